@@ -1,0 +1,57 @@
+"""Assigners that look at each expert by itself: load all, stay where it lies, and Fiddler's cost rule."""
+
+from __future__ import annotations
+
+from policies.objective import assignment_of, durations, makespan
+from policies.views import INFINITE_NS, Assignment, LayerView
+
+
+def by_tokens(view: LayerView) -> list[int]:
+    """Positions in ``active`` by descending workload, ties to the lower id."""
+    tokens = view.routing.tokens
+    return sorted(range(len(tokens)), key=tokens.__getitem__, reverse=True)
+
+
+def settle(view: LayerView, on_gpu: list[bool]) -> Assignment:
+    """A choice made expert by expert, run by descending workload, with its makespan in the shared objective."""
+    gpu_ns, cpu_ns = durations(view)
+    expected = makespan(gpu_ns, cpu_ns, on_gpu, view.costs[view.layer].first_cpu_ns)
+    return assignment_of(view, by_tokens(view), on_gpu, expected)
+
+
+class LoadAll:
+    """Everything on the GPU; absent experts are copied, largest workload first (Speculating Experts, "on-demand")."""
+
+    def assign(self, view: LayerView) -> Assignment:
+        """All active experts to the GPU."""
+        return settle(view, [True] * len(view.routing.active))
+
+
+class ResidentOrCpu:
+    """On the GPU what is there, or is being copied already; on the CPU the rest. Nothing is ever loaded."""
+
+    def assign(self, view: LayerView) -> Assignment:
+        """Every expert where it lies."""
+        ready = view.ready_ns
+        return settle(view, [ready[expert] != INFINITE_NS for expert in view.routing.active])
+
+
+class CostRule:
+    """An absent expert is loaded iff copying it and running it on the GPU is faster than the CPU.
+
+    Fiddler, Section 3.3, Algorithm 1; what is resident, or on its way, runs on the GPU. Each expert by itself: neither
+    the others' loads nor the first CPU expert's extra time count.
+    """
+
+    def assign(self, view: LayerView) -> Assignment:
+        """Compare copy + GPU with CPU for every absent expert."""
+        active, tokens, _, _ = view.routing
+        gpu_ns, cpu_ns, _, copy_ns, _ = view.costs[view.layer]
+        ready = view.ready_ns
+        return settle(
+            view,
+            [
+                ready[expert] != INFINITE_NS or copy_ns + gpu_ns[workload] < cpu_ns[workload]
+                for expert, workload in zip(active, tokens, strict=True)
+            ],
+        )

@@ -1,0 +1,74 @@
+"""Belady's clairvoyant caches: who is used again last leaves. Bounds, and built from the future of the very run.
+
+The unit is the event: what a layer uses in a step is looked up together and admitted together. With equal sizes no
+cache has fewer misses than the one with bypass; with unequal sizes neither is a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+from policies.caches import DemandCache
+from policies.future import NEVER, Future
+from policies.ranking import Ranking
+from policies.views import ExpertId, LayerView
+
+
+class BeladyCache(DemandCache):
+    """Always admits; evicts the member whose next use is farthest away, ties to the lower id.
+
+    Raises PolicyError as soon as the run is not the one that ``future`` describes.
+    """
+
+    def __init__(self, future: Future) -> None:
+        self._future = future
+        self._place = 0
+        self._next = dict(future.first_use)
+        self._groups: dict[int, Ranking] = {}
+        self._home: dict[ExpertId, Ranking] = {}
+
+    def observe(self, view: LayerView) -> None:
+        """Move on by one event: its experts' next uses become known."""
+        place, layer = self._place, view.layer
+        self._future.check(place, view)
+        self._place = place + 1
+        upcoming, home = self._next, self._home
+        for expert, use in zip(view.routing.active, self._future.next_uses[place], strict=True):
+            id = ExpertId(layer, expert)
+            upcoming[id] = use
+            group = home.get(id)
+            if group is not None:
+                group.put(id, -use)
+
+    def order(self, incoming: Sequence[ExpertId]) -> Sequence[ExpertId]:
+        """Soonest next use first: where not all find room, these are the ones to keep."""
+        return sorted(incoming, key=self.next_use)
+
+    def next_use(self, id: ExpertId) -> int:
+        """The event of the next use of ``id``."""
+        return self._next.get(id, NEVER)
+
+    def admitted(self, id: ExpertId, group: int) -> None:
+        """Join the group."""
+        home = self._home[id] = self._groups.setdefault(group, Ranking())
+        home.put(id, -self.next_use(id))
+
+    def evicted(self, id: ExpertId, group: int) -> None:
+        """Leave the group."""
+        self._home.pop(id).drop(id)
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        """The member used again last."""
+        ranking = self._groups.get(group)
+        return ranking.lowest(blocked) if ranking else None
+
+
+class BeladyBypassCache(BeladyCache):
+    """Belady's cache that may decline: whoever is not used again before the one it would displace does not come in."""
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        """The member used again last, if that is later than ``incoming``; else None."""
+        farthest = super().victim(incoming, group, blocked)
+        if farthest is None or self.next_use(incoming) >= self.next_use(farthest):
+            return None
+        return farthest

@@ -1,0 +1,32 @@
+"""What the session holds every decision against, before it takes effect."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from policies.views import INFINITE_NS, Assignment, LayerView, PolicyError, Swap
+
+
+def check_assignment(policy: str, view: LayerView, assignment: Assignment) -> None:
+    """Every active expert once, on one device; loads are exactly the absent experts of the GPU's share."""
+    gpu, cpu, loads, _ = assignment
+    active = view.routing.active
+    chosen = set(gpu)
+    chosen.update(cpu)
+    if len(gpu) + len(cpu) != len(active) or chosen != set(active):
+        raise _error(policy, view, f"assigned gpu {gpu} and cpu {cpu}; expected each of {active} once")
+    ready = view.ready_ns
+    absent = [e for e in gpu if ready[e] == INFINITE_NS]
+    if len(absent) != len(loads) or set(absent) != set(loads):
+        raise _error(policy, view, f"loads {loads}; expected the absent experts among its gpu share, {tuple(absent)}")
+
+
+def check_swap(policy: str, swap: Swap, resident: Sequence[Collection[int]]) -> None:
+    """A swap brings an absent expert into the slot of a resident one of the same layer."""
+    (layer, new), (layer_out, old) = swap
+    if layer != layer_out or new in resident[layer] or old not in resident[layer]:
+        raise PolicyError(f"policy {policy!r} swaps {swap}: expected an absent expert for a resident one of its layer")
+
+
+def _error(policy: str, view: LayerView, what: str) -> PolicyError:
+    return PolicyError(f"policy {policy!r}, step {view.step}, layer {view.layer}: {what}")

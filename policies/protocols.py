@@ -1,0 +1,152 @@
+"""The five parts that a policy is composed of (DESIGN: one narrow protocol each, usable in any mix)."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+from policies.views import (
+    Assignment,
+    Commitment,
+    ExpertId,
+    Forecast,
+    LayerView,
+    Routing,
+    Swap,
+)
+
+When = Literal["routed", "layer_end", "step_end"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Room for cached experts, before a placement has divided it."""
+
+    experts: int  # routed experts per layer
+    expert_bytes: tuple[int, ...]  # by layer
+    cache_bytes: int
+    popularity: np.ndarray | None = None  # [layers, experts] share of tokens, from calibration prompts
+    seed: int = 0
+
+    @property
+    def layers(self) -> int:
+        """Number of MoE layers."""
+        return len(self.expert_bytes)
+
+
+@dataclass(frozen=True)
+class InitialPlacement:
+    """Slots per layer (None: one pool of bytes over all layers) and who sits in them before the first token."""
+
+    slots: tuple[int, ...] | None
+    residents: tuple[tuple[int, ...], ...]
+
+
+class Placement(Protocol):
+    """Divides the budget and fills it before the first token."""
+
+    def place(self, budget: Budget) -> InitialPlacement:
+        """Return slots and residents that fit ``budget``; the session checks."""
+        ...
+
+
+class Router(Protocol):
+    """Whether a layer runs the router's own experts, and what it commits for the next layer."""
+
+    def route(self, view: LayerView) -> Routing:
+        """The routing in force for this layer."""
+        ...
+
+    def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
+        """Routing decided now for the next layer, or None to let that layer's own router speak."""
+        ...
+
+
+class Assigner(Protocol):
+    """CPU, GPU-resident or load-to-GPU for every active expert."""
+
+    def assign(self, view: LayerView) -> Assignment:
+        """Cover ``view.routing.active`` exactly once; loads must be absent experts."""
+        ...
+
+
+class Prefetcher(Protocol):
+    """Which absent experts of later layers to bring, best first."""
+
+    into: Literal["cache", "staging"]
+
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
+        """Experts to copy while the link is free; the session drops those that are there already."""
+        ...
+
+    def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
+        """Residents that no copy may displace until the next foresight."""
+        ...
+
+
+class Cache(Protocol):
+    """Who leaves, whether a load is admitted, when to swap. Slots and bytes are the residency manager's business.
+
+    ``group`` is the layer where slots are per layer, 0 where all layers share one pool.
+    """
+
+    admits: bool  # may demand loads and cache prefetches take a cache slot at all
+
+    def observe(self, view: LayerView) -> None:
+        """A layer was routed: every active expert was looked up, together."""
+        ...
+
+    def admitted(self, id: ExpertId, group: int) -> None:
+        """``id`` has, or is promised, a slot of ``group``."""
+        ...
+
+    def evicted(self, id: ExpertId, group: int) -> None:
+        """``id`` has lost its slot, or its promise."""
+        ...
+
+    def order(self, incoming: Sequence[ExpertId]) -> Sequence[ExpertId]:
+        """The copies of one event in the order in which they ask for slots: who asks first is served first."""
+        ...
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        """Who makes room for ``incoming``: a member of ``group`` not in ``blocked``; None declines the admission."""
+        ...
+
+    def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
+        """Cache updates due now; best first."""
+        ...
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a policy must be given. Anything missing is refused before the run, with the way to get it."""
+
+    scores: bool = False
+    tokens: bool = False  # token_ids and token_weights in Routing
+    forecasts: tuple[tuple[str, int], ...] = ()  # (kind, lookahead)
+    future: bool = False
+    popularity: bool = False
+    uniform_sizes: bool = False
+    gpu_only: bool = False  # every expert runs on the GPU, so at least one staging slot is needed
+    changes_routing: bool = False
+    max_batch: int | None = None
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A policy ready to run: five fresh parts and the parameters of the mechanism."""
+
+    name: str
+    placement: Placement
+    router: Router
+    assigner: Assigner
+    prefetcher: Prefetcher | None
+    cache: Cache
+    needs: Needs = field(default_factory=Needs)
+    swaps_before_prefetches: bool = False
+    demand_slots: int = 2  # staging slots for demand loads
+    prefetch_slots: int = 0  # staging slots for prefetches
+    parameters: Mapping[str, object] = field(default_factory=dict)

@@ -1,0 +1,119 @@
+"""Residency: which experts hold GPU memory. The one place that knows capacity, promises, pins and evictions.
+
+Memory is cache slots, grouped by layer or in one pool of bytes, and staging slots, with one quota for demand loads and
+one for prefetches. A promise takes a cache slot when a layer is planned; its victims leave when the copy starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.protocols import Budget, Cache, InitialPlacement
+from policies.views import Copy, ExpertId, PolicyError, ResidencyView
+
+
+class Residency:
+    """Slots of the cache and of the staging area, and the experts in them."""
+
+    def __init__(
+        self, budget: Budget, placement: InitialPlacement, cache: Cache, demand_slots: int, prefetch_slots: int
+    ) -> None:
+        self.bytes = budget.expert_bytes
+        self.ids = [[ExpertId(layer, e) for e in range(budget.experts)] for layer in range(budget.layers)]
+        self.resident: list[set[int]] = [set() for _ in self.bytes]
+        self.staged: list[set[int]] = [set() for _ in self.bytes]
+        self.view = ResidencyView(self.resident, self.staged)
+        self.pooled = placement.slots is None
+        self.staging = {"demand": demand_slots, "prefetch": prefetch_slots}  # free staging slots
+        self._quota: dict[ExpertId, str] = {}  # staged or staging expert -> the quota its slot is from
+        self._cache = cache
+        self._free = _capacity(budget, placement)
+        for layer, experts in enumerate(placement.residents):
+            for expert in experts:
+                self._place(self.ids[layer][expert])
+
+    def _place(self, id: ExpertId) -> None:
+        group = self.group(id.layer)
+        self._free[group] -= self.bytes[id.layer]
+        if self._free[group] < 0 or id.expert in self.resident[id.layer]:
+            raise PolicyError(f"initial placement: no slot of its own for expert {id.expert} of layer {id.layer}")
+        self.resident[id.layer].add(id.expert)
+        self._cache.admitted(id, group)
+
+    def group(self, layer: int) -> int:
+        """The group of slots that a layer's experts compete for."""
+        return 0 if self.pooled else layer
+
+    def promise(self, id: ExpertId, blocked: set[ExpertId]) -> tuple[ExpertId, ...] | None:
+        """Take a cache slot for ``id``: the victims that leave when its copy starts, or None if it is not admitted.
+
+        ``blocked`` experts stay; the victims are added to it.
+        """
+        cache, group, size = self._cache, self.group(id.layer), self.bytes[id.layer]
+        if not cache.admits:
+            return None
+        victims: list[ExpertId] = []
+        while self._free[group] < size:
+            victim = cache.victim(id, group, blocked)
+            if victim is None:
+                break
+            self._check_victim(victim, group, blocked)
+            victims.append(victim)
+            blocked.add(victim)
+            cache.evicted(victim, group)
+            self._free[group] += self.bytes[victim.layer]
+        if self._free[group] < size:
+            self._take_back(victims, group)
+            return None
+        self._free[group] -= size
+        cache.admitted(id, group)
+        return tuple(victims)
+
+    def promise_slot_of(self, incoming: ExpertId, outgoing: ExpertId) -> tuple[ExpertId, ...]:
+        """A swap: ``incoming`` takes the slot of ``outgoing``."""
+        group = self.group(incoming.layer)
+        self._cache.evicted(outgoing, group)
+        self._free[group] += self.bytes[outgoing.layer] - self.bytes[incoming.layer]
+        self._cache.admitted(incoming, group)
+        return (outgoing,)
+
+    def start(self, copy: Copy) -> None:
+        """The copy begins: its victims leave, a staged one takes its staging slot."""
+        for victim in copy.victims:
+            self.resident[victim.layer].remove(victim.expert)
+        if copy.into == "staging":
+            quota = "prefetch" if copy.kind == "prefetch" else "demand"
+            self.staging[quota] -= 1
+            self._quota[copy.id] = quota
+
+    def finish(self, copy: Copy) -> None:
+        """The copy has arrived: the expert can be read."""
+        where = self.resident if copy.into == "cache" else self.staged
+        where[copy.id.layer].add(copy.id.expert)
+
+    def release(self, id: ExpertId) -> None:
+        """Free the staging slot of ``id``."""
+        self.staged[id.layer].remove(id.expert)
+        self.staging[self._quota.pop(id)] += 1
+
+    def _check_victim(self, victim: ExpertId, group: int, blocked: set[ExpertId]) -> None:
+        if victim in blocked or victim.expert not in self.resident[victim.layer] or self.group(victim.layer) != group:
+            raise PolicyError(
+                f"cache {type(self._cache).__name__} chose {victim} as a victim: it is pinned, promised or not in group {group}"
+            )
+
+    def _take_back(self, victims: Sequence[ExpertId], group: int) -> None:
+        """Nobody else could be found: those already chosen keep their slots."""
+        for victim in victims:
+            self._free[group] -= self.bytes[victim.layer]
+            self._cache.admitted(victim, group)
+
+
+def _capacity(budget: Budget, placement: InitialPlacement) -> list[int]:
+    """Free bytes by group; refuses slots that do not fit the budget."""
+    if placement.slots is None:
+        return [budget.cache_bytes]
+    free = [slots * size for slots, size in zip(placement.slots, budget.expert_bytes, strict=True)]
+    if sum(free) > budget.cache_bytes:
+        raise PolicyError(f"placement asks for {sum(free)} bytes of slots, the budget has {budget.cache_bytes}")
+    return free

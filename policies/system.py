@@ -1,0 +1,97 @@
+"""What a published system is to the registry: its name and source, its parameters and needs, and how to build it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from policies.future import Future
+from policies.protocols import Composition, Needs
+
+
+class ChoiceError(ValueError):
+    """A policy, a parameter or a value that there is not; the message lists what there is."""
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What a system may look at when it is built. ``popularity``: whether the budget will carry it."""
+
+    model: str
+    experts: int
+    layers: int
+    popularity: bool = False
+    seed: int = 0
+    future: Future | None = None
+
+    def required_future(self, policy: str) -> Future:
+        """The future. Raises ChoiceError if there is none."""
+        if self.future is None:
+            raise ChoiceError(f"policy {policy!r} needs the future of the run: give it a complete trace, no live model")
+        return self.future
+
+
+@dataclass(frozen=True)
+class System:
+    """One row of the registry. ``needs`` are those with default parameters; a Composition has its own.
+
+    ``build`` gets an instance of ``parameters``, a frozen dataclass, and makes five fresh parts.
+    """
+
+    name: str
+    summary: str
+    source: str
+    parameters: type
+    build: Callable[[Any, BuildContext], Composition]
+    needs: Needs = field(default_factory=Needs)
+
+    def parameter_table(self) -> list[tuple[str, str, object]]:
+        """(name, type, default) of every parameter."""
+        hints = get_type_hints(self.parameters)
+        return [(f.name, type_name(hints[f.name]), f.default) for f in fields(self.parameters)]
+
+    def parse(self, given: Mapping[str, object]) -> Any:
+        """Turn ``given`` into parameters. Raises ChoiceError for an unknown name or a value of another type."""
+        hints = get_type_hints(self.parameters)
+        for name, value in given.items():
+            if name not in hints:
+                valid = ", ".join(f"{n}: {kind} = {default!r}" for n, kind, default in self.parameter_table())
+                raise ChoiceError(f"policy {self.name!r} has no parameter {name!r}; it has {valid or 'none'}")
+            if not _fits(value, hints[name]):
+                expected = type_name(hints[name])
+                raise ChoiceError(f"policy {self.name!r}, parameter {name!r}: expected {expected}, got {value!r}")
+        try:
+            return self.parameters(**given)
+        except ValueError as error:
+            raise ChoiceError(f"policy {self.name!r}: {error}") from None
+
+
+def at_least(parameters: Any, **minima: int) -> None:
+    """For ``__post_init__``: raise ValueError if a parameter that is set is less than its minimum."""
+    for name, least in minima.items():
+        value = getattr(parameters, name)
+        if value is not None and value < least:
+            raise ValueError(f"parameter {name!r}: expected at least {least}, got {value}")
+
+
+def type_name(hint: Any) -> str:
+    """A type as a reader would write it."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        return " | ".join(repr(value) for value in get_args(hint))
+    if origin in (Union, UnionType):
+        return " | ".join(type_name(part) for part in get_args(hint))
+    return "None" if hint is NoneType else getattr(hint, "__name__", str(hint))
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin is Literal:
+        return any(type(value) is type(allowed) and value == allowed for allowed in get_args(hint))
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in get_args(hint))
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)

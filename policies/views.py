@@ -1,0 +1,152 @@
+"""What a policy is shown and what it answers: frozen values, integer nanoseconds, no behaviour beyond look-ups."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+Phase = Literal["prefill", "decode"]
+INFINITE_NS = 1 << 62  # "absent": later than any time that a run can reach
+
+
+class PolicyError(RuntimeError):
+    """A policy or a backend broke a rule of the session; the message names the rule, the place and the culprit."""
+
+
+class ExpertId(NamedTuple):
+    """One routed expert of the model."""
+
+    layer: int
+    expert: int
+
+
+class Routing(NamedTuple):
+    """What one MoE layer's tokens were routed to in one step.
+
+    ``active`` are the experts with workload > 0, ascending; ``tokens[i]`` is the workload of ``active[i]``.
+    ``token_ids`` and ``token_weights`` ([tokens][k], descending weight) are there for policies that change routing or
+    weigh tokens; they are empty when no part of the policy asked for them.
+    """
+
+    active: tuple[int, ...]
+    tokens: tuple[int, ...]
+    token_ids: Sequence[Sequence[int]] = ()
+    token_weights: Sequence[Sequence[float]] = ()
+
+    def workload(self) -> dict[int, int]:
+        """Tokens of every active expert."""
+        return dict(zip(self.active, self.tokens, strict=True))
+
+
+class Forecast(NamedTuple):
+    """Predicted routing of a later layer: ``active`` experts by descending predicted ``tokens``, ties by lower id."""
+
+    layer: int
+    kind: str
+    active: tuple[int, ...]
+    tokens: tuple[int, ...]
+    token_ids: Sequence[Sequence[int]] = ()
+    token_scores: Sequence[Sequence[float]] = ()
+
+
+class ExpertCosts(NamedTuple):
+    """The planner's idea of one layer's expert times, in ns: tables by workload (index 0 is 0), and one copy."""
+
+    gpu_ns: Sequence[int]
+    cpu_ns: Sequence[int]
+    first_cpu_ns: int  # extra time of the first CPU expert of a layer
+    copy_ns: int
+    bytes: int
+
+
+class LayerInput(NamedTuple):
+    """What a backend tells the session when a layer's routing is known."""
+
+    step: int
+    layer: int
+    phase: Phase
+    routing: Routing
+    scores: Sequence[Sequence[float]] | None = None  # [tokens][experts] router probabilities
+    h2d_backlog_ns: int = 0  # what is left of the copy that runs now
+    cpu_backlog_ns: int = 0  # what is left of the precomputations
+
+
+class ResidencyView(NamedTuple):
+    """The experts of each layer that a GPU kernel could read now, without those only passing through for this layer."""
+
+    resident: Sequence[Collection[int]]  # cache slots, by layer
+    staged: Sequence[Collection[int]]  # staging slots, by layer
+
+
+class LayerView(NamedTuple):
+    """All that a policy may look at when a layer is planned: the present and the planner's costs, never the future."""
+
+    step: int
+    layer: int
+    phase: Phase
+    routing: Routing
+    scores: Sequence[Sequence[float]] | None
+    ready_ns: Mapping[int, int]  # of every active expert: 0 on the GPU, remaining ns if loading, INFINITE_NS if absent
+    h2d_backlog_ns: int
+    cpu_backlog_ns: int
+    costs: Sequence[ExpertCosts]  # by layer
+    residency: ResidencyView
+
+
+class Assignment(NamedTuple):
+    """Where each active expert runs. ``gpu`` and ``cpu`` are in running order; ``loads`` are those of ``gpu`` that
+    must be copied, in copy order; ``makespan_ns`` is what the assigner expects of the experts of this layer."""
+
+    gpu: tuple[int, ...]
+    cpu: tuple[int, ...]
+    loads: tuple[int, ...]
+    makespan_ns: int
+
+
+class Commitment(NamedTuple):
+    """Routing decided ahead for the next layer, and its experts that the CPU computes now on this layer's activations."""
+
+    routing: Routing
+    precompute: tuple[int, ...] = ()
+
+
+class Foresight(NamedTuple):
+    """What a policy wants done for later layers: copies in order, routing committed for the next layer, residents that
+    must not be chosen as victims until the next foresight."""
+
+    prefetches: tuple[ExpertId, ...] = ()
+    commit: Commitment | None = None
+    protect: frozenset[ExpertId] = frozenset()
+
+
+class Swap(NamedTuple):
+    """A cache update: ``incoming`` is copied into the slot of ``outgoing``, of the same layer."""
+
+    incoming: ExpertId
+    outgoing: ExpertId
+
+
+class Copy(NamedTuple):
+    """One expert on its way to the GPU. ``victims`` leave at the moment it starts."""
+
+    id: ExpertId
+    kind: Literal["demand", "prefetch", "swap"]
+    into: Literal["cache", "staging"]
+    victims: tuple[ExpertId, ...]
+    bytes: int
+
+
+class Plan(NamedTuple):
+    """One layer's decision, checked. ``gpu`` is in stream order: what is there, what is being copied, then ``loads``."""
+
+    layer: int
+    routing: Routing
+    gpu: tuple[int, ...]
+    cpu: tuple[int, ...]
+    loads: tuple[int, ...]
+    awaited: int | None  # the expert of ``gpu`` whose copy was running already
+    precomputed: tuple[int, ...]  # active experts whose result the CPU computes, or computed, ahead
+    withdrawn: tuple[ExpertId, ...]  # queued prefetches of this layer that nobody needs any more
+    released: tuple[ExpertId, ...]  # prefetched experts of this layer that lost their staging slot unused
+    resident: tuple[int, ...]  # active experts that were on the GPU when the layer was routed
+    makespan_ns: int

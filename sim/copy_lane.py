@@ -1,0 +1,111 @@
+"""The host-to-device lane: pulls one copy at a time from the session, and carries CPU results where they queue here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import simpy
+
+from policies.session import Session
+from policies.views import Copy, ExpertCosts, ExpertId
+from sim.lanes import SharedMemory
+from sim.spans import Recorder
+
+
+class CopyLane:
+    """Serves the session's copies; ``arrived(copy)`` is called at the end of each.
+
+    A copy could have started when it was queued or, where it had to wait for a staging slot, when that came free.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, memory: SharedMemory, recorder: Recorder, costs: Sequence[ExpertCosts],
+        session: Session, arrived: Callable[[Copy], None],
+    ) -> None:  # fmt: skip
+        self._env, self._memory, self._recorder, self._costs = env, memory, recorder, costs
+        self._session, self._arrived = session, arrived
+        self._result: tuple[int, int, int, int, Callable[[], None]] | None = None
+        self._busy = False
+        self._queued = {"demand": 0, "prefetch": 0, "swap": 0}  # when the latest of each kind was queued
+        self._woken = 0  # when an idle lane last looked for work and found none
+
+    def queued(self, kind: str) -> None:
+        """The session may have new copies of this kind."""
+        self._queued[kind] = int(self._env.now)
+        self.wake()
+
+    def wake(self, _: simpy.Event | None = None) -> None:
+        """Start the next piece of work if the lane is free."""
+        if self._busy:
+            return
+        if self._result is not None:
+            self._start_result()
+            return
+        copy = self._session.next_copy()
+        if copy is not None:
+            self._start(copy)
+
+    def left_ns(self) -> int:
+        """What is left of the running transfer."""
+        return self._memory.left_ns(SharedMemory.H2D) if self._busy else 0
+
+    def send_result(self, layer: int, tokens: int, duration: int, bytes: int, done: Callable[[], None]) -> None:
+        """Carry the CPU experts' result to the GPU, next after the copy that is running."""
+        self._result = (layer, tokens, duration, bytes, done)
+        self._result_ready = int(self._env.now)
+        self.wake()
+
+    def release(self, id: ExpertId) -> None:
+        """Record that a staging slot came free."""
+        self._recorder.instant(int(self._env.now), "release", id.layer, -1, id.expert, self._costs[id.layer].bytes)
+
+    def free_staged_at(self, end: int, id: ExpertId) -> None:
+        """The GPU span that uses the staged ``id`` ends at ``end``."""
+        event = self._env.timeout(end - self._env.now, id)
+        event.callbacks.append(self._computed)  # type: ignore[union-attr]
+
+    def _computed(self, event: simpy.Event) -> None:
+        id: ExpertId = event.value
+        self._session.computed(id)
+        self.release(id)
+        if not self._busy:
+            self._woken = int(self._env.now)
+        self.wake()
+
+    def _start(self, copy: Copy) -> None:
+        self._busy = True
+        now, recorder = int(self._env.now), self._recorder
+        for victim in copy.victims:
+            recorder.instant(now, "evict", victim.layer, -1, victim.expert, self._costs[victim.layer].bytes)
+        self._copy, self._began = copy, now
+        self._begin = (max(self._queued[copy.kind], self._woken), now, recorder.step, recorder.phase)
+        self._memory.start(SharedMemory.H2D, self._costs[copy.id.layer].copy_ns, self._copied)
+
+    def _copied(self) -> None:
+        copy, (ready, start, step, phase), now = self._copy, self._begin, int(self._env.now)
+        layer, expert = copy.id
+        self._recorder.rows.append(
+            ("h2d", ready, start, now, copy.kind, phase, step, layer, -1, expert, 0, copy.bytes)
+        )
+        self._busy = False
+        if not self._session.copied(copy):
+            self.release(copy.id)
+        self._arrived(copy)
+        self.wake()
+
+    def _start_result(self) -> None:
+        assert self._result is not None
+        self._busy, self._began = True, int(self._env.now)
+        self._memory.start(SharedMemory.H2D, self._result[2], self._result_over)
+
+    def _result_over(self) -> None:
+        assert self._result is not None
+        layer, tokens, _, bytes, done = self._result
+        recorder, now = self._recorder, int(self._env.now)
+        recorder.rows.append(
+            ("h2d", self._result_ready, self._began, now, "result", recorder.phase, recorder.step, layer, -1, -1,
+             tokens, bytes)
+        )  # fmt: skip
+        self._result, self._busy = None, False
+        done()
+        self.wake()

@@ -1,0 +1,119 @@
+"""What a trace asks of a machine: steps, with the routing and the forecasts of every layer, ready for a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from policies.future import Future
+from policies.protocols import Needs
+from policies.views import Forecast, Phase, Routing
+from traces.batches import StepRows
+from traces.trace import ForecastKey, Trace
+
+
+class StepDemand(NamedTuple):
+    """One forward pass. ``context`` is the KV length of each sequence once the step's tokens are in it."""
+
+    index: int
+    phase: Phase
+    tokens: int
+    context: tuple[int, ...]
+    routings: tuple[Routing, ...]  # by layer
+    forecasts: tuple[tuple[Forecast, ...], ...]  # by layer at which they are made
+    scores: np.ndarray | None  # [tokens, layers, experts]
+
+
+class MissingFromTrace(ValueError):
+    """A policy needs what the trace does not hold; the message says what, and how to get it."""
+
+
+def demand_of(trace: Trace, steps: Sequence[StepRows], needs: Needs) -> list[StepDemand]:
+    """Turn composed steps into demand, with what ``needs`` asks for and nothing more.
+
+    Raises MissingFromTrace where the trace lacks scores or a forecast.
+    """
+    _check_needs(trace, needs)
+    return [_step(trace, step, needs) for step in steps]
+
+
+def future_of(demand: Sequence[StepDemand]) -> Future:
+    """All layer events of a run in order: what only a clairvoyant policy may see."""
+    return Future([(s.index, layer, r.active) for s in demand for layer, r in enumerate(s.routings)])
+
+
+def _step(trace: Trace, step: StepRows, needs: Needs) -> StepDemand:
+    ids = np.asarray(trace.topk_ids[step.rows])
+    layers, experts = ids.shape[1], trace.shape.experts
+    routings = _routings(ids, experts)
+    if needs.tokens:
+        weights = np.asarray(trace.topk_weights[step.rows])
+        routings = [
+            r._replace(token_ids=ids[:, layer].tolist(), token_weights=weights[:, layer].tolist())
+            for layer, r in enumerate(routings)
+        ]
+    by_layer: list[list[Forecast]] = [[] for _ in range(layers)]
+    for kind, lookahead in needs.forecasts:
+        for forecast in _forecasts(trace, step.rows, routings, kind, lookahead):
+            by_layer[forecast.layer - lookahead].append(forecast)
+    scores = np.asarray(trace.scores[step.rows]) if needs.scores and trace.scores is not None else None
+    context = tuple(before + tokens for before, tokens in zip(step.context, step.tokens, strict=True))
+    return StepDemand(
+        step.index, step.phase, len(step.rows), context, tuple(routings),
+        tuple(tuple(f) for f in by_layer), scores,
+    )  # fmt: skip
+
+
+def _count(ids: np.ndarray, experts: int) -> np.ndarray:
+    """Tokens of each expert, [layers, experts]; ids [tokens, layers, k], negative ones ignored."""
+    layers = ids.shape[1]
+    flat = ids.astype(np.int64) + np.arange(layers)[None, :, None] * experts
+    return np.bincount(flat[ids >= 0], minlength=layers * experts).reshape(layers, experts)
+
+
+def _split(counts: np.ndarray, *, by_tokens: bool) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(active, tokens) of each layer; ascending by expert, or descending by tokens with ties to the lower expert."""
+    layer, expert = np.nonzero(counts)
+    tokens = counts[layer, expert]
+    if by_tokens:
+        order = np.lexsort((expert, -tokens, layer))
+        layer, expert, tokens = layer[order], expert[order], tokens[order]
+    ends = np.searchsorted(layer, np.arange(1, counts.shape[0] + 1)).tolist()
+    experts, counted = expert.tolist(), tokens.tolist()
+    return [(tuple(experts[a:b]), tuple(counted[a:b])) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _routings(ids: np.ndarray, experts: int) -> list[Routing]:
+    return [Routing(active, tokens) for active, tokens in _split(_count(ids, experts), by_tokens=False)]
+
+
+def _forecasts(
+    trace: Trace, rows: np.ndarray, routings: Sequence[Routing], kind: str, lookahead: int
+) -> list[Forecast]:
+    """Forecasts of one kind for every layer that has one."""
+    if kind == "oracle":
+        return [_oracle(layer, routing) for layer, routing in enumerate(routings) if layer >= lookahead]
+    ids = np.asarray(trace.forecasts[ForecastKey(kind, lookahead)].ids[rows])[:, :, : trace.shape.top_k]
+    split = _split(_count(ids, trace.shape.experts), by_tokens=True)
+    return [
+        Forecast(layer + lookahead, kind, *split[layer]) for layer in range(ids.shape[1] - lookahead)
+    ]
+
+
+def _oracle(layer: int, routing: Routing) -> Forecast:
+    pairs = sorted(zip(routing.active, routing.tokens, strict=True), key=lambda pair: (-pair[1], pair[0]))
+    return Forecast(layer, "oracle", tuple(e for e, _ in pairs), tuple(w for _, w in pairs))
+
+
+def _check_needs(trace: Trace, needs: Needs) -> None:
+    if needs.scores and trace.scores is None:
+        raise MissingFromTrace("the policy needs the scores of all experts, the trace has none: capture it with scores")
+    for kind, lookahead in needs.forecasts:
+        if kind != "oracle" and ForecastKey(kind, lookahead) not in trace.forecasts:
+            held = ", ".join(str(key) for key in trace.forecasts) or "none"
+            raise MissingFromTrace(
+                f"the policy needs the forecast {kind}@{lookahead}, the trace has {held}: capture the model with "
+                f"`trilane trace capture`, or choose a policy without it (`trilane policies` lists what each needs)"
+            )

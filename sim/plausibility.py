@@ -1,0 +1,122 @@
+"""Physical limits of a machine's numbers: a slipped unit in a preset costs an hour, here it costs one error message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+TOLERANCE = 1.001  # rates derived from printed times carry rounding
+
+
+class HardwareError(ValueError):
+    """A hardware description that cannot be loaded or cannot exist. The message names key, value and what to do."""
+
+
+class Limit(NamedTuple):
+    """What a number may be: ``low`` <= value <= ``high``, in ``unit``; or 0 if ``zero``, meaning "no such cost"."""
+
+    low: float
+    high: float
+    unit: str
+    why: str
+    zero: bool = False
+
+
+_SLIPS: Mapping[str, tuple[tuple[float, str], ...]] = {  # unit -> (factor to the right unit, what was probably typed)
+    "bytes/s": ((1e9, "GB/s"), (1e6, "MB/s"), (1e12, "TB/s")),
+    "bytes": ((1e9, "GB"), (1e6, "MB")),
+    "flop/s": ((1e12, "TFLOP/s"), (1e9, "GFLOP/s")),
+    "ns": ((1e3, "us"), (1e6, "ms"), (1e9, "s")),
+    "fraction": ((1e-2, "percent"), (1e-3, "permille")),
+    "permille": ((1e3, "a fraction"), (10.0, "percent")),
+}
+
+LIMITS: Mapping[str, Limit] = {
+    "gpu.memory_bytes": Limit(1e6, 1e12, "bytes", "no GPU has 1 TB; small budgets are for small models"),
+    "gpu.bandwidth_bytes_per_s": Limit(5e10, 1e13, "bytes/s", "no GPU memory reads faster than 10 TB/s"),
+    "gpu.bandwidth_fraction": Limit(0.05, 1.0, "fraction", "of the data sheet; 0.25 to 0.96 is seen"),
+    "gpu.flops_per_s": Limit(1e12, 1e16, "flop/s", "dense 16-bit matrix rate, without sparsity"),
+    "gpu.flops_fraction": Limit(0.05, 1.2, "fraction", "of the data sheet; boost clocks reach 1.15"),
+    "gpu.kernel_ns": Limit(100, 1e6, "ns", "the smallest kernel takes about 2 us"),
+    "gpu.reserve_bytes": Limit(1e6, 1e11, "bytes", "a CUDA context alone takes about 0.5 GB", zero=True),
+    "cpu.cores": Limit(1, 1024, "cores", "physical cores that compute experts"),
+    "cpu.sockets": Limit(1, 8, "sockets", "processor packages whose memory is read"),
+    "cpu.dram_bytes_per_s": Limit(5e9, 8e12, "bytes/s", "channels x MT/s x 8 bytes, all sockets"),
+    "cpu.read_bytes_per_s": Limit(1e8, 8e12, "bytes/s", "what an expert GEMV reads, all sockets"),
+    "cpu.flops_per_s": Limit(1e10, 2e14, "flop/s", "AVX2 desktops give about 1, AMX servers about 30 TFLOP/s"),
+    "cpu.first_expert_ns": Limit(100, 1e7, "ns", "wake-up of the threads", zero=True),
+    "link.theory_bytes_per_s": Limit(9e8, 4.6e11, "bytes/s", "one way; PCIe 5.0 x16 63 GB/s, NVLink-C2C 450 GB/s"),
+    "link.h2d_bytes_per_s": Limit(1e8, 4.6e11, "bytes/s", "PCIe 4.0 x16 gives 25 GB/s, PCIe 5.0 x16 55 GB/s"),
+    "link.d2h_bytes_per_s": Limit(1e8, 4.6e11, "bytes/s", "PCIe 4.0 x16 gives 25 GB/s, PCIe 5.0 x16 55 GB/s"),
+    "link.pageable_fraction": Limit(0.02, 1.0, "fraction", "of the pinned rate; 0.35 to 0.75 is seen"),
+    "link.h2d_latency_ns": Limit(100, 1e7, "ns", "3 to 20 us is seen, nothing above 10 ms"),
+    "link.d2h_latency_ns": Limit(100, 1e7, "ns", "3 to 40 us is seen, nothing above 10 ms"),
+    "host.launch_ns": Limit(100, 1e7, "ns", "2.5 us from CUDA, 5 to 25 us from eager PyTorch", zero=True),
+    "host.sync_ns": Limit(100, 1e7, "ns", "6 to 100 us is seen, nothing above 10 ms", zero=True),
+    "host.plan_factor": Limit(0.01, 1000, "factor", "this host's planning time over the table's", zero=True),
+    "contention.cpu_permille": Limit(1, 1000, "permille", "1000: copies do not slow the CPU; 660 to 1000 is seen"),
+    "contention.copy_permille": Limit(1, 1000, "permille", "1000: the CPU does not slow copies; 590 to 960 is seen"),
+    "power.gpu_idle_w": Limit(1, 500, "watts", "8 to 110 W is seen", zero=True),
+    "power.gpu_busy_w": Limit(5, 2000, "watts", "the board's power limit at most"),
+    "power.cpu_idle_w": Limit(1, 1000, "watts", "package power, all sockets", zero=True),
+    "power.cpu_busy_w": Limit(5, 4000, "watts", "package power, all sockets"),
+}
+
+_NOT_ABOVE = (  # (smaller key, larger key, what the larger one is)
+    ("cpu.read_bytes_per_s", "cpu.dram_bytes_per_s", "what the memory channels can carry"),
+    ("link.h2d_bytes_per_s", "link.theory_bytes_per_s", "what the link can carry in one direction"),
+    ("link.d2h_bytes_per_s", "link.theory_bytes_per_s", "what the link can carry in one direction"),
+    ("gpu.reserve_bytes", "gpu.memory_bytes", "the whole GPU memory"),
+    ("power.gpu_idle_w", "power.gpu_busy_w", "the busy power"),
+    ("power.cpu_idle_w", "power.cpu_busy_w", "the busy power"),
+)
+DRAM_BYTES_PER_SOCKET = 1e12
+
+
+def check_plausible(values: Mapping[str, object], where: str) -> None:
+    """Refuse numbers that no machine has.
+
+    ``values`` maps dotted keys (``link.h2d_bytes_per_s``) to numbers; keys without a limit, and text, are ignored, so
+    a measured profile can pass the part that it knows. ``where`` names the preset or profile in the message.
+    Raises HardwareError naming key, value, permitted range and, where the value fits another unit, that unit.
+    """
+    numbers = {key: value for key, value in values.items() if isinstance(value, int | float) and key in LIMITS}
+    for key, value in numbers.items():
+        _check_range(key, value, LIMITS[key], where)
+    for small, large, meaning in _NOT_ABOVE:
+        if small in numbers and large in numbers and numbers[small] > numbers[large] * TOLERANCE:
+            raise HardwareError(
+                f"{where}: {small} = {numbers[small]:g} exceeds {large} = {numbers[large]:g}, {meaning}; "
+                f"correct one of the two"
+            )
+    _check_sockets(numbers, where)
+
+
+def _check_range(key: str, value: float, limit: Limit, where: str) -> None:
+    """One number against its limit. Raises HardwareError."""
+    if (limit.zero and value == 0) or (math.isfinite(value) and limit.low <= value <= limit.high):
+        return
+    zero = "0 or " if limit.zero else ""
+    raise HardwareError(
+        f"{where}: {key} = {value:g} is outside {zero}{limit.low:g}..{limit.high:g} {limit.unit} "
+        f"({limit.why}){_slip(value, limit)}"
+    )
+
+
+def _slip(value: float, limit: Limit) -> str:
+    """A hint if ``value`` would be in range once read in another unit, else nothing."""
+    for factor, typed in _SLIPS.get(limit.unit, ()):
+        if limit.low <= value * factor <= limit.high:
+            return f"; it looks like {typed} typed as {limit.unit}: write {value * factor:g}"
+    return ""
+
+
+def _check_sockets(numbers: Mapping[str, float], where: str) -> None:
+    """DRAM bandwidth of one socket. Raises HardwareError."""
+    each = numbers.get("cpu.dram_bytes_per_s", 0.0) / numbers.get("cpu.sockets", 1)
+    if each > DRAM_BYTES_PER_SOCKET:
+        raise HardwareError(
+            f"{where}: cpu.dram_bytes_per_s is {each:g} a socket, above {DRAM_BYTES_PER_SOCKET:g} bytes/s "
+            f"(12 channels of DDR5-8800 carry 0.84 TB/s); check the figure and cpu.sockets"
+        )

@@ -1,0 +1,166 @@
+"""Pictures of results: policies ranked by time per token, and hit rate against cache size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import PercentFormatter
+
+from sim.pictures import PictureError
+
+MIB = 2**20
+
+# Okabe-Ito colours: readers with any colour vision can tell them apart.
+_PARTS = (
+    ("GPU works", "gpu", "#0072B2"),
+    ("GPU waits for copies", "h2d", "#D55E00"),
+    ("GPU waits for the CPU", "cpu", "#E69F00"),
+    ("GPU waits for the host", "host", "#BBBBBB"),
+)
+_BOUND, _NULL = "black", "#CC79A7"
+_CURVES: Mapping[str, tuple[str, str, str]] = {  # colour, line, marker
+    "belady-bypass": ("black", "--", "^"),
+    "belady": ("#666666", "--", "v"),
+    "lru": ("#0072B2", "-", "o"),
+    "lfu": ("#D55E00", "-", "s"),
+    "layer-lru": ("#009E73", "-", "D"),
+    "random": ("#CC79A7", ":", "X"),
+}
+_OTHER_CURVE = ("#E69F00", "-.", "P")
+
+
+def tpot_bars(rows: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
+    """Bars of time per output token, best first; ``rows`` are ``Run.to_dict()`` of runs that decoded.
+
+    Each bar is split into what the GPU did. A black line marks the lower bound, a diamond the null model; clairvoyant
+    runs, which no real system can have, are pale. ``about`` says what was run.
+    """
+    decoded = [row for row in rows if row["tpot_ms"] is not None]
+    ranked = sorted(decoded, key=lambda row: (row["tpot_ms"], row["policy"]))
+    if not ranked:
+        raise PictureError("expected at least one run with decode steps to draw, got none")
+    figure = Figure(figsize=(10, 1.9 + 0.55 * len(ranked)), layout="constrained")
+    ax = figure.subplots()
+    for place, row in enumerate(ranked):
+        _bar(ax, place, row)
+    _style_bars(ax, ranked)
+    figure.suptitle(_headline(ranked), fontsize=14, fontweight="bold", x=0.01, ha="left")
+    if about:
+        ax.set_title(about, fontsize=9.5, loc="left", color="#444444")
+    handles: list[Any] = [Patch(facecolor=colour, label=label) for label, _, colour in _PARTS]
+    handles.append(Line2D([], [], color=_BOUND, linewidth=2, label="lower bound (no policy can be faster)"))
+    handles.append(_diamond("null model (bandwidths alone)"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+def _bar(ax: Axes, place: int, row: Mapping[str, Any]) -> None:
+    """One run: its time, split, and its two reference marks."""
+    clairvoyant = "clairvoyant" in row["labels"]
+    left = 0.0
+    for width, colour in zip(_split(row), (colour for _, _, colour in _PARTS), strict=True):
+        ax.barh(place, width, left=left, height=0.62, color=colour, alpha=0.4 if clairvoyant else 1.0, linewidth=0)
+        left += width
+    note = "  clairvoyant, not attainable" if clairvoyant else "  changes the routing" if _reroutes(row) else ""
+    ax.annotate(f"{row['tpot_ms']:.1f} ms{note}", (row["tpot_ms"], place), xytext=(9, 0), textcoords="offset points",
+                va="center", fontsize=10, fontweight="normal" if clairvoyant else "bold")  # fmt: skip
+    if (bound := row.get("lower_bound_tpot_ms")) is not None:
+        ax.plot([bound, bound], [place - 0.42, place + 0.42], color=_BOUND, linewidth=2, zorder=3)
+    if (null := row.get("null_model_tpot_ms")) is not None:
+        ax.plot(null, place, marker="D", color=_NULL, markeredgecolor="white", markersize=7, zorder=4)
+
+
+def _split(row: Mapping[str, Any]) -> tuple[float, ...]:
+    """Milliseconds of each of _PARTS in one mean decode step; the GPU's work is what no stall takes."""
+    stalls = [row["stall_h2d_ms"] or 0.0, row["stall_cpu_ms"] or 0.0, row["stall_host_ms"] or 0.0]
+    return (row["tpot_ms"] - sum(stalls), *stalls)
+
+
+def _reroutes(row: Mapping[str, Any]) -> bool:
+    return "changes routing" in row["labels"]
+
+
+def _headline(ranked: Sequence[Mapping[str, Any]]) -> str:
+    """What the picture says, in a line."""
+    real = [row for row in ranked if "clairvoyant" not in row["labels"]]
+    if len(real) < 2:
+        return f"{ranked[0]['policy']}: {ranked[0]['tpot_ms']:.1f} ms per output token"
+    best, last = real[0], real[-1]
+    ratio = last["tpot_ms"] / best["tpot_ms"]
+    return f"{best['policy']} is fastest: {best['tpot_ms']:.1f} ms per token, {ratio:.1f}x faster than {last['policy']}"
+
+
+def _style_bars(ax: Axes, ranked: Sequence[Mapping[str, Any]]) -> None:
+    ax.set_yticks(range(len(ranked)), [row["policy"] for row in ranked], fontsize=11)
+    ax.set_ylim(len(ranked) - 0.4, -0.6)
+    marks = [row.get(name) or 0.0 for row in ranked for name in ("tpot_ms", "null_model_tpot_ms")]
+    ax.set_xlim(0, max(marks) * 1.17)
+    ax.set_xlabel("time per output token, TPOT (ms); shorter is better")
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="x", color="#E5E5E5")
+    ax.set_axisbelow(True)
+    ax.spines[["right", "top", "left"]].set_visible(False)
+
+
+def _diamond(label: str) -> Line2D:
+    return Line2D([], [], linestyle="", marker="D", color=_NULL, markeredgecolor="white", markersize=8, label=label)
+
+
+def cache_curve(points: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
+    """Hit rate against cache size, a line a policy; clairvoyant ones are dashed.
+
+    ``points`` hold policy, capacity_bytes, hit_rate and hit_rate_decode.
+    """
+    if not points:
+        raise PictureError("expected at least one point to draw, got none")
+    figure = Figure(figsize=(10, 5.6), layout="constrained")
+    ax = figure.subplots()
+    ends: list[tuple[float, str, str]] = []
+    for policy in dict.fromkeys(point["policy"] for point in points):
+        mine = sorted((p for p in points if p["policy"] == policy), key=lambda point: point["capacity_bytes"])
+        sizes, rates = [p["capacity_bytes"] / MIB for p in mine], [p["hit_rate"] for p in mine]
+        colour, line, marker = _CURVES.get(policy, _OTHER_CURVE)
+        ax.plot(sizes, rates, color=colour, linestyle=line, marker=marker, markersize=5, linewidth=2)
+        ends.append((rates[-1], policy, colour))
+    _style_curve(ax, points, ends)
+    figure.suptitle("Hit rate of one expert cache, by its size", fontsize=14, fontweight="bold", x=0.01, ha="left")
+    if about:
+        ax.set_title(about, fontsize=9.5, loc="left", color="#444444")
+    return figure
+
+
+def _style_curve(ax: Axes, points: Sequence[Mapping[str, Any]], ends: list[tuple[float, str, str]]) -> None:
+    sizes = [point["capacity_bytes"] / MIB for point in points]
+    room = (max(sizes) - min(sizes)) or max(sizes)
+    ax.set_xlim(max(0.0, min(sizes) - 0.05 * room), max(sizes) + 0.18 * room)
+    ax.set_ylim(0, 1.02)
+    for height, (rate, policy, colour) in zip(_apart([end[0] for end in ends], 0.045), ends, strict=True):
+        text = f"{policy}  {rate:.1%}"
+        ax.annotate(text, (max(sizes), height), xytext=(10, 0), textcoords="offset points", va="center", color=colour,
+                    fontsize=10, fontweight="bold", annotation_clip=False)  # fmt: skip
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.set_xlabel("cache size (MiB)")
+    ax.set_ylabel("hit rate, prefill and decode (share of lookups)")
+    ax.grid(color="#E5E5E5")
+    ax.set_axisbelow(True)
+    ax.spines[["right", "top"]].set_visible(False)
+
+
+def _apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Heights of labels in the same order, at least ``gap`` from each other, near where they belong.
+
+    The mean of "each moved up, away from the one below" and "each moved down, away from the one above".
+    """
+    order = sorted(range(len(heights)), key=lambda i: heights[i])
+    up, down = list(heights), list(heights)
+    for low, high in pairwise(order):
+        up[high] = max(up[high], up[low] + gap)
+    for low, high in reversed(list(pairwise(order))):
+        down[low] = min(down[low], down[high] - gap)
+    return [(high + low) / 2 for high, low in zip(up, down, strict=True)]

@@ -1,0 +1,51 @@
+"""A run: what one scenario gave, as spans and the numbers made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sim.metrics import Metrics, metrics_of
+
+
+@dataclass(frozen=True)
+class Run:
+    """The result of simulating (or measuring) one scenario.
+
+    ``scenario`` is the resolved one; ``spans`` has the columns of :class:`sim.spans.Span`; ``labels`` says what a
+    reader must know of the run, such as "clairvoyant" or "changes routing"; ``bounds`` holds the lower bound and the
+    null model in ms.
+    """
+
+    scenario: Mapping[str, Any]
+    policy: str
+    spans: pd.DataFrame
+    labels: tuple[str, ...] = ()
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """Every number of DESIGN section 7, made from the spans alone."""
+        return metrics_of(self.spans, batch=int(self.scenario["batch"]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat, JSON-ready row: policy, labels, metrics, bounds, memory."""
+        return {"policy": self.policy, "labels": list(self.labels), **self.metrics.to_dict(), **self.bounds,
+                **self.memory}  # fmt: skip
+
+    def save_spans(self, path: str | Path) -> None:
+        """Write the spans as Parquet, aside first and then renamed."""
+        target = Path(path)
+        aside = target.with_name(target.name + ".part")
+        frame = self.spans.astype({"lane": str, "kind": str, "phase": str})
+        try:
+            frame.to_parquet(aside, index=False)
+            aside.replace(target)
+        finally:
+            aside.unlink(missing_ok=True)

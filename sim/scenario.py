@@ -1,0 +1,85 @@
+"""A scenario: everything that one question needs, as strict YAML and as a frozen value."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class ScenarioError(ValueError):
+    """A scenario that cannot be read or cannot be run; the message says which key, what came and what is valid."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Trace, model, machine, policy, memory and lengths. Every field can be swept.
+
+    ``cached_share`` is the share of all routed experts that fit the GPU's cache slots; give it or ``gpu_memory_gb``
+    (10^9 bytes; what is left after weights, KV cache, staging and reserve holds experts), or neither for the card's own
+    memory. ``None`` lengths mean "as recorded".
+    """
+
+    trace: str = "mini-deepseek"
+    model: str | None = "deepseek-v2-lite"  # None: the shape that the trace was recorded from
+    hardware: str = "rtx3090-ddr4"
+    hardware_overrides: Mapping[str, float] = field(default_factory=dict)
+    policy: str = "dali"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    gpu_memory_gb: float | None = None
+    cached_share: float | None = None
+    batch: int = 1
+    prompt_tokens: int | None = None
+    generated_tokens: int | None = None
+    prefill_chunk_tokens: int | None = None
+    sequences: tuple[int, ...] | None = None  # which of the trace's sequences, in order; None: from the first
+    calibration: str | None = None  # trace for popularity; None: the bundled one that belongs to ``trace``
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.gpu_memory_gb is not None and self.cached_share is not None:
+            raise ScenarioError("scenario: give gpu_memory_gb or cached_share, not both")
+        if self.cached_share is not None and not 0 <= self.cached_share <= 1:
+            raise ScenarioError(f"scenario: cached_share must lie between 0 and 1, got {self.cached_share}")
+        for name in ("batch", "prompt_tokens", "generated_tokens", "prefill_chunk_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ScenarioError(f"scenario: {name} must be a whole number >= 1, got {value!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """A YAML- and JSON-ready dict; ``from_dict`` is its inverse."""
+        values = asdict(self)
+        return {**values, "sequences": None if self.sequences is None else list(self.sequences)}
+
+    def with_(self, **changes: Any) -> Scenario:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str = "scenario") -> Scenario:
+        """Build from a mapping. Raises ScenarioError naming an unknown key and the valid ones."""
+        known = [f.name for f in fields(cls)]
+        for key in values:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, 1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                raise ScenarioError(f"{where}: unknown key {key!r}{hint}; valid keys: {', '.join(known)}")
+        sequences = values.get("sequences")
+        return cls(**{**values, "sequences": None if sequences is None else tuple(sequences)})
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Scenario:
+        """Read a scenario file. Raises ScenarioError with the file's name."""
+        try:
+            values = yaml.safe_load(Path(path).read_text())
+        except OSError as error:
+            raise ScenarioError(f"scenario file {path}: {error.strerror}") from None
+        except yaml.YAMLError as error:
+            raise ScenarioError(f"scenario file {path}: not valid YAML: {error}") from None
+        if not isinstance(values, Mapping):
+            raise ScenarioError(f"scenario file {path}: expected keys and values, got {type(values).__name__}")
+        return cls.from_dict(values, f"scenario file {path}")

@@ -1,0 +1,177 @@
+"""Simulate a scenario: resolve its names, check that everything fits, run the engine, wrap up the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from policies.protocols import Budget, Composition, Needs
+from policies.registry import BuildContext, compose, policy_names, system
+from policies.session import Session
+from sim.bounds import bounds_of
+from sim.cost_table import CostTable
+from sim.costs import ACTIVATION_BYTES, ROUTING_BYTES, roofline
+from sim.demand import StepDemand, demand_of, future_of
+from sim.engine import Engine, TokenBytes
+from sim.hardware import Hardware, load_hardware
+from sim.memory import MemoryPlan, plan_memory
+from sim.run import Run
+from sim.scenario import Scenario, ScenarioError
+from sim.spans import spans_frame
+from traces.batches import StepRows
+from traces.batches import compose as compose_batch
+from traces.bundled import calibration_of, load_trace
+from traces.catalogue import load_model
+from traces.model_shape import ModelShape
+from traces.trace import Trace
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A scenario with its names resolved, the same for every policy."""
+
+    scenario: Scenario
+    trace: Trace
+    shape: ModelShape
+    hardware: Hardware
+    steps: tuple[StepRows, ...]
+    costs: CostTable
+
+    @property
+    def tokens_per_sequence(self) -> int:
+        """Longest sequence of the batch, prompt and generated tokens."""
+        last = self.steps[-1]
+        return max(before + new for before, new in zip(last.context, last.tokens, strict=True))
+
+
+def simulate(scenario: Scenario) -> Run:
+    """Simulate one scenario.
+
+    Raises ScenarioError, TraceError, BatchError, ShapeError, HardwareError, BudgetError, PolicyError or
+    MissingFromTrace: bad input is refused before the run, with what to do about it.
+    """
+    return simulate_setting(setting_of(scenario), scenario.policy, scenario.parameters)
+
+
+def compare(scenario: Scenario, policies: Sequence[str] | None = None) -> list[Run]:
+    """Simulate one scenario under several policies (default: all), best TPOT first.
+
+    ``scenario.parameters`` go to ``scenario.policy`` alone; the others run with their defaults.
+    """
+    setting = setting_of(scenario)
+    runs = [
+        simulate_setting(setting, name, scenario.parameters if name == scenario.policy else {})
+        for name in policies or policy_names()
+    ]
+    return sorted(runs, key=lambda run: (run.metrics.tpot_ms or run.metrics.ttft_ms, run.policy))
+
+
+def setting_of(scenario: Scenario) -> Setting:
+    """Resolve a scenario's names and check that trace and model belong together."""
+    trace = load_trace(scenario.trace)
+    shape = trace.shape if scenario.model is None else load_model(scenario.model)
+    _check_topology(scenario, trace.shape, shape)
+    overrides = dict(scenario.hardware_overrides)
+    if scenario.gpu_memory_gb is not None:
+        overrides["gpu.memory_bytes"] = round(scenario.gpu_memory_gb * 1e9)
+    hardware = load_hardware(scenario.hardware, overrides)
+    steps = compose_batch(
+        trace, batch=scenario.batch, prompt_tokens=scenario.prompt_tokens,
+        generated_tokens=scenario.generated_tokens, sequences=scenario.sequences,
+        prefill_chunk_tokens=scenario.prefill_chunk_tokens,
+    )  # fmt: skip
+    costs = roofline(shape, hardware, max(len(step.rows) for step in steps))
+    return Setting(scenario, trace, shape, hardware, tuple(steps), costs)
+
+
+def simulate_setting(setting: Setting, policy: str, parameters: Mapping[str, object]) -> Run:
+    """Simulate one policy in a resolved setting."""
+    scenario, shape = setting.scenario, setting.shape
+    composition = _compose(setting, policy, parameters)
+    needs = composition.needs
+    _check_batch(policy, needs, scenario.batch)
+    demand = demand_of(setting.trace, setting.steps, needs)
+    memory = plan_memory(
+        shape, setting.hardware, batch=scenario.batch, tokens=setting.tokens_per_sequence,
+        demand_slots=composition.demand_slots, prefetch_slots=composition.prefetch_slots,
+        cached_share=scenario.cached_share,
+    )  # fmt: skip
+    session = Session(composition, _budget(setting, memory, needs), setting.costs.experts)
+    token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
+    engine = Engine(session, setting.costs, demand, token_bytes)
+    engine.run()
+    return Run(
+        scenario=scenario.with_(policy=policy, parameters=dict(composition.parameters)).to_dict(),
+        policy=policy,
+        spans=spans_frame(engine.recorder.rows),
+        labels=labels_of(needs, setting.trace),
+        bounds=bounds_of(demand, setting.costs, memory.cache_bytes + memory.staging_bytes, shape, setting.hardware,
+                         memory.cache_bytes / shape.routed_bytes, needs.gpu_only),
+        memory={"cache_bytes": memory.cache_bytes, "cache_slots": memory.slots, "staging_bytes": memory.staging_bytes},
+    )  # fmt: skip
+
+
+def labels_of(needs: Needs, trace: Trace) -> tuple[str, ...]:
+    """What a reader must know about a run."""
+    labels = []
+    if needs.future:
+        labels.append("clairvoyant")
+    if needs.changes_routing:
+        labels.append("changes routing")
+    if trace.provenance.get("synthetic"):
+        labels.append("synthetic trace")
+    return tuple(labels)
+
+
+def _compose(setting: Setting, policy: str, parameters: Mapping[str, object]) -> Composition:
+    future = None
+    if system(policy).needs.future:
+        future = future_of(demand_of(setting.trace, setting.steps, Needs()))
+    context = BuildContext(
+        model=setting.shape.name, layers=setting.shape.moe_layers, experts=setting.shape.experts,
+        popularity=calibration_name(setting.scenario) is not None, seed=setting.scenario.seed, future=future,
+    )  # fmt: skip
+    return compose(policy, parameters, context=context)
+
+
+def _budget(setting: Setting, memory: MemoryPlan, needs: Needs) -> Budget:
+    shape, scenario = setting.shape, setting.scenario
+    name = calibration_name(scenario)
+    return Budget(
+        experts=shape.experts,
+        expert_bytes=tuple(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)),
+        cache_bytes=memory.cache_bytes,
+        popularity=popularity_of(name) if needs.popularity and name is not None else None,
+        seed=scenario.seed,
+    )
+
+
+def calibration_name(scenario: Scenario) -> str | None:
+    """The trace that popularity is counted on: the scenario's, or the one bundled beside its trace."""
+    return scenario.calibration or calibration_of(scenario.trace)
+
+
+@lru_cache(maxsize=8)
+def popularity_of(name: str) -> np.ndarray:
+    """Share of a trace's tokens that each expert was given, [layers, experts]."""
+    trace = load_trace(name)
+    layers, experts = trace.shape.moe_layers, trace.shape.experts
+    flat = np.asarray(trace.topk_ids).astype(np.int64) + np.arange(layers)[None, :, None] * experts
+    return np.bincount(flat.ravel(), minlength=layers * experts).reshape(layers, experts) / len(trace)
+
+
+def _check_topology(scenario: Scenario, traced: ModelShape, shape: ModelShape) -> None:
+    for name in ("moe_layers", "experts", "top_k"):
+        if getattr(traced, name) != getattr(shape, name):
+            raise ScenarioError(
+                f"trace {scenario.trace!r} was recorded with {name} = {getattr(traced, name)}, model {shape.name!r} has "
+                f"{getattr(shape, name)}: choose a model of the same topology, or leave `model` empty for the trace's own"
+            )
+
+
+def _check_batch(policy: str, needs: Needs, batch: int) -> None:
+    if needs.max_batch is not None and batch > needs.max_batch:
+        raise ScenarioError(f"policy {policy!r} takes batches of at most {needs.max_batch}, got {batch}")

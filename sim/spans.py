@@ -1,0 +1,86 @@
+"""Spans: what each lane did, the one record that every metric, picture and check is made from.
+
+A layer of one step, lane by lane, in the order in which each lane runs them. After each kind: when it is ready (a span
+starts when it is ready and its lane free). ``layer`` is the layer at work, ``target_layer`` the one it is for; -1: none.
+
+  host  launch       one for attention, gate, forecasts and shared experts: the host runs ahead, ready when it is free
+        wait         the routing has come over (end of `routing`); lasts the synchronisation
+        plan         end of `wait`. The plan takes effect at its end
+        launch       one per GPU expert in the plan's order, then one for combine: end of `plan`
+        foresee      end of the forecast's `routing`; only if the policy looks ahead. Takes effect at its end
+  gpu   attention    its launch (layer 0 carries the model's dense layers too), also after the layer before has ended
+        gate, speculate (one per forecast computed on the GPU; target_layer set), shared: the same launch
+        expert       its launch; one that is copied for this layer: its launch and the end of its copy
+        combine      its launch, every GPU expert, and the CPU's result. Where the GPU reads results in place
+                     (result_path "direct") that is the end of the last CPU expert, and combine lasts as much longer
+                     as reading takes; where they queue ("h2d") it is the end of `result`
+  d2h   routing      end of `gate`; for forecasts (target_layer set) end of the last `speculate`, or of `gate`
+        activations  once a layer, if the CPU computes anything of it: end of `plan` (or of `foresee`, if only for
+                     precomputations)
+  cpu   expert       end of `activations`, in the plan's order; the first of a layer lasts first_cpu_ns longer
+        precompute   the same, for target_layer
+  h2d   demand       end of the `plan` that asked for it, and a free staging slot if it goes there
+        swap         end of the layer that asked for it; prefetch: end of `foresee`; both after every queued demand
+        result       end of the layer's last CPU expert; goes before every copy that has not started
+
+A layer ends with `combine`, or with `foresee` if that ends later; the next layer's `launch` may be earlier than that.
+After the last layer a step ends with spans of layer -1: `launch`, the LM head (an `attention`), a `routing` copy of
+the chosen tokens, and a `wait`, whose end is the step's end. The next step's first `launch` comes after it.
+While a CPU expert and a copy run at the same time, each runs at its contended rate (``SharedMemory``).
+
+Zero-length spans on h2d say what became of memory: `place` (resident before the first token: step -1), `evict`
+(left its cache slot), `release` (left its staging slot), `withdraw` (a prefetch that never started). An expert holds
+memory from its `place`, or the start of its copy, until its `evict` or `release`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pandas as pd
+
+LANES = ("host", "gpu", "cpu", "h2d", "d2h")
+COPIES = ("demand", "swap", "prefetch")
+INSTANT = ("place", "evict", "release", "withdraw")
+
+
+class Span(NamedTuple):
+    """One thing that one lane did; times in ns since the start of the run."""
+
+    lane: str
+    ready_ns: int
+    start_ns: int
+    end_ns: int
+    kind: str
+    phase: str
+    step: int
+    layer: int
+    target_layer: int
+    expert: int
+    tokens: int
+    bytes: int
+
+
+class Recorder:
+    """Collects spans of a run; ``step`` and ``phase`` are those of the step at work."""
+
+    __slots__ = ("phase", "rows", "step")
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, int, int, int, str, str, int, int, int, int, int, int]] = []
+        self.step = -1
+        self.phase = "prefill"
+
+    def instant(self, now: int, kind: str, layer: int, target_layer: int, expert: int, bytes: int) -> None:
+        """A zero-length span on the copy lane: something happened to an expert's memory."""
+        self.rows.append(
+            ("h2d", now, now, now, kind, self.phase, self.step, layer, target_layer, expert, 0, bytes)
+        )
+
+
+def spans_frame(rows: list[tuple[str, int, int, int, str, str, int, int, int, int, int, int]]) -> pd.DataFrame:
+    """Spans as a frame, ordered by start, end and lane; columns as in :class:`Span`."""
+    frame = pd.DataFrame(rows, columns=list(Span._fields))
+    for name in ("lane", "kind", "phase"):
+        frame[name] = frame[name].astype("category")
+    return frame.sort_values(["start_ns", "end_ns", "lane"], kind="stable", ignore_index=True)

@@ -1,0 +1,157 @@
+"""Batches composed from captures of single sequences: which rows of a trace each step of a run takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.trace import Trace
+from traces.trace_layout import DECODE, PREFILL
+
+Rows: TypeAlias = NDArray[np.intp]
+
+
+class BatchError(ValueError):
+    """A batch that the trace cannot fill."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepRows:
+    """One forward pass. Per-sequence tuples hold the sequences that take part, in batch order."""
+
+    index: int
+    phase: Literal["prefill", "decode"]
+    rows: Rows  # row numbers in the trace, sequence by sequence
+    sequences: tuple[int, ...]
+    tokens: tuple[int, ...]  # rows of each sequence in this step
+    context: tuple[int, ...]  # tokens that each sequence has in its KV cache before this step
+
+    @property
+    def context_tokens(self) -> int:
+        """The mean context of a sequence, rounded."""
+        return round(sum(self.context) / len(self.context))
+
+
+def compose(
+    trace: Trace,
+    *,
+    batch: int,
+    prompt_tokens: int | None = None,
+    generated_tokens: int | None = None,
+    sequences: Sequence[int] | None = None,
+    prefill_chunk_tokens: int | None = None,
+) -> list[StepRows]:
+    """The steps of a run of ``batch`` sequences: their prompts together, then one token of each per decode step.
+
+    The batch is the first ``batch`` of ``sequences`` (default: all of the trace, by first appearance).
+    ``prompt_tokens`` keeps the last tokens of each prompt, those next to the decode tokens (default: all);
+    ``generated_tokens`` is the number of decode steps (default: as many as every sequence has);
+    ``prefill_chunk_tokens`` cuts the prefill into steps of at most so many tokens, all sequences together.
+    Raises BatchError saying what the trace has.
+    """
+    _check_counts(batch, prompt_tokens, generated_tokens, prefill_chunk_tokens)
+    chosen = _choose(trace, batch, sequences)
+    prompts = [_last(trace, sequence, prompt_tokens) for sequence in chosen]
+    decodes = [_rows_of(trace, sequence, DECODE) for sequence in chosen]
+    count = min(map(len, decodes)) if generated_tokens is None else generated_tokens
+    for sequence, rows in zip(chosen, decodes, strict=True):
+        _check_enough(sequence, "generated_tokens", count, len(rows), "decode")
+    steps = _prefill_steps(chosen, prompts, prefill_chunk_tokens)
+    steps += _decode_steps(chosen, prompts, decodes, count, first_index=len(steps))
+    if not steps:
+        raise BatchError(f"expected prompt or decode tokens in sequences {chosen}, found none to run")
+    return steps
+
+
+def step_workloads(trace: Trace, rows: Rows) -> NDArray[np.int32]:
+    """Tokens routed to each expert when ``rows`` are one step: [layers, experts]."""
+    layers, experts = trace.shape.moe_layers, trace.shape.experts
+    slots = trace.topk_ids[rows].astype(np.intp) + np.arange(layers)[:, None] * experts
+    counts = np.bincount(slots.ravel(), minlength=layers * experts)
+    return counts.reshape(layers, experts).astype(np.int32)
+
+
+def _check_counts(batch: int, prompt_tokens: int | None, generated_tokens: int | None, chunk: int | None) -> None:
+    for name, value, least in (
+        ("batch", batch, 1),
+        ("prompt_tokens", prompt_tokens, 0),
+        ("generated_tokens", generated_tokens, 0),
+        ("prefill_chunk_tokens", chunk, 1),
+    ):
+        if value is not None and value < least:
+            raise BatchError(f"expected {name} >= {least}, got {value}")
+
+
+def _choose(trace: Trace, batch: int, sequences: Sequence[int] | None) -> list[int]:
+    numbers, first = np.unique(trace.sequence, return_index=True)
+    present = [int(number) for number in numbers[np.argsort(first)]]
+    wanted = present if sequences is None else [int(sequence) for sequence in sequences]
+    strangers = sorted(set(wanted) - set(present))
+    if strangers or len(set(wanted)) < len(wanted):
+        raise BatchError(f"expected distinct sequences of the trace ({_brief(present)}), got {_brief(wanted)}")
+    if batch > len(wanted):
+        raise BatchError(
+            f"expected at least {batch} sequences for batch {batch}, there are {len(wanted)} ({_brief(wanted)}); "
+            "lower the batch or capture more sequences: none is used twice"
+        )
+    return wanted[:batch]
+
+
+def _rows_of(trace: Trace, sequence: int, phase: int) -> Rows:
+    return np.flatnonzero((trace.sequence == sequence) & (trace.phase == phase))
+
+
+def _last(trace: Trace, sequence: int, prompt_tokens: int | None) -> Rows:
+    rows = _rows_of(trace, sequence, PREFILL)
+    count = len(rows) if prompt_tokens is None else prompt_tokens
+    _check_enough(sequence, "prompt_tokens", count, len(rows), "prompt")
+    return rows[len(rows) - count :]
+
+
+def _check_enough(sequence: int, name: str, wanted: int, there: int, kind: str) -> None:
+    if wanted > there:
+        raise BatchError(
+            f"expected {wanted} {kind} tokens ({name}) in sequence {sequence}, it has {there}; "
+            f"lower {name} or choose other sequences"
+        )
+
+
+def _prefill_steps(chosen: list[int], prompts: list[Rows], chunk: int | None) -> list[StepRows]:
+    rows = np.concatenate(prompts)
+    owner = np.repeat(np.arange(len(chosen)), [len(prompt) for prompt in prompts])
+    starts = np.concatenate([[0], np.cumsum([len(prompt) for prompt in prompts])])
+    steps: list[StepRows] = []
+    for start in range(0, len(rows), chunk or max(len(rows), 1)):
+        piece = slice(start, start + (chunk or len(rows)))
+        members, tokens = np.unique(owner[piece], return_counts=True)
+        context = tuple(max(start - int(starts[member]), 0) for member in members)
+        sequences = tuple(chosen[member] for member in members)
+        steps.append(StepRows(len(steps), "prefill", rows[piece], sequences, tuple(tokens.tolist()), context))
+    return steps
+
+
+def _decode_steps(
+    chosen: list[int], prompts: list[Rows], decodes: list[Rows], count: int, first_index: int
+) -> list[StepRows]:
+    table = np.stack([rows[:count] for rows in decodes])
+    ones = (1,) * len(chosen)
+    return [
+        StepRows(
+            index=first_index + step,
+            phase="decode",
+            rows=table[:, step],
+            sequences=tuple(chosen),
+            tokens=ones,
+            context=tuple(len(prompt) + step for prompt in prompts),
+        )
+        for step in range(count)
+    ]
+
+
+def _brief(numbers: Sequence[int]) -> str:
+    """The numbers, or the first few of them."""
+    return ", ".join(map(str, numbers[:8])) + (f", ... ({len(numbers)} in all)" if len(numbers) > 8 else "")

@@ -1,0 +1,68 @@
+"""Prompts for capture: JSON lines ``{"text": ..., "domain": ...}``, or plain text with one prompt a line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from traces.hf_layers import CaptureError
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text and the domain that it belongs to ("" where unknown)."""
+
+    text: str
+    domain: str = ""
+
+
+@dataclass(frozen=True)
+class PromptFile:
+    """The prompts of one file; ``digest`` identifies its content."""
+
+    path: Path
+    prompts: tuple[Prompt, ...]
+    digest: str
+
+    @property
+    def description(self) -> str:
+        """For the provenance of a trace."""
+        return f"{len(self.prompts)} prompts of {self.path.name} (sha256 {self.digest})"
+
+
+def read_prompts(path: str | Path) -> PromptFile:
+    """Read a prompt file. Raises CaptureError naming the line that is not a prompt."""
+    path = Path(path)
+    if not path.is_file():
+        raise CaptureError(f"{path}: expected a file of prompts, found none")
+    data = path.read_bytes()
+    lines = data.decode("utf-8").splitlines()
+    numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise CaptureError(f"{path}: expected at least one prompt, the file is empty")
+    parse = _from_json if path.suffix in (".jsonl", ".json") else lambda _where, line: Prompt(line)
+    prompts = tuple(parse(f"{path} line {n}", line) for n, line in numbered)
+    return PromptFile(path, prompts, hashlib.sha256(data).hexdigest()[:16])
+
+
+def check_disjoint(evaluated: PromptFile, calibration: PromptFile) -> None:
+    """Raise CaptureError if a prompt is in both files: what is forecast must not have been calibrated on."""
+    common = {p.text for p in evaluated.prompts} & {p.text for p in calibration.prompts}
+    if common:
+        raise CaptureError(
+            f"{calibration.path}: {len(common)} calibration prompts are also in {evaluated.path}, the first "
+            f"{sorted(common)[0][:40]!r}; calibrate on other text"
+        )
+
+
+def _from_json(where: str, line: str) -> Prompt:
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise CaptureError(f"{where}: expected a JSON object, got {line[:40]!r} ({error})") from None
+    text = values.get("text") if isinstance(values, dict) else None
+    if not isinstance(text, str) or not text.strip():
+        raise CaptureError(f'{where}: expected {{"text": ..., "domain": ...}} with a text, got {line[:60]!r}')
+    return Prompt(text, str(values.get("domain", "")))

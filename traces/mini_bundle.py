@@ -1,0 +1,115 @@
+"""From a finished training run to what is bundled: an evaluated trace, a calibration trace, the training record.
+
+``python -m traces.mini_bundle --model mini-moe --corpus FOLDER --run DIR -o traces/bundled``. Evaluated sequences are
+prompts cut from held-out text; calibration (residual vectors, popularity) uses other prompts, cut from training text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from traces.capture import CaptureSettings, capture_loaded
+from traces.capture_prompts import PromptFile, read_prompts
+from traces.hf_load import Loaded, load
+from traces.mini_data import CorpusError, domains_of
+
+EVALUATED_PER_DOMAIN, CALIBRATION_PER_DOMAIN = 5, 2
+SETTINGS = CaptureSettings(prompt_tokens=64, generated_tokens=64, batch_size=25, seed=17)
+COMMITTED = ("mini-moe",)  # checkpoints small enough to keep in the repository
+
+
+def cut_prompts(corpus: Path, split: str, per_domain: int, tokenizer: Any, seed: int, output: Path) -> PromptFile:
+    """Write and read back a prompt file: ``per_domain`` passages of every ``<domain>.<split>.txt``."""
+    lines = []
+    for number, domain in enumerate(domains_of(corpus)):
+        text = (corpus / f"{domain}.{split}.txt").read_text(encoding="utf-8")
+        random = np.random.default_rng((seed, number))
+        for passage in cut_passages(text, per_domain, SETTINGS.prompt_tokens, tokenizer, random):
+            lines.append(json.dumps({"text": passage, "domain": domain}))
+    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return read_prompts(output)
+
+
+def cut_passages(text: str, count: int, tokens: int, tokenizer: Any, random: np.random.Generator) -> list[str]:
+    """``count`` passages of at least ``tokens`` tokens, from starts of unindented lines drawn at random, none overlapping.
+
+    Raises CorpusError if the text has too few.
+    """
+    starts = [match.start() for match in re.finditer(r"^ ?\S", text, re.MULTILINE)]
+    chosen: list[int] = []
+    reach = 8 * tokens  # characters: more than enough for the tokens
+    for at in random.permutation(len(starts)):
+        start = starts[int(at)]
+        apart = all(abs(start - other) >= reach for other in chosen)
+        if apart and len(tokenizer(text[start : start + reach])["input_ids"]) >= tokens:
+            chosen.append(start)
+        if len(chosen) == count:
+            return [text[s : s + reach] for s in chosen]
+    raise CorpusError(f"expected {count} passages of {tokens} tokens, found {len(chosen)}; give more text")
+
+
+def bundle(name: str, corpus: Path, run: Path, output: Path) -> None:
+    """Capture both traces of a trained model into ``output``, and put its training record (and checkpoint) there."""
+    loaded = load(run / "model", dtype="float32", name=name)
+    held_out = cut_prompts(corpus, "eval", EVALUATED_PER_DOMAIN, loaded.tokenizer, SETTINGS.seed, run / "eval.jsonl")
+    other = cut_prompts(corpus, "train", CALIBRATION_PER_DOMAIN, loaded.tokenizer, SETTINGS.seed, run / "train.jsonl")
+    capture_loaded(loaded, held_out, output / f"{name}.safetensors", SETTINGS, calibration=other)
+    _capture_plain(loaded, other, output / f"{name}-calibration.safetensors")
+    _record(run, output / "training" / name)
+    if name in COMMITTED:
+        shutil.rmtree(output / name, ignore_errors=True)
+        shutil.copytree(run / "model", output / name, copy_function=shutil.copyfile)
+
+
+def _capture_plain(loaded: Loaded, prompts: PromptFile, output: Path) -> None:
+    """Ids and weights alone: all that popularity needs."""
+    plain = CaptureSettings(**{**vars(SETTINGS), "scores": False, "forecasts": ()})
+    capture_loaded(loaded, prompts, output, plain)
+
+
+def _record(run: Path, stem: Path) -> None:
+    """Settings, the last evaluation and the whole log of a training run, beside the traces."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    last = [line for line in log if "held_out" in line][-1]
+    record = {
+        "settings": json.loads((run / "settings.json").read_text()),
+        "steps": last["step"],
+        "tokens": last["tokens"],
+        "seconds": last["seconds"],
+        "tokens_per_second": round(last["tokens"] / last["seconds"], 1),
+        "held_out": last["held_out"],
+        "machine": f"{os.cpu_count()}-core {platform.machine()} CPU, no GPU; one thread at the lowest priority",
+        "date": date.today().isoformat(),
+        "sequences": "The traced sequences are prompts cut from held-out text, continued by the model.",
+        "calibration": "Residual vectors and the calibration trace come from prompts cut from training text.",
+    }
+    stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    shutil.copyfile(run / "log.jsonl", stem.with_suffix(".jsonl"))
+
+
+def main() -> None:
+    """The command line of this module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    bundle(options.model, options.corpus, options.run, options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""What a trace says about its model's routing: how skewed, how repetitive, how predictable.
+
+Decode is looked at as batch 1: one step is one token of one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from traces.trace import Trace
+from traces.trace_layout import DECODE, PREFILL, ForecastKey
+
+LAGS = range(1, 17)
+
+Floats: TypeAlias = NDArray[np.float64]
+Mask: TypeAlias = NDArray[np.bool_]
+
+
+def trace_statistics(trace: Trace) -> dict[str, Any]:
+    """All statistics as a JSON-ready dict: means over layers. None where the trace has no tokens to say it with."""
+    frame = layer_statistics(trace)
+    forecasts = forecast_statistics(trace).groupby("forecast")[["accuracy_at_k", "recall_at_m"]].mean()
+    return {
+        "tokens": len(trace),
+        "prefill_tokens": int((trace.phase == PREFILL).sum()),
+        "decode_tokens": int((trace.phase == DECODE).sum()),
+        "sequences": len(np.unique(trace.sequence)),
+        "layers": trace.shape.moe_layers,
+        "experts": trace.shape.experts,
+        "top_k": trace.shape.top_k,
+        "layer_means": {str(name): _number(frame[name].mean()) for name in frame.columns},
+        "prefill_decode_similarity": _number(prefill_decode_similarity(trace)),
+        "lag_profile": [
+            {"lag": lag, "probability": _number(probability), "chance": _number(chance)}
+            for lag, probability, chance in lag_profile(trace).itertuples(index=False, name=None)
+        ],
+        "forecasts": {
+            str(name): {str(column): _number(value) for column, value in row.items()}
+            for name, row in forecasts.iterrows()
+        },
+    }
+
+
+def layer_statistics(trace: Trace) -> pd.DataFrame:
+    """One row a layer (index ``layer``); see the functions that make the columns."""
+    return pd.concat([popularity_skew(trace), reuse_distance(trace), token_overlap(trace)], axis=1)
+
+
+def popularity(trace: Trace, phase: int | None = None) -> Floats:
+    """[layers, experts]: tokens routed to the expert / tokens, in one phase or both. A row sums to top_k.
+
+    NaN where there are no tokens.
+    """
+    rows = np.arange(len(trace)) if phase is None else np.flatnonzero(trace.phase == phase)
+    return _frequencies(trace, rows)
+
+
+def popularity_skew(trace: Trace) -> pd.DataFrame:
+    """Per layer, over all tokens: ``gini`` (0 even, 1 - 1/E one expert), ``top_10_percent_share`` of the routed tokens
+    that go to the most popular tenth of the experts (rounded up), ``entropy`` (1 even, 0 one expert), and
+    ``distinct_share``: experts that were used at all / experts.
+    """
+    shares = np.sort(popularity(trace) / trace.shape.top_k, axis=1)
+    experts = shares.shape[1]
+    ranks = np.arange(1, experts + 1)
+    logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
+    return _per_layer(
+        gini=(2 * ranks - experts - 1) @ shares.T / experts,
+        top_10_percent_share=shares[:, -int(np.ceil(experts / 10)) :].sum(axis=1),
+        entropy=-(shares * logs).sum(axis=1) / np.log(experts) if experts > 1 else np.zeros(len(shares)),
+        distinct_share=(shares > 0).mean(axis=1),
+    )
+
+
+def reuse_distance(trace: Trace) -> pd.DataFrame:
+    """Per layer: decode steps from one use of an expert to its next in the same sequence (1: the very next step), as
+    percentiles. First uses have no distance; NaN where nothing was used twice.
+    """
+    rows, sequence, step = _decode_rows(trace)
+    percentiles = [10, 50, 90, 99]
+    table = []
+    for layer in range(trace.shape.moe_layers):
+        experts = trace.topk_ids[rows, layer]
+        owner, when = (np.broadcast_to(values[:, None], experts.shape).ravel() for values in (sequence, step))
+        order = np.lexsort((when, experts.ravel(), owner))
+        same = (np.diff(owner[order]) == 0) & (np.diff(experts.ravel()[order]) == 0)
+        distances = np.diff(when[order])[same]
+        table.append(np.percentile(distances, percentiles) if len(distances) else [np.nan] * len(percentiles))
+    columns = np.asarray(table, np.float64).T
+    return _per_layer(**{f"reuse_distance_p{p}": column for p, column in zip(percentiles, columns, strict=True)})
+
+
+def token_overlap(trace: Trace) -> pd.DataFrame:
+    """Per layer: share of a decode token's experts that the token before it in its sequence used too."""
+    return _per_layer(adjacent_overlap=_overlaps(trace, range(1, 2))[0])
+
+
+def lag_profile(trace: Trace, lags: range = LAGS) -> pd.DataFrame:
+    """Probability that an expert used at decode step t is used at step t + lag in the same sequence, mean over layers.
+
+    Beside it ``chance``: the same if steps were independent draws with the layer's popularity, sum(p^2) / sum(p).
+    """
+    frequency = popularity(trace, DECODE)
+    chance = float(((frequency**2).sum(axis=1) / frequency.sum(axis=1)).mean())
+    return pd.DataFrame({"lag": list(lags), "probability": _overlaps(trace, lags).mean(axis=1), "chance": chance})
+
+
+def prefill_decode_similarity(trace: Trace) -> float:
+    """DAOP Eq. 1: mean over layers of the cosine between a sequence's activation frequencies in prefill and in decode;
+    mean over the sequences that have both. NaN if none has.
+    """
+    similarities = []
+    for sequence in np.unique(trace.sequence):
+        mine = trace.sequence == sequence
+        prefill, decode = (np.flatnonzero(mine & (trace.phase == phase)) for phase in (PREFILL, DECODE))
+        if len(prefill) and len(decode):
+            similarities.append(_cosines(_frequencies(trace, prefill), _frequencies(trace, decode)).mean())
+    return float(np.mean(similarities)) if similarities else float("nan")
+
+
+def forecast_statistics(trace: Trace) -> pd.DataFrame:
+    """Per forecast and layer that was forecast, at batch 1 over decode tokens (all tokens if there are none):
+    ``accuracy_at_k``: |first k forecast experts ∩ the k true ones| / k; ``recall_at_m``: the same with all m recorded.
+    """
+    decode = np.flatnonzero(trace.phase == DECODE)
+    rows = decode if len(decode) else np.arange(len(trace))
+    records = [record for key in sorted(trace.forecasts) for record in _forecast_records(trace, key, rows)]
+    return pd.DataFrame(records, columns=["forecast", "layer", "accuracy_at_k", "recall_at_m"])
+
+
+def _forecast_records(trace: Trace, key: ForecastKey, rows: NDArray[np.intp]) -> Iterator[dict[str, Any]]:
+    k = trace.shape.top_k
+    for layer in range(key.lookahead, trace.shape.moe_layers):
+        forecast = trace.forecasts[key].ids[rows, layer - key.lookahead]
+        found = (forecast[:, :, None] == trace.topk_ids[rows, layer][:, None, :]).any(axis=2)
+        accuracy, recall = found[:, :k].sum(axis=1).mean() / k, found.sum(axis=1).mean() / k
+        yield {"forecast": str(key), "layer": layer, "accuracy_at_k": accuracy, "recall_at_m": recall}
+
+
+def _overlaps(trace: Trace, lags: range) -> Floats:
+    """[lags, layers]: mean share of a decode token's experts that its sequence uses again ``lag`` steps later."""
+    rows, sequence, _ = _decode_rows(trace)
+    overlaps = np.full((len(lags), trace.shape.moe_layers), np.nan)
+    for layer in range(trace.shape.moe_layers):
+        used = np.zeros((len(rows), trace.shape.experts), np.bool_)
+        np.put_along_axis(used, trace.topk_ids[rows, layer].astype(np.intp), True, axis=1)
+        for number, lag in enumerate(lags):
+            same = sequence[lag:] == sequence[:-lag]
+            if same.any():
+                again = (used[lag:] & used[:-lag]).sum(axis=1)[same]
+                overlaps[number, layer] = again.mean() / trace.shape.top_k
+    return overlaps
+
+
+def _decode_rows(trace: Trace) -> tuple[NDArray[np.intp], NDArray[np.int32], NDArray[np.intp]]:
+    """Rows of decode tokens sequence by sequence, their sequence, and their step within it."""
+    rows = np.flatnonzero(trace.phase == DECODE)
+    rows = rows[np.argsort(trace.sequence[rows], kind="stable")]
+    sequence = trace.sequence[rows]
+    _, first, counts = np.unique(sequence, return_index=True, return_counts=True)
+    return rows, sequence, np.arange(len(rows)) - np.repeat(first, counts)
+
+
+def _frequencies(trace: Trace, rows: NDArray[np.intp]) -> Floats:
+    layers, experts = trace.shape.moe_layers, trace.shape.experts
+    counts = [np.bincount(trace.topk_ids[rows, layer].ravel(), minlength=experts) for layer in range(layers)]
+    return np.asarray(counts, np.float64) / (len(rows) or np.nan)
+
+
+def _cosines(left: Floats, right: Floats) -> Floats:
+    norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+    return np.asarray((left * right).sum(axis=1) / norms)
+
+
+def _per_layer(**columns: Floats) -> pd.DataFrame:
+    frame = pd.DataFrame(columns)
+    frame.index.name = "layer"
+    return frame
+
+
+def _number(value: Any) -> float | None:
+    """A float for JSON, which has no NaN."""
+    return float(value) if np.isfinite(value) else None

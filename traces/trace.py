@@ -1,0 +1,128 @@
+"""A routing trace: which experts a model's router chose for every token, layer by layer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.model_shape import ModelShape
+from traces.trace_layout import (
+    SCHEMA_VERSION,
+    ForecastKey,
+    Tensors,
+    TraceError,
+    check_layout,
+    forecast_keys,
+    specs_of,
+)
+from traces.trace_rules import check_order, check_rows
+
+_PLAIN = ("sequence", "position", "phase", "topk_ids", "topk_weights", "scores")  # fields that are one tensor each
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """Routing of layer l + lookahead, predicted at layer l: the m best experts, descending.
+
+    Where l + lookahead is past the last layer, the ids are -1.
+    """
+
+    ids: NDArray[np.int16]  # [T, L, m]
+    scores: NDArray[np.float16] | None  # [T, L, m]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Rows are T tokens in capture order; L MoE layers, E experts, k chosen per token.
+
+    Build one with ``Trace.from_tensors``, which validates it, or ``traces.trace_file.read_trace``.
+    """
+
+    shape: ModelShape
+    sequence: NDArray[np.int32]  # [T]
+    position: NDArray[np.int32]  # [T], place in the sequence
+    phase: NDArray[np.uint8]  # [T], 0 prefill, 1 decode
+    topk_ids: NDArray[np.int16]  # [T, L, k], by descending weight
+    topk_weights: NDArray[np.float16]  # [T, L, k]
+    scores: NDArray[np.float16] | None  # [T, L, E], router probabilities
+    forecasts: Mapping[ForecastKey, Forecast]
+    provenance: Mapping[str, Any]  # model id, revision, versions, seed, prompt domains: whatever JSON holds
+    checksum: str  # "sha256:..." over shape, provenance and tensors
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """All arrays by their name in a trace file; ``from_tensors`` is the inverse."""
+        tensors: dict[str, NDArray[Any]] = {n: getattr(self, n) for n in _PLAIN if getattr(self, n) is not None}
+        for key, forecast in sorted(self.forecasts.items()):
+            tensors[key.ids_name] = forecast.ids
+            if forecast.scores is not None:
+                tensors[key.scores_name] = forecast.scores
+        return tensors
+
+    @classmethod
+    def from_tensors(
+        cls, shape: ModelShape, tensors: Tensors, provenance: Mapping[str, Any], *, where: str = "trace"
+    ) -> Trace:
+        """Validate ``tensors`` (named as in a trace file) and view them as a read-only trace.
+
+        Raises TraceError, its message beginning with ``where``.
+        """
+        validate(where, shape, tensors)
+        return cls.trusted(shape, tensors, provenance, trace_checksum(where, shape, tensors, provenance))
+
+    @classmethod
+    def trusted(cls, shape: ModelShape, tensors: Tensors, provenance: Mapping[str, Any], checksum: str) -> Trace:
+        """The trace of tensors that were validated already."""
+        views = {name: _read_only(array) for name, array in tensors.items()}
+        forecasts = {key: Forecast(views[key.ids_name], views.get(key.scores_name)) for key in forecast_keys(tensors)}
+        plain = {name: views.get(name) for name in _PLAIN}
+        return cls(
+            shape=shape,
+            forecasts=MappingProxyType(forecasts),
+            provenance=MappingProxyType(json.loads(canonical_json("trace", provenance))),
+            checksum=checksum,
+            **plain,  # type: ignore[arg-type]  # only scores may be None: the layout was checked
+        )
+
+
+def validate(where: str, shape: ModelShape, tensors: Tensors) -> None:
+    """Check all that the format asks of ``tensors``. Raises TraceError."""
+    if not check_layout(where, specs_of(where, shape, tensors), tensors):
+        raise TraceError(f"{where}: expected at least one token, got none; capture or generate some first")
+    check_rows(where, shape, tensors)
+    check_order(where, tensors)
+
+
+def canonical_json(where: str, value: Mapping[str, Any]) -> str:
+    """The one JSON text of ``value``. Raises TraceError where it holds what JSON cannot."""
+    try:
+        return json.dumps(dict(value), sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise TraceError(f"{where}: metadata must be JSON (text, finite numbers, lists, mappings): {error}") from None
+
+
+def trace_checksum(where: str, shape: ModelShape, tensors: Tensors, provenance: Mapping[str, Any]) -> str:
+    """The checksum ("sha256:...") of schema version, shape, provenance, and every tensor with its name and type."""
+    digest = hashlib.sha256(f"trilane-trace {SCHEMA_VERSION}\n".encode())
+    for values in (shape.to_dict(), provenance):
+        digest.update(f"{canonical_json(where, values)}\n".encode())
+    for name in sorted(tensors):
+        array = np.ascontiguousarray(tensors[name])
+        digest.update(f"{name} {array.dtype.str} {list(array.shape)}\n".encode())
+        digest.update(array.data)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    view = np.asarray(array).view()
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,87 @@
+"""Trilane: which offloading policy, on which hardware, gives which time per token of a Mixture-of-Experts model, and why.
+
+>>> from trilane import Scenario, simulate
+>>> run = simulate(Scenario(policy="fiddler", hardware="rtx4090-ddr5"))
+>>> run.metrics.tpot_ms, run.spans  # numbers, and a pandas frame of what every lane did
+
+Names are imported when they are first used, so that ``import trilane`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from policies.registry import policy_names
+    from sim.gantt import save_gantt
+    from sim.hardware import Hardware, hardware_names, load_hardware
+    from sim.perfetto import write_perfetto
+    from sim.run import Run
+    from sim.scenario import Scenario
+    from sim.simulate import compare, simulate
+    from traces.bundled import load_trace, trace_names
+    from traces.catalogue import load_model, model_names
+    from traces.model_shape import ModelShape
+    from traces.route_trace_v1 import import_route_trace
+    from traces.statistics import trace_statistics
+    from traces.trace import Trace
+    from traces.trace_file import read_trace, write_trace
+
+_HOME = {
+    "Hardware": "sim.hardware",
+    "ModelShape": "traces.model_shape",
+    "Run": "sim.run",
+    "Scenario": "sim.scenario",
+    "Trace": "traces.trace",
+    "compare": "sim.simulate",
+    "hardware_names": "sim.hardware",
+    "import_route_trace": "traces.route_trace_v1",
+    "load_hardware": "sim.hardware",
+    "load_model": "traces.catalogue",
+    "load_trace": "traces.bundled",
+    "model_names": "traces.catalogue",
+    "policy_names": "policies.registry",
+    "read_trace": "traces.trace_file",
+    "save_gantt": "sim.gantt",
+    "simulate": "sim.simulate",
+    "trace_names": "traces.bundled",
+    "trace_statistics": "traces.statistics",
+    "write_perfetto": "sim.perfetto",
+    "write_trace": "traces.trace_file",
+}
+
+__all__ = [
+    "Hardware",
+    "ModelShape",
+    "Run",
+    "Scenario",
+    "Trace",
+    "compare",
+    "hardware_names",
+    "import_route_trace",
+    "load_hardware",
+    "load_model",
+    "load_trace",
+    "model_names",
+    "policy_names",
+    "read_trace",
+    "save_gantt",
+    "simulate",
+    "trace_names",
+    "trace_statistics",
+    "write_perfetto",
+    "write_trace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'trilane' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

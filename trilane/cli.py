@@ -1,0 +1,75 @@
+"""The command line: verbs, and the one place where errors become a sentence and an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from trilane.verbs import cache_curve, catalogues, compare, simulate, trace
+
+_OURS = ("trilane", "traces", "policies", "sim", "realrun")
+
+app = typer.Typer(
+    name="trilane",
+    help="Which offloading policy, on which hardware, gives which time per token of a Mixture-of-Experts model, and why.",
+    epilog="Start with [bold]trilane compare[/]. Times are simulated from a routing trace that a real model produced.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("compare")(compare.compare)
+app.command("simulate")(simulate.simulate)
+app.command("cache-curve")(cache_curve.cache_curve)
+app.add_typer(trace.app, name="trace")
+app.command("policies")(catalogues.policies)
+app.command("models")(catalogues.models)
+app.command("hardware")(catalogues.hardware)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"trilane {version('trilane')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line. Bad input ends with one sentence on standard error and exit status 2."""
+    try:
+        app()
+    except BrokenPipeError:  # the reader of our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except Exception as error:
+        if not _is_refusal(error):
+            raise
+        print(f"trilane: {_sentence(error)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether an error says that the input is bad (ours, or the operating system's), not that the program is."""
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _OURS
+
+
+def _sentence(error: Exception) -> str:
+    """The message on one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return " ".join(str(text).split()) or type(error).__name__

@@ -1,0 +1,61 @@
+"""The scenario that a command line asks about: a file or the default, with single values changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from sim.scenario import Scenario
+
+ScenarioOption = Annotated[
+    str | None,
+    typer.Option("--scenario", "-s", metavar="FILE", help="Scenario (YAML). Default: the bundled reference scenario."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one key of the scenario, such as [bold]hardware=rtx4090-ddr5[/] or [bold]batch=4[/]; repeatable.",
+    ),
+]
+
+
+def scenario_of(file: str | None, changes: Sequence[str] | None) -> Scenario:
+    """Read the scenario and apply ``KEY=VALUE`` changes, values in YAML. Raises ScenarioError."""
+    from sim.scenario import Scenario
+
+    scenario = Scenario.from_yaml(file) if file else Scenario()
+    if not changes:
+        return scenario
+    return Scenario.from_dict({**scenario.to_dict(), **dict(map(_change, changes))}, "--set")
+
+
+def _change(text: str) -> tuple[str, Any]:
+    import yaml
+
+    from sim.scenario import ScenarioError
+
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ScenarioError(f"--set: expected KEY=VALUE, got {text!r}")
+    try:
+        return key.strip(), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ScenarioError(f"--set {key}: {value!r} is not a YAML value") from None
+
+
+def describe(scenario: Scenario) -> str:
+    """A scenario in one line."""
+    from traces.bundled import load_trace
+
+    model = scenario.model or load_trace(scenario.trace).shape.name
+    room = "the card's own memory"
+    if scenario.cached_share is not None:
+        room = f"{scenario.cached_share:.0%} of the experts cached"
+    elif scenario.gpu_memory_gb is not None:
+        room = f"{scenario.gpu_memory_gb:g} GB of GPU memory"
+    return f"{model} on {scenario.hardware}, {room}, batch {scenario.batch}, routing of {scenario.trace}"

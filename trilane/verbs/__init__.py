@@ -1,0 +1,1 @@
+"""The command line's verbs, one file each; what a verb needs is imported when it runs."""
