@@ -45,8 +45,9 @@ class CostRule:
 
     def assign(self, view: LayerView) -> Assignment:
         """Compare copy + GPU with CPU for every absent expert."""
-        active, tokens, _, _ = view.routing
-        gpu_ns, cpu_ns, _, copy_ns, _ = view.costs[view.layer]
+        active, tokens = view.routing.active, view.routing.tokens
+        costs = view.costs[view.layer]
+        gpu_ns, cpu_ns, copy_ns = costs.gpu_ns, costs.cpu_ns, costs.copy_ns
         ready = view.ready_ns
         return settle(
             view,

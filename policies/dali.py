@@ -123,7 +123,7 @@ class WindowCache:
     def observe(self, view: LayerView) -> None:
         """Add the step's workloads (Eq. 12)."""
         scores = self._scores[view.layer]
-        active, tokens, _, _ = view.routing
+        active, tokens = view.routing.active, view.routing.tokens
         for expert, workload in zip(active, tokens, strict=True):
             scores[expert] += workload
         self._steps[view.layer] += 1

@@ -15,8 +15,9 @@ from policies.views import INFINITE_NS, Assignment, LayerView
 
 def durations(view: LayerView) -> tuple[list[int], list[int]]:
     """(t_gpu, t_cpu) of every active expert, in the order of ``view.routing.active``."""
-    active, tokens, _, _ = view.routing
-    gpu_ns, cpu_ns, _, copy_ns, _ = view.costs[view.layer]
+    active, tokens = view.routing.active, view.routing.tokens
+    costs = view.costs[view.layer]
+    gpu_ns, cpu_ns, copy_ns = costs.gpu_ns, costs.cpu_ns, costs.copy_ns
     ready = view.ready_ns
     on_gpu = []
     for expert, workload in zip(active, tokens, strict=True):

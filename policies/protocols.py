@@ -147,6 +147,7 @@ class Composition:
     cache: Cache
     needs: Needs = field(default_factory=Needs)
     swaps_before_prefetches: bool = False
+    writes_back: bool = False  # victims are copied back to the host, as weights that could have changed would be
     demand_slots: int = 2  # staging slots for demand loads
     prefetch_slots: int = 0  # staging slots for prefetches
     parameters: Mapping[str, object] = field(default_factory=dict)

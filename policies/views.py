@@ -57,6 +57,7 @@ class ExpertCosts(NamedTuple):
     first_cpu_ns: int  # extra time of the first CPU expert of a layer
     copy_ns: int
     bytes: int
+    writeback_ns: int = 0  # back to the host, where a policy writes its victims back
 
 
 class LayerInput(NamedTuple):

@@ -25,13 +25,13 @@ window. When an event is planned, every hit that spans this moment holds a slot,
 smallest expert). So hits form a set of intervals of which at most C overlap at any event, and keeping, event by event,
 those that end first (Belady with bypass, from the best possible start) gives the most of them. Of the requests that
 are left, n on the CPU take at least the n shortest CPU times, between synchronisation and combine, so beside all other
-links of the chain; the rest take one copy each on the serial link. The least over n of the longer of the two is a bound.
+links of the chain; the rest take one copy each on the serial link. The least over n of the longer of the two bounds.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -150,9 +150,10 @@ def _fractional_split(gpu: Sequence[int], cpu: Sequence[int], gpu_from: int, cpu
 def _traffic_ns(steps: Sequence[StepDemand], costs: CostTable, capacity_bytes: int) -> int:
     """What misses take at least, over all ``steps``."""
     layers = range(len(costs.experts))
-    events = [[(layer, e) for e in step.routings[layer].active] for step in steps for layer in layers]
+    events = [[layer << 20 | e for e in step.routings[layer].active] for step in steps for layer in layers]
     misses = least_misses(events, capacity_bytes // min(expert.bytes for expert in costs.experts))
-    cpu = np.sort([e.cpu_ns[w] for s in steps for e, r in zip(costs.experts, s.routings, strict=True) for w in r.tokens])
+    tables = [expert.cpu_ns for expert in costs.experts]
+    cpu = np.sort([tables[layer][w] for step in steps for layer in layers for w in step.routings[layer].tokens])
     on_cpu = np.concatenate([[0], np.cumsum(cpu[:misses])]) + sum(_fixed_ns(step, costs) for step in steps)
     on_link = np.arange(misses, -1, -1) * min(expert.copy_ns for expert in costs.experts)
     return int(np.maximum(on_cpu, on_link).min())
@@ -165,36 +166,35 @@ def _fixed_ns(step: StepDemand, costs: CostTable) -> int:
     return _once_ns(c, costs) + layer * len(costs.experts)
 
 
-def least_misses(events: Sequence[Sequence[tuple[int, int]]], capacity: int) -> int:
-    """Requests that no cache of ``capacity`` equal slots can hold, whatever it holds at the start.
+def least_misses(events: Sequence[Sequence[int]], capacity: int) -> int:
+    """Requests that no cache of ``capacity`` equal slots can serve, whatever it holds at the start.
 
     Each event asks for several experts together, in any order; a miss need not be kept.
     """
     following = _next_uses(events)
-    held: set[tuple[int, int]] = set()
-    nearest: list[tuple[int, tuple[int, int]]] = []  # (-next use, expert), the furthest on top; what was used stays
+    held: set[int] = set()
+    furthest: list[tuple[int, int]] = []  # (-next use, expert); those used already sink to the bottom
     misses = 0
 
-    def keep(expert: tuple[int, int], use: int) -> None:
-        held.add(expert)
-        heapq.heappush(nearest, (-use, expert))
-        if len(held) > capacity:
-            held.remove(heapq.heappop(nearest)[1])
+    def keep(uses: Mapping[int, int]) -> None:
+        held.update(uses)
+        for expert, use in uses.items():
+            heapq.heappush(furthest, (-use, expert))
+        while len(held) > capacity:
+            held.remove(heapq.heappop(furthest)[1])
 
-    for expert, use in following[-1].items():
-        keep(expert, use)
+    keep(following[-1])
     for event, uses in zip(events, following, strict=False):
         hits = held.intersection(event)
         misses += len(event) - len(hits)
         held -= hits
-        for expert, use in uses.items():
-            keep(expert, use)
+        keep(uses)
     return misses
 
 
-def _next_uses(events: Sequence[Sequence[tuple[int, int]]]) -> list[dict[tuple[int, int], int]]:
+def _next_uses(events: Sequence[Sequence[int]]) -> list[dict[int, int]]:
     """For each event, when its experts are next used, if ever; last, the first use of every expert."""
-    coming: dict[tuple[int, int], int] = {}
+    coming: dict[int, int] = {}
     following = []
     for place in range(len(events) - 1, -1, -1):
         following.append({expert: coming[expert] for expert in events[place] if expert in coming})

@@ -8,26 +8,27 @@ import simpy
 
 from policies.session import Session
 from policies.views import Copy, ExpertCosts, ExpertId
-from sim.lanes import SharedMemory
+from sim.lanes import Lane, SharedMemory
 from sim.spans import Recorder
 
 
 class CopyLane:
     """Serves the session's copies; ``arrived(copy)`` is called at the end of each.
 
-    A copy could have started when it was queued or, where it had to wait for a staging slot, when that came free.
+    Victims that a policy writes back take the lane ``back``. A copy could have started when it was queued or, where the
+    lane had to rest until a slot came free or a pin was lifted, when that happened.
     """
 
     def __init__(
         self, env: simpy.Environment, memory: SharedMemory, recorder: Recorder, costs: Sequence[ExpertCosts],
-        session: Session, arrived: Callable[[Copy], None],
+        session: Session, back: Lane, arrived: Callable[[Copy], None],
     ) -> None:  # fmt: skip
         self._env, self._memory, self._recorder, self._costs = env, memory, recorder, costs
-        self._session, self._arrived = session, arrived
+        self._session, self._back, self._arrived = session, back, arrived
         self._result: tuple[int, int, int, int, Callable[[], None]] | None = None
         self._busy = False
         self._queued = {"demand": 0, "prefetch": 0, "swap": 0}  # when the latest of each kind was queued
-        self._woken = 0  # when an idle lane last looked for work and found none
+        self._resting = False  # the free lane has looked for work and found none that could start
 
     def queued(self, kind: str) -> None:
         """The session may have new copies of this kind."""
@@ -42,7 +43,9 @@ class CopyLane:
             self._start_result()
             return
         copy = self._session.next_copy()
-        if copy is not None:
+        if copy is None:
+            self._resting = True
+        else:
             self._start(copy)
 
     def left_ns(self) -> int:
@@ -65,20 +68,23 @@ class CopyLane:
         event.callbacks.append(self._computed)  # type: ignore[union-attr]
 
     def _computed(self, event: simpy.Event) -> None:
-        id: ExpertId = event.value
+        id = event.value
+        assert isinstance(id, ExpertId)
         self._session.computed(id)
         self.release(id)
-        if not self._busy:
-            self._woken = int(self._env.now)
         self.wake()
 
     def _start(self, copy: Copy) -> None:
         self._busy = True
         now, recorder = int(self._env.now), self._recorder
         for victim in copy.victims:
-            recorder.instant(now, "evict", victim.layer, -1, victim.expert, self._costs[victim.layer].bytes)
+            costs = self._costs[victim.layer]
+            recorder.instant(now, "evict", victim.layer, -1, victim.expert, costs.bytes)
+            if self._session.policy.writes_back:
+                self._back.reserve(now, costs.writeback_ns, "writeback", victim.layer, victim.expert, 0, costs.bytes)
         self._copy, self._began = copy, now
-        self._begin = (max(self._queued[copy.kind], self._woken), now, recorder.step, recorder.phase)
+        ready = now if self._resting else self._queued[copy.kind]
+        self._begin, self._resting = (ready, now, recorder.step, recorder.phase), False
         self._memory.start(SharedMemory.H2D, self._costs[copy.id.layer].copy_ns, self._copied)
 
     def _copied(self) -> None:
@@ -95,7 +101,7 @@ class CopyLane:
 
     def _start_result(self) -> None:
         assert self._result is not None
-        self._busy, self._began = True, int(self._env.now)
+        self._busy, self._resting, self._began = True, False, int(self._env.now)
         self._memory.start(SharedMemory.H2D, self._result[2], self._result_over)
 
     def _result_over(self) -> None:

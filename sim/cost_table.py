@@ -124,6 +124,7 @@ def _scaled_expert(costs: ExpertCosts, c: int) -> ExpertCosts:
         cpu_ns=tuple(ns * c for ns in costs.cpu_ns),
         first_cpu_ns=costs.first_cpu_ns * c,
         copy_ns=costs.copy_ns * c,
+        writeback_ns=costs.writeback_ns * c,
     )
 
 
@@ -137,7 +138,7 @@ def _check_expert(costs: ExpertCosts, layer: int, max_tokens: int) -> None:
                 f"expected {max(max_tokens, 1) + 1}, got {len(table)}"
             )
         _check_table(table, f"cost table, layer {layer}: {name}")
-    for name, low in (("first_cpu_ns", 0), ("copy_ns", 1), ("bytes", 1)):
+    for name, low in (("first_cpu_ns", 0), ("copy_ns", 1), ("bytes", 1), ("writeback_ns", 0)):
         _check_int(getattr(costs, name), low, f"cost table, layer {layer}: {name}")
 
 

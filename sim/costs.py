@@ -81,6 +81,7 @@ def _expert_costs(shape: ModelShape, hardware: Hardware, size: int, max_tokens: 
         first_cpu_ns=cpu.first_expert_ns,
         copy_ns=_ns(link.h2d_latency_ns + size / link.expert_bytes_per_s * 1e9),
         bytes=size,
+        writeback_ns=_ns(link.d2h_latency_ns + size / link.d2h_bytes_per_s * 1e9),
     )
 
 

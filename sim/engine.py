@@ -22,7 +22,8 @@ from sim.lanes import Lane, SharedMemory
 from sim.spans import Recorder
 
 Events = Generator[simpy.Event, None, None]
-COMPUTED_ON_GPU = ("gate", "residual", "quasi_hidden", "estimator", "partial")  # forecasts that cost the GPU a gate
+FROM_GATE_INPUT = ("gate", "residual", "quasi_hidden", "estimator")  # forecasts that cost the GPU one more gate
+FROM_EXPERTS = ("partial",)  # those that cost it the next attention and gate, once the experts that are here have run
 
 
 class TokenBytes(NamedTuple):
@@ -45,7 +46,7 @@ class Engine:
         self.host, self.gpu, self.d2h = (Lane(name, self.recorder) for name in ("host", "gpu", "d2h"))
         memory = SharedMemory(self.env, costs.cpu_permille, costs.copy_permille)
         self.cpu = CpuLane(self.env, memory, self.recorder, costs.experts, self._cpu_ended)
-        self.h2d = CopyLane(self.env, memory, self.recorder, costs.experts, session, self._arrived)
+        self.h2d = CopyLane(self.env, memory, self.recorder, costs.experts, session, self.d2h, self._arrived)
         # the layer at work
         self._layer = self._planned = -1
         self._step_costs, self._tokens = costs.step(1, (1,)), 0
@@ -92,6 +93,7 @@ class Engine:
             )
         )
         self._start(plan, planned)
+        forecast_ready = max(forecast_ready, self._speculate_late(layer, planned, forecasts))
         end = planned
         if session.looks_ahead:
             end = self._bring_forecast(layer, forecast_ready, len(step.routings[layer].active))
@@ -113,13 +115,25 @@ class Engine:
         gpu.reserve(launched, attention_ns, "attention", layer, -1, tokens)
         gated = forecast_ready = gpu.reserve(launched, costs.gate_ns, "gate", layer, -1, tokens)
         for forecast in forecasts:
-            if forecast.kind in COMPUTED_ON_GPU:
+            if forecast.kind in FROM_GATE_INPUT:
                 forecast_ready = gpu.reserve(
                     launched, costs.speculate_ns, "speculate", layer, -1, tokens, 0, forecast.layer
                 )
         if costs.shared_ns:
             gpu.reserve(launched, costs.shared_ns, "shared", layer, -1, tokens)
         return gated, forecast_ready
+
+    def _speculate_late(self, layer: int, planned: int, forecasts: Sequence[Forecast]) -> int:
+        """Forecasts from a partial forward pass; returns when they are computed (0: there are none)."""
+        costs, ready = self._step_costs, 0
+        for forecast in forecasts:
+            if forecast.kind in FROM_EXPERTS:
+                launched = self.host.reserve(planned, self.costs.launch_ns, "launch", layer)
+                duration = costs.attention_ns + costs.speculate_ns
+                ready = self.gpu.reserve(
+                    launched, duration, "speculate", layer, -1, self._tokens, 0, forecast.layer
+                )
+        return ready
 
     def _bring_routing(self, layer: int, gated: int, active: int) -> int:
         """The routing comes to the host, which plans; returns when the plan is made."""

@@ -9,7 +9,8 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
         launch       one per GPU expert in the plan's order, then one for combine: end of `plan`
         foresee      end of the forecast's `routing`; only if the policy looks ahead. Takes effect at its end
   gpu   attention    its launch (layer 0 carries the model's dense layers too), also after the layer before has ended
-        gate, speculate (one per forecast computed on the GPU; target_layer set), shared: the same launch
+        gate, speculate (one per forecast computed on the GPU; target_layer set), shared: the same launch.
+                     A forecast from a partial forward pass has its own launch, after the experts that are here
         expert       its launch; one that is copied for this layer: its launch and the end of its copy
         combine      its launch, every GPU expert, and the CPU's result. Where the GPU reads results in place
                      (result_path "direct") that is the end of the last CPU expert, and combine lasts as much longer
@@ -17,6 +18,7 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
   d2h   routing      end of `gate`; for forecasts (target_layer set) end of the last `speculate`, or of `gate`
         activations  once a layer, if the CPU computes anything of it: end of `plan` (or of `foresee`, if only for
                      precomputations)
+        writeback    the start of the copy that displaces the expert, where the policy writes victims back
   cpu   expert       end of `activations`, in the plan's order; the first of a layer lasts first_cpu_ns longer
         precompute   the same, for target_layer
   h2d   demand       end of the `plan` that asked for it, and a free staging slot if it goes there

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,7 @@ class ResidualMean:
 
     def add(self, records: list[LayerRecord]) -> None:
         """Take in one pass."""
-        steps = [b.gate_input.double() - a.gate_input.double() for a, b in zip(records, records[1:], strict=False)]
+        steps = [b.gate_input.double() - a.gate_input.double() for a, b in pairwise(records)]
         total = torch.stack([s.sum(0) for s in steps]) if steps else torch.zeros(0)
         self._sum = total if self._sum is None else self._sum + total
         self._tokens += len(records[0].gate_input)

@@ -88,7 +88,7 @@ def config_value(config: Any, *names: str, default: Any = None) -> Any:
     for name in names:
         try:
             value = getattr(config, name)
-        except Exception:  # noqa: BLE001,S112 - the library's own error classes differ between versions
+        except Exception:  # of a class that differs between versions of the library
             continue
         if value is not None:
             return value

@@ -60,14 +60,17 @@ def load(model: str | Path, dtype: str = "auto", name: str = "", **options: Any)
     revision = {"revision": options["revision"]} if options.get("revision") else {}
     try:
         config = AutoConfig.from_pretrained(where, **revision)
-        loaded = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options).eval()
+        loaded = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options).train(False)
         tokenizer = AutoTokenizer.from_pretrained(where, **revision)
     except (OSError, ValueError, KeyError) as error:
-        raise CaptureError(f"{where}: expected a causal language model and its tokenizer; could not load: {error}") from error
+        raise CaptureError(
+            f"{where}: expected a causal language model and tokenizer; could not load: {error}"
+        ) from error
     stored = config_value(config.get_text_config(), "dtype", default=None) or loaded.dtype
     bits = torch.empty(0, dtype=stored).element_size() * 8
     layers = find_moe_layers(loaded)
-    return Loaded(name or Path(where).name, _revision(config, Path(where)), loaded, tokenizer, layers, bits)
+    called = name or (Path(where).name if Path(where).is_dir() else where)
+    return Loaded(called, _revision(config, Path(where)), loaded, tokenizer, layers, bits)
 
 
 def _revision(config: Any, folder: Path) -> str:

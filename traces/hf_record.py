@@ -50,7 +50,7 @@ class Recorder:
     def take(self) -> list[LayerRecord]:
         """The records of the pass that just ended, in layer order. Raises CaptureError if a layer left none."""
         records, self._records = self._records, {}
-        silent = [l.path for n, l in enumerate(self.layers) if n not in records or records[n].ids is None]
+        silent = [layer.path for n, layer in enumerate(self.layers) if n not in records or records[n].ids is None]
         if silent:
             raise CaptureError(
                 f"expected router and experts of every layer to run as modules, but {silent[0]} did not; "

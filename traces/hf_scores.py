@@ -24,7 +24,8 @@ def scoring_rule(records: list[LayerRecord]) -> tuple[str, bool]:
     Where none fits (sparse mixers, capped or custom gates) it is softmax, and not certain.
     """
     record = records[0]
-    assert record.ids is not None and record.weights is not None
+    assert record.ids is not None
+    assert record.weights is not None
     misfits = {name: _misfit(name, record.logits.float(), record.ids, record.weights.float()) for name in RULES}
     best = min(misfits, key=lambda name: misfits[name])
     return (best, True) if misfits[best] <= TOLERANCE else ("softmax", False)

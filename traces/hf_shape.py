@@ -9,7 +9,7 @@ from torch import nn
 from traces.hf_layers import CaptureError, MoeLayer, config_value
 from traces.model_shape import ModelShape
 
-SHARED = ("shared_experts", "shared_expert", "shared_mlp")
+SHARED = ("shared_experts", "shared_expert", "shared_mlp", "mlp")  # mlp: beside the mixture in Gemma 4
 
 
 def shape_of(model: nn.Module, layers: list[MoeLayer], name: str, top_k: int, bits: int) -> ModelShape:

@@ -42,7 +42,7 @@ def cut_prompts(corpus: Path, split: str, per_domain: int, tokenizer: Any, seed:
 
 
 def cut_passages(text: str, count: int, tokens: int, tokenizer: Any, random: np.random.Generator) -> list[str]:
-    """``count`` passages of at least ``tokens`` tokens, from starts of unindented lines drawn at random, none overlapping.
+    """``count`` passages of at least ``tokens`` tokens from starts of unindented lines, at random and without overlap.
 
     Raises CorpusError if the text has too few.
     """
@@ -62,8 +62,12 @@ def cut_passages(text: str, count: int, tokens: int, tokenizer: Any, random: np.
 def bundle(name: str, corpus: Path, run: Path, output: Path) -> None:
     """Capture both traces of a trained model into ``output``, and put its training record (and checkpoint) there."""
     loaded = load(run / "model", dtype="float32", name=name)
-    held_out = cut_prompts(corpus, "eval", EVALUATED_PER_DOMAIN, loaded.tokenizer, SETTINGS.seed, run / "eval.jsonl")
-    other = cut_prompts(corpus, "train", CALIBRATION_PER_DOMAIN, loaded.tokenizer, SETTINGS.seed, run / "train.jsonl")
+    held_out = cut_prompts(
+        corpus, "eval", EVALUATED_PER_DOMAIN, loaded.tokenizer, SETTINGS.seed, run / "held-out-prompts.jsonl"
+    )
+    other = cut_prompts(
+        corpus, "train", CALIBRATION_PER_DOMAIN, loaded.tokenizer, SETTINGS.seed, run / "training-text-prompts.jsonl"
+    )
     capture_loaded(loaded, held_out, output / f"{name}.safetensors", SETTINGS, calibration=other)
     _capture_plain(loaded, other, output / f"{name}-calibration.safetensors")
     _record(run, output / "training" / name)

@@ -89,8 +89,8 @@ def load_corpus(folder: Path, tokenizer: Tokenizer) -> Corpus:
     domains = domains_of(folder)
     train = tuple(_tokens(folder / f"{d}.train.txt", tokenizer) for d in domains)
     held_out = tuple(_tokens(folder / f"{d}.eval.txt", tokenizer) for d in domains)
-    # a byte-level token is written with one character a byte
-    sizes = [len(tokenizer.id_to_token(t)) for t in range(tokenizer.get_vocab_size())]
+    # A byte-level token is written with one character a byte.
+    sizes = [len(tokenizer.id_to_token(t) or "") for t in range(tokenizer.get_vocab_size())]
     return Corpus(domains, train, held_out, np.array(sizes, dtype=np.int64))
 
 

@@ -51,7 +51,7 @@ def _router_losses(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def evaluate(model: PreTrainedModel, tap: RouterTap, corpus: Corpus, windows: int, length: int = 128) -> dict[str, Any]:
     """Held-out loss by domain, beside the unigram's on the same tokens, and the load balance on all of them."""
-    model.eval()
+    model.train(False)
     results = [_domain(model, tap, corpus, d, windows, length) for d in range(len(corpus.domains))]
     counts = torch.stack([c for _, c in results]).double()
     losses = {name: loss for name, (loss, _) in zip(corpus.domains, results, strict=True)}
@@ -62,10 +62,10 @@ def _domain(
     model: PreTrainedModel, tap: RouterTap, corpus: Corpus, domain: int, windows: int, length: int
 ) -> tuple[dict[str, float], Tensor]:
     tokens = corpus.held_out_windows(domain, windows, length)
-    nats, counts = 0.0, torch.zeros(0)
-    for rows in tokens.split(8):
+    nats, counts = 0.0, torch.zeros(())
+    for rows in torch.split(tokens, 8):
         nats += model(input_ids=rows, labels=rows, use_cache=False).loss.item() * rows[:, 1:].numel()
-        counts = tap.counts() if not len(counts) else counts + tap.counts()
+        counts = counts + tap.counts()
     scored = tokens[:, 1:].numpy()
     size = corpus.token_bytes[scored].sum()
     unigram = corpus.unigram_nats()[scored].sum()

@@ -56,8 +56,7 @@ def moe_config(vocab: int = VOCAB, layers: int = 8) -> Qwen3MoeConfig:
         mlp_only_layers=[],
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=32,
-        **_common(),
+        **{"head_dim": 32, **_common()},
     )
 
 
@@ -87,4 +86,5 @@ def build_model(name: str, seed: int, **sizes: int) -> PreTrainedModel:
         raise KeyError(f"no mini model {name!r}; known: {sorted(MODELS)}")
     model_class, config = MODELS[name]
     torch.manual_seed(seed)
-    return model_class(config(**sizes)).float()
+    model: PreTrainedModel = model_class(config(**sizes)).float()
+    return model

@@ -143,8 +143,9 @@ def export(model: PreTrainedModel, folder: Path) -> None:
     """Write ``folder/model``: bfloat16 weights and the tokenizer, as ``from_pretrained`` reads them."""
     aside, final = folder / "model.new", folder / "model"
     shutil.rmtree(aside, ignore_errors=True)
-    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(aside)
-    wrapped = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), pad_token=PAD)
+    copy.deepcopy(model).bfloat16().save_pretrained(aside)
+    wrapped: Any = PreTrainedTokenizerFast
+    wrapped = wrapped(tokenizer_file=str(folder / "tokenizer.json"), pad_token=PAD)
     wrapped.save_pretrained(aside)
     shutil.rmtree(final, ignore_errors=True)
     aside.rename(final)

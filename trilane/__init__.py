@@ -1,4 +1,4 @@
-"""Trilane: which offloading policy, on which hardware, gives which time per token of a Mixture-of-Experts model, and why.
+"""Trilane: which policy for offloading a Mixture-of-Experts model, on which machine, gives which time per token.
 
 >>> from trilane import Scenario, simulate
 >>> run = simulate(Scenario(policy="fiddler", hardware="rtx4090-ddr5"))

@@ -8,13 +8,17 @@ from typing import Annotated
 
 import typer
 
-from trilane.verbs import cache_curve, catalogues, compare, simulate, trace
+from trilane.verbs.cache_curve import cache_curve
+from trilane.verbs.catalogues import hardware, models, policies
+from trilane.verbs.compare import compare
+from trilane.verbs.simulate import simulate
+from trilane.verbs.trace import app as trace
 
 _OURS = ("trilane", "traces", "policies", "sim", "realrun")
 
 app = typer.Typer(
     name="trilane",
-    help="Which offloading policy, on which hardware, gives which time per token of a Mixture-of-Experts model, and why.",
+    help="Which policy for offloading a Mixture-of-Experts model, on which machine, gives which time per token? And why?",
     epilog="Start with [bold]trilane compare[/]. Times are simulated from a routing trace that a real model produced.",
     no_args_is_help=True,
     add_completion=False,
@@ -22,13 +26,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("compare")(compare.compare)
-app.command("simulate")(simulate.simulate)
-app.command("cache-curve")(cache_curve.cache_curve)
-app.add_typer(trace.app, name="trace")
-app.command("policies")(catalogues.policies)
-app.command("models")(catalogues.models)
-app.command("hardware")(catalogues.hardware)
+app.command("compare")(compare)
+app.command("simulate")(simulate)
+app.command("cache-curve")(cache_curve)
+app.add_typer(trace, name="trace")
+app.command("policies")(policies)
+app.command("models")(models)
+app.command("hardware")(hardware)
 
 
 def _print_version(wanted: bool) -> None:

@@ -49,7 +49,8 @@ def note(message: str) -> None:
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> Table:
     """A table whose first ``text_columns`` columns are text; the others are numbers and stand to the right."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    wide = not sys.stdout.isatty() or Console().width >= 100
+    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0))
     for place, column in enumerate(columns):
         made.add_column(column, justify="left" if place < text_columns else "right", header_style="bold", no_wrap=True)
     for row in rows:
@@ -121,9 +122,9 @@ def working(label: str) -> Iterator[None]:
         yield
 
 
-def share(value: float | None, digits: int = 0) -> str:
+def percent(value: float | None, digits: int = 0) -> str:
     """A fraction in percent."""
-    return "-" if value is None else f"{100 * value:.{digits}f} %"
+    return "-" if value is None else f"{100 * value:.{digits}f}%"
 
 
 def number(value: float | None, digits: int = 1) -> str:

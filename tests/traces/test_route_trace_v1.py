@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from traces.batches import compose
 from traces.catalogue import load_model
 from traces.route_trace_v1 import import_route_trace, recorded_hits
-from traces.trace_file import TraceError, read_trace, write_trace
+from traces.trace_file import Trace, TraceError, read_trace, write_trace
 
 LOGS = Path(__file__).parents[3] / "shared" / "traces" / "route_trace_v1"
 needs_logs = pytest.mark.skipif(not LOGS.is_dir(), reason=f"the measured logs are not here: {LOGS}")
@@ -65,6 +67,31 @@ def test_a_measured_log_is_imported(
     assert round(hits / lookups, 3) == hit_rate
     write_trace(trace, tmp_path / "t.safetensors")
     assert read_trace(tmp_path / "t.safetensors").checksum == trace.checksum
+
+
+def replay_lru(trace: Trace, budget_bytes: int) -> int:
+    """Hits of the engine's cache by its rules: one pool, least recently used by token and slot, each expert of a step
+    and layer looked up once, eviction after that, never of an expert just used.
+    """
+    pool: OrderedDict[tuple[int, int], int] = OrderedDict()
+    hits = 0
+    for step in compose(trace, batch=1):
+        for layer in range(trace.shape.moe_layers):
+            event = [(layer, expert) for expert in trace.topk_ids[step.rows, layer].ravel().tolist()]
+            hits += len(set(event) & pool.keys())
+            for key in event:
+                pool[key] = trace.shape.expert_bytes_of(layer)
+                pool.move_to_end(key)
+            while sum(pool.values()) > budget_bytes:
+                del pool[next(key for key in pool if key not in set(event))]
+    return hits
+
+
+@needs_logs
+@pytest.mark.parametrize("file", ["qwen", "gemma"])
+def test_replaying_the_import_gives_the_recorded_hits_to_the_last_one(file: str) -> None:
+    hits, _ = recorded_hits(LOGS / f"{file}.route.csv")
+    assert replay_lru(import_route_trace(LOGS / f"{file}.route.csv"), 4000 * 2**20) == hits
 
 
 @needs_logs

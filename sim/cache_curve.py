@@ -1,0 +1,115 @@
+"""Hit rates of one expert cache against its size: a logical replay of a trace, without time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from policies.belady import BeladyBypassCache, BeladyCache
+from policies.caches import RandomCache
+from policies.future import Future
+from policies.lfu import LfuCache
+from policies.lru import LruCache
+from policies.placements import NoPlacement, PoolPlacement
+from policies.protocols import Budget, Cache, Placement
+from policies.replay import ReplayEvent, replay
+from policies.views import Phase
+from traces.batches import compose, step_workloads
+from traces.trace import Trace
+
+
+class CurveError(ValueError):
+    """A cache policy or a size that there is not; the message lists what there is."""
+
+
+class CurvePoint(NamedTuple):
+    """One cache: hits by lookup, of the whole trace and of its decode steps alone (fractions)."""
+
+    policy: str
+    capacity_bytes: int
+    hit_rate: float
+    hit_rate_decode: float
+    lookups: int
+
+
+class _Kind(NamedTuple):
+    about: str
+    make: Callable[[Future, int], Cache]
+    placement: Callable[[], Placement] = PoolPlacement
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "lru": _Kind("evicts the least recently used", lambda future, seed: LruCache()),
+    "lfu": _Kind("evicts the least often used so far", lambda future, seed: LfuCache()),
+    "random": _Kind("evicts at random", lambda future, seed: RandomCache(seed)),
+    "layer-lru": _Kind("LRU with the same room for every layer", lambda future, seed: LruCache(), NoPlacement),
+    "belady": _Kind("clairvoyant; admits every miss", lambda future, seed: BeladyCache(future)),
+    "belady-bypass": _Kind("clairvoyant; may decline a miss", lambda future, seed: BeladyBypassCache(future)),
+}
+CURVE_POLICIES: Mapping[str, str] = {name: kind.about for name, kind in _KINDS.items()}
+DEFAULT_SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)  # of all routed experts
+
+
+@dataclass(frozen=True)
+class CacheCurve:
+    """A trace made ready for replays: sequence by sequence, each alone (batch 1), the cache staying warm."""
+
+    trace: Trace
+    seed: int = 0
+
+    @cached_property
+    def events(self) -> list[ReplayEvent]:
+        """Every layer of every step; a prefill is one step, so an expert counts once a layer however many tokens."""
+        events: list[ReplayEvent] = []
+        step = 0
+        for sequence in dict.fromkeys(self.trace.sequence.tolist()):
+            for rows in compose(self.trace, batch=1, sequences=[sequence]):
+                events += _layers(self.trace, rows.rows, step, rows.phase)
+                step += 1
+        return events
+
+    @cached_property
+    def future(self) -> Future:
+        """What the clairvoyant caches know."""
+        return Future([(event.step, event.layer, event.active) for event in self.events])
+
+    def point(self, policy: str, capacity_bytes: int) -> CurvePoint:
+        """Replay one cache, empty at first. Raises CurveError for an unknown policy or a size below zero."""
+        kind = curve_policy(policy)
+        if capacity_bytes < 0:
+            raise CurveError(f"expected a cache size >= 0, got {capacity_bytes} bytes")
+        shape = self.trace.shape
+        sizes = tuple(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
+        budget = Budget(shape.experts, sizes, capacity_bytes, None, self.seed)
+        result = replay(self.events, kind.make(self.future, self.seed), budget, kind.placement())
+        return CurvePoint(policy, capacity_bytes, result.hit_rate, result.hit_rate_decode, result.lookups)
+
+
+def cache_curve(trace: Trace, policies: Sequence[str], capacities: Sequence[int], seed: int = 0) -> list[CurvePoint]:
+    """Hit rates of every policy at every capacity (bytes)."""
+    curve = CacheCurve(trace, seed)
+    return [curve.point(policy, capacity) for policy in policies for capacity in capacities]
+
+
+def curve_policy(name: str) -> _Kind:
+    """The cache of that name. Raises CurveError listing the names there are."""
+    if name not in _KINDS:
+        raise CurveError(f"there is no cache policy {name!r}; there are {', '.join(_KINDS)}")
+    return _KINDS[name]
+
+
+def _layers(trace: Trace, rows: np.ndarray, step: int, phase: Phase) -> list[ReplayEvent]:
+    """The events of one step, layer by layer."""
+    workloads = step_workloads(trace, rows)
+    layer, expert = np.nonzero(workloads)
+    tokens = workloads[layer, expert].tolist()
+    ends = np.searchsorted(layer, np.arange(1, len(workloads) + 1)).tolist()
+    experts = expert.tolist()
+    return [
+        ReplayEvent(step, number, phase, tuple(experts[start:end]), tuple(tokens[start:end]))
+        for number, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))
+    ]

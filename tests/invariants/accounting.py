@@ -1,0 +1,172 @@
+"""Law 12: the books balance, and every metric comes out the same when it is worked out anew, slowly and plainly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pandas as pd
+
+from sim.metrics import metrics_of
+from sim.spans import COPIES, LANES, Span, spans_frame
+from sim.stalls import stalls_of
+from tests.invariants.log import NEVER, Layer, Log, Stay, home, log_of
+
+Value = float | None
+
+
+def law_12_accounting(spans: pd.DataFrame | Iterable[Span], batch: int) -> None:
+    """busy + idle = makespan on every lane, stalls = GPU idle time, bytes = sum over copies, metrics as worked out anew."""
+    log = log_of(spans)
+    frame = spans if isinstance(spans, pd.DataFrame) else spans_frame([tuple(s) for s in log.spans])  # type: ignore[misc]
+    makespan = max((s.end_ns for s in log.spans), default=0)
+    for lane in LANES:
+        busy, idle = _busy(log, lane, 0, makespan), sum(end - begin for begin, end in gaps(log, lane, makespan))
+        assert busy + idle == makespan, f"law 12: {lane} is busy {busy} ns and idle {idle} of {makespan}"
+    stalls = stalls_of(frame)
+    charged = stall_times(log, 0, makespan)
+    assert stalls._asdict() == charged, f"law 12: stalls {stalls}, worked out anew {charged}"
+    idle = makespan - _busy(log, "gpu", 0, makespan)
+    assert sum(stalls) == idle, f"law 12: stalls {stalls} sum to {sum(stalls)} ns, the GPU is idle for {idle}"
+    given, expected = metrics_of(frame, batch).to_dict(), slow_metrics(log, batch)
+    assert given.keys() == expected.keys(), f"law 12: metrics {given.keys() ^ expected.keys()} are not on both sides"
+    for name, value in expected.items():
+        same = given[name] == value if value is None or given[name] is None else math.isclose(given[name] or 0, value)
+        assert same, f"law 12: {name} is {given[name]}, worked out anew {value}"
+    moved = sum(s.bytes for s in log.lanes["h2d"] if s.kind in COPIES and s.phase == "decode")
+    counted = (given["pcie_bytes_per_token"] or 0) * (given["decode_steps"] or 0) * batch
+    assert math.isclose(counted, moved) or not given["decode_steps"], f"law 12: {moved} bytes moved, {counted} counted"
+
+
+def gaps(log: Log, lane: str, until: int) -> list[tuple[int, int]]:
+    """When a lane does nothing, from 0 to ``until``."""
+    free, found = 0, []
+    for span in log.lanes[lane]:
+        if span.start_ns > free:
+            found.append((free, span.start_ns))
+        free = max(free, span.end_ns)
+    return [*found, (free, until)] if until > free else found
+
+
+def _busy(log: Log, lane: str, begin: int, end: int) -> int:
+    return sum(max(0, min(s.end_ns, end) - max(s.start_ns, begin)) for s in log.lanes[lane])
+
+
+def stall_times(log: Log, begin: int, end: int) -> dict[str, int]:
+    """GPU idle time within a window, by the lane that it waited for: the rule of sim/stalls.py, gap by gap."""
+    total = {"h2d_ns": 0, "cpu_ns": 0, "host_ns": 0}
+    starts = {s.start_ns: s for s in reversed(log.lanes["gpu"])}
+    for gap_begin, gap_end in gaps(log, "gpu", max((s.end_ns for s in log.spans), default=0)):
+        for piece_begin, piece_end, cause in _pieces(log, gap_begin, gap_end, starts.get(gap_end)):
+            total[cause] += max(0, min(piece_end, end) - max(piece_begin, begin))
+    return total
+
+
+def _pieces(log: Log, begin: int, end: int, waiter: Span | None) -> list[tuple[int, int, str]]:
+    if waiter is None or waiter.kind not in ("expert", "combine"):
+        return [(begin, end, "host_ns")]
+    if waiter.kind == "expert":
+        copied = any(
+            s.kind in COPIES and (home(s), s.expert, s.end_ns) == (waiter.layer, waiter.expert, waiter.ready_ns)
+            for s in log.lanes["h2d"]
+        )
+        return [(begin, end, "h2d_ns" if copied else "host_ns")]
+    layer = (waiter.step, waiter.layer)
+    on_cpu = [s.end_ns for s in log.computed(layer) if s.lane == "cpu" and s.end_ns <= waiter.ready_ns]
+    results = [s.end_ns for s in log.of(layer, "result")]
+    if waiter.ready_ns not in on_cpu + results:
+        return [(begin, end, "host_ns")]
+    split = min(max(max(on_cpu, default=0), begin), end)
+    return [(begin, split, "cpu_ns"), (split, end, "h2d_ns")]
+
+
+# --- every metric, worked out plainly ---------------------------------------------------------------------------------
+
+
+def slow_metrics(log: Log, batch: int) -> dict[str, Value]:
+    """All of ``Metrics.to_dict()``."""
+    waits = [s for s in log.lanes["host"] if s.kind == "wait" and s.layer == -1]
+    prefills = [s.end_ns for s in waits if s.phase == "prefill"]
+    decodes = [s.end_ns for s in waits if s.phase == "decode"]
+    before = [s.end_ns for s in waits[: len(waits) - len(decodes)]]
+    begin, end = ((before[-1] if before else 0), decodes[-1]) if decodes else (0, 0)
+    makespan = max((s.end_ns for s in log.spans), default=0)
+    tpot = _share((end - begin) / 1e6, len(decodes))
+    values: dict[str, Value] = {
+        "ttft_ms": prefills[-1] / 1e6 if prefills else None, "tpot_ms": tpot,
+        "tokens_per_s": _share(1000, tpot or 0), "throughput_tokens_per_s": _share(1000 * batch, tpot or 0),
+        "makespan_ms": makespan / 1e6, "steps": len(waits), "decode_steps": len(decodes),
+        **_hits(log), **_prefetches(log, len(decodes) * batch),
+    }  # fmt: skip
+    for prefix, (a, b) in {"": (begin, end), "run_": (0, makespan)}.items():
+        values |= {f"{prefix}{lane}_busy_share": _share(_busy(log, lane, a, b), b - a) for lane in LANES}
+    for name, ns in stall_times(log, begin, end).items():
+        cause = name.removesuffix("_ns")
+        values |= {f"stall_{cause}_ms": _share(ns / 1e6, len(decodes)), f"stall_{cause}_share": _share(ns, end - begin)}
+    planning = [s for s in log.lanes["host"] if s.kind in ("plan", "foresee") and s.phase == "decode"]
+    return values | {"plan_overhead_share": _share(sum(s.end_ns - s.start_ns for s in planning), end - begin)}
+
+
+def _share(part: float, whole: float) -> Value:
+    return part / whole if whole else None
+
+
+def _hits(log: Log) -> dict[str, Value]:
+    stays = log.stays()
+    counts: dict[str, int] = {}
+    for layer in log.routed_layers():
+        planned = log.planned(layer)
+        for span in log.computed(layer):
+            there = any(s.readable <= planned <= s.left for s in stays.get((layer[1], span.expert), ()))
+            on_gpu = span.lane == "gpu"
+            loaded = any(s.kind == "demand" and (s.step, home(s), s.expert) == (*layer, span.expert) for s in log.spans)
+            for when in ("", "decode_") if span.phase == "decode" else ("",):
+                for name, of, hit in (
+                    ("resident", 1, there), ("token", span.tokens, there), ("gpu", int(on_gpu), there),
+                    ("served", 1, on_gpu and not loaded),
+                ):  # fmt: skip
+                    key = f"{when}{name}_hit_rate"
+                    counts[key] = counts.get(key, 0) + of
+                    counts[f"{key}+"] = counts.get(f"{key}+", 0) + of * hit
+    names = [f"{w}{n}_hit_rate" for w in ("", "decode_") for n in ("resident", "token", "gpu", "served")]
+    return {name: _share(counts.get(f"{name}+", 0), counts.get(name, 0)) for name in names}
+
+
+def _prefetches(log: Log, tokens: int) -> dict[str, Value]:
+    counts = dict.fromkeys(("used", "late", "wasted", "active"), 0)
+    moved = dict.fromkeys(("demand", "prefetch_used", "prefetch_wasted", "swap"), 0)
+    for (layer, expert), some in log.stays().items():
+        for stay in some:
+            kind = stay.copy.kind
+            if kind == "prefetch":
+                outcome = _outcome(log, stay, layer, expert)
+                counts[outcome] += 1
+                counts["active"] += _active_next(log, stay, layer, expert)
+                kind = "prefetch_wasted" if outcome == "wasted" else "prefetch_used"
+            if stay.copy.phase == "decode" and kind in moved:
+                moved[kind] += stay.copy.bytes
+    started = sum(counts.values()) - counts["active"]
+    return {
+        **{f"prefetches_{outcome}": counts[outcome] for outcome in ("used", "late", "wasted")},
+        "prefetches_withdrawn": sum(s.kind == "withdraw" for s in log.spans),
+        "prefetch_accuracy": _share(counts["active"], started),
+        **{f"pcie_{kind}_bytes_per_token": _share(size, tokens) for kind, size in moved.items()},
+        "pcie_bytes_per_token": _share(sum(moved.values()), tokens),
+    }
+
+
+def _outcome(log: Log, stay: Stay, layer: int, expert: int) -> str:
+    runs = [
+        s for s in log.lanes["gpu"]
+        if s.kind == "expert" and (s.layer, s.expert) == (layer, expert) and stay.readable <= s.start_ns <= stay.left
+    ]  # fmt: skip
+    if not runs:
+        return "wasted"
+    return "late" if log.planned((runs[0].step, layer)) < stay.readable else "used"
+
+
+def _active_next(log: Log, stay: Stay, layer: int, expert: int) -> bool:
+    """Whether the expert was active when its layer was next routed."""
+    coming = [(log.planned(at), at) for at in log.routed_layers() if at[1] == layer and log.planned(at) >= stay.came]
+    following: Layer | None = min(coming, default=(NEVER, None))[1]
+    return following is not None and any(s.expert == expert for s in log.computed(following))

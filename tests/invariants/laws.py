@@ -1,0 +1,281 @@
+"""Laws 1 to 5 and 12 of DESIGN section 6, checked on spans alone: each raises AssertionError naming law and culprit.
+
+They know how spans look (sim/spans.py) and what the rules are, and nothing of how the engine works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Protocol
+
+import pandas as pd
+
+from policies.views import Routing
+from sim.spans import INSTANT, Span
+from tests.invariants.accounting import law_12_accounting
+from tests.invariants.log import Expert, Layer, Log, Routings, Stay, home, log_of
+
+__all__ = [
+    "check_all", "law_1_conservation", "law_2_causality", "law_3_exclusivity", "law_4_capacity",
+    "law_5_work_conservation", "law_12_accounting", "routings_of",
+]  # fmt: skip
+
+Spans = pd.DataFrame | Iterable[Span]
+
+
+class Step(Protocol):
+    """What the laws need to know of a step of a demand."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def routings(self) -> Sequence[Routing]: ...
+
+
+def routings_of(demand: Sequence[Step]) -> Routings:
+    """What the router chose: the routing in force for every policy that does not change it."""
+    return {(s.index, layer): r.workload() for s in demand for layer, r in enumerate(s.routings)}
+
+
+def check_all(
+    spans: Spans, routings: Routings, budget_bytes: int, batch: int, demand_slots: int | None = None
+) -> None:
+    """All laws that spans alone can show."""
+    spans = list(log_of(spans).spans)
+    law_3_exclusivity(spans)
+    law_1_conservation(spans, routings)
+    law_2_causality(spans)
+    law_4_capacity(spans, budget_bytes)
+    law_5_work_conservation(spans, demand_slots)
+    law_12_accounting(spans, batch)
+
+
+# --- law 1 ------------------------------------------------------------------------------------------------------------
+
+
+def law_1_conservation(spans: Spans, routings: Routings) -> None:
+    """Every routed (token, expert) pair is computed exactly once, on one device, and nothing else is."""
+    log = log_of(spans)
+    assert log.routed_layers() == sorted(routings), "law 1: the layers that ran are not those of the demand"
+    for layer, workload in routings.items():
+        done = log.computed(layer)
+        for span in done:
+            where = f"law 1: step, layer {layer}, expert {span.expert}"
+            assert span.expert in workload, f"{where} is computed on {span.lane}, but no token was routed to it"
+            assert span.tokens == workload[span.expert], (
+                f"{where} computes {span.tokens} tokens on {span.lane}, {workload[span.expert]} were routed to it"
+            )
+        for expert in workload:
+            places = [s.lane for s in done if s.expert == expert]
+            assert len(places) == 1, f"law 1: step, layer {layer}: expert {expert} is computed on {places}, not just once"
+
+
+# --- law 2 ------------------------------------------------------------------------------------------------------------
+
+
+def law_2_causality(spans: Spans) -> None:
+    """Nothing starts before what it needs has ended."""
+    log = log_of(spans)
+    stays = log.stays()
+    for layer in log.routed_layers():
+        _inputs_before_layer(log, layer)
+        _chain_within_layer(log, layer)
+        for span in log.of(layer, "expert", "precompute"):
+            _expert_after_inputs(log, stays, layer, span)
+    for span in log.lanes["cpu"]:
+        assert span.kind in ("expert", "precompute"), f"law 2: {span.kind} on the cpu lane"
+
+
+def _after(later: Span, earlier: Iterable[Span], why: str) -> None:
+    for span in earlier:
+        assert span.end_ns <= later.start_ns, (
+            f"law 2: {why}: {later.kind} of step {later.step}, layer {later.layer}, expert {later.expert} starts at "
+            f"{later.start_ns} ns, {span.kind} of layer {span.layer}, expert {span.expert} ends at {span.end_ns}"
+        )
+
+
+def _inputs_before_layer(log: Log, layer: Layer) -> None:
+    """Attention needs the layer before, or the tokens that the step before has chosen."""
+    step, place = layer
+    attention = log.one(layer, "attention")
+    if place:
+        _after(attention, [log.one((step, place - 1), "combine")], "a layer needs the one before")
+    elif (step - 1, -1) in log.layers:
+        _after(attention, [log.one((step - 1, -1), "wait")], "a step needs the one before")
+    if (step, place + 1) not in log.layers:
+        _after(log.one((step, -1), "attention"), [log.one(layer, "combine")], "the head needs the last layer")
+
+
+def _chain_within_layer(log: Log, layer: Layer) -> None:
+    """attention, gate, routing, wait, plan, experts, combine."""
+    own_routing = [s for s in log.of(layer, "routing") if s.target_layer < 0]
+    forecast = [s for s in log.of(layer, "routing") if s.target_layer >= 0]
+    chain = [
+        [log.one(layer, "attention")], [log.one(layer, "gate")], own_routing, [log.one(layer, "wait")],
+        [log.one(layer, "plan")],
+    ]  # fmt: skip
+    for before, after in pairwise(chain):
+        for span in after:
+            _after(span, before, "a layer's chain")
+    for span in log.of(layer, "foresee"):
+        _after(span, forecast + log.of(layer, "plan"), "foreseeing needs the forecast")
+    for span in forecast:
+        _after(span, log.of(layer, "gate", "speculate"), "a forecast is copied once it is computed")
+    combine = log.one(layer, "combine")
+    _after(combine, log.computed(layer) + log.of(layer, "shared", "result"), "combining needs all parts")
+    for span in log.of(layer, "result"):
+        _after(span, [s for s in log.computed(layer) if s.lane == "cpu"], "a result is copied once it is computed")
+
+
+def _expert_after_inputs(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span) -> None:
+    if span.kind == "precompute":
+        assert home(span) == layer[1] + 1, f"law 2: a precompute of layer {layer[1]} is for layer {home(span)}"
+    else:
+        _after(span, log.of(layer, "plan"), "experts need the plan")
+    if span.lane == "cpu":
+        sent = log.of(layer, "activations")
+        assert sent, f"law 2: step, layer {layer}: the CPU computes expert {span.expert}, no activations were sent"
+        _after(span, sent, "the CPU needs the activations")
+        return
+    assert (span.kind, span.lane) == ("expert", "gpu"), f"law 2: {span.kind} of an expert on the {span.lane} lane"
+    here = [s for s in stays.get((layer[1], span.expert), ()) if s.readable <= span.start_ns and span.end_ns <= s.left]
+    assert here, (
+        f"law 2: step, layer {layer}: expert {span.expert} runs on the GPU from {span.start_ns} to {span.end_ns} ns, "
+        f"it can be read {[(s.readable, s.left) for s in stays.get((layer[1], span.expert), ())]}"
+    )
+
+
+# --- law 3 ------------------------------------------------------------------------------------------------------------
+
+
+def law_3_exclusivity(spans: Spans) -> None:
+    """Spans of one lane never overlap, and none ends before it starts."""
+    for lane, on_lane in log_of(spans).lanes.items():
+        for span in on_lane:
+            assert span.start_ns <= span.end_ns, f"law 3: a span on {lane} ends before it starts: {span}"
+        for before, after in pairwise(s for s in on_lane if s.kind not in INSTANT):
+            assert before.end_ns <= after.start_ns, f"law 3: {lane} does two things at once:\n{before}\n{after}"
+
+
+# --- law 4 ------------------------------------------------------------------------------------------------------------
+
+
+def law_4_capacity(spans: Spans, budget_bytes: int) -> None:
+    """Resident, loading and staged bytes never exceed the budget; what the layer at work needs does not leave."""
+    log = log_of(spans)
+    stays = log.stays()
+    changes = [(stay.came, 1, stay.copy.bytes, expert) for expert, some in stays.items() for stay in some]
+    changes += [(stay.left, 0, -stay.copy.bytes, expert) for expert, some in stays.items() for stay in some]
+    held = 0
+    for now, _, change, expert in sorted(changes):  # who leaves at an instant leaves before others come
+        held += change
+        assert held <= budget_bytes, f"law 4: {held} of {budget_bytes} bytes are held at {now} ns, when {expert} comes"
+    for layer in log.routed_layers():
+        _pinned_stay(log, stays, layer)
+
+
+def _pinned_stay(log: Log, stays: dict[Expert, list[Stay]], layer: Layer) -> None:
+    planned = log.planned(layer)
+    for span in log.of(layer, "expert"):
+        for stay in stays.get((layer[1], span.expert), ()):
+            leaves = stay.leaving == "evict" and stay.readable <= planned < stay.left < span.end_ns
+            assert not leaves, (
+                f"law 4: step, layer {layer}: expert {span.expert} is active and leaves at {stay.left} ns, between its "
+                f"plan ({planned}) and its use ({span.end_ns})"
+            )
+
+
+# --- law 5 ------------------------------------------------------------------------------------------------------------
+
+
+def law_5_work_conservation(spans: Spans, demand_slots: int | None = None) -> None:
+    """No lane is idle while its next piece of work is ready; ``ready_ns`` is what the dependencies say.
+
+    ``demand_slots``: staging slots for demand loads; the link may rest while all of them hold experts.
+    """
+    log = log_of(spans)
+    for lane, on_lane in log.lanes.items():
+        free = 0
+        for span in on_lane:
+            if span.kind in INSTANT:
+                continue
+            assert span.start_ns == max(free, span.ready_ns), (
+                f"law 5: {lane} is free at {free} ns, its next work is ready at {span.ready_ns}, but starts at "
+                f"{span.start_ns}: {span}"
+            )
+            free = span.end_ns
+    stays = log.stays()
+    for layer in log.routed_layers():
+        for span in log.layers[layer]:
+            expected = _ready(log, stays, layer, span)
+            assert expected is None or span.ready_ns == expected, f"law 5: {span} could have started at {expected} ns"
+        _arrival_order(log, stays, layer)
+    _link_serves_demand(log, stays, demand_slots)
+
+
+def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span) -> int | None:
+    """When the inputs of a span were complete; None where it has none but the span before it."""
+
+    def end(*kinds: str, lane: str | None = None, target: bool | None = None) -> int:
+        found = [s for s in log.of(layer, *kinds, lane=lane) if target is None or (s.target_layer >= 0) == target]
+        return max(s.end_ns for s in found)
+
+    launches = [s for s in log.of(layer, "launch") if s.expert < 0]
+    match span.lane, span.kind:
+        case "gpu", "attention" | "gate" | "shared" | "speculate":
+            return launches[0].end_ns
+        case "gpu", "expert":
+            launched = [s.end_ns for s in log.of(layer, "launch") if s.expert == span.expert]
+            return max(launched[0], _stay_at(stays, layer, span).readable)
+        case "gpu", "combine":
+            parts = log.of(layer, "result") or [s for s in log.computed(layer) if s.lane == "cpu"]
+            return max([launches[-1].end_ns, *(s.end_ns for s in parts)])
+        case "host", "wait":
+            return end("routing", target=False)
+        case "host", "plan":
+            return end("wait")
+        case "host", "foresee":
+            return end("routing", target=True)
+        case "host", "launch" if span is not launches[0]:
+            return end("plan")
+        case "d2h", "routing":
+            return end("gate", "speculate") if span.target_layer >= 0 else end("gate")
+        case "d2h", "activations":
+            return end("plan") if log.of(layer, "expert", lane="cpu") else end("foresee")
+        case "cpu", _:
+            return end("activations")
+        case "h2d", "result":
+            return max([end("plan"), *(s.end_ns for s in log.computed(layer) if s.lane == "cpu")])
+    return None
+
+
+def _stay_at(stays: dict[Expert, list[Stay]], layer: Layer, span: Span) -> Stay:
+    return next(s for s in reversed(stays[layer[1], span.expert]) if s.readable <= span.start_ns)
+
+
+def _arrival_order(log: Log, stays: dict[Expert, list[Stay]], layer: Layer) -> None:
+    """The stream runs what was there first, then what arrives in its order."""
+    planned = log.planned(layer)
+    arrivals = [_stay_at(stays, layer, s).readable for s in log.of(layer, "expert", lane="gpu")]
+    waited = [max(time, planned) for time in arrivals]
+    assert waited == sorted(waited), f"law 5: step, layer {layer}: experts that arrived at {arrivals} ran in this order"
+
+
+def _link_serves_demand(log: Log, stays: dict[Expert, list[Stay]], demand_slots: int | None) -> None:
+    """Between its plan and the start of a demand load the link rests only for want of a staging slot."""
+    staged = [s for some in stays.values() for s in some if s.leaving == "release" and s.copy.kind == "demand"]
+    transfers = [s for s in log.lanes["h2d"] if s.kind not in INSTANT]
+    for before, span in pairwise([None, *transfers]):
+        if span is None or span.kind != "demand":
+            continue
+        idle_from = max(before.end_ns if before else 0, log.planned((span.step, home(span))))
+        if span.start_ns <= idle_from:
+            continue
+        own = next(s for s in stays[home(span), span.expert] if s.copy is span)
+        holders = [s for s in staged if s.came <= idle_from and s.left >= span.start_ns and s is not own]
+        full = own.leaving == "release" and len(holders) >= (demand_slots or 1)
+        assert full, (
+            f"law 5: h2d rests from {idle_from} to {span.start_ns} ns although the demand load of layer {home(span)}, "
+            f"expert {span.expert} waits and {len(holders)} staging slots are taken"
+        )

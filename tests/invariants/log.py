@@ -1,0 +1,110 @@
+"""A run's spans, indexed the way the laws ask for them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from sim.spans import COPIES, INSTANT, LANES, Span
+
+Layer = tuple[int, int]  # (step, layer)
+Expert = tuple[int, int]  # (layer, expert)
+NEVER = 1 << 62
+
+
+def home(span: Span) -> int:
+    """The layer that a span is for."""
+    return span.target_layer if span.target_layer >= 0 else span.layer
+
+
+@dataclass(frozen=True)
+class Stay:
+    """One stay of an expert in GPU memory: from the start of its copy (or its placement) until it leaves."""
+
+    came: int
+    readable: int
+    left: int
+    leaving: str  # "evict", "release" or ""
+    copy: Span
+
+
+@dataclass
+class Log:
+    """Spans by lane, by layer and by expert."""
+
+    spans: list[Span]
+    lanes: dict[str, list[Span]] = field(default_factory=dict)
+    layers: dict[Layer, list[Span]] = field(default_factory=dict)  # all but copies and instants, by the layer at work
+
+    def of(self, layer: Layer, *kinds: str, lane: str | None = None) -> list[Span]:
+        """A layer's spans of some kinds, in time order."""
+        return [s for s in self.layers.get(layer, ()) if s.kind in kinds and (lane is None or s.lane == lane)]
+
+    def one(self, layer: Layer, kind: str) -> Span:
+        """The only span of its kind in a layer."""
+        found = self.of(layer, kind)
+        assert len(found) == 1, f"step, layer {layer}: expected one {kind} span, found {len(found)}"
+        return found[0]
+
+    def planned(self, layer: Layer) -> int:
+        """When a layer's plan took effect."""
+        return self.one(layer, "plan").end_ns
+
+    def computed(self, layer: Layer) -> list[Span]:
+        """What computed the experts of a layer: on the GPU, on the CPU, or ahead of it."""
+        step, place = layer
+        ahead = [s for s in self.of((step, place - 1), "precompute") if home(s) == place]
+        return self.of(layer, "expert") + ahead
+
+    def routed_layers(self) -> list[Layer]:
+        """(step, layer) of all layers that were planned, in order."""
+        return sorted(layer for layer in self.layers if self.of(layer, "plan"))
+
+    def stays(self) -> dict[Expert, list[Stay]]:
+        """Every stay in GPU memory, by expert, in order."""
+        comings: dict[Expert, list[Span]] = defaultdict(list)
+        leavings: dict[Expert, list[Span]] = defaultdict(list)
+        for span in self.lanes["h2d"]:
+            if span.kind in COPIES or span.kind == "place":
+                comings[home(span), span.expert].append(span)
+            elif span.kind in ("evict", "release"):
+                leavings[home(span), span.expert].append(span)
+        strangers = sorted(leavings.keys() - comings.keys())
+        assert not strangers, f"law 4: experts {strangers} leave GPU memory, but never came"
+        return {expert: _stays(expert, comings[expert], leavings[expert]) for expert in comings}
+
+
+def _stays(expert: Expert, comings: Sequence[Span], leavings: Sequence[Span]) -> list[Stay]:
+    """Pair comings and leavings in time order."""
+    stays, left = [], iter(leavings)
+    for place, span in enumerate(comings):
+        following = comings[place + 1] if place + 1 < len(comings) else None
+        leaving = next(left, None)
+        assert following is None or (leaving is not None and leaving.end_ns <= following.start_ns), (
+            f"law 4: expert {expert} is copied while it holds memory already: {following}"
+        )
+        gone = leaving.end_ns if leaving is not None else NEVER
+        assert gone >= span.end_ns, f"law 4: expert {expert} leaves at {gone} ns, its copy runs until {span.end_ns}"
+        stays.append(Stay(span.start_ns, span.end_ns, gone, leaving.kind if leaving is not None else "", span))
+    surplus = next(left, None)
+    assert surplus is None, f"law 4: expert {expert} leaves at {surplus.end_ns if surplus else 0} ns, but is not there"
+    return stays
+
+
+def log_of(spans: pd.DataFrame | Iterable[Span]) -> Log:
+    """Index spans, given as a frame or one by one in any order."""
+    if isinstance(spans, pd.DataFrame):
+        spans = (Span(*row) for row in spans.itertuples(index=False, name=None))
+    ordered = sorted(spans, key=lambda s: (s.start_ns, s.end_ns))
+    log = Log(ordered, {lane: [] for lane in LANES})
+    for span in ordered:
+        log.lanes[span.lane].append(span)
+        if span.kind not in COPIES and span.kind not in INSTANT:
+            log.layers.setdefault((span.step, span.layer), []).append(span)
+    return log
+
+
+Routings = Mapping[Layer, Mapping[int, int]]  # tokens of every active expert, of every layer of every step

@@ -1,0 +1,74 @@
+"""Assigners that look at each expert by itself, and the objective that all assigners share."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from tests.policies.views_for_tests import costs, view, views
+
+from policies.assigners import CostRule, LoadAll, ResidentOrCpu
+from policies.dali import BeamAssigner, GreedyAssigner
+from policies.exact_assignment import ExactAssigner
+from policies.objective import durations, makespan
+from policies.protocols import Assigner
+from policies.views import INFINITE_NS, Assignment, LayerView
+
+ALL: list[Assigner] = [LoadAll(), ResidentOrCpu(), CostRule(), GreedyAssigner(), BeamAssigner(), ExactAssigner()]
+COST = costs(gpu_ns=(10, 10, 10), cpu_ns=(40, 80, 120), first_cpu_ns=5, copy_ns=70)
+
+
+def four() -> LayerView:
+    """Expert 2 is resident, 5 has 30 ns of copying left, 3 and 9 are absent."""
+    return view({2: 1, 3: 2, 5: 1, 9: 3}, COST, ready={2: 0, 5: 30})
+
+
+def test_durations_are_the_longer_of_transfer_and_compute() -> None:
+    assert durations(four()) == ([10, 70, 30, 70], [40, 80, 40, 120])
+
+
+def test_makespan_charges_the_first_cpu_expert_once() -> None:
+    assert makespan((10, 70), (40, 80), (False, False), 5) == 125
+    assert makespan((10, 70), (40, 80), (True, False), 5) == 85
+    assert makespan((10, 70), (40, 80), (True, True), 5) == 80
+
+
+def test_load_all_loads_the_largest_workload_first_after_what_is_there_or_coming() -> None:
+    assert LoadAll().assign(four()) == Assignment((2, 5, 9, 3), (), (9, 3), 180)
+
+
+def test_load_all_breaks_ties_by_the_lower_id() -> None:
+    assert LoadAll().assign(view({7: 1, 1: 1, 4: 1}, COST)).loads == (1, 4, 7)
+
+
+def test_resident_or_cpu_never_loads() -> None:
+    assert ResidentOrCpu().assign(four()) == Assignment((2, 5), (9, 3), (), 205)
+
+
+@pytest.mark.parametrize(("workload", "device"), [(1, "cpu"), (2, "cpu"), (3, "gpu")])
+def test_cost_rule_loads_only_if_copy_and_gpu_beat_the_cpu(workload: int, device: str) -> None:
+    cost = costs(gpu_ns=(10, 10, 10), cpu_ns=(40, 80, 120), copy_ns=70)  # break-even: 80 ns, a tie for the CPU
+    got = CostRule().assign(view({4: workload}, cost))
+    assert (got.gpu, got.cpu, got.loads) == (((4,), (), (4,)) if device == "gpu" else ((), (4,), ()))
+
+
+@given(views())
+def test_every_assigner_covers_each_active_expert_once_and_loads_what_is_absent(layer: LayerView) -> None:
+    for assigner in ALL:
+        gpu, cpu, loads, _ = assigner.assign(layer)
+        assert sorted(gpu + cpu) == list(layer.routing.active)
+        assert loads == tuple(e for e in gpu if layer.ready_ns[e] == INFINITE_NS)
+
+
+@given(views())
+def test_every_assigner_reports_the_shared_objective(layer: LayerView) -> None:
+    gpu_ns, cpu_ns = durations(layer)
+    for assigner in ALL:
+        got = assigner.assign(layer)
+        on_gpu = [e in got.gpu for e in layer.routing.active]
+        assert got.makespan_ns == makespan(gpu_ns, cpu_ns, on_gpu, layer.costs[0].first_cpu_ns)
+
+
+@given(views())
+def test_law_8_exact_assignment_is_never_worse_than_any_other(layer: LayerView) -> None:
+    best = ExactAssigner().assign(layer).makespan_ns
+    assert all(best <= assigner.assign(layer).makespan_ns for assigner in ALL)

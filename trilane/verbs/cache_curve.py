@@ -1,0 +1,105 @@
+"""``trilane cache-curve``: hit rate against cache size, replayed from a trace."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from trilane.output import JsonOption, check_targets, note, percent, progress, show, table, working, write_json
+
+if TYPE_CHECKING:
+    from sim.cache_curve import CacheCurve, CurvePoint
+    from traces.trace import Trace
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+class SizeError(ValueError):
+    """A size that cannot be read."""
+
+
+def cache_curve(
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="Trace file, bundled trace, or route_trace v1 CSV.")],
+    policies: Annotated[
+        str, typer.Option(metavar="A,B", help="Cache policies; the last two know the future.")
+    ] = "lru,lfu,random,layer-lru,belady,belady-bypass",
+    pool: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE,SIZE", help="Cache sizes such as 500MiB,4GB. Default: 5 % to 80 % of the experts."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="For the random policy.")] = 0,
+    json: JsonOption = None,
+    png: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the curve.")] = None,
+) -> None:
+    """Hit rate of one expert cache against its size.
+
+    A logical replay without time, one sequence after the other at batch 1. All experts of a layer are looked up
+    together, a prompt counts once. Rates are the share of lookups whose expert was in the cache.
+    """
+    check_targets(json, png)
+    names = [name.strip() for name in policies.split(",") if name.strip()]
+    points = _replay(trace, names, pool, seed)
+    show(json, _table(trace, names, points))
+    write_json({"points": [point._asdict() for point in points]}, json)
+    if png:
+        from sim.pictures import save_figure
+        from sim.plots import cache_curve as draw
+
+        save_figure(draw([point._asdict() for point in points], f"routing of {Path(trace).name}"), png)
+        note(f"picture: {png}")
+
+
+def _replay(trace: str, names: list[str], pool: str | None, seed: int) -> list[CurvePoint]:
+    from sim.cache_curve import CacheCurve, CurveError, curve_policy
+
+    for name in names:
+        curve_policy(name)
+    if not names:
+        raise CurveError("expected at least one cache policy, got none")
+    curve = CacheCurve(read_any(trace), seed)
+    pairs = list(product(names, _sizes(curve, pool)))
+    with working("reading the trace"):
+        curve.events, curve.future  # noqa: B018  # made once, before the bar starts to move
+    return [curve.point(name, size) for name, size in progress(pairs, "replaying")]
+
+
+def read_any(name: str) -> Trace:
+    """A trace by its bundled name, its file, or a route_trace v1 CSV."""
+    if name.lower().endswith(".csv"):
+        from traces.route_trace_v1 import import_route_trace
+
+        return import_route_trace(name)
+    from traces.bundled import load_trace
+
+    return load_trace(name)
+
+
+def _sizes(curve: CacheCurve, pool: str | None) -> list[int]:
+    """Cache sizes in bytes, ascending."""
+    if pool is None:
+        from sim.cache_curve import DEFAULT_SHARES
+
+        return [round(share * curve.trace.shape.routed_bytes) for share in DEFAULT_SHARES]
+    return sorted({parse_size(text) for text in pool.split(",")})
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as ``500MiB`` or ``4GB``. Raises SizeError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise SizeError(f"expected a size such as 500MiB or 4GB, got {text!r}")
+    return round(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _table(trace: str, names: list[str], points: list[CurvePoint]) -> Table:
+    sizes = sorted({point.capacity_bytes for point in points})
+    rate = {(point.policy, point.capacity_bytes): point for point in points}
+    rows = [
+        [f"{size / 2**20:,.0f} MiB", *(percent(rate[name, size].hit_rate, 1) for name in names)] for size in sizes
+    ]
+    return table(f"hit rate by cache size, routing of {trace}, {points[0].lookups:,} lookups", ["cache", *names], rows)

@@ -1,0 +1,138 @@
+"""``trilane policies``, ``models``, ``hardware``: everything that can be named, with its sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trilane.output import JsonOption, check_targets, pairs, show, table, write_json
+
+if TYPE_CHECKING:
+    from policies.protocols import Needs
+    from policies.registry import System
+    from sim.hardware import Hardware
+    from traces.model_shape import ModelShape
+
+GB = 1e9
+
+
+def policies(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One policy, with its parameters.")] = None,
+    json: JsonOption = None,
+) -> None:
+    """Policies: what they do, what they need, their parameters and sources."""
+    from policies.registry import SYSTEMS, system
+
+    check_targets(json)
+    chosen = [system(name)] if name else list(SYSTEMS.values())
+    if name:
+        show(json, *_policy_page(chosen[0]))
+    else:
+        rows = [[entry.name, ", ".join(_needs(entry.needs)) or "-", entry.summary] for entry in chosen]
+        show(json, table("policies", ["name", "needs", "what it does"], rows, text_columns=3), "",
+             "`trilane policies NAME` shows parameters and the source.")  # fmt: skip
+    write_json({"policies": [_policy_facts(entry) for entry in chosen]}, json)
+
+
+def _policy_page(entry: System) -> list[Any]:
+    facts = [
+        ("what it does", entry.summary),
+        ("source", entry.source),
+        ("needs", ", ".join(_needs(entry.needs)) or "nothing beyond the routing"),
+        ("about", " ".join((entry.parameters.__doc__ or "").split())),
+    ]
+    rows = [[name, kind, repr(default)] for name, kind, default in entry.parameter_table()]
+    return [pairs(entry.name, facts), "", table("parameters", ["name", "type", "default"], rows, text_columns=3)]
+
+
+def _policy_facts(entry: System) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "summary": entry.summary,
+        "source": entry.source,
+        "needs": _needs(entry.needs),
+        "parameters": [{"name": n, "type": kind, "default": default} for n, kind, default in entry.parameter_table()],
+    }
+
+
+def _needs(needs: Needs) -> list[str]:
+    """What a policy must be given, in words."""
+    words = [f"forecast {kind}@{lookahead}" for kind, lookahead in needs.forecasts]
+    flags = ("scores", "tokens", "popularity", "future", "uniform_sizes", "gpu_only", "changes_routing")
+    words += [flag.replace("_", " ") for flag in flags if getattr(needs, flag)]
+    return words + ([f"batch <= {needs.max_batch}"] if needs.max_batch else [])
+
+
+def models(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One model, with its sources.")] = None,
+    json: JsonOption = None,
+) -> None:
+    """Model shapes: sizes that time and memory depend on."""
+    from traces.catalogue import load_model, model_names
+
+    check_targets(json)
+    shapes = [load_model(each) for each in ([name] if name else model_names())]
+    if name:
+        show(json, pairs(name, _with_sources(shapes[0].to_dict(), shapes[0].sources)))
+    else:
+        columns = ["name", "MoE layers", "experts", "top-k", "shared", "bits", "MB/expert", "experts GB", "rest GB"]
+        show(json, table("models", columns, [_model_row(shape) for shape in shapes]))
+    write_json({"models": [shape.to_dict() for shape in shapes]}, json)
+
+
+def _model_row(shape: ModelShape) -> list[str]:
+    sizes = sorted({shape.expert_bytes_of(layer) / 1e6 for layer in range(shape.moe_layers)})
+    size = f"{sizes[0]:.1f}" if len(sizes) == 1 else f"{sizes[0]:.1f}-{sizes[-1]:.1f}"
+    return [
+        shape.name, str(shape.moe_layers), str(shape.experts), str(shape.top_k), str(shape.shared_experts),
+        f"{shape.weight_bits:g}", size, f"{shape.routed_bytes / GB:.1f}", f"{shape.non_expert_bytes / GB:.1f}",
+    ]  # fmt: skip
+
+
+def _with_sources(values: Mapping[str, Any], sources: Mapping[str, str]) -> list[tuple[str, str]]:
+    rest = sources.get("*", "")
+    shown = ((key, value) for key, value in values.items() if key not in ("name", "sources") and value not in ([], ()))
+    return [(key, f"{value}   [dim]{sources.get(key, rest)}[/]") for key, value in shown]
+
+
+def hardware(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One machine, with its sources.")] = None,
+    json: JsonOption = None,
+) -> None:
+    """Machines: every number with its source and how far to trust it."""
+    from sim.hardware import hardware_names, load_hardware
+
+    check_targets(json)
+    machines = [load_hardware(each) for each in ([name] if name else hardware_names())]
+    if name:
+        show(json, _machine_page(machines[0]))
+    else:
+        columns = ["name", "GPU GB", "GPU GB/s", "CPU GB/s", "link GB/s", "what it is"]
+        made = table("hardware", columns, [_machine_row(machine) for machine in machines])
+        made.columns[-1].justify, made.columns[-1].no_wrap = "left", False
+        show(json, made, "", "GB/s are effective. `trilane hardware NAME` shows every number with its source.")
+    write_json({"hardware": [_machine_facts(machine) for machine in machines]}, json)
+
+
+def _machine_row(machine: Hardware) -> list[str]:
+    return [
+        machine.name, f"{machine.gpu.memory_bytes / GB:.1f}", f"{machine.gpu.read_bytes_per_s / GB:.0f}",
+        f"{machine.cpu.read_bytes_per_s / GB:.1f}", f"{machine.link.expert_bytes_per_s / GB:.1f}", machine.about,
+    ]  # fmt: skip
+
+
+def _machine_page(machine: Hardware) -> Any:
+    columns = ("key", "value", "confidence", "source")
+    rows = [[str(fact[column]) for column in columns] for fact in _machine_facts(machine)["numbers"]]
+    made = table(f"{machine.name}: {machine.about}", columns, rows, text_columns=4)
+    made.columns[-1].no_wrap = False
+    return made
+
+
+def _machine_facts(machine: Hardware) -> dict[str, Any]:
+    numbers = [
+        {"key": key, "value": value, **machine.origins[key]._asdict()} for key, value in machine.flat().items()
+    ]
+    return {"name": machine.name, "about": machine.about, "numbers": numbers}

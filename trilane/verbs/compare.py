@@ -1,0 +1,123 @@
+"""``trilane compare``: one scenario under several policies, ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from trilane.output import JsonOption, check_targets, note, number, percent, progress, show, table, write_json
+from trilane.question import ScenarioOption, SetOption, describe, scenario_of
+
+if TYPE_CHECKING:
+    from sim.run import Run
+    from sim.scenario import Scenario
+
+MIB = 2**20
+TIMELINE_STEPS = 6  # of each policy, so that the combined timeline stays small
+COLUMNS = (
+    "\npolicy", "TTFT\nms", "TPOT\nms", "\ntok/s", "hit\nrate", "PCIe\nMiB/tok", "busy\ngpu", "\ncpu", "\nh2d",
+    "wait\nh2d", "\ncpu", "\nhost", "\nregret",
+)  # fmt: skip
+LEGEND = """
+hit rate  active experts that were on the GPU when their layer was routed (kind: resident), in decode steps
+PCIe      expert weights copied to the GPU for each generated token
+busy      share of the time in which the lane works: GPU, CPU experts, copies to the GPU (h2d)
+wait      share of the time in which the GPU waits: for copies, for the CPU's experts, for the host
+regret    TPOT over that of the clairvoyant run (*), which knows the future, minus 1"""
+
+
+def compare(
+    scenario: ScenarioOption = None,
+    policies: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Policies to compare. Default: all that the scenario can run.")
+    ] = None,
+    changes: SetOption = None,
+    json: JsonOption = None,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Also draw: tpot.png, gantt-POLICY.png, and timeline.json.gz for Perfetto."),
+    ] = None,
+) -> None:
+    """Rank offloading policies by time per token.
+
+    Every policy gets the same routing, machine and memory. The fastest comes first.
+    """
+    check_targets(json, out and Path(out))
+    asked = scenario_of(scenario, changes)
+    names = [name.strip() for name in policies.split(",") if name.strip()] if policies else None
+    runs = _simulate_all(asked, names)
+    rows = with_regret([run.to_dict() for run in runs])
+    show(json, _table(describe(asked), rows), LEGEND)
+    write_json({"scenario": asked.to_dict(), "runs": rows}, json)
+    if out:
+        _draw(runs, rows, Path(out), describe(asked))
+
+
+def _simulate_all(scenario: Scenario, names: Sequence[str] | None) -> list[Run]:
+    """Runs, best first. Of all policies, those that the scenario cannot serve are left out, and that is said."""
+    from policies.registry import ChoiceError, policy_names, system
+    from sim.demand import MissingFromTrace
+    from sim.memory import BudgetError
+    from sim.scenario import ScenarioError
+    from sim.simulate import setting_of, simulate_setting
+
+    for name in names or ():
+        system(name)
+    setting = setting_of(scenario)
+    runs: list[Run] = []
+    chosen = names or policy_names()
+    for name in progress(chosen, "simulating"):
+        try:
+            runs.append(simulate_setting(setting, name, scenario.parameters if name == scenario.policy else {}))
+        except (BudgetError, ChoiceError, MissingFromTrace, ScenarioError) as error:
+            if names or (name == chosen[-1] and not runs):
+                raise
+            note(f"left out {name}: {error}")
+    return sorted(runs, key=lambda run: (run.metrics.tpot_ms or run.metrics.ttft_ms or 0.0, run.policy))
+
+
+def with_regret(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with the key ``regret``: TPOT over that of the clairvoyant run, minus 1; None where there is none."""
+    best = next((row["tpot_ms"] for row in rows if "clairvoyant" in row["labels"]), None)
+    return [
+        {**row, "regret": row["tpot_ms"] / best - 1 if best and row["tpot_ms"] is not None else None} for row in rows
+    ]
+
+
+def _table(about: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    return table(about, COLUMNS, [_cells(row) for row in rows])
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    mark = " *" if "clairvoyant" in row["labels"] else " ~" if "changes routing" in row["labels"] else ""
+    copied = row["pcie_bytes_per_token"]
+    return [
+        row["policy"] + mark,
+        number(row["ttft_ms"]),
+        number(row["tpot_ms"], 2),
+        number(row["tokens_per_s"]),
+        percent(row["decode_resident_hit_rate"]),
+        number(None if copied is None else copied / MIB),
+        *(percent(row[f"{lane}_busy_share"]) for lane in ("gpu", "cpu", "h2d")),
+        *(percent(row[f"stall_{lane}_share"]) for lane in ("h2d", "cpu", "host")),
+        percent(row["regret"]),
+    ]
+
+
+def _draw(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], folder: Path, about: str) -> None:
+    """A bar chart, a Gantt picture of each run, and one timeline of all."""
+    from sim.gantt import save_gantt
+    from sim.perfetto import write_perfetto
+    from sim.pictures import save_figure
+    from sim.plots import tpot_bars
+
+    folder.mkdir(exist_ok=True)
+    save_figure(tpot_bars(rows, about), folder / "tpot.png")
+    for run in progress(runs, "drawing"):
+        save_gantt(run, folder / f"gantt-{run.policy}.png")
+    write_perfetto(runs, folder / "timeline.json.gz", TIMELINE_STEPS)
+    note(f"pictures and a timeline for https://ui.perfetto.dev are in {folder}/")

@@ -1,0 +1,116 @@
+"""``trilane simulate``: one scenario, one policy, everything about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from trilane.output import JsonOption, check_targets, note, number, pairs, percent, show, working, write_json
+from trilane.question import ScenarioOption, SetOption, describe, scenario_of
+
+if TYPE_CHECKING:
+    from sim.run import Run
+
+MIB = 2**20
+
+
+def simulate(
+    scenario: ScenarioOption = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Policy; see [bold]trilane policies[/]. Default: the scenario's.")
+    ] = None,
+    changes: SetOption = None,
+    spans: Annotated[
+        str | None, typer.Option(metavar="F.parquet", help="Write what every lane did, a row a span.")
+    ] = None,
+    perfetto: Annotated[
+        str | None, typer.Option(metavar="F.json", help="Write a timeline for ui.perfetto.dev (.json or .json.gz).")
+    ] = None,
+    gantt: Annotated[
+        str | None, typer.Option(metavar="F.png", help="Draw the decode step of median duration.")
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """Simulate one policy and say where the time goes."""
+    check_targets(spans, perfetto, gantt, json)
+    asked = scenario_of(scenario, changes)
+    if policy is not None and policy != asked.policy:
+        asked = asked.with_(policy=policy, parameters={})  # parameters belong to the policy that they were written for
+    with working(f"simulating {asked.policy}"):
+        run = _simulated(asked)
+    show(json, _table(describe(asked), run.to_dict()))
+    write_json({"scenario": dict(run.scenario), "run": run.to_dict()}, json)
+    with working("writing"):
+        _write(run, spans, perfetto, gantt)
+
+
+def _simulated(scenario: Any) -> Run:
+    from sim.simulate import simulate as run_scenario
+
+    return run_scenario(scenario)
+
+
+def _write(run: Run, spans: str | None, perfetto: str | None, gantt: str | None) -> None:
+    if spans:
+        run.save_spans(spans)
+    if perfetto:
+        from sim.perfetto import write_perfetto
+
+        write_perfetto([run], perfetto)
+    if gantt:
+        from sim.gantt import save_gantt
+
+        save_gantt(run, gantt)
+    for what, path in (("spans", spans), ("timeline for https://ui.perfetto.dev", perfetto), ("picture", gantt)):
+        if path:
+            note(f"{what}: {path}")
+
+
+def _table(about: str, row: Mapping[str, Any]) -> Table:
+    """Everything that one run says, from the answer down to the details."""
+    labels = f"  ({', '.join(row['labels'])})" if row["labels"] else ""
+    return pairs(f"{row['policy']}{labels}: {about}", [*_times(row), *_experts(row), *_lanes(row)])
+
+
+def _times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("time to first token", _ms(row["ttft_ms"], row.get("lower_bound_ttft_ms"))),
+        ("time per output token", _ms(row["tpot_ms"], row.get("lower_bound_tpot_ms"))),
+        ("  null model", f"{number(row.get('null_model_tpot_ms'), 2)} ms (bandwidths and active bytes alone)"),
+        ("tokens/s", f"{number(row['tokens_per_s'])} per sequence, {number(row['throughput_tokens_per_s'])} in all"),
+        ("steps", f"{row['steps']} ({row['decode_steps']} decode)"),
+    ]
+
+
+def _ms(value: float | None, bound: float | None) -> str:
+    return f"{number(value, 2)} ms (no policy can be faster than {number(bound, 2)} ms)"
+
+
+def _experts(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    kinds = ("resident", "token", "gpu", "served")
+    outcomes = ("used", "late", "wasted", "withdrawn")
+    causes = ("demand", "prefetch_used", "prefetch_wasted", "swap")
+    copied = {cause: row[f"pcie_{cause}_bytes_per_token"] for cause in causes}
+    return [
+        ("GPU memory", f"{row['cache_bytes'] / MIB:,.0f} MiB expert cache ({row['cache_slots']} slots), "
+                       f"{row['staging_bytes'] / MIB:,.0f} MiB staging"),
+        ("hit rate, decode", ", ".join(f"{kind} {percent(row[f'decode_{kind}_hit_rate'], 1)}" for kind in kinds)),
+        ("prefetches", ", ".join(f"{row[f'prefetches_{outcome}']} {outcome}" for outcome in outcomes)),
+        ("copied per token", ", ".join(f"{c.replace('_', ' ')} {_mib(v)}" for c, v in copied.items()) + " MiB"),
+    ]  # fmt: skip
+
+
+def _mib(value: float | None) -> str:
+    return number(None if value is None else value / MIB)
+
+
+def _lanes(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    stalls = ((lane, row[f"stall_{lane}_ms"], row[f"stall_{lane}_share"]) for lane in ("h2d", "cpu", "host"))
+    return [
+        ("lanes busy", ", ".join(f"{x} {percent(row[f'{x}_busy_share'])}" for x in ("host", "gpu", "cpu", "h2d", "d2h"))),
+        ("GPU waits for", ", ".join(f"{lane} {number(ms, 2)} ms ({percent(part)})" for lane, ms, part in stalls)),
+        ("planning", f"{percent(row['plan_overhead_share'], 1)} of the time"),
+    ]

@@ -1,0 +1,158 @@
+"""``trilane trace``: look at routing traces, import them, and capture them from real models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import as_file, files
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from trilane.output import (
+    JsonOption,
+    OutputError,
+    check_targets,
+    note,
+    number,
+    pairs,
+    percent,
+    show,
+    table,
+    working,
+    write_json,
+)
+from trilane.verbs.cache_curve import read_any
+
+if TYPE_CHECKING:
+    from traces.trace import Trace
+
+app = typer.Typer(no_args_is_help=True, help="Routing traces: look at them, import them, capture them.")
+
+TraceArgument = Annotated[
+    str, typer.Argument(metavar="TRACE", help="Trace file, bundled name such as mini-deepseek, or route_trace v1 CSV.")
+]
+
+
+@app.command()
+def info(trace: TraceArgument, json: JsonOption = None) -> None:
+    """What is in a trace: model, tokens, forecasts, and where it came from."""
+    check_targets(json)
+    facts = facts_of(read_any(trace))
+    show(json, pairs(f"trace {trace}", [(name.replace("_", " "), _text(value)) for name, value in facts.items()]))
+    write_json(facts, json)
+
+
+def facts_of(trace: Trace) -> dict[str, Any]:
+    """A trace described, JSON-ready."""
+    shape = trace.shape
+    prefill = int((trace.phase == 0).sum())
+    return {
+        "model": shape.name,
+        "moe_layers": shape.moe_layers,
+        "experts": shape.experts,
+        "top_k": shape.top_k,
+        "expert_bytes": sorted({shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)}),
+        "sequences": len(set(trace.sequence.tolist())),
+        "tokens": len(trace),
+        "prefill_tokens": prefill,
+        "decode_tokens": len(trace) - prefill,
+        "scores": trace.scores is not None,
+        "forecasts": [str(key) for key in trace.forecasts],
+        "provenance": dict(trace.provenance),
+        "checksum": trace.checksum,
+    }
+
+
+def _text(value: Any) -> str:
+    """A fact as a reader likes it."""
+    if isinstance(value, Mapping):
+        return "\n".join(f"{name}: {_text(part)}" for name, part in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, dict.fromkeys(value))) or "none"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+@app.command()
+def stats(trace: TraceArgument, json: JsonOption = None) -> None:
+    """How skewed, how repetitive and how predictable the routing is."""
+    check_targets(json)
+    with working("counting"):
+        from traces.statistics import trace_statistics
+
+        values = trace_statistics(read_any(trace))
+    show(json, *_tables(trace, values))
+    write_json(values, json)
+
+
+def _tables(name: str, values: Mapping[str, Any]) -> list[Table | str]:
+    means, lags = values["layer_means"], values["lag_profile"]
+    facts = [(key.replace("_", " "), number(value, 3)) for key, value in means.items()]
+    facts.append(("prefill decode similarity", number(values["prefill_decode_similarity"], 3)))
+    rows = [[str(lag["lag"]), percent(lag["probability"], 1), percent(lag["chance"], 1)] for lag in lags[:8]]
+    parts: list[Table | str] = [
+        pairs(f"trace {name}: {values['sequences']} sequences, {values['tokens']} tokens; means over layers", facts),
+        "",
+        table("an expert used now is used again after so many decode steps", ["steps", "seen", "by chance"], rows),
+    ]
+    if values["forecasts"]:
+        columns = ("accuracy_at_k", "recall_at_m")
+        hits = [[kind, *(percent(found[name], 1) for name in columns)] for kind, found in values["forecasts"].items()]
+        parts += ["", table("forecasts of later layers", ["forecast", "accuracy@k", "recall@m"], hits)]
+    return parts
+
+
+@app.command("import")
+def import_(
+    csv: Annotated[str, typer.Argument(metavar="CSV", help="A route_trace v1 file.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Trace file to write (.safetensors).")],
+) -> None:
+    """Turn a route_trace v1 CSV into a trace file."""
+    check_targets(output)
+    with working(f"reading {csv}"):
+        from traces.route_trace_v1 import import_route_trace
+        from traces.trace_file import write_trace
+
+        trace = import_route_trace(csv)
+        write_trace(trace, output)
+    note(f"{output}: {len(trace):,} tokens of {trace.shape.name}")
+
+
+@app.command()
+def capture(
+    model: Annotated[str, typer.Option(metavar="PATH_OR_ID", help="Folder or Hugging Face id of an MoE model.")],
+    prompts: Annotated[str, typer.Option(metavar="FILE", help="Prompts, a line each; or JSON lines: text, domain.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Trace file to write (.safetensors).")],
+    calibration: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Other prompts, to calibrate the residual forecast. Default: 12 of ours."),
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(help="Cut longer prompts to this.")] = 64,
+    generated_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 64,
+    batch_size: Annotated[int, typer.Option(help="Sequences that run together.")] = 8,
+    temperature: Annotated[float, typer.Option(help="0 decodes greedily.")] = 0.8,
+    seed: Annotated[int, typer.Option(help="For sampling.")] = 0,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+) -> None:
+    """Run a model on prompts and record what it routes, with forecasts for later layers.
+
+    Needs torch and transformers: [bold]pip install 'trilane[torch]'[/].
+    """
+    check_targets(output)
+    run = _capture_function()
+    with working(f"running {model}"), as_file(files("trilane") / "calibration_prompts.txt") as bundled:
+        run(
+            model, prompts, output, calibration_prompts=calibration or bundled, dtype=dtype, seed=seed,
+            prompt_tokens=prompt_tokens, generated_tokens=generated_tokens, batch_size=batch_size,
+            temperature=temperature,
+        )  # fmt: skip
+    note(f"written: {output}; look at it with `trilane trace info {output}`")
+
+
+def _capture_function() -> Any:
+    """``traces.capture.capture``. Raises OutputError saying how to install what it needs."""
+    try:
+        from traces.capture import capture as run
+    except ModuleNotFoundError as error:
+        raise OutputError(f"capture needs {error.name}: install it with `pip install 'trilane[torch]'`") from None
+    return run
