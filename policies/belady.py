@@ -1,7 +1,8 @@
 """Belady's clairvoyant caches: who is used again last leaves. Bounds, and built from the future of the very run.
 
-The unit is the event: what a layer uses in a step is looked up together and admitted together. With equal sizes no
-cache has fewer misses than the one with bypass; with unequal sizes neither is a bound.
+The unit is the event: what a layer uses in a step is looked up together and admitted together, and does not leave
+meanwhile. With equal sizes no cache that only admits what was asked for has fewer misses than the one with bypass; with
+unequal sizes neither is a bound.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class BeladyCache(DemandCache):
         return sorted(incoming, key=self.next_use)
 
     def next_use(self, id: ExpertId) -> int:
-        """The event of the next use of ``id``."""
+        """The next use of ``id``, as ``Future`` counts them."""
         return self._next.get(id, NEVER)
 
     def admitted(self, id: ExpertId, group: int) -> None:

@@ -7,14 +7,19 @@ from collections.abc import Sequence
 from policies.views import ExpertId, LayerView, PolicyError
 
 Event = tuple[int, int, tuple[int, ...]]  # step, layer, active experts
-NEVER = 1 << 60  # the event of a use that does not come
+WIDTH = 1 << 20  # more experts than an event can have
+NEVER = 1 << 62  # the use that does not come
 
 
 class Future:
-    """Every layer event of a complete run, in order. An event is known by its place, 0, 1, ...
+    """Every layer event of a complete run, in order: event 0, 1, ...
 
-    ``first_use`` is the first event of each expert that is used at all. ``next_uses[i]`` are, for the active experts of
-    event i, the events at which they are used next (``NEVER`` if they are not).
+    A use is a number that grows with time: event * ``WIDTH`` + order. Experts used in the same event are ordered by what
+    comes after: who is used again sooner comes first, equals stay equal. This matters since an event's residents cannot
+    leave: of two experts that are used together next, the one that is there keeps the other one out.
+
+    ``first_use`` holds the first use of each expert that is used at all; ``next_uses[i]`` are, for the active experts of
+    event i, their next uses after it (``NEVER`` if there is none).
     """
 
     def __init__(self, events: Sequence[Event]) -> None:
@@ -24,8 +29,10 @@ class Future:
         for place in range(len(self.events) - 1, -1, -1):
             _, layer, active = self.events[place]
             ids = [ExpertId(layer, expert) for expert in active]
-            next_uses.append(tuple(upcoming.get(id, NEVER) for id in ids))
-            upcoming.update(dict.fromkeys(ids, place))
+            uses = tuple(upcoming.get(id, NEVER) for id in ids)
+            next_uses.append(uses)
+            order = {use: place * WIDTH + rank for rank, use in enumerate(sorted(set(uses)))}
+            upcoming.update(zip(ids, map(order.__getitem__, uses), strict=True))
         self.next_uses = tuple(reversed(next_uses))
         self.first_use = upcoming
 

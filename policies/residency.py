@@ -44,6 +44,10 @@ class Residency:
         """The group of slots that a layer's experts compete for."""
         return 0 if self.pooled else layer
 
+    def holds(self, id: ExpertId) -> bool:
+        """Could a GPU kernel read it now?"""
+        return id.expert in self.resident[id.layer] or id.expert in self.staged[id.layer]
+
     def promise(self, id: ExpertId, blocked: set[ExpertId]) -> tuple[ExpertId, ...] | None:
         """Take a cache slot for ``id``: the victims that leave when its copy starts, or None if it is not admitted.
 
@@ -99,7 +103,8 @@ class Residency:
     def _check_victim(self, victim: ExpertId, group: int, blocked: set[ExpertId]) -> None:
         if victim in blocked or victim.expert not in self.resident[victim.layer] or self.group(victim.layer) != group:
             raise PolicyError(
-                f"cache {type(self._cache).__name__} chose {victim} as a victim: it is pinned, promised or not in group {group}"
+                f"cache {type(self._cache).__name__} chose {victim} as a victim: "
+                f"it is pinned, promised or not in group {group}"
             )
 
     def _take_back(self, victims: Sequence[ExpertId], group: int) -> None:

@@ -105,7 +105,7 @@ class Assignment(NamedTuple):
 
 
 class Commitment(NamedTuple):
-    """Routing decided ahead for the next layer, and its experts that the CPU computes now on this layer's activations."""
+    """Routing decided ahead for the next layer, and its experts that the CPU computes on this layer's activations."""
 
     routing: Routing
     precompute: tuple[int, ...] = ()
@@ -138,7 +138,7 @@ class Copy(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """One layer's decision, checked. ``gpu`` is in stream order: what is there, what is being copied, then ``loads``."""
+    """One layer's decision, checked. ``gpu`` is in stream order: what is there, what is being copied, ``loads``."""
 
     layer: int
     routing: Routing

@@ -51,7 +51,7 @@ _KINDS: Mapping[str, _Kind] = {
     "belady-bypass": _Kind("clairvoyant; may decline a miss", lambda future, seed: BeladyBypassCache(future)),
 }
 CURVE_POLICIES: Mapping[str, str] = {name: kind.about for name, kind in _KINDS.items()}
-DEFAULT_SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)  # of all routed experts
+DEFAULT_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)  # of all routed experts
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,13 @@ class CacheCurve:
 
     trace: Trace
     seed: int = 0
+
+    @classmethod
+    def prepared(cls, trace: Trace, seed: int = 0) -> CacheCurve:
+        """The same with events and future made now rather than at the first replay."""
+        curve = cls(trace, seed)
+        assert curve.future is not None
+        return curve
 
     @cached_property
     def events(self) -> list[ReplayEvent]:

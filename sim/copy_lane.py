@@ -65,7 +65,7 @@ class CopyLane:
     def free_staged_at(self, end: int, id: ExpertId) -> None:
         """The GPU span that uses the staged ``id`` ends at ``end``."""
         event = self._env.timeout(end - self._env.now, id)
-        event.callbacks.append(self._computed)  # type: ignore[union-attr]
+        event.callbacks.append(self._computed)
 
     def _computed(self, event: simpy.Event) -> None:
         id = event.value

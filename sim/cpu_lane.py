@@ -58,7 +58,7 @@ class CpuLane:
 
     def _wait_for(self, ready: int) -> None:
         if ready > self._env.now:
-            self._env.timeout(ready - self._env.now).callbacks.append(self._serve)  # type: ignore[union-attr]
+            self._env.timeout(ready - self._env.now).callbacks.append(self._serve)
         else:
             self._serve()
 

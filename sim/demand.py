@@ -11,13 +11,14 @@ from policies.future import Future
 from policies.protocols import Needs
 from policies.views import Forecast, Phase, Routing
 from traces.batches import StepRows
-from traces.trace import ForecastKey, Trace
+from traces.trace import Trace
+from traces.trace_layout import ForecastKey
 
 
 class StepDemand(NamedTuple):
     """One forward pass. ``context`` is the KV length of each sequence once the step's tokens are in it."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     phase: Phase
     tokens: int
     context: tuple[int, ...]
@@ -26,14 +27,14 @@ class StepDemand(NamedTuple):
     scores: np.ndarray | None  # [tokens, layers, experts]
 
 
-class MissingFromTrace(ValueError):
+class MissingFromTraceError(ValueError):
     """A policy needs what the trace does not hold; the message says what, and how to get it."""
 
 
 def demand_of(trace: Trace, steps: Sequence[StepRows], needs: Needs) -> list[StepDemand]:
     """Turn composed steps into demand, with what ``needs`` asks for and nothing more.
 
-    Raises MissingFromTrace where the trace lacks scores or a forecast.
+    Raises MissingFromTraceError where the trace lacks scores or a forecast.
     """
     _check_needs(trace, needs)
     return [_step(trace, step, needs) for step in steps]
@@ -109,11 +110,11 @@ def _oracle(layer: int, routing: Routing) -> Forecast:
 
 def _check_needs(trace: Trace, needs: Needs) -> None:
     if needs.scores and trace.scores is None:
-        raise MissingFromTrace("the policy needs the scores of all experts, the trace has none: capture it with scores")
+        raise MissingFromTraceError("the policy needs the scores of all experts, the trace has none: capture it with scores")
     for kind, lookahead in needs.forecasts:
         if kind != "oracle" and ForecastKey(kind, lookahead) not in trace.forecasts:
             held = ", ".join(str(key) for key in trace.forecasts) or "none"
-            raise MissingFromTrace(
+            raise MissingFromTraceError(
                 f"the policy needs the forecast {kind}@{lookahead}, the trace has {held}: capture the model with "
                 f"`trilane trace capture`, or choose a policy without it (`trilane policies` lists what each needs)"
             )

@@ -15,7 +15,7 @@ import simpy
 from policies.session import Session
 from policies.views import Copy, Forecast, LayerInput, Plan
 from sim.copy_lane import CopyLane
-from sim.cost_table import CostTable, StepCosts
+from sim.cost_table import CostTable
 from sim.cpu_lane import CpuLane
 from sim.demand import StepDemand
 from sim.lanes import Lane, SharedMemory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import simpy
 
@@ -10,7 +11,7 @@ from sim.spans import Recorder
 
 
 class Lane:
-    """A serial, in-order resource that may be reserved ahead: the next span starts when it is ready and the lane free."""
+    """A serial resource that may be reserved ahead, in order: a span starts when it is ready and the lane free."""
 
     __slots__ = ("free_ns", "name", "recorder")
 
@@ -93,10 +94,10 @@ class SharedMemory:
         self._rate[side] = rate
         version = self._version[side] = self._version[side] + 1
         event = self._env.timeout(-(-self._left[side] // rate), (side, version))
-        event.callbacks.append(self._fired)  # type: ignore[union-attr]
+        event.callbacks.append(self._fired)
 
     def _fired(self, event: simpy.Event) -> None:
-        side, version = event.value
+        side, version = cast(tuple[int, int], event.value)
         if version != self._version[side]:
             return
         self._settle()

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+
+FORMATS = ("png", "svg", "pdf")
 
 
 class PictureError(ValueError):
     """A picture that cannot be drawn; the message says what is missing."""
 
 
+def picture_format(path: str | Path) -> str:
+    """The format that a name's ending says. Raises PictureError for one that we do not write."""
+    kind = Path(path).suffix.lstrip(".").lower()
+    if kind not in FORMATS:
+        raise PictureError(f"{path}: expected the name of a picture, ending in .{', .'.join(FORMATS)}")
+    return kind
+
+
 def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> None:
     """Write ``figure`` in the format that the name's ending says. Raises PictureError for an unknown one."""
-    target = Path(path)
-    formats = FigureCanvasAgg.get_supported_filetypes()
-    kind = target.suffix.lstrip(".").lower()
-    if kind not in formats:
-        raise PictureError(f"{target}: expected a picture file ending in one of {', '.join(sorted(formats))}")
+    target, kind = Path(path), picture_format(path)
     aside = target.with_name(f"{target.name}.part")
     try:
-        metadata = {"Software": None} if kind == "png" else None
+        metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
         figure.savefig(aside, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
         aside.replace(target)
     finally:

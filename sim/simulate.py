@@ -14,7 +14,7 @@ from policies.session import Session
 from sim.bounds import bounds_of
 from sim.cost_table import CostTable
 from sim.costs import ACTIVATION_BYTES, ROUTING_BYTES, roofline
-from sim.demand import StepDemand, demand_of, future_of
+from sim.demand import demand_of, future_of
 from sim.engine import Engine, TokenBytes
 from sim.hardware import Hardware, load_hardware
 from sim.memory import MemoryPlan, plan_memory
@@ -51,7 +51,7 @@ def simulate(scenario: Scenario) -> Run:
     """Simulate one scenario.
 
     Raises ScenarioError, TraceError, BatchError, ShapeError, HardwareError, BudgetError, PolicyError or
-    MissingFromTrace: bad input is refused before the run, with what to do about it.
+    MissingFromTraceError: bad input is refused before the run, with what to do about it.
     """
     return simulate_setting(setting_of(scenario), scenario.policy, scenario.parameters)
 
@@ -167,8 +167,8 @@ def _check_topology(scenario: Scenario, traced: ModelShape, shape: ModelShape) -
     for name in ("moe_layers", "experts", "top_k"):
         if getattr(traced, name) != getattr(shape, name):
             raise ScenarioError(
-                f"trace {scenario.trace!r} was recorded with {name} = {getattr(traced, name)}, model {shape.name!r} has "
-                f"{getattr(shape, name)}: choose a model of the same topology, or leave `model` empty for the trace's own"
+                f"trace {scenario.trace!r} was recorded with {name} = {getattr(traced, name)}, model {shape.name!r} "
+                f"has {getattr(shape, name)}: choose a model of the same topology, or `model: null` for the trace's own"
             )
 
 

@@ -1,7 +1,7 @@
 """Spans: what each lane did, the one record that every metric, picture and check is made from.
 
 A layer of one step, lane by lane, in the order in which each lane runs them. After each kind: when it is ready (a span
-starts when it is ready and its lane free). ``layer`` is the layer at work, ``target_layer`` the one it is for; -1: none.
+starts when it is ready and its lane free). ``layer`` is the layer at work, ``target_layer`` that it is for; -1: none.
 
   host  launch       one for attention, gate, forecasts and shared experts: the host runs ahead, ready when it is free
         wait         the routing has come over (end of `routing`); lasts the synchronisation

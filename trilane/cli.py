@@ -18,7 +18,7 @@ _OURS = ("trilane", "traces", "policies", "sim", "realrun")
 
 app = typer.Typer(
     name="trilane",
-    help="Which policy for offloading a Mixture-of-Experts model, on which machine, gives which time per token? And why?",
+    help="Which policy for offloading a Mixture-of-Experts model gives which time per token on which machine, and why.",
     epilog="Start with [bold]trilane compare[/]. Times are simulated from a routing trace that a real model produced.",
     no_args_is_help=True,
     add_completion=False,
@@ -55,25 +55,28 @@ def _options(
 def main() -> None:
     """Run the command line. Bad input ends with one sentence on standard error and exit status 2."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(130)
     except BrokenPipeError:  # the reader of our output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:
-        if not _is_refusal(error):
+        sentence = _sentence(error)
+        if sentence is None:
             raise
-        print(f"trilane: {_sentence(error)}", file=sys.stderr)
+        if sentence:
+            print(f"trilane: {sentence}", file=sys.stderr)
         sys.exit(2)
 
 
-def _is_refusal(error: Exception) -> bool:
-    """Whether an error says that the input is bad (ours, or the operating system's), not that the program is."""
-    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _OURS
-
-
-def _sentence(error: Exception) -> str:
-    """The message on one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    text = error.args[0] if isinstance(error, KeyError) and error.args else error
-    return " ".join(str(text).split()) or type(error).__name__
+def _sentence(error: Exception) -> str | None:
+    """What to say of bad input, on one line; "" if all has been said, None if the error is the program's own fault."""
+    if hasattr(error, "format_message"):  # the parser's: an unknown verb or option, or no verb at all
+        text = error.format_message()
+        return f"{text.rstrip('.')}; see `trilane --help`" if text else ""
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    if type(error).__module__.partition(".")[0] not in _OURS:
+        return None
+    return " ".join(str(error).split()) or type(error).__name__

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 T = TypeVar("T")
 
@@ -31,40 +32,54 @@ def errors() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def show(json_target: str | None, *parts: Table | str) -> None:
+def show(json_target: str | None, *parts: Table | Text | str) -> None:
     """Print tables and lines, unless standard output belongs to JSON."""
     if json_target == "-":
         return
     console = Console(highlight=False)
     if not console.is_terminal:  # a pipe or a file has no width: let no table be cut there
-        console = Console(highlight=False, width=220)
+        console = Console(highlight=False, width=250)
     for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str))
+        if isinstance(part, Table):
+            console.print(part)
+        else:
+            console.print(part, markup=False, soft_wrap=True)
 
 
 def note(message: str) -> None:
     """A remark that is no result."""
-    errors().print(message, soft_wrap=True)
+    errors().print(message, markup=False, soft_wrap=True)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> Table:
-    """A table whose first ``text_columns`` columns are text; the others are numbers and stand to the right."""
-    wide = not sys.stdout.isatty() or Console().width >= 100
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0))
+def heading(text: str) -> Text:
+    """A line over a table."""
+    return Text(text, style="bold")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1, wrap: bool = False) -> Table:
+    """A table whose first ``text_columns`` columns are text; the others are numbers and stand to the right.
+
+    ``wrap``: the last column may take several lines.
+    """
+    roomy = not sys.stdout.isatty() or Console().width >= 100
+    made = Table(box=None, pad_edge=False, padding=(0, 2 if roomy else 1, 0, 0))
     for place, column in enumerate(columns):
-        made.add_column(column, justify="left" if place < text_columns else "right", header_style="bold", no_wrap=True)
+        folded = wrap and place == len(columns) - 1
+        made.add_column(column, justify="left" if place < text_columns or folded else "right", header_style="bold",
+                        no_wrap=not folded, overflow="fold" if folded else "ellipsis")  # fmt: skip
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*(Text(cell) for cell in row))
     return made
 
 
-def pairs(title: str, values: Iterable[tuple[str, str]]) -> Table:
-    """A table of names and what they stand for."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+def pairs(values: Iterable[tuple[str, ...]]) -> Table:
+    """Names and what they stand for; a third column may say where that is from."""
+    made = Table(box=None, pad_edge=False, show_header=False)
     made.add_column(style="dim", no_wrap=True)
     made.add_column(overflow="fold")
-    for name, value in values:
-        made.add_row(name, value)
+    made.add_column(style="dim", overflow="fold")
+    for row in values:
+        made.add_row(*(Text(cell) for cell in row))
     return made
 
 
@@ -107,6 +122,14 @@ def check_targets(*targets: str | Path | None) -> None:
     for target in targets:
         if target is not None and str(target) != "-":
             writable(target)
+
+
+def check_picture(target: str | None) -> None:
+    """Refuse, before any work, a picture of a kind that cannot be drawn. Raises PictureError."""
+    if target is not None:
+        from sim.pictures import picture_format
+
+        picture_format(target)
 
 
 def progress(items: Sequence[T], label: str) -> Iterator[T]:

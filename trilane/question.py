@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 ScenarioOption = Annotated[
     str | None,
-    typer.Option("--scenario", "-s", metavar="FILE", help="Scenario (YAML). Default: the bundled reference scenario."),
+    typer.Option("--scenario", "-s", metavar="FILE", help="Scenario (YAML). Default: that of examples/reference.yaml."),
 ]
 SetOption = Annotated[
     list[str] | None,

@@ -16,7 +16,7 @@ Value = float | None
 
 
 def law_12_accounting(spans: pd.DataFrame | Iterable[Span], batch: int) -> None:
-    """busy + idle = makespan on every lane, stalls = GPU idle time, bytes = sum over copies, metrics as worked out anew."""
+    """busy + idle = makespan on every lane, stalls = GPU idle time, bytes = sum over copies, metrics as done anew."""
     log = log_of(spans)
     frame = spans if isinstance(spans, pd.DataFrame) else spans_frame([tuple(s) for s in log.spans])  # type: ignore[misc]
     makespan = max((s.end_ns for s in log.spans), default=0)

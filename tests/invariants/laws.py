@@ -68,7 +68,7 @@ def law_1_conservation(spans: Spans, routings: Routings) -> None:
             )
         for expert in workload:
             places = [s.lane for s in done if s.expert == expert]
-            assert len(places) == 1, f"law 1: step, layer {layer}: expert {expert} is computed on {places}, not just once"
+            assert len(places) == 1, f"law 1: step, layer {layer}: expert {expert} is computed on {places}, not once"
 
 
 # --- law 2 ------------------------------------------------------------------------------------------------------------

@@ -60,8 +60,8 @@ class Log:
         return self.of(layer, "expert") + ahead
 
     def routed_layers(self) -> list[Layer]:
-        """(step, layer) of all layers that were planned, in order."""
-        return sorted(layer for layer in self.layers if self.of(layer, "plan"))
+        """(step, layer) of all layers that ran, in order."""
+        return sorted(layer for layer in self.layers if layer[1] >= 0)
 
     def stays(self) -> dict[Expert, list[Stay]]:
         """Every stay in GPU memory, by expert, in order."""

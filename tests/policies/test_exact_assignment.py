@@ -69,10 +69,10 @@ def test_avoids_the_cpu_when_its_first_expert_costs_more_than_it_saves() -> None
 
 
 def test_beats_greedy_where_algorithm_1_is_short_sighted() -> None:
-    cost = costs(gpu_ns=(10, 10, 10), cpu_ns=(60, 70, 80), copy_ns=100)
-    layer = view({0: 3, 1: 3, 2: 2}, cost)  # t_gpu 100 each; t_cpu 80, 80, 70
-    assert GreedyAssigner().assign(layer).makespan_ns == 160
-    assert ExactAssigner().assign(layer).makespan_ns == 150
+    cost = costs(gpu_ns=(10, 10, 10, 10), cpu_ns=(30, 60, 90, 120), copy_ns=100)
+    layer = view({0: 1, 1: 1, 2: 2, 3: 4}, cost)  # greedy loads 2, since by difference it comes before 3
+    assert GreedyAssigner().assign(layer).makespan_ns == 180
+    assert ExactAssigner().assign(layer).makespan_ns == 120
 
 
 def _layer(active: int) -> LayerView:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from trilane.output import JsonOption, check_targets, note, percent, progress, show, table, working, write_json
+from trilane.output import JsonOption, check_picture, check_targets, heading, note, percent, progress, show, table, working, write_json
 
 if TYPE_CHECKING:
     from sim.cache_curve import CacheCurve, CurvePoint
@@ -30,7 +30,7 @@ def cache_curve(
     ] = "lru,lfu,random,layer-lru,belady,belady-bypass",
     pool: Annotated[
         str | None,
-        typer.Option(metavar="SIZE,SIZE", help="Cache sizes such as 500MiB,4GB. Default: 5 % to 80 % of the experts."),
+        typer.Option(metavar="SIZE,SIZE", help="Cache sizes such as 500MiB,4GB. Default: 10 to 80 % of all experts."),
     ] = None,
     seed: Annotated[int, typer.Option(help="For the random policy.")] = 0,
     json: JsonOption = None,
@@ -38,13 +38,19 @@ def cache_curve(
 ) -> None:
     """Hit rate of one expert cache against its size.
 
-    A logical replay without time, one sequence after the other at batch 1. All experts of a layer are looked up
-    together, a prompt counts once. Rates are the share of lookups whose expert was in the cache.
+    A logical replay without time: one sequence after the other, at batch 1, the cache staying warm.
+
+    All experts of a layer are looked up together, and an expert counts once for a whole prompt.
     """
     check_targets(json, png)
+    check_picture(png)
     names = [name.strip() for name in policies.split(",") if name.strip()]
-    points = _replay(trace, names, pool, seed)
-    show(json, _table(trace, names, points))
+    curve = _ready(trace, names, seed)
+    points = [
+        curve.point(name, size) for name, size in progress(list(product(names, _sizes(curve, pool))), "replaying")
+    ]
+    show(json, heading(f"hit rate by cache size, routing of {trace}, {points[0].lookups:,} lookups"))
+    show(json, _table(curve, names, points))
     write_json({"points": [point._asdict() for point in points]}, json)
     if png:
         from sim.pictures import save_figure
@@ -54,18 +60,16 @@ def cache_curve(
         note(f"picture: {png}")
 
 
-def _replay(trace: str, names: list[str], pool: str | None, seed: int) -> list[CurvePoint]:
+def _ready(trace: str, names: list[str], seed: int) -> CacheCurve:
+    """The trace, made ready once, before a progress bar starts to move."""
     from sim.cache_curve import CacheCurve, CurveError, curve_policy
 
     for name in names:
         curve_policy(name)
     if not names:
         raise CurveError("expected at least one cache policy, got none")
-    curve = CacheCurve(read_any(trace), seed)
-    pairs = list(product(names, _sizes(curve, pool)))
     with working("reading the trace"):
-        curve.events, curve.future  # noqa: B018  # made once, before the bar starts to move
-    return [curve.point(name, size) for name, size in progress(pairs, "replaying")]
+        return CacheCurve.prepared(read_any(trace), seed)
 
 
 def read_any(name: str) -> Trace:
@@ -96,10 +100,12 @@ def parse_size(text: str) -> int:
     return round(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def _table(trace: str, names: list[str], points: list[CurvePoint]) -> Table:
+def _table(curve: CacheCurve, names: list[str], points: list[CurvePoint]) -> Table:
+    whole = curve.trace.shape.routed_bytes
     sizes = sorted({point.capacity_bytes for point in points})
     rate = {(point.policy, point.capacity_bytes): point for point in points}
     rows = [
-        [f"{size / 2**20:,.0f} MiB", *(percent(rate[name, size].hit_rate, 1) for name in names)] for size in sizes
+        [f"{size / 2**20:,.1f}", percent(size / whole), *(percent(rate[name, size].hit_rate, 1) for name in names)]
+        for size in sizes
     ]
-    return table(f"hit rate by cache size, routing of {trace}, {points[0].lookups:,} lookups", ["cache", *names], rows)
+    return table(["\nMiB", "of all\nexperts", *(f"\n{name}" for name in names)], rows, text_columns=0)

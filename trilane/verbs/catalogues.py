@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trilane.output import JsonOption, check_targets, pairs, show, table, write_json
+from trilane.output import JsonOption, check_targets, heading, pairs, show, table, write_json
 
 if TYPE_CHECKING:
     from policies.protocols import Needs
@@ -31,8 +32,8 @@ def policies(
         show(json, *_policy_page(chosen[0]))
     else:
         rows = [[entry.name, ", ".join(_needs(entry.needs)) or "-", entry.summary] for entry in chosen]
-        show(json, table("policies", ["name", "needs", "what it does"], rows, text_columns=3), "",
-             "`trilane policies NAME` shows parameters and the source.")  # fmt: skip
+        show(json, table(["name", "needs", "what it does"], rows, text_columns=3, wrap=True))
+        show(json, "\n`trilane policies NAME` shows parameters and the source.")
     write_json({"policies": [_policy_facts(entry) for entry in chosen]}, json)
 
 
@@ -41,10 +42,10 @@ def _policy_page(entry: System) -> list[Any]:
         ("what it does", entry.summary),
         ("source", entry.source),
         ("needs", ", ".join(_needs(entry.needs)) or "nothing beyond the routing"),
-        ("about", " ".join((entry.parameters.__doc__ or "").split())),
     ]
     rows = [[name, kind, repr(default)] for name, kind, default in entry.parameter_table()]
-    return [pairs(entry.name, facts), "", table("parameters", ["name", "type", "default"], rows, text_columns=3)]
+    about = cleandoc(entry.parameters.__doc__ or "")
+    return [heading(entry.name), pairs(facts), "", table(["parameter", "type", "default"], rows, 3), "", about]
 
 
 def _policy_facts(entry: System) -> dict[str, Any]:
@@ -75,10 +76,11 @@ def models(
     check_targets(json)
     shapes = [load_model(each) for each in ([name] if name else model_names())]
     if name:
-        show(json, pairs(name, _with_sources(shapes[0].to_dict(), shapes[0].sources)))
+        show(json, heading(name), pairs(_with_sources(shapes[0].to_dict(), shapes[0].sources)))
     else:
         columns = ["name", "MoE layers", "experts", "top-k", "shared", "bits", "MB/expert", "experts GB", "rest GB"]
-        show(json, table("models", columns, [_model_row(shape) for shape in shapes]))
+        show(json, table(columns, [_model_row(shape) for shape in shapes]))
+        show(json, "\nGB = 10^9 bytes. `trilane models NAME` shows every number with its source.")
     write_json({"models": [shape.to_dict() for shape in shapes]}, json)
 
 
@@ -91,10 +93,10 @@ def _model_row(shape: ModelShape) -> list[str]:
     ]  # fmt: skip
 
 
-def _with_sources(values: Mapping[str, Any], sources: Mapping[str, str]) -> list[tuple[str, str]]:
+def _with_sources(values: Mapping[str, Any], sources: Mapping[str, str]) -> list[tuple[str, str, str]]:
     rest = sources.get("*", "")
     shown = ((key, value) for key, value in values.items() if key not in ("name", "sources") and value not in ([], ()))
-    return [(key, f"{value}   [dim]{sources.get(key, rest)}[/]") for key, value in shown]
+    return [(key, str(value), sources.get(key, rest)) for key, value in shown]
 
 
 def hardware(
@@ -107,12 +109,11 @@ def hardware(
     check_targets(json)
     machines = [load_hardware(each) for each in ([name] if name else hardware_names())]
     if name:
-        show(json, _machine_page(machines[0]))
+        show(json, *_machine_page(machines[0]))
     else:
         columns = ["name", "GPU GB", "GPU GB/s", "CPU GB/s", "link GB/s", "what it is"]
-        made = table("hardware", columns, [_machine_row(machine) for machine in machines])
-        made.columns[-1].justify, made.columns[-1].no_wrap = "left", False
-        show(json, made, "", "GB/s are effective. `trilane hardware NAME` shows every number with its source.")
+        show(json, table(columns, [_machine_row(machine) for machine in machines], wrap=True))
+        show(json, "\nGB/s are what transfers reach. `trilane hardware NAME` shows every number with its source.")
     write_json({"hardware": [_machine_facts(machine) for machine in machines]}, json)
 
 
@@ -123,12 +124,10 @@ def _machine_row(machine: Hardware) -> list[str]:
     ]  # fmt: skip
 
 
-def _machine_page(machine: Hardware) -> Any:
+def _machine_page(machine: Hardware) -> list[Any]:
     columns = ("key", "value", "confidence", "source")
     rows = [[str(fact[column]) for column in columns] for fact in _machine_facts(machine)["numbers"]]
-    made = table(f"{machine.name}: {machine.about}", columns, rows, text_columns=4)
-    made.columns[-1].no_wrap = False
-    return made
+    return [heading(f"{machine.name}: {machine.about}"), table(columns, rows, text_columns=4, wrap=True)]
 
 
 def _machine_facts(machine: Hardware) -> dict[str, Any]:

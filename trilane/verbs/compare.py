@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from trilane.output import JsonOption, check_targets, note, number, percent, progress, show, table, write_json
+from trilane.output import JsonOption, check_targets, heading, note, number, percent, progress, show, table, write_json
 from trilane.question import ScenarioOption, SetOption, describe, scenario_of
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def compare(
     names = [name.strip() for name in policies.split(",") if name.strip()] if policies else None
     runs = _simulate_all(asked, names)
     rows = with_regret([run.to_dict() for run in runs])
-    show(json, _table(describe(asked), rows), LEGEND)
+    show(json, heading(describe(asked)), table(COLUMNS, [_cells(row) for row in rows]), LEGEND)
     write_json({"scenario": asked.to_dict(), "runs": rows}, json)
     if out:
         _draw(runs, rows, Path(out), describe(asked))
@@ -60,7 +59,7 @@ def compare(
 def _simulate_all(scenario: Scenario, names: Sequence[str] | None) -> list[Run]:
     """Runs, best first. Of all policies, those that the scenario cannot serve are left out, and that is said."""
     from policies.registry import ChoiceError, policy_names, system
-    from sim.demand import MissingFromTrace
+    from sim.demand import MissingFromTraceError
     from sim.memory import BudgetError
     from sim.scenario import ScenarioError
     from sim.simulate import setting_of, simulate_setting
@@ -73,7 +72,7 @@ def _simulate_all(scenario: Scenario, names: Sequence[str] | None) -> list[Run]:
     for name in progress(chosen, "simulating"):
         try:
             runs.append(simulate_setting(setting, name, scenario.parameters if name == scenario.policy else {}))
-        except (BudgetError, ChoiceError, MissingFromTrace, ScenarioError) as error:
+        except (BudgetError, ChoiceError, MissingFromTraceError, ScenarioError) as error:
             if names or (name == chosen[-1] and not runs):
                 raise
             note(f"left out {name}: {error}")
@@ -86,10 +85,6 @@ def with_regret(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
         {**row, "regret": row["tpot_ms"] / best - 1 if best and row["tpot_ms"] is not None else None} for row in rows
     ]
-
-
-def _table(about: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    return table(about, COLUMNS, [_cells(row) for row in rows])
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

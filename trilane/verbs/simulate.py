@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
-from trilane.output import JsonOption, check_targets, note, number, pairs, percent, show, working, write_json
+from trilane.output import JsonOption, check_picture, check_targets, heading, note, number, pairs, percent, show, working, write_json
 from trilane.question import ScenarioOption, SetOption, describe, scenario_of
 
 if TYPE_CHECKING:
     from sim.run import Run
 
 MIB = 2**20
+LANES = ("host", "gpu", "cpu", "h2d", "d2h")
 
 
 def simulate(
@@ -36,12 +38,13 @@ def simulate(
 ) -> None:
     """Simulate one policy and say where the time goes."""
     check_targets(spans, perfetto, gantt, json)
+    check_picture(gantt)
     asked = scenario_of(scenario, changes)
     if policy is not None and policy != asked.policy:
         asked = asked.with_(policy=policy, parameters={})  # parameters belong to the policy that they were written for
     with working(f"simulating {asked.policy}"):
         run = _simulated(asked)
-    show(json, _table(describe(asked), run.to_dict()))
+    show(json, *_page(describe(asked), run.to_dict()))
     write_json({"scenario": dict(run.scenario), "run": run.to_dict()}, json)
     with working("writing"):
         _write(run, spans, perfetto, gantt)
@@ -69,10 +72,10 @@ def _write(run: Run, spans: str | None, perfetto: str | None, gantt: str | None)
             note(f"{what}: {path}")
 
 
-def _table(about: str, row: Mapping[str, Any]) -> Table:
+def _page(about: str, row: Mapping[str, Any]) -> tuple[Text, Table]:
     """Everything that one run says, from the answer down to the details."""
     labels = f"  ({', '.join(row['labels'])})" if row["labels"] else ""
-    return pairs(f"{row['policy']}{labels}: {about}", [*_times(row), *_experts(row), *_lanes(row)])
+    return heading(f"{row['policy']}{labels}: {about}"), pairs([*_times(row), *_experts(row), *_lanes(row)])
 
 
 def _times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -110,7 +113,7 @@ def _mib(value: float | None) -> str:
 def _lanes(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     stalls = ((lane, row[f"stall_{lane}_ms"], row[f"stall_{lane}_share"]) for lane in ("h2d", "cpu", "host"))
     return [
-        ("lanes busy", ", ".join(f"{x} {percent(row[f'{x}_busy_share'])}" for x in ("host", "gpu", "cpu", "h2d", "d2h"))),
+        ("lanes busy", ", ".join(f"{lane} {percent(row[f'{lane}_busy_share'])}" for lane in LANES)),
         ("GPU waits for", ", ".join(f"{lane} {number(ms, 2)} ms ({percent(part)})" for lane, ms, part in stalls)),
         ("planning", f"{percent(row['plan_overhead_share'], 1)} of the time"),
     ]

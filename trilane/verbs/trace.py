@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from trilane.output import (
     JsonOption,
     OutputError,
     check_targets,
+    heading,
     note,
     number,
     pairs,
@@ -39,7 +41,7 @@ def info(trace: TraceArgument, json: JsonOption = None) -> None:
     """What is in a trace: model, tokens, forecasts, and where it came from."""
     check_targets(json)
     facts = facts_of(read_any(trace))
-    show(json, pairs(f"trace {trace}", [(name.replace("_", " "), _text(value)) for name, value in facts.items()]))
+    show(json, heading(f"trace {trace}"), pairs((name.replace("_", " "), _text(fact)) for name, fact in facts.items()))
     write_json(facts, json)
 
 
@@ -67,7 +69,7 @@ def facts_of(trace: Trace) -> dict[str, Any]:
 def _text(value: Any) -> str:
     """A fact as a reader likes it."""
     if isinstance(value, Mapping):
-        return "\n".join(f"{name}: {_text(part)}" for name, part in value.items())
+        return "\n".join(f"{name}: {_text(part).replace(chr(10), ', ')}" for name, part in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, dict.fromkeys(value))) or "none"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
@@ -85,20 +87,21 @@ def stats(trace: TraceArgument, json: JsonOption = None) -> None:
     write_json(values, json)
 
 
-def _tables(name: str, values: Mapping[str, Any]) -> list[Table | str]:
+def _tables(name: str, values: Mapping[str, Any]) -> list[Table | Text]:
     means, lags = values["layer_means"], values["lag_profile"]
     facts = [(key.replace("_", " "), number(value, 3)) for key, value in means.items()]
     facts.append(("prefill decode similarity", number(values["prefill_decode_similarity"], 3)))
     rows = [[str(lag["lag"]), percent(lag["probability"], 1), percent(lag["chance"], 1)] for lag in lags[:8]]
-    parts: list[Table | str] = [
-        pairs(f"trace {name}: {values['sequences']} sequences, {values['tokens']} tokens; means over layers", facts),
-        "",
-        table("an expert used now is used again after so many decode steps", ["steps", "seen", "by chance"], rows),
+    parts: list[Table | Text] = [
+        heading(f"trace {name}: {values['sequences']} sequences, {values['tokens']} tokens; means over layers"),
+        pairs(facts),
+        heading("\nchance that an expert used now is used again so many decode steps later"),
+        table(["steps", "seen", "if steps were independent"], rows, text_columns=0),
     ]
     if values["forecasts"]:
         columns = ("accuracy_at_k", "recall_at_m")
         hits = [[kind, *(percent(found[name], 1) for name in columns)] for kind, found in values["forecasts"].items()]
-        parts += ["", table("forecasts of later layers", ["forecast", "accuracy@k", "recall@m"], hits)]
+        parts += [heading("\nforecasts of later layers"), table(["forecast", "accuracy@k", "recall@m"], hits)]
     return parts
 
 
@@ -136,7 +139,7 @@ def capture(
 ) -> None:
     """Run a model on prompts and record what it routes, with forecasts for later layers.
 
-    Needs torch and transformers: [bold]pip install 'trilane[torch]'[/].
+    Needs torch and transformers: [bold]pip install 'trilane\\[torch]'[/].
     """
     check_targets(output)
     run = _capture_function()

@@ -1,0 +1,133 @@
+"""What waits for the copy lane: demand loads, prefetches and swaps, and who comes next."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence, Set
+
+from policies.checks import check_swap
+from policies.protocols import Composition
+from policies.residency import Residency
+from policies.views import Copy, ExpertId, PolicyError, Swap
+
+
+class CopyQueue:
+    """Three queues over one residency manager. No expert is in flight twice, and none is copied that is there."""
+
+    def __init__(self, policy: Composition, residency: Residency) -> None:
+        self.running: Copy | None = None
+        self._policy, self._residency = policy, residency
+        self._demand: deque[Copy] = deque()
+        self._prefetches: list[ExpertId] = []
+        self._swaps: list[Swap] = []
+
+    def next(self, pinned: Set[ExpertId]) -> Copy | None:
+        """Start the next copy: demand loads first, and one that lacks a staging slot blocks all others.
+
+        ``pinned`` experts are not displaced.
+        """
+        if self.running is not None:
+            raise PolicyError(f"next_copy: the copy of {self.running.id} is still running")
+        copy = self._next_demand() if self._demand else self._next_background(pinned)
+        if copy is not None:
+            self._residency.start(copy)
+            self.running = copy
+        return copy
+
+    def add_loads(self, layer: int, loads: Sequence[int], pinned: Set[ExpertId]) -> None:
+        """Queue demand loads in order, each with its slot and victims; those not admitted go through staging."""
+        residency = self._residency
+        ids, size = residency.ids[layer], residency.bytes[layer]
+        guarded = set(pinned) if self.running is None else {*pinned, self.running.id}
+        swaps = {swap.incoming: swap for swap in self._swaps}
+        for expert in loads:
+            id = ids[expert]
+            victims = self._promote(swaps[id], guarded) if id in swaps else residency.promise(id, guarded)
+            guarded.add(id)
+            if victims is None:
+                self._check_staging(id)
+                self._demand.append(Copy(id, "demand", "staging", (), size))
+            else:
+                self._demand.append(Copy(id, "demand", "cache", victims, size))
+
+    def take_prefetches_of(self, layer: int, loads: Sequence[int]) -> tuple[ExpertId, ...]:
+        """Drop what is queued for ``layer``: ``loads`` become demand loads, the others (returned) are withdrawn."""
+        if not self._prefetches:
+            return ()
+        mine = [id for id in self._prefetches if id.layer <= layer]
+        self._prefetches = [id for id in self._prefetches if id.layer > layer]
+        return tuple(id for id in mine if id.expert not in loads)
+
+    def replace_prefetches(self, ranked: Sequence[ExpertId]) -> tuple[tuple[ExpertId, ...], tuple[ExpertId, ...]]:
+        """A new foresight: returns what is queued now, and what is withdrawn."""
+        running = None if self.running is None else self.running.id
+        wanted: dict[ExpertId, None] = {}
+        for id in ranked:
+            if id != running and not self._residency.holds(id):
+                wanted[id] = None
+        withdrawn = tuple(id for id in self._prefetches if id not in wanted)
+        self._prefetches = list(wanted)
+        return tuple(wanted), withdrawn
+
+    def replace_swaps(self, swaps: Sequence[Swap]) -> None:
+        """New swaps of a layer replace its queued ones."""
+        if not swaps:
+            return
+        layers = {swap.incoming.layer for swap in swaps}
+        self._swaps = [swap for swap in self._swaps if swap.incoming.layer not in layers]
+        for swap in swaps:
+            check_swap(self._policy.name, swap, self._residency.resident)
+            if self.running is None or self.running.id != swap.incoming:
+                self._swaps.append(swap)
+
+    def _promote(self, swap: Swap, guarded: set[ExpertId]) -> tuple[ExpertId, ...] | None:
+        """A queued swap whose expert is needed now: a demand load into the same slot, if that slot may be had."""
+        self._swaps.remove(swap)
+        outgoing = swap.outgoing
+        if outgoing in guarded or outgoing.expert not in self._residency.resident[outgoing.layer]:
+            return None
+        guarded.add(outgoing)
+        return self._residency.promise_slot_of(swap.incoming, outgoing)
+
+    def _check_staging(self, id: ExpertId) -> None:
+        if self._policy.demand_slots < 1:
+            raise PolicyError(
+                f"policy {self._policy.name!r} loads {id}, which its cache does not admit, without any staging slot: "
+                f"give it demand_slots >= 1"
+            )
+
+    def _next_demand(self) -> Copy | None:
+        if self._demand[0].into == "staging" and self._residency.staging["demand"] < 1:
+            return None
+        return self._demand.popleft()
+
+    def _next_background(self, pinned: Set[ExpertId]) -> Copy | None:
+        if self._policy.swaps_before_prefetches:
+            return self._next_swap(pinned) or self._next_prefetch(pinned)
+        return self._next_prefetch(pinned) or self._next_swap(pinned)
+
+    def _next_prefetch(self, pinned: Set[ExpertId]) -> Copy | None:
+        prefetcher, residency = self._policy.prefetcher, self._residency
+        if not self._prefetches or prefetcher is None:
+            return None
+        id = self._prefetches[0]
+        victims = residency.promise(id, set(pinned)) if prefetcher.into == "cache" else None
+        if victims is None and residency.staging["prefetch"] < 1:
+            return None
+        self._prefetches.pop(0)
+        if victims is None:
+            return Copy(id, "prefetch", "staging", (), residency.bytes[id.layer])
+        return Copy(id, "prefetch", "cache", victims, residency.bytes[id.layer])
+
+    def _next_swap(self, pinned: Set[ExpertId]) -> Copy | None:
+        """The first swap that is possible now; those that have lost their sense are dropped."""
+        residency = self._residency
+        for swap in tuple(self._swaps):
+            (layer, new), old = swap.incoming, swap.outgoing
+            if new in residency.resident[layer] or old.expert not in residency.resident[layer]:
+                self._swaps.remove(swap)
+            elif new not in residency.staged[layer] and old not in pinned:
+                self._swaps.remove(swap)
+                victims = residency.promise_slot_of(swap.incoming, old)
+                return Copy(swap.incoming, "swap", "cache", victims, residency.bytes[layer])
+        return None

@@ -1,0 +1,162 @@
+"""Every cache obeys the laws; LRU, LFU and random do what their names say."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import pytest
+from tests.conformance.cache_laws import EXPERTS, LAYERS, CacheLaws, Scenario
+from tests.policies.views_for_tests import costs, view
+
+from policies.belady import BeladyBypassCache, BeladyCache
+from policies.caches import RandomCache, StaticCache
+from policies.dali import WindowCache
+from policies.lfu import LfuCache
+from policies.lru import LruCache
+from policies.protocols import Cache
+from policies.views import ExpertId
+
+
+class TestStaticLaws(CacheLaws):
+    declines = True
+
+    def fresh(self, scenario: Scenario) -> Cache:
+        return StaticCache()
+
+
+class TestRandomLaws(CacheLaws):
+    def fresh(self, scenario: Scenario) -> Cache:
+        return RandomCache(seed=3)
+
+
+class TestLruLaws(CacheLaws):
+    def fresh(self, scenario: Scenario) -> Cache:
+        return LruCache()
+
+
+class TestLfuLaws(CacheLaws):
+    def fresh(self, scenario: Scenario) -> Cache:
+        return LfuCache()
+
+
+class TestLfuWithoutHistoryLaws(CacheLaws):
+    def fresh(self, scenario: Scenario) -> Cache:
+        return LfuCache(history=False)
+
+
+class TestBeladyLaws(CacheLaws):
+    foresight = True
+
+    def fresh(self, scenario: Scenario) -> Cache:
+        return BeladyCache(scenario.future)
+
+
+class TestBeladyBypassLaws(CacheLaws):
+    foresight = declines = True
+
+    def fresh(self, scenario: Scenario) -> Cache:
+        return BeladyBypassCache(scenario.future)
+
+
+class TestWindowLaws(CacheLaws):
+    declines = True
+
+    def fresh(self, scenario: Scenario) -> Cache:
+        return WindowCache(LAYERS, EXPERTS, window=2, update=2, stagger=True)
+
+
+class ForgetsBlocked(LruCache):
+    """Broken: evicts experts that the event uses."""
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        return super().victim(incoming, group, ())
+
+
+class Leaks(LruCache):
+    """Broken: goes on naming those that have left."""
+
+    def evicted(self, id: ExpertId, group: int) -> None:
+        pass
+
+
+class Peeks(LruCache):
+    """Broken: looks at the future, which it did not declare."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__()
+        self._odd = len(scenario.events) % 2 == 1
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        members = sorted(id for id in self._groups.get(group, ()) if id not in blocked)
+        return members[-1 if self._odd else 0] if members else None
+
+
+@pytest.mark.parametrize(
+    ("broken", "law"),
+    [
+        (lambda _: ForgetsBlocked(), "test_victims_and_swaps_are_members_that_may_leave"),
+        (lambda _: Leaks(), "test_victims_and_swaps_are_members_that_may_leave"),
+        (Peeks, "test_law_7_the_past_decides_alone"),
+    ],
+)
+def test_the_laws_catch_a_broken_cache(broken: type[LruCache], law: str) -> None:
+    class Broken(CacheLaws):
+        def fresh(self, scenario: Scenario) -> Cache:
+            return broken(scenario)  # type: ignore[call-arg]
+
+    with pytest.raises(AssertionError):
+        getattr(Broken(), law)()
+
+
+COST = costs((1,), (1,))
+
+
+def fill(cache: Cache, *uses: tuple[int, ...], members: tuple[int, ...] = (0, 1, 2)) -> Cache:
+    """A layer of ``members`` that has seen ``uses``."""
+    for expert in members:
+        cache.admitted(ExpertId(0, expert), 0)
+    for step, active in enumerate(uses):
+        cache.observe(view(dict.fromkeys(active, 1), COST, step=step))
+    return cache
+
+
+def victim(cache: Cache, *blocked: int) -> int | None:
+    chosen = cache.victim(ExpertId(0, 9), 0, {ExpertId(0, expert) for expert in blocked})
+    return None if chosen is None else chosen.expert
+
+
+def test_lru_evicts_the_longest_unused() -> None:
+    cache = fill(LruCache(), (0,), (2,), (1,))
+    assert [victim(cache), victim(cache, 0), victim(cache, 0, 2), victim(cache, 0, 1, 2)] == [0, 2, 1, None]
+
+
+def test_lru_counts_an_admission_as_a_use() -> None:
+    cache = fill(LruCache(), (0, 1, 2))
+    cache.evicted(ExpertId(0, 0), 0)
+    cache.admitted(ExpertId(0, 0), 0)
+    assert victim(cache) == 1
+
+
+def test_lfu_evicts_the_least_used_then_the_least_recent_then_the_lowest() -> None:
+    assert victim(fill(LfuCache(), (0,), (0, 1), (1,), (2,))) == 2
+    assert victim(fill(LfuCache(), (1,), (2,), (0,))) == 1
+    assert victim(fill(LfuCache())) == 0
+
+
+@pytest.mark.parametrize(("history", "expected"), [(True, 1), (False, 0)])
+def test_lfu_remembers_those_that_left_only_with_history(history: bool, expected: int) -> None:
+    cache = fill(LfuCache(history), (0, 1), (0, 1), (0,), members=(0, 1))
+    cache.evicted(ExpertId(0, 0), 0)
+    cache.admitted(ExpertId(0, 0), 0)
+    assert victim(cache) == expected
+
+
+def test_random_spares_nobody_and_depends_on_its_seed_alone() -> None:
+    draws = [[victim(cache) for _ in range(50)] for cache in (fill(RandomCache(s)) for s in (1, 1, 2))]
+    assert draws[0] == draws[1] != draws[2]
+    assert set(draws[0]) == {0, 1, 2}
+
+
+def test_static_neither_admits_nor_evicts() -> None:
+    assert not StaticCache().admits
+    assert victim(fill(StaticCache())) is None
