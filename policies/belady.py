@@ -30,20 +30,19 @@ class BeladyCache(DemandCache):
 
     def observe(self, view: LayerView) -> None:
         """Move on by one event: its experts' next uses become known."""
-        place, layer = self._place, view.layer
+        place = self._place
         self._future.check(place, view)
         self._place = place + 1
-        upcoming, home = self._next, self._home
-        for expert, use in zip(view.routing.active, self._future.next_uses[place], strict=True):
-            id = ExpertId(layer, expert)
-            upcoming[id] = use
+        uses, home = self._future.next_uses[place], self._home
+        self._next.update(uses)
+        for id, use in uses:
             group = home.get(id)
             if group is not None:
                 group.put(id, -use)
 
     def order(self, incoming: Sequence[ExpertId]) -> Sequence[ExpertId]:
         """Soonest next use first: where not all find room, these are the ones to keep."""
-        return sorted(incoming, key=self.next_use)
+        return sorted(incoming, key=self.next_use) if len(incoming) > 1 else incoming
 
     def next_use(self, id: ExpertId) -> int:
         """The next use of ``id``, as ``Future`` counts them."""

@@ -40,10 +40,13 @@ class CopyQueue:
         ids, size = residency.ids[layer], residency.bytes[layer]
         guarded = set(pinned) if self.running is None else {*pinned, self.running.id}
         swaps = {swap.incoming: swap for swap in self._swaps}
+        slots: dict[ExpertId, tuple[ExpertId, ...] | None] = {}
+        for id in self._policy.cache.order([ids[expert] for expert in loads]):
+            slots[id] = self._promote(swaps[id], guarded) if id in swaps else residency.promise(id, guarded)
+            guarded.add(id)
         for expert in loads:
             id = ids[expert]
-            victims = self._promote(swaps[id], guarded) if id in swaps else residency.promise(id, guarded)
-            guarded.add(id)
+            victims = slots[id]
             if victims is None:
                 self._check_staging(id)
                 self._demand.append(Copy(id, "demand", "staging", (), size))

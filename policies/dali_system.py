@@ -87,6 +87,7 @@ def build(parameters: DaliParameters, context: BuildContext, name: str = "dali")
         needs=Needs(forecasts=((parameters.forecast, 1),)) if sizes.prefetch else Needs(),
         demand_slots=parameters.demand_slots,
         prefetch_slots=slots if sizes.prefetch else 0,
+        decision_cost=_decision_cost(parameters),
         parameters={**asdict(parameters), **sizes._asdict(), "prefetch_slots": slots},
     )
 
@@ -94,6 +95,13 @@ def build(parameters: DaliParameters, context: BuildContext, name: str = "dali")
 def build_ilp(parameters: DaliIlpParameters, context: BuildContext) -> Composition:
     """The same with the optimum of Eq. 3-9 in place of Algorithm 1."""
     return build(parameters, context, "dali-ilp")
+
+
+def _decision_cost(parameters: DaliParameters) -> str:
+    """The assignment is what a decision costs: the exact one depends on its solver."""
+    if parameters.assigner != "exact":
+        return "dali"
+    return "dali-ilp@highs" if parameters.solver == "highs" else "dali-ilp"
 
 
 def _sizes(parameters: DaliParameters, context: BuildContext) -> Sizes:

@@ -14,23 +14,24 @@ NEVER = 1 << 62  # the use that does not come
 class Future:
     """Every layer event of a complete run, in order: event 0, 1, ...
 
-    A use is a number that grows with time: event * ``WIDTH`` + order. Experts used in the same event are ordered by what
-    comes after: who is used again sooner comes first, equals stay equal. This matters since an event's residents cannot
-    leave: of two experts that are used together next, the one that is there keeps the other one out.
+    A use is a number that grows with time: event * ``WIDTH`` + order. Experts used in the same event are ordered by
+    what comes after: who is used again sooner comes first, equals stay equal. This matters since an event's residents
+    cannot leave: of two experts that are used together next, the one that is there keeps the other one out.
 
-    ``first_use`` holds the first use of each expert that is used at all; ``next_uses[i]`` are, for the active experts of
-    event i, their next uses after it (``NEVER`` if there is none).
+    ``first_use`` holds the first use of each expert that is used at all; ``next_uses[i]`` pairs each expert of event i
+    with its next use after it (``NEVER`` if there is none).
     """
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.events: tuple[Event, ...] = tuple(events)
         upcoming: dict[ExpertId, int] = {}
         next_uses = []
+        known: dict[ExpertId, ExpertId] = {}  # one object for each expert
         for place in range(len(self.events) - 1, -1, -1):
             _, layer, active = self.events[place]
-            ids = [ExpertId(layer, expert) for expert in active]
-            uses = tuple(upcoming.get(id, NEVER) for id in ids)
-            next_uses.append(uses)
+            ids = [known.setdefault(id, id) for id in (ExpertId(layer, expert) for expert in active)]
+            uses = [upcoming.get(id, NEVER) for id in ids]
+            next_uses.append(tuple(zip(ids, uses, strict=True)))
             order = {use: place * WIDTH + rank for rank, use in enumerate(sorted(set(uses)))}
             upcoming.update(zip(ids, map(order.__getitem__, uses), strict=True))
         self.next_uses = tuple(reversed(next_uses))

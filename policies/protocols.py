@@ -150,4 +150,5 @@ class Composition:
     writes_back: bool = False  # victims are copied back to the host, as weights that could have changed would be
     demand_slots: int = 2  # staging slots for demand loads
     prefetch_slots: int = 0  # staging slots for prefetches
+    decision_cost: str = ""  # entry of the table of decision costs; empty: ``name``
     parameters: Mapping[str, object] = field(default_factory=dict)

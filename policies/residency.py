@@ -6,8 +6,6 @@ one for prefetches. A promise takes a cache slot when a layer is planned; its vi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from policies.protocols import Budget, Cache, InitialPlacement
 from policies.views import Copy, ExpertId, PolicyError, ResidencyView
 
@@ -51,25 +49,24 @@ class Residency:
     def promise(self, id: ExpertId, blocked: set[ExpertId]) -> tuple[ExpertId, ...] | None:
         """Take a cache slot for ``id``: the victims that leave when its copy starts, or None if it is not admitted.
 
-        ``blocked`` experts stay; the victims are added to it.
+        ``blocked`` experts stay; the victims, if any, are added to it.
         """
         cache, group, size = self._cache, self.group(id.layer), self.bytes[id.layer]
         if not cache.admits:
             return None
-        victims: list[ExpertId] = []
-        while self._free[group] < size:
+        free, victims = self._free[group], []
+        while free < size:
             victim = cache.victim(id, group, blocked)
             if victim is None:
-                break
+                blocked.difference_update(victims)
+                return None
             self._check_victim(victim, group, blocked)
             victims.append(victim)
             blocked.add(victim)
+            free += self.bytes[victim.layer]
+        for victim in victims:
             cache.evicted(victim, group)
-            self._free[group] += self.bytes[victim.layer]
-        if self._free[group] < size:
-            self._take_back(victims, group)
-            return None
-        self._free[group] -= size
+        self._free[group] = free - size
         cache.admitted(id, group)
         return tuple(victims)
 
@@ -106,12 +103,6 @@ class Residency:
                 f"cache {type(self._cache).__name__} chose {victim} as a victim: "
                 f"it is pinned, promised or not in group {group}"
             )
-
-    def _take_back(self, victims: Sequence[ExpertId], group: int) -> None:
-        """Nobody else could be found: those already chosen keep their slots."""
-        for victim in victims:
-            self._free[group] -= self.bytes[victim.layer]
-            self._cache.admitted(victim, group)
 
 
 def _capacity(budget: Budget, placement: InitialPlacement) -> list[int]:

@@ -42,7 +42,7 @@ class Engine:
         self.env = simpy.Environment(initial_time=0)
         self.recorder = Recorder()
         self.session, self.costs, self.demand, self.token_bytes = session, costs, demand, token_bytes
-        self.policy = session.policy.name
+        self._decision = session.policy.decision_cost or session.policy.name
         self.host, self.gpu, self.d2h = (Lane(name, self.recorder) for name in ("host", "gpu", "d2h"))
         memory = SharedMemory(self.env, costs.cpu_permille, costs.copy_permille)
         self.cpu = CpuLane(self.env, memory, self.recorder, costs.experts, self._cpu_ended)
@@ -83,8 +83,14 @@ class Engine:
         env, session = self.env, self.session
         self._layer, self._activations_here = layer, -1
         forecasts = step.forecasts[layer]
-        gated, forecast_ready = self._compute_gate(layer, forecasts)
-        planned = self._bring_routing(layer, gated, len(step.routings[layer].active))
+        active = len(step.routings[layer].active)
+        gated, speculated = self._compute_gate(layer, forecasts)
+        routed = self._bring(gated, layer)
+        forecast_here = self._bring(speculated, layer, layer + 1) if speculated else routed
+        known = self.host.reserve(routed, self.costs.sync_ns, "wait", layer)
+        planned = self.host.reserve(
+            known, self.costs.plan_ns(self._decision, active), "plan", layer, -1, step.tokens
+        )
         yield env.timeout(planned - env.now)
         scores = None if step.scores is None else step.scores[:, layer].tolist()
         plan = session.plan_layer(
@@ -93,10 +99,14 @@ class Engine:
             )
         )
         self._start(plan, planned)
-        forecast_ready = max(forecast_ready, self._speculate_late(layer, planned, forecasts))
         end = planned
-        if session.looks_ahead:
-            end = self._bring_forecast(layer, forecast_ready, len(step.routings[layer].active))
+        if session.looks_ahead and layer < len(step.routings) - 1:
+            speculated = self._speculate_late(layer, planned, forecasts)
+            if speculated:
+                forecast_here = self._bring(speculated, layer, layer + 1)
+            end = self.host.reserve(
+                forecast_here, self.costs.foresee_ns(self._decision, active), "foresee", layer, -1, step.tokens
+            )
             yield env.timeout(end - env.now)
             self._foresee(layer, forecasts)
         if self._outstanding:
@@ -108,20 +118,20 @@ class Engine:
         self.h2d.queued("swap")
 
     def _compute_gate(self, layer: int, forecasts: Sequence[Forecast]) -> tuple[int, int]:
-        """Attention, gate, forecasts, shared experts; returns when the gate and when the forecasts are computed."""
+        """Attention, gate, forecasts, shared experts; returns when the gate and the forecasts (0: none) are computed."""
         gpu, costs, tokens = self.gpu, self._step_costs, self._tokens
         launched = self.host.reserve(self.host.free_ns, self.costs.launch_ns, "launch", layer)
         attention_ns = costs.attention_ns + costs.dense_ns if layer == 0 else costs.attention_ns
         gpu.reserve(launched, attention_ns, "attention", layer, -1, tokens)
-        gated = forecast_ready = gpu.reserve(launched, costs.gate_ns, "gate", layer, -1, tokens)
+        gated, speculated = gpu.reserve(launched, costs.gate_ns, "gate", layer, -1, tokens), 0
         for forecast in forecasts:
             if forecast.kind in FROM_GATE_INPUT:
-                forecast_ready = gpu.reserve(
+                speculated = gpu.reserve(
                     launched, costs.speculate_ns, "speculate", layer, -1, tokens, 0, forecast.layer
                 )
         if costs.shared_ns:
             gpu.reserve(launched, costs.shared_ns, "shared", layer, -1, tokens)
-        return gated, forecast_ready
+        return gated, speculated
 
     def _speculate_late(self, layer: int, planned: int, forecasts: Sequence[Forecast]) -> int:
         """Forecasts from a partial forward pass; returns when they are computed (0: there are none)."""
@@ -135,23 +145,13 @@ class Engine:
                 )
         return ready
 
-    def _bring_routing(self, layer: int, gated: int, active: int) -> int:
-        """The routing comes to the host, which plans; returns when the plan is made."""
+    def _bring(self, computed: int, layer: int, target_layer: int = -1) -> int:
+        """The routing, or a forecast of it, comes to the host; returns when it is there."""
         tokens = self._tokens
-        routed = self.d2h.reserve(
-            gated, self._step_costs.routing_ns, "routing", layer, -1, tokens, tokens * self.token_bytes.routing
+        bytes = tokens * self.token_bytes.routing
+        return self.d2h.reserve(
+            computed, self._step_costs.routing_ns, "routing", layer, -1, tokens, bytes, target_layer
         )
-        known = self.host.reserve(routed, self.costs.sync_ns, "wait", layer)
-        return self.host.reserve(known, self.costs.plan_ns(self.policy, active), "plan", layer, -1, tokens)
-
-    def _bring_forecast(self, layer: int, computed: int, active: int) -> int:
-        """The forecast comes to the host, which foresees; returns when it has."""
-        tokens = self._tokens
-        here = self.d2h.reserve(
-            computed, self._step_costs.routing_ns, "routing", layer, -1, tokens, tokens * self.token_bytes.routing,
-            layer + 1,
-        )  # fmt: skip
-        return self.host.reserve(here, self.costs.foresee_ns(self.policy, active), "foresee", layer, -1, tokens)
 
     def _foresee(self, layer: int, forecasts: Sequence[Forecast]) -> None:
         now = int(self.env.now)
@@ -160,7 +160,7 @@ class Engine:
             self.recorder.instant(now, "withdraw", layer, id.layer, id.expert, 0)
         commit = foresight.commit
         if commit is not None and commit.precompute:
-            ready = self._send_activations(now)
+            ready = max(now, self._send_activations(now))
             self.cpu.add(commit.precompute, commit.routing.workload(), ready, "precompute", layer, layer + 1)
         self.h2d.queued("prefetch")
 

@@ -47,9 +47,11 @@ def tpot_bars(rows: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
         raise PictureError("expected at least one run with decode steps to draw, got none")
     figure = Figure(figsize=(10, 1.9 + 0.55 * len(ranked)), layout="constrained")
     ax = figure.subplots()
+    longest = max(row.get(name) or 0.0 for row in ranked for name in ("tpot_ms", "null_model_tpot_ms"))
     for place, row in enumerate(ranked):
         _bar(ax, place, row)
-    _style_bars(ax, ranked)
+        _label(ax, place, row, longest)
+    _style_bars(ax, [row["policy"] for row in ranked], longest)
     figure.suptitle(_headline(ranked), fontsize=14, fontweight="bold", x=0.01, ha="left")
     if about:
         ax.set_title(about, fontsize=9.5, loc="left", color="#444444")
@@ -67,23 +69,28 @@ def _bar(ax: Axes, place: int, row: Mapping[str, Any]) -> None:
     for width, colour in zip(_split(row), (colour for _, _, colour in _PARTS), strict=True):
         ax.barh(place, width, left=left, height=0.62, color=colour, alpha=0.4 if clairvoyant else 1.0, linewidth=0)
         left += width
-    note = "  clairvoyant, not attainable" if clairvoyant else "  changes the routing" if _reroutes(row) else ""
-    ax.annotate(f"{row['tpot_ms']:.1f} ms{note}", (row["tpot_ms"], place), xytext=(9, 0), textcoords="offset points",
-                va="center", fontsize=10, fontweight="normal" if clairvoyant else "bold")  # fmt: skip
     if (bound := row.get("lower_bound_tpot_ms")) is not None:
         ax.plot([bound, bound], [place - 0.42, place + 0.42], color=_BOUND, linewidth=2, zorder=3)
     if (null := row.get("null_model_tpot_ms")) is not None:
         ax.plot(null, place, marker="D", color=_NULL, markeredgecolor="white", markersize=7, zorder=4)
 
 
+def _label(ax: Axes, place: int, row: Mapping[str, Any], longest: float) -> None:
+    """The time beside its bar, or beside the diamond where that stands in the way."""
+    clairvoyant = "clairvoyant" in row["labels"]
+    note = "  clairvoyant, not attainable" if clairvoyant else ""
+    note += "  changes the routing" if "changes routing" in row["labels"] else ""
+    end, null = row["tpot_ms"], row.get("null_model_tpot_ms") or 0.0
+    room = (0.1 + 0.009 * len(note)) * longest
+    start = null if end - 0.02 * longest < null < end + room else end
+    ax.annotate(f"{end:.1f} ms{note}", (start, place), xytext=(9, 0), textcoords="offset points", va="center",
+                fontsize=10, fontweight="normal" if clairvoyant else "bold")  # fmt: skip
+
+
 def _split(row: Mapping[str, Any]) -> tuple[float, ...]:
     """Milliseconds of each of _PARTS in one mean decode step; the GPU's work is what no stall takes."""
     stalls = [row["stall_h2d_ms"] or 0.0, row["stall_cpu_ms"] or 0.0, row["stall_host_ms"] or 0.0]
     return (row["tpot_ms"] - sum(stalls), *stalls)
-
-
-def _reroutes(row: Mapping[str, Any]) -> bool:
-    return "changes routing" in row["labels"]
 
 
 def _headline(ranked: Sequence[Mapping[str, Any]]) -> str:
@@ -96,11 +103,10 @@ def _headline(ranked: Sequence[Mapping[str, Any]]) -> str:
     return f"{best['policy']} is fastest: {best['tpot_ms']:.1f} ms per token, {ratio:.1f}x faster than {last['policy']}"
 
 
-def _style_bars(ax: Axes, ranked: Sequence[Mapping[str, Any]]) -> None:
-    ax.set_yticks(range(len(ranked)), [row["policy"] for row in ranked], fontsize=11)
-    ax.set_ylim(len(ranked) - 0.4, -0.6)
-    marks = [row.get(name) or 0.0 for row in ranked for name in ("tpot_ms", "null_model_tpot_ms")]
-    ax.set_xlim(0, max(marks) * 1.17)
+def _style_bars(ax: Axes, policies: Sequence[str], longest: float) -> None:
+    ax.set_yticks(range(len(policies)), policies, fontsize=11)
+    ax.set_ylim(len(policies) - 0.4, -0.6)
+    ax.set_xlim(0, longest * 1.17)
     ax.set_xlabel("time per output token, TPOT (ms); shorter is better")
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x", color="#E5E5E5")

@@ -9,12 +9,12 @@ from functools import lru_cache
 import numpy as np
 
 from policies.protocols import Budget, Composition, Needs
-from policies.registry import BuildContext, compose, policy_names, system
+from policies.registry import BuildContext, ChoiceError, compose, policy_names, system
 from policies.session import Session
 from sim.bounds import bounds_of
 from sim.cost_table import CostTable
 from sim.costs import ACTIVATION_BYTES, ROUTING_BYTES, roofline
-from sim.demand import demand_of, future_of
+from sim.demand import MissingFromTraceError, check_needs, demand_of, future_of
 from sim.engine import Engine, TokenBytes
 from sim.hardware import Hardware, load_hardware
 from sim.memory import MemoryPlan, plan_memory
@@ -57,16 +57,31 @@ def simulate(scenario: Scenario) -> Run:
 
 
 def compare(scenario: Scenario, policies: Sequence[str] | None = None) -> list[Run]:
-    """Simulate one scenario under several policies (default: all), best TPOT first.
+    """Simulate one scenario under several policies (default: all that ``refusals`` does not name), best TPOT first.
 
     ``scenario.parameters`` go to ``scenario.policy`` alone; the others run with their defaults.
     """
     setting = setting_of(scenario)
+    if policies is None:
+        refused = refusals(setting)
+        policies = [name for name in policy_names() if name not in refused]
     runs = [
-        simulate_setting(setting, name, scenario.parameters if name == scenario.policy else {})
-        for name in policies or policy_names()
+        simulate_setting(setting, name, scenario.parameters if name == scenario.policy else {}) for name in policies
     ]
     return sorted(runs, key=lambda run: (run.metrics.tpot_ms or run.metrics.ttft_ms, run.policy))
+
+
+def refusals(setting: Setting) -> dict[str, str]:
+    """Why a policy cannot run in this setting, for each that cannot: what its trace lacks, a batch too large."""
+    reasons = {}
+    for name in policy_names():
+        try:
+            needs = _compose(setting, name, {}).needs
+            check_needs(setting.trace, needs)
+            _check_batch(name, needs, setting.scenario.batch)
+        except (ChoiceError, MissingFromTraceError, ScenarioError) as error:
+            reasons[name] = str(error)
+    return reasons
 
 
 def setting_of(scenario: Scenario) -> Setting:

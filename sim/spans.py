@@ -7,7 +7,8 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
         wait         the routing has come over (end of `routing`); lasts the synchronisation
         plan         end of `wait`. The plan takes effect at its end
         launch       one per GPU expert in the plan's order, then one for combine: end of `plan`
-        foresee      end of the forecast's `routing`; only if the policy looks ahead. Takes effect at its end
+        foresee      end of the forecast's `routing`; only if the policy looks ahead and a layer follows. Takes effect
+                     at its end
   gpu   attention    its launch (layer 0 carries the model's dense layers too), also after the layer before has ended
         gate, speculate (one per forecast computed on the GPU; target_layer set), shared: the same launch.
                      A forecast from a partial forward pass has its own launch, after the experts that are here
@@ -15,7 +16,8 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
         combine      its launch, every GPU expert, and the CPU's result. Where the GPU reads results in place
                      (result_path "direct") that is the end of the last CPU expert, and combine lasts as much longer
                      as reading takes; where they queue ("h2d") it is the end of `result`
-  d2h   routing      end of `gate`; for forecasts (target_layer set) end of the last `speculate`, or of `gate`
+  d2h   routing      end of `gate`; a second one (target_layer set) if the GPU computes forecasts: end of the last
+                     `speculate`
         activations  once a layer, if the CPU computes anything of it: end of `plan` (or of `foresee`, if only for
                      precomputations)
         writeback    the start of the copy that displaces the expert, where the policy writes victims back

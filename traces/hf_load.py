@@ -62,7 +62,7 @@ def load(model: str | Path, dtype: str = "auto", name: str = "", **options: Any)
         config = AutoConfig.from_pretrained(where, **revision)
         loaded = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options).train(False)
         tokenizer = AutoTokenizer.from_pretrained(where, **revision)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise CaptureError(
             f"{where}: expected a causal language model and tokenizer; could not load: {error}"
         ) from error

@@ -83,10 +83,12 @@ def _capture_plain(loaded: Loaded, prompts: PromptFile, output: Path) -> None:
 
 
 def _record(run: Path, stem: Path) -> None:
-    """Settings, the last evaluation and the whole log of a training run, beside the traces."""
+    """Settings, the last evaluation and the log of a training run up to its checkpoint, beside the traces."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    last = [line for line in log if "held_out" in line][-1]
+    log = (run / "log.jsonl").read_text().splitlines()
+    while "held_out" not in json.loads(log[-1]):
+        log.pop()  # steps after the checkpoint that was captured
+    last = json.loads(log[-1])
     record = {
         "settings": json.loads((run / "settings.json").read_text()),
         "steps": last["step"],
@@ -100,7 +102,7 @@ def _record(run: Path, stem: Path) -> None:
         "calibration": "Residual vectors and the calibration trace come from prompts cut from training text.",
     }
     stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-    shutil.copyfile(run / "log.jsonl", stem.with_suffix(".jsonl"))
+    stem.with_suffix(".jsonl").write_text("\n".join(log) + "\n")
 
 
 def main() -> None:

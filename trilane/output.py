@@ -124,6 +124,14 @@ def check_targets(*targets: str | Path | None) -> None:
             writable(target)
 
 
+def check_folder(target: str | None) -> None:
+    """Refuse, before any work, a folder that cannot be used or made. Raises OutputError."""
+    path = Path(target or ".")
+    nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not nearest.is_dir():
+        raise OutputError(f"{path}: expected a folder, {nearest} is a file")
+
+
 def check_picture(target: str | None) -> None:
     """Refuse, before any work, a picture of a kind that cannot be drawn. Raises PictureError."""
     if target is not None:

@@ -29,12 +29,14 @@ LAYERS = 26
 BATCHES = (1, 32)
 RUNS = 5
 LAYER_STEPS_PER_S = {
-    ("layer-wise", 1): 20_000, ("fiddler", 1): 20_000, ("on-demand", 1): 10_000, ("dali", 1): 8_000, ("dali", 32): 3_000,
-}  # fmt: skip
+    ("layer-wise", 1): 20_000,
+    ("fiddler", 1): 20_000,
+    ("on-demand", 1): 10_000,
+    ("dali", 1): 8_000,
+    ("dali", 32): 3_000,
+}
 PEAK_MB = 300
-COLUMNS = (
-    "policy", "batch", "layer-steps/s", "of all simulate()", "by wall clock", "simulated / wall time", "spans / layer-step",
-)  # fmt: skip
+COLUMNS = ("policy", "batch", "layer-steps/s", "of all simulate()", "by the wall", "simulated/wall", "spans/layer-step")
 
 
 class Times(NamedTuple):

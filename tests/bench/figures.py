@@ -121,7 +121,8 @@ def write_markdown(where: dict[str, Cell], sections: Sequence[Section], path: Pa
     lines = ["# Benchmark figures", "", "Written by `make bench`.", ""]
     lines += [f"- {name}: {value}" for name, value in where.items()]
     for section in (targets_section(sections), *sections):
-        lines += ["", f"## {section.title}", "", _row(section.columns), _row(["---", *["---:"] * (len(section.columns) - 1)])]
+        rule = ["---", *["---:"] * (len(section.columns) - 1)]
+        lines += ["", f"## {section.title}", "", _row(section.columns), _row(rule)]
         lines += [_row([show(cell) for cell in row]) for row in section.rows]
         lines += ["", *(f"- {note}" for note in section.notes)] if section.notes else []
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 from sim.cache_curve import CURVE_POLICIES, CacheCurve
@@ -14,7 +15,7 @@ from traces.bundled import load_trace
 LOOKUPS_PER_S = 300_000
 LAYERS, TOP_K = 48, 6
 SHARES = (0.1, 0.3, 0.6)
-RUNS = 5
+RUNS = 3
 
 
 def measure(runs: int = RUNS) -> Section:
@@ -26,7 +27,7 @@ def measure(runs: int = RUNS) -> Section:
     targets = []
     curve.future  # noqa: B018  # made beforehand: timed below
     for policy in CURVE_POLICIES:
-        speeds = [lookups / _seconds(lambda size=size, policy=policy: curve.point(policy, size), runs) for size in sizes]
+        speeds = [lookups / _seconds(partial(curve.point, policy, size), runs) for size in sizes]
         rows.append([policy, *speeds])
         targets.append(Target(f"cache-curve, {policy}, slowest size", "lookups/s", LOOKUPS_PER_S, min(speeds)))
     events = lookups / _seconds(lambda: CacheCurve(curve.trace).events, 1)

@@ -63,7 +63,7 @@ def bootstrapped(trace: Trace, sequences: int) -> Trace:
 
 
 def side_by_side(trace: Trace, top_k: int, layers: int | None = None) -> Trace:
-    """Twice the experts: each token is routed like two recorded ones, the second one's experts numbered after the first's.
+    """Twice the experts: each token is routed like two recorded ones, whose experts are numbered one after the other.
 
     Half of the ``top_k`` come from each. With more ``layers`` than recorded they begin again, and forecasts go.
     """

@@ -121,7 +121,7 @@ def _chain_within_layer(log: Log, layer: Layer) -> None:
     for span in log.of(layer, "foresee"):
         _after(span, forecast + log.of(layer, "plan"), "foreseeing needs the forecast")
     for span in forecast:
-        _after(span, log.of(layer, "gate", "speculate"), "a forecast is copied once it is computed")
+        _after(span, log.of(layer, "gate", "speculate")[:2], "a forecast is copied once it is computed")
     combine = log.one(layer, "combine")
     _after(combine, log.computed(layer) + log.of(layer, "shared", "result"), "combining needs all parts")
     for span in log.of(layer, "result"):
@@ -131,6 +131,7 @@ def _chain_within_layer(log: Log, layer: Layer) -> None:
 def _expert_after_inputs(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span) -> None:
     if span.kind == "precompute":
         assert home(span) == layer[1] + 1, f"law 2: a precompute of layer {layer[1]} is for layer {home(span)}"
+        _after(span, log.of(layer, "foresee"), "computing ahead needs the forecast")
     else:
         _after(span, log.of(layer, "plan"), "experts need the plan")
     if span.lane == "cpu":
@@ -217,12 +218,15 @@ def law_5_work_conservation(spans: Spans, demand_slots: int | None = None) -> No
 def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span) -> int | None:
     """When the inputs of a span were complete; None where it has none but the span before it."""
 
-    def end(*kinds: str, lane: str | None = None, target: bool | None = None) -> int:
-        found = [s for s in log.of(layer, *kinds, lane=lane) if target is None or (s.target_layer >= 0) == target]
-        return max(s.end_ns for s in found)
+    def end(*kinds: str) -> int:
+        return max(s.end_ns for s in log.of(layer, *kinds))
 
-    launches = [s for s in log.of(layer, "launch") if s.expert < 0]
+    launches = [s for s in log.of(layer, "launch") if s.expert < 0]  # attention and so on, combine, late forecasts
+    forecast = span.target_layer >= 0
     match span.lane, span.kind:
+        case "gpu", "speculate" if span.start_ns >= log.planned(layer):
+            late = [s for s in log.of(layer, "speculate") if s.start_ns >= log.planned(layer)]
+            return launches[2 + late.index(span)].end_ns
         case "gpu", "attention" | "gate" | "shared" | "speculate":
             return launches[0].end_ns
         case "gpu", "expert":
@@ -230,20 +234,23 @@ def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span) 
             return max(launched[0], _stay_at(stays, layer, span).readable)
         case "gpu", "combine":
             parts = log.of(layer, "result") or [s for s in log.computed(layer) if s.lane == "cpu"]
-            return max([launches[-1].end_ns, *(s.end_ns for s in parts)])
+            return max([launches[1].end_ns, *(s.end_ns for s in parts)])
         case "host", "wait":
-            return end("routing", target=False)
+            return log.of(layer, "routing")[0].end_ns
         case "host", "plan":
             return end("wait")
         case "host", "foresee":
-            return end("routing", target=True)
+            return end("routing")
         case "host", "launch" if span is not launches[0]:
             return end("plan")
         case "d2h", "routing":
-            return end("gate", "speculate") if span.target_layer >= 0 else end("gate")
+            made = log.of(layer, "speculate") if forecast else log.of(layer, "gate")
+            return max(s.end_ns for s in made if s.end_ns <= span.start_ns)
         case "d2h", "activations":
             return end("plan") if log.of(layer, "expert", lane="cpu") else end("foresee")
-        case "cpu", _:
+        case "cpu", "precompute":
+            return end("activations", "foresee")
+        case "cpu", "expert":
             return end("activations")
         case "h2d", "result":
             return max([end("plan"), *(s.end_ns for s in log.computed(layer) if s.lane == "cpu")])

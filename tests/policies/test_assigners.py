@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
-from tests.policies.views_for_tests import costs, view, views
 
 from policies.assigners import CostRule, LoadAll, ResidentOrCpu
 from policies.dali import BeamAssigner, GreedyAssigner
@@ -12,6 +11,7 @@ from policies.exact_assignment import ExactAssigner
 from policies.objective import durations, makespan
 from policies.protocols import Assigner
 from policies.views import INFINITE_NS, Assignment, LayerView
+from tests.policies.views_for_tests import costs, view, views
 
 ALL: list[Assigner] = [LoadAll(), ResidentOrCpu(), CostRule(), GreedyAssigner(), BeamAssigner(), ExactAssigner()]
 COST = costs(gpu_ns=(10, 10, 10), cpu_ns=(40, 80, 120), first_cpu_ns=5, copy_ns=70)

@@ -16,10 +16,10 @@ from policies.dali import WindowCache
 from policies.future import NEVER, Future
 from policies.lfu import LfuCache
 from policies.lru import LruCache
-from policies.placements import InitialPlacement
-from policies.protocols import Budget, Cache
+from policies.protocols import Budget, Cache, InitialPlacement
 from policies.replay import ReplayEvent, replay
-from policies.views import ExpertId, PolicyError
+from policies.views import ExpertId, LayerView, PolicyError
+from tests.policies.views_for_tests import costs, view
 
 Events = list[frozenset[int]]  # of one layer
 
@@ -149,7 +149,5 @@ def test_refuses_a_run_that_leaves_its_future() -> None:
         cache.observe(_view(ReplayEvent(1, 0, "decode", (0,))))
 
 
-def _view(event: ReplayEvent):  # type: ignore[no-untyped-def]
-    from tests.policies.views_for_tests import costs, view
-
+def _view(event: ReplayEvent) -> LayerView:
     return view(dict.fromkeys(event.active, 1), costs((1,), (1,)), step=event.step)

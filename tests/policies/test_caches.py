@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 import pytest
-from tests.conformance.cache_laws import EXPERTS, LAYERS, CacheLaws, Scenario
-from tests.policies.views_for_tests import costs, view
 
 from policies.belady import BeladyBypassCache, BeladyCache
 from policies.caches import RandomCache, StaticCache
@@ -15,6 +13,8 @@ from policies.lfu import LfuCache
 from policies.lru import LruCache
 from policies.protocols import Cache
 from policies.views import ExpertId
+from tests.conformance.cache_laws import EXPERTS, LAYERS, CacheLaws, Scenario
+from tests.policies.views_for_tests import costs, view
 
 
 class TestStaticLaws(CacheLaws):
@@ -91,21 +91,28 @@ class Peeks(LruCache):
         return members[-1 if self._odd else 0] if members else None
 
 
+MEMBERS = "test_victims_and_swaps_are_members_that_may_leave"
+NO_FORESIGHT = "test_law_7_the_past_decides_alone"
+
+
 @pytest.mark.parametrize(
-    ("broken", "law"),
+    ("broken", "law", "slots", "events", "why"),
     [
-        (lambda _: ForgetsBlocked(), "test_victims_and_swaps_are_members_that_may_leave"),
-        (lambda _: Leaks(), "test_victims_and_swaps_are_members_that_may_leave"),
-        (Peeks, "test_law_7_the_past_decides_alone"),
+        (lambda _: ForgetsBlocked(), MEMBERS, 1, ({0: 1}, {0: 1}, {0: 1, 1: 1}), "is blocked"),
+        (lambda _: Leaks(), MEMBERS, 1, ({0: 1}, {0: 1}, {1: 1}, {0: 1}, {2: 1}), "is no member"),
+        (Peeks, NO_FORESIGHT, 2, ({0: 1}, {0: 1}, {1: 1}, {0: 1}, {2: 1}, {0: 1}), "other answers"),
     ],
 )
-def test_the_laws_catch_a_broken_cache(broken: type[LruCache], law: str) -> None:
+def test_the_laws_catch_a_broken_cache(
+    broken: Callable[[Scenario], Cache], law: str, slots: int, events: tuple[dict[int, int], ...], why: str
+) -> None:
     class Broken(CacheLaws):
         def fresh(self, scenario: Scenario) -> Cache:
-            return broken(scenario)  # type: ignore[call-arg]
+            return broken(scenario)
 
-    with pytest.raises(AssertionError):
-        getattr(Broken(), law)()
+    check = getattr(CacheLaws, law).hypothesis.inner_test
+    with pytest.raises(AssertionError, match=why):
+        check(Broken(), Scenario(events, (slots,) * LAYERS, ()))
 
 
 COST = costs((1,), (1,))

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
-from tests.policies.views_for_tests import costs, view, views
 
 from policies.assigners import LoadAll
 from policies.dali import BeamAssigner, GreedyAssigner, ResidualPrefetcher, WindowCache
 from policies.objective import durations, makespan
 from policies.views import ExpertId, Forecast, LayerView, Swap
+from tests.policies.views_for_tests import costs, view, views
 
 COST = costs(gpu_ns=(10,) * 9, cpu_ns=tuple(range(30, 300, 30)), copy_ns=100)
 

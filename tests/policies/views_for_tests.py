@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from policies.views import INFINITE_NS, ExpertCosts, LayerView, Phase, ResidencyView, Routing
 
 
-def costs(
-    gpu_ns: Sequence[int], cpu_ns: Sequence[int], *, first_cpu_ns: int = 0, copy_ns: int = 0
-) -> ExpertCosts:
+def costs(gpu_ns: Sequence[int], cpu_ns: Sequence[int], *, first_cpu_ns: int = 0, copy_ns: int = 0) -> ExpertCosts:
     """Tables by workload from 1 on."""
     return ExpertCosts((0, *gpu_ns), (0, *cpu_ns), first_cpu_ns, copy_ns, 1)
 

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from trilane.output import JsonOption, check_picture, check_targets, heading, note, percent, progress, show, table, working, write_json
+from trilane.output import (
+    JsonOption,
+    check_picture,
+    check_targets,
+    heading,
+    note,
+    percent,
+    progress,
+    show,
+    table,
+    working,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from sim.cache_curve import CacheCurve, CurvePoint

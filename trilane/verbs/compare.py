@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trilane.output import JsonOption, check_targets, heading, note, number, percent, progress, show, table, write_json
+from trilane.output import (
+    JsonOption,
+    check_folder,
+    check_targets,
+    heading,
+    note,
+    number,
+    percent,
+    progress,
+    show,
+    table,
+    write_json,
+)
 from trilane.question import ScenarioOption, SetOption, describe, scenario_of
 
 if TYPE_CHECKING:
@@ -45,7 +57,8 @@ def compare(
 
     Every policy gets the same routing, machine and memory. The fastest comes first.
     """
-    check_targets(json, out and Path(out))
+    check_targets(json)
+    check_folder(out)
     asked = scenario_of(scenario, changes)
     names = [name.strip() for name in policies.split(",") if name.strip()] if policies else None
     runs = _simulate_all(asked, names)
@@ -110,7 +123,7 @@ def _draw(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], folder: Path, 
     from sim.pictures import save_figure
     from sim.plots import tpot_bars
 
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     save_figure(tpot_bars(rows, about), folder / "tpot.png")
     for run in progress(runs, "drawing"):
         save_gantt(run, folder / f"gantt-{run.policy}.png")

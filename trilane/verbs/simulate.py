@@ -9,7 +9,19 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from trilane.output import JsonOption, check_picture, check_targets, heading, note, number, pairs, percent, show, working, write_json
+from trilane.output import (
+    JsonOption,
+    check_picture,
+    check_targets,
+    heading,
+    note,
+    number,
+    pairs,
+    percent,
+    show,
+    working,
+    write_json,
+)
 from trilane.question import ScenarioOption, SetOption, describe, scenario_of
 
 if TYPE_CHECKING:

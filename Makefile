@@ -1,0 +1,50 @@
+# Trilane. `make demo` shows it, `make test` checks it; both install what they need into .venv first.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+.PHONY: help demo test lint types bench clean
+
+help:
+	@echo "make demo    compare policies on the bundled scenario; pictures and a timeline go to out/"
+	@echo "make test    lint, types, import rules and all tests (installs torch and transformers)"
+	@echo "make bench   how fast the simulator is"
+	@echo "make lint    ruff and the import rules"
+	@echo "make clean   remove .venv, out and caches"
+
+demo: $(VENV)/simulator.stamp
+	$(BIN)/trilane compare --out out
+
+test: lint types
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/tests.stamp
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
+
+types: $(VENV)/tests.stamp
+	$(BIN)/mypy
+
+bench: $(VENV)/simulator.stamp
+	$(BIN)/python -m tests.bench
+
+clean:
+	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/simulator.stamp: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "installing the simulator into $(VENV) ..."
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/tests.stamp: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "installing torch, transformers and the test tools into $(VENV) (a few minutes) ..."
+	$(PIP) -e '.[torch,test]'
+	@touch $@ $(VENV)/simulator.stamp
+
+$(BIN)/pip:
+	@command -v $(PYTHON) >/dev/null || { echo >&2 "$(PYTHON) is not there. Install it: sudo apt-get install python3 python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo >&2 "Trilane needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version). Name a newer one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo >&2 "$(PYTHON) cannot make virtual environments. Install what is missing: sudo apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,148 @@
+"""Systems by name: what there is, what is refused and how, and that each composes into a policy that runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from policies.exact_assignment import ExactAssigner
+from policies.future import Future
+from policies.placements import PoolPlacement
+from policies.protocols import Budget, Composition
+from policies.registry import SYSTEMS, BuildContext, ChoiceError, compose, policy_names, system
+from policies.session import Session
+from policies.views import ExpertCosts, Forecast, LayerInput, Routing
+
+LAYERS, EXPERTS, STEPS = 3, 8, 6
+Events = list[tuple[int, int, tuple[int, ...]]]
+
+
+def events() -> Events:
+    draw = random.Random(1)
+    return [(s, layer, tuple(sorted(draw.sample(range(EXPERTS), 2)))) for s in range(STEPS) for layer in range(LAYERS)]
+
+
+def context(**fields: object) -> BuildContext:
+    given = {"popularity": True, "future": Future(events()), **fields}
+    return BuildContext("toy", EXPERTS, LAYERS, **given)  # type: ignore[arg-type]
+
+
+def test_names() -> None:
+    assert policy_names() == tuple(SYSTEMS)
+    assert set(policy_names()) >= {"on-demand", "layer-wise", "fiddler", "dali", "dali-ilp", "oracle"}
+    assert all(system(name).name == name for name in policy_names())
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_says_what_it_is_and_builds_what_it_says(name: str) -> None:
+    entry, built = system(name), compose(name, context=context())
+    assert entry.summary
+    assert entry.source
+    assert built.name == name
+    assert built.needs == entry.needs
+    table = {parameter: default for parameter, _, default in entry.parameter_table()}
+    assert set(built.parameters) == set(table)
+    told = " ".join(str(kind.__doc__) for kind in entry.parameters.__mro__)
+    assert [parameter for parameter in table if parameter not in told] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dahli", "there is no policy 'dahli'; did you mean 'dali'? There are on-demand, layer-wise, "),
+        ("On_Demand", "did you mean 'on-demand'"),
+        ("xyzzy", "there is no policy 'xyzzy'; There are"),
+    ],
+)
+def test_an_unknown_policy_lists_the_known_ones(name: str, message: str) -> None:
+    with pytest.raises(ChoiceError) as caught:
+        compose(name, context=context())
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("on-demand", {"slots": 3}, "has no parameter 'slots'; it has pool: bool = False, demand_slots: int = 2"),
+        ("layer-wise", {"n": 3}, "'layer-wise' has no parameter 'n'; it has none"),
+        ("dali", {"window": "4"}, "parameter 'window': expected int | None, got '4'"),
+        ("dali", {"window": True}, "expected int | None, got True"),
+        ("dali", {"window": 0}, "parameter 'window': expected at least 1, got 0"),
+        ("dali", {"evict": "all"}, "expected 'idlest' | 'busiest', got 'all'"),
+        ("dali-ilp", {"solver": "gurobi"}, "expected 'own' | 'highs', got 'gurobi'"),
+        ("fiddler", {"uniform": 1}, "expected bool, got 1"),
+    ],
+)
+def test_a_wrong_parameter_says_what_is_right(name: str, parameters: Mapping[str, object], message: str) -> None:
+    with pytest.raises(ChoiceError) as caught:
+        compose(name, parameters, context=context())
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "message"),
+    [
+        ("fiddler", {"popularity": False}, "needs the popularity of experts: count it on calibration prompts"),
+        ("oracle", {"future": None}, "needs the future of the run: give it a complete trace"),
+    ],
+)
+def test_what_is_needed_must_be_there(name: str, missing: Mapping[str, object], message: str) -> None:
+    with pytest.raises(ChoiceError, match=message):
+        compose(name, context=context(**missing))
+
+
+@pytest.mark.parametrize(("experts", "sizes"), [(8, (4, 1, 1)), (16, (4, 1, 1)), (64, (4, 8, 4)), (128, (4, 8, 4))])
+def test_dali_takes_its_sizes_from_the_model(experts: int, sizes: tuple[int, int, int]) -> None:
+    built = compose("dali", context=BuildContext("m", experts, 4))
+    assert tuple(built.parameters[name] for name in ("window", "update", "prefetch")) == sizes
+    assert (built.prefetch_slots, built.parameters["prefetch_slots"]) == (2 * sizes[2],) * 2
+
+
+def test_dali_without_prefetches_needs_no_forecast() -> None:
+    built = compose("dali", {"prefetch": 0, "forecast": "gate"}, context=context())
+    assert (built.prefetcher, built.prefetch_slots, built.needs.forecasts) == (None, 0, ())
+    assert compose("dali", {"forecast": "gate"}, context=context()).needs.forecasts == (("gate", 1),)
+
+
+def test_parameters_choose_parts() -> None:
+    assert isinstance(compose("dali", {"assigner": "exact"}, context=context()).assigner, ExactAssigner)
+    assert isinstance(compose("on-demand", {"pool": True}, context=context()).placement, PoolPlacement)
+
+
+def run(policy: Composition) -> list[object]:
+    """Every plan of a run on a machine whose copies take no time."""
+    cost = ExpertCosts((0, 10), (0, 40), 5, 70, 1)
+    popularity = np.arange(LAYERS * EXPERTS, dtype=float).reshape(LAYERS, EXPERTS)
+    session = Session(policy, Budget(EXPERTS, (1,) * LAYERS, 12, popularity), [cost] * LAYERS)
+    trace, plans = events(), []
+    for place, (step, layer, active) in enumerate(trace):
+        if layer == 0:
+            session.begin_step(step, "decode")
+        plans.append(session.plan_layer(LayerInput(step, layer, "decode", Routing(active, (1, 1)))))
+        copy_all(session, layer)
+        if session.looks_ahead:
+            kinds = [kind for kind, _ in policy.needs.forecasts if layer + 1 < LAYERS]
+            session.foresee([Forecast(layer + 1, kind, trace[place + 1][2], (1, 1)) for kind in kinds])
+            copy_all(session, layer)
+        session.end_layer()
+        if layer == LAYERS - 1:
+            session.end_step()
+    return list(plans)
+
+
+def copy_all(session: Session, layer: int) -> None:
+    """Whatever the session wants copied arrives at once, and whatever is staged for the layer is used at once."""
+    while (copy := session.next_copy()) is not None:
+        session.copied(copy)
+        for expert in list(session.staged(layer)):
+            session.computed(session.residency.ids[layer][expert])
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_runs_and_repeats_itself(name: str) -> None:
+    first, second = (run(compose(name, context=context())) for _ in range(2))
+    assert first == second
+    assert len(first) == STEPS * LAYERS

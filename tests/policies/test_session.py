@@ -1,0 +1,226 @@
+"""The session: order of calls, illegal decisions, demand loads. Prefetches and swaps: ``test_copy_queue``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from policies.lru import LruCache
+from policies.protocols import Needs
+from policies.views import Copy, ExpertId, PolicyError, Swap
+from tests.policies.scripted_session import Placed, Says, Swaps, Wants, begin, e, pass_through, plan, session, start
+
+# --- order of calls ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("calls", "fragment"),
+    [
+        ("plan", "plan_layer called while the session is 'idle'; expected between"),
+        ("end_layer", "end_layer called while the session is 'idle'; expected planned or foreseen"),
+        ("end_step", "end_step called while the session is 'idle'"),
+        ("begin begin", "begin_step called while the session is 'between'; expected idle"),
+        ("begin foresee", "foresee called while the session is 'between'; expected planned"),
+        ("begin plan plan", "plan_layer called while the session is 'planned'"),
+        ("begin plan end_step", "end_step called while the session is 'planned'; expected between"),
+        ("begin plan foresee foresee", "foresee called while the session is 'foreseen'"),
+        ("begin plan foresee plan", "plan_layer called while the session is 'foreseen'"),
+        ("begin plan end_layer foresee", "foresee called while the session is 'between'"),
+        ("begin plan end_layer plan", "expected layer 1 of step 0"),
+        ("begin plan end_layer end_step", "end_step: after layer 0"),
+    ],
+)
+def test_a_call_out_of_order_is_an_error(calls: str, fragment: str) -> None:
+    it = session()
+    known: dict[str, Callable[[], object]] = {
+        "begin": lambda: it.begin_step(0, "decode"),
+        "plan": lambda: plan(it, 0, 0, 1),
+        "foresee": lambda: it.foresee(()),
+        "end_layer": it.end_layer,
+        "end_step": it.end_step,
+    }
+    *before, last = calls.split()
+    for call in before:
+        known[call]()
+    with pytest.raises(PolicyError, match=fragment):
+        known[last]()
+
+
+@pytest.mark.parametrize(("layer", "step"), [(1, 0), (0, 1)])
+def test_a_plan_for_another_layer_or_step_is_an_error(layer: int, step: int) -> None:
+    it = session()
+    it.begin_step(0, "decode")
+    with pytest.raises(PolicyError, match="expected layer 0 of step 0"):
+        plan(it, layer, 0, step=step)
+
+
+def test_one_copy_runs_at_a_time_and_only_it_can_arrive() -> None:
+    it = session(demand_slots=2)
+    begin(it, 2, 3)
+    running = start(it)
+    with pytest.raises(PolicyError, match=r"next_copy: the copy of .*expert=2.* is still running"):
+        it.next_copy()
+    with pytest.raises(PolicyError, match=r"copied: .*expert=3.* is not the running copy"):
+        it.copied(running._replace(id=e(0, 3)))
+    it.copied(running)
+    with pytest.raises(PolicyError, match="is not the running copy"):
+        it.copied(running)
+
+
+def test_only_a_staged_expert_can_give_up_its_staging_slot() -> None:
+    it = session()
+    begin(it, 0)
+    with pytest.raises(PolicyError, match=r"computed: .*expert=0.* is not in a staging slot"):
+        it.computed(e(0, 0))
+
+
+def test_a_layer_cannot_end_while_it_waits() -> None:
+    it = session()
+    begin(it, 2)
+    with pytest.raises(PolicyError, match=r"end_layer: layer 0 still waits for copies of .*\[2\]"):
+        it.end_layer()  # queued
+    running = start(it)
+    with pytest.raises(PolicyError, match="still waits"):
+        it.end_layer()  # running
+    it.copied(running)
+    it.end_layer()
+
+
+# --- illegal decisions ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("says", "fragment"),
+    [
+        (Says(gpu=[0]), r"assigned gpu \(0,\) and cpu \(\); expected each of \(0, 2\) once"),
+        (Says(gpu=[0, 2], cpu=[2], loads=[2]), r"expected each of \(0, 2\) once"),
+        (Says(gpu=[0, 0], loads=[]), r"expected each of \(0, 2\) once"),
+        (Says(gpu=[0], cpu=[3]), r"expected each of \(0, 2\) once"),
+        (Says(gpu=[0, 2]), r"loads \(\); expected the absent experts among its gpu share, \(2,\)"),
+        (Says(gpu=[0, 2], loads=[0, 2]), r"loads \(0, 2\); expected the absent experts"),
+        (Says(gpu=[0, 2], loads=[2, 2]), r"loads \(2, 2\); expected the absent experts"),
+        (Says(gpu=[0], cpu=[2], loads=[2]), r"loads \(2,\); expected the absent experts"),
+    ],
+    ids=["forgotten", "twice", "twice on one device", "not active", "no load", "resident loaded", "loaded twice",
+         "loaded for the CPU"],
+)  # fmt: skip
+def test_an_illegal_assignment_is_refused_with_policy_and_place(says: Says, fragment: str) -> None:
+    it = session(assigner=says)
+    with pytest.raises(PolicyError, match=f"policy 'test', step 0, layer 0: .*{fragment}"):
+        begin(it, 0, 2)
+
+
+@pytest.mark.parametrize("id", [e(0, 2), e(2, 0)])
+def test_prefetches_are_for_later_layers_that_there_are(id: ExpertId) -> None:
+    wants = Wants()
+    it = session(prefetcher=wants)
+    begin(it, 0)
+    wants.now = [id]
+    with pytest.raises(PolicyError, match=r"policy 'test' prefetches .* while layer 0"):
+        it.foresee(())
+
+
+@pytest.mark.parametrize(
+    "swap", [Swap(e(0, 1), e(0, 0)), Swap(e(0, 2), e(0, 3)), Swap(e(1, 2), e(0, 0))],
+    ids=["incoming resident", "outgoing absent", "another layer"],
+)  # fmt: skip
+def test_a_swap_brings_an_absent_expert_for_a_resident_of_its_layer(swap: Swap) -> None:
+    it = session(cache=Swaps({0: [swap]}))
+    begin(it, 0)
+    with pytest.raises(PolicyError, match="expected an absent expert for a resident one of its layer"):
+        it.end_layer()
+
+
+def test_a_gpu_only_policy_needs_a_staging_slot() -> None:
+    with pytest.raises(PolicyError, match="staging slot"):
+        session(demand_slots=0, needs=Needs(gpu_only=True))
+
+
+def test_a_load_that_nobody_admits_is_refused_without_a_staging_slot() -> None:
+    with pytest.raises(PolicyError, match=r"loads .*expert=2.* without any staging slot"):
+        begin(session(demand_slots=0), 0, 2)
+
+
+# --- demand loads -----------------------------------------------------------------------------------------------------
+
+
+def test_loads_are_copied_in_order_and_the_gpu_runs_what_is_there_first() -> None:
+    it = session(assigner=Says(gpu=[3, 1, 2], loads=[3, 2]), demand_slots=2)
+    decided = begin(it, 1, 2, 3)
+    assert (decided.gpu, decided.loads, decided.resident) == ((1, 3, 2), (3, 2), (1,))
+    assert [pass_through(it), pass_through(it), it.next_copy()] == [e(0, 3), e(0, 2), None]
+
+
+def test_victims_are_fixed_when_the_layer_is_planned_and_leave_when_the_copy_starts() -> None:
+    it = session(cache=LruCache())
+    begin(it, 0, 2)
+    assert it.residency.resident[0] == {0, 1}
+    copy = start(it)
+    assert copy == Copy(e(0, 2), "demand", "cache", (e(0, 1),), 100)
+    assert it.residency.resident[0] == {0}
+    it.copied(copy)
+    assert it.residency.resident[0] == {0, 2}
+
+
+def test_what_the_event_uses_is_never_a_victim_the_rest_of_its_loads_pass_through_staging() -> None:
+    it = session(cache=LruCache())
+    begin(it, 0, 2, 3)
+    first = start(it)
+    assert (first.id, first.into, first.victims) == (e(0, 2), "cache", (e(0, 1),))
+    it.copied(first)
+    second = start(it)
+    assert (second.id, second.into, second.victims) == (e(0, 3), "staging", ())
+
+
+@pytest.mark.xfail(strict=True, reason="the session never asks Cache.order")
+def test_the_cache_says_in_which_order_the_loads_of_an_event_ask_for_slots() -> None:
+    class LastFirst(LruCache):
+        def order(self, incoming: Sequence[ExpertId]) -> Sequence[ExpertId]:
+            return sorted(incoming, reverse=True)
+
+    it = session(Placed((), (), slots=(1, 1)), cache=LastFirst())
+    begin(it, 2, 3)
+    first = start(it)
+    it.copied(first)
+    assert [(first.id, first.into)] == [(e(0, 2), "staging")]  # copied first, but 3 asked first for the slot
+    second = start(it)
+    assert (second.id, second.into) == (e(0, 3), "cache")
+
+
+class Stubborn(LruCache):
+    """Names one victim whatever is blocked."""
+
+    def __init__(self, victim: ExpertId) -> None:
+        super().__init__()
+        self.chosen = victim
+
+    def victim(self, incoming: ExpertId, group: int, blocked: object) -> ExpertId | None:
+        return self.chosen
+
+
+@pytest.mark.parametrize("victim", [e(0, 0), e(0, 3), e(1, 0)], ids=["pinned", "absent", "another layer"])
+def test_a_victim_that_may_not_leave_is_refused(victim: ExpertId) -> None:
+    it = session(cache=Stubborn(victim))
+    with pytest.raises(PolicyError, match=r"cache Stubborn chose .* as a victim"):
+        begin(it, 0, 2)
+
+
+def test_a_victim_cannot_be_promised_twice() -> None:
+    it = session(cache=Stubborn(e(0, 1)))
+    with pytest.raises(PolicyError, match=r"cache Stubborn chose .* as a victim"):
+        begin(it, 2, 3)
+
+
+def test_a_load_that_waits_for_a_staging_slot_blocks_the_lane() -> None:
+    wants = Wants()
+    it = session(prefetcher=wants)
+    begin(it, 2, 3)
+    wants.now = [e(1, 2)]
+    it.foresee(())
+    first = start(it)
+    it.copied(first)
+    assert it.next_copy() is None  # 3 waits for the slot of 2, and the prefetch behind it
+    it.computed(first.id)
+    assert pass_through(it) == e(0, 3)
+    assert start(it).kind == "prefetch"

@@ -1,0 +1,299 @@
+"""The command line, as a newcomer uses it and misuses it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import pytest
+import yaml
+
+from policies.registry import policy_names
+from sim.scenario import Scenario
+from sim.spans import Span
+from trilane.cli import main
+from trilane.verbs.cache_curve import SizeError, parse_size
+
+ROOT = Path(__file__).parents[2]
+SHORT = ("--set", "prompt_tokens=4", "--set", "generated_tokens=3")
+
+
+class Result(NamedTuple):
+    """What a command left behind."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Trilane = Callable[..., Result]
+
+
+@pytest.fixture
+def trilane(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Trilane:
+    """Runs a command in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["trilane", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        printed = capsys.readouterr()
+        return Result(int(stop.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+# --- compare and simulate ---------------------------------------------------------------------------------------------
+
+
+def test_compare_ranks_every_policy(trilane: Trilane) -> None:
+    done = trilane("compare", *SHORT, "--json", "-")
+    assert done.status == 0
+    assert done.json["scenario"] == Scenario(prompt_tokens=4, generated_tokens=3).to_dict()
+    runs = done.json["runs"]
+    assert sorted(run["policy"] for run in runs) == sorted(policy_names())
+    assert [run["tpot_ms"] for run in runs] == sorted(run["tpot_ms"] for run in runs)
+    seer = next(run for run in runs if run["labels"] == ["clairvoyant"])
+    for run in runs:
+        assert run["regret"] == pytest.approx(run["tpot_ms"] / seer["tpot_ms"] - 1)
+        assert run["tpot_ms"] >= run["lower_bound_tpot_ms"]
+
+
+def test_compare_prints_what_it_writes(trilane: Trilane) -> None:
+    done = trilane("compare", *SHORT, "--policies", "fiddler, layer-wise", "--json", "result.json")
+    rows = json.loads(Path("result.json").read_text())["runs"]
+    assert {row["policy"] for row in rows} == {"fiddler", "layer-wise"}
+    for row in rows:
+        [line] = [line for line in done.out.splitlines() if line.startswith(row["policy"])]
+        assert f"{row['tpot_ms']:,.2f}" in line.split()
+    assert all(row["regret"] is None for row in rows)  # there is no clairvoyant run to compare with
+
+
+def test_compare_draws_every_policy(trilane: Trilane) -> None:
+    for _ in range(2):  # into a new folder, and into the same again
+        done = trilane("compare", *SHORT, "--policies", "fiddler,dali", "--out", "pictures")
+        assert done.status == 0
+    names = sorted(path.name for path in Path("pictures").iterdir())
+    assert names == ["gantt-dali.png", "gantt-fiddler.png", "timeline.json.gz", "tpot.png"]
+    assert "ui.perfetto.dev" in done.err
+
+
+def test_compare_leaves_out_what_the_trace_cannot_serve(trilane: Trilane, tmp_path: Path) -> None:
+    """A trace without forecasts and calibration: DALI and Fiddler are named, the others run."""
+    write_route_csv(tmp_path / "mine.csv")
+    assert trilane("trace", "import", "mine.csv", "-o", "mine.safetensors").status == 0
+    settings = ("--set", "trace=mine.safetensors", "--set", "model=null", "--set", "cached_share=0.5")
+    done = trilane("compare", *settings, "--json", "-")
+    assert {run["policy"] for run in done.json["runs"]} >= {"on-demand", "layer-wise", "oracle"}
+    assert "left out dali: the policy needs the forecast residual@1" in done.err
+    named = trilane("compare", *settings, "--policies", "dali")
+    assert named.status == 2
+    assert "residual@1" in named.err
+
+
+def test_simulate_writes_everything(trilane: Trilane) -> None:
+    done = trilane(
+        "simulate", *SHORT, "--policy", "dali", "--spans", "s.parquet", "--perfetto", "t.json", "--gantt", "g.png",
+        "--json", "r.json",
+    )  # fmt: skip
+    assert done.status == 0
+    assert sorted(path.name for path in Path().iterdir()) == ["g.png", "r.json", "s.parquet", "t.json"]
+    spans = pd.read_parquet("s.parquet")
+    assert tuple(spans.columns) == Span._fields
+    result = json.loads(Path("r.json").read_text())
+    assert result["run"]["makespan_ms"] == spans["end_ns"].max() / 1e6
+    assert result["scenario"]["policy"] == "dali"
+    assert json.loads(Path("t.json").read_text())["traceEvents"]
+
+
+def test_simulate_gives_the_same_bytes_every_time(trilane: Trilane) -> None:
+    for name in ("a", "b"):
+        trilane("simulate", *SHORT, "--spans", f"{name}.parquet", "--json", f"{name}.json")
+    assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
+    assert Path("a.parquet").read_bytes() == Path("b.parquet").read_bytes()
+
+
+def test_another_policy_does_not_get_the_parameters_of_the_first(trilane: Trilane) -> None:
+    Path("mine.yaml").write_text("policy: dali\nparameters: {window: 8}\nprompt_tokens: 4\ngenerated_tokens: 3\n")
+    assert trilane("simulate", "--scenario", "mine.yaml", "--json", "-").json["scenario"]["parameters"]["window"] == 8
+    assert trilane("simulate", "--scenario", "mine.yaml", "--policy", "fiddler").status == 0
+
+
+def test_reference_scenario_is_the_default() -> None:
+    assert Scenario.from_yaml(ROOT / "examples" / "reference.yaml") == Scenario()
+    written = yaml.safe_load((ROOT / "examples" / "reference.yaml").read_text())
+    assert written.keys() == Scenario().to_dict().keys()
+
+
+# --- traces, caches, catalogues ---
+
+
+def write_route_csv(path: Path) -> None:
+    """A route_trace v1 file: 2 layers, 4 experts, top-1; a prompt of 2 tokens and 3 decode steps."""
+    head = ["# route_trace v1", "# model=tiny arch=none n_layer=2 n_expert=4 n_expert_used=1",
+            "# layer=0 expert_bytes=1000 dense_bytes=10", "# layer=1 expert_bytes=2000 dense_bytes=10",
+            "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"]  # fmt: skip
+    experts = [(0, 1), (2, 3), (0, 1), (0, 3), (2, 1)]
+    rows = [
+        f"0,{int(step > 1)},{step},{layer},0,{expert},1.0,0,{1000 * (layer + 1)}"
+        for step, pair in enumerate(experts)
+        for layer, expert in enumerate(pair)
+    ]
+    path.write_text("\n".join([*head, *rows, ""]))
+
+
+def test_cache_curve_by_hand(trilane: Trilane, tmp_path: Path) -> None:
+    """Prefill looks up {0, 2} and {1, 3}, all misses; then (0, 1), (0, 3), (2, 1). A cache of all 12 kB misses nothing
+    more: 6 hits of 10 lookups, 6 of 6 in decode. One without room hits nothing.
+    """
+    write_route_csv(tmp_path / "mine.csv")
+    done = trilane("cache-curve", "mine.csv", "--policies", "lru,belady-bypass", "--pool", "12kB,0", "--json", "-")
+    points = {(p["policy"], p["capacity_bytes"]): (p["hit_rate"], p["hit_rate_decode"]) for p in done.json["points"]}
+    full, empty = (0.6, 1.0), (0.0, 0.0)
+    assert points == {
+        ("lru", 0): empty, ("lru", 12_000): full, ("belady-bypass", 0): empty, ("belady-bypass", 12_000): full,
+    }  # fmt: skip
+
+
+def test_cache_curve_draws(trilane: Trilane, tmp_path: Path) -> None:
+    write_route_csv(tmp_path / "mine.csv")
+    done = trilane("cache-curve", "mine.csv", "--png", "curve.png")
+    assert done.status == 0
+    assert Path("curve.png").stat().st_size > 1000
+    assert "belady-bypass" in done.out
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("500MiB", 500 * 2**20), ("4GB", 4 * 10**9), ("1.5 kb", 1500), ("7", 7), ("0", 0)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-5MB", "5 XB", "1e9", "5MB 6MB"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(SizeError, match="expected a size such as 500MiB"):
+        parse_size(text)
+
+
+def test_trace_info_and_stats(trilane: Trilane) -> None:
+    info = trilane("trace", "info", "mini-moe", "--json", "-").json
+    stats = trilane("trace", "stats", "mini-moe", "--json", "-").json
+    assert (info["sequences"], info["tokens"], info["moe_layers"]) == (
+        stats["sequences"], stats["tokens"], stats["layers"],
+    )  # fmt: skip
+    assert info["tokens"] == info["prefill_tokens"] + info["decode_tokens"]
+    assert info["checksum"] in trilane("trace", "info", "mini-moe").out
+    assert "adjacent overlap" in trilane("trace", "stats", "mini-moe").out
+
+
+def test_import_keeps_the_routing(trilane: Trilane, tmp_path: Path) -> None:
+    write_route_csv(tmp_path / "mine.csv")
+    assert trilane("trace", "import", "mine.csv", "-o", "mine.safetensors").status == 0
+    info = trilane("trace", "info", "mine.safetensors", "--json", "-").json
+    assert (info["tokens"], info["experts"], info["expert_bytes"]) == (5, 4, [1000, 2000])
+
+
+@pytest.mark.parametrize("verb", ["policies", "models", "hardware"])
+def test_catalogues_list_and_describe(trilane: Trilane, verb: str) -> None:
+    entries = trilane(verb, "--json", "-").json[verb]
+    listed = trilane(verb).out
+    for entry in entries:
+        assert entry["name"] in listed
+        assert entry["name"] in trilane(verb, entry["name"]).out
+        assert trilane(verb, entry["name"], "--json", "-").json[verb] == [entry]
+
+
+def test_every_number_of_a_machine_has_its_source(trilane: Trilane) -> None:
+    for machine in trilane("hardware", "--json", "-").json["hardware"]:
+        page = trilane("hardware", machine["name"]).out
+        for number in machine["numbers"]:
+            assert number["source"]
+            assert number["key"] in page
+
+
+# --- help and errors --------------------------------------------------------------------------------------------------
+
+VERBS = ("compare", "simulate", "cache-curve", "policies", "models", "hardware", "trace")
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS, "trace info", "trace stats", "trace import", "trace capture"])
+def test_help(trilane: Trilane, verb: str) -> None:
+    done = trilane(*verb.split(), "--help")
+    assert done.status == 0
+    assert "Usage" in done.out
+
+
+def test_version(trilane: Trilane) -> None:
+    assert trilane("--version").out.startswith("trilane ")
+
+
+BAD: dict[str, tuple[tuple[str, ...], str]] = {
+    "unknown verb": (("compair",), "No such command"),
+    "unknown option": (("compare", "--foo"), "No such option"),
+    "missing argument": (("trace", "info"), "Missing argument"),
+    "unknown policy": (("compare", "--policies", "dalii"), "did you mean 'dali'"),
+    "unknown policy to simulate": (("simulate", "--policy", "nobody"), "there is no policy 'nobody'"),
+    "unknown key": (("compare", "--set", "bach=2"), "did you mean 'batch'"),
+    "no value": (("compare", "--set", "batch"), "expected KEY=VALUE, got 'batch'"),
+    "no YAML": (("compare", "--set", "batch=["), "not a YAML value"),
+    "no scenario file": (("compare", "--scenario", "nowhere.yaml"), "nowhere.yaml"),
+    "no trace": (("trace", "info", "nowhere"), "no trace 'nowhere'"),
+    "no CSV": (("trace", "import", "nowhere.csv", "-o", "x.safetensors"), "nowhere.csv"),
+    "unknown machine": (("simulate", "--set", "hardware=abacus"), "no hardware preset or file 'abacus'"),
+    "unknown model": (("simulate", "--set", "model=eliza"), "eliza"),
+    "another topology": (("simulate", "--set", "model=mixtral-8x7b"), "moe_layers"),
+    "too little memory": (("simulate", "--set", "gpu_memory_gb=3"), "GB are missing"),
+    "too large a share": (("simulate", "--set", "cached_share=0.99"), "GB are missing"),
+    "too large a batch": (("simulate", "--set", "batch=1000"), "batch 1000"),
+    "unknown cache": (("cache-curve", "mini-moe", "--policies", "lru,fifo"), "there is no cache policy 'fifo'"),
+    "no cache": (("cache-curve", "mini-moe", "--policies", ","), "at least one cache policy"),
+    "no size": (("cache-curve", "mini-moe", "--pool", "big"), "got 'big'"),
+    "no folder": (("compare", "--json", "nowhere/x.json"), "the folder nowhere does not exist"),
+    "a folder": (("simulate", "--json", "."), "this is a folder"),
+    "a file for a folder": (("compare", "--out", "/dev/null"), "/dev/null is a file"),
+    "no picture": (("simulate", "--gantt", "x.docx"), "ending in .png"),
+    "unknown model name": (("models", "eliza"), "eliza"),
+    "unknown machine name": (("hardware", "abacus"), "abacus"),
+    "unknown policy name": (("policies", "nobody"), "nobody"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence_and_leaves_nothing(trilane: Trilane, name: str) -> None:
+    words, expected = BAD[name]
+    done = trilane(*words)
+    assert done.status == 2
+    assert done.out == ""
+    [line] = done.err.splitlines()
+    assert line.startswith("trilane: ")
+    assert expected in line
+    assert not list(Path().iterdir())
+
+
+def test_damaged_trace(trilane: Trilane) -> None:
+    whole = (ROOT / "traces" / "bundled" / "mini-moe.safetensors").read_bytes()
+    for name, content in (("cut", whole[:-1000]), ("flipped", whole[:-1] + bytes([whole[-1] ^ 1])), ("empty", b"")):
+        Path(name).write_bytes(content)
+        done = trilane("trace", "info", name)
+        assert done.status == 2
+        assert f"/{name}: expected" in done.err
+
+
+def test_our_own_mistakes_are_not_hidden(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(scenario: Scenario) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("sim.simulate.simulate", broken)
+    monkeypatch.setattr(sys, "argv", ["trilane", "simulate"])
+    with pytest.raises(ZeroDivisionError):
+        main()

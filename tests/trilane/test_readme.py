@@ -1,0 +1,76 @@
+"""README keeps its word: every command runs, and the table is what the demo prints."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trilane.readme import PICTURES, ROOT, blocks, commands, demo_block, shown_block
+from tests.trilane.test_cli import write_route_csv
+from trilane.cli import main
+
+MAKE = {"make demo": "demo", "make test": "test"}  # run by people and by CI; here only their targets are looked up
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the commands run: one folder, since later ones read what earlier ones wrote."""
+    made = tmp_path_factory.mktemp("reader")
+    for name in ("examples", "traces"):
+        (made / name).symlink_to(ROOT / name)
+    (made / "prompts.txt").write_text("Once upon a time there was a small mixture of experts.\nWhat is a router?\n")
+    write_route_csv(made / "phone.route.csv")
+    return made
+
+
+def run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One command line, which must succeed."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 0
+
+
+@pytest.mark.xdist_group("readme")
+def test_every_command_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    ours = [command for command in commands() if command not in MAKE]
+    assert all(command.startswith("trilane ") for command in ours)
+    for command in ours:
+        run(command, folder, monkeypatch)
+    for name in ("result.json", "spans.parquet", "timeline.json", "step.png", "mine.safetensors", "curve.png"):
+        assert (folder / name).stat().st_size > 0
+
+
+@pytest.mark.parametrize("command", MAKE)
+def test_make_targets_are_there(command: str) -> None:
+    assert command in commands()
+    assert f"\n{MAKE[command]}:" in (ROOT / "Makefile").read_text()
+
+
+def test_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    [code] = blocks("python")
+    exec(compile(code, "README.md", "exec"), {})
+    assert "ms per token" in capsys.readouterr().out
+
+
+def test_table_is_what_the_demo_prints(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("trilane compare", folder, monkeypatch)
+    printed = demo_block(capsys.readouterr().out)
+    assert printed == shown_block(), "renew it with: .venv/bin/python tests/trilane/readme.py"
+
+
+def test_pictures_and_links_are_there() -> None:
+    text = (ROOT / "README.md").read_text()
+    for name in PICTURES:
+        assert f"docs/{name}" in text
+        assert (ROOT / "docs" / name).stat().st_size < 200_000
+    for link in ("examples/reference.yaml", "traces/models.yaml", "sim/presets", "policies"):
+        assert f"]({link})" in text
+        assert (ROOT / link).exists()
