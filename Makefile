@@ -17,8 +17,9 @@ help:
 demo: $(VENV)/simulator.stamp
 	$(BIN)/trilane compare --out out
 
+# Two workers with one thread each: torch's own threads would only fight for the same cores.
 test: lint types
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/tests.stamp
 	$(BIN)/ruff check .

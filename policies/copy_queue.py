@@ -72,16 +72,18 @@ class CopyQueue:
         self._prefetches = list(wanted)
         return tuple(wanted), withdrawn
 
-    def replace_swaps(self, swaps: Sequence[Swap]) -> None:
-        """New swaps of a layer replace its queued ones."""
+    def replace_swaps(self, swaps: Sequence[Swap]) -> tuple[Swap, ...]:
+        """New swaps of a layer replace its queued ones; returns those that are queued."""
         if not swaps:
-            return
+            return ()
         layers = {swap.incoming.layer for swap in swaps}
         self._swaps = [swap for swap in self._swaps if swap.incoming.layer not in layers]
+        running = None if self.running is None else self.running.id
         for swap in swaps:
             check_swap(self._policy.name, swap, self._residency.resident)
-            if self.running is None or self.running.id != swap.incoming:
-                self._swaps.append(swap)
+        fresh = tuple(swap for swap in swaps if swap.incoming != running)
+        self._swaps += fresh
+        return fresh
 
     def _promote(self, swap: Swap, guarded: set[ExpertId]) -> tuple[ExpertId, ...] | None:
         """A queued swap whose expert is needed now: a demand load into the same slot, if that slot may be had."""
@@ -111,6 +113,8 @@ class CopyQueue:
 
     def _next_prefetch(self, pinned: Set[ExpertId]) -> Copy | None:
         prefetcher, residency = self._policy.prefetcher, self._residency
+        while self._prefetches and residency.holds(self._prefetches[0]):
+            self._prefetches.pop(0)  # a swap has brought it since
         if not self._prefetches or prefetcher is None:
             return None
         id = self._prefetches[0]

@@ -54,7 +54,8 @@ class Residency:
         cache, group, size = self._cache, self.group(id.layer), self.bytes[id.layer]
         if not cache.admits:
             return None
-        free, victims = self._free[group], []
+        free = self._free[group]
+        victims: list[ExpertId] = []
         while free < size:
             victim = cache.victim(id, group, blocked)
             if victim is None:

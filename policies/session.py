@@ -28,6 +28,7 @@ from policies.views import (
     Plan,
     PolicyError,
     Routing,
+    Swap,
 )
 
 
@@ -43,9 +44,10 @@ class Session:
         placement = policy.placement.place(budget)
         self.residency = Residency(budget, placement, policy.cache, policy.demand_slots, policy.prefetch_slots)
         self._copies = CopyQueue(policy, self.residency)
-        self._pinned: set[ExpertId] = set()  # of the layer at work: active experts, loads and their victims
+        self._pinned: set[ExpertId] = set()  # active experts of the layer at work, and what must not leave meanwhile
         self._protected: frozenset[ExpertId] = frozenset()  # by the last foresight
         self._awaited: set[int] = set()  # experts of the layer at work that are being, or will be, copied for it
+        self._useless: Copy | None = None  # running, and too late for the layer that it was meant for
         self._commit: Commitment | None = None
         self._step, self._layer = -1, -1
         self._view: LayerView | None = None
@@ -70,7 +72,7 @@ class Session:
         self._layer, self._state = layer, "planned"
         view = self._view_of(given)
         policy.cache.observe(view)
-        copies.replace_swaps(policy.cache.swaps(view, "routed"))
+        swaps = copies.replace_swaps(policy.cache.swaps(view, "routed"))
         in_force = view.routing
         precomputed, view = self._leave_out_precomputed(view)
         gpu, cpu, loads, makespan_ns = assignment = policy.assigner.assign(view)
@@ -90,7 +92,7 @@ class Session:
         resident = tuple(e for e in view.routing.active if ready[e] == 0 and e != awaited)
         order = there + loads if awaited is None else (*there, awaited, *loads)
         return Plan(
-            layer, in_force, order, cpu, loads, awaited, precomputed, withdrawn, released, resident, makespan_ns
+            layer, in_force, order, cpu, loads, awaited, precomputed, withdrawn, released, swaps, resident, makespan_ns
         )
 
     def foresee(self, forecasts: Sequence[Forecast]) -> tuple[Foresight, tuple[ExpertId, ...]]:
@@ -110,24 +112,25 @@ class Session:
         queued, withdrawn = self._copies.replace_prefetches(ranked)
         return Foresight(queued, commit, self._protected), withdrawn
 
-    def end_layer(self) -> None:
-        """All parts of the layer are combined: pins are lifted, cache updates queued."""
+    def end_layer(self) -> tuple[Swap, ...]:
+        """All parts of the layer are combined: pins are lifted; returns the cache updates queued."""
         self._expect("end_layer", "planned", "foreseen")
         if self._awaited:
             raise PolicyError(f"end_layer: layer {self._layer} still waits for copies of {sorted(self._awaited)}")
         assert self._view is not None
         self._pinned = set()
         self._state = "between"
-        self._copies.replace_swaps(self.policy.cache.swaps(self._view, "layer_end"))
+        return self._copies.replace_swaps(self.policy.cache.swaps(self._view, "layer_end"))
 
-    def end_step(self) -> None:
-        """The forward pass is over."""
+    def end_step(self) -> tuple[Swap, ...]:
+        """The forward pass is over; returns the cache updates queued."""
         self._expect("end_step", "between")
         if self._layer != len(self.costs) - 1:
             raise PolicyError(f"end_step: after layer {self._layer}, expected layer {len(self.costs) - 1} before it")
         assert self._view is not None
         self._state = "idle"
-        self._copies.replace_swaps(self.policy.cache.swaps(self._view, "step_end"))
+        self._useless = self._copies.running
+        return self._copies.replace_swaps(self.policy.cache.swaps(self._view, "step_end"))
 
     # --- the copy lane --------------------------------------------------------------------------------------------
 
@@ -144,7 +147,7 @@ class Session:
         layer, expert = copy.id
         if layer == self._layer and expert in self._awaited:
             self._awaited.remove(expert)
-        elif copy.into == "staging" and (layer <= self._layer or self._state == "idle"):
+        elif copy is self._useless and copy.into == "staging":
             self.residency.release(copy.id)
             return False
         return True
@@ -194,7 +197,10 @@ class Session:
     def _running_for(self, layer: int, gpu: Sequence[int]) -> int | None:
         """The expert of this plan whose copy is running already."""
         running = self._copies.running
-        if running is None or running.id.layer != layer or running.id.expert not in gpu:
+        if running is None or running.id.layer != layer:
+            return None
+        if running.id.expert not in gpu:
+            self._useless = running
             return None
         self._awaited.add(running.id.expert)
         return running.id.expert

@@ -149,5 +149,6 @@ class Plan(NamedTuple):
     precomputed: tuple[int, ...]  # active experts whose result the CPU computes, or computed, ahead
     withdrawn: tuple[ExpertId, ...]  # queued prefetches of this layer that nobody needs any more
     released: tuple[ExpertId, ...]  # prefetched experts of this layer that lost their staging slot unused
+    swaps: tuple[Swap, ...]  # cache updates queued because of this routing
     resident: tuple[int, ...]  # active experts that were on the GPU when the layer was routed
     makespan_ns: int

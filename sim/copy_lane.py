@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import simpy
 
 from policies.session import Session
-from policies.views import Copy, ExpertCosts, ExpertId
+from policies.views import Copy, ExpertCosts, ExpertId, Swap
 from sim.lanes import Lane, SharedMemory
 from sim.spans import Recorder
 
@@ -27,13 +27,21 @@ class CopyLane:
         self._session, self._back, self._arrived = session, back, arrived
         self._result: tuple[int, int, int, int, Callable[[], None]] | None = None
         self._busy = False
-        self._queued = {"demand": 0, "prefetch": 0, "swap": 0}  # when the latest of each kind was queued
+        self._queued = {"demand": 0, "prefetch": 0}  # when the latest of each kind was queued
+        self._asked: dict[ExpertId, int] = {}  # when each swap was
+        self._slots = dict(session.residency.staging)  # free staging slots, as last seen
+        self._slot_since = dict.fromkeys(self._slots, 0)  # when there last was one again
         self._resting = False  # the free lane has looked for work and found none that could start
 
     def queued(self, kind: str) -> None:
         """The session may have new copies of this kind."""
         self._queued[kind] = int(self._env.now)
         self.wake()
+
+    def asked(self, swaps: Sequence[Swap]) -> None:
+        """The session has queued these swaps; the caller wakes the lane."""
+        if swaps:
+            self._asked.update(dict.fromkeys((swap.incoming for swap in swaps), int(self._env.now)))
 
     def wake(self, _: simpy.Event | None = None) -> None:
         """Start the next piece of work if the lane is free."""
@@ -60,6 +68,10 @@ class CopyLane:
 
     def release(self, id: ExpertId) -> None:
         """Record that a staging slot came free."""
+        for quota, free in self._session.residency.staging.items():
+            if free and not self._slots[quota]:
+                self._slot_since[quota] = int(self._env.now)
+            self._slots[quota] = free
         self._recorder.instant(int(self._env.now), "release", id.layer, -1, id.expert, self._costs[id.layer].bytes)
 
     def free_staged_at(self, end: int, id: ExpertId) -> None:
@@ -83,9 +95,19 @@ class CopyLane:
             if self._session.policy.writes_back:
                 self._back.reserve(now, costs.writeback_ns, "writeback", victim.layer, victim.expert, 0, costs.bytes)
         self._copy, self._began = copy, now
-        ready = now if self._resting else self._queued[copy.kind]
-        self._begin, self._resting = (ready, now, recorder.step, recorder.phase), False
+        self._begin, self._resting = (self._ready(copy), now, recorder.step, recorder.phase), False
         self._memory.start(SharedMemory.H2D, self._costs[copy.id.layer].copy_ns, self._copied)
+
+    def _ready(self, copy: Copy) -> int:
+        """When the copy, which starts now, could have started."""
+        if self._resting:
+            return int(self._env.now)
+        if copy.kind == "swap":
+            return self._asked[copy.id]
+        if copy.into == "cache":
+            return self._queued[copy.kind]
+        self._slots[copy.kind] -= 1
+        return max(self._queued[copy.kind], self._slot_since[copy.kind])
 
     def _copied(self) -> None:
         copy, (ready, start, step, phase), now = self._copy, self._begin, int(self._env.now)

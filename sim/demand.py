@@ -111,7 +111,7 @@ def _oracle(layer: int, routing: Routing) -> Forecast:
 def check_needs(trace: Trace, needs: Needs) -> None:
     """Raises MissingFromTraceError where a trace cannot give what a policy needs."""
     if needs.scores and trace.scores is None:
-        raise MissingFromTraceError("the policy needs the scores of all experts, the trace has none: capture it with scores")
+        raise MissingFromTraceError("the policy needs the scores of all experts, the trace has none: capture them too")
     for kind, lookahead in needs.forecasts:
         if kind != "oracle" and ForecastKey(kind, lookahead) not in trace.forecasts:
             held = ", ".join(str(key) for key in trace.forecasts) or "none"

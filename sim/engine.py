@@ -76,8 +76,8 @@ class Engine:
             for layer in range(len(step.routings)):
                 yield from self._play_layer(step, layer)
             yield self.env.timeout(self._head() - self.env.now)
-            self.session.end_step()
-            self.h2d.queued("swap")
+            self.h2d.asked(self.session.end_step())
+            self.h2d.wake()
 
     def _play_layer(self, step: StepDemand, layer: int) -> Events:
         env, session = self.env, self.session
@@ -114,11 +114,11 @@ class Engine:
             yield self._all_parts
         end = max(end, self._combine(layer, bool(plan.cpu or plan.precomputed)))
         yield env.timeout(end - env.now)
-        session.end_layer()
-        self.h2d.queued("swap")
+        self.h2d.asked(session.end_layer())
+        self.h2d.wake()
 
     def _compute_gate(self, layer: int, forecasts: Sequence[Forecast]) -> tuple[int, int]:
-        """Attention, gate, forecasts, shared experts; returns when the gate and the forecasts (0: none) are computed."""
+        """Attention, gate, forecasts, shared experts; returns the ends of the gate and of the forecasts (0: none)."""
         gpu, costs, tokens = self.gpu, self._step_costs, self._tokens
         launched = self.host.reserve(self.host.free_ns, self.costs.launch_ns, "launch", layer)
         attention_ns = costs.attention_ns + costs.dense_ns if layer == 0 else costs.attention_ns
@@ -189,6 +189,7 @@ class Engine:
             self.recorder.instant(planned, "withdraw", layer, id.layer, id.expert, 0)
         for id in plan.released:
             self.h2d.release(id)
+        self.h2d.asked(plan.swaps)
         workload = plan.routing.workload()
         self._launch(plan, planned, workload)
         if plan.cpu:

@@ -57,6 +57,7 @@ class SharedMemory:
 
     def start(self, side: int, work_ns: int, done: Callable[[], None]) -> None:
         """Begin a job that alone would take ``work_ns``; ``done`` is called when it ends."""
+        assert self._done[side] is None, "a lane serves one job at a time"
         other = 1 - side
         self._settle()
         self._left[side] = work_ns * 1000

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-
 FORMATS = ("png", "svg", "pdf")
 
 

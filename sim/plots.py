@@ -51,7 +51,7 @@ def tpot_bars(rows: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
     for place, row in enumerate(ranked):
         _bar(ax, place, row)
         _label(ax, place, row, longest)
-    _style_bars(ax, [row["policy"] for row in ranked], longest)
+    _style_bars(ax, ["\n".join([row["policy"], *row["labels"]]) for row in ranked], longest)
     figure.suptitle(_headline(ranked), fontsize=14, fontweight="bold", x=0.01, ha="left")
     if about:
         ax.set_title(about, fontsize=9.5, loc="left", color="#444444")
@@ -77,14 +77,10 @@ def _bar(ax: Axes, place: int, row: Mapping[str, Any]) -> None:
 
 def _label(ax: Axes, place: int, row: Mapping[str, Any], longest: float) -> None:
     """The time beside its bar, or beside the diamond where that stands in the way."""
-    clairvoyant = "clairvoyant" in row["labels"]
-    note = "  clairvoyant, not attainable" if clairvoyant else ""
-    note += "  changes the routing" if "changes routing" in row["labels"] else ""
     end, null = row["tpot_ms"], row.get("null_model_tpot_ms") or 0.0
-    room = (0.1 + 0.009 * len(note)) * longest
-    start = null if end - 0.02 * longest < null < end + room else end
-    ax.annotate(f"{end:.1f} ms{note}", (start, place), xytext=(9, 0), textcoords="offset points", va="center",
-                fontsize=10, fontweight="normal" if clairvoyant else "bold")  # fmt: skip
+    start = max(null, end) if end - 0.02 * longest < null < end + 0.13 * longest else end
+    ax.annotate(f"{end:.1f} ms", (start, place), xytext=(9, 0), textcoords="offset points", va="center", fontsize=10,
+                fontweight="normal" if "clairvoyant" in row["labels"] else "bold")  # fmt: skip
 
 
 def _split(row: Mapping[str, Any]) -> tuple[float, ...]:

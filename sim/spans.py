@@ -13,7 +13,7 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
         gate, speculate (one per forecast computed on the GPU; target_layer set), shared: the same launch.
                      A forecast from a partial forward pass has its own launch, after the experts that are here
         expert       its launch; one that is copied for this layer: its launch and the end of its copy
-        combine      its launch, every GPU expert, and the CPU's result. Where the GPU reads results in place
+        combine      its launch and the CPU's result. Where the GPU reads results in place
                      (result_path "direct") that is the end of the last CPU expert, and combine lasts as much longer
                      as reading takes; where they queue ("h2d") it is the end of `result`
   d2h   routing      end of `gate`; a second one (target_layer set) if the GPU computes forecasts: end of the last
@@ -26,6 +26,9 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
   h2d   demand       end of the `plan` that asked for it, and a free staging slot if it goes there
         swap         end of the layer that asked for it; prefetch: end of `foresee`; both after every queued demand
         result       end of the layer's last CPU expert; goes before every copy that has not started
+
+The gpu lane runs in order, so that `combine` also waits for every GPU expert, and `attention` for the layer before;
+their ready_ns does not repeat it. On h2d, ``layer`` is the expert's own layer (`withdraw` names it as target_layer).
 
 A layer ends with `combine`, or with `foresee` if that ends later; the next layer's `launch` may be earlier than that.
 After the last layer a step ends with spans of layer -1: `launch`, the LM head (an `attention`), a `routing` copy of

@@ -224,10 +224,11 @@ def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span) 
     launches = [s for s in log.of(layer, "launch") if s.expert < 0]  # attention and so on, combine, late forecasts
     forecast = span.target_layer >= 0
     match span.lane, span.kind:
-        case "gpu", "speculate" if span.start_ns >= log.planned(layer):
-            late = [s for s in log.of(layer, "speculate") if s.start_ns >= log.planned(layer)]
-            return launches[2 + late.index(span)].end_ns
-        case "gpu", "attention" | "gate" | "shared" | "speculate":
+        case "gpu", "speculate":
+            late = len(launches) - 2  # those from a partial forward pass come last, each with a launch
+            place = log.of(layer, "speculate")[::-1].index(span)
+            return launches[-1 - place if place < late else 0].end_ns
+        case "gpu", "attention" | "gate" | "shared":
             return launches[0].end_ns
         case "gpu", "expert":
             launched = [s.end_ns for s in log.of(layer, "launch") if s.expert == span.expert]

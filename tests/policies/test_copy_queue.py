@@ -113,7 +113,6 @@ def test_a_running_prefetch_that_the_plan_does_not_use_is_wasted() -> None:
     assert (it.staged(1), it.residency.staging["prefetch"]) == (set(), 1)
 
 
-@pytest.mark.xfail(strict=True, reason="it stays staged if the next step has begun")
 def test_a_prefetch_that_outlasts_its_step_is_wasted_too() -> None:
     it, _ = ahead(e(1, 2))
     copy = start(it)
@@ -235,7 +234,6 @@ def test_new_swaps_of_a_layer_replace_its_queued_ones() -> None:
     assert (copy.id, copy.victims, it.next_copy()) == (e(0, 3), (e(0, 0),), None)
 
 
-@pytest.mark.xfail(strict=True, reason="a queued prefetch is not looked up again before it starts")
 def test_no_expert_is_copied_twice_when_a_swap_overtakes_its_prefetch() -> None:
     cache = Swaps({1: [Swap(e(1, 2), e(1, 0))]})
     wants = Wants()

@@ -13,7 +13,7 @@ from policies.dali import WindowCache
 from policies.future import Future
 from policies.lfu import LfuCache
 from policies.lru import LruCache
-from policies.placements import NoPlacement, PoolPlacement, RandomPlacement
+from policies.placements import NoPlacement, RandomPlacement
 from policies.protocols import Budget, Cache, InitialPlacement, Placement
 from policies.replay import ReplayEvent, replay
 from policies.views import PolicyError

@@ -173,7 +173,6 @@ def test_what_the_event_uses_is_never_a_victim_the_rest_of_its_loads_pass_throug
     assert (second.id, second.into, second.victims) == (e(0, 3), "staging", ())
 
 
-@pytest.mark.xfail(strict=True, reason="the session never asks Cache.order")
 def test_the_cache_says_in_which_order_the_loads_of_an_event_ask_for_slots() -> None:
     class LastFirst(LruCache):
         def order(self, incoming: Sequence[ExpertId]) -> Sequence[ExpertId]:

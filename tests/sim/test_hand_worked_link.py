@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from sim.costs import uniform_costs
 from tests.sim.hand_worked import lane, lines, play, registered, step, told
 
@@ -126,7 +124,6 @@ def test_a_queued_result_waits_for_the_running_copy_and_for_no_other() -> None:
     assert told(spans, QUEUED_RESULT) == lines(QUEUED_RESULT)
 
 
-@pytest.mark.xfail(strict=True, reason="a slot that comes free while the lane is busy leaves ready_ns at the plan")
 def test_a_load_is_ready_when_it_is_planned_and_its_staging_slot_free_even_if_the_lane_is_busy_then() -> None:
     expected = """
     h2d:

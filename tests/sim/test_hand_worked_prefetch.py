@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from policies.assigners import LoadAll
 from policies.caches import StaticCache
 from policies.dali import ResidualPrefetcher, WindowCache
@@ -107,7 +105,6 @@ def test_a_running_prefetch_is_awaited_and_a_queued_one_that_nobody_needs_is_wit
     assert told(play(looking_ahead(PLACED), demand, **PREFETCH), LATE) == lines(LATE)
 
 
-@pytest.mark.xfail(strict=True, reason="ready_ns is the last end of any layer or step")
 def test_a_swap_is_ready_at_the_end_of_the_layer_that_asked_for_it_however_long_the_lane_is_busy() -> None:
     # Timeline of FIRST_LAYER: layer 0 ends at 28, layer 1 (both experts resident) at 55, the step at 61.
     expected = """

@@ -38,9 +38,8 @@ def texts(figure: Figure) -> str:
 def test_bars_rank_policies_and_say_who_wins() -> None:
     rows = [row("slow", 30.0), row("seer", 5.0, "clairvoyant"), row("fast", 10.0)]
     figure = tpot_bars(rows, "somewhere")
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["seer", "fast", "slow"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["seer\nclairvoyant", "fast", "slow"]
     assert figure.get_suptitle() == "fast is fastest: 10.0 ms per token, 3.0x faster than slow"
-    assert "clairvoyant, not attainable" in texts(figure)
     assert "(ms)" in texts(figure)
 
 
