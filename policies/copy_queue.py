@@ -19,7 +19,7 @@ class CopyQueue:
         self._policy, self._residency = policy, residency
         self._demand: deque[Copy] = deque()
         self._prefetches: list[ExpertId] = []
-        self._swaps: list[Swap] = []
+        self._swaps: dict[ExpertId, Swap] = {}  # by who comes in, oldest first
 
     def next(self, pinned: Set[ExpertId]) -> Copy | None:
         """Start the next copy: demand loads first, and one that lacks a staging slot blocks all others.
@@ -39,10 +39,10 @@ class CopyQueue:
         residency = self._residency
         ids, size = residency.ids[layer], residency.bytes[layer]
         guarded = set(pinned) if self.running is None else {*pinned, self.running.id}
-        swaps = {swap.incoming: swap for swap in self._swaps}
         slots: dict[ExpertId, tuple[ExpertId, ...] | None] = {}
         for id in self._policy.cache.order([ids[expert] for expert in loads]):
-            slots[id] = self._promote(swaps[id], guarded) if id in swaps else residency.promise(id, guarded)
+            swap = self._swaps.pop(id, None)
+            slots[id] = residency.promise(id, guarded) if swap is None else self._promote(swap, guarded)
             guarded.add(id)
         for expert in loads:
             id = ids[expert]
@@ -77,17 +77,16 @@ class CopyQueue:
         if not swaps:
             return ()
         layers = {swap.incoming.layer for swap in swaps}
-        self._swaps = [swap for swap in self._swaps if swap.incoming.layer not in layers]
+        self._swaps = {id: swap for id, swap in self._swaps.items() if id.layer not in layers}
         running = None if self.running is None else self.running.id
         for swap in swaps:
             check_swap(self._policy.name, swap, self._residency.resident)
         fresh = tuple(swap for swap in swaps if swap.incoming != running)
-        self._swaps += fresh
+        self._swaps.update((swap.incoming, swap) for swap in fresh)
         return fresh
 
     def _promote(self, swap: Swap, guarded: set[ExpertId]) -> tuple[ExpertId, ...] | None:
         """A queued swap whose expert is needed now: a demand load into the same slot, if that slot may be had."""
-        self._swaps.remove(swap)
         outgoing = swap.outgoing
         if outgoing in guarded or outgoing.expert not in self._residency.resident[outgoing.layer]:
             return None
@@ -129,12 +128,12 @@ class CopyQueue:
     def _next_swap(self, pinned: Set[ExpertId]) -> Copy | None:
         """The first swap that is possible now; those that have lost their sense are dropped."""
         residency = self._residency
-        for swap in tuple(self._swaps):
+        for swap in tuple(self._swaps.values()):
             (layer, new), old = swap.incoming, swap.outgoing
             if new in residency.resident[layer] or old.expert not in residency.resident[layer]:
-                self._swaps.remove(swap)
+                del self._swaps[swap.incoming]
             elif new not in residency.staged[layer] and old not in pinned:
-                self._swaps.remove(swap)
+                del self._swaps[swap.incoming]
                 victims = residency.promise_slot_of(swap.incoming, old)
                 return Copy(swap.incoming, "swap", "cache", victims, residency.bytes[layer])
         return None

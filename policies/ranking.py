@@ -15,17 +15,18 @@ class Ranking:
     then. A rank that may fall needs ``put``.
     """
 
-    __slots__ = ("_heap", "rank")
+    __slots__ = ("_heap", "_held", "rank")
 
     def __init__(self) -> None:
         self.rank: dict[ExpertId, int] = {}
         self._heap: list[tuple[int, ExpertId]] = []
+        self._held: list[tuple[int, ExpertId]] = []  # taken off the heap while blocked: an event asks many times
 
     def put(self, id: ExpertId, rank: int) -> None:
         """Make ``id`` a member, or change its rank."""
         self.rank[id] = rank
         if len(self._heap) > 4 * len(self.rank) + 16:
-            self._heap = [(rank, id) for id, rank in self.rank.items()]
+            self._heap, self._held = [(rank, id) for id, rank in self.rank.items()], []
             heapify(self._heap)
         else:
             heappush(self._heap, (rank, id))
@@ -36,22 +37,22 @@ class Ranking:
 
     def lowest(self, blocked: Container[ExpertId]) -> ExpertId | None:
         """The member of least rank that is not blocked, or None."""
-        heap, rank = self._heap, self.rank
-        skipped = []
-        found = None
+        heap, rank, held = self._heap, self.rank, self._held
+        self._held = []
+        for entry in held:
+            if entry[1] in blocked:
+                self._held.append(entry)
+            else:
+                heappush(heap, entry)
         while heap:
-            entry = heap[0]
-            known, id = entry
+            known, id = heap[0]
             now = rank.get(id)
             if now == known:
                 if id not in blocked:
-                    found = id
-                    break
-                skipped.append(heappop(heap))
+                    return id
+                self._held.append(heappop(heap))
             elif now is not None and now > known:
                 heapreplace(heap, (now, id))
             else:
                 heappop(heap)
-        for entry in skipped:
-            heappush(heap, entry)
-        return found
+        return None

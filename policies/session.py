@@ -136,7 +136,7 @@ class Session:
 
     def next_copy(self) -> Copy | None:
         """The copy lane is free: what it starts now. Demand loads first; a load without a staging slot blocks them."""
-        return self._copies.next(self._pinned | self._protected)
+        return self._copies.next(self._pinned | self._protected if self._protected else self._pinned)
 
     def copied(self, copy: Copy) -> bool:
         """The running copy has arrived. False: nobody needs it any more, its staging slot is free again."""

@@ -36,7 +36,7 @@ def demand_of(trace: Trace, steps: Sequence[StepRows], needs: Needs) -> list[Ste
 
     Raises MissingFromTraceError where the trace lacks scores or a forecast.
     """
-    check_needs(trace, needs)
+    _check_needs(trace, needs)
     return [_step(trace, step, needs) for step in steps]
 
 
@@ -108,7 +108,7 @@ def _oracle(layer: int, routing: Routing) -> Forecast:
     return Forecast(layer, "oracle", tuple(e for e, _ in pairs), tuple(w for _, w in pairs))
 
 
-def check_needs(trace: Trace, needs: Needs) -> None:
+def _check_needs(trace: Trace, needs: Needs) -> None:
     """Raises MissingFromTraceError where a trace cannot give what a policy needs."""
     if needs.scores and trace.scores is None:
         raise MissingFromTraceError("the policy needs the scores of all experts, the trace has none: capture them too")

@@ -49,59 +49,45 @@ class SharedMemory:
     def __init__(self, env: simpy.Environment, cpu_permille: int, copy_permille: int) -> None:
         self._env = env
         self._together = (cpu_permille, copy_permille)
-        self._left = [0, 0]
         self._done: list[Callable[[], None] | None] = [None, None]
-        self._rate = [1000, 1000]  # at which the job's present timer was set
-        self._version = [0, 0]  # of the present timer; older ones that still fire are ignored
-        self._settled_ns = 0
+        self._left = [0, 0]  # work left when the present timer was set,
+        self._since = [0, 0]  # when that was,
+        self._rate = [1000, 1000]  # and for which rate
+        self._timer: list[simpy.Event | None] = [None, None]  # older ones that still fire are ignored
 
     def start(self, side: int, work_ns: int, done: Callable[[], None]) -> None:
         """Begin a job that alone would take ``work_ns``; ``done`` is called when it ends."""
         assert self._done[side] is None, "a lane serves one job at a time"
         other = 1 - side
-        self._settle()
-        self._left[side] = work_ns * 1000
         self._done[side] = done
         if self._done[other] is None:
-            self._time(side, 1000)
+            self._time(side, work_ns * 1000, 1000)
         else:
-            self._time(side, self._together[side])
+            self._time(side, work_ns * 1000, self._together[side])
             self._retime(other)
 
     def left_ns(self, side: int) -> int:
         """What is left of the job of ``side``, in ns at the present rate; 0 if there is none."""
-        if self._done[side] is None:
-            return 0
-        self._settle()
-        return -(-self._left[side] // self._rate[side])
+        return 0 if self._done[side] is None else -(-self._work_left(side) // self._rate[side])
+
+    def _work_left(self, side: int) -> int:
+        return max(0, self._left[side] - (int(self._env.now) - self._since[side]) * self._rate[side])
 
     def _retime(self, side: int) -> None:
         """Set a new timer if the other side's start or end has changed this one's rate."""
         rate = 1000 if self._done[1 - side] is None else self._together[side]
         if rate != self._rate[side]:
-            self._time(side, rate)
+            self._time(side, self._work_left(side), rate)
 
-    def _settle(self) -> None:
-        """Take what has been done since the last look off what is left."""
-        now = self._env.now
-        elapsed = int(now) - self._settled_ns
-        if elapsed:
-            left, rate = self._left, self._rate
-            left[0] = max(0, left[0] - elapsed * rate[0])
-            left[1] = max(0, left[1] - elapsed * rate[1])
-            self._settled_ns = int(now)
+    def _time(self, side: int, work: int, rate: int) -> None:
+        self._left[side], self._since[side], self._rate[side] = work, int(self._env.now), rate
+        timer = self._timer[side] = self._env.timeout(-(-work // rate), side)
+        timer.callbacks.append(self._fired)
 
-    def _time(self, side: int, rate: int) -> None:
-        self._rate[side] = rate
-        version = self._version[side] = self._version[side] + 1
-        event = self._env.timeout(-(-self._left[side] // rate), (side, version))
-        event.callbacks.append(self._fired)
-
-    def _fired(self, event: simpy.Event) -> None:
-        side, version = cast(tuple[int, int], event.value)
-        if version != self._version[side]:
+    def _fired(self, timer: simpy.Event) -> None:
+        side = cast(int, timer.value)
+        if timer is not self._timer[side]:
             return
-        self._settle()
         done, other = self._done[side], 1 - side
         assert done is not None
         self._done[side] = None

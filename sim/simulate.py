@@ -9,12 +9,12 @@ from functools import lru_cache
 import numpy as np
 
 from policies.protocols import Budget, Composition, Needs
-from policies.registry import BuildContext, ChoiceError, compose, policy_names, system
+from policies.registry import BuildContext, compose, system
 from policies.session import Session
 from sim.bounds import bounds_of
 from sim.cost_table import CostTable
 from sim.costs import ACTIVATION_BYTES, ROUTING_BYTES, roofline
-from sim.demand import MissingFromTraceError, check_needs, demand_of, future_of
+from sim.demand import StepDemand, demand_of, future_of
 from sim.engine import Engine, TokenBytes
 from sim.hardware import Hardware, load_hardware
 from sim.memory import MemoryPlan, plan_memory
@@ -23,10 +23,12 @@ from sim.scenario import Scenario, ScenarioError
 from sim.spans import spans_frame
 from traces.batches import StepRows
 from traces.batches import compose as compose_batch
-from traces.bundled import calibration_of, load_trace
 from traces.catalogue import load_model
+from traces.library import calibration_of, load_trace
 from traces.model_shape import ModelShape
 from traces.trace import Trace
+
+CLAIRVOYANT = "clairvoyant"
 
 
 @dataclass(frozen=True)
@@ -54,34 +56,6 @@ def simulate(scenario: Scenario) -> Run:
     MissingFromTraceError: bad input is refused before the run, with what to do about it.
     """
     return simulate_setting(setting_of(scenario), scenario.policy, scenario.parameters)
-
-
-def compare(scenario: Scenario, policies: Sequence[str] | None = None) -> list[Run]:
-    """Simulate one scenario under several policies (default: all that ``refusals`` does not name), best TPOT first.
-
-    ``scenario.parameters`` go to ``scenario.policy`` alone; the others run with their defaults.
-    """
-    setting = setting_of(scenario)
-    if policies is None:
-        refused = refusals(setting)
-        policies = [name for name in policy_names() if name not in refused]
-    runs = [
-        simulate_setting(setting, name, scenario.parameters if name == scenario.policy else {}) for name in policies
-    ]
-    return sorted(runs, key=lambda run: (run.metrics.tpot_ms or run.metrics.ttft_ms, run.policy))
-
-
-def refusals(setting: Setting) -> dict[str, str]:
-    """Why a policy cannot run in this setting, for each that cannot: what its trace lacks, a batch too large."""
-    reasons = {}
-    for name in policy_names():
-        try:
-            needs = _compose(setting, name, {}).needs
-            check_needs(setting.trace, needs)
-            _check_batch(name, needs, setting.scenario.batch)
-        except (ChoiceError, MissingFromTraceError, ScenarioError) as error:
-            reasons[name] = str(error)
-    return reasons
 
 
 def setting_of(scenario: Scenario) -> Setting:
@@ -123,17 +97,26 @@ def simulate_setting(setting: Setting, policy: str, parameters: Mapping[str, obj
         policy=policy,
         spans=spans_frame(engine.recorder.rows),
         labels=labels_of(needs, setting.trace),
-        bounds=bounds_of(demand, setting.costs, memory.cache_bytes + memory.staging_bytes, shape, setting.hardware,
-                         memory.cache_bytes / shape.routed_bytes, needs.gpu_only),
+        bounds=_bounds(setting, demand, memory, needs),
         memory={"cache_bytes": memory.cache_bytes, "cache_slots": memory.slots, "staging_bytes": memory.staging_bytes},
     )  # fmt: skip
+
+
+def _bounds(setting: Setting, demand: Sequence[StepDemand], memory: MemoryPlan, needs: Needs) -> dict[str, float]:
+    """Lower bound and null model; the bound's proof does not reach policies that change the routing."""
+    shape, capacity = setting.shape, memory.cache_bytes + memory.staging_bytes
+    share = memory.cache_bytes / shape.routed_bytes
+    bounds = bounds_of(demand, setting.costs, capacity, shape, setting.hardware, share, needs.gpu_only)
+    if needs.changes_routing:
+        return {name: ms for name, ms in bounds.items() if not name.startswith("lower_bound")}
+    return bounds
 
 
 def labels_of(needs: Needs, trace: Trace) -> tuple[str, ...]:
     """What a reader must know about a run."""
     labels = []
     if needs.future:
-        labels.append("clairvoyant")
+        labels.append(CLAIRVOYANT)
     if needs.changes_routing:
         labels.append("changes routing")
     if trace.provenance.get("synthetic"):

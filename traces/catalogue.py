@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from traces.bundled import load_trace, trace_names
+from traces.library import load_trace, trace_names
 from traces.model_shape import ModelShape, ShapeError
 
 _FOLDER = Path(__file__).parent

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from policies.registry import policy_names
+    from sim.comparison import compare
     from sim.gantt import save_gantt
     from sim.hardware import Hardware, hardware_names, load_hardware
     from sim.perfetto import write_perfetto
     from sim.run import Run
     from sim.scenario import Scenario
-    from sim.simulate import compare, simulate
-    from traces.bundled import load_trace, trace_names
+    from sim.simulate import simulate
     from traces.catalogue import load_model, model_names
+    from traces.library import load_trace, trace_names
     from traces.model_shape import ModelShape
     from traces.route_trace_v1 import import_route_trace
     from traces.statistics import trace_statistics
@@ -34,18 +35,18 @@ _HOME = {
     "Run": "sim.run",
     "Scenario": "sim.scenario",
     "Trace": "traces.trace",
-    "compare": "sim.simulate",
+    "compare": "sim.comparison",
     "hardware_names": "sim.hardware",
     "import_route_trace": "traces.route_trace_v1",
     "load_hardware": "sim.hardware",
     "load_model": "traces.catalogue",
-    "load_trace": "traces.bundled",
+    "load_trace": "traces.library",
     "model_names": "traces.catalogue",
     "policy_names": "policies.registry",
     "read_trace": "traces.trace_file",
     "save_gantt": "sim.gantt",
     "simulate": "sim.simulate",
-    "trace_names": "traces.bundled",
+    "trace_names": "traces.library",
     "trace_statistics": "traces.statistics",
     "write_perfetto": "sim.perfetto",
     "write_trace": "traces.trace_file",

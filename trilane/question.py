@@ -50,7 +50,7 @@ def _change(text: str) -> tuple[str, Any]:
 
 def describe(scenario: Scenario) -> str:
     """A scenario in one line."""
-    from traces.bundled import load_trace
+    from traces.library import load_trace
 
     model = scenario.model or load_trace(scenario.trace).shape.name
     room = "the card's own memory"

@@ -36,7 +36,7 @@ LAYER_STEPS_PER_S = {
     ("dali", 32): 3_000,
 }
 PEAK_MB = 300
-COLUMNS = ("policy", "batch", "layer-steps/s", "of all simulate()", "by the wall", "simulated/wall", "spans/layer-step")
+COLUMNS = ("policy", "batch", "layer-steps/s", "all simulate()", "by wall clock", "simulated/wall", "spans/layer-step")
 
 
 class Times(NamedTuple):

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.scenario import Scenario
-from traces.bundled import load_trace
 from traces.catalogue import load_model
+from traces.library import load_trace
 from traces.trace import Trace
 from traces.trace_file import write_trace
 from traces.trace_layout import DECODE, PREFILL, forecast_keys

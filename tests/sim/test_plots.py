@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from sim.comparison import compare
 from sim.gantt import gantt, median_decode_step, save_gantt
 from sim.pictures import PictureError, save_figure
 from sim.plots import cache_curve, tpot_bars
 from sim.run import Run
 from sim.scenario import Scenario
-from sim.simulate import compare, simulate
+from sim.simulate import simulate
 from sim.spans import spans_frame
 
 PNG = b"\x89PNG"
@@ -147,7 +148,7 @@ def test_failed_picture_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_every_policy_can_be_drawn(tmp_path: Path) -> None:
-    runs = compare(Scenario(trace="mini-moe", model=None, prompt_tokens=4, generated_tokens=2, cached_share=0.25))
+    runs = compare(Scenario(trace="mini-moe", model=None, prompt_tokens=4, generated_tokens=2, cached_share=0.25)).runs
     save_figure(tpot_bars([run.to_dict() for run in runs]), tmp_path / "tpot.png")
     for each in runs:
         save_gantt(each, tmp_path / f"{each.policy}.png")

@@ -90,7 +90,7 @@ def read_any(name: str) -> Trace:
         from traces.route_trace_v1 import import_route_trace
 
         return import_route_trace(name)
-    from traces.bundled import load_trace
+    from traces.library import load_trace
 
     return load_trace(name)
 
