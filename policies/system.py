@@ -59,7 +59,7 @@ class System:
             if name not in hints:
                 valid = ", ".join(f"{n}: {kind} = {default!r}" for n, kind, default in self.parameter_table())
                 raise ChoiceError(f"policy {self.name!r} has no parameter {name!r}; it has {valid or 'none'}")
-            if not _fits(value, hints[name]):
+            if not fits(value, hints[name]):
                 expected = type_name(hints[name])
                 raise ChoiceError(f"policy {self.name!r}, parameter {name!r}: expected {expected}, got {value!r}")
         try:
@@ -86,12 +86,17 @@ def type_name(hint: Any) -> str:
     return "None" if hint is NoneType else getattr(hint, "__name__", str(hint))
 
 
-def _fits(value: object, hint: Any) -> bool:
+def fits(value: object, hint: Any) -> bool:
+    """Is ``value`` of the type ``hint``? A whole number passes for a float, a truth value for nothing but a bool."""
     origin = get_origin(hint)
     if origin is Literal:
         return any(type(value) is type(allowed) and value == allowed for allowed in get_args(hint))
     if origin in (Union, UnionType):
-        return any(_fits(value, part) for part in get_args(hint))
+        return any(fits(value, part) for part in get_args(hint))
+    if origin is tuple:
+        return isinstance(value, tuple) and all(fits(item, get_args(hint)[0]) for item in value)
+    if origin is not None:
+        return isinstance(value, origin)
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, (int, float) if hint is float else hint)

@@ -6,9 +6,11 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
+
+from policies.system import fits, type_name
 
 
 class ScenarioError(ValueError):
@@ -41,13 +43,17 @@ class Scenario:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            if not fits(getattr(self, name), hint):
+                expected, given = type_name(hint), getattr(self, name)
+                raise ScenarioError(f"scenario: {name}: expected {expected}, got {given!r}")
         if self.gpu_memory_gb is not None and self.cached_share is not None:
             raise ScenarioError("scenario: give gpu_memory_gb or cached_share, not both")
         if self.cached_share is not None and not 0 <= self.cached_share <= 1:
             raise ScenarioError(f"scenario: cached_share must lie between 0 and 1, got {self.cached_share}")
         for name in ("batch", "prompt_tokens", "generated_tokens", "prefill_chunk_tokens"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and value < 1:
                 raise ScenarioError(f"scenario: {name} must be a whole number >= 1, got {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,7 +75,7 @@ class Scenario:
                 hint = f" (did you mean {near[0]!r}?)" if near else ""
                 raise ScenarioError(f"{where}: unknown key {key!r}{hint}; valid keys: {', '.join(known)}")
         sequences = values.get("sequences")
-        return cls(**{**values, "sequences": None if sequences is None else tuple(sequences)})
+        return cls(**{**values, "sequences": tuple(sequences) if isinstance(sequences, list) else sequences})
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Scenario:

@@ -25,7 +25,6 @@ from trilane.question import ScenarioOption, SetOption, describe, scenario_of
 
 if TYPE_CHECKING:
     from sim.run import Run
-    from sim.scenario import Scenario
 
 MIB = 2**20
 TIMELINE_STEPS = 6  # of each policy, so that the combined timeline stays small
@@ -57,47 +56,20 @@ def compare(
 
     Every policy gets the same routing, machine and memory. The fastest comes first.
     """
+    from sim.comparison import compare as run_all
+
     check_targets(json)
     check_folder(out)
     asked = scenario_of(scenario, changes)
     names = [name.strip() for name in policies.split(",") if name.strip()] if policies else None
-    runs = _simulate_all(asked, names)
-    rows = with_regret([run.to_dict() for run in runs])
+    found = run_all(asked, names, watch=lambda chosen: progress(chosen, "simulating"))
+    for name, reason in found.left_out.items():
+        note(f"left out {name}: {reason}")
+    rows = found.rows()
     show(json, heading(describe(asked)), table(COLUMNS, [_cells(row) for row in rows]), LEGEND)
     write_json({"scenario": asked.to_dict(), "runs": rows}, json)
     if out:
-        _draw(runs, rows, Path(out), describe(asked))
-
-
-def _simulate_all(scenario: Scenario, names: Sequence[str] | None) -> list[Run]:
-    """Runs, best first. Of all policies, those that the scenario cannot serve are left out, and that is said."""
-    from policies.registry import ChoiceError, policy_names, system
-    from sim.demand import MissingFromTraceError
-    from sim.memory import BudgetError
-    from sim.scenario import ScenarioError
-    from sim.simulate import setting_of, simulate_setting
-
-    for name in names or ():
-        system(name)
-    setting = setting_of(scenario)
-    runs: list[Run] = []
-    chosen = names or policy_names()
-    for name in progress(chosen, "simulating"):
-        try:
-            runs.append(simulate_setting(setting, name, scenario.parameters if name == scenario.policy else {}))
-        except (BudgetError, ChoiceError, MissingFromTraceError, ScenarioError) as error:
-            if names or (name == chosen[-1] and not runs):
-                raise
-            note(f"left out {name}: {error}")
-    return sorted(runs, key=lambda run: (run.metrics.tpot_ms or run.metrics.ttft_ms or 0.0, run.policy))
-
-
-def with_regret(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with the key ``regret``: TPOT over that of the clairvoyant run, minus 1; None where there is none."""
-    best = next((row["tpot_ms"] for row in rows if "clairvoyant" in row["labels"]), None)
-    return [
-        {**row, "regret": row["tpot_ms"] / best - 1 if best and row["tpot_ms"] is not None else None} for row in rows
-    ]
+        _draw(found.runs, rows, Path(out), describe(asked))
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
