@@ -10,6 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from sim.energy import joules_per_token
+from sim.hardware import Power
 from sim.metrics import Metrics, metrics_of
 
 
@@ -28,6 +30,7 @@ class Run:
     labels: tuple[str, ...] = ()
     bounds: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)
+    power: Power | None = None  # of the machine, for the energy
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -35,9 +38,16 @@ class Run:
         return metrics_of(self.spans, batch=int(self.scenario["batch"]))
 
     def to_dict(self) -> dict[str, Any]:
-        """One flat, JSON-ready row: policy, labels, metrics, bounds, memory."""
-        return {"policy": self.policy, "labels": list(self.labels), **self.metrics.to_dict(), **self.bounds,
-                **self.memory}  # fmt: skip
+        """One flat, JSON-ready row: policy, labels, metrics, energy, bounds, memory."""
+        energy = joules_per_token(self.metrics, self.power, int(self.scenario["batch"]))
+        return {
+            "policy": self.policy,
+            "labels": list(self.labels),
+            **self.metrics.to_dict(),
+            "energy_j_per_token": energy,
+            **self.bounds,
+            **self.memory,
+        }
 
     def save_spans(self, path: str | Path) -> None:
         """Write the spans as Parquet, aside first and then renamed."""

@@ -98,6 +98,7 @@ def simulate_setting(setting: Setting, policy: str, parameters: Mapping[str, obj
         spans=spans_frame(engine.recorder.rows),
         labels=labels_of(needs, setting.trace),
         bounds=_bounds(setting, demand, memory, needs),
+        power=setting.hardware.power,
         memory={"cache_bytes": memory.cache_bytes, "cache_slots": memory.slots, "staging_bytes": memory.staging_bytes},
     )  # fmt: skip
 
