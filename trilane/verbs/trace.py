@@ -7,8 +7,6 @@ from importlib.resources import as_file, files
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from trilane.output import (
     JsonOption,
@@ -16,15 +14,13 @@ from trilane.output import (
     check_targets,
     heading,
     note,
-    number,
     pairs,
-    percent,
     show,
-    table,
     working,
     write_json,
 )
 from trilane.verbs.cache_curve import read_any
+from trilane.verbs.trace_stats import stats
 
 if TYPE_CHECKING:
     from traces.trace import Trace
@@ -75,34 +71,7 @@ def _text(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-@app.command()
-def stats(trace: TraceArgument, json: JsonOption = None) -> None:
-    """How skewed, how repetitive and how predictable the routing is."""
-    check_targets(json)
-    with working("counting"):
-        from traces.statistics import trace_statistics
-
-        values = trace_statistics(read_any(trace))
-    show(json, *_tables(trace, values))
-    write_json(values, json)
-
-
-def _tables(name: str, values: Mapping[str, Any]) -> list[Table | Text]:
-    means, lags = values["layer_means"], values["lag_profile"]
-    facts = [(key.replace("_", " "), number(value, 3)) for key, value in means.items()]
-    facts.append(("prefill decode similarity", number(values["prefill_decode_similarity"], 3)))
-    rows = [[str(lag["lag"]), percent(lag["probability"], 1), percent(lag["chance"], 1)] for lag in lags[:8]]
-    parts: list[Table | Text] = [
-        heading(f"trace {name}: {values['sequences']} sequences, {values['tokens']} tokens; means over layers"),
-        pairs(facts),
-        heading("\nchance that an expert used now is used again so many decode steps later"),
-        table(["steps", "seen", "if steps were independent"], rows, text_columns=0),
-    ]
-    if values["forecasts"]:
-        columns = ("accuracy_at_k", "recall_at_m")
-        hits = [[kind, *(percent(found[name], 1) for name in columns)] for kind, found in values["forecasts"].items()]
-        parts += [heading("\nforecasts of later layers"), table(["forecast", "accuracy@k", "recall@m"], hits)]
-    return parts
+app.command()(stats)
 
 
 @app.command("import")

@@ -1,0 +1,225 @@
+"""``trilane trace stats``: one trace described, or several side by side and beside what others publish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from operator import add
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from trilane.output import (
+    JsonOption,
+    check_targets,
+    heading,
+    number,
+    pairs,
+    percent,
+    progress,
+    show,
+    table,
+    working,
+    write_json,
+)
+from trilane.verbs.cache_curve import read_any
+
+if TYPE_CHECKING:
+    from traces.published import Published
+    from traces.trace import Trace
+
+Statistics = Mapping[str, Any]
+
+
+def stats(
+    traces: Annotated[
+        list[str], typer.Argument(metavar="TRACE...", help="Trace files, bundled names, or route_trace v1 CSV files.")
+    ],
+    published: Annotated[
+        bool, typer.Option("--published", help="Beside what papers and other projects publish.")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the comparison as Markdown.")] = False,
+    json: JsonOption = None,
+) -> None:
+    """How skewed, how repetitive and how predictable the routing is.
+
+    Several traces stand side by side, in one table.
+    """
+    check_targets(json)
+    if len(traces) > 1 or published or markdown:
+        _compare(traces, published, markdown, json)
+    else:
+        _describe(traces[0], json)
+
+
+# --- one trace --------------------------------------------------------------------------------------------------------
+
+
+def _describe(name: str, json: str | None) -> None:
+    with working("counting"):
+        from traces.statistics import trace_statistics
+
+        values = trace_statistics(read_any(name))
+    show(json, *_description(name, values))
+    write_json(values, json)
+
+
+def _description(name: str, values: Statistics) -> list[Table | Text]:
+    means, lags = values["layer_means"], values["lag_profile"]
+    facts = [(key.replace("_", " "), number(value, 3)) for key, value in means.items()]
+    facts.append(("prefill decode similarity", number(values["prefill_decode_similarity"], 3)))
+    rows = [[str(lag["lag"]), percent(lag["probability"], 1), percent(lag["chance"], 1)] for lag in lags[:8]]
+    parts: list[Table | Text] = [
+        heading(f"trace {name}: {values['sequences']} sequences, {values['tokens']} tokens; means over layers"),
+        pairs(facts),
+        heading("\nchance that an expert used now is used again so many decode steps later"),
+        table(["steps", "seen", "if steps were independent"], rows, text_columns=0),
+    ]
+    if values["forecasts"]:
+        columns = ("accuracy_at_k", "recall_at_m")
+        hits = [[kind, *(percent(found[name], 1) for name in columns)] for kind, found in values["forecasts"].items()]
+        parts += [heading("\nforecasts of later layers"), table(["forecast", "accuracy@k", "recall@m"], hits)]
+    return parts
+
+
+# --- several traces ---------------------------------------------------------------------------------------------------
+
+
+class _Row(NamedTuple):
+    """How the table names and prints a quantity."""
+
+    label: str
+    text: Callable[[float | None], str] = partial(percent, digits=1)
+
+
+_GINI = partial(number, digits=2)
+_LAGS = (1, 2, 4, 8, 16)
+_ROWS: Mapping[str, _Row] = {
+    "gini": _Row("popularity: Gini", _GINI),
+    "top_10_percent_share": _Row("popularity: share of the top 10 %"),
+    "entropy": _Row("popularity: entropy"),
+    "one_sequence_gini": _Row("in one sequence: Gini", _GINI),
+    "one_sequence_top_10_percent_share": _Row("in one sequence: share of the top 10 %"),
+    "one_sequence_entropy": _Row("in one sequence: entropy"),
+    **{f"overlap@{lag}": _Row(f"used again {lag} token{'s' if lag > 1 else ''} later") for lag in _LAGS},
+    "chance": _Row("used again by chance"),
+    "one_sequence_chance": _Row("used again by chance in one sequence"),
+    "reuse_distance_p50": _Row("median reuse distance, tokens", number),
+    "prefill_decode_similarity": _Row("prefill/decode similarity"),
+    "layer_lru_hit_rate": _Row("hit rate, LRU per layer, 25 % cached"),
+}  # and a row for each forecast, such as gate@1
+
+
+def _compare(names: Sequence[str], published: bool, markdown: bool, json: str | None) -> None:
+    from traces.published import published_figures
+
+    found = {name: comparable_statistics(read_any(name)) for name in progress(names, "counting")}
+    figures = published_figures() if published else ()
+    columns, rows, notes = _comparison(found, figures)
+    body = _markdown(columns, rows) if markdown else [table(columns, rows, wrap=published)]
+    marks = (f"{place}. " if markdown else f"[{place}] " for place in range(1, len(notes) + 1))
+    show(json, *body, *([""] if notes else []), *map(add, marks, notes))
+    result: dict[str, Any] = {"traces": found}
+    if published:
+        result["published"] = [figure.to_dict() for figure in figures]
+    write_json(result, json)
+
+
+def comparable_statistics(trace: Trace) -> dict[str, Any]:
+    """``trace_statistics``, and two things by which traces of any length compare.
+
+    ``one_sequence``: popularity as a sequence sees it. ``layer_lru_hit_rate``: that of an LRU cache in decode, which
+    has room for a quarter of every layer.
+    """
+    from sim.cache_curve import CacheCurve
+    from traces.statistics import trace_statistics
+
+    values = trace_statistics(trace)
+    point = CacheCurve(trace).point("layer-lru", trace.shape.routed_bytes // 4)
+    rate = point.hit_rate_decode if values["decode_tokens"] else None
+    return {**values, "one_sequence": _one_sequence(trace), "layer_lru_hit_rate": rate}
+
+
+def _one_sequence(trace: Trace) -> dict[str, float | None]:
+    """Skew of popularity in a sequence; ``chance``: overlap of two decode tokens of a sequence, drawn at random.
+
+    Means over layers, then over sequences.
+    """
+    import pandas as pd
+
+    from traces.statistics import popularity, popularity_skew
+    from traces.trace_layout import DECODE
+
+    skews = ["gini", "top_10_percent_share", "entropy"]
+    found = []
+    for part in _sequences(trace):
+        values = popularity_skew(part)[skews].mean().to_dict()
+        tokens = int((part.phase == DECODE).sum())
+        if tokens > 1:
+            uses = popularity(part, DECODE) * tokens
+            shared = (uses * (uses - 1)).sum(axis=1).mean()
+            values["chance"] = shared / (tokens * (tokens - 1) * trace.shape.top_k)
+        found.append(values)
+    means = pd.DataFrame(found, columns=[*skews, "chance"], dtype=float).mean()
+    return {str(name): None if pd.isna(value) else float(value) for name, value in means.items()}
+
+
+def _sequences(trace: Trace) -> Iterator[Trace]:
+    """Each sequence as a trace."""
+    for sequence in dict.fromkeys(trace.sequence.tolist()):
+        rows = trace.sequence == sequence
+        yield replace(trace, sequence=trace.sequence[rows], phase=trace.phase[rows], topk_ids=trace.topk_ids[rows])
+
+
+def _quantities(values: Statistics) -> dict[str, float | None]:
+    """What the table shows of a trace, by the names of ``_ROWS``."""
+    means, lags = values["layer_means"], values["lag_profile"]
+    return {
+        **{name: means[name] for name in ("gini", "top_10_percent_share", "entropy", "reuse_distance_p50")},
+        **{f"one_sequence_{name}": value for name, value in values["one_sequence"].items()},
+        **{f"overlap@{lag['lag']}": lag["probability"] for lag in lags if lag["lag"] in _LAGS},
+        "chance": lags[0]["chance"],
+        "prefill_decode_similarity": values["prefill_decode_similarity"],
+        "layer_lru_hit_rate": values["layer_lru_hit_rate"],
+        **{kind: forecast["accuracy_at_k"] for kind, forecast in values["forecasts"].items()},
+    }
+
+
+def _comparison(
+    found: Mapping[str, Statistics], figures: Sequence[Published]
+) -> tuple[list[str], list[list[str]], list[str]]:
+    """Columns and rows of the table, and the notes that its last column refers to."""
+    quantities = [_quantities(values) for values in found.values()]
+    named = {name for column in quantities for name in column} | {figure.quantity for figure in figures}
+    rows = {**_ROWS, **{kind: _Row(f"accuracy@k of {kind}") for kind in sorted(named - set(_ROWS))}}
+    figures = sorted(figures, key=lambda figure: list(rows).index(figure.quantity))
+    cells = [
+        ["sequences", *(str(values["sequences"]) for values in found.values())],
+        ["tokens", *(f"{values['tokens']:,}" for values in found.values())],
+        ["layers / experts / top-k", *("{layers} / {experts} / {top_k}".format(**values) for values in found.values())],
+        *([row.label, *(row.text(column.get(name)) for column in quantities)] for name, row in rows.items()),
+    ]
+    columns = ["", *map(_short, found)]
+    if figures:
+        columns.append("published")
+        cited: dict[str, list[str]] = {name: [] for name in rows}
+        for place, figure in enumerate(figures, 1):
+            value = " to ".join(map(rows[figure.quantity].text, figure.value))
+            cited[figure.quantity].append(f"{value} [{place}]")
+        for line, texts in zip(cells, [[], [], [], *cited.values()], strict=True):
+            line.append("\n".join(texts))
+    return columns, cells, [f"{figure.model}: {figure.source}; {figure.note}" for figure in figures]
+
+
+def _short(name: str) -> str:
+    """A trace's name without folder and ending."""
+    return Path(name).name.removesuffix(".safetensors").removesuffix(".csv").removesuffix(".route")
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+    return [f"| {' | '.join(line)} |".replace("\n", ", ") for line in lines]
