@@ -21,14 +21,14 @@ class CopyQueue:
         self._prefetches: list[ExpertId] = []
         self._swaps: dict[ExpertId, Swap] = {}  # by who comes in, oldest first
 
-    def next(self, pinned: Set[ExpertId]) -> Copy | None:
-        """Start the next copy: demand loads first, and one that lacks a staging slot blocks all others.
+    def next(self, pinned: Set[ExpertId], demand: bool = True) -> Copy | None:
+        """Start the next copy: demand loads (if they may start) first, and one without a staging slot blocks the rest.
 
         ``pinned`` experts are not displaced.
         """
         if self.running is not None:
             raise PolicyError(f"next_copy: the copy of {self.running.id} is still running")
-        copy = self._next_demand() if self._demand else self._next_background(pinned)
+        copy = self._next_demand() if self._demand and demand else self._next_background(pinned)
         if copy is not None:
             self._residency.start(copy)
             self.running = copy

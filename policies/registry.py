@@ -38,7 +38,7 @@ def system(name: str) -> System:
     if name not in SYSTEMS:
         near = get_close_matches(name.lower().replace("_", "-"), SYSTEMS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ChoiceError(f"there is no policy {name!r}; {hint}There are {', '.join(SYSTEMS)}")
+        raise ChoiceError(f"there is no policy {name!r}; {hint}{'There' if near else 'there'} are {', '.join(SYSTEMS)}")
     return SYSTEMS[name]
 
 

@@ -134,9 +134,17 @@ class Session:
 
     # --- the copy lane --------------------------------------------------------------------------------------------
 
-    def next_copy(self) -> Copy | None:
-        """The copy lane is free: what it starts now. Demand loads first; a load without a staging slot blocks them."""
-        return self._copies.next(self._pinned | self._protected if self._protected else self._pinned)
+    def next_copy(self, demand: bool = True) -> Copy | None:
+        """The copy lane is free: what it starts now. Demand loads first; a load without a staging slot blocks the rest.
+
+        ``demand`` False: the plan that asks for loads is not yet in effect, so only swaps and prefetches may start.
+        """
+        return self._copies.next(self._pinned | self._protected if self._protected else self._pinned, demand)
+
+    @property
+    def committed(self) -> bool:
+        """Is the next layer's routing decided already, so that its own router need not be asked?"""
+        return self._commit is not None
 
     def copied(self, copy: Copy) -> bool:
         """The running copy has arrived. False: nobody needs it any more, its staging slot is free again."""

@@ -103,7 +103,7 @@ def _chain_ns(steps: Sequence[StepDemand], costs: CostTable) -> int:
 
 def _once_ns(step: StepCosts, costs: CostTable) -> int:
     """The links of the chain that a step has once."""
-    return costs.launch_ns + step.dense_ns + step.head_ns + step.routing_ns + costs.sync_ns
+    return costs.launch_ns + costs.dense_launch_ns + step.dense_ns + step.head_ns + step.routing_ns + costs.sync_ns
 
 
 def _experts_ns(expert: ExpertCosts, tokens: Sequence[int], step: StepCosts, costs: CostTable) -> int:
@@ -124,7 +124,7 @@ def _experts_ns(expert: ExpertCosts, tokens: Sequence[int], step: StepCosts, cos
             done = max(done, cpu_from + cpu_sums[on_cpu], split if n else 0)
         launched += costs.combine_launch_ns
         combine = step.combine_ns + step.result_ns * (on_cpu > 0 and not on_link)
-        least.append(max(max(done, launched) + combine, launched + costs.launch_ns))
+        least.append(max(max(done, launched) + combine, launched + min(costs.launch_ns, costs.head_launch_ns)))
     return min(least)
 
 

@@ -19,6 +19,7 @@ from policies.protocols import Budget, Cache, Placement
 from policies.replay import ReplayEvent, replay
 from policies.views import Phase
 from traces.batches import compose, step_workloads
+from traces.names import unknown
 from traces.trace import Trace
 
 
@@ -84,6 +85,20 @@ class CacheCurve:
         """What the clairvoyant caches know."""
         return Future([(event.step, event.layer, event.active) for event in self.events])
 
+    @property
+    def least_bytes(self) -> int:
+        """The smallest cache that any expert fits: the size of the largest."""
+        shape = self.trace.shape
+        return max(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
+
+    def check(self, capacity_bytes: int) -> None:
+        """Raise CurveError for a cache that some expert does not fit."""
+        if capacity_bytes < self.least_bytes:
+            raise CurveError(
+                f"expected a cache of at least one expert, {self.least_bytes:,} bytes, got {capacity_bytes:,} bytes; "
+                f"all experts of the trace take {self.trace.shape.routed_bytes:,} bytes"
+            )
+
     def point(self, policy: str, capacity_bytes: int) -> CurvePoint:
         """Replay one cache, empty at first. Raises CurveError for an unknown policy or a size below zero."""
         kind = curve_policy(policy)
@@ -102,10 +117,16 @@ def cache_curve(trace: Trace, policies: Sequence[str], capacities: Sequence[int]
     return [curve.point(policy, capacity) for policy in policies for capacity in capacities]
 
 
+def unit_of(size: int) -> tuple[str, int]:
+    """The unit to show ``size`` bytes and more in, and its bytes."""
+    units = (("MiB", 2**20), ("KiB", 2**10))
+    return next(((name, factor) for name, factor in units if size >= factor), ("bytes", 1))
+
+
 def curve_policy(name: str) -> _Kind:
     """The cache of that name. Raises CurveError listing the names there are."""
     if name not in _KINDS:
-        raise CurveError(f"there is no cache policy {name!r}; there are {', '.join(_KINDS)}")
+        raise CurveError(unknown("cache policy", name, _KINDS))
     return _KINDS[name]
 
 

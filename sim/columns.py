@@ -121,10 +121,10 @@ def first_at_or_after(sorted_keys: Ints, keys: Ints) -> Ints:
     return np.searchsorted(sorted_keys, keys, side="left")
 
 
-def plan_ends(c: Columns, cells: Cells) -> Ints:
-    """When each layer of each step was planned, by ``Cells.layer``; -1 where it was not."""
+def routed_at(c: Columns, cells: Cells) -> Ints:
+    """When each layer of each step was routed (its plan began), by ``Cells.layer``; -1 where it was not."""
     plans = c.where(c.of("plan"))
     size = (int(c.step.max()) + 1) * cells.layers if len(c.step) else 0
-    ends = np.full(max(size, 0), -1, dtype=np.int64)
-    ends[cells.layer(plans.step, plans.layer)] = plans.end
-    return ends
+    times = np.full(max(size, 0), -1, dtype=np.int64)
+    times[cells.layer(plans.step, plans.layer)] = plans.start
+    return times

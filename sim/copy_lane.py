@@ -27,6 +27,7 @@ class CopyLane:
         self._session, self._back, self._arrived = session, back, arrived
         self._result: tuple[int, int, int, int, Callable[[], None]] | None = None
         self._busy = False
+        self._demand_may_start = True
         self._queued = {"demand": 0, "prefetch": 0}  # when the latest of each kind was queued
         self._asked: dict[ExpertId, int] = {}  # when each swap was
         self._slots = dict(session.residency.staging)  # free staging slots, as last seen
@@ -34,8 +35,14 @@ class CopyLane:
         self._resting = False  # the free lane has looked for work and found none that could start
 
     def queued(self, kind: str) -> None:
-        """The session may have new copies of this kind."""
+        """The session may have new copies of this kind, and they may start."""
         self._queued[kind] = int(self._env.now)
+        self._demand_may_start = True
+        self.wake()
+
+    def hold_demand(self) -> None:
+        """A plan has been made that takes effect later: until demand loads are ``queued``, only others may start."""
+        self._demand_may_start = False
         self.wake()
 
     def asked(self, swaps: Sequence[Swap]) -> None:
@@ -50,7 +57,7 @@ class CopyLane:
         if self._result is not None:
             self._start_result()
             return
-        copy = self._session.next_copy()
+        copy = self._session.next_copy(self._demand_may_start)
         if copy is None:
             self._resting = True
         else:
@@ -100,14 +107,11 @@ class CopyLane:
 
     def _ready(self, copy: Copy) -> int:
         """When the copy, which starts now, could have started."""
-        if self._resting:
-            return int(self._env.now)
-        if copy.kind == "swap":
-            return self._asked[copy.id]
-        if copy.into == "cache":
-            return self._queued[copy.kind]
-        self._slots[copy.kind] -= 1
-        return max(self._queued[copy.kind], self._slot_since[copy.kind])
+        queued = self._asked.pop(copy.id) if copy.kind == "swap" else self._queued[copy.kind]
+        if copy.into == "staging":
+            self._slots[copy.kind] -= 1
+            queued = max(queued, self._slot_since[copy.kind])
+        return int(self._env.now) if self._resting else queued
 
     def _copied(self) -> None:
         copy, (ready, start, step, phase), now = self._copy, self._begin, int(self._env.now)

@@ -61,6 +61,8 @@ class CostTable:
     launch_ns: int  # attention + gate + shared expert of one layer
     expert_launch_ns: int  # one expert on the GPU
     combine_launch_ns: int
+    head_launch_ns: int  # LM head, a step
+    dense_launch_ns: int  # all dense layers together, a step
     sync_ns: int  # host waits for the routing, per layer
     cpu_permille: int  # rate of CPU experts while a copy runs
     copy_permille: int  # rate of a copy while CPU experts run
@@ -113,6 +115,8 @@ def scaled(costs: CostTable, c: int) -> CostTable:
         launch_ns=costs.launch_ns * c,
         expert_launch_ns=costs.expert_launch_ns * c,
         combine_launch_ns=costs.combine_launch_ns * c,
+        head_launch_ns=costs.head_launch_ns * c,
+        dense_launch_ns=costs.dense_launch_ns * c,
         sync_ns=costs.sync_ns * c,
         scale=costs.scale * c,
     )
@@ -162,7 +166,8 @@ def _check_int(value: object, low: int, where: str) -> None:
 
 def _check_scalars(costs: CostTable) -> None:
     """The numbers beside the tables. Raises CostError."""
-    for name in ("launch_ns", "expert_launch_ns", "combine_launch_ns", "sync_ns"):
+    launches = ("launch_ns", "expert_launch_ns", "combine_launch_ns", "head_launch_ns", "dense_launch_ns")
+    for name in (*launches, "sync_ns"):
         _check_int(getattr(costs, name), 0, f"cost table: {name}")
     for name in ("cpu_permille", "copy_permille"):
         value = getattr(costs, name)

@@ -60,6 +60,8 @@ def roofline(shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTabl
         launch_ns=(ATTENTION_KERNELS + GATE_KERNELS + shared) * launch_ns,
         expert_launch_ns=EXPERT_KERNELS * launch_ns,
         combine_launch_ns=COMBINE_KERNELS * launch_ns,
+        head_launch_ns=HEAD_KERNELS * launch_ns,
+        dense_launch_ns=shape.dense_layers * (ATTENTION_KERNELS + EXPERT_KERNELS) * launch_ns,
         sync_ns=hardware.host.sync_ns,
         cpu_permille=hardware.contention.cpu_permille,
         copy_permille=hardware.contention.copy_permille,
@@ -185,6 +187,8 @@ def uniform_costs(
     launch_ns: int = 1,
     expert_launch_ns: int = 1,
     combine_launch_ns: int = 1,
+    head_launch_ns: int = 1,
+    dense_launch_ns: int = 0,
     sync_ns: int = 1,
     plan_ns: int = 1,
     foresee_ns: int = 1,
@@ -206,8 +210,8 @@ def uniform_costs(
     )  # fmt: skip
     decisions = PlanCosts({"default": PlanCost(plan_ns, 0)}, {"default": PlanCost(foresee_ns, 0)})
     costs = CostTable(
-        (expert,) * layers, steps, launch_ns, expert_launch_ns, combine_launch_ns, sync_ns, cpu_permille,
-        copy_permille, result_path, decisions,
+        (expert,) * layers, steps, launch_ns, expert_launch_ns, combine_launch_ns, head_launch_ns, dense_launch_ns,
+        sync_ns, cpu_permille, copy_permille, result_path, decisions,
     )  # fmt: skip
     costs.validate()
     return costs

@@ -98,9 +98,7 @@ def _forecasts(
         return [_oracle(layer, routing) for layer, routing in enumerate(routings) if layer >= lookahead]
     ids = np.asarray(trace.forecasts[ForecastKey(kind, lookahead)].ids[rows])[:, :, : trace.shape.top_k]
     split = _split(_count(ids, trace.shape.experts), by_tokens=True)
-    return [
-        Forecast(layer + lookahead, kind, *split[layer]) for layer in range(ids.shape[1] - lookahead)
-    ]
+    return [Forecast(layer + lookahead, kind, *split[layer]) for layer in range(ids.shape[1] - lookahead)]
 
 
 def _oracle(layer: int, routing: Routing) -> Forecast:

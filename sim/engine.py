@@ -54,6 +54,7 @@ class Engine:
         self._cpu_awaited: set[int] = set()
         self._outstanding = 0  # pending experts, and 1 for the CPU's share
         self._combine_ready = 0
+        self._hidden_at = 0  # when the layer's hidden states are computed
         self._activations_here = -1  # when the CPU has this layer's activations; -1: not sent
         self._precomputed: set[tuple[int, int]] = set()  # (layer, expert) that the CPU has computed ahead
         self._all_parts: simpy.Event | None = None
@@ -84,20 +85,16 @@ class Engine:
         self._layer, self._activations_here = layer, -1
         forecasts = step.forecasts[layer]
         active = len(step.routings[layer].active)
-        gated, speculated = self._compute_gate(layer, forecasts)
-        routed = self._bring(gated, layer)
+        speculated = self._compute_gate(layer, forecasts)
+        routed = 0 if session.committed else self._bring(self._hidden_at, layer)
         forecast_here = self._bring(speculated, layer, layer + 1) if speculated else routed
-        known = self.host.reserve(routed, self.costs.sync_ns, "wait", layer)
+        known = self.host.reserve(routed, self.costs.sync_ns, "wait", layer) if routed else self.host.free_ns
         planned = self.host.reserve(
             known, self.costs.plan_ns(self._decision, active), "plan", layer, -1, step.tokens
         )
-        yield env.timeout(planned - env.now)
-        scores = None if step.scores is None else step.scores[:, layer].tolist()
-        plan = session.plan_layer(
-            LayerInput(
-                step.index, layer, step.phase, step.routings[layer], scores, self.h2d.left_ns(), self.cpu.left_ns()
-            )
-        )
+        yield env.timeout(max(known, env.now) - env.now)
+        plan = self._decide(step, layer)
+        yield env.timeout(max(planned, env.now) - env.now)
         self._start(plan, planned)
         end = planned
         if session.looks_ahead and layer < len(step.routings) - 1:
@@ -117,13 +114,33 @@ class Engine:
         self.h2d.asked(session.end_layer())
         self.h2d.wake()
 
-    def _compute_gate(self, layer: int, forecasts: Sequence[Forecast]) -> tuple[int, int]:
-        """Attention, gate, forecasts, shared experts; returns the ends of the gate and of the forecasts (0: none)."""
+    def _decide(self, step: StepDemand, layer: int) -> Plan:
+        """Ask the session, which sees the machine as it is now; what it gives up is free from now on."""
+        scores = None if step.scores is None else step.scores[:, layer].tolist()
+        plan = self.session.plan_layer(
+            LayerInput(
+                step.index, layer, step.phase, step.routings[layer], scores, self.h2d.left_ns(), self.cpu.left_ns()
+            )
+        )
+        now = int(self.env.now)
+        for id in plan.withdrawn:
+            self.recorder.instant(now, "withdraw", layer, id.layer, id.expert, 0)
+        for id in plan.released:
+            self.h2d.release(id)
+        self.h2d.asked(plan.swaps)
+        self.h2d.hold_demand()
+        return plan
+
+    def _compute_gate(self, layer: int, forecasts: Sequence[Forecast]) -> int:
+        """Attention, gate, forecasts, shared experts; returns the end of the forecasts (0: none)."""
         gpu, costs, tokens = self.gpu, self._step_costs, self._tokens
-        launched = self.host.reserve(self.host.free_ns, self.costs.launch_ns, "launch", layer)
+        launch_ns = self.costs.launch_ns + self.costs.dense_launch_ns if layer == 0 else self.costs.launch_ns
+        launched = self.host.reserve(self.host.free_ns, launch_ns, "launch", layer)
         attention_ns = costs.attention_ns + costs.dense_ns if layer == 0 else costs.attention_ns
-        gpu.reserve(launched, attention_ns, "attention", layer, -1, tokens)
-        gated, speculated = gpu.reserve(launched, costs.gate_ns, "gate", layer, -1, tokens), 0
+        self._hidden_at = gpu.reserve(launched, attention_ns, "attention", layer, -1, tokens)
+        if not self.session.committed:
+            self._hidden_at = gpu.reserve(launched, costs.gate_ns, "gate", layer, -1, tokens)
+        speculated = 0
         for forecast in forecasts:
             if forecast.kind in FROM_GATE_INPUT:
                 speculated = gpu.reserve(
@@ -131,7 +148,7 @@ class Engine:
                 )
         if costs.shared_ns:
             gpu.reserve(launched, costs.shared_ns, "shared", layer, -1, tokens)
-        return gated, speculated
+        return speculated
 
     def _speculate_late(self, layer: int, planned: int, forecasts: Sequence[Forecast]) -> int:
         """Forecasts from a partial forward pass; returns when they are computed (0: there are none)."""
@@ -175,7 +192,7 @@ class Engine:
     def _head(self) -> int:
         """LM head and the chosen tokens' way to the host; returns when the host has them."""
         costs, tokens = self._step_costs, self._tokens
-        launched = self.host.reserve(self.host.free_ns, self.costs.launch_ns, "launch", -1)
+        launched = self.host.reserve(self.host.free_ns, self.costs.head_launch_ns, "launch", -1)
         computed = self.gpu.reserve(launched, costs.head_ns, "attention", -1, -1, tokens)
         here = self.d2h.reserve(computed, costs.routing_ns, "routing", -1, -1, tokens, tokens * 4)
         return self.host.reserve(here, self.costs.sync_ns, "wait", -1)
@@ -183,13 +200,8 @@ class Engine:
     # --- the parts of a layer -------------------------------------------------------------------------------------
 
     def _start(self, plan: Plan, planned: int) -> None:
-        """Put a plan into effect: memory events, GPU experts that are here, the CPU's share, loads."""
+        """Put a plan into effect: GPU experts that are here, the CPU's share, loads."""
         layer = self._planned = plan.layer
-        for id in plan.withdrawn:
-            self.recorder.instant(planned, "withdraw", layer, id.layer, id.expert, 0)
-        for id in plan.released:
-            self.h2d.release(id)
-        self.h2d.asked(plan.swaps)
         workload = plan.routing.workload()
         self._launch(plan, planned, workload)
         if plan.cpu:
@@ -208,7 +220,9 @@ class Engine:
         """Launch the GPU's experts in stream order; those that are not here yet stay pending."""
         layer, launch_ns, host, gpu = plan.layer, self.costs.expert_launch_ns, self.host, self.gpu
         gpu_ns, bytes = self.costs.experts[layer].gpu_ns, self.costs.experts[layer].bytes
-        here = len(plan.gpu) - len(plan.loads) - (plan.awaited is not None)
+        ids, residency = self.session.residency.ids[layer], self.session.residency
+        coming = plan.awaited is not None and not residency.holds(ids[plan.awaited])
+        here = len(plan.gpu) - len(plan.loads) - coming
         staged = self.session.staged(layer)
         for place, expert in enumerate(plan.gpu):
             launched = host.reserve(planned, launch_ns, "launch", layer, expert)
@@ -218,7 +232,7 @@ class Engine:
                 continue
             end = gpu.reserve(launched, gpu_ns[tokens], "expert", layer, expert, tokens, bytes)
             if expert in staged:
-                self.h2d.free_staged_at(end, self.session.residency.ids[layer][expert])
+                self.h2d.free_staged_at(end, ids[expert])
         self._combine_ready = host.reserve(planned, self.costs.combine_launch_ns, "launch", layer)
 
     def _arrived(self, copy: Copy) -> None:
@@ -239,7 +253,7 @@ class Engine:
         if self._activations_here < 0:
             tokens = self._tokens
             self._activations_here = self.d2h.reserve(
-                ready, self._step_costs.activations_ns, "activations", self._layer, -1, tokens,
+                max(ready, self._hidden_at), self._step_costs.activations_ns, "activations", self._layer, -1, tokens,
                 tokens * self.token_bytes.activations,
             )  # fmt: skip
         return self._activations_here

@@ -142,6 +142,9 @@ _KEYS: Mapping[str, Any] = {
 }
 
 
+_DESCRIPTIVE = ("gpu.name", "cpu.name", "cpu.sockets", "cpu.cores")
+
+
 def hardware_names() -> list[str]:
     """Names of the presets that come with the simulator, sorted."""
     return sorted(path.stem for path in _PRESETS.glob("*.yaml") if path.stem != "plan_costs")
@@ -161,6 +164,9 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
     only(document, ("name", "about", *_SECTIONS), where)
     values, origins = entries(document, {section: _names(section) for section in _SECTIONS}, where)
     only(overrides or {}, _KEYS, f"{where}, overrides")
+    for key in overrides or {}:
+        if key in _DESCRIPTIVE:
+            raise HardwareError(f"{where}, overrides: {key} only describes the machine; override its rates instead")
     values |= overrides or {}
     origins |= {key: Origin("override", "high") for key in overrides or {}}
     checked = {key: typed(key, value, _KEYS[key], where) for key, value in values.items()}

@@ -16,7 +16,7 @@ from sim.columns import (
     columns_of,
     first_at_or_after,
     last_at_or_before,
-    plan_ends,
+    routed_at,
 )
 
 
@@ -73,7 +73,7 @@ def uses_of(c: Columns, cells: Cells) -> Uses:
     order = np.argsort(computed.of("precompute"), kind="stable")  # a dropped precomputation was computed again
     key, rows = np.unique(key[order], return_index=True)
     used = computed.where(order[rows])
-    routed = plan_ends(c, cells)[cells.layer(used.step, used.home)]
+    routed = routed_at(c, cells)[cells.layer(used.step, used.home)]
     demand = c.where(c.of("demand"))
     loads = np.sort(cells.layer(demand.step, demand.home) * cells.experts + demand.expert)
     return Uses(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -31,8 +32,9 @@ def trace_events(run: Run, pid: int = 1, first_steps: int | None = None) -> Iter
         tid = 1 + LANES.index(span.lane)
         yield _slice(span, pid, tid) if span.end_ns > span.start_ns else _instant(span, pid, tid)
         for phase, arrow in arrows.get(number, ()):
-            # An arrow belongs to the slice before it in the file that covers its time.
-            yield {"ph": phase, "bp": "e", "id": f"{pid}.{arrow}", "name": "brings", "cat": "copy", "pid": pid,
+            # An arrow belongs to the slice before it in the file that covers its time. Its id is a number that no
+            # other run has: Perfetto reads text as base 16 and leaves out what is not.
+            yield {"ph": phase, "bp": "e", "id": (pid << 32) + arrow, "name": "brings", "cat": "copy", "pid": pid,
                    "tid": tid, "ts": _us(span.start_ns)}  # fmt: skip
     yield from _memory(spans, pid)
 
@@ -45,10 +47,18 @@ def write_perfetto(runs: Sequence[Run], path: str | Path, first_steps: int | Non
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
     text = f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n'.encode()
     try:
-        aside.write_bytes(gzip.compress(text, 6, mtime=0) if target.suffix == ".gz" else text)
+        aside.write_bytes(_packed(text) if target.suffix == ".gz" else text)
         aside.replace(target)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _packed(text: bytes) -> bytes:
+    """Gzip without name, time or system: the same bytes under every Python (``gzip.compress`` writes the system)."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=packed, mtime=0) as file:
+        file.write(text)
+    return packed.getvalue()
 
 
 def _chosen(frame: pd.DataFrame, first_steps: int | None) -> list[Span]:

@@ -8,9 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from sim.plausibility import HardwareError
+from sim.strict_yaml import load_yaml
 
 _FILE = Path(str(files("sim"))) / "presets" / "plan_costs.yaml"
 _ROW = ("base_ns", "per_active_expert_ns", "source", "confidence")
@@ -55,7 +54,7 @@ def _look_up(table: Mapping[str, PlanCost], policy: str) -> PlanCost:
 
 def load_plan_costs(path: Path = _FILE) -> PlanCosts:
     """Read a plan cost table. Raises HardwareError on unknown or missing keys and negative costs."""
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    document = load_yaml(path)
     if not isinstance(document, dict) or set(document) != {"plan", "foresee"}:
         raise HardwareError(f"{path}: expected the sections plan and foresee, got {document!r:.80}")
     return PlanCosts(**{section: _table(rows, f"{path.name}, {section}") for section, rows in document.items()})
@@ -72,6 +71,8 @@ def _cost(row: Any, where: str) -> PlanCost:
     """One row, checked."""
     if not isinstance(row, dict) or set(row) != set(_ROW):
         raise HardwareError(f"{where}: expected the keys {', '.join(_ROW)}, got {row!r}")
+    if str(row["source"]).lower().startswith("to be"):
+        raise HardwareError(f"{where}: expected where the cost is from, got {row['source']!r}; measure it first")
     cost = PlanCost(row["base_ns"], row["per_active_expert_ns"])
     if not all(isinstance(ns, int | float) and 0 <= ns <= 1e9 for ns in cost):
         raise HardwareError(f"{where}: costs must be 0..1e9 ns, got {tuple(cost)}")

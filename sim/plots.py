@@ -12,9 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
+from sim.cache_curve import unit_of
 from sim.pictures import PictureError
-
-MIB = 2**20
 
 # Okabe-Ito colours: readers with any colour vision can tell them apart.
 _PARTS = (
@@ -124,21 +123,22 @@ def cache_curve(points: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
     figure = Figure(figsize=(10, 5.6), layout="constrained")
     ax = figure.subplots()
     ends: list[tuple[float, str, str]] = []
+    unit, factor = unit_of(min(point["capacity_bytes"] for point in points))
     for policy in dict.fromkeys(point["policy"] for point in points):
         mine = sorted((p for p in points if p["policy"] == policy), key=lambda point: point["capacity_bytes"])
-        sizes, rates = [p["capacity_bytes"] / MIB for p in mine], [p["hit_rate"] for p in mine]
+        sizes, rates = [p["capacity_bytes"] / factor for p in mine], [p["hit_rate"] for p in mine]
         colour, line, marker = _CURVES.get(policy, _OTHER_CURVE)
         ax.plot(sizes, rates, color=colour, linestyle=line, marker=marker, markersize=5, linewidth=2)
         ends.append((rates[-1], policy, colour))
-    _style_curve(ax, points, ends)
+    _style_curve(ax, [point["capacity_bytes"] / factor for point in points], ends)
+    ax.set_xlabel(f"cache size ({unit})")
     figure.suptitle("Hit rate of one expert cache, by its size", fontsize=14, fontweight="bold", x=0.01, ha="left")
     if about:
         ax.set_title(about, fontsize=9.5, loc="left", color="#444444")
     return figure
 
 
-def _style_curve(ax: Axes, points: Sequence[Mapping[str, Any]], ends: list[tuple[float, str, str]]) -> None:
-    sizes = [point["capacity_bytes"] / MIB for point in points]
+def _style_curve(ax: Axes, sizes: Sequence[float], ends: list[tuple[float, str, str]]) -> None:
     room = (max(sizes) - min(sizes)) or max(sizes)
     ax.set_xlim(max(0.0, min(sizes) - 0.05 * room), max(sizes) + 0.18 * room)
     ax.set_ylim(0, 1.02)
@@ -147,7 +147,6 @@ def _style_curve(ax: Axes, points: Sequence[Mapping[str, Any]], ends: list[tuple
         ax.annotate(text, (max(sizes), height), xytext=(10, 0), textcoords="offset points", va="center", color=colour,
                     fontsize=10, fontweight="bold", annotation_clip=False)  # fmt: skip
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-    ax.set_xlabel("cache size (MiB)")
     ax.set_ylabel("hit rate, prefill and decode (share of lookups)")
     ax.grid(color="#E5E5E5")
     ax.set_axisbelow(True)

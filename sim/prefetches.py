@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.columns import Bools, Cells, Columns, Ints, first_at_or_after, plan_ends
+from sim.columns import Bools, Cells, Columns, Ints, first_at_or_after, routed_at
 
 
 class Prefetches(NamedTuple):
@@ -40,7 +40,7 @@ def _first_use(c: Columns, cells: Cells, expert: Ints, after: Ints) -> tuple[Int
     start, step = np.append(runs.start, -1)[row], np.append(runs.step, 0)[row]
     found = (row >= 0) & (np.append(cells.expert(runs.home, runs.expert), -1)[row] == expert)
     layer = cells.layer(step, expert // cells.experts)
-    return np.where(found, start, -1), np.where(found, np.append(plan_ends(c, cells), -1)[layer], -1)
+    return np.where(found, start, -1), np.where(found, np.append(routed_at(c, cells), -1)[layer], -1)
 
 
 def _first_departure(c: Columns, cells: Cells, expert: Ints, after: Ints) -> Ints:

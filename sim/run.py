@@ -28,6 +28,7 @@ class Run:
     policy: str
     spans: pd.DataFrame
     labels: tuple[str, ...] = ()
+    trace_checksum: str = ""
     bounds: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)
     power: Power | None = None  # of the machine, for the energy
@@ -42,6 +43,7 @@ class Run:
         energy = joules_per_token(self.metrics, self.power, int(self.scenario["batch"]))
         return {
             "policy": self.policy,
+            "parameters": dict(self.scenario["parameters"]),
             "labels": list(self.labels),
             **self.metrics.to_dict(),
             "energy_j_per_token": energy,

@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
-import yaml
-
-from policies.system import fits, type_name
+from policies.system import fits
+from sim.strict_yaml import YamlError, load_yaml
 
 
 class ScenarioError(ValueError):
@@ -45,12 +45,13 @@ class Scenario:
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():
             if not fits(getattr(self, name), hint):
-                expected, given = type_name(hint), getattr(self, name)
-                raise ScenarioError(f"scenario: {name}: expected {expected}, got {given!r}")
+                raise ScenarioError(f"scenario: {name}: expected {_in_words(hint)}, got {getattr(self, name)!r}")
         if self.gpu_memory_gb is not None and self.cached_share is not None:
             raise ScenarioError("scenario: give gpu_memory_gb or cached_share, not both")
         if self.cached_share is not None and not 0 <= self.cached_share <= 1:
             raise ScenarioError(f"scenario: cached_share must lie between 0 and 1, got {self.cached_share}")
+        if self.gpu_memory_gb is not None and not 0 < self.gpu_memory_gb < 1e6:
+            raise ScenarioError(f"scenario: gpu_memory_gb must be GB (10^9 bytes) above 0, got {self.gpu_memory_gb}")
         for name in ("batch", "prompt_tokens", "generated_tokens", "prefill_chunk_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -81,11 +82,22 @@ class Scenario:
     def from_yaml(cls, path: str | Path) -> Scenario:
         """Read a scenario file. Raises ScenarioError with the file's name."""
         try:
-            values = yaml.safe_load(Path(path).read_text())
+            values = load_yaml(path)
         except OSError as error:
             raise ScenarioError(f"scenario file {path}: {error.strerror}") from None
-        except yaml.YAMLError as error:
-            raise ScenarioError(f"scenario file {path}: not valid YAML: {error}") from None
+        except YamlError as error:
+            raise ScenarioError(f"scenario file {error}") from None
         if not isinstance(values, Mapping):
-            raise ScenarioError(f"scenario file {path}: expected keys and values, got {type(values).__name__}")
+            raise ScenarioError(f"scenario file {path}: expected lines of `key: value`, got {values!r:.40}")
         return cls.from_dict(values, f"scenario file {path}")
+
+
+_WORDS = {str: "text", int: "a whole number", float: "a number", NoneType: "null"}
+_OF_WORDS = {Mapping: "keys and values", tuple: "a list of whole numbers"}
+
+
+def _in_words(hint: Any) -> str:
+    """A type as the writer of a scenario would call it."""
+    if isinstance(hint, UnionType):
+        return " or ".join(_in_words(part) for part in get_args(hint))
+    return _OF_WORDS.get(get_origin(hint)) or _WORDS.get(hint, str(hint))

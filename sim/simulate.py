@@ -45,8 +45,9 @@ class Setting:
     @property
     def tokens_per_sequence(self) -> int:
         """Longest sequence of the batch, prompt and generated tokens."""
-        last = self.steps[-1]
-        return max(before + new for before, new in zip(last.context, last.tokens, strict=True))
+        return max(
+            before + new for step in self.steps for before, new in zip(step.context, step.tokens, strict=True)
+        )
 
 
 def simulate(scenario: Scenario) -> Run:
@@ -67,6 +68,7 @@ def setting_of(scenario: Scenario) -> Setting:
     if scenario.gpu_memory_gb is not None:
         overrides["gpu.memory_bytes"] = round(scenario.gpu_memory_gb * 1e9)
     hardware = load_hardware(scenario.hardware, overrides)
+    _check_calibration(scenario, trace)
     steps = compose_batch(
         trace, batch=scenario.batch, prompt_tokens=scenario.prompt_tokens,
         generated_tokens=scenario.generated_tokens, sequences=scenario.sequences,
@@ -93,7 +95,8 @@ def simulate_setting(setting: Setting, policy: str, parameters: Mapping[str, obj
     engine = Engine(session, setting.costs, demand, token_bytes)
     engine.run()
     return Run(
-        scenario=scenario.with_(policy=policy, parameters=dict(composition.parameters)).to_dict(),
+        scenario=_resolved(setting, composition).to_dict(),
+        trace_checksum=setting.trace.checksum,
         policy=policy,
         spans=spans_frame(engine.recorder.rows),
         labels=labels_of(needs, setting.trace),
@@ -101,6 +104,18 @@ def simulate_setting(setting: Setting, policy: str, parameters: Mapping[str, obj
         power=setting.hardware.power,
         memory={"cache_bytes": memory.cache_bytes, "cache_slots": memory.slots, "staging_bytes": memory.staging_bytes},
     )  # fmt: skip
+
+
+def _resolved(setting: Setting, policy: Composition) -> Scenario:
+    """The scenario with everything spelled out that it left to defaults."""
+    steps, scenario = setting.steps, setting.scenario
+    return scenario.with_(
+        policy=policy.name,
+        parameters=dict(policy.parameters),
+        sequences=tuple(dict.fromkeys(sequence for step in steps for sequence in step.sequences)),
+        generated_tokens=sum(step.phase == "decode" for step in steps) or None,
+        calibration=calibration_name(scenario),
+    )
 
 
 def _bounds(setting: Setting, demand: Sequence[StepDemand], memory: MemoryPlan, needs: Needs) -> dict[str, float]:
@@ -169,6 +184,23 @@ def _check_topology(scenario: Scenario, traced: ModelShape, shape: ModelShape) -
                 f"trace {scenario.trace!r} was recorded with {name} = {getattr(traced, name)}, model {shape.name!r} "
                 f"has {getattr(shape, name)}: choose a model of the same topology, or `model: null` for the trace's own"
             )
+
+
+def _check_calibration(scenario: Scenario, trace: Trace) -> None:
+    """What popularity is counted on must be of the same topology, and not what is evaluated."""
+    name = calibration_name(scenario)
+    if name is None:
+        return
+    calibration = load_trace(name)
+    if calibration.checksum == trace.checksum:
+        raise ScenarioError(
+            f"calibration {name!r} is the trace that is evaluated: a policy would know its future; capture another one "
+            f"from other prompts"
+        )
+    for key in ("moe_layers", "experts"):
+        ours, theirs = getattr(trace.shape, key), getattr(calibration.shape, key)
+        if ours != theirs:
+            raise ScenarioError(f"calibration {name!r} has {key} = {theirs}, trace {scenario.trace!r} has {ours}")
 
 
 def _check_batch(policy: str, needs: Needs, batch: int) -> None:

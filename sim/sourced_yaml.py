@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-import yaml
-
 from sim.plausibility import HardwareError
+from sim.strict_yaml import YamlError, load_yaml
 
 Confidence = Literal["high", "medium", "low"]
 _ENTRY = ("value", "source", "confidence")
@@ -24,9 +23,9 @@ class Origin(NamedTuple):
 def read_mapping(path: Path) -> dict[str, Any]:
     """A YAML mapping. Raises HardwareError if the file holds anything else."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise HardwareError(f"{path} is not YAML: {error}") from None
+        document = load_yaml(path)
+    except YamlError as error:
+        raise HardwareError(str(error)) from None
     if not isinstance(document, dict):
         raise HardwareError(f"{path}: expected a mapping of sections, got {document!r:.40}")
     return document

@@ -3,9 +3,11 @@
 A layer of one step, lane by lane, in the order in which each lane runs them. After each kind: when it is ready (a span
 starts when it is ready and its lane free). ``layer`` is the layer at work, ``target_layer`` that it is for; -1: none.
 
-  host  launch       one for attention, gate, forecasts and shared experts: the host runs ahead, ready when it is free
+  host  launch       one for attention, gate, forecasts and shared experts (in layer 0 also for the dense layers): the
+                     host runs ahead, ready when it is free
         wait         the routing has come over (end of `routing`); lasts the synchronisation
-        plan         end of `wait`. The plan takes effect at its end
+        plan         end of `wait`. It sees the machine as it is at its start and takes effect at its end; meanwhile the
+                     link serves swaps and prefetches
         launch       one per GPU expert in the plan's order, then one for combine: end of `plan`
         foresee      end of the forecast's `routing`; only if the policy looks ahead and a layer follows. Takes effect
                      at its end
@@ -29,6 +31,9 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
 
 The gpu lane runs in order, so that `combine` also waits for every GPU expert, and `attention` for the layer before;
 their ready_ns does not repeat it. On h2d, ``layer`` is the expert's own layer (`withdraw` names it as target_layer).
+
+A layer whose routing was committed ahead is not routed again: it has no gate, routing and wait, and its plan is ready
+when the host is free.
 
 A layer ends with `combine`, or with `foresee` if that ends later; the next layer's `launch` may be earlier than that.
 After the last layer a step ends with spans of layer -1: `launch`, the LM head (an `attention`), a `routing` copy of

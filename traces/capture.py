@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from traces.capture_prompts import PromptFile, check_disjoint, read_prompts
+from traces.capture_settings import FORECASTS, CaptureError, CaptureSettings, check_model
 from traces.hf_forecast import Forecaster, ResidualMean, check_forecastable, has_scores, parse_forecasts
 from traces.hf_generate import Batch, Pass, Sampler, generate, make_batches
-from traces.hf_layers import CaptureError
 from traces.hf_load import Loaded, load
 from traces.hf_record import LayerRecord, Recorder
 from traces.hf_scores import probabilities, scoring_rule
@@ -23,26 +23,7 @@ from traces.trace_file import TraceWriter
 
 __all__ = ["FORECASTS", "CaptureError", "CaptureSettings", "capture", "capture_loaded"]
 
-FORECASTS = ("gate@1", "gate@2", "gate@3", "residual@1")
 CALIBRATION_FIRST_SEQUENCE = 1 << 20  # so that calibration draws other random numbers than any traced sequence
-
-
-@dataclass(frozen=True)
-class CaptureSettings:
-    """How to run the model and what to keep. Every sequence has prompt + generated rows."""
-
-    prompt_tokens: int = 64  # a longer prompt is cut
-    generated_tokens: int = 64
-    batch_size: int = 8
-    temperature: float = 0.8  # 0: greedy
-    seed: int = 0
-    scores: bool = True
-    forecasts: Sequence[str] = FORECASTS
-
-    def __post_init__(self) -> None:
-        for name, least in (("prompt_tokens", 1), ("generated_tokens", 0), ("batch_size", 1), ("temperature", 0)):
-            if getattr(self, name) < least:
-                raise CaptureError(f"{name} must be >= {least}, got {getattr(self, name)}")
 
 
 def capture(
@@ -62,9 +43,11 @@ def capture(
     prompts. Raises CaptureError, and leaves nothing at ``output``, if the model cannot be captured.
     """
     wanted = CaptureSettings(**settings)
-    loaded = load(model, dtype, name, **(load_options or {}))
+    check_model(model, dtype)
+    evaluated = read_prompts(prompts)
     calibration = read_prompts(calibration_prompts) if calibration_prompts else None
-    return capture_loaded(loaded, read_prompts(prompts), Path(output), wanted, calibration)
+    loaded = load(model, dtype, name, **(load_options or {}))
+    return capture_loaded(loaded, evaluated, Path(output), wanted, calibration)
 
 
 def capture_loaded(

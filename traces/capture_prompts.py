@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from traces.hf_layers import CaptureError
+from traces.capture_settings import CaptureError
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,16 @@ def read_prompts(path: str | Path) -> PromptFile:
     """Read a prompt file. Raises CaptureError naming the line that is not a prompt."""
     path = Path(path)
     if not path.is_file():
-        raise CaptureError(f"{path}: expected a file of prompts, found none")
+        raise CaptureError(f"{path}: expected a file of prompts, found none there")
     data = path.read_bytes()
-    lines = data.decode("utf-8").splitlines()
+    try:
+        lines = data.decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise CaptureError(
+            f"{path} line {line}: expected prompts as UTF-8 text, got the byte {data[error.start]:#04x}; "
+            "name a text file, or save it as UTF-8"
+        ) from None
     numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise CaptureError(f"{path}: expected at least one prompt, the file is empty")

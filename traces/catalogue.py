@@ -12,6 +12,7 @@ import yaml
 
 from traces.library import load_trace, trace_names
 from traces.model_shape import ModelShape, ShapeError
+from traces.names import unknown
 
 _FOLDER = Path(__file__).parent
 _MINI_MODELS = ("mini-deepseek", "mini-moe")
@@ -29,7 +30,7 @@ def load_model(name: str) -> ModelShape:
     if name in _MINI_MODELS and (trace := bundled_trace(name)):
         return replace(load_trace(trace).shape, name=name)
     if name not in _entries():
-        raise ShapeError(f"expected a model name among {model_names()}, got {name!r}")
+        raise ShapeError(unknown("model", name, model_names()))
     return _shape(name, _entries()[name])
 
 

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from traces.hf_layers import CaptureError, MoeLayer
+from traces.capture_settings import CaptureError
+from traces.hf_layers import MoeLayer
 from traces.hf_record import LayerRecord, find_ids, find_logits
 from traces.hf_scores import probabilities
 from traces.trace_layout import ForecastKey

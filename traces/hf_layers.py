@@ -11,9 +11,7 @@ from typing import Any
 
 from torch import nn
 
-
-class CaptureError(RuntimeError):
-    """A model, a prompt or an option that capture cannot serve; says why and what to do."""
+from traces.capture_settings import CaptureError
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from traces.capture_prompts import PromptFile
-from traces.hf_layers import CaptureError, MoeLayer, config_value, find_moe_layers
+from traces.capture_settings import CaptureError
+from traces.hf_layers import MoeLayer, config_value, find_moe_layers
 
 
 @dataclass(frozen=True)

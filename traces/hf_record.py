@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from traces.hf_layers import CaptureError, MoeLayer
+from traces.capture_settings import CaptureError
+from traces.hf_layers import MoeLayer
 
 
 @dataclass

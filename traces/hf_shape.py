@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from traces.hf_layers import CaptureError, MoeLayer, config_value
+from traces.capture_settings import CaptureError
+from traces.hf_layers import MoeLayer, config_value
 from traces.model_shape import ModelShape
 
 SHARED = ("shared_experts", "shared_expert", "shared_mlp", "mlp")  # mlp: beside the mixture in Gemma 4

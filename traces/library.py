@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
+from traces.names import unknown
 from traces.trace import Trace
 from traces.trace_file import read_trace
 from traces.trace_layout import TraceError
@@ -24,11 +25,14 @@ def find_trace(name_or_path: str | Path) -> Path:
     if bundled.is_file():
         return bundled
     path = Path(name_or_path)
+    if path.suffix.lower() == ".csv" and path.is_file():
+        raise TraceError(
+            f"{path}: expected a trace file, this is a CSV; import it first: "
+            f"trilane trace import {path} -o {path.with_suffix('').name}.safetensors"
+        )
     if path.is_file():
         return path
-    raise TraceError(
-        f"no trace {str(name_or_path)!r}: neither a file nor one of the bundled traces ({', '.join(trace_names())})"
-    )
+    raise TraceError(f"no file {str(name_or_path)!r}, and {unknown('bundled trace', str(name_or_path), trace_names())}")
 
 
 def load_trace(name_or_path: str | Path) -> Trace:

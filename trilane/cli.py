@@ -74,7 +74,8 @@ def _sentence(error: Exception) -> str | None:
     """What to say of bad input, on one line; "" if all has been said, None if the error is the program's own fault."""
     if hasattr(error, "format_message"):  # the parser's: an unknown verb or option, or no verb at all
         text = error.format_message()
-        return f"{text.rstrip('.')}; see `trilane --help`" if text else ""
+        verb = error.ctx.command_path if getattr(error, "ctx", None) else "trilane"
+        return f"{text.rstrip('.')}; see `{verb} --help`" if text else ""
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
     if type(error).__module__.partition(".")[0] not in _OURS:

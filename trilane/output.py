@@ -114,14 +114,33 @@ def writable(target: str | Path) -> Path:
         raise OutputError(f"{path}: the folder {path.parent} does not exist; create it first")
     if path.is_dir():
         raise OutputError(f"{path}: expected the name of a file, this is a folder")
+    if path.exists() and not path.is_file():
+        raise OutputError(f"{path}: expected the name of a file, this is a device or a pipe")
     return path
 
 
-def check_targets(*targets: str | Path | None) -> None:
-    """Refuse, before any work, targets that cannot be written. Raises OutputError."""
-    for target in targets:
-        if target is not None and str(target) != "-":
-            writable(target)
+def check_targets(*targets: str | Path | None, inputs: Iterable[str | Path | None] = ()) -> None:
+    """Refuse, before any work, targets that cannot be written, that are one file, or that would overwrite an input.
+
+    ``inputs`` are what the user named; a name that is no file is none that can be lost, and a folder stands for the
+    files in it. Raises OutputError.
+    """
+    paths = [writable(target) for target in targets if target is not None and str(target) != "-"]
+    for place, path in enumerate(paths):
+        if any(_same(path, other) for other in paths[:place]):
+            raise OutputError(f"{path}: expected a file of its own for every result, two go there; name another")
+    for given in map(Path, filter(None, inputs)):
+        for file in given.iterdir() if given.is_dir() else (given,):
+            for path in paths:
+                if file.exists() and _same(path, file):
+                    raise OutputError(f"{path}: expected another file than the input, which would be lost; name another")
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths, of files that may be there or not, are one file."""
+    if one.exists() and other.exists():
+        return one.samefile(other)
+    return one.resolve() == other.resolve()
 
 
 def check_folder(target: str | None) -> None:

@@ -24,6 +24,10 @@ SetOption = Annotated[
 ]
 
 
+class NamesError(ValueError):
+    """A list of names with none in it, or one of them twice."""
+
+
 def scenario_of(file: str | None, changes: Sequence[str] | None) -> Scenario:
     """Read the scenario and apply ``KEY=VALUE`` changes, values in YAML. Raises ScenarioError."""
     from sim.scenario import Scenario
@@ -46,6 +50,21 @@ def _change(text: str) -> tuple[str, Any]:
         return key.strip(), yaml.safe_load(value)
     except yaml.YAMLError:
         raise ScenarioError(f"--set {key}: {value!r} is not a YAML value") from None
+
+
+def inputs_of(file: str | None, scenario: Scenario) -> tuple[str | None, ...]:
+    """What a scenario is read from, its file and those that it names: no result may be written there."""
+    return (file, scenario.trace, scenario.calibration, scenario.hardware, scenario.model)
+
+
+def names_in(text: str) -> list[str]:
+    """The names of ``--policies A,B``, each once. Raises NamesError."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise NamesError(f"--policies: expected at least one name, or several with commas between them, got {text!r}")
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise NamesError(f"--policies: expected every name once, got {', '.join(twice)} more than once")
+    return names
 
 
 def describe(scenario: Scenario) -> str:

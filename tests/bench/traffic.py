@@ -39,10 +39,13 @@ def base_scenario(folder: Path, batch: int) -> Scenario:
 
 def wide_scenario(folder: Path) -> Scenario:
     """The same at batch 1 with 128 experts, top-8."""
-    path = folder / "wide.safetensors"
+    path, calibration = folder / "wide.safetensors", folder / "wide-calibration.safetensors"
     if not path.exists():
         write_trace(side_by_side(load_trace(BUNDLED), top_k=8), path)
-    return Scenario(trace=str(path), model=None, hardware="rtx3090-ddr4", cached_share=0.3, calibration=str(path))
+        write_trace(side_by_side(load_trace(f"{BUNDLED}-calibration"), top_k=8), calibration)
+    return Scenario(
+        trace=str(path), model=None, hardware="rtx3090-ddr4", cached_share=0.3, calibration=str(calibration)
+    )
 
 
 def bootstrapped(trace: Trace, sequences: int) -> Trace:

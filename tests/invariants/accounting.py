@@ -115,9 +115,9 @@ def _hits(log: Log) -> dict[str, Value]:
     stays = log.stays()
     counts: dict[str, int] = {}
     for layer in log.routed_layers():
-        planned = log.planned(layer)
+        routed = log.routed(layer)
         for span in log.computed(layer):
-            there = any(s.readable <= planned <= s.left for s in stays.get((layer[1], span.expert), ()))
+            there = any(s.readable <= routed <= s.left for s in stays.get((layer[1], span.expert), ()))
             on_gpu = span.lane == "gpu"
             loaded = any(s.kind == "demand" and (s.step, home(s), s.expert) == (*layer, span.expert) for s in log.spans)
             for when in ("", "decode_") if span.phase == "decode" else ("",):
@@ -162,11 +162,11 @@ def _outcome(log: Log, stay: Stay, layer: int, expert: int) -> str:
     ]  # fmt: skip
     if not runs:
         return "wasted"
-    return "late" if log.planned((runs[0].step, layer)) < stay.readable else "used"
+    return "late" if log.routed((runs[0].step, layer)) < stay.readable else "used"
 
 
 def _active_next(log: Log, stay: Stay, layer: int, expert: int) -> bool:
     """Whether the expert was active when its layer was next routed."""
-    coming = [(log.planned(at), at) for at in log.routed_layers() if at[1] == layer and log.planned(at) >= stay.came]
+    coming = [(log.routed(at), at) for at in log.routed_layers() if at[1] == layer and log.routed(at) >= stay.came]
     following: Layer | None = min(coming, default=(NEVER, None))[1]
     return following is not None and any(s.expert == expert for s in log.computed(following))

@@ -9,19 +9,16 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Protocol
 
-import pandas as pd
-
 from policies.views import Routing
 from sim.spans import INSTANT, Span
 from tests.invariants.accounting import law_12_accounting
-from tests.invariants.log import Expert, Layer, Log, Routings, Stay, home, log_of
+from tests.invariants.log import Expert, Layer, Log, Routings, Spans, Stay, home, log_of
+from tests.invariants.work_conservation import law_5_work_conservation
 
 __all__ = [
     "check_all", "law_1_conservation", "law_2_causality", "law_3_exclusivity", "law_4_capacity",
     "law_5_work_conservation", "law_12_accounting", "routings_of",
 ]  # fmt: skip
-
-Spans = pd.DataFrame | Iterable[Span]
 
 
 class Step(Protocol):
@@ -108,20 +105,29 @@ def _inputs_before_layer(log: Log, layer: Layer) -> None:
 
 
 def _chain_within_layer(log: Log, layer: Layer) -> None:
-    """attention, gate, routing, wait, plan, experts, combine."""
+    """attention, gate, routing, wait, plan, experts, combine; a committed layer has no gate, routing and wait.
+
+    A committed layer needs the foresight that committed it, and its plan may come before its attention has ended.
+    """
     own_routing = [s for s in log.of(layer, "routing") if s.target_layer < 0]
     forecast = [s for s in log.of(layer, "routing") if s.target_layer >= 0]
-    chain = [
-        [log.one(layer, "attention")], [log.one(layer, "gate")], own_routing, [log.one(layer, "wait")],
-        [log.one(layer, "plan")],
-    ]  # fmt: skip
+    attention, plan = log.one(layer, "attention"), log.one(layer, "plan")
+    if log.committed(layer):
+        before = (layer[0], layer[1] - 1)
+        _after(plan, [log.one(before, "foresee")], "a committed layer needs the foresight that committed it")
+        assert not log.of(layer, "gate", "wait") + own_routing, f"law 2: step, layer {layer} is half routed"
+        chain = []
+    else:
+        chain = [[attention], [log.one(layer, "gate")], own_routing, [log.one(layer, "wait")], [plan]]
+    for span in log.of(layer, "activations"):
+        _after(span, [attention], "activations are what attention has computed")
     for before, after in pairwise(chain):
         for span in after:
             _after(span, before, "a layer's chain")
     for span in log.of(layer, "foresee"):
         _after(span, forecast + log.of(layer, "plan"), "foreseeing needs the forecast")
     for span in forecast:
-        _after(span, log.of(layer, "gate", "speculate")[:2], "a forecast is copied once it is computed")
+        _after(span, log.of(layer, "attention", "gate", "speculate")[:2], "a forecast is copied once it is computed")
     combine = log.one(layer, "combine")
     _after(combine, log.computed(layer) + log.of(layer, "shared", "result"), "combining needs all parts")
     for span in log.of(layer, "result"):
@@ -177,113 +183,11 @@ def law_4_capacity(spans: Spans, budget_bytes: int) -> None:
 
 
 def _pinned_stay(log: Log, stays: dict[Expert, list[Stay]], layer: Layer) -> None:
-    planned = log.planned(layer)
+    routed = log.routed(layer)
     for span in log.of(layer, "expert"):
         for stay in stays.get((layer[1], span.expert), ()):
-            leaves = stay.leaving == "evict" and stay.readable <= planned < stay.left < span.end_ns
+            leaves = stay.leaving == "evict" and stay.readable <= routed < stay.left < span.end_ns
             assert not leaves, (
                 f"law 4: step, layer {layer}: expert {span.expert} is active and leaves at {stay.left} ns, between its "
-                f"plan ({planned}) and its use ({span.end_ns})"
+                f"routing ({routed}) and its use ({span.end_ns})"
             )
-
-
-# --- law 5 ------------------------------------------------------------------------------------------------------------
-
-
-def law_5_work_conservation(spans: Spans, demand_slots: int | None = None) -> None:
-    """No lane is idle while its next piece of work is ready; ``ready_ns`` is what the dependencies say.
-
-    ``demand_slots``: staging slots for demand loads; the link may rest while all of them hold experts.
-    """
-    log = log_of(spans)
-    for lane, on_lane in log.lanes.items():
-        free = 0
-        for span in on_lane:
-            if span.kind in INSTANT:
-                continue
-            assert span.start_ns == max(free, span.ready_ns), (
-                f"law 5: {lane} is free at {free} ns, its next work is ready at {span.ready_ns}, but starts at "
-                f"{span.start_ns}: {span}"
-            )
-            free = span.end_ns
-    stays = log.stays()
-    for layer in log.routed_layers():
-        for span in log.layers[layer]:
-            expected = _ready(log, stays, layer, span)
-            assert expected is None or span.ready_ns == expected, f"law 5: {span} could have started at {expected} ns"
-        _arrival_order(log, stays, layer)
-    _link_serves_demand(log, stays, demand_slots)
-
-
-def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span) -> int | None:
-    """When the inputs of a span were complete; None where it has none but the span before it."""
-
-    def end(*kinds: str) -> int:
-        return max(s.end_ns for s in log.of(layer, *kinds))
-
-    launches = [s for s in log.of(layer, "launch") if s.expert < 0]  # attention and so on, combine, late forecasts
-    forecast = span.target_layer >= 0
-    match span.lane, span.kind:
-        case "gpu", "speculate":
-            late = len(launches) - 2  # those from a partial forward pass come last, each with a launch
-            place = log.of(layer, "speculate")[::-1].index(span)
-            return launches[-1 - place if place < late else 0].end_ns
-        case "gpu", "attention" | "gate" | "shared":
-            return launches[0].end_ns
-        case "gpu", "expert":
-            launched = [s.end_ns for s in log.of(layer, "launch") if s.expert == span.expert]
-            return max(launched[0], _stay_at(stays, layer, span).readable)
-        case "gpu", "combine":
-            parts = log.of(layer, "result") or [s for s in log.computed(layer) if s.lane == "cpu"]
-            return max([launches[1].end_ns, *(s.end_ns for s in parts)])
-        case "host", "wait":
-            return log.of(layer, "routing")[0].end_ns
-        case "host", "plan":
-            return end("wait")
-        case "host", "foresee":
-            return end("routing")
-        case "host", "launch" if span is not launches[0]:
-            return end("plan")
-        case "d2h", "routing":
-            made = log.of(layer, "speculate") if forecast else log.of(layer, "gate")
-            return max(s.end_ns for s in made if s.end_ns <= span.start_ns)
-        case "d2h", "activations":
-            return end("plan") if log.of(layer, "expert", lane="cpu") else end("foresee")
-        case "cpu", "precompute":
-            return end("activations", "foresee")
-        case "cpu", "expert":
-            return end("activations")
-        case "h2d", "result":
-            return max([end("plan"), *(s.end_ns for s in log.computed(layer) if s.lane == "cpu")])
-    return None
-
-
-def _stay_at(stays: dict[Expert, list[Stay]], layer: Layer, span: Span) -> Stay:
-    return next(s for s in reversed(stays[layer[1], span.expert]) if s.readable <= span.start_ns)
-
-
-def _arrival_order(log: Log, stays: dict[Expert, list[Stay]], layer: Layer) -> None:
-    """The stream runs what was there first, then what arrives in its order."""
-    planned = log.planned(layer)
-    arrivals = [_stay_at(stays, layer, s).readable for s in log.of(layer, "expert", lane="gpu")]
-    waited = [max(time, planned) for time in arrivals]
-    assert waited == sorted(waited), f"law 5: step, layer {layer}: experts that arrived at {arrivals} ran in this order"
-
-
-def _link_serves_demand(log: Log, stays: dict[Expert, list[Stay]], demand_slots: int | None) -> None:
-    """Between its plan and the start of a demand load the link rests only for want of a staging slot."""
-    staged = [s for some in stays.values() for s in some if s.leaving == "release" and s.copy.kind == "demand"]
-    transfers = [s for s in log.lanes["h2d"] if s.kind not in INSTANT]
-    for before, span in pairwise([None, *transfers]):
-        if span is None or span.kind != "demand":
-            continue
-        idle_from = max(before.end_ns if before else 0, log.planned((span.step, home(span))))
-        if span.start_ns <= idle_from:
-            continue
-        own = next(s for s in stays[home(span), span.expert] if s.copy is span)
-        holders = [s for s in staged if s.came <= idle_from and s.left >= span.start_ns and s is not own]
-        full = own.leaving == "release" and len(holders) >= (demand_slots or 1)
-        assert full, (
-            f"law 5: h2d rests from {idle_from} to {span.start_ns} ns although the demand load of layer {home(span)}, "
-            f"expert {span.expert} waits and {len(holders)} staging slots are taken"
-        )

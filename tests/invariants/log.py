@@ -49,6 +49,18 @@ class Log:
         assert len(found) == 1, f"step, layer {layer}: expected one {kind} span, found {len(found)}"
         return found[0]
 
+    def routed(self, layer: Layer) -> int:
+        """When a layer's routing was known, which is when its plan was begun."""
+        return self.one(layer, "plan").start_ns
+
+    def committed(self, layer: Layer) -> bool:
+        """Whether a layer's routing was committed ahead, so that no gate was asked."""
+        return not self.of(layer, "wait")
+
+    def ended(self, layer: Layer) -> int:
+        """When a layer ended, or the step (layer -1)."""
+        return max(s.end_ns for s in self.of(layer, *(("combine", "foresee") if layer[1] >= 0 else ("wait",))))
+
     def planned(self, layer: Layer) -> int:
         """When a layer's plan took effect."""
         return self.one(layer, "plan").end_ns
@@ -107,4 +119,5 @@ def log_of(spans: pd.DataFrame | Iterable[Span]) -> Log:
     return log
 
 
+Spans = pd.DataFrame | Iterable[Span]
 Routings = Mapping[Layer, Mapping[int, int]]  # tokens of every active expert, of every layer of every step

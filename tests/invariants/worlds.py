@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 from hypothesis import strategies as st
 
-from policies.protocols import Budget, Needs
+from policies.protocols import Budget, Composition, Needs, When
 from policies.registry import SYSTEMS, BuildContext, compose, policy_names
 from policies.session import Session
-from policies.views import ExpertCosts, Forecast, Foresight, LayerInput, Plan
+from policies.views import Copy, ExpertCosts, Forecast, Foresight, LayerInput, Plan, Swap
 from sim.costs import ConstantSteps, CostTable, StepCosts
 from sim.demand import StepDemand, demand_of, future_of
 from sim.engine import Engine, TokenBytes
@@ -66,11 +66,15 @@ class RecordingSession(Session):
         super().__init__(*given)
         self.plans: dict[tuple[int, int], Plan] = {}
         self.foresights: dict[tuple[int, int], Foresight] = {}
+        self.swaps_asked: list[tuple[tuple[int, int], When, Sequence[Swap]]] = []
+        self.refused: set[int] = set()  # when the free lane has looked for work and found none
+        self.clock: Callable[[], float] = lambda: 0
 
     def plan_layer(self, given: LayerInput) -> Plan:
         """Plan, and remember the plan."""
         self._place = (given.step, given.layer)
         plan = self.plans[self._place] = super().plan_layer(given)
+        self.swaps_asked.append((self._place, "routed", plan.swaps))
         return plan
 
     def foresee(self, forecasts: Sequence[Forecast]) -> Any:
@@ -78,6 +82,25 @@ class RecordingSession(Session):
         answer = super().foresee(forecasts)
         self.foresights[self._place] = answer[0]
         return answer
+
+    def end_layer(self) -> tuple[Swap, ...]:
+        """Remember the swaps."""
+        swaps = super().end_layer()
+        self.swaps_asked.append((self._place, "layer_end", swaps))
+        return swaps
+
+    def end_step(self) -> tuple[Swap, ...]:
+        """Remember the swaps."""
+        swaps = super().end_step()
+        self.swaps_asked.append(((self._place[0], -1), "step_end", swaps))
+        return swaps
+
+    def next_copy(self, demand: bool = True) -> Copy | None:
+        """Remember when there was none."""
+        copy = super().next_copy(demand)
+        if copy is None:
+            self.refused.add(int(self.clock()))
+        return copy
 
 
 @dataclass(frozen=True)
@@ -108,11 +131,19 @@ def play(world: World, changes: dict[str, Any] | None = None) -> Played:
         future=future_of(demand) if needs.future else None,
     )  # fmt: skip
     policy = replace(compose(world.policy, {}, context=context), **(changes or {}))
-    sizes = tuple(costs.bytes for costs in world.costs.experts)
     popularity = np.random.default_rng(world.seed).dirichlet(np.ones(shape.experts), shape.moe_layers)
-    budget = Budget(shape.experts, sizes, world.cache_bytes, popularity if needs.popularity else None, world.seed)
+    return play_policy(policy, world, demand, popularity if needs.popularity else None)
+
+
+def play_policy(
+    policy: Composition, world: World, demand: list[StepDemand], popularity: np.ndarray | None = None
+) -> Played:
+    """Run any policy on the machine of a world."""
+    sizes = tuple(costs.bytes for costs in world.costs.experts)
+    budget = Budget(world.trace.shape.experts, sizes, world.cache_bytes, popularity, world.seed)
     session = RecordingSession(policy, budget, world.costs.experts)
     engine = Engine(session, world.costs, demand, TokenBytes(16, 8))
+    session.clock = lambda: engine.env.now
     engine.run()
     staging = (policy.demand_slots + policy.prefetch_slots) * max(sizes)
     return Played(spans_frame(engine.recorder.rows), session, demand, world.cache_bytes + staging)
@@ -151,7 +182,8 @@ def random_costs(sizes: Sequence[int], rng: random.Random, contention: bool) -> 
     plans = [PlanCost(rng.randint(0, 9), rng.randint(0, 3)) for _ in range(2)]
     costs = CostTable(
         tuple(_expert_costs(size, rng) for size in sizes), ConstantSteps(step), launch_ns=rng.randint(0, 20),
-        expert_launch_ns=rng.randint(0, 9), combine_launch_ns=rng.randint(0, 9), sync_ns=rng.randint(0, 20),
+        expert_launch_ns=rng.randint(0, 9), combine_launch_ns=rng.randint(0, 9), head_launch_ns=rng.randint(0, 9),
+        dense_launch_ns=rng.randint(0, 9), sync_ns=rng.randint(0, 20),
         cpu_permille=rng.randint(300, 999) if contention else 1000,
         copy_permille=rng.randint(300, 999) if contention else 1000,
         result_path=rng.choice(("direct", "h2d")), plan_costs=PlanCosts({"default": plans[0]}, {"default": plans[1]}),

@@ -43,10 +43,24 @@ class TestChain:
         assert lower_bound(demand, costs, PLENTY).ttft_ns == 7 + 12 + 2 + 1 + 3 + 14 + 1 + 1
 
     def test_launches_bound_it_where_the_host_is_slow(self) -> None:
-        """CPU alone needs the fewest launches: 2 to sync, combine 50, and the next layer's own 50."""
+        """CPU alone needs the fewest launches: 2 to sync, combine 50, and the next layer's, or the head's, own 50."""
         demand = [step(0, "prefill", {0: 1, 1: 1})]
-        costs = uniform_costs(1, launch_ns=50, expert_launch_ns=50, combine_launch_ns=50)
+        costs = uniform_costs(1, launch_ns=50, expert_launch_ns=50, combine_launch_ns=50, head_launch_ns=50)
         assert lower_bound(demand, costs, PLENTY).ttft_ns == (50 + 4 + 1 + 1) + 12 + 2 + 50 + 50
+
+    @pytest.mark.parametrize(("head_launch_ns", "last"), [(1, 2), (2, 2), (20, 20), (60, 50)])
+    def test_the_quicker_of_two_launches_follows_a_layer(self, head_launch_ns: int, last: int) -> None:
+        """After the launch of combine: combine itself, with the result 2, or the launch behind it, 50 or the head's."""
+        demand = [step(0, "prefill", {0: 1, 1: 1})]
+        costs = uniform_costs(
+            1, launch_ns=50, expert_launch_ns=50, combine_launch_ns=50, head_launch_ns=head_launch_ns
+        )
+        assert lower_bound(demand, costs, PLENTY).ttft_ns == (50 + 4 + 1 + 1) + 12 + 2 + 50 + last
+
+    def test_the_dense_layers_are_launched_once_a_step(self) -> None:
+        demand = [step(0, "prefill", {0: 1, 1: 1}, {0: 1, 1: 1})]
+        one, more = (lower_bound(demand, uniform_costs(2, dense_launch_ns=ns), PLENTY).ttft_ns for ns in (0, 30))
+        assert more == (one or 0) + 30
 
     def test_tpot_is_the_mean_of_the_decode_steps(self) -> None:
         demand = [step(0, "prefill", {0: 2, 1: 2}), step(1, "decode", {0: 1, 1: 1}), step(2, "decode", {0: 1})]

@@ -70,9 +70,9 @@ gpu:
   105-106 combine L1
   106-110 attention L-1
 h2d:
-  20-60  prefetch L1 E1 ready=20   # runs when layer 1 is planned at 43, and layer 1 has no use for it
+  20-60  prefetch L1 E1 ready=20   # runs when layer 1 is routed at 42, and layer 1 has no use for it
   60-60  release L1 E1        # wasted: leaves as it arrives
-  60-100 demand L1 E2 ready=43   # its prefetch was still queued at 43: a demand load from then on
+  60-100 demand L1 E2 ready=43   # its prefetch was still queued at 42: a demand load, from the plan's end on
   105-105 release L1 E2
 d2h:
   110-111 routing L-1
@@ -92,8 +92,8 @@ gpu:
   65-66  combine L1
   66-70  attention L-1
 h2d:
-  20-60  prefetch L1 E2 ready=20   # runs when layer 1 is planned: late
-  43-43  withdraw L1 E1 >1    # still queued, and layer 1 has no use for it
+  20-60  prefetch L1 E2 ready=20   # runs when layer 1 is routed: late
+  42-42  withdraw L1 E1 >1    # still queued as its plan begins, and layer 1 has no use for it
   65-65  release L1 E2
 d2h:
   70-71  routing L-1

@@ -63,14 +63,14 @@ class TestHits:
         assert got.decode_resident_hit_rate == got.decode_token_hit_rate == 1
         assert got.decode_gpu_hit_rate == got.decode_served_hit_rate == 1
 
-    def test_a_copy_that_ends_as_the_layer_is_planned_is_a_hit(self) -> None:
-        assert metrics(change(hand_made(), "h2d", "prefetch", end_ns=64)).decode_resident_hit_rate == 1
-        assert metrics(change(hand_made(), "h2d", "prefetch", end_ns=65)).decode_resident_hit_rate == 1 / 2
+    def test_a_copy_that_ends_as_the_plan_begins_is_a_hit(self) -> None:
+        assert metrics(change(hand_made(), "h2d", "prefetch", end_ns=62)).decode_resident_hit_rate == 1
+        assert metrics(change(hand_made(), "h2d", "prefetch", end_ns=63)).decode_resident_hit_rate == 1 / 2
 
-    def test_a_victim_that_leaves_as_the_layer_is_planned_was_there(self) -> None:
-        leaving = spans_of("h2d evict 64 64 64 1 0 -1 0 0 100")
+    def test_a_victim_that_leaves_as_the_plan_begins_was_there(self) -> None:
+        leaving = spans_of("h2d evict 62 62 62 1 0 -1 0 0 100")
         assert metrics(without(hand_made(), "h2d", "evict") + leaving).decode_resident_hit_rate == 1
-        earlier = [s._replace(start_ns=63, end_ns=63) for s in leaving]
+        earlier = [s._replace(start_ns=61, end_ns=61) for s in leaving]
         assert metrics(without(hand_made(), "h2d", "evict") + earlier).decode_resident_hit_rate == 1 / 2
 
     def test_an_expert_computed_ahead_is_active_and_not_on_the_gpu(self) -> None:
@@ -92,8 +92,8 @@ class TestPrefetches:
     def test_used(self) -> None:
         assert self.outcome(hand_made()) == (1, 0, 0, 1.0)
 
-    def test_late_if_it_arrives_after_its_layer_was_planned(self) -> None:
-        assert self.outcome(change(hand_made(), "h2d", "prefetch", end_ns=65)) == (0, 1, 0, 1.0)
+    def test_late_if_it_arrives_after_its_layer_was_routed(self) -> None:
+        assert self.outcome(change(hand_made(), "h2d", "prefetch", end_ns=63)) == (0, 1, 0, 1.0)
 
     def test_wasted_if_it_leaves_before_the_gpu_runs_it(self) -> None:
         assert self.outcome(change(hand_made(), "h2d", "release", nth=1, start_ns=70, end_ns=70)) == (0, 0, 1, 1.0)

@@ -86,6 +86,17 @@ def test_an_arrow_goes_from_each_used_copy_to_its_expert(run: Run, events: list[
     assert len(begins) <= copies
 
 
+def test_arrows_of_all_runs_have_numbers_of_their_own(run: Run, tmp_path: Path) -> None:
+    """Perfetto reads an id that is text as a number in base 16, and drops one that is none."""
+    write_perfetto([run, run], tmp_path / "a.json")
+    events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
+    ids = [event["id"] for event in events if event["ph"] == "s"]
+    assert ids
+    assert all(type(number) is int and 0 < number < 2**53 for number in ids)
+    assert len(set(ids)) == len(ids)
+    assert sorted(ids) == sorted(event["id"] for event in events if event["ph"] == "f")
+
+
 def test_memory_counter_by_hand(tmp_path: Path) -> None:
     """Two experts of 1 MB from the start; at 10 us one leaves and a copy starts; at 40 us the copy is released."""
     rows = [
@@ -110,6 +121,7 @@ def test_file_is_valid_and_the_same_every_time(run: Run, tmp_path: Path) -> None
     assert {event["pid"] for event in content["traceEvents"]} == {1, 2}
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
     assert packed.read_bytes() == again.read_bytes()
+    assert packed.read_bytes()[:10] == bytes.fromhex("1f8b 08 00 00000000 00 ff")  # no name, no time, no system
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.json.gz", "b.json.gz"]
 
 

@@ -215,6 +215,8 @@ def save_tiny(folder: Path) -> Path:
     [
         ({"prompt_tokens": 0}, "prompt_tokens must be >= 1, got 0"),
         ({"temperature": -1}, "temperature must be >= 0"),
+        ({"temperature": float("nan")}, "temperature must be >= 0, got nan"),
+        ({"temperature": float("inf")}, "temperature must be >= 0, got inf"),
         ({"forecasts": ("gate@0",)}, "forecast 'gate@0': expected gate@1"),
         ({"forecasts": ("residual@2",)}, "residual@1"),
         ({"forecasts": ("crystal@1",)}, "crystal@1"),
@@ -250,6 +252,8 @@ def test_a_missing_prompt_file_and_a_missing_model_are_named(tmp_path: Path) -> 
     with pytest.raises(CaptureError, match="expected a file of prompts"):
         read_prompts(tmp_path / "absent.txt")
     (tmp_path / "p.txt").write_text("a\n")
+    with pytest.raises(CaptureError, match=r"^absent: no such folder"):
+        capture("absent", tmp_path / "p.txt", tmp_path / "t.safetensors")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CaptureError, match="could not load"):
         capture(tmp_path / "empty", tmp_path / "p.txt", tmp_path / "t.safetensors")

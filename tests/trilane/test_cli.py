@@ -156,7 +156,7 @@ def test_cache_curve_by_hand(trilane: Trilane, tmp_path: Path) -> None:
     more: 6 hits of 10 lookups, 6 of 6 in decode. One without room hits nothing.
     """
     write_route_csv(tmp_path / "mine.csv")
-    done = trilane("cache-curve", "mine.csv", "--policies", "lru,belady-bypass", "--pool", "12kB,0", "--json", "-")
+    done = trilane("cache-curve", "mine.csv", "--policies", "lru,belady-bypass", "--pool", "12kB,2kB", "--json", "-")
     points = {(p["policy"], p["capacity_bytes"]): (p["hit_rate"], p["hit_rate_decode"]) for p in done.json["points"]}
     full, empty = (0.6, 1.0), (0.0, 0.0)
     assert points == {
@@ -247,7 +247,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "no value": (("compare", "--set", "batch"), "expected KEY=VALUE, got 'batch'"),
     "no YAML": (("compare", "--set", "batch=["), "not a YAML value"),
     "no scenario file": (("compare", "--scenario", "nowhere.yaml"), "nowhere.yaml"),
-    "no trace": (("trace", "info", "nowhere"), "no trace 'nowhere'"),
+    "no trace": (("trace", "info", "nowhere"), "no bundled trace 'nowhere'"),
     "no CSV": (("trace", "import", "nowhere.csv", "-o", "x.safetensors"), "nowhere.csv"),
     "unknown machine": (("simulate", "--set", "hardware=abacus"), "no hardware preset or file 'abacus'"),
     "unknown model": (("simulate", "--set", "model=eliza"), "eliza"),
@@ -256,7 +256,17 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "too large a share": (("simulate", "--set", "cached_share=0.99"), "GB are missing"),
     "too large a batch": (("simulate", "--set", "batch=1000"), "batch 1000"),
     "unknown cache": (("cache-curve", "mini-moe", "--policies", "lru,fifo"), "there is no cache policy 'fifo'"),
-    "no cache": (("cache-curve", "mini-moe", "--policies", ","), "at least one cache policy"),
+    "no cache": (("cache-curve", "mini-moe", "--policies", ","), "expected at least one name"),
+    "a misspelt cache": (("cache-curve", "mini-moe", "--policies", "layer_lri"), "did you mean 'layer-lru'? There are"),
+    "a cache below one expert": (("cache-curve", "mini-moe", "--pool", "1kB"), "at least one expert, "),
+    "no policies": (("compare", "--policies", ""), "--policies: expected at least one name"),
+    "a policy twice": (("compare", "--policies", "dali,fiddler, dali"), "expected every name once, got dali more"),
+    "a misspelt trace": (("trace", "info", "mini-deepsek"), "did you mean 'mini-deepseek'?"),
+    "a misspelt model": (("models", "mixtral_8x7"), "did you mean 'mixtral-8x7b'?"),
+    "two results in one file": (("simulate", "--json", "x.png", "--gantt", "./x.png"), "a file of its own"),
+    "a device for a result": (("simulate", "--json", "/dev/null"), "this is a device"),
+    "usage of a verb": (("compare", "--polices", "dali"), "see `trilane compare --help`"),
+    "usage of a verb's verb": (("trace", "info"), "see `trilane trace info --help`"),
     "no size": (("cache-curve", "mini-moe", "--pool", "big"), "got 'big'"),
     "no folder": (("compare", "--json", "nowhere/x.json"), "the folder nowhere does not exist"),
     "a folder": (("simulate", "--json", "."), "this is a folder"),

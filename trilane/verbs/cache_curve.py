@@ -23,6 +23,7 @@ from trilane.output import (
     working,
     write_json,
 )
+from trilane.question import names_in
 
 if TYPE_CHECKING:
     from sim.cache_curve import CacheCurve, CurvePoint
@@ -38,8 +39,12 @@ class SizeError(ValueError):
 def cache_curve(
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="Trace file, bundled trace, or route_trace v1 CSV.")],
     policies: Annotated[
-        str, typer.Option(metavar="A,B", help="Cache policies; the last two know the future.")
-    ] = "lru,lfu,random,layer-lru,belady,belady-bypass",
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="Cache policies. Default: lru, lfu, random, layer-lru, and belady, belady-bypass, which know the future.",
+        ),
+    ] = None,
     pool: Annotated[
         str | None,
         typer.Option(metavar="SIZE,SIZE", help="Cache sizes such as 500MiB,4GB. Default: 10 to 80 % of all experts."),
@@ -54,9 +59,11 @@ def cache_curve(
 
     All experts of a layer are looked up together, and an expert counts once for a whole prompt.
     """
-    check_targets(json, png)
+    from sim.cache_curve import CURVE_POLICIES
+
+    check_targets(json, png, inputs=[trace])
     check_picture(png)
-    names = [name.strip() for name in policies.split(",") if name.strip()]
+    names = list(CURVE_POLICIES) if policies is None else names_in(policies)
     curve = _ready(trace, names, seed)
     points = [
         curve.point(name, size) for name, size in progress(list(product(names, _sizes(curve, pool))), "replaying")
@@ -74,12 +81,10 @@ def cache_curve(
 
 def _ready(trace: str, names: list[str], seed: int) -> CacheCurve:
     """The trace, made ready once, before a progress bar starts to move."""
-    from sim.cache_curve import CacheCurve, CurveError, curve_policy
+    from sim.cache_curve import CacheCurve, curve_policy
 
     for name in names:
         curve_policy(name)
-    if not names:
-        raise CurveError("expected at least one cache policy, got none")
     with working("reading the trace"):
         return CacheCurve.prepared(read_any(trace), seed)
 
@@ -100,8 +105,11 @@ def _sizes(curve: CacheCurve, pool: str | None) -> list[int]:
     if pool is None:
         from sim.cache_curve import DEFAULT_SHARES
 
-        return [round(share * curve.trace.shape.routed_bytes) for share in DEFAULT_SHARES]
-    return sorted({parse_size(text) for text in pool.split(",")})
+        return [max(curve.least_bytes, round(share * curve.trace.shape.routed_bytes)) for share in DEFAULT_SHARES]
+    sizes = sorted({parse_size(text) for text in pool.split(",")})
+    for size in sizes:
+        curve.check(size)
+    return sizes
 
 
 def parse_size(text: str) -> int:
@@ -113,11 +121,14 @@ def parse_size(text: str) -> int:
 
 
 def _table(curve: CacheCurve, names: list[str], points: list[CurvePoint]) -> Table:
+    from sim.cache_curve import unit_of
+
     whole = curve.trace.shape.routed_bytes
     sizes = sorted({point.capacity_bytes for point in points})
     rate = {(point.policy, point.capacity_bytes): point for point in points}
+    unit, factor = unit_of(sizes[0])
     rows = [
-        [f"{size / 2**20:,.1f}", percent(size / whole), *(percent(rate[name, size].hit_rate, 1) for name in names)]
+        [f"{size / factor:,.{0 if size >= 1000 * factor else 1}f}", percent(size / whole), *(percent(rate[name, size].hit_rate, 1) for name in names)]
         for size in sizes
     ]
-    return table(["\nMiB", "of all\nexperts", *(f"\n{name}" for name in names)], rows, text_columns=0)
+    return table([f"\n{unit}", "of all\nexperts", *(f"\n{name}" for name in names)], rows, text_columns=0)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from traces.model_shape import ModelShape
 
 GB = 1e9
+_COST = ("base_ns", "per_active_expert_ns")
 
 
 def policies(
@@ -106,7 +107,7 @@ def hardware(
     """Machines: every number with its source and how far to trust it."""
     from sim.hardware import hardware_names, load_hardware
 
-    check_targets(json)
+    check_targets(json, inputs=[name])
     machines = [load_hardware(each) for each in ([name] if name else hardware_names())]
     if name:
         show(json, *_machine_page(machines[0]))
@@ -127,11 +128,33 @@ def _machine_row(machine: Hardware) -> list[str]:
 def _machine_page(machine: Hardware) -> list[Any]:
     columns = ("key", "value", "confidence", "source")
     rows = [[str(fact[column]) for column in columns] for fact in _machine_facts(machine)["numbers"]]
-    return [heading(f"{machine.name}: {machine.about}"), table(columns, rows, text_columns=4, wrap=True)]
+    costs = _plan_costs(machine)
+    decisions = [
+        [policy, *(f"{costs[point].get(policy, costs[point]['default'])[key]:,.0f}" for point in costs for key in _COST)]
+        for policy in dict.fromkeys(policy for point in costs.values() for policy in point)
+    ]
+    headers = ("\npolicy", "plan\nns", "\nper active expert", "foresee\nns", "\nper active expert")
+    return [
+        heading(f"{machine.name}: {machine.about}"), table(columns, rows, text_columns=4, wrap=True), "",
+        heading("what deciding costs on the host, in every layer"), table(headers, decisions), "",
+        f"From sim/presets/plan_costs.yaml, which names the sources, times host.plan_factor = {machine.host.plan_factor:g}.",
+    ]  # fmt: skip
+
+
+def _plan_costs(machine: Hardware) -> dict[str, dict[str, dict[str, float]]]:
+    """Host time of each policy's decisions on this machine, by decision point and policy."""
+    points = {"plan": machine.plan_costs.plan, "foresee": machine.plan_costs.foresee}
+    return {
+        point: {
+            policy: {key: value * machine.host.plan_factor for key, value in cost._asdict().items()}
+            for policy, cost in costs.items()
+        }
+        for point, costs in points.items()
+    }
 
 
 def _machine_facts(machine: Hardware) -> dict[str, Any]:
     numbers = [
         {"key": key, "value": value, **machine.origins[key]._asdict()} for key, value in machine.flat().items()
     ]
-    return {"name": machine.name, "about": machine.about, "numbers": numbers}
+    return {"name": machine.name, "about": machine.about, "numbers": numbers, "plan_costs": _plan_costs(machine)}

@@ -21,7 +21,7 @@ from trilane.output import (
     table,
     write_json,
 )
-from trilane.question import ScenarioOption, SetOption, describe, scenario_of
+from trilane.question import ScenarioOption, SetOption, describe, inputs_of, names_in, scenario_of
 
 if TYPE_CHECKING:
     from sim.run import Run
@@ -30,13 +30,14 @@ MIB = 2**20
 TIMELINE_STEPS = 6  # of each policy, so that the combined timeline stays small
 COLUMNS = (
     "\npolicy", "TTFT\nms", "TPOT\nms", "\ntok/s", "hit\nrate", "PCIe\nMiB/tok", "busy\ngpu", "\ncpu", "\nh2d",
-    "wait\nh2d", "\ncpu", "\nhost", "\nregret",
+    "wait\nh2d", "\ncpu", "\nhost",
 )  # fmt: skip
 LEGEND = """
 hit rate  active experts that were on the GPU when their layer was routed (kind: resident), in decode steps
 PCIe      expert weights copied to the GPU for each generated token
 busy      share of the time in which the lane works: GPU, CPU experts, copies to the GPU (h2d)
-wait      share of the time in which the GPU waits: for copies, for the CPU's experts, for the host
+wait      share of the time in which the GPU waits: for copies, for the CPU's experts, for the host"""
+REGRET = """
 regret    TPOT over that of the clairvoyant run (*), which knows the future, minus 1"""
 
 
@@ -58,15 +59,19 @@ def compare(
     """
     from sim.comparison import compare as run_all
 
-    check_targets(json)
     check_folder(out)
     asked = scenario_of(scenario, changes)
-    names = [name.strip() for name in policies.split(",") if name.strip()] if policies else None
+    check_targets(json, inputs=inputs_of(scenario, asked))
+    names = None if policies is None else names_in(policies)
     found = run_all(asked, names, watch=lambda chosen: progress(chosen, "simulating"))
     for name, reason in found.left_out.items():
         note(f"left out {name}: {reason}")
     rows = found.rows()
-    show(json, heading(describe(asked)), table(COLUMNS, [_cells(row) for row in rows]), LEGEND)
+    columns, cells, legend = COLUMNS, [_cells(row) for row in rows], LEGEND
+    if any(row["regret"] is not None for row in rows):
+        columns, legend = (*columns, "\nregret"), legend + REGRET
+        cells = [[*line, percent(row["regret"])] for line, row in zip(cells, rows, strict=True)]
+    show(json, heading(describe(asked)), table(columns, cells), legend)
     write_json({"scenario": asked.to_dict(), "runs": rows}, json)
     if out:
         _draw(found.runs, rows, Path(out), describe(asked))
@@ -84,7 +89,6 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         number(None if copied is None else copied / MIB),
         *(percent(row[f"{lane}_busy_share"]) for lane in ("gpu", "cpu", "h2d")),
         *(percent(row[f"stall_{lane}_share"]) for lane in ("h2d", "cpu", "host")),
-        percent(row["regret"]),
     ]
 
 
@@ -98,6 +102,6 @@ def _draw(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], folder: Path, 
     folder.mkdir(parents=True, exist_ok=True)
     save_figure(tpot_bars(rows, about), folder / "tpot.png")
     for run in progress(runs, "drawing"):
-        save_gantt(run, folder / f"gantt-{run.policy}.png")
+        save_gantt(run, folder / f"gantt-{run.policy}.png", about=about)
     write_perfetto(runs, folder / "timeline.json.gz", TIMELINE_STEPS)
     note(f"pictures and a timeline for https://ui.perfetto.dev are in {folder}/")

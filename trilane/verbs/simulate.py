@@ -22,7 +22,7 @@ from trilane.output import (
     working,
     write_json,
 )
-from trilane.question import ScenarioOption, SetOption, describe, scenario_of
+from trilane.question import ScenarioOption, SetOption, describe, inputs_of, scenario_of
 
 if TYPE_CHECKING:
     from sim.run import Run
@@ -49,9 +49,9 @@ def simulate(
     json: JsonOption = None,
 ) -> None:
     """Simulate one policy and say where the time goes."""
-    check_targets(spans, perfetto, gantt, json)
     check_picture(gantt)
     asked = scenario_of(scenario, changes)
+    check_targets(spans, perfetto, gantt, json, inputs=inputs_of(scenario, asked))
     if policy is not None and policy != asked.policy:
         asked = asked.with_(policy=policy, parameters={})  # parameters belong to the policy that they were written for
     with working(f"simulating {asked.policy}"):
@@ -59,7 +59,7 @@ def simulate(
     show(json, *_page(describe(asked), run.to_dict()))
     write_json({"scenario": dict(run.scenario), "run": run.to_dict()}, json)
     with working("writing"):
-        _write(run, spans, perfetto, gantt)
+        _write(run, describe(asked), spans, perfetto, gantt)
 
 
 def _simulated(scenario: Any) -> Run:
@@ -68,7 +68,7 @@ def _simulated(scenario: Any) -> Run:
     return run_scenario(scenario)
 
 
-def _write(run: Run, spans: str | None, perfetto: str | None, gantt: str | None) -> None:
+def _write(run: Run, about: str, spans: str | None, perfetto: str | None, gantt: str | None) -> None:
     if spans:
         run.save_spans(spans)
     if perfetto:
@@ -78,7 +78,7 @@ def _write(run: Run, spans: str | None, perfetto: str | None, gantt: str | None)
     if gantt:
         from sim.gantt import save_gantt
 
-        save_gantt(run, gantt)
+        save_gantt(run, gantt, about=about)
     for what, path in (("spans", spans), ("timeline for https://ui.perfetto.dev", perfetto), ("picture", gantt)):
         if path:
             note(f"{what}: {path}")

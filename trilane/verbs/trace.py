@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import as_file, files
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,7 +36,7 @@ TraceArgument = Annotated[
 @app.command()
 def info(trace: TraceArgument, json: JsonOption = None) -> None:
     """What is in a trace: model, tokens, forecasts, and where it came from."""
-    check_targets(json)
+    check_targets(json, inputs=[trace])
     facts = facts_of(read_any(trace))
     show(json, heading(f"trace {trace}"), pairs((name.replace("_", " "), _text(fact)) for name, fact in facts.items()))
     write_json(facts, json)
@@ -80,7 +81,7 @@ def import_(
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Trace file to write (.safetensors).")],
 ) -> None:
     """Turn a route_trace v1 CSV into a trace file."""
-    check_targets(output)
+    _check_trace_target(output, inputs=[csv])
     with working(f"reading {csv}"):
         from traces.route_trace_v1 import import_route_trace
         from traces.trace_file import write_trace
@@ -108,17 +109,39 @@ def capture(
 ) -> None:
     """Run a model on prompts and record what it routes, with forecasts for later layers.
 
-    Needs torch and transformers: [bold]pip install 'trilane\\[torch]'[/].
+    Needs torch and transformers; in the folder of Trilane: [bold].venv/bin/pip install -c constraints.txt -e
+    '.\\[torch]'[/], without a GPU with [bold]--extra-index-url https://download.pytorch.org/whl/cpu[/].
     """
-    check_targets(output)
-    run = _capture_function()
-    with working(f"running {model}"), as_file(files("trilane") / "calibration_prompts.txt") as bundled:
-        run(
-            model, prompts, output, calibration_prompts=calibration or bundled, dtype=dtype, seed=seed,
-            prompt_tokens=prompt_tokens, generated_tokens=generated_tokens, batch_size=batch_size,
-            temperature=temperature,
-        )  # fmt: skip
+    _check_trace_target(output, inputs=[prompts, calibration, model])
+    settings = {
+        "prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens, "batch_size": batch_size,
+        "temperature": temperature, "seed": seed,
+    }  # fmt: skip
+    with as_file(files("trilane") / "calibration_prompts.txt") as bundled:
+        others = calibration or bundled
+        _check_capture(model, dtype, prompts, others, settings)
+        with working(f"running {model}"):
+            _capture_function()(model, prompts, output, calibration_prompts=others, dtype=dtype, **settings)
     note(f"written: {output}; look at it with `trilane trace info {output}`")
+
+
+def _check_trace_target(output: str, inputs: Sequence[str | None]) -> None:
+    """Refuse a trace file that cannot be written. Raises OutputError."""
+    check_targets(output, inputs=inputs)
+    if not output.endswith(".safetensors"):
+        raise OutputError(f"{output}: expected the name of a trace file, ending in .safetensors")
+
+
+def _check_capture(
+    model: str, dtype: str, prompts: str, calibration: str | Path, settings: Mapping[str, Any]
+) -> None:
+    """Refuse what capture would refuse, before torch is imported. Raises CaptureError."""
+    from traces.capture_prompts import check_disjoint, read_prompts
+    from traces.capture_settings import CaptureSettings, check_model
+
+    CaptureSettings(**settings)
+    check_model(model, dtype)
+    check_disjoint(read_prompts(prompts), read_prompts(calibration))
 
 
 def _capture_function() -> Any:
@@ -126,5 +149,9 @@ def _capture_function() -> Any:
     try:
         from traces.capture import capture as run
     except ModuleNotFoundError as error:
-        raise OutputError(f"capture needs {error.name}: install it with `pip install 'trilane[torch]'`") from None
+        raise OutputError(
+            f"capture needs {error.name}; in the folder of Trilane: "
+            "`.venv/bin/pip install -c constraints.txt -e '.[torch]'` "
+            "(without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"
+        ) from None
     return run

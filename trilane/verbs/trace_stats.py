@@ -49,7 +49,7 @@ def stats(
 
     Several traces stand side by side, in one table.
     """
-    check_targets(json)
+    check_targets(json, inputs=traces)
     if len(traces) > 1 or published or markdown:
         _compare(traces, published, markdown, json)
     else:

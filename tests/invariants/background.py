@@ -1,0 +1,100 @@
+"""Law 5 for copies that nobody waits for: a swap or a prefetch starts as soon as the link is free and it may.
+
+Spans do not tell when such a copy was asked for, nor what was protected meanwhile; the recording session does. Moments
+are taken from the spans: a plan's start, a foresight's end, the end of a layer or a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from policies.views import ExpertId
+from sim.spans import INSTANT, Span
+from tests.invariants.log import NEVER, Layer, Log, Spans, Stay, log_of
+from tests.invariants.worlds import RecordingSession
+
+Interval = tuple[int, int]
+
+
+def law_5_background_copies(spans: Spans, session: RecordingSession) -> None:
+    """Between the moment at which it could start and its start, something stands in the way of each such copy."""
+    log = log_of(spans)
+    stays = log.stays()
+    protected = _protections(log, session)
+    asked = [(_moment(log, place, when), swap) for place, when, swaps in session.swaps_asked for swap in swaps]
+    foreseen = [(log.one(place, "foresee").end_ns, told) for place, told in session.foresights.items()]
+    staged = [s for some in stays.values() for s in some if s.leaving == "release"]
+    prefetched = [s for s in staged if s.copy.kind == "prefetch"]
+    transfers = [s for s in log.lanes["h2d"] if s.kind not in INSTANT]
+    for before, span in pairwise([None, *transfers]):
+        assert span is not None
+        id, free = ExpertId(span.layer, span.expert), before.end_ns if before else 0
+        if span.kind == "swap":
+            wanted, swap = max(p for p in asked if p[0] <= span.start_ns and p[1].incoming == id)
+            in_the_way = [(s.readable, s.left) for s in staged if (s.copy.layer, s.copy.expert) == id]
+            in_the_way += _pinned(log, session, swap.outgoing, protected)
+        elif span.kind == "prefetch":
+            wanted = max(end for end, told in foreseen if end <= span.start_ns and id in told.prefetches)
+            if session.policy.prefetcher is None or session.policy.prefetcher.into == "cache":
+                in_the_way = _refused(log, session, max(free, wanted), span)
+            else:
+                in_the_way = _full(prefetched, session.policy.prefetch_slots, span)
+        else:
+            continue
+        idle_from = max(free, wanted)
+        reached = _covered(in_the_way, idle_from, span.start_ns)
+        assert reached >= span.start_ns, (
+            f"law 5: h2d rests from {idle_from} to {span.start_ns} ns although the {span.kind} of {id} waits since "
+            f"{wanted} and nothing is in its way at {reached}"
+        )
+
+
+def _moment(log: Log, place: Layer, when: str) -> int:
+    return log.routed(place) if when == "routed" else log.ended(place)
+
+
+def _protections(log: Log, session: RecordingSession) -> list[tuple[int, int, frozenset[ExpertId]]]:
+    """From which foresight to which what was protected."""
+    told = [(log.one(place, "foresee").end_ns, f.protect) for place, f in session.foresights.items()]
+    return [
+        (begin, told[place + 1][0] if place + 1 < len(told) else NEVER, what)
+        for place, (begin, what) in enumerate(told)
+    ]
+
+
+def _pinned(
+    log: Log, session: RecordingSession, id: ExpertId, protected: list[tuple[int, int, frozenset[ExpertId]]]
+) -> list[Interval]:
+    """When an expert must stay: protected, or active in the layer at work, or protected as that layer's loads began."""
+    found = [(begin, end) for begin, end, what in protected if id in what]
+    for place, plan in session.plans.items():
+        active = place[1] == id.layer and id.expert in (*plan.gpu, *plan.cpu)
+        routed = log.routed(place)
+        if active or (plan.loads and any(b <= routed <= e for b, e in found)):
+            found.append((routed, log.ended(place)))
+    return found
+
+
+def _full(prefetched: list[Stay], slots: int, span: Span) -> list[Interval]:
+    """When all staging slots for prefetches were taken."""
+    others = [s for s in prefetched if s.copy is not span]
+    moments = sorted({t for s in others for t in (s.came, s.left)})
+    return [(a, b) for a, b in pairwise(moments) if sum(s.came <= a and s.left >= b for s in others) >= slots]
+
+
+def _refused(log: Log, session: RecordingSession, idle_from: int, span: Span) -> list[Interval]:
+    """When the cache would not take it: the lane must have asked whenever that could have changed, and got nothing."""
+    changes = {s.end_ns for s in log.lanes["h2d"] if s.kind == "release"}
+    changes |= {log.ended(place) for place in log.routed_layers()} | {idle_from, span.start_ns}
+    moments = sorted(t for t in changes if idle_from <= t <= span.start_ns)
+    return [(a, b) for a, b in pairwise(moments) if a in session.refused]
+
+
+def _covered(intervals: Iterable[Interval], begin: int, end: int) -> int:
+    """How far the intervals cover ``begin`` to ``end`` without a gap."""
+    reached = begin
+    for a, b in sorted(intervals):
+        if a <= reached < end:
+            reached = max(reached, b)
+    return reached

@@ -1,0 +1,149 @@
+"""Policies that nobody would write: every part answers at random, within the rules. The mechanism must cope with them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Container, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from policies.assigners import settle
+from policies.caches import RandomCache
+from policies.lfu import LfuCache
+from policies.lru import LruCache
+from policies.placements import NoPlacement, PoolPlacement, RandomPlacement
+from policies.protocols import Assigner, Cache, Composition, Needs, Prefetcher, Router, When
+from policies.routers import TrueRouter
+from policies.views import Assignment, Commitment, ExpertId, Forecast, LayerView, Routing, Swap
+from sim.demand import demand_of
+from tests.invariants.worlds import Played, World, play_policy, random_world, with_forecasts
+from tests.strategies import toy_shape
+from traces.batches import compose as compose_batch
+from traces.trace import Trace
+
+FORECASTS: tuple[tuple[tuple[str, int], ...], ...] = (
+    (), (("gate", 1),), (("partial", 1),), (("gate", 1), ("gate", 2)), (("partial", 1), ("gate", 1)),
+)  # fmt: skip
+
+
+class FreeRouter:
+    """Sometimes substitutes a layer's experts, sometimes commits the next layer's, with some of them computed ahead."""
+
+    def __init__(self, rng: random.Random, experts: int, commits: float, substitutes: float) -> None:
+        self.rng, self.experts, self.commits, self.substitutes = rng, experts, commits, substitutes
+
+    def route(self, view: LayerView) -> Routing:
+        return self._any() if self.rng.random() < self.substitutes else view.routing
+
+    def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
+        if self.rng.random() >= self.commits:
+            return None
+        routing = self._any()
+        absent = [e for e in routing.active if e not in view.residency.resident[view.layer + 1]]
+        return Commitment(routing, tuple(absent[: self.rng.randint(0, len(absent))]))
+
+    def _any(self) -> Routing:
+        active = tuple(sorted(self.rng.sample(range(self.experts), self.rng.randint(1, self.experts))))
+        return Routing(active, tuple(self.rng.randint(1, 4) for _ in active))
+
+
+class FreePrefetcher:
+    """Any experts of the next layers, in any order; protects any residents."""
+
+    def __init__(self, rng: random.Random, experts: int, into: str) -> None:
+        self.rng, self.experts, self.into = rng, experts, into
+
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
+        layers = range(view.layer + 1, min(len(view.costs), view.layer + 4))
+        ids = [ExpertId(layer, expert) for layer in layers for expert in range(self.experts)]
+        self.rng.shuffle(ids)
+        return ids[: self.rng.randint(0, 8)]
+
+    def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
+        ids = [ExpertId(layer, e) for layer, held in enumerate(view.residency.resident) for e in sorted(held)]
+        return frozenset(id for id in ids if self.rng.random() < 0.2)
+
+
+class FreeAssigner:
+    """Each expert anywhere, in any order."""
+
+    def __init__(self, rng: random.Random, gpu_only: bool) -> None:
+        self.rng, self.gpu_only = rng, gpu_only
+
+    def assign(self, view: LayerView) -> Assignment:
+        found = settle(view, [self.gpu_only or self.rng.random() < 0.5 for _ in view.routing.active])
+        loads, cpu = list(found.loads), list(found.cpu)
+        self.rng.shuffle(loads)
+        self.rng.shuffle(cpu)
+        return found._replace(loads=tuple(loads), cpu=tuple(cpu))
+
+
+class FreeCache:
+    """A known cache that declines at times, and swaps any residents of any layer at any time."""
+
+    def __init__(self, rng: random.Random, experts: int, inner: Cache) -> None:
+        self.rng, self.experts, self.inner, self.admits = rng, experts, inner, inner.admits
+        self.observe, self.admitted, self.evicted = inner.observe, inner.admitted, inner.evicted
+
+    def order(self, incoming: Sequence[ExpertId]) -> Sequence[ExpertId]:
+        return self.rng.sample(list(incoming), len(incoming))
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        return None if self.rng.random() < 0.2 else self.inner.victim(incoming, group, blocked)
+
+    def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
+        if self.rng.random() < 0.6:
+            return ()
+        layer = view.layer if self.rng.random() < 0.5 else self.rng.randrange(len(view.costs))
+        there = sorted(view.residency.resident[layer])
+        absent = [e for e in range(self.experts) if e not in there]
+        self.rng.shuffle(there)
+        self.rng.shuffle(absent)
+        pairs = zip(absent, there, strict=False)
+        return [Swap(ExpertId(layer, new), ExpertId(layer, old)) for new, old in pairs][: self.rng.randint(0, 3)]
+
+
+def play_freely(seed: int, **parts: object) -> tuple[World, Played]:
+    """A free composition in a random world; ``parts`` fixes fields of the composition."""
+    rng = random.Random(seed)
+    layers, experts = rng.randint(1, 5), rng.choice((1, 3, 4, 8))
+    trace = _trace(np.random.default_rng(seed), layers, experts, rng.randint(1, min(experts, 3)), rng.randint(1, 3))
+    world = random_world("on-demand", trace, rng)
+    world = replace(world, cache_bytes=rng.choice((0, 99, 100, 160, 250, 500, world.cache_bytes, 10**6)), seed=seed)
+    policy = replace(free_composition(rng, seed, experts), **parts)
+    trace = with_forecasts(trace, policy.needs, rng)
+    batch = compose_batch(trace, batch=world.batch, prefill_chunk_tokens=rng.choice((None, 1, 2)))
+    return world, play_policy(policy, world, demand_of(trace, batch, policy.needs))
+
+
+def free_composition(rng: random.Random, seed: int, experts: int) -> Composition:
+    """Draw every part."""
+    inner: Cache = rng.choice((LruCache(), LfuCache(rng.random() < 0.5), RandomCache(seed)))
+    router: Router = rng.choice((
+        TrueRouter(), FreeRouter(rng, experts, 0.5, 0), FreeRouter(rng, experts, 0.5, 0.5), FreeRouter(rng, experts, 1, 0)
+    ))  # fmt: skip
+    prefetcher: Prefetcher | None = rng.choice(
+        (None, FreePrefetcher(rng, experts, "cache"), FreePrefetcher(rng, experts, "staging"))
+    )
+    return Composition(
+        "free", rng.choice((PoolPlacement(), NoPlacement(), RandomPlacement(seed))), router,
+        FreeAssigner(rng, rng.random() < 0.3), prefetcher,
+        FreeCache(rng, experts, inner) if rng.random() < 0.7 else inner, Needs(forecasts=rng.choice(FORECASTS)),
+        swaps_before_prefetches=rng.random() < 0.5, writes_back=rng.random() < 0.5, demand_slots=rng.randint(1, 3),
+        prefetch_slots=rng.randint(0, 3),
+    )  # fmt: skip
+
+
+def _trace(rng: np.random.Generator, layers: int, experts: int, top_k: int, sequences: int) -> Trace:
+    prompt, decode = (int(n) for n in rng.integers(1, (4, 6)))
+    length = prompt + decode
+    scores = rng.dirichlet(np.full(experts, 0.5), (sequences * length, layers)).astype(np.float16)
+    ids = np.argsort(-scores, axis=-1, kind="stable")[..., :top_k]
+    tensors = {
+        "sequence": np.repeat(np.arange(sequences), length).astype(np.int32),
+        "position": np.tile(np.arange(length), sequences).astype(np.int32),
+        "phase": np.tile([0] * prompt + [1] * decode, sequences).astype(np.uint8),
+        "topk_ids": ids.astype(np.int16), "topk_weights": np.take_along_axis(scores, ids, axis=-1), "scores": scores,
+    }  # fmt: skip
+    return Trace.from_tensors(toy_shape(layers, experts, top_k), tensors, {"model": "free"})

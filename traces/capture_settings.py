@@ -1,0 +1,45 @@
+"""What capture may be asked for: checked before torch is imported and a model loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FORECASTS = ("gate@1", "gate@2", "gate@3", "residual@1")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+class CaptureError(RuntimeError):
+    """A model, a prompt or an option that capture cannot serve; says why and what to do."""
+
+
+@dataclass(frozen=True)
+class CaptureSettings:
+    """How to run the model and what to keep. Every sequence has prompt + generated rows."""
+
+    prompt_tokens: int = 64  # a longer prompt is cut
+    generated_tokens: int = 64
+    batch_size: int = 8
+    temperature: float = 0.8  # 0: greedy
+    seed: int = 0
+    scores: bool = True
+    forecasts: Sequence[str] = FORECASTS
+
+    def __post_init__(self) -> None:
+        for name, least in (("prompt_tokens", 1), ("generated_tokens", 0), ("batch_size", 1), ("temperature", 0)):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= least):
+                raise CaptureError(f"{name} must be >= {least}, got {value}")
+
+
+def check_model(model: str | Path, dtype: str = "auto") -> None:
+    """Refuse what is neither a folder nor, having one slash, the form of a hub id. Raises CaptureError."""
+    if dtype not in DTYPES:
+        raise CaptureError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    text = str(model)
+    if not Path(text).is_dir() and (text.count("/") != 1 or text.startswith(("/", ".", "~")) or text.endswith("/")):
+        raise CaptureError(
+            f"{text}: no such folder; name the folder of a model, or its Hugging Face id such as allenai/OLMoE-1B-7B-0924"
+        )
