@@ -46,6 +46,7 @@ $(VENV)/tests.stamp: pyproject.toml constraints.txt | $(BIN)/pip
 
 $(BIN)/pip:
 	@command -v $(PYTHON) >/dev/null || { echo >&2 "$(PYTHON) is not there. Install it: sudo apt-get install python3 python3-venv"; exit 1; }
+	@$(PYTHON) --version >/dev/null 2>&1 || { echo >&2 "$(PYTHON) does not run; give the full path of a Python >= 3.11: make $(MAKECMDGOALS) PYTHON=/path/to/python3.13"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo >&2 "Trilane needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version). Name a newer one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo >&2 "$(PYTHON) cannot make virtual environments. Install what is missing: sudo apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)

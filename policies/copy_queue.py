@@ -8,7 +8,7 @@ from collections.abc import Sequence, Set
 from policies.checks import check_swap
 from policies.protocols import Composition
 from policies.residency import Residency
-from policies.views import Copy, ExpertId, PolicyError, Swap
+from policies.views import Copy, ExpertId, PolicyError, Swap, Updates
 
 
 class CopyQueue:
@@ -72,18 +72,24 @@ class CopyQueue:
         self._prefetches = list(wanted)
         return tuple(wanted), withdrawn
 
-    def replace_swaps(self, swaps: Sequence[Swap]) -> tuple[Swap, ...]:
-        """New swaps of a layer replace its queued ones; returns those that are queued."""
+    def replace_swaps(self, swaps: Sequence[Swap], kept: Set[ExpertId] | None = None) -> Updates:
+        """New swaps of a layer replace its queued ones.
+
+        With ``kept``, those that need no copy and displace none of these are done at once.
+        """
         if not swaps:
-            return ()
+            return Updates()
         layers = {swap.incoming.layer for swap in swaps}
         self._swaps = {id: swap for id, swap in self._swaps.items() if id.layer not in layers}
         running = None if self.running is None else self.running.id
         for swap in swaps:
             check_swap(self._policy.name, swap, self._residency.resident)
-        fresh = tuple(swap for swap in swaps if swap.incoming != running)
-        self._swaps.update((swap.incoming, swap) for swap in fresh)
-        return fresh
+        adopted: tuple[Swap, ...] = ()
+        if kept is not None:
+            adopted = tuple(swap for swap in swaps if swap.outgoing not in kept and self._residency.adopt(*swap))
+        queued = tuple(swap for swap in swaps if swap.incoming != running and swap not in adopted)
+        self._swaps.update((swap.incoming, swap) for swap in queued)
+        return Updates(queued, adopted)
 
     def _promote(self, swap: Swap, guarded: set[ExpertId]) -> tuple[ExpertId, ...] | None:
         """A queued swap whose expert is needed now: a demand load into the same slot, if that slot may be had."""

@@ -23,6 +23,7 @@ class Residency:
         self.view = ResidencyView(self.resident, self.staged)
         self.pooled = placement.slots is None
         self.staging = {"demand": demand_slots, "prefetch": prefetch_slots}  # free staging slots
+        self._intact: dict[str, list[ExpertId]] = {"demand": [], "prefetch": []}  # in free staging slots, oldest first
         self._quota: dict[ExpertId, str] = {}  # staged or staging expert -> the quota its slot is from
         self._cache = cache
         self._free = _capacity(budget, placement)
@@ -79,6 +80,17 @@ class Residency:
         self._cache.admitted(incoming, group)
         return (outgoing,)
 
+    def adopt(self, incoming: ExpertId, outgoing: ExpertId) -> bool:
+        """A swap without a copy, if ``incoming`` still lies in a free staging slot: the two exchange their slots."""
+        for intact in self._intact.values():
+            if incoming in intact:
+                intact.remove(incoming)
+                self.promise_slot_of(incoming, outgoing)
+                self.resident[outgoing.layer].remove(outgoing.expert)
+                self.resident[incoming.layer].add(incoming.expert)
+                return True
+        return False
+
     def start(self, copy: Copy) -> None:
         """The copy begins: its victims leave, a staged one takes its staging slot."""
         for victim in copy.victims:
@@ -87,6 +99,11 @@ class Residency:
             quota = "prefetch" if copy.kind == "prefetch" else "demand"
             self.staging[quota] -= 1
             self._quota[copy.id] = quota
+            intact = self._intact[quota]
+            del intact[: max(0, len(intact) - self.staging[quota])]  # slots that hold nothing go first, then the oldest
+        for intact in self._intact.values():
+            if copy.id in intact:
+                intact.remove(copy.id)
 
     def finish(self, copy: Copy) -> None:
         """The copy has arrived: the expert can be read."""
@@ -94,9 +111,11 @@ class Residency:
         where[copy.id.layer].add(copy.id.expert)
 
     def release(self, id: ExpertId) -> None:
-        """Free the staging slot of ``id``."""
+        """Free the staging slot of ``id``; until another copy takes the slot, a cache update may adopt the expert."""
         self.staged[id.layer].remove(id.expert)
-        self.staging[self._quota.pop(id)] += 1
+        quota = self._quota.pop(id)
+        self.staging[quota] += 1
+        self._intact[quota].append(id)
 
     def _check_victim(self, victim: ExpertId, group: int, blocked: set[ExpertId]) -> None:
         if victim in blocked or victim.expert not in self.resident[victim.layer] or self.group(victim.layer) != group:

@@ -28,7 +28,7 @@ from policies.views import (
     Plan,
     PolicyError,
     Routing,
-    Swap,
+    Updates,
 )
 
 
@@ -72,7 +72,7 @@ class Session:
         self._layer, self._state = layer, "planned"
         view = self._view_of(given)
         policy.cache.observe(view)
-        swaps = copies.replace_swaps(policy.cache.swaps(view, "routed"))
+        swaps = copies.replace_swaps(policy.cache.swaps(view, "routed")).queued
         in_force = view.routing
         precomputed, view = self._leave_out_precomputed(view)
         gpu, cpu, loads, makespan_ns = assignment = policy.assigner.assign(view)
@@ -112,25 +112,25 @@ class Session:
         queued, withdrawn = self._copies.replace_prefetches(ranked)
         return Foresight(queued, commit, self._protected), withdrawn
 
-    def end_layer(self) -> tuple[Swap, ...]:
-        """All parts of the layer are combined: pins are lifted; returns the cache updates queued."""
+    def end_layer(self) -> Updates:
+        """All parts of the layer are combined: pins are lifted; returns what becomes of the cache updates due."""
         self._expect("end_layer", "planned", "foreseen")
         if self._awaited:
             raise PolicyError(f"end_layer: layer {self._layer} still waits for copies of {sorted(self._awaited)}")
         assert self._view is not None
         self._pinned = set()
         self._state = "between"
-        return self._copies.replace_swaps(self.policy.cache.swaps(self._view, "layer_end"))
+        return self._copies.replace_swaps(self.policy.cache.swaps(self._view, "layer_end"), self._protected)
 
-    def end_step(self) -> tuple[Swap, ...]:
-        """The forward pass is over; returns the cache updates queued."""
+    def end_step(self) -> Updates:
+        """The forward pass is over; returns what becomes of the cache updates due."""
         self._expect("end_step", "between")
         if self._layer != len(self.costs) - 1:
             raise PolicyError(f"end_step: after layer {self._layer}, expected layer {len(self.costs) - 1} before it")
         assert self._view is not None
         self._state = "idle"
         self._useless = self._copies.running
-        return self._copies.replace_swaps(self.policy.cache.swaps(self._view, "step_end"))
+        return self._copies.replace_swaps(self.policy.cache.swaps(self._view, "step_end"), self._protected)
 
     # --- the copy lane --------------------------------------------------------------------------------------------
 

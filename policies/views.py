@@ -127,6 +127,14 @@ class Swap(NamedTuple):
     outgoing: ExpertId
 
 
+class Updates(NamedTuple):
+    """What became of the cache updates that were asked for: ``queued`` for the link, or ``adopted`` without a copy,
+    because the incoming expert still lay in a staging slot (DALI, Section 4.2: unless the cache update wants it)."""
+
+    queued: tuple[Swap, ...] = ()
+    adopted: tuple[Swap, ...] = ()
+
+
 class Copy(NamedTuple):
     """One expert on its way to the GPU. ``victims`` leave at the moment it starts."""
 

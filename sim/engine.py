@@ -13,7 +13,7 @@ from typing import NamedTuple
 import simpy
 
 from policies.session import Session
-from policies.views import Copy, Forecast, LayerInput, Plan
+from policies.views import Copy, Forecast, LayerInput, Plan, Updates
 from sim.copy_lane import CopyLane
 from sim.cost_table import CostTable
 from sim.cpu_lane import CpuLane
@@ -77,8 +77,7 @@ class Engine:
             for layer in range(len(step.routings)):
                 yield from self._play_layer(step, layer)
             yield self.env.timeout(self._head() - self.env.now)
-            self.h2d.asked(self.session.end_step())
-            self.h2d.wake()
+            self._update_cache(self.session.end_step())
 
     def _play_layer(self, step: StepDemand, layer: int) -> Events:
         env, session = self.env, self.session
@@ -111,8 +110,7 @@ class Engine:
             yield self._all_parts
         end = max(end, self._combine(layer, bool(plan.cpu or plan.precomputed)))
         yield env.timeout(end - env.now)
-        self.h2d.asked(session.end_layer())
-        self.h2d.wake()
+        self._update_cache(session.end_layer())
 
     def _decide(self, step: StepDemand, layer: int) -> Plan:
         """Ask the session, which sees the machine as it is now; what it gives up is free from now on."""
@@ -180,6 +178,15 @@ class Engine:
             ready = max(now, self._send_activations(now))
             self.cpu.add(commit.precompute, commit.routing.workload(), ready, "precompute", layer, layer + 1)
         self.h2d.queued("prefetch")
+
+    def _update_cache(self, updates: Updates) -> None:
+        """Cache updates are due: some exchange slots at once, the others wait for the link."""
+        now = int(self.env.now)
+        for (layer, new), (_, old) in updates.adopted:
+            self.recorder.instant(now, "evict", layer, -1, old, self.costs.experts[layer].bytes)
+            self.recorder.instant(now, "place", layer, -1, new, self.costs.experts[layer].bytes)
+        self.h2d.asked(updates.queued)
+        self.h2d.wake()
 
     def _combine(self, layer: int, with_cpu: bool) -> int:
         """Add up the layer's parts; where results do not queue on the link, the GPU reads the CPU's as it adds."""

@@ -22,6 +22,7 @@ _LANE_NAMES = {
     "d2h": "copies to host",
 }
 _IDLE = "#FBE3D6"  # the GPU has nothing to do: what an offloading policy is there to avoid
+_DOTS = 1200  # across a panel: no bar is drawn thinner than one, or it would vanish
 _NUMBERED = ("expert", "demand", "prefetch", "swap", "precompute")
 
 
@@ -35,11 +36,12 @@ def median_decode_step(spans: pd.DataFrame) -> int:
     return int(ordered.index[(len(ordered) - 1) // 2])
 
 
-def gantt(run: Run, step: int | None = None, zoom_layers: int = 3) -> Figure:
-    """Draw one step of ``run`` (default: the decode step of median duration).
+def gantt(run: Run, step: int | None = None, zoom_layers: int = 3, about: str = "") -> Figure:
+    """Draw one step of ``run`` (default: the decode step of median duration); ``about`` says what was run.
 
-    Above the whole step; below ``zoom_layers`` consecutive layers that take about their share of it.
+    Above the whole step; below ``zoom_layers`` consecutive layers in which the GPU waits about as long as in others.
     """
+    which = " (the median one)" if step is None else ""
     step = median_decode_step(run.spans) if step is None else step
     timed, bounds = _steps(run.spans)
     if step not in bounds.index:
@@ -50,23 +52,25 @@ def gantt(run: Run, step: int | None = None, zoom_layers: int = 3) -> Figure:
     figure = Figure(figsize=(13, 7.2), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=[1, 1.25])
     _draw(above, inside, layers, start, (start, end), numbers=False)
-    window = _window(layers, zoom_layers)
+    gpu = inside[inside["lane"] == "gpu"]
+    window = _window(layers, gpu, zoom_layers)
     _draw(below, inside, layers, start, window, numbers=True)
-    busy = _busy_share(inside, start, end)
+    busy = 1 - _waiting(gpu, start, end) / (end - start)
     figure.suptitle(
-        f"{run.policy}: {phase} step {step} takes {(end - start) / 1e6:.1f} ms, the GPU works {busy:.0%} of it",
+        f"{run.policy}: {phase} step {step}{which} takes {(end - start) / 1e6:.1f} ms, the GPU works {busy:.0%} of it",
         fontsize=15, fontweight="bold",
     )  # fmt: skip
     first, last = _visible(layers, window)
-    above.set_title(f"the whole step, {len(layers)} MoE layers", fontsize=10, loc="left")
+    whole = f"the whole step, {len(layers)} MoE layers"
+    above.set_title(f"{about}\n{whole}" if about else whole, fontsize=10, loc="left")
     below.set_title(f"layers {first} to {last} from close by; numbers are experts", fontsize=10, loc="left")
     _legend(figure, set(inside["kind"]))
     return figure
 
 
-def save_gantt(run: Run, path: str | Path, step: int | None = None) -> None:
+def save_gantt(run: Run, path: str | Path, step: int | None = None, about: str = "") -> None:
     """Write the picture of ``gantt`` as PNG (or what the name's ending says)."""
-    save_figure(gantt(run, step), path)
+    save_figure(gantt(run, step, about=about), path)
 
 
 def _steps(spans: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -83,15 +87,24 @@ def _layers(inside: pd.DataFrame, step: int) -> pd.DataFrame:
     return own.groupby("layer").agg(start=("start_ns", "min"), end=("end_ns", "max"))
 
 
-def _window(layers: pd.DataFrame, count: int) -> tuple[int, int]:
-    """The run of ``count`` layers, none at an edge if possible, whose time is nearest to the median of such runs."""
+def _window(layers: pd.DataFrame, gpu: pd.DataFrame, count: int) -> tuple[int, int]:
+    """The ``count`` layers in a row, none at an edge if possible, in which the GPU waits nearest to the step's mean."""
     count = min(count, len(layers))
     starts, ends = layers["start"].tolist(), layers["end"].tolist()
     places = range(len(layers) - count + 1)
-    inner = places[1:-1] or places
-    by_time = sorted(inner, key=lambda place: (ends[place + count - 1] - starts[place], place))
-    place = by_time[len(by_time) // 2]
+    mean = _waiting(gpu, starts[0], ends[-1]) * count / len(layers)
+
+    def oddness(place: int) -> float:
+        return abs(_waiting(gpu, starts[place], ends[place + count - 1]) - mean)
+
+    place = min(places[1:-1] or places, key=oddness)
     return starts[place], ends[place + count - 1]
+
+
+def _waiting(gpu: pd.DataFrame, start: int, end: int) -> float:
+    """How long the GPU does nothing from ``start`` to ``end``, in ns."""
+    inside = gpu[(gpu["end_ns"] > start) & (gpu["start_ns"] < end)]
+    return end - start - float((inside["end_ns"].clip(upper=end) - inside["start_ns"].clip(lower=start)).sum())
 
 
 def _visible(layers: pd.DataFrame, window: tuple[int, int]) -> tuple[int, int]:
@@ -104,16 +117,18 @@ def _draw(
 ) -> None:
     """One panel: lanes as rows, time to the right."""
     shown = spans[(spans["end_ns"] > window[0]) & (spans["start_ns"] < window[1])]
+    dot = (window[1] - window[0]) / 1e6 / _DOTS
     ax.add_patch(_background(window, origin))
     for row, lane in enumerate(LANES):
         of_lane = shown[shown["lane"] == lane]
         for kind, group in of_lane.groupby("kind"):
             starts = (group["start_ns"] - origin) / 1e6
-            lengths = (group["end_ns"] - group["start_ns"]) / 1e6
+            lengths = ((group["end_ns"] - group["start_ns"]) / 1e6).clip(lower=dot)
             bars = list(zip(starts, lengths, strict=True))
-            # A white edge tells neighbours apart from close by; over a whole step it would hide them.
-            ax.broken_barh(bars, (row - 0.4, 0.8), facecolors=COLOURS[str(kind)], edgecolor="white",
-                           linewidth=0.8 if numbers else 0.0)  # fmt: skip
+            # A white edge tells neighbours apart from close by; it would hide thin bars, and a whole step is full of
+            # them.
+            edges = [0.8 if numbers and length > 5 * dot else 0.0 for length in lengths]
+            ax.broken_barh(bars, (row - 0.4, 0.8), facecolors=COLOURS[str(kind)], edgecolor="white", linewidth=edges)
         if numbers:
             _number(ax, of_lane, row, origin, window)
     _mark_layers(ax, layers, origin, window, every=1 if numbers else max(1, round(len(layers) / 13)))
@@ -155,12 +170,6 @@ def _mark_layers(ax: Axes, layers: pd.DataFrame, origin: int, window: tuple[int,
     top.tick_params(length=2)
     for label in top.get_xticklabels():
         label.set_horizontalalignment("left")
-
-
-def _busy_share(inside: pd.DataFrame, start: int, end: int) -> float:
-    gpu = inside[inside["lane"] == "gpu"]
-    busy = gpu["end_ns"].clip(upper=end) - gpu["start_ns"].clip(lower=start)
-    return float(busy.sum()) / (end - start)
 
 
 def _legend(figure: Figure, kinds: set[str]) -> None:

@@ -40,7 +40,8 @@ After the last layer a step ends with spans of layer -1: `launch`, the LM head (
 the chosen tokens, and a `wait`, whose end is the step's end. The next step's first `launch` comes after it.
 While a CPU expert and a copy run at the same time, each runs at its contended rate (``SharedMemory``).
 
-Zero-length spans on h2d say what became of memory: `place` (resident before the first token: step -1), `evict`
+Zero-length spans on h2d say what became of memory: `place` (resident before the first token: step -1; later: a cache
+update found the expert in a staging slot that was free again, and no copy is needed), `evict`
 (left its cache slot), `release` (left its staging slot), `withdraw` (a prefetch that never started). An expert holds
 memory from its `place`, or the start of its copy, until its `evict` or `release`.
 """

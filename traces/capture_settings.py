@@ -41,5 +41,5 @@ def check_model(model: str | Path, dtype: str = "auto") -> None:
     text = str(model)
     if not Path(text).is_dir() and (text.count("/") != 1 or text.startswith(("/", ".", "~")) or text.endswith("/")):
         raise CaptureError(
-            f"{text}: no such folder; name the folder of a model, or its Hugging Face id such as allenai/OLMoE-1B-7B-0924"
+            f"{text}: no such folder; name the folder of a model, or a Hugging Face id such as allenai/OLMoE-1B-7B-0924"
         )

@@ -74,7 +74,8 @@ def _sentence(error: Exception) -> str | None:
     """What to say of bad input, on one line; "" if all has been said, None if the error is the program's own fault."""
     if hasattr(error, "format_message"):  # the parser's: an unknown verb or option, or no verb at all
         text = error.format_message()
-        verb = error.ctx.command_path if getattr(error, "ctx", None) else "trilane"
+        context = getattr(error, "ctx", None)
+        verb = context.command_path if context else "trilane"
         return f"{text.rstrip('.')}; see `{verb} --help`" if text else ""
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)

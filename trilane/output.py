@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -129,11 +130,11 @@ def check_targets(*targets: str | Path | None, inputs: Iterable[str | Path | Non
     for place, path in enumerate(paths):
         if any(_same(path, other) for other in paths[:place]):
             raise OutputError(f"{path}: expected a file of its own for every result, two go there; name another")
-    for given in map(Path, filter(None, inputs)):
-        for file in given.iterdir() if given.is_dir() else (given,):
-            for path in paths:
-                if file.exists() and _same(path, file):
-                    raise OutputError(f"{path}: expected another file than the input, which would be lost; name another")
+    for given in (Path(name) for name in inputs if name):
+        files = given.iterdir() if given.is_dir() else (given,)
+        for file, path in product((file for file in files if file.exists()), paths):
+            if _same(path, file):
+                raise OutputError(f"{path}: expected another file than the input, which would be lost; name another")
 
 
 def _same(one: Path, other: Path) -> bool:

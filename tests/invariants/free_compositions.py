@@ -1,4 +1,4 @@
-"""Policies that nobody would write: every part answers at random, within the rules. The mechanism must cope with them."""
+"""Policies that nobody would write: every part answers at random, within the rules, and the mechanism must cope."""
 
 from __future__ import annotations
 
@@ -120,9 +120,8 @@ def play_freely(seed: int, **parts: object) -> tuple[World, Played]:
 def free_composition(rng: random.Random, seed: int, experts: int) -> Composition:
     """Draw every part."""
     inner: Cache = rng.choice((LruCache(), LfuCache(rng.random() < 0.5), RandomCache(seed)))
-    router: Router = rng.choice((
-        TrueRouter(), FreeRouter(rng, experts, 0.5, 0), FreeRouter(rng, experts, 0.5, 0.5), FreeRouter(rng, experts, 1, 0)
-    ))  # fmt: skip
+    free = [FreeRouter(rng, experts, commits, substitutes) for commits, substitutes in ((0.5, 0), (0.5, 0.5), (1, 0))]
+    router: Router = rng.choice((TrueRouter(), *free))
     prefetcher: Prefetcher | None = rng.choice(
         (None, FreePrefetcher(rng, experts, "cache"), FreePrefetcher(rng, experts, "staging"))
     )

@@ -57,14 +57,19 @@ def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span) 
         case "host", "wait":
             return log.of(layer, "routing")[0].end_ns
         case "host", "plan":
-            return launches[0].end_ns if log.committed(layer) else end("wait")
+            if not log.committed(layer):
+                return end("wait")
+            return max(launches[0].end_ns, log.ended((layer[0], layer[1] - 1)))  # decided when the layer is at work
         case "host", "foresee":
-            return end("routing")
+            return end("routing") if log.of(layer, "routing") else None  # committed, and no forecast on the GPU
         case "host", "launch" if span is not launches[0]:
             return end("plan")
         case "d2h", "routing":
             made = log.of(layer, "speculate" if forecast else "gate")
-            return max(s.end_ns for s in made if s.end_ns <= span.start_ns)
+            copies = [s for s in log.of(layer, "routing") if s.target_layer >= 0]
+            if forecast and len(copies) == 2 and span is copies[0]:  # the late ones have a copy of their own
+                made = made[: len(made) - len(launches) + 2]
+            return max(s.end_ns for s in made)
         case "d2h", "activations":
             return max(end("attention"), end("plan" if log.of(layer, "expert", lane="cpu") else "foresee"))
         case "cpu", "precompute":

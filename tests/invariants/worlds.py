@@ -12,10 +12,21 @@ import numpy as np
 import pandas as pd
 from hypothesis import strategies as st
 
-from policies.protocols import Budget, Composition, Needs, When
+from policies.protocols import Assigner, Budget, Composition, Needs, When
 from policies.registry import SYSTEMS, BuildContext, compose, policy_names
 from policies.session import Session
-from policies.views import Copy, ExpertCosts, Forecast, Foresight, LayerInput, Plan, Swap
+from policies.views import (
+    Assignment,
+    Copy,
+    ExpertCosts,
+    Forecast,
+    Foresight,
+    LayerInput,
+    LayerView,
+    Plan,
+    Swap,
+    Updates,
+)
 from sim.costs import ConstantSteps, CostTable, StepCosts
 from sim.demand import StepDemand, demand_of, future_of
 from sim.engine import Engine, TokenBytes
@@ -83,17 +94,17 @@ class RecordingSession(Session):
         self.foresights[self._place] = answer[0]
         return answer
 
-    def end_layer(self) -> tuple[Swap, ...]:
+    def end_layer(self) -> Updates:
         """Remember the swaps."""
-        swaps = super().end_layer()
-        self.swaps_asked.append((self._place, "layer_end", swaps))
-        return swaps
+        updates = super().end_layer()
+        self.swaps_asked.append((self._place, "layer_end", updates.queued))
+        return updates
 
-    def end_step(self) -> tuple[Swap, ...]:
+    def end_step(self) -> Updates:
         """Remember the swaps."""
-        swaps = super().end_step()
-        self.swaps_asked.append(((self._place[0], -1), "step_end", swaps))
-        return swaps
+        updates = super().end_step()
+        self.swaps_asked.append(((self._place[0], -1), "step_end", updates.queued))
+        return updates
 
     def next_copy(self, demand: bool = True) -> Copy | None:
         """Remember when there was none."""
@@ -147,6 +158,22 @@ def play_policy(
     engine.run()
     staging = (policy.demand_slots + policy.prefetch_slots) * max(sizes)
     return Played(spans_frame(engine.recorder.rows), session, demand, world.cache_bytes + staging)
+
+
+def part(world: World, name: str) -> Any:
+    """A part of the world's policy."""
+    return getattr(play(world).session.policy, name)
+
+
+class SpoiltAssigner:
+    """An assigner whose answer is spoilt (or only looked at)."""
+
+    def __init__(self, inner: Assigner, spoil: Callable[[LayerView, Assignment], Assignment]) -> None:
+        self.inner, self.spoil = inner, spoil
+
+    def assign(self, view: LayerView) -> Assignment:
+        """The inner one's answer, spoilt."""
+        return self.spoil(view, self.inner.assign(view))
 
 
 # --- random worlds ----------------------------------------------------------------------------------------------------
@@ -224,7 +251,7 @@ def with_forecasts(trace: Trace, needs: Needs, rng: random.Random) -> Trace:
 
 def digests() -> dict[str, str]:
     """A hash of all spans of a fixed world, for every policy."""
-    return {policy: _digest(play(fixed_world(policy))) for policy in policy_names()}
+    return {policy: digest(play(fixed_world(policy))) for policy in policy_names()}
 
 
 def fixed_world(policy: str) -> World:
@@ -249,5 +276,6 @@ def fixed_trace(rng: np.random.Generator) -> Trace:
     return Trace.from_tensors(toy_shape(layers, experts, top_k), tensors, {"model": "fixed"})
 
 
-def _digest(played: Played) -> str:
+def digest(played: Played) -> str:
+    """A hash of all spans."""
     return hashlib.sha256(played.spans.to_csv(index=False).encode()).hexdigest()

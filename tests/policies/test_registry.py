@@ -54,7 +54,7 @@ def test_every_system_says_what_it_is_and_builds_what_it_says(name: str) -> None
     [
         ("dahli", "there is no policy 'dahli'; did you mean 'dali'? There are on-demand, layer-wise, "),
         ("On_Demand", "did you mean 'on-demand'"),
-        ("xyzzy", "there is no policy 'xyzzy'; There are"),
+        ("xyzzy", "there is no policy 'xyzzy'; there are"),
     ],
 )
 def test_an_unknown_policy_lists_the_known_ones(name: str, message: str) -> None:

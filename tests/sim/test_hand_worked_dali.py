@@ -47,11 +47,11 @@ h2d:
   16-36  demand L0 E1 ready=16   # staging: the window cache admits no loads
   41-41  release L0 E1
   36-56  prefetch L1 E2 ready=20   # foreseen 20, after the demand load
-  56-56  evict L0 E0          # layer 0 swaps its busiest absent expert (1: 4 tokens) for its resident (0: 2)
-  56-76  swap L0 E1 ready=43  # asked for at the end of layer 0; lane free 56
+  43-43  evict L0 E0          # end of layer 0: it wants its busiest absent expert (1: 4 tokens) for its resident (0: 2),
+  43-43  place L0 E1          # and 1 still lies in the staging slot that it was computed from: no copy
   64-64  release L1 E2
-  76-76  evict L1 E0          # 2: 4 tokens, for 0: 3
-  76-96  swap L1 E2 ready=71  # end of layer 1 is 71, lane free 76
+  71-71  evict L1 E0          # end of layer 1: 2 (4 tokens) for 0 (3), from the slot that it was prefetched into
+  71-71  place L1 E2
 d2h:
   13-14  routing L0
   15-16  routing L0 >1 ready=15   # the forecast, computed 15; before the activations

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -98,10 +99,33 @@ def run() -> Run:
 def test_gantt_shows_all_lanes_and_its_message(run: Run) -> None:
     figure = gantt(run)
     step = median_decode_step(run.spans)
-    assert figure.get_suptitle().startswith(f"dali: decode step {step} takes ")
+    assert figure.get_suptitle().startswith(f"dali: decode step {step} (the median one) takes ")
     for ax in figure.axes[:2]:
         assert len(ax.get_yticklabels()) == 5
         assert "(ms)" in ax.get_xlabel()
+
+
+def test_gantt_says_what_was_run_and_shows_short_work(run: Run) -> None:
+    figure = gantt(run, step=1, about="a model on a machine")
+    assert "median" not in figure.get_suptitle()
+    above = figure.axes[0]
+    assert above.get_title(loc="left").startswith("a model on a machine\n")
+    dot = above.get_window_extent().width  # a bar narrower than a dot of the panel would not be seen
+    left, right = above.get_xlim()
+    widths = [np.ptp(path.vertices[:, 0]) for bars in above.collections for path in bars.get_paths()]
+    assert min(widths) * dot / (right - left) > 0.8
+
+
+def test_gantt_comes_close_where_the_gpu_waits_as_long_as_elsewhere(run: Run) -> None:
+    """Layers of 10 ns: in 0 to 2 the GPU waits 8 ns, in 3 it waits 4 ns, in 4 to 7 none. Mean 3.5 ns a layer: 2 to 4
+    (4 ns a layer) come nearest.
+    """
+    waits = [8, 8, 8, 4, 0, 0, 0, 0]
+    rows = [("gpu", 10 * n, 10 * n, 10 * n + 1, "attention", "decode", 0, n, -1, -1, 1, 0) for n in range(8)]
+    rows += [("gpu", 10 * n + 1 + wait, 10 * n + 1 + wait, 10 * n + 10, "combine", "decode", 0, n, -1, -1, 1, 0)
+             for n, wait in enumerate(waits)]  # fmt: skip
+    figure = gantt(Run(run.scenario, "by-hand", spans_frame(sorted(rows, key=lambda row: row[1]))))
+    assert figure.axes[1].get_title(loc="left").startswith("layers 2 to 4 ")
 
 
 def test_median_decode_step_by_hand() -> None:

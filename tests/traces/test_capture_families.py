@@ -14,8 +14,8 @@ transformers = pytest.importorskip("transformers")
 
 from traces.capture import CaptureSettings, capture_loaded  # noqa: E402
 from traces.capture_prompts import read_prompts  # noqa: E402
-from traces.hf_forecast import Forecaster  # noqa: E402
 from traces.capture_settings import CaptureError  # noqa: E402
+from traces.hf_forecast import Forecaster  # noqa: E402
 from traces.hf_layers import find_moe_layers  # noqa: E402
 from traces.hf_load import Loaded  # noqa: E402
 from traces.hf_record import Recorder  # noqa: E402

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -137,14 +138,16 @@ def test_reference_scenario_is_the_default() -> None:
 # --- traces, caches, catalogues ---
 
 
-def write_route_csv(path: Path) -> None:
-    """A route_trace v1 file: 2 layers, 4 experts, top-1; a prompt of 2 tokens and 3 decode steps."""
+def write_route_csv(path: Path, size: int = 1000) -> None:
+    """A route_trace v1 file: 2 layers, 4 experts, top-1; a prompt of 2 tokens and 3 decode steps. Experts take ``size``
+    bytes in the first layer, twice that in the second.
+    """
     head = ["# route_trace v1", "# model=tiny arch=none n_layer=2 n_expert=4 n_expert_used=1",
-            "# layer=0 expert_bytes=1000 dense_bytes=10", "# layer=1 expert_bytes=2000 dense_bytes=10",
+            f"# layer=0 expert_bytes={size} dense_bytes=10", f"# layer=1 expert_bytes={2 * size} dense_bytes=10",
             "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"]  # fmt: skip
     experts = [(0, 1), (2, 3), (0, 1), (0, 3), (2, 1)]
     rows = [
-        f"0,{int(step > 1)},{step},{layer},0,{expert},1.0,0,{1000 * (layer + 1)}"
+        f"0,{int(step > 1)},{step},{layer},0,{expert},1.0,0,{size * (layer + 1)}"
         for step, pair in enumerate(experts)
         for layer, expert in enumerate(pair)
     ]
@@ -153,14 +156,16 @@ def write_route_csv(path: Path) -> None:
 
 def test_cache_curve_by_hand(trilane: Trilane, tmp_path: Path) -> None:
     """Prefill looks up {0, 2} and {1, 3}, all misses; then (0, 1), (0, 3), (2, 1). A cache of all 12 kB misses nothing
-    more: 6 hits of 10 lookups, 6 of 6 in decode. One without room hits nothing.
+    more: 6 hits of 10 lookups, 6 of 6 in decode. One of 2 kB holds 0 and 2 of the first layer, or one of the second:
+    LRU always evicts what comes next; who declines all of the second layer hits 0, 0 and 2.
     """
     write_route_csv(tmp_path / "mine.csv")
     done = trilane("cache-curve", "mine.csv", "--policies", "lru,belady-bypass", "--pool", "12kB,2kB", "--json", "-")
     points = {(p["policy"], p["capacity_bytes"]): (p["hit_rate"], p["hit_rate_decode"]) for p in done.json["points"]}
-    full, empty = (0.6, 1.0), (0.0, 0.0)
+    full = (0.6, 1.0)
     assert points == {
-        ("lru", 0): empty, ("lru", 12_000): full, ("belady-bypass", 0): empty, ("belady-bypass", 12_000): full,
+        ("lru", 2000): (0.0, 0.0), ("lru", 12_000): full,
+        ("belady-bypass", 2000): (0.3, 0.5), ("belady-bypass", 12_000): full,
     }  # fmt: skip
 
 
@@ -290,8 +295,100 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(trilane: Trilane, name: st
     assert not list(Path().iterdir())
 
 
+SAMPLE = ROOT / "traces" / "bundled" / "mini-moe.safetensors"
+OVERWRITING: dict[str, tuple[str, ...]] = {
+    "the CSV": ("trace", "import", "mine.csv", "-o", "mine.csv"),
+    "the CSV by another path": ("trace", "import", "mine.csv", "-o", "../{here}/mine.csv"),
+    "the CSV through a link": ("trace", "import", "link.csv", "-o", "mine.csv"),
+    "the prompts": ("trace", "capture", "--model", "a/b", "--prompts", "p.safetensors", "-o", "p.safetensors"),
+    "a file of the model": ("trace", "capture", "--model", "model", "--prompts", "p", "-o", "model/w.safetensors"),
+    "the scenario": ("compare", "-s", "s.yaml", "--json", "s.yaml"),
+    "the scenario, simulated": ("simulate", "-s", "s.yaml", "--spans", "s.yaml"),
+    "the scenario's trace": ("simulate", "--set", "trace=q.safetensors", "--json", "q.safetensors"),
+    "the trace": ("cache-curve", "q.safetensors", "--json", "q.safetensors"),
+    "the trace with a curve": ("cache-curve", "mine.csv", "--png", "mine.csv"),
+    "the described trace": ("trace", "info", "q.safetensors", "--json", "q.safetensors"),
+    "one of the counted traces": ("trace", "stats", "mini-moe", "q.safetensors", "--json", "q.safetensors"),
+    "the machine": ("hardware", "s.yaml", "--json", "s.yaml"),
+}
+
+
+@pytest.mark.parametrize("name", OVERWRITING)
+def test_no_result_is_written_over_what_it_is_made_from(trilane: Trilane, tmp_path: Path, name: str) -> None:
+    write_route_csv(tmp_path / "mine.csv")
+    Path("link.csv").symlink_to("mine.csv")
+    Path("model").mkdir()
+    for file in ("p", "p.safetensors", "model/w.safetensors"):
+        Path(file).write_text("A prompt.\n")
+    Path("s.yaml").write_text("policy: fiddler\n")
+    Path("q.safetensors").write_bytes(SAMPLE.read_bytes())
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    done = trilane(*(word.replace("{here}", tmp_path.name) for word in OVERWRITING[name]))
+    assert done.status == 2
+    assert "which would be lost" in done.err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+CAPTURE: dict[str, tuple[tuple[str, ...], str]] = {
+    "a binary for prompts": (
+        ("--prompts", "binary"),
+        "binary line 2: expected prompts as UTF-8 text, got the byte 0xff",
+    ),
+    "no prompts": (("--prompts", "nowhere.txt"), "nowhere.txt: expected a file of prompts"),
+    "empty prompts": (("--prompts", "empty"), "expected at least one prompt"),
+    "no calibration": (("--calibration", "nowhere.txt"), "nowhere.txt: expected a file of prompts"),
+    "no number": (("--temperature", "nan"), "temperature must be >= 0, got nan"),
+    "no batch": (("--batch-size", "0"), "batch_size must be >= 1, got 0"),
+    "no type": (("--dtype", "float99"), "dtype: expected one of auto, float32"),
+    "no model": (("--model", "nowhere"), "nowhere: no such folder"),
+    "no folder": (("--model", "./some/where"), "./some/where: no such folder"),
+    "no trace name": (("-o", "mine.txt"), "mine.txt: expected the name of a trace file, ending in .safetensors"),
+}
+
+
+@pytest.mark.parametrize("name", CAPTURE)
+def test_capture_checks_before_it_loads(trilane: Trilane, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("trilane.verbs.trace._capture_function", lambda: pytest.fail("capture was loaded"))
+    Path("p.txt").write_text("A prompt.\n")
+    Path("empty").write_text("\n")
+    Path("binary").write_bytes(b"fine\n\xff\xfe\n")
+    words, expected = CAPTURE[name]
+    done = trilane("trace", "capture", "--model", "a/b", "--prompts", "p.txt", "-o", "x.safetensors", *words)
+    assert done.status == 2
+    assert expected in done.err
+
+
+def test_a_csv_is_no_trace_until_imported(trilane: Trilane, tmp_path: Path) -> None:
+    write_route_csv(tmp_path / "mine.route.csv")
+    for verb in ("compare", "simulate"):
+        done = trilane(verb, "--set", "trace=mine.route.csv")
+        assert done.status == 2
+        assert "import it first: trilane trace import mine.route.csv -o mine.route.safetensors" in done.err
+
+
+def test_regret_is_explained_only_where_there_is_a_clairvoyant_run(trilane: Trilane) -> None:
+    assert "clairvoyant" not in trilane("compare", *SHORT, "--policies", "fiddler").out
+    assert "regret    TPOT over that of the clairvoyant run" in trilane("compare", *SHORT, "--policies", "oracle").out
+
+
+def test_a_machine_says_what_deciding_costs(trilane: Trilane) -> None:
+    from sim.hardware import load_hardware
+
+    machine = load_hardware("rtx3090-ddr4")
+    [fact] = trilane("hardware", "rtx3090-ddr4", "--json", "-").json["hardware"]
+    costs = {row["policy"]: row["plan_base_ns"] for row in fact["plan_costs"]}
+    for policy in policy_names():
+        assert costs[policy] == machine.plan_costs.plan_of(policy).base_ns * machine.host.plan_factor
+        assert f"{costs[policy]:,.0f}" in trilane("hardware", "rtx3090-ddr4").out
+
+
+def test_python_dash_m() -> None:
+    done = subprocess.run([sys.executable, "-m", "trilane", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("trilane ")
+
+
 def test_damaged_trace(trilane: Trilane) -> None:
-    whole = (ROOT / "traces" / "bundled" / "mini-moe.safetensors").read_bytes()
+    whole = SAMPLE.read_bytes()
     for name, content in (("cut", whole[:-1000]), ("flipped", whole[:-1] + bytes([whole[-1] ^ 1])), ("empty", b"")):
         Path(name).write_bytes(content)
         done = trilane("trace", "info", name)

@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("examples", "traces"):
         (made / name).symlink_to(ROOT / name)
     (made / "prompts.txt").write_text("Once upon a time there was a small mixture of experts.\nWhat is a router?\n")
-    write_route_csv(made / "phone.route.csv")
+    write_route_csv(made / "phone.route.csv", size=600 * 2**20)  # 7,200 MiB in all
     return made
 
 

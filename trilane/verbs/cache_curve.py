@@ -42,7 +42,8 @@ def cache_curve(
         str | None,
         typer.Option(
             metavar="A,B",
-            help="Cache policies. Default: lru, lfu, random, layer-lru, and belady, belady-bypass, which know the future.",
+            help="Cache policies. Default: lru, lfu, random, layer-lru, belady, belady-bypass; the last two know the "
+            "future.",
         ),
     ] = None,
     pool: Annotated[
@@ -128,7 +129,11 @@ def _table(curve: CacheCurve, names: list[str], points: list[CurvePoint]) -> Tab
     rate = {(point.policy, point.capacity_bytes): point for point in points}
     unit, factor = unit_of(sizes[0])
     rows = [
-        [f"{size / factor:,.{0 if size >= 1000 * factor else 1}f}", percent(size / whole), *(percent(rate[name, size].hit_rate, 1) for name in names)]
+        [
+            f"{size / factor:,.{0 if size >= 1000 * factor else 1}f}",
+            percent(size / whole),
+            *(percent(rate[name, size].hit_rate, 1) for name in names),
+        ]
         for size in sizes
     ]
     return table([f"\n{unit}", "of all\nexperts", *(f"\n{name}" for name in names)], rows, text_columns=0)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from traces.model_shape import ModelShape
 
 GB = 1e9
-_COST = ("base_ns", "per_active_expert_ns")
 
 
 def policies(
@@ -129,32 +128,27 @@ def _machine_page(machine: Hardware) -> list[Any]:
     columns = ("key", "value", "confidence", "source")
     rows = [[str(fact[column]) for column in columns] for fact in _machine_facts(machine)["numbers"]]
     costs = _plan_costs(machine)
-    decisions = [
-        [policy, *(f"{costs[point].get(policy, costs[point]['default'])[key]:,.0f}" for point in costs for key in _COST)]
-        for policy in dict.fromkeys(policy for point in costs.values() for policy in point)
-    ]
-    headers = ("\npolicy", "plan\nns", "\nper active expert", "foresee\nns", "\nper active expert")
+    decisions = [[cost.pop("policy"), *(f"{ns:,.0f}" for ns in cost.values())] for cost in costs]
+    headers = ("\npolicy", "plan\nns", "and per\nactive expert", "forecast\nns", "and per\nactive expert")
+    scale = f"{machine.host.plan_factor:g} (host.plan_factor)"
     return [
         heading(f"{machine.name}: {machine.about}"), table(columns, rows, text_columns=4, wrap=True), "",
         heading("what deciding costs on the host, in every layer"), table(headers, decisions), "",
-        f"From sim/presets/plan_costs.yaml, which names the sources, times host.plan_factor = {machine.host.plan_factor:g}.",
+        f"The numbers of sim/presets/plan_costs.yaml, which names their sources, times {scale}.",
     ]  # fmt: skip
 
 
-def _plan_costs(machine: Hardware) -> dict[str, dict[str, dict[str, float]]]:
-    """Host time of each policy's decisions on this machine, by decision point and policy."""
-    points = {"plan": machine.plan_costs.plan, "foresee": machine.plan_costs.foresee}
-    return {
-        point: {
-            policy: {key: value * machine.host.plan_factor for key, value in cost._asdict().items()}
-            for policy, cost in costs.items()
-        }
-        for point, costs in points.items()
-    }
+def _plan_costs(machine: Hardware) -> list[dict[str, Any]]:
+    """Host time of each policy's two decisions in a layer, on this machine."""
+    costs, factor = machine.plan_costs, machine.host.plan_factor
+    rows = []
+    for policy in dict.fromkeys((*costs.plan, *costs.foresee)):
+        decisions = {"plan": costs.plan_of(policy), "foresee": costs.foresee_of(policy)}
+        times = {f"{name}_{key}": ns * factor for name, cost in decisions.items() for key, ns in cost._asdict().items()}
+        rows.append({"policy": policy, **times})
+    return rows
 
 
 def _machine_facts(machine: Hardware) -> dict[str, Any]:
-    numbers = [
-        {"key": key, "value": value, **machine.origins[key]._asdict()} for key, value in machine.flat().items()
-    ]
+    numbers = [{"key": key, "value": value, **machine.origins[key]._asdict()} for key, value in machine.flat().items()]
     return {"name": machine.name, "about": machine.about, "numbers": numbers, "plan_costs": _plan_costs(machine)}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from trilane.output import (
     JsonOption,
@@ -67,14 +68,20 @@ def compare(
     for name, reason in found.left_out.items():
         note(f"left out {name}: {reason}")
     rows = found.rows()
-    columns, cells, legend = COLUMNS, [_cells(row) for row in rows], LEGEND
-    if any(row["regret"] is not None for row in rows):
-        columns, legend = (*columns, "\nregret"), legend + REGRET
-        cells = [[*line, percent(row["regret"])] for line, row in zip(cells, rows, strict=True)]
-    show(json, heading(describe(asked)), table(columns, cells), legend)
+    show(json, heading(describe(asked)), *_ranking(rows))
     write_json({"scenario": asked.to_dict(), "runs": rows}, json)
     if out:
         _draw(found.runs, rows, Path(out), describe(asked))
+
+
+def _ranking(rows: Sequence[Mapping[str, Any]]) -> tuple[Table, str]:
+    """The table and what its columns mean; there is regret only beside a clairvoyant run."""
+    cells = [_cells(row) for row in rows]
+    if all(row["regret"] is None for row in rows):
+        return table(COLUMNS, cells), LEGEND
+    for line, row in zip(cells, rows, strict=True):
+        line.append(percent(row["regret"]))
+    return table((*COLUMNS, "\nregret"), cells), LEGEND + REGRET
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

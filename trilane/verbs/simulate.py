@@ -43,9 +43,7 @@ def simulate(
     perfetto: Annotated[
         str | None, typer.Option(metavar="F.json", help="Write a timeline for ui.perfetto.dev (.json or .json.gz).")
     ] = None,
-    gantt: Annotated[
-        str | None, typer.Option(metavar="F.png", help="Draw the decode step of median duration.")
-    ] = None,
+    gantt: Annotated[str | None, typer.Option(metavar="F.png", help="Draw the decode step of median duration.")] = None,
     json: JsonOption = None,
 ) -> None:
     """Simulate one policy and say where the time goes."""

@@ -132,9 +132,7 @@ def _check_trace_target(output: str, inputs: Sequence[str | None]) -> None:
         raise OutputError(f"{output}: expected the name of a trace file, ending in .safetensors")
 
 
-def _check_capture(
-    model: str, dtype: str, prompts: str, calibration: str | Path, settings: Mapping[str, Any]
-) -> None:
+def _check_capture(model: str, dtype: str, prompts: str, calibration: str | Path, settings: Mapping[str, Any]) -> None:
     """Refuse what capture would refuse, before torch is imported. Raises CaptureError."""
     from traces.capture_prompts import check_disjoint, read_prompts
     from traces.capture_settings import CaptureSettings, check_model
