@@ -34,8 +34,11 @@ class CopyQueue:
             self.running = copy
         return copy
 
-    def add_loads(self, layer: int, loads: Sequence[int], pinned: Set[ExpertId]) -> None:
-        """Queue demand loads in order, each with its slot and victims; those not admitted go through staging."""
+    def add_loads(self, layer: int, loads: Sequence[int], pinned: Set[ExpertId]) -> list[ExpertId]:
+        """Queue demand loads in order, each with its slot and victims; those not admitted go through staging.
+
+        Returns the victims: they stay until their copies start, and nobody else may displace them.
+        """
         residency = self._residency
         ids, size = residency.ids[layer], residency.bytes[layer]
         guarded = set(pinned) if self.running is None else {*pinned, self.running.id}
@@ -52,6 +55,7 @@ class CopyQueue:
                 self._demand.append(Copy(id, "demand", "staging", (), size))
             else:
                 self._demand.append(Copy(id, "demand", "cache", victims, size))
+        return [victim for victims in slots.values() for victim in victims or ()]
 
     def take_prefetches_of(self, layer: int, loads: Sequence[int]) -> tuple[ExpertId, ...]:
         """Drop what is queued for ``layer``: ``loads`` become demand loads, the others (returned) are withdrawn."""

@@ -82,6 +82,8 @@ class Residency:
 
     def adopt(self, incoming: ExpertId, outgoing: ExpertId) -> bool:
         """A swap without a copy, if ``incoming`` still lies in a free staging slot: the two exchange their slots."""
+        if outgoing.expert not in self.resident[outgoing.layer]:
+            return False  # another swap has had its slot
         for intact in self._intact.values():
             if incoming in intact:
                 intact.remove(incoming)

@@ -86,7 +86,7 @@ class Session:
         self._pinned = {ids[e] for e in view.routing.active}
         if loads:
             self._pinned |= self._protected
-            copies.add_loads(layer, loads, self._pinned)
+            self._pinned.update(copies.add_loads(layer, loads, self._pinned))
             self._awaited.update(loads)
         there = tuple(e for e in gpu if ready[e] == 0 and e != awaited)
         resident = tuple(e for e in view.routing.active if ready[e] == 0 and e != awaited)

@@ -1,1 +1,1 @@
-"""How long it really takes: the executor on real machines. Not built yet; see README, "What is there"."""
+"""How long it really takes: the executor on real machines. Not built yet."""

@@ -15,7 +15,6 @@ from sim.columns import (
     cells_of,
     columns_of,
     first_at_or_after,
-    last_at_or_before,
     routed_at,
 )
 
@@ -30,11 +29,12 @@ class Memory(NamedTuple):
         """Whether each expert could be read at the moment a layer was routed.
 
         An arrival at that very ns counts as before it, a departure as after it: victims leave when a copy that this
-        plan asked for starts. Arriving and leaving in one earlier ns is having left.
+        plan asked for starts. Who has arrived more often than left is there.
         """
-        came = np.append(self.arrivals, -1)[last_at_or_before(self.arrivals, cells.at(expert, time))]
-        left = np.append(self.departures, -1)[last_at_or_before(self.departures, cells.at(expert, time) - 1)]
-        return np.asarray((came >= cells.at(expert, np.zeros_like(time))) & (came > left))
+        first, now = cells.at(expert, np.zeros_like(time)), cells.at(expert, time)
+        came = np.searchsorted(self.arrivals, now, "right") - np.searchsorted(self.arrivals, first, "left")
+        left = np.searchsorted(self.departures, now, "left") - np.searchsorted(self.departures, first, "left")
+        return np.asarray(came > left)
 
 
 class Uses(NamedTuple):

@@ -15,8 +15,9 @@ from sim.bounds import bounds_of
 from sim.cost_table import CostTable
 from sim.costs import ACTIVATION_BYTES, ROUTING_BYTES, roofline
 from sim.demand import StepDemand, demand_of, future_of
-from sim.engine import Engine, TokenBytes
+from sim.engine import Engine
 from sim.hardware import Hardware, load_hardware
+from sim.layer_parts import TokenBytes
 from sim.memory import MemoryPlan, plan_memory
 from sim.run import Run
 from sim.scenario import Scenario, ScenarioError
@@ -83,7 +84,7 @@ def simulate_setting(setting: Setting, policy: str, parameters: Mapping[str, obj
     scenario, shape = setting.scenario, setting.shape
     composition = _compose(setting, policy, parameters)
     needs = composition.needs
-    _check_batch(policy, needs, scenario.batch)
+    _check_needs(policy, needs, setting)
     demand = demand_of(setting.trace, setting.steps, needs)
     memory = plan_memory(
         shape, setting.hardware, batch=scenario.batch, tokens=setting.tokens_per_sequence,
@@ -203,6 +204,12 @@ def _check_calibration(scenario: Scenario, trace: Trace) -> None:
             raise ScenarioError(f"calibration {name!r} has {key} = {theirs}, trace {scenario.trace!r} has {ours}")
 
 
-def _check_batch(policy: str, needs: Needs, batch: int) -> None:
+def _check_needs(policy: str, needs: Needs, setting: Setting) -> None:
+    """What a policy needs of batch and model (of the trace: ``demand_of``)."""
+    batch, sizes = setting.scenario.batch, set(setting.shape.expert_bytes)
     if needs.max_batch is not None and batch > needs.max_batch:
         raise ScenarioError(f"policy {policy!r} takes batches of at most {needs.max_batch}, got {batch}")
+    if needs.uniform_sizes and len(sizes) > 1:
+        raise ScenarioError(
+            f"policy {policy!r} needs experts of one size, those of {setting.shape.name!r} have {len(sizes)} sizes"
+        )

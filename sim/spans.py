@@ -33,7 +33,7 @@ The gpu lane runs in order, so that `combine` also waits for every GPU expert, a
 their ready_ns does not repeat it. On h2d, ``layer`` is the expert's own layer (`withdraw` names it as target_layer).
 
 A layer whose routing was committed ahead is not routed again: it has no gate, routing and wait, and its plan is ready
-when the host is free.
+when the host is free and the layer before has ended.
 
 A layer ends with `combine`, or with `foresee` if that ends later; the next layer's `launch` may be earlier than that.
 After the last layer a step ends with spans of layer -1: `launch`, the LM head (an `attention`), a `routing` copy of

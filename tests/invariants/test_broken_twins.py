@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from policies.protocols import Assigner
 from policies.residency import Residency
-from policies.views import Assignment, ExpertId, LayerView, PolicyError
+from policies.session import Session
+from policies.views import Assignment, ExpertId, Forecast, LayerView, PolicyError, Routing, Updates
+from sim.copy_lane import CopyLane
 from sim.cpu_lane import CpuLane
 from sim.lanes import Lane
-from tests.invariants.laws import check_all
-from tests.invariants.worlds import SpoiltAssigner, fixed_world, part, play
+from tests.invariants.background import law_5_background_copies
+from tests.invariants.laws import check_all, law_1_conservation, law_5_work_conservation, routings_of
+from tests.invariants.worlds import SpoiltAssigner, World, fixed_world, part, play
 
 
 class BrokenCache:
@@ -113,3 +118,101 @@ def _caught(message: str, policy: str = "fiddler") -> None:
     played = play(world)
     with pytest.raises(AssertionError, match=message):
         check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots)
+
+
+# --- law 1, once nobody checks assignments ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda view, a: a._replace(cpu=(*a.cpu, *a.gpu[:1])), r"computed on \['(gpu|cpu)', '(gpu|cpu)'\], not once"),
+        (lambda view, a: a._replace(cpu=a.cpu[1:]), r"computed on \[\], not once"),
+        (lambda view, a: a._replace(cpu=(*a.cpu, *_unasked(view))), "but no token was routed to it"),
+    ],
+)
+def test_law_1_finds_a_policy_that_no_check_holds_back(
+    spoil: Callable[[LayerView, Assignment], Assignment], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes an expert twice, not at all, or (with a workload, so that it can be computed) one nobody chose."""
+    monkeypatch.setattr("policies.session.check_assignment", lambda *_: None)
+    monkeypatch.setattr(Routing, "workload", lambda self: _Everything(zip(self.active, self.tokens, strict=True)))
+    world = fixed_world("fiddler")
+    played = play(world, {"assigner": SpoiltAssigner(part(world, "assigner"), spoil)})
+    with pytest.raises(AssertionError, match=message):
+        law_1_conservation(played.spans, routings_of(played.demand))
+
+
+class _Everything(dict[int, int]):
+    """One token for whom nobody chose."""
+
+    def __missing__(self, expert: int) -> int:
+        return 1
+
+
+def _unasked(view: LayerView) -> tuple[int, ...]:
+    return tuple(e for e in range(8) if e not in view.routing.active)[:1]
+
+
+# --- law 5, for copies that nobody waits for --------------------------------------------------------------------------
+
+
+def test_law_5_finds_a_link_that_sleeps_after_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody wakes it when a layer has ended: its swaps wait for the next plan."""
+    deaf: list[object] = []
+    end_layer, wake = Session.end_layer, CopyLane.wake
+
+    def ends(self: Session) -> Updates:
+        deaf.append(self)
+        return end_layer(self)
+
+    def wakes(self: CopyLane, *event: Any) -> None:
+        if not deaf:
+            wake(self, *event)
+        deaf.clear()
+
+    _lawful(SWAPPING)
+    monkeypatch.setattr(Session, "end_layer", ends)
+    monkeypatch.setattr(CopyLane, "wake", wakes)
+    with pytest.raises(AssertionError, match=r"law 5: h2d rests from .* although the swap of"):
+        _lawful(SWAPPING)
+
+
+@pytest.mark.parametrize("into", ["staging", "cache"])
+def test_law_5_finds_a_link_that_sleeps_after_a_foresight(into: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefetches start with the next event that wakes it."""
+    world = replace(fixed_world("oracle"), cache_bytes=800)
+    changes = {"prefetcher": Ahead(into), "prefetch_slots": 2}
+    law_5_background_copies((played := play(world, changes)).spans, played.session)
+    queued = CopyLane.queued
+
+    def sleeps(self: CopyLane, kind: str) -> None:
+        if kind != "prefetch":
+            queued(self, kind)
+        self._queued[kind] = int(self._env.now)
+
+    monkeypatch.setattr(CopyLane, "queued", sleeps)
+    with pytest.raises(AssertionError, match=r"law 5: h2d rests from .* although the prefetch of"):
+        law_5_background_copies((played := play(world, changes)).spans, played.session)
+
+
+class Ahead:
+    """Wants every expert of the next layer."""
+
+    def __init__(self, into: str) -> None:
+        self.into = into
+
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
+        return [ExpertId(view.layer + 1, expert) for expert in range(8)]
+
+    def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
+        return frozenset()
+
+
+SWAPPING = fixed_world("dali")
+
+
+def _lawful(world: World) -> None:
+    played = play(world)
+    law_5_work_conservation(played.spans, played.demand_slots)
+    law_5_background_copies(played.spans, played.session)

@@ -29,7 +29,8 @@ from policies.views import (
 )
 from sim.costs import ConstantSteps, CostTable, StepCosts
 from sim.demand import StepDemand, demand_of, future_of
-from sim.engine import Engine, TokenBytes
+from sim.engine import Engine
+from sim.layer_parts import TokenBytes
 from sim.plan_costs import PlanCost, PlanCosts
 from sim.spans import spans_frame
 from tests.invariants.log import Routings

@@ -24,7 +24,8 @@ from policies.views import Forecast, Phase, Routing
 from sim.cost_table import CostTable
 from sim.costs import uniform_costs
 from sim.demand import StepDemand, future_of
-from sim.engine import Engine, TokenBytes
+from sim.engine import Engine
+from sim.layer_parts import TokenBytes
 from sim.spans import LANES, Span
 
 EXPERTS, LAYERS, TOP_K, EXPERT_BYTES = 3, 2, 2, 100

@@ -47,7 +47,7 @@ h2d:
   16-36  demand L0 E1 ready=16   # staging: the window cache admits no loads
   41-41  release L0 E1
   36-56  prefetch L1 E2 ready=20   # foreseen 20, after the demand load
-  43-43  evict L0 E0          # end of layer 0: it wants its busiest absent expert (1: 4 tokens) for its resident (0: 2),
+  43-43  evict L0 E0          # end of layer 0: it wants its busiest absent expert (1: 4 tokens) for resident 0 (2),
   43-43  place L0 E1          # and 1 still lies in the staging slot that it was computed from: no copy
   64-64  release L1 E2
   71-71  evict L1 E0          # end of layer 1: 2 (4 tokens) for 0 (3), from the slot that it was prefetched into

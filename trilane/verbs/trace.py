@@ -109,8 +109,10 @@ def capture(
 ) -> None:
     """Run a model on prompts and record what it routes, with forecasts for later layers.
 
-    Needs torch and transformers; in the folder of Trilane: [bold].venv/bin/pip install -c constraints.txt -e
-    '.\\[torch]'[/], without a GPU with [bold]--extra-index-url https://download.pytorch.org/whl/cpu[/].
+    Needs torch and transformers, installed in Trilane's folder by
+    [bold].venv/bin/pip install -c constraints.txt -e '.\\[torch]'[/]
+
+    (without a GPU, add [bold]--extra-index-url https://download.pytorch.org/whl/cpu[/]).
     """
     _check_trace_target(output, inputs=[prompts, calibration, model])
     settings = {
