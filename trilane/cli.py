@@ -55,7 +55,7 @@ def _options(
 def main() -> None:
     """Run the command line. Bad input ends with one sentence on standard error and exit status 2."""
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        sys.exit(app(prog_name="trilane", standalone_mode=False) or 0)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has had enough

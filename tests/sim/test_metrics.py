@@ -73,6 +73,12 @@ class TestHits:
         earlier = [s._replace(start_ns=61, end_ns=61) for s in leaving]
         assert metrics(without(hand_made(), "h2d", "evict") + earlier).decode_resident_hit_rate == 1 / 2
 
+    def test_an_expert_that_changes_its_slot_for_another_stays(self) -> None:
+        """Out of its staging slot and into the cache in the same ns, without a copy."""
+        adopted = spans_of("h2d release 60 60 60 1 0 -1 3 0 100\nh2d place 60 60 60 1 0 -1 3 0 100")
+        assert metrics(hand_made() + adopted).decode_resident_hit_rate == 1
+        assert metrics(hand_made() + adopted[:1]).decode_resident_hit_rate == 1 / 2
+
     def test_an_expert_computed_ahead_is_active_and_not_on_the_gpu(self) -> None:
         ahead = change(hand_made(), "cpu", "expert", kind="precompute", layer=-1, target_layer=0)
         assert metrics(ahead).to_dict() == metrics(hand_made()).to_dict()
