@@ -12,7 +12,7 @@ class YamlError(ValueError):
     """A file that is not YAML, or not to be read in one way only; the message says what and where."""
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml, where PyYAML has it
     """Refuses mappings with a key twice, where PyYAML keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -22,7 +22,8 @@ class _Loader(yaml.SafeLoader):
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
             seen.add(key)
-        return super().construct_mapping(node, deep)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 def load_yaml(path: str | Path) -> Any:

@@ -1,0 +1,79 @@
+"""Scenarios: strict, typed, resolved; and what cannot be run is refused before the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.scenario import Scenario, ScenarioError
+from sim.simulate import simulate
+
+SHORT: dict[str, Any] = {"trace": "mini-moe", "model": None, "generated_tokens": 2, "cached_share": 0.5}
+
+
+def test_yaml_there_and_back(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    lines = ("policy: fiddler", "batch: 2", "sequences: [3, 1]", "hardware_overrides: {link.h2d_bytes_per_s: 12.0e+9}")
+    file.write_text("\n".join(lines))
+    read = Scenario.from_yaml(file)
+    assert read == Scenario(
+        policy="fiddler", batch=2, sequences=(3, 1), hardware_overrides={"link.h2d_bytes_per_s": 12e9}
+    )
+    assert Scenario.from_dict(read.to_dict()) == read
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("polcy: dali", r"unknown key 'polcy' \(did you mean 'policy'\?\); valid keys: trace, model"),
+        ("batch: 1\nbatch: 2", "key 'batch' stands twice"),
+        ("batch: [", "not valid YAML"),
+        ("- batch", "expected lines of `key: value`"),
+        ("batch: true", "batch: expected a whole number, got True"),
+        ("batch: 0", "batch must be a whole number >= 1, got 0"),
+        ("cached_share: abc", "cached_share: expected a number or null, got 'abc'"),
+        ("cached_share: 1.5", "cached_share must lie between 0 and 1, got 1.5"),
+        ("gpu_memory_gb: .nan", "gpu_memory_gb must be GB"),
+        ("gpu_memory_gb: .inf", "gpu_memory_gb must be GB"),
+        ("sequences: [a]", "sequences: expected a list of whole numbers or null"),
+        ("gpu_memory_gb: 8\ncached_share: 0.5", "give gpu_memory_gb or cached_share, not both"),
+    ],
+)
+def test_a_file_that_is_no_scenario(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(text)
+    with pytest.raises(ScenarioError, match=message):
+        Scenario.from_yaml(file)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ScenarioError, match="expected YAML in UTF-8"):
+        Scenario.from_yaml(file)
+
+
+def test_the_result_embeds_what_was_left_to_defaults() -> None:
+    run = simulate(Scenario(policy="fiddler", **SHORT))
+    assert run.scenario["sequences"] == [0]
+    assert run.scenario["generated_tokens"] == 2
+    assert run.scenario["calibration"] == "mini-moe-calibration"
+    assert run.scenario["parameters"] == run.to_dict()["parameters"]
+    assert run.trace_checksum.startswith("sha256:")
+
+
+def test_popularity_is_not_counted_on_what_is_evaluated() -> None:
+    with pytest.raises(ScenarioError, match="is the trace that is evaluated"):
+        simulate(Scenario(policy="fiddler", **SHORT, calibration="mini-moe"))
+
+
+def test_a_calibration_of_another_model_is_refused() -> None:
+    with pytest.raises(ScenarioError, match="calibration 'mini-deepseek' has moe_layers = 26, trace 'mini-moe' has 8"):
+        simulate(Scenario(policy="fiddler", **SHORT, calibration="mini-deepseek"))
+
+
+def test_a_model_of_another_topology_is_refused() -> None:
+    with pytest.raises(ScenarioError, match="was recorded with moe_layers = 8, model 'mixtral-8x7b' has 32"):
+        simulate(Scenario(**{**SHORT, "model": "mixtral-8x7b"}))
