@@ -84,6 +84,8 @@ class Residency:
         """A swap without a copy, if ``incoming`` still lies in a free staging slot: the two exchange their slots."""
         if outgoing.expert not in self.resident[outgoing.layer]:
             return False  # another swap has had its slot
+        if self.bytes[incoming.layer] < max(self.bytes):
+            return False  # a cache slot of this layer is too small to become a staging slot
         for intact in self._intact.values():
             if incoming in intact:
                 intact.remove(incoming)

@@ -24,7 +24,6 @@ from policies.views import (
     Foresight,
     LayerInput,
     LayerView,
-    Phase,
     Plan,
     PolicyError,
     Routing,
@@ -55,7 +54,7 @@ class Session:
 
     # --- the model's course ---------------------------------------------------------------------------------------
 
-    def begin_step(self, step: int, phase: Phase) -> None:
+    def begin_step(self, step: int) -> None:
         """A forward pass begins."""
         self._expect("begin_step", "idle")
         self._step, self._layer, self._state = step, -1, "between"

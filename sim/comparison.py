@@ -14,8 +14,12 @@ from sim.simulate import CLAIRVOYANT, setting_of, simulate_setting
 
 
 class Comparison(NamedTuple):
-    """Runs of one scenario, best TPOT first, and why each policy that was left out cannot run in it."""
+    """Runs of one scenario, best TPOT first, and why each policy that was left out cannot run in it.
 
+    ``scenario`` is the resolved one, but for policy and parameters: those of each run are in its row.
+    """
+
+    scenario: dict[str, Any]
     runs: list[Run]
     left_out: dict[str, str]
 
@@ -51,7 +55,8 @@ def compare(
             if policies is not None or (name == names[-1] and not runs):
                 raise
             left_out[name] = str(error)
-    return Comparison(sorted(runs, key=_rank), left_out)
+    resolved = {**(runs[0].scenario if runs else {}), "policy": scenario.policy, "parameters": scenario.parameters}
+    return Comparison(resolved, sorted(runs, key=_rank), left_out)
 
 
 def _rank(run: Run) -> tuple[float, str]:

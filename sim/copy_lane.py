@@ -101,8 +101,8 @@ class CopyLane:
             recorder.instant(now, "evict", victim.layer, -1, victim.expert, costs.bytes)
             if self._session.policy.writes_back:
                 self._back.reserve(now, costs.writeback_ns, "writeback", victim.layer, victim.expert, 0, costs.bytes)
-        self._copy, self._began = copy, now
-        self._begin, self._resting = (self._ready(copy), now, recorder.step, recorder.phase), False
+        self._copy, self._begin = copy, (self._ready(copy), now, recorder.step, recorder.phase)
+        self._resting = False
         self._memory.start(SharedMemory.H2D, self._costs[copy.id.layer].copy_ns, self._copied)
 
     def _ready(self, copy: Copy) -> int:
@@ -127,7 +127,7 @@ class CopyLane:
 
     def _start_result(self) -> None:
         assert self._result is not None
-        self._busy, self._resting, self._began = True, False, int(self._env.now)
+        self._busy, self._resting, self._result_start = True, False, int(self._env.now)
         self._memory.start(SharedMemory.H2D, self._result[2], self._result_over)
 
     def _result_over(self) -> None:
@@ -135,7 +135,7 @@ class CopyLane:
         layer, tokens, _, bytes, done = self._result
         recorder, now = self._recorder, int(self._env.now)
         recorder.rows.append(
-            ("h2d", self._result_ready, self._began, now, "result", recorder.phase, recorder.step, layer, -1, -1,
+            ("h2d", self._result_ready, self._result_start, now, "result", recorder.phase, recorder.step, layer, -1, -1,
              tokens, bytes)
         )  # fmt: skip
         self._result, self._busy = None, False

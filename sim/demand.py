@@ -10,7 +10,7 @@ import numpy as np
 from policies.future import Future
 from policies.protocols import Needs
 from policies.views import Forecast, Phase, Routing
-from traces.batches import StepRows
+from traces.batches import StepRows, count_experts
 from traces.trace import Trace
 from traces.trace_layout import ForecastKey
 
@@ -67,13 +67,6 @@ def _step(trace: Trace, step: StepRows, needs: Needs) -> StepDemand:
     )  # fmt: skip
 
 
-def _count(ids: np.ndarray, experts: int) -> np.ndarray:
-    """Tokens of each expert, [layers, experts]; ids [tokens, layers, k], negative ones ignored."""
-    layers = ids.shape[1]
-    flat = ids.astype(np.int64) + np.arange(layers)[None, :, None] * experts
-    return np.bincount(flat[ids >= 0], minlength=layers * experts).reshape(layers, experts)
-
-
 def _split(counts: np.ndarray, *, by_tokens: bool) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """(active, tokens) of each layer; ascending by expert, or descending by tokens with ties to the lower expert."""
     layer, expert = np.nonzero(counts)
@@ -87,7 +80,7 @@ def _split(counts: np.ndarray, *, by_tokens: bool) -> list[tuple[tuple[int, ...]
 
 
 def _routings(ids: np.ndarray, experts: int) -> list[Routing]:
-    return [Routing(active, tokens) for active, tokens in _split(_count(ids, experts), by_tokens=False)]
+    return [Routing(active, tokens) for active, tokens in _split(count_experts(ids, experts), by_tokens=False)]
 
 
 def _forecasts(
@@ -97,7 +90,7 @@ def _forecasts(
     if kind == "oracle":
         return [_oracle(layer, routing) for layer, routing in enumerate(routings) if layer >= lookahead]
     ids = np.asarray(trace.forecasts[ForecastKey(kind, lookahead)].ids[rows])[:, :, : trace.shape.top_k]
-    split = _split(_count(ids, trace.shape.experts), by_tokens=True)
+    split = _split(count_experts(ids, trace.shape.experts), by_tokens=True)
     return [Forecast(layer + lookahead, kind, *split[layer]) for layer in range(ids.shape[1] - lookahead)]
 
 

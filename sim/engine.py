@@ -51,7 +51,7 @@ class Engine:
     def _steps(self) -> Events:
         for step in self.demand:
             self.recorder.step, self.recorder.phase = step.index, step.phase
-            self.session.begin_step(step.index, step.phase)
+            self.session.begin_step(step.index)
             self.parts.begin_step(step.tokens, self.costs.step(step.tokens, step.context))
             for layer in range(len(step.routings)):
                 yield from self._play_layer(step, layer)
@@ -64,12 +64,12 @@ class Engine:
         forecasts = step.forecasts[layer]
         active = len(step.routings[layer].active)
         speculated = self._compute_gate(layer, forecasts)
-        routed = 0 if session.committed else self._bring(parts.hidden_at, layer)
-        forecast_here = self._bring(speculated, layer, layer + 1) if speculated else routed
-        if routed:
-            known = self.host.reserve(routed, self.costs.sync_ns, "wait", layer)
+        routed = int(env.now) if session.committed else self._bring(parts.hidden_at, layer)
+        forecast_here = routed if speculated is None else self._bring(speculated, layer, layer + 1)
+        if session.committed:
+            known = max(self.host.free_ns, routed)
         else:
-            known = max(self.host.free_ns, int(env.now))
+            known = self.host.reserve(routed, self.costs.sync_ns, "wait", layer)
         planned = self.host.reserve(
             known, self.costs.plan_ns(self._decision, active), "plan", layer, -1, step.tokens
         )
@@ -80,7 +80,7 @@ class Engine:
         end = planned
         if session.looks_ahead and layer < len(step.routings) - 1:
             speculated = self._speculate_late(layer, planned, forecasts)
-            if speculated:
+            if speculated is not None:
                 forecast_here = self._bring(speculated, layer, layer + 1)
             end = self.host.reserve(
                 forecast_here, self.costs.foresee_ns(self._decision, active), "foresee", layer, -1, step.tokens
@@ -110,8 +110,8 @@ class Engine:
         self.h2d.hold_demand()
         return plan
 
-    def _compute_gate(self, layer: int, forecasts: Sequence[Forecast]) -> int:
-        """Attention, gate, forecasts, shared experts; returns the end of the forecasts (0: none)."""
+    def _compute_gate(self, layer: int, forecasts: Sequence[Forecast]) -> int | None:
+        """Attention, gate, forecasts, shared experts; returns the end of the forecasts, if there are any."""
         gpu, costs, tokens = self.gpu, self.parts.step_costs, self.parts.tokens
         launch_ns = self.costs.launch_ns + self.costs.dense_launch_ns if layer == 0 else self.costs.launch_ns
         launched = self.host.reserve(self.host.free_ns, launch_ns, "launch", layer)
@@ -119,7 +119,7 @@ class Engine:
         self.parts.hidden_at = gpu.reserve(launched, attention_ns, "attention", layer, -1, tokens)
         if not self.session.committed:
             self.parts.hidden_at = gpu.reserve(launched, costs.gate_ns, "gate", layer, -1, tokens)
-        speculated = 0
+        speculated = None
         for forecast in forecasts:
             if forecast.kind in FROM_GATE_INPUT:
                 speculated = gpu.reserve(
@@ -129,9 +129,9 @@ class Engine:
             gpu.reserve(launched, costs.shared_ns, "shared", layer, -1, tokens)
         return speculated
 
-    def _speculate_late(self, layer: int, planned: int, forecasts: Sequence[Forecast]) -> int:
-        """Forecasts from a partial forward pass; returns when they are computed (0: there are none)."""
-        costs, ready = self.parts.step_costs, 0
+    def _speculate_late(self, layer: int, planned: int, forecasts: Sequence[Forecast]) -> int | None:
+        """Forecasts from a partial forward pass; returns when they are computed, if there are any."""
+        costs, ready = self.parts.step_costs, None
         for forecast in forecasts:
             if forecast.kind in FROM_EXPERTS:
                 launched = self.host.reserve(planned, self.costs.launch_ns, "launch", layer)

@@ -33,7 +33,7 @@ class MemoryPlan:
 
     @property
     def free_bytes(self) -> int:
-        """What nobody uses; negative if the budget was not enforced and does not hold."""
+        """What nobody uses."""
         return self.gpu_memory_bytes - self.fixed_bytes - self.cache_bytes
 
 
@@ -46,14 +46,12 @@ def plan_memory(
     demand_slots: int = 2,
     prefetch_slots: int = 0,
     cached_share: float | None = None,
-    enforce: bool = True,
 ) -> MemoryPlan:
     """Divide the GPU memory.
 
     ``memory``: a machine, or bytes that are all ours (no reserve). ``tokens``: prompt + generated, a sequence.
     ``demand_slots`` and ``prefetch_slots``: staging slots, each of the largest expert. ``cached_share``: cache
-    round(share x layers x experts) slots instead of as many as fit. ``enforce=False`` lets a given share exceed the
-    memory, for studies that set the share and leave the card open.
+    round(share x layers x experts) slots instead of as many as fit.
     Raises BudgetError saying how many GB are missing.
     """
     _check(batch, tokens, demand_slots, prefetch_slots, cached_share)
@@ -61,10 +59,9 @@ def plan_memory(
     kv = batch * tokens * shape.kv_bytes_per_token
     staging = (demand_slots + prefetch_slots) * max(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
     room = total - reserve - shape.non_expert_bytes - kv - staging
-    strict = enforce or cached_share is None
-    if strict and room < 0:
+    if room < 0:
         raise _too_small(total, reserve, shape.non_expert_bytes, kv, staging)
-    cache, slots = _cache(shape, room, cached_share, strict)
+    cache, slots = _cache(shape, room, cached_share)
     return MemoryPlan(total, reserve, shape.non_expert_bytes, kv, staging, cache, slots)
 
 
@@ -75,7 +72,7 @@ def _given(memory: Hardware | int) -> tuple[int, int]:
     return int(memory), 0
 
 
-def _cache(shape: ModelShape, room: int, share: float | None, strict: bool) -> tuple[int, int]:
+def _cache(shape: ModelShape, room: int, share: float | None) -> tuple[int, int]:
     """Bytes and slots of the expert cache."""
     experts = shape.moe_layers * shape.experts
     if share is None:
@@ -83,7 +80,7 @@ def _cache(shape: ModelShape, room: int, share: float | None, strict: bool) -> t
         return cache, cache * experts // shape.routed_bytes
     slots = int(share * experts + 0.5)
     cache = -(-shape.routed_bytes * slots // experts)
-    if strict and cache > room:
+    if cache > room:
         largest = room * experts // shape.routed_bytes * 1000 // experts / 1000
         raise BudgetError(
             f"{shape.name}: a cached share of {share:g} is {slots} of {experts} experts and takes {cache / GB:.2f} GB, "

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-
-import numpy as np
 
 from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
@@ -27,6 +24,7 @@ from traces.batches import compose as compose_batch
 from traces.catalogue import load_model
 from traces.library import calibration_of, load_trace
 from traces.model_shape import ModelShape
+from traces.statistics import popularity
 from traces.trace import Trace
 
 CLAIRVOYANT = "clairvoyant"
@@ -84,7 +82,7 @@ def simulate_setting(setting: Setting, policy: str, parameters: Mapping[str, obj
     scenario, shape = setting.scenario, setting.shape
     composition = _compose(setting, policy, parameters)
     needs = composition.needs
-    _check_needs(policy, needs, setting)
+    check_needs(policy, needs, setting)
     demand = demand_of(setting.trace, setting.steps, needs)
     memory = plan_memory(
         shape, setting.hardware, batch=scenario.batch, tokens=setting.tokens_per_sequence,
@@ -159,7 +157,7 @@ def _budget(setting: Setting, memory: MemoryPlan, needs: Needs) -> Budget:
         experts=shape.experts,
         expert_bytes=tuple(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)),
         cache_bytes=memory.cache_bytes,
-        popularity=popularity_of(name) if needs.popularity and name is not None else None,
+        popularity=popularity(load_trace(name)) if needs.popularity and name is not None else None,
         seed=scenario.seed,
     )
 
@@ -167,15 +165,6 @@ def _budget(setting: Setting, memory: MemoryPlan, needs: Needs) -> Budget:
 def calibration_name(scenario: Scenario) -> str | None:
     """The trace that popularity is counted on: the scenario's, or the one bundled beside its trace."""
     return scenario.calibration or calibration_of(scenario.trace)
-
-
-@lru_cache(maxsize=8)
-def popularity_of(name: str) -> np.ndarray:
-    """Share of a trace's tokens that each expert was given, [layers, experts]."""
-    trace = load_trace(name)
-    layers, experts = trace.shape.moe_layers, trace.shape.experts
-    flat = np.asarray(trace.topk_ids).astype(np.int64) + np.arange(layers)[None, :, None] * experts
-    return np.bincount(flat.ravel(), minlength=layers * experts).reshape(layers, experts) / len(trace)
 
 
 def _check_topology(scenario: Scenario, traced: ModelShape, shape: ModelShape) -> None:
@@ -204,7 +193,7 @@ def _check_calibration(scenario: Scenario, trace: Trace) -> None:
             raise ScenarioError(f"calibration {name!r} has {key} = {theirs}, trace {scenario.trace!r} has {ours}")
 
 
-def _check_needs(policy: str, needs: Needs, setting: Setting) -> None:
+def check_needs(policy: str, needs: Needs, setting: Setting) -> None:
     """What a policy needs of batch and model (of the trace: ``demand_of``)."""
     batch, sizes = setting.scenario.batch, set(setting.shape.expert_bytes)
     if needs.max_batch is not None and batch > needs.max_batch:

@@ -30,11 +30,6 @@ class StepRows:
     tokens: tuple[int, ...]  # rows of each sequence in this step
     context: tuple[int, ...]  # tokens that each sequence has in its KV cache before this step
 
-    @property
-    def context_tokens(self) -> int:
-        """The mean context of a sequence, rounded."""
-        return round(sum(self.context) / len(self.context))
-
 
 def compose(
     trace: Trace,
@@ -67,12 +62,16 @@ def compose(
     return steps
 
 
+def count_experts(ids: NDArray[np.int16], experts: int) -> NDArray[np.intp]:
+    """How often each expert stands in ``ids`` [tokens, layers, k], negative ones ignored: [layers, experts]."""
+    layers = ids.shape[1]
+    slots = ids.astype(np.intp) + np.arange(layers)[:, None] * experts
+    return np.bincount(slots[ids >= 0], minlength=layers * experts).reshape(layers, experts)
+
+
 def step_workloads(trace: Trace, rows: Rows) -> NDArray[np.int32]:
     """Tokens routed to each expert when ``rows`` are one step: [layers, experts]."""
-    layers, experts = trace.shape.moe_layers, trace.shape.experts
-    slots = trace.topk_ids[rows].astype(np.intp) + np.arange(layers)[:, None] * experts
-    counts = np.bincount(slots.ravel(), minlength=layers * experts)
-    return counts.reshape(layers, experts).astype(np.int32)
+    return count_experts(trace.topk_ids[rows], trace.shape.experts).astype(np.int32)
 
 
 def _check_counts(batch: int, prompt_tokens: int | None, generated_tokens: int | None, chunk: int | None) -> None:

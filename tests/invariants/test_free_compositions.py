@@ -93,7 +93,7 @@ def test_a_swap_does_not_take_the_slot_that_a_planned_load_was_promised() -> Non
     """While the plan is not in effect the link may serve swaps, but the load's victim is spoken for."""
     policy = Composition("swaps-at-once", Placed(((0,),)), TrueRouter(), LoadAll(), None, SwapsAtOnce())
     session = Session(policy, Budget(3, (100,), 100), uniform_costs(1).experts)
-    session.begin_step(0, "decode")
+    session.begin_step(0)
     session.plan_layer(LayerInput(0, 0, "decode", Routing((2,), (1,))))
     assert session.next_copy(demand=False) is None
     load = session.next_copy()

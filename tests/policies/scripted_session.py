@@ -95,7 +95,7 @@ def plan(it: Session, layer: int, *active: int, step: int = 0, left_ns: int = 0)
 
 def begin(it: Session, *active: int, step: int = 0) -> Plan:
     """A step, up to the plan of layer 0."""
-    it.begin_step(step, "decode")
+    it.begin_step(step)
     return plan(it, 0, *active, step=step)
 
 

@@ -58,3 +58,11 @@ def test_nobody_is_adopted_twice_or_while_being_copied_again() -> None:
     stage(it, B)
     assert it.adopt(B, D)
     assert not it.adopt(B, B)
+
+
+def test_a_slot_that_is_smaller_than_a_staging_slot_is_not_given_for_one() -> None:
+    """Staging slots hold the largest expert; layer 0 has smaller ones."""
+    it = Residency(Budget(4, (10, 20), 10), InitialPlacement((1, 0), ((3,), ())), StaticCache(), 1, 0)
+    stage(it, A)
+    assert not it.adopt(A, D)
+    assert it.holds(D)

@@ -120,7 +120,7 @@ def test_a_prefetch_that_outlasts_its_step_is_wasted_too() -> None:
     plan(it, 1, 0, 1)
     it.end_layer()
     it.end_step()
-    it.begin_step(1, "decode")  # a staging slot holds an expert for one layer: not for the same layer a step later
+    it.begin_step(1)  # a staging slot holds an expert for one layer: not for the same layer a step later
     assert not it.copied(copy)
 
 

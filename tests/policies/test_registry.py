@@ -120,7 +120,7 @@ def run(policy: Composition) -> list[object]:
     trace, plans = events(), []
     for place, (step, layer, active) in enumerate(trace):
         if layer == 0:
-            session.begin_step(step, "decode")
+            session.begin_step(step)
         plans.append(session.plan_layer(LayerInput(step, layer, "decode", Routing(active, (1, 1)))))
         copy_all(session, layer)
         if session.looks_ahead:

@@ -34,7 +34,7 @@ from tests.policies.scripted_session import Placed, Says, Swaps, Wants, begin, e
 def test_a_call_out_of_order_is_an_error(calls: str, fragment: str) -> None:
     it = session()
     known: dict[str, Callable[[], object]] = {
-        "begin": lambda: it.begin_step(0, "decode"),
+        "begin": lambda: it.begin_step(0),
         "plan": lambda: plan(it, 0, 0, 1),
         "foresee": lambda: it.foresee(()),
         "end_layer": it.end_layer,
@@ -50,7 +50,7 @@ def test_a_call_out_of_order_is_an_error(calls: str, fragment: str) -> None:
 @pytest.mark.parametrize(("layer", "step"), [(1, 0), (0, 1)])
 def test_a_plan_for_another_layer_or_step_is_an_error(layer: int, step: int) -> None:
     it = session()
-    it.begin_step(0, "decode")
+    it.begin_step(0)
     with pytest.raises(PolicyError, match="expected layer 0 of step 0"):
         plan(it, layer, 0, step=step)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from policies.protocols import Needs
+from sim.comparison import compare
 from sim.scenario import Scenario, ScenarioError
-from sim.simulate import simulate
+from sim.simulate import check_needs, setting_of, simulate
 
 SHORT: dict[str, Any] = {"trace": "mini-moe", "model": None, "generated_tokens": 2, "cached_share": 0.5}
 
@@ -77,3 +80,26 @@ def test_a_calibration_of_another_model_is_refused() -> None:
 def test_a_model_of_another_topology_is_refused() -> None:
     with pytest.raises(ScenarioError, match="was recorded with moe_layers = 8, model 'mixtral-8x7b' has 32"):
         simulate(Scenario(**{**SHORT, "model": "mixtral-8x7b"}))
+
+
+@pytest.mark.parametrize(
+    ("needs", "message"),
+    [
+        (Needs(max_batch=1), "policy 'mine' takes batches of at most 1, got 2"),
+        (Needs(uniform_sizes=True), "policy 'mine' needs experts of one size, those of .* have 2 sizes"),
+    ],
+)
+def test_what_a_policy_needs_of_batch_and_sizes_is_checked(needs: Needs, message: str) -> None:
+    setting = setting_of(Scenario(**SHORT, batch=2))
+    uneven = replace(setting, shape=replace(setting.shape, expert_bytes=(10, *[20] * 7)))
+    check_needs("mine", Needs(), uneven)
+    with pytest.raises(ScenarioError, match=message):
+        check_needs("mine", needs, uneven)
+
+
+def test_a_comparison_embeds_the_resolved_scenario() -> None:
+    found = compare(Scenario(policy="fiddler", **SHORT), ["on-demand", "fiddler"])
+    assert found.scenario["sequences"] == [0]
+    assert found.scenario["calibration"] == "mini-moe-calibration"
+    assert found.scenario["policy"] == "fiddler"
+    assert [row["parameters"] for row in found.rows()] == [dict(run.scenario["parameters"]) for run in found.runs]

@@ -43,7 +43,6 @@ def test_prompts_run_together_then_one_token_of_each() -> None:
     assert [step.index for step in steps] == [0, 1, 2]
     assert [step.sequences for step in steps] == [(7, 5)] * 3
     assert [step.tokens for step in steps] == [(2, 3), (1, 1), (1, 1)]
-    assert [step.context_tokens for step in steps] == [0, 2, 4]
 
 
 def test_sequences_come_in_the_order_asked_for() -> None:

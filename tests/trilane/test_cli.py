@@ -21,7 +21,10 @@ from trilane.verbs.cache_curve import SizeError, parse_size
 def test_compare_ranks_every_policy(trilane: Trilane) -> None:
     done = trilane("compare", *SHORT, "--json", "-")
     assert done.status == 0
-    assert done.json["scenario"] == Scenario(prompt_tokens=4, generated_tokens=3).to_dict()
+    resolved = Scenario(
+        prompt_tokens=4, generated_tokens=3, sequences=(0,), calibration="mini-deepseek-calibration"
+    )
+    assert Scenario.from_dict(done.json["scenario"]) == resolved
     runs = done.json["runs"]
     assert sorted(run["policy"] for run in runs) == sorted(policy_names())
     assert [run["tpot_ms"] for run in runs] == sorted(run["tpot_ms"] for run in runs)

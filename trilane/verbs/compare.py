@@ -69,7 +69,7 @@ def compare(
         note(f"left out {name}: {reason}")
     rows = found.rows()
     show(json, heading(describe(asked)), *_ranking(rows))
-    write_json({"scenario": asked.to_dict(), "runs": rows}, json)
+    write_json({"scenario": found.scenario, "runs": rows}, json)
     if out:
         _draw(found.runs, rows, Path(out), describe(asked))
 
