@@ -57,6 +57,13 @@ class CopyQueue:
                 self._demand.append(Copy(id, "demand", "cache", victims, size))
         return [victim for victims in slots.values() for victim in victims or ()]
 
+    def add_streamed(self, layer: int, streamed: Sequence[int]) -> None:
+        """Queue experts that only pass through staging because their whole layer is brought."""
+        for expert in streamed:
+            id = self._residency.ids[layer][expert]
+            self._check_staging(id)
+            self._demand.append(Copy(id, "demand", "staging", (), self._residency.bytes[layer]))
+
     def take_prefetches_of(self, layer: int, loads: Sequence[int]) -> tuple[ExpertId, ...]:
         """Drop what is queued for ``layer``: ``loads`` become demand loads, the others (returned) are withdrawn."""
         if not self._prefetches:

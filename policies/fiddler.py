@@ -11,7 +11,7 @@ from policies.protocols import Composition, Needs
 from policies.routers import TrueRouter
 from policies.system import BuildContext, System, at_least
 
-NEEDS = Needs(popularity=True)
+NEEDS = Needs(calibration=True)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from policies.views import (
     ExpertId,
     Forecast,
     LayerView,
+    Phase,
     Routing,
     Swap,
 )
@@ -125,10 +126,12 @@ class Needs:
     """What a policy must be given. Anything missing is refused before the run, with the way to get it."""
 
     scores: bool = False
-    tokens: bool = False  # token_ids and token_weights in Routing
+    tokens: bool = False  # token by token: ids and weights of routings, ids and scores of forecasts, sequences
     forecasts: tuple[tuple[str, int], ...] = ()  # (kind, lookahead)
+    forecast_layers: Mapping[str, frozenset[int]] = field(default_factory=dict)  # layers that a kind is for; none: all
+    forecast_phases: tuple[Phase, ...] = ("prefill", "decode")  # steps in which forecasts are made
     future: bool = False
-    popularity: bool = False
+    calibration: bool = False
     uniform_sizes: bool = False
     gpu_only: bool = False  # every expert runs on the GPU, so at least one staging slot is needed
     changes_routing: bool = False

@@ -44,9 +44,9 @@ def system(name: str) -> System:
 
 def compose(name: str, parameters: Mapping[str, object] | None = None, *, context: BuildContext) -> Composition:
     """A fresh policy, for one run. Raises ChoiceError for an unknown name or parameter, a value that does not fit, or
-    popularity or a future that is needed and not there."""
+    calibration or a future that is needed and not there."""
     entry = system(name)
     composition = entry.build(entry.parse(parameters or {}), context)
-    if composition.needs.popularity and not context.popularity:
-        raise ChoiceError(f"policy {name!r} needs the popularity of experts: count it on calibration prompts")
+    if composition.needs.calibration:
+        context.required_calibration(name)
     return composition

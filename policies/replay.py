@@ -60,7 +60,7 @@ def replay(
         lookups[phase] += len(active)
         hits[phase] += len(active) - len(missing)
         routing = Routing(active, tokens or (1,) * len(active))
-        view = LayerView(step, layer, phase, routing, None, {}, 0, 0, (), view_of)
+        view = LayerView(step, layer, phase, routing, None, (), {}, 0, 0, (), view_of)
         observe(view)
         if missing and cache.admits:
             slots.admit(layer, active, missing)

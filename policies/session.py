@@ -46,6 +46,7 @@ class Session:
         self._pinned: set[ExpertId] = set()  # active experts of the layer at work, and what must not leave meanwhile
         self._protected: frozenset[ExpertId] = frozenset()  # by the last foresight
         self._awaited: set[int] = set()  # experts of the layer at work that are being, or will be, copied for it
+        self._streamed: frozenset[int] = frozenset()  # those of the layer at work that are copied for nobody
         self._useless: Copy | None = None  # running, and too late for the layer that it was meant for
         self._commit: Commitment | None = None
         self._step, self._layer = -1, -1
@@ -68,21 +69,27 @@ class Session:
                 f"got layer {given.layer} of step {given.step}"
             )
         policy, copies, layer = self.policy, self._copies, given.layer
-        self._layer, self._state = layer, "planned"
+        self._layer, self._state, self._streamed = layer, "planned", frozenset()
         view = self._view_of(given)
         policy.cache.observe(view)
         swaps = copies.replace_swaps(policy.cache.swaps(view, "routed")).queued
         in_force = view.routing
         precomputed, view = self._leave_out_precomputed(view)
-        gpu, cpu, loads, makespan_ns = assignment = policy.assigner.assign(view)
+        assignment = policy.assigner.assign(view)
+        gpu, cpu, loads = assignment.gpu, assignment.cpu, assignment.loads
         check_assignment(policy.name, view, assignment)
         self._view = view
 
         awaited = self._running_for(layer, gpu)
-        withdrawn = copies.take_prefetches_of(layer, loads)
+        streamed = self._still_absent(layer, assignment.streamed)
+        withdrawn = copies.take_prefetches_of(layer, (*streamed, *loads))
         released = self._release_unused(layer, gpu)
         ids, ready = self.residency.ids[layer], view.ready_ns
         self._pinned = {ids[e] for e in view.routing.active}
+        if streamed:
+            copies.add_streamed(layer, streamed)
+            self._awaited.update(streamed)
+            self._streamed = frozenset(streamed)
         if loads:
             self._pinned |= self._protected
             self._pinned.update(copies.add_loads(layer, loads, self._pinned))
@@ -91,8 +98,9 @@ class Session:
         resident = tuple(e for e in view.routing.active if ready[e] == 0 and e != awaited)
         order = there + loads if awaited is None else (*there, awaited, *loads)
         return Plan(
-            layer, in_force, order, cpu, loads, awaited, precomputed, withdrawn, released, swaps, resident, makespan_ns
-        )
+            layer, in_force, order, cpu, loads, awaited, precomputed, withdrawn, released, swaps, resident,
+            assignment.makespan_ns, streamed,
+        )  # fmt: skip
 
     def foresee(self, forecasts: Sequence[Forecast]) -> tuple[Foresight, tuple[ExpertId, ...]]:
         """Forecasts of later layers are known: queue prefetches, commit routing. Also returns what was withdrawn."""
@@ -154,6 +162,9 @@ class Session:
         layer, expert = copy.id
         if layer == self._layer and expert in self._awaited:
             self._awaited.remove(expert)
+            if expert in self._streamed:
+                self.residency.release(copy.id)
+                return False
         elif copy is self._useless and copy.into == "staging":
             self.residency.release(copy.id)
             return False
@@ -175,8 +186,9 @@ class Session:
         """What the policy sees, with the routing in force."""
         layer, true = given.layer, given.routing
         view = LayerView(
-            given.step, layer, given.phase, true, given.scores, self._ready(layer, true, given.h2d_backlog_ns),
-            given.h2d_backlog_ns, given.cpu_backlog_ns, self.costs, self.residency.view,
+            given.step, layer, given.phase, true, given.scores, given.sequences,
+            self._ready(layer, true, given.h2d_backlog_ns), given.h2d_backlog_ns, given.cpu_backlog_ns, self.costs,
+            self.residency.view,
         )  # fmt: skip
         routing = self.policy.router.route(view) if self._commit is None else self._commit.routing
         if routing is true:
@@ -211,6 +223,14 @@ class Session:
             return None
         self._awaited.add(running.id.expert)
         return running.id.expert
+
+    def _still_absent(self, layer: int, streamed: Sequence[int]) -> tuple[int, ...]:
+        """Those of ``streamed`` that are neither on the GPU nor on their way."""
+        if not streamed:
+            return ()
+        ids, running = self.residency.ids[layer], self._copies.running
+        coming = None if running is None else running.id
+        return tuple(e for e in streamed if ids[e] != coming and not self.residency.holds(ids[e]))
 
     def _release_unused(self, layer: int, gpu: Sequence[int]) -> tuple[ExpertId, ...]:
         """Prefetched experts that the plan does not use give up their staging slots."""

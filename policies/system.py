@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from policies.calibration import Calibration
 from policies.future import Future
 from policies.protocols import Composition, Needs
+from policies.views import ExpertCosts
 
 
 class ChoiceError(ValueError):
@@ -17,13 +19,19 @@ class ChoiceError(ValueError):
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What a system may look at when it is built. ``popularity``: whether the budget will carry it."""
+    """What a system may look at when it is built: the model, the batch, and what was learnt offline.
+
+    ``costs`` are the planner's, by layer.
+    """
 
     model: str
     experts: int
     layers: int
-    popularity: bool = False
+    top_k: int = 1
+    batch: int = 1
     seed: int = 0
+    costs: Sequence[ExpertCosts] = ()
+    calibration: Calibration | None = None
     future: Future | None = None
 
     def required_future(self, policy: str) -> Future:
@@ -31,6 +39,15 @@ class BuildContext:
         if self.future is None:
             raise ChoiceError(f"policy {policy!r} needs the future of the run: give it a complete trace, no live model")
         return self.future
+
+    def required_calibration(self, policy: str) -> Calibration:
+        """What was counted on calibration prompts. Raises ChoiceError if there is none."""
+        if self.calibration is None:
+            raise ChoiceError(
+                f"policy {policy!r} needs calibration: a trace of the same model on prompts other than those evaluated "
+                f"(`calibration: FILE` in the scenario)"
+            )
+        return self.calibration
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,11 @@ class Routing(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """Predicted routing of a later layer: ``active`` experts by descending predicted ``tokens``, ties by lower id."""
+    """Predicted routing of a later layer: ``active`` experts by descending predicted ``tokens``, ties by lower id.
+
+    They follow from the k best of each token. ``token_ids`` and ``token_scores`` ([tokens][m], descending, m >= 2k or
+    all experts) are there for policies that need tokens; scores only where the forecast has any.
+    """
 
     layer: int
     kind: str
@@ -68,6 +72,7 @@ class LayerInput(NamedTuple):
     phase: Phase
     routing: Routing
     scores: Sequence[Sequence[float]] | None = None  # [tokens][experts] router probabilities
+    sequences: Sequence[int] = ()  # whose each token is; empty when no part of the policy asked for tokens
     h2d_backlog_ns: int = 0  # what is left of the copy that runs now
     cpu_backlog_ns: int = 0  # what is left of the precomputations
 
@@ -87,6 +92,7 @@ class LayerView(NamedTuple):
     phase: Phase
     routing: Routing
     scores: Sequence[Sequence[float]] | None
+    sequences: Sequence[int]
     ready_ns: Mapping[int, int]  # of every active expert: 0 on the GPU, remaining ns if loading, INFINITE_NS if absent
     h2d_backlog_ns: int
     cpu_backlog_ns: int
@@ -96,12 +102,16 @@ class LayerView(NamedTuple):
 
 class Assignment(NamedTuple):
     """Where each active expert runs. ``gpu`` and ``cpu`` are in running order; ``loads`` are those of ``gpu`` that
-    must be copied, in copy order; ``makespan_ns`` is what the assigner expects of the experts of this layer."""
+    must be copied, in copy order; ``makespan_ns`` is what the assigner expects of the experts of this layer.
+
+    ``streamed`` are absent experts without workload that are copied all the same, before ``loads``, because the layer
+    is brought as a whole; it ends no earlier than their copies."""
 
     gpu: tuple[int, ...]
     cpu: tuple[int, ...]
     loads: tuple[int, ...]
     makespan_ns: int
+    streamed: tuple[int, ...] = ()
 
 
 class Commitment(NamedTuple):
@@ -160,3 +170,4 @@ class Plan(NamedTuple):
     swaps: tuple[Swap, ...]  # cache updates queued because of this routing
     resident: tuple[int, ...]  # active experts that were on the GPU when the layer was routed
     makespan_ns: int
+    streamed: tuple[int, ...] = ()  # copied before ``loads``, for nobody

@@ -2,63 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from policies.registry import ChoiceError, policy_names, system
-from sim.demand import MissingFromTraceError
-from sim.memory import BudgetError
+from sim.draws import DRAWS, Row, Watch, draws_of, play, refused, summary
 from sim.run import Run
-from sim.scenario import Scenario, ScenarioError
-from sim.simulate import CLAIRVOYANT, setting_of, simulate_setting
+from sim.scenario import Scenario
+from sim.simulate import CLAIRVOYANT, simulate_setting
 
 
 class Comparison(NamedTuple):
-    """Runs of one scenario, best TPOT first, and why each policy that was left out cannot run in it.
+    """Policies in several draws of one scenario, best mean TPOT first, and why each that was left out cannot run.
 
-    ``scenario`` is the resolved one, but for policy and parameters: those of each run are in its row.
+    ``scenario`` is the resolved one, but for policy and parameters: those of each run are in its row. ``runs`` are those
+    of the scenario itself (draw 0); ``draws`` holds the rows of all draws of each policy.
     """
 
     scenario: dict[str, Any]
     runs: list[Run]
+    draws: dict[str, list[Row]]
     left_out: dict[str, str]
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One flat, JSON-ready row a run, with its ``regret``: TPOT over that of the clairvoyant run, minus 1."""
-        rows = [run.to_dict() for run in self.runs]
-        best = next((row["tpot_ms"] for row in rows if CLAIRVOYANT in row["labels"]), None)
-        for row in rows:
-            row["regret"] = row["tpot_ms"] / best - 1 if best and row["tpot_ms"] is not None else None
-        return rows
+    def rows(self) -> list[Row]:
+        """One JSON-ready row a policy: means over the draws, the spread of TPOT, and ``draws`` (``sim.draws.summary``).
+
+        ``regret`` is TPOT over that of the clairvoyant run of the same draw, minus 1; of several clairvoyant policies,
+        the best is meant.
+        """
+        seers = (run.policy for run in self.runs if CLAIRVOYANT in run.labels)
+        best = self.draws.get(next(seers, ""))
+        return [summary(_with_regret(self.draws[run.policy], best)) for run in self.runs]
 
 
 def compare(
-    scenario: Scenario,
-    policies: Sequence[str] | None = None,
-    *,
-    watch: Callable[[Sequence[str]], Iterable[str]] = iter,
+    scenario: Scenario, policies: Sequence[str] | None = None, *, draws: int = DRAWS, jobs: int = 1, watch: Watch = iter
 ) -> Comparison:
     """Simulate one scenario under several policies; by default under all that it can serve.
 
+    Every policy plays the same ``draws``: the scenario itself, and others like it (``sim.draws.draws_of``). ``jobs``
+    processes share the work; more than one needs a caller that can be imported (``if __name__ == "__main__"``).
     ``scenario.parameters`` go to ``scenario.policy`` alone; the others run with their defaults. ``watch`` goes through
     the names, to show progress. Raises what ``simulate`` raises, if a policy was asked for or none can run.
     """
     names = policy_names() if policies is None else policies
+    if not names:
+        raise ChoiceError("expected at least one policy to compare, got none")
     for name in names:
         system(name)
-    setting = setting_of(scenario)
-    runs, left_out = [], {}
-    for name in watch(names):
-        try:
-            runs.append(simulate_setting(setting, name, scenario.parameters if name == scenario.policy else {}))
-        except (BudgetError, ChoiceError, MissingFromTraceError, ScenarioError) as error:
-            if policies is not None or (name == names[-1] and not runs):
-                raise
-            left_out[name] = str(error)
-    resolved = {**(runs[0].scenario if runs else {}), "policy": scenario.policy, "parameters": scenario.parameters}
-    return Comparison(resolved, sorted(runs, key=_rank), left_out)
+    simulations = {
+        name: partial(simulate_setting, policy=name, parameters=scenario.parameters if name == scenario.policy else {})
+        for name in names
+    }
+    found = play(simulations, draws_of(scenario, draws), jobs, watch, insist=policies is not None)
+    refusals = {name: error for name, outcomes in found.items() if (error := refused(outcomes))}
+    if len(refusals) == len(found):
+        raise refusals[names[-1]]
+    runs = [outcomes[0].run for name, outcomes in found.items() if name not in refusals]
+    rows = {name: [outcome.row for outcome in outcomes] for name, outcomes in found.items() if name not in refusals}
+    ranked = sorted((run for run in runs if run), key=lambda run: _rank(rows[run.policy]))
+    resolved = {**ranked[0].scenario, "policy": scenario.policy, "parameters": scenario.parameters}
+    return Comparison(resolved, ranked, rows, {name: str(error) for name, error in refusals.items()})
 
 
-def _rank(run: Run) -> tuple[float, str]:
-    metrics = run.metrics
-    return (metrics.ttft_ms or 0.0) if metrics.tpot_ms is None else metrics.tpot_ms, run.policy
+def _rank(rows: Sequence[Row]) -> tuple[float, str]:
+    row = summary(rows)
+    return (row["ttft_ms"] or 0.0) if row["tpot_ms"] is None else row["tpot_ms"], row["policy"]
+
+
+def _with_regret(rows: Sequence[Row], best: Sequence[Row] | None) -> list[Row]:
+    return [{**row, "regret": _regret(row, seer)} for row, seer in zip(rows, best or [{}] * len(rows), strict=True)]
+
+
+def _regret(row: Row, seer: Row) -> float | None:
+    if row["tpot_ms"] is None or not seer.get("tpot_ms"):
+        return None
+    return float(row["tpot_ms"] / seer["tpot_ms"] - 1)

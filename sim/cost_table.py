@@ -22,6 +22,7 @@ class StepCosts(NamedTuple):
     dense_ns: int  # all dense layers of the model, a step, before MoE layer 0
     gate_ns: int
     speculate_ns: int  # one forecast: the next gate on this layer's input
+    estimator_ns: int  # one forecast by the learnt estimator
     shared_ns: int  # 0 without a shared expert
     combine_ns: int
     head_ns: int  # language-model head, a step

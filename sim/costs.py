@@ -39,6 +39,7 @@ GATE_KERNELS = 3  # product, softmax, top-k
 EXPERT_KERNELS = 5  # gate, up, activation, multiplication, down
 COMBINE_KERNELS = 2  # weighted sum, residual addition
 HEAD_KERNELS = 2  # norm, product
+ESTIMATOR_KERNELS = 8  # two products in, two in the MLP, activation, addition, norm, top-k
 ROUTING_BYTES = 8  # one expert id and one weight, 32-bit each
 ACTIVATION_BYTES = 2  # hidden states travel in 16 bits
 
@@ -120,6 +121,7 @@ class RooflineSteps:
             dense_ns=shape.dense_layers * dense_ns,
             gate_ns=gate_ns,
             speculate_ns=gate_ns,
+            estimator_ns=self._product(_estimator_params(shape), tokens, ESTIMATOR_KERNELS),
             shared_ns=self._product(3 * shape.hidden * shape.shared_width, tokens, EXPERT_KERNELS),
             combine_ns=self._gpu((shape.top_k + 2) * hidden_bytes, 0, COMBINE_KERNELS),
             head_ns=self._product(shape.vocab * shape.hidden, len(context), HEAD_KERNELS),
@@ -153,6 +155,15 @@ class RooflineSteps:
         return _ns(link.h2d_latency_ns + size / link.h2d_bytes_per_s * 1e9)
 
 
+def _estimator_params(shape: ModelShape) -> int:
+    """Weights of the estimator of Speculating Experts (Appendix): in, two MLP matrices of 4 x its width, out.
+
+    The width is published for no model; the count of 17 M for Qwen3-30B gives 0.65 x hidden.
+    """
+    width = round(0.65 * shape.hidden)
+    return width * (shape.hidden + 8 * width + shape.experts)
+
+
 def _pairs(tokens: int, context: Sequence[int]) -> float:
     """Query-key pairs of causal attention.
 
@@ -178,6 +189,7 @@ def uniform_costs(
     dense_ns: int = 0,
     gate_ns: int = 2,
     speculate_ns: int = 2,
+    estimator_ns: int = 3,
     shared_ns: int = 0,
     combine_ns: int = 1,
     head_ns: int = 4,
@@ -204,8 +216,8 @@ def uniform_costs(
     )  # fmt: skip
     steps = ConstantSteps(
         StepCosts(
-            attention_ns, dense_ns, gate_ns, speculate_ns, shared_ns, combine_ns, head_ns, routing_ns, activations_ns,
-            result_ns,
+            attention_ns, dense_ns, gate_ns, speculate_ns, estimator_ns, shared_ns, combine_ns, head_ns, routing_ns,
+            activations_ns, result_ns,
         )
     )  # fmt: skip
     decisions = PlanCosts({"default": PlanCost(plan_ns, 0)}, {"default": PlanCost(foresee_ns, 0)})

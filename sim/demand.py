@@ -25,6 +25,7 @@ class StepDemand(NamedTuple):
     routings: tuple[Routing, ...]  # by layer
     forecasts: tuple[tuple[Forecast, ...], ...]  # by layer at which they are made
     scores: np.ndarray | None  # [tokens, layers, experts]
+    sequences: tuple[int, ...] = ()  # whose each token is; empty unless the policy needs tokens
 
 
 class MissingFromTraceError(ValueError):
@@ -56,14 +57,17 @@ def _step(trace: Trace, step: StepRows, needs: Needs) -> StepDemand:
             for layer, r in enumerate(routings)
         ]
     by_layer: list[list[Forecast]] = [[] for _ in range(layers)]
-    for kind, lookahead in needs.forecasts:
-        for forecast in _forecasts(trace, step.rows, routings, kind, lookahead):
-            by_layer[forecast.layer - lookahead].append(forecast)
+    for key in needs.forecasts if step.phase in needs.forecast_phases else ():
+        kind, lookahead = key
+        reached = needs.forecast_layers.get(kind)
+        for forecast in _forecasts(trace, step, routings, ForecastKey(*key), needs.tokens):
+            if reached is None or forecast.layer in reached:
+                by_layer[forecast.layer - lookahead].append(forecast)
     scores = np.asarray(trace.scores[step.rows]) if needs.scores and trace.scores is not None else None
     context = tuple(before + tokens for before, tokens in zip(step.context, step.tokens, strict=True))
     return StepDemand(
         step.index, step.phase, len(step.rows), context, tuple(routings),
-        tuple(tuple(f) for f in by_layer), scores,
+        tuple(tuple(f) for f in by_layer), scores, _owners(step) if needs.tokens else (),
     )  # fmt: skip
 
 
@@ -83,15 +87,31 @@ def _routings(ids: np.ndarray, experts: int) -> list[Routing]:
     return [Routing(active, tokens) for active, tokens in _split(count_experts(ids, experts), by_tokens=False)]
 
 
+def _owners(step: StepRows) -> tuple[int, ...]:
+    """The sequence of every token."""
+    return tuple(np.repeat(step.sequences, step.tokens).tolist())
+
+
 def _forecasts(
-    trace: Trace, rows: np.ndarray, routings: Sequence[Routing], kind: str, lookahead: int
+    trace: Trace, step: StepRows, routings: Sequence[Routing], key: ForecastKey, by_token: bool
 ) -> list[Forecast]:
-    """Forecasts of one kind for every layer that has one."""
+    """Forecasts of one kind for every layer that has one; what each token's are only where asked for."""
+    kind, lookahead = key
     if kind == "oracle":
         return [_oracle(layer, routing) for layer, routing in enumerate(routings) if layer >= lookahead]
-    ids = np.asarray(trace.forecasts[ForecastKey(kind, lookahead)].ids[rows])[:, :, : trace.shape.top_k]
-    split = _split(count_experts(ids, trace.shape.experts), by_tokens=True)
-    return [Forecast(layer + lookahead, kind, *split[layer]) for layer in range(ids.shape[1] - lookahead)]
+    held = trace.forecasts[key]
+    ids = np.asarray(held.ids[step.rows])
+    split = _split(count_experts(ids[:, :, : trace.shape.top_k], trace.shape.experts), by_tokens=True)
+    forecasts = [Forecast(layer + lookahead, kind, *split[layer]) for layer in range(ids.shape[1] - lookahead)]
+    if not by_token:
+        return forecasts
+    scores = None if held.scores is None else np.asarray(held.scores[step.rows])
+    return [
+        forecast._replace(
+            token_ids=ids[:, layer].tolist(), token_scores=() if scores is None else scores[:, layer].tolist()
+        )
+        for layer, forecast in enumerate(forecasts)
+    ]
 
 
 def _oracle(layer: int, routing: Routing) -> Forecast:

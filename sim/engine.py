@@ -99,7 +99,7 @@ class Engine:
         scores = None if step.scores is None else step.scores[:, layer].tolist()
         backlogs = self.h2d.left_ns(), self.parts.cpu.left_ns()
         plan = self.session.plan_layer(
-            LayerInput(step.index, layer, step.phase, step.routings[layer], scores, *backlogs)
+            LayerInput(step.index, layer, step.phase, step.routings[layer], scores, step.sequences, *backlogs)
         )
         now = int(self.env.now)
         for id in plan.withdrawn:
@@ -122,9 +122,8 @@ class Engine:
         speculated = None
         for forecast in forecasts:
             if forecast.kind in FROM_GATE_INPUT:
-                speculated = gpu.reserve(
-                    launched, costs.speculate_ns, "speculate", layer, -1, tokens, 0, forecast.layer
-                )
+                duration = costs.estimator_ns if forecast.kind == "estimator" else costs.speculate_ns
+                speculated = gpu.reserve(launched, duration, "speculate", layer, -1, tokens, 0, forecast.layer)
         if costs.shared_ns:
             gpu.reserve(launched, costs.shared_ns, "shared", layer, -1, tokens)
         return speculated

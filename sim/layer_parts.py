@@ -44,8 +44,9 @@ class LayerParts:
         self.tokens, self.step_costs = 0, costs.step(1, (1,))
         self.hidden_at = 0  # when the layer's hidden states are computed
         self._pending: list[tuple[int, int, int]] = []  # (expert, tokens, launched): on the GPU once they are copied
+        self._streamed: set[int] = set()  # experts that the layer waits for though nobody uses them
         self._cpu_awaited: set[int] = set()
-        self._outstanding = 0  # pending experts, and 1 for the CPU's share
+        self._outstanding = 0  # pending and streamed experts, and 1 for the CPU's share
         self._combine_ready = 0
         self._with_cpu = False
         self._activations_here = -1  # when the CPU has this layer's activations; -1: not sent
@@ -69,7 +70,8 @@ class LayerParts:
             self.cpu.add(plan.cpu, workload, self._send_activations(planned), "expert", layer, layer)
         self._cpu_awaited = {e for e in plan.precomputed if (layer, e) not in self._precomputed}.union(plan.cpu)
         self._precomputed.clear()
-        self._outstanding = len(self._pending)
+        self._streamed = set(plan.streamed)
+        self._outstanding = len(self._pending) + len(self._streamed)
         self._with_cpu = bool(plan.cpu or plan.precomputed)
         if self._with_cpu:
             self._outstanding += 1
@@ -118,6 +120,11 @@ class LayerParts:
 
     def _arrived(self, copy: Copy) -> None:
         """A copy has ended; if the layer at work waits for it, its expert may run."""
+        if copy.id.layer == self.layer and copy.id.expert in self._streamed:
+            self._streamed.remove(copy.id.expert)
+            self._combine_ready = max(self._combine_ready, int(self.env.now))
+            self._part_over()
+            return
         if not self._pending or copy.id.layer != self.layer or copy.id.expert != self._pending[0][0]:
             return
         expert, tokens, launched = self._pending.pop(0)

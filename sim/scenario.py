@@ -39,7 +39,7 @@ class Scenario:
     generated_tokens: int | None = None
     prefill_chunk_tokens: int | None = None
     sequences: tuple[int, ...] | None = None  # which of the trace's sequences, in order; None: from the first
-    calibration: str | None = None  # trace for popularity; None: the bundled one that belongs to ``trace``
+    calibration: str | None = None  # trace to calibrate policies on; None: the bundled one that belongs to ``trace``
     seed: int = 0
 
     def __post_init__(self) -> None:

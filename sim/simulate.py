@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from policies.calibration import Calibration
 from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
 from policies.session import Session
 from sim.bounds import bounds_of
+from sim.calibration import calibration_name, check_calibration, load_calibration
 from sim.cost_table import CostTable
 from sim.costs import ACTIVATION_BYTES, ROUTING_BYTES, roofline
 from sim.demand import StepDemand, demand_of, future_of
@@ -22,9 +24,8 @@ from sim.spans import spans_frame
 from traces.batches import StepRows
 from traces.batches import compose as compose_batch
 from traces.catalogue import load_model
-from traces.library import calibration_of, load_trace
+from traces.library import load_trace
 from traces.model_shape import ModelShape
-from traces.statistics import popularity
 from traces.trace import Trace
 
 CLAIRVOYANT = "clairvoyant"
@@ -67,7 +68,7 @@ def setting_of(scenario: Scenario) -> Setting:
     if scenario.gpu_memory_gb is not None:
         overrides["gpu.memory_bytes"] = round(scenario.gpu_memory_gb * 1e9)
     hardware = load_hardware(scenario.hardware, overrides)
-    _check_calibration(scenario, trace)
+    check_calibration(scenario, trace)
     steps = compose_batch(
         trace, batch=scenario.batch, prompt_tokens=scenario.prompt_tokens,
         generated_tokens=scenario.generated_tokens, sequences=scenario.sequences,
@@ -79,10 +80,13 @@ def setting_of(scenario: Scenario) -> Setting:
 
 def simulate_setting(setting: Setting, policy: str, parameters: Mapping[str, object]) -> Run:
     """Simulate one policy in a resolved setting."""
-    scenario, shape = setting.scenario, setting.shape
-    composition = _compose(setting, policy, parameters)
-    needs = composition.needs
-    check_needs(policy, needs, setting)
+    return simulate_composition(setting, compose_policy(setting, policy, parameters))
+
+
+def simulate_composition(setting: Setting, composition: Composition) -> Run:
+    """Simulate any composition, registered or not, in a resolved setting."""
+    scenario, shape, needs = setting.scenario, setting.shape, composition.needs
+    check_needs(composition.name, needs, setting)
     demand = demand_of(setting.trace, setting.steps, needs)
     memory = plan_memory(
         shape, setting.hardware, batch=scenario.batch, tokens=setting.tokens_per_sequence,
@@ -96,7 +100,7 @@ def simulate_setting(setting: Setting, policy: str, parameters: Mapping[str, obj
     return Run(
         scenario=_resolved(setting, composition).to_dict(),
         trace_checksum=setting.trace.checksum,
-        policy=policy,
+        policy=composition.name,
         spans=spans_frame(engine.recorder.rows),
         labels=labels_of(needs, setting.trace),
         bounds=_bounds(setting, demand, memory, needs),
@@ -139,32 +143,33 @@ def labels_of(needs: Needs, trace: Trace) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _compose(setting: Setting, policy: str, parameters: Mapping[str, object]) -> Composition:
+def compose_policy(setting: Setting, policy: str, parameters: Mapping[str, object]) -> Composition:
+    """A fresh policy for a run in this setting."""
     future = None
     if system(policy).needs.future:
         future = future_of(demand_of(setting.trace, setting.steps, Needs()))
     context = BuildContext(
         model=setting.shape.name, layers=setting.shape.moe_layers, experts=setting.shape.experts,
-        popularity=calibration_name(setting.scenario) is not None, seed=setting.scenario.seed, future=future,
+        top_k=setting.shape.top_k, batch=setting.scenario.batch, seed=setting.scenario.seed,
+        costs=setting.costs.experts, calibration=_calibration(setting), future=future,
     )  # fmt: skip
     return compose(policy, parameters, context=context)
 
 
 def _budget(setting: Setting, memory: MemoryPlan, needs: Needs) -> Budget:
-    shape, scenario = setting.shape, setting.scenario
-    name = calibration_name(scenario)
+    shape, calibration = setting.shape, _calibration(setting) if needs.calibration else None
     return Budget(
         experts=shape.experts,
         expert_bytes=tuple(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)),
         cache_bytes=memory.cache_bytes,
-        popularity=popularity(load_trace(name)) if needs.popularity and name is not None else None,
-        seed=scenario.seed,
+        popularity=None if calibration is None else calibration.popularity,
+        seed=setting.scenario.seed,
     )
 
 
-def calibration_name(scenario: Scenario) -> str | None:
-    """The trace that popularity is counted on: the scenario's, or the one bundled beside its trace."""
-    return scenario.calibration or calibration_of(scenario.trace)
+def _calibration(setting: Setting) -> Calibration | None:
+    name = calibration_name(setting.scenario)
+    return None if name is None else load_calibration(name)
 
 
 def _check_topology(scenario: Scenario, traced: ModelShape, shape: ModelShape) -> None:
@@ -174,23 +179,6 @@ def _check_topology(scenario: Scenario, traced: ModelShape, shape: ModelShape) -
                 f"trace {scenario.trace!r} was recorded with {name} = {getattr(traced, name)}, model {shape.name!r} "
                 f"has {getattr(shape, name)}: choose a model of the same topology, or `model: null` for the trace's own"
             )
-
-
-def _check_calibration(scenario: Scenario, trace: Trace) -> None:
-    """What popularity is counted on must be of the same topology, and not what is evaluated."""
-    name = calibration_name(scenario)
-    if name is None:
-        return
-    calibration = load_trace(name)
-    if calibration.checksum == trace.checksum:
-        raise ScenarioError(
-            f"calibration {name!r} is the trace that is evaluated: a policy would know its future; capture another one "
-            f"from other prompts"
-        )
-    for key in ("moe_layers", "experts"):
-        ours, theirs = getattr(trace.shape, key), getattr(calibration.shape, key)
-        if ours != theirs:
-            raise ScenarioError(f"calibration {name!r} has {key} = {theirs}, trace {scenario.trace!r} has {ours}")
 
 
 def check_needs(policy: str, needs: Needs, setting: Setting) -> None:

@@ -15,7 +15,8 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
         gate, speculate (one per forecast computed on the GPU; target_layer set), shared: the same launch.
                      A forecast from a partial forward pass has its own launch, after the experts that are here
         expert       its launch; one that is copied for this layer: its launch and the end of its copy
-        combine      its launch and the CPU's result. Where the GPU reads results in place
+        combine      its launch, the CPU's result, and the copies of experts that come with their layer though no token
+                     was routed to them (a streamed layer). Where the GPU reads results in place
                      (result_path "direct") that is the end of the last CPU expert, and combine lasts as much longer
                      as reading takes; where they queue ("h2d") it is the end of `result`
   d2h   routing      end of `gate`; a second one (target_layer set) if the GPU computes forecasts: end of the last

@@ -5,8 +5,9 @@ to what the waiter waited for last, read off its ``ready_ns``:
 
 - attention, gate, shared, speculate: ``host`` (their launch);
 - expert: ``h2d`` if the copy of this expert ended at its ``ready_ns``, else ``host`` (its launch came later);
-- combine: if the CPU's part (the ``result`` copy where results queue on the link, else the last CPU expert) came at
-  its ``ready_ns``, the gap up to the end of the last CPU expert is ``cpu`` and the rest ``h2d``; else ``host``;
+- combine: if the CPU's part (the ``result`` copy where results queue on the link, else the last CPU expert), or a copy
+  for the layer, came at its ``ready_ns``, the gap up to the end of the last CPU expert is ``cpu`` and the rest ``h2d``;
+  else ``host``;
 - the time after the last gpu span: ``host``.
 
 A tie (launch and copy end in the same ns) is charged to the copy or the CPU. A gap that straddles the edge of a window
@@ -93,7 +94,7 @@ def _copy_ends_at(c: Columns, cells: Cells, waiter: Columns) -> Bools:
 
 
 def _cpu_part(c: Columns, cells: Cells, combine: Columns) -> tuple[Ints, Ints]:
-    """For each combine: the last end of its CPU experts, and of what brought their results; -1 without any.
+    """For each combine: the last end of its CPU experts, and of any part that came without a span on the GPU; else -1.
 
     Only what ended by the combine's ``ready_ns`` counts: it did not wait for anything later (a dropped precomputation).
     """
@@ -102,7 +103,7 @@ def _cpu_part(c: Columns, cells: Cells, combine: Columns) -> tuple[Ints, Ints]:
     cpu_end, part_end = np.full((2, len(layers)), -1, dtype=np.int64)
     ready = combine.ready[place]
     _latest(cpu_end, layers, ready, c.where(c.on("cpu")), cells)
-    _latest(part_end, layers, ready, c.where(c.of("result")), cells)
+    _latest(part_end, layers, ready, c.where(c.of("result", "demand")), cells)
     part_end = np.maximum(part_end, cpu_end)
     back = np.argsort(place, kind="stable")
     return cpu_end[back], part_end[back]

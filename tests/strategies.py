@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from policies.calibration import Calibration
 from traces.model_shape import ModelShape
 from traces.trace import Trace
 from traces.trace_layout import ForecastKey
@@ -37,6 +38,19 @@ def toy_trace(routing: Routing, *, prompt_tokens: int = 0, experts: int | None =
         "topk_weights": np.full(ids.shape, 1 / top_k, np.float16),
     }
     return Trace.from_tensors(shape, tensors, {"model": "toy"})
+
+
+def toy_calibration(layers: int, experts: int, top_k: int, seed: int = 0, sequences: int = 3) -> Calibration:
+    """Some sequences of 4 prompt and 5 decode tokens, routed at random with a taste for some experts."""
+    random = np.random.default_rng(seed)
+    taste = random.dirichlet(np.ones(experts), layers)
+    scores = taste + random.random((sequences, 9, layers, experts)) * 0.2
+    ids = np.argsort(-scores, axis=-1, kind="stable")[..., :top_k].astype(np.int16)
+    chosen = (ids[..., None] == np.arange(experts)).any(axis=-2).astype(np.int64)
+    recalls = {(kind, 1): random.random(layers) for kind in ("gate", "residual", "quasi_hidden", "estimator")}
+    return Calibration(
+        "toy", chosen.sum(axis=1), chosen[:, 4:].sum(axis=1), ids[:, 4:].reshape(-1, layers, top_k), recalls
+    )
 
 
 @st.composite

@@ -77,7 +77,7 @@ class Play:
         layer, active = place % LAYERS, tuple(sorted(workload))
         routing = Routing(active, tuple(workload[e] for e in active))
         residency = ResidencyView(self.resident, [()] * LAYERS)
-        view = LayerView(place // LAYERS, layer, "decode", routing, None, {}, 0, 0, (), residency)
+        view = LayerView(place // LAYERS, layer, "decode", routing, None, (), {}, 0, 0, (), residency)
         missing = [ExpertId(layer, e) for e in active if e not in self.resident[layer]]
         self.cache.observe(view)
         if self.cache.admits:

@@ -65,7 +65,8 @@ class Peeking:
     """Puts on the GPU whatever the same layer will want in the next step."""
 
     def __init__(self, world: World) -> None:
-        self.active = {(s.index, layer): r.active for s in world.demand() for layer, r in enumerate(s.routings)}
+        demand = world.demand(world.needs)
+        self.active = {(s.index, layer): r.active for s in demand for layer, r in enumerate(s.routings)}
 
     def assign(self, view: LayerView) -> Assignment:
         later = self.active.get((view.step + 1, view.layer), ())

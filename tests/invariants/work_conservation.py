@@ -53,7 +53,9 @@ def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span) 
             return max(launched[0], _stay_at(stays, layer, span).readable)
         case "gpu", "combine":
             parts = log.of(layer, "result") or [s for s in log.computed(layer) if s.lane == "cpu"]
-            return max([launches[1].end_ns, *(s.end_ns for s in parts)])
+            used = {s.expert for s in log.computed(layer)}
+            streamed = [s for s in log.of(layer, "demand") if s.expert not in used]
+            return max([launches[1].end_ns, *(s.end_ns for s in [*parts, *streamed])])
         case "host", "wait":
             return log.of(layer, "routing")[0].end_ns
         case "host", "plan":

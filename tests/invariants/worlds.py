@@ -34,7 +34,7 @@ from sim.layer_parts import TokenBytes
 from sim.plan_costs import PlanCost, PlanCosts
 from sim.spans import spans_frame
 from tests.invariants.log import Routings
-from tests.strategies import toy_shape, traces
+from tests.strategies import toy_calibration, toy_shape, traces
 from traces.batches import compose as compose_batch
 from traces.trace import Trace
 from traces.trace_layout import ForecastKey
@@ -66,9 +66,9 @@ class World:
         """What the policy must be given."""
         return SYSTEMS[self.policy].needs
 
-    def demand(self) -> list[StepDemand]:
-        """What the trace asks for."""
-        return demand_of(self.trace, compose_batch(self.trace, batch=self.batch), self.needs)
+    def demand(self, needs: Needs) -> list[StepDemand]:
+        """What the trace asks for, with what a policy needs."""
+        return demand_of(self.trace, compose_batch(self.trace, batch=self.batch), needs)
 
 
 class RecordingSession(Session):
@@ -137,14 +137,16 @@ class Played:
 
 def play(world: World, changes: dict[str, Any] | None = None) -> Played:
     """Run a world. ``changes`` replaces parts of the policy (a broken one, say)."""
-    demand, shape, needs = world.demand(), world.trace.shape, world.needs
+    shape, needs = world.trace.shape, world.needs
+    calibration = toy_calibration(shape.moe_layers, shape.experts, shape.top_k, world.seed)
     context = BuildContext(
-        model=shape.name, experts=shape.experts, layers=shape.moe_layers, popularity=True, seed=world.seed,
-        future=future_of(demand) if needs.future else None,
+        model=shape.name, experts=shape.experts, layers=shape.moe_layers, top_k=shape.top_k, batch=world.batch,
+        seed=world.seed, costs=world.costs.experts, calibration=calibration,
+        future=future_of(world.demand(Needs())) if needs.future else None,
     )  # fmt: skip
     policy = replace(compose(world.policy, {}, context=context), **(changes or {}))
-    popularity = np.random.default_rng(world.seed).dirichlet(np.ones(shape.experts), shape.moe_layers)
-    return play_policy(policy, world, demand, popularity if needs.popularity else None)
+    demand = world.demand(policy.needs)
+    return play_policy(policy, world, demand, calibration.popularity if needs.calibration else None)
 
 
 def play_policy(

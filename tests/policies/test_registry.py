@@ -15,6 +15,7 @@ from policies.protocols import Budget, Composition
 from policies.registry import SYSTEMS, BuildContext, ChoiceError, compose, policy_names, system
 from policies.session import Session
 from policies.views import ExpertCosts, Forecast, LayerInput, Routing
+from tests.strategies import toy_calibration
 
 LAYERS, EXPERTS, STEPS = 3, 8, 6
 Events = list[tuple[int, int, tuple[int, ...]]]
@@ -26,7 +27,7 @@ def events() -> Events:
 
 
 def context(**fields: object) -> BuildContext:
-    given = {"popularity": True, "future": Future(events()), **fields}
+    given = {"calibration": toy_calibration(LAYERS, EXPERTS, 2), "top_k": 2, "future": Future(events()), **fields}
     return BuildContext("toy", EXPERTS, LAYERS, **given)  # type: ignore[arg-type]
 
 
@@ -85,7 +86,7 @@ def test_a_wrong_parameter_says_what_is_right(name: str, parameters: Mapping[str
 @pytest.mark.parametrize(
     ("name", "missing", "message"),
     [
-        ("fiddler", {"popularity": False}, "needs the popularity of experts: count it on calibration prompts"),
+        ("fiddler", {"calibration": None}, "needs calibration: a trace of the same model on prompts other than those"),
         ("oracle", {"future": None}, "needs the future of the run: give it a complete trace"),
     ],
 )

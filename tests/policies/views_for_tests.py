@@ -33,6 +33,7 @@ def view(
         phase=phase,
         routing=Routing(active, tuple(workload[e] for e in active)),
         scores=None,
+        sequences=(),
         ready_ns={e: known.get(e, INFINITE_NS) for e in active},
         h2d_backlog_ns=0,
         cpu_backlog_ns=0,

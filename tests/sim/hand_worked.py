@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from policies.calibration import Calibration
 from policies.future import Future
 from policies.protocols import Budget, Composition, InitialPlacement
 from policies.registry import BuildContext, compose
@@ -58,11 +59,11 @@ def step(
 
 
 def registered(
-    name: str, *, future: Sequence[StepDemand] = (), popularity: bool = False, **parameters: object
+    name: str, *, future: Sequence[StepDemand] = (), calibration: Calibration | None = None, **parameters: object
 ) -> Composition:
     """A policy from the registry, for the small model."""
     known: Future | None = future_of(future) if future else None
-    context = BuildContext("toy", EXPERTS, LAYERS, popularity=popularity, future=known)
+    context = BuildContext("toy", EXPERTS, LAYERS, calibration=calibration, future=known)
     return compose(name, parameters, context=context)
 
 

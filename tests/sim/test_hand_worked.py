@@ -7,7 +7,8 @@ starts at t has its plan at t + 15. The host goes on to the next layer's launch 
 from __future__ import annotations
 
 from sim.costs import uniform_costs
-from tests.sim.hand_worked import lines, play, registered, step, told
+from tests.sim.hand_worked import EXPERTS, LAYERS, TOP_K, lines, play, registered, step, told
+from tests.strategies import toy_calibration
 
 ON_DEMAND = """
 host:
@@ -245,7 +246,7 @@ d2h:
 
 def test_fiddler_loads_the_busy_expert_while_the_cpu_computes_the_idle_one() -> None:
     spans = play(
-        registered("fiddler", popularity=True),
+        registered("fiddler", calibration=toy_calibration(LAYERS, EXPERTS, TOP_K)),
         step({0: 6, 1: 5, 2: 1}, {0: 4, 1: 3, 2: 5}, phase="prefill"),
         cache_bytes=200,
         popularity=((0.6, 0.3, 0.1), (0.5, 0.3, 0.2)),

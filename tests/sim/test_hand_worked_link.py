@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sim.costs import uniform_costs
-from tests.sim.hand_worked import lane, lines, play, registered, step, told
+from tests.sim.hand_worked import EXPERTS, LAYERS, TOP_K, lane, lines, play, registered, step, told
+from tests.strategies import toy_calibration
 
 CONTENTION = """
 h2d, step -1:
@@ -56,7 +57,7 @@ d2h:
 def test_copies_and_cpu_experts_slow_each_other_down_while_both_run() -> None:
     # Fiddler: copy 40 + GPU 5 = 45 is less than 5 tokens on the CPU (50), not than 3 (30) or 1 (10).
     spans = play(
-        registered("fiddler", popularity=True),
+        registered("fiddler", calibration=toy_calibration(LAYERS, EXPERTS, TOP_K)),
         step({0: 4, 1: 5, 2: 3}, {0: 6, 1: 5, 2: 1}),
         cache_bytes=200,
         popularity=((0.6, 0.3, 0.1), (0.5, 0.3, 0.2)),
@@ -115,7 +116,7 @@ d2h:
 
 def test_a_queued_result_waits_for_the_running_copy_and_for_no_other() -> None:
     spans = play(
-        registered("fiddler", popularity=True),
+        registered("fiddler", calibration=toy_calibration(LAYERS, EXPERTS, TOP_K)),
         step({0: 6, 1: 5, 2: 1}, {0: 6, 1: 6}),  # 5 and 6 tokens are loaded (25 < 35), 1 is not
         cache_bytes=0,
         popularity=((0.6, 0.3, 0.1), (0.5, 0.3, 0.2)),

@@ -61,7 +61,7 @@ def _policy_facts(entry: System) -> dict[str, Any]:
 def _needs(needs: Needs) -> list[str]:
     """What a policy must be given, in words."""
     words = [f"forecast {kind}@{lookahead}" for kind, lookahead in needs.forecasts]
-    flags = ("scores", "tokens", "popularity", "future", "uniform_sizes", "gpu_only", "changes_routing")
+    flags = ("scores", "tokens", "calibration", "future", "uniform_sizes", "gpu_only", "changes_routing")
     words += [flag.replace("_", " ") for flag in flags if getattr(needs, flag)]
     return words + ([f"batch <= {needs.max_batch}"] if needs.max_batch else [])
 

@@ -1,0 +1,71 @@
+"""The calibration that a scenario names: a trace of other prompts, counted once."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from policies.calibration import Calibration, Counts, Floats
+from sim.scenario import Scenario, ScenarioError
+from traces.batches import count_experts
+from traces.library import calibration_of, load_trace
+from traces.statistics import forecast_statistics
+from traces.trace import Trace
+from traces.trace_layout import DECODE, ForecastKey
+
+
+def calibration_name(scenario: Scenario) -> str | None:
+    """The trace that policies are calibrated on: the scenario's, or the one bundled beside its trace."""
+    return scenario.calibration or calibration_of(scenario.trace)
+
+
+def check_calibration(scenario: Scenario, trace: Trace) -> None:
+    """What is counted must be of the same topology, and not what is evaluated. Raises ScenarioError."""
+    name = calibration_name(scenario)
+    if name is None:
+        return
+    calibration = load_trace(name)
+    if calibration.checksum == trace.checksum:
+        raise ScenarioError(
+            f"calibration {name!r} is the trace that is evaluated: a policy would know its future; capture another one "
+            f"from other prompts"
+        )
+    for key in ("moe_layers", "experts"):
+        ours, theirs = getattr(trace.shape, key), getattr(calibration.shape, key)
+        if ours != theirs:
+            raise ScenarioError(f"calibration {name!r} has {key} = {theirs}, trace {scenario.trace!r} has {ours}")
+
+
+@lru_cache(maxsize=8)
+def load_calibration(name: str) -> Calibration:
+    """Count a calibration trace."""
+    return calibrate(load_trace(name), name)
+
+
+def calibrate(trace: Trace, source: str) -> Calibration:
+    """What policies may know of ``trace``, which holds other prompts than those evaluated."""
+    decode = trace.phase == DECODE
+    return Calibration(
+        source=f"{source} ({trace.checksum})",
+        activations=_activations(trace, np.ones(len(trace), np.bool_)),
+        decode_activations=_activations(trace, decode),
+        decode_ids=np.asarray(trace.topk_ids[decode]),
+        recalls={(key.kind, key.lookahead): _recall(trace, key) for key in trace.forecasts},
+    )
+
+
+def _activations(trace: Trace, rows: np.ndarray) -> Counts:
+    """[sequences, layers, experts]: tokens of ``rows`` by sequence, in order of first appearance."""
+    sequences = dict.fromkeys(trace.sequence.tolist())
+    counts = [count_experts(trace.topk_ids[rows & (trace.sequence == s)], trace.shape.experts) for s in sequences]
+    return np.stack(counts).astype(np.int64)
+
+
+def _recall(trace: Trace, key: ForecastKey) -> Floats:
+    """[layers]: share of the true top-k among a forecast's first k."""
+    frame = forecast_statistics(trace)
+    mine = frame[frame.forecast == str(key)]
+    recall = np.full(trace.shape.moe_layers, np.nan)
+    recall[mine.layer] = mine.accuracy_at_k
+    return recall
