@@ -1,8 +1,10 @@
-"""Assigners that look at each expert by itself: load all, stay where it lies, and Fiddler's cost rule."""
+"""Assigners that look at each expert by itself: load all, stay where it lies, Fiddler's cost rule; and two that
+choose between others by the step."""
 
 from __future__ import annotations
 
 from policies.objective import assignment_of, durations, makespan
+from policies.protocols import Assigner
 from policies.views import INFINITE_NS, Assignment, LayerView
 
 
@@ -56,3 +58,25 @@ class CostRule:
                 for expert, workload in zip(active, tokens, strict=True)
             ],
         )
+
+
+class FromTokens:
+    """One assigner for layers with at least ``least`` (token, expert) pairs, another for smaller ones."""
+
+    def __init__(self, least: int, large: Assigner, small: Assigner) -> None:
+        self.least, self.large, self.small = least, large, small
+
+    def assign(self, view: LayerView) -> Assignment:
+        """Count and choose."""
+        return (self.large if sum(view.routing.tokens) >= self.least else self.small).assign(view)
+
+
+class ByPhase:
+    """One assigner for prefill, another for decode."""
+
+    def __init__(self, prefill: Assigner, decode: Assigner) -> None:
+        self.prefill, self.decode = prefill, decode
+
+    def assign(self, view: LayerView) -> Assignment:
+        """Choose by the phase."""
+        return (self.prefill if view.phase == "prefill" else self.decode).assign(view)

@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from policies.views import INFINITE_NS, Assignment, LayerView, PolicyError, Swap
 
 
-def check_assignment(policy: str, view: LayerView, assignment: Assignment) -> None:
+def check_assignment(policy: str, view: LayerView, assignment: Assignment, experts: int) -> None:
     """Every active expert once, on one device; loads are exactly the absent experts of the GPU's share; what is
-    streamed besides is not active."""
+    streamed besides is not active, and one of the layer's ``experts``."""
     gpu, cpu, loads, streamed = assignment.gpu, assignment.cpu, assignment.loads, assignment.streamed
     active = view.routing.active
     chosen = set(gpu)
@@ -20,8 +20,8 @@ def check_assignment(policy: str, view: LayerView, assignment: Assignment) -> No
     absent = [e for e in gpu if ready[e] == INFINITE_NS]
     if len(absent) != len(loads) or set(absent) != set(loads):
         raise _error(policy, view, f"loads {loads}; expected the absent experts among its gpu share, {tuple(absent)}")
-    if len(set(streamed)) < len(streamed) or chosen.intersection(streamed):
-        raise _error(policy, view, f"streams {streamed}; expected experts without workload, each once")
+    if streamed and not (len(set(streamed)) == len(streamed) and set(range(experts)) - chosen >= set(streamed)):
+        raise _error(policy, view, f"streams {streamed}; expected experts of {experts} without workload, each once")
 
 
 def check_swap(policy: str, swap: Swap, resident: Sequence[Collection[int]]) -> None:

@@ -42,11 +42,14 @@ class CopyQueue:
         residency = self._residency
         ids, size = residency.ids[layer], residency.bytes[layer]
         guarded = set(pinned) if self.running is None else {*pinned, self.running.id}
+        free = residency.free(layer)
         slots: dict[ExpertId, tuple[ExpertId, ...] | None] = {}
         for id in self._policy.cache.order([ids[expert] for expert in loads]):
             swap = self._swaps.pop(id, None)
             slots[id] = residency.promise(id, guarded) if swap is None else self._promote(swap, guarded)
             guarded.add(id)
+        if residency.pooled and len(slots) > 1:
+            slots = _victims_in_time(slots, [ids[expert] for expert in loads], free, residency.bytes)
         for expert in loads:
             id = ids[expert]
             victims = slots[id]
@@ -58,10 +61,14 @@ class CopyQueue:
         return [victim for victims in slots.values() for victim in victims or ()]
 
     def add_streamed(self, layer: int, streamed: Sequence[int]) -> None:
-        """Queue experts that only pass through staging because their whole layer is brought."""
+        """Queue experts that only pass through staging because their whole layer is brought.
+
+        A queued swap of one of them is dropped, as its expert comes now and leaves again; a cache may ask once more.
+        """
         for expert in streamed:
             id = self._residency.ids[layer][expert]
             self._check_staging(id)
+            self._swaps.pop(id, None)
             self._demand.append(Copy(id, "demand", "staging", (), self._residency.bytes[layer]))
 
     def take_prefetches_of(self, layer: int, loads: Sequence[int]) -> tuple[ExpertId, ...]:
@@ -154,3 +161,28 @@ class CopyQueue:
                 victims = residency.promise_slot_of(swap.incoming, old)
                 return Copy(swap.incoming, "swap", "cache", victims, residency.bytes[layer])
         return None
+
+
+def _victims_in_time(
+    slots: dict[ExpertId, tuple[ExpertId, ...] | None], copies: Sequence[ExpertId], free: int, bytes: Sequence[int]
+) -> dict[ExpertId, tuple[ExpertId, ...] | None]:
+    """The same slots, with victims handed to earlier ``copies`` where these would start before there is room.
+
+    In a pool of experts of different size, who asks first may evict more than it takes, and another that is copied
+    sooner may have been promised the rest.
+    """
+    pending = [victim for victims in slots.values() for victim in victims or ()]
+    timely: dict[ExpertId, tuple[ExpertId, ...] | None] = dict(slots)
+    for id in copies:
+        if slots[id] is None:
+            continue
+        mine = [victim for victim in slots[id] or () if victim in pending]
+        others = (victim for victim in pending if victim not in mine)
+        free -= bytes[id.layer] - sum(bytes[victim.layer] for victim in mine)
+        while free < 0:
+            victim = next(others)
+            mine.append(victim)
+            free += bytes[victim.layer]
+        pending = [victim for victim in pending if victim not in mine]
+        timely[id] = tuple(mine)
+    return timely

@@ -73,6 +73,13 @@ class DaliIlpParameters(DaliParameters):
     assigner: Literal["greedy", "beam", "exact"] = "exact"
 
 
+@dataclass(frozen=True)
+class DaliBeamParameters(DaliParameters):
+    """Those of DALI, with the beam search by default."""
+
+    assigner: Literal["greedy", "beam", "exact"] = "beam"
+
+
 def build(parameters: DaliParameters, context: BuildContext, name: str = "dali") -> Composition:
     """DALI as evaluated in Section 6, unless parameters say otherwise."""
     sizes = _sizes(parameters, context)
@@ -97,10 +104,15 @@ def build_ilp(parameters: DaliIlpParameters, context: BuildContext) -> Compositi
     return build(parameters, context, "dali-ilp")
 
 
+def build_beam(parameters: DaliBeamParameters, context: BuildContext) -> Composition:
+    """The same with the beam search of Appendix A.2."""
+    return build(parameters, context, "dali-beam")
+
+
 def _decision_cost(parameters: DaliParameters) -> str:
     """The assignment is what a decision costs: the exact one depends on its solver."""
     if parameters.assigner != "exact":
-        return "dali"
+        return "dali-beam" if parameters.assigner == "beam" else "dali"
     return "dali-ilp@highs" if parameters.solver == "highs" else "dali-ilp"
 
 
@@ -142,5 +154,13 @@ DALI_ILP = System(
     source="DALI, Section 4.1, Eq. 3-9",
     parameters=DaliIlpParameters,
     build=build_ilp,
+    needs=NEEDS,
+)
+DALI_BEAM = System(
+    name="dali-beam",
+    summary="DALI with the beam search that it compares its greedy assignment with",
+    source="DALI, Appendix A.2",
+    parameters=DaliBeamParameters,
+    build=build_beam,
     needs=NEEDS,
 )

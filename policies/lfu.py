@@ -15,14 +15,16 @@ class LfuCache(DemandCache):
     """Evicts who was used in the fewest events; ties go to the less recently used, then to the lower id.
 
     ``history``: counts go on while an expert is out of the cache ("perfect" LFU). Without it an expert starts at zero
-    whenever it comes in (MoE-Infinity's in-cache visit count).
+    whenever it comes in (MoE-Infinity's in-cache visit count). ``recency``: without it, ties go to the lower expert,
+    then to the lower layer, whoever was used last (the order in which MoE-Infinity's released code scans).
     """
 
-    def __init__(self, history: bool = True) -> None:
+    def __init__(self, history: bool = True, recency: bool = True) -> None:
         self.history = history
+        self.recency = recency
         self._groups: dict[int, Ranking] = {}
         self._home: dict[tuple[int, int], Ranking] = {}
-        self._rank: dict[tuple[int, int], int] = {}  # uses * _TICKS + last event
+        self._rank: dict[tuple[int, int], int] = {}  # uses * _TICKS + last event, or expert
         self._event = 0
 
     def observe(self, view: LayerView) -> None:
@@ -33,14 +35,15 @@ class LfuCache(DemandCache):
             id = (layer, expert)
             group = home.get(id)
             if group is not None or self.history:
-                now = rank[id] = (rank.get(id, 0) // _TICKS + 1) * _TICKS + event
+                tie = event if self.recency else expert
+                now = rank[id] = (rank.get(id, 0) // _TICKS + 1) * _TICKS + tie
                 if group is not None:
                     group.rank[id] = now  # type: ignore[index]  # equal to its ExpertId, and cheaper
 
     def admitted(self, id: ExpertId, group: int) -> None:
         """Comes in with its history, or from zero."""
         home = self._home[id] = self._groups.setdefault(group, Ranking())
-        home.put(id, self._rank.setdefault(id, self._event))
+        home.put(id, self._rank.setdefault(id, self._event if self.recency else id.expert))
 
     def evicted(self, id: ExpertId, group: int) -> None:
         """Leave the group; without history also the count."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from policies.protocols import Budget, InitialPlacement
+from policies.protocols import Budget, InitialPlacement, Placement
 from policies.views import PolicyError
 
 
@@ -84,27 +84,30 @@ class PopularityPlacement:
 
     Plain: by popularity over the whole model until the budget is spent (Fiddler, Section 3.2). ``uniform``: even slots
     with each layer's most popular, and what is left to the best of those not placed yet, at most one a layer (DAOP,
-    Section 4.1). Ties go to the lower layer, then the lower expert. Raises PolicyError without popularity.
+    Section IV-A). Ties go to the lower layer, then the lower expert. ``popularity`` [layers, experts] None: the
+    budget's, over prompt and decode tokens; raises PolicyError if there is none.
     """
 
-    def __init__(self, uniform: bool = False) -> None:
+    def __init__(self, uniform: bool = False, popularity: np.ndarray | None = None) -> None:
         self.uniform = uniform
+        self.popularity = popularity
 
     def place(self, budget: Budget) -> InitialPlacement:
         """Choose residents by popularity."""
-        popularity = _popularity(budget)
+        popularity = _popularity(budget, self.popularity)
         residents = _uniform(budget, popularity) if self.uniform else _global(budget, popularity)
         chosen = tuple(tuple(sorted(layer)) for layer in residents)
         return InitialPlacement(tuple(len(layer) for layer in chosen), chosen)
 
 
-def _popularity(budget: Budget) -> np.ndarray:
+def _popularity(budget: Budget, given: np.ndarray | None) -> np.ndarray:
     expected = (budget.layers, budget.experts)
-    if budget.popularity is None:
+    popularity = budget.popularity if given is None else given
+    if popularity is None:
         raise PolicyError("placement by popularity: the budget has none; count it on calibration prompts")
-    if budget.popularity.shape != expected:
-        raise PolicyError(f"placement by popularity: expected shape {expected}, got {budget.popularity.shape}")
-    return budget.popularity
+    if popularity.shape != expected:
+        raise PolicyError(f"placement by popularity: expected shape {expected}, got {popularity.shape}")
+    return popularity
 
 
 def _global(budget: Budget, popularity: np.ndarray) -> list[list[int]]:
@@ -124,3 +127,14 @@ def _uniform(budget: Budget, popularity: np.ndarray) -> list[list[int]]:
     runner_up = np.take_along_axis(popularity, ranked[:, [min(base, budget.experts - 1)]], axis=1)[:, 0]
     slots = even_slots(budget, np.argsort(-runner_up, kind="stable").tolist())
     return [ranked[layer, :count].tolist() for layer, count in enumerate(slots)]
+
+
+class Pooled:
+    """Whoever another placement chooses, in one pool over all layers."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+
+    def place(self, budget: Budget) -> InitialPlacement:
+        """The same residents, whose slots belong to no layer."""
+        return InitialPlacement(None, self.placement.place(budget).residents)

@@ -18,11 +18,11 @@ class Ranking:
     __slots__ = ("_heap", "_held", "rank")
 
     def __init__(self) -> None:
-        self.rank: dict[ExpertId, int] = {}
-        self._heap: list[tuple[int, ExpertId]] = []
-        self._held: list[tuple[int, ExpertId]] = []  # taken off the heap while blocked: an event asks many times
+        self.rank: dict[ExpertId, float] = {}
+        self._heap: list[tuple[float, ExpertId]] = []
+        self._held: list[tuple[float, ExpertId]] = []  # taken off the heap while blocked: an event asks many times
 
-    def put(self, id: ExpertId, rank: int) -> None:
+    def put(self, id: ExpertId, rank: float) -> None:
         """Make ``id`` a member, or change its rank."""
         self.rank[id] = rank
         if len(self._heap) > 4 * len(self.rank) + 16:

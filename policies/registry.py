@@ -5,12 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from policies.dali_system import DALI, DALI_ILP
-from policies.fiddler import FIDDLER
+from policies.adapmoe import ADAPMOE
+from policies.dali_system import DALI, DALI_BEAM, DALI_ILP
+from policies.daop_system import DAOP, DAOP_IMPL
+from policies.deepspeed import DEEPSPEED
+from policies.edgemoe import EDGEMOE
+from policies.fiddler import FIDDLER, FIDDLER_IMPL
+from policies.hybrimoe_system import HYBRIMOE, HYBRIMOE_IMPL
+from policies.ktransformers import KTRANSFORMERS, KTRANSFORMERS_LAYER_WISE
 from policies.layer_wise import LAYER_WISE
+from policies.llama_cpp import LLAMA_CPP, LLAMA_CPP_IMPL
+from policies.mix import MIX
+from policies.mixtral_offloading import MIXTRAL_OFFLOADING, MIXTRAL_OFFLOADING_IMPL
+from policies.moe_infinity_system import MOE_INFINITY, MOE_INFINITY_IMPL
+from policies.moe_lightning import MOE_LIGHTNING
+from policies.naive_cpu import NAIVE_CPU
 from policies.on_demand import ON_DEMAND
 from policies.oracle import ORACLE
 from policies.protocols import Composition
+from policies.random_prefetch import RANDOM_PREFETCH
+from policies.smoe_system import SMOE
+from policies.speculation_systems import SPECULATING_EXPERTS
+from policies.static_threshold import STATIC_THRESHOLD
 from policies.system import BuildContext, ChoiceError, System
 
 __all__ = ["SYSTEMS", "BuildContext", "ChoiceError", "System", "compose", "policy_names", "system"]
@@ -20,9 +36,33 @@ SYSTEMS: dict[str, System] = {
     for entry in (
         ON_DEMAND,
         LAYER_WISE,
+        NAIVE_CPU,
+        LLAMA_CPP,
+        LLAMA_CPP_IMPL,
+        KTRANSFORMERS,
+        KTRANSFORMERS_LAYER_WISE,
+        MOE_LIGHTNING,
+        DEEPSPEED,
+        MIXTRAL_OFFLOADING,
+        MIXTRAL_OFFLOADING_IMPL,
+        MOE_INFINITY,
+        MOE_INFINITY_IMPL,
+        EDGEMOE,
+        ADAPMOE,
         FIDDLER,
+        FIDDLER_IMPL,
         DALI,
         DALI_ILP,
+        DALI_BEAM,
+        HYBRIMOE,
+        HYBRIMOE_IMPL,
+        STATIC_THRESHOLD,
+        RANDOM_PREFETCH,
+        SMOE,
+        DAOP,
+        DAOP_IMPL,
+        *SPECULATING_EXPERTS,
+        MIX,
         ORACLE,
     )
 }

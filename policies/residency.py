@@ -43,6 +43,10 @@ class Residency:
         """The group of slots that a layer's experts compete for."""
         return 0 if self.pooled else layer
 
+    def free(self, layer: int) -> int:
+        """Bytes of the layer's group that nobody holds or has been promised."""
+        return self._free[self.group(layer)]
+
     def holds(self, id: ExpertId) -> bool:
         """Could a GPU kernel read it now?"""
         return id.expert in self.resident[id.layer] or id.expert in self.staged[id.layer]

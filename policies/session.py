@@ -77,11 +77,11 @@ class Session:
         precomputed, view = self._leave_out_precomputed(view)
         assignment = policy.assigner.assign(view)
         gpu, cpu, loads = assignment.gpu, assignment.cpu, assignment.loads
-        check_assignment(policy.name, view, assignment)
+        check_assignment(policy.name, view, assignment, len(self.residency.ids[layer]))
         self._view = view
 
         awaited = self._running_for(layer, gpu)
-        streamed = self._still_absent(layer, assignment.streamed)
+        streamed = self._still_absent(layer, assignment.streamed, precomputed)
         withdrawn = copies.take_prefetches_of(layer, (*streamed, *loads))
         released = self._release_unused(layer, gpu)
         ids, ready = self.residency.ids[layer], view.ready_ns
@@ -224,13 +224,13 @@ class Session:
         self._awaited.add(running.id.expert)
         return running.id.expert
 
-    def _still_absent(self, layer: int, streamed: Sequence[int]) -> tuple[int, ...]:
-        """Those of ``streamed`` that are neither on the GPU nor on their way."""
+    def _still_absent(self, layer: int, streamed: Sequence[int], ahead: Sequence[int]) -> tuple[int, ...]:
+        """Those of ``streamed`` that are neither on the GPU nor on their way, nor computed ``ahead`` by the CPU."""
         if not streamed:
             return ()
         ids, running = self.residency.ids[layer], self._copies.running
         coming = None if running is None else running.id
-        return tuple(e for e in streamed if ids[e] != coming and not self.residency.holds(ids[e]))
+        return tuple(e for e in streamed if ids[e] != coming and e not in ahead and not self.residency.holds(ids[e]))
 
     def _release_unused(self, layer: int, gpu: Sequence[int]) -> tuple[ExpertId, ...]:
         """Prefetched experts that the plan does not use give up their staging slots."""

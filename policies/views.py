@@ -54,7 +54,10 @@ class Forecast(NamedTuple):
 
 
 class ExpertCosts(NamedTuple):
-    """The planner's idea of one layer's expert times, in ns: tables by workload (index 0 is 0), and one copy."""
+    """The planner's idea of one layer's expert times, in ns: tables by workload (index 0 is 0), and one copy.
+
+    ``cpu_permille`` and ``copy_permille`` are the rates of CPU experts and of copies while both are at work.
+    """
 
     gpu_ns: Sequence[int]
     cpu_ns: Sequence[int]
@@ -62,6 +65,8 @@ class ExpertCosts(NamedTuple):
     copy_ns: int
     bytes: int
     writeback_ns: int = 0  # back to the host, where a policy writes its victims back
+    cpu_permille: int = 1000
+    copy_permille: int = 1000
 
 
 class LayerInput(NamedTuple):

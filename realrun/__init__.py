@@ -1,1 +1,1 @@
-"""How long it really takes: the executor on real machines. Not built yet."""
+"""How long it really takes: the executor on real machines, not built yet. Here: the training of the estimator."""

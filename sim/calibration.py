@@ -45,12 +45,13 @@ def load_calibration(name: str) -> Calibration:
 
 def calibrate(trace: Trace, source: str) -> Calibration:
     """What policies may know of ``trace``, which holds other prompts than those evaluated."""
-    decode = trace.phase == DECODE
+    decode = np.flatnonzero(trace.phase == DECODE)
+    by_sequence = decode[np.argsort(trace.sequence[decode], kind="stable")]
     return Calibration(
         source=f"{source} ({trace.checksum})",
-        activations=_activations(trace, np.ones(len(trace), np.bool_)),
+        activations=_activations(trace, np.arange(len(trace))),
         decode_activations=_activations(trace, decode),
-        decode_ids=np.asarray(trace.topk_ids[decode]),
+        decode_ids=np.asarray(trace.topk_ids[by_sequence]),
         recalls={(key.kind, key.lookahead): _recall(trace, key) for key in trace.forecasts},
     )
 
@@ -58,7 +59,8 @@ def calibrate(trace: Trace, source: str) -> Calibration:
 def _activations(trace: Trace, rows: np.ndarray) -> Counts:
     """[sequences, layers, experts]: tokens of ``rows`` by sequence, in order of first appearance."""
     sequences = dict.fromkeys(trace.sequence.tolist())
-    counts = [count_experts(trace.topk_ids[rows & (trace.sequence == s)], trace.shape.experts) for s in sequences]
+    mine = [rows[trace.sequence[rows] == sequence] for sequence in sequences]
+    counts = [count_experts(trace.topk_ids[some], trace.shape.experts) for some in mine]
     return np.stack(counts).astype(np.int64)
 
 

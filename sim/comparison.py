@@ -16,8 +16,8 @@ from sim.simulate import CLAIRVOYANT, simulate_setting
 class Comparison(NamedTuple):
     """Policies in several draws of one scenario, best mean TPOT first, and why each that was left out cannot run.
 
-    ``scenario`` is the resolved one, but for policy and parameters: those of each run are in its row. ``runs`` are those
-    of the scenario itself (draw 0); ``draws`` holds the rows of all draws of each policy.
+    ``scenario`` is the resolved one, but for policy and parameters: those of each run are in its row. ``runs`` are
+    those of the scenario itself (draw 0); ``draws`` holds the rows of all draws of each policy.
     """
 
     scenario: dict[str, Any]
@@ -55,7 +55,7 @@ def compare(
         name: partial(simulate_setting, policy=name, parameters=scenario.parameters if name == scenario.policy else {})
         for name in names
     }
-    found = play(simulations, draws_of(scenario, draws), jobs, watch, insist=policies is not None)
+    found = play(simulations, draws_of(scenario, draws), jobs, watch, insist=policies or ())
     refusals = {name: error for name, outcomes in found.items() if (error := refused(outcomes))}
     if len(refusals) == len(found):
         raise refusals[names[-1]]

@@ -85,6 +85,8 @@ def _expert_costs(shape: ModelShape, hardware: Hardware, size: int, max_tokens: 
         copy_ns=_ns(link.h2d_latency_ns + size / link.expert_bytes_per_s * 1e9),
         bytes=size,
         writeback_ns=_ns(link.d2h_latency_ns + size / link.d2h_bytes_per_s * 1e9),
+        cpu_permille=hardware.contention.cpu_permille,
+        copy_permille=hardware.contention.copy_permille,
     )
 
 

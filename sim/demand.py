@@ -11,8 +11,11 @@ from policies.future import Future
 from policies.protocols import Needs
 from policies.views import Forecast, Phase, Routing
 from traces.batches import StepRows, count_experts
+from traces.noisy_forecast import NoisyForecasts
 from traces.trace import Trace
 from traces.trace_layout import ForecastKey
+
+WITH_SCORES = ("partial",)  # forecasts of which policies that look at tokens read the scores
 
 
 class StepDemand(NamedTuple):
@@ -32,13 +35,21 @@ class MissingFromTraceError(ValueError):
     """A policy needs what the trace does not hold; the message says what, and how to get it."""
 
 
-def demand_of(trace: Trace, steps: Sequence[StepRows], needs: Needs) -> list[StepDemand]:
+def demand_of(
+    trace: Trace, steps: Sequence[StepRows], needs: Needs, noisy: NoisyForecasts | None = None
+) -> list[StepDemand]:
     """Turn composed steps into demand, with what ``needs`` asks for and nothing more.
 
-    Raises MissingFromTraceError where the trace lacks scores or a forecast.
+    ``noisy`` forecasts take the place of those that the trace lacks. Raises MissingFromTraceError where scores or
+    forecasts are lacking all the same.
     """
-    _check_needs(trace, needs)
-    return [_step(trace, step, needs) for step in steps]
+    _check_needs(trace, needs, noisy)
+    return [_step(trace, step, needs, noisy) for step in steps]
+
+
+def lacking(trace: Trace, needs: Needs) -> list[ForecastKey]:
+    """The forecasts that a policy needs and the trace does not hold."""
+    return [key for key in (ForecastKey(*pair) for pair in needs.forecasts) if not _holds(trace, key)]
 
 
 def future_of(demand: Sequence[StepDemand]) -> Future:
@@ -46,7 +57,7 @@ def future_of(demand: Sequence[StepDemand]) -> Future:
     return Future([(s.index, layer, r.active) for s in demand for layer, r in enumerate(s.routings)])
 
 
-def _step(trace: Trace, step: StepRows, needs: Needs) -> StepDemand:
+def _step(trace: Trace, step: StepRows, needs: Needs, noisy: NoisyForecasts | None) -> StepDemand:
     ids = np.asarray(trace.topk_ids[step.rows])
     layers, experts = ids.shape[1], trace.shape.experts
     routings = _routings(ids, experts)
@@ -60,7 +71,7 @@ def _step(trace: Trace, step: StepRows, needs: Needs) -> StepDemand:
     for key in needs.forecasts if step.phase in needs.forecast_phases else ():
         kind, lookahead = key
         reached = needs.forecast_layers.get(kind)
-        for forecast in _forecasts(trace, step, routings, ForecastKey(*key), needs.tokens):
+        for forecast in _forecasts(trace, step, routings, ForecastKey(*key), needs.tokens, noisy):
             if reached is None or forecast.layer in reached:
                 by_layer[forecast.layer - lookahead].append(forecast)
     scores = np.asarray(trace.scores[step.rows]) if needs.scores and trace.scores is not None else None
@@ -93,19 +104,24 @@ def _owners(step: StepRows) -> tuple[int, ...]:
 
 
 def _forecasts(
-    trace: Trace, step: StepRows, routings: Sequence[Routing], key: ForecastKey, by_token: bool
-) -> list[Forecast]:
+    trace: Trace, step: StepRows, routings: Sequence[Routing], key: ForecastKey, by_token: bool,
+    noisy: NoisyForecasts | None,
+) -> list[Forecast]:  # fmt: skip
     """Forecasts of one kind for every layer that has one; what each token's are only where asked for."""
     kind, lookahead = key
     if kind == "oracle":
         return [_oracle(layer, routing) for layer, routing in enumerate(routings) if layer >= lookahead]
-    held = trace.forecasts[key]
-    ids = np.asarray(held.ids[step.rows])
+    held, scores = trace.forecasts.get(key), None
+    if held is not None:
+        ids = np.asarray(held.ids[step.rows])
+        scores = None if held.scores is None else np.asarray(held.scores[step.rows])
+    else:
+        assert noisy is not None
+        ids = noisy.ids(trace, step.rows, lookahead)
     split = _split(count_experts(ids[:, :, : trace.shape.top_k], trace.shape.experts), by_tokens=True)
     forecasts = [Forecast(layer + lookahead, kind, *split[layer]) for layer in range(ids.shape[1] - lookahead)]
     if not by_token:
         return forecasts
-    scores = None if held.scores is None else np.asarray(held.scores[step.rows])
     return [
         forecast._replace(
             token_ids=ids[:, layer].tolist(), token_scores=() if scores is None else scores[:, layer].tolist()
@@ -119,14 +135,21 @@ def _oracle(layer: int, routing: Routing) -> Forecast:
     return Forecast(layer, "oracle", tuple(e for e, _ in pairs), tuple(w for _, w in pairs))
 
 
-def _check_needs(trace: Trace, needs: Needs) -> None:
-    """Raises MissingFromTraceError where a trace cannot give what a policy needs."""
+def _holds(trace: Trace, key: ForecastKey) -> bool:
+    return key.kind == "oracle" or key in trace.forecasts
+
+
+def _check_needs(trace: Trace, needs: Needs, noisy: NoisyForecasts | None) -> None:
+    """Raises MissingFromTraceError where a trace, with noisy forecasts, cannot give what a policy needs."""
     if needs.scores and trace.scores is None:
         raise MissingFromTraceError("the policy needs the scores of all experts, the trace has none: capture them too")
-    for kind, lookahead in needs.forecasts:
-        if kind != "oracle" and ForecastKey(kind, lookahead) not in trace.forecasts:
-            held = ", ".join(str(key) for key in trace.forecasts) or "none"
+    for key in lacking(trace, needs):
+        scored = needs.tokens and key.kind in WITH_SCORES
+        if scored or noisy is None or not noisy.reach(key.lookahead):
+            held = ", ".join(map(str, trace.forecasts)) or "none"
+            noise = f"`noisy_forecast_recall` in the scenario, up to look-ahead {key.lookahead}"
             raise MissingFromTraceError(
-                f"the policy needs the forecast {kind}@{lookahead}, the trace has {held}: capture the model with "
-                f"`trilane trace capture`, or choose a policy without it (`trilane policies` lists what each needs)"
+                f"the policy needs the forecast {key}, the trace has {held}: capture the model with "
+                f"`trilane trace capture`, choose a policy without it (`trilane policies` lists what each needs)"
+                + (" (noisy forecasts have no scores)" if scored else f", or state how good it shall be ({noise})")
             )

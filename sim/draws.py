@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
@@ -54,8 +54,8 @@ def draws_of(scenario: Scenario, count: int) -> list[Scenario]:
     draws = [scenario.with_(seed=scenario.seed + place) for place in range(count)]
     if scenario.sequences is not None:
         return draws
-    taken = Counter(sequence for step in setting.steps[-1:] for sequence in step.sequences)
-    usable = _long_enough(setting) or list(taken)
+    taken = Counter({sequence for step in setting.steps for sequence in step.sequences})
+    usable = _long_enough(setting)
     for place, draw in enumerate(draws[1:], 1):
         rng = np.random.default_rng((scenario.seed % 2**32, place))
         shuffled = sorted(rng.permutation(usable).tolist(), key=taken.__getitem__)
@@ -82,20 +82,19 @@ def _long_enough(setting: Setting) -> list[int]:
 
 def play(
     simulations: Mapping[str, Simulation], draws: Sequence[Scenario], jobs: int = 1, watch: Watch = iter,
-    insist: bool = False,
+    insist: Collection[str] = (),
 ) -> dict[str, list[Outcome]]:  # fmt: skip
     """Run every simulation in every draw, over ``jobs`` processes; the results do not depend on their number.
 
-    ``watch`` goes through the names, to show progress. ``insist``: raise the first refusal instead of noting it.
+    ``watch`` goes through the names, to show progress. The first refusal of one that is named in ``insist`` is
+    raised instead of noted.
     """
-    tasks = [
-        (simulate, draw, place == 0) for simulate in simulations.values() for place, draw in enumerate(draws)
-    ]
+    tasks = [(simulate, draw, place == 0) for simulate in simulations.values() for place, draw in enumerate(draws)]
     found = {}
     with _mapped(tasks, jobs) as outcomes:
         for name in watch(list(simulations)):
             found[name] = list(islice(outcomes, len(draws)))
-            if insist and (refusal := refused(found[name])):
+            if name in insist and (refusal := refused(found[name])):
                 raise refusal
     return found
 
@@ -139,7 +138,7 @@ def _leave_interrupts_to_the_parent() -> None:
 def summary(rows: Sequence[Row]) -> Row:
     """Means over the draws' rows, ``tpot_ms_min`` and ``tpot_ms_max``, and the rows themselves as ``draws``."""
     names = [name for name in rows[0] if name not in ("seed", "sequences")]
-    means = {name: _mean([row[name] for row in rows]) for name in names}
+    means = {name: _mean([row.get(name) for row in rows]) for name in names}
     times = [row["tpot_ms"] for row in rows if row["tpot_ms"] is not None]
     spread = {"tpot_ms_min": min(times, default=None), "tpot_ms_max": max(times, default=None)}
     return {**means, **spread, "draws": list(rows)}

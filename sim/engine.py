@@ -13,6 +13,7 @@ import simpy
 
 from policies.session import Session
 from policies.views import Forecast, LayerInput, Plan, Updates
+from sim.approximation import Approximation
 from sim.cost_table import CostTable
 from sim.demand import StepDemand
 from sim.lanes import Lane
@@ -25,14 +26,19 @@ FROM_EXPERTS = ("partial",)  # those that cost it the next attention and gate, o
 
 
 class Engine:
-    """One run of one session over a demand; the spans are in ``recorder``."""
+    """One run of one session over a demand; the spans are in ``recorder``.
+
+    ``approximation`` is told every routing in force, where a policy changes it; the demand holds tokens then.
+    """
 
     def __init__(
-        self, session: Session, costs: CostTable, demand: Sequence[StepDemand], token_bytes: TokenBytes
-    ) -> None:
+        self, session: Session, costs: CostTable, demand: Sequence[StepDemand], token_bytes: TokenBytes,
+        approximation: Approximation | None = None,
+    ) -> None:  # fmt: skip
         self.env = simpy.Environment(initial_time=0)
         self.recorder = Recorder()
         self.session, self.costs, self.demand, self.token_bytes = session, costs, demand, token_bytes
+        self.approximation = approximation
         self._decision = session.policy.decision_cost or session.policy.name
         self.host, self.gpu, self.d2h = lanes = Lanes(*(Lane(name, self.recorder) for name in Lanes._fields))
         self.parts = LayerParts(self.env, lanes, session, costs, token_bytes)
@@ -63,10 +69,11 @@ class Engine:
         parts.begin_layer(layer)
         forecasts = step.forecasts[layer]
         active = len(step.routings[layer].active)
+        committed = session.committed
         speculated = self._compute_gate(layer, forecasts)
-        routed = int(env.now) if session.committed else self._bring(parts.hidden_at, layer)
+        routed = int(env.now) if committed else self._bring(parts.hidden_at, layer)
         forecast_here = routed if speculated is None else self._bring(speculated, layer, layer + 1)
-        if session.committed:
+        if committed:
             known = max(self.host.free_ns, routed)
         else:
             known = self.host.reserve(routed, self.costs.sync_ns, "wait", layer)
@@ -79,9 +86,13 @@ class Engine:
         parts.start(plan, planned)
         end = planned
         if session.looks_ahead and layer < len(step.routings) - 1:
-            speculated = self._speculate_late(layer, planned, forecasts)
-            if speculated is not None:
-                forecast_here = self._bring(speculated, layer, layer + 1)
+            late = self._speculate_late(layer, planned, forecasts)
+            if late is not None:
+                forecast_here = self._bring(late, layer, layer + 1)
+            if late is not None or (committed and speculated is not None):
+                forecast_here = self.host.reserve(
+                    forecast_here, self.costs.sync_ns, "wait", layer, -1, 0, 0, layer + 1
+                )
             end = self.host.reserve(
                 forecast_here, self.costs.foresee_ns(self._decision, active), "foresee", layer, -1, step.tokens
             )
@@ -97,10 +108,13 @@ class Engine:
     def _decide(self, step: StepDemand, layer: int) -> Plan:
         """Ask the session, which sees the machine as it is now; what it gives up is free from now on."""
         scores = None if step.scores is None else step.scores[:, layer].tolist()
-        backlogs = self.h2d.left_ns(), self.parts.cpu.left_ns()
+        backlogs, committed = (self.h2d.left_ns(), self.parts.cpu.left_ns()), self.session.committed
         plan = self.session.plan_layer(
             LayerInput(step.index, layer, step.phase, step.routings[layer], scores, step.sequences, *backlogs)
         )
+        if self.approximation is not None:
+            forecasts = step.forecasts[layer - 1] if committed else None
+            self.approximation.observe(step.phase, step.routings[layer], plan, forecasts)
         now = int(self.env.now)
         for id in plan.withdrawn:
             self.recorder.instant(now, "withdraw", layer, id.layer, id.expert, 0)

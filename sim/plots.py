@@ -22,7 +22,9 @@ _PARTS = (
     ("GPU waits for the CPU", "cpu", "#E69F00"),
     ("GPU waits for the host", "host", "#BBBBBB"),
 )
-_BOUND, _NULL = "black", "#CC79A7"
+_BOUND, _NULL, _WHISKER = "black", "#CC79A7", "#222222"
+_CUT = 4  # an axis is at most so many times as long as the median bar
+_ROOM = 1.17  # for labels, beyond the longest bar
 _CURVES: Mapping[str, tuple[str, str, str]] = {  # colour, line, marker
     "belady-bypass": ("black", "--", "^"),
     "belady": ("#666666", "--", "v"),
@@ -35,30 +37,42 @@ _OTHER_CURVE = ("#E69F00", "-.", "P")
 
 
 def tpot_bars(rows: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
-    """Bars of time per output token, best first; ``rows`` are ``Run.to_dict()`` of runs that decoded.
+    """Bars of time per output token, best first; ``rows`` are ``Run.to_dict()`` of runs that decoded, or means of such.
 
     Each bar is split into what the GPU did. A black line marks the lower bound, a diamond the null model; clairvoyant
-    runs, which no real system can have, are pale. ``about`` says what was run.
+    runs, which no real system can have, are pale. Rows with ``tpot_ms_min`` and ``tpot_ms_max`` get a whisker from the
+    one to the other. ``about`` says what was run.
     """
     decoded = [row for row in rows if row["tpot_ms"] is not None]
     ranked = sorted(decoded, key=lambda row: (row["tpot_ms"], row["policy"]))
     if not ranked:
         raise PictureError("expected at least one run with decode steps to draw, got none")
-    figure = Figure(figsize=(10, 1.9 + 0.55 * len(ranked)), layout="constrained")
+    figure = Figure(figsize=(10, 1.9 + (0.55 if len(ranked) < 12 else 0.4) * len(ranked)), layout="constrained")
     ax = figure.subplots()
-    longest = max(row.get(name) or 0.0 for row in ranked for name in ("tpot_ms", "null_model_tpot_ms"))
+    longest = _longest(ranked)
     for place, row in enumerate(ranked):
         _bar(ax, place, row)
         _label(ax, place, row, longest)
     _style_bars(ax, ["\n".join([row["policy"], *row["labels"]]) for row in ranked], longest)
-    figure.suptitle(_headline(ranked), fontsize=14, fontweight="bold", x=0.01, ha="left")
+    headline = _headline(ranked)
+    figure.suptitle(headline, fontsize=min(14, 1100 / len(headline)), fontweight="bold", x=0.01, ha="left")
     if about:
         ax.set_title(about, fontsize=9.5, loc="left", color="#444444")
     handles: list[Any] = [Patch(facecolor=colour, label=label) for label, _, colour in _PARTS]
     handles.append(Line2D([], [], color=_BOUND, linewidth=2, label="lower bound (no policy can be faster)"))
     handles.append(_diamond("null model (bandwidths alone)"))
+    if any(map(_spreads, ranked)):
+        label = f"lowest to highest of {len(ranked[0]['draws'])} draws"
+        handles.append(Line2D([], [], color=_WHISKER, linewidth=1.5, marker="|", markersize=9, label=label))
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
+
+
+def _longest(ranked: Sequence[Mapping[str, Any]]) -> float:
+    """Where the axis ends, ms: bars far longer than most are cut, or the others could not be read."""
+    names = ("tpot_ms", "tpot_ms_max", "null_model_tpot_ms")
+    median = float(ranked[len(ranked) // 2]["tpot_ms"])
+    return min(max(row.get(name) or 0.0 for row in ranked for name in names), _CUT * median)
 
 
 def _bar(ax: Axes, place: int, row: Mapping[str, Any]) -> None:
@@ -72,14 +86,27 @@ def _bar(ax: Axes, place: int, row: Mapping[str, Any]) -> None:
         ax.plot([bound, bound], [place - 0.42, place + 0.42], color=_BOUND, linewidth=2, zorder=3)
     if (null := row.get("null_model_tpot_ms")) is not None:
         ax.plot(null, place, marker="D", color=_NULL, markeredgecolor="white", markersize=7, zorder=4)
+    if _spreads(row):
+        ends = [row["tpot_ms_min"], row["tpot_ms_max"]]
+        ax.plot(ends, [place, place], color=_WHISKER, linewidth=1.5, marker="|", markersize=9, zorder=5)
+
+
+def _spreads(row: Mapping[str, Any]) -> bool:
+    """Whether the row is a mean of draws that differ."""
+    return bool(row.get("tpot_ms_min") != row.get("tpot_ms_max"))
 
 
 def _label(ax: Axes, place: int, row: Mapping[str, Any], longest: float) -> None:
-    """The time beside its bar, or beside the diamond where that stands in the way."""
-    end, null = row["tpot_ms"], row.get("null_model_tpot_ms") or 0.0
+    """The time beside its bar and whisker, or beside the diamond where that stands in the way; in a bar that is cut."""
+    end, null = row.get("tpot_ms_max") or row["tpot_ms"], row.get("null_model_tpot_ms") or 0.0
     start = max(null, end) if end - 0.02 * longest < null < end + 0.13 * longest else end
-    ax.annotate(f"{end:.1f} ms", (start, place), xytext=(9, 0), textcoords="offset points", va="center", fontsize=10,
-                fontweight="normal" if "clairvoyant" in row["labels"] else "bold")  # fmt: skip
+    text, offset, side, colour = f"{row['tpot_ms']:,.1f} ms", 9, "left", "black"
+    if end > 1.01 * longest:
+        text += " \N{RIGHTWARDS ARROW}" if end > _ROOM * longest else ""
+        start, offset, side, colour = min(row.get("tpot_ms_min") or end, _ROOM * longest), -6, "right", "white"
+    weight = "normal" if "clairvoyant" in row["labels"] else "bold"
+    ax.annotate(text, (start, place), xytext=(offset, 0), textcoords="offset points", va="center", ha=side,
+                color=colour, fontsize=10, fontweight=weight)  # fmt: skip
 
 
 def _split(row: Mapping[str, Any]) -> tuple[float, ...]:
@@ -93,15 +120,18 @@ def _headline(ranked: Sequence[Mapping[str, Any]]) -> str:
     real = [row for row in ranked if "clairvoyant" not in row["labels"]]
     if len(real) < 2:
         return f"{ranked[0]['policy']}: {ranked[0]['tpot_ms']:.1f} ms per output token"
-    best, last = real[0], real[-1]
-    ratio = last["tpot_ms"] / best["tpot_ms"]
-    return f"{best['policy']} is fastest: {best['tpot_ms']:.1f} ms per token, {ratio:.1f}x faster than {last['policy']}"
+    best, few = real[0], len(real) < 8
+    other = real[-1] if few else real[len(real) // 2]
+    average = " on average" if any(map(_spreads, real)) else ""
+    name = " ".join([best["policy"], *(f"({label})" for label in best["labels"])])
+    ratio = f"{other['tpot_ms'] / best['tpot_ms']:.1f}x faster than {other['policy'] if few else 'the median'}"
+    return f"{name} is fastest{average}: {best['tpot_ms']:.1f} ms per token, {ratio}"
 
 
 def _style_bars(ax: Axes, policies: Sequence[str], longest: float) -> None:
     ax.set_yticks(range(len(policies)), policies, fontsize=11)
     ax.set_ylim(len(policies) - 0.4, -0.6)
-    ax.set_xlim(0, longest * 1.17)
+    ax.set_xlim(0, longest * _ROOM)
     ax.set_xlabel("time per output token, TPOT (ms); shorter is better")
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x", color="#E5E5E5")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from sim.approximation import totals_of
 from sim.energy import joules_per_token
 from sim.hardware import Power
 from sim.metrics import Metrics, metrics_of
@@ -32,6 +33,7 @@ class Run:
     bounds: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)
     power: Power | None = None  # of the machine, for the energy
+    approximation: pd.DataFrame | None = None  # ``Approximation.frame()``; None: the routing was kept
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -39,13 +41,14 @@ class Run:
         return metrics_of(self.spans, batch=int(self.scenario["batch"]))
 
     def to_dict(self) -> dict[str, Any]:
-        """One flat, JSON-ready row: policy, labels, metrics, energy, bounds, memory."""
+        """One flat, JSON-ready row: policy, labels, metrics, approximation in decode, energy, bounds, memory."""
         energy = joules_per_token(self.metrics, self.power, int(self.scenario["batch"]))
         return {
             "policy": self.policy,
             "parameters": dict(self.scenario["parameters"]),
             "labels": list(self.labels),
             **self.metrics.to_dict(),
+            **totals_of(self.approximation),
             "energy_j_per_token": energy,
             **self.bounds,
             **self.memory,

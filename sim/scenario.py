@@ -23,7 +23,8 @@ class Scenario:
 
     ``cached_share`` is the share of all routed experts that fit the GPU's cache slots; give it or ``gpu_memory_gb``
     (10^9 bytes; what is left after weights, KV cache, staging and reserve holds experts), or neither for the card's own
-    memory. ``None`` lengths mean "as recorded".
+    memory. ``None`` lengths mean "as recorded". ``noisy_forecast_recall``: recall@k by look-ahead of made-up forecasts,
+    which take the place of those that a policy needs and the trace lacks.
     """
 
     trace: str = "mini-deepseek"
@@ -40,6 +41,7 @@ class Scenario:
     prefill_chunk_tokens: int | None = None
     sequences: tuple[int, ...] | None = None  # which of the trace's sequences, in order; None: from the first
     calibration: str | None = None  # trace to calibrate policies on; None: the bundled one that belongs to ``trace``
+    noisy_forecast_recall: tuple[float, ...] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -52,6 +54,9 @@ class Scenario:
             raise ScenarioError(f"scenario: cached_share must lie between 0 and 1, got {self.cached_share}")
         if self.gpu_memory_gb is not None and not 0 < self.gpu_memory_gb < 1e6:
             raise ScenarioError(f"scenario: gpu_memory_gb must be GB (10^9 bytes) above 0, got {self.gpu_memory_gb}")
+        recalls = self.noisy_forecast_recall
+        if recalls is not None and not (recalls and all(0 <= recall <= 1 for recall in recalls)):
+            raise ScenarioError(f"scenario: noisy_forecast_recall must be numbers between 0 and 1, got {list(recalls)}")
         for name in ("batch", "prompt_tokens", "generated_tokens", "prefill_chunk_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -59,8 +64,7 @@ class Scenario:
 
     def to_dict(self) -> dict[str, Any]:
         """A YAML- and JSON-ready dict; ``from_dict`` is its inverse."""
-        values = asdict(self)
-        return {**values, "sequences": None if self.sequences is None else list(self.sequences)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def with_(self, **changes: Any) -> Scenario:
         """A copy with some fields changed."""
@@ -75,8 +79,8 @@ class Scenario:
                 near = difflib.get_close_matches(str(key), known, 1)
                 hint = f" (did you mean {near[0]!r}?)" if near else ""
                 raise ScenarioError(f"{where}: unknown key {key!r}{hint}; valid keys: {', '.join(known)}")
-        sequences = values.get("sequences")
-        return cls(**{**values, "sequences": tuple(sequences) if isinstance(sequences, list) else sequences})
+        lists: dict[str, Any] = {name: tuple(values[name]) for name in _LISTS if isinstance(values.get(name), list)}
+        return cls(**{**values, **lists})
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Scenario:
@@ -93,11 +97,14 @@ class Scenario:
 
 
 _WORDS = {str: "text", int: "a whole number", float: "a number", NoneType: "null"}
-_OF_WORDS = {Mapping: "keys and values", tuple: "a list of whole numbers"}
+_LISTS = ("sequences", "noisy_forecast_recall")
+_LIST_WORDS = {int: "a list of whole numbers", float: "a list of numbers"}
 
 
 def _in_words(hint: Any) -> str:
     """A type as the writer of a scenario would call it."""
     if isinstance(hint, UnionType):
         return " or ".join(_in_words(part) for part in get_args(hint))
-    return _OF_WORDS.get(get_origin(hint)) or _WORDS.get(hint, str(hint))
+    if get_origin(hint) is tuple:
+        return _LIST_WORDS[get_args(hint)[0]]
+    return "keys and values" if get_origin(hint) is Mapping else _WORDS.get(hint, str(hint))

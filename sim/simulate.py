@@ -9,11 +9,13 @@ from policies.calibration import Calibration
 from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
 from policies.session import Session
+from policies.views import PolicyError
+from sim.approximation import Approximation
 from sim.bounds import bounds_of
 from sim.calibration import calibration_name, check_calibration, load_calibration
 from sim.cost_table import CostTable
 from sim.costs import ACTIVATION_BYTES, ROUTING_BYTES, roofline
-from sim.demand import StepDemand, demand_of, future_of
+from sim.demand import StepDemand, demand_of, future_of, lacking
 from sim.engine import Engine
 from sim.hardware import Hardware, load_hardware
 from sim.layer_parts import TokenBytes
@@ -26,6 +28,7 @@ from traces.batches import compose as compose_batch
 from traces.catalogue import load_model
 from traces.library import load_trace
 from traces.model_shape import ModelShape
+from traces.noisy_forecast import NoisyForecasts
 from traces.trace import Trace
 
 CLAIRVOYANT = "clairvoyant"
@@ -48,6 +51,12 @@ class Setting:
         return max(
             before + new for step in self.steps for before, new in zip(step.context, step.tokens, strict=True)
         )
+
+    @property
+    def noisy(self) -> NoisyForecasts | None:
+        """What takes the place of forecasts that the trace lacks, if the scenario says how good it is."""
+        recalls, seed = self.scenario.noisy_forecast_recall, self.scenario.seed
+        return None if recalls is None else NoisyForecasts(recalls, seed)
 
 
 def simulate(scenario: Scenario) -> Run:
@@ -87,7 +96,7 @@ def simulate_composition(setting: Setting, composition: Composition) -> Run:
     """Simulate any composition, registered or not, in a resolved setting."""
     scenario, shape, needs = setting.scenario, setting.shape, composition.needs
     check_needs(composition.name, needs, setting)
-    demand = demand_of(setting.trace, setting.steps, needs)
+    demand = demand_of(setting.trace, setting.steps, needs, setting.noisy)
     memory = plan_memory(
         shape, setting.hardware, batch=scenario.batch, tokens=setting.tokens_per_sequence,
         demand_slots=composition.demand_slots, prefetch_slots=composition.prefetch_slots,
@@ -95,16 +104,18 @@ def simulate_composition(setting: Setting, composition: Composition) -> Run:
     )  # fmt: skip
     session = Session(composition, _budget(setting, memory, needs), setting.costs.experts)
     token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
-    engine = Engine(session, setting.costs, demand, token_bytes)
+    approximation = Approximation() if needs.changes_routing else None
+    engine = Engine(session, setting.costs, demand, token_bytes, approximation)
     engine.run()
     return Run(
         scenario=_resolved(setting, composition).to_dict(),
         trace_checksum=setting.trace.checksum,
         policy=composition.name,
         spans=spans_frame(engine.recorder.rows),
-        labels=labels_of(needs, setting.trace),
+        labels=labels_of(needs, setting.trace, setting.noisy),
         bounds=_bounds(setting, demand, memory, needs),
         power=setting.hardware.power,
+        approximation=None if approximation is None else approximation.frame(),
         memory={"cache_bytes": memory.cache_bytes, "cache_slots": memory.slots, "staging_bytes": memory.staging_bytes},
     )  # fmt: skip
 
@@ -131,13 +142,15 @@ def _bounds(setting: Setting, demand: Sequence[StepDemand], memory: MemoryPlan, 
     return bounds
 
 
-def labels_of(needs: Needs, trace: Trace) -> tuple[str, ...]:
+def labels_of(needs: Needs, trace: Trace, noisy: NoisyForecasts | None = None) -> tuple[str, ...]:
     """What a reader must know about a run."""
     labels = []
     if needs.future:
         labels.append(CLAIRVOYANT)
     if needs.changes_routing:
         labels.append("changes routing")
+    if lacking(trace, needs):
+        labels.append(str(noisy))
     if trace.provenance.get("synthetic"):
         labels.append("synthetic trace")
     return tuple(labels)
@@ -184,6 +197,8 @@ def _check_topology(scenario: Scenario, traced: ModelShape, shape: ModelShape) -
 def check_needs(policy: str, needs: Needs, setting: Setting) -> None:
     """What a policy needs of batch and model (of the trace: ``demand_of``)."""
     batch, sizes = setting.scenario.batch, set(setting.shape.expert_bytes)
+    if needs.changes_routing and not needs.tokens:
+        raise PolicyError(f"policy {policy!r} changes the routing, token by token: declare Needs(tokens=True) too")
     if needs.max_batch is not None and batch > needs.max_batch:
         raise ScenarioError(f"policy {policy!r} takes batches of at most {needs.max_batch}, got {batch}")
     if needs.uniform_sizes and len(sizes) > 1:

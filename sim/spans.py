@@ -5,11 +5,13 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
 
   host  launch       one for attention, gate, forecasts and shared experts (in layer 0 also for the dense layers): the
                      host runs ahead, ready when it is free
-        wait         the routing has come over (end of `routing`); lasts the synchronisation
+        wait         the routing has come over (end of `routing`); lasts the synchronisation. Another one
+                     (target_layer set) for a forecast that does not come with the layer's own routing: in a committed
+                     layer, or from a partial forward pass
         plan         end of `wait`. It sees the machine as it is at its start and takes effect at its end; meanwhile the
                      link serves swaps and prefetches
         launch       one per GPU expert in the plan's order, then one for combine: end of `plan`
-        foresee      end of the forecast's `routing`; only if the policy looks ahead and a layer follows. Takes effect
+        foresee      end of the forecast's `routing`, and of its `wait` if it has one; only if the policy looks ahead and a layer follows. Takes effect
                      at its end
   gpu   attention    its launch (layer 0 carries the model's dense layers too), also after the layer before has ended
         gate, speculate (one per forecast computed on the GPU; target_layer set), shared: the same launch.

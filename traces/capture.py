@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from traces.capture_prompts import PromptFile, check_disjoint, read_prompts
+from traces.capture_forecasts import check_vectors, prepare
+from traces.capture_prompts import PromptFile, read_prompts
+from traces.capture_run import Probe, Run
 from traces.capture_settings import FORECASTS, CaptureError, CaptureSettings, check_model
-from traces.hf_forecast import Forecaster, ResidualMean, check_forecastable, has_scores, parse_forecasts
-from traces.hf_generate import Batch, Pass, Sampler, generate, make_batches
+from traces.capture_vectors import Vectors, known_vectors
+from traces.hf_forecast import Forecaster, has_scores
+from traces.hf_generate import Pass, make_batches
 from traces.hf_load import Loaded, load
 from traces.hf_record import LayerRecord, Recorder
-from traces.hf_scores import probabilities, scoring_rule
+from traces.hf_scores import probabilities
 from traces.hf_shape import shape_of
 from traces.trace_file import TraceWriter
 
 __all__ = ["FORECASTS", "CaptureError", "CaptureSettings", "capture", "capture_loaded"]
-
-CALIBRATION_FIRST_SEQUENCE = 1 << 20  # so that calibration draws other random numbers than any traced sequence
 
 
 def capture(
@@ -32,6 +32,7 @@ def capture(
     output: str | Path,
     *,
     calibration_prompts: str | Path | None = None,
+    vectors: str | Path | None = None,
     dtype: str = "auto",
     name: str = "",
     load_options: dict[str, Any] | None = None,
@@ -39,92 +40,42 @@ def capture(
 ) -> Path:
     """Run ``model`` (folder or hub id) on the prompts of a file and write the trace to ``output``.
 
-    ``settings`` are the fields of CaptureSettings. ``residual`` forecasts need ``calibration_prompts``, a file of other
-    prompts. Raises CaptureError, and leaves nothing at ``output``, if the model cannot be captured.
+    ``settings`` are the fields of CaptureSettings. All forecasts but the gate's need ``calibration_prompts``, a file
+    of other prompts, or ``vectors``, the file of an earlier calibration. Raises CaptureError, and leaves nothing at
+    ``output``, if the model cannot be captured.
     """
     wanted = CaptureSettings(**settings)
     check_model(model, dtype)
     evaluated = read_prompts(prompts)
     calibration = read_prompts(calibration_prompts) if calibration_prompts else None
+    known_vectors(evaluated, calibration, vectors)  # refuse what does not fit before a model is loaded
     loaded = load(model, dtype, name, **(load_options or {}))
-    return capture_loaded(loaded, evaluated, Path(output), wanted, calibration)
+    return capture_loaded(loaded, evaluated, Path(output), wanted, calibration, vectors)
 
 
 def capture_loaded(
-    loaded: Loaded, prompts: PromptFile, output: Path, settings: CaptureSettings, calibration: PromptFile | None = None
+    loaded: Loaded,
+    prompts: PromptFile,
+    output: Path,
+    settings: CaptureSettings,
+    calibration: PromptFile | None = None,
+    vectors: str | Path | None = None,
 ) -> Path:
     """Capture with a model that is in memory already; see ``capture``."""
-    if calibration:
-        check_disjoint(prompts, calibration)
-    with torch.inference_mode(), Recorder(loaded.layers) as recorder:
-        run = _Run(loaded, settings, recorder)
+    known = known_vectors(prompts, calibration, vectors)
+    if known:
+        check_vectors(known, loaded)
+    with torch.inference_mode(), ExitStack() as stack:
+        run = Run(loaded, settings, stack.enter_context(Recorder(loaded.layers)))
         tokens = loaded.tokenize(prompts, settings.prompt_tokens)
         probe = run.probe(tokens[0])
-        forecaster = run.forecaster(probe, calibration)
-        _write(run, output, tokens, probe, forecaster, _provenance(run, probe, prompts, calibration))
+        forecaster, used = prepare(run, probe, stack, calibration, known)
+        _write(run, output, tokens, probe, forecaster, _provenance(run, probe, prompts, used))
     return output
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What one pass over one prompt tells about a model."""
-
-    top_k: int
-    rule: str  # of hf_scores.RULES
-    certain: bool
-    records: list[LayerRecord]
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A model with hooks on it."""
-
-    loaded: Loaded
-    settings: CaptureSettings
-    recorder: Recorder
-
-    def passes(self, batch: Batch, new_tokens: int) -> Iterator[tuple[Pass, list[LayerRecord]]]:
-        """Every forward pass over a batch, with what its routers did."""
-        sampler = Sampler(self.settings.seed, self.settings.temperature)
-        for done in generate(self.loaded.model, batch, new_tokens, sampler):
-            yield done, self.recorder.take()
-
-    def probe(self, prompt: list[int]) -> Probe:
-        """Learn k and the scoring rule from one prompt."""
-        [(_, records)] = self.passes(Batch((0,), torch.tensor([prompt])), new_tokens=0)
-        ids = [r.ids for r in records if r.ids is not None]
-        widths = {i.shape[1] for i in ids}
-        experts = self.loaded.layers[0].experts_count
-        if len(widths) > 1 or any(int(i.max()) >= experts for i in ids):
-            raise CaptureError(
-                f"{self.loaded.name}: expected each token to get the same number of experts 0..{experts - 1} in every "
-                f"layer, got {sorted(widths)} with ids up to {max(int(i.max()) for i in ids)}; not supported"
-            )
-        rule, certain = scoring_rule(records)
-        return Probe(widths.pop(), rule, certain, records)
-
-    def forecaster(self, probe: Probe, calibration: PromptFile | None) -> Forecaster:
-        """Ready to forecast: residuals are taken on the calibration prompts, if any forecast needs them."""
-        keys = parse_forecasts(self.settings.forecasts)
-        residuals = None
-        if keys:
-            check_forecastable(self.loaded.layers, probe.records)
-        if any(key.kind == "residual" for key in keys):
-            residuals = self._residuals(calibration)
-        count = min(2 * probe.top_k, self.loaded.layers[0].experts_count)
-        return Forecaster(self.loaded.layers, keys, count, probe.rule, residuals)
-
-    def _residuals(self, calibration: PromptFile | None) -> torch.Tensor:
-        mean = ResidualMean()
-        tokens = self.loaded.tokenize(calibration, self.settings.prompt_tokens) if calibration else []
-        for batch in make_batches(tokens, self.settings.batch_size, CALIBRATION_FIRST_SEQUENCE):
-            for _, records in self.passes(batch, self.settings.generated_tokens):
-                mean.add(records)
-        return mean.mean()
-
-
 def _write(
-    run: _Run, output: Path, prompts: list[list[int]], probe: Probe, forecaster: Forecaster, provenance: dict[str, Any]
+    run: Run, output: Path, prompts: list[list[int]], probe: Probe, forecaster: Forecaster, provenance: dict[str, Any]
 ) -> None:
     settings, loaded = run.settings, run.loaded
     shape = shape_of(loaded.model, loaded.layers, loaded.name, probe.top_k, loaded.weight_bits)
@@ -165,7 +116,7 @@ def _scores(records: list[LayerRecord], rule: str) -> NDArray[Any]:
     return scores
 
 
-def _provenance(run: _Run, probe: Probe, prompts: PromptFile, calibration: PromptFile | None) -> dict[str, Any]:
+def _provenance(run: Run, probe: Probe, prompts: PromptFile, vectors: Vectors | None) -> dict[str, Any]:
     settings = run.settings
     return {
         "source": "capture",
@@ -177,5 +128,17 @@ def _provenance(run: _Run, probe: Probe, prompts: PromptFile, calibration: Promp
         "prompts": prompts.description,
         "domains": [p.domain for p in prompts.prompts],
         "scores": f"{probe.rule} of the router's output" + ("" if probe.certain else " (assumed)"),
-        "calibration": f"residual forecasts: {calibration.description}" if calibration else "none",
+        "calibration": _calibration(settings, vectors),
     }
+
+
+def _calibration(settings: CaptureSettings, vectors: Vectors | None) -> str:
+    """What forecasts were calibrated on, and what ``partial`` assumed."""
+    if vectors is None:
+        return "none"
+    kinds = [key.partition("@")[0] for key in settings.forecasts if not key.startswith("gate@")]
+    said = f"{', '.join(kinds)} forecasts: {vectors.provenance.get('prompts', 'unknown text')}"
+    if "partial" in kinds:
+        said += f"; partial takes for resident {vectors.provenance['resident']} there"
+        said += ": approximate, the true ones depend on the run"
+    return said

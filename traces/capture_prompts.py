@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,11 @@ class PromptFile:
     def description(self) -> str:
         """For the provenance of a trace."""
         return f"{len(self.prompts)} prompts of {self.path.name} (sha256 {self.digest})"
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """One for the text of each prompt."""
+        return frozenset(hashlib.sha256(p.text.encode()).hexdigest()[:16] for p in self.prompts)
 
 
 def read_prompts(path: str | Path) -> PromptFile:
@@ -61,6 +67,15 @@ def check_disjoint(evaluated: PromptFile, calibration: PromptFile) -> None:
         raise CaptureError(
             f"{calibration.path}: {len(common)} calibration prompts are also in {evaluated.path}, the first "
             f"{sorted(common)[0][:40]!r}; calibrate on other text"
+        )
+
+
+def check_unseen(evaluated: PromptFile, digests: Iterable[str], where: Path) -> None:
+    """Raise CaptureError if a prompt is among those, given by their digests, that ``where`` was calibrated on."""
+    common = evaluated.digests & set(digests)
+    if common:
+        raise CaptureError(
+            f"{where}: was calibrated on {len(common)} of the prompts in {evaluated.path}; calibrate on other text"
         )
 
 

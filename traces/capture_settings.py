@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-FORECASTS = ("gate@1", "gate@2", "gate@3", "residual@1")
+FORECASTS = ("gate@1", "gate@2", "gate@3", "residual@1", "quasi_hidden@1", "partial@1")  # estimator@1 needs training
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 

@@ -26,12 +26,26 @@ def model_names() -> list[str]:
 
 @cache
 def load_model(name: str) -> ModelShape:
-    """The shape of a model by its name, such as ``qwen3-30b-a3b``. Raises ShapeError naming the valid ones."""
+    """The shape of a model by its name, such as ``qwen3-30b-a3b``; ``phi-3.5-moe:8`` is that model cut after 8 MoE layers.
+
+    Raises ShapeError naming the valid ones.
+    """
+    whole, colon, layers = name.partition(":")
+    if colon:
+        return _cut(load_model(whole), layers)
     if name in _MINI_MODELS and (trace := bundled_trace(name)):
         return replace(load_trace(trace).shape, name=name)
     if name not in _entries():
         raise ShapeError(unknown("model", name, model_names()))
     return _shape(name, _entries()[name])
+
+
+def _cut(shape: ModelShape, layers: str) -> ModelShape:
+    """The first so many MoE layers of a model."""
+    if not layers.isdigit() or not 1 <= int(layers) <= shape.moe_layers:
+        raise ShapeError(f"model {shape.name}:{layers}: expected 1 to {shape.moe_layers} layers after the colon")
+    count = int(layers)
+    return replace(shape, name=f"{shape.name}:{count}", moe_layers=count, expert_bytes=shape.expert_bytes[:count])
 
 
 def published_params(name: str) -> float:

@@ -44,8 +44,8 @@ class DefaultVectorMean:
 def quasi_hidden(stream: ResidualStream, vectors: Tensor, number: int) -> Tensor:
     """q_l [N, H] of layer ``number``, which is not the last: norm_(l+1)(r_l + sum of g_e * vectors[l][e]).
 
-    ``vectors`` are default vectors [L, E, H]. The paper's models have routed experts alone. Where there are shared ones,
-    this adds their true output: they run whatever is routed, and need no copy, so it is known when the forecast is made.
+    ``vectors`` are default vectors [L, E, H]. The paper sums routed experts alone. Where there are shared ones,
+    their true output is added: they run whatever is routed, and need no copy, so it is known by then.
     """
 
     def default(_own: Callable[..., Tensor], hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

@@ -1,15 +1,15 @@
-"""Forecasts of later layers' routing, made with the later layer's own router.
+"""Forecasts of later layers' routing: the experts that a later layer's router ranks best on a guess of its input.
 
-``gate@d``: router of layer l+d on the gate input of layer l (HybriMoE, DAOP). ``residual@1``: the same after adding the
-mean change of the gate input from l to l+1, taken on calibration prompts (DALI, eq. 10-11).
+``gate@d``: the gate input of layer l as it is, for layer l+d (HybriMoE, DAOP). ``residual@1``: with the mean change to
+layer l+1 added (DALI, eq. 10-11). ``quasi_hidden@1``: see hf_default_vectors. ``partial@1``: see hf_partial.
+``estimator@1``: the quasi-hidden state again, ranked not by the router but by a small network (hf_estimator).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,26 +17,32 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from traces.capture_settings import CaptureError
+from traces.hf_estimator import Estimator
 from traces.hf_layers import MoeLayer
 from traces.hf_record import LayerRecord, find_ids, find_logits
 from traces.hf_scores import probabilities
 from traces.trace_layout import ForecastKey
 
-KINDS = ("gate", "residual")
+KINDS = ("gate", "residual", "quasi_hidden", "partial", "estimator")
+
+# (records of the pass that just ran, layer l) -> a guess [N, H] at the gate input of a later layer
+Guess: TypeAlias = Callable[[list[LayerRecord], int], Tensor]
+GATE_INPUT: Mapping[str, Guess] = {"gate": lambda records, layer: records[layer].gate_input}
 
 
 @dataclass(frozen=True)
 class Forecaster:
-    """Makes forecasts of ``count`` (m) experts a token. ``residuals`` [L-1, H]: needed for ``residual`` forecasts."""
+    """Makes forecasts of ``count`` (m) experts a token, by ``guesses`` of every kind that is in ``keys``."""
 
     layers: list[MoeLayer]
     keys: tuple[ForecastKey, ...]
     count: int
     rule: str
-    residuals: Tensor | None = None
+    guesses: Mapping[str, Guess]
+    estimator: Estimator | None = None
 
     def rows(self, records: list[LayerRecord]) -> dict[str, NDArray[Any]]:
-        """The forecast tensors of one pass, by name: ids (and scores where the layer is the next) [N, L, m]."""
+        """The forecast tensors of one pass, by name: ids, and scores where they are kept, [N, L, m]."""
         tensors = {}
         for key in self.keys:
             ids, scores = self._forecast(key, records)
@@ -49,12 +55,12 @@ class Forecaster:
         shape = (len(records[0].gate_input), len(records), self.count)
         ids, scores = np.full(shape, -1, np.int16), np.zeros(shape, np.float16)
         for at in range(len(records) - key.lookahead):
+            guess = self.guesses[key.kind](records, at)
             target = at + key.lookahead
-            hidden = records[at].gate_input
-            if key.kind == "residual":
-                assert self.residuals is not None
-                hidden = hidden + self.residuals[at].to(hidden)
-            best, values = self.rank(self.layers[target], records[target], hidden)
+            if key.kind == "estimator":
+                best, values = self._estimate(guess, at)
+            else:
+                best, values = self.rank(self.layers[target], records[target], guess)
             ids[:, at], scores[:, at] = best.cpu().numpy(), values.cpu().numpy()
         return ids, scores
 
@@ -68,6 +74,11 @@ class Forecaster:
         best = order.topk(self.count, dim=-1).indices
         # A correction bias may choose an expert less probable than another: scores never rise along the ranking.
         return best, scores.gather(1, best).cummin(-1).values
+
+    def _estimate(self, quasi: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        assert self.estimator is not None
+        best = self.estimator(quasi.float(), layer).softmax(-1).topk(self.count, dim=-1)
+        return best.indices, best.values
 
 
 def run_router(layer: MoeLayer, record: LayerRecord, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -93,8 +104,8 @@ def check_forecastable(layers: list[MoeLayer], records: list[LayerRecord]) -> No
 
 
 def has_scores(key: ForecastKey) -> bool:
-    """Are the scores of this forecast recorded? Of the next layer only: further ahead would double the file."""
-    return key.lookahead == 1
+    """Are the scores of this forecast recorded? Of ``partial`` alone: SMoE compares them; all would double a file."""
+    return key.kind == "partial"
 
 
 def parse_forecasts(names: Sequence[str]) -> tuple[ForecastKey, ...]:
@@ -102,32 +113,12 @@ def parse_forecasts(names: Sequence[str]) -> tuple[ForecastKey, ...]:
     keys = []
     for name in names:
         kind, _, ahead = name.partition("@")
-        if kind not in KINDS or not ahead.isdigit() or int(ahead) < 1 or (kind == "residual" and ahead != "1"):
-            raise CaptureError(f"forecast {name!r}: expected gate@1, gate@2, ... or residual@1")
+        if kind not in KINDS or not ahead.isdigit() or int(ahead) < 1 or (kind != "gate" and ahead != "1"):
+            others = ", ".join(f"{kind}@1" for kind in KINDS[1:])
+            raise CaptureError(f"forecast {name!r}: expected gate@1, gate@2, ... or one of {others}")
         keys.append(ForecastKey(kind, int(ahead)))
     return tuple(dict.fromkeys(keys))
 
 
 def _state(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
-
-
-class ResidualMean:
-    """The mean change of the gate input from each layer to the next, over all tokens that it is shown."""
-
-    def __init__(self) -> None:
-        self._sum: Tensor | None = None
-        self._tokens = 0
-
-    def add(self, records: list[LayerRecord]) -> None:
-        """Take in one pass."""
-        steps = [b.gate_input.double() - a.gate_input.double() for a, b in pairwise(records)]
-        total = torch.stack([s.sum(0) for s in steps]) if steps else torch.zeros(0)
-        self._sum = total if self._sum is None else self._sum + total
-        self._tokens += len(records[0].gate_input)
-
-    def mean(self) -> Tensor:
-        """[L-1, H]. Raises CaptureError if nothing was shown."""
-        if self._sum is None:
-            raise CaptureError("residual forecasts need calibration prompts, got none; pass calibration_prompts=FILE")
-        return (self._sum / self._tokens).float()

@@ -40,6 +40,11 @@ class MoeLayer:
         return int(self.down.shape[1 if getattr(self.experts, "is_transposed", False) else 2])
 
     @property
+    def hidden(self) -> int:
+        """Width of what one expert gives back, H."""
+        return int(self.down.shape[2 if getattr(self.experts, "is_transposed", False) else 1])
+
+    @property
     def matrices(self) -> int:
         """Weight matrices of one expert: 3 with a gate (two of them fused), 2 without."""
         return 3 if hasattr(self.experts, "gate_up_proj") else 2

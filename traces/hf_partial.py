@@ -1,4 +1,4 @@
-"""The next layer's attention and gate on what the resident experts alone give (SMoE, "prefetch by partial computation")."""
+"""The next layer's attention and gate on what the resident experts give (SMoE's prefetch by partial computation)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PartialPass:
     """Runs every layer's attention once more, just before the model does, on the partial state of the layer before:
 
     r_l + shared(h_l) + the sum of g_e * E_e(h_l) over chosen experts that are ``resident`` [L, E]; nothing is
-    renormalised. It attends to a copy of the key-value cache, so what it writes there is lost. Use as a context manager.
+    renormalised. It attends to a copy of the key-value cache: what it writes there is lost. Use as a context manager.
     """
 
     def __init__(self, stream: ResidualStream, resident: Tensor) -> None:

@@ -6,6 +6,8 @@ custom gates make the two differ in half of the families, and routers return the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +38,7 @@ class Recorder:
         self.layers = layers
         self._records: dict[int, LayerRecord] = {}
         self._handles: list[Any] = []
+        self._muted = False
 
     def __enter__(self) -> Recorder:
         for number, layer in enumerate(self.layers):
@@ -59,8 +62,19 @@ class Recorder:
             )
         return [records[n] for n in range(len(self.layers))]
 
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Within the block, routers and experts may be called without leaving records."""
+        before, self._muted = self._muted, True
+        try:
+            yield
+        finally:
+            self._muted = before
+
     def _on_router(self, number: int) -> Any:
         def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if self._muted:
+                return
             hidden, rest, named = gate_input(args, kwargs)
             experts = self.layers[number].experts_count
             logits = find_logits(output, experts, self.layers[number].path)
@@ -71,6 +85,8 @@ class Recorder:
 
     def _on_experts(self, number: int) -> Any:
         def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._muted:
+                return
             values = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
             ids = [v for v in values if not v.is_floating_point()]
             weights = [v for v in values[1:] if v.is_floating_point()]

@@ -1,7 +1,7 @@
 """The residual stream around each mixture: what attention left there, and the mixture run again with other experts.
 
-A decoder layer that this serves computes r = x + attention(norm(x)), then r + mixture(norm'(r)). Its parts are found by the
-names that most families share and then tried on one prompt: run again, they must give what the model itself computed.
+A decoder layer that this serves computes r = x + attention(norm(x)), then r + mixture(norm'(r)). Its parts are found by
+the names that most families share, and then tried on one prompt: run again, they must give what the model computed.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class ResidualStream:
             again = self.after(number, lambda own, *call: own(*call))
             if not (alike(seen, record.gate_input) and alike(again, self._outputs[number])):
                 raise CaptureError(
-                    f"{part.path}: forecast {self.forecast} expects a layer that computes r + mixture(norm(r)), this one "
-                    "gives another result; capture with --forecasts gate@1,residual@1"
+                    f"{part.path}: forecast {self.forecast} expects a layer that computes r + mixture(norm(r)), "
+                    "this one gives another result; capture with --forecasts gate@1,residual@1"
                 )
 
     def _on_norm(self, number: int) -> Any:
@@ -124,7 +124,7 @@ def _replaced(module: nn.Module, experts: Experts) -> Iterator[None]:
     def forward(hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return experts(own, hidden, ids, weights)
 
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
     try:
         yield
     finally:

@@ -1,7 +1,8 @@
-"""From a finished training run to what is bundled: an evaluated trace, a calibration trace, the training record.
+"""From a finished training run to what is bundled: an evaluated and a calibration trace, vectors, the training record.
 
-``python -m traces.mini_bundle --model mini-moe --corpus FOLDER --run DIR -o traces/bundled``. Evaluated sequences are
-prompts cut from held-out text; calibration (residual vectors, popularity) uses other prompts, cut from training text.
+``python -m traces.mini_bundle --model mini-moe --corpus FOLDER --run DIR --vectors FILE -o traces/bundled``. Evaluated
+sequences are prompts cut from held-out text. The calibration trace continues prompts cut from the last tenth of the
+training text, which ``realrun.train_estimator``, that made the vectors, does not read.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import platform
 import re
 import shutil
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from traces.capture import CaptureSettings, capture_loaded
+from traces.capture import FORECASTS, CaptureSettings, capture_loaded
 from traces.capture_prompts import PromptFile, read_prompts
-from traces.hf_load import Loaded, load
+from traces.capture_vectors import read_vectors, write_vectors
+from traces.hf_load import load
 from traces.mini_data import CorpusError, domains_of
 
-EVALUATED_PER_DOMAIN, CALIBRATION_PER_DOMAIN = 5, 2
-SETTINGS = CaptureSettings(prompt_tokens=64, generated_tokens=64, batch_size=25, seed=17)
+EVALUATED_PER_DOMAIN, CALIBRATION_PER_DOMAIN = 4, 2
+CALIBRATION_TAIL = 0.9  # calibration prompts are cut behind this share of the training text
+SETTINGS = CaptureSettings(
+    prompt_tokens=64, generated_tokens=64, batch_size=20, seed=17, forecasts=(*FORECASTS, "estimator@1")
+)
+CALIBRATION_SETTINGS = replace(SETTINGS, scores=False, forecasts=("quasi_hidden@1", "estimator@1"))
 COMMITTED = ("mini-moe",)  # checkpoints small enough to keep in the repository
 
 
@@ -34,6 +41,7 @@ def cut_prompts(corpus: Path, split: str, per_domain: int, tokenizer: Any, seed:
     lines = []
     for number, domain in enumerate(domains_of(corpus)):
         text = (corpus / f"{domain}.{split}.txt").read_text(encoding="utf-8")
+        text = text[int(CALIBRATION_TAIL * len(text)) :] if split == "train" else text
         random = np.random.default_rng((seed, number))
         for passage in cut_passages(text, per_domain, SETTINGS.prompt_tokens, tokenizer, random):
             lines.append(json.dumps({"text": passage, "domain": domain}))
@@ -59,8 +67,8 @@ def cut_passages(text: str, count: int, tokens: int, tokenizer: Any, random: np.
     raise CorpusError(f"expected {count} passages of {tokens} tokens, found {len(chosen)}; give more text")
 
 
-def bundle(name: str, corpus: Path, run: Path, output: Path) -> None:
-    """Capture both traces of a trained model into ``output``, and put its training record (and checkpoint) there."""
+def bundle(name: str, corpus: Path, run: Path, vectors: Path, output: Path) -> None:
+    """Capture both traces of a trained model into ``output``; put vectors, training record (and checkpoint) there."""
     loaded = load(run / "model", dtype="float32", name=name)
     held_out = cut_prompts(
         corpus, "eval", EVALUATED_PER_DOMAIN, loaded.tokenizer, SETTINGS.seed, run / "held-out-prompts.jsonl"
@@ -68,18 +76,20 @@ def bundle(name: str, corpus: Path, run: Path, output: Path) -> None:
     other = cut_prompts(
         corpus, "train", CALIBRATION_PER_DOMAIN, loaded.tokenizer, SETTINGS.seed, run / "training-text-prompts.jsonl"
     )
-    capture_loaded(loaded, held_out, output / f"{name}.safetensors", SETTINGS, calibration=other)
-    _capture_plain(loaded, other, output / f"{name}-calibration.safetensors")
+    known = _copy_vectors(name, vectors, output)
+    capture_loaded(loaded, held_out, output / f"{name}.safetensors", SETTINGS, vectors=known)
+    capture_loaded(loaded, other, output / f"{name}-calibration.safetensors", CALIBRATION_SETTINGS, vectors=known)
     _record(run, output / "training" / name)
     if name in COMMITTED:
         shutil.rmtree(output / name, ignore_errors=True)
         shutil.copytree(run / "model", output / name, copy_function=shutil.copyfile)
 
 
-def _capture_plain(loaded: Loaded, prompts: PromptFile, output: Path) -> None:
-    """Ids and weights alone: all that popularity needs."""
-    plain = CaptureSettings(**{**vars(SETTINGS), "scores": False, "forecasts": ()})
-    capture_loaded(loaded, prompts, output, plain)
+def _copy_vectors(name: str, vectors: Path, output: Path) -> Path:
+    """Under the model's name, which the folder that it was trained in does not tell."""
+    known = read_vectors(vectors)
+    named = replace(known, provenance={**known.provenance, "model": name})
+    return write_vectors(named, output / f"{name}-vectors.safetensors")
 
 
 def _record(run: Path, stem: Path) -> None:
@@ -99,7 +109,7 @@ def _record(run: Path, stem: Path) -> None:
         "machine": f"{os.cpu_count()}-core {platform.machine()} CPU, no GPU; one thread at the lowest priority",
         "date": date.today().isoformat(),
         "sequences": "The traced sequences are prompts cut from held-out text, continued by the model.",
-        "calibration": "Residual vectors and the calibration trace come from prompts cut from training text.",
+        "calibration": "Vectors come from training text, the calibration trace from another part of it.",
     }
     stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     stem.with_suffix(".jsonl").write_text("\n".join(log) + "\n")
@@ -111,10 +121,11 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--vectors", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    bundle(options.model, options.corpus, options.run, options.output)
+    bundle(options.model, options.corpus, options.run, options.vectors, options.output)
 
 
 if __name__ == "__main__":

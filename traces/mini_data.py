@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 PAD = "<|pad|>"  # token 0
 BPE_BYTES = 1_500_000  # of each domain, to learn the merges from
 
-Tokens = NDArray[np.uint16]
+Tokens = NDArray[np.int32]
 
 
 class CorpusError(ValueError):
@@ -104,8 +104,8 @@ def _tokens(path: Path, tokenizer: Tokenizer) -> Tokens:
     """All tokens of a file. Encoded in blocks of lines, since a tokenizer's memory grows with its input."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     blocks = ["".join(lines[i : i + 1000]) for i in range(0, len(lines), 1000)]
-    ids = [np.asarray(tokenizer.encode(b).ids, dtype=np.uint16) for b in blocks]
-    tokens = np.concatenate(ids) if ids else np.zeros(0, np.uint16)
+    ids = [np.asarray(tokenizer.encode(b).ids, dtype=np.int32) for b in blocks]
+    tokens = np.concatenate(ids) if ids else np.zeros(0, np.int32)
     if len(tokens) < 512:
         raise CorpusError(f"{path}: expected at least 512 tokens of text, got {len(tokens)}")
     return tokens

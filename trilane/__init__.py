@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from policies.registry import policy_names
+    from sim.ablation import ablate
     from sim.comparison import compare
     from sim.gantt import save_gantt
     from sim.hardware import Hardware, hardware_names, load_hardware
@@ -35,6 +36,7 @@ _HOME = {
     "Run": "sim.run",
     "Scenario": "sim.scenario",
     "Trace": "traces.trace",
+    "ablate": "sim.ablation",
     "compare": "sim.comparison",
     "hardware_names": "sim.hardware",
     "import_route_trace": "traces.route_trace_v1",
@@ -58,6 +60,7 @@ __all__ = [
     "Run",
     "Scenario",
     "Trace",
+    "ablate",
     "compare",
     "hardware_names",
     "import_route_trace",

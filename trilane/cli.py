@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from trilane.verbs.ablate import ablate
 from trilane.verbs.cache_curve import cache_curve
 from trilane.verbs.catalogues import hardware, models, policies
 from trilane.verbs.compare import compare
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command("compare")(compare)
 app.command("simulate")(simulate)
+app.command("ablate")(ablate)
 app.command("cache-curve")(cache_curve)
 app.add_typer(trace, name="trace")
 app.command("policies")(policies)

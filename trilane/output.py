@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -62,15 +62,29 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], text_columns: i
 
     ``wrap``: the last column may take several lines.
     """
-    roomy = not sys.stdout.isatty() or Console().width >= 100
-    made = Table(box=None, pad_edge=False, padding=(0, 2 if roomy else 1, 0, 0))
+    lines = [list(row) for row in rows]
+    made = Table(box=None, pad_edge=False, padding=(0, _gap([columns, *lines]), 0, 0))
     for place, column in enumerate(columns):
         folded = wrap and place == len(columns) - 1
         made.add_column(column, justify="left" if place < text_columns or folded else "right", header_style="bold",
                         no_wrap=not folded, overflow="fold" if folded else "ellipsis")  # fmt: skip
-    for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
+    for line in lines:
+        made.add_row(*(Text(cell) for cell in line))
     return made
+
+
+def _gap(lines: Sequence[Sequence[str]]) -> int:
+    """Spaces between columns: two, or one where a terminal is too narrow for two."""
+    if not sys.stdout.isatty():
+        return 2
+    widths = [max(len(part) for cell in column for part in cell.split("\n")) for column in zip(*lines, strict=True)]
+    return 2 if sum(widths) + 2 * len(widths) <= Console().width else 1
+
+
+def legend(meanings: Mapping[str, str]) -> str:
+    """What the columns and marks of a table mean, a line each, below an empty one."""
+    width = max(map(len, meanings)) + 2
+    return "\n".join(["", *(f"{name:<{width}}{meaning}" for name, meaning in meanings.items())])
 
 
 def pairs(values: Iterable[tuple[str, ...]]) -> Table:
@@ -175,7 +189,7 @@ def working(label: str) -> Iterator[None]:
 
 def percent(value: float | None, digits: int = 0) -> str:
     """A fraction in percent."""
-    return "-" if value is None else f"{100 * value:.{digits}f}%"
+    return "-" if value is None else f"{round(100 * value, digits) + 0.0:.{digits}f}%"  # + 0.0: no minus before a zero
 
 
 def number(value: float | None, digits: int = 1) -> str:

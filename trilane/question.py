@@ -70,6 +70,7 @@ def names_in(text: str) -> list[str]:
 def describe(scenario: Scenario) -> str:
     """A scenario in one line."""
     from traces.library import load_trace
+    from traces.noisy_forecast import NoisyForecasts
 
     model = scenario.model or load_trace(scenario.trace).shape.name
     room = "the card's own memory"
@@ -77,4 +78,7 @@ def describe(scenario: Scenario) -> str:
         room = f"{scenario.cached_share:.0%} of the experts cached"
     elif scenario.gpu_memory_gb is not None:
         room = f"{scenario.gpu_memory_gb:g} GB of GPU memory"
-    return f"{model} on {scenario.hardware}, {room}, batch {scenario.batch}, routing of {scenario.trace}"
+    told = f"{model} on {scenario.hardware}, {room}, batch {scenario.batch}, routing of {scenario.trace}"
+    if scenario.noisy_forecast_recall is None:
+        return told
+    return f"{told}; where it lacks forecasts, {NoisyForecasts(scenario.noisy_forecast_recall)}"

@@ -74,8 +74,8 @@ def _pieces(log: Log, begin: int, end: int, waiter: Span | None) -> list[tuple[i
     layer = (waiter.step, waiter.layer)
     on_cpu = [s.end_ns for s in log.computed(layer) if s.lane == "cpu" and s.end_ns <= waiter.ready_ns]
     results = [s.end_ns for s in log.of(layer, "result")]
-    streamed = [s.end_ns for s in log.of(layer, "demand")]
-    if waiter.ready_ns not in on_cpu + results + streamed:
+    copied = [s.end_ns for s in log.demanded(layer)]
+    if waiter.ready_ns not in on_cpu + results + copied:
         return [(begin, end, "host_ns")]
     split = min(max(max(on_cpu, default=0), begin), end)
     return [(begin, split, "cpu_ns"), (split, end, "h2d_ns")]

@@ -12,7 +12,7 @@ from itertools import pairwise
 from policies.views import ExpertId
 from sim.spans import INSTANT, Span
 from tests.invariants.log import NEVER, Layer, Log, Spans, Stay, log_of
-from tests.invariants.worlds import RecordingSession
+from tests.invariants.recording import RecordingSession
 
 Interval = tuple[int, int]
 

@@ -66,17 +66,21 @@ class FreePrefetcher:
 
 
 class FreeAssigner:
-    """Each expert anywhere, in any order."""
+    """Each expert anywhere, in any order; sometimes with a few that nobody uses, be they there, on their way or not."""
 
-    def __init__(self, rng: random.Random, gpu_only: bool) -> None:
-        self.rng, self.gpu_only = rng, gpu_only
+    def __init__(self, rng: random.Random, experts: int, gpu_only: bool, streams: float) -> None:
+        self.rng, self.experts, self.gpu_only, self.streams = rng, experts, gpu_only, streams
 
     def assign(self, view: LayerView) -> Assignment:
         found = settle(view, [self.gpu_only or self.rng.random() < 0.5 for _ in view.routing.active])
         loads, cpu = list(found.loads), list(found.cpu)
         self.rng.shuffle(loads)
         self.rng.shuffle(cpu)
-        return found._replace(loads=tuple(loads), cpu=tuple(cpu))
+        return found._replace(loads=tuple(loads), cpu=tuple(cpu), streamed=self._idle(view))
+
+    def _idle(self, view: LayerView) -> tuple[int, ...]:
+        idle = [expert for expert in range(self.experts) if expert not in view.routing.active]
+        return tuple(self.rng.sample(idle, self.rng.randint(0, len(idle)))) if self.rng.random() < self.streams else ()
 
 
 class FreeCache:
@@ -127,7 +131,7 @@ def free_composition(rng: random.Random, seed: int, experts: int) -> Composition
     )
     return Composition(
         "free", rng.choice((PoolPlacement(), NoPlacement(), RandomPlacement(seed))), router,
-        FreeAssigner(rng, rng.random() < 0.3), prefetcher,
+        FreeAssigner(rng, experts, rng.random() < 0.3, rng.choice((0, 0.3, 1))), prefetcher,
         FreeCache(rng, experts, inner) if rng.random() < 0.7 else inner, Needs(forecasts=rng.choice(FORECASTS)),
         swaps_before_prefetches=rng.random() < 0.5, writes_back=rng.random() < 0.5, demand_slots=rng.randint(1, 3),
         prefetch_slots=rng.randint(0, 3),

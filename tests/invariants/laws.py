@@ -115,23 +115,30 @@ def _chain_within_layer(log: Log, layer: Layer) -> None:
     if log.committed(layer):
         before = (layer[0], layer[1] - 1)
         _after(plan, [log.one(before, "foresee")], "a committed layer needs the foresight that committed it")
-        assert not log.of(layer, "gate", "wait") + own_routing, f"law 2: step, layer {layer} is half routed"
+        assert not log.of(layer, "gate") + own_routing, f"law 2: step, layer {layer} is half routed"
         chain = []
     else:
-        chain = [[attention], [log.one(layer, "gate")], own_routing, [log.one(layer, "wait")], [plan]]
+        chain = [[attention], [log.one(layer, "gate")], own_routing, [_own_wait(log, layer)], [plan]]
     for span in log.of(layer, "activations"):
         _after(span, [attention], "activations are what attention has computed")
     for before, after in pairwise(chain):
         for span in after:
             _after(span, before, "a layer's chain")
     for span in log.of(layer, "foresee"):
-        _after(span, forecast + log.of(layer, "plan"), "foreseeing needs the forecast")
+        waits = [s for s in log.of(layer, "wait") if s.target_layer >= 0]
+        _after(span, forecast + waits + log.of(layer, "plan"), "foreseeing needs the forecast")
     for span in forecast:
         _after(span, log.of(layer, "attention", "gate", "speculate")[:2], "a forecast is copied once it is computed")
     combine = log.one(layer, "combine")
     _after(combine, log.computed(layer) + log.of(layer, "shared", "result"), "combining needs all parts")
     for span in log.of(layer, "result"):
         _after(span, [s for s in log.computed(layer) if s.lane == "cpu"], "a result is copied once it is computed")
+
+
+def _own_wait(log: Log, layer: Layer) -> Span:
+    """The one for the layer's routing, not for a forecast."""
+    [wait] = [s for s in log.of(layer, "wait") if s.target_layer < 0]
+    return wait
 
 
 def _expert_after_inputs(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span) -> None:

@@ -55,7 +55,7 @@ class Log:
 
     def committed(self, layer: Layer) -> bool:
         """Whether a layer's routing was committed ahead, so that no gate was asked."""
-        return not self.of(layer, "wait")
+        return all(s.target_layer >= 0 for s in self.of(layer, "wait"))
 
     def ended(self, layer: Layer) -> int:
         """When a layer ended, or the step (layer -1)."""
@@ -70,6 +70,10 @@ class Log:
         step, place = layer
         ahead = [s for s in self.of((step, place - 1), "precompute") if home(s) == place]
         return self.of(layer, "expert") + ahead
+
+    def demanded(self, layer: Layer) -> list[Span]:
+        """The copies that a layer has waited for, streamed experts that nobody used among them."""
+        return [s for s in self.lanes["h2d"] if s.kind == "demand" and (s.step, home(s)) == layer]
 
     def routed_layers(self) -> list[Layer]:
         """(step, layer) of all layers that ran, in order."""

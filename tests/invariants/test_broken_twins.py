@@ -1,8 +1,9 @@
-"""Broken twins: a policy, lane or memory that breaks a rule is caught by the session, or by the law that it breaks."""
+"""Broken twins: a lane, memory or link that breaks a rule is caught by the law that it breaks (broken policies:
+tests/conformance)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,57 +12,13 @@ import pytest
 from policies.protocols import Assigner
 from policies.residency import Residency
 from policies.session import Session
-from policies.views import Assignment, ExpertId, Forecast, LayerView, PolicyError, Routing, Updates
+from policies.views import Assignment, ExpertId, Forecast, LayerView, Routing, Updates
 from sim.copy_lane import CopyLane
 from sim.cpu_lane import CpuLane
 from sim.lanes import Lane
 from tests.invariants.background import law_5_background_copies
 from tests.invariants.laws import check_all, law_1_conservation, law_5_work_conservation, routings_of
 from tests.invariants.worlds import SpoiltAssigner, World, fixed_world, part, play
-
-
-class BrokenCache:
-    """A cache that picks the first resident, pinned or not."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.members = inner, set()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def admitted(self, id: ExpertId, group: int) -> None:
-        self.members.add(id)
-        self.inner.admitted(id, group)
-
-    def evicted(self, id: ExpertId, group: int) -> None:
-        self.members.discard(id)
-        self.inner.evicted(id, group)
-
-    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
-        return next((id for id in sorted(self.members) if id in blocked and id.layer == incoming.layer), None)
-
-
-WORLD = fixed_world("on-demand")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda view, a: a._replace(cpu=a.gpu[:1]), "expected each of"),  # computes an expert twice
-        (lambda view, a: a._replace(gpu=a.gpu[:-1], loads=a.loads[:-1]), "expected each of"),  # skips one
-        (lambda view, a: a._replace(loads=a.gpu), "expected the absent experts"),  # loads residents
-        (lambda view, a: a._replace(gpu=(*a.gpu, 99)), "expected each of"),  # runs one that nobody chose
-    ],
-)
-def test_a_broken_policy_is_caught(spoil: Callable[[LayerView, Assignment], Assignment], message: str) -> None:
-    inner = part(WORLD, "assigner")
-    with pytest.raises(PolicyError, match=message):
-        play(WORLD, {"assigner": SpoiltAssigner(inner, spoil)})
-
-
-def test_a_broken_cache_that_evicts_a_pinned_expert_is_caught() -> None:
-    with pytest.raises(PolicyError, match="pinned"):
-        play(WORLD, {"cache": BrokenCache(part(WORLD, "cache"))})
 
 
 @pytest.mark.parametrize("lane", ["gpu", "host", "d2h"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -68,9 +69,8 @@ def test_writeback_follows_every_eviction_by_a_copy(seed: int) -> None:
 
 def _evicted_by_copies(on_link: Sequence[Span]) -> list[Span]:
     """Evictions but those of which the place goes, without a copy, to an expert from a staging slot."""
-    following = [*on_link[1:], None]
     return [
-        span for span, after in zip(on_link, following, strict=True)
+        span for span, after in zip_longest(on_link, on_link[1:])
         if span.kind == "evict" and (after is None or (after.kind, after.start_ns) != ("place", span.start_ns))
     ]  # fmt: skip
 

@@ -54,15 +54,22 @@ def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span) 
         case "gpu", "combine":
             parts = log.of(layer, "result") or [s for s in log.computed(layer) if s.lane == "cpu"]
             used = {s.expert for s in log.computed(layer)}
-            streamed = [s for s in log.of(layer, "demand") if s.expert not in used]
+            streamed = [s for s in log.demanded(layer) if s.expert not in used]
             return max([launches[1].end_ns, *(s.end_ns for s in [*parts, *streamed])])
+        case "host", "wait" if forecast:
+            return end("routing")
         case "host", "wait":
             return log.of(layer, "routing")[0].end_ns
         case "host", "plan":
             if not log.committed(layer):
-                return end("wait")
+                return min(s.end_ns for s in log.of(layer, "wait"))
             return max(launches[0].end_ns, log.ended((layer[0], layer[1] - 1)))  # decided when the layer is at work
         case "host", "foresee":
+            waited = [s for s in log.of(layer, "wait") if s.target_layer >= 0]
+            late = len(launches) > 2 or log.committed(layer)  # a forecast that comes by itself is waited for
+            assert bool(waited) == (late and bool(log.of(layer, "speculate"))), f"law 2: {span} has waited for {waited}"
+            if waited:
+                return waited[0].end_ns
             return end("routing") if log.of(layer, "routing") else None  # committed, and no forecast on the GPU
         case "host", "launch" if span is not launches[0]:
             return end("plan")

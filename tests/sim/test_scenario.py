@@ -18,12 +18,16 @@ SHORT: dict[str, Any] = {"trace": "mini-moe", "model": None, "generated_tokens":
 
 def test_yaml_there_and_back(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
-    lines = ("policy: fiddler", "batch: 2", "sequences: [3, 1]", "hardware_overrides: {link.h2d_bytes_per_s: 12.0e+9}")
+    lines = (
+        "policy: fiddler", "batch: 2", "sequences: [3, 1]", "hardware_overrides: {link.h2d_bytes_per_s: 12.0e+9}",
+        "noisy_forecast_recall: [0.9, 1]",
+    )  # fmt: skip
     file.write_text("\n".join(lines))
     read = Scenario.from_yaml(file)
     assert read == Scenario(
-        policy="fiddler", batch=2, sequences=(3, 1), hardware_overrides={"link.h2d_bytes_per_s": 12e9}
-    )
+        policy="fiddler", batch=2, sequences=(3, 1), hardware_overrides={"link.h2d_bytes_per_s": 12e9},
+        noisy_forecast_recall=(0.9, 1),
+    )  # fmt: skip
     assert Scenario.from_dict(read.to_dict()) == read
 
 
@@ -41,6 +45,9 @@ def test_yaml_there_and_back(tmp_path: Path) -> None:
         ("gpu_memory_gb: .nan", "gpu_memory_gb must be GB"),
         ("gpu_memory_gb: .inf", "gpu_memory_gb must be GB"),
         ("sequences: [a]", "sequences: expected a list of whole numbers or null"),
+        ("noisy_forecast_recall: 0.8", "noisy_forecast_recall: expected a list of numbers or null, got 0.8"),
+        ("noisy_forecast_recall: [high]", "noisy_forecast_recall: expected a list of numbers or null"),
+        ("noisy_forecast_recall: [1.2]", r"noisy_forecast_recall must be numbers between 0 and 1, got \[1.2\]"),
         ("gpu_memory_gb: 8\ncached_share: 0.5", "give gpu_memory_gb or cached_share, not both"),
     ],
 )

@@ -75,3 +75,12 @@ def test_a_mini_model_has_the_shape_of_its_bundled_trace(name: str) -> None:
 def test_a_shape_survives_its_dict() -> None:
     for name in PUBLISHED:
         assert ModelShape.from_dict(load_model(name).to_dict()) == load_model(name)
+
+
+def test_a_model_may_be_cut_after_some_of_its_layers() -> None:
+    whole, cut = load_model("phi-3.5-moe"), load_model("phi-3.5-moe:8")
+    assert (cut.name, cut.moe_layers, cut.experts) == ("phi-3.5-moe:8", 8, whole.experts)
+    assert cut.routed_bytes == whole.routed_bytes // 4
+    for wrong in ("phi-3.5-moe:0", "phi-3.5-moe:33", "phi-3.5-moe:x", "phi-3.5-moe:"):
+        with pytest.raises(ShapeError, match="expected 1 to 32 layers after the colon"):
+            load_model(wrong)

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from traces.capture_vectors import popular_half, read_vectors
 from traces.trace import Trace
 from traces.trace_file import read_trace
 
 BUNDLED = Path(__file__).parents[2] / "traces" / "bundled"
+KINDS = ("gate@1", "gate@2", "gate@3", "residual@1", "quasi_hidden@1", "partial@1", "estimator@1")
 MODELS = {"mini-deepseek": (26, 64, 6), "mini-moe": (8, 16, 2)}
 DOMAINS = ["code", "dialogue", "literature", "math", "wiki"]
 
@@ -22,37 +24,60 @@ def evaluated(model: str) -> Trace:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_evaluated_trace_has_five_sequences_of_each_domain(model: str) -> None:
+def test_the_evaluated_trace_has_four_sequences_of_each_domain(model: str) -> None:
     trace = evaluated(model)
     assert (trace.shape.moe_layers, trace.shape.experts, trace.shape.top_k) == MODELS[model]
-    assert trace.provenance["domains"] == [domain for domain in DOMAINS for _ in range(5)]
-    lengths = [np.bincount(trace.phase[trace.sequence == s]).tolist() for s in range(25)]
-    assert lengths == [[64, 64]] * 25
+    assert trace.provenance["domains"] == [domain for domain in DOMAINS for _ in range(4)]
+    lengths = [np.bincount(trace.phase[trace.sequence == s]).tolist() for s in range(20)]
+    assert lengths == [[64, 64]] * 20
     names = {name for name in trace.tensors() if name.startswith("forecast/")}
-    assert names == {f"forecast/{kind}/ids" for kind in ("gate@1", "gate@2", "gate@3", "residual@1")} | {
-        f"forecast/{kind}/scores" for kind in ("gate@1", "residual@1")
-    }
+    assert names == {f"forecast/{kind}/ids" for kind in KINDS} | {"forecast/partial@1/scores"}
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_calibration_trace_has_other_prompts_and_ids_and_weights_alone(model: str) -> None:
+def test_the_calibration_trace_has_other_prompts_and_what_speculation_is_calibrated_on(model: str) -> None:
     trace = read_trace(BUNDLED / f"{model}-calibration.safetensors")
     assert trace.provenance["domains"] == [domain for domain in DOMAINS for _ in range(2)]
     assert trace.shape == evaluated(model).shape
-    assert set(trace.tensors()) == {"sequence", "position", "phase", "topk_ids", "topk_weights"}
+    plain = {"sequence", "position", "phase", "topk_ids", "topk_weights"}
+    assert set(trace.tensors()) == plain | {f"forecast/{kind}/ids" for kind in ("quasi_hidden@1", "estimator@1")}
     assert trace.provenance["revision"] == evaluated(model).provenance["revision"]
     assert trace.provenance["prompts"] != evaluated(model).provenance["prompts"]
-    assert trace.provenance["prompts"] in evaluated(model).provenance["calibration"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_vectors_are_of_the_captured_model_and_of_training_text(model: str) -> None:
+    vectors, trace = read_vectors(BUNDLED / f"{model}-vectors.safetensors"), evaluated(model)
+    layers, experts, top_k = MODELS[model]
+    assert vectors.default is not None
+    assert vectors.default.shape == (layers, experts, trace.shape.hidden)
+    assert (vectors.tokens.sum(1) == top_k * vectors.provenance["tokens"]).all()
+    assert (vectors.resident == popular_half(vectors.tokens)).all()
+    assert vectors.estimator["position"].shape[0] == layers - 1
+    assert (vectors.provenance["model"], vectors.provenance["revision"]) == (model, trace.provenance["revision"])
+    assert vectors.provenance["prompts"] in trace.provenance["calibration"]
+    assert "first 80% of training text" in vectors.provenance["prompts"]
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_forecasts_are_far_better_than_chance(model: str) -> None:
     trace = evaluated(model)
     top_k, chance = trace.shape.top_k, trace.shape.top_k / trace.shape.experts
-    for name, ahead in (("gate@1", 1), ("gate@3", 3), ("residual@1", 1)):
-        guessed = trace.tensors()[f"forecast/{name}/ids"][:, :-ahead, :top_k]
-        found = (guessed[..., None] == trace.topk_ids[:, ahead:][..., None, :]).any(-1)
-        assert found.mean() > 3 * chance, name
+    for name in KINDS:
+        assert recall(trace, name, top_k) > 3 * chance, name
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_forecasts_that_know_more_find_more(model: str) -> None:
+    trace = evaluated(model)
+    found = [recall(trace, name, trace.shape.top_k) for name in ("gate@1", "quasi_hidden@1", "partial@1")]
+    assert found == sorted(found)
+
+
+def recall(trace: Trace, name: str, top_k: int) -> float:
+    ahead = int(name[-1])
+    guessed = trace.tensors()[f"forecast/{name}/ids"][:, :-ahead, :top_k]
+    return float((guessed[..., None] == trace.topk_ids[:, ahead:][..., None, :]).any(-1).mean())
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 from tokenizers import Tokenizer  # noqa: E402
 
-from traces.mini_bundle import cut_passages  # noqa: E402
+from traces.mini_bundle import cut_passages, cut_prompts  # noqa: E402
 from traces.mini_data import CorpusError, load_corpus, train_tokenizer  # noqa: E402
 from traces.mini_eval import RouterTap, _balance, _router_losses  # noqa: E402
 from traces.mini_models import build_model, deepseek_config, moe_config  # noqa: E402
@@ -181,3 +182,12 @@ def test_passages_do_not_overlap_and_are_long_enough() -> None:
     assert all(b - a >= 64 for a, b in pairwise(starts))
     with pytest.raises(CorpusError, match="found"):
         cut_passages(text[:100], 4, 8, tokenizer, np.random.default_rng(0))
+
+
+def test_calibration_prompts_come_from_the_last_tenth_of_the_training_text(tmp_path: Path) -> None:
+    for split in ("train", "eval"):
+        (tmp_path / f"a.{split}.txt").write_text("".join(f"line {number:04}\n" for number in range(10_000)))
+    for split, first in (("train", 9000), ("eval", 0)):
+        cut = cut_prompts(tmp_path, split, 3, lambda text: {"input_ids": list(text)}, 1, tmp_path / "p.jsonl")
+        assert min(int(number) for p in cut.prompts for number in re.findall(r"\d{4}", p.text)) >= first
+        assert len(cut.prompts) == 3

@@ -2,45 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
+from trilane.columns import CHANGED, HITS, PCIE, SPREAD, TPOT, TTFT, Column, mark, tabulate
+from trilane.draws import DRAWS, DrawsOption, JobsOption, processes
 from trilane.output import (
     JsonOption,
     check_folder,
     check_targets,
     heading,
     note,
-    number,
     percent,
     progress,
     show,
-    spread,
-    table,
     write_json,
 )
 from trilane.question import ScenarioOption, SetOption, describe, inputs_of, names_in, scenario_of
-from trilane.spread import DrawsOption, JobsOption, draws_in_words, processes
 
 if TYPE_CHECKING:
     from sim.run import Run
 
-MIB = 2**20
+Row = Mapping[str, Any]
 TIMELINE_STEPS = 6  # of each policy, so that the combined timeline stays small
+
+
+def _share(name: str) -> Callable[[Row], str]:
+    return lambda row: percent(row[name])
+
+
 COLUMNS = (
-    "\npolicy", "TTFT\nms", "TPOT\nms", "\nrange", "hit\nrate", "PCIe\nMiB/tok", "busy\ngpu", "\ncpu", "\nh2d",
-    "wait\nh2d", "\ncpu", "\nhost", "\nregret",
+    Column("\npolicy", lambda row: row["policy"] + mark(row)),
+    TTFT,
+    TPOT,
+    SPREAD,
+    HITS,
+    PCIE,
+    Column(
+        "busy\ngpu", _share("gpu_busy_share"),
+        "busy", "share of the time in which the lane works: GPU, CPU experts, copies to the GPU (h2d)",
+    ),
+    Column("\ncpu", _share("cpu_busy_share")),
+    Column("\nh2d", _share("h2d_busy_share")),
+    Column(
+        "wait\nh2d", _share("stall_h2d_share"),
+        "wait", "share of the time in which the GPU waits: for copies, for the CPU's experts; the rest is the host's",
+    ),
+    Column("\ncpu", _share("stall_cpu_share")),
+    Column(
+        "\nregret", lambda row: "" if row["regret"] is None else percent(row["regret"]),
+        "regret", "TPOT over that of the clairvoyant run (*), which knows the future, minus 1",
+    ),
+    CHANGED,
 )  # fmt: skip
-LEGEND = {
-    "range": "lowest and highest TPOT; - where it is the same in all draws",
-    "hit rate": "active experts that were on the GPU when their layer was routed (kind: resident), in decode steps",
-    "PCIe": "expert weights copied to the GPU for each generated token",
-    "busy": "share of the time in which the lane works: GPU, CPU experts, copies to the GPU (h2d)",
-    "wait": "share of the time in which the GPU waits: for copies, for the CPU's experts, for the host",
-    "regret": "TPOT over that of the clairvoyant run (*), which knows the future, minus 1",
-    "~": "changes the routing: the model would say something else, and later routing would have differed",
-}
+
+
+def compare(
+    scenario: ScenarioOption = None,
+    policies: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Policies to compare. Default: all that the scenario can run.")
+    ] = None,
+    changes: SetOption = None,
+    draws: DrawsOption = DRAWS,
+    jobs: JobsOption = None,
+    json: JsonOption = None,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Also draw: tpot.png, gantt-POLICY.png, and timeline.json.gz for Perfetto."),
+    ] = None,
+) -> None:
+    """Rank offloading policies by time per token.
+
+    Every policy gets the same routing, machine and memory. The fastest on average comes first.
+    """
+    from sim.comparison import compare as run_all
+
+    check_folder(out)
+    asked = scenario_of(scenario, changes)
+    check_targets(json, inputs=inputs_of(scenario, asked))
+    names = None if policies is None else names_in(policies)
+    found = run_all(
+        asked, names, draws=draws, jobs=processes(jobs), watch=lambda chosen: progress(chosen, "simulating")
+    )
+    for name, reason in found.left_out.items():
+        note(f"left out {name}: {reason}")
+    rows = found.rows()
+    show(json, heading(describe(asked)), *tabulate(COLUMNS, rows))
+    write_json({"scenario": found.scenario, "runs": rows}, json)
+    if out:
+        _draw(found.runs, rows, Path(out), describe(asked))
+
+
+def _draw(runs: Sequence[Run], rows: Sequence[Row], folder: Path, about: str) -> None:
+    """A bar chart, a Gantt picture of each run, and one timeline of all."""
+    from sim.gantt import save_gantt
+    from sim.perfetto import write_perfetto
+    from sim.pictures import save_figure
+    from sim.plots import tpot_bars
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_figure(tpot_bars(rows, about), folder / "tpot.png")
+    for run in progress(runs, "drawing"):
+        save_gantt(run, folder / f"gantt-{run.policy}.png", about=about)
+    write_perfetto(runs, folder / "timeline.json.gz", TIMELINE_STEPS)
+    note(f"pictures and a timeline for https://ui.perfetto.dev are in {folder}/")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sim.run import Run
 
 MIB = 2**20
+LOSSES = ("substituted", "speculated_wrongly", "degraded", "dropped")
 LANES = ("host", "gpu", "cpu", "h2d", "d2h")
 
 
@@ -55,7 +56,8 @@ def simulate(
     with working(f"simulating {asked.policy}"):
         run = _simulated(asked)
     show(json, *_page(describe(asked), run.to_dict()))
-    write_json({"scenario": dict(run.scenario), "run": run.to_dict()}, json)
+    layers = None if run.approximation is None else run.approximation.to_dict("records")
+    write_json({"scenario": dict(run.scenario), "run": run.to_dict(), "approximation": layers}, json)
     with working("writing"):
         _write(run, describe(asked), spans, perfetto, gantt)
 
@@ -85,7 +87,8 @@ def _write(run: Run, about: str, spans: str | None, perfetto: str | None, gantt:
 def _page(about: str, row: Mapping[str, Any]) -> tuple[Text, Table]:
     """Everything that one run says, from the answer down to the details."""
     labels = f"  ({', '.join(row['labels'])})" if row["labels"] else ""
-    return heading(f"{row['policy']}{labels}: {about}"), pairs([*_times(row), *_experts(row), *_lanes(row)])
+    facts = [*_times(row), *_approximation(row), *_experts(row), *_lanes(row)]
+    return heading(f"{row['policy']}{labels}: {about}"), pairs(facts)
 
 
 def _times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -98,8 +101,21 @@ def _times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _approximation(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How much of the model's own routing the run left undone; nothing if it keeps the routing."""
+    if row["approximated_weight_share"] is None:
+        return []
+    shares = {cause: row[f"{cause}_weight_share"] for cause in (*LOSSES, "stale")}
+    causes = ", ".join(f"{cause.replace('_', ' ')} {percent(share, 1)}" for cause, share in shares.items() if share)
+    tokens = percent(row["approximated_token_share"], 1)
+    weight = percent(row["approximated_weight_share"], 1)
+    return [("approximated, decode", f"{weight} of the routing weight{f' ({causes})' if causes else ''}, "
+                                     f"{tokens} of the tokens of a layer")]  # fmt: skip
+
+
 def _ms(value: float | None, bound: float | None) -> str:
-    return f"{number(value, 2)} ms (no policy can be faster than {number(bound, 2)} ms)"
+    least = "" if bound is None else f" (no policy can be faster than {number(bound, 2)} ms)"
+    return f"{number(value, 2)} ms{least}"
 
 
 def _experts(row: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from traces.capture_settings import FORECASTS
 from trilane.output import (
     JsonOption,
     OutputError,
@@ -98,8 +99,14 @@ def capture(
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Trace file to write (.safetensors).")],
     calibration: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Other prompts, to calibrate the residual forecast. Default: 12 of ours."),
+        typer.Option(metavar="FILE", help="Other prompts, to calibrate forecasts on. Default: 12 of ours."),
     ] = None,
+    vectors: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Vectors of an earlier calibration, instead of prompts.")
+    ] = None,
+    forecasts: Annotated[
+        str, typer.Option(help="Kinds, with commas: gate@N; residual@1, quasi_hidden@1, partial@1, estimator@1.")
+    ] = ",".join(FORECASTS),
     prompt_tokens: Annotated[int, typer.Option(help="Cut longer prompts to this.")] = 64,
     generated_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 64,
     batch_size: Annotated[int, typer.Option(help="Sequences that run together.")] = 8,
@@ -114,16 +121,17 @@ def capture(
 
     (without a GPU, add [bold]--extra-index-url https://download.pytorch.org/whl/cpu[/]).
     """
-    _check_trace_target(output, inputs=[prompts, calibration, model])
+    _check_trace_target(output, inputs=[prompts, calibration, vectors, model])
     settings = {
         "prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens, "batch_size": batch_size,
-        "temperature": temperature, "seed": seed,
+        "temperature": temperature, "seed": seed, "forecasts": [name.strip() for name in forecasts.split(",")],
     }  # fmt: skip
     with as_file(files("trilane") / "calibration_prompts.txt") as bundled:
-        others = calibration or bundled
-        _check_capture(model, dtype, prompts, others, settings)
+        others = calibration if vectors else calibration or bundled
+        _check_capture(model, dtype, prompts, others, vectors, settings)
+        known = {"calibration_prompts": others, "vectors": vectors}
         with working(f"running {model}"):
-            _capture_function()(model, prompts, output, calibration_prompts=others, dtype=dtype, **settings)
+            _capture_function()(model, prompts, output, dtype=dtype, **known, **settings)
     note(f"written: {output}; look at it with `trilane trace info {output}`")
 
 
@@ -134,14 +142,22 @@ def _check_trace_target(output: str, inputs: Sequence[str | None]) -> None:
         raise OutputError(f"{output}: expected the name of a trace file, ending in .safetensors")
 
 
-def _check_capture(model: str, dtype: str, prompts: str, calibration: str | Path, settings: Mapping[str, Any]) -> None:
+def _check_capture(
+    model: str,
+    dtype: str,
+    prompts: str,
+    calibration: str | Path | None,
+    vectors: str | None,
+    settings: Mapping[str, Any],
+) -> None:
     """Refuse what capture would refuse, before torch is imported. Raises CaptureError."""
-    from traces.capture_prompts import check_disjoint, read_prompts
+    from traces.capture_prompts import read_prompts
     from traces.capture_settings import CaptureSettings, check_model
+    from traces.capture_vectors import known_vectors
 
     CaptureSettings(**settings)
     check_model(model, dtype)
-    check_disjoint(read_prompts(prompts), read_prompts(calibration))
+    known_vectors(read_prompts(prompts), read_prompts(calibration) if calibration else None, vectors)
 
 
 def _capture_function() -> Any:

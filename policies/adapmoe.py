@@ -1,0 +1,112 @@
+"""AdapMoE: cache sizes by layer from calibration, one expert prefetched by the next gate, weak experts dropped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+
+from policies.assigners import LoadAll
+from policies.calibration import Calibration, Counts
+from policies.lru import LruCache
+from policies.next_gate import NextGatePrefetcher
+from policies.protocols import Composition, Needs
+from policies.routers import TrueRouter
+from policies.slots_by_misses import SlotsByMisses, lru_misses
+from policies.system import BuildContext, System, at_least
+from policies.views import LayerView, Routing
+
+NEEDS = Needs(tokens=True, forecasts=(("gate", 1),), forecast_phases=("decode",), calibration=True, gpu_only=True)
+
+
+class WeakExpertsRouter(TrueRouter):
+    """Drops a token's experts after the first whose weight is below a threshold; the others' weights are scaled to the
+    sum that they had together with those."""
+
+    def __init__(self, drop_below: float) -> None:
+        self.drop_below = drop_below
+
+    def route(self, view: LayerView) -> Routing:
+        """The router's own experts, the weak ones left out."""
+        ids, weights = view.routing.token_ids, view.routing.token_weights
+        kept = [max(1, sum(weight >= self.drop_below for weight in row)) for row in weights]
+        if all(count >= len(row) for count, row in zip(kept, weights, strict=True)):
+            return view.routing
+        strong_ids = [row[:count] for row, count in zip(ids, kept, strict=True)]
+        workload = Counter(expert for row in strong_ids for expert in row)
+        active = tuple(sorted(workload))
+        strong = [_scaled(row, count) for row, count in zip(weights, kept, strict=True)]
+        return Routing(active, tuple(workload[expert] for expert in active), strong_ids, strong)
+
+
+def _scaled(weights: Sequence[float], count: int) -> list[float]:
+    """The first ``count`` weights, scaled to the sum of all."""
+    total, kept = sum(weights), sum(weights[:count])
+    return [weight * total / kept for weight in weights[:count]] if kept else list(weights[:count])
+
+
+@dataclass(frozen=True)
+class AdapMoeParameters:
+    """AdapMoE as algorithms.md, Section 6, fills it in.
+
+    prefetch: experts of the next layer that are prefetched, in decode only; at most one, the next gate's likeliest that
+        is absent. 0 for none.
+    drop_below: drops a token's second expert (with a larger top-k: all after the first) when its weight is below this,
+        which changes what the model computes. None: never. The paper derives thresholds by layer from the sensitivity
+        of the loss, the released code has them typed in for Mixtral; here it is one number.
+    demand_slots: staging slots for loads of an event that is larger than the layer's cache (ours).
+
+    Prefetches go into the next layer's cache in the place of its least recent expert, but never of one that the gate
+    chooses (ours; the paper is silent). The sizes of the layers' caches have the fewest misses on the decode tokens of
+    the calibration prompts.
+    """
+
+    prefetch: int = 1
+    drop_below: float | None = None
+    demand_slots: int = 2
+
+    def __post_init__(self) -> None:
+        """At most one prefetch; loads need a slot."""
+        at_least(self, prefetch=0, demand_slots=1)
+        if self.prefetch > 1:
+            raise ValueError(f"parameter 'prefetch': expected 0 or 1, got {self.prefetch}")
+
+
+def build(parameters: AdapMoeParameters, context: BuildContext) -> Composition:
+    """LRU by layer with sizes from calibration."""
+    calibration = context.required_calibration("adapmoe")
+    drop_below = parameters.drop_below
+    return Composition(
+        name="adapmoe",
+        placement=SlotsByMisses(_misses(calibration, context.experts)),
+        router=TrueRouter() if drop_below is None else WeakExpertsRouter(drop_below),
+        assigner=LoadAll(),
+        prefetcher=NextGatePrefetcher(1, "cache", guard=True) if parameters.prefetch else None,
+        cache=LruCache(),
+        needs=_needs(parameters),
+        demand_slots=parameters.demand_slots,
+        parameters=asdict(parameters),
+    )
+
+
+def _needs(parameters: AdapMoeParameters) -> Needs:
+    drops = parameters.drop_below is not None
+    needs = replace(NEEDS, changes_routing=drops)
+    return needs if parameters.prefetch else replace(needs, forecasts=(), tokens=drops)
+
+
+@lru_cache(maxsize=8)
+def _misses(calibration: Calibration, experts: int) -> Counts:
+    """Counted once for all runs of a sweep."""
+    return lru_misses(calibration.decode_ids, experts)
+
+
+ADAPMOE = System(
+    name="adapmoe",
+    summary="GPU only: LRU with calibrated sizes by layer, one expert prefetched by the next layer's gate",
+    source="AdapMoE, as filled in by algorithms.md, Section 6",
+    parameters=AdapMoeParameters,
+    build=build,
+    needs=NEEDS,
+)

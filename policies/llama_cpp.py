@@ -1,0 +1,77 @@
+"""llama.cpp: whole layers' experts on the CPU or the GPU. As published they run where they lie; in the released code a
+large batch is worth the way to the GPU."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from policies.assigners import FromTokens, LoadAll, ResidentOrCpu
+from policies.caches import StaticCache
+from policies.placements import LayerWisePlacement
+from policies.protocols import Assigner, Composition
+from policies.routers import TrueRouter
+from policies.system import BuildContext, System, at_least
+
+
+@dataclass(frozen=True)
+class LlamaCppParameters:
+    """None: the cache budget decides how many layers there are on the GPU (``--n-cpu-moe``)."""
+
+
+@dataclass(frozen=True)
+class LlamaCppImplParameters:
+    """offload_min_tokens: from a step of so many tokens on, CPU layers run on the GPU (``GGML_OP_OFFLOAD_MIN_BATCH``,
+    32; ik_llama.cpp takes 32 x experts / top_k instead).
+
+    The used experts are copied one after another and each is computed before the next copy begins, as the code's one
+    stream does: one staging slot. Nothing is kept. The code's copies come from pageable memory unless the host buffer
+    is pinned; that is a property of the machine.
+    """
+
+    offload_min_tokens: int = 32
+
+    def __post_init__(self) -> None:
+        """A step has a token at least."""
+        at_least(self, offload_min_tokens=1)
+
+
+def build(parameters: LlamaCppParameters, context: BuildContext) -> Composition:
+    """Nothing ever moves, so there is no staging."""
+    return _composition("llama.cpp", ResidentOrCpu(), 0, parameters)
+
+
+def build_impl(parameters: LlamaCppImplParameters, context: BuildContext) -> Composition:
+    """The same placement; large steps go through one staging slot."""
+    assigner = FromTokens(parameters.offload_min_tokens * context.top_k, LoadAll(), ResidentOrCpu())
+    return _composition("llama.cpp@impl", assigner, 1, parameters)
+
+
+def _composition(
+    name: str, assigner: Assigner, demand_slots: int, parameters: LlamaCppParameters | LlamaCppImplParameters
+) -> Composition:
+    return Composition(
+        name=name,
+        placement=LayerWisePlacement(),
+        router=TrueRouter(),
+        assigner=assigner,
+        prefetcher=None,
+        cache=StaticCache(),
+        demand_slots=demand_slots,
+        parameters=asdict(parameters),
+    )
+
+
+LLAMA_CPP = System(
+    name="llama.cpp",
+    summary="whole layers' experts on the GPU, the others' on the CPU, prefill and decode alike; nothing moves",
+    source="llama.cpp --n-cpu-moe; DALI, Section 6.1; HybriMoE, Table I and Section VI-A",
+    parameters=LlamaCppParameters,
+    build=build,
+)
+LLAMA_CPP_IMPL = System(
+    name="llama.cpp@impl",
+    summary="llama.cpp as released: steps of 32 tokens or more copy the used experts of CPU layers to the GPU",
+    source="llama.cpp, ggml-backend.cpp (PR #15346) and --n-cpu-moe (PR #15077)",
+    parameters=LlamaCppImplParameters,
+    build=build_impl,
+)

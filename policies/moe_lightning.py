@@ -1,0 +1,203 @@
+"""MoE-Lightning (Cao et al. 2025): where experts are is searched for before the run, with a performance model, and then
+fixed. A share of every layer stays on the GPU, a share is streamed through it in each step, the rest is the CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from policies.assigners import settle
+from policies.caches import StaticCache
+from policies.protocols import Assigner, Budget, Composition, InitialPlacement, Needs
+from policies.routers import TrueRouter
+from policies.system import BuildContext, ChoiceError, System, at_least
+from policies.views import INFINITE_NS, Assignment, ExpertCosts, ExpertId, Forecast, LayerView
+
+NEEDS = Needs(calibration=True)
+ONE = 1_000_000  # a probability of 1 in the search, whose times are whole numbers
+
+
+@dataclass(frozen=True)
+class MoeLightningParameters:
+    """The search is for throughput at a large batch; at batch 1 most of what is streamed is copied for nothing.
+
+    steps: the grid has shares of 0, 1/steps, ..., 1 of all experts (ours).
+    prefetch_slots: staging slots for what is streamed ahead; no layer streams more. None: one for each expert of a
+        layer.
+    demand_slots: staging slots for streamed experts that are needed before their turn (ours).
+    """
+
+    steps: int = 50
+    prefetch_slots: int | None = None
+    demand_slots: int = 2
+
+    def __post_init__(self) -> None:
+        """A grid has two ends, and loads pass through staging."""
+        at_least(self, steps=1, prefetch_slots=0, demand_slots=1)
+
+
+class Split(NamedTuple):
+    """Experts over all layers: the ``resident`` and, with them, all that run on the ``gpu``; the CPU has the rest."""
+
+    resident: int
+    gpu: int
+
+
+def spread(total: int, layers: int) -> list[int]:
+    """``total`` experts over ``layers``, as evenly as it goes, the first layers with one more."""
+    return [(total + layers - 1 - layer) // layers for layer in range(layers)]
+
+
+class LayerModel:
+    """The expected time of one decode step in one layer, in ns x ONE, from sums over its experts by popularity.
+
+    ``popularity``: share of the layer's (token, expert) pairs, the most popular first. A token is taken to choose an
+    expert independently of the others; an expert that is used has the mean workload of those that are.
+    """
+
+    def __init__(self, costs: ExpertCosts, popularity: Sequence[float], top_k: int, batch: int) -> None:
+        self.copy_ns, self.first_cpu_ns = costs.copy_ns * ONE, costs.first_cpu_ns
+        uses = [_use(min(1.0, top_k * share), batch, len(costs.gpu_ns) - 1) for share in popularity]
+        self._gpu = [0, *accumulate(chance * costs.gpu_ns[tokens] for chance, tokens in uses)]
+        cpu = list(accumulate((chance * costs.cpu_ns[tokens] for chance, tokens in reversed(uses)), initial=0))
+        idle = list(accumulate((ONE - chance for chance, _ in reversed(uses)), _both, initial=ONE))
+        self._cpu, self._idle = cpu[::-1], idle[::-1]
+
+    def time(self, resident: int, gpu: int) -> int:
+        """max(copy, cpu, gpu): ``resident`` experts stay, as many more as make ``gpu`` are streamed, all of them."""
+        copy = (gpu - resident) * self.copy_ns
+        cpu = self._cpu[gpu] + self.first_cpu_ns * (ONE - self._idle[gpu])
+        return max(copy, cpu, self._gpu[gpu])
+
+
+def _use(chosen: float, batch: int, most: int) -> tuple[int, int]:
+    """(Chance x ONE that some token of the batch chooses an expert, tokens of it if so, at most ``most``)."""
+    used = 1 - (1 - chosen) ** batch
+    return round(used * ONE), min(round(batch * chosen / used), most) if used else 0
+
+
+def _both(one: int, other: int) -> int:
+    """The chance of two independent events."""
+    return one * other // ONE
+
+
+def search(models: Sequence[LayerModel], budget: Budget, steps: int, streamed: int) -> Split:
+    """The split of the grid with the least time, summed over the layers; among equals the one that streams least, then
+    the one with most residents. Residents fit the budget; no layer streams more than ``streamed`` experts."""
+    everything = budget.layers * budget.experts
+    grid = {total: spread(total, budget.layers) for total in (everything * step // steps for step in range(steps + 1))}
+    found: list[tuple[int, int, int]] = []
+    for resident, staying in grid.items():
+        if sum(count * size for count, size in zip(staying, budget.expert_bytes, strict=True)) > budget.cache_bytes:
+            break
+        for gpu, running in grid.items():
+            layers = list(zip(models, staying, running, strict=True))
+            if gpu >= resident and all(run - stay <= streamed for _, stay, run in layers):
+                found.append((sum(model.time(stay, run) for model, stay, run in layers), gpu - resident, -resident))
+    _, streams, residents = min(found)
+    return Split(-residents, streams - residents)
+
+
+@dataclass
+class FixedPlan:
+    """What the search has found, told by the placement to the parts that carry it out.
+
+    ``streamed``: by layer, as keys in copy order; empty until the placement has been asked.
+    """
+
+    streamed: list[dict[int, None]] = field(default_factory=list)
+
+
+class SearchedPlacement:
+    """Searches when the memory is known: the most popular experts of a layer stay, the next are streamed."""
+
+    def __init__(self, models: Sequence[LayerModel], ranked: Sequence[Sequence[int]], plan: FixedPlan,
+                 steps: int, streamed: int) -> None:  # fmt: skip
+        self._models, self._ranked, self._plan, self._steps, self._most = models, ranked, plan, steps, streamed
+
+    def place(self, budget: Budget) -> InitialPlacement:
+        """Search, remember what is streamed, seat the residents."""
+        split = search(self._models, budget, self._steps, self._most)
+        staying, running = spread(split.resident, budget.layers), spread(split.gpu, budget.layers)
+        layers = list(zip(self._ranked, staying, running, strict=True))
+        self._plan.streamed = [dict.fromkeys(ranked[stay:run]) for ranked, stay, run in layers]
+        return InitialPlacement(tuple(staying), tuple(tuple(sorted(ranked[:stay])) for ranked, stay, _ in layers))
+
+
+class FixedAssigner:
+    """Streamed experts that are active are loaded unless they are there; the CPU's stay on the CPU."""
+
+    def __init__(self, plan: FixedPlan) -> None:
+        self._plan = plan
+
+    def assign(self, view: LayerView) -> Assignment:
+        """As planned, whatever the workload."""
+        ready, streamed = view.ready_ns, self._plan.streamed[view.layer]
+        return settle(view, [ready[e] != INFINITE_NS or e in streamed for e in view.routing.active])
+
+
+class PipelinedPrefetcher:
+    """The next layer's streamed experts, before its routing is known: the weights' part of the CGOPipe schedule. Those
+    without a token have been copied for nothing."""
+
+    into: Literal["cache", "staging"] = "staging"
+
+    def __init__(self, plan: FixedPlan) -> None:
+        self._plan = plan
+
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
+        """The most popular first."""
+        layer = view.layer + 1
+        return [ExpertId(layer, expert) for expert in self._plan.streamed[layer]]
+
+    def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
+        """Nobody."""
+        return frozenset()
+
+
+def layer_models(context: BuildContext) -> tuple[list[LayerModel], list[list[int]]]:
+    """By layer: its model, and its experts by popularity in calibrated decode steps (in all, if none were decoded)."""
+    calibration = context.required_calibration("moe-lightning")
+    if len(context.costs) != context.layers:
+        raise ChoiceError(
+            f"policy 'moe-lightning' searches with the planner's costs of {context.layers} layers, got "
+            f"{len(context.costs)}: build it with `costs`"
+        )
+    popularity = calibration.decode_popularity if calibration.decode_ids.size else calibration.popularity
+    ranked: list[list[int]] = np.argsort(-popularity, axis=1, kind="stable").tolist()
+    shares = np.take_along_axis(popularity, np.asarray(ranked), axis=1).tolist()
+    layers = zip(context.costs, shares, strict=True)
+    return [LayerModel(costs, share, context.top_k, context.batch) for costs, share in layers], ranked
+
+
+def build(parameters: MoeLightningParameters, context: BuildContext) -> Composition:
+    """Five parts around one plan, which the placement finds."""
+    slots = context.experts if parameters.prefetch_slots is None else parameters.prefetch_slots
+    models, ranked = layer_models(context)
+    plan = FixedPlan()
+    return Composition(
+        name="moe-lightning",
+        placement=SearchedPlacement(models, ranked, plan, parameters.steps, slots),
+        router=TrueRouter(),
+        assigner=FixedAssigner(plan),
+        prefetcher=PipelinedPrefetcher(plan) if slots else None,
+        cache=StaticCache(),
+        needs=NEEDS,
+        demand_slots=parameters.demand_slots,
+        prefetch_slots=slots,
+        parameters={**asdict(parameters), "prefetch_slots": slots},
+    )
+
+
+MOE_LIGHTNING = System(
+    name="moe-lightning",
+    summary="shares of every layer on the GPU, streamed and on the CPU, searched before the run and then fixed",
+    source="MoE-Lightning (ASPLOS 2025), performance model and CGOPipe; DALI, Section 6.1 (baseline)",
+    parameters=MoeLightningParameters,
+    build=build,
+    needs=NEEDS,
+)

@@ -1,0 +1,96 @@
+"""Assignment by the timeline of a layer instead of a sum of durations: copies follow each other on the link, each
+loaded expert runs when it has come, the CPU works meanwhile, and both slow each other down. Ours.
+
+With experts of one size, the loads of least makespan are the largest absent workloads, and the residents that the CPU
+takes over, if any, are the smallest: whatever else is chosen in the same numbers spares neither side more. So only
+numbers are searched: how many residents stay on the GPU, and how many absent experts are loaded. An expert is taken to
+compute on the GPU no longer than its copy takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from policies.objective import assignment_of
+from policies.views import INFINITE_NS, Assignment, ExpertCosts, LayerView
+
+
+class Choice(NamedTuple):
+    """A makespan in ns and the numbers that give it."""
+
+    makespan_ns: int
+    stay: int
+    loads: int
+
+
+class PipelineAssigner:
+    """The choice of least makespan; among equals, the one with the most residents on the GPU and the fewest loads.
+
+    An expert that is being copied runs on the GPU only where waiting for it is no slower than the CPU.
+    """
+
+    def assign(self, view: LayerView) -> Assignment:
+        """Choose the numbers, with the expert on its way (if there is one) on either side."""
+        active, tokens, ready = view.routing.active, view.routing.tokens, view.ready_ns
+        order = sorted(range(len(active)), key=tokens.__getitem__, reverse=True)
+        here = [i for i in order if ready[active[i]] == 0]
+        absent = [i for i in order if ready[active[i]] == INFINITE_NS]
+        coming = [i for i in order if 0 < ready[active[i]] < INFINITE_NS]
+        choice, waits = _choose(view, here, absent, coming, ()), coming
+        if coming:
+            leaves = _choose(view, here, absent, (), coming)
+            if leaves.makespan_ns < choice.makespan_ns:
+                choice, waits = leaves, []
+        on_gpu = [False] * len(active)
+        for i in (*here[: choice.stay], *absent[: choice.loads], *waits):
+            on_gpu[i] = True
+        return assignment_of(view, order, on_gpu, choice.makespan_ns)
+
+
+def _choose(
+    view: LayerView, here: Sequence[int], absent: Sequence[int], awaited: Sequence[int], left: Sequence[int]
+) -> Choice:
+    """The best numbers; ``awaited`` is on its way to the GPU, ``left`` runs on the CPU though it is on its way."""
+    tokens, costs = view.routing.tokens, view.costs[view.layer]
+    gpu_ns, cpu_ns = costs.gpu_ns, costs.cpu_ns
+    gpu = sum([gpu_ns[tokens[i]] for i in (*here, *awaited)])
+    cpu = sum([cpu_ns[tokens[i]] for i in (*absent, *left)])
+    last_ns = gpu_ns[tokens[awaited[0]]] if awaited else None
+    best = _with_loads(view, len(here), gpu, cpu, absent, last_ns)
+    for stay in range(len(here) - 1, -1, -1):
+        gpu -= gpu_ns[tokens[here[stay]]]
+        cpu += cpu_ns[tokens[here[stay]]]
+        choice = _with_loads(view, stay, gpu, cpu, absent, last_ns)
+        if choice.makespan_ns >= best.makespan_ns:
+            break
+        best = choice
+    return best
+
+
+def _with_loads(view: LayerView, stay: int, gpu: int, cpu: int, absent: Sequence[int], last_ns: int | None) -> Choice:
+    """The best number of loads. Without any, the GPU works for ``gpu`` ns, the last ``last_ns`` of them on the expert
+    that is on its way (None: there is none), and the CPU for ``cpu`` ns."""
+    tokens, costs = view.routing.tokens, view.costs[view.layer]
+    start, copies = view.cpu_backlog_ns + costs.first_cpu_ns, view.h2d_backlog_ns
+    cpu_end, arrived = together(costs, start + cpu if cpu else 0, copies)
+    best = Choice(max(gpu, cpu_end, 0 if last_ns is None else arrived + last_ns), stay, 0)
+    for loads, i in enumerate(absent, 1):
+        cpu -= costs.cpu_ns[tokens[i]]
+        copies += costs.copy_ns
+        gpu += costs.gpu_ns[tokens[i]]
+        cpu_end, arrived = together(costs, start + cpu if cpu else 0, copies)
+        on_gpu = max(gpu, arrived + costs.gpu_ns[tokens[i]])
+        if max(on_gpu, cpu_end) < best.makespan_ns:
+            best = Choice(max(on_gpu, cpu_end), stay, loads)
+        elif on_gpu >= best.makespan_ns:
+            break
+    return best
+
+
+def together(costs: ExpertCosts, cpu_ns: int, copies_ns: int) -> tuple[int, int]:
+    """When the CPU and the link are done, if both begin now and would take ``cpu_ns`` and ``copies_ns`` alone."""
+    cpu_end, copies_end = cpu_ns * 1000 // costs.cpu_permille, copies_ns * 1000 // costs.copy_permille
+    if cpu_end <= copies_end:
+        return cpu_end, cpu_end + copies_ns - cpu_end * costs.copy_permille // 1000
+    return copies_end + cpu_ns - copies_end * costs.cpu_permille // 1000, copies_end

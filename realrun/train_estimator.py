@@ -1,0 +1,195 @@
+"""Train the estimator of a model's next router on text, and write it with the vectors that its forecasts need.
+
+``python -m realrun.train_estimator --model DIR --corpus FOLDER -o FILE [--tokens N --width H --mlp M --seed S]``, where
+FOLDER holds ``<domain>.train.txt`` and ``<domain>.eval.txt``. The distillation is that of Speculating Experts (Est-PF):
+the model is frozen and reads text; AdamW with a cosine minimises KL(router's probabilities || estimator's). With
+``--tokens 0`` the file has no estimator, only vectors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from realrun.estimator_recall import Recall, table
+from traces.capture_forecasts import checked_stream
+from traces.capture_run import Probe, Run
+from traces.capture_settings import CaptureSettings
+from traces.capture_vectors import Vectors, check_folder, write_vectors
+from traces.hf_calibration import Calibration
+from traces.hf_default_vectors import quasi_hidden
+from traces.hf_estimator import Estimator
+from traces.hf_generate import Batch
+from traces.hf_load import Loaded, load
+from traces.hf_record import LayerRecord, Recorder
+from traces.hf_residual_stream import ResidualStream
+from traces.hf_scores import probabilities
+from traces.mini_data import Corpus, load_corpus
+
+TRAINED_ON = 0.8  # of each training text, from its start; the rest is left to calibration traces
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an estimator is trained."""
+
+    tokens: int = 300_000
+    width: int = 96
+    mlp: int = 384
+    seed: int = 17
+    peak_lr: float = 1e-3
+    batch: int = 4  # windows
+    length: int = 128  # tokens of a window
+    calibration_tokens: int = 40_000  # for residual and default vectors
+    held_out_windows: int = 8  # of each domain
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps, one a batch."""
+        return self.tokens // (self.batch * self.length)
+
+
+class Teacher:
+    """The frozen model: what its layers' gates will see is guessed, what its routers then say is taught."""
+
+    def __init__(self, run: Run, stream: ResidualStream, probe: Probe) -> None:
+        self.run, self.stream, self.probe = run, stream, probe
+
+    def read(self, tokens: Tensor) -> list[LayerRecord]:
+        """One pass over windows [B, S]."""
+        [(_, records)] = self.run.passes(Batch(tuple(range(len(tokens))), tokens), new_tokens=0)
+        return records
+
+    def lesson(self, records: list[LayerRecord], default: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the pass just read: quasi-hidden states [L-1, N, H] and the next routers' probabilities [L-1, N, E]."""
+        states = [quasi_hidden(self.stream, default, at) for at in range(len(records) - 1)]
+        scores = torch.stack([probabilities(record.logits, self.probe.rule) for record in records[1:]])
+        return torch.stack(states).float(), scores / scores.sum(-1, keepdim=True)
+
+
+def calibrate(teacher: Teacher, corpus: Corpus, settings: Settings) -> Vectors:
+    """Residual and default vectors, popularity and residents of windows of training text."""
+    sums = Calibration(teacher.stream)
+    for step in range(settings.calibration_tokens // (settings.batch * settings.length)):
+        sums.add(teacher.read(corpus.batch(settings.seed + 1, step, settings.batch, settings.length)))
+    domains = ", ".join(corpus.domains)
+    text = f"{settings.length}-token windows of the first {TRAINED_ON:.0%} of training text ({domains})"
+    return sums.vectors({**teacher.run.loaded.describe(), "prompts": text, "seed": settings.seed})
+
+
+def train(teacher: Teacher, corpus: Corpus, default: Tensor, settings: Settings) -> tuple[Estimator, list[float]]:
+    """The estimator, and its KL in nats a token and layer before every step."""
+    estimator, optimizer = _fresh(teacher, settings)
+    losses: list[float] = []
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
+    for step in range(settings.steps):
+        tokens = corpus.batch(settings.seed, step, settings.batch, settings.length)
+        with torch.no_grad():
+            states, scores = teacher.lesson(teacher.read(tokens), default)
+        loss = distance(estimator, states, scores)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+        _tell(losses, settings)
+    return estimator, losses
+
+
+def distance(estimator: Estimator, states: Tensor, scores: Tensor) -> Tensor:
+    """KL(teacher || estimator), the mean over layers and tokens, for states [L-1, N, H] and scores [L-1, N, E]."""
+    said = functional.log_softmax(estimator(states, slice(None)), -1).flatten(0, 1)
+    return functional.kl_div(said, scores.flatten(0, 1), reduction="batchmean")
+
+
+def _fresh(teacher: Teacher, settings: Settings) -> tuple[Estimator, torch.optim.AdamW]:
+    layers = teacher.run.loaded.layers
+    torch.manual_seed(settings.seed)
+    estimator = Estimator(len(layers) - 1, layers[0].hidden, layers[0].experts_count, settings.width, settings.mlp)
+    estimator = estimator.to(teacher.run.loaded.model.device)
+    return estimator, torch.optim.AdamW(estimator.parameters(), lr=settings.peak_lr)
+
+
+@torch.no_grad()
+def measure(
+    teacher: Teacher, corpus: Corpus, default: Tensor, estimator: Estimator | None, settings: Settings
+) -> Recall:
+    """Recall@k on held-out text, by layer, of the estimator and of what needs no training."""
+    recall = Recall(teacher.probe.top_k)
+    for domain in range(len(corpus.domains)):
+        records = teacher.read(corpus.held_out_windows(domain, settings.held_out_windows, settings.length))
+        states, _ = teacher.lesson(records, default)
+        recall.add(teacher.run.loaded.layers, records, states, estimator)
+    return recall
+
+
+def train_file(loaded: Loaded, folder: Path, output: Path, settings: Settings) -> Recall:
+    """Calibrate, train, measure, and write the file of vectors to ``output``."""
+    check_folder(output)
+    corpus = _head(load_corpus(folder, loaded.tokenizer.backend_tokenizer))
+    with ExitStack() as stack:
+        run = Run(loaded, CaptureSettings(), stack.enter_context(Recorder(loaded.layers)))
+        with torch.no_grad():
+            probe = run.probe(corpus.batch(settings.seed, 0, 1, settings.length)[0].tolist())
+            teacher = Teacher(run, stack.enter_context(checked_stream(run, probe, "estimator@1")), probe)
+            vectors = calibrate(teacher, corpus, settings)
+        default = torch.from_numpy(vectors.default)
+        estimator, losses = train(teacher, corpus, default, settings) if settings.steps else (None, [])
+        recall = measure(teacher, corpus, default, estimator, settings)
+    said = _training(settings, losses, recall)
+    write_vectors(_with_estimator(vectors, estimator, said) if estimator else vectors, output)
+    return recall
+
+
+def _head(corpus: Corpus) -> Corpus:
+    return replace(corpus, train=tuple(tokens[: int(TRAINED_ON * len(tokens))] for tokens in corpus.train))
+
+
+def _tell(losses: list[float], settings: Settings) -> None:
+    if len(losses) % 25 == 0 or len(losses) == settings.steps:
+        recent = losses[-25:]
+        print(f"step {len(losses)}/{settings.steps}: KL {sum(recent) / len(recent):.4f}", file=sys.stderr, flush=True)
+
+
+def _with_estimator(vectors: Vectors, estimator: Estimator, said: dict[str, Any]) -> Vectors:
+    return replace(vectors, estimator=estimator.tensors(), provenance={**vectors.provenance, "estimator": said})
+
+
+def _training(settings: Settings, losses: list[float], recall: Recall) -> dict[str, Any]:
+    """How the estimator was trained and how well it does, for the provenance."""
+    recent = losses[-25:]
+    return {
+        **asdict(settings),
+        "optimiser": "AdamW, cosine",
+        "loss": "KL(router || estimator), nats a token and layer",
+        "first_loss": round(losses[0], 4) if losses else None,
+        "last_loss": round(sum(recent) / len(recent), 4) if losses else None,
+        "held_out_recall": {kind: round(sum(found) / len(found), 4) for kind, found in recall.by_layer().items()},
+    }
+
+
+def main() -> None:
+    """The command line of this module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--dtype", default="float32")
+    for name in ("tokens", "width", "mlp", "batch", "seed"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(Settings, name))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = Settings(options.tokens, options.width, options.mlp, options.seed, batch=options.batch)
+    print(table(train_file(load(options.model, options.dtype), options.corpus, options.output, settings)))
+
+
+if __name__ == "__main__":
+    main()

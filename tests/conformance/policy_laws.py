@@ -1,0 +1,147 @@
+"""The laws that every policy obeys. Subclass ``PolicyLaws`` in a test module, name the system, and pytest runs them:
+
+    class TestMine(PolicyLaws):
+        system = MY_SYSTEM  # a policies.system.System, as a row of the registry is; in a module that can be imported
+
+Laws 1 to 9 and 12 of DESIGN section 6, and purity: plans come out of frozen views, and no instance knows another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from policies.registry import System
+from policies.system import ChoiceError
+from sim.bounds import lower_bound
+from sim.scenario import ScenarioError
+from sim.simulate import check_needs
+from tests.conformance.purity import check_answers, shared_state, snapshot, watched
+from tests.conformance.sizes import ORDINARY, SIZES, Size, unsuited
+from tests.invariants.laws_of_runs import (
+    check_run,
+    law_6_determinism,
+    law_7_no_foresight,
+    law_8_bound,
+    law_9_scaling,
+    other_future,
+)
+from tests.invariants.worlds import composition_of, digest, fixed_world, play, play_composition, worlds
+
+few = settings(
+    max_examples=6, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+)  # fmt: skip
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+class PolicyLaws:
+    """One test a law. ``system`` is the policy; instead, a subclass may be parametrized by ``entry``, with many."""
+
+    system: System
+
+    @pytest.fixture
+    def entry(self) -> System:
+        """The policy under test."""
+        return self.system
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("size", SIZES, ids=str)
+    def test_laws_1_to_5_and_12_at_every_size(self, entry: System, size: Size) -> None:
+        """Or it is refused, for the reason that it declares."""
+        if reason := unsuited(entry, size):
+            _refused(entry, size, reason)
+            return
+        world = size.world(entry)
+        check_run(world, play(world))
+
+    @few
+    @given(data=st.data())
+    def test_laws_1_to_5_and_12_in_random_worlds(self, entry: System, data: st.DataObject) -> None:
+        world = data.draw(worlds([entry]))
+        check_run(world, play(world))
+
+    def test_laws_1_to_5_and_12_with_every_choice(self, entry: System) -> None:
+        """Each parameter that is a choice, the other way round."""
+        for choice in choices(entry):
+            try:
+                entry.parse(choice)
+            except ChoiceError:
+                continue  # it goes with other parameters only
+            world = ORDINARY.world(entry, **choice)
+            try:
+                check_run(world, play(world))
+            except Exception as error:
+                error.add_note(f"policy {entry.name!r} with {choice}")
+                raise
+
+    def test_law_6_determinism(self, entry: System) -> None:
+        law_6_determinism(entry)
+
+    @few
+    @given(data=st.data(), seed=SEEDS)
+    def test_law_7_no_foresight(self, entry: System, data: st.DataObject, seed: int) -> None:
+        if not entry.needs.future:
+            law_7_no_foresight(data.draw(worlds([entry], min_decode=2)), seed)
+
+    @few
+    @given(data=st.data())
+    def test_law_8_no_run_beats_the_lower_bound(self, entry: System, data: st.DataObject) -> None:
+        """It bounds runs of the router's own experts; prompts of some token."""
+        if not entry.needs.changes_routing:
+            law_8_bound(data.draw(worlds([entry])), lower_bound)
+
+    @few
+    @given(data=st.data(), c=st.integers(2, 9))
+    def test_law_9_scaling(self, entry: System, data: st.DataObject, c: int) -> None:
+        law_9_scaling(data.draw(worlds([entry], contention=False)), c)
+
+    # --- purity -------------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("size", [ORDINARY, Size("a batch of one", sequences=1, prompt=6)], ids=str)
+    def test_purity_views_and_answers_stay_as_they_are(self, entry: System, size: Size) -> None:
+        world = size.world(entry)
+        context = world.context
+        before = snapshot(context)
+        policy = watched(composition_of(world, context))
+        spans = play_composition(world, policy).spans
+        check_answers(policy)
+        assert snapshot(context) == before, "purity: what the policy was built from has changed"
+        assert spans.equals(play(world).spans), "purity: another run when it is watched"
+
+    def test_purity_instances_share_nothing(self, entry: System) -> None:
+        """Neither any state that can be found, nor any that shows: in between, another instance plays another world."""
+        world = fixed_world(entry)
+        context = world.context
+        alone = digest(play(world))
+        one, two = (composition_of(world, context) for _ in range(2))
+        shared = shared_state(one, two, context)
+        assert not shared, f"purity: two instances share {', '.join(shared)}"
+        other = world if entry.needs.future else replace(world, trace=other_future(world.trace, 1, 0))
+        play_composition(other, one)
+        assert digest(play_composition(world, two)) == alone, "purity: an instance knows what another has seen"
+
+
+def choices(system: System) -> Iterator[dict[str, Any]]:
+    """Every parameter that is a switch or a choice of names, with each value that is not its default."""
+    hints = get_type_hints(system.parameters)
+    for name, _, default in system.parameter_table():
+        values = (True, False) if hints[name] is bool else ()
+        if get_origin(hints[name]) is Literal:
+            values = get_args(hints[name])
+        yield from ({name: value} for value in values if value != default)
+
+
+def _refused(system: System, size: Size, reason: str) -> None:
+    """The simulator says why."""
+    shape = SimpleNamespace(name="toy", expert_bytes=size.expert_bytes)
+    setting: Any = SimpleNamespace(scenario=SimpleNamespace(batch=size.sequences), shape=shape)
+    with pytest.raises(ScenarioError, match=reason):
+        check_needs(system.name, system.needs, setting)

@@ -1,0 +1,79 @@
+"""Every policy on both bundled traces and every machine: it runs, or it is refused for what the trace lacks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+
+from policies.registry import SYSTEMS
+from sim.demand import MissingFromTraceError, lacking
+from sim.hardware import hardware_names
+from sim.scenario import Scenario, ScenarioError
+from sim.simulate import Setting, setting_of, simulate_setting
+
+MODELS = {"mini-deepseek": "deepseek-v2-lite", "mini-moe": None}  # of each bundled trace, whose sizes count
+
+
+@lru_cache
+def setting(trace: str, hardware: str, batch: int = 1) -> Setting:
+    """Two prompt and two generated tokens, a quarter of the experts cached."""
+    return setting_of(
+        Scenario(
+            trace=trace, model=MODELS[trace], hardware=hardware, batch=batch, prompt_tokens=2, generated_tokens=2,
+            cached_share=0.25,
+        )
+    )  # fmt: skip
+
+
+def refusal(policy: str, asked: Setting) -> tuple[type[Exception], str] | None:
+    """Why a policy cannot run there, from what it declares; None if it must."""
+    needs = SYSTEMS[policy].needs
+    if needs.max_batch is not None and asked.scenario.batch > needs.max_batch:
+        return ScenarioError, f"policy {policy!r} takes batches of at most {needs.max_batch}, got"
+    if needs.scores and asked.trace.scores is None:
+        return MissingFromTraceError, "the policy needs the scores of all experts, the trace has none"
+    for key in lacking(asked.trace, needs):
+        if asked.noisy is None or (needs.tokens and key.kind == "partial"):
+            return MissingFromTraceError, f"the policy needs the forecast {key}, the trace has none"
+    return None
+
+
+def check(policy: str, asked: Setting) -> None:
+    """Run it, or see it refused."""
+    if expected := refusal(policy, asked):
+        error, message = expected
+        with pytest.raises(error, match=message):
+            simulate_setting(asked, policy, {})
+        return
+    run = simulate_setting(asked, policy, {})
+    row = run.to_dict()
+    assert row["decode_steps"] == 2
+    assert 0 < row["tpot_ms"] < row["makespan_ms"]
+    changes = SYSTEMS[policy].needs.changes_routing
+    assert ("changes routing" in run.labels) == (run.approximation is not None) == changes
+    assert (row["approximated_weight_share"] is not None) == changes
+    assert any("noisy" in label for label in run.labels) == bool(lacking(asked.trace, SYSTEMS[policy].needs))
+    assert changes or row["lower_bound_tpot_ms"] <= row["tpot_ms"]
+
+
+@pytest.mark.parametrize("hardware", hardware_names())
+@pytest.mark.parametrize("trace", MODELS)
+@pytest.mark.parametrize("policy", SYSTEMS)
+def test_every_policy_runs(policy: str, trace: str, hardware: str) -> None:
+    check(policy, setting(trace, hardware))
+
+
+@pytest.mark.parametrize("policy", SYSTEMS)
+def test_every_policy_runs_a_batch(policy: str) -> None:
+    check(policy, setting("mini-moe", "rtx3090-ddr4", 3))
+
+
+@pytest.mark.parametrize("recalls", [None, (0.8, 0.7, 0.6)])
+@pytest.mark.parametrize("policy", SYSTEMS)
+def test_every_policy_runs_on_ids_alone_or_says_what_it_lacks(policy: str, recalls: tuple[float, ...] | None) -> None:
+    """Without scores and forecasts; with noisy forecasts, most can run."""
+    full = setting("mini-moe", "rtx3090-ddr4")
+    bare = replace(full.trace, forecasts={}, scores=None)
+    check(policy, replace(full, trace=bare, scenario=replace(full.scenario, noisy_forecast_recall=recalls)))

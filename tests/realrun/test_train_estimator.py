@@ -1,0 +1,106 @@
+"""Training the estimator on a tiny random model: it learns, the same way every time, and its file serves capture."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from realrun.train_estimator import Settings, main, train_file  # noqa: E402
+from traces.capture import CaptureError, capture  # noqa: E402
+from traces.capture_vectors import Vectors, read_vectors  # noqa: E402
+from traces.hf_layers import find_moe_layers  # noqa: E402
+from traces.hf_load import load  # noqa: E402
+from traces.mini_data import train_tokenizer  # noqa: E402
+from traces.mini_models import build_model  # noqa: E402
+from traces.mini_train import export  # noqa: E402
+from traces.trace_file import read_trace  # noqa: E402
+
+VOCAB, LAYERS, EXPERTS, TOP_K = 300, 3, 16, 2
+SMALL = Settings(
+    tokens=16000, width=24, mlp=48, peak_lr=5e-3, batch=2, length=32, calibration_tokens=640, held_out_windows=2
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    for number, words in enumerate((["alpha", "beta", "gamma", "delta"], ["12", "345", "6", "789"])):
+        random = np.random.default_rng(number)
+        for split, lines in (("train", 400), ("eval", 200)):
+            text = "\n".join(" ".join(random.choice(words, 8)) for _ in range(lines))
+            (folder / f"domain{number}.{split}.txt").write_text(text + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    train_tokenizer(corpus, VOCAB).save(str(folder / "tokenizer.json"))
+    built = build_model("mini-moe", seed=1, vocab=VOCAB, layers=LAYERS)
+    with torch.no_grad():
+        for layer in find_moe_layers(built):
+            layer.router.weight.mul_(8)
+    export(built, folder)
+    return folder / "model"
+
+
+def trained(
+    model: Path, corpus: Path, output: Path, settings: Settings = SMALL
+) -> tuple[Vectors, dict[str, list[float]]]:
+    recall = train_file(load(model, "float32"), corpus, output, settings)
+    return read_vectors(output), recall.by_layer()
+
+
+def test_the_estimator_learns_what_the_next_router_will_say(model: Path, corpus: Path, tmp_path: Path) -> None:
+    vectors, recall = trained(model, corpus, tmp_path / "v.safetensors")
+    said = vectors.provenance["estimator"]
+    assert said["last_loss"] < 0.6 * said["first_loss"]
+    assert list(recall) == ["gate@1", "quasi_hidden@1", "estimator@1"]
+    assert all(len(values) == LAYERS - 1 for values in recall.values())
+    assert min(recall["estimator@1"]) > 2 * TOP_K / EXPERTS
+    assert said["held_out_recall"]["estimator@1"] == pytest.approx(np.mean(recall["estimator@1"]), abs=1e-4)
+    assert (said["width"], said["mlp"], said["seed"], said["tokens"]) == (24, 48, 17, 16000)
+    assert vectors.provenance["tokens"] == 640
+    assert vectors.tokens.sum(1).tolist() == [TOP_K * 640] * LAYERS
+
+
+def test_a_seed_gives_the_same_bytes_and_another_other_weights(model: Path, corpus: Path, tmp_path: Path) -> None:
+    short = Settings(**{**vars(SMALL), "tokens": 640})
+    for name in ("a", "b"):
+        trained(model, corpus, tmp_path / name, short)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    other, _ = trained(model, corpus, tmp_path / "c", Settings(**{**vars(short), "seed": 5}))
+    assert not np.array_equal(other.estimator["up.weight"], read_vectors(tmp_path / "a").estimator["up.weight"])
+
+
+def test_the_command_writes_a_file_that_capture_takes(
+    model: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "v.safetensors"
+    words = f"x --model {model} --corpus {corpus} -o {output} --tokens 1024 --width 8 --mlp 16 --batch 2"
+    monkeypatch.setattr(sys, "argv", words.split())
+    main()
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split() == ["layer", "gate@1", "quasi_hidden@1", "estimator@1"]
+    assert [line.split()[0] for line in printed[1:]] == ["0", "1", "mean"]
+    (tmp_path / "p.txt").write_text("alpha beta gamma delta\n")
+    traced = capture(model, tmp_path / "p.txt", tmp_path / "t.safetensors", vectors=output, dtype="float32",
+                     prompt_tokens=4, generated_tokens=3, forecasts=("estimator@1",))  # fmt: skip
+    assert [str(key) for key in read_trace(traced).forecasts] == ["estimator@1"]
+
+
+def test_without_tokens_there_are_vectors_alone(model: Path, corpus: Path, tmp_path: Path) -> None:
+    vectors, recall = trained(model, corpus, tmp_path / "v", Settings(**{**vars(SMALL), "tokens": 0}))
+    assert vectors.estimator == {}
+    assert list(recall) == ["gate@1", "quasi_hidden@1"]
+
+
+def test_a_folder_that_is_not_there_is_refused_before_training(model: Path, corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"the folder .* does not exist"):
+        trained(model, corpus, tmp_path / "absent" / "v")

@@ -1,0 +1,123 @@
+"""What the wanted forecasts need, made ready: the hooks on the model, the calibration or its file, and the checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from traces.capture_prompts import PromptFile
+from traces.capture_run import Probe, Run
+from traces.capture_settings import CaptureError
+from traces.capture_vectors import Vectors
+from traces.hf_calibration import Calibration
+from traces.hf_default_vectors import quasi_hidden
+from traces.hf_estimator import Estimator, estimator_from
+from traces.hf_forecast import GATE_INPUT, Forecaster, Guess, check_forecastable, parse_forecasts
+from traces.hf_generate import make_batches
+from traces.hf_load import Loaded
+from traces.hf_partial import PartialPass
+from traces.hf_residual_stream import ResidualStream
+
+CALIBRATION_FIRST_SEQUENCE = 1 << 20  # so that calibration draws other random numbers than any traced sequence
+QUASI = ("quasi_hidden", "estimator")  # kinds that need default vectors
+STREAMED = (*QUASI, "partial")  # kinds that need the residual stream
+
+
+def prepare(
+    run: Run, probe: Probe, stack: ExitStack, calibration: PromptFile | None, known: Vectors | None
+) -> tuple[Forecaster, Vectors | None]:
+    """The forecaster for the settings of ``run``, its hooks on until ``stack`` closes, and the vectors that it uses.
+
+    They are those ``known``, or taken on the calibration prompts, or none if no forecast needs any. Raises
+    CaptureError.
+    """
+    keys = parse_forecasts(run.settings.forecasts)
+    kinds = {key.kind for key in keys}
+    if keys:
+        check_forecastable(run.loaded.layers, probe.records)
+    estimator = _estimator(run, known) if "estimator" in kinds else None
+    streamed = [str(key) for key in keys if key.kind in STREAMED]
+    stream = stack.enter_context(checked_stream(run, probe, streamed[0])) if streamed else None
+    vectors = None
+    if kinds - set(GATE_INPUT):
+        vectors = known or calibrate(run, stream if kinds & set(QUASI) else None, calibration)
+    guesses = {**GATE_INPUT, **_guesses(run, probe, stack, stream, vectors, kinds)}
+    count = min(2 * probe.top_k, run.loaded.layers[0].experts_count)
+    return Forecaster(run.loaded.layers, keys, count, probe.rule, guesses, estimator), vectors
+
+
+def checked_stream(run: Run, probe: Probe, forecast: str) -> ResidualStream:
+    """The residual stream of a model that was found to have one. Raises CaptureError naming ``forecast``."""
+    with ResidualStream(run.loaded.model, run.recorder, forecast) as stream:
+        stream.check(run.prefill(probe.prompt))
+    return stream
+
+
+def calibrate(run: Run, stream: ResidualStream | None, prompts: PromptFile | None) -> Vectors:
+    """Vectors from the prompts and what the model makes of them. Raises CaptureError without prompts."""
+    sums = Calibration(stream)
+    tokens = run.loaded.tokenize(prompts, run.settings.prompt_tokens) if prompts else []
+    for batch in make_batches(tokens, run.settings.batch_size, CALIBRATION_FIRST_SEQUENCE):
+        for _, records in run.passes(batch, run.settings.generated_tokens):
+            sums.add(records)
+    text = {"prompts": prompts.description, "prompt_digests": sorted(prompts.digests)} if prompts else {}
+    return sums.vectors({**run.loaded.describe(), **text})
+
+
+def check_vectors(vectors: Vectors, loaded: Loaded) -> None:
+    """Raise CaptureError if vectors are of another model."""
+    mine, theirs = loaded.describe(), vectors.provenance
+    for fact in ("model_class", "revision"):
+        if theirs.get(fact) != mine[fact]:
+            raise CaptureError(
+                f"expected vectors of {loaded.name} ({fact} {mine[fact]}), got those of {theirs.get('model')} "
+                f"({fact} {theirs.get(fact)}); calibrate this model"
+            )
+    first = loaded.layers[0]
+    shape = (len(loaded.layers), first.experts_count)
+    if vectors.tokens.shape != shape:
+        raise CaptureError(f"expected vectors for {shape} layers and experts, got {vectors.tokens.shape}")
+
+
+def _guesses(
+    run: Run, probe: Probe, stack: ExitStack, stream: ResidualStream | None, vectors: Vectors | None, kinds: set[str]
+) -> Mapping[str, Guess]:
+    """For every kind that needs vectors, how to guess the next gate input."""
+    if vectors is None:
+        return {}
+    residual = torch.from_numpy(vectors.residual)
+    guesses: dict[str, Guess] = {
+        "residual": lambda records, at: records[at].gate_input + residual[at].to(records[at].gate_input)
+    }
+    if stream and kinds & set(QUASI):
+        guesses |= dict.fromkeys(QUASI, _quasi(stream, vectors))
+    if stream and "partial" in kinds:
+        partial = stack.enter_context(_checked_partial(run, probe, stream, torch.from_numpy(vectors.resident)))
+        guesses["partial"] = lambda _records, at: partial.state(at)
+    return guesses
+
+
+def _quasi(stream: ResidualStream, vectors: Vectors) -> Guess:
+    if vectors.default is None:
+        raise CaptureError("quasi_hidden@1 needs default vectors, the given vectors have none; calibrate again")
+    default = torch.from_numpy(vectors.default)
+    return lambda _records, at: quasi_hidden(stream, default, at)
+
+
+def _checked_partial(run: Run, probe: Probe, stream: ResidualStream, resident: Tensor) -> PartialPass:
+    """Partial passes of a model in which, with all experts resident, they gave the true gate inputs."""
+    with PartialPass(stream, torch.ones_like(resident)) as complete:
+        complete.check(run.prefill(probe.prompt))
+    return PartialPass(stream, resident)
+
+
+def _estimator(run: Run, known: Vectors | None) -> Estimator:
+    if known is None or not known.estimator:
+        raise CaptureError(
+            "estimator@1 needs a trained estimator, there is none in the vectors given; train one with "
+            "`python -m realrun.train_estimator` and pass its file: vectors=FILE, or --vectors FILE"
+        )
+    return estimator_from(known.estimator).to(run.loaded.model.device)

@@ -1,0 +1,63 @@
+"""What forecasts need to know of a model beforehand, taken over passes on text that is not evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from traces.capture_settings import CaptureError
+from traces.capture_vectors import Vectors, popular_half
+from traces.hf_default_vectors import DefaultVectorMean
+from traces.hf_record import LayerRecord
+from traces.hf_residual_stream import ResidualStream
+
+RESIDENT = "the most popular half of each layer's experts"
+
+
+class Calibration:
+    """Sums over passes. With a ``stream`` default vectors are taken too, otherwise residual vectors and popularity."""
+
+    def __init__(self, stream: ResidualStream | None = None) -> None:
+        self._default = DefaultVectorMean(stream) if stream else None
+        self._change, self._tokens, self._counts = torch.zeros(()), 0, torch.zeros((), dtype=torch.int64)
+
+    def add(self, records: list[LayerRecord]) -> None:
+        """Take in the pass that just ran."""
+        self._change = self._change + _changes(records)
+        self._tokens += len(records[0].gate_input)
+        self._counts = self._counts + _counts(records)
+        if self._default:
+            self._default.add()
+
+    def vectors(self, provenance: Mapping[str, Any]) -> Vectors:
+        """The means over all passes. Raises CaptureError if there was none."""
+        if not self._tokens:
+            raise CaptureError(
+                "residual, quasi_hidden and partial forecasts need calibration prompts, got none; "
+                "pass calibration_prompts=FILE, or vectors=FILE of an earlier calibration"
+            )
+        counts = self._counts.numpy()
+        return Vectors(
+            residual=(self._change / self._tokens).float().numpy(),
+            default=self._default.mean().numpy() if self._default else None,
+            tokens=counts,
+            resident=popular_half(counts),
+            estimator={},
+            provenance={**provenance, "tokens": self._tokens, "resident": RESIDENT},
+        )
+
+
+def _changes(records: list[LayerRecord]) -> Tensor:
+    """The change of the gate input from each layer to the next, summed over tokens: [L-1, H] float64."""
+    steps = [(b.gate_input.double() - a.gate_input.double()).sum(0).cpu() for a, b in pairwise(records)]
+    return torch.stack(steps) if steps else torch.zeros(0, records[0].gate_input.shape[1], dtype=torch.float64)
+
+
+def _counts(records: list[LayerRecord]) -> Tensor:
+    """Tokens routed to every expert, [L, E]."""
+    experts = records[0].logits.shape[1]
+    return torch.stack([torch.bincount(r.ids.flatten().cpu(), minlength=experts) for r in records if r.ids is not None])

@@ -1,0 +1,30 @@
+"""The options of verbs that play a scenario in several draws."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+DRAWS = 5  # as in sim.draws, which would have to be imported for every --help
+DrawsOption = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="How often each policy plays: the scenario itself, then with other seeds and, unless it names its "
+        "sequences, other sequences of the trace. 1: the scenario alone, without a spread.",
+    ),
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=1, help="Processes that share the work. Default: one a core. The result is always the same."
+    ),
+]
+
+
+def processes(jobs: int | None) -> int:
+    """As many as asked for, or as there are cores."""
+    return jobs or os.cpu_count() or 1
