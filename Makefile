@@ -5,17 +5,21 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo test lint types bench clean
+.PHONY: help demo test lint types notebooks bench clean
 
 help:
 	@echo "make demo    compare policies on the bundled scenario; pictures and a timeline go to out/"
 	@echo "make test    lint, types, import rules and all tests (installs torch and transformers)"
+	@echo "make notebooks  execute the notebooks and keep what they show"
 	@echo "make bench   how fast the simulator is"
 	@echo "make lint    ruff and the import rules"
 	@echo "make clean   remove .venv, out and caches"
 
+# One policy of each kind; `trilane compare` without --policies plays all of them.
+DEMO := on-demand,llama.cpp,ktransformers,mixtral-offloading,moe-infinity,fiddler,hybrimoe,dali,smoe,daop,quasi-pf,best-exact,best-approx,oracle
+
 demo: $(VENV)/simulator.stamp
-	$(BIN)/trilane compare --out out
+	$(BIN)/trilane compare --policies $(DEMO) --out out
 
 # Two workers with one thread each: torch's own threads would only fight for the same cores.
 test: lint types
@@ -27,6 +31,9 @@ lint: $(VENV)/tests.stamp
 
 types: $(VENV)/tests.stamp
 	$(BIN)/mypy
+
+notebooks: $(VENV)/tests.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.notebooks.renew
 
 bench: $(VENV)/simulator.stamp
 	$(BIN)/python -m tests.bench

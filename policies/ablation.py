@@ -1,35 +1,87 @@
 """Parts of a policy switched off: which parts a composition has, and the same composition without some of them.
 
 A part that is off decides as little as it can: nobody on the GPU at the start, experts computed where they lie (copied,
-where a policy runs on the GPU alone), a cache that never changes, no prefetches, the router's own experts.
+where a policy runs on the GPU alone), a cache that never changes, no prefetches, the router's own experts. What the
+other parts take from it stays: the slots of a placement, and what its search tells others; what a cache has seen.
+Prefetches that went to the cache go to staging slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from policies.assigners import LoadAll, ResidentOrCpu
 from policies.caches import StaticCache
-from policies.placements import NoPlacement, PoolPlacement
-from policies.protocols import Composition, Needs
+from policies.placements import NoPlacement, Pooled, PoolPlacement
+from policies.protocols import Budget, Cache, Composition, InitialPlacement, Needs, Placement, Prefetcher
 from policies.routers import TrueRouter
-from policies.smoe_router import CacheRouter
+from policies.slots_by_misses import SlotsByMisses
 from policies.system import ChoiceError
+from policies.views import Assignment, ExpertId, Forecast, LayerView
 
 PARTS = ("placement", "assigner", "cache", "prefetcher", "router")  # in the order in which a ladder adds them
+PREFETCH_SLOTS = 4  # staging slots of prefetches that have no cache to go to
 
-_BLIND = (TrueRouter, CacheRouter)  # routers that look at no forecast
+
+class EmptyPlacement:
+    """The slots of another placement, nobody in them."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+
+    def place(self, budget: Budget) -> InitialPlacement:
+        """Divide the budget as the other does."""
+        return replace(self.placement.place(budget), residents=((),) * budget.layers)
+
+
+class FrozenCache(StaticCache):
+    """Stays as it was placed. The cache in whose place it stands goes on learning, for those that ask it."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+
+    def observe(self, view: LayerView) -> None:
+        """Let it see what is routed."""
+        self.cache.observe(view)
+
+    def admitted(self, id: ExpertId, group: int) -> None:
+        """Let it know who was placed."""
+        self.cache.admitted(id, group)
+
+
+class StagedPrefetcher:
+    """The prefetches of another, into staging slots."""
+
+    into: Literal["cache", "staging"] = "staging"
+
+    def __init__(self, prefetcher: Prefetcher) -> None:
+        self.prefetcher = prefetcher
+
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
+        """As the other ranks them."""
+        return self.prefetcher.rank(view, forecasts, plan)
+
+    def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
+        """Whom the other protects."""
+        return self.prefetcher.protect(view, forecasts)
+
+
+_SEAT_NOBODY = (NoPlacement, PoolPlacement, SlotsByMisses, EmptyPlacement)
 
 
 def rungs(composition: Composition) -> tuple[str, ...]:
     """The parts that do something, in the order of ``PARTS``: those that can be switched off."""
-    off = _off(composition)
-    present = {name: getattr(composition, name) for name in PARTS}
-    if isinstance(present["placement"], PoolPlacement):  # nobody is in the pool at the start
-        present["placement"] = off["placement"]
-    return tuple(name for name in PARTS if type(present[name]) is not type(off[name]))
+    placement = composition.placement
+    idle = {
+        "placement": isinstance(placement.placement if isinstance(placement, Pooled) else placement, _SEAT_NOBODY),
+        "assigner": type(composition.assigner) is _idle_assigner(composition),
+        "cache": type(composition.cache) in (StaticCache, FrozenCache),
+        "prefetcher": composition.prefetcher is None,
+        "router": type(composition.router) is TrueRouter,
+    }
+    return tuple(name for name in PARTS if not idle[name])
 
 
 def without(composition: Composition, parts: Collection[str]) -> Composition:
@@ -44,32 +96,43 @@ def without(composition: Composition, parts: Collection[str]) -> Composition:
     if not off:
         return composition
     less = replace(composition, **off)
+    if "cache" in off and less.prefetcher is not None and less.prefetcher.into == "cache":
+        less = replace(less, prefetcher=StagedPrefetcher(less.prefetcher))
     needs = _needs(less)
     return replace(
-        less,
-        needs=needs,
-        prefetch_slots=0 if less.prefetcher is None else less.prefetch_slots,
-        decision_cost=_decision_cost(composition, less, needs),
+        less, needs=needs, prefetch_slots=_prefetch_slots(less), decision_cost=_decision_cost(composition, less, needs)
     )
 
 
-def _off(composition: Composition) -> Mapping[str, Any]:
+def _off(composition: Composition) -> dict[str, Any]:
     """Each part as it is when it is off."""
     return {
-        "placement": NoPlacement(),
-        "assigner": LoadAll() if composition.needs.gpu_only else ResidentOrCpu(),
-        "cache": StaticCache(),
+        "placement": EmptyPlacement(composition.placement),
+        "assigner": _idle_assigner(composition)(),
+        "cache": FrozenCache(composition.cache),
         "prefetcher": None,
         "router": TrueRouter(),
     }
 
 
+def _idle_assigner(composition: Composition) -> type[LoadAll | ResidentOrCpu]:
+    return LoadAll if composition.needs.gpu_only else ResidentOrCpu
+
+
 def _needs(less: Composition) -> Needs:
     """Forecasts are for the prefetcher, and for routers that commit to them. Only a router changes the routing."""
     needs = less.needs
-    if less.prefetcher is None and type(less.router) in _BLIND:
+    if less.prefetcher is None and not less.router.looks_ahead:
         needs = replace(needs, forecasts=())
     return replace(needs, changes_routing=needs.changes_routing and type(less.router) is not TrueRouter)
+
+
+def _prefetch_slots(less: Composition) -> int:
+    """None without prefetches; some for those that the policy has meant for its cache."""
+    if less.prefetcher is None:
+        return 0
+    staged = isinstance(less.prefetcher, StagedPrefetcher)
+    return max(less.prefetch_slots, PREFETCH_SLOTS if staged else 0)
 
 
 def _decision_cost(whole: Composition, less: Composition, needs: Needs) -> str:

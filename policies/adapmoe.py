@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
 from policies.assigners import LoadAll
 from policies.calibration import Calibration, Counts
 from policies.lru import LruCache
-from policies.next_gate import NextGatePrefetcher
 from policies.protocols import Composition, Needs
 from policies.routers import TrueRouter
-from policies.slots_by_misses import SlotsByMisses, lru_misses
-from policies.system import BuildContext, System, at_least
+from policies.slots_by_misses import SlotsByMisses, SlotsByMissesFull, lru_misses
+from policies.system import BuildContext, ChoiceError, System, at_least
+from policies.token_routing import routing_of_tokens
+from policies.top_prefetch import TopPrefetcher
 from policies.views import LayerView, Routing
 
 NEEDS = Needs(tokens=True, forecasts=(("gate", 1),), forecast_phases=("decode",), calibration=True, gpu_only=True)
 
 
 class WeakExpertsRouter(TrueRouter):
-    """Drops a token's experts after the first whose weight is below a threshold; the others' weights are scaled to the
-    sum that they had together with those."""
+    """Drops a token's experts after the first whose share of the token's weights is below a threshold; the others'
+    weights are scaled to the sum that they had together with those."""
 
     def __init__(self, drop_below: float) -> None:
         self.drop_below = drop_below
@@ -30,14 +31,16 @@ class WeakExpertsRouter(TrueRouter):
     def route(self, view: LayerView) -> Routing:
         """The router's own experts, the weak ones left out."""
         ids, weights = view.routing.token_ids, view.routing.token_weights
-        kept = [max(1, sum(weight >= self.drop_below for weight in row)) for row in weights]
+        kept = [self._strong(row) for row in weights]
         if all(count >= len(row) for count, row in zip(kept, weights, strict=True)):
             return view.routing
         strong_ids = [row[:count] for row, count in zip(ids, kept, strict=True)]
-        workload = Counter(expert for row in strong_ids for expert in row)
-        active = tuple(sorted(workload))
-        strong = [_scaled(row, count) for row, count in zip(weights, kept, strict=True)]
-        return Routing(active, tuple(workload[expert] for expert in active), strong_ids, strong)
+        return routing_of_tokens(strong_ids, [_scaled(row, count) for row, count in zip(weights, kept, strict=True)])
+
+    def _strong(self, weights: Sequence[float]) -> int:
+        """How many of a token's experts stay."""
+        least = self.drop_below * sum(weights)
+        return max(1, sum(weight >= least for weight in weights))
 
 
 def _scaled(weights: Sequence[float], count: int) -> list[float]:
@@ -52,9 +55,12 @@ class AdapMoeParameters:
 
     prefetch: experts of the next layer that are prefetched, in decode only; at most one, the next gate's likeliest that
         is absent. 0 for none.
-    drop_below: drops a token's second expert (with a larger top-k: all after the first) when its weight is below this,
-        which changes what the model computes. None: never. The paper derives thresholds by layer from the sensitivity
-        of the loss, the released code has them typed in for Mixtral; here it is one number.
+    drop_below: drops a token's second expert (with a larger top-k: any after the first) when its share of the sum of
+        the token's weights is below this, which changes what the model computes. None: never. The paper derives
+        thresholds by layer from the sensitivity of the loss, the released code has them typed in for Mixtral; here it
+        is one number.
+    start: who is in the caches at first: each layer's most "popular" experts on calibration prompts, or nobody, "empty"
+        (ours).
     demand_slots: staging slots for loads of an event that is larger than the layer's cache (ours).
 
     Prefetches go into the next layer's cache in the place of its least recent expert, but never of one that the gate
@@ -64,6 +70,7 @@ class AdapMoeParameters:
 
     prefetch: int = 1
     drop_below: float | None = None
+    start: Literal["popular", "empty"] = "popular"
     demand_slots: int = 2
 
     def __post_init__(self) -> None:
@@ -76,13 +83,14 @@ class AdapMoeParameters:
 def build(parameters: AdapMoeParameters, context: BuildContext) -> Composition:
     """LRU by layer with sizes from calibration."""
     calibration = context.required_calibration("adapmoe")
+    misses, full = _misses(calibration, context.experts), parameters.start == "popular"
     drop_below = parameters.drop_below
     return Composition(
         name="adapmoe",
-        placement=SlotsByMisses(_misses(calibration, context.experts)),
+        placement=SlotsByMissesFull(misses, calibration.popularity) if full else SlotsByMisses(misses),
         router=TrueRouter() if drop_below is None else WeakExpertsRouter(drop_below),
         assigner=LoadAll(),
-        prefetcher=NextGatePrefetcher(1, "cache", guard=True) if parameters.prefetch else None,
+        prefetcher=TopPrefetcher(1, "gate", "cache", ties="place") if parameters.prefetch else None,
         cache=LruCache(),
         needs=_needs(parameters),
         demand_slots=parameters.demand_slots,
@@ -98,13 +106,18 @@ def _needs(parameters: AdapMoeParameters) -> Needs:
 
 @lru_cache(maxsize=8)
 def _misses(calibration: Calibration, experts: int) -> Counts:
-    """Counted once for all runs of a sweep."""
+    """Counted once for all runs of a sweep. Raises ChoiceError if there is nothing to count."""
+    if not calibration.decode_ids.size:
+        raise ChoiceError(
+            f"policy 'adapmoe' sizes its caches by what decode tokens of calibration prompts would have missed; "
+            f"calibration {calibration.source} has no decode tokens: capture it with generated ones"
+        )
     return lru_misses(calibration.decode_ids, experts)
 
 
 ADAPMOE = System(
     name="adapmoe",
-    summary="GPU only: LRU with calibrated sizes by layer, one expert prefetched by the next layer's gate",
+    summary="LRU, sizes by layer; the next gate prefetches one",
     source="AdapMoE, as filled in by algorithms.md, Section 6",
     parameters=AdapMoeParameters,
     build=build,

@@ -9,24 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from policies.caches import DemandCache
 from policies.future import NEVER, Future
-from policies.ranking import Ranking
+from policies.ranking import RankedCache
 from policies.views import ExpertId, LayerView
 
 
-class BeladyCache(DemandCache):
+class BeladyCache(RankedCache):
     """Always admits; evicts the member whose next use is farthest away, ties to the lower id.
 
     Raises PolicyError as soon as the run is not the one that ``future`` describes.
     """
 
     def __init__(self, future: Future) -> None:
+        super().__init__()
         self._future = future
         self._place = 0
         self._next = dict(future.first_use)
-        self._groups: dict[int, Ranking] = {}
-        self._home: dict[ExpertId, Ranking] = {}
 
     def observe(self, view: LayerView) -> None:
         """Move on by one event: its experts' next uses become known."""
@@ -48,19 +46,9 @@ class BeladyCache(DemandCache):
         """The next use of ``id``, as ``Future`` counts them."""
         return self._next.get(id, NEVER)
 
-    def admitted(self, id: ExpertId, group: int) -> None:
-        """Join the group."""
-        home = self._home[id] = self._groups.setdefault(group, Ranking())
-        home.put(id, -self.next_use(id))
-
-    def evicted(self, id: ExpertId, group: int) -> None:
-        """Leave the group."""
-        self._home.pop(id).drop(id)
-
-    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
-        """The member used again last."""
-        ranking = self._groups.get(group)
-        return ranking.lowest(blocked) if ranking else None
+    def rank_of(self, id: ExpertId) -> int:
+        """Who is used again last is lowest."""
+        return -self.next_use(id)
 
 
 class BeladyBypassCache(BeladyCache):

@@ -37,8 +37,8 @@ class Calibration:
 
     @cached_property
     def decode_popularity(self) -> Floats:
-        """The same over decode tokens alone."""
-        return _shares(self.decode_activations)
+        """The same over decode tokens alone; where none was decoded, over all."""
+        return _shares(self.decode_activations) if self.decode_activations.any() else self.popularity
 
 
 def _shares(counts: Counts) -> Floats:

@@ -49,7 +49,7 @@ class CopyQueue:
             slots[id] = residency.promise(id, guarded) if swap is None else self._promote(swap, guarded)
             guarded.add(id)
         if residency.pooled and len(slots) > 1:
-            slots = _victims_in_time(slots, [ids[expert] for expert in loads], free, residency.bytes)
+            slots = victims_in_time(slots, [ids[expert] for expert in loads], free, residency.bytes)
         for expert in loads:
             id = ids[expert]
             victims = slots[id]
@@ -141,6 +141,8 @@ class CopyQueue:
         if not self._prefetches or prefetcher is None:
             return None
         id = self._prefetches[0]
+        if prefetcher.into == "cache" and residency.overcommitted(id.layer):
+            return None
         victims = residency.promise(id, set(pinned)) if prefetcher.into == "cache" else None
         if victims is None and residency.staging["prefetch"] < 1:
             return None
@@ -163,7 +165,7 @@ class CopyQueue:
         return None
 
 
-def _victims_in_time(
+def victims_in_time(
     slots: dict[ExpertId, tuple[ExpertId, ...] | None], copies: Sequence[ExpertId], free: int, bytes: Sequence[int]
 ) -> dict[ExpertId, tuple[ExpertId, ...] | None]:
     """The same slots, with victims handed to earlier ``copies`` where these would start before there is room.

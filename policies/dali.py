@@ -1,6 +1,7 @@
-"""DALI's three parts: dynamic assignment, residual-based prefetching, workload-aware caching (Sections 4.1-4.3).
+"""DALI's dynamic assignment and workload-aware caching (Sections 4.1 and 4.3).
 
-The exact assignment that the greedy one approximates is in ``exact_assignment``.
+The exact assignment that the greedy one approximates is in ``exact_assignment``; residual-based prefetching (Section
+4.2) is ``top_prefetch`` with residual forecasts.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from collections.abc import Container, Sequence
 from typing import Literal
 
 from policies.objective import assignment_of, durations, makespan
-from policies.protocols import Assigner, When
-from policies.views import Assignment, ExpertId, Forecast, LayerView, Swap
+from policies.protocols import When
+from policies.views import Assignment, ExpertId, LayerView, Swap
 
 
 class GreedyAssigner:
     """Algorithm 1: by descending |t_gpu - t_cpu|, each expert to the device that would be done with it first.
 
     Ties go to the GPU, equal differences to the lower id. T_cpu starts at the first CPU expert's extra time, which is 0
-    in the paper's profile.
+    in the paper's profile. As in the listing, nobody is forced to the CPU by a limit on transient memory (Eq. 9), which
+    is not offered: a load waits for its staging slot.
     """
 
     def assign(self, view: LayerView) -> Assignment:
@@ -68,36 +70,11 @@ def by_difference(gpu_ns: Sequence[int], cpu_ns: Sequence[int]) -> list[int]:
     return sorted(range(len(gaps)), key=gaps.__getitem__, reverse=True)
 
 
-class ResidualPrefetcher:
-    """Section 4.2: of the next layer's experts that are not on the GPU, the ``size`` with most forecast workload.
-
-    The paper does not say whether residents count among the ``size``: here they do not, since they need no copy.
-    ``kind`` is the forecast: "residual" in the paper; "gate" is the same with a residual of zero.
-    """
-
-    def __init__(self, size: int, kind: str = "residual", into: Literal["cache", "staging"] = "staging") -> None:
-        self.size = size
-        self.kind = kind
-        self.into = into
-
-    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
-        """Absent experts of the next layer, largest forecast workload first."""
-        layer = view.layer + 1
-        for forecast in forecasts:
-            if forecast.layer == layer and forecast.kind == self.kind:
-                there = view.residency.resident[layer]
-                absent = [expert for expert in forecast.active if expert not in there]
-                return [ExpertId(layer, expert) for expert in absent[: self.size]]
-        return ()
-
-    def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
-        """Nobody."""
-        return frozenset()
-
-
 class WindowCache:
     """Section 4.3, Algorithm 2: every ``window`` steps the ``update`` busiest absent experts of a layer replace the
-    ``update`` least busy residents; loads are never admitted. One prefill counts as one step.
+    ``update`` least busy residents; loads are never admitted. One prefill counts as one step, in however many chunks it
+    comes: all its tokens count, and an update that is due then is made after the first chunk (our reading, as nothing
+    tells the last one).
 
     Where the listing and the text differ, this is the text, and the listing is a parameter: ``early`` swaps after the
     first step already (line 9 tests ``i mod w`` from i = 0); ``evict`` "busiest" takes line 11's TopK at its word.
@@ -118,6 +95,8 @@ class WindowCache:
         self._busiest = evict == "busiest"
         self._scores = [[0] * experts for _ in range(layers)]  # tokens of every expert since the last update
         self._steps = [0] * layers
+        self._prefills = [False] * layers  # is the layer's present step a prefill?
+        self._begins = True  # is the layer at work in a step that it had not been in before?
         self._members: list[set[int]] = [set() for _ in range(layers)]  # those on their way included
 
     def observe(self, view: LayerView) -> None:
@@ -126,7 +105,10 @@ class WindowCache:
         active, tokens = view.routing.active, view.routing.tokens
         for expert, workload in zip(active, tokens, strict=True):
             scores[expert] += workload
-        self._steps[view.layer] += 1
+        prefill = view.phase == "prefill"
+        self._begins = not (prefill and self._prefills[view.layer])
+        self._prefills[view.layer] = prefill
+        self._steps[view.layer] += self._begins
 
     def admitted(self, id: ExpertId, group: int) -> None:
         """The expert has, or is promised, a slot."""
@@ -147,7 +129,7 @@ class WindowCache:
     def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
         """At the end of a layer whose window is full: the busiest absent experts for the idlest residents."""
         layer = view.layer
-        if when != "layer_end" or (self._steps[layer] + self._phase[layer]) % self.window:
+        if when != "layer_end" or not self._begins or (self._steps[layer] + self._phase[layer]) % self.window:
             return ()
         scores = self._scores[layer]
         members, resident = self._members[layer], view.residency.resident[layer]

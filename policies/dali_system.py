@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, NamedTuple
 
-from policies.dali import BeamAssigner, GreedyAssigner, ResidualPrefetcher, WindowCache
+from policies.dali import BeamAssigner, GreedyAssigner, WindowCache
 from policies.exact_assignment import ExactAssigner
 from policies.placements import RandomPlacement
 from policies.protocols import Assigner, Composition, Needs
 from policies.routers import TrueRouter
 from policies.system import BuildContext, System, at_least
+from policies.top_prefetch import TopPrefetcher
 
 NEEDS = Needs(forecasts=(("residual", 1),))
 
@@ -33,15 +34,18 @@ def default_sizes(context: BuildContext) -> Sizes:
 
 
 @dataclass(frozen=True)
-class DaliParameters:
-    """Parameters of every DALI.
+class _Common:
+    """What every DALI has, whoever assigns.
 
     window, update, prefetch: W, U and P. None: the paper's for the model (Fig. 12), that is 4, 1, 1 for Mixtral and
-        others of fewer than 32 experts; 4, 8, 4 for DeepSeek, Qwen and the like.
-    assigner: Algorithm 1 ("greedy"), the beam search of Appendix A.2, or the optimum of Eq. 3-9 ("exact").
-    beam_width: the beam's B, 2 in the paper. solver: of the exact assignment; both find the same optimum.
-    forecast: "residual" (Section 4.2); "gate" is HybriMoE's in Table 2.
-    guard, stagger, early, evict: see WindowCache; the defaults are the text of Section 4.3.
+        others of fewer than 32 experts; 4, 8, 4 for DeepSeek, Qwen and the like. Every ``window`` steps the ``update``
+        busiest absent experts of a layer replace as many residents; ``prefetch`` experts are brought for the next one,
+        all of them absent: that residents count among the P is not offered (the paper is silent).
+    forecast: "residual" (Section 4.2); "gate" is HybriMoE's in Table 2, the same with a residual of zero.
+    evict: who leaves, the "idlest" residents (text of Section 4.3) or the "busiest" (line 11 of Algorithm 2, as
+        printed). early: swap after the first step already, as line 9 has it.
+    guard: swap only where the incoming expert was the busier one (ours). stagger: layer l is due l steps earlier, so
+        that not all layers flood the link at once (ours).
     prefetch_slots: staging slots for prefetches. None: 2 P, so that the next layer's may come while this layer's are
         in use (the paper is silent).
     demand_slots: staging slots for loads, which the cache never admits (ours).
@@ -50,10 +54,7 @@ class DaliParameters:
     window: int | None = None
     update: int | None = None
     prefetch: int | None = None
-    assigner: Literal["greedy", "beam", "exact"] = "greedy"
-    beam_width: int = 2
-    solver: Literal["own", "highs"] = "own"
-    forecast: str = "residual"
+    forecast: Literal["residual", "gate"] = "residual"
     guard: bool = False
     stagger: bool = False
     early: bool = False
@@ -63,71 +64,97 @@ class DaliParameters:
 
     def __post_init__(self) -> None:
         """Counts are not negative, windows not empty, and what is copied needs a slot."""
-        at_least(self, window=1, update=0, prefetch=0, beam_width=1, prefetch_slots=1, demand_slots=1)
+        at_least(self, window=1, update=0, prefetch=0, prefetch_slots=1, demand_slots=1)
 
 
 @dataclass(frozen=True)
-class DaliIlpParameters(DaliParameters):
-    """Those of DALI, with the exact assignment by default."""
+class DaliIlpParameters(_Common):
+    """The exact assignment. The paper names no solver, and reports that it takes 55 % of the inference time; ours takes
+    far less, so that the exact assignment is charged less here than there.
 
-    assigner: Literal["greedy", "beam", "exact"] = "exact"
+    solver: "own", or "highs", a general one that is slow, as the paper's may have been; both find the same optimum.
+    """
+
+    solver: Literal["own", "highs"] = "own"
 
 
 @dataclass(frozen=True)
-class DaliBeamParameters(DaliParameters):
-    """Those of DALI, with the beam search by default."""
+class DaliBeamParameters(_Common):
+    """The beam search.
 
-    assigner: Literal["greedy", "beam", "exact"] = "beam"
+    beam_width: the beam's B, 2 in the paper.
+    """
+
+    beam_width: int = 2
+
+    def __post_init__(self) -> None:
+        """Somebody is kept."""
+        super().__post_init__()
+        at_least(self, beam_width=1)
 
 
-def build(parameters: DaliParameters, context: BuildContext, name: str = "dali") -> Composition:
+@dataclass(frozen=True)
+class DaliParameters(DaliIlpParameters, DaliBeamParameters):
+    """Any of the three assignments.
+
+    assigner: Algorithm 1 ("greedy"), the beam search of Appendix A.2, or the optimum of Eq. 3-9 ("exact").
+    """
+
+    assigner: Literal["greedy", "beam", "exact"] = "greedy"
+
+
+def build(parameters: DaliParameters, context: BuildContext) -> Composition:
     """DALI as evaluated in Section 6, unless parameters say otherwise."""
+    if parameters.assigner == "exact":
+        return replace(build_ilp(parameters, context), name="dali")
+    if parameters.assigner == "beam":
+        return replace(build_beam(parameters, context), name="dali")
+    return _compose("dali", parameters, GreedyAssigner(), context)
+
+
+def build_ilp(parameters: DaliIlpParameters, context: BuildContext) -> Composition:
+    """The same with the optimum of Eq. 3-9 in place of Algorithm 1, which costs what its solver does."""
+    cost = "dali-ilp@highs" if parameters.solver == "highs" else "dali-ilp"
+    return replace(_compose("dali-ilp", parameters, ExactAssigner(parameters.solver), context), decision_cost=cost)
+
+
+def build_beam(parameters: DaliBeamParameters, context: BuildContext) -> Composition:
+    """The same with the beam search of Appendix A.2."""
+    return _compose("dali-beam", parameters, BeamAssigner(parameters.beam_width), context)
+
+
+def _compose(name: str, parameters: _Common, assigner: Assigner, context: BuildContext) -> Composition:
     sizes = _sizes(parameters, context)
     slots = 2 * sizes.prefetch if parameters.prefetch_slots is None else parameters.prefetch_slots
     return Composition(
         name=name,
         placement=RandomPlacement(context.seed),
         router=TrueRouter(),
-        assigner=_assigner(parameters),
-        prefetcher=ResidualPrefetcher(sizes.prefetch, parameters.forecast) if sizes.prefetch else None,
+        assigner=assigner,
+        prefetcher=_prefetcher(parameters, sizes.prefetch),
         cache=_cache(parameters, sizes, context),
         needs=Needs(forecasts=((parameters.forecast, 1),)) if sizes.prefetch else Needs(),
         demand_slots=parameters.demand_slots,
         prefetch_slots=slots if sizes.prefetch else 0,
-        decision_cost=_decision_cost(parameters),
+        decision_cost=name,
         parameters={**asdict(parameters), **sizes._asdict(), "prefetch_slots": slots},
     )
 
 
-def build_ilp(parameters: DaliIlpParameters, context: BuildContext) -> Composition:
-    """The same with the optimum of Eq. 3-9 in place of Algorithm 1."""
-    return build(parameters, context, "dali-ilp")
+def _prefetcher(parameters: _Common, size: int) -> TopPrefetcher | None:
+    """Section 4.2: of the next layer's experts that are not on the GPU, the P with most forecast workload.
+
+    The paper does not say whether residents count among the P: here they do not, since they need no copy.
+    """
+    return TopPrefetcher(size, parameters.forecast, "staging") if size else None
 
 
-def build_beam(parameters: DaliBeamParameters, context: BuildContext) -> Composition:
-    """The same with the beam search of Appendix A.2."""
-    return build(parameters, context, "dali-beam")
-
-
-def _decision_cost(parameters: DaliParameters) -> str:
-    """The assignment is what a decision costs: the exact one depends on its solver."""
-    if parameters.assigner != "exact":
-        return "dali-beam" if parameters.assigner == "beam" else "dali"
-    return "dali-ilp@highs" if parameters.solver == "highs" else "dali-ilp"
-
-
-def _sizes(parameters: DaliParameters, context: BuildContext) -> Sizes:
+def _sizes(parameters: _Common, context: BuildContext) -> Sizes:
     chosen = {name: value for name in Sizes._fields if (value := getattr(parameters, name)) is not None}
     return default_sizes(context)._replace(**chosen)
 
 
-def _assigner(parameters: DaliParameters) -> Assigner:
-    if parameters.assigner == "exact":
-        return ExactAssigner(parameters.solver)
-    return BeamAssigner(parameters.beam_width) if parameters.assigner == "beam" else GreedyAssigner()
-
-
-def _cache(parameters: DaliParameters, sizes: Sizes, context: BuildContext) -> WindowCache:
+def _cache(parameters: _Common, sizes: Sizes, context: BuildContext) -> WindowCache:
     return WindowCache(
         context.layers,
         context.experts,
@@ -142,7 +169,7 @@ def _cache(parameters: DaliParameters, sizes: Sizes, context: BuildContext) -> W
 
 DALI = System(
     name="dali",
-    summary="greedy CPU/GPU assignment, residual-based prefetching, workload-aware cache",
+    summary="greedy assignment, residual prefetching, window cache",
     source="DALI, Sections 4.1-4.3",
     parameters=DaliParameters,
     build=build,
@@ -150,7 +177,7 @@ DALI = System(
 )
 DALI_ILP = System(
     name="dali-ilp",
-    summary="DALI with the exact assignment that its greedy one approximates",
+    summary="DALI with the exact assignment",
     source="DALI, Section 4.1, Eq. 3-9",
     parameters=DaliIlpParameters,
     build=build_ilp,
@@ -158,7 +185,7 @@ DALI_ILP = System(
 )
 DALI_BEAM = System(
     name="dali-beam",
-    summary="DALI with the beam search that it compares its greedy assignment with",
+    summary="DALI with the beam search",
     source="DALI, Appendix A.2",
     parameters=DaliBeamParameters,
     build=build_beam,

@@ -1,4 +1,4 @@
-"""DAOP's three parts: experts swapped for the prompt, everything run where it lies, and the next layer predicted, with
+"""DAOP's parts: experts swapped for the prompt, where they run in the released code, and the next layer predicted, with
 its CPU experts computed ahead (Sections IV-B and IV-C)."""
 
 from __future__ import annotations
@@ -6,23 +6,25 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Literal
 
-from policies.assigners import settle
+from policies.assigners import settle, sooner_on_gpu
 from policies.caches import StaticCache
+from policies.forecasts import next_forecast
 from policies.protocols import When
-from policies.token_routing import routing_of_tokens
+from policies.token_routing import combine_weights, routing_of_tokens, scores_by_expert
 from policies.views import Assignment, Commitment, ExpertId, Forecast, LayerView, Routing, Swap
 
 SwapRule = Literal["guarded", "printed", "coded"]
 
 
-class SequenceCache(StaticCache):
+class PromptSwapCache(StaticCache):
     """Algorithm 1: when a prompt has been routed, the ``most`` busiest experts on the CPU change places with the idlest
     on the GPU, pair by pair, as far as ``rule`` says. In decode nobody is asked to move.
 
     n are the tokens of the step: a prompt in chunks swaps chunk by chunk (ours). Ties go to the lower id. The rules:
     "printed", n[hot] >= ``threshold`` n[cold], passes two unused experts too; "guarded" (ours) also asks that
     n[hot] > n[cold]; "coded" is n[hot] > ``threshold`` n[cold]. ``retry`` asks again, when the layer ends, for swaps
-    that were dropped because the layer loaded the expert itself.
+    that were dropped because the layer loaded the expert itself: where it still lies in its staging slot, the two
+    exchange their slots, and nothing is copied again.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class SequenceCache(StaticCache):
         self.rule = rule
         self.retry = retry
         self._members: set[ExpertId] = set()  # those on their way included
-        self._asked: Sequence[Swap] = ()  # of the layer at work
+        self.asked: Sequence[Swap] = ()  # for the prompt's layer at work
 
     def admitted(self, id: ExpertId, group: int) -> None:
         """The expert has, or is promised, a slot."""
@@ -49,10 +51,10 @@ class SequenceCache(StaticCache):
         if view.phase != "prefill" or when == "step_end":
             return ()
         if when == "routed":
-            self._asked = self._swaps_for(view)
-            return self._asked
+            self.asked = self._swaps_for(view)
+            return self.asked
         resident = view.residency.resident[view.layer]
-        open_ones = [s for s in self._asked if s.incoming not in self._members and s.outgoing.expert in resident]
+        open_ones = [s for s in self.asked if s.incoming not in self._members and s.outgoing.expert in resident]
         return open_ones if self.retry else ()
 
     def _swaps_for(self, view: LayerView) -> list[Swap]:
@@ -72,13 +74,23 @@ class SequenceCache(StaticCache):
         return hot >= self.threshold * cold and (hot > cold or self.rule == "printed")
 
 
-class WhereItLies:
-    """Residents on the GPU, the others on the CPU (Algorithm 1, line 14; Section IV-C). An expert that is being swapped
-    in counts as resident once it has arrived (our reading)."""
+class AfterSwaps:
+    """Fiddler's rule once a prompt's swaps are made: who comes in runs on the GPU, and no rule charges its copy.
+
+    These are loaded last. So they still lie in their staging slots when the layer ends, if there are as many as
+    ``cache`` has swaps, and its ``retry`` needs no second copy.
+    """
+
+    def __init__(self, cache: PromptSwapCache) -> None:
+        self.cache = cache
 
     def assign(self, view: LayerView) -> Assignment:
-        """Every expert where it is now."""
-        return settle(view, [view.ready_ns[expert] == 0 for expert in view.routing.active])
+        """Who is swapped in goes to the GPU, who is cheaper there, too."""
+        incoming = {swap.incoming.expert for swap in self.cache.asked}
+        sooner = zip(view.routing.active, sooner_on_gpu(view), strict=True)
+        plan = settle(view, [gpu or expert in incoming for expert, gpu in sooner])
+        loads = tuple(sorted(plan.loads, key=incoming.__contains__))
+        return plan._replace(gpu=plan.gpu[: len(plan.gpu) - len(loads)] + loads, loads=loads)
 
 
 class PredictingRouter:
@@ -90,13 +102,17 @@ class PredictingRouter:
     that the forecast names. The paper has one token and two experts; more are treated alike, token by token, and what
     any token leaves to the CPU is computed ahead once (ours). An expert on its way to the GPU counts as on the CPU.
 
-    Weights are the forecast's scores over the final selection, renormalised (our reading: the softmax of the predicted
-    logits of these experts); equal shares where the forecast has no scores. ``degrade`` False keeps the prediction.
-    Which layers are predicted is a matter of which have a forecast (``Needs.forecast_layers``).
+    Weights are the forecast's scores over the final selection, in the model's way (``norm_topk``: renormalised, which
+    is the softmax of the predicted logits of these experts, our reading); equal shares where the forecast has no
+    scores. ``degrade`` False keeps the prediction. Which layers are predicted is a matter of which have a forecast
+    (``Needs.forecast_layers``).
     """
 
-    def __init__(self, degrade: bool = True) -> None:
+    looks_ahead = True
+
+    def __init__(self, degrade: bool = True, norm_topk: bool = True) -> None:
         self.degrade = degrade
+        self.norm_topk = norm_topk
 
     def route(self, view: LayerView) -> Routing:
         """A layer without prediction is routed by its own gate."""
@@ -104,14 +120,13 @@ class PredictingRouter:
 
     def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
         """The next layer's routing and precomputations, if there is a forecast of it."""
-        forecast = next((f for f in forecasts if f.layer == view.layer + 1), None)
+        forecast = next_forecast(view, forecasts)
         if forecast is None or view.phase != "decode":
             return None
         k, resident = len(view.routing.token_ids[0]), view.residency.resident[forecast.layer]
         ids = [self._select(ranked, k, resident) for ranked in forecast.token_ids]
-        scores = forecast.token_scores or [()] * len(ids)
-        weights = [_shares(*token) for token in zip(ids, forecast.token_ids, scores, strict=True)]
-        routing = routing_of_tokens(ids, weights)
+        tokens = zip(scores_by_expert(forecast), ids, strict=True)
+        routing = routing_of_tokens(ids, [combine_weights(*token, self.norm_topk) for token in tokens])
         workload = routing.workload()
         ahead = [expert for expert in routing.active if expert not in resident]
         return Commitment(routing, tuple(sorted(ahead, key=workload.__getitem__, reverse=True)))
@@ -125,10 +140,3 @@ class PredictingRouter:
         spare = [expert for expert in ranked[k:] if expert in resident][: len(leaving)]
         gone = leaving[len(leaving) - len(spare) :]
         return [expert for expert in chosen if expert not in gone] + spare
-
-
-def _shares(ids: Sequence[int], ranked: Sequence[int], scores: Sequence[float]) -> Sequence[float]:
-    """Weights of one token's experts that sum up to 1."""
-    known = dict(zip(ranked, scores, strict=False))
-    total = sum(known[expert] for expert in ids) if known else 0.0
-    return [known[expert] / total for expert in ids] if total > 0 else [1 / len(ids)] * len(ids)

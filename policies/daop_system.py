@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from policies.assigners import ByPhase, CostRule
-from policies.daop import PredictingRouter, SequenceCache, WhereItLies
+from policies.assigners import ByPhase, ResidentOrCpu
+from policies.daop import AfterSwaps, PredictingRouter, PromptSwapCache
 from policies.placements import PopularityPlacement
 from policies.protocols import Assigner, Composition, Needs
-from policies.system import BuildContext, System, at_least
+from policies.system import BuildContext, System, at_least, shares
 
 NEEDS = Needs(
     tokens=True, forecasts=(("gate", 1),), forecast_phases=("decode",), calibration=True, changes_routing=True
@@ -38,7 +38,8 @@ class DaopParameters:
 
     def __post_init__(self) -> None:
         """The first layer has none before it that could predict it."""
-        at_least(self, first_predicted_block=2, swap_share=0, threshold=1)
+        at_least(self, first_predicted_block=2, threshold=1)
+        shares(self, "swap_share")
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,20 @@ class DaopImplParameters:
     most_swaps: ``largest_num`` swaps a layer (L393-408).
     threshold: as in the paper, but the busier one must exceed it.
     degrade: if both are predicted on the CPU, the second gives way to the highest-scored resident (L595-665).
-    demand_slots: staging slots for the loads of a prefill; the code has one placeholder.
+    demand_slots: staging slots for the loads of a prefill. None: as many as a layer may swap, at least one, so that who
+        is swapped in is copied once. The code has one placeholder for what it loads and does not keep.
+
+    Not expressed: the code swaps before anything of the layer runs, one blocking copy after another; here the experts
+    that come in are loaded while others are computed, and take their cache slots when the layer ends, since a slot is
+    not emptied under an expert that the layer uses. Where layers have experts of different size, a smaller one that is
+    swapped in is copied twice, because its cache slot is no staging slot.
     """
 
     first_predicted_block: int = 6
     most_swaps: int = 8
     threshold: float = 1.05
     degrade: bool = True
-    demand_slots: int = 1
+    demand_slots: int | None = None
 
     def __post_init__(self) -> None:
         """The first layer has none before it that could predict it, and loads pass through staging."""
@@ -64,23 +71,24 @@ class DaopImplParameters:
 
 
 def build(parameters: DaopParameters, context: BuildContext) -> Composition:
-    """DAOP as in Section IV: nothing is ever loaded, so there is no staging."""
+    """DAOP as in Section IV: every expert runs where it lies (Algorithm 1, line 14; Section IV-C), one that is being
+    swapped in on the CPU until it has arrived (our reading). Nothing is ever loaded, so there is no staging."""
     most = int(parameters.swap_share * context.experts)
-    cache = SequenceCache(context.experts, most, parameters.threshold, parameters.swap_rule)
-    return _composition("daop", context, parameters, cache, WhereItLies(), demand_slots=0)
+    cache = PromptSwapCache(context.experts, most, parameters.threshold, parameters.swap_rule)
+    return _composition("daop", context, parameters, cache, ResidentOrCpu(awaits=False), 0)
 
 
 def build_impl(parameters: DaopImplParameters, context: BuildContext) -> Composition:
-    """DAOP as coded: for a prompt Fiddler's rule, whose least sum of costs is each expert's cheaper device; in decode
-    residence alone. The code moves swapped experts before it computes, and does not count that time when it decides
-    where they run; here the copies are queued, and the rule charges them."""
-    cache = SequenceCache(context.experts, parameters.most_swaps, parameters.threshold, "coded", retry=True)
-    assigner = ByPhase(prefill=CostRule(), decode=WhereItLies())
-    return _composition("daop@impl", context, parameters, cache, assigner, demand_slots=parameters.demand_slots)
+    """DAOP as coded: for a prompt Fiddler's rule once the swaps are made, where the least sum of costs is each expert's
+    cheaper device; in decode residence alone."""
+    cache = PromptSwapCache(context.experts, parameters.most_swaps, parameters.threshold, "coded", retry=True)
+    assigner = ByPhase(prefill=AfterSwaps(cache), decode=ResidentOrCpu(awaits=False))
+    slots = parameters.demand_slots or max(1, min(parameters.most_swaps, context.experts // 2))
+    return _composition("daop@impl", context, replace(parameters, demand_slots=slots), cache, assigner, slots)
 
 
 def _composition(
-    name: str, context: BuildContext, parameters: DaopParameters | DaopImplParameters, cache: SequenceCache,
+    name: str, context: BuildContext, parameters: DaopParameters | DaopImplParameters, cache: PromptSwapCache,
     assigner: Assigner, demand_slots: int,
 ) -> Composition:  # fmt: skip
     calibration = context.required_calibration(name)
@@ -88,7 +96,7 @@ def _composition(
     return Composition(
         name=name,
         placement=PopularityPlacement(uniform=True, popularity=calibration.decode_popularity),
-        router=PredictingRouter(parameters.degrade),
+        router=PredictingRouter(parameters.degrade, context.norm_topk),
         assigner=assigner,
         prefetcher=None,
         cache=cache,
@@ -100,7 +108,7 @@ def _composition(
 
 DAOP = System(
     name="daop",
-    summary="experts swapped once for the prompt, then run where they lie; predicted CPU experts are computed ahead",
+    summary="swaps once, for the prompt; computes ahead on the CPU",
     source="DAOP, Section IV",
     parameters=DaopParameters,
     build=build,
@@ -108,7 +116,7 @@ DAOP = System(
 )
 DAOP_IMPL = System(
     name="daop@impl",
-    summary="DAOP as released: at most 8 swaps a layer, Fiddler's rule in prefill, prediction one layer later",
+    summary="Fiddler's rule in prefill; predicts a layer later",
     source="ecolab-nus/DAOP 08fef33, model/modeling_daop.py",
     parameters=DaopImplParameters,
     build=build_impl,

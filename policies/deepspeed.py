@@ -3,17 +3,14 @@ experts, whether a token needs them or not, and the next layer's are on their wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
 
-from policies.assigners import settle
 from policies.caches import StaticCache
+from policies.layer_streaming import NextLayer, StreamLayer
 from policies.placements import NoPlacement
-from policies.protocols import Assigner, Composition, Needs
+from policies.protocols import Composition, Needs
 from policies.routers import TrueRouter
 from policies.system import BuildContext, System, at_least
-from policies.views import Assignment, ExpertId, Forecast, LayerView
 
 NEEDS = Needs(gpu_only=True)
 
@@ -37,36 +34,6 @@ class DeepSpeedParameters:
         at_least(self, prefetch_slots=1, demand_slots=1)
 
 
-class StreamLayer:
-    """All active experts on the GPU, and the others of the layer copied before them for nothing."""
-
-    def __init__(self, experts: int) -> None:
-        self._experts = range(experts)
-
-    def assign(self, view: LayerView) -> Assignment:
-        """Load what is active, stream the rest (what has come ahead, the session leaves out)."""
-        active = view.ready_ns
-        idle = tuple(expert for expert in self._experts if expert not in active)
-        return settle(view, [True] * len(view.routing.active))._replace(streamed=idle)
-
-
-class NextLayer:
-    """All experts of the next layer, in id order."""
-
-    into: Literal["cache", "staging"] = "staging"
-
-    def __init__(self, layers: int, experts: int) -> None:
-        self._ids = [[ExpertId(layer, expert) for expert in range(experts)] for layer in range(layers)]
-
-    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
-        """As they come; nothing is forecast."""
-        return self._ids[view.layer + 1]
-
-    def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
-        """Nobody."""
-        return frozenset()
-
-
 def build(parameters: DeepSpeedParameters, context: BuildContext) -> Composition:
     """Streaming without a cache: whatever the memory beside the staging slots, it stays empty."""
     slots = context.experts if parameters.prefetch_slots is None else parameters.prefetch_slots
@@ -86,7 +53,7 @@ def build(parameters: DeepSpeedParameters, context: BuildContext) -> Composition
 
 DEEPSPEED = System(
     name="deepspeed",
-    summary="every layer is streamed to the GPU whole, the next one ahead; no cache",
+    summary="whole layers are streamed, one ahead; no cache",
     source="DAOP, Section V (DeepSpeed-MII, baseline); HybriMoE, Section II-B",
     parameters=DeepSpeedParameters,
     build=build,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from policies.assigners import CostRule
+from policies.assigners import CostRule, ThresholdAssigner
 from policies.caches import StaticCache
 from policies.placements import PopularityPlacement
 from policies.protocols import Assigner, Composition, Needs
 from policies.routers import TrueRouter
-from policies.static_threshold import ThresholdAssigner
 from policies.system import BuildContext, System, at_least
 
 NEEDS = Needs(calibration=True)
@@ -39,14 +38,14 @@ class FiddlerImplParameters:
     expert, although its comment promises the least maximum. A missing expert is copied into the one placeholder, while
     nothing else happens, computed, and not kept: one staging slot.
 
-    costs: "planner" compares the planner's costs; "constants" the code's 7 ms a token on the CPU with 70 ms flat on the
-        GPU, so that a missing expert is loaded from 10 tokens on, on any machine.
+    costs: "constants" compares the code's 7 ms a token on the CPU with its 70 ms flat on the GPU, so that a missing
+        expert is loaded from 10 tokens on, on any machine; "planner" the planner's costs, as if somebody had measured.
 
     Not expressed: the code runs the GPU's experts, then the CPU's, in one thread. Here the lanes overlap, which makes a
     layer shorter by up to the shorter share.
     """
 
-    costs: Literal["planner", "constants"] = "planner"
+    costs: Literal["constants", "planner"] = "constants"
 
 
 def build(parameters: FiddlerParameters, context: BuildContext) -> Composition:
@@ -80,7 +79,7 @@ def _composition(
 
 FIDDLER = System(
     name="fiddler",
-    summary="popular experts resident; a missing one is loaded iff copy + GPU beats the CPU, and not kept",
+    summary="popular experts stay; copies where they beat the CPU",
     source="Fiddler, Sections 3.2-3.3",
     parameters=FiddlerParameters,
     build=build,
@@ -88,7 +87,7 @@ FIDDLER = System(
 )
 FIDDLER_IMPL = System(
     name="fiddler@impl",
-    summary="Fiddler as released: least sum of costs, blocking copies into one placeholder",
+    summary="typed-in costs; blocking copies into one placeholder",
     source="efeslab/fiddler, src/fiddler/mixtral.py L38-39, L531, L567-611",
     parameters=FiddlerImplParameters,
     build=build_impl,

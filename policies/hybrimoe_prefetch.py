@@ -9,8 +9,7 @@ from operator import neg
 from typing import Literal
 
 from policies.hybrimoe_schedule import Schedule
-from policies.protocols import Assigner
-from policies.views import ExpertCosts, ExpertId, Forecast, LayerView
+from policies.views import Assignment, ExpertCosts, ExpertId, Forecast, LayerView
 
 
 class ImpactPrefetcher:
@@ -20,8 +19,8 @@ class ImpactPrefetcher:
     ``size``: the most picks at once; fewer if nothing gains. ``discount``: a gain n layers ahead counts ``discount`` to
     the power of n - 1 (ours; 1 in the paper). An expert that would not arrive before its layer's experts start counts
     only by the share of its copy that is hidden (our reading): the link falls idle after this layer's loads, and a
-    layer starts after this layer's experts and those of the layers between. That leaves out attention, of which a
-    planner knows nothing, so layers are expected too early rather than too late.
+    layer starts after this layer's experts, those of the layers between, and what passes between layers. ``arrival``
+    False counts gains in full, whenever the copy would arrive (the paper has no such rule).
 
     Picks go to the cache, and what the forecasts name is protected there: so the victim costs the pretended layer
     nothing, and a layer gains nothing where nobody else could leave. ``pooled``: layers share one pool, so that
@@ -31,13 +30,15 @@ class ImpactPrefetcher:
     into: Literal["cache", "staging"] = "cache"
 
     def __init__(
-        self, schedule: Schedule, size: int = 4, discount: float = 1.0, kind: str = "gate", pooled: bool = False
-    ) -> None:
+        self, schedule: Schedule, size: int = 4, discount: float = 1.0, kind: str = "gate", pooled: bool = False,
+        arrival: bool = True,
+    ) -> None:  # fmt: skip
         self.schedule = schedule
         self.size = size
         self.discount = discount
         self.kind = kind
         self.pooled = pooled
+        self.arrival = arrival
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
         """Whom the forecasts expect, there already or not: a pick must not displace the one before it."""
@@ -47,14 +48,14 @@ class ImpactPrefetcher:
                 protected.update(map(ExpertId, repeat(forecast.layer), forecast.active))
         return frozenset(protected)
 
-    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """The picks, greatest gain first."""
         layers = self._pretended(view, forecasts)
-        plan = assigner.assign(view)
-        link_ns = view.h2d_backlog_ns + len(plan.loads) * view.costs[view.layer].copy_ns
+        costs = view.costs[view.layer]
+        link_ns = view.h2d_backlog_ns + len(plan.loads) * costs.copy_ns
         picks: list[ExpertId] = []
         while len(picks) < self.size:
-            best = self._best(view.layer, layers, plan.makespan_ns, link_ns)
+            best = self._best(view.layer, layers, plan.makespan_ns + costs.between_ns, link_ns)
             if best is None:
                 break
             picks.append(best.pick())
@@ -75,14 +76,14 @@ class ImpactPrefetcher:
         best, most = None, 0.0
         for layer in layers:
             copy_ns = layer.costs.copy_ns
-            hidden_ns = min(start_ns - link_ns, copy_ns)
+            hidden_ns = min(start_ns - link_ns, copy_ns) if self.arrival else copy_ns
             if hidden_ns > 0 and layer.gain_ns > 0:
                 value = layer.gain_ns * hidden_ns / copy_ns
                 if self.discount != 1.0:
                     value *= self.discount ** (layer.number - here - 1)
                 if value > most:
                     best, most = layer, value
-            start_ns += layer.makespan_ns
+            start_ns += layer.makespan_ns + layer.costs.between_ns
         return best
 
 

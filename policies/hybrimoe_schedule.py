@@ -54,7 +54,8 @@ class Schedule:
     ) -> Outcome:  # fmt: skip
         """Simulate a layer whose ``cached`` and ``absent`` experts have these workloads, both descending.
 
-        ``coming`` are being copied already; link and CPU are busy until ``link_ns`` and ``cpu_ns``.
+        ``coming`` are being copied already, and there by ``link_ns``. Link and CPU are busy until ``link_ns`` and
+        ``cpu_ns``.
         """
         divide = self._by_finish if self.rule == "finish" else self._by_clock
         loaded, busy_ns, last_ns = divide(costs, absent, link_ns, cpu_ns)
@@ -178,21 +179,14 @@ def _finish(gpu_ns: Sequence[int], now: int, cached: Sequence[int], arrivals: Se
 class SimulationAssigner:
     """Section IV-B as an assigner: the layer runs as it was simulated.
 
-    Copies on their way are awaited, and the link is free when the copy that runs is over. Asked twice about one view
-    (first by the session, then by a prefetcher) it answers from memory.
+    Copies on their way are awaited, and the link is free when the copy that runs is over.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self._last: tuple[LayerView, Assignment] | None = None
 
     def assign(self, view: LayerView) -> Assignment:
         """Simulate the layer."""
-        if self._last is None or self._last[0] is not view:
-            self._last = view, self._assign(view)
-        return self._last[1]
-
-    def _assign(self, view: LayerView) -> Assignment:
         active, tokens, ready = view.routing.active, view.routing.tokens, view.ready_ns
         cached: list[int] = []
         coming: list[int] = []

@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from policies.assigners import ByPhase, LoadAll
+from policies.forecasts import ProtectsNobody
 from policies.hybrimoe_prefetch import ImpactPrefetcher
 from policies.hybrimoe_schedule import Rule, Schedule, SimulationAssigner
 from policies.mrs import MrsCache
 from policies.placements import PoolPlacement, RandomPlacement
-from policies.protocols import Assigner, Composition, Needs
+from policies.protocols import Composition, Needs
 from policies.routers import TrueRouter
-from policies.system import BuildContext, System, at_least
+from policies.system import BuildContext, System, at_least, shares
 from policies.views import INFINITE_NS, Assignment, ExpertId, Forecast, LayerView
 
 NEEDS = Needs(scores=True, forecasts=(("gate", 1), ("gate", 2), ("gate", 3)))
@@ -24,12 +25,16 @@ NEEDS_IMPL = Needs(scores=True)
 class HybriMoeParameters:
     """Parameters of HybriMoE as published, most of which the paper leaves open.
 
-    rule, guard: of the schedule (Section IV-B), see Schedule; guard False is the listing as it stands.
+    rule: the schedule's "earliest completion time" (Section IV-B) is that of the operation which would "finish"
+        earliest, or that of the device which is free earliest ("device_free").
+    guard: time loads with the GPU's computation, and let the CPU take a cached expert only if it is done no later than
+        the GPU would be (ours); False is the listing as it stands.
     prefetch: most picks a decision, 0 for none. Each decision replaces what has not started, and beside a layer's own
         loads the link has time for one copy, at most two (bundled trace, rtx3090-ddr4): 4 leave it with something to
         do while attention runs, and more would be thinking for nothing (ours).
     lookahead: layers that are forecast, 3 in Section IV-C.
-    discount: of a gain for every layer further ahead, see ImpactPrefetcher (ours; the paper has none, that is 1).
+    discount: what a gain is multiplied by for every layer further ahead (ours; the paper has none, that is 1).
+    arrival: a copy that would come late counts by the share of it that is hidden (ours; the paper does not ask: False).
     alpha: of the MRS cache (Section IV-D, Eq. 3); unpublished, 0.3 is ours. keep: its p. None: twice the model's top-k.
     pool: one cache over all layers, empty at first, instead of the same slots in every layer, with experts drawn at
         random at first as DALI's (the paper says nothing of either).
@@ -41,6 +46,7 @@ class HybriMoeParameters:
     prefetch: int = 4
     lookahead: Literal[1, 2, 3] = 3
     discount: float = 1.0
+    arrival: bool = True
     alpha: float = 0.3
     keep: int | None = None
     pool: bool = False
@@ -49,7 +55,7 @@ class HybriMoeParameters:
     def __post_init__(self) -> None:
         """Counts are not negative, shares are shares, and loads need a slot."""
         at_least(self, prefetch=0, keep=1, demand_slots=1)
-        _check_shares(self, "alpha", "discount")
+        shares(self, "alpha", "discount")
 
 
 @dataclass(frozen=True)
@@ -71,14 +77,7 @@ class HybriMoeImplParameters:
     def __post_init__(self) -> None:
         """Counts are not negative, shares are shares, and loads need a slot."""
         at_least(self, prefetch_size=0, keep=1, demand_slots=1)
-        _check_shares(self, "alpha")
-
-
-def _check_shares(parameters: object, *names: str) -> None:
-    for name in names:
-        value = getattr(parameters, name)
-        if not 0 <= value <= 1:
-            raise ValueError(f"parameter {name!r}: expected 0 to 1, got {value}")
+        shares(self, "alpha")
 
 
 class HssAssigner:
@@ -112,7 +111,7 @@ class HssAssigner:
         return Assignment(gpu, tuple(reversed(row[front:])), loads, max(gpu_ns, cpu_ns))
 
 
-class ScorePrefetcher:
+class CacheScorePrefetcher(ProtectsNobody):
     """Of the next layer the ``size`` experts with the largest S of its MRS cache, in the released code's way: without a
     forecast. Ties go to the lower id."""
 
@@ -122,23 +121,21 @@ class ScorePrefetcher:
         self.cache = cache
         self.size = size
 
-    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """Largest S first; residents among them need no copy."""
         layer = view.layer + 1
         scores = self.cache.scores(layer)
         best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: self.size]
         return [ExpertId(layer, expert) for expert in best]
 
-    def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
-        """Nobody."""
-        return frozenset()
-
 
 def build(parameters: HybriMoeParameters, context: BuildContext) -> Composition:
     """Simulation, impact and MRS."""
     schedule = Schedule(parameters.rule, parameters.guard)
     size, keep = parameters.prefetch, parameters.keep or 2 * context.top_k
-    prefetcher = ImpactPrefetcher(schedule, size, parameters.discount, pooled=parameters.pool)
+    prefetcher = ImpactPrefetcher(
+        schedule, size, parameters.discount, pooled=parameters.pool, arrival=parameters.arrival
+    )
     forecasts = NEEDS.forecasts[: parameters.lookahead] if size else ()
     return Composition(
         name="hybrimoe",
@@ -162,7 +159,7 @@ def build_impl(parameters: HybriMoeImplParameters, context: BuildContext) -> Com
         placement=RandomPlacement(context.seed),
         router=TrueRouter(),
         assigner=ByPhase(LoadAll(), HssAssigner()),
-        prefetcher=ScorePrefetcher(cache, size) if size else None,
+        prefetcher=CacheScorePrefetcher(cache, size) if size else None,
         cache=cache,
         needs=NEEDS_IMPL,
         demand_slots=parameters.demand_slots,
@@ -172,7 +169,7 @@ def build_impl(parameters: HybriMoeImplParameters, context: BuildContext) -> Com
 
 HYBRIMOE = System(
     name="hybrimoe",
-    summary="scheduling by simulation, impact-driven prefetching over three layers, score-aware cache (MRS)",
+    summary="simulated schedule, prefetching by impact, MRS cache",
     source="HybriMoE, Sections IV-B to IV-D",
     parameters=HybriMoeParameters,
     build=build,
@@ -180,7 +177,7 @@ HYBRIMOE = System(
 )
 HYBRIMOE_IMPL = System(
     name="hybrimoe@impl",
-    summary="HybriMoE as released: prefill on the GPU, decode by two pointers, prefetches (off) by the cache's scores",
+    summary="prefill on the GPU, decode by two pointers, MRS cache",
     source="PKU-SEC-Lab/HybriMoE 508a85b, ktransformers/operators/experts.py",
     parameters=HybriMoeImplParameters,
     build=build_impl,

@@ -8,8 +8,9 @@ from typing import Literal
 
 from policies.assigners import ByPhase, LoadAll, ResidentOrCpu
 from policies.caches import StaticCache
-from policies.placements import LayerWisePlacement, PopularityPlacement, RandomPlacement, even_slots
-from policies.protocols import Budget, Composition, InitialPlacement, Needs, Placement
+from policies.layer_wise import whole_layers
+from policies.placements import PopularityPlacement, RandomPlacement, even_slots
+from policies.protocols import Assigner, Budget, Composition, InitialPlacement, Needs, Placement
 from policies.routers import TrueRouter
 from policies.system import BuildContext, System
 
@@ -75,36 +76,33 @@ def build(parameters: KTransformersParameters, context: BuildContext) -> Composi
         "front-loading": InOrderPlacement(even=False),
         "random": RandomPlacement(RANDOM_SEED),
     }
-    needs = Needs(calibration=parameters.strategy == "frequency")
-    return _composition("ktransformers", strategies[parameters.strategy], needs, parameters)
-
-
-def build_layer_wise(parameters: KTransformersLayerWiseParameters, context: BuildContext) -> Composition:
-    """Whole layers, from the last one backwards."""
-    return _composition("ktransformers@layer-wise", LayerWisePlacement(), Needs(), parameters)
-
-
-def _composition(
-    name: str, placement: Placement, needs: Needs,
-    parameters: KTransformersParameters | KTransformersLayerWiseParameters,
-) -> Composition:  # fmt: skip
-    loads = parameters.prefill == "gpu"
+    assigner, demand_slots = _prefill_on(parameters.prefill)
     return Composition(
-        name=name,
-        placement=placement,
+        name="ktransformers",
+        placement=strategies[parameters.strategy],
         router=TrueRouter(),
-        assigner=ByPhase(LoadAll(), ResidentOrCpu()) if loads else ResidentOrCpu(),
+        assigner=assigner,
         prefetcher=None,
         cache=StaticCache(),
-        needs=needs,
-        demand_slots=2 if loads else 0,
+        needs=Needs(calibration=parameters.strategy == "frequency"),
+        demand_slots=demand_slots,
         parameters=asdict(parameters),
     )
 
 
+def build_layer_wise(parameters: KTransformersLayerWiseParameters, context: BuildContext) -> Composition:
+    """Whole layers, from the last one backwards."""
+    return whole_layers("ktransformers@layer-wise", parameters, *_prefill_on(parameters.prefill))
+
+
+def _prefill_on(device: Prefill) -> tuple[Assigner, int]:
+    """The assigner, and the staging slots that it takes."""
+    return (ByPhase(LoadAll(), ResidentOrCpu()), 2) if device == "gpu" else (ResidentOrCpu(), 0)
+
+
 KTRANSFORMERS = System(
     name="ktransformers",
-    summary="the most frequent experts on the GPU; the others on the CPU in decode, copied to the GPU in prefill",
+    summary="popular experts stay; others: CPU, copied in prefill",
     source="HybriMoE, Table I and Section VI-A; KTransformers, kt-kernel/python/experts_base.py",
     parameters=KTransformersParameters,
     build=build,
@@ -112,7 +110,7 @@ KTRANSFORMERS = System(
 )
 KTRANSFORMERS_LAYER_WISE = System(
     name="ktransformers@layer-wise",
-    summary="whole layers' experts on the GPU, the others' on the CPU, as DALI ran KTransformers",
+    summary="whole layers on the GPU, as DALI ran KTransformers",
     source="DALI, Sections 1 and 6.1",
     parameters=KTransformersLayerWiseParameters,
     build=build_layer_wise,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-
-from policies.caches import DemandCache
-from policies.ranking import Ranking
+from policies.ranking import RankedCache
 from policies.views import ExpertId, LayerView
 
 _TICKS = 1 << 40  # more events than a run can have: frequency decides, then recency
 
 
-class LfuCache(DemandCache):
+class LfuCache(RankedCache):
     """Evicts who was used in the fewest events; ties go to the less recently used, then to the lower id.
 
     ``history``: counts go on while an expert is out of the cache ("perfect" LFU). Without it an expert starts at zero
@@ -20,10 +17,9 @@ class LfuCache(DemandCache):
     """
 
     def __init__(self, history: bool = True, recency: bool = True) -> None:
+        super().__init__()
         self.history = history
         self.recency = recency
-        self._groups: dict[int, Ranking] = {}
-        self._home: dict[tuple[int, int], Ranking] = {}
         self._rank: dict[tuple[int, int], int] = {}  # uses * _TICKS + last event, or expert
         self._event = 0
 
@@ -40,18 +36,17 @@ class LfuCache(DemandCache):
                 if group is not None:
                     group.rank[id] = now  # type: ignore[index]  # equal to its ExpertId, and cheaper
 
+    def rank_of(self, id: ExpertId) -> int:
+        """Uses first; it comes in with its history, or from zero."""
+        return self._rank[id]
+
     def admitted(self, id: ExpertId, group: int) -> None:
-        """Comes in with its history, or from zero."""
-        home = self._home[id] = self._groups.setdefault(group, Ranking())
-        home.put(id, self._rank.setdefault(id, self._event if self.recency else id.expert))
+        """Join the group; a first admission counts as used last now."""
+        self._rank.setdefault(id, self._event if self.recency else id.expert)
+        super().admitted(id, group)
 
     def evicted(self, id: ExpertId, group: int) -> None:
         """Leave the group; without history also the count."""
-        self._home.pop(id).drop(id)
+        super().evicted(id, group)
         if not self.history:
             del self._rank[id]
-
-    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
-        """The least frequent member that is not blocked."""
-        ranking = self._groups.get(group)
-        return ranking.lowest(blocked) if ranking else None

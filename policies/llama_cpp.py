@@ -3,19 +3,17 @@ large batch is worth the way to the GPU."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 
 from policies.assigners import FromTokens, LoadAll, ResidentOrCpu
-from policies.caches import StaticCache
-from policies.placements import LayerWisePlacement
-from policies.protocols import Assigner, Composition
-from policies.routers import TrueRouter
+from policies.layer_wise import whole_layers
+from policies.protocols import Composition
 from policies.system import BuildContext, System, at_least
 
 
 @dataclass(frozen=True)
 class LlamaCppParameters:
-    """None: the cache budget decides how many layers there are on the GPU (``--n-cpu-moe``)."""
+    """No parameters: the cache budget decides how many layers there are on the GPU (``--n-cpu-moe``)."""
 
 
 @dataclass(frozen=True)
@@ -36,41 +34,26 @@ class LlamaCppImplParameters:
 
 
 def build(parameters: LlamaCppParameters, context: BuildContext) -> Composition:
-    """Nothing ever moves, so there is no staging."""
-    return _composition("llama.cpp", ResidentOrCpu(), 0, parameters)
+    """Prefill and decode alike."""
+    return whole_layers("llama.cpp", parameters)
 
 
 def build_impl(parameters: LlamaCppImplParameters, context: BuildContext) -> Composition:
     """The same placement; large steps go through one staging slot."""
     assigner = FromTokens(parameters.offload_min_tokens * context.top_k, LoadAll(), ResidentOrCpu())
-    return _composition("llama.cpp@impl", assigner, 1, parameters)
-
-
-def _composition(
-    name: str, assigner: Assigner, demand_slots: int, parameters: LlamaCppParameters | LlamaCppImplParameters
-) -> Composition:
-    return Composition(
-        name=name,
-        placement=LayerWisePlacement(),
-        router=TrueRouter(),
-        assigner=assigner,
-        prefetcher=None,
-        cache=StaticCache(),
-        demand_slots=demand_slots,
-        parameters=asdict(parameters),
-    )
+    return replace(whole_layers("llama.cpp@impl", parameters, assigner, demand_slots=1), decision_cost="")
 
 
 LLAMA_CPP = System(
     name="llama.cpp",
-    summary="whole layers' experts on the GPU, the others' on the CPU, prefill and decode alike; nothing moves",
+    summary="whole layers on the GPU, the last ones; nothing moves",
     source="llama.cpp --n-cpu-moe; DALI, Section 6.1; HybriMoE, Table I and Section VI-A",
     parameters=LlamaCppParameters,
     build=build,
 )
 LLAMA_CPP_IMPL = System(
     name="llama.cpp@impl",
-    summary="llama.cpp as released: steps of 32 tokens or more copy the used experts of CPU layers to the GPU",
+    summary="from 32 tokens on, experts of CPU layers are copied",
     source="llama.cpp, ggml-backend.cpp (PR #15346) and --n-cpu-moe (PR #15077)",
     parameters=LlamaCppImplParameters,
     build=build_impl,

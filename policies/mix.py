@@ -11,7 +11,7 @@ from typing import Literal
 
 from policies.assigners import CostRule, LoadAll, ResidentOrCpu
 from policies.caches import StaticCache
-from policies.dali import BeamAssigner, GreedyAssigner, ResidualPrefetcher
+from policies.dali import BeamAssigner, GreedyAssigner
 from policies.exact_assignment import ExactAssigner
 from policies.forecast_prefetch import ForecastPrefetcher
 from policies.hybrimoe_prefetch import ImpactPrefetcher
@@ -25,11 +25,13 @@ from policies.protocols import Assigner, Cache, Composition, Needs, Placement, P
 from policies.routers import TrueRouter
 from policies.score_window import ScoreWindowCache
 from policies.smoe_router import CacheRouter
-from policies.system import BuildContext, System, at_least
+from policies.system import BuildContext, System, at_least, shares
+from policies.top_prefetch import TopPrefetcher
 from policies.two_pointer import TwoPointer
 
 Assigners = Literal[
-    "stay", "load-all", "cost-rule", "greedy", "beam", "exact", "simulation", "two-pointer", "pipeline"
+    "stay", "load-all", "cost-rule", "greedy", "beam", "exact", "simulation", "two_pointer", "two_pointer_min",
+    "pipeline",
 ]  # fmt: skip
 ASSIGNERS: Mapping[Assigners, Callable[[], Assigner]] = {
     "stay": ResidentOrCpu,
@@ -39,7 +41,8 @@ ASSIGNERS: Mapping[Assigners, Callable[[], Assigner]] = {
     "beam": BeamAssigner,
     "exact": ExactAssigner,
     "simulation": lambda: SimulationAssigner(Schedule()),
-    "two-pointer": lambda: TwoPointer(sooner=True),
+    "two_pointer": TwoPointer,
+    "two_pointer_min": lambda: TwoPointer(sooner=True),
     "pipeline": PipelineAssigner,
 }
 
@@ -50,12 +53,14 @@ class MixParameters:
 
     placement: who is there at first: "none", "random" or "popular" (calibrated). pool: one cache over all layers.
     substitution: alpha of SMoE's router, which changes the routing; 0 keeps the model's.
-    assigner: "stay" leaves every expert where it lies.
-    prefetch: "none"; "top", the two experts of the next layer with most forecast workload (DALI); "impact" (HybriMoE);
-        "forecast", all that are worth a copy. forecast: its kind for the next layer. lookahead: layers ahead; those
-        beyond the next are forecast by the gate. into: where prefetches go; "staging" has 4 slots.
-    cache: who leaves. memory: alpha of MRS, the weight of the present. keep: its p. None: all experts. prior: MRS
-        starts from calibrated popularity.
+    assigner: "stay" leaves every expert where it lies; "two_pointer" and "two_pointer_min" are SMoE's.
+    prefetch: "none"; "top", the two experts of the next layer with most forecast workload (DALI); "impact" (HybriMoE),
+        which goes to the cache; "forecast", all that are worth a copy.
+    forecast: its kind for the next layer. lookahead: layers ahead; those beyond the next are forecast by the gate, so
+        "top" takes 1, and "impact", which reads one kind, takes more with "gate" alone.
+    into: where prefetches go; "staging" has 4 slots.
+    cache: who leaves. alpha: of MRS, the weight of the present. keep: its p. None: all experts. prior: MRS starts from
+        calibrated popularity.
     demand_slots: staging slots for loads that the cache has no room for.
     """
 
@@ -68,17 +73,30 @@ class MixParameters:
     lookahead: Literal[1, 2, 3] = 1
     into: Literal["cache", "staging"] = "cache"
     cache: Literal["static", "lru", "lfu", "mrs", "score-window"] = "lru"
-    memory: float = 0.3
+    alpha: float = 0.3
     keep: int | None = None
     prior: bool = False
     demand_slots: int = 2
 
     def __post_init__(self) -> None:
-        """Shares are shares, and loads need a slot."""
+        """Shares are shares, loads need a slot, and no part is told what it would ignore."""
         at_least(self, keep=1, demand_slots=1)
-        for name in ("substitution", "memory"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"parameter {name!r}: expected 0 to 1, got {getattr(self, name)}")
+        shares(self, "substitution", "alpha")
+        if self.prefetch == "top" and self.lookahead > 1:
+            raise ValueError(
+                f"parameter 'lookahead': prefetch 'top' expects 1, got {self.lookahead}; it looks at the next layer "
+                f"alone: choose prefetch 'forecast' or 'impact' for more"
+            )
+        if self.prefetch == "impact" and self.lookahead > 1 and self.forecast != "gate":
+            raise ValueError(
+                f"parameter 'forecast': prefetch 'impact' with lookahead {self.lookahead} expects 'gate', got "
+                f"{self.forecast!r}; it reads one kind: choose lookahead 1, or prefetch 'forecast'"
+            )
+        if self.prefetch == "impact" and self.into == "staging":
+            raise ValueError(
+                "parameter 'into': prefetch 'impact' expects 'cache', got 'staging': choose prefetch 'forecast' or "
+                "'top' for staging"
+            )
 
 
 def build(parameters: MixParameters, context: BuildContext, name: str = "mix") -> Composition:
@@ -87,7 +105,7 @@ def build(parameters: MixParameters, context: BuildContext, name: str = "mix") -
     return Composition(
         name=name,
         placement=_placement(parameters, context),
-        router=_router(parameters),
+        router=_router(parameters, context),
         assigner=ASSIGNERS[parameters.assigner](),
         prefetcher=prefetcher,
         cache=_cache(parameters, context, name),
@@ -101,11 +119,11 @@ def build(parameters: MixParameters, context: BuildContext, name: str = "mix") -
 
 def needs_of(parameters: MixParameters) -> Needs:
     """What these parts must be given."""
-    substitutes = parameters.substitution > 0
+    substitutes, splits = parameters.substitution > 0, parameters.assigner in ("two_pointer", "two_pointer_min")
     forecasts = [(parameters.forecast, 1), *(("gate", ahead) for ahead in range(2, parameters.lookahead + 1))]
     return Needs(
-        scores=substitutes or parameters.cache in ("mrs", "score-window") or parameters.assigner == "two-pointer",
-        tokens=substitutes,
+        scores=substitutes or splits or parameters.cache in ("mrs", "score-window"),
+        tokens=substitutes or splits,
         forecasts=() if parameters.prefetch == "none" else tuple(forecasts),
         calibration=parameters.placement == "popular" or (parameters.cache == "mrs" and parameters.prior),
         changes_routing=substitutes,
@@ -113,12 +131,13 @@ def needs_of(parameters: MixParameters) -> Needs:
 
 
 def _decision_cost(parameters: MixParameters, name: str) -> str:
-    """The row of the system that thinks as long; measured by itself with the default parts."""
-    if parameters.prefetch == "impact":
+    """The row of the system that thinks in the same way: only some mixes have been measured."""
+    if name != "mix":
+        return name
+    if parameters.prefetch == "impact" or parameters.assigner == "simulation":
         return "hybrimoe"
-    return {"greedy": "dali", "beam": "dali-beam", "exact": "dali-ilp", "simulation": "hybrimoe"}.get(
-        parameters.assigner, name
-    )
+    scored = "best-exact" if parameters.cache in ("mrs", "score-window") else name
+    return {"greedy": "dali", "beam": "dali-beam", "exact": "dali-ilp"}.get(parameters.assigner, scored)
 
 
 def _placement(parameters: MixParameters, context: BuildContext) -> Placement:
@@ -130,14 +149,15 @@ def _placement(parameters: MixParameters, context: BuildContext) -> Placement:
     return Pooled(placement) if parameters.pool else placement
 
 
-def _router(parameters: MixParameters) -> Router:
-    return CacheRouter(parameters.substitution) if parameters.substitution else TrueRouter()
+def _router(parameters: MixParameters, context: BuildContext) -> Router:
+    alpha = parameters.substitution
+    return CacheRouter(alpha, norm_topk=context.norm_topk) if alpha else TrueRouter()
 
 
 def _prefetcher(parameters: MixParameters) -> Prefetcher | None:
     match parameters.prefetch:
         case "top":
-            return ResidualPrefetcher(2, parameters.forecast, parameters.into)
+            return TopPrefetcher(2, parameters.forecast, parameters.into)
         case "impact":
             return ImpactPrefetcher(Schedule(), kind=parameters.forecast, pooled=parameters.pool)
         case "forecast":
@@ -156,13 +176,13 @@ def _cache(parameters: MixParameters, context: BuildContext, name: str) -> Cache
         case "mrs":
             prior = context.required_calibration(name).popularity.tolist() if parameters.prior else None
             keep = parameters.keep or context.experts
-            return MrsCache(context.layers, context.experts, keep, parameters.memory, prior=prior)
+            return MrsCache(context.layers, context.experts, keep, parameters.alpha, prior=prior)
     return StaticCache()
 
 
 MIX = System(
     name="mix",
-    summary="any placement, router, assigner, prefetcher and cache together, by the names of the parts",
+    summary="any parts together, by their names",
     source="ours",
     parameters=MixParameters,
     build=build,

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 
 from policies.assigners import LoadAll
 from policies.lru import LruCache
-from policies.next_gate import NextGatePrefetcher
 from policies.placements import even_slots
 from policies.protocols import Budget, Composition, InitialPlacement, Needs, When
 from policies.routers import TrueRouter
 from policies.system import BuildContext, System, at_least
+from policies.top_prefetch import TopPrefetcher
 from policies.views import INFINITE_NS, ExpertId, LayerView, Swap
 
 NEEDS = Needs(tokens=True, forecasts=(("gate", 1),), forecast_phases=("decode",), uniform_sizes=True, gpu_only=True)
@@ -90,7 +90,7 @@ def build(parameters: MixtralOffloadingParameters, context: BuildContext) -> Com
         placement=LastExperts(),
         router=TrueRouter(),
         assigner=LoadAll(),
-        prefetcher=NextGatePrefetcher(size, "staging") if size else None,
+        prefetcher=TopPrefetcher(size, "gate", "staging", ties="place") if size else None,
         cache=SpeculativeLruCache(),
         needs=NEEDS if size else WITHOUT_SPECULATION,
         demand_slots=parameters.demand_slots,
@@ -100,7 +100,7 @@ def build(parameters: MixtralOffloadingParameters, context: BuildContext) -> Com
 
 
 @dataclass(frozen=True)
-class MixtralOffloadingCodeParameters:
+class MixtralOffloadingImplParameters:
     """The released code (commit ce54518, ``expert_cache.py``).
 
     buffers: its ``buffer_size``, the staging slots. There each load, here only one that the cache cannot take, passes
@@ -117,7 +117,7 @@ class MixtralOffloadingCodeParameters:
         at_least(self, buffers=1)
 
 
-def build_code(parameters: MixtralOffloadingCodeParameters, context: BuildContext) -> Composition:
+def build_impl(parameters: MixtralOffloadingImplParameters, context: BuildContext) -> Composition:
     """LRU by layer; whoever leaves is copied back to the host."""
     return Composition(
         name="mixtral-offloading@impl",
@@ -135,7 +135,7 @@ def build_code(parameters: MixtralOffloadingCodeParameters, context: BuildContex
 
 MIXTRAL_OFFLOADING = System(
     name="mixtral-offloading",
-    summary="GPU only: LRU by layer, speculative loading by the next layer's gate",
+    summary="LRU by layer; the next gate loads ahead",
     source="Eliseev & Mazur, Sections 3.1-3.2; algorithms.md, Section 6",
     parameters=MixtralOffloadingParameters,
     build=build,
@@ -143,9 +143,9 @@ MIXTRAL_OFFLOADING = System(
 )
 MIXTRAL_OFFLOADING_IMPL = System(
     name="mixtral-offloading@impl",
-    summary="GPU only: LRU by layer, no speculation, evicted experts are written back to the host",
+    summary="LRU by layer; evicted experts are written back",
     source="dvmazur/mixtral-offloading ce54518; implementations.md, Section 1.5",
-    parameters=MixtralOffloadingCodeParameters,
-    build=build_code,
+    parameters=MixtralOffloadingImplParameters,
+    build=build_impl,
     needs=WITHOUT_SPECULATION,
 )

@@ -1,10 +1,12 @@
 """MoE-Lightning (Cao et al. 2025): where experts are is searched for before the run, with a performance model, and then
-fixed. A share of every layer stays on the GPU, a share is streamed through it in each step, the rest is the CPU's."""
+fixed. A share of every layer's experts stays on the GPU, a share is streamed through it in each step, the rest is the
+CPU's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
@@ -12,10 +14,12 @@ import numpy as np
 
 from policies.assigners import settle
 from policies.caches import StaticCache
-from policies.protocols import Assigner, Budget, Composition, InitialPlacement, Needs
+from policies.forecasts import ProtectsNobody
+from policies.objective import together
+from policies.protocols import Budget, Composition, InitialPlacement, Needs
 from policies.routers import TrueRouter
 from policies.system import BuildContext, ChoiceError, System, at_least
-from policies.views import INFINITE_NS, Assignment, ExpertCosts, ExpertId, Forecast, LayerView
+from policies.views import INFINITE_NS, Assignment, ExpertCosts, ExpertId, Forecast, LayerView, PolicyError
 
 NEEDS = Needs(calibration=True)
 ONE = 1_000_000  # a probability of 1 in the search, whose times are whole numbers
@@ -26,13 +30,18 @@ class MoeLightningParameters:
     """The search is for throughput at a large batch; at batch 1 most of what is streamed is copied for nothing.
 
     steps: the grid has shares of 0, 1/steps, ..., 1 of all experts (ours).
-    prefetch_slots: staging slots for what is streamed ahead; no layer streams more. None: one for each expert of a
-        layer.
+    prefetch_slots: staging slots for what is streamed ahead; no layer streams more. They are reserved before the search
+        knows the memory, and are lost to residents whether it streams or not: hence few. A link that keeps up with
+        the GPU can use more (ours).
     demand_slots: staging slots for streamed experts that are needed before their turn (ours).
+
+    Ours besides: the shares are of every layer's experts, where algorithms.md, Section 6, has a share of the layers.
+    The CPU computes experts; in the released code it computes attention, and all experts run on the GPU. One plan is
+    for prefill, too, though it is searched for decode steps.
     """
 
-    steps: int = 50
-    prefetch_slots: int | None = None
+    steps: int = 400
+    prefetch_slots: int = 4
     demand_slots: int = 2
 
     def __post_init__(self) -> None:
@@ -60,7 +69,7 @@ class LayerModel:
     """
 
     def __init__(self, costs: ExpertCosts, popularity: Sequence[float], top_k: int, batch: int) -> None:
-        self.copy_ns, self.first_cpu_ns = costs.copy_ns * ONE, costs.first_cpu_ns
+        self._costs = costs
         uses = [_use(min(1.0, top_k * share), batch, len(costs.gpu_ns) - 1) for share in popularity]
         self._gpu = [0, *accumulate(chance * costs.gpu_ns[tokens] for chance, tokens in uses)]
         cpu = list(accumulate((chance * costs.cpu_ns[tokens] for chance, tokens in reversed(uses)), initial=0))
@@ -68,10 +77,11 @@ class LayerModel:
         self._cpu, self._idle = cpu[::-1], idle[::-1]
 
     def time(self, resident: int, gpu: int) -> int:
-        """max(copy, cpu, gpu): ``resident`` experts stay, as many more as make ``gpu`` are streamed, all of them."""
-        copy = (gpu - resident) * self.copy_ns
-        cpu = self._cpu[gpu] + self.first_cpu_ns * (ONE - self._idle[gpu])
-        return max(copy, cpu, self._gpu[gpu])
+        """max(copy, cpu, gpu): ``resident`` experts stay, as many more as make ``gpu`` are streamed, all of them.
+        Copies and the CPU slow each other down."""
+        copies = (gpu - resident) * self._costs.copy_ns * ONE
+        cpu = self._cpu[gpu] + self._costs.first_cpu_ns * (ONE - self._idle[gpu])
+        return max(*together(self._costs, cpu, copies), self._gpu[gpu])
 
 
 def _use(chosen: float, batch: int, most: int) -> tuple[int, int]:
@@ -88,16 +98,16 @@ def _both(one: int, other: int) -> int:
 def search(models: Sequence[LayerModel], budget: Budget, steps: int, streamed: int) -> Split:
     """The split of the grid with the least time, summed over the layers; among equals the one that streams least, then
     the one with most residents. Residents fit the budget; no layer streams more than ``streamed`` experts."""
-    everything = budget.layers * budget.experts
+    everything, times = budget.layers * budget.experts, [cache(model.time) for model in models]
     grid = {total: spread(total, budget.layers) for total in (everything * step // steps for step in range(steps + 1))}
     found: list[tuple[int, int, int]] = []
     for resident, staying in grid.items():
         if sum(count * size for count, size in zip(staying, budget.expert_bytes, strict=True)) > budget.cache_bytes:
             break
-        for gpu, running in grid.items():
-            layers = list(zip(models, staying, running, strict=True))
-            if gpu >= resident and all(run - stay <= streamed for _, stay, run in layers):
-                found.append((sum(model.time(stay, run) for model, stay, run in layers), gpu - resident, -resident))
+        for gpu in (gpu for gpu in grid if 0 <= gpu - resident <= streamed * budget.layers):
+            layers = list(zip(times, staying, grid[gpu], strict=True))
+            if all(run - stay <= streamed for _, stay, run in layers):
+                found.append((sum(time(stay, run) for time, stay, run in layers), gpu - resident, -resident))
     _, streams, residents = min(found)
     return Split(-residents, streams - residents)
 
@@ -106,10 +116,19 @@ def search(models: Sequence[LayerModel], budget: Budget, steps: int, streamed: i
 class FixedPlan:
     """What the search has found, told by the placement to the parts that carry it out.
 
-    ``streamed``: by layer, as keys in copy order; empty until the placement has been asked.
+    ``streamed``: by layer, as keys in copy order; None until the placement has been asked.
     """
 
-    streamed: list[dict[int, None]] = field(default_factory=list)
+    streamed: list[dict[int, None]] | None = None
+
+    def of(self, layer: int) -> dict[int, None]:
+        """What a layer streams. Raises PolicyError if nothing has been searched."""
+        if self.streamed is None:
+            raise PolicyError(
+                "policy 'moe-lightning': assigner and prefetcher carry out the plan that its placement searches for, "
+                "and that was not asked: keep the placement, or do without all three"
+            )
+        return self.streamed[layer]
 
 
 class SearchedPlacement:
@@ -136,11 +155,11 @@ class FixedAssigner:
 
     def assign(self, view: LayerView) -> Assignment:
         """As planned, whatever the workload."""
-        ready, streamed = view.ready_ns, self._plan.streamed[view.layer]
+        ready, streamed = view.ready_ns, self._plan.of(view.layer)
         return settle(view, [ready[e] != INFINITE_NS or e in streamed for e in view.routing.active])
 
 
-class PipelinedPrefetcher:
+class PipelinedPrefetcher(ProtectsNobody):
     """The next layer's streamed experts, before its routing is known: the weights' part of the CGOPipe schedule. Those
     without a token have been copied for nothing."""
 
@@ -149,25 +168,21 @@ class PipelinedPrefetcher:
     def __init__(self, plan: FixedPlan) -> None:
         self._plan = plan
 
-    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """The most popular first."""
         layer = view.layer + 1
-        return [ExpertId(layer, expert) for expert in self._plan.streamed[layer]]
-
-    def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
-        """Nobody."""
-        return frozenset()
+        return [ExpertId(layer, expert) for expert in self._plan.of(layer)]
 
 
 def layer_models(context: BuildContext) -> tuple[list[LayerModel], list[list[int]]]:
-    """By layer: its model, and its experts by popularity in calibrated decode steps (in all, if none were decoded)."""
+    """By layer: its model, and its experts by popularity in calibrated decode steps."""
     calibration = context.required_calibration("moe-lightning")
     if len(context.costs) != context.layers:
         raise ChoiceError(
             f"policy 'moe-lightning' searches with the planner's costs of {context.layers} layers, got "
             f"{len(context.costs)}: build it with `costs`"
         )
-    popularity = calibration.decode_popularity if calibration.decode_ids.size else calibration.popularity
+    popularity = calibration.decode_popularity
     ranked: list[list[int]] = np.argsort(-popularity, axis=1, kind="stable").tolist()
     shares = np.take_along_axis(popularity, np.asarray(ranked), axis=1).tolist()
     layers = zip(context.costs, shares, strict=True)
@@ -176,7 +191,7 @@ def layer_models(context: BuildContext) -> tuple[list[LayerModel], list[list[int
 
 def build(parameters: MoeLightningParameters, context: BuildContext) -> Composition:
     """Five parts around one plan, which the placement finds."""
-    slots = context.experts if parameters.prefetch_slots is None else parameters.prefetch_slots
+    slots = parameters.prefetch_slots
     models, ranked = layer_models(context)
     plan = FixedPlan()
     return Composition(
@@ -189,13 +204,13 @@ def build(parameters: MoeLightningParameters, context: BuildContext) -> Composit
         needs=NEEDS,
         demand_slots=parameters.demand_slots,
         prefetch_slots=slots,
-        parameters={**asdict(parameters), "prefetch_slots": slots},
+        parameters=asdict(parameters),
     )
 
 
 MOE_LIGHTNING = System(
     name="moe-lightning",
-    summary="shares of every layer on the GPU, streamed and on the CPU, searched before the run and then fixed",
+    summary="searched shares: resident, streamed, and on the CPU",
     source="MoE-Lightning (ASPLOS 2025), performance model and CGOPipe; DALI, Section 6.1 (baseline)",
     parameters=MoeLightningParameters,
     build=build,

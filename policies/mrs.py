@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Container, Sequence
+from heapq import heapify, heappop, heapreplace
 from typing import Literal
 
 import numpy as np
@@ -31,7 +33,7 @@ class MrsCache(DemandCache):
         self.tokens = tokens
         self._scores = [list(row) for row in prior] if prior is not None else [[0.0] * experts for _ in range(layers)]
         self._members: list[set[int]] = [set() for _ in range(layers)]
-        self._lowest_first: list[list[int] | None] = [None] * layers  # members by S; None: to be sorted again
+        self._orders: list[list[int] | None] = [None] * layers  # members by S; None: to be sorted again
         self._layers: dict[int, set[int]] = {}  # that share a group's slots
 
     def scores(self, layer: int) -> Sequence[float]:
@@ -51,35 +53,53 @@ class MrsCache(DemandCache):
         self._scores[view.layer] = [
             new + fade * old for new, old in zip(recent.tolist(), self._scores[view.layer], strict=True)
         ]
-        self._lowest_first[view.layer] = None
+        self._orders[view.layer] = None
 
     def admitted(self, id: ExpertId, group: int) -> None:
         """A member, with the S that it has."""
-        self._layers.setdefault(group, set()).add(id.layer)
-        self._members[id.layer].add(id.expert)
-        self._lowest_first[id.layer] = None
+        layer, expert = id
+        self._layers.setdefault(group, set()).add(layer)
+        self._members[layer].add(expert)
+        order, scores = self._orders[layer], self._scores[layer]
+        if order is not None:
+            insort(order, expert, key=lambda other: (scores[other], other))
 
     def evicted(self, id: ExpertId, group: int) -> None:
         """A member no more; its S goes on."""
-        self._members[id.layer].remove(id.expert)
-        self._lowest_first[id.layer] = None
+        layer, expert = id
+        self._members[layer].remove(expert)
+        order = self._orders[layer]
+        if order is not None:
+            order.remove(expert)
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """The member of least S that is not blocked."""
-        lowest = [self._lowest(layer, blocked) for layer in self._layers.get(group, ())]
-        found = [entry for entry in lowest if entry is not None]
-        return min(found)[1] if found else None
-
-    def _lowest(self, layer: int, blocked: Container[ExpertId]) -> tuple[float, ExpertId] | None:
-        """(S, id) of the member of one layer with the least S that is not blocked."""
-        scores, order = self._scores[layer], self._lowest_first[layer]
-        if order is None:
-            order = self._lowest_first[layer] = sorted(sorted(self._members[layer]), key=scores.__getitem__)
-        for expert in order:
-            id = ExpertId(layer, expert)
+        heads = [
+            (self._scores[layer][order[0]], layer, 0)
+            for layer in self._layers.get(group, ())
+            if (order := self._lowest_first(layer))
+        ]
+        heapify(heads)
+        while heads:
+            _, layer, place = heads[0]
+            order = self._lowest_first(layer)
+            id = ExpertId(layer, order[place])
             if id not in blocked:
-                return scores[expert], id
+                return id
+            place += 1
+            if place < len(order):
+                heapreplace(heads, (self._scores[layer][order[place]], layer, place))
+            else:
+                heappop(heads)
         return None
+
+    def _lowest_first(self, layer: int) -> list[int]:
+        """A layer's members by S."""
+        order = self._orders[layer]
+        if order is None:
+            order = sorted(sorted(self._members[layer]), key=self._scores[layer].__getitem__)
+            self._orders[layer] = order
+        return order
 
 
 def top(rows: np.ndarray, keep: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from policies.system import BuildContext, System
 
 @dataclass(frozen=True)
 class NaiveCpuParameters:
-    """None."""
+    """No parameters."""
 
 
 def build(parameters: NaiveCpuParameters, context: BuildContext) -> Composition:

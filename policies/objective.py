@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.views import INFINITE_NS, Assignment, LayerView
+from policies.views import INFINITE_NS, Assignment, ExpertCosts, LayerView
 
 
 def durations(view: LayerView) -> tuple[list[int], list[int]]:
@@ -40,6 +40,14 @@ def makespan(gpu_ns: Sequence[int], cpu_ns: Sequence[int], on_gpu: Sequence[bool
         else:
             t_cpu += cpu
     return t_gpu if t_gpu > t_cpu else t_cpu
+
+
+def together(costs: ExpertCosts, cpu_ns: int, copies_ns: int) -> tuple[int, int]:
+    """When the CPU and the link are done, if both begin now and would take ``cpu_ns`` and ``copies_ns`` alone."""
+    cpu_end, copies_end = cpu_ns * 1000 // costs.cpu_permille, copies_ns * 1000 // costs.copy_permille
+    if cpu_end <= copies_end:
+        return cpu_end, cpu_end + copies_ns - cpu_end * costs.copy_permille // 1000
+    return copies_end + cpu_ns - copies_end * costs.cpu_permille // 1000, copies_end
 
 
 def assignment_of(view: LayerView, order: Sequence[int], on_gpu: Sequence[bool], makespan_ns: int) -> Assignment:

@@ -18,12 +18,13 @@ NEEDS = Needs(gpu_only=True)
 
 @dataclass(frozen=True)
 class OnDemandParameters:
-    """The least that offloading can do. Two papers compare with it:
+    """The least that offloading can do. The default, an LRU by layer that starts empty and so fills itself at the
+    expense of the first token, is ours. Two papers have a baseline of this kind, and neither is the default:
 
-    Speculating Experts (Section 5) with no cache at all: ``cache="none"``. Loads pass through staging, and the budget's
+    "On-demand" of Speculating Experts (Section 5) is ``cache="none"``. Loads pass through staging, and the budget's
     cache slots stay empty; ``demand_slots=1`` copies the next expert only when the last one has been computed, which is
-    that paper's sum of copies and computation. DAOP ("MoE-OnDemand") with the calibrated dominant experts on the GPU:
-    ``start="popular"``; it does not say who leaves, here it is the least recently used.
+    that paper's sum of copies and computation. "MoE-OnDemand" of DAOP is ``start="popular"``, with the calibrated
+    dominant experts on the GPU; it does not say who leaves, here it is the least recently used.
 
     pool: one LRU over all layers instead of one a layer (Mixtral-Offloading caches by layer).
     demand_slots: staging slots for loads that are not admitted; 2 let one copy run while another is computed (ours).
@@ -66,7 +67,7 @@ def _placement(parameters: OnDemandParameters) -> Placement:
 
 ON_DEMAND = System(
     name="on-demand",
-    summary="GPU only: absent experts are copied when the router has chosen them; LRU cache",
+    summary="experts are copied when they are routed to; LRU cache",
     source="Speculating Experts, Section 5 (baseline); DAOP, MoE-OnDemand; LRU after Mixtral-Offloading",
     parameters=OnDemandParameters,
     build=build,

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from policies.belady import BeladyBypassCache
-from policies.dali import ResidualPrefetcher
 from policies.exact_assignment import ExactAssigner
 from policies.future import Future
 from policies.placements import even_slots
 from policies.protocols import Budget, Composition, InitialPlacement, Needs
 from policies.routers import TrueRouter
 from policies.system import BuildContext, System, at_least
+from policies.top_prefetch import TopPrefetcher
 
 NEEDS = Needs(forecasts=(("oracle", 1),), future=True)
 
@@ -69,7 +69,7 @@ def build(parameters: OracleParameters, context: BuildContext) -> Composition:
         placement=FuturePlacement(future, parameters.pool),
         router=TrueRouter(),
         assigner=ExactAssigner(parameters.solver),
-        prefetcher=ResidualPrefetcher(size, "oracle", parameters.into) if size else None,
+        prefetcher=TopPrefetcher(size, "oracle", parameters.into, guard=False) if size else None,
         cache=BeladyBypassCache(future),
         needs=NEEDS,
         demand_slots=parameters.demand_slots,
@@ -80,7 +80,7 @@ def build(parameters: OracleParameters, context: BuildContext) -> Composition:
 
 ORACLE = System(
     name="oracle",
-    summary="clairvoyant: perfect forecasts, Belady's cache with bypass, exact assignment",
+    summary="perfect forecasts, Belady with bypass, exact assignment",
     source="ours; Belady 1966 for the cache",
     parameters=OracleParameters,
     build=build,

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from policies.objective import assignment_of
-from policies.views import INFINITE_NS, Assignment, ExpertCosts, LayerView
+from policies.objective import assignment_of, together
+from policies.views import INFINITE_NS, Assignment, LayerView
 
 
 class Choice(NamedTuple):
@@ -57,14 +57,17 @@ def _choose(
     gpu = sum([gpu_ns[tokens[i]] for i in (*here, *awaited)])
     cpu = sum([cpu_ns[tokens[i]] for i in (*absent, *left)])
     last_ns = gpu_ns[tokens[awaited[0]]] if awaited else None
+    taken = view.cpu_backlog_ns + costs.first_cpu_ns
     best = _with_loads(view, len(here), gpu, cpu, absent, last_ns)
     for stay in range(len(here) - 1, -1, -1):
         gpu -= gpu_ns[tokens[here[stay]]]
         cpu += cpu_ns[tokens[here[stay]]]
+        taken += cpu_ns[tokens[here[stay]]]
         choice = _with_loads(view, stay, gpu, cpu, absent, last_ns)
-        if choice.makespan_ns >= best.makespan_ns:
-            break
-        best = choice
+        if choice.makespan_ns < best.makespan_ns:
+            best = choice
+        elif taken >= best.makespan_ns:
+            break  # too much for a CPU that does nothing else
     return best
 
 
@@ -83,14 +86,6 @@ def _with_loads(view: LayerView, stay: int, gpu: int, cpu: int, absent: Sequence
         on_gpu = max(gpu, arrived + costs.gpu_ns[tokens[i]])
         if max(on_gpu, cpu_end) < best.makespan_ns:
             best = Choice(max(on_gpu, cpu_end), stay, loads)
-        elif on_gpu >= best.makespan_ns:
-            break
+        elif max(gpu, copies) >= best.makespan_ns:
+            break  # too late even on an undisturbed link
     return best
-
-
-def together(costs: ExpertCosts, cpu_ns: int, copies_ns: int) -> tuple[int, int]:
-    """When the CPU and the link are done, if both begin now and would take ``cpu_ns`` and ``copies_ns`` alone."""
-    cpu_end, copies_end = cpu_ns * 1000 // costs.cpu_permille, copies_ns * 1000 // costs.copy_permille
-    if cpu_end <= copies_end:
-        return cpu_end, cpu_end + copies_ns - cpu_end * costs.copy_permille // 1000
-    return copies_end + cpu_ns - copies_end * costs.cpu_permille // 1000, copies_end

@@ -57,6 +57,8 @@ class Placement(Protocol):
 class Router(Protocol):
     """Whether a layer runs the router's own experts, and what it commits for the next layer."""
 
+    looks_ahead: bool  # may decide the next layer's routing, by a forecast
+
     def route(self, view: LayerView) -> Routing:
         """The routing in force for this layer."""
         ...
@@ -70,7 +72,10 @@ class Assigner(Protocol):
     """CPU, GPU-resident or load-to-GPU for every active expert."""
 
     def assign(self, view: LayerView) -> Assignment:
-        """Cover ``view.routing.active`` exactly once; loads must be absent experts."""
+        """Cover ``view.routing.active`` exactly once; loads must be absent experts.
+
+        Called once a layer, by the session alone: an assigner may remember what it has decided.
+        """
         ...
 
 
@@ -79,8 +84,9 @@ class Prefetcher(Protocol):
 
     into: Literal["cache", "staging"]
 
-    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
-        """Experts to copy while the link is free; the session drops those that are there already."""
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
+        """Experts to copy while the link is free, now that ``plan`` is under way; the session drops those that are
+        there already."""
         ...
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:

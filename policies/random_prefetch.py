@@ -10,14 +10,15 @@ from typing import Literal
 from policies.caches import StaticCache
 from policies.dali import GreedyAssigner
 from policies.dali_system import default_sizes
+from policies.forecasts import ProtectsNobody
 from policies.placements import RandomPlacement
-from policies.protocols import Assigner, Composition
+from policies.protocols import Composition
 from policies.routers import TrueRouter
 from policies.system import BuildContext, System, at_least
-from policies.views import ExpertId, Forecast, LayerView
+from policies.views import Assignment, ExpertId, Forecast, LayerView
 
 
-class RandomPrefetcher:
+class RandomPrefetcher(ProtectsNobody):
     """``size`` experts of the next layer, drawn uniformly among those that are not on the GPU; no forecast is made."""
 
     into: Literal["cache", "staging"] = "staging"
@@ -26,17 +27,13 @@ class RandomPrefetcher:
         self.experts, self.size = experts, size
         self._draw = random.Random(seed)
 
-    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """Draw among the absent experts, without replacement."""
         layer = view.layer + 1
         resident, staged = view.residency.resident[layer], view.residency.staged[layer]
         absent = [expert for expert in range(self.experts) if expert not in resident and expert not in staged]
         chosen = self._draw.sample(absent, min(self.size, len(absent)))
         return [ExpertId(layer, expert) for expert in chosen]
-
-    def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
-        """Nobody."""
-        return frozenset()
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ def build(parameters: RandomPrefetchParameters, context: BuildContext) -> Compos
 
 RANDOM_PREFETCH = System(
     name="random-prefetch",
-    summary="greedy CPU/GPU assignment, experts of the next layer prefetched at random, static random residents",
+    summary="DALI's assignment, random prefetches, static cache",
     source='DALI, Section 6.3, Fig. 16a ("Random")',
     parameters=RandomPrefetchParameters,
     build=build,

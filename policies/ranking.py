@@ -1,10 +1,12 @@
-"""Who is lowest: members of one cache group ordered by a rank that changes often and is asked for rarely."""
+"""Who is lowest: members of one cache group ordered by a rank that changes often and is asked for rarely; and the cache
+that evicts by it."""
 
 from __future__ import annotations
 
 from collections.abc import Container
 from heapq import heapify, heappop, heappush, heapreplace
 
+from policies.caches import DemandCache
 from policies.views import ExpertId
 
 
@@ -56,3 +58,32 @@ class Ranking:
             else:
                 heappop(heap)
         return None
+
+
+class RankedCache(DemandCache):
+    """Evicts the member of least rank that is not blocked, ties to the lower id.
+
+    Subclasses say ``rank_of``, and tell the member's Ranking, ``_home[id]``, when that changes.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[int, Ranking] = {}
+        self._home: dict[tuple[int, int], Ranking] = {}
+
+    def rank_of(self, id: ExpertId) -> float:
+        """The rank with which ``id`` comes in."""
+        raise NotImplementedError
+
+    def admitted(self, id: ExpertId, group: int) -> None:
+        """Join the group."""
+        home = self._home[id] = self._groups.setdefault(group, Ranking())
+        home.put(id, self.rank_of(id))
+
+    def evicted(self, id: ExpertId, group: int) -> None:
+        """Leave the group."""
+        self._home.pop(id).drop(id)
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        """The lowest member."""
+        ranking = self._groups.get(group)
+        return ranking.lowest(blocked) if ranking else None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from policies.adapmoe import ADAPMOE
+from policies.best import BEST_APPROX, BEST_EXACT
 from policies.dali_system import DALI, DALI_BEAM, DALI_ILP
 from policies.daop_system import DAOP, DAOP_IMPL
 from policies.deepspeed import DEEPSPEED
@@ -28,6 +29,7 @@ from policies.smoe_system import SMOE
 from policies.speculation_systems import SPECULATING_EXPERTS
 from policies.static_threshold import STATIC_THRESHOLD
 from policies.system import BuildContext, ChoiceError, System
+from policies.views import PolicyError
 
 __all__ = ["SYSTEMS", "BuildContext", "ChoiceError", "System", "compose", "policy_names", "system"]
 
@@ -62,6 +64,8 @@ SYSTEMS: dict[str, System] = {
         DAOP,
         DAOP_IMPL,
         *SPECULATING_EXPERTS,
+        BEST_EXACT,
+        BEST_APPROX,
         MIX,
         ORACLE,
     )
@@ -83,10 +87,15 @@ def system(name: str) -> System:
 
 
 def compose(name: str, parameters: Mapping[str, object] | None = None, *, context: BuildContext) -> Composition:
-    """A fresh policy, for one run. Raises ChoiceError for an unknown name or parameter, a value that does not fit, or
-    calibration or a future that is needed and not there."""
+    """A fresh policy, for one run.
+
+    Raises ChoiceError for an unknown name or parameter, a value that does not fit, or calibration or a future that is
+    needed and not there; PolicyError for a system that asks for the future without saying so.
+    """
     entry = system(name)
     composition = entry.build(entry.parse(parameters or {}), context)
     if composition.needs.calibration:
         context.required_calibration(name)
+    if not composition.needs.future and any(kind == "oracle" for kind, _ in composition.needs.forecasts):
+        raise PolicyError(f"policy {name!r} needs forecasts of the kind 'oracle': declare Needs(future=True) too")
     return composition

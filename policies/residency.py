@@ -26,7 +26,8 @@ class Residency:
         self._intact: dict[str, list[ExpertId]] = {"demand": [], "prefetch": []}  # in free staging slots, oldest first
         self._quota: dict[ExpertId, str] = {}  # staged or staging expert -> the quota its slot is from
         self._cache = cache
-        self._free = _capacity(budget, placement)
+        self._free = _capacity(budget, placement)  # bytes by group that nobody holds or has been promised
+        self._room = list(self._free)  # bytes by group that nobody holds: victims still do until their copy starts
         for layer, experts in enumerate(placement.residents):
             for expert in experts:
                 self._place(self.ids[layer][expert])
@@ -34,6 +35,7 @@ class Residency:
     def _place(self, id: ExpertId) -> None:
         group = self.group(id.layer)
         self._free[group] -= self.bytes[id.layer]
+        self._room[group] -= self.bytes[id.layer]
         if self._free[group] < 0 or id.expert in self.resident[id.layer]:
             raise PolicyError(f"initial placement: no slot of its own for expert {id.expert} of layer {id.layer}")
         self.resident[id.layer].add(id.expert)
@@ -46,6 +48,11 @@ class Residency:
     def free(self, layer: int) -> int:
         """Bytes of the layer's group that nobody holds or has been promised."""
         return self._free[self.group(layer)]
+
+    def overcommitted(self, layer: int) -> bool:
+        """Has room been promised that victims of copies to come still hold? (Only where sizes differ in a pool.)"""
+        group = self.group(layer)
+        return self._room[group] < self._free[group]
 
     def holds(self, id: ExpertId) -> bool:
         """Could a GPU kernel read it now?"""
@@ -101,8 +108,14 @@ class Residency:
 
     def start(self, copy: Copy) -> None:
         """The copy begins: its victims leave, a staged one takes its staging slot."""
+        group = self.group(copy.id.layer)
         for victim in copy.victims:
             self.resident[victim.layer].remove(victim.expert)
+            self._room[group] += self.bytes[victim.layer]
+        if copy.into == "cache":
+            self._room[group] -= self.bytes[copy.id.layer]
+            if self._room[group] < 0:
+                raise PolicyError(f"no room for the copy of {copy.id}: {-self._room[group]} bytes are missing")
         if copy.into == "staging":
             quota = "prefetch" if copy.kind == "prefetch" else "demand"
             self.staging[quota] -= 1

@@ -10,6 +10,8 @@ from policies.views import Commitment, Forecast, LayerView, Routing
 class TrueRouter:
     """Runs what the model's own router chose, and commits nothing."""
 
+    looks_ahead = False
+
     def route(self, view: LayerView) -> Routing:
         """The router's own experts."""
         return view.routing

@@ -16,6 +16,7 @@ from policies.protocols import Budget, Composition
 from policies.residency import Residency
 from policies.views import (
     INFINITE_NS,
+    Assignment,
     Commitment,
     Copy,
     ExpertCosts,
@@ -51,6 +52,7 @@ class Session:
         self._commit: Commitment | None = None
         self._step, self._layer = -1, -1
         self._view: LayerView | None = None
+        self._assignment: Assignment | None = None
         self._state = "idle"
 
     # --- the model's course ---------------------------------------------------------------------------------------
@@ -75,7 +77,7 @@ class Session:
         swaps = copies.replace_swaps(policy.cache.swaps(view, "routed")).queued
         in_force = view.routing
         precomputed, view = self._leave_out_precomputed(view)
-        assignment = policy.assigner.assign(view)
+        assignment = self._assignment = policy.assigner.assign(view)
         gpu, cpu, loads = assignment.gpu, assignment.cpu, assignment.loads
         check_assignment(policy.name, view, assignment, len(self.residency.ids[layer]))
         self._view = view
@@ -112,7 +114,8 @@ class Session:
         if policy.prefetcher is None:
             return Foresight((), commit), ()
         self._protected = policy.prefetcher.protect(view, forecasts)
-        ranked = policy.prefetcher.rank(view, forecasts, policy.assigner)
+        assert self._assignment is not None
+        ranked = policy.prefetcher.rank(view, forecasts, self._assignment)
         for id in ranked:
             if not self._layer < id.layer < len(self.costs):
                 raise PolicyError(f"policy {policy.name!r} prefetches {id} while layer {self._layer} is at work")
@@ -149,9 +152,9 @@ class Session:
         return self._copies.next(self._pinned | self._protected if self._protected else self._pinned, demand)
 
     @property
-    def committed(self) -> bool:
-        """Is the next layer's routing decided already, so that its own router need not be asked?"""
-        return self._commit is not None
+    def committed(self) -> Commitment | None:
+        """What has been decided of the next layer, if its own router need not be asked."""
+        return self._commit
 
     def copied(self, copy: Copy) -> bool:
         """The running copy has arrived. False: nobody needs it any more, its staging slot is free again."""

@@ -8,7 +8,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.calibration import Counts
+from policies.calibration import Counts, Floats
 from policies.protocols import Budget, InitialPlacement
 
 _MOST_UNITS = 1 << 17  # of memory: more than any model of equal experts has slots
@@ -50,6 +50,21 @@ class SlotsByMisses:
         slots = fewest_misses(self.misses, budget.expert_bytes, budget.cache_bytes)
         _hand_out_rest(slots, budget)
         return InitialPlacement(tuple(slots), ((),) * budget.layers)
+
+
+class SlotsByMissesFull:
+    """The same slots, with each layer's most popular experts by ``popularity`` [layers, experts] in them; ties go to
+    the lower id."""
+
+    def __init__(self, misses: Counts, popularity: Floats) -> None:
+        self._slots = SlotsByMisses(misses)
+        self._ranked: list[list[int]] = np.argsort(-popularity, axis=1, kind="stable").tolist()
+
+    def place(self, budget: Budget) -> InitialPlacement:
+        """Divide the budget and fill it."""
+        slots = self._slots.place(budget).slots
+        assert slots is not None
+        return InitialPlacement(slots, tuple(tuple(sorted(r[:n])) for r, n in zip(self._ranked, slots, strict=True)))
 
 
 def fewest_misses(misses: Counts, expert_bytes: Sequence[int], cache_bytes: int) -> list[int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from policies.protocols import Assigner
-from policies.views import ExpertId, Forecast, LayerView
+from policies.forecasts import next_forecast
+from policies.views import Assignment, ExpertId, Forecast, LayerView, PolicyError
 
 
 class TopScorePrefetcher:
@@ -23,7 +23,7 @@ class TopScorePrefetcher:
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
 
-    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """Top-score experts of the next layer that are not resident there."""
         layer = view.layer + 1
         return [
@@ -38,14 +38,20 @@ class TopScorePrefetcher:
 
     def _top(self, view: LayerView, forecasts: Sequence[Forecast]) -> list[int]:
         """Top-score experts of any token, by descending forecast score, ties to the lower id."""
+        forecast = next_forecast(view, forecasts, "partial")
+        if forecast is None:
+            return []
+        if len(forecast.token_scores) < len(forecast.token_ids):
+            raise PolicyError(
+                f"SMoE's prefetcher, layer {view.layer}: expected the scores of forecast partial@1 for "
+                f"{len(forecast.token_ids)} tokens, got {len(forecast.token_scores)}: declare Needs(tokens=True) and "
+                f"use a trace that holds them"
+            )
         k = len(view.routing.token_ids[0])
         best: dict[int, float] = {}
-        for forecast in forecasts:
-            if forecast.kind != "partial" or forecast.layer != view.layer + 1:
-                continue
-            for ids, scores in zip(forecast.token_ids, forecast.token_scores, strict=True):
-                bound = (1 + self.alpha) * scores[k] if len(scores) > k else 0.0
-                for expert, score in zip(ids[:k], scores, strict=False):
-                    if score > bound:
-                        best[expert] = max(score, best.get(expert, 0.0))
+        for ids, scores in zip(forecast.token_ids, forecast.token_scores, strict=True):
+            bound = (1 + self.alpha) * scores[k] if len(scores) > k else 0.0
+            for expert, score in zip(ids[:k], scores, strict=False):
+                if score > bound:
+                    best[expert] = max(score, best.get(expert, 0.0))
         return sorted(best, key=lambda expert: (-best[expert], expert))

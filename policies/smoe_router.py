@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from policies.token_routing import routing_of_tokens
+from policies.token_routing import combine_weights, routing_of_tokens
 from policies.views import INFINITE_NS, Commitment, Forecast, LayerView, Routing
-
-_SAME = 0.01  # sums of 16-bit weights and scores that differ by less, relatively, are sums of the same numbers
 
 
 class CacheRouter:
@@ -23,16 +21,19 @@ class CacheRouter:
 
     Our readings, where listing and text differ or leave it open: a first pass over all tokens finds who is top-score,
     a second one exchanges; a score at the bound is low; each token keeps k experts (the listing's ``L <= score`` lets a
-    (k+1)-th in). Substitutes weigh their own scores; where the model renormalises, which shows in weights that do not
-    sum up to the scores of the selected experts (by more than 1 %), the token's sum of weights stays.
+    (k+1)-th in). A token that exchanges weighs its experts by their scores, which sum up to 1 where the model makes
+    them (``norm_topk``).
 
     ``listing``: two things as printed. One pass, so that a token sees the top-score experts of the tokens before it
     only; and all low-score experts are exchanged as far as there are substitutes, those on the GPU too.
     """
 
-    def __init__(self, alpha: float, listing: bool = False) -> None:
+    looks_ahead = False
+
+    def __init__(self, alpha: float, listing: bool = False, norm_topk: bool = True) -> None:
         self.alpha = alpha
         self.listing = listing
+        self.norm_topk = norm_topk
 
     def route(self, view: LayerView) -> Routing:
         """The routing in force; ``view.routing`` itself if nobody is exchanged. Needs scores and tokens."""
@@ -47,7 +48,8 @@ class CacheRouter:
         if all(new is old for new, old in zip(chosen, routing.token_ids, strict=True)):
             return routing
         tokens = zip(routing.token_ids, routing.token_weights, chosen, scores, strict=True)
-        return routing_of_tokens(chosen, [_weights(*token) for token in tokens])
+        weights = [kept if new is old else combine_weights(own, new, self.norm_topk) for old, kept, new, own in tokens]
+        return routing_of_tokens(chosen, weights)
 
     def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
         """Every layer routes when it is reached."""
@@ -92,16 +94,3 @@ def _without(ids: Sequence[int], own: Sequence[float]) -> Sequence[float]:
     for expert in ids:
         rest[expert] = 0.0
     return rest
-
-
-def _weights(
-    old_ids: Sequence[int], old_weights: Sequence[float], ids: Sequence[int], own: Sequence[float]
-) -> Sequence[float]:
-    """Weights of one token: its experts' own scores, with the old sum where that was not a sum of scores."""
-    if ids is old_ids:
-        return old_weights
-    weights = [own[expert] for expert in ids]
-    total, plain = sum(old_weights), sum(own[expert] for expert in old_ids)
-    if abs(total - plain) <= _SAME * total:
-        return weights
-    return [weight * total / sum(weights) for weight in weights]

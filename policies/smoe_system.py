@@ -11,7 +11,7 @@ from policies.routers import TrueRouter
 from policies.score_window import ScoreWindowCache
 from policies.smoe_prefetcher import TopScorePrefetcher
 from policies.smoe_router import CacheRouter
-from policies.system import BuildContext, System, at_least
+from policies.system import BuildContext, System, at_least, shares
 from policies.two_pointer import TwoPointer
 
 FORECASTS = (("partial", 1),)
@@ -25,7 +25,8 @@ class SmoeParameters:
 
     alpha: substitution threshold, 0 to 1; 0 keeps the model's routing. The paper uses 0.35, 0.30 and 0.25 (S1-S3,
         Section VI-B); the default is the least, that of its largest model (Qwen2-57B, S3).
-    listing: Algorithm 1 as printed instead of the text, see CacheRouter.
+    listing: Algorithm 1 as printed instead of the text: one pass, so that a token sees the top-score experts of the
+        tokens before it only; and low-score experts on the GPU are exchanged too.
     window: steps that the cache averages over; not published, ours.
     assigner: Algorithm 2 as printed ("two_pointer"), or with the objective of Eq. 4 ("two_pointer_min").
     history: CPU experts that C_cpu is the mean of; not published, ours.
@@ -43,15 +44,14 @@ class SmoeParameters:
 
     def __post_init__(self) -> None:
         """A share is one, windows are not empty, and what is copied needs a slot."""
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"parameter 'alpha': expected 0 to 1, got {self.alpha}")
+        shares(self, "alpha")
         at_least(self, window=1, history=1, demand_slots=1)
 
 
 def build(parameters: SmoeParameters, context: BuildContext) -> Composition:
     """SMoE as evaluated in Section VI, unless parameters say otherwise."""
     alpha = parameters.alpha
-    router: Router = CacheRouter(alpha, parameters.listing) if alpha else TrueRouter()
+    router: Router = CacheRouter(alpha, parameters.listing, context.norm_topk) if alpha else TrueRouter()
     return Composition(
         name="smoe",
         placement=RandomPlacement(context.seed),
@@ -72,7 +72,7 @@ def build(parameters: SmoeParameters, context: BuildContext) -> Composition:
 
 SMOE = System(
     name="smoe",
-    summary="low-score experts that miss give way to resident ones; score-window cache; two-pointer CPU/GPU split",
+    summary="resident experts replace low-score ones; two pointers",
     source="SMoE, Sections IV-V",
     parameters=SmoeParameters,
     build=build,

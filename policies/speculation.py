@@ -10,26 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from policies.forecasts import ProtectsNobody, next_forecast
+from policies.layer_streaming import NextLayer
 from policies.objective import assignment_of, durations
-from policies.protocols import Assigner
-from policies.token_routing import routing_of_tokens
+from policies.token_routing import combine_weights, routing_of_tokens, scores_by_expert
 from policies.views import Assignment, Commitment, ExpertId, Forecast, LayerView, Routing
-
-
-def forecast_of_next(view: LayerView, forecasts: Sequence[Forecast]) -> Forecast | None:
-    """The forecast of the next layer, whichever kind is made of it."""
-    return next((forecast for forecast in forecasts if forecast.layer == view.layer + 1), None)
 
 
 class SpeculativeRouter:
     """Executes the forecast in decode: the next layer's routing is each token's ``top_k`` best, never verified.
 
-    Weights are the forecast's scores where it has any, else equal shares. A prefill is routed truly (our reading:
-    Section 5.2 leaves nothing to predict there).
+    Weights are the forecast's scores where it has any, in the model's way (``norm_topk``), else equal shares. A prefill
+    is routed truly (our reading: Section 5.2 leaves nothing to predict there).
     """
 
-    def __init__(self, top_k: int) -> None:
+    looks_ahead = True
+
+    def __init__(self, top_k: int, norm_topk: bool = True) -> None:
         self.top_k = top_k
+        self.norm_topk = norm_topk
 
     def route(self, view: LayerView) -> Routing:
         """A layer that was not committed is routed by its own router."""
@@ -37,16 +36,15 @@ class SpeculativeRouter:
 
     def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
         """In decode, the forecast is the next layer's routing."""
-        forecast = forecast_of_next(view, forecasts)
+        forecast = next_forecast(view, forecasts)
         if forecast is None or view.phase != "decode":
             return None
         return Commitment(self._routing(forecast))
 
     def _routing(self, forecast: Forecast) -> Routing:
-        k = self.top_k
-        ids = [row[:k] for row in forecast.token_ids]
-        weights = [row[:k] for row in forecast.token_scores] or [[1 / k] * k] * len(ids)
-        return routing_of_tokens(ids, weights)
+        ids = [ranked[: self.top_k] for ranked in forecast.token_ids]
+        tokens = zip(scores_by_expert(forecast), ids, strict=True)
+        return routing_of_tokens(ids, [combine_weights(*token, self.norm_topk) for token in tokens])
 
 
 class InExpertOrder:
@@ -58,7 +56,7 @@ class InExpertOrder:
         return assignment_of(view, range(len(gpu_ns)), [True] * len(gpu_ns), sum(gpu_ns))
 
 
-class BufferPrefetcher:
+class BufferPrefetcher(ProtectsNobody):
     """Fills the other buffer with the experts forecast for the next layer, in expert order.
 
     In prefill there may be more than the buffer holds: they follow as its slots come free (ours; Section 5.2 loads
@@ -68,25 +66,21 @@ class BufferPrefetcher:
     def __init__(self, into: Literal["cache", "staging"] = "staging") -> None:
         self.into = into
 
-    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """All experts that the forecast of the next layer names."""
-        forecast = forecast_of_next(view, forecasts)
+        forecast = next_forecast(view, forecasts)
         return [] if forecast is None else [ExpertId(forecast.layer, expert) for expert in sorted(forecast.active)]
-
-    def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
-        """Nobody."""
-        return frozenset()
 
 
 class LayerPrefetcher(BufferPrefetcher):
-    """The same in decode; in prefill, all ``experts`` of the next layer (yalis, offloading/manager.py)."""
+    """The same in decode; in prefill, all experts of the next layer (yalis, offloading/manager.py)."""
 
-    def __init__(self, experts: int) -> None:
+    def __init__(self, layers: int, experts: int) -> None:
         super().__init__()
-        self.experts = experts
+        self._whole = NextLayer(layers, experts)
 
-    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """A whole layer, or what is forecast."""
         if view.phase == "decode":
-            return super().rank(view, forecasts, assigner)
-        return [ExpertId(view.layer + 1, expert) for expert in range(self.experts)]
+            return super().rank(view, forecasts, plan)
+        return self._whole.rank(view, forecasts, plan)

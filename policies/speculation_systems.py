@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from policies.assigners import ByPhase
 from policies.caches import StaticCache
-from policies.deepspeed import StreamLayer
+from policies.layer_streaming import StreamLayer
 from policies.lru import LruCache
 from policies.placements import NoPlacement
 from policies.protocols import Composition, Needs
 from policies.routers import TrueRouter
 from policies.speculation import BufferPrefetcher, InExpertOrder, LayerPrefetcher, SpeculativeRouter
-from policies.system import BuildContext, ChoiceError, System, at_least
+from policies.system import BuildContext, ChoiceError, System, at_least, shares
 
 SOURCE = "Speculating Experts, Section 5.1, Algorithm 1"
 ESTIMATOR_SOURCE = "Speculating Experts, Sections 6.1-6.3"
@@ -53,10 +53,15 @@ class HybridParameters(SpeculationParameters):
     threshold: float = 0.8
     layers: Sequence[int] | None = None
 
+    def __post_init__(self) -> None:
+        """A recall is a share."""
+        super().__post_init__()
+        shares(self, "threshold")
+
 
 @dataclass(frozen=True)
 class ImplParameters:
-    """None: the released code has two buffers of a layer each, and no cache."""
+    """No parameters: the released code has two buffers of a layer each, and no cache."""
 
 
 def speculation_needs(*kinds: str, exact: bool, **others: Any) -> Needs:
@@ -72,7 +77,7 @@ def buffers(name: str, needs: Needs, parameters: SpeculationParameters, context:
     return Composition(
         name=name,
         placement=NoPlacement(),
-        router=SpeculativeRouter(context.top_k) if needs.changes_routing else TrueRouter(),
+        router=SpeculativeRouter(context.top_k, context.norm_topk) if needs.changes_routing else TrueRouter(),
         assigner=InExpertOrder(),
         prefetcher=BufferPrefetcher("cache" if keeps else "staging"),
         cache=LruCache() if keeps else StaticCache(),
@@ -134,13 +139,12 @@ def hybrid(name: str, exact: bool) -> System:
         return replace(built, parameters={**built.parameters, "layers": chosen})
 
     needs = speculation_needs("quasi_hidden", "estimator", exact=exact, calibration=True)
-    what = "the estimator's where calibration finds the quasi-hidden state's poor, else the latter's"
+    what = "quasi-hidden state or estimator"
     return System(name, _summary(what, exact), ESTIMATOR_SOURCE, HybridParameters, build, needs)
 
 
 def _summary(what: str, exact: bool) -> str:
-    end = "true experts run, misses are fetched again" if exact else "executed without verification"
-    return f"GPU only, two buffers: forecasts one layer ahead ({what}), {end}"
+    return f"two buffers, {what}; {'misses fetched again' if exact else 'forecasts are run'}"
 
 
 IMPL_NEEDS = replace(speculation_needs("quasi_hidden", exact=False), forecast_phases=("decode",))
@@ -157,18 +161,18 @@ def build_impl(parameters: ImplParameters, context: BuildContext) -> Composition
     return replace(
         built,
         assigner=ByPhase(prefill=StreamLayer(context.experts), decode=InExpertOrder()),
-        prefetcher=LayerPrefetcher(context.experts),
+        prefetcher=LayerPrefetcher(context.layers, context.experts),
         prefetch_slots=2 * context.experts,
         parameters={},
     )
 
 
-GATE = ("gate", "the next gate on this layer's router input")
-QUASI = ("quasi_hidden", "the next gate on the quasi-hidden state")
-ESTIMATOR = ("estimator", "a trained estimator's")
+GATE = ("gate", "next gate")
+QUASI = ("quasi_hidden", "quasi-hidden state")
+ESTIMATOR = ("estimator", "trained estimator")
 QUASI_PF_IMPL = System(
     name="quasi-pf@impl",
-    summary="Speculating Experts as released: whole layers in prefill, executed predictions in decode, no cache",
+    summary="whole layers in prefill, forecasts run in decode",
     source="axonn-ai/yalis b1970f7, branch offload_prefetch",
     parameters=ImplParameters,
     build=build_impl,

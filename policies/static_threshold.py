@@ -5,49 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from policies.assigners import settle
-from policies.dali import ResidualPrefetcher
+from policies.assigners import ThresholdAssigner, break_even
 from policies.dali_system import default_sizes
 from policies.mrs import MrsCache
 from policies.placements import PopularityPlacement
 from policies.protocols import Composition, Needs
 from policies.routers import TrueRouter
-from policies.system import BuildContext, System, at_least
-from policies.views import INFINITE_NS, Assignment, ExpertCosts, LayerView
+from policies.system import BuildContext, System, at_least, shares
+from policies.top_prefetch import TopPrefetcher
 
 NEEDS = Needs(scores=True, forecasts=(("gate", 1),), calibration=True)
-
-
-class ThresholdAssigner:
-    """An expert with a workload above ``theta`` runs on the GPU, loaded if absent; any other on the CPU.
-
-    ``theta`` None: the break-even of the planner's costs, layer by layer. ``residents`` "stay": only who is absent is
-    asked, as in Fiddler, and what is on the GPU, or on its way, runs there; "split": everybody is asked.
-    """
-
-    def __init__(self, theta: int | None = None, residents: Literal["stay", "split"] = "stay") -> None:
-        self.theta = theta
-        self.stay = residents == "stay"
-        self._break_even: dict[int, int] = {}
-
-    def assign(self, view: LayerView) -> Assignment:
-        """Compare every workload with the threshold."""
-        theta = self._theta(view) if self.theta is None else self.theta
-        here = {expert for expert, ready in view.ready_ns.items() if self.stay and ready != INFINITE_NS}
-        pairs = zip(view.routing.active, view.routing.tokens, strict=True)
-        return settle(view, [tokens > theta or expert in here for expert, tokens in pairs])
-
-    def _theta(self, view: LayerView) -> int:
-        if view.layer not in self._break_even:
-            self._break_even[view.layer] = break_even(view.costs[view.layer])
-        return self._break_even[view.layer]
-
-
-def break_even(costs: ExpertCosts) -> int:
-    """The largest workload that, like all smaller ones, the CPU finishes no later than copy + GPU would."""
-    workloads = range(1, len(costs.cpu_ns))
-    pays = (tokens for tokens in workloads if costs.copy_ns + costs.gpu_ns[tokens] < costs.cpu_ns[tokens])
-    return next(pays, len(costs.cpu_ns)) - 1
 
 
 @dataclass(frozen=True)
@@ -72,10 +39,9 @@ class StaticThresholdParameters:
     demand_slots: int = 2
 
     def __post_init__(self) -> None:
-        """Counts are not negative, and loads need a slot."""
+        """Counts are not negative, a share is one, and loads need a slot."""
         at_least(self, theta=0, prefetch=0, keep=1, demand_slots=1)
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"parameter 'alpha': expected 0 to 1, got {self.alpha}")
+        shares(self, "alpha")
 
 
 def build(parameters: StaticThresholdParameters, context: BuildContext) -> Composition:
@@ -88,7 +54,7 @@ def build(parameters: StaticThresholdParameters, context: BuildContext) -> Compo
         placement=PopularityPlacement(parameters.uniform),
         router=TrueRouter(),
         assigner=ThresholdAssigner(parameters.theta, parameters.residents),
-        prefetcher=ResidualPrefetcher(prefetch, "gate", "cache") if prefetch else None,
+        prefetcher=TopPrefetcher(prefetch, "gate", "cache") if prefetch else None,
         cache=MrsCache(context.layers, context.experts, keep, parameters.alpha),
         needs=Needs(scores=True, forecasts=forecasts, calibration=True),
         demand_slots=parameters.demand_slots,
@@ -106,7 +72,7 @@ def _resolved(parameters: StaticThresholdParameters, context: BuildContext) -> o
 
 STATIC_THRESHOLD = System(
     name="static-threshold",
-    summary="workload above a threshold: to the GPU, loaded if absent; next-gate prefetching, score-aware cache",
+    summary="busy experts on the GPU; next-gate prefetching; MRS",
     source="DALI, Section 6.1 (its description of HybriMoE); HybriMoE, Section IV-D for the cache",
     parameters=StaticThresholdParameters,
     build=build,

@@ -21,7 +21,7 @@ class ChoiceError(ValueError):
 class BuildContext:
     """What a system may look at when it is built: the model, the batch, and what was learnt offline.
 
-    ``costs`` are the planner's, by layer.
+    ``costs`` are the planner's, by layer. ``norm_topk``: does the model make a token's weights sum up to 1?
     """
 
     model: str
@@ -33,6 +33,7 @@ class BuildContext:
     costs: Sequence[ExpertCosts] = ()
     calibration: Calibration | None = None
     future: Future | None = None
+    norm_topk: bool = True
 
     def required_future(self, policy: str) -> Future:
         """The future. Raises ChoiceError if there is none."""
@@ -93,14 +94,25 @@ def at_least(parameters: Any, **minima: int) -> None:
             raise ValueError(f"parameter {name!r}: expected at least {least}, got {value}")
 
 
+def shares(parameters: Any, *names: str) -> None:
+    """For ``__post_init__``: raise ValueError if one of these parameters is less than 0 or more than 1."""
+    for name in names:
+        value = getattr(parameters, name)
+        if not 0 <= value <= 1:
+            raise ValueError(f"parameter {name!r}: expected 0 to 1, got {value}")
+
+
 def type_name(hint: Any) -> str:
-    """A type as a reader would write it."""
-    origin = get_origin(hint)
+    """A type as a reader would say it."""
+    origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal:
-        return " | ".join(repr(value) for value in get_args(hint))
+        *first, last = map(repr, parts)
+        return f"{', '.join(first)} or {last}" if first else last
     if origin in (Union, UnionType):
-        return " | ".join(type_name(part) for part in get_args(hint))
-    return "None" if hint is NoneType else getattr(hint, "__name__", str(hint))
+        return " or ".join(map(type_name, parts))
+    if origin is not None:
+        return f"list of {type_name(parts[0])}"
+    return "None" if hint is NoneType else str(hint.__name__)
 
 
 def fits(value: object, hint: Any) -> bool:

@@ -56,7 +56,8 @@ class Forecast(NamedTuple):
 class ExpertCosts(NamedTuple):
     """The planner's idea of one layer's expert times, in ns: tables by workload (index 0 is 0), and one copy.
 
-    ``cpu_permille`` and ``copy_permille`` are the rates of CPU experts and of copies while both are at work.
+    ``cpu_permille`` and ``copy_permille`` are the rates of CPU experts and of copies while both are at work;
+    ``between_ns`` is what passes from the end of one layer's experts to the next plan, for one token.
     """
 
     gpu_ns: Sequence[int]
@@ -67,6 +68,7 @@ class ExpertCosts(NamedTuple):
     writeback_ns: int = 0  # back to the host, where a policy writes its victims back
     cpu_permille: int = 1000
     copy_permille: int = 1000
+    between_ns: int = 0
 
 
 class LayerInput(NamedTuple):
@@ -109,8 +111,9 @@ class Assignment(NamedTuple):
     """Where each active expert runs. ``gpu`` and ``cpu`` are in running order; ``loads`` are those of ``gpu`` that
     must be copied, in copy order; ``makespan_ns`` is what the assigner expects of the experts of this layer.
 
-    ``streamed`` are absent experts without workload that are copied all the same, before ``loads``, because the layer
-    is brought as a whole; it ends no earlier than their copies."""
+    ``streamed`` are experts without workload that are brought all the same, before ``loads``, because the layer is
+    brought as a whole. Those that are there, or on their way already, are left out and not awaited; the layer ends no
+    earlier than the copies of the others."""
 
     gpu: tuple[int, ...]
     cpu: tuple[int, ...]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch.nn import functional
 from realrun.estimator_recall import Recall, table
 from traces.capture_forecasts import checked_stream
 from traces.capture_run import Probe, Run
-from traces.capture_settings import CaptureSettings
+from traces.capture_settings import CaptureError, CaptureSettings, check_model
 from traces.capture_vectors import Vectors, check_folder, write_vectors
 from traces.hf_calibration import Calibration
 from traces.hf_default_vectors import quasi_hidden
@@ -32,7 +33,8 @@ from traces.hf_load import Loaded, load
 from traces.hf_record import LayerRecord, Recorder
 from traces.hf_residual_stream import ResidualStream
 from traces.hf_scores import probabilities
-from traces.mini_data import Corpus, load_corpus
+from traces.mini_data import Corpus, CorpusError, domains_of, load_corpus
+from traces.text_sketch import TextSketch, sketch
 
 TRAINED_ON = 0.8  # of each training text, from its start; the rest is left to calibration traces
 
@@ -51,10 +53,40 @@ class Settings:
     calibration_tokens: int = 40_000  # for residual and default vectors
     held_out_windows: int = 8  # of each domain
 
+    def __post_init__(self) -> None:
+        """Raises CaptureError naming a setting that cannot be."""
+        for name in ("width", "mlp", "batch"):
+            if getattr(self, name) < 1:
+                raise CaptureError(f"{name} must be >= 1, got {getattr(self, name)}")
+        step = self.batch * self.length
+        if self.calibration_tokens < step:
+            raise CaptureError(
+                f"batch: expected at most {self.calibration_tokens // self.length} windows of {self.length} tokens, as "
+                f"vectors are taken over {self.calibration_tokens} tokens, got {self.batch}"
+            )
+        if self.tokens and self.tokens < step:
+            raise CaptureError(
+                f"tokens: expected 0 (no estimator) or at least one batch of {self.batch} x {self.length} = {step} "
+                f"tokens, got {self.tokens}"
+            )
+
+    @property
+    def calibration_steps(self) -> int:
+        """Batches from which vectors are taken."""
+        return self.calibration_tokens // (self.batch * self.length)
+
     @property
     def steps(self) -> int:
         """Optimizer steps, one a batch."""
         return self.tokens // (self.batch * self.length)
+
+    def calibration_batch(self, corpus: Corpus, step: int) -> Tensor:
+        """Windows [B, S] that vectors are taken from."""
+        return corpus.batch(self.seed + 1, step, self.batch, self.length)
+
+    def training_batch(self, corpus: Corpus, step: int) -> Tensor:
+        """Windows [B, S] that the estimator learns from."""
+        return corpus.batch(self.seed, step, self.batch, self.length)
 
 
 class Teacher:
@@ -78,11 +110,24 @@ class Teacher:
 def calibrate(teacher: Teacher, corpus: Corpus, settings: Settings) -> Vectors:
     """Residual and default vectors, popularity and residents of windows of training text."""
     sums = Calibration(teacher.stream)
-    for step in range(settings.calibration_tokens // (settings.batch * settings.length)):
-        sums.add(teacher.read(corpus.batch(settings.seed + 1, step, settings.batch, settings.length)))
+    for step in range(settings.calibration_steps):
+        sums.add(teacher.read(settings.calibration_batch(corpus, step)))
     domains = ", ".join(corpus.domains)
     text = f"{settings.length}-token windows of the first {TRAINED_ON:.0%} of training text ({domains})"
-    return sums.vectors({**teacher.run.loaded.describe(), "prompts": text, "seed": settings.seed})
+    said = {**teacher.run.loaded.describe(), "prompts": text, "seed": settings.seed}
+    return sums.vectors(said, text_read(teacher.run.loaded.tokenizer, corpus, settings))
+
+
+def text_read(tokenizer: Any, corpus: Corpus, settings: Settings) -> TextSketch:
+    """A sketch of all windows that vectors and estimator are made from."""
+
+    def windows() -> Iterator[str]:
+        for step in range(settings.calibration_steps):
+            yield from tokenizer.batch_decode(settings.calibration_batch(corpus, step))
+        for step in range(settings.steps):
+            yield from tokenizer.batch_decode(settings.training_batch(corpus, step))
+
+    return sketch(windows())
 
 
 def train(teacher: Teacher, corpus: Corpus, default: Tensor, settings: Settings) -> tuple[Estimator, list[float]]:
@@ -91,7 +136,7 @@ def train(teacher: Teacher, corpus: Corpus, default: Tensor, settings: Settings)
     losses: list[float] = []
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
     for step in range(settings.steps):
-        tokens = corpus.batch(settings.seed, step, settings.batch, settings.length)
+        tokens = settings.training_batch(corpus, step)
         with torch.no_grad():
             states, scores = teacher.lesson(teacher.read(tokens), default)
         loss = distance(estimator, states, scores)
@@ -132,9 +177,9 @@ def measure(
 
 
 def train_file(loaded: Loaded, folder: Path, output: Path, settings: Settings) -> Recall:
-    """Calibrate, train, measure, and write the file of vectors to ``output``."""
+    """Calibrate, train, measure, and write the file of vectors to ``output``. Raises CaptureError and CorpusError."""
     check_folder(output)
-    corpus = _head(load_corpus(folder, loaded.tokenizer.backend_tokenizer))
+    corpus = training_head(load_corpus(folder, loaded.tokenizer.backend_tokenizer))
     with ExitStack() as stack:
         run = Run(loaded, CaptureSettings(), stack.enter_context(Recorder(loaded.layers)))
         with torch.no_grad():
@@ -149,7 +194,8 @@ def train_file(loaded: Loaded, folder: Path, output: Path, settings: Settings) -
     return recall
 
 
-def _head(corpus: Corpus) -> Corpus:
+def training_head(corpus: Corpus) -> Corpus:
+    """The corpus with that part of its training texts alone that may be read here."""
     return replace(corpus, train=tuple(tokens[: int(TRAINED_ON * len(tokens))] for tokens in corpus.train))
 
 
@@ -187,8 +233,15 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=getattr(Settings, name))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    settings = Settings(options.tokens, options.width, options.mlp, options.seed, batch=options.batch)
-    print(table(train_file(load(options.model, options.dtype), options.corpus, options.output, settings)))
+    try:
+        settings = Settings(options.tokens, options.width, options.mlp, options.seed, batch=options.batch)
+        check_model(options.model, options.dtype)
+        check_folder(options.output)
+        domains_of(options.corpus)
+        print(table(train_file(load(options.model, options.dtype), options.corpus, options.output, settings)))
+    except (CaptureError, CorpusError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

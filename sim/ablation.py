@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from policies.ablation import rungs, without
+from policies.ablation import StagedPrefetcher, rungs, without
 from policies.protocols import Composition
 from policies.system import ChoiceError
-from sim.draws import DRAWS, REFUSALS, Outcome, Row, Watch, draws_of, play, refused, summary
+from policies.views import PolicyError
+from sim import DRAWS
+from sim.draws import Outcome, Row, Watch, draws_of, play, refused, summary
 from sim.run import Run
 from sim.scenario import Scenario
 from sim.simulate import Setting, compose_policy, setting_of, simulate_composition
@@ -73,12 +75,10 @@ def simulate_parts(setting: Setting, policy: str, parameters: Mapping[str, objec
     off = [part for part in rungs(composition) if part not in on]
     try:
         return simulate_composition(setting, without(composition, off))
-    except REFUSALS:
-        raise
-    except Exception as error:  # parts may lean on each other in any way, and fail in any way when left alone
+    except PolicyError as error:
         if not off:
             raise
-        raise ChoiceError(f"the other parts fail: {type(error).__name__}: {error}") from error
+        raise ChoiceError(f"the other parts cannot run alone: {error}") from error
 
 
 def _ladder(whole: Composition) -> list[_Mix]:
@@ -101,7 +101,12 @@ def _all_but_one(whole: Composition) -> list[_Mix]:
     parts = rungs(whole)
     if len(parts) == 1:  # that is the ladder's first row
         return []
-    return [_Mix(f"without {part}", part, tuple(other for other in parts if other != part)) for part in parts]
+    return [_Mix(_without(part, whole), part, tuple(other for other in parts if other != part)) for part in parts]
+
+
+def _without(part: str, whole: Composition) -> str:
+    staged = isinstance(without(whole, [part]).prefetcher, StagedPrefetcher)
+    return f"without {part}, prefetches staged" if staged else f"without {part}"
 
 
 def _row(mix: _Mix, outcomes: Sequence[Outcome], bare: Sequence[Outcome], full: Sequence[Outcome]) -> Row:

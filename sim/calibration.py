@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
+import pandas as pd
 
 from policies.calibration import Calibration, Counts, Floats
 from sim.scenario import Scenario, ScenarioError
@@ -37,22 +39,37 @@ def check_calibration(scenario: Scenario, trace: Trace) -> None:
             raise ScenarioError(f"calibration {name!r} has {key} = {theirs}, trace {scenario.trace!r} has {ours}")
 
 
-@lru_cache(maxsize=8)
 def load_calibration(name: str) -> Calibration:
-    """Count a calibration trace."""
-    return calibrate(load_trace(name), name)
+    """Count a calibration trace; counted once while its content stays as it is."""
+    trace = load_trace(name)
+    return _counted(_Named(name, trace.checksum, trace))
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A trace that equals another of the same name and content."""
+
+    name: str
+    checksum: str
+    trace: Trace = field(compare=False)
+
+
+@lru_cache(maxsize=8)
+def _counted(named: _Named) -> Calibration:
+    return calibrate(named.trace, named.name)
 
 
 def calibrate(trace: Trace, source: str) -> Calibration:
     """What policies may know of ``trace``, which holds other prompts than those evaluated."""
     decode = np.flatnonzero(trace.phase == DECODE)
+    statistics = forecast_statistics(trace)
     by_sequence = decode[np.argsort(trace.sequence[decode], kind="stable")]
     return Calibration(
         source=f"{source} ({trace.checksum})",
         activations=_activations(trace, np.arange(len(trace))),
         decode_activations=_activations(trace, decode),
         decode_ids=np.asarray(trace.topk_ids[by_sequence]),
-        recalls={(key.kind, key.lookahead): _recall(trace, key) for key in trace.forecasts},
+        recalls={(k.kind, k.lookahead): _recall(statistics, k, trace.shape.moe_layers) for k in trace.forecasts},
     )
 
 
@@ -64,10 +81,9 @@ def _activations(trace: Trace, rows: np.ndarray) -> Counts:
     return np.stack(counts).astype(np.int64)
 
 
-def _recall(trace: Trace, key: ForecastKey) -> Floats:
-    """[layers]: share of the true top-k among a forecast's first k."""
-    frame = forecast_statistics(trace)
-    mine = frame[frame.forecast == str(key)]
-    recall = np.full(trace.shape.moe_layers, np.nan)
+def _recall(statistics: pd.DataFrame, key: ForecastKey, layers: int) -> Floats:
+    """[layers]: share of the true top-k among a forecast's first k; NaN where a layer was not forecast."""
+    mine = statistics[statistics.forecast == str(key)]
+    recall = np.full(layers, np.nan)
     recall[mine.layer] = mine.accuracy_at_k
     return recall

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from policies.registry import ChoiceError, policy_names, system
-from sim.draws import DRAWS, Row, Watch, draws_of, play, refused, summary
+from sim import DRAWS
+from sim.draws import Row, Watch, draws_of, play, refused, summary
 from sim.run import Run
 from sim.scenario import Scenario
 from sim.simulate import CLAIRVOYANT, simulate_setting
 
 
 class Comparison(NamedTuple):
-    """Policies in several draws of one scenario, best mean TPOT first, and why each that was left out cannot run.
+    """Policies in several draws of one scenario, best mean TPOT first, and why each that was refused cannot run.
 
     ``scenario`` is the resolved one, but for policy and parameters: those of each run are in its row. ``runs`` are
     those of the scenario itself (draw 0); ``draws`` holds the rows of all draws of each policy.
@@ -23,7 +25,7 @@ class Comparison(NamedTuple):
     scenario: dict[str, Any]
     runs: list[Run]
     draws: dict[str, list[Row]]
-    left_out: dict[str, str]
+    refused: dict[str, str]
 
     def rows(self) -> list[Row]:
         """One JSON-ready row a policy: means over the draws, the spread of TPOT, and ``draws`` (``sim.draws.summary``).
@@ -44,7 +46,8 @@ def compare(
     Every policy plays the same ``draws``: the scenario itself, and others like it (``sim.draws.draws_of``). ``jobs``
     processes share the work; more than one needs a caller that can be imported (``if __name__ == "__main__"``).
     ``scenario.parameters`` go to ``scenario.policy`` alone; the others run with their defaults. ``watch`` goes through
-    the names, to show progress. Raises what ``simulate`` raises, if a policy was asked for or none can run.
+    the names, to show progress. Raises what ``simulate`` raises, if a policy was asked for; ChoiceError with all
+    reasons, if none can run.
     """
     names = policy_names() if policies is None else policies
     if not names:
@@ -56,14 +59,22 @@ def compare(
         for name in names
     }
     found = play(simulations, draws_of(scenario, draws), jobs, watch, insist=policies or ())
-    refusals = {name: error for name, outcomes in found.items() if (error := refused(outcomes))}
+    refusals = {name: str(error) for name, outcomes in found.items() if (error := refused(outcomes))}
     if len(refusals) == len(found):
-        raise refusals[names[-1]]
+        raise ChoiceError(f"none of the policies can run: {_reasons(refusals)}")
     runs = [outcomes[0].run for name, outcomes in found.items() if name not in refusals]
     rows = {name: [outcome.row for outcome in outcomes] for name, outcomes in found.items() if name not in refusals}
     ranked = sorted((run for run in runs if run), key=lambda run: _rank(rows[run.policy]))
     resolved = {**ranked[0].scenario, "policy": scenario.policy, "parameters": scenario.parameters}
-    return Comparison(resolved, ranked, rows, {name: str(error) for name, error in refusals.items()})
+    return Comparison(resolved, ranked, rows, refusals)
+
+
+def _reasons(refusals: Mapping[str, str]) -> str:
+    """Every reason once, with all whom it stops; of reasons that differ in numbers alone, the first."""
+    stopped: dict[str, list[str]] = {}
+    for name, reason in refusals.items():
+        stopped.setdefault(re.sub(r"[\d.]+", "", reason), []).append(name)
+    return "; ".join(f"{', '.join(names)}: {refusals[names[0]]}" for names in stopped.values())
 
 
 def _rank(rows: Sequence[Row]) -> tuple[float, str]:

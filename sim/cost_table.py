@@ -130,6 +130,7 @@ def _scaled_expert(costs: ExpertCosts, c: int) -> ExpertCosts:
         first_cpu_ns=costs.first_cpu_ns * c,
         copy_ns=costs.copy_ns * c,
         writeback_ns=costs.writeback_ns * c,
+        between_ns=costs.between_ns * c,
     )
 
 

@@ -52,12 +52,14 @@ def roofline(shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTabl
     if max_tokens < 1:
         raise CostError(f"roofline: max_tokens must be >= 1, the most tokens of any step, got {max_tokens}")
     sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
-    by_size = {size: _expert_costs(shape, hardware, size, max_tokens) for size in sorted(set(sizes))}
+    steps = RooflineSteps(shape, hardware)
+    between_ns = _between(steps.step(1, (1,)), hardware)
+    by_size = {size: _expert_costs(shape, hardware, size, max_tokens, between_ns) for size in sorted(set(sizes))}
     launch_ns = hardware.host.launch_ns
     shared = EXPERT_KERNELS if shape.shared_width else 0
     return CostTable(
         experts=tuple(by_size[size] for size in sizes),
-        steps=RooflineSteps(shape, hardware),
+        steps=steps,
         launch_ns=(ATTENTION_KERNELS + GATE_KERNELS + shared) * launch_ns,
         expert_launch_ns=EXPERT_KERNELS * launch_ns,
         combine_launch_ns=COMBINE_KERNELS * launch_ns,
@@ -72,7 +74,14 @@ def roofline(shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTabl
     )
 
 
-def _expert_costs(shape: ModelShape, hardware: Hardware, size: int, max_tokens: int) -> ExpertCosts:
+def _between(one: StepCosts, hardware: Hardware) -> int:
+    """From the end of a layer's experts to the next plan, at least; launches may have been made meanwhile."""
+    return one.combine_ns + one.attention_ns + one.gate_ns + one.routing_ns + hardware.host.sync_ns
+
+
+def _expert_costs(
+    shape: ModelShape, hardware: Hardware, size: int, max_tokens: int, between_ns: int
+) -> ExpertCosts:
     """Tables of one expert of ``size`` bytes."""
     flops = 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width * np.arange(max_tokens + 1)
     gpu, cpu, link = hardware.gpu, hardware.cpu, hardware.link
@@ -87,6 +96,7 @@ def _expert_costs(shape: ModelShape, hardware: Hardware, size: int, max_tokens: 
         writeback_ns=_ns(link.d2h_latency_ns + size / link.d2h_bytes_per_s * 1e9),
         cpu_permille=hardware.contention.cpu_permille,
         copy_permille=hardware.contention.copy_permille,
+        between_ns=between_ns,
     )
 
 

@@ -153,3 +153,9 @@ def _check_needs(trace: Trace, needs: Needs, noisy: NoisyForecasts | None) -> No
                 f"`trilane trace capture`, choose a policy without it (`trilane policies` lists what each needs)"
                 + (" (noisy forecasts have no scores)" if scored else f", or state how good it shall be ({noise})")
             )
+    for key, forecast in trace.forecasts.items():
+        if needs.tokens and key in needs.forecasts and key.kind in WITH_SCORES and forecast.scores is None:
+            raise MissingFromTraceError(
+                f"the policy needs the scores of the forecast {key}, the trace has its experts alone: capture the "
+                f"model again with `trilane trace capture`, or choose a policy without it"
+            )

@@ -22,7 +22,6 @@ from sim.scenario import Scenario, ScenarioError
 from sim.simulate import Setting, setting_of
 from traces.trace_layout import DECODE, PREFILL
 
-DRAWS = 5
 REFUSALS = (BudgetError, ChoiceError, MissingFromTraceError, ScenarioError)
 
 Row: TypeAlias = dict[str, Any]

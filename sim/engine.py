@@ -68,8 +68,8 @@ class Engine:
         env, session, parts = self.env, self.session, self.parts
         parts.begin_layer(layer)
         forecasts = step.forecasts[layer]
-        active = len(step.routings[layer].active)
         committed = session.committed
+        active = len((committed.routing if committed else step.routings[layer]).active)
         speculated = self._compute_gate(layer, forecasts)
         routed = int(env.now) if committed else self._bring(parts.hidden_at, layer)
         forecast_here = routed if speculated is None else self._bring(speculated, layer, layer + 1)
@@ -108,7 +108,7 @@ class Engine:
     def _decide(self, step: StepDemand, layer: int) -> Plan:
         """Ask the session, which sees the machine as it is now; what it gives up is free from now on."""
         scores = None if step.scores is None else step.scores[:, layer].tolist()
-        backlogs, committed = (self.h2d.left_ns(), self.parts.cpu.left_ns()), self.session.committed
+        backlogs, committed = (self.h2d.left_ns(), self.parts.cpu.left_ns()), bool(self.session.committed)
         plan = self.session.plan_layer(
             LayerInput(step.index, layer, step.phase, step.routings[layer], scores, step.sequences, *backlogs)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from textwrap import fill
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -23,7 +24,9 @@ _PARTS = (
     ("GPU waits for the host", "host", "#BBBBBB"),
 )
 _BOUND, _NULL, _WHISKER = "black", "#CC79A7", "#222222"
-_CUT = 4  # an axis is at most so many times as long as the median bar
+_CUT = 2.5  # an axis is at most so many times as long as the median bar
+_MOST = 24  # bars in a picture: those of the fastest
+_FEW = 12  # bars that there is room for marks about
 _ROOM = 1.17  # for labels, beyond the longest bar
 _CURVES: Mapping[str, tuple[str, str, str]] = {  # colour, line, marker
     "belady-bypass": ("black", "--", "^"),
@@ -39,33 +42,59 @@ _OTHER_CURVE = ("#E69F00", "-.", "P")
 def tpot_bars(rows: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
     """Bars of time per output token, best first; ``rows`` are ``Run.to_dict()`` of runs that decoded, or means of such.
 
-    Each bar is split into what the GPU did. A black line marks the lower bound, a diamond the null model; clairvoyant
-    runs, which no real system can have, are pale. Rows with ``tpot_ms_min`` and ``tpot_ms_max`` get a whisker from the
-    one to the other. ``about`` says what was run.
+    Each bar is split into what the GPU did. A black line marks the lower bound, and where bars are few a diamond the
+    null model; clairvoyant runs (*), which no real system can have, are pale; ~ changes the routing. Rows with
+    ``tpot_ms_min`` and ``tpot_ms_max`` get a whisker from the one to the other. Of very many, the slowest are only
+    named. ``about`` says what was run.
     """
     decoded = [row for row in rows if row["tpot_ms"] is not None]
     ranked = sorted(decoded, key=lambda row: (row["tpot_ms"], row["policy"]))
     if not ranked:
         raise PictureError("expected at least one run with decode steps to draw, got none")
-    figure = Figure(figsize=(10, 1.9 + (0.55 if len(ranked) < 12 else 0.4) * len(ranked)), layout="constrained")
+    shown, few = ranked[:_MOST], len(ranked) <= _FEW
+    if not few:
+        shown = [{**row, "null_model_tpot_ms": None} for row in shown]
+    figure = Figure(figsize=(10, 2.1 + (0.5 if few else 0.3) * len(shown)), layout="constrained")
     ax = figure.subplots()
-    longest = _longest(ranked)
-    for place, row in enumerate(ranked):
+    longest = _longest(shown)
+    for place, row in enumerate(shown):
         _bar(ax, place, row)
         _label(ax, place, row, longest)
-    _style_bars(ax, ["\n".join([row["policy"], *row["labels"]]) for row in ranked], longest)
+    _style_bars(ax, [row["policy"] + _mark(row) for row in shown], longest)
     headline = _headline(ranked)
     figure.suptitle(headline, fontsize=min(14, 1100 / len(headline)), fontweight="bold", x=0.01, ha="left")
     if about:
         ax.set_title(about, fontsize=9.5, loc="left", color="#444444")
-    handles: list[Any] = [Patch(facecolor=colour, label=label) for label, _, colour in _PARTS]
-    handles.append(Line2D([], [], color=_BOUND, linewidth=2, label="lower bound (no policy can be faster)"))
-    handles.append(_diamond("null model (bandwidths alone)"))
-    if any(map(_spreads, ranked)):
-        label = f"lowest to highest of {len(ranked[0]['draws'])} draws"
-        handles.append(Line2D([], [], color=_WHISKER, linewidth=1.5, marker="|", markersize=9, label=label))
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    if slower := ranked[_MOST:]:
+        ax.set_xlabel(f"{ax.get_xlabel()}\n\n{_named(slower)}")
+    figure.legend(handles=_handles(shown), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
+
+
+def _mark(row: Mapping[str, Any]) -> str:
+    return " *" if "clairvoyant" in row["labels"] else " ~" if "changes routing" in row["labels"] else ""
+
+
+def _named(slower: Sequence[Mapping[str, Any]]) -> str:
+    """Those that there is no room for, on lines that fit."""
+    names = ", ".join(row["policy"] + _mark(row) for row in slower)
+    times = f"{slower[0]['tpot_ms']:,.0f} to {slower[-1]['tpot_ms']:,.0f} ms"
+    return fill(f"{len(slower)} more, slower ({times}): {names}", 110, break_on_hyphens=False)
+
+
+def _handles(shown: Sequence[Mapping[str, Any]]) -> list[Patch | Line2D]:
+    """What the legend explains: the parts of bars, and the marks that there are."""
+    handles: list[Patch | Line2D] = [Patch(facecolor=colour, label=label) for label, _, colour in _PARTS]
+    if any(row.get("lower_bound_tpot_ms") is not None for row in shown):
+        handles.append(Line2D([], [], color=_BOUND, linewidth=2, label="lower bound (no policy can be faster)"))
+    if any(row.get("null_model_tpot_ms") is not None for row in shown):
+        handles.append(_diamond("null model (bandwidths alone)"))
+    if any(map(_spreads, shown)):
+        label = f"lowest to highest of {len(shown[0]['draws'])} draws"
+        handles.append(Line2D([], [], color=_WHISKER, linewidth=1.5, marker="|", markersize=9, label=label))
+    meanings = {" *": "* knows the future", " ~": "~ changes the routing"}
+    marks = {_mark(row) for row in shown}
+    return handles + [Line2D([], [], linestyle="", label=label) for mark, label in meanings.items() if mark in marks]
 
 
 def _longest(ranked: Sequence[Mapping[str, Any]]) -> float:

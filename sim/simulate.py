@@ -165,6 +165,7 @@ def compose_policy(setting: Setting, policy: str, parameters: Mapping[str, objec
         model=setting.shape.name, layers=setting.shape.moe_layers, experts=setting.shape.experts,
         top_k=setting.shape.top_k, batch=setting.scenario.batch, seed=setting.scenario.seed,
         costs=setting.costs.experts, calibration=_calibration(setting), future=future,
+        norm_topk=setting.shape.norm_topk,
     )  # fmt: skip
     return compose(policy, parameters, context=context)
 

@@ -11,8 +11,8 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
         plan         end of `wait`. It sees the machine as it is at its start and takes effect at its end; meanwhile the
                      link serves swaps and prefetches
         launch       one per GPU expert in the plan's order, then one for combine: end of `plan`
-        foresee      end of the forecast's `routing`, and of its `wait` if it has one; only if the policy looks ahead and a layer follows. Takes effect
-                     at its end
+        foresee      end of the forecast's `routing`, and of its `wait` if it has one; only if the policy looks ahead
+                     and a layer follows. Takes effect at its end
   gpu   attention    its launch (layer 0 carries the model's dense layers too), also after the layer before has ended
         gate, speculate (one per forecast computed on the GPU; target_layer set), shared: the same launch.
                      A forecast from a partial forward pass has its own launch, after the experts that are here

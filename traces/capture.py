@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from traces.capture_forecasts import check_vectors, prepare
+from traces.capture_forecasts import check_vectors, choose, prepare
 from traces.capture_prompts import PromptFile, read_prompts
 from traces.capture_run import Probe, Run
 from traces.capture_settings import FORECASTS, CaptureError, CaptureSettings, check_model
@@ -22,6 +24,7 @@ from traces.hf_record import LayerRecord, Recorder
 from traces.hf_scores import probabilities
 from traces.hf_shape import shape_of
 from traces.trace_file import TraceWriter
+from traces.trace_layout import ForecastKey
 
 __all__ = ["FORECASTS", "CaptureError", "CaptureSettings", "capture", "capture_loaded"]
 
@@ -40,7 +43,8 @@ def capture(
 ) -> Path:
     """Run ``model`` (folder or hub id) on the prompts of a file and write the trace to ``output``.
 
-    ``settings`` are the fields of CaptureSettings. All forecasts but the gate's need ``calibration_prompts``, a file
+    ``settings`` are the fields of CaptureSettings. If they name no forecasts, those that the model cannot give are left
+    out, with a note in the trace and on stderr. All forecasts but the gate's need ``calibration_prompts``, a file
     of other prompts, or ``vectors``, the file of an earlier calibration. Raises CaptureError, and leaves nothing at
     ``output``, if the model cannot be captured.
     """
@@ -69,8 +73,12 @@ def capture_loaded(
         run = Run(loaded, settings, stack.enter_context(Recorder(loaded.layers)))
         tokens = loaded.tokenize(prompts, settings.prompt_tokens)
         probe = run.probe(tokens[0])
-        forecaster, used = prepare(run, probe, stack, calibration, known)
-        _write(run, output, tokens, probe, forecaster, _provenance(run, probe, prompts, used))
+        keys, left_out = choose(run, probe)
+        forecaster, used = prepare(run, probe, stack, keys, calibration, known)
+        said = _provenance(run, probe, prompts, used, keys) | ({"left_out": left_out} if left_out else {})
+        _write(run, output, tokens, probe, forecaster, said)
+    for note in left_out:
+        print(note, file=sys.stderr)
     return output
 
 
@@ -116,7 +124,9 @@ def _scores(records: list[LayerRecord], rule: str) -> NDArray[Any]:
     return scores
 
 
-def _provenance(run: Run, probe: Probe, prompts: PromptFile, vectors: Vectors | None) -> dict[str, Any]:
+def _provenance(
+    run: Run, probe: Probe, prompts: PromptFile, vectors: Vectors | None, keys: Sequence[ForecastKey]
+) -> dict[str, Any]:
     settings = run.settings
     return {
         "source": "capture",
@@ -128,15 +138,16 @@ def _provenance(run: Run, probe: Probe, prompts: PromptFile, vectors: Vectors | 
         "prompts": prompts.description,
         "domains": [p.domain for p in prompts.prompts],
         "scores": f"{probe.rule} of the router's output" + ("" if probe.certain else " (assumed)"),
-        "calibration": _calibration(settings, vectors),
+        "calibration": _calibration(keys, vectors),
+        **({"read_in_calibration": prompts.overlap(vectors.read)} if vectors else {}),
     }
 
 
-def _calibration(settings: CaptureSettings, vectors: Vectors | None) -> str:
+def _calibration(keys: Sequence[ForecastKey], vectors: Vectors | None) -> str:
     """What forecasts were calibrated on, and what ``partial`` assumed."""
     if vectors is None:
         return "none"
-    kinds = [key.partition("@")[0] for key in settings.forecasts if not key.startswith("gate@")]
+    kinds = [key.kind for key in keys if key.kind != "gate"]
     said = f"{', '.join(kinds)} forecasts: {vectors.provenance.get('prompts', 'unknown text')}"
     if "partial" in kinds:
         said += f"; partial takes for resident {vectors.provenance['resident']} there"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from traces.capture_prompts import PromptFile
 from traces.capture_run import Probe, Run
-from traces.capture_settings import CaptureError
+from traces.capture_settings import FORECASTS, CaptureError
 from traces.capture_vectors import Vectors
 from traces.hf_calibration import Calibration
 from traces.hf_default_vectors import quasi_hidden
@@ -20,21 +20,50 @@ from traces.hf_generate import make_batches
 from traces.hf_load import Loaded
 from traces.hf_partial import PartialPass
 from traces.hf_residual_stream import ResidualStream
+from traces.trace_layout import ForecastKey
 
 CALIBRATION_FIRST_SEQUENCE = 1 << 20  # so that calibration draws other random numbers than any traced sequence
 QUASI = ("quasi_hidden", "estimator")  # kinds that need default vectors
 STREAMED = (*QUASI, "partial")  # kinds that need the residual stream
 
 
+def choose(run: Run, probe: Probe) -> tuple[tuple[ForecastKey, ...], list[str]]:
+    """The forecasts to make, and a note on each that the model cannot give: they are left out where nobody asked."""
+    if run.settings.forecasts is not None:
+        return parse_forecasts(run.settings.forecasts), []
+    keys, notes = parse_forecasts(FORECASTS), []
+    for key in keys:
+        try:
+            _try(run, probe, key)
+        except CaptureError as error:
+            notes.append(f"{key} is left out: {error}")
+            keys = tuple(other for other in keys if other != key)
+    return keys, notes
+
+
+def _try(run: Run, probe: Probe, key: ForecastKey) -> None:
+    """Raise CaptureError if the model cannot give a forecast."""
+    check_forecastable(run.loaded.layers, probe.records)
+    if key.kind in STREAMED:
+        with checked_stream(run, probe, str(key)) as stream:
+            if key.kind == "partial":
+                everyone = torch.ones(len(run.loaded.layers), run.loaded.layers[0].experts_count, dtype=torch.bool)
+                _checked_partial(run, probe, stream, everyone)
+
+
 def prepare(
-    run: Run, probe: Probe, stack: ExitStack, calibration: PromptFile | None, known: Vectors | None
+    run: Run,
+    probe: Probe,
+    stack: ExitStack,
+    keys: tuple[ForecastKey, ...],
+    calibration: PromptFile | None,
+    known: Vectors | None,
 ) -> tuple[Forecaster, Vectors | None]:
-    """The forecaster for the settings of ``run``, its hooks on until ``stack`` closes, and the vectors that it uses.
+    """The forecaster for ``keys``, its hooks on until ``stack`` closes, and the vectors that it uses.
 
     They are those ``known``, or taken on the calibration prompts, or none if no forecast needs any. Raises
     CaptureError.
     """
-    keys = parse_forecasts(run.settings.forecasts)
     kinds = {key.kind for key in keys}
     if keys:
         check_forecastable(run.loaded.layers, probe.records)
@@ -63,8 +92,8 @@ def calibrate(run: Run, stream: ResidualStream | None, prompts: PromptFile | Non
     for batch in make_batches(tokens, run.settings.batch_size, CALIBRATION_FIRST_SEQUENCE):
         for _, records in run.passes(batch, run.settings.generated_tokens):
             sums.add(records)
-    text = {"prompts": prompts.description, "prompt_digests": sorted(prompts.digests)} if prompts else {}
-    return sums.vectors({**run.loaded.describe(), **text})
+    text = {"prompts": prompts.description} if prompts else {}
+    return sums.vectors({**run.loaded.describe(), **text}, prompts.sketch if prompts else None)
 
 
 def check_vectors(vectors: Vectors, loaded: Loaded) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from traces.capture_settings import CaptureError
+from traces.text_sketch import TextSketch, sketch
+
+MOST_SHARED = 0.02  # of the passages looked up: what set phrases may have in common
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,16 @@ class PromptFile:
         return f"{len(self.prompts)} prompts of {self.path.name} (sha256 {self.digest})"
 
     @property
-    def digests(self) -> frozenset[str]:
-        """One for the text of each prompt."""
-        return frozenset(hashlib.sha256(p.text.encode()).hexdigest()[:16] for p in self.prompts)
+    def sketch(self) -> TextSketch:
+        """Of all prompts, to be remembered by what is calibrated on them."""
+        return sketch(p.text for p in self.prompts)
+
+    def overlap(self, read: TextSketch | None) -> str:
+        """How much of the prompts was read in calibration, for the provenance of a trace."""
+        if read is None:
+            return "not checked: the vectors do not say what text they are from"
+        found, asked = read.shared(p.text for p in self.prompts)
+        return f"{found} of {asked} passages that were looked up"
 
 
 def read_prompts(path: str | Path) -> PromptFile:
@@ -70,12 +79,16 @@ def check_disjoint(evaluated: PromptFile, calibration: PromptFile) -> None:
         )
 
 
-def check_unseen(evaluated: PromptFile, digests: Iterable[str], where: Path) -> None:
-    """Raise CaptureError if a prompt is among those, given by their digests, that ``where`` was calibrated on."""
-    common = evaluated.digests & set(digests)
-    if common:
+def check_unseen(evaluated: PromptFile, read: TextSketch | None, where: Path) -> None:
+    """Raise CaptureError if more than ``MOST_SHARED`` of the prompts was ``read`` when ``where`` was calibrated.
+
+    Where that is not known there is no check, and the trace says so (``PromptFile.overlap``).
+    """
+    found, asked = read.shared(p.text for p in evaluated.prompts) if read else (0, 0)
+    if found > MOST_SHARED * asked:
         raise CaptureError(
-            f"{where}: was calibrated on {len(common)} of the prompts in {evaluated.path}; calibrate on other text"
+            f"{where}: was calibrated on text of the prompts in {evaluated.path} ({found} of {asked} passages that "
+            "were looked up); calibrate on other text"
         )
 
 

@@ -25,7 +25,7 @@ class CaptureSettings:
     temperature: float = 0.8  # 0: greedy
     seed: int = 0
     scores: bool = True
-    forecasts: Sequence[str] = FORECASTS
+    forecasts: Sequence[str] | None = None  # None: those of ``FORECASTS`` that the model can give
 
     def __post_init__(self) -> None:
         for name, least in (("prompt_tokens", 1), ("generated_tokens", 0), ("batch_size", 1), ("temperature", 0)):

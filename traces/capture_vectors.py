@@ -20,6 +20,7 @@ from safetensors.numpy import save
 
 from traces.capture_prompts import PromptFile, check_disjoint, check_unseen
 from traces.capture_settings import CaptureError
+from traces.text_sketch import TextSketch, read_sketch
 
 FORMAT = "trilane-vectors 1"
 ESTIMATOR = "estimator/"  # prefix of its weights' names
@@ -36,6 +37,7 @@ class Vectors:
     resident: NDArray[np.bool_]  # [L, E], the most popular half of each layer
     estimator: Mapping[str, NDArray[np.float32]]  # weights by name; empty: none trained
     provenance: Mapping[str, Any]  # model and revision, text, number of tokens, versions, training of the estimator
+    read: TextSketch | None = None  # all text that it is from, the estimator's too; None: not known
 
 
 def popular_half(tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -52,6 +54,8 @@ def write_vectors(vectors: Vectors, path: str | Path) -> Path:
     _check(str(path), tensors)
     check_folder(path)
     said = {"format": FORMAT, "provenance": dict(vectors.provenance), "checksum": _checksum(tensors)}
+    if vectors.read is not None:
+        said["read"] = vectors.read.write()
     aside = path.with_name(f".{path.name}.new")
     try:
         aside.write_bytes(save(tensors, {_METADATA: json.dumps(said, sort_keys=True)}))
@@ -80,7 +84,7 @@ def read_vectors(path: str | Path) -> Vectors:
         raise CaptureError(f"{path}: expected content with checksum {said.get('checksum')}, got other; copy it again")
     estimator = {n.removeprefix(ESTIMATOR): a for n, a in tensors.items() if n.startswith(ESTIMATOR)}
     plain = (tensors["residual"], tensors.get("default"), tensors["tokens"], tensors["resident"])
-    return Vectors(*plain, estimator, said["provenance"])
+    return Vectors(*plain, estimator, said["provenance"], _sketch(path, said.get("read")))
 
 
 def known_vectors(evaluated: PromptFile, calibration: PromptFile | None, path: str | Path | None) -> Vectors | None:
@@ -94,7 +98,7 @@ def known_vectors(evaluated: PromptFile, calibration: PromptFile | None, path: s
     if not path:
         return None
     known = read_vectors(path)
-    check_unseen(evaluated, known.provenance.get("prompt_digests", ()), Path(path))
+    check_unseen(evaluated, known.read, Path(path))
     return known
 
 
@@ -105,6 +109,16 @@ def _tensors(vectors: Vectors) -> dict[str, NDArray[Any]]:
     if vectors.default is not None:
         tensors["default"] = vectors.default
     return tensors | {f"{ESTIMATOR}{name}": array for name, array in vectors.estimator.items()}
+
+
+def _sketch(where: str | Path, written: object) -> TextSketch | None:
+    """What a file says of the text that was read."""
+    if written is None:
+        return None
+    try:
+        return read_sketch(str(written))
+    except ValueError as error:
+        raise CaptureError(f"{where}: expected a sketch of the text read, got: {error}; copy the file again") from None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

@@ -26,9 +26,9 @@ def model_names() -> list[str]:
 
 @cache
 def load_model(name: str) -> ModelShape:
-    """The shape of a model by its name, such as ``qwen3-30b-a3b``; ``phi-3.5-moe:8`` is that model cut after 8 MoE layers.
+    """The shape of a model by its name, such as ``qwen3-30b-a3b``. Raises ShapeError naming the valid ones.
 
-    Raises ShapeError naming the valid ones.
+    ``phi-3.5-moe:8`` is that model cut after 8 MoE layers.
     """
     whole, colon, layers = name.partition(":")
     if colon:
@@ -42,7 +42,7 @@ def load_model(name: str) -> ModelShape:
 
 def _cut(shape: ModelShape, layers: str) -> ModelShape:
     """The first so many MoE layers of a model."""
-    if not layers.isdigit() or not 1 <= int(layers) <= shape.moe_layers:
+    if not (layers.isascii() and layers.isdecimal()) or not 1 <= int(layers) <= shape.moe_layers:
         raise ShapeError(f"model {shape.name}:{layers}: expected 1 to {shape.moe_layers} layers after the colon")
     count = int(layers)
     return replace(shape, name=f"{shape.name}:{count}", moe_layers=count, expert_bytes=shape.expert_bytes[:count])

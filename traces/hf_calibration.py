@@ -14,6 +14,7 @@ from traces.capture_vectors import Vectors, popular_half
 from traces.hf_default_vectors import DefaultVectorMean
 from traces.hf_record import LayerRecord
 from traces.hf_residual_stream import ResidualStream
+from traces.text_sketch import TextSketch
 
 RESIDENT = "the most popular half of each layer's experts"
 
@@ -33,8 +34,8 @@ class Calibration:
         if self._default:
             self._default.add()
 
-    def vectors(self, provenance: Mapping[str, Any]) -> Vectors:
-        """The means over all passes. Raises CaptureError if there was none."""
+    def vectors(self, provenance: Mapping[str, Any], read: TextSketch | None) -> Vectors:
+        """The means over all passes, which ``read`` some text. Raises CaptureError if there was none."""
         if not self._tokens:
             raise CaptureError(
                 "residual, quasi_hidden and partial forecasts need calibration prompts, got none; "
@@ -48,6 +49,7 @@ class Calibration:
             resident=popular_half(counts),
             estimator={},
             provenance={**provenance, "tokens": self._tokens, "resident": RESIDENT},
+            read=read,
         )
 
 

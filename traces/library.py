@@ -12,11 +12,12 @@ from traces.trace_layout import TraceError
 
 FOLDER = Path(__file__).parent / "bundled"
 _CALIBRATION = "-calibration"
+_BESIDE = (_CALIBRATION, "-vectors")  # files that belong to a trace
 
 
 def trace_names() -> list[str]:
     """Bundled traces for evaluation; each may have a calibration trace beside it, made from other prompts."""
-    return sorted(path.stem for path in FOLDER.glob("*.safetensors") if not path.stem.endswith(_CALIBRATION))
+    return sorted(path.stem for path in FOLDER.glob("*.safetensors") if not path.stem.endswith(_BESIDE))
 
 
 def find_trace(name_or_path: str | Path) -> Path:

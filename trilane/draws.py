@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-DRAWS = 5  # as in sim.draws, which would have to be imported for every --help
 DrawsOption = Annotated[
     int,
     typer.Option(
@@ -20,11 +19,13 @@ DrawsOption = Annotated[
 JobsOption = Annotated[
     int | None,
     typer.Option(
-        metavar="N", min=1, help="Processes that share the work. Default: one a core. The result is always the same."
+        metavar="N", min=1, help="Processes that share the work. Default: one per core. The result is always the same."
     ),
 ]
 
 
 def processes(jobs: int | None) -> int:
-    """As many as asked for, or as there are cores."""
-    return jobs or os.cpu_count() or 1
+    """As many as asked for, or as there are cores that this process may use."""
+    if jobs:
+        return jobs
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -57,17 +57,24 @@ def heading(text: str) -> Text:
     return Text(text, style="bold")
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1, wrap: bool = False) -> Table:
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    text_columns: int = 1,
+    wrap: bool = False,
+    widest: Mapping[str, int] | None = None,
+) -> Table:
     """A table whose first ``text_columns`` columns are text; the others are numbers and stand to the right.
 
-    ``wrap``: the last column may take several lines.
+    ``wrap``: the last column may take several lines. ``widest``: so may these, from so many characters on.
     """
     lines = [list(row) for row in rows]
     made = Table(box=None, pad_edge=False, padding=(0, _gap([columns, *lines]), 0, 0))
     for place, column in enumerate(columns):
-        folded = wrap and place == len(columns) - 1
+        most = (widest or {}).get(column)
+        folded = most is not None or (wrap and place == len(columns) - 1)
         made.add_column(column, justify="left" if place < text_columns or folded else "right", header_style="bold",
-                        no_wrap=not folded, overflow="fold" if folded else "ellipsis")  # fmt: skip
+                        no_wrap=not folded, overflow="fold" if folded else "ellipsis", max_width=most)  # fmt: skip
     for line in lines:
         made.add_row(*(Text(cell) for cell in line))
     return made

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -127,9 +128,14 @@ class Play:
         self.cache.evicted(id, group)
 
 
+patient = settings(
+    deadline=None, suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow]
+)  # said here, since a suite that is used from outside has no conftest of ours
+
+
 def law(test: Callable[[Any, Scenario], None]) -> Any:
     """A test of all scenarios, inherited by one class a cache (which is what the health check warns of)."""
-    return settings(suppress_health_check=[HealthCheck.differing_executors])(given(scenarios())(test))
+    return patient(given(scenarios())(test))
 
 
 class CacheLaws:
@@ -154,7 +160,7 @@ class CacheLaws:
     @law
     def test_law_7_the_past_decides_alone(self, scenario: Scenario) -> None:
         if self.foresight:
-            return
+            pytest.skip("the cache declares foresight: what it answers may depend on what comes")
         for events in range(len(scenario.events)):
             prefix = Scenario(scenario.events[:events], scenario.slots, scenario.residents)
             short = Play(self.fresh(prefix), prefix).run().log
@@ -172,7 +178,7 @@ class CacheLaws:
     def test_somebody_leaves_whenever_somebody_may(self, scenario: Scenario) -> None:
         play = Play(self.fresh(scenario), scenario).run()
         if not play.cache.admits or self.declines:
-            return
+            pytest.skip("the cache admits nobody" if not play.cache.admits else "the cache declares that it declines")
         for group, members in enumerate(play.members):
             for spared in members:
                 chosen = play.cache.victim(ExpertId(group, EXPERTS), group, members - {spared})

@@ -34,6 +34,7 @@ class Spoilt(ResidentOrCpu):
     """An assigner whose answer is spoilt."""
 
     def __init__(self, spoil: Callable[[LayerView, Assignment], Assignment]) -> None:
+        super().__init__()
         self.spoil = spoil
 
     def assign(self, view: LayerView) -> Assignment:
@@ -203,6 +204,29 @@ def smuggled() -> World:
 def test_law_7_finds_a_policy_that_peeks() -> None:
     peeking = twin("peeking", assigner=Peeking)
     assert "law 7: what comes later changed a decision" in caught(peeking, "test_law_7_no_foresight")
+
+
+# --- the assigner is the session's ------------------------------------------------------------------------------------
+
+
+class AsksAgain(ResidentOrCpu):
+    """As a prefetcher, asks itself what it would assign."""
+
+    into = "cache"
+
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
+        self.assign(view)
+        return ()
+
+    def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
+        return frozenset()
+
+
+def test_an_assigner_that_is_asked_again_is_found() -> None:
+    both = AsksAgain()
+    again = twin("asks-again", assigner=lambda: both, prefetcher=lambda: both)
+    assert "assign is called once a layer" in caught(again, "test_the_assigner_is_asked_once_a_layer")
+    assert caught(SOUND, "test_the_assigner_is_asked_once_a_layer") == "nothing"
 
 
 # --- law 9: scaling ---------------------------------------------------------------------------------------------------

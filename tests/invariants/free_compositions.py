@@ -13,7 +13,7 @@ from policies.caches import RandomCache
 from policies.lfu import LfuCache
 from policies.lru import LruCache
 from policies.placements import NoPlacement, PoolPlacement, RandomPlacement
-from policies.protocols import Assigner, Cache, Composition, Needs, Prefetcher, Router, When
+from policies.protocols import Cache, Composition, Needs, Prefetcher, Router, When
 from policies.routers import TrueRouter
 from policies.views import Assignment, Commitment, ExpertId, Forecast, LayerView, Routing, Swap
 from sim.demand import demand_of
@@ -29,6 +29,8 @@ FORECASTS: tuple[tuple[tuple[str, int], ...], ...] = (
 
 class FreeRouter:
     """Sometimes substitutes a layer's experts, sometimes commits the next layer's, with some of them computed ahead."""
+
+    looks_ahead = True
 
     def __init__(self, rng: random.Random, experts: int, commits: float, substitutes: float) -> None:
         self.rng, self.experts, self.commits, self.substitutes = rng, experts, commits, substitutes
@@ -54,7 +56,7 @@ class FreePrefetcher:
     def __init__(self, rng: random.Random, experts: int, into: str) -> None:
         self.rng, self.experts, self.into = rng, experts, into
 
-    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         layers = range(view.layer + 1, min(len(view.costs), view.layer + 4))
         ids = [ExpertId(layer, expert) for layer in layers for expert in range(self.experts)]
         self.rng.shuffle(ids)

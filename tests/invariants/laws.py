@@ -105,9 +105,10 @@ def _inputs_before_layer(log: Log, layer: Layer) -> None:
 
 
 def _chain_within_layer(log: Log, layer: Layer) -> None:
-    """attention, gate, routing, wait, plan, experts, combine; a committed layer has no gate, routing and wait.
+    """attention, gate, routing, wait, plan, experts, combine; a committed layer has no gate, and no routing and wait
+    of its own (it may copy a forecast and wait for that).
 
-    A committed layer needs the foresight that committed it, and its plan may come before its attention has ended.
+    It needs the foresight that committed it, and its plan may come before its attention has ended.
     """
     own_routing = [s for s in log.of(layer, "routing") if s.target_layer < 0]
     forecast = [s for s in log.of(layer, "routing") if s.target_layer >= 0]

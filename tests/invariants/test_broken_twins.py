@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from policies.protocols import Assigner
 from policies.residency import Residency
 from policies.session import Session
-from policies.views import Assignment, ExpertId, Forecast, LayerView, Routing, Updates
+from policies.views import Assignment, ExpertId, Forecast, LayerView, PolicyError, Routing, Updates
 from sim.copy_lane import CopyLane
 from sim.cpu_lane import CpuLane
 from sim.lanes import Lane
@@ -65,9 +64,22 @@ def test_a_broken_memory_with_too_many_slots_is_caught(monkeypatch: pytest.Monke
     def generous(self: Residency, *given: Any) -> None:
         sound(self, *given)
         self._free = [free + 600 for free in self._free]
+        self._room = [room + 600 for room in self._room]
 
     monkeypatch.setattr(Residency, "__init__", generous)
     _caught("law 4", "on-demand")
+
+
+def test_a_broken_memory_that_promises_more_than_there_is_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Residency.__init__
+
+    def generous(self: Residency, *given: Any) -> None:
+        sound(self, *given)
+        self._free = [free + 600 for free in self._free]
+
+    monkeypatch.setattr(Residency, "__init__", generous)
+    with pytest.raises(PolicyError, match=r"no room for the copy of ExpertId.*100 bytes are missing"):
+        play(fixed_world("on-demand"))
 
 
 def _caught(message: str, policy: str = "fiddler") -> None:
@@ -159,7 +171,7 @@ class Ahead:
     def __init__(self, into: str) -> None:
         self.into = into
 
-    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         return [ExpertId(view.layer + 1, expert) for expert in range(8)]
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:

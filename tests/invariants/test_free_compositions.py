@@ -25,7 +25,7 @@ from tests.sim.hand_worked import Placed
 
 SEEDS = st.integers(0, 2**32 - 1)
 some = settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck),
+    max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate],
 )  # fmt: skip
 

@@ -41,7 +41,7 @@ from tests.invariants.worlds import World, play, worlds
 KEEPS_ROUTING = [name for name in policy_names() if not SYSTEMS[name].needs.changes_routing]
 NO_FUTURE = [name for name in policy_names() if not SYSTEMS[name].needs.future]
 
-some = settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+some = settings(max_examples=250, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 # --- what spans show --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Execute notebooks in a fresh kernel. ``python -m tests.notebooks.renew [NAME ...]`` renews their committed outputs."""
+"""Execute notebooks in a fresh kernel. ``python -m tests.notebooks.renew [NAME ...]`` renews what they show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}  # python3: the interpreter that runs this
+KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}  # the interpreter that runs this
 
 
 def executed(notebook: NotebookNode) -> NotebookNode:
@@ -19,8 +19,8 @@ def executed(notebook: NotebookNode) -> NotebookNode:
     Raises nbclient.exceptions.CellExecutionError, which shows the cell and the traceback.
     """
     fresh = nbformat.from_dict(notebook)
-    client = NotebookClient(fresh, kernel_name=KERNEL["name"], record_timing=False, timeout=300,
-                            resources={"metadata": {"path": str(NOTEBOOKS)}})  # fmt: skip
+    where = {"metadata": {"path": str(NOTEBOOKS)}}
+    client = NotebookClient(fresh, kernel_name=KERNEL["name"], resources=where, record_timing=False, timeout=300)
     client.execute()
     fresh.metadata = nbformat.from_dict({"kernelspec": KERNEL})
     return fresh

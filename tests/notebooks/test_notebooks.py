@@ -1,4 +1,4 @@
-"""Every notebook runs, and its committed text outputs are what it prints now (else: python -m tests.notebooks.renew)."""
+"""Every notebook runs, and shows what is committed. ``python -m tests.notebooks.renew`` renews what is committed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_there_are_notebooks() -> None:
     assert PATHS
 
 
-# --- comparing ----------------------------------------------------------------------------------------------------------
+# --- comparing --------------------------------------------------------------------------------------------------------
 
 
 def first_difference(committed: NotebookNode, fresh: NotebookNode) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from policies.assigners import LoadAll
 from policies.caches import StaticCache
-from policies.protocols import Assigner, Budget, Composition, InitialPlacement, When
+from policies.protocols import Budget, Composition, InitialPlacement, When
 from policies.routers import TrueRouter
 from policies.session import Session
 from policies.views import (
@@ -60,7 +60,7 @@ class Wants:
         self.now: Sequence[ExpertId] = ()
         self.protected: frozenset[ExpertId] = frozenset()
 
-    def rank(self, view: LayerView, forecasts: Sequence[Forecast], assigner: Assigner) -> Sequence[ExpertId]:
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         return self.now
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:

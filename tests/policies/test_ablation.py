@@ -7,23 +7,29 @@ from typing import Any
 
 import pytest
 
-from policies.ablation import PARTS, rungs, without
+from policies.ablation import PARTS, PREFETCH_SLOTS, EmptyPlacement, FrozenCache, StagedPrefetcher, rungs, without
 from policies.assigners import LoadAll, ResidentOrCpu
-from policies.caches import StaticCache
-from policies.placements import NoPlacement
-from policies.protocols import Composition, Needs
-from policies.registry import BuildContext, ChoiceError, compose
+from policies.mrs import MrsCache
+from policies.placements import RandomPlacement
+from policies.protocols import Budget, Composition, InitialPlacement, Needs
+from policies.registry import SYSTEMS, BuildContext, ChoiceError, compose
 from policies.routers import TrueRouter
 from policies.smoe_router import CacheRouter
+from policies.views import ExpertCosts, ExpertId
+from tests.policies.views_with_scores import scored_view
 from tests.strategies import toy_calibration
 
 
 def build(name: str, **parameters: Any) -> Composition:
-    return compose(name, parameters, context=BuildContext("toy", 8, 2, calibration=toy_calibration(2, 8, 2)))
+    costs = [ExpertCosts((0, 10), (0, 40), 5, 70, 1)] * 2
+    context = BuildContext("toy", 8, 2, costs=costs, calibration=toy_calibration(2, 8, 2))
+    return compose(name, parameters, context=context)
 
 
 class Committing(TrueRouter):
-    """A router that may look at forecasts, as far as anybody can tell."""
+    """A router that says that it looks at forecasts."""
+
+    looks_ahead = True
 
 
 def bold(**needs: Any) -> Composition:
@@ -41,6 +47,9 @@ def bold(**needs: Any) -> Composition:
         ("layer-wise", {}, ("placement",)),
         ("on-demand", {}, ("cache",)),
         ("on-demand", {"pool": True}, ("cache",)),
+        ("adapmoe", {}, ("placement", "cache", "prefetcher")),
+        ("adapmoe", {"start": "empty"}, ("cache", "prefetcher")),  # its placement only divides the budget
+        ("mix", {"placement": "none", "pool": True, "prefetch": "none"}, ("assigner", "cache")),
     ],
 )
 def test_parts_that_do_something(name: str, parameters: dict[str, Any], expected: tuple[str, ...]) -> None:
@@ -54,7 +63,7 @@ def test_a_router_is_the_last_rung() -> None:
 def test_with_all_parts_off_experts_are_computed_where_they_lie() -> None:
     bare = without(bold(), PARTS)
     assert [type(getattr(bare, name)) for name in PARTS] == [
-        NoPlacement, ResidentOrCpu, StaticCache, type(None), TrueRouter
+        EmptyPlacement, ResidentOrCpu, FrozenCache, type(None), TrueRouter
     ]  # fmt: skip
     assert bare.needs == Needs()
     assert (bare.prefetch_slots, bare.demand_slots) == (0, 2)
@@ -65,7 +74,7 @@ def test_with_all_parts_off_experts_are_computed_where_they_lie() -> None:
 def test_who_runs_on_the_gpu_alone_loads_all() -> None:
     bare = without(build("on-demand"), PARTS)
     assert isinstance(bare.assigner, LoadAll)
-    assert isinstance(bare.cache, StaticCache)
+    assert isinstance(bare.cache, FrozenCache)
     assert bare.needs.gpu_only
 
 
@@ -121,3 +130,60 @@ def test_deciding_costs_what_the_parts_that_are_on_cost(name: str, off: tuple[st
 def test_no_such_part() -> None:
     with pytest.raises(ChoiceError, match="no part 'engine' to switch off; there are placement, assigner, cache,"):
         without(build("dali"), ["cache", "engine"])
+
+
+# --- what the others take from a part that is off ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slots", [None, (3, 1)])
+def test_a_placement_that_is_off_keeps_its_slots(slots: tuple[int, ...] | None) -> None:
+    class Uneven(RandomPlacement):
+        def place(self, budget: Budget) -> InitialPlacement:
+            return InitialPlacement(slots, ((0, 1), (2,)))
+
+    less = without(replace(build("dali"), placement=Uneven(0)), ["placement"])
+    assert less.placement.place(Budget(8, (1, 1), 4)) == InitialPlacement(slots, ((), ()))
+
+
+def test_a_search_tells_the_other_parts_where_it_seats_nobody() -> None:
+    """MoE-Lightning's assigner and prefetcher go on by the plan that its placement finds."""
+    budget, whole = Budget(8, (1, 1), 4), build("moe-lightning")
+    searched = build("moe-lightning").placement.place(budget)
+    assert sum(map(len, searched.residents)) > 0
+    assert without(whole, ["placement"]).placement.place(budget) == replace(searched, residents=((), ()))
+    assert len(whole.assigner._plan.streamed) == 2  # type: ignore[attr-defined]  # a layer each
+
+
+def test_a_cache_that_is_off_goes_on_learning() -> None:
+    cache = MrsCache(2, 4, 2, 0.5)
+    frozen = FrozenCache(cache)
+    before = list(cache.scores(0))
+    frozen.observe(scored_view([[0.1, 0.2, 0.3, 0.4]], 2))
+    assert list(cache.scores(0)) != before
+    assert not frozen.admits
+    frozen.admitted(ExpertId(0, 1), 0)
+    assert cache.victim(ExpertId(0, 2), 0, ()) == ExpertId(0, 1)  # it knows who is there
+    assert frozen.victim(ExpertId(0, 2), 0, ()) is None
+
+
+@pytest.mark.parametrize("name", ["hybrimoe", "moe-infinity", "edgemoe", "adapmoe"])
+def test_prefetches_that_have_lost_their_cache_are_staged(name: str) -> None:
+    less = without(build(name), ["cache"])
+    assert isinstance(less.prefetcher, StagedPrefetcher)
+    assert (less.prefetcher.into, less.prefetch_slots) == ("staging", PREFETCH_SLOTS)
+    assert less.needs == build(name).needs
+    assert without(build(name), ["cache", "prefetcher"]).prefetch_slots == 0
+
+
+def test_prefetches_that_were_staged_stay_as_they_are() -> None:
+    dali = build("dali")
+    less = without(dali, ["cache"])
+    assert (less.prefetcher, less.prefetch_slots) == (dali.prefetcher, dali.prefetch_slots)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in SYSTEMS.items() if not entry.needs.future])
+def test_routers_say_whether_they_look_ahead(name: str) -> None:
+    """Who needs forecasts, and has no prefetcher, has a router that looks at them."""
+    built = build(name)
+    if built.prefetcher is None and built.needs.forecasts:
+        assert built.router.looks_ahead

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -13,12 +14,12 @@ from hypothesis import strategies as st
 
 from policies.adapmoe import WeakExpertsRouter
 from policies.lru import LruCache
-from policies.next_gate import NextGatePrefetcher
 from policies.protocols import Budget
 from policies.registry import BuildContext, ChoiceError, compose
 from policies.replay import ReplayEvent, replay
 from policies.routers import TrueRouter
-from policies.slots_by_misses import SlotsByMisses, fewest_misses, lru_misses
+from policies.slots_by_misses import SlotsByMisses, SlotsByMissesFull, fewest_misses, lru_misses
+from policies.top_prefetch import TopPrefetcher
 from policies.views import LayerView, Routing
 from tests.invariants.laws import check_all
 from tests.invariants.worlds import play_policy, random_world
@@ -117,6 +118,14 @@ def test_no_slot_that_fits_is_left_over(case: tuple[np.ndarray, tuple[int, ...],
     assert placed.residents == ((),) * len(sizes)
 
 
+def test_each_layers_most_popular_experts_sit_in_its_slots() -> None:
+    curves = np.array([[9, 8, 7, 6], [9, 9, 9, 0], [9, 4, 4, 4]])  # 20 bytes: one slot, none, one
+    popularity = np.array([[0.2, 0.5, 0.3], [1, 0, 0], [0.4, 0.2, 0.4]])
+    assert SlotsByMissesFull(curves, popularity).place(Budget(3, (10,) * 3, 20)).residents == ((1,), (), (0,))
+    full = SlotsByMissesFull(curves, popularity).place(Budget(3, (10,) * 3, 50))
+    assert (full.slots, full.residents) == ((1, 3, 1), ((1,), (0, 1, 2), (0,)))
+
+
 def test_sizes_by_hand() -> None:
     # Layer 0 gains 1 a slot; layer 1 nothing before its third, then 9; layer 2 gains 5 with the first only.
     curves = np.array([[9, 8, 7, 6], [9, 9, 9, 0], [9, 4, 4, 4]])
@@ -154,6 +163,7 @@ def test_a_weak_second_expert_is_dropped_and_the_first_takes_over_its_weight() -
 def test_the_first_expert_always_stays_and_nothing_changes_without_need() -> None:
     here = weighed({3: 0.2, 1: 0.1, 0: 0.1})
     assert WeakExpertsRouter(0.1).route(here) is here.routing
+    assert WeakExpertsRouter(0.25).route(here) is here.routing  # of 0.4 altogether 0.1 is a quarter
     routing = WeakExpertsRouter(0.5).route(here)
     assert (routing.active, routing.tokens, routing.token_ids) == ((3,), (1,), [[3]])
     assert routing.token_weights == [[pytest.approx(0.4)]]
@@ -166,7 +176,7 @@ CONTEXT = BuildContext("toy", 8, 3, 2, calibration=toy_calibration(3, 8, 2))
 
 def test_adapmoe_prefetches_one_expert_in_decode_and_keeps_the_routing() -> None:
     built = compose("adapmoe", context=CONTEXT)
-    assert isinstance(built.prefetcher, NextGatePrefetcher)
+    assert isinstance(built.prefetcher, TopPrefetcher)
     assert (built.prefetcher.size, built.prefetcher.into, built.needs.forecast_phases) == (1, "cache", ("decode",))
     assert type(built.router) is TrueRouter
     assert not built.needs.changes_routing
@@ -177,10 +187,20 @@ def test_adapmoe_variants_say_what_they_need() -> None:
     assert (dropping.needs.changes_routing, dropping.needs.tokens) == (True, True)
     plain = compose("adapmoe", {"prefetch": 0}, context=CONTEXT)
     assert (plain.prefetcher, plain.needs.forecasts, plain.needs.tokens) == (None, (), False)
+    starts = [compose("adapmoe", {"start": start}, context=CONTEXT).placement for start in ("popular", "empty")]
+    counts = [[len(layer) for layer in placement.place(Budget(8, (10,) * 3, 120)).residents] for placement in starts]
+    assert (sum(counts[0]), counts[1]) == (12, [0, 0, 0])
     with pytest.raises(ChoiceError, match="parameter 'prefetch': expected 0 or 1, got 2"):
         compose("adapmoe", {"prefetch": 2}, context=CONTEXT)
     with pytest.raises(ChoiceError, match="'adapmoe' needs calibration"):
         compose("adapmoe", context=BuildContext("toy", 8, 3))
+
+
+def test_a_calibration_that_decodes_nothing_is_refused() -> None:
+    assert CONTEXT.calibration is not None
+    silent = replace(CONTEXT.calibration, decode_ids=np.zeros((0, 3, 2), np.int16))
+    with pytest.raises(ChoiceError, match="calibration toy has no decode tokens: capture it with generated ones"):
+        compose("adapmoe", context=replace(CONTEXT, calibration=silent))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from policies.assigners import CostRule, LoadAll, ResidentOrCpu
+from policies.assigners import CostRule, LoadAll, ResidentOrCpu, ThresholdAssigner, break_even
 from policies.dali import BeamAssigner, GreedyAssigner
 from policies.exact_assignment import ExactAssigner
 from policies.objective import durations, makespan
@@ -13,8 +13,14 @@ from policies.protocols import Assigner
 from policies.views import INFINITE_NS, Assignment, LayerView
 from tests.policies.views_for_tests import costs, view, views
 
-ALL: list[Assigner] = [LoadAll(), ResidentOrCpu(), CostRule(), GreedyAssigner(), BeamAssigner(), ExactAssigner()]
+ALL: list[Assigner] = [
+    LoadAll(), ResidentOrCpu(), ResidentOrCpu(awaits=False), CostRule(), ThresholdAssigner(1), GreedyAssigner(),
+    BeamAssigner(), ExactAssigner(),
+]  # fmt: skip
 COST = costs(gpu_ns=(10, 10, 10), cpu_ns=(40, 80, 120), first_cpu_ns=5, copy_ns=70)
+LONG = costs(gpu_ns=(10,) * 9, cpu_ns=tuple(range(30, 300, 30)), copy_ns=100)  # copy + GPU 110: CPU up to 3 tokens
+WORKLOAD = {0: 1, 1: 8, 2: 3, 3: 4, 4: 5}
+READY = {0: 0, 1: 0, 4: 70}  # 4 is being copied
 
 
 def four() -> LayerView:
@@ -42,6 +48,7 @@ def test_load_all_breaks_ties_by_the_lower_id() -> None:
 
 def test_resident_or_cpu_never_loads() -> None:
     assert ResidentOrCpu().assign(four()) == Assignment((2, 5), (9, 3), (), 205)
+    assert ResidentOrCpu(awaits=False).assign(four()) == Assignment((2,), (9, 3, 5), (), 245)
 
 
 @pytest.mark.parametrize(("workload", "device"), [(1, "cpu"), (2, "cpu"), (3, "gpu")])
@@ -49,6 +56,34 @@ def test_cost_rule_loads_only_if_copy_and_gpu_beat_the_cpu(workload: int, device
     cost = costs(gpu_ns=(10, 10, 10), cpu_ns=(40, 80, 120), copy_ns=70)  # break-even: 80 ns, a tie for the CPU
     got = CostRule().assign(view({4: workload}, cost))
     assert (got.gpu, got.cpu, got.loads) == (((4,), (), (4,)) if device == "gpu" else ((), (4,), ()))
+
+
+def test_above_the_threshold_to_the_gpu_and_what_is_there_stays() -> None:
+    got = ThresholdAssigner(4).assign(view(WORKLOAD, LONG, ready=READY))
+    assert (got.gpu, got.cpu, got.loads) == ((1, 0, 4), (3, 2), ())
+    got = ThresholdAssigner(3).assign(view(WORKLOAD, LONG, ready=READY))
+    assert (got.gpu, got.cpu, got.loads) == ((1, 0, 4, 3), (2,), (3,))
+
+
+def test_residents_of_small_workload_leave_for_the_cpu_where_all_are_split() -> None:
+    got = ThresholdAssigner(4, residents="split").assign(view(WORKLOAD, LONG, ready=READY))
+    assert (got.gpu, got.cpu, got.loads) == ((1, 4), (3, 2, 0), ())
+
+
+def test_the_threshold_is_static_whatever_else_the_layer_holds() -> None:
+    layers = [{0: 4}, {0: 4, **dict.fromkeys(range(1, 30), 9)}]
+    assert [0 in ThresholdAssigner(4).assign(view(workload, LONG)).cpu for workload in layers] == [True, True]
+
+
+def test_without_a_number_it_is_the_break_even_of_each_layer() -> None:
+    assert break_even(LONG) == 3
+    assert break_even(costs((10, 10), (120, 240), copy_ns=100)) == 0
+    assert break_even(costs((10, 10), (20, 40), copy_ns=100)) == 2  # never pays
+    assert break_even(costs((10, 20), (110, 121), copy_ns=100)) == 1  # at 1 the same: the CPU
+    assigner = ThresholdAssigner()
+    for layer, cost, loads in ((0, LONG, (3,)), (1, LONG._replace(copy_ns=1000), ())):
+        given = view({2: 3, 3: 4}, cost, layer=layer)
+        assert assigner.assign(given).loads == loads
 
 
 @given(views())

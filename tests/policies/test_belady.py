@@ -81,7 +81,7 @@ def runs(draw: st.DrawFn, experts: int, most: int) -> tuple[Events, int, frozens
     return events, slots, draw(st.frozensets(expert, max_size=slots))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(runs(experts=5, most=9))
 def test_bypass_has_the_fewest_misses_there_can_be(run: tuple[Events, int, frozenset[int]]) -> None:
     events, slots, residents = run

@@ -8,6 +8,7 @@ import pytest
 
 from policies.assigners import LoadAll
 from policies.caches import StaticCache
+from policies.copy_queue import victims_in_time
 from policies.lru import LruCache
 from policies.protocols import Budget, Composition
 from policies.routers import TrueRouter
@@ -251,3 +252,14 @@ def test_no_expert_is_copied_twice_when_a_swap_overtakes_its_prefetch() -> None:
     it.copied(copy)
     assert it.residency.resident[1] == {1, 2}
     assert it.next_copy() is None
+
+
+def test_in_a_pool_a_victim_leaves_before_the_first_copy_that_takes_its_room() -> None:
+    """Layer 0's experts take 160 bytes, layer 1's 100. Expert 5 asked first and evicts 160 for its 100; 4, which got
+    the 60 that are left and the 40 that were free, is copied first."""
+    first, second, victim = ExpertId(1, 4), ExpertId(1, 5), ExpertId(0, 0)
+    slots: dict[ExpertId, tuple[ExpertId, ...] | None] = {second: (victim,), first: ()}
+    assert victims_in_time(slots, [first, second], 40, (160, 100)) == {first: (victim,), second: ()}
+    assert victims_in_time(slots, [second, first], 40, (160, 100)) == slots
+    declined: dict[ExpertId, tuple[ExpertId, ...] | None] = {second: (victim,), first: None}
+    assert victims_in_time(declined, [first, second], 40, (160, 100)) == declined

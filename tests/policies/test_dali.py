@@ -1,4 +1,4 @@
-"""DALI's greedy and beam assignment, residual prefetching and window cache."""
+"""DALI's greedy and beam assignment and window cache."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 
-from policies.assigners import LoadAll
-from policies.dali import BeamAssigner, GreedyAssigner, ResidualPrefetcher, WindowCache
+from policies.dali import BeamAssigner, GreedyAssigner, WindowCache
 from policies.objective import durations, makespan
-from policies.views import ExpertId, Forecast, LayerView, Swap
+from policies.views import ExpertId, LayerView, Phase, Swap
 from tests.policies.views_for_tests import costs, view, views
 
 COST = costs(gpu_ns=(10,) * 9, cpu_ns=tuple(range(30, 300, 30)), copy_ns=100)
@@ -57,18 +56,6 @@ def test_a_beam_wide_enough_finds_the_optimum(layer: LayerView) -> None:
     best = min(makespan(gpu_ns, cpu_ns, choice, first) for choice in choices)
     loose = max(first - sum(gpu_ns), 0)  # the beam counts the first expert's extra time from the start
     assert best <= BeamAssigner(width=1 << count).assign(layer).makespan_ns <= best + loose
-
-
-def test_prefetches_the_busiest_absent_experts_of_the_next_layer() -> None:
-    layer = view({0: 1}, COST, layer=1, resident=[(), (), (5, 6), ()])
-    forecasts = [
-        Forecast(3, "residual", (1,), (9,)),
-        Forecast(2, "gate", (2,), (9,)),
-        Forecast(2, "residual", (6, 3, 5, 0, 7), (9, 8, 7, 6, 5)),
-    ]
-    assert ResidualPrefetcher(2).rank(layer, forecasts, LoadAll()) == [ExpertId(2, 3), ExpertId(2, 0)]
-    assert ResidualPrefetcher(2, "gate").rank(layer, forecasts, LoadAll()) == [ExpertId(2, 2)]
-    assert ResidualPrefetcher(2).rank(layer, (), LoadAll()) == ()
 
 
 class FigureEleven:
@@ -132,6 +119,29 @@ def test_window_cache_staggers_its_layers(stagger: bool, due: list[int]) -> None
             if cache.swaps(layer, "layer_end"):
                 first.setdefault(number, step)
     assert [first[number] for number in range(3)] == due
+
+
+def updates(cache: WindowCache, phase: Phase, workload: dict[int, int]) -> list[Swap]:
+    """Of one step, or chunk, of one layer in which 0 is resident."""
+    layer = view(workload, COST, phase=phase, resident=[[0]])
+    cache.observe(layer)
+    return list(cache.swaps(layer, "layer_end"))
+
+
+@pytest.mark.parametrize("prompt", [[{1: 2, 2: 5}], [{1: 2}, {2: 3}, {2: 2}]])
+def test_window_cache_counts_a_prefill_as_one_step_in_however_many_chunks(prompt: list[dict[int, int]]) -> None:
+    cache = WindowCache(1, 4, 3, 1)
+    cache.admitted(ExpertId(0, 0), 0)
+    assert [updates(cache, "prefill", chunk) for chunk in prompt] == [[]] * len(prompt)
+    assert updates(cache, "decode", {1: 1}) == []
+    assert updates(cache, "decode", {1: 1}) == [Swap(ExpertId(0, 2), ExpertId(0, 0))], "2 has 5 tokens, 1 has 4"
+
+
+def test_window_cache_updates_after_the_first_chunk_if_the_prefill_is_due() -> None:
+    cache = WindowCache(1, 4, 1, 1)
+    cache.admitted(ExpertId(0, 0), 0)
+    asked = [updates(cache, phase, {2: 1}) for phase in ("prefill", "prefill", "decode", "decode", "prefill")]
+    assert [len(swaps) for swaps in asked] == [1, 0, 1, 1, 1], "the last is another prefill"
 
 
 def test_window_cache_does_not_bring_what_is_on_its_way() -> None:

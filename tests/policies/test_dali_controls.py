@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.dali import BeamAssigner, GreedyAssigner
+from policies.dali import BeamAssigner
 from policies.random_prefetch import RandomPrefetcher
-from policies.registry import BuildContext, compose
+from policies.registry import BuildContext, ChoiceError, compose
 from policies.views import ExpertId, LayerView, ResidencyView
-from tests.policies.views_for_tests import costs, view
+from tests.policies.views_for_tests import NO_PLAN, costs, view
 
 EXPERTS, LAYERS = 8, 3
 COST = costs((10,), (30,))
@@ -26,7 +26,7 @@ def here(layer: int, resident: Collection[int], staged: Collection[int] = ()) ->
 
 
 def drawn(prefetcher: RandomPrefetcher, layer: LayerView) -> list[ExpertId]:
-    return list(prefetcher.rank(layer, (), GreedyAssigner()))
+    return list(prefetcher.rank(layer, (), NO_PLAN))
 
 
 some = st.sets(st.integers(0, EXPERTS - 1))
@@ -73,4 +73,27 @@ def test_the_beam_differs_from_dali_in_its_assigner_alone() -> None:
     assert isinstance(beam.assigner, BeamAssigner)
     assert beam.assigner.width == 3
     assert beam.decision_cost == "dali-beam"
-    assert beam.parameters == {**greedy.parameters, "assigner": "beam", "beam_width": 3}
+    shared = {name: value for name, value in greedy.parameters.items() if name not in ("assigner", "solver")}
+    assert beam.parameters == {**shared, "beam_width": 3}
+
+
+@pytest.mark.parametrize(("name", "foreign"), [
+    ("dali-ilp", "assigner"), ("dali-ilp", "beam_width"), ("dali-beam", "assigner"), ("dali-beam", "solver"),
+])  # fmt: skip
+def test_a_dali_whose_assigner_is_fixed_takes_no_other(name: str, foreign: str) -> None:
+    with pytest.raises(ChoiceError, match=f"policy '{name}' has no parameter '{foreign}'"):
+        compose(name, {foreign: "greedy"}, context=BuildContext("m", 8, LAYERS))
+
+
+@pytest.mark.parametrize("assigner", ["beam", "exact"])
+def test_dali_with_another_assigner_decides_as_the_one_named_after_it(assigner: str) -> None:
+    context = BuildContext("m", 8, LAYERS)
+    twin = compose({"beam": "dali-beam", "exact": "dali-ilp"}[assigner], context=context)
+    built = compose("dali", {"assigner": assigner}, context=context)
+    assert type(built.assigner) is type(twin.assigner)
+    assert (built.name, built.decision_cost, built.parameters["assigner"]) == ("dali", twin.name, assigner)
+
+
+def test_dali_does_not_take_forecasts_that_are_the_future() -> None:
+    with pytest.raises(ChoiceError, match="parameter 'forecast': expected 'residual' or 'gate', got 'oracle'"):
+        compose("dali", {"forecast": "oracle"}, context=BuildContext("m", 8, LAYERS))

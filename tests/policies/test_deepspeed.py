@@ -10,7 +10,7 @@ from policies.protocols import Budget, Composition
 from policies.registry import BuildContext, ChoiceError, compose
 from policies.session import Session
 from policies.views import ExpertCosts, ExpertId, LayerInput, Routing
-from tests.policies.views_for_tests import costs, view
+from tests.policies.views_for_tests import NO_PLAN, costs, view
 
 LAYERS, EXPERTS = 2, 4
 COST = ExpertCosts((0, 5), (0, 50), 0, 20, 100)
@@ -30,7 +30,7 @@ def test_the_whole_next_layer_comes_ahead() -> None:
     policy = deepspeed()
     assert policy.prefetcher is not None
     layer = view({1: 1}, COST)
-    assert policy.prefetcher.rank(layer, (), policy.assigner) == [ExpertId(1, expert) for expert in range(EXPERTS)]
+    assert policy.prefetcher.rank(layer, (), NO_PLAN) == [ExpertId(1, expert) for expert in range(EXPERTS)]
     assert (policy.prefetch_slots, policy.prefetcher.into) == (EXPERTS, "staging")
 
 

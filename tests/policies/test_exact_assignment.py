@@ -43,14 +43,14 @@ def test_is_the_minimum_of_twelve_experts_of_small_costs(drawn: Items, first_cpu
     assert solved(drawn, first_cpu_ns) == min(value(drawn, first_cpu_ns, on_gpu) for on_gpu in every)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(items(40, 2000), st.integers(0, 2000))
 def test_agrees_with_highs(drawn: Items, first_cpu_ns: int) -> None:
     highs = solve_with_highs([g for g, _ in drawn], [c for _, c in drawn], first_cpu_ns)
     assert solved(drawn, first_cpu_ns) == value(drawn, first_cpu_ns, highs)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(views())
 def test_both_solvers_give_assignments_of_one_makespan(layer: LayerView) -> None:
     assert ExactAssigner("own").assign(layer).makespan_ns == ExactAssigner("highs").assign(layer).makespan_ns

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from policies.assigners import LoadAll
 from policies.caches import StaticCache
 from policies.mixtral_offloading import LastExperts, SpeculativeLruCache
-from policies.next_gate import NextGatePrefetcher, likeliest
 from policies.protocols import Budget, Cache
 from policies.registry import BuildContext, ChoiceError, compose
 from policies.views import INFINITE_NS, ExpertId, Forecast, ResidencyView, Swap
@@ -58,39 +54,6 @@ def test_a_calibrated_start_needs_slots_by_layer_and_a_cache(other: dict[str, ob
 def test_a_calibrated_start_without_calibration_is_refused() -> None:
     with pytest.raises(ChoiceError, match="needs calibration"):
         compose("on-demand", {"start": "popular"}, context=BuildContext("toy", 8, 3))
-
-
-# --- what the next gate says ------------------------------------------------------------------------------------------
-
-
-def forecast(active: Sequence[int], tokens: Sequence[int], *token_ids: Sequence[int], kind: str = "gate") -> Forecast:
-    return Forecast(1, kind, tuple(active), tuple(tokens), token_ids)
-
-
-@pytest.mark.parametrize(
-    ("given_forecast", "order"),
-    [
-        (forecast((2, 5), (1, 1), (5, 2, 7, 0)), [5, 2]),  # one token: its order; 7 and 0 are beyond the top-k
-        (forecast((4, 2, 5), (2, 1, 1), (5, 4, 0), (4, 2, 0)), [4, 5, 2]),  # two tokens want 4; 5 is first of one
-        (forecast((4, 5, 7), (2, 2, 2), (5, 4), (7, 5), (7, 4)), [5, 7, 4]),  # 5 is first once, 4 never
-        (forecast((2, 5), (1, 1)), [2, 5]),
-    ],
-)
-def test_likelier_is_who_more_tokens_choose_then_who_stands_higher(given_forecast: Forecast, order: list[int]) -> None:
-    assert likeliest(given_forecast) == order
-
-
-def test_prefetches_the_likeliest_absent_experts_that_the_next_gate_chooses() -> None:
-    here = view({0: 1}, COST, resident=[(), (5,), ()])
-    forecasts = [forecast((1,), (1,), (1,), kind="residual"), forecast((2, 4, 5), (1, 1, 1), (5, 4, 2))]
-    ranked = NextGatePrefetcher(1, "staging").rank(here, forecasts, LoadAll())
-    assert ranked == [ExpertId(1, 4)]
-    assert NextGatePrefetcher(4, "staging").rank(here, forecasts, LoadAll()) == [ExpertId(1, 4), ExpertId(1, 2)]
-    assert NextGatePrefetcher(4, "staging").rank(here, forecasts[:1], LoadAll()) == ()
-    assert NextGatePrefetcher(1, "cache").protect(here, forecasts) == frozenset()
-    guarded = NextGatePrefetcher(1, "cache", guard=True)
-    assert guarded.protect(here, forecasts) == {ExpertId(1, 2), ExpertId(1, 4), ExpertId(1, 5)}
-    assert guarded.protect(here, ()) == frozenset()
 
 
 # --- Mixtral-Offloading -----------------------------------------------------------------------------------------------
@@ -155,7 +118,7 @@ def test_mixtral_offloading_by_hand() -> None:
     assert max(span.end_ns for span in spans) == 61  # head 59, routing 60, wait
 
 
-some = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+some = settings(max_examples=60, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @some

@@ -10,16 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.assigners import LoadAll, ResidentOrCpu
+from policies.assigners import ResidentOrCpu
 from policies.hybrimoe_prefetch import ImpactPrefetcher
 from policies.hybrimoe_schedule import Schedule, SimulationAssigner
-from policies.hybrimoe_system import ScorePrefetcher
+from policies.hybrimoe_system import CacheScorePrefetcher
 from policies.mrs import MrsCache
-from policies.protocols import Assigner
-from policies.views import ExpertCosts, ExpertId, Forecast, LayerInput, LayerView, Routing
+from policies.views import Assignment, ExpertCosts, ExpertId, Forecast, LayerInput, LayerView, Routing
 from tests.policies.scripted_session import Placed, session, start
 from tests.policies.test_hybrimoe_schedule import UNITS, listing
-from tests.policies.views_for_tests import costs, view
+from tests.policies.views_for_tests import NO_PLAN, costs, view
 
 SCHEDULE = Schedule()
 
@@ -37,7 +36,8 @@ def seen(workload: Mapping[int, int], *residents: Sequence[int], cost: ExpertCos
 
 def rank(layer: LayerView, *forecasts: Forecast, **parameters: Any) -> list[tuple[int, int]]:
     prefetcher = ImpactPrefetcher(SCHEDULE, **parameters)
-    return [tuple(id) for id in prefetcher.rank(layer, forecasts, SimulationAssigner(SCHEDULE))]  # type: ignore[misc]
+    plan = SimulationAssigner(SCHEDULE).assign(layer)
+    return [tuple(id) for id in prefetcher.rank(layer, forecasts, plan)]  # type: ignore[misc]
 
 
 # --- by hand: GPU 1, CPU as the load, copy 3 --------------------------------------------------------------------------
@@ -71,6 +71,21 @@ def test_only_the_hidden_part_of_a_copy_counts() -> None:
     assert rank(busy._replace(h2d_backlog_ns=1), NEXT) == [(1, 1)]  # the link is free at 4, the layer done at 5
     idle = seen({0: 1}, (0,), (0, 3))  # done at 1
     assert rank(idle._replace(h2d_backlog_ns=1), NEXT) == []
+
+
+def test_what_passes_between_layers_hides_copies_too() -> None:
+    # With 2 between, layer 1 starts at 3 + 2, and layer 2, once 1 is picked, at 5 + 2 + 2: copies by 3, 6 and 9 are all
+    # hidden. Those for layer 2 gain 2, then 3.
+    table = UNITS._replace(between_ns=2)
+    assert rank(NOW._replace(costs=(table,) * 3), LATER, NEXT) == [(1, 1), (2, 4), (2, 5)]
+    idle = seen({0: 1}, (0,), (0, 3), cost=table, h2d_backlog_ns=1)  # done at 1: of the copy by 4, all but 1 is hidden
+    assert rank(idle, NEXT) == [(1, 1)]
+
+
+def test_without_the_rule_of_arrival_every_gain_counts_in_full() -> None:
+    late = NOW._replace(h2d_backlog_ns=99)
+    assert rank(late, LATER, NEXT) == []
+    assert rank(late, LATER, NEXT, arrival=False) == [(1, 1), (2, 4), (2, 5)]  # they gain 2, 2 and 3
 
 
 def test_nobody_is_brought_where_nobody_may_leave() -> None:
@@ -110,12 +125,12 @@ def test_expects_by_its_own_kind_of_forecast() -> None:
 
 
 def plain(
-    layer: LayerView, forecasts: Sequence[Forecast], size: int, discount: Fraction, assigner: Assigner, rule: Any
-) -> list[ExpertId]:
+    layer: LayerView, forecasts: Sequence[Forecast], size: int, discount: Fraction, plan: Assignment, rule: Any,
+    arrival: bool,
+) -> list[ExpertId]:  # fmt: skip
     """Section IV-C with nothing saved: every expert of every layer is tried before every pick, by the listing."""
     cached = [set(residents) for residents in layer.residency.resident]
     room = {f.layer: len(cached[f.layer] - set(f.active)) for f in forecasts}
-    plan = assigner.assign(layer)
     link = layer.h2d_backlog_ns + len(plan.loads) * layer.costs[0].copy_ns
     picks: list[ExpertId] = []
 
@@ -126,16 +141,16 @@ def plain(
 
     while len(picks) < size:
         values: list[tuple[Fraction, int, int]] = []
-        start = plan.makespan_ns
+        start = plan.makespan_ns + layer.costs[0].between_ns
         for coming in sorted(forecasts, key=lambda f: f.layer):
             number, there = coming.layer, cached[coming.layer]
             copy = layer.costs[number].copy_ns
-            hidden = max(0, min(copy, start - link))
+            hidden = max(0, min(copy, start - link)) if arrival else copy
             without = makespan(coming, there)
             for expert in set(coming.active) - there if room[number] else ():
                 gain = without - makespan(coming, there | {expert})
                 values.append((gain * Fraction(hidden, copy) * discount ** (number - 1), -number, -expert))
-            start += without
+            start += without + layer.costs[number].between_ns
         if not values or max(values)[0] <= 0:
             break
         _, number, expert = max(values)
@@ -151,7 +166,9 @@ def looks_ahead(draw: st.DrawFn) -> tuple[LayerView, list[Forecast]]:
     """Layer 0 of four, with up to three forecasts; each layer has costs and residents of its own."""
     table = st.lists(st.integers(1, 30), min_size=4, max_size=4).map(sorted)
     by_layer = [
-        costs(draw(table), draw(table), first_cpu_ns=draw(st.integers(0, 9)), copy_ns=draw(st.integers(1, 40)))
+        costs(
+            draw(table), draw(table), first_cpu_ns=draw(st.integers(0, 9)), copy_ns=draw(st.integers(1, 40))
+        )._replace(between_ns=draw(st.integers(0, 20)))
         for _ in range(4)
     ]
     residents = [tuple(sorted(draw(st.sets(st.integers(0, 9), max_size=6)))) for _ in range(4)]
@@ -162,17 +179,18 @@ def looks_ahead(draw: st.DrawFn) -> tuple[LayerView, list[Forecast]]:
 
 
 @pytest.mark.parametrize("rule", ["finish", "device_free"])
-@settings(max_examples=300, deadline=None)
-@given(drawn=looks_ahead(), size=st.integers(1, 6), halves=st.booleans())
+@settings(max_examples=300)
+@given(drawn=looks_ahead(), size=st.integers(1, 6), halves=st.booleans(), arrival=st.booleans())
 def test_picks_what_a_plain_search_picks(
-    drawn: tuple[LayerView, list[Forecast]], size: int, halves: bool, rule: Any
+    drawn: tuple[LayerView, list[Forecast]], size: int, halves: bool, arrival: bool, rule: Any
 ) -> None:
     layer, forecasts = drawn
     discount = Fraction(1, 2) if halves else Fraction(1)
     schedule = Schedule(rule)
-    assigner = SimulationAssigner(schedule)
-    got = ImpactPrefetcher(schedule, size, float(discount)).rank(layer, forecasts, assigner)
-    assert list(got) == plain(layer, forecasts, size, discount, assigner, rule)
+    prefetcher = ImpactPrefetcher(schedule, size, float(discount), arrival=arrival)
+    plan = SimulationAssigner(schedule).assign(layer)
+    got = prefetcher.rank(layer, forecasts, plan)
+    assert list(got) == plain(layer, forecasts, size, discount, plan, rule, arrival)
 
 
 # --- in a session -----------------------------------------------------------------------------------------------------
@@ -213,6 +231,6 @@ def test_a_prefetched_expert_is_not_the_victim_of_the_next_one() -> None:
 def test_the_released_code_prefetches_by_the_scores_of_the_cache() -> None:
     cache = MrsCache(2, 4, keep=2, alpha=0.5)
     cache.observe(view({0: 1}, UNITS, layer=1)._replace(scores=[(0.1, 0.2, 0.3, 0.4)]))
-    prefetcher = ScorePrefetcher(cache, 3)
-    assert prefetcher.rank(NOW, (), LoadAll()) == [ExpertId(1, 3), ExpertId(1, 2), ExpertId(1, 0)]
+    prefetcher = CacheScorePrefetcher(cache, 3)
+    assert prefetcher.rank(NOW, (), NO_PLAN) == [ExpertId(1, 3), ExpertId(1, 2), ExpertId(1, 0)]
     assert prefetcher.protect(NOW, ()) == frozenset()

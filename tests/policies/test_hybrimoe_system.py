@@ -7,7 +7,7 @@ import pytest
 from policies.assigners import ByPhase, LoadAll
 from policies.hybrimoe_prefetch import ImpactPrefetcher
 from policies.hybrimoe_schedule import SimulationAssigner
-from policies.hybrimoe_system import HssAssigner, ScorePrefetcher
+from policies.hybrimoe_system import CacheScorePrefetcher, HssAssigner
 from policies.mrs import MrsCache
 from policies.placements import PoolPlacement, RandomPlacement
 from policies.protocols import Composition
@@ -27,6 +27,7 @@ def test_as_published() -> None:
     assert policy.prefetcher.schedule is policy.assigner.schedule
     assert (policy.assigner.schedule.rule, policy.assigner.schedule.guard) == ("finish", True)
     assert (policy.prefetcher.size, policy.prefetcher.discount, policy.prefetcher.pooled) == (4, 1.0, False)
+    assert policy.prefetcher.arrival
     assert (policy.cache.keep, policy.cache.alpha, policy.cache.tokens) == (12, 0.3, "mean")
     assert policy.needs.forecasts == (("gate", 1), ("gate", 2), ("gate", 3))
 
@@ -40,6 +41,9 @@ def test_parameters_choose_the_readings() -> None:
     assert (policy.assigner.schedule.rule, policy.assigner.schedule.guard) == ("device_free", False)
     assert (policy.prefetcher.size, policy.prefetcher.discount, policy.prefetcher.pooled) == (2, 0.5, True)
     assert (policy.cache.keep, policy.needs.forecasts) == (3, (("gate", 1),))
+    unhurried = built(arrival=False).prefetcher
+    assert isinstance(unhurried, ImpactPrefetcher)
+    assert not unhurried.arrival
     without = built(prefetch=0)
     assert (without.prefetcher, without.needs.forecasts) == (None, ())
 
@@ -53,7 +57,7 @@ def test_as_released() -> None:
     assert (policy.cache.keep, policy.cache.alpha, policy.cache.tokens) == (12, 0.5, "first")
     assert policy.prefetcher is None
     prefetcher = built("hybrimoe@impl", prefetch_size=2).prefetcher
-    assert isinstance(prefetcher, ScorePrefetcher)
+    assert isinstance(prefetcher, CacheScorePrefetcher)
     assert prefetcher.size == 2
 
 

@@ -15,7 +15,7 @@ from policies.calibration import Calibration
 from policies.moe_lightning import ONE, LayerModel, Split, search, spread
 from policies.protocols import Budget, Composition
 from policies.registry import BuildContext, ChoiceError, compose
-from policies.views import ExpertCosts, ExpertId
+from policies.views import ExpertCosts, ExpertId, PolicyError
 from tests.policies.views_for_tests import view
 from tests.strategies import toy_calibration
 
@@ -38,6 +38,14 @@ def test_the_model_of_a_layer_worked_out_by_hand() -> None:
     assert {shares: model.time(*shares) / ONE for shares in expected} == expected
 
 
+def test_streaming_and_the_cpu_slow_each_other_down() -> None:
+    """At half speed the CPU's 12 take 24, in which 12 of the copy's 30 are done; 18 are left."""
+    model = LayerModel(COST._replace(cpu_permille=500, copy_permille=500), (0.75, 0.25), top_k=1, batch=1)
+    assert {shares: model.time(*shares) / ONE for shares in ((0, 1), (1, 1), (0, 2))} == {
+        (0, 1): 24 + 18, (1, 1): 12, (0, 2): 60,
+    }  # fmt: skip
+
+
 def test_a_batch_uses_more_experts_and_gives_each_more_tokens() -> None:
     # Chosen by a token with 1/2: by one of four at least with 15/16, and then by 2 / (15/16), about 2 of them.
     assert LayerModel(COST, (0.5, 0.5), top_k=1, batch=4).time(1, 1) / ONE == 80 * 15 / 16 + 8 * 15 / 16
@@ -46,7 +54,11 @@ def test_a_batch_uses_more_experts_and_gives_each_more_tokens() -> None:
 # --- the search -------------------------------------------------------------------------------------------------------
 
 TABLE = st.lists(st.integers(1, 90), min_size=4, max_size=4).map(lambda t: (0, *np.cumsum(t).tolist()))
-COSTS = st.builds(ExpertCosts, TABLE, TABLE, st.integers(0, 50), st.integers(1, 300), st.sampled_from((10, 10, 16)))
+RATE = st.sampled_from((1000, 700, 400))
+COSTS = st.builds(
+    ExpertCosts, TABLE, TABLE, st.integers(0, 50), st.integers(1, 300), st.sampled_from((10, 10, 16)),
+    cpu_permille=RATE, copy_permille=RATE,
+)  # fmt: skip
 QUESTIONS = st.tuples(
     st.integers(1, 4), st.integers(1, 5), st.integers(1, 12), st.integers(0, 5), st.integers(0, 2**32 - 1)
 )  # layers, experts, steps, streamed, seed
@@ -84,7 +96,10 @@ def _slow_time(costs: ExpertCosts, shares: list[float], top_k: int, batch: int, 
         else:
             on_cpu += used * costs.cpu_ns[tokens]
             unused.append(1 - used)
-    return max(streamed * costs.copy_ns, on_gpu, on_cpu + costs.first_cpu_ns * (1 - prod(unused)))
+    on_cpu += costs.first_cpu_ns * (1 - prod(unused))
+    copies, cpu_rate, copy_rate = streamed * costs.copy_ns, costs.cpu_permille / 1000, costs.copy_permille / 1000
+    shared = min(on_cpu / cpu_rate, copies / copy_rate)  # one of them is done
+    return max(on_gpu, shared + on_cpu - shared * cpu_rate, shared + copies - shared * copy_rate)
 
 
 @given(QUESTIONS, st.data())
@@ -156,15 +171,31 @@ def test_the_most_popular_stay_the_next_are_streamed_the_rest_is_the_cpus() -> N
     decided = policy.assigner.assign(layer)
     assert (decided.gpu, decided.cpu, decided.loads, decided.streamed) == ((0, 2), (1, 3), (2,), ())
     assert policy.prefetcher is not None
-    assert policy.prefetcher.rank(layer, (), policy.assigner) == [ExpertId(1, 2)]
+    assert policy.prefetcher.rank(layer, (), decided) == [ExpertId(1, 2)]
 
 
 def test_what_is_streamed_comes_in_order_of_popularity() -> None:
     policy = lightning()
     policy.placement.place(Budget(EXPERTS, (10, 10), 0))
     assert policy.prefetcher is not None
-    ranked = policy.prefetcher.rank(view({0: 1}, COST), (), policy.assigner)
+    layer = view({0: 1}, COST)
+    ranked = policy.prefetcher.rank(layer, (), policy.assigner.assign(layer))
     assert ranked == [ExpertId(1, expert) for expert in (3, 2, 1, 0)]
+
+
+@pytest.mark.parametrize("slots", [1, 3, 4])
+def test_no_layer_streams_more_than_there_are_slots_for(slots: int) -> None:
+    policy = lightning(prefetch_slots=slots)
+    policy.placement.place(Budget(EXPERTS, (10, 10), 0))
+    layer = view({0: 1}, COST)
+    assert policy.prefetcher is not None
+    assert len(policy.prefetcher.rank(layer, (), policy.assigner.assign(layer))) == policy.prefetch_slots == slots
+
+
+def test_its_parts_say_that_they_carry_out_what_its_placement_finds() -> None:
+    policy, layer = lightning(), view({0: 1}, COST)
+    with pytest.raises(PolicyError, match=r"the plan that its placement searches for.* keep the placement"):
+        policy.assigner.assign(layer)
 
 
 def test_without_staging_for_it_nothing_is_streamed() -> None:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.assigners import LoadAll, ResidentOrCpu
-from policies.pipeline_assigner import PipelineAssigner, together
+from policies.objective import together
+from policies.pipeline_assigner import PipelineAssigner
 from policies.views import INFINITE_NS, Assignment, ExpertCosts, LayerView
 from tests.policies.views_for_tests import costs, view
 

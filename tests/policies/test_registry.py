@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from policies.placements import PoolPlacement
 from policies.protocols import Budget, Composition
 from policies.registry import SYSTEMS, BuildContext, ChoiceError, compose, policy_names, system
 from policies.session import Session
-from policies.views import ExpertCosts, Forecast, LayerInput, Routing
+from policies.views import ExpertCosts, Forecast, LayerInput, PolicyError, Routing
 from tests.strategies import toy_calibration
 
 LAYERS, EXPERTS, STEPS = 3, 8, 6
@@ -45,7 +46,7 @@ def test_names() -> None:
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_system_says_what_it_is_and_builds_what_it_says(name: str) -> None:
     entry, built = system(name), compose(name, context=context())
-    assert entry.summary
+    assert 0 < len(entry.summary) <= 80
     assert entry.source
     assert built.name == name
     assert replace(built.needs, forecast_layers={}) == entry.needs  # which layers depends on the model
@@ -74,11 +75,11 @@ def test_an_unknown_policy_lists_the_known_ones(name: str, message: str) -> None
     [
         ("on-demand", {"slots": 3}, "has no parameter 'slots'; it has pool: bool = False, demand_slots: int = 2"),
         ("layer-wise", {"n": 3}, "'layer-wise' has no parameter 'n'; it has none"),
-        ("dali", {"window": "4"}, "parameter 'window': expected int | None, got '4'"),
-        ("dali", {"window": True}, "expected int | None, got True"),
+        ("dali", {"window": "4"}, "parameter 'window': expected int or None, got '4'"),
+        ("dali", {"window": True}, "expected int or None, got True"),
         ("dali", {"window": 0}, "parameter 'window': expected at least 1, got 0"),
-        ("dali", {"evict": "all"}, "expected 'idlest' | 'busiest', got 'all'"),
-        ("dali-ilp", {"solver": "gurobi"}, "expected 'own' | 'highs', got 'gurobi'"),
+        ("dali", {"evict": "all"}, "expected 'idlest' or 'busiest', got 'all'"),
+        ("dali-ilp", {"solver": "gurobi"}, "expected 'own' or 'highs', got 'gurobi'"),
         ("fiddler", {"uniform": 1}, "expected bool, got 1"),
     ],
 )
@@ -86,6 +87,21 @@ def test_a_wrong_parameter_says_what_is_right(name: str, parameters: Mapping[str
     with pytest.raises(ChoiceError) as caught:
         compose(name, parameters, context=context())
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter"),
+    [
+        ("static-threshold", "alpha"), ("hybrimoe", "alpha"), ("hybrimoe", "discount"), ("hybrimoe@impl", "alpha"),
+        ("smoe", "alpha"), ("daop", "swap_share"), ("hybrid-pf", "threshold"), ("hybrid-pf@exact", "threshold"),
+    ],
+)  # fmt: skip
+def test_shares_are_shares(name: str, parameter: str) -> None:
+    for value in (0.0, 1.0):
+        system(name).parse({parameter: value})
+    for value in (-0.1, 1.5):
+        with pytest.raises(ChoiceError, match=f"parameter '{parameter}': expected 0 to 1, got {value}"):
+            system(name).parse({parameter: value})
 
 
 @pytest.mark.parametrize(
@@ -105,6 +121,18 @@ def test_dali_takes_its_sizes_from_the_model(experts: int, sizes: tuple[int, int
     built = compose("dali", context=BuildContext("m", experts, 4))
     assert tuple(built.parameters[name] for name in ("window", "update", "prefetch")) == sizes
     assert (built.prefetch_slots, built.parameters["prefetch_slots"]) == (2 * sizes[2],) * 2
+
+
+def test_a_system_that_peeks_without_saying_so_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = SYSTEMS["oracle"]
+
+    def build(parameters: Any, given: BuildContext) -> Composition:
+        composition = honest.build(parameters, given)
+        return replace(composition, needs=replace(composition.needs, future=False))
+
+    monkeypatch.setitem(SYSTEMS, "oracle", replace(honest, build=build))
+    with pytest.raises(PolicyError, match=r"'oracle' needs forecasts of the kind 'oracle': declare Needs\(future"):
+        compose("oracle", context=context())
 
 
 def test_dali_without_prefetches_needs_no_forecast() -> None:

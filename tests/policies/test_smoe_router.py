@@ -88,12 +88,13 @@ def test_the_listing_exchanges_experts_that_are_there() -> None:
 
 
 def test_substitutes_weigh_their_own_score() -> None:
-    routing = CacheRouter(ALPHA).route(scored_view([ONE_LOW], 3, resident=(3,), renormalised=False))
+    view = scored_view([ONE_LOW], 3, resident=(3,), renormalised=False)
+    routing = CacheRouter(ALPHA, norm_topk=False).route(view)
     assert routing.token_weights == [[0.40, 0.20, 0.15]]
     assert (routing.active, routing.tokens) == ((0, 1, 3), (1, 1, 1))
 
 
-def test_renormalised_weights_stay_so() -> None:
+def test_which_sum_up_to_1_where_the_model_renormalises() -> None:
     routing = CacheRouter(ALPHA).route(scored_view([ONE_LOW], 3, resident=(3,)))
     assert routing.token_weights == [pytest.approx([0.40 / 0.75, 0.20 / 0.75, 0.15 / 0.75])]
 
@@ -148,7 +149,7 @@ def test_what_holds_of_every_routing(
     scores: Scores, k: int, alpha: float, resident: set[int], listing: bool, renormalised: bool
 ) -> None:
     view = scored_view(scores, k, resident=resident, renormalised=renormalised)
-    routing = CacheRouter(alpha, listing).route(view)
+    routing = CacheRouter(alpha, listing, renormalised).route(view)
     assert routing is view.routing or [list(ids) for ids in routing.token_ids] != list(view.routing.token_ids)
     assert Counter(e for ids in routing.token_ids for e in ids) == routing.workload()
     assert list(routing.active) == sorted(routing.active)

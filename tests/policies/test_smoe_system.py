@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from policies.assigners import LoadAll
 from policies.registry import BuildContext, ChoiceError, compose, system
 from policies.routers import TrueRouter
 from policies.smoe_prefetcher import TopScorePrefetcher
-from policies.views import ExpertId, Forecast, LayerView, ResidencyView
+from policies.views import ExpertId, Forecast, LayerView, PolicyError, ResidencyView
+from tests.policies.views_for_tests import NO_PLAN
 from tests.policies.views_with_scores import scored_view
 
 SCORES = (0.4, 0.3, 0.2, 0.1)
@@ -23,7 +23,7 @@ def ranked(
     prefetcher = TopScorePrefetcher(alpha)
     view = view_of_two(len(tokens), resident)
     top = prefetcher.protect(view, [forecast])
-    wanted = prefetcher.rank(view, [forecast], LoadAll())
+    wanted = prefetcher.rank(view, [forecast], NO_PLAN)
     assert set(wanted) == {id for id in top if id.expert not in resident}
     assert {id.layer for id in top} <= {1}
     return [id.expert for id in wanted]
@@ -51,14 +51,20 @@ def test_a_batch_wants_what_any_token_wants_by_its_best_score() -> None:
 def test_other_forecasts_are_nothing_to_it() -> None:
     view = view_of_two(1)
     others = [Forecast(1, "gate", (0,), (1,)), Forecast(2, "partial", (0,), (1,))]
-    assert TopScorePrefetcher(0.25).rank(view, others, LoadAll()) == []
+    assert TopScorePrefetcher(0.25).rank(view, others, NO_PLAN) == []
     assert TopScorePrefetcher(0.25).protect(view, others) == frozenset()
+
+
+def test_a_forecast_without_scores_is_refused_with_the_way_out() -> None:
+    bare = Forecast(1, "partial", (3, 1), (1, 1), [(3, 1, 0, 2)])
+    with pytest.raises(PolicyError, match=r"layer 0: expected the scores of forecast partial@1 for 1 tokens, got 0"):
+        TopScorePrefetcher(0.25).rank(view_of_two(1), [bare], NO_PLAN)
 
 
 def test_where_all_experts_are_selected_all_are_wanted() -> None:
     forecast = Forecast(1, "partial", (), (), [(1, 0)], [(0.75, 0.25)])
     view = scored_view([(0.5, 0.5)], 2)
-    assert TopScorePrefetcher(0.25).rank(view, [forecast], LoadAll()) == [ExpertId(1, 1), ExpertId(1, 0)]
+    assert TopScorePrefetcher(0.25).rank(view, [forecast], NO_PLAN) == [ExpertId(1, 1), ExpertId(1, 0)]
 
 
 CONTEXT = BuildContext("toy", 8, 3, top_k=2)

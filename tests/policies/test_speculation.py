@@ -18,7 +18,7 @@ from policies.registry import BuildContext, ChoiceError, compose, system
 from policies.session import Session
 from policies.speculation import BufferPrefetcher, InExpertOrder, LayerPrefetcher, SpeculativeRouter
 from policies.views import Copy, ExpertId, Forecast, LayerInput, LayerView, Phase, Plan, Routing
-from tests.policies.views_for_tests import costs, view, views
+from tests.policies.views_for_tests import NO_PLAN, costs, view, views
 from tests.strategies import toy_calibration
 
 EXPERTS, LAYERS, TOP_K = 8, 4, 2
@@ -50,9 +50,11 @@ def test_a_decode_step_executes_the_tokens_best_experts() -> None:
 def test_a_batch_executes_the_union_with_the_forecasts_scores_as_weights() -> None:
     # Token 0 goes to 6 and 3, token 1 to 6 and 2: expert 6 has two tokens.
     ids, scores = ((6, 3, 1), (6, 2, 0)), ((0.5, 0.25, 0.125), (0.75, 0.125, 0.0))
-    commit = SpeculativeRouter(2).commit(here(), [Forecast(1, "gate", (6, 2, 3), (2, 1, 1), ids, scores)])
-    assert commit is not None
-    assert commit.routing == Routing((2, 3, 6), (1, 1, 2), [(6, 3), (6, 2)], [(0.5, 0.25), (0.75, 0.125)])
+    forecast = Forecast(1, "gate", (6, 2, 3), (2, 1, 1), ids, scores)
+    for norm_topk, weights in ((False, [[0.5, 0.25], [0.75, 0.125]]), (True, [[2 / 3, 1 / 3], [6 / 7, 1 / 7]])):
+        commit = SpeculativeRouter(2, norm_topk).commit(here(), [forecast])
+        assert commit is not None
+        assert commit.routing == Routing((2, 3, 6), (1, 1, 2), [(6, 3), (6, 2)], weights)
 
 
 @given(st.lists(st.permutations(range(EXPERTS)), min_size=1, max_size=5), st.integers(1, EXPERTS))
@@ -90,10 +92,10 @@ def test_the_other_buffer_is_filled_in_expert_order() -> None:
     forecast = Forecast(1, "gate", (6, 2, 3), (2, 1, 1))
     wanted = [ExpertId(1, 2), ExpertId(1, 3), ExpertId(1, 6)]
     for phase in ("prefill", "decode"):
-        assert BufferPrefetcher().rank(here(phase), [forecast], InExpertOrder()) == wanted
-    assert LayerPrefetcher(EXPERTS).rank(here(), [forecast], InExpertOrder()) == wanted
-    assert LayerPrefetcher(3).rank(here("prefill"), [], InExpertOrder()) == [ExpertId(1, e) for e in range(3)]
-    assert BufferPrefetcher().rank(here(), [], InExpertOrder()) == []
+        assert BufferPrefetcher().rank(here(phase), [forecast], NO_PLAN) == wanted
+    assert LayerPrefetcher(LAYERS, EXPERTS).rank(here(), [forecast], NO_PLAN) == wanted
+    assert LayerPrefetcher(LAYERS, 3).rank(here("prefill"), [], NO_PLAN) == [ExpertId(1, e) for e in range(3)]
+    assert BufferPrefetcher().rank(here(), [], NO_PLAN) == []
 
 
 # --- what the systems do, call by call --------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ def test_layers_by_name_need_no_calibration() -> None:
         ({"layers": [0]}, r"parameter 'layers': expected layers within 1..3, got \[0\]"),
         ({"layers": [4]}, "expected layers within 1..3"),
         ({"layers": "12"}, "expected layers within 1..3, got '12'"),
-        ({"layers": 2}, "parameter 'layers': expected Sequence"),
+        ({"layers": 2}, "parameter 'layers': expected list of int or None, got 2"),
         ({"buffer_experts": 0}, "parameter 'buffer_experts': expected at least 1, got 0"),
     ],
 )

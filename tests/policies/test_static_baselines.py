@@ -53,6 +53,11 @@ def test_layers_are_whole_and_the_first_are_the_cpus(name: str) -> None:
     assert placed(name, 39).residents == ((), (), ())
 
 
+@pytest.mark.parametrize("name", ["llama.cpp", "ktransformers@layer-wise", "layer-wise"])
+def test_who_decides_the_same_is_charged_the_same(name: str) -> None:
+    assert policy(name).decision_cost == "layer-wise"
+
+
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_llama_cpp_runs_everything_where_it_lies(phase: Phase) -> None:
     assert decided("llama.cpp", layer({0: 64, 1: 1}, phase)) == ((1,), (0,), ())
@@ -124,7 +129,8 @@ def test_ktransformers_uses_the_cpu_in_decode_and_in_prefill_by_choice(
     [("planner", 2, False), ("planner", 3, True), ("constants", 9, False), ("constants", 10, True)],
 )
 def test_fiddler_as_released_takes_the_cheaper_device_for_each_expert(which: str, workload: int, loaded: bool) -> None:
-    """7 ms a token against 70 ms: ten tokens cost 70 on the CPU, which is not less."""
+    """7 ms a token against 70 ms: ten tokens cost 70 on the CPU, which is not less. That is what it compares."""
+    assert policy("fiddler@impl").parameters == {"costs": "constants"}
     expected = ((1, 0), (), (0,)) if loaded else ((1,), (0,), ())
     assert decided("fiddler@impl", layer({0: workload, 1: 1}), costs=which) == expected
     assert placed("fiddler@impl", 50) == placed("fiddler", 50)

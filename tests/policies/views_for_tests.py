@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
 
-from policies.views import INFINITE_NS, ExpertCosts, LayerView, Phase, ResidencyView, Routing
+from policies.views import INFINITE_NS, Assignment, ExpertCosts, LayerView, Phase, ResidencyView, Routing
+
+NO_PLAN = Assignment((), (), (), 0)  # for prefetchers that do not look at the layer's plan
 
 
 def costs(gpu_ns: Sequence[int], cpu_ns: Sequence[int], *, first_cpu_ns: int = 0, copy_ns: int = 0) -> ExpertCosts:

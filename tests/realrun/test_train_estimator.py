@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,15 +11,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+from torch import Tensor  # noqa: E402
 
-from realrun.train_estimator import Settings, main, train_file  # noqa: E402
+from realrun.train_estimator import Settings, main, train_file, training_head  # noqa: E402
 from traces.capture import CaptureError, capture  # noqa: E402
 from traces.capture_vectors import Vectors, read_vectors  # noqa: E402
 from traces.hf_layers import find_moe_layers  # noqa: E402
-from traces.hf_load import load  # noqa: E402
-from traces.mini_data import train_tokenizer  # noqa: E402
+from traces.hf_load import Loaded, load  # noqa: E402
+from traces.mini_data import load_corpus, train_tokenizer  # noqa: E402
 from traces.mini_models import build_model  # noqa: E402
 from traces.mini_train import export  # noqa: E402
+from traces.text_sketch import hashes  # noqa: E402
 from traces.trace_file import read_trace  # noqa: E402
 
 VOCAB, LAYERS, EXPERTS, TOP_K = 300, 3, 16, 2
@@ -104,3 +107,52 @@ def test_without_tokens_there_are_vectors_alone(model: Path, corpus: Path, tmp_p
 def test_a_folder_that_is_not_there_is_refused_before_training(model: Path, corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"the folder .* does not exist"):
         trained(model, corpus, tmp_path / "absent" / "v")
+
+
+def test_the_file_knows_the_windows_that_were_read_and_no_others(model: Path, corpus: Path, tmp_path: Path) -> None:
+    settings = Settings(**{**vars(SMALL), "tokens": 640})
+    vectors, _ = trained(model, corpus, tmp_path / "v.safetensors", settings)
+    assert vectors.read is not None
+    loaded = load(model, "float32")
+    text = training_head(load_corpus(corpus, loaded.tokenizer.backend_tokenizer))
+    for batch in (settings.calibration_batch(text, 9), settings.training_batch(text, 9)):
+        assert vectors.read.shared(loaded.tokenizer.batch_decode(batch)) == (n := windows_passages(loaded, batch), n)
+    held_out = (corpus / "domain1.eval.txt").read_text()
+    assert vectors.read.shared([held_out])[0] == 0
+    first = loaded.tokenizer.decode(settings.training_batch(text, 0)[0])
+    (tmp_path / "seen.jsonl").write_text(json.dumps({"text": first}))
+    with pytest.raises(CaptureError, match=r"v\.safetensors: was calibrated on text of the prompts in .*seen\.jsonl"):
+        capture(model, tmp_path / "seen.jsonl", tmp_path / "t", vectors=tmp_path / "v.safetensors")
+
+
+def windows_passages(loaded: Loaded, batch: Tensor) -> int:
+    return len(np.unique(np.concatenate([hashes(text) for text in loaded.tokenizer.batch_decode(batch)])))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--tokens 100 --batch 4", "tokens: expected 0 (no estimator) or at least one batch of 4 x 128 = 512 tokens"),
+        ("--tokens -1", "tokens: expected 0 (no estimator) or at least one batch"),
+        ("--batch 400", "batch: expected at most 312 windows of 128 tokens, as vectors are taken over 40000 tokens"),
+        ("--batch 0", "batch must be >= 1, got 0"),
+        ("--width 0", "width must be >= 1, got 0"),
+        ("--dtype int3", "dtype: expected one of auto, float32"),
+        ("--corpus /absent", "/absent: expected pairs of <domain>.train.txt and <domain>.eval.txt, found none"),
+        ("--model /absent", "/absent: no such folder"),
+        ("-o /absent/v", "the folder /absent does not exist"),
+    ],
+)
+def test_the_command_says_in_one_sentence_what_it_cannot_do(
+    words: str, message: str, model: Path, corpus: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    line = f"x --model {model} --corpus {corpus} -o {tmp_path / 'v'} {words}"
+    monkeypatch.setattr(sys, "argv", line.split())
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: ")
+    assert message in said
+    assert not (tmp_path / "v").exists()

@@ -17,16 +17,19 @@ from policies.lru import LruCache
 from policies.placements import RandomPlacement
 from policies.protocols import Composition, Needs
 from sim import ablation
-from sim.ablation import Ablation, ablate
+from sim.ablation import Ablation, ablate, simulate_parts
 from sim.comparison import compare
 from sim.demand import MissingFromTraceError
 from sim.ladder import ladder
 from sim.pictures import PictureError
 from sim.scenario import Scenario
+from sim.simulate import setting_of
 from tests.strategies import toy_trace
 from traces.trace_file import write_trace
 
 SCENARIO = Scenario(trace="mini-moe", model=None, prompt_tokens=4, generated_tokens=3, cached_share=0.25)
+
+DEEP = Scenario(prompt_tokens=4, generated_tokens=2, cached_share=0.25)  # whose trace has every forecast
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,7 @@ def dali() -> Ablation:
 
 def test_the_ladder_adds_the_parts_of_dali(dali: Ablation) -> None:
     labels = ["no part: all experts on the CPU", "+ placement: random", "+ assigner: greedy", "+ cache: window",
-              "+ prefetcher: residual"]  # fmt: skip
+              "+ prefetcher: top"]  # fmt: skip
     parts = ["placement", "assigner", "cache", "prefetcher"]
     assert [row["label"] for row in dali.ladder] == labels
     assert [row["part"] for row in dali.ladder] == [None, *parts]
@@ -100,6 +103,27 @@ def test_one_part_needs_no_second_table() -> None:
     assert found.all_but_one == []
 
 
+@pytest.mark.parametrize("name", ["hybrimoe", "edgemoe", "adapmoe", "moe-infinity", "static-threshold", "oracle"])
+def test_a_prefetcher_that_is_on_prefetches(name: str) -> None:
+    """Without the cache that it brings experts to, too: they are staged, and the row says so."""
+    found = ablate(DEEP.with_(policy=name), draws=1)
+    for row in (*found.ladder, *found.all_but_one):
+        prefetches = sum(row[f"prefetches_{outcome}"] for outcome in ("used", "late", "wasted", "withdrawn"))
+        assert (prefetches > 0) == ("prefetcher" in row["parts"])
+    [bare] = [row for row in found.all_but_one if row["part"] == "cache"]
+    assert bare["label"] == "without cache, prefetches staged"
+    assert bare["pcie_swap_bytes_per_token"] == 0
+
+
+def test_what_is_searched_is_carried_out_whoever_is_placed() -> None:
+    """MoE-Lightning's placement finds the plan of its assigner and prefetcher: off, it seats nobody, and no more."""
+    found = ablate(DEEP.with_(policy="moe-lightning"), draws=1)
+    assert [row["refused"] for row in (*found.ladder, *found.all_but_one)] == [None] * 7
+    [empty] = [row for row in found.all_but_one if row["part"] == "placement"]
+    assert empty["decode_resident_hit_rate"] == 0
+    assert empty["cache_slots"] == found.ladder[-1]["cache_slots"]
+
+
 def test_the_number_of_processes_changes_no_byte(dali: Ablation) -> None:
     assert json.dumps(ablate(SCENARIO, jobs=2)) == json.dumps(dali)
 
@@ -124,10 +148,19 @@ def test_parts_that_cannot_do_without_another_say_why(no_staging: Ablation) -> N
     refused = [row for row in (*no_staging.ladder, *no_staging.all_but_one) if row["refused"]]
     assert [row["label"] for row in refused] == ["+ assigner: load all", "without cache"]
     for row in refused:
-        assert row["refused"].startswith("the other parts fail: PolicyError: ")
+        assert row["refused"].startswith("the other parts cannot run alone: ")
         assert row["refused"].endswith("without any staging slot: give it demand_slots >= 1")
         assert "tpot_ms" not in row
     assert no_staging.ladder[-1]["speedup"] > 0
+
+
+def test_an_error_of_the_program_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any) -> Composition:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(ablation, "without", broken)
+    with pytest.raises(KeyError, match="ours"):
+        simulate_parts(setting_of(SCENARIO), "fiddler", {}, ())
 
 
 def test_a_policy_that_cannot_run_is_refused(tmp_path: Path) -> None:

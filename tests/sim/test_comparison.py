@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from policies.registry import ChoiceError
+from sim import comparison
 from sim.comparison import Comparison, compare
 from sim.draws import draws_of, play, refused, summary
 from sim.run import Run
@@ -214,17 +215,32 @@ def test_who_cannot_run_in_one_draw_is_refused() -> None:
             play({"mine": refuses_seed_2}, draws, jobs, insist=["mine"])
 
 
-def test_who_cannot_run_is_left_out_once(tmp_path: Path) -> None:
+def test_who_cannot_run_is_refused_once(tmp_path: Path) -> None:
     found = compare(uneven(tmp_path / "bare.safetensors"), draws=2)
-    assert "needs the forecast residual@1" in found.left_out["dali"]
-    assert {run.policy for run in found.runs} & set(found.left_out) == set()
+    assert "needs the forecast residual@1" in found.refused["dali"]
+    assert {run.policy for run in found.runs} & set(found.refused) == set()
     with pytest.raises(ValueError, match="needs the forecast residual@1"):
         compare(uneven(tmp_path / "bare.safetensors"), ["on-demand", "dali"], draws=2)
 
 
 def test_nobody_can_run() -> None:
-    with pytest.raises(ValueError, match="GB are missing"):
+    with pytest.raises(ChoiceError, match=r"none of the policies can run: on-demand.*GB are missing"):
         compare(replace(SHORT, trace="mini-deepseek", model="deepseek-v2-lite", cached_share=0.99), draws=2)
+
+
+def test_all_reasons_are_told_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = {"on-demand": "2.5 GB are missing", "fiddler": "no calibration", "dali": "3 GB are missing"}
+
+    def refuse(setting: Setting, policy: str, parameters: object) -> Run:
+        raise ScenarioError(reasons[policy])
+
+    monkeypatch.setattr(comparison, "simulate_setting", refuse)
+    monkeypatch.setattr(comparison, "policy_names", lambda: tuple(reasons))
+    with pytest.raises(ChoiceError) as caught:
+        compare(SHORT, draws=2)
+    assert str(caught.value) == (
+        "none of the policies can run: on-demand, dali: 2.5 GB are missing; fiddler: no calibration"
+    )
 
 
 @pytest.mark.parametrize("draws", [0, -1])

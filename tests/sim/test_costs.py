@@ -150,7 +150,7 @@ def test_max_tokens_must_be_positive() -> None:
 
 def test_plan_costs_scale_with_the_host() -> None:
     plain, slow = costs_of("rtx3090-ddr4"), costs_of("rtx3090-ddr4", host__plan_factor=2.5)
-    assert slow.plan_ns("default", 6) == round(2.5 * plain.plan_ns("default", 6))
+    assert abs(slow.plan_ns("default", 6) - 2.5 * plain.plan_ns("default", 6)) <= 2.5  # each is rounded by itself
     assert plain.plan_ns("oracle", 6) == plain.foresee_ns("oracle", 6) == 0
 
 

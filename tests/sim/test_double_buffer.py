@@ -34,7 +34,7 @@ from sim.layer_parts import TokenBytes
 
 EXECUTED, EXACT = ("router-pf", "quasi-pf@impl"), ("router-pf@exact",)
 
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=60)
 time_ns = st.integers(1, 100)
 layer_counts = st.integers(1, 6)
 

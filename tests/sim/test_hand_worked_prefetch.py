@@ -6,9 +6,10 @@ from typing import Any
 
 from policies.assigners import LoadAll
 from policies.caches import StaticCache
-from policies.dali import ResidualPrefetcher, WindowCache
+from policies.dali import WindowCache
 from policies.protocols import Composition, Needs
 from policies.routers import TrueRouter
+from policies.top_prefetch import TopPrefetcher
 from policies.views import Forecast
 from sim.costs import uniform_costs
 from tests.sim.hand_worked import Placed, lane, lines, play, step, told
@@ -18,7 +19,7 @@ def looking_ahead(placed: Placed, **parts: Any) -> Composition:
     """Loads everything, prefetches up to two experts into staging, and keeps what was placed."""
     given: dict[str, Any] = {"cache": StaticCache(), "prefetch_slots": 2, **parts}
     return Composition(
-        "looking-ahead", placed, TrueRouter(), LoadAll(), ResidualPrefetcher(2, "gate"),
+        "looking-ahead", placed, TrueRouter(), LoadAll(), TopPrefetcher(2, "gate", "staging"),
         needs=Needs(forecasts=(("gate", 1),)), **given,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from sim.comparison import compare
@@ -40,7 +41,7 @@ def texts(figure: Figure) -> str:
 def test_bars_rank_policies_and_say_who_wins() -> None:
     rows = [row("slow", 30.0), row("seer", 5.0, "clairvoyant"), row("fast", 10.0)]
     figure = tpot_bars(rows, "somewhere")
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["seer\nclairvoyant", "fast", "slow"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["seer *", "fast", "slow"]
     assert figure.get_suptitle() == "fast is fastest: 10.0 ms per token, 3.0x faster than slow"
     assert "(ms)" in texts(figure)
 
@@ -70,15 +71,45 @@ def test_bars_of_means_have_whiskers_where_draws_differ() -> None:
 
 
 def test_a_bar_far_longer_than_most_is_cut() -> None:
-    """The median of 10, 20 and 1000 is 20: the axis ends at 4 x 20 and room for labels."""
+    """The median of 10, 20 and 1000 is 20: the axis ends at 2.5 x 20 and room for labels."""
     [ax] = tpot_bars([row("mine", 10.0), row("other", 20.0), row("endless", 1000.0)]).axes
-    assert ax.get_xlim()[1] == pytest.approx(1.17 * 80)
+    assert ax.get_xlim()[1] == pytest.approx(1.17 * 50)
     assert [text.get_text() for text in ax.texts] == ["10.0 ms", "20.0 ms", "1,000.0 ms \N{RIGHTWARDS ARROW}"]
 
 
 def test_many_bars_are_held_against_the_median() -> None:
     title = tpot_bars([row(f"p{n}", 10.0 + n) for n in range(9)]).get_suptitle()
     assert title == "p0 is fastest: 10.0 ms per token, 1.4x faster than the median"
+
+
+def test_of_very_many_the_slowest_are_only_named() -> None:
+    """26 policies: 24 bars, a line about the others, and no diamonds, for which there is no room."""
+    rows = [
+        row(f"p{n}", 10.0 + n, *(["changes routing"] if n == 25 else []), null_model_tpot_ms=9.0) for n in range(26)
+    ]
+    figure = tpot_bars(rows)
+    [ax] = figure.axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == [f"p{n}" for n in range(24)]
+    assert ax.get_xlabel().endswith("2 more, slower (34 to 35 ms): p24, p25 ~")
+    assert not ax.lines
+    assert "null model" not in texts(figure)
+
+
+def test_marks_are_explained() -> None:
+    told = texts(tpot_bars([row("seer", 5.0, "clairvoyant"), row("bold", 10.0, "changes routing")]))
+    assert {"seer *", "bold ~", "* knows the future", "~ changes the routing"} <= set(told.splitlines())
+    assert "*" not in texts(tpot_bars([row("plain", 5.0)]))
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_names_are_not_cut_off(count: int) -> None:
+    figure = tpot_bars([row(f"a-very-long-name-of-a-policy@layer-wise-{n}", 10.0 + n) for n in range(count)])
+    FigureCanvasAgg(figure).draw()
+    [ax] = figure.axes
+    assert min(label.get_window_extent().x0 for label in ax.get_yticklabels()) >= 0
+    below = ax.xaxis.label.get_window_extent()
+    assert below.x0 >= 0
+    assert below.x1 <= figure.bbox.x1
 
 
 def test_a_winner_that_changes_the_routing_is_named_as_one() -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 from torch.nn import functional  # noqa: E402
 
 from tests.traces.tiny_families import EXPERTS, HIDDEN, build  # noqa: E402
-from traces.capture import CaptureError, CaptureSettings, capture_loaded  # noqa: E402
+from traces.capture import FORECASTS, CaptureError, CaptureSettings, capture_loaded  # noqa: E402
 from traces.capture_forecasts import calibrate  # noqa: E402
 from traces.capture_prompts import PromptFile, read_prompts  # noqa: E402
 from traces.capture_run import Run  # noqa: E402
@@ -249,6 +249,29 @@ def test_other_families_are_refused_by_the_forecasts_name_and_keep_the_gate(
         run(loaded, tmp_path, "gate@1", forecast)
     assert not (tmp_path / "t.safetensors").exists()
     assert len(run(loaded, tmp_path, "gate@1", "residual@1").forecasts) == 2
+
+
+LEFT_OUT = {
+    "mixtral": [], "gemma4_text": ["quasi_hidden@1", "partial@1"], "jamba": ["quasi_hidden@1", "partial@1"],
+    "dense between": ["partial@1"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", LEFT_OUT)
+def test_what_nobody_asked_for_and_the_model_cannot_give_is_left_out_with_a_note(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = build("qwen3_moe", mlp_only_layers=[2]) if family == "dense between" else build(family)
+    prompts, other = written(tmp_path, "prompts.txt", PROMPTS), written(tmp_path, "other.txt", OTHER)
+    trace = read_trace(capture_loaded(loaded, prompts, tmp_path / "t.safetensors", PLAIN, other))
+    given = [name for name in FORECASTS if name not in LEFT_OUT[family]]
+    assert sorted(str(key) for key in trace.forecasts) == sorted(given)
+    notes = trace.provenance.get("left_out", [])
+    assert [note.partition(" is left out: ")[0] for note in notes] == LEFT_OUT[family]
+    assert capsys.readouterr().err.splitlines() == notes
+    assert ("partial takes for resident" in trace.provenance["calibration"]) == (family == "mixtral")
+    modules = list(loaded.model.modules())
+    assert not any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in modules)
 
 
 def test_a_layer_that_computes_something_else_is_found_by_trying(tmp_path: Path) -> None:

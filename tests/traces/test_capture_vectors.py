@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -24,6 +26,7 @@ from traces.hf_estimator import Estimator, estimator_from  # noqa: E402
 from traces.hf_load import Loaded  # noqa: E402
 from traces.hf_record import Recorder  # noqa: E402
 from traces.hf_residual_stream import ResidualStream  # noqa: E402
+from traces.text_sketch import sketch  # noqa: E402
 from traces.trace import Trace  # noqa: E402
 from traces.trace_file import read_trace  # noqa: E402
 
@@ -74,7 +77,7 @@ def calibrated(loaded: Loaded, folder: Path, lines: list[str]) -> Vectors:
         return calibrate(Run(loaded, PLAIN, recorder), stream, prompts(folder, "other.txt", lines))
 
 
-@pytest.mark.parametrize("changes", [{}, {"default": None}, {"estimator": {}}])
+@pytest.mark.parametrize("changes", [{}, {"default": None}, {"estimator": {}}, {"read": sketch(["a b c"])}])
 def test_what_is_written_is_read_again_and_equal_vectors_give_equal_bytes(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -84,6 +87,7 @@ def test_what_is_written_is_read_again_and_equal_vectors_give_equal_bytes(
         np.testing.assert_array_equal(getattr(read, name), getattr(vectors, name))
     assert read.estimator.keys() == vectors.estimator.keys()
     assert read.provenance == vectors.provenance
+    assert (read.read is None) == (vectors.read is None)
     write_vectors(read, tmp_path / "b")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
@@ -201,6 +205,30 @@ def test_vectors_that_lack_what_a_forecast_needs_are_refused(tmp_path: Path) -> 
         captured(loaded, tmp_path, complete, "estimator@1")
 
 
+def test_where_nobody_knows_what_was_read_the_trace_says_that_it_was_not_checked(tmp_path: Path) -> None:
+    loaded = build("mixtral")
+    vectors = calibrated(loaded, tmp_path, ["33 34 35 36"])
+    path = write_vectors(vectors, tmp_path / "v")
+    assert captured(loaded, tmp_path, path, "residual@1").provenance["read_in_calibration"] == (
+        "0 of 2 passages that were looked up"
+    )
+    write_vectors(replace(vectors, read=None), path)
+    assert captured(loaded, tmp_path, path, "residual@1").provenance["read_in_calibration"].startswith("not checked")
+
+
+def test_a_sketch_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = write_vectors(some(read=sketch(["what was read"])), tmp_path / "v")
+    said = read_metadata(path)
+    save_file(dict(load_file(path)), path, {"trilane": json.dumps({**said, "read": "?"})})
+    with pytest.raises(CaptureError, match="expected a sketch of the text read, got"):
+        read_vectors(path)
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    with safe_open(path, framework="np") as file:
+        return dict(json.loads(file.metadata()["trilane"]))
+
+
 def test_vectors_of_another_model_or_of_evaluated_prompts_are_refused(tmp_path: Path) -> None:
     loaded = build("mixtral")
     path = write_vectors(calibrated(loaded, tmp_path, ["33 34 35 36"]), tmp_path / "v")
@@ -212,7 +240,7 @@ def test_vectors_of_another_model_or_of_evaluated_prompts_are_refused(tmp_path: 
     with pytest.raises(CaptureError, match=r"expected vectors for \(4, 4\) layers and experts, got \(4, 8\)"):
         captured(smaller, tmp_path, path, "residual@1")
     write_vectors(calibrated(loaded, tmp_path, ["33 34 35 36", "8 9 10"]), path)
-    with pytest.raises(CaptureError, match=r"was calibrated on 1 of the prompts in .*prompts.txt"):
+    with pytest.raises(CaptureError, match=r"text of the prompts in .*prompts.txt \(1 of 2 passages"):
         captured(loaded, tmp_path, path, "residual@1")
     with pytest.raises(CaptureError, match="expected calibration prompts or a file of vectors, got"):
         captured(loaded, tmp_path, path, "residual@1", other=["44 45"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from traces.capture_vectors import popular_half, read_vectors
+from traces.text_sketch import KEPT
 from traces.trace import Trace
 from traces.trace_file import read_trace
 
@@ -57,6 +58,8 @@ def test_the_vectors_are_of_the_captured_model_and_of_training_text(model: str) 
     assert (vectors.provenance["model"], vectors.provenance["revision"]) == (model, trace.provenance["revision"])
     assert vectors.provenance["prompts"] in trace.provenance["calibration"]
     assert "first 80% of training text" in vectors.provenance["prompts"]
+    assert vectors.read is not None
+    assert len(vectors.read.hashes) == KEPT
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -163,6 +163,17 @@ def test_a_forecast_of_which_scores_are_read_cannot_be_noisy() -> None:
         demand_with(trace, (("partial", 1),), (1.0,))
 
 
+def test_a_held_forecast_of_which_scores_are_read_must_have_them() -> None:
+    bare = random_trace(layers=3, tokens=4)
+    ids = noisy_ids(bare, every_row(bare), 1, 0.5, 9)
+    trace = Trace.from_tensors(bare.shape, {**bare.tensors(), "forecast/partial@1/ids": ids}, {})
+    with pytest.raises(MissingFromTraceError, match=r"needs the scores of the forecast partial@1, the trace has its"):
+        demand_with(trace, (("partial", 1),), (1.0,))
+    assert demand_with(trace, (("gate", 1),), (1.0,))
+    needs = Needs(forecasts=(("partial", 1),))  # whoever does not look at tokens does not read scores
+    assert demand_of(trace, compose(trace, batch=1), needs)
+
+
 def test_all_recalls_1_are_as_good_as_the_oracle() -> None:
     trace = random_trace(layers=3, tokens=4)
     for step in demand_with(trace, (("gate", 1), ("oracle", 1)), (1.0,)):

@@ -19,7 +19,7 @@ from traces.trace_layout import ForecastKey
 
 Tensors = dict[str, NDArray[Any]]
 GATE = ForecastKey("gate", 1)
-same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def sample() -> Trace:

@@ -38,10 +38,18 @@ def commands() -> list[str]:
     return [line for line in lines if line]
 
 
+def demo_policies() -> str:
+    """The policies that ``make demo`` compares."""
+    match = re.search(r"^DEMO := (\S+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert match, "Makefile: expected a line DEMO := A,B,..."
+    return match[1]
+
+
 def update() -> None:
     """Run the demo; put its table and pictures where README shows them."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-c", "from trilane.cli import main; main()", "compare", "--out", folder]
+        words = [sys.executable, "-c", "from trilane.cli import main; main()", "compare"]
+        words += ["--policies", demo_policies(), "--out", folder]
         done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
         for name in PICTURES:
             shutil.copyfile(Path(folder) / name, ROOT / "docs" / name)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 
-from policies.registry import policy_names
+from policies.registry import SYSTEMS, policy_names
 from sim.scenario import Scenario
 from sim.spans import Span
 from tests.trilane.running import ROOT, SHORT, Trilane, write_route_csv
+from trilane.draws import processes
 from trilane.verbs.cache_curve import SizeError, parse_size
 
 # --- compare and simulate ---------------------------------------------------------------------------------------------
@@ -21,14 +24,13 @@ from trilane.verbs.cache_curve import SizeError, parse_size
 def test_compare_ranks_every_policy(trilane: Trilane) -> None:
     done = trilane("compare", *SHORT, "--draws", "2", "--json", "-")
     assert done.status == 0
-    resolved = Scenario(
-        prompt_tokens=4, generated_tokens=3, sequences=(0,), calibration="mini-deepseek-calibration"
-    )
+    resolved = Scenario(prompt_tokens=4, generated_tokens=3, sequences=(0,), calibration="mini-deepseek-calibration")
     assert Scenario.from_dict(done.json["scenario"]) == resolved
     runs = done.json["runs"]
     ran, said = {run["policy"] for run in runs}, {name for name in policy_names() if f"left out {name}: " in done.err}
     assert ran >= {"on-demand", "layer-wise", "fiddler", "dali", "oracle"}
     assert sorted([*ran, *said]) == sorted(policy_names())
+    assert done.json["refused"].keys() == said
     assert [run["tpot_ms"] for run in runs] == sorted(run["tpot_ms"] for run in runs)
     seer = next(run for run in runs if "clairvoyant" in run["labels"])
     for run in runs:
@@ -192,6 +194,49 @@ def test_catalogues_list_and_describe(trilane: Trilane, verb: str) -> None:
         assert entry["name"] in listed
         assert entry["name"] in trilane(verb, entry["name"]).out
         assert trilane(verb, entry["name"], "--json", "-").json[verb] == [entry]
+
+
+def test_the_table_of_policies_fits_and_keeps_variants_together(trilane: Trilane) -> None:
+    lines = trilane("policies").out.splitlines()
+    assert max(map(len, lines)) <= 120
+    [hybrid] = [line for line in lines if line.startswith("hybrimoe ")]
+    assert "gate@1-3, scores" in hybrid
+    above = ""
+    for name in policy_names():
+        system, at, _ = name.partition("@")
+        [line] = [line for line in lines if line.startswith(f"{'  ' if at else ''}{name} ")]
+        assert (" ~ " in line[:30]) == SYSTEMS[name].needs.changes_routing
+        assert not at or above == system
+        above = system
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_every_parameter_is_explained_where_it_is_asked_for(trilane: Trilane, name: str) -> None:
+    page = trilane("policies", name).out
+    [entry] = trilane("policies", name, "--json", "-").json["policies"]
+    words = [parameter["name"] for parameter in entry["parameters"]]
+    about = page.split("\n\n", 2)[2] if words else ""  # behind the facts and the table
+    assert [word for word in words if not re.search(rf"\b{word}\b[^.]*:", about)] == []
+    assert words or "No parameters" in page
+    assert not re.search(r"\bsee [A-Z]\w*(Cache|Prefetcher|Router|Parameters|Assigner|Placement|Schedule)\b", page)
+
+
+def test_the_first_layers_of_a_model(trilane: Trilane) -> None:
+    [cut] = trilane("models", "phi-3.5-moe:2", "--json", "-").json["models"]
+    assert (cut["name"], cut["moe_layers"]) == ("phi-3.5-moe:2", 2)
+    assert "NAME:N" in trilane("models", "--help").out
+    for layers in ("\N{SUPERSCRIPT TWO}", "\N{ARABIC-INDIC DIGIT TWO}", "0", "-1", ""):
+        done = trilane("models", f"phi-3.5-moe:{layers}")
+        assert done.status == 2
+        assert done.err == f"trilane: model phi-3.5-moe:{layers}: expected 1 to 32 layers after the colon\n"
+
+
+def test_work_is_shared_by_the_cores_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 3, 5}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert (processes(None), processes(2)) == (3, 2)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert processes(None) == 64
 
 
 def test_every_number_of_a_machine_has_its_source(trilane: Trilane) -> None:

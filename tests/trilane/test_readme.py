@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trilane.readme import PICTURES, ROOT, blocks, commands, demo_block, shown_block
+from tests.trilane.readme import PICTURES, ROOT, blocks, commands, demo_block, demo_policies, shown_block
 from tests.trilane.test_cli import write_route_csv
 from trilane.cli import main
 
@@ -24,6 +24,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "prompts.txt").write_text("Once upon a time there was a small mixture of experts.\nWhat is a router?\n")
     write_route_csv(made / "phone.route.csv", size=600 * 2**20)  # 7,200 MiB in all
     return made
+
+
+def brief(command: str) -> str:
+    """A comparison with one draw and no other processes, unless the command asks for something else."""
+    words = shlex.split(command)
+    if words[1] in ("compare", "ablate"):
+        words += [word for option in ("--draws", "--jobs") if option not in words for word in (option, "1")]
+    return shlex.join(words)
 
 
 def run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +50,7 @@ def test_every_command_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ours = [command for command in commands() if command not in MAKE]
     assert all(command.startswith("trilane ") for command in ours)
     for command in ours:
-        run(command, folder, monkeypatch)
+        run(brief(command), folder, monkeypatch)
     for name in ("result.json", "spans.parquet", "timeline.json", "step.png", "mine.safetensors", "curve.png"):
         assert (folder / name).stat().st_size > 0
 
@@ -62,7 +70,7 @@ def test_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_table_is_what_the_demo_prints(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("trilane compare", folder, monkeypatch)
+    run(f"trilane compare --policies {demo_policies()}", folder, monkeypatch)
     printed = demo_block(capsys.readouterr().out)
     assert printed == shown_block(), "renew it with: .venv/bin/python tests/trilane/readme.py"
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sim import DRAWS
 from trilane.columns import CHANGED, HITS, PCIE, SPREAD, TPOT, TTFT, Column, mark, tabulate
-from trilane.draws import DRAWS, DrawsOption, JobsOption, processes
+from trilane.draws import DrawsOption, JobsOption, processes
 from trilane.output import (
     JsonOption,
     check_picture,
@@ -57,7 +58,8 @@ def ablate(
 
     Assigner off: every expert is computed where it lies (copied, if the policy runs on the GPU alone).
 
-    Cache off: what is on the GPU at the start stays there, and nothing else is kept.
+    Cache off: what is on the GPU at the start stays there, and nothing else is kept;
+    prefetches that went there go to staging slots.
 
     Prefetcher and router off: no prefetches, and the experts that the model's own router chose.
     """

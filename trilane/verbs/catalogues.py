@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,21 +32,46 @@ def policies(
     if name:
         show(json, *_policy_page(chosen[0]))
     else:
-        rows = [[entry.name, ", ".join(_needs(entry.needs)) or "-", entry.summary] for entry in chosen]
-        show(json, table(["name", "needs", "what it does"], rows, text_columns=3, wrap=True))
-        show(json, "\n`trilane policies NAME` shows parameters and the source.")
+        columns = ["name", "GPU\nonly", "needs", "what it does"]
+        show(json, table(columns, map(_policy_row, chosen), 4, widest={"needs": 28, "what it does": 56}), _MARKS)
     write_json({"policies": [_policy_facts(entry) for entry in chosen]}, json)
 
 
+_MARKS = """
+NAME@impl  the system as its code was released; other names after an @ are other readings of it
+GPU only   every expert runs on the GPU; the others use the CPU too
+needs      of the trace: forecasts as KIND@LAYERS AHEAD, router scores, single tokens; calibration: other prompts
+*, ~       knows the future; changes the routing
+
+`trilane policies NAME` shows parameters and the source."""
+
+
+def _policy_row(entry: System) -> list[str]:
+    """A variant, such as ``fiddler@impl``, is indented below its system."""
+    indent = "  " if "@" in entry.name else ""
+    mark = " *" if entry.needs.future else " ~" if entry.needs.changes_routing else ""
+    gpu_only = "yes" if entry.needs.gpu_only else ""
+    return [indent + entry.name + mark, gpu_only, _needs(entry.needs) or "-", entry.summary]
+
+
 def _policy_page(entry: System) -> list[Any]:
+    system, at, _ = entry.name.partition("@")
     facts = [
         ("what it does", entry.summary),
+        *([("variant of", system)] if at else []),
         ("source", entry.source),
-        ("needs", ", ".join(_needs(entry.needs)) or "nothing beyond the routing"),
+        *([("runs", "every expert on the GPU")] if entry.needs.gpu_only else []),
+        ("needs", _needs(entry.needs) or "nothing beyond the routing"),
+        *([("changes", "the routing, and with it what the model computes")] if entry.needs.changes_routing else []),
     ]
-    rows = [[name, kind, repr(default)] for name, kind, default in entry.parameter_table()]
-    about = cleandoc(entry.parameters.__doc__ or "")
-    return [heading(entry.name), pairs(facts), "", table(["parameter", "type", "default"], rows, 3), "", about]
+    rows = [[name, repr(default), kind] for name, kind, default in entry.parameter_table()]
+    parameters = ["", table(["parameter", "default", "type"], rows, 3, widest={"type": 70})] if rows else []
+    return [heading(entry.name), pairs(facts), *parameters, *_explanations(entry.parameters)]
+
+
+def _explanations(parameters: type) -> list[str]:
+    """What the parameters are, first the policy's own, then those that it has in common with others."""
+    return [f"\n{cleandoc(kind.__doc__)}" for kind in parameters.__mro__ if is_dataclass(kind) and kind.__doc__]
 
 
 def _policy_facts(entry: System) -> dict[str, Any]:
@@ -53,21 +79,36 @@ def _policy_facts(entry: System) -> dict[str, Any]:
         "name": entry.name,
         "summary": entry.summary,
         "source": entry.source,
-        "needs": _needs(entry.needs),
+        "forecasts": [f"{kind}@{lookahead}" for kind, lookahead in entry.needs.forecasts],
+        "needs": _other_needs(entry.needs),
+        "gpu_only": entry.needs.gpu_only,
+        "changes_routing": entry.needs.changes_routing,
         "parameters": [{"name": n, "type": kind, "default": default} for n, kind, default in entry.parameter_table()],
     }
 
 
-def _needs(needs: Needs) -> list[str]:
+def _needs(needs: Needs) -> str:
     """What a policy must be given, in words."""
-    words = [f"forecast {kind}@{lookahead}" for kind, lookahead in needs.forecasts]
-    flags = ("scores", "tokens", "calibration", "future", "uniform_sizes", "gpu_only", "changes_routing")
-    words += [flag.replace("_", " ") for flag in flags if getattr(needs, flag)]
+    ahead: dict[str, list[int]] = {}
+    for kind, lookahead in needs.forecasts:
+        ahead.setdefault(kind, []).append(lookahead)
+    spans = {kind: sorted({min(steps), max(steps)}) for kind, steps in ahead.items()}
+    return ", ".join([*(f"{kind}@{'-'.join(map(str, span))}" for kind, span in spans.items()), *_other_needs(needs)])
+
+
+def _other_needs(needs: Needs) -> list[str]:
+    flags = ("scores", "tokens", "calibration", "future", "uniform_sizes")
+    words = [flag.replace("_", " ") for flag in flags if getattr(needs, flag)]
     return words + ([f"batch <= {needs.max_batch}"] if needs.max_batch else [])
 
 
 def models(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One model, with its sources.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="One model, with its sources; [bold]NAME:N[/] is its first N MoE layers."
+        ),
+    ] = None,
     json: JsonOption = None,
 ) -> None:
     """Model shapes: sizes that time and memory depend on."""
@@ -140,9 +181,11 @@ def _machine_page(machine: Hardware) -> list[Any]:
 
 def _plan_costs(machine: Hardware) -> list[dict[str, Any]]:
     """Host time of each policy's two decisions in a layer, on this machine."""
+    from policies.registry import policy_names
+
     costs, factor = machine.plan_costs, machine.host.plan_factor
     rows = []
-    for policy in dict.fromkeys((*costs.plan, *costs.foresee)):
+    for policy in dict.fromkeys((*costs.plan, *costs.foresee, *policy_names())):
         decisions = {"plan": costs.plan_of(policy), "foresee": costs.foresee_of(policy)}
         times = {f"{name}_{key}": ns * factor for name, cost in decisions.items() for key, ns in cost._asdict().items()}
         rows.append({"policy": policy, **times})

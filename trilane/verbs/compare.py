@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim import DRAWS
 from trilane.columns import CHANGED, HITS, PCIE, SPREAD, TPOT, TTFT, Column, mark, tabulate
-from trilane.draws import DRAWS, DrawsOption, JobsOption, processes
+from trilane.draws import DrawsOption, JobsOption, processes
 from trilane.output import (
     JsonOption,
     check_folder,
@@ -87,11 +88,11 @@ def compare(
     found = run_all(
         asked, names, draws=draws, jobs=processes(jobs), watch=lambda chosen: progress(chosen, "simulating")
     )
-    for name, reason in found.left_out.items():
+    for name, reason in found.refused.items():
         note(f"left out {name}: {reason}")
     rows = found.rows()
     show(json, heading(describe(asked)), *tabulate(COLUMNS, rows))
-    write_json({"scenario": found.scenario, "runs": rows}, json)
+    write_json({"scenario": found.scenario, "runs": rows, "refused": found.refused}, json)
     if out:
         _draw(found.runs, rows, Path(out), describe(asked))
 

@@ -33,6 +33,15 @@ TraceArgument = Annotated[
     str, typer.Argument(metavar="TRACE", help="Trace file, bundled name such as mini-deepseek, or route_trace v1 CSV.")
 ]
 
+VECTORS_HELP = (
+    "Vectors of an earlier calibration, instead of prompts: a file that [bold]python -m realrun.train_estimator[/] "
+    "wrote, which estimator@1 needs. Without it, capture makes its own from the calibration prompts."
+)
+FORECASTS_HELP = (
+    "Kinds, with commas: gate@N; residual@1, quasi_hidden@1, partial@1, estimator@1. Default: of "
+    f"{', '.join(FORECASTS)} those that the model can give."
+)
+
 
 @app.command()
 def info(trace: TraceArgument, json: JsonOption = None) -> None:
@@ -101,12 +110,8 @@ def capture(
         str | None,
         typer.Option(metavar="FILE", help="Other prompts, to calibrate forecasts on. Default: 12 of ours."),
     ] = None,
-    vectors: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Vectors of an earlier calibration, instead of prompts.")
-    ] = None,
-    forecasts: Annotated[
-        str, typer.Option(help="Kinds, with commas: gate@N; residual@1, quasi_hidden@1, partial@1, estimator@1.")
-    ] = ",".join(FORECASTS),
+    vectors: Annotated[str | None, typer.Option(metavar="FILE", help=VECTORS_HELP)] = None,
+    forecasts: Annotated[str | None, typer.Option(help=FORECASTS_HELP)] = None,
     prompt_tokens: Annotated[int, typer.Option(help="Cut longer prompts to this.")] = 64,
     generated_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 64,
     batch_size: Annotated[int, typer.Option(help="Sequences that run together.")] = 8,
@@ -124,7 +129,8 @@ def capture(
     _check_trace_target(output, inputs=[prompts, calibration, vectors, model])
     settings = {
         "prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens, "batch_size": batch_size,
-        "temperature": temperature, "seed": seed, "forecasts": [name.strip() for name in forecasts.split(",")],
+        "temperature": temperature, "seed": seed,
+        "forecasts": [name.strip() for name in forecasts.split(",")] if forecasts is not None else None,
     }  # fmt: skip
     with as_file(files("trilane") / "calibration_prompts.txt") as bundled:
         others = calibration if vectors else calibration or bundled

@@ -1,0 +1,92 @@
+"""Mixes: parts by name, and what they need."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.protocols import Composition
+from policies.registry import ChoiceError, compose
+from policies.system import BuildContext
+from policies.two_pointer import TwoPointer
+from tests.strategies import toy_calibration
+
+LAYERS, EXPERTS = 3, 8
+
+
+def mix(**parameters: object) -> Composition:
+    context = BuildContext("toy", EXPERTS, LAYERS, top_k=2, calibration=toy_calibration(LAYERS, EXPERTS, 2))
+    return compose("mix", parameters, context=context)
+
+
+def test_a_mix_needs_what_its_parts_need_and_no_more() -> None:
+    plain = mix(prefetch="none").needs
+    assert (plain.scores, plain.tokens, plain.calibration, plain.forecasts) == (False, False, False, ())
+    assert mix(cache="mrs").needs.scores
+    assert mix(cache="mrs", prior=True).needs.calibration
+    assert mix(placement="popular").needs.calibration
+    assert mix(forecast="residual", lookahead=3).needs.forecasts == (("residual", 1), ("gate", 2), ("gate", 3))
+    for split in (mix(assigner=name).needs for name in ("two_pointer", "two_pointer_min")):
+        assert (split.scores, split.tokens) == (True, True)
+    substituted = mix(substitution=0.1).needs
+    assert substituted.changes_routing
+    assert not mix().needs.changes_routing
+
+
+def test_only_staged_prefetches_take_staging_slots() -> None:
+    assert mix(into="staging").prefetch_slots == 4
+    assert mix(into="cache").prefetch_slots == mix(prefetch="none", into="staging").prefetch_slots == 0
+
+
+def test_the_decision_costs_what_the_system_with_that_part_pays() -> None:
+    assert mix().decision_cost == "mix"
+    assert mix(assigner="exact").decision_cost == "dali-ilp"
+    assert mix(prefetch="impact").decision_cost == "hybrimoe"
+
+
+@pytest.mark.parametrize(("name", "sooner"), [("two_pointer", False), ("two_pointer_min", True)])
+def test_two_pointers_are_smoe_s(name: str, sooner: bool) -> None:
+    assigner = mix(assigner=name).assigner
+    assert isinstance(assigner, TwoPointer)
+    assert assigner.sooner == sooner
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"prefetch": "top", "lookahead": 2}, "'lookahead': prefetch 'top' expects 1, got 2; it looks at the next"),
+        ({"prefetch": "impact", "lookahead": 3, "forecast": "residual"},
+         "'forecast': prefetch 'impact' with lookahead 3 expects 'gate', got 'residual'"),
+        ({"prefetch": "impact", "into": "staging"}, "'into': prefetch 'impact' expects 'cache', got 'staging'"),
+    ],
+)  # fmt: skip
+def test_what_a_part_would_ignore_is_refused(parameters: dict[str, object], message: str) -> None:
+    with pytest.raises(ChoiceError) as error:
+        mix(**parameters)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"prefetch": "impact", "lookahead": 3},
+        {"prefetch": "impact", "forecast": "residual"},
+        {"prefetch": "top", "forecast": "estimator", "into": "staging"},
+    ],
+)
+def test_what_a_part_takes_is_not(parameters: dict[str, object]) -> None:
+    assert mix(**parameters).prefetcher is not None
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"assigner": "best"}, "parameter 'assigner': expected 'stay', 'load-all', "),
+        ({"alpha": 1.5}, "parameter 'alpha': expected 0 to 1, got 1.5"),
+        ({"substitution": -1}, "parameter 'substitution': expected 0 to 1, got -1"),
+        ({"demand_slots": 0}, "'demand_slots': expected at least 1"),
+    ],
+)
+def test_what_there_is_not_is_refused(parameters: dict[str, object], message: str) -> None:
+    with pytest.raises(ChoiceError) as error:
+        mix(**parameters)
+    assert message in str(error.value)

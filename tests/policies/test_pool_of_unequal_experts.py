@@ -1,0 +1,54 @@
+"""A pool over layers whose experts differ in size: nobody comes in before there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.assigners import LoadAll
+from policies.lru import LruCache
+from policies.placements import NoPlacement
+from policies.protocols import Budget, Composition, InitialPlacement
+from policies.routers import TrueRouter
+from policies.session import Session
+from policies.views import Assignment, ExpertCosts, ExpertId, Forecast, LayerInput, LayerView, Routing
+
+SIZES = (160, 100, 60)  # bytes of an expert, by layer
+COSTS = [ExpertCosts((0, 1), (0, 1), 0, 1, size) for size in SIZES]
+
+
+class Seated(NoPlacement):
+    """Expert 0 of layer 0 in a pool of 160 bytes."""
+
+    def place(self, budget: Budget) -> InitialPlacement:
+        return InitialPlacement(None, ((0,), (), ()))
+
+
+class Ahead:
+    """Prefetches one expert of layer 2 into the cache."""
+
+    into = "cache"
+
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
+        return [ExpertId(2, 1)]
+
+    def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
+        return frozenset()
+
+
+def test_a_prefetch_waits_for_the_victim_whose_room_it_was_promised_to_leave() -> None:
+    """Layer 1's load evicts 160 bytes for its 100. Until it starts, its victim is there, and 60 bytes are not free."""
+    policy = Composition("pooled", Seated(), TrueRouter(), LoadAll(), Ahead(), LruCache())
+    session = Session(policy, Budget(2, SIZES, 160), COSTS)
+    session.begin_step(0)
+    session.plan_layer(LayerInput(0, 0, "decode", Routing((0,), (1,))))
+    session.foresee(())
+    session.end_layer()
+    session.plan_layer(LayerInput(0, 1, "decode", Routing((0,), (1,))))
+    assert session.next_copy(demand=False) is None
+    load = session.next_copy()
+    assert load is not None
+    assert (load.id, load.victims) == (ExpertId(1, 0), (ExpertId(0, 0),))
+    session.copied(load)
+    prefetch = session.next_copy()
+    assert prefetch is not None
+    assert (prefetch.id, prefetch.victims) == (ExpertId(2, 1), ())
