@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence, Set
+from typing import TypeAlias
 
 from policies.checks import check_swap
 from policies.protocols import Composition
 from policies.residency import Residency
 from policies.views import Copy, ExpertId, PolicyError, Swap, Updates
+
+Slots: TypeAlias = dict[ExpertId, tuple[ExpertId, ...] | None]  # who leaves for each; None: it gets no cache slot
 
 
 class CopyQueue:
@@ -40,18 +43,12 @@ class CopyQueue:
         Returns the victims: they stay until their copies start, and nobody else may displace them.
         """
         residency = self._residency
-        ids, size = residency.ids[layer], residency.bytes[layer]
-        guarded = set(pinned) if self.running is None else {*pinned, self.running.id}
+        copies, size = [residency.ids[layer][expert] for expert in loads], residency.bytes[layer]
         free = residency.free(layer)
-        slots: dict[ExpertId, tuple[ExpertId, ...] | None] = {}
-        for id in self._policy.cache.order([ids[expert] for expert in loads]):
-            swap = self._swaps.pop(id, None)
-            slots[id] = residency.promise(id, guarded) if swap is None else self._promote(swap, guarded)
-            guarded.add(id)
+        slots = self._slots_for(copies, pinned)
         if residency.pooled and len(slots) > 1:
-            slots = victims_in_time(slots, [ids[expert] for expert in loads], free, residency.bytes)
-        for expert in loads:
-            id = ids[expert]
+            slots = victims_in_time(slots, copies, free, residency.bytes)
+        for id in copies:
             victims = slots[id]
             if victims is None:
                 self._check_staging(id)
@@ -59,6 +56,19 @@ class CopyQueue:
             else:
                 self._demand.append(Copy(id, "demand", "cache", victims, size))
         return [victim for victims in slots.values() for victim in victims or ()]
+
+    def _slots_for(self, copies: Sequence[ExpertId], pinned: Set[ExpertId]) -> Slots:
+        """A cache slot, with its victims, for each copy that the cache admits or has asked for; None for the others."""
+        cache, swaps = self._policy.cache, self._swaps
+        if not (cache.admits or swaps):
+            return dict.fromkeys(copies)
+        guarded = set(pinned) if self.running is None else {*pinned, self.running.id}
+        slots: Slots = {}
+        for id in cache.order(copies):
+            swap = swaps.pop(id, None)
+            slots[id] = self._residency.promise(id, guarded) if swap is None else self._promote(swap, guarded)
+            guarded.add(id)
+        return slots
 
     def add_streamed(self, layer: int, streamed: Sequence[int]) -> None:
         """Queue experts that only pass through staging because their whole layer is brought.
@@ -165,16 +175,14 @@ class CopyQueue:
         return None
 
 
-def victims_in_time(
-    slots: dict[ExpertId, tuple[ExpertId, ...] | None], copies: Sequence[ExpertId], free: int, bytes: Sequence[int]
-) -> dict[ExpertId, tuple[ExpertId, ...] | None]:
+def victims_in_time(slots: Slots, copies: Sequence[ExpertId], free: int, bytes: Sequence[int]) -> Slots:
     """The same slots, with victims handed to earlier ``copies`` where these would start before there is room.
 
     In a pool of experts of different size, who asks first may evict more than it takes, and another that is copied
     sooner may have been promised the rest.
     """
     pending = [victim for victims in slots.values() for victim in victims or ()]
-    timely: dict[ExpertId, tuple[ExpertId, ...] | None] = dict(slots)
+    timely = dict(slots)
     for id in copies:
         if slots[id] is None:
             continue

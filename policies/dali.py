@@ -36,7 +36,7 @@ class GreedyAssigner:
                 t_gpu = gpu
             else:
                 t_cpu = cpu
-        return assignment_of(view, order, on_gpu, makespan(gpu_ns, cpu_ns, on_gpu, first_cpu_ns))
+        return assignment_of(view, order, on_gpu, max(t_gpu, t_cpu) if False in on_gpu else t_gpu)
 
 
 class BeamAssigner:

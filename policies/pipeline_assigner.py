@@ -57,35 +57,40 @@ def _choose(
     gpu = sum([gpu_ns[tokens[i]] for i in (*here, *awaited)])
     cpu = sum([cpu_ns[tokens[i]] for i in (*absent, *left)])
     last_ns = gpu_ns[tokens[awaited[0]]] if awaited else None
-    taken = view.cpu_backlog_ns + costs.first_cpu_ns
-    best = _with_loads(view, len(here), gpu, cpu, absent, last_ns)
+    best, floor = _with_loads(view, len(here), gpu, cpu, absent, last_ns)
     for stay in range(len(here) - 1, -1, -1):
+        if floor >= best.makespan_ns:
+            break  # it is not the GPU's work that takes longest, and the CPU's only grows
         gpu -= gpu_ns[tokens[here[stay]]]
         cpu += cpu_ns[tokens[here[stay]]]
-        taken += cpu_ns[tokens[here[stay]]]
-        choice = _with_loads(view, stay, gpu, cpu, absent, last_ns)
+        choice, floor = _with_loads(view, stay, gpu, cpu, absent, last_ns)
         if choice.makespan_ns < best.makespan_ns:
             best = choice
-        elif taken >= best.makespan_ns:
-            break  # too much for a CPU that does nothing else
     return best
 
 
-def _with_loads(view: LayerView, stay: int, gpu: int, cpu: int, absent: Sequence[int], last_ns: int | None) -> Choice:
-    """The best number of loads. Without any, the GPU works for ``gpu`` ns, the last ``last_ns`` of them on the expert
-    that is on its way (None: there is none), and the CPU for ``cpu`` ns."""
+def _with_loads(
+    view: LayerView, stay: int, gpu: int, cpu: int, absent: Sequence[int], last_ns: int | None
+) -> tuple[Choice, int]:
+    """The best number of loads, and the least makespan in ns that a GPU which computes in no time would allow.
+
+    Without any load, the GPU works for ``gpu`` ns, the last ``last_ns`` of them on the expert that is on its way (None:
+    there is none), and the CPU for ``cpu`` ns.
+    """
     tokens, costs = view.routing.tokens, view.costs[view.layer]
     start, copies = view.cpu_backlog_ns + costs.first_cpu_ns, view.h2d_backlog_ns
     cpu_end, arrived = together(costs, start + cpu if cpu else 0, copies)
-    best = Choice(max(gpu, cpu_end, 0 if last_ns is None else arrived + last_ns), stay, 0)
+    floor = max(cpu_end, 0 if last_ns is None else arrived + last_ns)
+    best = Choice(max(gpu, floor), stay, 0)
     for loads, i in enumerate(absent, 1):
         cpu -= costs.cpu_ns[tokens[i]]
         copies += costs.copy_ns
+        if copies >= best.makespan_ns:
+            break  # too late even on an undisturbed link
         gpu += costs.gpu_ns[tokens[i]]
         cpu_end, arrived = together(costs, start + cpu if cpu else 0, copies)
-        on_gpu = max(gpu, arrived + costs.gpu_ns[tokens[i]])
-        if max(on_gpu, cpu_end) < best.makespan_ns:
-            best = Choice(max(on_gpu, cpu_end), stay, loads)
-        elif max(gpu, copies) >= best.makespan_ns:
-            break  # too late even on an undisturbed link
-    return best
+        others = max(cpu_end, arrived + costs.gpu_ns[tokens[i]])
+        floor = min(floor, others)
+        if max(gpu, others) < best.makespan_ns:
+            best = Choice(max(gpu, others), stay, loads)
+    return best, floor

@@ -28,6 +28,7 @@ from policies.views import (
     Plan,
     PolicyError,
     Routing,
+    Swap,
     Updates,
 )
 
@@ -70,39 +71,15 @@ class Session:
                 f"plan_layer: expected layer {self._layer + 1} of step {self._step}, "
                 f"got layer {given.layer} of step {given.step}"
             )
-        policy, copies, layer = self.policy, self._copies, given.layer
-        self._layer, self._state, self._streamed = layer, "planned", frozenset()
-        view = self._view_of(given)
-        policy.cache.observe(view)
-        swaps = copies.replace_swaps(policy.cache.swaps(view, "routed")).queued
-        in_force = view.routing
-        precomputed, view = self._leave_out_precomputed(view)
-        assignment = self._assignment = policy.assigner.assign(view)
-        gpu, cpu, loads = assignment.gpu, assignment.cpu, assignment.loads
-        check_assignment(policy.name, view, assignment, len(self.residency.ids[layer]))
-        self._view = view
-
-        awaited = self._running_for(layer, gpu)
-        streamed = self._still_absent(layer, assignment.streamed, precomputed)
-        withdrawn = copies.take_prefetches_of(layer, (*streamed, *loads))
-        released = self._release_unused(layer, gpu)
-        ids, ready = self.residency.ids[layer], view.ready_ns
-        self._pinned = {ids[e] for e in view.routing.active}
-        if streamed:
-            copies.add_streamed(layer, streamed)
-            self._awaited.update(streamed)
-            self._streamed = frozenset(streamed)
-        if loads:
-            self._pinned |= self._protected
-            self._pinned.update(copies.add_loads(layer, loads, self._pinned))
-            self._awaited.update(loads)
-        there = tuple(e for e in gpu if ready[e] == 0 and e != awaited)
-        resident = tuple(e for e in view.routing.active if ready[e] == 0 and e != awaited)
-        order = there + loads if awaited is None else (*there, awaited, *loads)
-        return Plan(
-            layer, in_force, order, cpu, loads, awaited, precomputed, withdrawn, released, swaps, resident,
-            assignment.makespan_ns, streamed,
-        )  # fmt: skip
+        policy, self._layer, self._state = self.policy, given.layer, "planned"
+        routed = self._view_of(given)
+        policy.cache.observe(routed)
+        swaps = self._copies.replace_swaps(policy.cache.swaps(routed, "routed")).queued
+        precomputed, view = self._leave_out_precomputed(routed)
+        assignment = policy.assigner.assign(view)
+        check_assignment(policy.name, view, assignment, len(self.residency.ids[given.layer]))
+        self._view, self._assignment = view, assignment
+        return self._put_in_force(view, assignment, routed.routing, precomputed, swaps)
 
     def foresee(self, forecasts: Sequence[Forecast]) -> tuple[Foresight, tuple[ExpertId, ...]]:
         """Forecasts of later layers are known: queue prefetches, commit routing. Also returns what was withdrawn."""
@@ -185,6 +162,37 @@ class Session:
 
     # --- planning -------------------------------------------------------------------------------------------------
 
+    def _put_in_force(
+        self, view: LayerView, assignment: Assignment, routing: Routing, precomputed: tuple[int, ...],
+        swaps: tuple[Swap, ...],
+    ) -> Plan:  # fmt: skip
+        """Queue what the assignment loads, pin what the layer needs, and give up what it does not."""
+        layer, gpu, loads, ready = view.layer, assignment.gpu, assignment.loads, view.ready_ns
+        awaited = self._running_for(layer, gpu)
+        streamed = self._still_absent(layer, assignment.streamed, precomputed)
+        withdrawn = self._copies.take_prefetches_of(layer, (*streamed, *loads))
+        released = self._release_unused(layer, gpu)
+        self._pinned = set(map(self.residency.ids[layer].__getitem__, view.routing.active))
+        self._queue_loads(layer, streamed, loads)
+        there = tuple([e for e in gpu if ready[e] == 0 and e != awaited])
+        resident = tuple([e for e in view.routing.active if ready[e] == 0 and e != awaited])
+        order = there + loads if awaited is None else (*there, awaited, *loads)
+        return Plan(
+            layer, routing, order, assignment.cpu, loads, awaited, precomputed, withdrawn, released, swaps, resident,
+            assignment.makespan_ns, streamed,
+        )  # fmt: skip
+
+    def _queue_loads(self, layer: int, streamed: tuple[int, ...], loads: tuple[int, ...]) -> None:
+        """What the layer waits for, with the victims that make room."""
+        self._streamed = frozenset(streamed)
+        if streamed:
+            self._copies.add_streamed(layer, streamed)
+            self._awaited.update(streamed)
+        if loads:
+            self._pinned |= self._protected
+            self._pinned.update(self._copies.add_loads(layer, loads, self._pinned))
+            self._awaited.update(loads)
+
     def _view_of(self, given: LayerInput) -> LayerView:
         """What the policy sees, with the routing in force."""
         layer, true = given.layer, given.routing
@@ -200,7 +208,8 @@ class Session:
 
     def _ready(self, layer: int, routing: Routing, backlog_ns: int) -> dict[int, int]:
         resident, staged = self.residency.resident[layer], self.residency.staged[layer]
-        ready = {e: 0 if e in resident or e in staged else INFINITE_NS for e in routing.active}
+        there = resident | staged if staged else resident
+        ready = {e: 0 if e in there else INFINITE_NS for e in routing.active}
         running = self._copies.running
         if running is not None and running.id.layer == layer and running.id.expert in ready:
             ready[running.id.expert] = backlog_ns

@@ -89,13 +89,11 @@ class Engine:
             late = self._speculate_late(layer, planned, forecasts)
             if late is not None:
                 forecast_here = self._bring(late, layer, layer + 1)
-            if late is not None or (committed and speculated is not None):
-                forecast_here = self.host.reserve(
-                    forecast_here, self.costs.sync_ns, "wait", layer, -1, 0, 0, layer + 1
-                )
-            end = self.host.reserve(
-                forecast_here, self.costs.foresee_ns(self._decision, active), "foresee", layer, -1, step.tokens
-            )
+            if late is not None or (committed and speculated is not None):  # it does not come with the routing
+                sync_ns = self.costs.sync_ns
+                forecast_here = self.host.reserve(forecast_here, sync_ns, "wait", layer, -1, 0, 0, layer + 1)
+            duration = self.costs.foresee_ns(self._decision, active)
+            end = self.host.reserve(forecast_here, duration, "foresee", layer, -1, step.tokens)
             yield env.timeout(end - env.now)
             self._foresee(layer, forecasts)
         over = parts.over()
