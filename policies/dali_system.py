@@ -41,7 +41,8 @@ class _Common:
         others of fewer than 32 experts; 4, 8, 4 for DeepSeek, Qwen and the like. Every ``window`` steps the ``update``
         busiest absent experts of a layer replace as many residents; ``prefetch`` experts are brought for the next one,
         all of them absent: that residents count among the P is not offered (the paper is silent).
-    forecast: "residual" (Section 4.2); "gate" is HybriMoE's in Table 2, the same with a residual of zero.
+    forecast: "residual" (Section 4.2); "gate" is HybriMoE's in Table 2, the same with a residual of zero; "statistical"
+        is EdgeMoE's there, by past frequency, which no bundled trace holds.
     evict: who leaves, the "idlest" residents (text of Section 4.3) or the "busiest" (line 11 of Algorithm 2, as
         printed). early: swap after the first step already, as line 9 has it.
     guard: swap only where the incoming expert was the busier one (ours). stagger: layer l is due l steps earlier, so
@@ -54,7 +55,7 @@ class _Common:
     window: int | None = None
     update: int | None = None
     prefetch: int | None = None
-    forecast: Literal["residual", "gate"] = "residual"
+    forecast: Literal["residual", "gate", "statistical"] = "residual"
     guard: bool = False
     stagger: bool = False
     early: bool = False
