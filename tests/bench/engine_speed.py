@@ -27,7 +27,7 @@ from tests.bench.traffic import BOOTSTRAP, SETTING, base_scenario
 
 LAYERS = 26
 BATCHES = (1, 32)
-RUNS = 5
+RUNS = 3
 LAYER_STEPS_PER_S = {
     ("layer-wise", 1): 20_000,
     ("fiddler", 1): 20_000,
