@@ -95,5 +95,5 @@ def test_dali_with_another_assigner_decides_as_the_one_named_after_it(assigner: 
 
 
 def test_dali_does_not_take_forecasts_that_are_the_future() -> None:
-    with pytest.raises(ChoiceError, match="parameter 'forecast': expected 'residual', 'gate' or 'statistical', got 'oracle'"):
+    with pytest.raises(ChoiceError, match="'forecast': expected 'residual', 'gate' or 'statistical', got 'oracle'"):
         compose("dali", {"forecast": "oracle"}, context=BuildContext("m", 8, LAYERS))
