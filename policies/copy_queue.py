@@ -70,6 +70,14 @@ class CopyQueue:
             guarded.add(id)
         return slots
 
+    def still_absent(self, layer: int, experts: Sequence[int], ahead: Sequence[int]) -> tuple[int, ...]:
+        """Those that are neither on the GPU nor on their way, nor computed ``ahead`` by the CPU."""
+        if not experts:
+            return ()
+        ids, running = self._residency.ids[layer], self.running
+        coming = None if running is None else running.id
+        return tuple(e for e in experts if ids[e] != coming and e not in ahead and not self._residency.holds(ids[e]))
+
     def add_streamed(self, layer: int, streamed: Sequence[int]) -> None:
         """Queue experts that only pass through staging because their whole layer is brought.
 

@@ -3,15 +3,14 @@ its CPU experts computed ahead (Sections IV-B and IV-C)."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from policies.assigners import settle, sooner_on_gpu
 from policies.caches import StaticCache
-from policies.forecasts import next_forecast
 from policies.protocols import When
-from policies.token_routing import combine_weights, routing_of_tokens, scores_by_expert
-from policies.views import Assignment, Commitment, ExpertId, Forecast, LayerView, Routing, Swap
+from policies.routers import ForecastRouter
+from policies.views import Assignment, ExpertId, LayerView, Routing, Swap
 
 SwapRule = Literal["guarded", "printed", "coded"]
 
@@ -93,7 +92,7 @@ class AfterSwaps:
         return plan._replace(gpu=plan.gpu[: len(plan.gpu) - len(loads)] + loads, loads=loads)
 
 
-class PredictingRouter:
+class PredictingRouter(ForecastRouter):
     """Section IV-C: in decode, the next layer's routing is what its gate says of this layer's activations, and is never
     corrected; its experts on the CPU are computed ahead, on this layer's activations.
 
@@ -102,37 +101,24 @@ class PredictingRouter:
     that the forecast names. The paper has one token and two experts; more are treated alike, token by token, and what
     any token leaves to the CPU is computed ahead once (ours). An expert on its way to the GPU counts as on the CPU.
 
-    Weights are the forecast's scores over the final selection, in the model's way (``norm_topk``: renormalised, which
-    is the softmax of the predicted logits of these experts, our reading); equal shares where the forecast has no
-    scores. ``degrade`` False keeps the prediction. Which layers are predicted is a matter of which have a forecast
-    (``Needs.forecast_layers``).
+    Weights are those of a ForecastRouter; renormalised, they are the softmax of the predicted logits of the final
+    selection (our reading). ``degrade`` False keeps the prediction. Which layers are predicted is a matter of which
+    have a forecast (``Needs.forecast_layers``).
     """
 
-    looks_ahead = True
-
     def __init__(self, degrade: bool = True, norm_topk: bool = True) -> None:
+        super().__init__(norm_topk)
         self.degrade = degrade
-        self.norm_topk = norm_topk
 
-    def route(self, view: LayerView) -> Routing:
-        """A layer without prediction is routed by its own gate."""
-        return view.routing
+    def ahead(self, routing: Routing, view: LayerView) -> tuple[int, ...]:
+        """The experts that are on the CPU, the busiest first."""
+        workload, resident = routing.workload(), view.residency.resident[view.layer + 1]
+        on_cpu = [expert for expert in routing.active if expert not in resident]
+        return tuple(sorted(on_cpu, key=workload.__getitem__, reverse=True))
 
-    def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
-        """The next layer's routing and precomputations, if there is a forecast of it."""
-        forecast = next_forecast(view, forecasts)
-        if forecast is None or view.phase != "decode":
-            return None
-        k, resident = len(view.routing.token_ids[0]), view.residency.resident[forecast.layer]
-        ids = [self._select(ranked, k, resident) for ranked in forecast.token_ids]
-        tokens = zip(scores_by_expert(forecast), ids, strict=True)
-        routing = routing_of_tokens(ids, [combine_weights(*token, self.norm_topk) for token in tokens])
-        workload = routing.workload()
-        ahead = [expert for expert in routing.active if expert not in resident]
-        return Commitment(routing, tuple(sorted(ahead, key=workload.__getitem__, reverse=True)))
-
-    def _select(self, ranked: Sequence[int], k: int, resident: Container[int]) -> Sequence[int]:
-        """One token's experts, best first, from all that the forecast names, best first."""
+    def select(self, ranked: Sequence[int], view: LayerView) -> Sequence[int]:
+        """The prediction, degraded where it may be."""
+        k, resident = len(view.routing.token_ids[0]), view.residency.resident[view.layer + 1]
         chosen = ranked[:k]
         leaving = [expert for expert in chosen if expert not in resident][1:]
         if not leaving or not self.degrade:

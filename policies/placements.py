@@ -45,17 +45,14 @@ class PoolPlacement:
 
 
 class RandomPlacement:
-    """Even slots, filled with experts drawn without replacement (DALI, Section 4.3: the cache starts at random).
+    """Even slots, filled with experts drawn without replacement (DALI, Section 4.3: the cache starts at random)."""
 
-    ``seed`` None: the budget's.
-    """
-
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int) -> None:
         self.seed = seed
 
     def place(self, budget: Budget) -> InitialPlacement:
         """Draw the residents of each layer, layer by layer from one generator."""
-        draw = random.Random(budget.seed if self.seed is None else self.seed)
+        draw = random.Random(self.seed)
         slots = even_slots(budget)
         residents = tuple(tuple(sorted(draw.sample(range(budget.experts), count))) for count in slots)
         return InitialPlacement(tuple(slots), residents)

@@ -30,7 +30,6 @@ class Budget:
     expert_bytes: tuple[int, ...]  # by layer
     cache_bytes: int
     popularity: np.ndarray | None = None  # [layers, experts] share of tokens, from calibration prompts
-    seed: int = 0
 
     @property
     def layers(self) -> int:

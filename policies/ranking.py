@@ -3,6 +3,7 @@ that evicts by it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Container
 from heapq import heapify, heappop, heappush, heapreplace
 
@@ -60,7 +61,7 @@ class Ranking:
         return None
 
 
-class RankedCache(DemandCache):
+class RankedCache(DemandCache, ABC):
     """Evicts the member of least rank that is not blocked, ties to the lower id.
 
     Subclasses say ``rank_of``, and tell the member's Ranking, ``_home[id]``, when that changes.
@@ -70,9 +71,9 @@ class RankedCache(DemandCache):
         self._groups: dict[int, Ranking] = {}
         self._home: dict[tuple[int, int], Ranking] = {}
 
+    @abstractmethod
     def rank_of(self, id: ExpertId) -> float:
         """The rank with which ``id`` comes in."""
-        raise NotImplementedError
 
     def admitted(self, id: ExpertId, group: int) -> None:
         """Join the group."""

@@ -169,7 +169,7 @@ class Session:
         """Queue what the assignment loads, pin what the layer needs, and give up what it does not."""
         layer, gpu, loads, ready = view.layer, assignment.gpu, assignment.loads, view.ready_ns
         awaited = self._running_for(layer, gpu)
-        streamed = self._still_absent(layer, assignment.streamed, precomputed)
+        streamed = self._copies.still_absent(layer, assignment.streamed, precomputed)
         withdrawn = self._copies.take_prefetches_of(layer, (*streamed, *loads))
         released = self._release_unused(layer, gpu)
         self._pinned = set(map(self.residency.ids[layer].__getitem__, view.routing.active))
@@ -197,7 +197,7 @@ class Session:
         """What the policy sees, with the routing in force."""
         layer, true = given.layer, given.routing
         view = LayerView(
-            given.step, layer, given.phase, true, given.scores, given.sequences,
+            given.step, layer, given.phase, true, given.scores if self._commit is None else None, given.sequences,
             self._ready(layer, true, given.h2d_backlog_ns), given.h2d_backlog_ns, given.cpu_backlog_ns, self.costs,
             self.residency.view,
         )  # fmt: skip
@@ -235,14 +235,6 @@ class Session:
             return None
         self._awaited.add(running.id.expert)
         return running.id.expert
-
-    def _still_absent(self, layer: int, streamed: Sequence[int], ahead: Sequence[int]) -> tuple[int, ...]:
-        """Those of ``streamed`` that are neither on the GPU nor on their way, nor computed ``ahead`` by the CPU."""
-        if not streamed:
-            return ()
-        ids, running = self.residency.ids[layer], self._copies.running
-        coming = None if running is None else running.id
-        return tuple(e for e in streamed if ids[e] != coming and e not in ahead and not self.residency.holds(ids[e]))
 
     def _release_unused(self, layer: int, gpu: Sequence[int]) -> tuple[ExpertId, ...]:
         """Prefetched experts that the plan does not use give up their staging slots."""

@@ -13,38 +13,23 @@ from typing import Literal
 from policies.forecasts import ProtectsNobody, next_forecast
 from policies.layer_streaming import NextLayer
 from policies.objective import assignment_of, durations
-from policies.token_routing import combine_weights, routing_of_tokens, scores_by_expert
-from policies.views import Assignment, Commitment, ExpertId, Forecast, LayerView, Routing
+from policies.routers import ForecastRouter
+from policies.views import Assignment, ExpertId, Forecast, LayerView
 
 
-class SpeculativeRouter:
+class SpeculativeRouter(ForecastRouter):
     """Executes the forecast in decode: the next layer's routing is each token's ``top_k`` best, never verified.
 
-    Weights are the forecast's scores where it has any, in the model's way (``norm_topk``), else equal shares. A prefill
-    is routed truly (our reading: Section 5.2 leaves nothing to predict there).
+    A prefill is routed truly (our reading: Section 5.2 leaves nothing to predict there).
     """
 
-    looks_ahead = True
-
     def __init__(self, top_k: int, norm_topk: bool = True) -> None:
+        super().__init__(norm_topk)
         self.top_k = top_k
-        self.norm_topk = norm_topk
 
-    def route(self, view: LayerView) -> Routing:
-        """A layer that was not committed is routed by its own router."""
-        return view.routing
-
-    def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
-        """In decode, the forecast is the next layer's routing."""
-        forecast = next_forecast(view, forecasts)
-        if forecast is None or view.phase != "decode":
-            return None
-        return Commitment(self._routing(forecast))
-
-    def _routing(self, forecast: Forecast) -> Routing:
-        ids = [ranked[: self.top_k] for ranked in forecast.token_ids]
-        tokens = zip(scores_by_expert(forecast), ids, strict=True)
-        return routing_of_tokens(ids, [combine_weights(*token, self.norm_topk) for token in tokens])
+    def select(self, ranked: Sequence[int], view: LayerView) -> Sequence[int]:
+        """The best, wherever they are."""
+        return ranked[: self.top_k]
 
 
 class InExpertOrder:

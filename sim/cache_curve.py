@@ -106,7 +106,7 @@ class CacheCurve:
             raise CurveError(f"expected a cache size >= 0, got {capacity_bytes} bytes")
         shape = self.trace.shape
         sizes = tuple(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
-        budget = Budget(shape.experts, sizes, capacity_bytes, None, self.seed)
+        budget = Budget(shape.experts, sizes, capacity_bytes)
         result = replay(self.events, kind.make(self.future, self.seed), budget, kind.placement())
         return CurvePoint(policy, capacity_bytes, result.hit_rate, result.hit_rate_decode, result.lookups)
 

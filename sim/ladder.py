@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from sim.ablation import Ablation
-from sim.pictures import PictureError
+from sim.pictures import PictureError, style_tpot_axis
 
 Row = Mapping[str, Any]
 _SAVES, _COSTS, _UNCLEAR, _BARE, _WHISKER = "#0072B2", "#D55E00", "#BBBBBB", "#555555", "#222222"
@@ -81,12 +81,7 @@ def _bar(ax: Axes, place: float, row: Row, colour: str) -> None:
 def _style(ax: Axes, bars: Sequence[tuple[float, Row, str]]) -> None:
     ax.set_yticks([place for place, _, _ in bars], [row["label"] + _mark(row) for _, row, _ in bars], fontsize=11)
     ax.set_ylim(bars[-1][0] + 0.6, -0.6)
-    ax.set_xlim(0, 1.22 * max(row.get("tpot_ms_max") or 0.0 for _, row, _ in bars))
-    ax.set_xlabel("time per output token, TPOT (ms); shorter is better")
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="x", color="#E5E5E5")
-    ax.set_axisbelow(True)
-    ax.spines[["right", "top", "left"]].set_visible(False)
+    style_tpot_axis(ax, 1.22 * max(row.get("tpot_ms_max") or 0.0 for _, row, _ in bars))
 
 
 def _mark(row: Row) -> str:

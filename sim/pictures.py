@@ -1,9 +1,10 @@
-"""Writing pictures: aside first and then renamed, the same bytes for the same figure."""
+"""What pictures share: one style, and writing them aside first, the same bytes for the same figure."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg", "pdf")
@@ -31,3 +32,13 @@ def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> None:
         aside.replace(target)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def style_tpot_axis(ax: Axes, room_ms: float) -> None:
+    """An axis of horizontal bars that show times per token, up to ``room_ms``."""
+    ax.set_xlim(0, room_ms)
+    ax.set_xlabel("time per output token, TPOT (ms); shorter is better")
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="x", color="#E5E5E5")
+    ax.set_axisbelow(True)
+    ax.spines[["right", "top", "left"]].set_visible(False)

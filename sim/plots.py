@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from sim.cache_curve import unit_of
-from sim.pictures import PictureError
+from sim.pictures import PictureError, style_tpot_axis
 
 # Okabe-Ito colours: readers with any colour vision can tell them apart.
 _PARTS = (
@@ -160,12 +160,7 @@ def _headline(ranked: Sequence[Mapping[str, Any]]) -> str:
 def _style_bars(ax: Axes, policies: Sequence[str], longest: float) -> None:
     ax.set_yticks(range(len(policies)), policies, fontsize=11)
     ax.set_ylim(len(policies) - 0.4, -0.6)
-    ax.set_xlim(0, longest * _ROOM)
-    ax.set_xlabel("time per output token, TPOT (ms); shorter is better")
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="x", color="#E5E5E5")
-    ax.set_axisbelow(True)
-    ax.spines[["right", "top", "left"]].set_visible(False)
+    style_tpot_axis(ax, longest * _ROOM)
 
 
 def _diamond(label: str) -> Line2D:

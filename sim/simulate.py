@@ -177,7 +177,6 @@ def _budget(setting: Setting, memory: MemoryPlan, needs: Needs) -> Budget:
         expert_bytes=tuple(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)),
         cache_bytes=memory.cache_bytes,
         popularity=None if calibration is None else calibration.popularity,
-        seed=setting.scenario.seed,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -138,15 +139,15 @@ def law(test: Callable[[Any, Scenario], None]) -> Any:
     return patient(given(scenarios())(test))
 
 
-class CacheLaws:
+class CacheLaws(ABC):
     """Membership, blocking, determinism, no foresight."""
 
     foresight = False  # may the cache know the future
     declines = False  # may it refuse to admit although somebody could leave
 
+    @abstractmethod
     def fresh(self, scenario: Scenario) -> Cache:
         """A new cache for a model of ``LAYERS`` layers of ``EXPERTS`` experts."""
-        raise NotImplementedError
 
     @law
     def test_victims_and_swaps_are_members_that_may_leave(self, scenario: Scenario) -> None:

@@ -96,7 +96,7 @@ def play_policy(
 ) -> Played:
     """Run any policy on the machine of a world."""
     sizes = tuple(costs.bytes for costs in world.costs.experts)
-    budget = Budget(world.trace.shape.experts, sizes, world.cache_bytes, popularity, world.seed)
+    budget = Budget(world.trace.shape.experts, sizes, world.cache_bytes, popularity)
     session = RecordingSession(policy, budget, world.costs.experts)
     approximation = Approximation() if policy.needs.changes_routing else None
     engine = Engine(session, world.costs, demand, TokenBytes(16, 8), approximation)

@@ -6,10 +6,26 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from policies.assigners import LoadAll
+from policies.caches import StaticCache
 from policies.lru import LruCache
-from policies.protocols import Needs
-from policies.views import Copy, ExpertId, PolicyError, Swap
-from tests.policies.scripted_session import Placed, Says, Swaps, Wants, begin, e, pass_through, plan, session, start
+from policies.protocols import Budget, Composition, Needs
+from policies.routers import TrueRouter
+from policies.session import Session
+from policies.views import Commitment, Copy, ExpertId, Forecast, LayerInput, LayerView, PolicyError, Routing, Swap
+from tests.policies.scripted_session import (
+    COSTS,
+    Placed,
+    Says,
+    Swaps,
+    Wants,
+    begin,
+    e,
+    pass_through,
+    plan,
+    session,
+    start,
+)
 
 # --- order of calls ---------------------------------------------------------------------------------------------------
 
@@ -223,3 +239,35 @@ def test_a_load_that_waits_for_a_staging_slot_blocks_the_lane() -> None:
     it.computed(first.id)
     assert pass_through(it) == e(0, 3)
     assert start(it).kind == "prefetch"
+
+
+class Committing(TrueRouter):
+    """Decides the next layer's routing."""
+
+    looks_ahead = True
+
+    def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
+        return Commitment(Routing((1,), (1,)))
+
+
+class Watching(StaticCache):
+    """Keeps the scores that it is shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    def observe(self, view: LayerView) -> None:
+        self.seen.append(view.scores)
+
+
+def test_nobody_sees_the_scores_of_a_router_that_was_not_asked() -> None:
+    cache, scores = Watching(), [[0.4, 0.3, 0.2, 0.1]]
+    policy = Composition("committing", Placed((0, 1), (0, 1)), Committing(), LoadAll(), None, cache)
+    it = Session(policy, Budget(4, (100, 100), 400), (COSTS, COSTS))
+    it.begin_step(0)
+    for layer in (0, 1):
+        it.plan_layer(LayerInput(0, layer, "decode", Routing((0,), (1,)), scores))
+        if layer == 0:
+            it.foresee(())
+        it.end_layer()
+    assert cache.seen == [scores, None]
