@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from policies.calibration import Calibration
 from policies.protocols import Budget, Composition, Needs
@@ -14,15 +15,16 @@ from sim.approximation import Approximation
 from sim.bounds import bounds_of
 from sim.calibration import calibration_name, check_calibration, load_calibration
 from sim.cost_table import CostTable
-from sim.costs import ACTIVATION_BYTES, ROUTING_BYTES, roofline
+from sim.costs import ACTIVATION_BYTES, ROUTING_BYTES
 from sim.demand import StepDemand, demand_of, future_of, lacking
 from sim.engine import Engine
 from sim.hardware import Hardware, load_hardware
 from sim.layer_parts import TokenBytes
+from sim.measured_costs import costs_on
 from sim.memory import MemoryPlan, plan_memory
 from sim.run import Run
 from sim.scenario import Scenario, ScenarioError
-from sim.spans import spans_frame
+from sim.spans import Row, spans_frame
 from traces.batches import StepRows
 from traces.batches import compose as compose_batch
 from traces.catalogue import load_model
@@ -83,7 +85,7 @@ def setting_of(scenario: Scenario) -> Setting:
         generated_tokens=scenario.generated_tokens, sequences=scenario.sequences,
         prefill_chunk_tokens=scenario.prefill_chunk_tokens,
     )  # fmt: skip
-    costs = roofline(shape, hardware, max(len(step.rows) for step in steps))
+    costs = costs_on(hardware, shape, max(len(step.rows) for step in steps))
     return Setting(scenario, trace, shape, hardware, tuple(steps), costs)
 
 
@@ -92,32 +94,63 @@ def simulate_setting(setting: Setting, policy: str, parameters: Mapping[str, obj
     return simulate_composition(setting, compose_policy(setting, policy, parameters))
 
 
-def simulate_composition(setting: Setting, composition: Composition) -> Run:
-    """Simulate any composition, registered or not, in a resolved setting."""
-    scenario, shape, needs = setting.scenario, setting.shape, composition.needs
+class Prepared(NamedTuple):
+    """One policy about to run in a setting: what both backends start from, and end in a ``Run`` with."""
+
+    setting: Setting
+    composition: Composition
+    memory: MemoryPlan
+    demand: Sequence[StepDemand]
+    session: Session
+    approximation: Approximation | None
+
+    def run(self, rows: list[Row], *labels: str) -> Run:
+        """The run that left these spans."""
+        setting, needs, memory = self.setting, self.composition.needs, self.memory
+        sizes = {
+            "cache_bytes": memory.cache_bytes, "cache_slots": memory.slots, "staging_bytes": memory.staging_bytes
+        }  # fmt: skip
+        return Run(
+            scenario=_resolved(setting, self.composition).to_dict(),
+            trace_checksum=setting.trace.checksum,
+            policy=self.composition.name,
+            spans=spans_frame(rows),
+            labels=(*labels_of(needs, setting.trace, setting.noisy), *labels),
+            bounds=_bounds(setting, self.demand, memory, needs),
+            power=setting.hardware.power,
+            approximation=None if self.approximation is None else self.approximation.frame(),
+            memory=sizes,
+        )
+
+
+def prepare(
+    setting: Setting, composition: Composition, session: Callable[..., Session] = Session
+) -> Prepared:
+    """Check that a composition can run in a setting, and give it its session."""
+    scenario, needs = setting.scenario, composition.needs
     check_needs(composition.name, needs, setting)
     demand = demand_of(setting.trace, setting.steps, needs, setting.noisy)
     memory = plan_memory(
-        shape, setting.hardware, batch=scenario.batch, tokens=setting.tokens_per_sequence,
+        setting.shape, setting.hardware, batch=scenario.batch, tokens=setting.tokens_per_sequence,
         demand_slots=composition.demand_slots, prefetch_slots=composition.prefetch_slots,
         cached_share=scenario.cached_share,
     )  # fmt: skip
-    session = Session(composition, _budget(setting, memory, needs), setting.costs.experts)
+    applied = session(composition, _budget(setting, memory, needs), setting.costs.experts)
+    return Prepared(setting, composition, memory, demand, applied, Approximation() if needs.changes_routing else None)
+
+
+def simulate_composition(setting: Setting, composition: Composition) -> Run:
+    """Simulate any composition, registered or not, in a resolved setting."""
+    return play(prepare(setting, composition))
+
+
+def play(prepared: Prepared) -> Run:
+    """Simulate what has been prepared, once."""
+    setting, shape = prepared.setting, prepared.setting.shape
     token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
-    approximation = Approximation() if needs.changes_routing else None
-    engine = Engine(session, setting.costs, demand, token_bytes, approximation)
+    engine = Engine(prepared.session, setting.costs, prepared.demand, token_bytes, prepared.approximation)
     engine.run()
-    return Run(
-        scenario=_resolved(setting, composition).to_dict(),
-        trace_checksum=setting.trace.checksum,
-        policy=composition.name,
-        spans=spans_frame(engine.recorder.rows),
-        labels=labels_of(needs, setting.trace, setting.noisy),
-        bounds=_bounds(setting, demand, memory, needs),
-        power=setting.hardware.power,
-        approximation=None if approximation is None else approximation.frame(),
-        memory={"cache_bytes": memory.cache_bytes, "cache_slots": memory.slots, "staging_bytes": memory.staging_bytes},
-    )  # fmt: skip
+    return prepared.run(engine.recorder.rows)
 
 
 def _resolved(setting: Setting, policy: Composition) -> Scenario:

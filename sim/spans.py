@@ -51,7 +51,7 @@ memory from its `place`, or the start of its copy, until its `evict` or `release
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import pandas as pd
 
@@ -77,13 +77,16 @@ class Span(NamedTuple):
     bytes: int
 
 
+Row: TypeAlias = tuple[str, int, int, int, str, str, int, int, int, int, int, int]  # a Span's fields
+
+
 class Recorder:
     """Collects spans of a run; ``step`` and ``phase`` are those of the step at work."""
 
     __slots__ = ("phase", "rows", "step")
 
     def __init__(self) -> None:
-        self.rows: list[tuple[str, int, int, int, str, str, int, int, int, int, int, int]] = []
+        self.rows: list[Row] = []
         self.step = -1
         self.phase = "prefill"
 
@@ -94,7 +97,7 @@ class Recorder:
         )
 
 
-def spans_frame(rows: list[tuple[str, int, int, int, str, str, int, int, int, int, int, int]]) -> pd.DataFrame:
+def spans_frame(rows: list[Row]) -> pd.DataFrame:
     """Spans as a frame, ordered by start, end and lane; columns as in :class:`Span`."""
     frame = pd.DataFrame(rows, columns=list(Span._fields))
     for name in ("lane", "kind", "phase"):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from traces.names import unknown
 from traces.trace import Trace
+from traces.trace_cut import first_layers
 from traces.trace_file import read_trace
 from traces.trace_layout import TraceError
 
@@ -37,17 +38,31 @@ def find_trace(name_or_path: str | Path) -> Path:
 
 
 def load_trace(name_or_path: str | Path) -> Trace:
-    """Read a trace by name or path; read once while the file stays as it is."""
-    path = find_trace(name_or_path).resolve()
-    return _read(path, path.stat().st_mtime_ns)
+    """Read a trace by name or path; read once while the file stays as it is.
+
+    ``mini-deepseek:6`` is that trace cut after 6 MoE layers. Raises TraceError.
+    """
+    whole, layers = _parted(str(name_or_path))
+    path = find_trace(whole).resolve()
+    return _read(path, path.stat().st_mtime_ns, layers)
 
 
 def calibration_of(name: str) -> str | None:
     """The name of the calibration trace that belongs to a bundled trace, if there is one."""
-    wanted = f"{name}{_CALIBRATION}"
-    return wanted if (FOLDER / f"{wanted}.safetensors").is_file() else None
+    whole, layers = _parted(name)
+    wanted = f"{whole}{_CALIBRATION}"
+    if not (FOLDER / f"{wanted}.safetensors").is_file():
+        return None
+    return wanted if layers is None else f"{wanted}:{layers}"
+
+
+def _parted(name: str) -> tuple[str, int | None]:
+    """The name before a colon and the layers behind it, if it ends so."""
+    whole, _, layers = name.rpartition(":")
+    return (whole, int(layers)) if whole and layers.isascii() and layers.isdecimal() else (name, None)
 
 
 @lru_cache(maxsize=8)
-def _read(path: Path, changed_ns: int) -> Trace:
-    return read_trace(path)
+def _read(path: Path, changed_ns: int, layers: int | None) -> Trace:
+    whole = read_trace(path) if layers is None else _read(path, changed_ns, None)
+    return whole if layers is None else first_layers(whole, layers)

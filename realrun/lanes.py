@@ -1,0 +1,101 @@
+"""The lanes of a real machine: what the executor asks of them, whatever they are made of.
+
+A lane does one piece of work after another, in the order in which it was given. Work may wait for work of other lanes.
+Two machines have such lanes: ``host_lanes`` (threads and memory copies, on any computer) and ``cuda_lanes`` (streams).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from sim.hardware import ResultPath
+
+Work: TypeAlias = Callable[[], object]
+
+
+class Mark(Protocol):
+    """One piece of work on a lane: that it has ended, and when it ran."""
+
+    @property
+    def ready_ns(self) -> int:
+        """When it could have started: given to its lane, and all that it waits for has ended."""
+        ...
+
+    @property
+    def start_ns(self) -> int:
+        """When it started, on the machine's clock; known after ``wait``."""
+        ...
+
+    @property
+    def end_ns(self) -> int:
+        """When it ended, likewise."""
+        ...
+
+    def issued(self) -> Mark:
+        """Block until the work has been given to its lane; the mark that stands for it there."""
+        ...
+
+    def wait(self) -> None:
+        """Block until the work has ended and its ``done`` has been called. Raises LaneError if it failed."""
+        ...
+
+
+class Lane(Protocol):
+    """A serial resource."""
+
+    def submit(self, work: Work, after: Sequence[Mark] = (), done: Work | None = None) -> Mark:
+        """Do ``work`` once what was submitted before, and all of ``after``, have ended; then call ``done``.
+
+        ``work`` does torch operations on tensors of the lane's device and nothing else. ``done`` may be called from any
+        thread; it is not part of the time. Work after failed work fails too.
+        """
+        ...
+
+
+class Machine(Protocol):
+    """Lanes that belong together, their memory and their clock."""
+
+    kind: str  # "host-lanes" or "cuda"
+    device: torch.device  # of GPU tensors
+    result_path: ResultPath
+    gpu: Lane
+    cpu: Lane  # experts on the CPU, on a chosen number of threads
+    d2h: Lane  # routing and activations
+    back: Lane  # victims that are written back
+    link: Lane  # what else goes to the GPU over the link: used by the copy thread only
+
+    def now_ns(self) -> int:
+        """The machine's clock, ns."""
+        ...
+
+    def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Host memory that copies run from and to at full speed: pinned, where there is a GPU."""
+        ...
+
+    def gpu_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """GPU memory."""
+        ...
+
+    def readable(self, host: Tensor) -> Tensor:
+        """A view of a ``host_tensor`` that work on the GPU may read in place."""
+        ...
+
+    def begin_copying(self) -> None:
+        """Called once by the thread that will call ``copy_in``."""
+        ...
+
+    def copy_in(self, target: Tensor, source: Tensor) -> Mark:
+        """Copy ``source`` (host) to ``target`` (GPU) over the link; one at a time."""
+        ...
+
+    def settle(self) -> None:
+        """Block until every lane is idle. Raises LaneError if work has failed."""
+        ...
+
+    def close(self) -> None:
+        """End the lanes' threads and free what they hold."""
+        ...

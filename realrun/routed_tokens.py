@@ -1,0 +1,66 @@
+"""Which rows of a step each expert computes, from the ids that the router, or a policy, chose for every token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from policies.views import Routing
+
+
+@dataclass(frozen=True)
+class RoutedTokens:
+    """N tokens with k choices each. Choice j of token n is slot n * k + j of the layer's partial results.
+
+    ``weights`` [N * k] on the host, in the type of the model's router; a slot that nobody computes counts as zero.
+    """
+
+    tokens: int
+    top_k: int
+    weights: Tensor
+    slots: Mapping[int, Tensor]  # of every active expert, ascending, int64
+
+    @property
+    def complete(self) -> bool:
+        """Does an expert compute every slot?"""
+        return sum(map(len, self.slots.values())) == self.tokens * self.top_k
+
+
+def slots_of(ids: NDArray[np.integer]) -> dict[int, Tensor]:
+    """The slots of every expert that stands in ``ids`` [N, k], by ascending expert; negative ids are nobody's."""
+    flat = ids.reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    experts, starts = np.unique(flat[order], return_index=True)
+    parts = torch.from_numpy(order).split(np.diff([*starts, len(flat)]).tolist())
+    return {expert: part for expert, part in zip(experts.tolist(), parts, strict=True) if expert >= 0}
+
+
+def routed(ids: NDArray[np.integer], weights: Tensor) -> RoutedTokens:
+    """What a router chose: ``ids`` and ``weights`` [N, k]."""
+    return RoutedTokens(len(ids), ids.shape[1], weights.reshape(-1), slots_of(ids))
+
+
+def routing_of(given: RoutedTokens) -> Routing:
+    """The same as a session wants it, without tokens."""
+    return Routing(tuple(given.slots), tuple(map(len, given.slots.values())))
+
+
+def rerouted(routing: Routing, top_k: int, dtype: torch.dtype) -> RoutedTokens:
+    """What a policy put in the router's place: token by token, possibly fewer than ``top_k`` choices."""
+    ids = np.full((len(routing.token_ids), top_k), -1)
+    weights = torch.zeros(len(routing.token_ids), top_k, dtype=dtype)
+    for token, (chosen, shares) in enumerate(zip(routing.token_ids, routing.token_weights, strict=True)):
+        ids[token, : len(chosen)] = chosen
+        weights[token, : len(shares)] = torch.tensor(shares)
+    return routed(ids, weights)
+
+
+def descending(ids: NDArray[np.integer], weights: Tensor) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[float]]]:
+    """Ids and weights [N][k] of every token by descending weight, as ``Routing`` has them."""
+    ordered, order = weights.float().sort(dim=-1, descending=True, stable=True)
+    return np.take_along_axis(ids, order.numpy(), 1).tolist(), ordered.tolist()

@@ -1,0 +1,80 @@
+"""What is to be validated: scenarios that share a base, written as strict YAML.
+
+repeats: 5                                  # measured runs of each scenario, after one that warms up
+scenario: {trace: ..., model: ..., ...}     # what all have in common; keys of a Scenario
+vary:                                       # every combination of these
+  cached_share: [0.25, 0.5]
+  batch: [1, 4]
+policies:                                   # with each of these
+  - fiddler
+  - dali: {prefetch: 0}                     # with parameters
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from realrun.errors import RefusedError
+from sim.scenario import Scenario
+from sim.strict_yaml import load_yaml
+
+_KEYS = ("repeats", "scenario", "vary", "policies")
+
+
+@dataclass(frozen=True)
+class ValidationPlan:
+    """``scenarios``, each to be measured ``repeats`` times."""
+
+    scenarios: tuple[Scenario, ...]
+    repeats: int
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, hardware: str) -> ValidationPlan:
+        """Read a plan for the machine that the profile ``hardware`` is of. Raises RefusedError, ScenarioError."""
+        document = load_yaml(path)
+        if not isinstance(document, Mapping) or set(document) - set(_KEYS) or not {"scenario", "policies"} <= set(document):
+            raise RefusedError(f"{path}: expected the keys {', '.join(_KEYS)} (scenario and policies at least)")
+        repeats = document.get("repeats", 5)
+        if not isinstance(repeats, int) or repeats < 1:
+            raise RefusedError(f"{path}: repeats must be a whole number >= 1, got {repeats!r}")
+        base = {**_mapping(document["scenario"], f"{path}, scenario"), "hardware": hardware}
+        varied = _varied(_mapping(document.get("vary", {}), f"{path}, vary"), f"{path}, vary")
+        policies = [_policy(each, f"{path}, policies") for each in document["policies"]]
+        asked = [
+            Scenario.from_dict({**base, **values, **policy}, str(path)) for values in varied for policy in policies
+        ]
+        return cls(tuple(asked), repeats)
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise RefusedError(f"{where}: expected lines of `key: value`, got {value!r:.60}")
+    return value
+
+
+def _varied(axes: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """Every combination of the axes' values."""
+    for key, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise RefusedError(f"{where}: {key} must be a list of values, got {values!r}")
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+
+
+def _policy(value: Any, where: str) -> dict[str, Any]:
+    """A name, or a name with parameters."""
+    if isinstance(value, str):
+        return {"policy": value}
+    if isinstance(value, Mapping) and len(value) == 1:
+        [(name, parameters)] = value.items()
+        return {"policy": name, "parameters": dict(_mapping(parameters, f"{where}, {name}"))}
+    raise RefusedError(f"{where}: expected a name, or `name: {{parameter: value}}`, got {value!r}")
+
+
+def alternating(scenarios: int, repeats: int) -> Iterator[int]:
+    """In which order they are measured: there and back, so that a drift of the machine meets all of them alike."""
+    for turn in range(repeats):
+        yield from range(scenarios) if turn % 2 == 0 else reversed(range(scenarios))
