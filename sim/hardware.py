@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
@@ -10,6 +10,8 @@ from typing import Any, Literal, get_type_hints
 
 from sim.plan_costs import PlanCosts, load_plan_costs
 from sim.plausibility import HardwareError, check_plausible
+from sim.profile import Profile
+from sim.profile_yaml import profile_document, read_profile
 from sim.sourced_yaml import Origin, entries, only, read_mapping, typed
 
 __all__ = [
@@ -106,7 +108,11 @@ class Power:
 
 @dataclass(frozen=True)
 class Hardware:
-    """One machine. ``origins`` maps every dotted key to its source."""
+    """One machine. ``origins`` maps every dotted key to its source.
+
+    With a ``profile``, times come from its tables; of the numbers, memory, ``result_path``, ``plan_factor`` and power
+    count, and the rates stand for the null model alone.
+    """
 
     name: str
     about: str
@@ -118,6 +124,13 @@ class Hardware:
     power: Power | None = None
     plan_costs: PlanCosts = field(default_factory=load_plan_costs)
     origins: Mapping[str, Origin] = field(default_factory=dict)
+    profile: Profile | None = None
+
+    @property
+    def decisions(self) -> PlanCosts:
+        """What decisions cost on this host: those that were measured on it as they are, others by the scaled table."""
+        table = self.plan_costs.scaled(self.host.plan_factor)
+        return table if self.profile is None else table.with_(self.profile.plan, self.profile.foresee)
 
     def flat(self) -> dict[str, Any]:
         """Every number by dotted key, as ``overrides`` of ``load_hardware`` names them."""
@@ -131,7 +144,7 @@ class Hardware:
             section, name = key.split(".")
             origin = self.origins.get(key, Origin("not stated", "low"))
             text.setdefault(section, {})[name] = {"value": value, **origin._asdict()}
-        return text
+        return text if self.profile is None else {**text, "measured": profile_document(self.profile)}
 
 
 _SECTIONS: Mapping[str, type] = {
@@ -140,9 +153,11 @@ _SECTIONS: Mapping[str, type] = {
 _KEYS: Mapping[str, Any] = {
     f"{section}.{name}": hint for section, kind in _SECTIONS.items() for name, hint in get_type_hints(kind).items()
 }
-
-
 _DESCRIPTIVE = ("gpu.name", "cpu.name", "cpu.sockets", "cpu.cores")
+_BESIDE_TABLES = (  # what a profile's tables do not decide
+    "gpu.memory_bytes", "gpu.reserve_bytes", "link.result_path", "host.plan_factor",
+    *(key for key in _KEYS if key.startswith("power.")),
+)  # fmt: skip
 
 
 def hardware_names() -> list[str]:
@@ -154,25 +169,36 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
     """Load a preset by name, or a file of the same form.
 
     ``overrides`` replaces values by dotted key, such as ``{"link.h2d_bytes_per_s": 12e9, "link.copies": "pageable"}``.
-    Raises HardwareError for an unknown name or key, a missing or wrongly typed number, and anything that no machine
-    has (see ``sim.plausibility``).
+    Raises HardwareError for an unknown name or key, a missing or wrongly typed number, an override of what a profile
+    has measured, and anything that no machine has (see ``sim.plausibility``).
     """
     path = _find(name_or_path)
     document = read_mapping(path)
     name = str(document.get("name", path.stem))
     where = f"hardware {name!r}"
-    only(document, ("name", "about", *_SECTIONS), where)
+    only(document, ("name", "about", *_SECTIONS, "measured"), where)
+    profile = read_profile(document["measured"], where) if "measured" in document else None
     values, origins = entries(document, {section: _names(section) for section in _SECTIONS}, where)
-    only(overrides or {}, _KEYS, f"{where}, overrides")
-    for key in overrides or {}:
-        if key in _DESCRIPTIVE:
-            raise HardwareError(f"{where}, overrides: {key} only describes the machine; override its rates instead")
+    _check_overrides(overrides or {}, profile, f"{where}, overrides")
     values |= overrides or {}
     origins |= {key: Origin("override", "high") for key in overrides or {}}
     checked = {key: typed(key, value, _KEYS[key], where) for key, value in values.items()}
-    check_plausible(checked, where)
+    check_plausible(checked, where, None if profile is None else profile.kind)
     parts = {section: _section(section, checked, where) for section in _SECTIONS}
-    return Hardware(name, str(document.get("about", "")), **parts, origins=origins)
+    return Hardware(name, str(document.get("about", "")), **parts, origins=origins, profile=profile)
+
+
+def _check_overrides(keys: Iterable[str], profile: Profile | None, where: str) -> None:
+    """Refuse overrides that would be accepted and change nothing. Raises HardwareError."""
+    only(keys, _KEYS, where)
+    for key in keys:
+        if key in _DESCRIPTIVE:
+            raise HardwareError(f"{where}: {key} only describes the machine; override its rates instead")
+        if profile is not None and key not in _BESIDE_TABLES:
+            raise HardwareError(
+                f"{where}: this machine is a measured profile, whose tables decide what {key} would; measure again, "
+                f"or ask a preset; of a profile these can be overridden: {', '.join(_BESIDE_TABLES)}"
+            )
 
 
 def _find(name_or_path: str | Path) -> Path:

@@ -25,6 +25,10 @@ class PlanCost(NamedTuple):
         """Integer ns with ``active`` experts active on a host ``factor`` times as slow as the table's."""
         return int((self.base_ns + self.per_active_expert_ns * active) * factor + 0.5)
 
+    def scaled(self, factor: float) -> PlanCost:
+        """The cost on a host ``factor`` times as slow."""
+        return PlanCost(self.base_ns * factor, self.per_active_expert_ns * factor)
+
 
 @dataclass(frozen=True)
 class PlanCosts:
@@ -43,6 +47,17 @@ class PlanCosts:
     def foresee_of(self, policy: str) -> PlanCost:
         """Cost of ``foresee``."""
         return _look_up(self.foresee, policy)
+
+    def scaled(self, factor: float) -> PlanCosts:
+        """The table of a host ``factor`` times as slow."""
+        return PlanCosts(
+            {policy: cost.scaled(factor) for policy, cost in self.plan.items()},
+            {policy: cost.scaled(factor) for policy, cost in self.foresee.items()},
+        )
+
+    def with_(self, plan: Mapping[str, PlanCost], foresee: Mapping[str, PlanCost]) -> PlanCosts:
+        """The table with these rows in place of its own of the same names."""
+        return PlanCosts({**self.plan, **plan}, {**self.foresee, **foresee})
 
 
 def _look_up(table: Mapping[str, PlanCost], policy: str) -> PlanCost:

@@ -63,6 +63,15 @@ LIMITS: Mapping[str, Limit] = {
     "power.cpu_busy_w": Limit(5, 4000, "watts", "package power, all sockets"),
 }
 
+HOST_LANES: Mapping[str, Limit] = {  # where a processor core plays the GPU, and a paced memory copy the link
+    "gpu.bandwidth_bytes_per_s": Limit(1e8, 1e12, "bytes/s", "one core reads 2 to 50 GB/s, more from its cache"),
+    "gpu.flops_per_s": Limit(1e8, 1e13, "flop/s", "one core gives 0.005 to 1 TFLOP/s"),
+    "cpu.flops_per_s": Limit(1e8, 2e14, "flop/s", "16-bit products are slow where the processor lacks them"),
+    "link.theory_bytes_per_s": Limit(1e7, 4.6e11, "bytes/s", "what the copy is paced to"),
+    "link.h2d_bytes_per_s": Limit(1e7, 4.6e11, "bytes/s", "what the copy is paced to, or less"),
+    "link.d2h_bytes_per_s": Limit(1e7, 4.6e11, "bytes/s", "a plain memory copy"),
+}  # beside LIMITS
+
 _NOT_ABOVE = (  # (smaller key, larger key, what the larger one is)
     ("cpu.read_bytes_per_s", "cpu.dram_bytes_per_s", "what the memory channels can carry"),
     ("link.h2d_bytes_per_s", "link.theory_bytes_per_s", "what the link can carry in one direction"),
@@ -74,16 +83,18 @@ _NOT_ABOVE = (  # (smaller key, larger key, what the larger one is)
 DRAM_BYTES_PER_SOCKET = 1e12
 
 
-def check_plausible(values: Mapping[str, object], where: str) -> None:
+def check_plausible(values: Mapping[str, object], where: str, kind: str | None = None) -> None:
     """Refuse numbers that no machine has.
 
     ``values`` maps dotted keys (``link.h2d_bytes_per_s``) to numbers; keys without a limit, and text, are ignored, so
-    a measured profile can pass the part that it knows. ``where`` names the preset or profile in the message.
+    a measured profile can pass the part that it knows. ``where`` names the preset or profile in the message. ``kind``:
+    of a measured machine; "host-lanes" have ranges of their own, since a processor core plays the GPU there.
     Raises HardwareError naming key, value, permitted range and, where the value fits another unit, that unit.
     """
-    numbers = {key: value for key, value in values.items() if isinstance(value, int | float) and key in LIMITS}
+    limits = {**LIMITS, **HOST_LANES} if kind == "host-lanes" else LIMITS
+    numbers = {key: value for key, value in values.items() if isinstance(value, int | float) and key in limits}
     for key, value in numbers.items():
-        _check_range(key, value, LIMITS[key], where)
+        _check_range(key, value, limits[key], where)
     for small, large, meaning in _NOT_ABOVE:
         if small in numbers and large in numbers and numbers[small] > numbers[large] * TOLERANCE:
             raise HardwareError(

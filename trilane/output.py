@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -188,10 +188,10 @@ def progress(items: Sequence[T], label: str) -> Iterator[T]:
 
 
 @contextmanager
-def working(label: str) -> Iterator[None]:
-    """A sign of life on standard error for work whose end is not known."""
-    with errors().status(label):
-        yield
+def working(label: str) -> Iterator[Callable[[str], None]]:
+    """A sign of life on standard error for work whose end is not known; the block may say what it is about now."""
+    with errors().status(label) as status:
+        yield status.update
 
 
 def percent(value: float | None, digits: int = 0) -> str:

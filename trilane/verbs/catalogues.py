@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trilane.output import JsonOption, check_targets, heading, pairs, show, table, write_json
+from trilane.profile_page import decisions_note, profile_page
 
 if TYPE_CHECKING:
     from policies.protocols import Needs
@@ -174,8 +175,10 @@ def _machine_page(machine: Hardware) -> list[Any]:
     scale = f"{machine.host.plan_factor:g} (host.plan_factor)"
     return [
         heading(f"{machine.name}: {machine.about}"), table(columns, rows, text_columns=4, wrap=True), "",
+        *([*profile_page(machine.profile), ""] if machine.profile else []),
         heading("what deciding costs on the host, in every layer"), table(headers, decisions), "",
         f"The numbers of sim/presets/plan_costs.yaml, which names their sources, times {scale}.",
+        *([decisions_note(machine.profile)] if machine.profile else []),
     ]  # fmt: skip
 
 
@@ -183,15 +186,15 @@ def _plan_costs(machine: Hardware) -> list[dict[str, Any]]:
     """Host time of each policy's two decisions in a layer, on this machine."""
     from policies.registry import policy_names
 
-    costs, factor = machine.plan_costs, machine.host.plan_factor
-    rows = []
+    costs, rows = machine.decisions, []
     for policy in dict.fromkeys((*costs.plan, *costs.foresee, *policy_names())):
         decisions = {"plan": costs.plan_of(policy), "foresee": costs.foresee_of(policy)}
-        times = {f"{name}_{key}": ns * factor for name, cost in decisions.items() for key, ns in cost._asdict().items()}
+        times = {f"{name}_{key}": ns for name, cost in decisions.items() for key, ns in cost._asdict().items()}
         rows.append({"policy": policy, **times})
     return rows
 
 
 def _machine_facts(machine: Hardware) -> dict[str, Any]:
     numbers = [{"key": key, "value": value, **machine.origins[key]._asdict()} for key, value in machine.flat().items()]
-    return {"name": machine.name, "about": machine.about, "numbers": numbers, "plan_costs": _plan_costs(machine)}
+    facts = {"name": machine.name, "about": machine.about, "numbers": numbers, "plan_costs": _plan_costs(machine)}
+    return facts | ({"measured": machine.document()["measured"]} if machine.profile else {})

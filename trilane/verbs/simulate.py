@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from trilane.output import (
-    JsonOption,
-    check_picture,
-    check_targets,
-    heading,
-    note,
-    number,
-    pairs,
-    percent,
-    show,
-    working,
-    write_json,
-)
+from trilane.output import JsonOption, check_picture, check_targets, show, working, write_json
 from trilane.question import ScenarioOption, SetOption, describe, inputs_of, scenario_of
+from trilane.run_page import keep_run, run_page
 
 if TYPE_CHECKING:
     from sim.run import Run
 
-MIB = 2**20
-LOSSES = ("substituted", "speculated_wrongly", "degraded", "dropped")
-LANES = ("host", "gpu", "cpu", "h2d", "d2h")
+SpansOption = Annotated[
+    str | None, typer.Option("--spans", metavar="F.parquet", help="Write what every lane did, a row a span.")
+]
+PerfettoOption = Annotated[
+    str | None,
+    typer.Option("--perfetto", metavar="F.json", help="Write a timeline for ui.perfetto.dev (.json or .json.gz)."),
+]
+GanttOption = Annotated[
+    str | None, typer.Option("--gantt", metavar="F.png", help="Draw the decode step of median duration.")
+]
 
 
 def simulate(
@@ -38,13 +31,9 @@ def simulate(
         str | None, typer.Option(metavar="NAME", help="Policy; see [bold]trilane policies[/]. Default: the scenario's.")
     ] = None,
     changes: SetOption = None,
-    spans: Annotated[
-        str | None, typer.Option(metavar="F.parquet", help="Write what every lane did, a row a span.")
-    ] = None,
-    perfetto: Annotated[
-        str | None, typer.Option(metavar="F.json", help="Write a timeline for ui.perfetto.dev (.json or .json.gz).")
-    ] = None,
-    gantt: Annotated[str | None, typer.Option(metavar="F.png", help="Draw the decode step of median duration.")] = None,
+    spans: SpansOption = None,
+    perfetto: PerfettoOption = None,
+    gantt: GanttOption = None,
     json: JsonOption = None,
 ) -> None:
     """Simulate one policy and say where the time goes."""
@@ -55,91 +44,14 @@ def simulate(
         asked = asked.with_(policy=policy, parameters={})  # parameters belong to the policy that they were written for
     with working(f"simulating {asked.policy}"):
         run = _simulated(asked)
-    show(json, *_page(describe(asked), run.to_dict()))
+    show(json, *run_page(describe(asked), run.to_dict()))
     layers = None if run.approximation is None else run.approximation.to_dict("records")
     write_json({"scenario": dict(run.scenario), "run": run.to_dict(), "approximation": layers}, json)
     with working("writing"):
-        _write(run, describe(asked), spans, perfetto, gantt)
+        keep_run(run, describe(asked), spans, perfetto, gantt)
 
 
 def _simulated(scenario: Any) -> Run:
     from sim.simulate import simulate as run_scenario
 
     return run_scenario(scenario)
-
-
-def _write(run: Run, about: str, spans: str | None, perfetto: str | None, gantt: str | None) -> None:
-    if spans:
-        run.save_spans(spans)
-    if perfetto:
-        from sim.perfetto import write_perfetto
-
-        write_perfetto([run], perfetto)
-    if gantt:
-        from sim.gantt import save_gantt
-
-        save_gantt(run, gantt, about=about)
-    for what, path in (("spans", spans), ("timeline for https://ui.perfetto.dev", perfetto), ("picture", gantt)):
-        if path:
-            note(f"{what}: {path}")
-
-
-def _page(about: str, row: Mapping[str, Any]) -> tuple[Text, Table]:
-    """Everything that one run says, from the answer down to the details."""
-    labels = f"  ({', '.join(row['labels'])})" if row["labels"] else ""
-    facts = [*_times(row), *_approximation(row), *_experts(row), *_lanes(row)]
-    return heading(f"{row['policy']}{labels}: {about}"), pairs(facts)
-
-
-def _times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [
-        ("time to first token", _ms(row["ttft_ms"], row.get("lower_bound_ttft_ms"))),
-        ("time per output token", _ms(row["tpot_ms"], row.get("lower_bound_tpot_ms"))),
-        ("  null model", f"{number(row.get('null_model_tpot_ms'), 2)} ms (bandwidths and active bytes alone)"),
-        ("tokens/s", f"{number(row['tokens_per_s'])} per sequence, {number(row['throughput_tokens_per_s'])} in all"),
-        ("steps", f"{row['steps']} ({row['decode_steps']} decode)"),
-    ]
-
-
-def _approximation(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """How much of the model's own routing the run left undone; nothing if it keeps the routing."""
-    if row["approximated_weight_share"] is None:
-        return []
-    shares = {cause: row[f"{cause}_weight_share"] for cause in (*LOSSES, "stale")}
-    causes = ", ".join(f"{cause.replace('_', ' ')} {percent(share, 1)}" for cause, share in shares.items() if share)
-    tokens = percent(row["approximated_token_share"], 1)
-    weight = percent(row["approximated_weight_share"], 1)
-    return [("approximated, decode", f"{weight} of the routing weight{f' ({causes})' if causes else ''}, "
-                                     f"{tokens} of the tokens of a layer")]  # fmt: skip
-
-
-def _ms(value: float | None, bound: float | None) -> str:
-    least = "" if bound is None else f" (no policy can be faster than {number(bound, 2)} ms)"
-    return f"{number(value, 2)} ms{least}"
-
-
-def _experts(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    kinds = ("resident", "token", "gpu", "served")
-    outcomes = ("used", "late", "wasted", "withdrawn")
-    causes = ("demand", "prefetch_used", "prefetch_wasted", "swap")
-    copied = {cause: row[f"pcie_{cause}_bytes_per_token"] for cause in causes}
-    return [
-        ("GPU memory", f"{row['cache_bytes'] / MIB:,.0f} MiB expert cache ({row['cache_slots']} slots), "
-                       f"{row['staging_bytes'] / MIB:,.0f} MiB staging"),
-        ("hit rate, decode", ", ".join(f"{kind} {percent(row[f'decode_{kind}_hit_rate'], 1)}" for kind in kinds)),
-        ("prefetches", ", ".join(f"{row[f'prefetches_{outcome}']} {outcome}" for outcome in outcomes)),
-        ("copied per token", ", ".join(f"{c.replace('_', ' ')} {_mib(v)}" for c, v in copied.items()) + " MiB"),
-    ]  # fmt: skip
-
-
-def _mib(value: float | None) -> str:
-    return number(None if value is None else value / MIB)
-
-
-def _lanes(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    stalls = ((lane, row[f"stall_{lane}_ms"], row[f"stall_{lane}_share"]) for lane in ("h2d", "cpu", "host"))
-    return [
-        ("lanes busy", ", ".join(f"{lane} {percent(row[f'{lane}_busy_share'])}" for lane in LANES)),
-        ("GPU waits for", ", ".join(f"{lane} {number(ms, 2)} ms ({percent(part)})" for lane, ms, part in stalls)),
-        ("planning", f"{percent(row['plan_overhead_share'], 1)} of the time"),
-    ]

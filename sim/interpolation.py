@@ -1,0 +1,103 @@
+"""Measured times as tables: medians with their quartiles at some points, and straight lines between the points.
+
+Below its first point a table keeps the first value; beyond its last one it goes on with the slope of its last segment,
+or level where that falls. A table of one point is level everywhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Rows = tuple[tuple[int, ...], ...]
+
+
+def whole(number: float) -> int:
+    """``number`` >= 0 as a whole one, half up."""
+    return int(number + 0.5)
+
+
+def quartiles(samples: Sequence[float]) -> tuple[int, int, int]:
+    """Median, first and third quartile of repeated measurements, whole. Raises ValueError where there are none."""
+    if not len(samples):
+        raise ValueError("quartiles: expected at least one measurement, got none")
+    median, low, high = (whole(float(ns)) for ns in np.quantile(samples, (0.5, 0.25, 0.75)))
+    return median, low, high
+
+
+def on_line(at: Sequence[int], values: Sequence[float], x: float) -> float:
+    """The value at ``x`` of the line through the points (``at``, ascending; ``values``)."""
+    if x <= at[0] or len(at) == 1:
+        return values[0]
+    right = min(bisect_right(at, x), len(at) - 1)
+    rise, width = values[right] - values[right - 1], at[right] - at[right - 1]
+    if x > at[-1]:
+        return values[-1] + max(rise, 0) * (x - at[-1]) / width
+    return values[right - 1] + rise * (x - at[right - 1]) / width
+
+
+class Measured(NamedTuple):
+    """One time in ns: the median of repeated measurements and their quartiles."""
+
+    ns: int
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Measured:
+        """From measured ns. Raises ValueError for none."""
+        return cls(*quartiles(samples))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Times in ns by one size, such as tokens: ``ns[i]`` at ``at[i]``, with quartiles ``low`` and ``high``."""
+
+    at: tuple[int, ...]  # ascending
+    ns: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+
+    def __call__(self, size: float) -> float:
+        """ns at ``size``, measured or between (module docstring)."""
+        return on_line(self.at, self.ns, size)
+
+    @classmethod
+    def of(cls, samples: Mapping[int, Sequence[float]]) -> Table:
+        """From the measured ns of every size. Raises ValueError for a size without any."""
+        at = tuple(sorted(samples))
+        return cls(at, *_columns([quartiles(samples[size]) for size in at]))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Times in ns by two sizes: ``ns[i][j]`` for ``batch[i]`` sequences of ``length[j]`` tokens each.
+
+    Lines between points in both directions: along ``length`` first, then along ``batch``.
+    """
+
+    batch: tuple[int, ...]  # ascending, as is
+    length: tuple[int, ...]
+    ns: Rows
+    low: Rows
+    high: Rows
+
+    def __call__(self, batch: float, length: float) -> float:
+        """ns for ``batch`` sequences of ``length`` tokens each, measured or between (module docstring)."""
+        return on_line(self.batch, [on_line(self.length, row, length) for row in self.ns], batch)
+
+    @classmethod
+    def of(cls, samples: Mapping[tuple[int, int], Sequence[float]]) -> Grid:
+        """From the measured ns of every (batch, length). Raises ValueError for a combination without any."""
+        batches, lengths = (tuple(sorted(set(sizes))) for sizes in zip(*samples, strict=True))
+        rows = [_columns([quartiles(samples.get((b, n), ())) for n in lengths]) for b in batches]
+        return cls(batches, lengths, *_columns(rows))
+
+
+def _columns(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """(a, b, c) of every row as all a, all b, all c."""
+    return tuple(zip(*rows, strict=True))

@@ -1,0 +1,59 @@
+"""What ``trilane hardware FILE`` says of a measured profile: where, when and what was measured, and what it gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trilane.output import heading, pairs, table
+
+if TYPE_CHECKING:
+    from sim.interpolation import Table
+    from sim.profile import MeasuredModel, Profile, Share
+
+_COLUMNS = (
+    "model", "GPU expert\n1 token, us", "CPU expert\n1 token, us", "one expert's\ncopy, us", "CPU rate\nbeside a copy",
+    "copy rate\nbeside the CPU", "workloads\nmeasured",
+)  # fmt: skip
+
+
+def profile_page(profile: Profile) -> list[Any]:
+    """Facts of the machine, achieved rates and measured models, to be shown beside the machine's numbers."""
+    rates = [heading("rates achieved, which cost nothing in a simulation"), pairs(_lines(profile.rates)), ""]
+    return [
+        heading("a measured profile: times come from its tables, and the rates above are for the null model alone"),
+        pairs(_lines(profile.machine)), "",
+        *(rates if profile.rates else []),
+        heading("models measured: median (quartiles)"),
+        table(_COLUMNS, [_model_row(name, model) for name, model in profile.models.items()]),
+    ]  # fmt: skip
+
+
+def decisions_note(profile: Profile) -> str:
+    """Which of the decision costs were measured on this machine."""
+    measured = dict.fromkeys((*profile.plan, *profile.foresee))
+    return f"Measured on this machine, and not scaled: {', '.join(measured) or 'none'}."
+
+
+def _lines(values: Mapping[str, str | float]) -> list[tuple[str, str]]:
+    return [(key, value if isinstance(value, str) else f"{value:,g}") for key, value in values.items()]
+
+
+def _model_row(name: str, model: MeasuredModel) -> list[str]:
+    most = max(model.expert_gpu.at[-1], model.expert_cpu.at[-1])
+    return [
+        name, _first(model.expert_gpu), _first(model.expert_cpu), _microseconds(*model.copy), _rate(model.cpu_permille),
+        _rate(model.copy_permille), f"{model.expert_gpu.at[0]}-{most}",
+    ]  # fmt: skip
+
+
+def _first(times: Table) -> str:
+    return _microseconds(times.ns[0], times.low[0], times.high[0])
+
+
+def _microseconds(ns: int, low: int, high: int) -> str:
+    return f"{ns / 1e3:,.1f} ({low / 1e3:,.1f}-{high / 1e3:,.1f})"
+
+
+def _rate(share: Share) -> str:
+    return f"{share.permille / 10:.0f}% ({share.low / 10:.0f}-{share.high / 10:.0f})"
