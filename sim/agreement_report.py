@@ -8,6 +8,7 @@ from pathlib import Path
 from sim.agreement import WORST_AIM, Agreement, in_words, name_of
 from sim.agreement_causes import causes
 from sim.agreement_pairing import Pairing
+from sim.agreement_policies import HEADERS, policy_lines
 from sim.spans import LANES
 
 MIB = 2**20
@@ -97,6 +98,7 @@ def _page(
         f"## More than {WORST_AIM:.0%} off", "\n".join(_indented(failure_lines(agreement))) or "No scenario is.",
         "## Every scenario", _markdown(*table_of(agreement)), _bullets(f"*{k}*: {v}" for k, v in MEANINGS.items()),
         "## Lane by lane", _lanes(agreement),
+        "## Policy by policy", _markdown(HEADERS, policy_lines(agreement)),
         "## Ranking", _rankings(agreement),
         "## Hits, copies and bytes, of the whole run", _memory(agreement),
         *_law(agreement),
