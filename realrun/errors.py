@@ -13,3 +13,9 @@ class RefusedError(RealRunError):
 
 class LaneError(RealRunError):
     """Work has failed during a run, which has been stopped."""
+
+    @classmethod
+    def of(cls, lane: str, error: BaseException) -> LaneError:
+        """What everybody who waits for ``lane`` is told: the first cause, once, however many lanes it has stopped."""
+        told = str(error) if isinstance(error, LaneError) else f"{lane} has stopped: {error!r}; run on a new machine"
+        return cls(told)

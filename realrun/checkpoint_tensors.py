@@ -1,0 +1,176 @@
+"""Which tensors of a checkpoint make up each routed expert: read from the shards' headers, before any weight is.
+
+Families name and group experts in many ways (one tensor for each expert and matrix, or one for all experts), and the
+library knows them all: its own renaming table is asked (transformers 5.17 to 5.23), and what it would build out of a
+tensor is taken apart again, so that experts can be read one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from realrun.errors import RefusedError
+
+PLAIN_TYPES = ("F32", "BF16", "F16")
+ONE_BY_ONE = ("MergeModulelist(dim=0)",)
+GATE_AND_UP = ("MergeModulelist(dim=0)", "Concatenate(dim=1)")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a checkpoint, by its shard's header."""
+
+    file: Path
+    key: str
+    shape: tuple[int, ...]
+    type: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows ``begin`` to ``end`` of one expert's parameter: a tensor, or slice ``index`` of one of all experts."""
+
+    tensor: StoredTensor
+    begin: int
+    end: int
+    index: int | None = None
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """All tensors of a checkpoint. Raises RefusedError for a shard that is missing or damaged, or lacks a tensor."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return _header(folder / "model.safetensors", f"{folder} has no {index.name} either")
+    shard_of: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    tensors: dict[str, StoredTensor] = {}
+    for shard in sorted(set(shard_of.values())):
+        tensors |= _header(folder / shard, f"{index.name} names it")
+    for key, shard in shard_of.items():
+        if key not in tensors:
+            raise RefusedError(f"{folder / shard}: expected tensor {key}, as {index.name} says; download it again")
+    return tensors
+
+
+def _header(file: Path, why: str) -> dict[str, StoredTensor]:
+    if not file.exists():
+        raise RefusedError(f"{file}: expected a shard of the checkpoint, found no such file ({why}); download it")
+    try:
+        with safe_open(file, framework="pt") as shard:
+            slices = {key: shard.get_slice(key) for key in shard.keys()}  # noqa: SIM118 (no mapping)
+            return {k: StoredTensor(file, k, tuple(s.get_shape()), s.get_dtype()) for k, s in slices.items()}
+    except SafetensorError as error:
+        raise RefusedError(f"{file}: expected a whole safetensors file: {error}; download it again") from error
+
+
+class ExpertTensors:
+    """What the library would load into each parameter of a model, taken apart by expert.
+
+    ``skeleton`` is the model without storage: all of its parameters are on the meta device.
+    """
+
+    def __init__(self, skeleton: Any, tensors: Mapping[str, StoredTensor]) -> None:
+        rules = get_model_conversion_mapping(skeleton)
+        self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        self._prefix, self._state = skeleton.base_model_prefix, skeleton.state_dict()
+        self._found: dict[str, list[tuple[StoredTensor, str | None]]] = defaultdict(list)
+        for key in sorted(tensors):
+            target, pattern = self._target(key)
+            self._found[target].append((tensors[key], pattern))
+
+    def pieces(self, parameter: str) -> list[list[Piece]]:
+        """For every expert, the pieces of its slice of ``parameter`` (full name). Raises RefusedError where the
+        checkpoint has too little for it, or something else.
+        """
+        shape, found = tuple(self._state[parameter].shape), self._found[parameter]
+        if not found:
+            raise RefusedError(f"{parameter}: the checkpoint has no tensor for it; is it whole, and of this model?")
+        for tensor, _ in found:
+            if tensor.type not in PLAIN_TYPES:
+                raise RefusedError(
+                    f"{tensor.file}: tensor {tensor.key} has type {tensor.type}, expected one of "
+                    f"{', '.join(PLAIN_TYPES)}: quantised experts are not supported; take the bfloat16 checkpoint"
+                )
+        pattern = found[0][1]
+        return _of_all(parameter, shape, found) if pattern is None else self._of_each(parameter, shape, pattern)
+
+    def _target(self, key: str) -> tuple[str, str | None]:
+        """The parameter that a tensor goes to, and the pattern of the converter that it passes through; as the library
+        does, a rule that leads nowhere is not applied.
+        """
+        rules: list[tuple[list[Any], list[Any]]] = [(self._renamings, self._converters), ([], [])]
+        for renamings, converters in rules:
+            target, pattern = rename_source_key(key, renamings, converters, self._prefix, self._state)
+            if target in self._state:
+                return target, pattern
+        return key, None
+
+    def _of_each(self, parameter: str, shape: tuple[int, ...], pattern: str) -> list[list[Piece]]:
+        """One tensor for each expert and matrix; gate and up, where there are two, one below the other."""
+        patterns = self._patterns(parameter, pattern)
+        tensors = {(source, _expert(tensor.key)): tensor for tensor, source in self._found[parameter]}
+        experts: list[list[Piece]] = []
+        for expert in range(shape[0]):
+            pieces: list[Piece] = []
+            for source in patterns:
+                begin = pieces[-1].end if pieces else 0
+                tensor = _of_expert(tensors, source, expert, parameter)
+                pieces.append(Piece(tensor, begin, begin + tensor.shape[0]))
+            _check_shape(parameter, shape[1:], pieces)
+            experts.append(pieces)
+        return experts
+
+    def _patterns(self, parameter: str, pattern: str) -> Sequence[str]:
+        converter = next(rule for rule in self._converters if pattern in rule.source_patterns)
+        operations = tuple(f"{type(op).__name__}(dim={getattr(op, 'dim', '?')})" for op in converter.operations)
+        if operations not in (ONE_BY_ONE, GATE_AND_UP):
+            raise RefusedError(
+                f"{parameter}: the library makes it of tensors {pattern} by {', '.join(operations)}; expected tensors "
+                "that can be read one expert at a time; this family cannot be streamed, load it in memory"
+            )
+        sources: list[str] = converter.source_patterns
+        return sources
+
+
+def _of_all(
+    parameter: str, shape: tuple[int, ...], found: Sequence[tuple[StoredTensor, str | None]]
+) -> list[list[Piece]]:
+    """One tensor of all experts, as the model has it."""
+    tensor, _ = found[0]
+    if len(found) != 1 or tensor.shape != shape:
+        stored = ", ".join(f"{t.key} {list(t.shape)} in {t.file}" for t, _ in found)
+        raise RefusedError(f"{parameter}: expected one tensor of shape {list(shape)}, found {stored}")
+    return [[Piece(tensor, 0, shape[1], expert)] for expert in range(shape[0])]
+
+
+def _of_expert(
+    tensors: Mapping[tuple[str | None, int], StoredTensor], source: str, expert: int, parameter: str
+) -> StoredTensor:
+    tensor = tensors.get((source, expert))
+    if tensor is None:
+        near = next(iter(tensors.values()))
+        raise RefusedError(
+            f"{near.file.parent}: no tensor {source.replace('*', str(expert))} for expert {expert} of {parameter} "
+            f"(others are called like {near.key}, in {near.file.name}); the checkpoint is not whole"
+        )
+    return tensor
+
+
+def _check_shape(parameter: str, shape: tuple[int, ...], pieces: Sequence[Piece]) -> None:
+    if any((pieces[-1].end, *piece.tensor.shape[1:]) != shape for piece in pieces):
+        stored = ", ".join(f"{p.tensor.key} {list(p.tensor.shape)} in {p.tensor.file}" for p in pieces)
+        raise RefusedError(f"{parameter}: expected {list(shape)} for one expert, found {stored}")
+
+
+def _expert(key: str) -> int:
+    """An expert's tensor carries its number behind that of its layer: model.layers.3.mlp.experts.17.w1.weight."""
+    return int([word for word in key.split(".") if word.isdecimal()][-1])

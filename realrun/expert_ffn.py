@@ -1,0 +1,73 @@
+"""One expert's feed-forward network, whichever family it is of: what the library computes, for one expert at a time.
+
+A *kernel* says what an expert computes besides its weights: an experts module of the library (its flags ``has_gate``,
+``has_bias`` and ``is_transposed``, its ``_apply_gate`` and ``act_fn``; transformers/integrations/moe.py, 5.17 to 5.23),
+or ``SwiGlu``. The results are those of the library's ``grouped_mm``, bit by bit: same products, same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from realrun.errors import RefusedError
+
+
+@dataclass(frozen=True)
+class SwiGlu:
+    """The kernel of most families, for experts without a model: silu(gate) * up, or silu(up) where there is no gate."""
+
+    has_gate: bool = True
+    has_bias = False
+    is_transposed = False
+
+    def act_fn(self, inner: Tensor) -> Tensor:
+        """SiLU."""
+        return functional.silu(inner)
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+
+def check_kernel(experts: nn.Module) -> None:
+    """Raises RefusedError where ``expert_ffn`` does not know what an experts module computes."""
+    name = type(experts).__name__
+    if not all(hasattr(experts, flag) for flag in ("has_gate", "has_bias", "is_transposed", "_apply_gate")):
+        raise RefusedError(
+            f"{name}: expected an experts module of the library's registry (`use_experts_implementation`); this family "
+            "computes its experts in its own way, and is not supported"
+        )
+    if getattr(experts, "has_post_expert_norm", False):
+        raise RefusedError(f"{name}: its experts end with a norm, which is not supported")
+    if getattr(experts, "_is_expert_parallel", False):
+        raise RefusedError(f"{name}: its experts are spread over processes; load the model in one process")
+
+
+def expert_ffn(kernel: Any, views: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """[rows, H] -> [rows, H] in the weights' type: one expert with the weights ``views`` applied to its rows."""
+    first = "gate_up_proj" if kernel.has_gate else "up_proj"
+    inner = _linear(kernel, views, first, x)
+    inner = kernel._apply_gate(inner) if kernel.has_gate else kernel.act_fn(inner)
+    return _linear(kernel, views, "down_proj", inner)
+
+
+def compute_into(
+    parts: Tensor, kernel: Any, views: Mapping[str, Tensor], x: Tensor, slots: Tensor, weights: Tensor, top_k: int
+) -> None:
+    """One expert's share of a layer: slot n * top_k + j of ``parts`` [N * k, H] is choice j of token n of ``x`` [N, H].
+
+    ``slots`` int64: those of this expert; ``weights`` [N * k]: the router's. The layer's output is the sum of
+    ``parts.view(N, k, H)`` over k, whoever computed which expert when.
+    """
+    parts[slots] = expert_ffn(kernel, views, x[slots // top_k]) * weights[slots].unsqueeze(-1)
+
+
+def _linear(kernel: Any, views: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+    weight = views[name]
+    out = x.to(weight.dtype) @ (weight if kernel.is_transposed else weight.T)
+    return out.add_(views[f"{name}_bias"]) if kernel.has_bias else out

@@ -1,0 +1,88 @@
+"""How one expert's weights lie in one contiguous buffer, so that one copy moves all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from realrun.errors import RefusedError
+
+ALIGNMENT_BYTES = 64  # a cache line, and what torch gives ordinary tensors: kernels choose by alignment
+
+
+@dataclass(frozen=True)
+class Part:
+    """One weight matrix or bias of an expert, ``offset_bytes`` into its buffer."""
+
+    name: str  # as the library's experts modules call it, such as gate_up_proj
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Of the weights, without what fills the buffer up to the next part."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class ExpertLayout:
+    """The parts of every expert of a layer; each begins at a multiple of 64 bytes."""
+
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def of_parts(cls, parts: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> ExpertLayout:
+        """Parts one behind another, in the order given."""
+        placed: list[Part] = []
+        for name, shape, dtype in parts:
+            placed.append(Part(name, shape, dtype, _end_bytes(placed)))
+        return cls(tuple(placed))
+
+    @classmethod
+    def from_module(cls, experts: nn.Module) -> ExpertLayout:
+        """Of a module of the library that holds all experts of a layer: one of E slices of each of its parameters.
+
+        Parameters may be on the meta device. Raises RefusedError where they do not agree about E.
+        """
+        parameters = expert_parameters(experts)
+        if len({len(value) for value in parameters.values()}) != 1:
+            shapes = {name: tuple(value.shape) for name, value in parameters.items()}
+            raise RefusedError(
+                f"{type(experts).__name__}: expected parameters with one slice for every expert, all of the same "
+                f"leading dimension, found {shapes}; the executor does not know this family"
+            )
+        return cls.of_parts((name, tuple(value.shape[1:]), value.dtype) for name, value in parameters.items())
+
+    @classmethod
+    def from_shape(cls, hidden: int, width: int, dtype: torch.dtype, gated: bool = True) -> ExpertLayout:
+        """Of an expert that is known by its shape alone; with a gate, its rows come first in ``gate_up_proj``."""
+        first = ("gate_up_proj", (2 * width, hidden)) if gated else ("up_proj", (width, hidden))
+        return cls.of_parts((name, shape, dtype) for name, shape in (first, ("down_proj", (hidden, width))))
+
+    @property
+    def bytes(self) -> int:
+        """Of one expert's buffer, a multiple of 64."""
+        return _end_bytes(self.parts)
+
+    def views(self, buffer: Tensor) -> dict[str, Tensor]:
+        """The parts of the expert in ``buffer`` (uint8 [bytes or more], 64-byte aligned): views, not copies."""
+        return {p.name: _bytes_of(p, buffer).view(p.dtype).view(p.shape) for p in self.parts}
+
+
+def expert_parameters(experts: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of an experts module that hold all experts: those with at least 2 dimensions."""
+    return {name: value for name, value in experts.named_parameters(recurse=False) if value.ndim >= 2}
+
+
+def _bytes_of(part: Part, buffer: Tensor) -> Tensor:
+    return buffer[part.offset_bytes : part.offset_bytes + part.bytes]
+
+
+def _end_bytes(parts: Iterable[Part]) -> int:
+    end = max((part.offset_bytes + part.bytes for part in parts), default=0)
+    return math.ceil(end / ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,90 @@
+"""One expert at a time, in any order: the same bits as the library's own computation of all of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+from torch import Tensor, nn  # noqa: E402
+from transformers.integrations.moe import grouped_mm_experts_forward  # noqa: E402
+
+from realrun.errors import RefusedError  # noqa: E402
+from realrun.expert_ffn import SwiGlu, check_kernel, compute_into, expert_ffn  # noqa: E402
+from realrun.expert_layout import ExpertLayout  # noqa: E402
+from realrun.expert_store import Slab  # noqa: E402
+from realrun.pinned import plain  # noqa: E402
+from tests.realrun.tiny_experts import ALL, model_of  # noqa: E402
+from traces.hf_layers import find_moe_layers  # noqa: E402
+
+TOKENS = 7
+
+
+def copied(experts: nn.Module, count: int) -> Slab:
+    slab = Slab.allocated(ExpertLayout.from_module(experts), count, plain)
+    for expert in range(count):
+        for name, view in slab.views(expert).items():
+            view.copy_(getattr(experts, name)[expert])
+    return slab
+
+
+def one_by_one(experts: Any, slab: Slab, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """Every active expert by itself, the last one first."""
+    tokens, top_k = ids.shape
+    parts = torch.empty(tokens * top_k, x.shape[1], dtype=torch.result_type(x, weights))
+    for expert in sorted(set(ids.reshape(-1).tolist()), reverse=True):
+        slots = torch.nonzero(ids.reshape(-1) == expert).squeeze(1)
+        compute_into(parts, experts, slab.views(expert), x, slots, weights.reshape(-1), top_k)
+    return parts.view(tokens, top_k, -1).sum(1).to(x.dtype)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_experts_one_by_one_in_any_order_give_the_librarys_bits(family: str) -> None:
+    # GPT-OSS: elementwise kernels round by vectors of 64, across rows unless these are as wide (as real models' are)
+    changes = {"intermediate_size": 64} if family == "gpt_oss" else {}
+    layer = find_moe_layers(model_of(family, **changes))[-1]
+    for dtype in (torch.float32, torch.bfloat16):
+        experts = layer.experts.to(dtype)
+        slab = copied(experts, layer.experts_count)
+        for top_k in (2, 4):
+            random = torch.Generator().manual_seed(top_k)
+            x = torch.randn(TOKENS, layer.hidden, generator=random).to(dtype)
+            ids = torch.rand(TOKENS, layer.experts_count, generator=random).topk(top_k).indices
+            for weights in (shares := torch.rand(TOKENS, top_k, generator=random), shares.to(dtype)):
+                with torch.inference_mode():
+                    expected = grouped_mm_experts_forward(experts, x, ids, weights)
+                    assert torch.equal(one_by_one(experts, slab, x, ids, weights), expected), (dtype, top_k)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_swiglu_without_a_model(gated: bool) -> None:
+    weights = ExpertLayout.from_shape(16, 24, torch.float32, gated).views(torch.randint(0, 64, (9216,)).byte())
+    for value in weights.values():
+        value.normal_()
+    x = torch.randn(3, 16)
+    if gated:
+        gate, up = weights["gate_up_proj"][:24], weights["gate_up_proj"][24:]
+        inner = nn.functional.silu(x @ gate.T) * (x @ up.T)
+    else:
+        inner = nn.functional.silu(x @ weights["up_proj"].T)
+    found = expert_ffn(SwiGlu(has_gate=gated), weights, x)
+    torch.testing.assert_close(found, inner @ weights["down_proj"].T)
+
+
+FLAGS = {"has_gate": True, "has_bias": False, "is_transposed": False, "_apply_gate": None}
+
+
+@pytest.mark.parametrize(
+    ("experts", "reason"),
+    [
+        (nn.Linear(2, 2), "Linear: expected an experts module of the library's registry"),
+        (SimpleNamespace(**FLAGS, has_post_expert_norm=True), "end with a norm"),
+        (SimpleNamespace(**FLAGS, _is_expert_parallel=True), "spread over processes"),
+    ],
+)
+def test_experts_that_compute_something_else_are_refused(experts: Any, reason: str) -> None:
+    with pytest.raises(RefusedError, match=reason):
+        check_kernel(experts)
