@@ -7,7 +7,8 @@ the one who does; the others see its decisions whole.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -21,7 +22,7 @@ from realrun.recorder import Recorder
 
 
 class Arrival:
-    """A copy to come, for whoever waits for it: issued by the copy thread, then under way, then known to the session."""
+    """A copy to come, for those who wait: issued by the copy thread, then under way, then known to the session."""
 
     def __init__(self) -> None:
         self._mark: Mark | None = None
@@ -35,7 +36,8 @@ class Arrival:
         with self._issued:
             pass
         if self._mark is None:
-            raise LaneError(f"the copy lane has stopped: {self._error}") from self._error
+            assert self._error is not None
+            raise LaneError.of("the copy lane", self._error) from self._error
         return self._mark
 
     def wait(self) -> None:
@@ -48,7 +50,7 @@ class Arrival:
         with self._known:
             pass
         if self._error is not None:
-            raise LaneError(f"the copy lane has stopped: {self._error}") from self._error
+            raise LaneError.of("the copy lane", self._error) from self._error
 
     ready_ns = property(lambda self: self.issued().ready_ns)
     start_ns = property(lambda self: self.issued().start_ns)
@@ -70,6 +72,16 @@ class Arrival:
             self._known.release()
             if self._mark is None:
                 self._issued.release()
+
+    @contextmanager
+    def coming(self) -> Iterator[None]:
+        """The block brings it; who waits is told if that fails."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise
+        self.know()
 
 
 class Copying:
@@ -95,13 +107,13 @@ class Copying:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the copy that is running. Raises LaneError if a copy has failed."""
+        """End after the copy that is running; nothing else comes. Raises LaneError if a copy has failed."""
         with self.turn:
             self._closing = True
             self.turn.notify_all()
         self._thread.join()
         if self._error is not None:
-            raise LaneError(f"the copy lane has stopped: {self._error}") from self._error
+            raise LaneError.of("the copy lane", self._error) from self._error
 
     def left_ns(self) -> int:
         """What is left of the running copy by the planner's costs; called in one's turn."""
@@ -164,7 +176,8 @@ class Copying:
                 while (job := self._next()) is not None:
                     job()
         except BaseException as error:
-            self._fail(error)
+            self._error = error
+        self._let_down(self._error or LaneError("the run has ended before a copy that work waits for"))
 
     def _next(self) -> Callable[[], None] | None:
         """Wait for something to do."""
@@ -193,35 +206,39 @@ class Copying:
     def _write_back(self, id: ExpertId, buffer: torch.Tensor) -> None:
         """Back to the host: into scratch memory, since the weights there are the same and may be being read."""
         scratch = self._scratch[: len(buffer)]
-        mark = self._machine.back.submit(lambda: scratch.copy_(buffer))
+        mark = self._machine.back.submit(lambda: scratch.copy_(buffer, non_blocking=True))
         self._recorder.add("d2h", mark, "writeback", id.layer, id.expert, 0, self.expert_bytes(id.layer))
 
     def _carry(self, copy: Copy, target: torch.Tensor, arrival: Arrival, place: tuple[str, int]) -> None:
         layer, expert = copy.id
-        mark = self._machine.copy_in(target, self._store.buffer(layer, expert))
-        arrival.begin(mark)
-        self._recorder.add("h2d", mark, copy.kind, layer, expert, 0, copy.bytes, place=place)
-        mark.wait()
-        with self.turn:
-            self._began = None
-            del self._arrivals[copy.id]
-            if not self._session.copied(copy):
-                self.released(copy.id)
-            elif copy.id in self._read:
-                self.used(copy.id)
-            self._read.discard(copy.id)
-        arrival.know()
+        with arrival.coming():
+            mark = self._machine.copy_in(target, self._store.buffer(layer, expert))
+            arrival.begin(mark)
+            self._recorder.add("h2d", mark, copy.kind, layer, expert, 0, copy.bytes, place=place)
+            mark.wait()
+            with self.turn:
+                self._copied(copy)
+
+    def _copied(self, copy: Copy) -> None:
+        """The session is told; called in one's turn."""
+        self._began = None
+        del self._arrivals[copy.id]
+        if not self._session.copied(copy):
+            self.released(copy.id)
+        elif copy.id in self._read:
+            self.used(copy.id)
+        self._read.discard(copy.id)
 
     def _carry_result(self, work: Work, arrival: Arrival) -> None:
-        arrival.begin(self._machine.link.submit(work))
-        arrival.wait()
-        arrival.know()
+        with arrival.coming():
+            arrival.begin(self._machine.link.submit(work))
+            arrival.wait()
 
     def _instant(self, kind: str, id: ExpertId) -> None:
         self._recorder.instant(self._machine.now_ns(), kind, id.layer, -1, id.expert, self.expert_bytes(id.layer))
 
-    def _fail(self, error: BaseException) -> None:
+    def _let_down(self, error: BaseException) -> None:
+        """Nobody is left waiting for a thread that has ended."""
         with self.turn:
-            self._error = error
             for arrival in (*self._arrivals.values(), *(arrival for _, arrival in self._results)):
                 arrival.fail(error)

@@ -1,7 +1,7 @@
 """The executor: asks the session at the same moments as ``sim.engine`` and plays its plans on real lanes.
 
-What a model does outside its routed experts is the caller's: ``replay`` drives kernels of a model's shape, ``generate`` a
-model of the Hugging Face library. For every layer they call ``route`` (the routing has come over), ``foresee`` if a
+What a model does outside its routed experts is the caller's: ``replay`` drives kernels of a model's shape, ``generate``
+a model of the Hugging Face library. For every layer they call ``route`` (the routing has come over), ``foresee`` if a
 forecast is known, ``combine``, and ``end_layer`` once the next layer's work has been launched.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -18,12 +18,14 @@ from torch import Tensor
 from policies.session import Session
 from policies.views import ExpertId, Forecast, LayerInput, Phase, Plan
 from realrun.copying import Copying
+from realrun.errors import LaneError
 from realrun.expert_store import ExpertStore
 from realrun.gpu_slots import GpuSlots
 from realrun.lanes import Machine, Mark
 from realrun.layer_parts import Asked, Finish, LayerParts
 from realrun.recorder import Recorder, Timed
-from realrun.routed_tokens import RoutedTokens, rerouted
+from realrun.routed_tokens import RoutedTokens, Weigh, as_it_is, rerouted
+from realrun.upload import upload
 from sim.approximation import Approximation
 
 PROMPT_THREADS_S = 1e-4  # Python's threads change places that soon, not after 5 ms: lanes hand over to each other often
@@ -44,22 +46,24 @@ class Executor:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A run: experts are placed, the clock starts, the copy thread serves; all of that ends with the block."""
-        interval = sys.getswitchinterval()
+        """A run: experts are placed, the clock starts, the copy thread serves; all of that ends with the block.
+
+        Raises LaneError if a lane has failed, also if that was in an earlier run.
+        """
+        self.machine.settle()
         self._place()
-        gc.collect()
-        gc.disable()  # a collection may take longer than a layer
-        sys.setswitchinterval(PROMPT_THREADS_S)
-        self.recorder.zero_ns = self.machine.now_ns()
-        self.copying.start()
-        try:
-            with torch.inference_mode():
+        with _undisturbed(), torch.inference_mode():
+            self.recorder.zero_ns = self.machine.now_ns()
+            self.copying.start()
+            try:
                 yield
-            self.machine.settle()
-        finally:
-            sys.setswitchinterval(interval)
-            gc.enable()
+            except BaseException:
+                for end in (self.copying.stop, self.machine.settle):
+                    with suppress(LaneError):  # what has ended the run is told, not what follows from that
+                        end()
+                raise
             self.copying.stop()
+            self.machine.settle()
         self.recorder.flush()
 
     def begin_step(self, index: int, phase: Phase) -> None:
@@ -68,27 +72,34 @@ class Executor:
         with self.copying.turn:
             self.session.begin_step(index)
 
-    def route(self, given: LayerInput, true: RoutedTokens, asked: Asked, forecasts: Sequence[Forecast] = ()) -> Plan:
-        """The layer's routing is known: decide, and begin. ``forecasts``: those that its routing was committed by."""
-        began, session, copying = self.machine.now_ns(), self.session, self.copying
+    def route(
+        self, given: LayerInput, true: RoutedTokens, asked: Asked, forecasts: Sequence[Forecast] = (),
+        weigh: Weigh = as_it_is,
+    ) -> Plan:  # fmt: skip
+        """The layer's routing is known: decide, and begin. ``forecasts``: those that its routing was committed by;
+        ``weigh`` gives routing that a policy has made up the weights that the model computes with.
+        """
+        session, copying = self.session, self.copying
         self._layer, committed = given.layer, session.committed is not None
         with copying.turn:
+            began = self.machine.now_ns()
             plan = session.plan_layer(given._replace(h2d_backlog_ns=copying.left_ns()))
             arrivals = copying.expect(self._copied_for(plan))
             self._give_up(plan)
-        tokens = true if plan.routing is given.routing else rerouted(plan.routing, true.top_k, true.weights.dtype)
+        kept = plan.routing is given.routing
+        tokens = true if kept else rerouted(weigh(plan.routing), true.top_k, true.weights.dtype)
         self._host("plan", began)
         with copying.turn:
             copying.turn.notify_all()
         if tokens is not true:
-            asked = Asked(asked.hidden, tokens.weights.to(self.machine.device), asked.ready)
+            asked = Asked(asked.hidden, upload(tokens.weights, self.machine.device), asked.ready)
         if self._approximation is not None:
             self._approximation.observe(given.phase, given.routing, plan, forecasts if committed else None)
         self.parts.start(plan, tokens, asked, arrivals)
         return plan
 
-    def foresee(self, forecasts: Sequence[Forecast], top_k: int, dtype: torch.dtype) -> None:
-        """Forecasts of later layers are known."""
+    def foresee(self, forecasts: Sequence[Forecast], top_k: int, dtype: torch.dtype, weigh: Weigh = as_it_is) -> None:
+        """Forecasts of later layers are known; ``weigh`` as for the routing of the next layer."""
         began = self.machine.now_ns()
         with self.copying.turn:
             foresight, withdrawn = self.session.foresee(forecasts)
@@ -97,7 +108,7 @@ class Executor:
         self._host("foresee", began)
         commit = foresight.commit
         if commit is not None and commit.precompute:
-            self.parts.precompute(commit, rerouted(commit.routing, top_k, dtype))
+            self.parts.precompute(commit, rerouted(weigh(commit.routing), top_k, dtype))
 
     def combine(self, finish: Finish, keep: Callable[[Tensor], None]) -> Mark:
         """Launch the layer's sum: ``keep`` gets what ``finish`` makes of the partial results [N, k, H]."""
@@ -158,3 +169,18 @@ class Executor:
     def _withdraw(self, ids: Sequence[ExpertId]) -> None:
         for id in ids:
             self.recorder.instant(self.machine.now_ns(), "withdraw", self._layer, id.layer, id.expert, 0)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No garbage collection, which may take longer than a layer, and threads that change places soon."""
+    interval, collects = sys.getswitchinterval(), gc.isenabled()
+    gc.collect()
+    gc.disable()
+    sys.setswitchinterval(PROMPT_THREADS_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        if collects:
+            gc.enable()

@@ -1,7 +1,7 @@
 """The GPU's arena of slots: equal buffers that experts are copied into. Who sits where follows the session's decisions.
 
-Cache slots are alike, and so are the staging slots of one quota. A staging slot that is free again keeps its expert until
-another copy takes the slot (the session may still adopt the expert), in the same order as ``policies.residency``.
+Cache slots are alike, and so are the staging slots of one quota. A staging slot that is free again keeps its expert
+until another copy takes the slot (the session may still adopt the expert), in the same order as ``policies.residency``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class GpuSlots:
         for victim in copy.victims:
             self._give(victim, keep=False)
         into: Group = "cache" if copy.into == "cache" else "prefetch" if copy.kind == "prefetch" else "demand"
-        return self._take(copy.id, into)
+        buffer = self._take(copy.id, into)
+        self._forget(copy.id)
+        return buffer
 
     def release(self, id: ExpertId) -> None:
         """A staging slot is free again; its expert stays readable until the slot is taken."""
@@ -58,6 +60,15 @@ class GpuSlots:
         emptied, _ = self._held.pop(swap.outgoing)
         self._free[group].appendleft((emptied, None))  # slots that hold nothing are taken first
         self._held[swap.incoming] = buffer, "cache"
+
+    def _forget(self, id: ExpertId) -> None:
+        """An expert that comes anew is nobody's to adopt: a free slot that still has it counts as empty."""
+        for free in self._free.values():
+            for place, (buffer, intact) in enumerate(free):
+                if intact == id:
+                    del free[place]
+                    free.appendleft((buffer, None))
+                    return
 
     def _take(self, id: ExpertId, group: Group) -> Tensor:
         buffer, _ = self._free[group].popleft()

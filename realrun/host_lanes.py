@@ -1,7 +1,7 @@
 """Host lanes: a machine made of threads and memory copies, on which everything runs that runs on a GPU.
 
-One core is the "GPU": its experts must lie in an arena of slots, to which a link copies them; the link is a real copy in
-chunks, paced to a configured bandwidth. Other cores compute experts as a CPU would. Nothing sleeps in place of
+One core is the "GPU": its experts must lie in an arena of slots, to which a link copies them; the link is a real copy
+in chunks, paced to a configured bandwidth. Other cores compute experts as a CPU would. Nothing sleeps in place of
 computing; the link rests between chunks because it is slow.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -77,7 +78,7 @@ class HostLanes:
         return host
 
     def begin_copying(self) -> None:
-        """The link's thread runs on any core of the lanes: a real link needs none."""
+        """The link's thread runs beside the CPU's experts: both read the same memory, and neither disturbs the GPU."""
         settle_thread(self.settings.cpu_cores, 1)
 
     def copy_in(self, target: Tensor, source: Tensor) -> Mark:
@@ -86,7 +87,7 @@ class HostLanes:
 
     def paced_copy(self, target: Tensor, source: Tensor) -> None:
         """Copy chunk by chunk, each no earlier than the link would have it."""
-        chunk, rate = self.settings.chunk_bytes, self.settings.link_bytes_per_s
+        chunk, rate, target = self.settings.chunk_bytes, self.settings.link_bytes_per_s, target[: len(source)]
         begin = time.perf_counter_ns() + self.settings.link_latency_ns
         for offset in range(0, len(source), chunk):
             target[offset : offset + chunk].copy_(source[offset : offset + chunk])
@@ -94,10 +95,11 @@ class HostLanes:
             time.sleep(max(0.0, due_ns - time.perf_counter_ns()) / 1e9)
 
     def settle(self) -> None:
-        """Block until every lane is idle."""
-        for lane in (self._gpu, self._cpu, self._back):
-            if lane is not None:
-                lane.submit(_nothing).wait()
+        """Block until every lane is idle, also if one has failed."""
+        with ExitStack() as every:
+            for lane in (self._gpu, self._cpu, self._back):
+                if lane is not None:
+                    every.callback(lane.submit(_nothing).wait)
 
     def close(self) -> None:
         """End the threads."""

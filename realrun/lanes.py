@@ -92,6 +92,10 @@ class Machine(Protocol):
         """Copy ``source`` (host) to ``target`` (GPU) over the link; one at a time."""
         ...
 
+    def facts(self) -> dict[str, str]:
+        """What this machine is, by name."""
+        ...
+
     def settle(self) -> None:
         """Block until every lane is idle. Raises LaneError if work has failed."""
         ...

@@ -22,6 +22,7 @@ from realrun.gpu_slots import GpuSlots
 from realrun.lanes import Machine, Mark
 from realrun.recorder import Recorder, Timed
 from realrun.routed_tokens import RoutedTokens
+from realrun.upload import upload
 
 Finish = Callable[[Tensor], Tensor]  # partial results [N, k, H] -> what the layer gives
 
@@ -62,9 +63,11 @@ class LayerParts:
 
     def start(self, plan: Plan, tokens: RoutedTokens, asked: Asked, arrivals: Mapping[ExpertId, Arrival]) -> None:
         """Put a plan into effect: GPU experts that are here, and the CPU's share."""
+        self._since_ns = self._machine.now_ns()
         self._plan, self._tokens, self._asked, self._arrivals = plan, tokens, asked, arrivals
-        self._layer, self._activations = plan.layer, None
-        self._waits: list[Mark] = []  # of everything on the GPU, whose `done` the layer's end must not miss
+        self._layer = plan.layer
+        self._activations: Mark | None = None
+        self._waits: list[Mark] = []  # what the layer's end must not miss: GPU work with its `done`, activations
         self._on_gpu = _upload(tokens, self._machine.device)
         if not tokens.complete:
             count = tokens.tokens * tokens.top_k
@@ -78,6 +81,16 @@ class LayerParts:
         if plan.cpu:
             self._with_cpu += self._on_cpu(plan.cpu, tokens, "expert", plan.layer)
 
+    def so_far(self) -> Tensor:
+        """Work for the GPU: partial results [N, k, H] of the experts that were there, zero for all others."""
+        parts = self._parts[: self._tokens.tokens * self._tokens.top_k]
+        known = torch.zeros_like(parts)
+        for expert in self._plan.gpu:
+            if expert not in self._pending:
+                slots = self._on_gpu[expert]
+                known[slots] = parts[slots]
+        return known.view(self._tokens.tokens, self._tokens.top_k, -1)
+
     def precompute(self, commit: Commitment, tokens: RoutedTokens) -> None:
         """The CPU begins on experts of the next layer, with this layer's activations."""
         layer = self._layer + 1
@@ -87,13 +100,14 @@ class LayerParts:
 
     def combine(self, finish: Finish, keep: Callable[[Tensor], None]) -> Mark:
         """Launch what waits for copies, then the sum: ``keep`` gets what ``finish`` makes of the partial results."""
+        self._since_ns = self._machine.now_ns()
         for expert in self._pending:
             self._compute(expert, (self._arrivals[ExpertId(self._layer, expert)],))
         streamed = [self._arrivals[ExpertId(self._layer, e)] for e in self._plan.streamed]
         rows, parts = self._with_cpu, self._parts[: self._tokens.tokens * self._tokens.top_k]
         source, after = self._source(rows)
-        slots = torch.cat([row.slots for row in rows]).to(self._machine.device) if rows else None
-        places = _places(rows).to(self._machine.device) if rows else None
+        slots = upload(torch.cat([row.slots for row in rows]), self._machine.device) if rows else None
+        places = upload(_places(rows), self._machine.device) if rows else None
         shape = (self._tokens.tokens, self._tokens.top_k, -1)
 
         def add_up() -> None:
@@ -101,10 +115,9 @@ class LayerParts:
                 parts[slots] = source[places]
             keep(finish(parts.view(shape)))
 
-        launched = self._machine.now_ns()
         mark = self._machine.gpu.submit(add_up, (*after, *streamed))
         self._recorder.add("gpu", mark, "combine", self._layer, -1, self._tokens.tokens)
-        self._launched(launched, -1)
+        self._launched(-1)
         self._waits.append(mark)
         self._filled[self._layer % 2] = 0
         return mark
@@ -120,17 +133,16 @@ class LayerParts:
         """One expert on the GPU, from whichever slot it is in when it runs."""
         id, asked, parts = ExpertId(self._layer, expert), self._asked, self._parts
         kernel, layout = self._kernels[id.layer], self._store.layouts[id.layer]
-        slots, rows = self._on_gpu[expert]
+        slots, top_k = self._on_gpu[expert], self._tokens.top_k
 
         def work() -> None:
             weights = layout.views(self._slots.buffer(id))
-            part = expert_ffn(kernel, weights, asked.hidden()[rows])
+            part = expert_ffn(kernel, weights, asked.hidden()[slots // top_k])
             parts[slots] = part * asked.weights[slots].unsqueeze(-1)
 
-        launched = self._machine.now_ns()
         mark = self._machine.gpu.submit(work, after, lambda: self._copying.used(id))
         self._recorder.add("gpu", mark, "expert", id.layer, expert, len(slots), self._bytes(id.layer))
-        self._launched(launched, expert)
+        self._launched(expert)
         self._waits.append(mark)
 
     def _on_cpu(self, experts: Iterable[int], tokens: RoutedTokens, kind: str, layer: int) -> list[Rows]:
@@ -148,9 +160,7 @@ class LayerParts:
             given.append(Rows(slots, begin, mark))
         return given
 
-    def _cpu_work(
-        self, layer: int, expert: int, slots: Tensor, begin: int, tokens: RoutedTokens
-    ) -> Callable[[], None]:
+    def _cpu_work(self, layer: int, expert: int, slots: Tensor, begin: int, tokens: RoutedTokens) -> Callable[[], None]:
         kernel, weights = self._kernels[layer], self._store.layouts[layer].views(self._store.buffer(layer, expert))
         hidden, results = self._sent[self._layer % 2], self._results[layer % 2][begin : begin + len(slots)]
 
@@ -165,9 +175,10 @@ class LayerParts:
         if self._activations is None:
             count, hidden = self._tokens.tokens, self._asked.hidden
             sent = self._sent[self._layer % 2][:count]
-            self._activations = self._machine.d2h.submit(lambda: sent.copy_(hidden()), (self._asked.ready,))
+            self._activations = self._machine.d2h.submit(lambda: sent.copy_(hidden(), non_blocking=True), (self._asked.ready,))
             size = sent.numel() * sent.element_size()
             self._recorder.add("d2h", self._activations, "activations", self._layer, -1, count, size)
+            self._waits.append(self._activations)
         return self._activations
 
     def _source(self, rows: Sequence[Rows]) -> tuple[Tensor, Sequence[Mark]]:
@@ -183,19 +194,21 @@ class LayerParts:
         self._recorder.add("h2d", arrival, "result", self._layer, -1, self._tokens.tokens, size)
         return self._arrived, (arrival,)
 
-    def _launched(self, since_ns: int, expert: int) -> None:
-        self._recorder.add("host", Timed(since_ns, since_ns, self._machine.now_ns()), "launch", self._layer, expert)
+    def _launched(self, expert: int) -> None:
+        """The host has done what it takes to launch this, since it launched what was before."""
+        since, self._since_ns = self._since_ns, self._machine.now_ns()
+        self._recorder.add("host", Timed(since, since, self._since_ns), "launch", self._layer, expert)
 
     def _bytes(self, layer: int) -> int:
         return self._copying.expert_bytes(layer)
 
 
-def _upload(tokens: RoutedTokens, device: torch.device) -> dict[int, tuple[Tensor, Tensor]]:
-    """Slots of every expert, and the tokens that they belong to, on the GPU: in one transfer."""
-    sizes = [len(slots) for slots in tokens.slots.values()]
-    slots = torch.cat(list(tokens.slots.values())).to(device, non_blocking=True)
-    pairs = zip(slots.split(sizes), (slots // tokens.top_k).split(sizes), strict=True)
-    return dict(zip(tokens.slots, pairs, strict=True))
+def _upload(tokens: RoutedTokens, device: torch.device) -> Mapping[int, Tensor]:
+    """The slots of every expert on the GPU, in one transfer."""
+    if device.type == "cpu":
+        return tokens.slots
+    slots = upload(torch.cat(list(tokens.slots.values())), device)
+    return dict(zip(tokens.slots, torch.split(slots, [len(each) for each in tokens.slots.values()]), strict=True))
 
 
 def _places(rows: Sequence[Rows]) -> Tensor:

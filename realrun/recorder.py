@@ -32,7 +32,7 @@ class Recorder:
         self, lane: str, mark: Timed | Mark, kind: str, layer: int, expert: int = -1, tokens: int = 0, bytes: int = 0,
         target_layer: int = -1, place: tuple[str, int] | None = None,
     ) -> None:  # fmt: skip
-        """Remember a piece of work, which need not have ended, of the present phase and step or of another ``place``."""
+        """Remember a piece of work, which need not have ended, of the present phase and step or another ``place``."""
         phase, step = place or self.place
         with self._lock:
             self._open.append((lane, mark, kind, phase, step, layer, target_layer, expert, tokens, bytes))

@@ -1,4 +1,4 @@
-"""Replay: a trace's routing on real kernels of a model's real shapes. Weights are random, so no checkpoint is needed."""
+"""Replay: a trace's routing on real kernels of a model's shapes. Weights are random: no checkpoint is needed."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class Replay:
         return self._submit(speculate, "speculate", layer, forecast.layer)
 
     def _speculate_late(self, launched: Launched, forecasts: Sequence[Forecast]) -> Mark | None:
-        """Forecasts from a partial forward pass: the next attention and gate, once the experts that are here have run."""
+        """Forecasts from a partial forward pass: the next attention and gate, after the experts that are here."""
         model, layer, mark = self._model, launched.layer, None
         for forecast in forecasts:
             if forecast.kind in FROM_EXPERTS:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from realrun.errors import RefusedError
+from realrun.upload import upload
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def places_of(
     _check(tokens, earlier, batch, context)
     steps = [torch.arange(start, start + new) for start, new in zip(earlier, tokens, strict=True)]
     cells = [sequence * context + step for sequence, step in enumerate(steps)]
-    positions, rows = _on_device(torch.stack([torch.cat(steps), torch.cat(cells)]), device).unbind()
+    positions, rows = upload(torch.stack([torch.cat(steps), torch.cat(cells)]), device).unbind()
     ends = tuple(accumulate(tokens))
     if len(set(tokens)) == 1:
         blocks = [_block(slice(0, ends[-1]), slice(0, len(tokens)), tokens[0], earlier, sharing, positions)]
@@ -64,11 +65,6 @@ def _block(rows: slice, sequences: slice, new: int, earlier: Sequence[int], shar
         return Block(rows, sequences, new, keys, causal, None)
     seen = torch.arange(keys, device=positions.device) <= positions[rows].view(-1, 1, new, 1)
     return Block(rows, sequences, new, keys, False, seen.repeat(1, 1, sharing, 1))
-
-
-def _on_device(values: Tensor, device: torch.device) -> Tensor:
-    """A copy from pageable memory would wait for the stream."""
-    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
 
 def _check(tokens: Sequence[int], earlier: Sequence[int], batch: int, context: int) -> None:

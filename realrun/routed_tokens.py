@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from policies.views import Routing
+
+Weigh: TypeAlias = Callable[[Routing], Routing]  # routing that a policy has made up -> the same in the model's weights
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ def slots_of(ids: NDArray[np.integer]) -> dict[int, Tensor]:
     flat = ids.reshape(-1)
     order = np.argsort(flat, kind="stable")
     experts, starts = np.unique(flat[order], return_index=True)
-    parts = torch.from_numpy(order).split(np.diff([*starts, len(flat)]).tolist())
+    parts = torch.split(torch.from_numpy(order), np.diff([*starts, len(flat)]).tolist())
     return {expert: part for expert, part in zip(experts.tolist(), parts, strict=True) if expert >= 0}
 
 
@@ -48,6 +51,11 @@ def routed(ids: NDArray[np.integer], weights: Tensor) -> RoutedTokens:
 def routing_of(given: RoutedTokens) -> Routing:
     """The same as a session wants it, without tokens."""
     return Routing(tuple(given.slots), tuple(map(len, given.slots.values())))
+
+
+def as_it_is(routing: Routing) -> Routing:
+    """Weights that need no change."""
+    return routing
 
 
 def rerouted(routing: Routing, top_k: int, dtype: torch.dtype) -> RoutedTokens:

@@ -20,7 +20,8 @@ class ThreadMark:
     __slots__ = ("_after", "_done", "_ended", "_work", "end_ns", "error", "ready_ns", "start_ns")
 
     def __init__(self, work: Work, after: Sequence[Mark], done: Work | None) -> None:
-        self._work, self._after, self._done = work, after, done
+        self._work: Work | None = work
+        self._after, self._done = after, done
         self.ready_ns, self.start_ns, self.end_ns = time.perf_counter_ns(), 0, 0
         self.error: BaseException | None = None
         self._ended = threading.Lock()
@@ -35,7 +36,7 @@ class ThreadMark:
         with self._ended:
             pass
         if self.error is not None:
-            raise LaneError(f"a lane has stopped: {self.error}") from self.error
+            raise LaneError.of("a lane", self.error) from self.error
 
     def do(self, broken: BaseException | None) -> BaseException | None:
         """Do the work in this thread, unless the lane is broken; returns what broke it, if anything has."""
@@ -45,6 +46,7 @@ class ThreadMark:
             for mark in self._after:
                 mark.wait()
                 self.ready_ns = max(self.ready_ns, mark.end_ns)
+            assert self._work is not None
             self.start_ns = time.perf_counter_ns()
             self._work()
             self.end_ns = time.perf_counter_ns()
@@ -52,7 +54,7 @@ class ThreadMark:
                 self._done()
         except BaseException as error:
             self.error = error
-        self._after, self._done = (), None  # let go of what they hold
+        self._work, self._after, self._done = None, (), None  # let go of what they hold
         self._ended.release()
         return self.error
 
@@ -99,4 +101,5 @@ def settle_thread(cores: Collection[int] | None, threads: int) -> None:
     """Bind the calling thread to cores, where the system lets it, and set how many threads its torch operations use."""
     if cores is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(threading.get_native_id(), cores)
+    torch.get_num_threads()  # a thread asks for torch's number when it first works, and takes what any thread set last
     torch.set_num_threads(threads)

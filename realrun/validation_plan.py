@@ -36,7 +36,7 @@ class ValidationPlan:
     def from_yaml(cls, path: str | Path, hardware: str) -> ValidationPlan:
         """Read a plan for the machine that the profile ``hardware`` is of. Raises RefusedError, ScenarioError."""
         document = load_yaml(path)
-        if not isinstance(document, Mapping) or set(document) - set(_KEYS) or not {"scenario", "policies"} <= set(document):
+        if not isinstance(document, Mapping) or not {"scenario", "policies"} <= set(document) <= set(_KEYS):
             raise RefusedError(f"{path}: expected the keys {', '.join(_KEYS)} (scenario and policies at least)")
         repeats = document.get("repeats", 5)
         if not isinstance(repeats, int) or repeats < 1:

@@ -1,0 +1,95 @@
+"""Memory of a CUDA machine: a limit on what is allocated, pinned host memory, and views of it that the GPU reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from realrun.errors import RefusedError
+
+
+def limit_gpu_memory(device: torch.device, memory_bytes: int | None) -> None:
+    """Let torch allocate no more than ``memory_bytes`` on ``device`` (None: all there is).
+
+    torch compares with what it holds, free blocks included; contexts and libraries come on top.
+    """
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(1.0 if memory_bytes is None else memory_bytes / total, device)
+
+
+def memory_in_words(device: torch.device) -> str:
+    """How full the GPU is, and what can be done about it."""
+    free, total = torch.cuda.mem_get_info(device)
+    limit = torch.cuda.get_per_process_memory_fraction(device) * total
+    allocated, held = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    return (
+        f"{_gb(allocated)} in use and {_gb(held)} held of a limit of {_gb(limit)}, {_gb(free)} of {_gb(total)} free on "
+        "the device; ask for fewer slots, a smaller batch or a shorter context"
+    )
+
+
+def gpu_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that every stream may use. Raises RefusedError where they do not fit."""
+    try:
+        tensor = torch.zeros(*shape, dtype=dtype, device=device)
+    except torch.OutOfMemoryError as error:
+        asked = _gb(math.prod(shape) * dtype.itemsize)
+        raise RefusedError(f"cuda: expected room for {asked}, got {memory_in_words(device)}") from error
+    torch.cuda.synchronize(device)
+    return tensor
+
+
+class _Bytes:
+    """Shows contiguous pinned host memory as bytes on the GPU, whose address is the same, and keeps it alive.
+
+    torch accepts any address that CUDA knows (it refuses host memory only if it is not registered), takes the device
+    from it, and holds a reference to this object. Bytes, because the interface has no name for bfloat16.
+    https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
+    """
+
+    def __init__(self, host: Tensor) -> None:
+        self._host = host
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "shape": (host.numel() * host.element_size(),),
+            "typestr": "|u1",
+            "data": (host.data_ptr(), False),
+            "strides": None,
+            "version": 2,
+        }
+
+
+def gpu_view(host: Tensor, device: torch.device) -> Tensor:
+    """``host``, contiguous and pinned, as a tensor on ``device`` of the same memory, shape and type: nothing is copied.
+
+    Raises RuntimeError (torch's) if CUDA does not know the memory, or knows it of another device.
+    """
+    if not host.is_contiguous():
+        raise ValueError(f"gpu_view: expected contiguous memory, got strides {host.stride()} for {tuple(host.shape)}")
+    return torch.as_tensor(_Bytes(host), device=device).view(host.dtype).view(host.shape)
+
+
+def check_gpu_view(host: Tensor, device: torch.device) -> None:
+    """Raises RefusedError unless a GPU kernel reads what the CPU last wrote to ``host``, which is pinned."""
+    try:
+        view = gpu_view(host, device)
+        fits = all(_reads(view, host.fill_(value)) for value in (1.0, -2.0))
+        why = "it read something else"
+    except RuntimeError as error:
+        fits, why = False, str(error)
+    if not fits:
+        raise RefusedError(
+            f"cuda: expected that the GPU reads what the CPU writes to pinned memory: {why}; use result_path=h2d"
+        )
+
+
+def _reads(view: Tensor, host: Tensor) -> bool:
+    """Through a kernel: copying the view itself would be left to the copy engine."""
+    return torch.equal((view + 0).cpu(), host)
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.2f} GB"

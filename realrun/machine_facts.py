@@ -1,0 +1,61 @@
+"""What a machine is, in words, for the profile that is measured on it; "unknown" for what nobody can say."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+UNKNOWN = "unknown"
+CPU_LIST = Path("/proc/cpuinfo")
+SMI_FIELDS = {
+    "driver": "driver_version",
+    "pcie_generation": "pcie.link.gen.max",  # the current one falls while the GPU is idle
+    "pcie_width": "pcie.link.width.max",
+}
+
+
+def usable_cores() -> set[int]:
+    """Cores that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def cpu_facts() -> dict[str, str]:
+    """Model, usable cores and kernel."""
+    return {"cpu": _cpu_model(), "cores": str(len(usable_cores())), "kernel": platform.release() or UNKNOWN}
+
+
+def gpu_facts(device: torch.device) -> dict[str, str]:
+    """Name and memory, versions of driver and CUDA, PCIe generation and width that GPU and mainboard agree on."""
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "gpu": properties.name,
+        "gpu_memory_bytes": str(properties.total_memory),
+        "cuda": torch.version.cuda or UNKNOWN,
+        "torch": torch.__version__,
+        **_smi(f"GPU-{properties.uuid}"),
+    }
+
+
+def _cpu_model() -> str:
+    """x86 says "model name", other processors say less."""
+    try:
+        lines = CPU_LIST.read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine() or UNKNOWN)
+
+
+def _smi(gpu: str) -> dict[str, str]:
+    """What the driver's tool says; it answers "[N/A]" or the like for what it cannot."""
+    query = ["nvidia-smi", f"--id={gpu}", f"--query-gpu={','.join(SMI_FIELDS.values())}", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+        said = dict(zip(SMI_FIELDS, answer.strip().split(", "), strict=True))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return dict.fromkeys(SMI_FIELDS, UNKNOWN)
+    return {field: UNKNOWN if value.startswith("[") or value == "N/A" else value for field, value in said.items()}

@@ -1,0 +1,269 @@
+"""A GPU for tests: the parts of ``torch.cuda`` that the CUDA machine uses, on virtual time.
+
+Streams are queues of deferred work. Inside ``torch.cuda.stream(s)`` every operation is queued instead of done; only
+views are made at once, and new tensors, which get their values later. The device always does next what ends first, so
+data change in the order of the virtual clock, and work that forgets to wait reads what was there before. Time passes
+only while somebody synchronises. As on a real GPU, waiting for an event that was never recorded is no waiting, and
+times are float32. What the host thread does outside a stream's context is done at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from realrun.cuda_lanes import CudaLanes, CudaSettings
+
+GB = 10**9
+
+
+class FakeCuda:
+    """``drift``: by how much the GPU's clock runs fast. ``delays_ns``: how late the next ``synchronize`` returns."""
+
+    def __init__(self, drift: float = 0.0) -> None:
+        self.drift = drift
+        self.now_ns = 1_000_000  # of the host
+        self.delays_ns: deque[int] = deque()
+        self.streams: list[FakeStream] = []
+        self.names = iter(("clock", "gpu", "d2h", "back", "link"))
+        self.log: list[tuple[str, ...]] = []
+        self.error: RuntimeError | None = None
+        self.fraction = 1.0
+        self.free_bytes, self.total_bytes, self.devices = 80 * GB, 100 * GB, 2
+        self.turn = threading.Condition(threading.RLock())
+        self.is_held = False
+        self.registered: dict[int, int] = {}  # bytes by address
+        self.maps_pinned_memory = True
+        self.cached: dict[int, torch.Tensor] | None = None  # what kernels have read, if they never look again
+
+    def stream(self, name: str) -> FakeStream:
+        return next(stream for stream in self.streams if stream.name == name)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The device stands still; whoever synchronises waits."""
+        self.is_held = True
+        yield
+        with self.turn:
+            self.is_held = False
+            self.turn.notify_all()
+
+    def run_until(self, reached: Callable[[], bool]) -> None:
+        """What every kind of synchronising does."""
+        with self.turn:
+            self.turn.wait_for(lambda: not self.is_held)
+            if self.error is not None:
+                raise self.error
+            while not reached():
+                self._do_next()
+            self.turn.notify_all()
+
+    def returned(self, at_ns: int) -> None:
+        """The host learns of something that happened at ``at_ns``."""
+        with self.turn:
+            self.now_ns = max(self.now_ns, at_ns) + (self.delays_ns.popleft() if self.delays_ns else 0)
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        self.registered[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        del self.registered[address]
+        return 0
+
+    def bytes_at(self, address: int, size: int) -> torch.Tensor:
+        """What torch makes of an address on a GPU."""
+        known = self.registered.items()
+        if not any(start <= address and address + size <= start + length for start, length in known):
+            raise RuntimeError(
+                "The specified pointer resides on host memory and is not registered with any CUDA device"
+            )
+        return torch.from_numpy(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)))
+
+    def _do_next(self) -> None:
+        ready = [stream for stream in self.streams if stream.queue and stream.ends_ns() is not None]
+        assert ready, f"deadlock: {[(stream.name, len(stream.queue)) for stream in self.streams if stream.queue]}"
+        min(ready, key=lambda stream: stream.ends_ns() or 0).do()
+
+
+class FakeStream:
+    """``op_ns``: how long each operation takes."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda, self.name = cuda, next(cuda.names, "another")
+        self.queue: deque[tuple[int, FakeEvent | None, Callable[[int], None], int]] = deque()
+        self.now_ns, self.op_ns = 0, 1000
+        cuda.streams.append(self)
+
+    def put(self, do: Callable[[int], None], takes_ns: int = 0, gate: FakeEvent | None = None) -> None:
+        with self.cuda.turn:
+            self.queue.append((self.cuda.now_ns, gate, do, takes_ns))
+
+    def ends_ns(self) -> int | None:
+        """When the head of the queue ends; None if it waits for what has not happened."""
+        given_ns, gate, _, takes_ns = self.queue[0]
+        if gate is not None and gate.at_ns is None:
+            return None
+        return max(self.now_ns, given_ns, (gate and gate.at_ns) or 0) + takes_ns
+
+    def do(self) -> None:
+        self.now_ns = self.ends_ns() or 0
+        _, _, do, _ = self.queue.popleft()
+        with _disable_current_modes(), torch.inference_mode():
+            do(self.now_ns)
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.cuda.log.append(("wait", self.name, str(event.of)))
+        if event.is_recorded:
+            self.put(lambda now: None, gate=event)
+
+    def synchronize(self) -> None:
+        self.cuda.run_until(lambda: not self.queue)
+        self.cuda.returned(self.now_ns)
+
+
+class FakeEvent:
+    def __init__(self, cuda: FakeCuda, enable_timing: bool, blocking: bool) -> None:
+        self.cuda, self.enable_timing, self.blocking = cuda, enable_timing, blocking
+        self.is_recorded = False
+        self.at_ns: int | None = None
+        self.of: str | None = None
+
+    def record(self, stream: FakeStream) -> None:
+        self.is_recorded, self.of = True, stream.name
+        self.cuda.log.append(("record", stream.name, "blocking" if self.blocking else "spinning"))
+        stream.put(self._happen)
+
+    def synchronize(self) -> None:
+        if self.is_recorded:
+            self.cuda.run_until(lambda: self.at_ns is not None)
+            self.cuda.returned(self.at_ns or 0)
+
+    def elapsed_time(self, later: FakeEvent) -> float:
+        assert self.enable_timing
+        assert later.enable_timing
+        assert self.at_ns is not None, "both events must have happened"
+        assert later.at_ns is not None, "both events must have happened"
+        return float(np.float32((later.at_ns - self.at_ns) * (1 + self.cuda.drift) / 1e6))
+
+    def _happen(self, now_ns: int) -> None:
+        self.at_ns = now_ns
+
+
+class Deferred(TorchDispatchMode):
+    """Operations are put on a stream. What gives no tensor makes the host wait."""
+
+    def __init__(self, stream: FakeStream) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            self._put(func, lambda: func(*args, **kwargs))
+            return kwargs.get("out", args[0])
+        first = func(*args, **kwargs)
+        if not all(isinstance(part, torch.Tensor) for part in tree_leaves(first)):
+            self.stream.synchronize()
+            return func(*args, **kwargs)
+        if not _memory(first) <= _memory((args, kwargs)):  # no view: it is computed again when the stream gets there
+            self._put(func, lambda: _fill(first, func(*args, **kwargs)))
+        return first
+
+    def _put(self, func: Any, compute: Callable[[], object]) -> None:
+        self.stream.cuda.log.append(("do", self.stream.name, func.overloadpacket.__name__))
+        self.stream.put(lambda now: compute(), self.stream.op_ns)
+
+
+def _memory(given: Any) -> set[int]:
+    return {part.untyped_storage().data_ptr() for part in tree_leaves(given) if isinstance(part, torch.Tensor)}
+
+
+def _fill(first: Any, computed: Any) -> None:
+    for into, part in zip(tree_leaves(first), tree_leaves(computed), strict=True):
+        into.copy_(part)
+
+
+class OnDevice(TorchFunctionMode):
+    """Tensors that are made on the GPU are made on the CPU."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__()
+        self.cuda = cuda
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        device = kwargs.pop("device", None)
+        face = getattr(args[0], "__cuda_array_interface__", None) if func is torch.as_tensor else None
+        if face is not None:
+            assert (face["typestr"], face["strides"], face["data"][1]) == ("|u1", None, False)
+            view = self.cuda.bytes_at(face["data"][0], face["shape"][0])
+            return view if self.cuda.maps_pinned_memory else view.clone()
+        if func is torch.Tensor.add and self.cuda.cached is not None:
+            return self.cuda.cached.setdefault(args[0].data_ptr(), func(*args))
+        if device is not None:
+            kwargs["device"] = "cpu"
+        if func is torch.Tensor.pin_memory:
+            return args[0]
+        return func(*(torch.device("cpu") if isinstance(arg, torch.device) else arg for arg in args), **kwargs)
+
+
+def install(patch: Any, cuda: FakeCuda) -> None:
+    """Put ``cuda`` where torch has its own; ``patch``: pytest's monkeypatch."""
+    current: dict[int, Any] = {}
+
+    def set_stream(stream: Any) -> None:
+        current[threading.get_ident()] = stream
+
+    def properties(device: Any) -> SimpleNamespace:
+        return SimpleNamespace(name="Fake", total_memory=cuda.total_bytes, uuid="ffc79498")
+
+    def synchronize(device: Any) -> None:
+        for stream in cuda.streams:
+            stream.synchronize()
+
+    instead = {
+        "cudart": lambda: cuda,
+        "is_available": lambda: cuda.devices > 0,
+        "device_count": lambda: cuda.devices,
+        "mem_get_info": lambda device: (cuda.free_bytes, cuda.total_bytes),
+        "memory_allocated": lambda device: 3 * GB,
+        "memory_reserved": lambda device: 4 * GB,
+        "set_per_process_memory_fraction": lambda fraction, device: setattr(cuda, "fraction", fraction),
+        "get_per_process_memory_fraction": lambda device: cuda.fraction,
+        "get_device_properties": properties,
+        "set_device": lambda device: cuda.log.append(("set_device", str(device))),
+        "synchronize": synchronize,
+        "Stream": lambda device: FakeStream(cuda),
+        "Event": lambda enable_timing=False, blocking=False: FakeEvent(cuda, enable_timing, blocking),
+        "stream": Deferred,
+        "current_stream": lambda device=None: current.get(threading.get_ident(), "default"),
+        "set_stream": set_stream,
+    }
+    for name, function in instead.items():
+        patch.setattr(torch.cuda, name, function)
+    patch.setattr("time.perf_counter_ns", lambda: cuda.now_ns)
+
+
+@contextmanager
+def fake_machine(cuda: FakeCuda, **given: Any) -> Iterator[CudaLanes]:
+    """A machine on ``cuda``; ``given``: its settings."""
+    with pytest.MonkeyPatch.context() as patch, OnDevice(cuda):
+        install(patch, cuda)
+        machine = CudaLanes(CudaSettings(cpu_threads=1, **given))
+        cuda.log.clear()
+        yield machine
+        cuda.error = None
+        machine.close()

@@ -1,0 +1,188 @@
+"""The lanes of a CUDA machine: what holds on any device, on a fake one and, where there is one, on a real one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import pytest
+import torch
+
+from realrun.cuda_lanes import CudaLanes, CudaSettings
+from realrun.cuda_marks import StreamMark
+from realrun.errors import LaneError, RefusedError
+from tests.realrun.fake_cuda import GB, FakeCuda, fake_machine
+
+SLOW_NS = 10_000_000
+Slow = Callable[[str], Callable[[], object]]
+
+
+@pytest.fixture
+def cuda() -> FakeCuda:
+    return FakeCuda()
+
+
+class LaneLaws:
+    """What holds on any device. ``slow(lane)`` makes what follows in the same work take long."""
+
+    def test_work_waits_for_the_copy_that_it_needs(self, machine, slow):
+        source, slot, seen = self.host(machine, 7), self.gpu(machine), self.gpu(machine)
+        linger = slow("link")
+        copy = machine.link.submit(lambda: (linger(), slot.copy_(source, non_blocking=True)))
+        machine.gpu.submit(lambda: seen.copy_(slot), (copy,)).wait()
+        assert seen.tolist() == [7] * 8
+
+    def test_intermediate_results_are_made_of_what_arrived(self, machine, slow):
+        source, slot, seen = self.host(machine, 7), self.gpu(machine), self.gpu(machine)
+        linger = slow("link")
+        copy = machine.link.submit(lambda: (linger(), slot.copy_(source, non_blocking=True)))
+        machine.gpu.submit(lambda: seen.copy_((slot * slot + 1).to(torch.float64).cumsum(0)), (copy,)).wait()
+        assert seen.tolist() == [50 * row for row in range(1, 9)]
+
+    def test_work_may_read_values_of_its_own(self, machine, slow):
+        value, seen = self.gpu(machine), []
+        linger = slow("gpu")
+        machine.gpu.submit(lambda: (linger(), value.add_(4), seen.append(value.sum().item()))).wait()
+        assert seen == [32]
+
+    def test_a_lane_works_in_order(self, machine, slow):
+        value = self.gpu(machine)
+        for step in range(5):
+            mark = machine.gpu.submit(lambda step=step: value.mul_(2).add_(step))
+        mark.wait()
+        assert value.tolist() == [26] * 8
+
+    def test_cpu_work_waits_for_what_comes_over_and_the_gpu_for_the_cpu(self, machine, slow):
+        value, sent, back = self.gpu(machine), self.host(machine, 0), self.gpu(machine)
+        result, linger = self.host(machine, 0), slow("d2h")
+        read = machine.readable(result)
+        computed = machine.gpu.submit(lambda: value.add_(3))
+        came = machine.d2h.submit(lambda: (linger(), sent.copy_(value, non_blocking=True)), (computed,))
+        on_cpu = machine.cpu.submit(lambda: torch.mul(sent, 5, out=result), (came,))
+        machine.gpu.submit(lambda: torch.add(read, 0, out=back), (on_cpu,)).wait()
+        assert back.tolist() == [15] * 8
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64])
+    def test_the_gpu_reads_host_memory_in_place(self, machine, slow, dtype):
+        host = machine.host_tensor((4, 3), dtype)
+        host.copy_(torch.arange(12).view(4, 3))
+        view, seen = machine.readable(host[1:3]), machine.gpu_tensor((2, 3), dtype)
+        assert (view.dtype, tuple(view.shape)) == (dtype, (2, 3))
+        host[1].fill_(50)
+        machine.gpu.submit(lambda: torch.add(view, 0, out=seen)).wait()
+        assert seen.tolist() == [[50, 50, 50], [6, 7, 8]]
+
+    def test_done_has_been_called_when_wait_returns(self, machine, slow):
+        told, value = [], self.gpu(machine)
+        marks = [machine.gpu.submit(lambda: value.add_(1), done=lambda i=i: told.append(i)) for i in range(5)]
+        marks[-1].wait()
+        assert told == [0, 1, 2, 3, 4]
+
+    def test_done_is_called_though_nobody_waits(self, machine, slow):
+        told, value = threading.Event(), self.gpu(machine)
+        machine.d2h.submit(lambda: value.add_(1), done=told.set)
+        assert told.wait(60)
+
+    def test_a_failing_done_fails_the_wait(self, machine, slow):
+        mark = machine.back.submit(lambda: None, done=lambda: 1 // 0)
+        with pytest.raises(LaneError, match="division"):
+            mark.wait()
+        with pytest.raises(LaneError, match="division"):
+            machine.settle()
+
+    def test_times_follow_each_other(self, machine, slow):
+        value, linger = self.gpu(machine), slow("gpu")
+        marks = [machine.gpu.submit(lambda: (linger(), value.add_(1))) for _ in range(3)]
+        late = machine.d2h.submit(lambda: value.clone(), (marks[-1],))
+        machine.settle()
+        for mark in (*marks, late):
+            assert mark.ready_ns <= mark.start_ns <= mark.end_ns
+        assert all(before.end_ns <= after.start_ns for before, after in pairwise((*marks, late)))
+        assert late.ready_ns >= marks[-1].end_ns
+
+    def test_settle_waits_for_all_lanes(self, machine, slow):
+        value, told, linger = self.gpu(machine), [], slow("back")
+        machine.back.submit(lambda: (linger(), value.add_(1)), done=lambda: told.append("back"))
+        machine.cpu.submit(lambda: time.sleep(0.05), done=lambda: told.append("cpu"))
+        machine.settle()
+        assert sorted(told) == ["back", "cpu"]
+
+    @pytest.mark.parametrize("lane", ["gpu", "cpu", "d2h", "back", "link"])
+    def test_work_needs_no_gradients(self, machine, slow, lane):
+        seen = []
+        getattr(machine, lane).submit(lambda: seen.append(torch.is_inference_mode_enabled())).wait()
+        assert seen == [True]
+
+    def test_work_after_failed_work_fails_too(self, machine, slow):
+        with pytest.raises(LaneError, match="the gpu lane has stopped: no such expert"):
+            machine.gpu.submit(self.failing_work)
+        with pytest.raises(LaneError, match="no such expert"):
+            machine.gpu.submit(lambda: None)
+        with pytest.raises(LaneError, match="no such expert"):
+            machine.settle()
+
+    def test_work_that_waits_for_failed_cpu_work_fails(self, machine, slow):
+        with pytest.raises(LaneError, match="no such expert"):
+            machine.gpu.submit(lambda: None, (machine.cpu.submit(self.failing_work),))
+
+    @staticmethod
+    def failing_work() -> None:
+        raise ValueError("no such expert")
+
+    @staticmethod
+    def host(machine: CudaLanes, value: int) -> torch.Tensor:
+        return machine.host_tensor((8,), torch.int32).fill_(value)
+
+    @staticmethod
+    def gpu(machine: CudaLanes) -> torch.Tensor:
+        return machine.gpu_tensor((8,), torch.int32)
+
+
+class TestOnAFake(LaneLaws):
+    @pytest.fixture
+    def machine(self, cuda: FakeCuda) -> Iterator[CudaLanes]:
+        with fake_machine(cuda) as machine:
+            yield machine
+
+    @pytest.fixture
+    def slow(self, cuda: FakeCuda) -> Slow:
+        def slow(lane: str) -> Callable[[], object]:
+            cuda.stream(lane).op_ns = SLOW_NS
+            return lambda: None
+
+        return slow
+
+    def test_the_fake_tells_when_a_wait_is_forgotten(self, machine, slow, monkeypatch):
+        monkeypatch.setattr(StreamMark, "hold_up", lambda self, stream: None)
+        with pytest.raises(AssertionError, match=r"\[0, 0, 0"):
+            self.test_work_waits_for_the_copy_that_it_needs(machine, slow)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnADevice(LaneLaws):
+    @pytest.fixture
+    def machine(self) -> Iterator[CudaLanes]:
+        machine = CudaLanes(CudaSettings(cpu_threads=1))
+        yield machine
+        machine.close()
+
+    @pytest.fixture
+    def slow(self) -> Slow:
+        return lambda lane: lambda: torch.cuda._sleep(20_000_000)
+
+    def test_copies_in_chunks(self, machine):
+        source = machine.host_tensor((9_000_001,), torch.uint8).random_()
+        target = machine.gpu_tensor((10_000_000,), torch.uint8)
+        machine.copy_in(target, source).wait()
+        assert torch.equal(target[:9_000_001].cpu(), source)
+
+    def test_more_than_the_limit_is_refused(self):
+        machine = CudaLanes(CudaSettings(cpu_threads=1, memory_bytes=GB))
+        with pytest.raises(RefusedError, match=r"of a limit of 1\.00 GB"):
+            machine.gpu_tensor((2 * GB,), torch.uint8)
+        machine.close()
+
+    def test_facts(self, machine):
+        assert machine.facts()["gpu"] == torch.cuda.get_device_name()

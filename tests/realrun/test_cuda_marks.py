@@ -1,0 +1,192 @@
+"""What the CUDA machine tells a device to do, and how it reads the device's clock: on a fake device, call by call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from realrun.errors import LaneError
+from tests.realrun.fake_cuda import GB, FakeCuda, fake_machine
+
+
+def bytes_on(place: Callable[..., torch.Tensor], size: int) -> torch.Tensor:
+    return place((size,), torch.uint8)
+
+
+@pytest.fixture
+def cuda() -> FakeCuda:
+    return FakeCuda()
+
+
+class TestWhatIsSaidToTheDevice:
+    def test_the_whole_log_of_a_layer(self, cuda):
+        with fake_machine(cuda, chunk_bytes=4) as machine:
+            slot, host = bytes_on(machine.gpu_tensor, 8), bytes_on(machine.host_tensor, 8)
+            cuda.log.clear()
+            copy = machine.copy_in(slot, host)
+            expert = machine.gpu.submit(lambda: slot.add_(1), (copy,), done=lambda: None)
+            machine.d2h.submit(lambda: host.copy_(slot, non_blocking=True), (expert,))
+            assert cuda.log == [
+                ("record", "link", "spinning"),
+                ("do", "link", "copy_"),
+                ("do", "link", "copy_"),
+                ("record", "link", "spinning"),
+                ("wait", "gpu", "link"),
+                ("record", "gpu", "spinning"),
+                ("do", "gpu", "add_"),
+                ("record", "gpu", "blocking"),  # a watcher waits for it
+                ("wait", "d2h", "gpu"),
+                ("record", "d2h", "spinning"),
+                ("do", "d2h", "copy_"),
+                ("record", "d2h", "spinning"),
+            ]
+
+    def test_launching_and_copying_do_not_wait(self, cuda):
+        with fake_machine(cuda) as machine:
+            slot, host = bytes_on(machine.gpu_tensor, 8), bytes_on(machine.host_tensor, 8)
+            with cuda.held():
+                copy = machine.copy_in(slot, host)
+                machine.gpu.submit(lambda: None, (copy,), done=lambda: None)
+
+    def test_a_watcher_tells_while_the_host_is_busy_elsewhere(self, cuda):
+        told = threading.Event()
+        with fake_machine(cuda) as machine:
+            with cuda.held():
+                machine.gpu.submit(lambda: None, done=told.set)
+                assert not told.wait(0.05)
+            assert told.wait(60)
+
+    def test_nothing_waits_for_what_is_known_to_have_ended(self, cuda):
+        with fake_machine(cuda) as machine:
+            mark = machine.gpu.submit(lambda: None)
+            mark.wait()
+            cuda.log.clear()
+            machine.d2h.submit(lambda: None, (mark,))
+            assert [entry[0] for entry in cuda.log] == ["record", "record"]
+
+    def test_the_host_thread_works_on_the_compute_stream_until_the_end(self, cuda):
+        with fake_machine(cuda) as machine:
+            assert torch.cuda.current_stream() is cuda.stream("gpu")
+            machine.close()
+            assert torch.cuda.current_stream() == "default"
+
+    def test_the_copy_thread_uses_the_same_device(self, cuda):
+        with fake_machine(cuda, device_index=1) as machine:
+            machine.begin_copying()
+            assert cuda.log == [("set_device", "cuda:1")]
+
+    def test_an_error_of_the_device_stops_the_lanes(self, cuda):
+        with fake_machine(cuda) as machine:
+            mark = machine.gpu.submit(lambda: None)
+            cuda.error = RuntimeError("CUDA error: device-side assert triggered")
+            with pytest.raises(LaneError, match="the GPU reports: CUDA error: device-side assert"):
+                mark.wait()
+            with pytest.raises(LaneError, match="the gpu lane has stopped: the GPU reports"):
+                machine.settle()
+
+    @given(size=st.integers(1, 40), chunk=st.integers(0, 50), room=st.integers(0, 5))
+    @settings(max_examples=30, deadline=None)
+    def test_a_copy_in_chunks_is_the_whole_copy(self, size, chunk, room):
+        cuda = FakeCuda()
+        with fake_machine(cuda, chunk_bytes=chunk) as machine:
+            source, target = bytes_on(machine.host_tensor, size), bytes_on(machine.gpu_tensor, size + room)
+            source.random_()
+            machine.copy_in(target, source).wait()
+            assert target.tolist() == source.tolist() + [0] * room
+            assert len([entry for entry in cuda.log if entry[0] == "do"]) == -(-size // (chunk or size))
+
+    @given(
+        program=st.lists(
+            st.tuples(st.sampled_from(["gpu", "d2h", "back", "link", "cpu"]), st.integers(0, 2), st.integers(0, 2)),
+            max_size=12,
+        ),
+        op_ns=st.tuples(*[st.sampled_from([1, 1000, 10_000_000])] * 4),
+    )
+    @settings(max_examples=30, deadline=None)
+    def test_lanes_that_wait_for_what_they_read_and_write_compute_what_one_lane_would(self, program, op_ns):
+        cuda = FakeCuda()
+        expected, last = [1, 2, 3], {}
+        with fake_machine(cuda) as machine:
+            cells = [bytes_on(machine.host_tensor, 1).fill_(value) for value in expected]
+            for lane, time in zip(("gpu", "d2h", "back", "link"), op_ns, strict=True):
+                cuda.stream(lane).op_ns = time
+            for lane, source, target in program:
+                after = [last[cell] for cell in {source, target} if cell in last]
+                mark = getattr(machine, lane).submit(lambda s=source, t=target: cells[t].add_(cells[s]), after)
+                last |= {source: mark, target: mark}
+                expected[target] = (expected[target] + expected[source]) % 256
+            machine.settle()
+            assert [int(cell) for cell in cells] == expected
+
+
+class TestTimes:
+    def test_are_those_of_the_hosts_clock(self, cuda):
+        with fake_machine(cuda) as machine:
+            cuda.now_ns = 5_000_000
+            machine.rebase()
+            value = machine.gpu_tensor((1,), torch.float32)
+            cuda.now_ns = 6_000_000
+            one = machine.gpu.submit(lambda: value.add_(1))  # 1000 ns
+            cuda.now_ns = 6_000_400
+            other = machine.gpu.submit(lambda: value.add_(1))
+            both = machine.d2h.submit(lambda: None, (one,))
+            for mark in (one, other, both):
+                mark.wait()
+            assert [(mark.ready_ns, mark.start_ns, mark.end_ns) for mark in (one, other, both)] == [
+                (6_000_000, 6_000_000, 6_001_000),
+                (6_000_400, 6_001_000, 6_002_000),
+                (6_001_000, 6_001_000, 6_001_000),
+            ]
+
+    def test_count_from_the_quickest_of_several_bases(self, cuda):
+        with fake_machine(cuda) as machine:
+            cuda.delays_ns.extend([9000, 8000, 2000, 7000, 9000])
+            machine.rebase()
+            launched_ns = cuda.now_ns = cuda.now_ns + 1_000_000
+            mark = machine.gpu.submit(lambda: None)
+            mark.wait()
+            assert mark.start_ns == launched_ns + 2000  # the host cannot learn of it sooner
+
+    def test_stay_right_over_a_long_run_though_clocks_drift(self):
+        cuda = FakeCuda(drift=50e-6)
+        with fake_machine(cuda) as machine:
+            for second in range(0, 3600, 60):
+                cuda.now_ns = second * GB + 1_000_000
+                machine.gpu.submit(lambda: None).wait()  # waiting takes a new base where the old one has aged
+                cuda.now_ns += 50_000_000
+                mark = machine.gpu.submit(lambda: None)
+                mark.wait()
+                assert abs(mark.start_ns - (second * GB + 51_000_000)) <= 3000
+
+    def test_would_not_without_new_bases(self, monkeypatch):
+        monkeypatch.setattr("realrun.cuda_marks.GpuClock.refresh", lambda self: None)
+        with pytest.raises(AssertionError):
+            self.test_stay_right_over_a_long_run_though_clocks_drift()
+
+    def test_are_compared_anew_when_the_machine_settles(self):
+        cuda = FakeCuda(drift=50e-6)
+        with fake_machine(cuda) as machine:
+            cuda.now_ns += GB
+            machine.settle()
+            given_ns = cuda.now_ns
+            assert machine.gpu.submit(lambda: None).start_ns == given_ns == machine.now_ns()
+
+    def test_never_say_that_work_started_before_it_could(self):
+        cuda = FakeCuda(drift=-50e-6)
+        with fake_machine(cuda) as machine:
+            cuda.now_ns += 50_000_000
+            mark = machine.gpu.submit(lambda: None)
+            assert mark.ready_ns == mark.start_ns < cuda.now_ns
+
+    def test_of_work_launched_before_a_new_base_keep_their_own(self, cuda):
+        with fake_machine(cuda) as machine:
+            mark = machine.gpu.submit(lambda: None)
+            submitted = cuda.now_ns
+            cuda.now_ns += GB
+            machine.settle()
+            assert (mark.start_ns, mark.end_ns) == (submitted, submitted)

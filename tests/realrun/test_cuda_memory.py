@@ -1,0 +1,97 @@
+"""What a CUDA machine may allocate and read in place, and which settings it refuses before a run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from realrun.cuda_lanes import CudaLanes, CudaSettings
+from realrun.errors import LaneError, RefusedError
+from tests.realrun.fake_cuda import GB, FakeCuda, fake_machine, install
+
+
+@pytest.fixture
+def cuda() -> FakeCuda:
+    return FakeCuda()
+
+
+class TestMemory:
+    def test_is_limited_while_the_machine_lives(self, cuda):
+        with fake_machine(cuda, memory_bytes=24 * GB):
+            assert cuda.fraction == 0.24
+        assert cuda.fraction == 1.0
+
+    def test_running_out_of_it_in_work_is_told_with_numbers(self, cuda):
+        def work() -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+
+        with fake_machine(cuda, memory_bytes=24 * GB) as machine, pytest.raises(LaneError) as raised:
+            machine.gpu.submit(work)
+        assert str(raised.value) == (
+            "the gpu lane has stopped: out of GPU memory: 3.00 GB in use and 4.00 GB held of a limit of 24.00 GB, "
+            "80.00 GB of 100.00 GB free on the device; ask for fewer slots, a smaller batch or a shorter context"
+        )
+
+    def test_a_tensor_that_does_not_fit_is_refused(self, cuda, monkeypatch):
+        def full(*args: object, **kwargs: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        with fake_machine(cuda) as machine:
+            monkeypatch.setattr(torch, "zeros", full)
+            with pytest.raises(RefusedError, match=r"expected room for 4\.00 GB, got 3\.00 GB in use"):
+                machine.gpu_tensor((GB,), torch.float32)
+
+    def test_memory_that_cuda_does_not_know_cannot_be_read(self, cuda):
+        with fake_machine(cuda) as machine, pytest.raises(RuntimeError, match="not registered"):
+            machine.readable(torch.zeros(4))
+
+    def test_a_view_needs_contiguous_memory(self, cuda):
+        with fake_machine(cuda) as machine, pytest.raises(ValueError, match="contiguous"):
+            machine.readable(machine.host_tensor((4, 4), torch.float32).t())
+
+    def test_a_gpu_that_sees_old_values_is_refused(self, cuda):
+        cuda.maps_pinned_memory = False
+        with pytest.raises(RefusedError, match="use result_path=h2d"), fake_machine(cuda):
+            pass
+
+    def test_a_gpu_that_looks_only_once_is_refused(self, cuda):
+        cuda.cached = {}
+        with pytest.raises(RefusedError, match="it read something else; use result_path=h2d"), fake_machine(cuda):
+            pass
+
+    def test_a_gpu_that_cannot_see_them_at_all_is_refused(self, cuda, monkeypatch):
+        monkeypatch.setattr(cuda, "cudaHostRegister", lambda address, size, flags: 0)
+        monkeypatch.setattr(cuda, "cudaHostUnregister", lambda address: 0)
+        with pytest.raises(RefusedError, match=r"not registered.*use result_path=h2d"), fake_machine(cuda):
+            pass
+
+    def test_results_over_the_link_need_no_views(self, cuda):
+        cuda.maps_pinned_memory = False
+        with fake_machine(cuda, result_path="h2d") as machine:
+            assert machine.result_path == "h2d"
+
+
+class TestSettingsAreRefused:
+    @pytest.mark.parametrize(
+        ("given", "why"),
+        [
+            ({"device_index": 2}, "expected a device from 0 to 1, got 2"),
+            ({"memory_bytes": 90 * GB}, "from 1 to the 80000000000 that are free of 100000000000, got 90000000000"),
+            ({"memory_bytes": 0}, "got 0"),
+            ({"cpu_threads": 0}, "cpu_threads >= 1"),
+            ({"chunk_bytes": -1}, "chunk_bytes >= 0"),
+            ({"result_path": "pigeon"}, "got .* and pigeon"),
+            ({"cpu_cores": (4000,)}, r"got \[4000\]"),
+            ({"cpu_cores": ()}, "got none"),
+        ],
+    )
+    def test_what_the_computer_does_not_have(self, cuda, monkeypatch, given, why):
+        install(monkeypatch, cuda)
+        with pytest.raises(RefusedError, match=why):
+            CudaSettings(**given).check()
+
+    def test_no_gpu(self, cuda, monkeypatch):
+        cuda.devices = 0
+        install(monkeypatch, cuda)
+        with pytest.raises(RefusedError, match="finds none; install a CUDA build of torch and a driver, or use host"):
+            CudaLanes()
