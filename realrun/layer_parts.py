@@ -94,7 +94,6 @@ class LayerParts:
     def precompute(self, commit: Commitment, tokens: RoutedTokens) -> None:
         """The CPU begins on experts of the next layer, with this layer's activations."""
         layer = self._layer + 1
-        self._filled[layer % 2] = 0
         rows = self._on_cpu(commit.precompute, tokens, "precompute", layer)
         self._ahead = {(layer, e): row for e, row in zip(commit.precompute, rows, strict=True)}
 
@@ -175,7 +174,8 @@ class LayerParts:
         if self._activations is None:
             count, hidden = self._tokens.tokens, self._asked.hidden
             sent = self._sent[self._layer % 2][:count]
-            self._activations = self._machine.d2h.submit(lambda: sent.copy_(hidden(), non_blocking=True), (self._asked.ready,))
+            ready = (self._asked.ready,)
+            self._activations = self._machine.d2h.submit(lambda: sent.copy_(hidden(), non_blocking=True), ready)
             size = sent.numel() * sent.element_size()
             self._recorder.add("d2h", self._activations, "activations", self._layer, -1, count, size)
             self._waits.append(self._activations)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from realrun.errors import RefusedError
+from realrun.host_lanes import HostLanes
 from realrun.machines import Lanes, RealMachine, machine_for, machine_of
 from realrun.replay_bench import Measurement, ReplayBench, room_for
 from sim.hardware import Hardware
@@ -35,3 +38,10 @@ def machine_on(hardware: Hardware, lanes: Lanes) -> RealMachine:
     if lanes not in ("auto", kind):
         raise RefusedError(f"{hardware.name} is a profile of {kind} lanes, got --lanes {lanes}; leave it out")
     return machine_of(hardware.profile)
+
+
+def generating_machine(lanes: Lanes) -> RealMachine:
+    """A GPU where there is one, or host lanes on which the calling thread is the GPU, as a library's model needs."""
+    if lanes == "cuda" or (lanes == "auto" and torch.cuda.is_available()):
+        return machine_for("cuda")
+    return HostLanes(inline=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from policies.session import Session
 from realrun.call_log import LoggedSession, plans_changed, replay
+from realrun.errors import RefusedError
 from realrun.lanes import Machine
 from realrun.replay_bench import Measurement, ReplayBench, room_for
 from realrun.validation_plan import ValidationPlan, alternating
@@ -24,6 +25,7 @@ def validate(plan: ValidationPlan, machine: Machine, progress: Progress = lambda
     LaneError during one.
     """
     settings = [setting_of(scenario) for scenario in plan.scenarios]
+    _check_one_model(settings)
     prepared = [_prepared(setting) for setting in settings]  # refuse what cannot run before anything is measured
     progress(f"making experts of {settings[0].shape.name}")
     bench = ReplayBench(machine, settings[0].shape, room_for(prepared))
@@ -33,6 +35,15 @@ def validate(plan: ValidationPlan, machine: Machine, progress: Progress = lambda
         progress(f"measuring {scenario.policy}, {count + 1} of {len(settings) * (plan.repeats + 1)}")
         measured[place].append(bench.measure(settings[place], scenario.policy, scenario.parameters))
     return Agreement(tuple(_pairing(settings[place], measured[place][1:]) for place in range(len(settings))))
+
+
+def _check_one_model(settings: Sequence[Setting]) -> None:
+    for setting in settings:
+        if setting.shape != settings[0].shape:
+            raise RefusedError(
+                f"validation: expected scenarios of one model, got {settings[0].shape.name!r} and "
+                f"{setting.shape.name!r}; write a plan for each"
+            )
 
 
 def _prepared(setting: Setting, session: type[Session] = LoggedSession) -> Prepared:

@@ -12,7 +12,7 @@ policies:                                   # with each of these
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -20,9 +20,10 @@ from typing import Any
 
 from realrun.errors import RefusedError
 from sim.scenario import Scenario
-from sim.strict_yaml import load_yaml
+from sim.strict_yaml import YamlError, load_yaml
 
 _KEYS = ("repeats", "scenario", "vary", "policies")
+_ELSEWHERE = dict.fromkeys(("policy", "parameters"), "in the list of policies")
 
 
 @dataclass(frozen=True)
@@ -33,21 +34,46 @@ class ValidationPlan:
     repeats: int
 
     @classmethod
-    def from_yaml(cls, path: str | Path, hardware: str) -> ValidationPlan:
-        """Read a plan for the machine that the profile ``hardware`` is of. Raises RefusedError, ScenarioError."""
-        document = load_yaml(path)
+    def from_yaml(cls, path: str | Path, changes: Mapping[str, Any]) -> ValidationPlan:
+        """Read a plan; ``changes`` are to what its scenarios have in common. Raises RefusedError, ScenarioError."""
+        document = _read(path)
         if not isinstance(document, Mapping) or not {"scenario", "policies"} <= set(document) <= set(_KEYS):
             raise RefusedError(f"{path}: expected the keys {', '.join(_KEYS)} (scenario and policies at least)")
         repeats = document.get("repeats", 5)
-        if not isinstance(repeats, int) or repeats < 1:
+        if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
             raise RefusedError(f"{path}: repeats must be a whole number >= 1, got {repeats!r}")
-        base = {**_mapping(document["scenario"], f"{path}, scenario"), "hardware": hardware}
-        varied = _varied(_mapping(document.get("vary", {}), f"{path}, vary"), f"{path}, vary")
-        policies = [_policy(each, f"{path}, policies") for each in document["policies"]]
+        base = {**_free(document["scenario"], f"{path}, scenario", _ELSEWHERE), **changes}
+        said = {**_ELSEWHERE, **dict.fromkeys(changes, "as an option")}
+        varied = _varied(_free(document.get("vary", {}), f"{path}, vary", said), f"{path}, vary")
+        policies = [_policy(each, f"{path}, policies") for each in _some(document["policies"], f"{path}, policies")]
         asked = [
             Scenario.from_dict({**base, **values, **policy}, str(path)) for values in varied for policy in policies
         ]
         return cls(tuple(asked), repeats)
+
+
+def _read(path: str | Path) -> Any:
+    try:
+        return load_yaml(path)
+    except OSError as error:
+        raise RefusedError(f"{path}: {error.strerror}") from None
+    except YamlError as error:
+        raise RefusedError(str(error)) from None
+
+
+def _free(value: Any, where: str, elsewhere: Mapping[str, str]) -> Mapping[str, Any]:
+    """Keys of a scenario without those that are said elsewhere."""
+    keys = _mapping(value, where)
+    for key in keys:
+        if key in elsewhere:
+            raise RefusedError(f"{where}: {key} is said {elsewhere[key]}; leave it out here")
+    return keys
+
+
+def _some(values: Any, where: str) -> Sequence[Any]:
+    if not isinstance(values, list) or not values:
+        raise RefusedError(f"{where}: expected a list with one entry or more, got {values!r:.60}")
+    return values
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:
@@ -59,8 +85,7 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
 def _varied(axes: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """Every combination of the axes' values."""
     for key, values in axes.items():
-        if not isinstance(values, list) or not values:
-            raise RefusedError(f"{where}: {key} must be a list of values, got {values!r}")
+        _some(values, f"{where}, {key}")
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 

@@ -70,9 +70,10 @@ def simulate(scenario: Scenario) -> Run:
     return simulate_setting(setting_of(scenario), scenario.policy, scenario.parameters)
 
 
-def setting_of(scenario: Scenario) -> Setting:
-    """Resolve a scenario's names and check that trace and model belong together."""
-    trace = load_trace(scenario.trace)
+def setting_of(scenario: Scenario, trace: Trace | None = None) -> Setting:
+    """Resolve a scenario's names and check that trace and model belong together. ``trace``: the one that it names, if
+    it is in memory already."""
+    trace = load_trace(scenario.trace) if trace is None else trace
     shape = trace.shape if scenario.model is None else load_model(scenario.model)
     _check_topology(scenario, trace.shape, shape)
     overrides = dict(scenario.hardware_overrides)
@@ -105,8 +106,12 @@ class Prepared(NamedTuple):
     approximation: Approximation | None
 
     def run(self, rows: list[Row], *labels: str) -> Run:
-        """The run that left these spans."""
+        """The run that left these spans: the simulator's, or, where ``labels`` say so, a real machine's.
+
+        Bounds and energy are those of the scenario's machine: a real run has them only where that was profiled.
+        """
         setting, needs, memory = self.setting, self.composition.needs, self.memory
+        of_this_machine = not labels or setting.hardware.profile is not None
         sizes = {
             "cache_bytes": memory.cache_bytes, "cache_slots": memory.slots, "staging_bytes": memory.staging_bytes
         }  # fmt: skip
@@ -116,8 +121,8 @@ class Prepared(NamedTuple):
             policy=self.composition.name,
             spans=spans_frame(rows),
             labels=(*labels_of(needs, setting.trace, setting.noisy), *labels),
-            bounds=_bounds(setting, self.demand, memory, needs),
-            power=setting.hardware.power,
+            bounds=_bounds(setting, self.demand, memory, needs) if of_this_machine else {},
+            power=setting.hardware.power if of_this_machine else None,
             approximation=None if self.approximation is None else self.approximation.frame(),
             memory=sizes,
         )

@@ -12,8 +12,11 @@ from trilane.verbs.ablate import ablate
 from trilane.verbs.cache_curve import cache_curve
 from trilane.verbs.catalogues import hardware, models, policies
 from trilane.verbs.compare import compare
+from trilane.verbs.measure import measure
+from trilane.verbs.profile import profile
 from trilane.verbs.simulate import simulate
 from trilane.verbs.trace import app as trace
+from trilane.verbs.validate import validate
 
 _OURS = ("trilane", "traces", "policies", "sim", "realrun")
 
@@ -32,6 +35,9 @@ app.command("simulate")(simulate)
 app.command("ablate")(ablate)
 app.command("cache-curve")(cache_curve)
 app.add_typer(trace, name="trace")
+app.command("profile")(profile)
+app.command("measure")(measure)
+app.command("validate")(validate)
 app.command("policies")(policies)
 app.command("models")(models)
 app.command("hardware")(hardware)

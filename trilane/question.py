@@ -35,7 +35,12 @@ def scenario_of(file: str | None, changes: Sequence[str] | None) -> Scenario:
     scenario = Scenario.from_yaml(file) if file else Scenario()
     if not changes:
         return scenario
-    return Scenario.from_dict({**scenario.to_dict(), **dict(map(_change, changes))}, "--set")
+    return Scenario.from_dict({**scenario.to_dict(), **changes_of(changes)}, "--set")
+
+
+def changes_of(changes: Sequence[str] | None) -> dict[str, Any]:
+    """Keys and values of ``--set KEY=VALUE``. Raises ScenarioError."""
+    return dict(map(_change, changes or ()))
 
 
 def _change(text: str) -> tuple[str, Any]:

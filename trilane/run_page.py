@@ -29,10 +29,14 @@ def _times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("time to first token", _ms(row["ttft_ms"], row.get("lower_bound_ttft_ms"))),
         ("time per output token", _ms(row["tpot_ms"], row.get("lower_bound_tpot_ms"))),
-        ("  null model", f"{number(row.get('null_model_tpot_ms'), 2)} ms (bandwidths and active bytes alone)"),
+        *_null_model(row.get("null_model_tpot_ms")),
         ("tokens/s", f"{number(row['tokens_per_s'])} per sequence, {number(row['throughput_tokens_per_s'])} in all"),
         ("steps", f"{row['steps']} ({row['decode_steps']} decode)"),
     ]
+
+
+def _null_model(ms: float | None) -> list[tuple[str, str]]:
+    return [] if ms is None else [("  null model", f"{number(ms, 2)} ms (bandwidths and active bytes alone)")]
 
 
 def _approximation(row: Mapping[str, Any]) -> list[tuple[str, str]]:

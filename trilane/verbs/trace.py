@@ -23,6 +23,7 @@ from trilane.output import (
 )
 from trilane.verbs.cache_curve import read_any
 from trilane.verbs.trace_stats import stats
+from trilane.verbs.trace_synth import synth
 
 if TYPE_CHECKING:
     from traces.trace import Trace
@@ -83,6 +84,7 @@ def _text(value: Any) -> str:
 
 
 app.command()(stats)
+app.command()(synth)
 
 
 @app.command("import")

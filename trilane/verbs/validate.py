@@ -19,6 +19,7 @@ from trilane.output import (
     working,
     write_json,
 )
+from trilane.question import SetOption, changes_of
 
 if TYPE_CHECKING:
     from sim.agreement import Agreement
@@ -33,6 +34,7 @@ def validate(
             metavar="F.yaml", help="Profile of this machine, by [bold]trilane profile[/]; it names the lanes too."
         ),
     ],
+    changes: SetOption = None,
     repeats: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Measured runs of each scenario. Default: the plan's.")
     ] = None,
@@ -53,7 +55,8 @@ def validate(
 
     check_folder(out)
     check_targets(json, inputs=(plan, profile))
-    asked, hardware = ValidationPlan.from_yaml(plan, profile), load_hardware(profile)
+    asked = ValidationPlan.from_yaml(plan, {**changes_of(changes), "hardware": profile})
+    hardware = load_hardware(profile)
     if hardware.profile is None:
         raise RefusedError(f"{profile}: expected a profile, measured on this machine; make one: trilane profile")
     asked = asked if repeats is None else replace(asked, repeats=repeats)

@@ -1,0 +1,134 @@
+"""The log of a session's calls, and replaying it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from policies.session import Session
+from policies.views import Copy, ExpertId, Foresight, Plan, Swap, Updates
+from realrun.call_log import LoggedSession, plans_changed, replay
+from sim.simulate import compose_policy, play, prepare
+from tests.realrun.tiny_bench import prepared, tiny_setting
+
+POLICY = "dali"  # it prefetches and swaps
+
+
+@pytest.fixture(scope="module")
+def played() -> LoggedSession:
+    return simulated(POLICY)
+
+
+def simulated(policy: str, cached_share: float = 0.3) -> LoggedSession:
+    run = prepared(tiny_setting(cached_share), policy)
+    play(run)
+    assert isinstance(run.session, LoggedSession)
+    return run.session
+
+
+def fresh(kind: Callable[..., Session] = Session) -> Session:
+    setting = tiny_setting()
+    return prepare(setting, compose_policy(setting, POLICY, {}), kind).session
+
+
+def test_the_log_has_every_call_in_order(played: LoggedSession) -> None:
+    names = [call.name for call in played.log if call.name not in ("next_copy", "copied", "computed")]
+    layer = ["plan_layer", "foresee", "end_layer"]
+    step = ["begin_step", *layer, *layer, "plan_layer", "end_layer", "end_step"]
+    assert names == step * 5  # a prompt and four tokens, on three layers; the last looks no further ahead
+
+
+def test_plans_and_copies_are_found_in_it(played: LoggedSession) -> None:
+    assert list(played.plans()) == [(step, layer) for step in range(5) for layer in range(3)]
+    assert all(isinstance(plan, Plan) and plan.layer == layer for (_, layer), plan in played.plans().items())
+    assert {copy.kind for copy in played.copies()} >= {"demand", "prefetch"}
+    assert len(played.copies()) == sum(call.name == "copied" for call in played.log)
+
+
+def test_logging_changes_no_answer(played: LoggedSession) -> None:
+    assert replay(played.log, fresh()) is None
+
+
+def test_a_replay_can_be_replayed(played: LoggedSession) -> None:
+    again = fresh(LoggedSession)
+    assert isinstance(again, LoggedSession)
+    replay(played.log, again)
+    assert again.log == played.log
+
+
+# --- a broken twin ----------------------------------------------------------------------------------------------------
+
+
+def other_plan(plan: Plan) -> Plan:
+    return plan._replace(makespan_ns=plan.makespan_ns + 1)
+
+
+def other_copy(copy: Copy | None) -> Copy:
+    return Copy(ExpertId(0, 0), "swap", "cache", (), 1) if copy is None else copy._replace(bytes=copy.bytes + 1)
+
+
+def other_foresight(answer: tuple[Foresight, Any]) -> tuple[Foresight, Any]:
+    return answer[0]._replace(prefetches=(*answer[0].prefetches, ExpertId(2, 15))), answer[1]
+
+
+def other_updates(updates: Updates) -> Updates:
+    return updates._replace(adopted=(*updates.adopted, Swap(ExpertId(0, 0), ExpertId(0, 1))))
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("plan_layer", other_plan),
+        ("foresee", other_foresight),
+        ("next_copy", other_copy),
+        ("copied", lambda kept: not kept),
+        ("end_layer", other_updates),
+        ("end_step", other_updates),
+    ],
+)
+@pytest.mark.parametrize("nth", [0, 3])
+def test_another_answer_is_found_with_its_place(
+    played: LoggedSession, name: str, spoil: Callable[[Any], Any], nth: int
+) -> None:
+    session, count = fresh(), 0
+    original = getattr(session, name)
+
+    def answer(*given: Any) -> Any:
+        nonlocal count
+        count += 1
+        return spoil(original(*given)) if count == nth + 1 else original(*given)
+
+    setattr(session, name, answer)
+    found = replay(played.log, session)
+    assert found is not None
+    assert found.place == [place for place, call in enumerate(played.log) if call.name == name][nth]
+    assert found.call is played.log[found.place]
+    assert found.answer == spoil(found.call.answer)
+
+
+# --- how much timing changed ------------------------------------------------------------------------------------------
+
+
+def test_plans_that_differ_are_counted(played: LoggedSession) -> None:
+    assert plans_changed(played, simulated(POLICY)) == 0
+    assert plans_changed(simulated("naive-cpu", 0.0), simulated("on-demand", 0.0)) == 1
+    other = simulated(POLICY)
+    place, call = next((i, call) for i, call in enumerate(other.log) if call.name == "plan_layer")
+    other.log[place] = call._replace(answer=call.answer._replace(cpu=(*call.answer.cpu, 99)))
+    assert plans_changed(played, other) == 1 / 15
+
+
+def test_what_a_policy_expects_of_a_plan_is_no_difference(played: LoggedSession) -> None:
+    other = simulated(POLICY)
+    other.log = [
+        call._replace(answer=other_plan(call.answer)) if call.name == "plan_layer" else call for call in other.log
+    ]
+    assert plans_changed(played, other) == 0
+
+
+def test_a_plan_that_was_never_made_is_a_difference(played: LoggedSession) -> None:
+    other = simulated(POLICY)
+    other.log = [call for call in other.log if call.name != "plan_layer" or call.given[0].step < 4]
+    assert plans_changed(played, other) == 3 / 15

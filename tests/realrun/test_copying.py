@@ -1,0 +1,308 @@
+"""The copy thread, with a session that says what it is told to say."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from policies.views import Copy, ExpertCosts, ExpertId, Swap, Updates
+from realrun.copying import Arrival, Copying
+from realrun.errors import LaneError
+from realrun.expert_layout import ExpertLayout
+from realrun.expert_store import ExpertStore, Slab
+from realrun.gpu_slots import GpuSlots
+from realrun.host_lanes import HostLanes
+from realrun.recorder import Recorder
+from realrun.thread_lane import InlineLane
+from sim.spans import Span
+from tests.realrun.tiny_bench import Instead, fill, machine
+
+pytestmark = pytest.mark.timeout(30)  # nothing may hang
+A, B, C, D = (ExpertId(0, expert) for expert in range(4))
+COPY_NS = 10**12
+
+
+class Scripted:
+    """Answers with the copies that it was given; staged experts are those that have arrived in staging."""
+
+    def __init__(self) -> None:
+        self.policy = SimpleNamespace(writes_back=False)
+        self.costs = [ExpertCosts((0,), (0,), 0, COPY_NS, 100)]
+        self.to_come: list[Copy] = []
+        self.log: list[tuple[str, ExpertId]] = []
+        self.kept = True
+        self.error: Exception | None = None
+        self._staged: set[int] = set()
+
+    def next_copy(self) -> Copy | None:
+        copy = self.to_come.pop(0) if self.to_come else None
+        if copy is not None:
+            self.log.append(("began", copy.id))
+        return copy
+
+    def copied(self, copy: Copy) -> bool:
+        if self.error is not None:
+            raise self.error
+        self.log.append(("copied", copy.id))
+        if copy.into == "staging" and self.kept:
+            self._staged.add(copy.id.expert)
+        return self.kept
+
+    def staged(self, layer: int) -> set[int]:
+        return self._staged
+
+    def computed(self, id: ExpertId) -> None:
+        self._staged.remove(id.expert)
+        self.log.append(("computed", id))
+
+
+class Lab:
+    """A copy thread over four experts, two cache slots, one staging slot. Copies wait for ``gate``."""
+
+    def __init__(self, lanes: HostLanes) -> None:
+        layout = ExpertLayout.from_shape(8, 4, torch.float32)
+        self.store = ExpertStore([Slab.allocated(layout, 4, lambda n: torch.zeros(n, dtype=torch.uint8))])
+        fill(self.store, 4)
+        self.session, self.recorder = Scripted(), Recorder()
+        self.gate, self.running = threading.Event(), threading.Semaphore(0)
+        self.gate.set()
+        self.error: Exception | None = None
+        spoilt = Instead(lanes, copy_in=lambda target, source: lanes.link.submit(lambda: self.copy(target, source)))
+        self.slots = GpuSlots(torch.zeros(3, layout.bytes, dtype=torch.uint8), 1, 0)
+        self.copying = Copying(self.session, spoilt, self.store, self.slots, self.recorder)  # type: ignore[arg-type]
+        self.copying.start()
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.running.release()
+        self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        target.copy_(source)
+
+    def ask(self, *copies: Copy) -> list[Arrival]:
+        """As a plan does: queue them, and expect them all."""
+        with self.copying.turn:
+            self.session.to_come += copies
+            arrivals = self.copying.expect(copy.id for copy in copies)
+            self.copying.turn.notify_all()
+        return list(arrivals.values())
+
+    def holds(self, id: ExpertId) -> bool:
+        return torch.equal(self.slots.buffer(id), self.store.buffer(*id))
+
+    def kinds(self) -> list[tuple[str, int]]:
+        self.recorder.flush()
+        return [(span.kind, span.expert) for span in map(Span._make, self.recorder.rows)]
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with machine() as lanes:
+        lab = Lab(lanes)
+        yield lab
+        lab.gate.set()
+        try:
+            lab.copying.stop()
+        except LaneError:
+            assert lab.error is not None or lab.session.error is not None
+        assert not lab.copying._thread.is_alive()
+
+
+def cached(id: ExpertId, *victims: ExpertId) -> Copy:
+    return Copy(id, "demand", "cache", victims, 100)
+
+
+def staged(id: ExpertId) -> Copy:
+    return Copy(id, "demand", "staging", (), 100)
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+
+def test_copies_come_one_after_another_and_the_session_is_told(lab: Lab) -> None:
+    for arrival in lab.ask(cached(A), cached(B)):
+        arrival.wait_known()
+    assert lab.session.log == [("began", A), ("copied", A), ("began", B), ("copied", B)]
+    assert lab.holds(A)
+    assert lab.holds(B)
+    assert lab.kinds() == [("demand", 0), ("demand", 1)]
+
+
+def test_an_arrival_has_the_times_of_its_copy(lab: Lab) -> None:
+    [arrival] = lab.ask(cached(A))
+    arrival.wait_known()
+    lab.recorder.flush()
+    [row] = lab.recorder.rows
+    assert row[1:4] == (arrival.ready_ns, arrival.start_ns, arrival.end_ns)
+    assert arrival.ready_ns <= arrival.start_ns <= arrival.end_ns
+
+
+def test_who_waits_for_a_running_copy_waits_for_the_same(lab: Lab) -> None:
+    lab.gate.clear()
+    [one] = lab.ask(cached(A))
+    lab.running.acquire()
+    with lab.copying.turn:
+        assert lab.copying.expect([A]) == {A: one}
+        assert 0 < lab.copying.left_ns() <= COPY_NS
+    lab.gate.set()
+    one.wait_known()
+    assert lab.copying.left_ns() == 0
+
+
+def test_a_victim_leaves_when_the_copy_begins(lab: Lab) -> None:
+    for arrival in lab.ask(cached(A), cached(B), cached(C, A)):
+        arrival.wait_known()
+    assert lab.holds(B)
+    assert lab.holds(C)
+    assert lab.kinds() == [("demand", 0), ("demand", 1), ("evict", 0), ("demand", 2)]
+    with pytest.raises(KeyError):
+        lab.slots.buffer(A)
+
+
+def test_victims_are_written_back_where_the_policy_does_so_but_not_over_the_weights(lab: Lab) -> None:
+    weights = lab.store.buffer(*A).clone()
+    lab.session.policy.writes_back = True
+    for arrival in lab.ask(cached(A), cached(B, A)):
+        arrival.wait_known()
+    lab.copying._machine.settle()
+    assert [kind for kind, _ in lab.kinds()] == ["demand", "evict", "writeback", "demand"]
+    assert lab.copying._scratch.any()
+    assert torch.equal(lab.store.buffer(*A), weights)
+
+
+# --- staging ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_staged_expert_that_was_used_gives_its_slot_back(lab: Lab) -> None:
+    [arrival] = lab.ask(staged(A))
+    arrival.wait_known()
+    lab.copying.used(A)
+    assert lab.session.log[-1] == ("computed", A)
+    assert lab.kinds() == [("demand", 0), ("release", 0)]
+
+
+def test_use_before_the_session_knows_of_the_arrival_counts_once_it_does(lab: Lab) -> None:
+    lab.gate.clear()
+    [arrival] = lab.ask(staged(A))
+    lab.running.acquire()
+    lab.copying.used(A)  # the GPU was quicker
+    assert ("computed", A) not in lab.session.log
+    lab.gate.set()
+    arrival.wait_known()
+    assert lab.session.log == [("began", A), ("copied", A), ("computed", A)]
+
+
+def test_what_nobody_needs_any_more_is_released_on_arrival(lab: Lab) -> None:
+    lab.session.kept = False
+    [arrival] = lab.ask(staged(A))
+    arrival.wait_known()
+    assert lab.kinds() == [("demand", 0), ("release", 0)]
+
+
+def test_using_a_cached_expert_frees_nothing(lab: Lab) -> None:
+    [arrival] = lab.ask(cached(A))
+    arrival.wait_known()
+    lab.copying.used(A)
+    assert lab.holds(A)
+    assert lab.kinds() == [("demand", 0)]
+
+
+def test_an_adopted_expert_takes_a_cache_slot_without_a_copy(lab: Lab) -> None:
+    for arrival in lab.ask(cached(D), staged(A)):
+        arrival.wait_known()
+    lab.copying.used(A)
+    with lab.copying.turn:
+        lab.copying.updated(Updates(adopted=(Swap(A, D),)))
+    assert lab.holds(A)
+    assert lab.kinds()[-2:] == [("evict", 3), ("place", 0)]
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def test_results_go_next_after_the_running_copy(lab: Lab) -> None:
+    lab.gate.clear()
+    arrivals = lab.ask(cached(A), cached(B))
+    lab.running.acquire()
+    result = lab.copying.send_result(lambda: lab.session.log.append(("result", A)))
+    lab.gate.set()
+    for arrival in (*arrivals, result):
+        arrival.wait_known()
+    assert [what for what, _ in lab.session.log] == ["began", "copied", "result", "began", "copied"]
+
+
+# --- failures and the end ---------------------------------------------------------------------------------------------
+
+
+def raises(call: Callable[[], object], match: str) -> None:
+    with pytest.raises(LaneError, match=match):
+        call()
+
+
+def test_a_copy_that_fails_is_told_to_all_who_wait_and_will_wait(lab: Lab) -> None:
+    lab.error = OSError("no link")
+    for arrival in lab.ask(cached(A), cached(B)):
+        raises(arrival.wait_known, "no link")
+    for arrival in (*lab.ask(cached(C)), lab.copying.send_result(lambda: None)):
+        raises(arrival.issued, "no link")
+    raises(lab.copying.stop, r"has stopped: OSError\('no link'\); run on a new machine")
+
+
+def test_a_result_that_fails_is_told_to_who_waits(lab: Lab) -> None:
+    lab.error = ValueError("boom")  # so that the end expects one
+    result = lab.copying.send_result(lambda: [][0])
+    raises(result.wait, "IndexError")
+    raises(lab.copying.stop, "IndexError")
+
+
+def test_a_session_that_refuses_the_arrival_is_told_to_who_waits_to_be_known(lab: Lab) -> None:
+    lab.session.error = ValueError("not the running copy")
+    [arrival] = lab.ask(cached(A))
+    arrival.wait()  # the bytes are there
+    raises(arrival.wait_known, "not the running copy")
+    raises(lab.copying.stop, "not the running copy")
+
+
+def test_stopping_ends_the_running_copy_and_lets_the_others_down(lab: Lab) -> None:
+    lab.gate.clear()
+    running, waiting = lab.ask(cached(A), cached(B))
+    lab.running.acquire()
+    threading.Timer(0.01, lab.gate.set).start()
+    lab.copying.stop()
+    running.wait_known()
+    assert lab.holds(A)
+    raises(waiting.wait, "the run has ended before a copy that work waits for")
+
+
+def test_a_failure_told_twice_is_the_first_one() -> None:
+    arrival = Arrival()
+    for error in (ValueError("first"), ValueError("second")):
+        arrival.fail(error)
+    raises(arrival.wait, "first")
+
+
+def test_an_arrival_that_has_begun_keeps_its_times_when_the_session_is_not_told() -> None:
+    arrival, mark = Arrival(), InlineLane().submit(lambda: None)
+    arrival.begin(mark)
+    arrival.fail(ValueError("boom"))
+    arrival.wait()
+    assert arrival.issued() is mark
+    raises(arrival.wait_known, "boom")
+
+
+def test_who_waits_in_another_thread_is_woken(lab: Lab) -> None:
+    seen: list[Any] = []
+    lab.gate.clear()
+    [arrival] = lab.ask(cached(A))
+    threads = [threading.Thread(target=lambda: (arrival.wait_known(), seen.append(1))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    lab.gate.set()
+    for thread in threads:
+        thread.join()
+    assert seen == [1, 1, 1]

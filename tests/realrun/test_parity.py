@@ -1,0 +1,97 @@
+"""Law 10: the executor's logs say the same when they are replayed, and what the simulator's say where timing plays no
+part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from policies.registry import policy_names
+from policies.session import Session
+from realrun.call_log import LoggedSession
+from realrun.validation import parity_of
+from sim.agreement_pairing import Parity
+from sim.simulate import Prepared, Setting, compose_policy, play, prepare
+from tests.realrun.tiny_bench import WatchedBench, bench_for, machine, prepared, run, tiny_setting
+
+SHARE = 0.3
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[WatchedBench]:
+    with machine() as lanes:
+        yield bench_for(lanes, [prepared(tiny_setting(SHARE), name) for name in policy_names()])
+
+
+def session_of(setting: Setting, policy: str) -> Session:
+    return prepare(setting, compose_policy(setting, policy, {})).session
+
+
+@cache
+def predicted(policy: str) -> Prepared:
+    made = prepared(tiny_setting(SHARE), policy)
+    play(made)
+    return made
+
+
+def timing_plays_no_part(policy: str) -> bool:
+    """It has no prefetcher, and asks for no cache update."""
+    made = predicted(policy)
+    assert isinstance(made.session, LoggedSession)
+    ends = [call.answer for call in made.session.log if call.name in ("end_layer", "end_step")]
+    swaps = [swap for plan in made.session.plans().values() for swap in plan.swaps]
+    return made.composition.prefetcher is None and not swaps and not any(up.queued or up.adopted for up in ends)
+
+
+TIMING_FREE = [name for name in policy_names() if timing_plays_no_part(name)]
+
+
+def parity(bench: WatchedBench, policy: str) -> Parity:
+    setting, simulated = tiny_setting(SHARE), predicted(policy).session
+    assert isinstance(simulated, LoggedSession)
+    return parity_of(run(bench, setting, policy).session, simulated, lambda: session_of(setting, policy))
+
+
+def test_there_are_policies_of_both_kinds() -> None:
+    assert {"on-demand", "naive-cpu", "fiddler"} <= set(TIMING_FREE)
+    assert not {"dali", "moe-lightning", "quasi-pf"} & set(TIMING_FREE)
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_law_10_a_log_replayed_in_a_fresh_session_gives_identical_answers(bench: WatchedBench, policy: str) -> None:
+    found = parity(bench, policy)
+    assert found.replay_identical
+    assert 0 <= found.changed_plans_share <= 1  # how much timing changes is reported, not judged
+    assert found.held
+
+
+@pytest.mark.parametrize("policy", TIMING_FREE)
+def test_law_10_logs_agree_by_themselves_without_prefetches_and_swaps(bench: WatchedBench, policy: str) -> None:
+    found = parity(bench, policy)
+    assert found.timing_free
+    assert found.logs_identical
+    assert found.changed_plans_share == 0
+    assert found.measured == found.predicted
+
+
+def test_hits_loads_and_bytes_are_those_of_the_log(bench: WatchedBench) -> None:
+    session, found = run(bench, tiny_setting(SHARE), "on-demand").session, parity(bench, "on-demand")
+    copies = [call.answer for call in session.log if call.name == "next_copy" and call.answer is not None]
+    assert found.measured.loads == len(copies) > 0
+    assert found.measured.bytes == len(copies) * tiny_setting(SHARE).shape.expert_bytes_of(0)
+    assert found.measured.hits == sum(len(plan.resident) for plan in session.plans().values()) > 0
+
+
+def test_another_policys_log_is_not_taken_for_the_same(bench: WatchedBench) -> None:
+    """The check can fail, in both its parts."""
+    setting, other = tiny_setting(SHARE), predicted("naive-cpu").session
+    assert isinstance(other, LoggedSession)
+    measured = run(bench, setting, "on-demand").session
+    found = parity_of(measured, other, lambda: session_of(setting, "naive-cpu"))
+    assert not found.replay_identical
+    assert not found.logs_identical
+    assert found.timing_free
+    assert not found.held

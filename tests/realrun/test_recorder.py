@@ -1,0 +1,54 @@
+"""What lanes did, as spans."""
+
+from __future__ import annotations
+
+from realrun.recorder import Recorder, Timed
+from realrun.thread_lane import InlineLane
+from sim.spans import Span
+
+
+def recorder() -> Recorder:
+    it = Recorder()
+    it.zero_ns, it.step, it.phase = 100, 2, "decode"
+    return it
+
+
+def test_times_count_from_the_start_of_the_run() -> None:
+    it = recorder()
+    it.add("cpu", Timed(110, 120, 150), "expert", 3, 7, tokens=4, bytes=64, target_layer=5)
+    it.flush()
+    assert [Span(*row) for row in it.rows] == [Span("cpu", 10, 20, 50, "expert", "decode", 2, 3, 5, 7, 4, 64)]
+
+
+def test_work_belongs_to_the_step_in_which_it_was_given_unless_told_otherwise() -> None:
+    it = recorder()
+    began = it.place
+    it.add("gpu", Timed(1, 1, 1), "gate", 0)
+    it.step, it.phase = 3, "prefill"
+    it.add("h2d", Timed(1, 1, 1), "swap", 0, 1, place=began)
+    it.add("gpu", Timed(1, 1, 1), "gate", 0)
+    it.flush()
+    assert [(row.phase, row.step) for row in map(Span._make, it.rows)] == [
+        ("decode", 2), ("decode", 2), ("prefill", 3),
+    ]  # fmt: skip
+
+
+def test_times_of_marks_are_read_when_the_work_has_ended() -> None:
+    it, lane = recorder(), InlineLane()
+    it.zero_ns = 0
+    mark = lane.submit(lambda: None)
+    it.add("gpu", mark, "gate", 0)
+    assert it.rows == []
+    it.flush()
+    it.flush()
+    assert [row[1:4] for row in it.rows] == [(mark.ready_ns, mark.start_ns, mark.end_ns)]
+
+
+def test_instants_last_nothing_and_what_was_before_the_run_was_at_its_start() -> None:
+    it = recorder()
+    it.instant(130, "evict", 1, -1, 6, 64)
+    it.instant(0, "place", 1, -1, 6, 64)
+    it.flush()
+    assert [Span(*row)[:5] for row in it.rows] == [
+        ("h2d", 30, 30, 30, "evict"), ("h2d", 0, 0, 0, "place"),
+    ]  # fmt: skip
