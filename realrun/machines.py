@@ -25,8 +25,9 @@ _PASSING = ("date", "load_average")  # facts that may differ between two profile
 
 
 def machine_for(
-    lanes: Lanes = "auto", gpu_core: int | None = None, cpu_cores: Sequence[int] = (), link_gb_per_s: float | None = None
-) -> RealMachine:
+    lanes: Lanes = "auto", gpu_core: int | None = None, cpu_cores: Sequence[int] = (),
+    link_gb_per_s: float | None = None,
+) -> RealMachine:  # fmt: skip
     """A machine of this computer. ``lanes``: "host", "cuda", or "auto", its GPU where there is one.
 
     ``gpu_core`` and ``link_gb_per_s`` are options of host lanes alone.

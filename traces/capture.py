@@ -8,20 +8,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from traces.capture_forecasts import check_vectors, choose, prepare
 from traces.capture_prompts import PromptFile, read_prompts
+from traces.capture_rows import place_rows, routing_rows, score_rows
 from traces.capture_run import Probe, Run
 from traces.capture_settings import FORECASTS, CaptureError, CaptureSettings, check_model
 from traces.capture_vectors import Vectors, known_vectors
 from traces.hf_forecast import Forecaster, has_scores
-from traces.hf_generate import Pass, make_batches
+from traces.hf_generate import make_batches
 from traces.hf_load import Loaded, load
-from traces.hf_record import LayerRecord, Recorder
-from traces.hf_scores import probabilities
+from traces.hf_record import Recorder
 from traces.hf_shape import shape_of
 from traces.trace_file import TraceWriter
 from traces.trace_layout import ForecastKey
@@ -91,37 +89,10 @@ def _write(
     with TraceWriter(output, shape, provenance, scores=settings.scores, forecasts=kept) as writer:
         for batch in make_batches(prompts, settings.batch_size):
             for done, records in run.passes(batch, settings.generated_tokens):
-                rows = {**_places(done), **_routing(records), **forecaster.rows(records)}
+                rows = {**place_rows(done), **routing_rows(records), **forecaster.rows(records)}
                 if settings.scores:
-                    rows["scores"] = _scores(records, probe.rule)
+                    rows["scores"] = score_rows(records, probe.rule)
                 writer.append(rows)
-
-
-def _places(done: Pass) -> dict[str, NDArray[Any]]:
-    """Which token each of the N = B x S rows is."""
-    batch, length = done.tokens.shape
-    return {
-        "sequence": np.repeat(np.array(done.sequences, np.int32), length),
-        "position": np.tile(np.arange(done.start, done.start + length, dtype=np.int32), batch),
-        "phase": np.full(batch * length, done.phase, np.uint8),
-    }
-
-
-def _routing(records: list[LayerRecord]) -> dict[str, NDArray[Any]]:
-    """Ids and weights [N, L, k] by descending weight; equal weights stay in the router's order."""
-    weights = torch.stack([r.weights for r in records if r.weights is not None], 1).half()
-    ids = torch.stack([r.ids for r in records if r.ids is not None], 1)
-    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
-    return {
-        "topk_ids": ids.gather(-1, order).to(torch.int16).cpu().numpy(),
-        "topk_weights": ordered.cpu().numpy(),
-    }
-
-
-def _scores(records: list[LayerRecord], rule: str) -> NDArray[Any]:
-    """[N, L, E] float16."""
-    scores: NDArray[Any] = torch.stack([probabilities(r.logits, rule) for r in records], 1).half().cpu().numpy()
-    return scores
 
 
 def _provenance(

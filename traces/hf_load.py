@@ -71,10 +71,10 @@ def load(model: str | Path, dtype: str = "auto", name: str = "", **options: Any)
     bits = torch.empty(0, dtype=stored).element_size() * 8
     layers = find_moe_layers(loaded)
     called = name or (Path(where).name if Path(where).is_dir() else where)
-    return Loaded(called, _revision(config, Path(where)), loaded, tokenizer, layers, bits)
+    return Loaded(called, revision_of(config, Path(where)), loaded, tokenizer, layers, bits)
 
 
-def _revision(config: Any, folder: Path) -> str:
+def revision_of(config: Any, folder: Path) -> str:
     """The hub's commit, or, for a folder, a digest of its weights."""
     if not folder.is_dir():
         return str(getattr(config, "_commit_hash", None) or "unknown")

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 
 from traces.capture_settings import CaptureError
 from traces.hf_record import LayerRecord
-from traces.hf_residual_stream import ResidualStream, alike, first_tensor
+from traces.hf_residual_stream import DecoderLayer, ResidualStream, alike, first_tensor
 
 
 class PartialPass:
@@ -57,10 +57,7 @@ class PartialPass:
     def _ahead_of(self, number: int) -> Any:
         def run(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             partial = self._stream.after(number - 1, self._resident_only(number - 1))
-            part = self._stream.parts[number]
-            args, kwargs = _on_other_input(part.attention_norm.forward(partial), args, kwargs)
-            attended = partial + first_tensor(part.attention.forward(*args, **kwargs))
-            self._states[number - 1] = part.mixture_norm.forward(attended).flatten(0, -2)
+            self._states[number - 1] = gate_input_after(self._stream.parts[number], partial, args, kwargs)
 
         return run
 
@@ -70,6 +67,16 @@ class PartialPass:
             return own(hidden, ids, torch.where(here, weights, 0))
 
         return experts
+
+
+def gate_input_after(part: DecoderLayer, stream: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """What the gate of a layer would see [N, H], were ``stream`` [B, S, H] the layer's input; the other arguments of
+    its attention are ``args`` and ``kwargs``, whose cache stays as it is.
+    """
+    args, kwargs = _on_other_input(part.attention_norm.forward(stream), args, kwargs)
+    attended = stream + first_tensor(part.attention.forward(*args, **kwargs))
+    seen: Tensor = part.mixture_norm.forward(attended)
+    return seen.flatten(0, -2)
 
 
 def _on_other_input(

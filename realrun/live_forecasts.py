@@ -1,0 +1,123 @@
+"""Forecasts of later layers while the pass that they are about is running: made at a layer from what is known there.
+
+The kinds, their meaning and their networks are those of ``traces.hf_forecast``. Routers of later layers are asked with
+the other arguments that they had in an earlier pass: parameters of their own, or the model is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from policies.protocols import Needs
+from policies.views import Forecast, Phase
+from sim.engine import FROM_EXPERTS
+from traces.capture_settings import CaptureError
+from traces.hf_forecast import Forecaster
+from traces.hf_partial import gate_input_after
+from traces.hf_record import LayerRecord, Recorder
+from traces.hf_residual_stream import ResidualStream
+from traces.trace_layout import ForecastKey
+
+
+class LiveRecorder(Recorder):
+    """A recorder whose records can be read while the pass runs."""
+
+    def record(self, layer: int) -> LayerRecord:
+        """Of a layer whose experts have just been called."""
+        return self._records[layer]
+
+
+class PartialStates:
+    """The next gate's input, from the experts that are on the GPU alone (see ``traces.hf_partial``). A context manager.
+
+    The next layer's attention is run with the arguments that this layer's had, so all must take the same.
+    """
+
+    def __init__(self, stream: ResidualStream) -> None:
+        """Raises CaptureError for attention that differs by layer."""
+        self._stream = stream
+        self._calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self._handles: list[Any] = []
+        windows = {getattr(part.attention, "sliding_window", None) for part in stream.parts}
+        if len(windows) > 1:
+            raise CaptureError(
+                f"forecast partial@1 expects the same attention in every layer, found sliding windows "
+                f"{sorted(map(str, windows))}"
+            )
+
+    def __enter__(self) -> PartialStates:
+        for number, part in enumerate(self._stream.parts):
+            self._handles.append(part.attention.register_forward_pre_hook(self._keep(number), with_kwargs=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._calls.clear()
+
+    def gate_input(self, layer: int, here: Tensor) -> Tensor:
+        """At ``layer``, whose experts on the GPU add up to ``here`` [N, H]: a guess [N, H] for ``layer`` + 1."""
+        stream = self._stream.after(layer, lambda _own, _hidden, _ids, _weights: here)
+        return gate_input_after(self._stream.parts[layer + 1], stream, *self._calls[layer])
+
+    def _keep(self, number: int) -> Any:
+        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._calls[number] = args, kwargs
+
+        return keep
+
+
+class LiveForecasts:
+    """Makes the forecasts that a policy needs; a trace of the run holds them for all layers and phases."""
+
+    def __init__(
+        self, needs: Needs, forecaster: Forecaster, recorder: LiveRecorder, earlier: Sequence[LayerRecord],
+        partial: PartialStates | None, top_k: int,
+    ) -> None:  # fmt: skip
+        self.keys = tuple(ForecastKey(*pair) for pair in needs.forecasts)
+        self.count = forecaster.count
+        self._needs, self._forecaster, self._recorder, self._top_k = needs, forecaster, recorder, top_k
+        self._records, self._partial = list(earlier), partial
+
+    def due(self, layer: int, late: bool) -> list[ForecastKey]:
+        """Those to be made at ``layer``: from its gate input, or, ``late``, once its experts on the GPU have run."""
+        return [
+            key for key in self.keys
+            if (key.kind in FROM_EXPERTS) == late and layer + key.lookahead < len(self._records)
+        ]  # fmt: skip
+
+    def make(self, key: ForecastKey, layer: int, here: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Ids and scores [N, m], best first. ``here`` [N, H]: what the experts on the GPU add up to, if it is late."""
+        self._records[layer] = self._recorder.record(layer)
+        if here is not None:
+            assert self._partial is not None
+            guess = self._partial.gate_input(layer, here)
+        else:
+            guess = self._forecaster.guesses[key.kind](self._records, layer)
+        if key.kind == "estimator":
+            assert self._forecaster.estimator is not None
+            best = self._forecaster.estimator(guess.float(), layer).softmax(-1).topk(self.count, dim=-1)
+            return best.indices, best.values
+        target = layer + key.lookahead
+        return self._forecaster.rank(self._forecaster.layers[target], self._records[target], guess)
+
+    def told(
+        self, key: ForecastKey, layer: int, phase: Phase, ids: NDArray[np.int16], scores: NDArray[np.float16]
+    ) -> list[Forecast]:
+        """What the session is told of a forecast made at ``layer``, if the policy wants it there."""
+        target, reached = layer + key.lookahead, self._needs.forecast_layers.get(key.kind)
+        if phase not in self._needs.forecast_phases or (reached is not None and target not in reached):
+            return []
+        counts = np.bincount(ids[:, : self._top_k].ravel())
+        active = np.flatnonzero(counts)
+        order = active[np.lexsort((active, -counts[active]))]
+        forecast = Forecast(target, key.kind, tuple(order.tolist()), tuple(counts[order].tolist()))
+        if self._needs.tokens:
+            forecast = forecast._replace(token_ids=ids.tolist(), token_scores=scores.tolist())
+        return [forecast]

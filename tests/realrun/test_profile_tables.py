@@ -1,0 +1,143 @@
+"""On a machine whose times are known, every table comes out exactly: each thing is measured where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from realrun import layer_parts, profile_kernels  # noqa: E402
+from realrun.profile_lab import Lab, Points  # noqa: E402
+from realrun.profile_timing import Effort  # noqa: E402
+from realrun.profiling import measure, measured_model  # noqa: E402
+from sim.interpolation import Grid, Measured, Table  # noqa: E402
+from sim.profile import MeasuredModel, Share, Sizes  # noqa: E402
+from tests.realrun.fake_machine import (  # noqa: E402
+    EACH_NS,
+    FIRST_NS,
+    HAND_OVER_NS,
+    SUBMIT_NS,
+    FakeKernel,
+    FakeMachine,
+    FakeModel,
+)
+from tests.sim.hand_measured import TOY  # noqa: E402
+from traces.model_shape import ModelShape  # noqa: E402
+
+POINTS = Points(batches=(1, 2), contexts=(4, 16), prompts=(2, 4))  # so steps of 1, 2, 4, 8 tokens
+SORTING_NS, UPLOAD_NS = 90, 11
+
+
+def slowed(machine: FakeMachine, ns: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, on a host that takes its time."""
+
+    def slow(*given: Any) -> Any:
+        machine.work(ns)
+        return function(*given)
+
+    return slow
+
+
+def measured_on(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, shape: ModelShape = TOY
+) -> MeasuredModel:  # fmt: skip
+    """All of a model's tables."""
+    monkeypatch.setattr(profile_kernels, "routed", slowed(machine, SORTING_NS, profile_kernels.routed))
+    monkeypatch.setattr(layer_parts, "_upload", slowed(machine, UPLOAD_NS, layer_parts._upload))
+    model: Any = FakeModel(machine, shape.top_k)
+    lab = Lab(cast(Any, machine), shape, POINTS, model, FakeKernel(machine=machine))
+    with lab.open():
+        return measured_model(shape, measure(lab, Effort(rounds=2, most=2, probe_ns=10**9)))
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> MeasuredModel:
+    return measured_on(FakeMachine(), monkeypatch)
+
+
+def always(ns: int) -> Measured:
+    return Measured(ns, ns, ns)
+
+
+def table(ns: Callable[[int], int], at: tuple[int, ...] = (1, 2, 4, 8)) -> Table:
+    times = tuple(ns(size) for size in at)
+    return Table(at, times, times, times)
+
+
+def test_computing_takes_what_the_kernels_take(found: MeasuredModel) -> None:
+    assert found.expert_gpu == table(lambda tokens: 100 + 10 * tokens)
+    assert found.expert_cpu == table(lambda tokens: 1000 + 50 * tokens)
+    assert found.gate == table(lambda tokens: 20 + tokens)
+    assert found.speculate == table(lambda tokens: 21 + tokens)
+    assert found.estimator == table(lambda tokens: 22 + tokens)
+    assert found.shared == table(lambda tokens: 23 + tokens)
+    assert found.dense_ffn == table(lambda tokens: 24 + tokens)
+    assert found.combine == table(lambda tokens: 30 + tokens)
+    assert found.head == table(lambda sequences: 400 + sequences, at=(1, 2))
+
+
+def test_attention_is_measured_by_batch_and_length(found: MeasuredModel) -> None:
+    decode, prefill = ((1004, 1016), (2008, 2032)), ((1004, 1008), (2008, 2016))
+    assert found.attention_decode == Grid((1, 2), (4, 16), decode, decode, decode)
+    assert found.attention_prefill == Grid((1, 2), (2, 4), prefill, prefill, prefill)
+
+
+def test_the_first_expert_of_a_rested_processor_is_told_from_the_others(found: MeasuredModel) -> None:
+    assert found.first_cpu_expert == always(FIRST_NS)
+
+
+def test_the_routing_is_on_its_way_from_the_gates_end(found: MeasuredModel) -> None:
+    assert found.routing == table(lambda _: HAND_OVER_NS["d2h"] + EACH_NS["d2h"])
+
+
+def test_synchronising_is_sorting_tokens_and_handing_them_over(found: MeasuredModel) -> None:
+    assert found.sync == always(SORTING_NS + UPLOAD_NS)
+
+
+def test_activations_are_on_their_way_until_the_first_expert_begins(found: MeasuredModel) -> None:
+    assert found.activations == table(lambda _: EACH_NS["d2h"] + SUBMIT_NS + HAND_OVER_NS["cpu"])
+
+
+def test_results_read_in_place_cost_what_the_sum_does_not(found: MeasuredModel) -> None:
+    assert found.result == table(lambda _: HAND_OVER_NS["gpu"])
+
+
+def test_results_that_queue_cost_their_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measured_on(FakeMachine(result_path="h2d"), monkeypatch)
+    assert found.result == table(lambda _: EACH_NS["link"])
+    assert found.combine == table(lambda tokens: 30 + tokens)
+
+
+def test_a_copy_lasts_until_the_work_that_waits_for_it_begins(found: MeasuredModel) -> None:
+    each = EACH_NS["link"] + HAND_OVER_NS["gpu"] / 4  # four copies, and one hand-over at their end
+    assert found.copy == always(round(each))
+
+
+def test_a_write_back_is_a_copy_of_its_own_lane(found: MeasuredModel) -> None:
+    assert found.writeback == always(HAND_OVER_NS["back"] + EACH_NS["back"])
+
+
+def test_a_launch_lasts_until_the_host_goes_on_or_the_work_begins(found: MeasuredModel) -> None:
+    waking = SUBMIT_NS + HAND_OVER_NS["gpu"]
+    assert found.launch == always(max(3 * SUBMIT_NS, waking))  # attention, gate, shared experts
+    assert found.expert_launch == always(SUBMIT_NS)  # the lane is at work on shared experts
+    assert found.head_launch == always(waking)
+    assert found.combine_launch == always(SUBMIT_NS)
+    assert found.dense_launch == always(0)  # in the same piece of work as attention
+
+
+def test_lanes_that_do_not_disturb_each_other_keep_their_rates(found: MeasuredModel) -> None:
+    assert found.cpu_permille == found.copy_permille == Share(1000, 1000, 1000)
+
+
+def test_a_model_has_the_tables_that_its_shape_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = replace(TOY, shared_width=0, shared_experts=0, dense_layers=0, dense_width=0)
+    found = measured_on(FakeMachine(), monkeypatch, plain)
+    assert (found.shared, found.dense_ffn, found.dense_launch) == (None, None, None)
+    assert found.sizes == Sizes.of(plain)
+    assert found.launch == always(2 * SUBMIT_NS)
+    assert found.expert_launch == always(SUBMIT_NS + HAND_OVER_NS["gpu"])  # nothing keeps the lane awake

@@ -1,0 +1,65 @@
+"""Repeated measurements on a clock that the tests turn."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from realrun.profile_timing import Effort, Probe, as_in_a_run, repeated  # noqa: E402
+
+
+class Clock:
+    """Counts what the probes take, and notes whose turn it was."""
+
+    def __init__(self) -> None:
+        self.ns, self.turns = 0, ""
+
+    def probe(self, name: str, *takes: int) -> Probe:
+        """Takes as long as it says, over and over."""
+        times = iter(takes * 100)
+
+        def measure() -> dict[tuple[str, ...], list[float]]:
+            taken = next(times)
+            self.ns += taken
+            self.turns += name
+            return {(name,): [taken]}
+
+        return measure
+
+
+def test_the_first_time_is_thrown_away() -> None:
+    clock = Clock()
+    samples = repeated([clock.probe("a", 900, 1, 2, 3)], Effort(3, 1, 10), lambda: clock.ns)
+    assert samples == {("a",): [1, 2, 3]}
+
+
+def test_probes_take_turns_there_and_back() -> None:
+    clock = Clock()
+    repeated([clock.probe("a", 1), clock.probe("b", 1)], Effort(rounds=3, most=1, probe_ns=10), lambda: clock.ns)
+    assert clock.turns == "ab" + "ab" + "ba" + "ab"
+
+
+def test_a_quick_probe_is_repeated_a_slow_one_is_not() -> None:
+    clock = Clock()
+    samples = repeated([clock.probe("a", 4), clock.probe("b", 99)], Effort(2, most=5, probe_ns=10), lambda: clock.ns)
+    assert samples == {("a",): [4] * 6, ("b",): [99, 99]}  # 4, 8, 12: enough
+
+
+def test_no_probe_is_repeated_more_often_than_it_may() -> None:
+    clock = Clock()
+    samples = repeated([clock.probe("a", 1)], Effort(rounds=2, most=3, probe_ns=10**9), lambda: clock.ns)
+    assert len(samples["a",]) == 6
+
+
+def test_python_is_left_as_it_was() -> None:
+    interval = sys.getswitchinterval()
+    with as_in_a_run():
+        assert torch.is_inference_mode_enabled()
+        assert not gc.isenabled()
+        assert sys.getswitchinterval() < interval
+    assert gc.isenabled()
+    assert sys.getswitchinterval() == interval

@@ -1,0 +1,210 @@
+"""A small model profiled on real host lanes: whole, finite, kept in a file, simulated with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+torch = pytest.importorskip("torch")
+
+from policies.registry import SYSTEMS  # noqa: E402
+from realrun.errors import RefusedError  # noqa: E402
+from realrun.host_lanes import HostLanes  # noqa: E402
+from realrun.machines import machine_of  # noqa: E402
+from realrun.profile_decisions import fit  # noqa: E402
+from realrun.profile_lab import Lab, Points  # noqa: E402
+from realrun.profile_threads import counts_up_to, thread_times  # noqa: E402
+from realrun.profile_timing import Effort  # noqa: E402
+from realrun.profiling import Findings, profile  # noqa: E402
+from sim.hardware import load_hardware  # noqa: E402
+from sim.interpolation import Grid, Table  # noqa: E402
+from sim.plan_costs import PlanCost  # noqa: E402
+from sim.profile import MeasuredModel, Profile, Sizes  # noqa: E402
+from sim.profile_yaml import write_profile  # noqa: E402
+from sim.scenario import Scenario  # noqa: E402
+from sim.simulate import simulate  # noqa: E402
+from tests.realrun.tiny_bench import machine as tiny_machine  # noqa: E402
+from traces.catalogue import load_model  # noqa: E402
+from trilane.cli import app  # noqa: E402
+
+SHAPE = load_model("mini-moe:3")
+POINTS = Points(batches=(1, 2), contexts=(4, 8), prompts=(2, 4))
+ONCE = Effort(rounds=2, most=1, probe_ns=0)
+SMALL = ("--model", "mini-moe:3", "--batch", "1", "--context", "4", "--prompt", "2", "--policies", "fiddler")
+
+
+@pytest.fixture(scope="module")
+def lanes() -> Iterator[HostLanes]:
+    with tiny_machine(link_bytes_per_s=4e9) as machine:
+        yield machine
+
+
+@pytest.fixture(scope="module")
+def found(lanes: HostLanes) -> Findings:
+    return profile(lanes, [SHAPE], POINTS, ["fiddler", "oracle"], name="tiny", effort=ONCE)
+
+
+@pytest.fixture
+def path(found: Findings, tmp_path: Path) -> Path:
+    write_profile(found.hardware, tmp_path / "tiny.yaml")
+    return tmp_path / "tiny.yaml"
+
+
+def profile_in(found: Findings) -> Profile:
+    assert found.hardware.profile is not None
+    return found.hardware.profile
+
+
+def model_in(found: Findings) -> MeasuredModel:
+    return profile_in(found).models["mini-moe"]
+
+
+def tables(model: MeasuredModel) -> dict[str, Table | Grid]:
+    return {name: part for name, part in vars(model).items() if isinstance(part, Table | Grid)}
+
+
+def test_a_model_is_measured_by_its_name_without_layers(found: Findings) -> None:
+    assert list(profile_in(found).models) == ["mini-moe"]
+    assert model_in(found).sizes == Sizes.of(SHAPE)
+
+
+def test_tables_have_the_points_that_were_asked_for(found: Findings) -> None:
+    model = model_in(found)
+    assert model.expert_gpu.at == model.expert_cpu.at == model.combine.at == (1, 2, 4, 8)
+    assert model.gate.at == (1, 2, 4, 8)  # decoded and prefilled
+    assert (model.attention_decode.batch, model.attention_decode.length) == ((1, 2), (4, 8))
+    assert (model.attention_prefill.batch, model.attention_prefill.length) == ((1, 2), (2, 4))
+
+
+def test_what_computes_takes_time(found: Findings) -> None:
+    for name, part in tables(model_in(found)).items():
+        times: Any = part.ns if isinstance(part, Table) else [ns for row in part.ns for ns in row]
+        assert name == "result" or all(ns > 0 for ns in times), name
+    assert model_in(found).copy.ns > 0
+
+
+def test_rates_are_finite_and_stand_beside_aims(found: Findings) -> None:
+    assert all(rate > 0 for rate in profile_in(found).rates.values())
+    assert [aim.wanted for aim in found.aims] == [0.9, 0.8]
+    assert all(aim.met == (aim.share >= aim.wanted) for aim in found.aims)
+
+
+def test_decisions_are_timed_but_for_oracles(found: Findings) -> None:
+    assert list(profile_in(found).plan) == list(profile_in(found).foresee) == ["fiddler"]
+    assert sum(profile_in(found).plan["fiddler"]) > 0
+    assert list(found.skipped) == ["oracle"]
+    assert SYSTEMS["oracle"].needs.future
+
+
+def test_every_number_says_that_it_was_measured(found: Findings) -> None:
+    origins = found.hardware.origins
+    assert set(origins) == set(found.hardware.flat())
+    assert all(origin.source.startswith("measured by trilane profile, 20") for origin in origins.values())
+    assert found.hardware.power is None
+
+
+def test_a_profile_survives_its_file(found: Findings, path: Path) -> None:
+    assert load_hardware(path) == found.hardware
+
+
+def test_the_machine_can_be_built_again(lanes: HostLanes, path: Path) -> None:
+    there = load_hardware(path).profile
+    assert there is not None
+    made = machine_of(there)
+    made.close()
+    assert made.settings == lanes.settings
+
+
+def test_a_profile_is_what_a_simulation_needs(path: Path) -> None:
+    asked = Scenario(
+        trace="mini-moe:3", model="mini-moe:3", hardware=str(path), policy="fiddler", cached_share=0.3,
+        prompt_tokens=4, generated_tokens=3,
+    )  # fmt: skip
+    run = simulate(asked)
+    assert run.to_dict()["tpot_ms"] > 0
+
+
+def test_a_model_is_added_to_those_there(lanes: HostLanes, found: Findings) -> None:
+    other = replace(SHAPE, name="other", hidden=64)
+    more = profile(lanes, [other], POINTS, [], name="tiny", into=found.hardware, effort=ONCE)
+    assert list(profile_in(more).models) == ["mini-moe", "other"]
+    assert profile_in(more).models["mini-moe"] == model_in(found)
+    assert profile_in(more).plan == profile_in(found).plan
+    assert set(profile_in(found).rates) < set(profile_in(more).rates)
+
+
+def test_a_profile_of_another_machine_is_not_added_to(lanes: HostLanes, found: Findings) -> None:
+    there = profile_in(found)
+    elsewhere = replace(there, machine={**there.machine, "cpu": "another"})
+    with pytest.raises(RefusedError, match=r"profile 'tiny'.*cpu 'another' and not"):
+        profile(lanes, [SHAPE], POINTS, [], name="tiny", into=replace(found.hardware, profile=elsewhere))
+
+
+def test_quantised_weights_are_refused(lanes: HostLanes) -> None:
+    with pytest.raises(RefusedError, match="weights of 16 or 32 bits"):
+        Lab(lanes, replace(SHAPE, weight_bits=4.5), POINTS)
+
+
+def test_no_expert_is_used_twice_in_a_row(lanes: HostLanes) -> None:
+    lab = Lab(lanes, SHAPE, POINTS)
+    used = [(layer, expert) for layer, experts in (lab.next_experts(2) for _ in range(20)) for expert in experts]
+    assert all(one != after for one, after in pairwise(used))
+    assert len(set(used)) == min(40, lab.layers * lab.experts)
+
+
+def test_a_line_through_decisions() -> None:
+    assert fit([(6, 1600.0), (30, 4000.0)]) == PlanCost(1000, 100)
+    assert fit([(6, 500.0), (30, 500.0)]) == PlanCost(500, 0)
+    assert fit([(0.0, 0.0)]) == PlanCost(0.0, 0.0)  # it forecasts nothing
+
+
+def test_thread_counts_are_tried_up_to_all_cores() -> None:
+    assert counts_up_to(1) == [1]
+    assert counts_up_to(10) == [1, 2, 3, 4, 6, 8, 10]
+
+
+def test_every_thread_count_has_its_times() -> None:
+    times = thread_times(SHAPE, [1, 2], None)
+    assert set(times) == {(count, tokens) for count in (1, 2) for tokens in (1, 8, 64)}
+    assert min(times.values()) > 0
+
+
+# --- the verb ---------------------------------------------------------------------------------------------------------
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["profile", *arguments])
+
+
+def test_the_verb_writes_a_file_and_says_so(tmp_path: Path) -> None:
+    out = tmp_path / "here.yaml"
+    result = run("-o", str(out), "--lanes", "host", "--quick", *SMALL)
+    assert result.exit_code == 0, result.output
+    assert f"written to {out}" in result.output
+    assert "rates against aims" in result.output
+    hardware = load_hardware(out)
+    assert hardware.name == "here"
+    assert hardware.profile is not None
+    assert list(hardware.profile.plan) == ["fiddler"]
+
+
+def test_the_verb_refuses_a_file_that_is_no_profile(tmp_path: Path) -> None:
+    preset = Path("sim/presets/rtx3090-ddr4.yaml").read_text()
+    (tmp_path / "card.yaml").write_text(preset)
+    result = run("-o", str(tmp_path / "card.yaml"), *SMALL)
+    assert "expected a profile to add to" in str(result.exception)
+    assert (tmp_path / "card.yaml").read_text() == preset
+
+
+@pytest.mark.parametrize("option", ["--batch", "--context", "--prompt"])
+@pytest.mark.parametrize("value", ["", "0", "1,x", "1.5"])
+def test_the_verb_refuses_sizes_that_are_none(tmp_path: Path, option: str, value: str) -> None:
+    result = run("-o", str(tmp_path / "here.yaml"), option, value)
+    assert f"{option}: expected whole numbers >= 1" in str(result.exception)
+    assert not list(tmp_path.iterdir())
