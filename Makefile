@@ -5,13 +5,15 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo test lint types notebooks bench clean
+.PHONY: help demo test lint types notebooks bench bench-accelerate validate clean
 
 help:
 	@echo "make demo    compare policies on the bundled scenario; pictures and a timeline go to out/"
 	@echo "make test    lint, types, import rules and all tests (installs torch and transformers)"
 	@echo "make notebooks  execute the notebooks and keep what they show"
 	@echo "make bench   how fast the simulator is"
+	@echo "make bench-accelerate  generate beside Hugging Face accelerate's offload (a minute or two; quiet, please)"
+	@echo "make validate  measure policies on this machine's host lanes and compare with what is simulated; into out/validation"
 	@echo "make lint    ruff and the import rules"
 	@echo "make clean   remove .venv, out and caches"
 
@@ -37,6 +39,20 @@ notebooks: $(VENV)/tests.stamp
 
 bench: $(VENV)/simulator.stamp
 	$(BIN)/python -m tests.bench
+
+bench-accelerate: $(VENV)/tests.stamp
+	$(BIN)/python -m tests.bench.beside_accelerate --write
+
+# Quiet, please: whatever else runs on the machine is measured too.
+VALIDATED := naive-cpu,fiddler,on-demand,mixtral-offloading,dali,hybrimoe,smoe,daop,best-exact
+VALIDATION ?= out/validation
+
+validate: $(VENV)/tests.stamp
+	mkdir -p $(VALIDATION) && rm -f $(VALIDATION)/profile.yaml
+	$(BIN)/trilane profile -o $(VALIDATION)/profile.yaml --lanes host-lanes --model deepseek-v2-lite --batch 1,4 \
+	  --context 16,32 --prompt 16 --policies $(VALIDATED) --quick
+	$(BIN)/trilane validate examples/validation.yaml --profile $(VALIDATION)/profile.yaml --out $(VALIDATION) \
+	  --json $(VALIDATION)/agreement.json
 
 clean:
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,8 +15,8 @@ for model in deepseek-v2-lite qwen3-30b-a3b:24 mixtral-8x7b:8; do
   if [ "$name" = deepseek-v2-lite ]; then
     routing=(--set trace=mini-deepseek)
   else
-    $trilane trace synth "$model" -o "$out/$name.safetensors" --seed 1
-    $trilane trace synth "$model" -o "$out/$name-calibration.safetensors" --seed 2
+    $trilane trace synth --like "$model" -o "$out/$name.safetensors" --seed 1
+    $trilane trace synth --like "$model" -o "$out/$name-calibration.safetensors" --seed 2
     routing=(--set "trace=$out/$name.safetensors" --set "calibration=$out/$name-calibration.safetensors")
   fi
   $trilane validate "$plan" --profile "$out/profile.yaml" --set "model=$model" "${routing[@]}" --out "$out/$name"

@@ -24,6 +24,11 @@ class CopyQueue:
         self._prefetches: list[ExpertId] = []
         self._swaps: dict[ExpertId, Swap] = {}  # by who comes in, oldest first
 
+    @property
+    def queued(self) -> int:
+        """How many copies wait for the lane."""
+        return len(self._demand) + len(self._prefetches) + len(self._swaps)
+
     def next(self, pinned: Set[ExpertId], demand: bool = True) -> Copy | None:
         """Start the next copy: demand loads (if they may start) first, and one without a staging slot blocks the rest.
 

@@ -129,6 +129,11 @@ class Session:
         return self._copies.next(self._pinned | self._protected if self._protected else self._pinned, demand)
 
     @property
+    def queued_copies(self) -> int:
+        """How many copies wait for the copy lane; some of them may still be withdrawn."""
+        return self._copies.queued
+
+    @property
     def committed(self) -> Commitment | None:
         """What has been decided of the next layer, if its own router need not be asked."""
         return self._commit

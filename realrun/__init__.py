@@ -1,1 +1,1 @@
-"""How long it really takes: the executor on real machines, not built yet. Here: the training of the estimator."""
+"""How long it really takes: an executor on real lanes, profiles of machines, validation, and training of estimators."""

@@ -75,7 +75,7 @@ class LoggedSession(Session):
 
 
 class Difference(NamedTuple):
-    """The first call that a fresh session answered otherwise."""
+    """The first call that a fresh session answered otherwise; ``answer``: its own, or what it raised."""
 
     place: int
     call: Call
@@ -87,7 +87,10 @@ def replay(log: Sequence[Call], fresh: Session) -> Difference | None:
     running: Copy | None = None
     for place, call in enumerate(log):
         given = (running,) if call.name == "copied" else call.given  # the session knows its own copy, not an equal one
-        answer = getattr(fresh, call.name)(*given)
+        try:
+            answer = getattr(fresh, call.name)(*given)
+        except Exception as error:  # which the run's own session did not raise, or the call would not be in the log
+            return Difference(place, call, error)
         if answer != call.answer:
             return Difference(place, call, answer)
         if call.name == "next_copy":

@@ -204,7 +204,11 @@ class Copying:
         return lambda: self._carry(copy, target, arrival, place)
 
     def _write_back(self, id: ExpertId, buffer: torch.Tensor) -> None:
-        """Back to the host: into scratch memory, since the weights there are the same and may be being read."""
+        """Back to the host: into scratch memory, since the weights there are the same and may be being read.
+
+        What is moved is real traffic; the bytes written back are not used. The incoming copy begins at once, into the
+        same slot, as the simulator has it: a machine that needed the bytes would give it another slot, or wait.
+        """
         scratch = self._scratch[: len(buffer)]
         mark = self._machine.back.submit(lambda: scratch.copy_(buffer, non_blocking=True))
         self._recorder.add("d2h", mark, "writeback", id.layer, id.expert, 0, self.expert_bytes(id.layer))

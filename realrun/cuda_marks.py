@@ -80,8 +80,9 @@ class StreamMark:
     ``blocking`` events let its core go.
     """
 
-    def __init__(self, clock: GpuClock, given_ns: int, after: Sequence[Mark], blocking: bool) -> None:
-        self._clock, self._base, self._given_ns, self._after = clock, clock.base, given_ns, after
+    def __init__(self, clock: GpuClock, asked_ns: int, after: Sequence[Mark], blocking: bool) -> None:
+        self._clock, self._base, self._asked_ns, self._after = clock, clock.base, asked_ns, after
+        self.held_ns = time.perf_counter_ns() - asked_ns  # see ``Given``
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = _new_event(), _new_event(blocking)
         self._times: Times | None = None
         self._lock = threading.Lock()
@@ -145,7 +146,7 @@ class StreamMark:
             start, end = map(self._base.host_ns_of, self._events)
         except RuntimeError as error:
             raise LaneError(f"a lane has stopped: the GPU reports: {error}") from error
-        ready = max((self._given_ns, *(mark.end_ns for mark in self._after)))
+        ready = max((self._asked_ns, *(mark.end_ns for mark in self._after)))
         return Times(min(ready, start), start, end)
 
 
@@ -164,12 +165,12 @@ class StreamLane:
         Raises LaneError if that, or launching, fails.
         """
         self._raise_error()
-        given_ns = time.perf_counter_ns()
+        asked_ns = time.perf_counter_ns()
         issued = [mark.issued() for mark in after]
         for earlier in issued:
             if not isinstance(earlier, StreamMark):
                 earlier.wait()
-        mark = StreamMark(self._clock, given_ns, issued, blocking=done is not None)
+        mark = StreamMark(self._clock, asked_ns, issued, blocking=done is not None)
         self._launch(mark, work)
         if done is not None:
             mark.told = self._watcher.submit(mark.times, done=done)

@@ -7,8 +7,6 @@ forecast is known, ``combine``, and ``end_layer`` once the next layer's work has
 
 from __future__ import annotations
 
-import gc
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -25,10 +23,9 @@ from realrun.lanes import Machine, Mark
 from realrun.layer_parts import Asked, Finish, LayerParts
 from realrun.recorder import Recorder, Timed
 from realrun.routed_tokens import RoutedTokens, Weigh, as_it_is, rerouted
+from realrun.undisturbed import undisturbed
 from realrun.upload import upload
 from sim.approximation import Approximation
-
-PROMPT_THREADS_S = 1e-4  # Python's threads change places that soon, not after 5 ms: lanes hand over to each other often
 
 
 class Executor:
@@ -52,7 +49,7 @@ class Executor:
         """
         self.machine.settle()
         self._place()
-        with _undisturbed(), torch.inference_mode():
+        with undisturbed():
             self.recorder.zero_ns = self.machine.now_ns()
             self.copying.start()
             try:
@@ -83,7 +80,8 @@ class Executor:
         self._layer, committed = given.layer, session.committed is not None
         with copying.turn:
             began = self.machine.now_ns()
-            plan = session.plan_layer(given._replace(h2d_backlog_ns=copying.left_ns()))
+            ahead_ns = self.parts.ahead_ns(session.costs[given.layer])
+            plan = session.plan_layer(given._replace(h2d_backlog_ns=copying.left_ns(), cpu_backlog_ns=ahead_ns))
             arrivals = copying.expect(self._copied_for(plan))
             self._give_up(plan)
         kept = plan.routing is given.routing
@@ -169,18 +167,3 @@ class Executor:
     def _withdraw(self, ids: Sequence[ExpertId]) -> None:
         for id in ids:
             self.recorder.instant(self.machine.now_ns(), "withdraw", self._layer, id.layer, id.expert, 0)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No garbage collection, which may take longer than a layer, and threads that change places soon."""
-    interval, collects = sys.getswitchinterval(), gc.isenabled()
-    gc.collect()
-    gc.disable()
-    sys.setswitchinterval(PROMPT_THREADS_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval)
-        if collects:
-            gc.enable()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -56,15 +57,25 @@ def expert_ffn(kernel: Any, views: Mapping[str, Tensor], x: Tensor) -> Tensor:
     return _linear(kernel, views, "down_proj", inner)
 
 
+def weighted_ffn(
+    kernel: Any, views: Mapping[str, Tensor], x: Tensor, slots: Tensor, weights: Tensor, top_k: int,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """One expert's rows [slots, H], weighted: slot n * top_k + j is choice j of token n of ``x`` [N, H].
+
+    ``slots`` int64: those of this expert; ``weights`` [N * k]: the router's; ``out``: where the rows go.
+    """
+    return torch.mul(expert_ffn(kernel, views, x[slots // top_k]), weights[slots].unsqueeze(-1), out=out)
+
+
 def compute_into(
     parts: Tensor, kernel: Any, views: Mapping[str, Tensor], x: Tensor, slots: Tensor, weights: Tensor, top_k: int
 ) -> None:
-    """One expert's share of a layer: slot n * top_k + j of ``parts`` [N * k, H] is choice j of token n of ``x`` [N, H].
+    """One expert's share of a layer, into its slots of ``parts`` [N * k, H]; see ``weighted_ffn``.
 
-    ``slots`` int64: those of this expert; ``weights`` [N * k]: the router's. The layer's output is the sum of
-    ``parts.view(N, k, H)`` over k, whoever computed which expert when.
+    The layer's output is the sum of ``parts.view(N, k, H)`` over k, whoever computed which expert when.
     """
-    parts[slots] = expert_ffn(kernel, views, x[slots // top_k]) * weights[slots].unsqueeze(-1)
+    parts[slots] = weighted_ffn(kernel, views, x, slots, weights, top_k)
 
 
 def _linear(kernel: Any, views: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:

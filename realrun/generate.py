@@ -24,11 +24,11 @@ from realrun.generation import (
     tokens_of,
 )
 from realrun.hf_experts import routed_through
-from realrun.host_lanes import HostLanes
 from realrun.hosted_model import HostedModel, load_model, look_at
 from realrun.lanes import Machine
 from realrun.live_forecasts import LiveRecorder
 from realrun.live_layers import LiveLayers
+from realrun.machines import machine_for
 from sim.approximation import Approximation
 from sim.demand import StepDemand, demand_of
 from sim.simulate import Prepared
@@ -47,7 +47,7 @@ def generate(request: GenerateRequest, machine: Machine | None = None) -> Genera
     raises for its scenario, and LaneError during the run.
     """
     request.check()
-    lanes = machine or HostLanes(inline=True)
+    lanes = machine or machine_for("host-lanes", inline=True)
     try:
         loaded, store = load_model(
             request.model, request.dtype, lanes.device, lambda size: lanes.host_tensor((size,), torch.uint8)

@@ -108,8 +108,8 @@ def tokens_of(request: GenerateRequest, tokenizer: Any) -> Tensor:
     lengths = sorted(set(map(len, ids)))
     if len(lengths) > 1 or not lengths[0]:
         raise RefusedError(
-            f"generate: expected prompts of one length, got {lengths} tokens; cut them (prompt_tokens), or generate "
-            "for each length by itself"
+            f"generate: expected prompts of one length, got {lengths} tokens; cut all to the shortest, "
+            f"prompt_tokens={lengths[0]}, or generate for each length by itself"
         )
     return torch.tensor(ids)
 

@@ -97,9 +97,8 @@ class HostLanes:
     def settle(self) -> None:
         """Block until every lane is idle, also if one has failed."""
         with ExitStack() as every:
-            for lane in (self._gpu, self._cpu, self._back):
-                if lane is not None:
-                    every.callback(lane.submit(_nothing).wait)
+            for lane in (self.cpu, self.back, self.gpu, self.d2h, self.link):  # those that work here come last
+                every.callback(lane.submit(_nothing).wait)
 
     def close(self) -> None:
         """End the threads."""

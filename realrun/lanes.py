@@ -22,7 +22,7 @@ class Mark(Protocol):
 
     @property
     def ready_ns(self) -> int:
-        """When it could have started: given to its lane, and all that it waits for has ended."""
+        """When it could have started: given to its lane, and all that it waits for has ended; known after ``wait``."""
         ...
 
     @property
@@ -44,14 +44,23 @@ class Mark(Protocol):
         ...
 
 
+class Given(Mark, Protocol):
+    """A mark as ``Lane.submit`` returns it."""
+
+    @property
+    def held_ns(self) -> int:
+        """How long ``submit`` kept its caller waiting: for others, or, where the caller is the lane, for the work."""
+        ...
+
+
 class Lane(Protocol):
     """A serial resource."""
 
-    def submit(self, work: Work, after: Sequence[Mark] = (), done: Work | None = None) -> Mark:
+    def submit(self, work: Work, after: Sequence[Mark] = (), done: Work | None = None) -> Given:
         """Do ``work`` once what was submitted before, and all of ``after``, have ended; then call ``done``.
 
-        ``work`` does torch operations on tensors of the lane's device and nothing else. ``done`` may be called from any
-        thread; it is not part of the time. Work after failed work fails too.
+        ``work`` must not block on another lane: what it needs of others is in ``after``.
+        ``done`` may be called from any thread; it is not part of the time. Work after failed work fails too.
         """
         ...
 

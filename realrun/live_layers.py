@@ -24,6 +24,7 @@ from realrun.live_forecasts import LiveForecasts, LiveRecorder
 from realrun.model_routing import Scores, own_routing, scaled_by, weighed_like
 from realrun.routed_tokens import rerouted
 from realrun.thread_lane import InlineLane
+from realrun.upload import upload
 from traces.hf_record import LayerRecord
 from traces.hf_scores import probabilities
 from traces.trace_layout import ForecastKey
@@ -95,7 +96,7 @@ class LiveLayers:
         self._owners = tuple(np.repeat(sequences, tokens).tolist())
         self._tokens, self.made = len(self._owners), [{} for _ in range(self._layers)]
         self._executor.begin_step(index, phase)
-        self._since = self._machine.gpu.submit(_nothing)
+        self._since: Mark = self._machine.gpu.submit(_nothing)
 
     def __call__(self, layer: int, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """One layer: hidden states [N, H] -> what its experts add up to [N, H]."""
@@ -168,7 +169,7 @@ class LiveLayers:
     ) -> None:
         """Routing that was committed before the layer's router spoke: what that says stays where it is."""
         tokens = rerouted(scaled_by(self._facts.scales[layer])(routing), top_k, dtype)
-        asked = Asked(lambda: hidden, tokens.weights.to(self._machine.device), ready)
+        asked = Asked(lambda: hidden, upload(tokens.weights, self._machine.device), ready)
         self._executor.route(self._input(layer, routing, None), tokens, asked)
 
     def _input(self, layer: int, routing: Routing, scores: Scores) -> LayerInput:

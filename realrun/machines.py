@@ -3,64 +3,80 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 
 from realrun.errors import RefusedError
 from realrun.host_lanes import HostLanes, HostLaneSettings
+from realrun.lane_kinds import LaneKind
 from realrun.machine_facts import usable_cores
 from sim.profile import Profile
 
 if TYPE_CHECKING:
-    from realrun.cuda_lanes import CudaLanes, CudaSettings
+    from realrun.cuda_lanes import CudaLanes
 
-Lanes = Literal["auto", "cuda", "host"]
 Facts: TypeAlias = dict[str, str | int | float]
 RealMachine: TypeAlias = "HostLanes | CudaLanes"
 
 _PASSING = ("date", "load_average")  # facts that may differ between two profiles of one machine
 
 
-def machine_for(
-    lanes: Lanes = "auto", gpu_core: int | None = None, cpu_cores: Sequence[int] = (),
-    link_gb_per_s: float | None = None,
-) -> RealMachine:  # fmt: skip
-    """A machine of this computer. ``lanes``: "host", "cuda", or "auto", its GPU where there is one.
+@dataclass(frozen=True)
+class LaneOptions:
+    """What can be chosen of a machine, None where it is not.
 
-    ``gpu_core`` and ``link_gb_per_s`` are options of host lanes alone.
+    ``gpu_core`` and ``link_bytes_per_s``: of host lanes alone. ``memory_bytes``: what torch may allocate on a CUDA GPU;
+    host lanes take no notice of it, since there the arena of experts is all that policies are told of.
+    """
+
+    gpu_core: int | None = None
+    cpu_cores: tuple[int, ...] | None = None
+    link_bytes_per_s: float | None = None
+    memory_bytes: int | None = None
+
+    def given(self, kind: str) -> dict[str, object]:
+        """Settings of a machine of that kind. Raises RefusedError for those that it does not have."""
+        given = {key: value for key, value in vars(self).items() if value is not None}
+        if kind == "cuda" and given.keys() & {"gpu_core", "link_bytes_per_s"}:
+            raise RefusedError("cuda: a GPU core and a link rate are chosen for host lanes only; leave them out")
+        return {key: value for key, value in given.items() if kind == "cuda" or key != "memory_bytes"}
+
+
+def machine_for(lanes: LaneKind = "auto", options: LaneOptions | None = None, *, inline: bool = False) -> RealMachine:
+    """A machine of this computer; "auto": its GPU where there is one. ``inline``: see ``HostLanes``.
 
     Raises RefusedError for what this computer does not have.
     """
+    options = options or LaneOptions()
     if lanes == "cuda" or (lanes == "auto" and torch.cuda.is_available()):
-        if gpu_core is not None or link_gb_per_s is not None:
-            raise RefusedError("cuda: a GPU core and a link rate are chosen for host lanes only; leave them out")
-        return _cuda({"cpu_cores": tuple(cpu_cores) or None})
-    settings = _default_host_lanes()
-    if gpu_core is not None:
-        settings["gpu_core"] = gpu_core
-    if cpu_cores:
-        settings["cpu_cores"] = tuple(cpu_cores)
-    if link_gb_per_s is not None:
-        settings["link_bytes_per_s"] = link_gb_per_s * 1e9
-    return HostLanes(HostLaneSettings(**settings))  # type: ignore[arg-type]
+        return _cuda(options.given("cuda"))
+    return _host({**_default_host_lanes(), **options.given("host-lanes")}, inline)
 
 
-def machine_of(profile: Profile) -> RealMachine:
+def machine_of(profile: Profile, *, inline: bool = False) -> RealMachine:
     """The machine that a profile was measured on, with the same settings. Raises RefusedError where it is another."""
     facts = profile.machine
     settings = {key.removeprefix("lanes_"): _setting(value) for key, value in facts.items() if key.startswith("lanes_")}
     if "cpu_cores" in settings:
         settings["cpu_cores"] = _cores(facts["lanes_cpu_cores"])
-    made = HostLanes(HostLaneSettings(**settings)) if profile.kind == "host-lanes" else _cuda(settings)  # type: ignore[arg-type]
+    made = _host(settings, inline) if profile.kind == "host-lanes" else _cuda(settings)
     try:
         check_same(facts, facts_of(made), "this computer")
     except RefusedError:
         made.close()
         raise
     return made
+
+
+def check_asked(profile: Profile, lanes: LaneKind, options: LaneOptions) -> None:
+    """Raises RefusedError, naming what differs, where lanes were asked for that are not the profile's."""
+    asked: Facts = {} if lanes == "auto" else {"kind": lanes}
+    if lanes in ("auto", profile.kind):
+        asked |= {f"lanes_{key}": _plain(value) for key, value in options.given(profile.kind).items()}
+    check_same({key: profile.machine.get(key) for key in asked}, asked, "what was asked for")
 
 
 def facts_of(machine: RealMachine) -> Facts:
@@ -92,11 +108,14 @@ def _default_host_lanes() -> dict[str, object]:
     return {"gpu_core": first, "cpu_cores": tuple(others[:-1] if len(others) > 2 else others) or (first,)}
 
 
+def _host(settings: Mapping[str, object], inline: bool) -> HostLanes:
+    return HostLanes(HostLaneSettings(**settings), inline=inline)  # type: ignore[arg-type]
+
+
 def _cuda(settings: Mapping[str, object]) -> CudaLanes:
     from realrun.cuda_lanes import CudaLanes, CudaSettings
 
-    made: CudaSettings = CudaSettings(**settings)  # type: ignore[arg-type]
-    return CudaLanes(made)
+    return CudaLanes(CudaSettings(**settings))  # type: ignore[arg-type]
 
 
 def _plain(value: object) -> str | int | float:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-
-from realrun.errors import RefusedError
-from realrun.host_lanes import HostLanes
-from realrun.machines import Lanes, RealMachine, machine_for, machine_of
+from realrun.lane_kinds import LaneKind
+from realrun.machines import LaneOptions, RealMachine, check_asked, machine_for, machine_of
 from realrun.replay_bench import Measurement, ReplayBench, room_for
 from sim.hardware import Hardware
 from sim.scenario import Scenario
 from sim.simulate import compose_policy, prepare, setting_of
 
 
-def measure(scenario: Scenario, lanes: Lanes = "auto") -> Measurement:
+def measure(scenario: Scenario, lanes: LaneKind = "auto") -> Measurement:
     """Replay one scenario: once to warm up, once to measure.
 
     Its hardware is what planners believe in: a profile of this machine, or a preset. Raises what ``simulate`` raises,
@@ -30,18 +27,20 @@ def measure(scenario: Scenario, lanes: Lanes = "auto") -> Measurement:
         machine.close()
 
 
-def machine_on(hardware: Hardware, lanes: Lanes) -> RealMachine:
-    """The lanes that a profile was measured on; beside a preset, those asked for. Raises RefusedError."""
+def machine_on(
+    hardware: Hardware, lanes: LaneKind = "auto", options: LaneOptions | None = None, *, inline: bool = False
+) -> RealMachine:
+    """The lanes that a profile was measured on; beside a preset, those asked for.
+
+    Raises RefusedError where this is another computer than the profile's, and where other lanes were asked for.
+    """
+    options = options or LaneOptions()
     if hardware.profile is None:
-        return machine_for(lanes)
-    kind = {"host-lanes": "host", "cuda": "cuda"}[hardware.profile.kind]
-    if lanes not in ("auto", kind):
-        raise RefusedError(f"{hardware.name} is a profile of {kind} lanes, got --lanes {lanes}; leave it out")
-    return machine_of(hardware.profile)
+        return machine_for(lanes, options, inline=inline)
+    check_asked(hardware.profile, lanes, options)
+    return machine_of(hardware.profile, inline=inline)
 
 
-def generating_machine(lanes: Lanes) -> RealMachine:
-    """A GPU where there is one, or host lanes on which the calling thread is the GPU, as a library's model needs."""
-    if lanes == "cuda" or (lanes == "auto" and torch.cuda.is_available()):
-        return machine_for("cuda")
-    return HostLanes(inline=True)
+def generating_machine(hardware: Hardware, lanes: LaneKind = "auto") -> RealMachine:
+    """As ``machine_on``; on host lanes the calling thread is the GPU, as a library's model needs."""
+    return machine_on(hardware, lanes, inline=True)

@@ -51,10 +51,40 @@ def hardware_of(
             min(model.cpu_permille.permille for model in models), min(model.copy_permille.permille for model in models)
         ),
     }  # fmt: skip
-    origin = Origin(f"measured by trilane profile, {date.today().isoformat()}", "high")
-    origins = {f"{section}.{key}": origin for section, part in parts.items() for key in vars(part)}
+    keys = [f"{section}.{key}" for section, part in parts.items() for key in vars(part)]
+    measured = Origin(f"measured by trilane profile, {date.today().isoformat()}", "high")
+    origins = dict.fromkeys(keys, measured) | _not_measured(machine, memory_bytes is not None)
     about = f"{machine.kind} of {profile.machine.get('gpu', profile.machine['cpu'])}, as measured."
     return Hardware(name, about, **parts, origins=origins, profile=profile)
+
+
+def _not_measured(machine: RealMachine, memory_chosen: bool) -> dict[str, Origin]:
+    """Where the other numbers are from: what the machine says of itself, what was chosen, and what is assumed."""
+    on_host = machine.kind == "host-lanes"
+    said, setting = Origin("the system says so", "high"), Origin("setting of the lanes", "high")
+    rates = Origin("assumed: the rate beside it is what kernels were measured to reach", "low")
+    unmeasured: dict[str, Origin] = {
+        "gpu.name": Origin("chosen: a core plays the GPU", "high") if on_host else said, "cpu.name": said,
+        "gpu.memory_bytes": said, "gpu.reserve_bytes": said, "gpu.bandwidth_fraction": rates,
+        "gpu.flops_fraction": rates, "cpu.sockets": Origin("assumed: not looked for", "low"), "cpu.cores": setting,
+        "link.theory_bytes_per_s": Origin("assumed: the fastest copy that was measured, either way", "low"),
+        "link.copies": setting, "link.result_path": setting,
+        "host.plan_factor": Origin("assumed: decisions were timed on this host", "low"),
+    }  # fmt: skip
+    if on_host:
+        unmeasured |= {
+            "gpu.memory_bytes": Origin(f"chosen: {HOST_MEMORY_SHARE:.0%} of the computer's memory", "high"),
+            "gpu.reserve_bytes": Origin("assumed: memory that plays a GPU's is nobody else's", "low"),
+            "link.theory_bytes_per_s": Origin(
+                f"assumed: the lanes' setting paces copies to the GPU to {_paced(machine):g} bytes/s; those back are "
+                "plain memory copies, not paced, and what they reach counts where it is more", "low"
+            ),
+            "link.copies": Origin("assumed: there is no page-locked memory, and no copy that lacks it", "low"),
+            "link.pageable_fraction": Origin("assumed: there is no page-locked memory", "low"),
+        }  # fmt: skip
+    if memory_chosen:
+        unmeasured["gpu.memory_bytes"] = Origin("chosen, when it was measured", "high")
+    return unmeasured
 
 
 def machine_facts(machine: RealMachine) -> dict[str, str | int | float]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from policies.session import Session
 from policies.views import Copy, ExpertId, Plan, Routing
 from realrun.copying import Arrival, Copying
-from realrun.expert_ffn import SwiGlu, expert_ffn
+from realrun.expert_ffn import SwiGlu, weighted_ffn
 from realrun.expert_layout import ExpertLayout
 from realrun.expert_store import ExpertStore, random_store
 from realrun.gpu_slots import GpuSlots
@@ -27,11 +27,12 @@ from realrun.lanes import Machine, Mark, Work
 from realrun.layer_parts import Asked, LayerParts
 from realrun.pinned import check_host_memory
 from realrun.profile_stand_ins import AllThere, CopyScript, Ended
-from realrun.profile_timing import as_in_a_run
 from realrun.recorder import Recorder
 from realrun.replay_bench import WEIGHTS_DTYPE, dtype_of
 from realrun.replay_model import ReplayModel
 from realrun.routed_tokens import RoutedTokens, routed
+from realrun.undisturbed import undisturbed
+from realrun.upload import upload
 from sim.spans import Span
 from traces.model_shape import ModelShape
 
@@ -81,12 +82,9 @@ class Lab:
         self.kernel = kernel or SwiGlu(gated)
         self.recorder, self.script = Recorder(), CopyScript(self.layers, self.layout.bytes)
         slots = cast(GpuSlots, AllThere(self.arena))
-        self.copying = Copying(cast(Session, self.script), machine, self.store, slots, self.recorder)
-        most = max(points.tokens)
-        self.parts = LayerParts(
-            machine, self.copying, self.store, slots, [self.kernel] * self.layers, self.recorder, max_tokens=most,
-            top_k=self.at_once, hidden=shape.hidden, dtype=dtype, sum_dtype=WEIGHTS_DTYPE,
-        )  # fmt: skip
+        self._slots, self._dtype, most = slots, dtype, max(points.tokens)
+        self.copying: Copying
+        self.parts: LayerParts
         self.hidden = machine.gpu_tensor((most, shape.hidden), dtype)
         self.hidden.copy_(torch.randn(most, shape.hidden))
         self.on_host = machine.host_tensor((most, shape.hidden), dtype)
@@ -120,7 +118,7 @@ class Lab:
     def start(self, tokens: RoutedTokens, layer: int, gpu: Iterable[int] = (), cpu: Iterable[int] = ()) -> int:
         """Put a plan into effect on hidden states that have been there for long; the host's time for it, ns."""
         gpu, cpu = tuple(gpu), tuple(cpu)
-        hidden, weights = self.hidden[: tokens.tokens], tokens.weights.to(self.machine.device)
+        hidden, weights = self.hidden[: tokens.tokens], upload(tokens.weights, self.machine.device)
         plan = Plan(layer, Routing((), ()), gpu, cpu, (), None, (), (), (), (), (), 0)
         began = self.machine.now_ns()
         self.parts.start(plan, tokens, Asked(lambda: hidden, weights, Ended(began)), {})
@@ -150,11 +148,11 @@ class Lab:
         layer, [expert] = self.next_experts(1)
         hidden = self.hidden if memory is self.arena else self.on_host
         views, slots = self.layout.views(memory[layer, expert]), torch.arange(tokens, device=memory.device)
-        weights = torch.full((tokens, 1), 0.25, device=memory.device)
+        weights = torch.full((tokens,), 0.25, device=memory.device)
         results = torch.empty(tokens, self.shape.hidden, device=memory.device, dtype=WEIGHTS_DTYPE)
 
         def work() -> None:
-            torch.mul(expert_ffn(self.kernel, views, hidden[slots]), weights, out=results)
+            weighted_ffn(self.kernel, views, hidden, slots, weights, 1, results)
 
         return work
 
@@ -169,8 +167,14 @@ class Lab:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """The copy thread serves, and Python is as in a run."""
-        with as_in_a_run():
+        """The copy thread serves, and Python is as in a run; once, or again later."""
+        self.copying = Copying(cast(Session, self.script), self.machine, self.store, self._slots, self.recorder)
+        self.parts = LayerParts(
+            self.machine, self.copying, self.store, self._slots, [self.kernel] * self.layers, self.recorder,
+            max_tokens=max(self.points.tokens), top_k=self.at_once, hidden=self.shape.hidden, dtype=self._dtype,
+            sum_dtype=WEIGHTS_DTYPE,
+        )  # fmt: skip
+        with undisturbed():
             self.copying.start()
             try:
                 yield

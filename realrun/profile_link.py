@@ -47,7 +47,8 @@ def writeback(lab: Lab) -> Found:
 
 
 def contention(lab: Lab) -> Found:
-    """Rates of CPU experts and of copies beside each other, and of GPU experts beside both, in permille of each alone.
+    """Rates of CPU experts and of copies beside each other, of GPU experts beside copies, and of all three beside the
+    others, in permille of each alone.
 
     Experts of one token follow one another, and so do copies, which begin before the first expert and end after the
     last one, or nearly.
@@ -55,11 +56,13 @@ def contention(lab: Lab) -> Found:
     copy_ns, cpu_ns, gpu_ns = _copies_alone(lab), _alone(lab, "cpu", 8), _alone(lab, "gpu", 8)
     many = max(8, round(STEADY_COPIES * copy_ns / max(cpu_ns, 1)))
     both = _together(lab, many, ("cpu",), round(2 * many * cpu_ns / max(copy_ns, 1)) + 2)
+    beside_copies = _together(lab, many, ("gpu",), round(2 * many * gpu_ns / max(copy_ns, 1)) + 2)
     three = _together(lab, many, ("cpu", "gpu"), round(2 * many * cpu_ns / max(copy_ns, 1)) + 2)
     return {
         ("cpu_permille",): [1000 * cpu_ns / both["cpu"]],
         ("copy_permille",): [1000 * copy_ns / both["h2d"]],
-        ("gpu_permille",): [1000 * gpu_ns / three["gpu"]],
+        ("gpu_permille",): [1000 * gpu_ns / beside_copies["gpu"]],
+        ("gpu_beside_both_permille",): [1000 * gpu_ns / three["gpu"]],
         ("cpu_beside_gpu_permille",): [1000 * cpu_ns / three["cpu"]],
         ("copy_beside_gpu_permille",): [1000 * copy_ns / three["h2d"]],
     }

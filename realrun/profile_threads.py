@@ -18,9 +18,9 @@ from realrun.machine_facts import usable_cores
 from realrun.machines import RealMachine
 from realrun.pinned import plain
 from realrun.profile_lab import EXPERTS_BYTES
-from realrun.profile_timing import as_in_a_run
 from realrun.replay_bench import dtype_of
 from realrun.thread_lane import ThreadLane
+from realrun.undisturbed import undisturbed
 from traces.model_shape import ModelShape
 
 TOKENS = (1, 8, 64)
@@ -59,7 +59,7 @@ def thread_times(
     experts = _experts(shape)
     lanes = {count: ThreadLane(f"cpu of {count}", cores, count) for count in counts}
     samples: dict[tuple[int, int], list[float]] = {(count, tokens): [] for count in counts for tokens in TOKENS}
-    with as_in_a_run():
+    with undisturbed():
         for _ in range(REPEATS):
             for count, tokens in samples:
                 samples[count, tokens].append(_expert_ns(lanes[count], shape, experts, tokens))

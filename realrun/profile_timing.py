@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
-
-import torch
-
-from realrun.executor import PROMPT_THREADS_S
 
 Key: TypeAlias = tuple[str | int, ...]  # a quantity's name, then the sizes that it was measured with
 Samples: TypeAlias = dict[Key, list[float]]
@@ -50,18 +43,3 @@ def _often(probe: Probe, effort: Effort, now_ns: Callable[[], int]) -> Iterator[
         yield probe()
         if now_ns() - began >= effort.probe_ns:
             return
-
-
-@contextmanager
-def as_in_a_run() -> Iterator[None]:
-    """Python as the executor has it: no collections, threads that change places promptly, no autograd."""
-    interval = sys.getswitchinterval()
-    gc.collect()
-    gc.disable()
-    sys.setswitchinterval(PROMPT_THREADS_S)
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        sys.setswitchinterval(interval)
-        gc.enable()

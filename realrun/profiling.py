@@ -37,7 +37,7 @@ _TIMES = (
     "copy", "writeback", "first_cpu_expert", "launch", "expert_launch", "combine_launch", "head_launch", "sync",
     "dense_launch",
 )  # fmt: skip
-_SHARES = ("cpu_permille", "copy_permille")
+_SHARES = ("cpu_permille", "copy_permille", "gpu_permille")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _measured(
     return model, link, {**plain, **rates, **reached, **beside}, aims
 
 
-_BESIDE = ("gpu_permille", "cpu_beside_gpu_permille", "copy_beside_gpu_permille")
+_BESIDE = ("gpu_beside_both_permille", "cpu_beside_gpu_permille", "copy_beside_gpu_permille")
 
 
 def measure(lab: Lab, effort: Effort) -> Samples:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,13 @@ def step_routings(trace: Trace, steps: Sequence[StepRows], device: torch.device)
     return made
 
 
+class Said:
+    """Ids [N, k] on the GPU, of a gate, a forecast or the head: there when ``mark`` has ended."""
+
+    ids: Tensor
+    mark: Mark
+
+
 @dataclass
 class Launched:
     """A layer's work outside its routed experts, on its way through the GPU: filled in as that runs."""
@@ -49,10 +57,9 @@ class Launched:
     residual: Tensor | None = None  # [N, H]
     normed: Tensor | None = None
     shared: Tensor | None = None
-    chosen: Tensor | None = None  # [N, k], what a gate said last
     ready: Mark | None = None  # the hidden states are there
-    gated: Mark | None = None  # None: the routing was committed before
-    forecast: Mark | None = None
+    gated: Said | None = None  # None: the routing was committed before
+    forecast: Said | None = None
 
     def hidden(self) -> Tensor:
         """What the experts are applied to; not before ``ready`` has ended."""
@@ -68,7 +75,8 @@ class Replay:
         self._machine, self._recorder = executor.machine, executor.recorder
         self._layers, self._top_k = model.shape.moe_layers, model.shape.top_k
         self._hidden: Tensor | None = None  # [N, H], what the layer before gave
-        self._here = self._machine.host_tensor((max_tokens, self._top_k), torch.int64)  # ids that have come over
+        self._here = self._machine.host_tensor((max_tokens * self._top_k,), torch.int64)  # ids that have come over
+        self._coming: list[Said] = []  # what must be held, because nobody has waited for its copy yet
 
     def step(self, demand: StepDemand, rows: StepRows, routing: StepRouting) -> None:
         """One forward pass."""
@@ -78,10 +86,11 @@ class Replay:
         launched = self._launch(0)
         for layer in range(self._layers):
             self._play(launched)
-            launched = self._launch(layer + 1) if layer + 1 < self._layers else self._launch_head()
+            if layer + 1 < self._layers:
+                launched = self._launch(layer + 1)
+        chosen = self._launch_head()
         executor.end_layer()
-        assert launched.ready is not None
-        with executor.waiting(self._bring(launched, launched.ready), -1):
+        with self._reading(chosen, -1):
             pass
         executor.end_step()
 
@@ -91,14 +100,14 @@ class Replay:
         if layer:
             executor.end_layer()  # of the layer before, while this one's attention runs
         if launched.gated is not None:
-            with executor.waiting(self._bring(launched, launched.gated), layer):
-                tokens = self._tokens(layer)
+            with self._reading(launched.gated, layer):
+                given, tokens = self._input(layer), self._tokens(layer)
         else:
-            tokens = self._tokens(layer)
+            given, tokens = self._input(layer), self._tokens(layer)
         weights = self._routing.on_gpu[:, layer].reshape(-1)
         assert launched.ready is not None
         asked = Asked(launched.hidden, weights, launched.ready)
-        executor.route(self._input(layer), tokens, asked, demand.forecasts[layer - 1] if layer else ())
+        executor.route(given, tokens, asked, demand.forecasts[layer - 1] if layer else ())
         if executor.session.looks_ahead and layer < self._layers - 1:
             self._foresee(launched, demand.forecasts[layer])
         executor.combine(lambda parts: self._add_up(launched, parts), self._keep)
@@ -114,12 +123,13 @@ class Replay:
     def _foresee(self, launched: Launched, forecasts: Sequence[Forecast]) -> None:
         """As the engine has it: a forecast that does not come with the layer's own routing is waited for."""
         layer, late = launched.layer, self._speculate_late(launched, forecasts)
-        mark = late or launched.forecast
-        if mark is not None:
-            here = self._bring(launched, mark, layer + 1)
-            if late is not None or launched.gated is None:
-                with self._executor.waiting(here, layer, layer + 1):
-                    pass
+        if late is not None or (launched.gated is None and launched.forecast is not None):
+            said = late or launched.forecast
+            assert said is not None
+            with self._reading(said, layer, layer + 1):
+                pass
+        elif launched.forecast is not None:
+            self._bring(launched.forecast, layer, layer + 1)
         self._executor.foresee(forecasts, self._top_k, self._routing.weights.dtype)
 
     # --- work of the GPU ------------------------------------------------------------------------------------------
@@ -134,15 +144,13 @@ class Replay:
             assert self._hidden is not None
             launched.residual, launched.normed = model.attention(layer, self._hidden)
 
-        def gate() -> None:
-            launched.chosen = model.gate(layer, launched.hidden())[0]
-
         def shared() -> None:
             launched.shared = model.shared(layer, launched.hidden())
 
         launched.ready = self._submit(attention, "attention", layer)
         if self._executor.session.committed is None:
-            launched.ready = launched.gated = self._submit(gate, "gate", layer)
+            launched.gated = self._say(lambda: model.gate(layer, launched.hidden())[0], "gate", layer)
+            launched.ready = launched.gated.mark
         for forecast in self._demand.forecasts[layer]:
             if forecast.kind in FROM_GATE_INPUT:
                 launched.forecast = self._speculate(launched, forecast)
@@ -151,43 +159,43 @@ class Replay:
         self._executor.launched(layer, began)
         return launched
 
-    def _speculate(self, launched: Launched, forecast: Forecast) -> Mark:
+    def _speculate(self, launched: Launched, forecast: Forecast) -> Said:
         """The kernels of one forecast; what it says comes from the trace."""
         model, layer = self._model, launched.layer
 
-        def speculate() -> None:
+        def speculate() -> Tensor:
             hidden = launched.hidden()
             learnt = forecast.kind == "estimator"
-            launched.chosen = model.estimate(layer, hidden) if learnt else model.speculate(layer, hidden)[0]
+            return model.estimate(layer, hidden) if learnt else model.speculate(layer, hidden)[0]
 
-        return self._submit(speculate, "speculate", layer, forecast.layer)
+        return self._say(speculate, "speculate", layer, forecast.layer)
 
-    def _speculate_late(self, launched: Launched, forecasts: Sequence[Forecast]) -> Mark | None:
+    def _speculate_late(self, launched: Launched, forecasts: Sequence[Forecast]) -> Said | None:
         """Forecasts from a partial forward pass: the next attention and gate, after the experts that are here."""
-        model, layer, mark = self._model, launched.layer, None
+        model, layer, said = self._model, launched.layer, None
         for forecast in forecasts:
             if forecast.kind in FROM_EXPERTS:
                 began = self._machine.now_ns()
 
-                def speculate() -> None:
+                def speculate() -> Tensor:
                     _, normed = model.attention(layer + 1, launched.hidden())
-                    launched.chosen = model.gate(layer + 1, normed)[0]
+                    return model.gate(layer + 1, normed)[0]
 
-                mark = self._submit(speculate, "speculate", layer, forecast.layer)
+                said = self._say(speculate, "speculate", layer, forecast.layer)
                 self._executor.launched(layer, began)
-        return mark
+        return said
 
-    def _launch_head(self) -> Launched:
+    def _launch_head(self) -> Said:
         """The language-model head."""
-        launched, began = Launched(-1), self._machine.now_ns()
+        began = self._machine.now_ns()
 
-        def head() -> None:
+        def head() -> Tensor:
             assert self._hidden is not None
-            launched.chosen = self._model.head(self._hidden).unsqueeze(-1)
+            return self._model.head(self._hidden).unsqueeze(-1)
 
-        launched.ready = self._submit(head, "attention", -1)
+        said = self._say(head, "attention", -1)
         self._executor.launched(-1, began)
-        return launched
+        return said
 
     def _add_up(self, launched: Launched, parts: Tensor) -> Tensor:
         assert launched.residual is not None
@@ -201,15 +209,30 @@ class Replay:
         self._recorder.add("gpu", mark, kind, layer, -1, self._demand.tokens, target_layer=target_layer)
         return mark
 
-    def _bring(self, launched: Launched, computed: Mark, target_layer: int = -1) -> Mark:
-        """What a gate said comes over to the host."""
+    def _say(self, ask: Callable[[], Tensor], kind: str, layer: int, target_layer: int = -1) -> Said:
+        said = Said()
+
+        def work() -> None:
+            said.ids = ask()
+
+        said.mark = self._submit(work, kind, layer, target_layer)
+        return said
+
+    @contextmanager
+    def _reading(self, said: Said, layer: int, target_layer: int = -1) -> Iterator[None]:
+        """Wait for what was said; what was brought before it has come too, since the lane works in order."""
+        with self._executor.waiting(self._bring(said, layer, target_layer), layer, target_layer):
+            yield
+        self._coming.clear()
+
+    def _bring(self, said: Said, layer: int, target_layer: int = -1) -> Mark:
+        """What was said comes over to the host; what it says is known from the trace."""
+        self._coming.append(said)
 
         def bring() -> None:
-            assert launched.chosen is not None
-            rows, width = launched.chosen.shape
-            self._here[:rows, :width].copy_(launched.chosen, non_blocking=True)
+            self._here[: said.ids.numel()].view_as(said.ids).copy_(said.ids, non_blocking=True)
 
-        mark, tokens = self._machine.d2h.submit(bring, (computed,)), self._demand.tokens
-        size = tokens * (self._top_k * ROUTING_BYTES if launched.layer >= 0 else 4)
-        self._recorder.add("d2h", mark, "routing", launched.layer, -1, tokens, size, target_layer)
+        mark, tokens = self._machine.d2h.submit(bring, (said.mark,)), self._demand.tokens
+        size = tokens * (self._top_k * ROUTING_BYTES if layer >= 0 else 4)
+        self._recorder.add("d2h", mark, "routing", layer, -1, tokens, size, target_layer)
         return mark

@@ -63,7 +63,7 @@ class ReplayBench:
         self.model = ReplayModel(
             shape, device=machine.device, dtype=dtype, batch=room.batch, context=room.context, estimator=True, seed=seed
         )
-        self.kernels = [SwiGlu()] * shape.moe_layers
+        self.kernels = [SwiGlu(gated)] * shape.moe_layers
         self._arena = machine.gpu_tensor((room.slots, self.layout.bytes), torch.uint8)
 
     def measure(self, setting: Setting, policy: str, parameters: Mapping[str, object]) -> Measurement:

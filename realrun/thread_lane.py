@@ -17,12 +17,13 @@ from realrun.lanes import Mark, Work
 class ThreadMark:
     """Work that a thread does. A held lock stands for "not ended": waiting for it costs next to nothing."""
 
-    __slots__ = ("_after", "_done", "_ended", "_work", "end_ns", "error", "ready_ns", "start_ns")
+    __slots__ = ("_after", "_done", "_ended", "_work", "end_ns", "error", "held_ns", "ready_ns", "start_ns")
 
     def __init__(self, work: Work, after: Sequence[Mark], done: Work | None) -> None:
         self._work: Work | None = work
         self._after, self._done = after, done
         self.ready_ns, self.start_ns, self.end_ns = time.perf_counter_ns(), 0, 0
+        self.held_ns = 0  # nobody: see ``Given``
         self.error: BaseException | None = None
         self._ended = threading.Lock()
         self._ended.acquire()
@@ -89,11 +90,16 @@ class ThreadLane:
 class InlineLane:
     """The calling thread: ``submit`` returns when the work has ended."""
 
+    def __init__(self) -> None:
+        self._broken: BaseException | None = None
+
     def submit(self, work: Work, after: Sequence[Mark] = (), done: Work | None = None) -> ThreadMark:
         """See ``Lane.submit``. Raises LaneError if the work fails."""
         mark = ThreadMark(work, after, done)
-        mark.do(None)
+        given_ns = mark.ready_ns
+        self._broken = mark.do(self._broken)
         mark.wait()
+        mark.held_ns = time.perf_counter_ns() - given_ns
         return mark
 
 

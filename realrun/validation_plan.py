@@ -99,7 +99,7 @@ def _policy(value: Any, where: str) -> dict[str, Any]:
     raise RefusedError(f"{where}: expected a name, or `name: {{parameter: value}}`, got {value!r}")
 
 
-def alternating(scenarios: int, repeats: int) -> Iterator[int]:
+def alternating(scenarios: int, rounds: int) -> Iterator[Sequence[int]]:
     """In which order they are measured: there and back, so that a drift of the machine meets all of them alike."""
-    for turn in range(repeats):
-        yield from range(scenarios) if turn % 2 == 0 else reversed(range(scenarios))
+    for turn in range(rounds):
+        yield range(scenarios) if turn % 2 == 0 else range(scenarios)[::-1]

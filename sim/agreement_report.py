@@ -65,35 +65,36 @@ def failure_lines(agreement: Agreement) -> list[str]:
 
 def write_report(
     agreement: Agreement, path: str | Path, *, machine: Mapping[str, str], when: str, command: str,
-    pictures: Mapping[str, str] | None = None,
+    pictures: Mapping[str, str] | None = None, notes: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Write the page: aside first, then renamed.
 
     ``machine``: what it is, by name; ``when``: it was measured; ``command``: that measures it again; ``pictures``:
-    captions by file, as seen from the page.
+    captions by file, as seen from the page; ``notes``: what else came out, a line each.
     """
     target = Path(path)
     aside = target.with_name(f"{target.name}.part")
     try:
-        aside.write_text(_page(agreement, machine, when, command, pictures or {}), encoding="utf-8")
+        aside.write_text(_page(agreement, machine, when, command, pictures or {}, notes), encoding="utf-8")
         aside.replace(target)
     finally:
         aside.unlink(missing_ok=True)
 
 
 def _page(
-    agreement: Agreement, machine: Mapping[str, str], when: str, command: str, pictures: Mapping[str, str]
-) -> str:
+    agreement: Agreement, machine: Mapping[str, str], when: str, command: str, pictures: Mapping[str, str],
+    notes: Sequence[str],
+) -> str:  # fmt: skip
     found = agreement.summary
     parts = [
         "# Simulated and measured",
-        f"{found.scenarios} scenarios, each measured at least {found.repeats} times and predicted from the machine's "
-        f"profile alone: the median TPOT error is {found.median_error:.1%}, that of the null model "
+        f"{found.scenarios} scenarios, each measured at least {found.repeats} times and predicted from "
+        f"microbenchmarks alone: the median TPOT error is {found.median_error:.1%}, that of the null model "
         f"{_plain(found.median_null_error)}.",
         _bullets(map(str, agreement.verdicts)),
         "## The machine", _bullets([f"{name}: {fact}" for name, fact in machine.items()] + [f"measured: {when}"]),
         "## What was asked", _bullets(_asked(agreement)),
-        "## What came out", _bullets(summary_lines(agreement)[len(agreement.verdicts) :]),
+        "## What came out", _bullets([*summary_lines(agreement)[len(agreement.verdicts) :], *notes]),
         *(f"![{caption}]({file})\n\n{caption}" for file, caption in pictures.items()),
         f"## More than {WORST_AIM:.0%} off", "\n".join(_indented(failure_lines(agreement))) or "No scenario is.",
         "## Every scenario", _markdown(*table_of(agreement)), _bullets(f"*{k}*: {v}" for k, v in MEANINGS.items()),

@@ -67,6 +67,10 @@ class CopyLane:
         """What is left of the running transfer."""
         return self._memory.left_ns(SharedMemory.H2D) if self._busy else 0
 
+    def backlog_ns(self) -> int:
+        """What is left of the running transfer, and all that waits for the lane, at the rate of undisturbed copies."""
+        return self.left_ns() + self._session.queued_copies * self._costs[0].copy_ns
+
     def send_result(self, layer: int, tokens: int, duration: int, bytes: int, done: Callable[[], None]) -> None:
         """Carry the CPU experts' result to the GPU, next after the copy that is running."""
         self._result = (layer, tokens, duration, bytes, done)

@@ -70,6 +70,7 @@ class CostTable:
     result_path: ResultPath
     plan_costs: PlanCosts = field(default_factory=PlanCosts)
     plan_factor: float = 1.0
+    gpu_permille: int = 1000  # rate of the GPU while a copy runs: less where it shares memory with them
     scale: int = 1  # what ``scaled`` multiplied; steps and plan costs apply it on the way out
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
@@ -171,7 +172,7 @@ def _check_scalars(costs: CostTable) -> None:
     launches = ("launch_ns", "expert_launch_ns", "combine_launch_ns", "head_launch_ns", "dense_launch_ns")
     for name in (*launches, "sync_ns"):
         _check_int(getattr(costs, name), 0, f"cost table: {name}")
-    for name in ("cpu_permille", "copy_permille"):
+    for name in ("cpu_permille", "copy_permille", "gpu_permille"):
         value = getattr(costs, name)
         _check_int(value, 1, f"cost table: {name}")
         if value > 1000:

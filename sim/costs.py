@@ -218,6 +218,7 @@ def uniform_costs(
     foresee_ns: int = 1,
     cpu_permille: int = 1000,
     copy_permille: int = 1000,
+    gpu_permille: int = 1000,
     result_path: ResultPath = "direct",
 ) -> CostTable:
     """A table of small constants, for tests and examples whose timeline a reader can add up by hand. Validated."""
@@ -235,7 +236,7 @@ def uniform_costs(
     decisions = PlanCosts({"default": PlanCost(plan_ns, 0)}, {"default": PlanCost(foresee_ns, 0)})
     costs = CostTable(
         (expert,) * layers, steps, launch_ns, expert_launch_ns, combine_launch_ns, head_launch_ns, dense_launch_ns,
-        sync_ns, cpu_permille, copy_permille, result_path, decisions,
+        sync_ns, cpu_permille, copy_permille, result_path, decisions, gpu_permille=gpu_permille,
     )  # fmt: skip
     costs.validate()
     return costs

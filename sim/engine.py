@@ -14,9 +14,10 @@ import simpy
 from policies.session import Session
 from policies.views import Forecast, LayerInput, Plan, Updates
 from sim.approximation import Approximation
+from sim.copy_lane import CopyLane
 from sim.cost_table import CostTable
 from sim.demand import StepDemand
-from sim.lanes import Lane
+from sim.lanes import GpuLane, Lane
 from sim.layer_parts import Lanes, LayerParts, TokenBytes
 from sim.spans import Recorder
 
@@ -41,8 +42,11 @@ class Engine:
         self.approximation = approximation
         self._decision = session.policy.decision_cost or session.policy.name
         self.host, self.gpu, self.d2h = lanes = Lanes(*(Lane(name, self.recorder) for name in Lanes._fields))
+        if costs.gpu_permille < 1000:
+            self.gpu = GpuLane(self.recorder, costs.gpu_permille, lambda: int(self.env.now), self._copies_left_ns)
+            lanes = lanes._replace(gpu=self.gpu)
         self.parts = LayerParts(self.env, lanes, session, costs, token_bytes)
-        self.h2d = self.parts.h2d
+        self.h2d: CopyLane = self.parts.h2d
 
     def run(self) -> None:
         """Play the whole demand."""
@@ -51,6 +55,9 @@ class Engine:
                 self.recorder.instant(0, "place", layer, -1, expert, self.costs.experts[layer].bytes)
         self.env.process(self._steps())
         self.env.run()
+
+    def _copies_left_ns(self) -> int:
+        return self.h2d.backlog_ns()
 
     # --- the course of the model ----------------------------------------------------------------------------------
 

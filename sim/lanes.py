@@ -37,6 +37,32 @@ class Lane:
         return end
 
 
+class GpuLane(Lane):
+    """The GPU, which may be slower while copies run: on machines where it shares their memory.
+
+    ``copies_left_ns`` tells for how long from now, ``now_ns``, copies will run if nothing more is asked for. A span is
+    made longer by what it overlaps with that (its order and its start are those of a ``Lane``).
+    """
+
+    __slots__ = ("_left_ns", "_now_ns", "_permille")
+
+    def __init__(
+        self, recorder: Recorder, permille: int, now_ns: Callable[[], int], left_ns: Callable[[], int]
+    ) -> None:
+        super().__init__("gpu", recorder)
+        self._permille, self._now_ns, self._left_ns = permille, now_ns, left_ns
+
+    def reserve(
+        self, ready: int, duration: int, kind: str, layer: int, expert: int = -1, tokens: int = 0, bytes: int = 0,
+        target_layer: int = -1,
+    ) -> int:  # fmt: skip
+        """See ``Lane``."""
+        start = max(ready, self.free_ns)
+        beside = min(duration * 1000 // self._permille, self._now_ns() + self._left_ns() - start)
+        duration += max(0, beside) * (1000 - self._permille) // 1000
+        return super().reserve(ready, duration, kind, layer, expert, tokens, bytes, target_layer)
+
+
 class SharedMemory:
     """The DRAM under the CPU experts and the host-to-device copies: a fluid pair.
 

@@ -46,6 +46,7 @@ def _table_of(model: MeasuredModel, shape: ModelShape, hardware: Hardware, max_t
         sync_ns=model.sync.ns,
         cpu_permille=model.cpu_permille.permille,
         copy_permille=model.copy_permille.permille,
+        gpu_permille=model.gpu_permille.permille,
         result_path=hardware.link.result_path,
         plan_costs=hardware.decisions,
     )

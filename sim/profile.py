@@ -97,6 +97,7 @@ class MeasuredModel:
     sync: Measured  # from "the gate is done" to "the routing is readable in the program"
     cpu_permille: Share  # rate of CPU experts while a copy runs
     copy_permille: Share  # rate of a copy while CPU experts run
+    gpu_permille: Share  # rate of GPU experts while a copy runs
     shared: Table | None = None  # by tokens of the step
     dense_ffn: Table | None = None  # feed-forward part of ONE dense layer, by tokens of the step
     dense_launch: Measured | None = None  # one dense layer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from policies.calibration import Calibration
@@ -156,6 +156,13 @@ def play(prepared: Prepared) -> Run:
     engine = Engine(prepared.session, setting.costs, prepared.demand, token_bytes, prepared.approximation)
     engine.run()
     return prepared.run(engine.recorder.rows)
+
+
+def play_in(prepared: Prepared, hardware: Hardware) -> Run:
+    """Simulate it on another machine than its planner believes in: costs and bounds are those of ``hardware``."""
+    setting = prepared.setting
+    costs = costs_on(hardware, setting.shape, setting.costs.max_tokens)
+    return play(prepared._replace(setting=replace(setting, hardware=hardware, costs=costs)))
 
 
 def _resolved(setting: Setting, policy: Composition) -> Scenario:

@@ -41,7 +41,8 @@ when the host is free and the layer before has ended.
 A layer ends with `combine`, or with `foresee` if that ends later; the next layer's `launch` may be earlier than that.
 After the last layer a step ends with spans of layer -1: `launch`, the LM head (an `attention`), a `routing` copy of
 the chosen tokens, and a `wait`, whose end is the step's end. The next step's first `launch` comes after it.
-While a CPU expert and a copy run at the same time, each runs at its contended rate (``SharedMemory``).
+While a CPU expert and a copy run at the same time, each runs at its contended rate (``SharedMemory``). Where the GPU
+shares their memory, as on host lanes, its spans are longer by what they overlap with copies (``GpuLane``).
 
 Zero-length spans on h2d say what became of memory: `place` (resident before the first token: step -1; later: a cache
 update found the expert in a staging slot that was free again, and no copy is needed), `evict`

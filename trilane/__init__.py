@@ -4,7 +4,8 @@
 >>> run = simulate(Scenario(policy="fiddler", hardware="rtx4090-ddr5"))
 >>> run.metrics.tpot_ms, run.spans  # numbers, and a pandas frame of what every lane did
 
-Names are imported when they are first used, so that ``import trilane`` costs nothing.
+Names are imported when they are first used, so that ``import trilane`` costs nothing; ``measure`` and ``validate``
+need torch.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from policies.registry import policy_names
+    from realrun.measure import measure
+    from realrun.validation import validate
     from sim.ablation import ablate
     from sim.comparison import compare
     from sim.gantt import save_gantt
@@ -43,6 +46,7 @@ _HOME = {
     "load_hardware": "sim.hardware",
     "load_model": "traces.catalogue",
     "load_trace": "traces.library",
+    "measure": "realrun.measure",
     "model_names": "traces.catalogue",
     "policy_names": "policies.registry",
     "read_trace": "traces.trace_file",
@@ -50,6 +54,7 @@ _HOME = {
     "simulate": "sim.simulate",
     "trace_names": "traces.library",
     "trace_statistics": "traces.statistics",
+    "validate": "realrun.validation",
     "write_perfetto": "sim.perfetto",
     "write_trace": "traces.trace_file",
 }
@@ -67,6 +72,7 @@ __all__ = [
     "load_hardware",
     "load_model",
     "load_trace",
+    "measure",
     "model_names",
     "policy_names",
     "read_trace",
@@ -74,6 +80,7 @@ __all__ = [
     "simulate",
     "trace_names",
     "trace_statistics",
+    "validate",
     "write_perfetto",
     "write_trace",
 ]

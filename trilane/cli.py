@@ -23,7 +23,8 @@ _OURS = ("trilane", "traces", "policies", "sim", "realrun")
 app = typer.Typer(
     name="trilane",
     help="Which policy for offloading a Mixture-of-Experts model gives which time per token on which machine, and why.",
-    epilog="Start with [bold]trilane compare[/]. Times are simulated from a routing trace that a real model produced.",
+    epilog="Start with [bold]trilane compare[/]. Times are simulated from a routing trace, for a machine known from "
+    "data sheets or by [bold]profile[/]; [bold]measure[/] and [bold]validate[/] run the same policies for real.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",

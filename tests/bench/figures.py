@@ -117,15 +117,21 @@ def write_json(where: dict[str, Cell], sections: Sequence[Section], path: Path) 
 
 
 def write_markdown(where: dict[str, Cell], sections: Sequence[Section], path: Path) -> None:
-    """The same for a reader."""
-    lines = ["# Benchmark figures", "", "Written by `make bench`.", ""]
+    """The same for a reader, with all targets first."""
+    text = markdown_of(where, [targets_section(sections), *sections], "Benchmark figures", "make bench")
+    path.write_text(text, encoding="utf-8")
+
+
+def markdown_of(where: dict[str, Cell], sections: Sequence[Section], title: str, command: str) -> str:
+    """Machine and tables."""
+    lines = [f"# {title}", "", f"Written by `{command}`.", ""]
     lines += [f"- {name}: {value}" for name, value in where.items()]
-    for section in (targets_section(sections), *sections):
+    for section in sections:
         rule = ["---", *["---:"] * (len(section.columns) - 1)]
         lines += ["", f"## {section.title}", "", _row(section.columns), _row(rule)]
         lines += [_row([show(cell) for cell in row]) for row in section.rows]
         lines += ["", *(f"- {note}" for note in section.notes)] if section.notes else []
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(lines) + "\n"
 
 
 def _row(cells: Sequence[str]) -> str:

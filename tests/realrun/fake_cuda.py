@@ -56,6 +56,10 @@ class FakeCuda:
         """The device stands still; whoever synchronises waits."""
         self.is_held = True
         yield
+        self.release()
+
+    def release(self) -> None:
+        """The device goes on."""
         with self.turn:
             self.is_held = False
             self.turn.notify_all()

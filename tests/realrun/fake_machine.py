@@ -31,6 +31,7 @@ class FakeMark:
     ready_ns: int
     start_ns: int
     end_ns: int
+    held_ns: int = 0
 
     def issued(self) -> FakeMark:
         return self

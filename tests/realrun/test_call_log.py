@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from policies.session import Session
-from policies.views import Copy, ExpertId, Foresight, Plan, Swap, Updates
+from policies.views import Copy, ExpertId, Foresight, Plan, PolicyError, Swap, Updates
 from realrun.call_log import LoggedSession, plans_changed, replay
 from sim.simulate import compose_policy, play, prepare
 from tests.realrun.tiny_bench import prepared, tiny_setting
@@ -106,6 +106,19 @@ def test_another_answer_is_found_with_its_place(
     assert found.place == [place for place, call in enumerate(played.log) if call.name == name][nth]
     assert found.call is played.log[found.place]
     assert found.answer == spoil(found.call.answer)
+
+
+def test_a_session_that_refuses_a_call_answers_otherwise(played: LoggedSession) -> None:
+    session, refused = fresh(), PolicyError("no such copy")
+
+    def refuse(copy: Copy) -> bool:
+        raise refused
+
+    session.copied = refuse  # type: ignore[method-assign]
+    found = replay(played.log, session)
+    assert found is not None
+    assert found.place == next(place for place, call in enumerate(played.log) if call.name == "copied")
+    assert found.answer is refused
 
 
 # --- how much timing changed ------------------------------------------------------------------------------------------

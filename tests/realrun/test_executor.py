@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from realrun.errors import LaneError, RefusedError
-from realrun.executor import PROMPT_THREADS_S, Executor
+from realrun.executor import Executor
 from realrun.expert_ffn import SwiGlu
 from realrun.host_lanes import HostLanes
 from realrun.replay_bench import slots_of
+from realrun.undisturbed import SWITCH_INTERVAL_S
 from tests.realrun.tiny_bench import (
     Instead,
     OverTheLink,
@@ -205,7 +206,7 @@ def test_a_run_is_not_disturbed_and_leaves_the_process_as_it_was(
         assert (sys.getswitchinterval(), gc.isenabled()) == (interval, collects)
     finally:
         gc.enable()
-    assert {(round(switch, 6), collecting) for switch, collecting in seen} == {(PROMPT_THREADS_S, False)}
+    assert {(round(switch, 6), collecting) for switch, collecting in seen} == {(SWITCH_INTERVAL_S, False)}
 
 
 def host_look(executor: Executor, seen: list[tuple[float, bool]]) -> None:
@@ -216,6 +217,18 @@ def host_look(executor: Executor, seen: list[tuple[float, bool]]) -> None:
         begin(*given)
 
     executor.begin_step = look  # type: ignore[method-assign]
+
+
+def test_a_plan_is_told_what_is_left_of_what_the_cpu_computes_ahead(
+    bench: WatchedBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meddle(executor: Executor) -> None:
+        executor.parts.ahead_ns = lambda costs: costs.first_cpu_ns + 5  # type: ignore[method-assign]
+
+    monkeypatch.setattr(bench, "meddle", meddle)
+    measured = run(bench, SETTING, "fiddler")
+    told = [call.given[0].cpu_backlog_ns for call in measured.session.log if call.name == "plan_layer"]
+    assert told == [costs.first_cpu_ns + 5 for costs in measured.session.costs] * 5
 
 
 def test_one_machine_serves_any_number_of_runs(bench: WatchedBench) -> None:

@@ -125,12 +125,15 @@ def test_a_run_that_fails_leaves_no_trace_and_a_model_that_runs(tmp_path: Path, 
     assert_says_the_same(model, request("mixtral-offloading", 4), inline_lanes, expected("mixtral"))
 
 
-def test_an_expert_that_cannot_be_computed_stops_the_run(
+def test_an_expert_that_cannot_be_computed_stops_the_run_and_its_machine(
     monkeypatch: pytest.MonkeyPatch, inline_lanes: HostLanes
 ) -> None:
-    model, layouts = hosted("mixtral"), hosted("mixtral").store.layouts
+    model, layouts, lanes = hosted("mixtral"), hosted("mixtral").store.layouts, HostLanes(inline=True)
     with monkeypatch.context() as patch:
         patch.setattr(type(layouts[0]), "views", lambda self, buffer: {})
         with pytest.raises((LaneError, KeyError)):
-            generate_hosted(model, request("on-demand", 4), inline_lanes)
+            generate_hosted(model, request("on-demand", 4), lanes)
+    with pytest.raises(LaneError, match="run on a new machine"):
+        generate_hosted(model, request("on-demand", 4), lanes)
+    lanes.close()
     assert_says_the_same(model, request("on-demand", 4), inline_lanes, expected("mixtral"))

@@ -100,6 +100,15 @@ def test_settling_waits_for_all_lanes_also_if_one_has_failed() -> None:
         assert log == ["back"]
 
 
+@pytest.mark.parametrize("lane", ["d2h", "link"])
+def test_settling_tells_of_failures_in_the_calling_thread_too(lane: str) -> None:
+    with machine() as lanes:
+        with pytest.raises(LaneError):
+            getattr(lanes, lane).submit(lambda: 1 / 0)
+        with pytest.raises(LaneError, match="ZeroDivisionError"):
+            lanes.settle()
+
+
 def test_closing_ends_the_threads() -> None:
     before = threading.active_count()
     with machine():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from policies.views import Commitment, ExpertId, Plan, Routing
+from policies.views import Commitment, ExpertCosts, ExpertId, Plan, Routing
 from realrun.copying import Arrival
 from realrun.errors import LaneError
 from realrun.expert_ffn import SwiGlu
@@ -20,7 +20,7 @@ from realrun.expert_layout import ExpertLayout
 from realrun.expert_store import ExpertStore, Slab
 from realrun.gpu_slots import GpuSlots
 from realrun.host_lanes import HostLanes
-from realrun.layer_parts import Asked, LayerParts
+from realrun.layer_parts import Asked, LayerParts, Rows
 from realrun.recorder import Recorder
 from realrun.routed_tokens import RoutedTokens, rerouted, routed, routing_of
 from realrun.thread_lane import InlineLane
@@ -167,6 +167,31 @@ def test_a_layer_that_is_computed_ahead_as_a_whole_needs_no_activations_of_its_o
     lab.combine()
     close(lab.play(plan_of(1, precomputed=(0, 1, 2)), own()), lab.expected(1, (0, 1, 2)))
     assert [span.layer for span in lab.spans("activations")] == [0]
+
+
+def test_what_is_left_of_experts_computed_ahead_goes_by_the_planners_costs(lab: Lab) -> None:
+    gate, costs = threading.Event(), ExpertCosts((0,), (0, 10**12, 2 * 10**12), 7, 0, 0)
+    lab.start(plan_of(gpu=(0, 1, 2)), own())
+    assert lab.parts.ahead_ns(costs) == 0
+    lab.lanes.cpu.submit(gate.wait)
+    lab.parts.precompute(Commitment(routing_of(own()), (0, 2)), own())
+    assert lab.parts.ahead_ns(costs) == 3 * 10**12 + 7  # one token, two tokens, and the first of them
+    gate.set()
+    lab.combine()
+    lab.lanes.settle()
+    assert lab.parts.ahead_ns(costs) == 0
+    lab.play(plan_of(1, precomputed=(0, 2), gpu=(1,)), own())
+    assert lab.parts.ahead_ns(costs) == 0  # of the layer after this one
+
+
+def test_of_an_expert_at_work_the_rest_is_left() -> None:
+    rows = Rows(torch.arange(2), 0)
+    assert rows.left_ns(100, now_ns=5000) == 100
+    rows.began_ns = 4970
+    assert rows.left_ns(100, now_ns=5000) == 70
+    assert rows.left_ns(100, now_ns=6000) == 1  # longer than it was taken to last
+    rows.has_ended = True
+    assert rows.left_ns(100, now_ns=6000) == 0
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from typing import get_args
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from realrun.cuda_lanes import CudaLanes, CudaSettings  # noqa: E402
 from realrun.errors import RefusedError  # noqa: E402
 from realrun.host_lanes import HostLanes  # noqa: E402
+from realrun.lane_kinds import LaneKind  # noqa: E402
 from realrun.machine_facts import usable_cores  # noqa: E402
-from realrun.machines import Facts, check_same, facts_of, machine_for, machine_of  # noqa: E402
-from sim.profile import Profile  # noqa: E402
+from realrun.machines import Facts, LaneOptions, check_same, facts_of, machine_for, machine_of  # noqa: E402
+from realrun.measure import generating_machine, machine_on  # noqa: E402
+from realrun.thread_lane import InlineLane  # noqa: E402
+from sim.hardware import Hardware, load_hardware  # noqa: E402
+from sim.profile import Kind, Profile  # noqa: E402
 from tests.realrun.tiny_bench import tiny_lanes  # noqa: E402
 
 
@@ -49,27 +55,93 @@ def test_date_and_load_are_no_part_of_a_machine() -> None:
     check_same({**facts(), "date": "2020-01-01", "load_average": 0.0}, facts(), "this computer")
 
 
+def test_the_kinds_to_choose_from_are_those_of_profiles() -> None:
+    assert {"auto", *get_args(Kind)} == set(get_args(LaneKind))
+
+
 def test_options_of_host_lanes() -> None:
     core = min(usable_cores())
-    machine = machine_for("host", gpu_core=core, cpu_cores=[core], link_gb_per_s=2.5)
+    machine = machine_for("host-lanes", LaneOptions(core, (core,), 2.5e9))
     machine.close()
     assert isinstance(machine, HostLanes)
     assert machine.settings == replace(machine.settings, gpu_core=core, cpu_cores=(core,), link_bytes_per_s=2.5e9)
 
 
 def test_by_default_the_gpu_has_a_core_of_its_own_where_there_are_two() -> None:
-    machine = machine_for("host")
+    machine = machine_for("host-lanes")
     machine.close()
     assert isinstance(machine, HostLanes)
     alone = machine.settings.gpu_core not in machine.settings.cpu_cores
     assert alone == (len(usable_cores()) > 1)
 
 
+def test_one_core_is_enough_to_generate_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = max(usable_cores())
+    monkeypatch.setattr("realrun.machines.usable_cores", lambda: {core})
+    machine = generating_machine(load_hardware("rtx3090-ddr4"), "host-lanes")
+    machine.close()
+    assert isinstance(machine, HostLanes)
+    assert (machine.settings.gpu_core, machine.settings.cpu_cores) == (core, (core,))
+    assert isinstance(machine.gpu, InlineLane)
+
+
 def test_cores_that_are_not_there_are_refused() -> None:
     with pytest.raises(RefusedError, match="expected cores among"):
-        machine_for("host", cpu_cores=[10_000])
+        machine_for("host-lanes", LaneOptions(cpu_cores=(10_000,)))
 
 
 def test_a_gpu_takes_no_options_of_host_lanes() -> None:
-    with pytest.raises(RefusedError, match="host lanes only"):
-        machine_for("cuda", link_gb_per_s=4.0)
+    for options in (LaneOptions(link_bytes_per_s=4e9), LaneOptions(gpu_core=0)):
+        with pytest.raises(RefusedError, match="host lanes only"):
+            machine_for("cuda", options)
+
+
+# --- the machine of a profile -----------------------------------------------------------------------------------------
+
+
+def on(profile: Profile) -> Hardware:
+    return replace(load_hardware("rtx3090-ddr4"), profile=profile)
+
+
+def test_a_profile_s_lanes_are_built_for_generating_too() -> None:
+    machine = generating_machine(on(profile_of(facts(link_bytes_per_s=3.5e9))))
+    machine.close()
+    assert isinstance(machine.gpu, InlineLane)
+    assert asdict(machine.settings) == asdict(tiny_lanes(link_bytes_per_s=3.5e9))
+
+
+@pytest.mark.parametrize("lanes", ["auto", "host-lanes"])
+def test_lanes_may_be_named_as_the_profile_has_them(lanes: LaneKind) -> None:
+    profile = profile_of(facts())
+    same = LaneOptions(tiny_lanes().gpu_core, tiny_lanes().cpu_cores, 1e12, memory_bytes=10**9)
+    machine = machine_on(on(profile), lanes, same)
+    machine.close()
+    assert asdict(machine.settings) == asdict(tiny_lanes())
+
+
+@pytest.mark.parametrize(
+    ("lanes", "options", "says"),
+    [
+        ("cuda", LaneOptions(), "kind 'host-lanes' and not 'cuda'"),
+        ("auto", LaneOptions(gpu_core=9), "lanes_gpu_core 0 and not 9"),
+        ("auto", LaneOptions(cpu_cores=(3, 4)), "lanes_cpu_cores '.*' and not '3,4'"),
+        ("host-lanes", LaneOptions(link_bytes_per_s=1e9), "lanes_link_bytes_per_s .* and not 1000000000.0"),
+    ],
+)
+def test_other_lanes_than_the_profile_has_are_refused(lanes: LaneKind, options: LaneOptions, says: str) -> None:
+    profile = profile_of({**facts(), "lanes_gpu_core": 0})
+    with pytest.raises(RefusedError, match=f"what was asked for is not the profile's machine: the profile has {says}"):
+        machine_on(on(profile), lanes, options)
+
+
+def test_a_gpu_s_memory_limit_is_part_of_its_settings_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaSettings, "check", lambda _: None)
+    monkeypatch.setattr(CudaLanes, "__init__", lambda lanes, settings: setattr(lanes, "settings", settings))
+    monkeypatch.setattr(CudaLanes, "facts", lambda _: {"gpu": "a card"})
+    monkeypatch.setattr(CudaLanes, "close", lambda _: None)
+    limited = machine_for("cuda", LaneOptions(memory_bytes=24 * 10**9))
+    assert isinstance(limited.settings, CudaSettings)
+    assert limited.settings.memory_bytes == 24 * 10**9
+    assert facts_of(limited)["lanes_memory_bytes"] == 24 * 10**9
+    again = machine_of(profile_of(facts_of(limited)))
+    assert asdict(again.settings) == asdict(limited.settings)

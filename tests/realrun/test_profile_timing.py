@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from realrun.profile_timing import Effort, Probe, as_in_a_run, repeated  # noqa: E402
+from realrun.profile_timing import Effort, Probe, repeated  # noqa: E402
 
 
 class Clock:
@@ -53,13 +50,3 @@ def test_no_probe_is_repeated_more_often_than_it_may() -> None:
     clock = Clock()
     samples = repeated([clock.probe("a", 1)], Effort(rounds=2, most=3, probe_ns=10**9), lambda: clock.ns)
     assert len(samples["a",]) == 6
-
-
-def test_python_is_left_as_it_was() -> None:
-    interval = sys.getswitchinterval()
-    with as_in_a_run():
-        assert torch.is_inference_mode_enabled()
-        assert not gc.isenabled()
-        assert sys.getswitchinterval() < interval
-    assert gc.isenabled()
-    assert sys.getswitchinterval() == interval

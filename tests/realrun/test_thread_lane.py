@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from itertools import pairwise
@@ -166,10 +167,28 @@ def test_an_inline_lane_works_in_the_calling_thread(other: ThreadLane) -> None:
     assert first.end_ns <= mark.ready_ns <= mark.start_ns <= mark.end_ns
 
 
-def test_an_inline_lane_tells_failures_at_once_and_goes_on(other: ThreadLane) -> None:
+def test_an_inline_lane_says_how_long_it_kept_its_caller() -> None:
+    began = time.perf_counter_ns()
+    mark = InlineLane().submit(lambda: time.sleep(0.002))
+    assert mark.end_ns - mark.start_ns <= mark.held_ns <= time.perf_counter_ns() - began
+
+
+def test_a_thread_keeps_nobody(lane: ThreadLane) -> None:
+    gate = threading.Event()
+    assert lane.submit(gate.wait).held_ns == 0
+    gate.set()
+
+
+def test_an_inline_lane_tells_failures_at_once_and_is_broken() -> None:
+    lane, log = InlineLane(), []
+    for work in (fail, lambda: log.append("later")):
+        with pytest.raises(LaneError, match="boom"):
+            lane.submit(work)
+    assert log == []
+
+
+def test_an_inline_lane_is_broken_by_failures_of_what_it_waits_for(other: ThreadLane) -> None:
     lane = InlineLane()
-    with pytest.raises(LaneError, match="boom"):
-        lane.submit(fail)
-    with pytest.raises(LaneError, match="boom"):
-        lane.submit(lambda: None, (other.submit(fail),))
-    lane.submit(lambda: None).wait()
+    for after in ((other.submit(fail),), ()):
+        with pytest.raises(LaneError, match="boom"):
+            lane.submit(lambda: None, after)

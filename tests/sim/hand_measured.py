@@ -47,7 +47,8 @@ def toy_model(shape: ModelShape = TOY, **parts: Any) -> MeasuredModel:
         attention_prefill=grid((1, 2), (8, 16), (3000, 6000), (5000, 11000)),
         copy=time(7000), writeback=time(8000), first_cpu_expert=time(300), launch=time(70), expert_launch=time(71),
         combine_launch=time(72), head_launch=time(73), sync=time(80), cpu_permille=Share(800, 790, 810),
-        copy_permille=Share(900, 890, 910), shared=table((1, 90), (11, 190)), dense_ffn=level(500),
+        copy_permille=Share(900, 890, 910), gpu_permille=Share(1000, 990, 1000), shared=table((1, 90), (11, 190)),
+        dense_ffn=level(500),
         dense_launch=time(74),
     )  # fmt: skip
     return replace(model, **parts)

@@ -11,7 +11,7 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.lanes import Lane, SharedMemory
+from sim.lanes import GpuLane, Lane, SharedMemory
 from sim.spans import Recorder, Span
 
 CPU, H2D = SharedMemory.CPU, SharedMemory.H2D
@@ -44,6 +44,15 @@ def test_a_span_says_what_it_was_for() -> None:
 def test_a_span_of_no_length_leaves_the_lane_free() -> None:
     lane = Lane("host", Recorder())
     assert (lane.reserve(5, 0, "plan", 0), lane.reserve(0, 2, "launch", 0), lane.free_ns) == (5, 7, 7)
+
+
+def test_a_gpu_that_shares_memory_takes_longer_by_what_it_overlaps_with_copies() -> None:
+    recorder, now, left = Recorder(), 100, 50  # copies run until 150, as far as is known
+    gpu = GpuLane(recorder, 500, lambda: now, lambda: left)
+    assert gpu.reserve(100, 20, "expert", 0) == 140  # half as fast while copies run: 40 ns
+    assert gpu.reserve(100, 20, "expert", 0) == 140 + 20 + 5  # beside them for 10 ns, in which 5 are done
+    assert gpu.reserve(100, 20, "expert", 0) == 165 + 20  # they are over
+    assert gpu.reserve(200, 0, "combine", 0) == 200
 
 
 # --- CPU experts and copies -------------------------------------------------------------------------------------------

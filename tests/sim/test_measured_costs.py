@@ -12,6 +12,7 @@ import pytest
 from sim.costs import CostError, StepCosts, roofline
 from sim.hardware import HardwareError, load_hardware
 from sim.measured_costs import costs_on
+from sim.profile import Share
 from sim.profile_yaml import write_profile
 from sim.scenario import Scenario
 from sim.simulate import simulate
@@ -43,6 +44,8 @@ def test_one_table_serves_all_layers() -> None:
 def test_what_an_expert_costs_beside_its_time() -> None:
     expert = COSTS.experts[0]
     assert (expert.copy_ns, expert.writeback_ns, expert.first_cpu_ns) == (7000, 8000, 300)
+    shared = costs_on(toy_machine(models={"toy": toy_model(gpu_permille=Share(950, 940, 960))}), TOY, 10)
+    assert (COSTS.gpu_permille, shared.gpu_permille) == (1000, 950)
     assert (expert.cpu_permille, expert.copy_permille) == (COSTS.cpu_permille, COSTS.copy_permille) == (800, 900)
     assert expert.bytes == 3 * 8 * 4 * 2
     assert expert.between_ns == 30 + 1000 + 20 + 40 + 80  # combine, attention of one token, gate, routing, sync

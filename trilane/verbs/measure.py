@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from realrun.lane_kinds import LaneKind
 from trilane.output import JsonOption, check_picture, check_targets, heading, show, working, write_json
 from trilane.question import ScenarioOption, SetOption, describe, inputs_of, scenario_of
 from trilane.run_page import keep_run, run_page
 from trilane.verbs.simulate import GanttOption, PerfettoOption, SpansOption
 
 if TYPE_CHECKING:
-    from realrun.machines import Lanes
     from sim.run import Run
     from sim.scenario import Scenario
 
@@ -22,9 +22,9 @@ class MeasureError(ValueError):
 
 
 LanesOption = Annotated[
-    Literal["auto", "cuda", "host"],
-    typer.Option(help="cuda: a GPU. host: threads and memory copies. auto: what the scenario's profile is of, or a GPU "
-                      "if there is one."),
+    LaneKind,
+    typer.Option(help="cuda: a GPU. host-lanes: threads and memory copies. auto: those of the scenario's profile; "
+                      "beside a preset, a GPU if there is one."),
 ]  # fmt: skip
 
 
@@ -37,7 +37,8 @@ def measure(
     mode: Annotated[
         Literal["replay", "generate"],
         typer.Option(help="replay: the trace's routing on kernels of the model's shape, weights random. generate: a "
-                          "Hugging Face model, end to end; trace, model and sequences of the scenario do not count."),
+                          "Hugging Face model, end to end: trace and model of the scenario do not count, and its "
+                          "sequences, prefill_chunk_tokens and noisy_forecast_recall are refused."),
     ] = "replay",
     lanes: LanesOption = "auto",
     model: Annotated[
@@ -46,7 +47,8 @@ def measure(
     prompts: Annotated[
         str | None,
         typer.Option(metavar="F", help="generate: a prompt a line, or JSON Lines, as for [bold]trace capture[/]; the "
-                                       "first so many as the scenario's batch, cut to prompt_tokens."),
+                                       "first so many as the scenario's batch. All must have as many tokens as each "
+                                       "other: --set prompt_tokens=N cuts them to N."),
     ] = None,
     vectors: Annotated[
         str | None, typer.Option(metavar="F", help="generate: vectors of a calibration, for forecasts that need them.")
@@ -59,7 +61,16 @@ def measure(
     gantt: GanttOption = None,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
-    """Run one policy on this machine and say where the time went."""
+    """Run one policy on this machine and say where the time went.
+
+    A replay has a trace's routing and random weights: it gives times and no text.
+    It runs once to warm up, then is measured.
+
+    A generation gives text: prompts, then generated_tokens (32 if the scenario does not say); it is not run twice.
+
+    Policies decide by what the scenario's hardware says, as in a simulation.
+    Name a profile of this machine (--set hardware=F.yaml), or they believe in the numbers of a preset.
+    """
     check_picture(gantt)
     asked = scenario_of(scenario, changes)
     check_targets(spans, perfetto, gantt, json, trace, inputs=(*inputs_of(scenario, asked), model, prompts, vectors))
@@ -80,7 +91,7 @@ def measure(
         keep_run(run, about, spans, perfetto, gantt)
 
 
-def _replayed(asked: Scenario, lanes: Lanes) -> Run:
+def _replayed(asked: Scenario, lanes: LaneKind) -> Run:
     from realrun.measure import measure as run_scenario
 
     with working(f"measuring {asked.policy}"):
@@ -88,27 +99,39 @@ def _replayed(asked: Scenario, lanes: Lanes) -> Run:
 
 
 def _generated(
-    asked: Scenario, lanes: Lanes, model: str | None, prompts: str | None, vectors: str | None, trace: str | None
+    asked: Scenario, lanes: LaneKind, model: str | None, prompts: str | None, vectors: str | None, trace: str | None
 ) -> tuple[Run, list[str]]:
     from realrun.generate import generate
     from realrun.generation import GenerateRequest
     from realrun.measure import generating_machine
-    from traces.capture_prompts import read_prompts
+    from sim.hardware import load_hardware
 
     if model is None or prompts is None:
         raise MeasureError("--mode generate: expected a model and prompts; give --model MODEL and --prompts F")
-    texts = [prompt.text for prompt in read_prompts(prompts).prompts[: asked.batch]]
+    texts = _prompts(prompts, asked.batch)
     request = GenerateRequest(
         model, texts, asked, prompt_tokens=asked.prompt_tokens, generated_tokens=asked.generated_tokens or 32,
         vectors=vectors, trace=trace,
     )  # fmt: skip
-    machine = generating_machine(lanes)
+    request.check()
+    machine = generating_machine(load_hardware(asked.hardware), lanes)
     try:
         with working(f"generating under {asked.policy}"):
             found = generate(request, machine)
     finally:
         machine.close()
     return found.run, found.texts
+
+
+def _prompts(path: str, batch: int) -> list[str]:
+    """The first ``batch`` prompts of a file. Raises MeasureError where there are fewer."""
+    from traces.capture_prompts import read_prompts
+
+    texts = [prompt.text for prompt in read_prompts(path).prompts]
+    if len(texts) < batch:
+        raise MeasureError(f"{path}: expected {batch} prompts, one for each sequence of the batch, got {len(texts)}; "
+                           f"add some, or choose --set batch={len(texts)}")  # fmt: skip
+    return texts[:batch]
 
 
 def _refuse_model(*given: str | None) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from realrun.lane_kinds import LaneKind
 from trilane.output import JsonOption, check_targets, heading, note, show, table, working, write_json
 from trilane.profile_page import profile_page
 from trilane.question import names_in
 
 if TYPE_CHECKING:
-    from realrun.machines import Lanes, RealMachine
+    from realrun.machines import LaneOptions, RealMachine
     from realrun.profile_timing import Effort
     from realrun.profiling import Findings
     from sim.hardware import Hardware
@@ -26,15 +28,19 @@ class ProfileError(ValueError):
 
 def profile(
     out: Annotated[
-        str, typer.Option("--out", "-o", metavar="F.yaml", help="The profile; models are added to one that is there.")
+        str,
+        typer.Option("--out", "-o", metavar="F.yaml",
+                     help="The profile. Models are added to one of this machine that is there already, with its lanes; "
+                          "what is measured again replaces earlier numbers."),
     ],
     model: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Model to measure; repeatable. Default: deepseek-v2-lite."),
     ] = None,
     lanes: Annotated[
-        Literal["auto", "cuda", "host"],
-        typer.Option(help="cuda: a GPU. host: threads and memory copies. auto: a GPU if there is one."),
+        LaneKind,
+        typer.Option(help="cuda: a GPU. host-lanes: threads and memory copies. auto: those of the profile that is "
+                          "there, else a GPU if there is one."),
     ] = "auto",
     batch: Annotated[str, typer.Option(metavar="N,M", help="Batches to measure.")] = "1,4",
     context: Annotated[str, typer.Option(metavar="N,M", help="KV-cache lengths to decode with.")] = "16,128,512",
@@ -44,19 +50,27 @@ def profile(
     ] = None,
     gpu_core: Annotated[int | None, typer.Option(metavar="N", help="Host lanes: the core that plays the GPU.")] = None,
     cpu_cores: Annotated[str | None, typer.Option(metavar="N,M", help="Cores that compute experts.")] = None,
-    link_gbps: Annotated[
+    link_gb_per_s: Annotated[
         float | None, typer.Option(metavar="X", help="Host lanes: GB/s that the link is paced to. Default: 4.")
     ] = None,
     memory_gb: Annotated[
-        float | None, typer.Option(metavar="X", help="GPU memory. Default: all; on host lanes 40% of the computer's.")
+        float | None,
+        typer.Option(metavar="X", help="cuda: GPU memory (10^9 bytes) that may be allocated, now and in every run on "
+                                       "the profile's lanes; default: all. Host lanes: memory that policies are told "
+                                       "the GPU has; default: 40% of the computer's."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, in a third of the time.")] = False,
     json: JsonOption = None,
-) -> None:
+) -> None:  # fmt: skip
     """Measure what experts, copies, attention and decisions take here: a hardware file made by microbenchmarks alone.
+
+    It takes minutes for every model; keep the machine quiet meanwhile, since whatever else runs is measured too.
+    Times are interpolated between the sizes that were measured, and extrapolated beyond the largest:
+    choose batches, contexts and prompts that span what you will ask about.
 
     Nothing is run end to end, so what is simulated with the file can be compared with real runs.
     """
+    from realrun.machines import LaneOptions
     from realrun.profile_lab import Points
     from realrun.profile_threads import with_best_threads
     from realrun.profile_timing import QUICK, Effort
@@ -69,20 +83,25 @@ def profile(
     sizes = {"batch": batch, "context": context, "prompt": prompt}
     points = Points(*(_numbers(name, text) for name, text in sizes.items()))
     names = None if policies is None else names_in(policies)
-    cores = () if cpu_cores is None else _numbers("cpu-cores", cpu_cores, least=0)
+    cores = None if cpu_cores is None else _numbers("cpu-cores", cpu_cores, least=0)
+    link_bytes_per_s, memory = _bytes("link-gb-per-s", link_gb_per_s), _bytes("memory-gb", memory_gb)
+    memory_bytes = None if memory is None else round(memory)
     effort: Effort = QUICK if quick else Effort()
     into = _earlier(out)
-    machine = _machine(into, lanes, gpu_core, cores, link_gbps)
-    memory_bytes = None if memory_gb is None else round(memory_gb * 1e9)
+    machine = _machine(into, lanes, LaneOptions(gpu_core, cores, link_bytes_per_s, memory_bytes))
+    if into is not None and memory_bytes is None:
+        memory_bytes = into.gpu.memory_bytes
     with working("measuring") as say:
         machine, rates = (machine, None) if into else with_best_threads(machine, shapes[0])
         try:
             found = measured(
-                machine, shapes, points, names, name=Path(out).stem, into=into, memory_bytes=memory_bytes,
-                known_rates=rates, effort=effort, progress=say,
+                machine, shapes, points, names, name=Path(out).stem, into=into,
+                memory_bytes=memory_bytes, known_rates=rates, effort=effort, progress=say,
             )  # fmt: skip
         finally:
             machine.close()
+    if into is not None and memory_gb is None:
+        found = _with_origin_of(into, "gpu.memory_bytes", found)
     write_profile(found.hardware, out)
     _report(found, out, json)
 
@@ -98,6 +117,8 @@ def _report(found: Findings, out: str, json: str | None) -> None:
     show(
         json, heading(f"{found.hardware.name}: {found.hardware.about}"), *profile_page(found.hardware.profile), "",
         heading("rates against aims"), table(("", "reached", "aim", ""), rows), f"\nwritten to {out}",
+        f"use it: trilane compare --set {shlex.quote(f'hardware={out}')} ...; "
+        f"check it: trilane validate examples/validation.yaml --profile {shlex.quote(out)}",
     )  # fmt: skip
     aims = [{**aim._asdict(), "met": aim.met} for aim in found.aims]
     write_json({"hardware": found.hardware.document(), "aims": aims, "skipped": dict(found.skipped)}, json)
@@ -115,16 +136,27 @@ def _earlier(out: str) -> Hardware | None:
     return there
 
 
-def _machine(
-    into: Hardware | None, lanes: Lanes, gpu_core: int | None, cpu_cores: tuple[int, ...], link_gbps: float | None
-) -> RealMachine:
-    """As asked for; where nothing is, that of the earlier profile."""
-    from realrun.machines import machine_for, machine_of
+def _machine(into: Hardware | None, lanes: LaneKind, options: LaneOptions) -> RealMachine:
+    """That of the earlier profile, or as asked for."""
+    from realrun.machines import machine_for
+    from realrun.measure import machine_on
 
-    asked = lanes != "auto" or cpu_cores or (gpu_core, link_gbps) != (None, None)
-    if into is not None and into.profile is not None and not asked:
-        return machine_of(into.profile)
-    return machine_for(lanes, gpu_core, cpu_cores, link_gbps)
+    return machine_for(lanes, options) if into is None else machine_on(into, lanes, options)
+
+
+def _with_origin_of(into: Hardware, key: str, found: Findings) -> Findings:
+    """A number that was kept is from where it was before."""
+    from dataclasses import replace
+
+    origins = {**found.hardware.origins, key: into.origins[key]}
+    return replace(found, hardware=replace(found.hardware, origins=origins))
+
+
+def _bytes(name: str, value: float | None) -> float | None:
+    """Of so many GB. Raises ProfileError for what is not above 0."""
+    if value is not None and not 0 < value < 1e6:
+        raise ProfileError(f"--{name}: expected a number of GB (10^9 bytes) above 0, got {value:g}")
+    return None if value is None else value * 1e9
 
 
 def _numbers(name: str, text: str, least: int = 1) -> tuple[int, ...]:

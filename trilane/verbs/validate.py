@@ -1,7 +1,9 @@
-"""``trilane validate``: measured beside predicted, scenario by scenario."""
+"""``trilane validate``: measured beside predicted from microbenchmarks alone, scenario by scenario."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,29 +24,50 @@ from trilane.output import (
 from trilane.question import SetOption, changes_of
 
 if TYPE_CHECKING:
+    from realrun.validation import Validated
     from sim.agreement import Agreement
-    from sim.hardware import Hardware
+
+
+FILES = ("report.md", "scatter.png", "timeline.png", "repeated-profile.yaml")
+_OF_THE_PROFILE = {"date": "profile made", "load_average": "load average then"}
 
 
 def validate(
-    plan: Annotated[str, typer.Argument(metavar="PLAN.yaml", help="What to run; see examples/validation.yaml.")],
+    plan: Annotated[
+        str,
+        typer.Argument(metavar="PLAN.yaml", help="What to run, as examples/validation.yaml: [bold]scenario[/], keys "
+                                                 "that all have in common; [bold]vary[/], lists of values by key, of "
+                                                 "which every combination is run; [bold]policies[/], names, or `name: "
+                                                 "{parameter: value}`; [bold]repeats[/], 5 if left out."),
+    ],
     profile: Annotated[
         str,
-        typer.Option(
-            metavar="F.yaml", help="Profile of this machine, by [bold]trilane profile[/]; it names the lanes too."
-        ),
+        typer.Option(metavar="F.yaml", help="Profile of this machine, by [bold]trilane profile[/]: its lanes are "
+                                            "used, and its numbers are what policies plan with."),
     ],
     changes: SetOption = None,
     repeats: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Measured runs of each scenario. Default: the plan's.")
     ] = None,
     out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Write report.md, scatter.png and timeline.png there.")
+        str | None,
+        typer.Option(metavar="DIR", help="Write report.md, its pictures, and repeated-profile.yaml, which the "
+                                         "predictions were made from."),
     ] = None,
     json: JsonOption = None,
-) -> None:
-    """Measure scenarios on this machine, predict them from its profile alone, and say how well that went."""
+) -> None:  # fmt: skip
+    """Measure scenarios on this machine, predict them from microbenchmarks alone, and say how well that went.
+
+    The profile's microbenchmarks are repeated, at the scenarios' sizes, before every round of measured runs and after
+    the last, since a machine may be slower for minutes.
+    Predictions are made from these repeats; no measured run goes into them.
+    Policies plan with the profile's own numbers, in measured and predicted runs alike.
+    What a decision costs is the profile's too.
+
+    Aims that are missed are reported, and the exit status is 0 all the same; it is 2 where nothing could be run.
+    """
     from dataclasses import replace
+    from datetime import UTC, datetime
 
     from realrun.errors import RefusedError
     from realrun.measure import machine_on
@@ -54,47 +77,71 @@ def validate(
     from sim.hardware import load_hardware
 
     check_folder(out)
-    check_targets(json, inputs=(plan, profile))
+    files = [Path(out) / name for name in FILES] if out and Path(out).is_dir() else []
+    check_targets(json, *files, inputs=(plan, profile))
     asked = ValidationPlan.from_yaml(plan, {**changes_of(changes), "hardware": profile})
     hardware = load_hardware(profile)
     if hardware.profile is None:
         raise RefusedError(f"{profile}: expected a profile, measured on this machine; make one: trilane profile")
     asked = asked if repeats is None else replace(asked, repeats=repeats)
-    machine = machine_on(hardware, "auto")
+    machine, begin = machine_on(hardware), datetime.now(UTC)
     try:
         with working("validating") as told:
-            agreement = run_all(asked, machine, told)
+            found = run_all(asked, machine, told)
     finally:
         machine.close()
+    agreement, hardware = found.agreement, found.hardware
     headers, lines = table_of(agreement)
     show(json, heading(f"{len(asked.scenarios)} scenarios, {asked.repeats} runs each, on {hardware.name}"),
-         table(headers, lines, text_columns=1), legend(MEANINGS), "", *summary_lines(agreement), "",
+         table(headers, lines, text_columns=1), legend(MEANINGS), "", *summary_lines(agreement), *found.notes, "",
          *failure_lines(agreement))  # fmt: skip
     write_json(agreement.to_dict(), json)
     if out:
-        _report(agreement, hardware, Path(out), f"trilane validate {plan} --profile {profile} --out {out}")
+        when = f"{begin:%Y-%m-%d %H:%M} to {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+        _report(found, Path(out), when, command_of(plan, profile, changes, repeats, out, json))
 
 
-def _report(agreement: Agreement, hardware: Hardware, folder: Path, command: str) -> None:
-    """The page with its pictures."""
-    from datetime import date
+def command_of(
+    plan: str, profile: str, changes: Sequence[str] | None, repeats: int | None, out: str | None, json: str | None
+) -> str:
+    """The command line with every option that was given, for a shell."""
+    words = ["trilane", "validate", plan, "--profile", profile]
+    words += [word for change in changes or () for word in ("--set", change)]
+    given = {"--repeats": repeats, "--out": out, "--json": json}
+    return shlex.join([*words, *(str(word) for pair in given.items() if pair[1] is not None for word in pair)])
 
+
+def _report(found: Validated, folder: Path, when: str, command: str) -> None:
+    """The page with its pictures, and the profile that predictions were made from."""
     from sim.agreement_pictures import scatter
     from sim.agreement_report import write_report
     from sim.agreement_timeline import overlay
     from sim.pictures import save_figure
+    from sim.profile_yaml import write_profile
 
+    agreement, hardware = found.agreement, found.hardware
     assert hardware.profile is not None
+    report, dots, timeline, repeated = FILES
     folder.mkdir(parents=True, exist_ok=True)
-    shown = agreement.pairings[len(agreement.pairings) // 2]
-    save_figure(scatter(agreement, hardware.name), folder / "scatter.png")
-    save_figure(overlay(shown, about=agreement.title(len(agreement.pairings) // 2)), folder / "timeline.png")
+    write_profile(hardware, folder / repeated)
+    worst = furthest_off(agreement)
+    title, error = agreement.title(worst), agreement.pairings[worst].tpot_ms.error
+    save_figure(scatter(agreement, hardware.name), folder / dots)
+    save_figure(overlay(agreement.pairings[worst], about=title), folder / timeline)
     write_report(
-        agreement, folder / "report.md", machine={k: str(v) for k, v in hardware.profile.machine.items()},
-        when=date.today().isoformat(), command=command,
+        agreement, folder / report, when=when, command=command,
+        machine={_OF_THE_PROFILE.get(name, name): str(fact) for name, fact in hardware.profile.machine.items()},
         pictures={
-            "scatter.png": "Time per output token, predicted against measured; the band is 10 % wide to either side.",
-            "timeline.png": "One decode step, measured above and predicted below, lane by lane.",
+            dots: "Time per output token, predicted against measured; the band is 10 % wide to either side.",
+            timeline: f"The scenario whose time per output token is predicted worst, {error:+.1%}: {title}. One decode "
+                      "step of it, measured above and predicted below, lane by lane.",
         },
+        notes=found.notes,
     )  # fmt: skip
-    note(f"report and pictures are in {folder}/")
+    note(f"report, pictures and the profile that predictions were made from are in {folder}/")
+
+
+def furthest_off(agreement: Agreement) -> int:
+    """The place of the scenario with the largest error of TPOT."""
+    errors = [abs(pairing.tpot_ms.error or 0.0) for pairing in agreement.pairings]
+    return errors.index(max(errors))

@@ -1,0 +1,138 @@
+"""What the host launches on a GPU: its spans are its own work, on a clock that stands still while it works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from policies.views import ExpertId, Plan, Routing  # noqa: E402
+from realrun.cuda_lanes import CudaLanes  # noqa: E402
+from realrun.expert_ffn import SwiGlu  # noqa: E402
+from realrun.expert_layout import ExpertLayout  # noqa: E402
+from realrun.expert_store import ExpertStore, Slab  # noqa: E402
+from realrun.gpu_slots import GpuSlots  # noqa: E402
+from realrun.lanes import Mark  # noqa: E402
+from realrun.layer_parts import Asked, LayerParts  # noqa: E402
+from realrun.recorder import Recorder  # noqa: E402
+from realrun.routed_tokens import routed  # noqa: E402
+from realrun.thread_lane import ThreadMark  # noqa: E402
+from sim.spans import Span  # noqa: E402
+from tests.realrun.fake_cuda import FakeCuda, fake_machine  # noqa: E402
+
+pytestmark = pytest.mark.timeout(30)
+COPY_NS, CPU_NS, HOST_NS, HIDDEN = 3_000_000, 5_000_000, 1000, 8
+IDS = torch.tensor([[2, 0], [1, 2]]).numpy()
+
+
+@dataclass
+class Coming:
+    """A copy that the copy thread begins only ``COPY_NS`` after somebody asks for it."""
+
+    cuda: FakeCuda
+    machine: CudaLanes
+    ready_ns = start_ns = end_ns = 0
+
+    def issued(self) -> Mark:
+        self.cuda.now_ns += COPY_NS
+        return self.machine.link.submit(lambda: None)
+
+    def wait_known(self) -> None: ...
+
+
+@pytest.fixture
+def cuda() -> FakeCuda:
+    return FakeCuda()
+
+
+@pytest.fixture(params=["direct", "h2d"])
+def machine(cuda: FakeCuda, request: pytest.FixtureRequest) -> Iterator[CudaLanes]:
+    with fake_machine(cuda, result_path=request.param) as machine:
+        yield machine
+
+
+def parts_on(machine: CudaLanes, cuda: FakeCuda, recorder: Recorder) -> LayerParts:
+    layout = ExpertLayout.from_shape(HIDDEN, 4, torch.float32)
+    store = ExpertStore([Slab.allocated(layout, 3, lambda n: torch.zeros(n, dtype=torch.uint8))])
+    slots = GpuSlots(torch.zeros(3, layout.bytes, dtype=torch.uint8), 0, 0)
+    for expert in range(3):
+        slots.place(ExpertId(0, expert))
+
+    copying: Any = SimpleNamespace(
+        used=lambda id: None, expert_bytes=lambda layer: 100, send_result=lambda work: Coming(cuda, machine)
+    )
+    return LayerParts(
+        machine, copying, store, slots, [SwiGlu()], recorder, max_tokens=2, top_k=2, hidden=HIDDEN,
+        dtype=torch.float32, sum_dtype=torch.float32,
+    )  # fmt: skip
+
+
+class SlowCpu(SwiGlu):
+    """Its time passes on the host's clock. Nobody else is at work meanwhile."""
+
+    cuda: FakeCuda
+
+    def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        self.cuda.now_ns += CPU_NS
+        return super()._apply_gate(gate_up)
+
+
+def test_work_that_waits_says_how_long_it_held_its_caller(cuda: FakeCuda, machine: CudaLanes) -> None:
+    free = machine.gpu.submit(lambda: None)
+    held = machine.gpu.submit(lambda: None, (Coming(cuda, machine),))  # type: ignore[arg-type]
+    assert (free.held_ns, held.held_ns) == (0, COPY_NS)
+
+
+def test_launches_do_not_count_what_the_host_waited_for_copies(
+    cuda: FakeCuda, machine: CudaLanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder()
+    parts, tokens = parts_on(machine, cuda, recorder), routed(IDS, torch.full((2, 2), 0.5))
+    hidden, ready = torch.zeros(2, HIDDEN), machine.gpu.submit(lambda: None)
+    launch = machine.gpu._launch  # type: ignore[attr-defined]
+
+    def slow_launch(*given: Any) -> None:
+        cuda.now_ns += HOST_NS
+        launch(*given)
+
+    monkeypatch.setattr(machine.gpu, "_launch", slow_launch)
+    arrivals: Any = {ExpertId(0, 2): Coming(cuda, machine)}
+    plan = Plan(0, Routing((0, 1, 2), (1, 1, 2)), (0, 1, 2), (), (2,), None, (), (), (), (), (), 0)
+    with cuda.held():
+        parts.start(plan, tokens, Asked(lambda: hidden, tokens.weights, ready), arrivals)
+        parts.combine(torch.clone, lambda _: None)
+    assert lasting(recorder) == {0: HOST_NS, 1: HOST_NS, 2: HOST_NS, -1: HOST_NS}
+
+
+def test_nor_for_experts_on_the_cpu(cuda: FakeCuda, machine: CudaLanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    parts, tokens = parts_on(machine, cuda, recorder), routed(IDS, torch.full((2, 2), 0.5))
+    parts._kernels = [SlowCpu()]
+    monkeypatch.setattr(SlowCpu, "cuda", cuda, raising=False)
+    hidden, ready = torch.zeros(2, HIDDEN), machine.gpu.submit(lambda: None)
+    plan = Plan(0, Routing((0, 1, 2), (1, 1, 2)), (), (0, 1, 2), (), None, (), (), (), (), (), 0)
+    wait = ThreadMark.wait
+
+    def wait_at_last(mark: ThreadMark) -> None:
+        cuda.release()
+        wait(mark)
+
+    monkeypatch.setattr(ThreadMark, "wait", wait_at_last)
+    with cuda.held():  # the activations do not come before the host waits for the CPU
+        parts.start(plan, tokens, Asked(lambda: hidden, tokens.weights, ready), {})
+        began_ns = cuda.now_ns
+        parts.combine(torch.clone, lambda _: None)
+    assert cuda.now_ns - began_ns >= 3 * CPU_NS
+    assert lasting(recorder) == {-1: 0}
+
+
+def lasting(recorder: Recorder) -> dict[int, int]:
+    """How long each expert's launch took, and the sum's."""
+    recorder.flush()
+    spans = map(Span._make, recorder.rows)
+    return {span.expert: span.end_ns - span.start_ns for span in spans if span.kind == "launch"}

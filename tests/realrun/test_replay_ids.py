@@ -1,0 +1,110 @@
+"""What comes over to the host in a replay, on a fake GPU: each ids of its own, and nothing is let go too soon."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import Tensor  # noqa: E402
+
+from policies.views import Forecast  # noqa: E402
+from realrun.cuda_lanes import CudaLanes  # noqa: E402
+from realrun.lanes import Mark  # noqa: E402
+from realrun.recorder import Recorder  # noqa: E402
+from realrun.replay import Replay  # noqa: E402
+from tests.realrun.fake_cuda import FakeCuda, fake_machine  # noqa: E402
+
+pytestmark = pytest.mark.timeout(30)
+HIDDEN, TOKENS, SLOW_NS = 4, 3, 10_000_000
+
+
+class Model:
+    """The gate says 7, a forecast 9, the head 5."""
+
+    shape = SimpleNamespace(moe_layers=2, top_k=2, shared_width=0)
+
+    def embed(self) -> Tensor:
+        return torch.zeros(TOKENS, HIDDEN)
+
+    def dense(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def attention(self, layer: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return hidden, hidden.clone()
+
+    def gate(self, layer: int, hidden: Tensor) -> tuple[Tensor, None]:
+        return torch.full((TOKENS, 2), 7), None
+
+    def speculate(self, layer: int, hidden: Tensor) -> tuple[Tensor, None]:
+        return torch.full((TOKENS, 2), 9), None
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return torch.full((TOKENS,), 5)
+
+
+class Host:
+    """In place of an executor: waits, and foresees nothing."""
+
+    def __init__(self, machine: CudaLanes) -> None:
+        self.machine, self.recorder = machine, Recorder()
+        self.session = SimpleNamespace(committed=None)
+
+    @contextmanager
+    def waiting(self, mark: Mark, layer: int, target_layer: int = -1) -> Iterator[None]:
+        mark.wait()
+        yield
+
+    def launched(self, layer: int, since_ns: int) -> None: ...
+
+    def foresee(self, *given: Any) -> None: ...
+
+
+@pytest.fixture
+def cuda() -> FakeCuda:
+    return FakeCuda()
+
+
+@pytest.fixture
+def replay(cuda: FakeCuda) -> Iterator[Replay]:
+    with fake_machine(cuda) as machine:
+        cuda.stream("d2h").op_ns = SLOW_NS
+        replay: Any = Replay(Host(machine), Model(), max_tokens=8)  # type: ignore[arg-type]
+        replay._demand = SimpleNamespace(tokens=TOKENS, forecasts=[[Forecast(1, "gate", (), ())], []])
+        replay._routing = SimpleNamespace(weights=torch.zeros(1))
+        yield replay
+
+
+def test_the_gate_is_read_though_a_forecast_was_computed_since(replay: Replay) -> None:
+    launched = replay._launch(0)
+    assert launched.gated is not None
+    with replay._reading(launched.gated, 0):
+        assert replay._here[: 2 * TOKENS].tolist() == [7] * (2 * TOKENS)
+
+
+def test_a_forecast_that_nobody_waits_for_is_held_until_it_has_come(replay: Replay) -> None:
+    launched = replay._launch(0)
+    assert launched.gated is not None
+    with replay._reading(launched.gated, 0):
+        pass
+    replay._foresee(launched, replay._demand.forecasts[0])
+    assert launched.forecast is not None
+    ids = weakref.ref(launched.forecast.ids)
+    del launched
+    assert ids() is not None
+    head = replay._launch_head()
+    with replay._reading(head, -1):
+        pass
+    assert ids() is None
+
+
+def test_what_comes_lies_in_one_piece(replay: Replay, cuda: FakeCuda) -> None:
+    """A copy from the GPU to rows that are not next to each other goes by way of another copy, and waits."""
+    replay._hidden = torch.zeros(TOKENS, HIDDEN)
+    with replay._reading(replay._launch_head(), -1):
+        assert replay._here[: TOKENS + 1].tolist() == [5, 5, 5, 0]

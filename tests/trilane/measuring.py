@@ -1,0 +1,10 @@
+"""What tests of the verbs for real machines have in common: a tiny question, and how to ask it."""
+
+from __future__ import annotations
+
+TINY = ("trace=mini-moe:2", "model=null", "prompt_tokens=4", "generated_tokens=2", "cached_share=0.3")
+SETS = tuple(word for change in TINY for word in ("--set", change))
+PROFILE = (
+    "--lanes", "host-lanes", "--quick", "--model", "mini-moe:2", "--batch", "1", "--context", "4", "--prompt", "2",
+    "--policies", "fiddler",
+)  # fmt: skip

@@ -1,0 +1,119 @@
+"""``trilane profile``: a file that says what was measured here, and adding to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from sim.hardware import Hardware, load_hardware
+from sim.profile_yaml import write_profile
+from tests.sim.hand_measured import toy_machine, toy_profile
+from tests.trilane.measuring import PROFILE
+from tests.trilane.running import ROOT, Trilane
+
+OUT = "here.yaml"
+CUDA = {
+    "kind": "cuda", "cpu": "none like this", "lanes_cpu_cores": "any", "lanes_cpu_threads": 6,
+    "lanes_memory_bytes": 24_000_000_000, "date": "2026-11-20", "load_average": 0.1,
+}  # fmt: skip
+
+
+def measured() -> Hardware:
+    hardware = load_hardware(OUT)
+    assert hardware.profile is not None
+    return hardware
+
+
+def test_a_model_is_measured_and_another_one_added_to_the_same_lanes(trilane: Trilane) -> None:
+    first = trilane("profile", "-o", OUT, *PROFILE, "--link-gb-per-s", "3", "--memory-gb", "2", "--json", "found.json")
+    assert first.status == 0, first.err
+    for expected in ("here: host-lanes of", "rates against aims", f"written to {OUT}"):
+        assert expected in first.out
+    last = first.out.splitlines()[-1]
+    assert last == (
+        f"use it: trilane compare --set hardware={OUT} ...; "
+        f"check it: trilane validate examples/validation.yaml --profile {OUT}"
+    )
+    before = measured()
+    assert before.gpu.memory_bytes == 2e9
+    assert before.profile is not None
+    assert before.profile.machine["lanes_link_bytes_per_s"] == 3e9
+    assert list(before.profile.plan) == ["fiddler"]
+
+    shape = ("--model", "deepseek-v2-lite:1")
+    refused = trilane("profile", "-o", OUT, "--quick", *shape, "--link-gb-per-s", "4")
+    assert refused.status == 2
+    assert "lanes_link_bytes_per_s 3000000000.0 and not 4000000000.0" in refused.err
+
+    again = trilane("profile", "-o", OUT, *PROFILE, "--json", "-")  # its own kind is no other machine
+    assert again.status == 0, again.err
+    assert set(again.json) == {"hardware", "aims", "skipped"}
+    assert [set(aim) for aim in again.json["aims"]] == [{"what", "share", "wanted", "met"}] * 2
+    assert again.json["hardware"] == measured().document()
+    assert measured().gpu.memory_bytes == 2e9
+    assert measured().origins["gpu.memory_bytes"] == before.origins["gpu.memory_bytes"]
+    assert {path.name for path in Path().iterdir()} == {OUT, "found.json"}
+
+
+BAD: dict[str, tuple[tuple[str, ...], str]] = {
+    **{
+        f"{option} {value!r}": ((option, value), f"{option}: expected whole numbers >= 1")
+        for option in ("--batch", "--context", "--prompt")
+        for value in ("", "0", "1,x", "1.5")
+    },
+    "no memory": (("--memory-gb", "0"), "--memory-gb: expected a number of GB (10^9 bytes) above 0, got 0"),
+    "no rate": (("--link-gb-per-s", "nan"), "--link-gb-per-s: expected a number of GB (10^9 bytes) above 0, got nan"),
+    "unknown lanes": (("--lanes", "host"), "'host' is not one of 'auto', 'cuda', 'host-lanes'"),
+    "no such core": (("--lanes", "host-lanes", "--gpu-core", "10000"), "expected cores among"),
+    "a GPU's core": (("--lanes", "cuda", "--gpu-core", "0"), "chosen for host lanes only"),
+    "unknown model": (("--model", "eliza"), "eliza"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence_and_leaves_nothing(trilane: Trilane, name: str) -> None:
+    words, expected = BAD[name]
+    done = trilane("profile", "-o", OUT, *words)
+    assert (done.status, done.out) == (2, "")
+    [line] = done.err.splitlines()
+    assert expected in line
+    assert not list(Path().iterdir())
+
+
+def test_a_file_that_is_no_profile_is_left_alone(trilane: Trilane) -> None:
+    preset = (ROOT / "sim/presets/rtx3090-ddr4.yaml").read_text()
+    Path(OUT).write_text(preset)
+    done = trilane("profile", "-o", OUT, *PROFILE)
+    assert done.status == 2
+    assert "expected a profile to add to" in done.err
+    assert Path(OUT).read_text() == preset
+
+
+def test_lanes_of_another_kind_than_the_profile_has(trilane: Trilane) -> None:
+    write_profile(toy_machine(), OUT)
+    done = trilane("profile", "-o", OUT, "--lanes", "cuda")
+    assert done.status == 2
+    assert "kind 'host-lanes' and not 'cuda'" in done.err
+    assert toy_profile() == measured().profile
+
+
+def test_a_gpu_s_profile_is_added_to_with_its_own_kind_and_memory(trilane: Trilane, monkeypatch: Any) -> None:
+    """As examples/full-size.sh does: the number of CPU threads, found by the first run, is taken from the file."""
+    made: list[dict[str, Any]] = []
+
+    def cuda(settings: dict[str, Any]) -> None:
+        made.append(dict(settings))
+        raise ValueError("no GPU here")
+
+    monkeypatch.setattr("realrun.machines._cuda", cuda)
+    write_profile(replace(load_hardware("rtx3090-ddr4"), profile=toy_profile(machine=CUDA), power=None), OUT)
+    with pytest.raises(ValueError, match="no GPU here"):
+        trilane("profile", "-o", OUT, "--lanes", "cuda", "--memory-gb", "24", "--quick")
+    assert made == [{"cpu_cores": None, "cpu_threads": 6, "memory_bytes": 24_000_000_000}]
+    refused = trilane("profile", "-o", OUT, "--lanes", "cuda", "--memory-gb", "12", "--quick")
+    assert "lanes_memory_bytes 24000000000 and not 12000000000" in refused.err
