@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 
 from realrun.errors import RefusedError
+from realrun.profile_lab import Points
+from realrun.profile_timing import Effort
+from realrun.profiling import profile
 from realrun.validation import validate
 from realrun.validation_plan import ValidationPlan, alternating
+from sim.profile_yaml import write_profile
 from sim.scenario import Scenario, ScenarioError
 from tests.realrun.tiny_bench import TRACE, machine
+from traces.catalogue import load_model
 
 HARDWARE = "rtx3090-ddr4"
 PLAN = """
@@ -100,17 +105,28 @@ def test_scenarios_are_measured_there_and_back() -> None:
 
 def test_every_scenario_is_measured_and_predicted(tmp_path: Path) -> None:
     said: list[str] = []
-    plan = read(tmp_path, PLAN.replace("batch: [1, 2]", "batch: [1]"))
-    with machine() as lanes:
-        agreement = validate(plan, lanes, said.append)
-    assert len(agreement.pairings) == len(plan.scenarios)
-    for scenario, pairing in zip(plan.scenarios, agreement.pairings, strict=True):
-        assert (pairing.predicted.policy, len(pairing.measured)) == (scenario.policy, plan.repeats)
-        assert all("measured on host-lanes" in run.labels for run in pairing.measured)
-        assert pairing.parity is not None
-        assert pairing.parity.held
-    warm_ups_too = len(plan.scenarios) * (plan.repeats + 1)
-    assert [line for line in said if line.startswith("measuring")][-1].endswith(f"{warm_ups_too} of {warm_ups_too}")
+    path, text = tmp_path / "here.yaml", PLAN.replace("batch: [1, 2]", "batch: [1]")
+    (tmp_path / "plan.yaml").write_text(text)
+    with machine(link_bytes_per_s=4e9) as lanes:
+        points = Points(batches=(1,), contexts=(4, 6), prompts=(4,))
+        found = profile(lanes, [load_model("mini-moe:3")], points, ["dali"], name="here", effort=Effort(1, 1, 0))
+        write_profile(found.hardware, path)
+        plan = ValidationPlan.from_yaml(tmp_path / "plan.yaml", {"hardware": str(path)})
+        validated = validate(plan, lanes, said.append)
+    for agreement in (validated.agreement, validated.by_file):
+        assert len(agreement.pairings) == len(plan.scenarios)
+        for scenario, pairing in zip(plan.scenarios, agreement.pairings, strict=True):
+            assert (pairing.predicted.policy, len(pairing.measured)) == (scenario.policy, plan.repeats)
+            assert all("measured on host-lanes" in run.labels for run in pairing.measured)
+            assert pairing.parity is not None
+            assert pairing.parity.held
+    assert [line for line in said if line.startswith("measuring")][-1].endswith("round 3 of 3")
+    assert sum(line.startswith("microbenchmarks") for line in said) == plan.repeats + 1  # and once more at the end
+    assert validated.hardware.profile is not None
+    assert found.hardware.profile is not None
+    again, before = (hardware.profile.models["mini-moe"] for hardware in (validated.hardware, found.hardware))
+    assert again != before, "predictions are made from what was measured meanwhile"
+    assert len(validated.notes) == 2
 
 
 def test_scenarios_of_two_models_are_refused(tmp_path: Path) -> None:
