@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from policies.registry import policy_names
-    from realrun.measure import measure
-    from realrun.validation import validate
+    from realrun.replay.measure import measure
+    from realrun.validation.validate import validate
     from sim.ablation import ablate
     from sim.comparison import compare
     from sim.gantt import save_gantt
@@ -46,7 +46,7 @@ _HOME = {
     "load_hardware": "sim.hardware",
     "load_model": "traces.catalogue",
     "load_trace": "traces.library",
-    "measure": "realrun.measure",
+    "measure": "realrun.replay.measure",
     "model_names": "traces.catalogue",
     "policy_names": "policies.registry",
     "read_trace": "traces.trace_file",
@@ -54,7 +54,7 @@ _HOME = {
     "simulate": "sim.simulate",
     "trace_names": "traces.library",
     "trace_statistics": "traces.statistics",
-    "validate": "realrun.validation",
+    "validate": "realrun.validation.validate",
     "write_perfetto": "sim.perfetto",
     "write_trace": "traces.trace_file",
 }

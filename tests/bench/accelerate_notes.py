@@ -7,9 +7,9 @@ from statistics import median
 
 import torch
 
-from realrun.host_lanes import HostLanes
-from realrun.hosted_model import HostedModel
-from realrun.lanes import Machine
+from realrun.generation.hosted_model import HostedModel
+from realrun.machine.host_lanes import HostLanes
+from realrun.machine.lanes import Machine
 from traces.model_shape import ModelShape
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from realrun.host_lanes import HostLanes
+from realrun.machine.host_lanes import HostLanes
 from traces.hf_layers import find_moe_layers
 
 Place = str | int

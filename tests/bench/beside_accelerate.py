@@ -1,8 +1,8 @@
 """Beside what people use: ``python -m tests.bench.beside_accelerate [--write]``.
 
 One model, one prompt and one limit of GPU memory: through Hugging Face accelerate's offload, and through ours. With a
-GPU both use it. Without one, a core plays the GPU and a paced memory copy is the link (``realrun.host_lanes``), for
-accelerate as well. ``--write`` keeps the figures in ``accelerate.json`` and ``accelerate.md`` beside this file.
+GPU both use it. Without one, a core plays the GPU and a paced memory copy is the link, for accelerate as well (see
+``realrun.machine.host_lanes``). ``--write`` keeps the figures beside this file, in ``accelerate.json`` and ``.md``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from statistics import median, quantiles
 import torch
 from transformers import AutoModelForCausalLM
 
-from realrun.flips import said_by_library
-from realrun.hosted_model import HostedModel, load_model, look_at
-from realrun.lanes import Machine
-from realrun.machines import LaneOptions, RealMachine, machine_for
-from realrun.profile_lab import Points
-from realrun.profile_timing import QUICK
-from realrun.profiling import profile
-from realrun.validation_plan import alternating
+from realrun.generation.flips import said_by_library
+from realrun.generation.hosted_model import HostedModel, load_model, look_at
+from realrun.machine.lanes import Machine
+from realrun.machine.machines import LaneOptions, RealMachine, machine_for
+from realrun.profiling.profile_lab import Points
+from realrun.profiling.profile_timing import QUICK
+from realrun.profiling.profiling import profile
+from realrun.validation.validation_plan import alternating
 from sim.profile_yaml import write_profile
 from sim.scenario import Scenario
 from tests.bench.accelerate_notes import about, link_beside_copies

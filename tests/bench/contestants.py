@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from realrun.generate import generate_hosted
-from realrun.generation import GenerateRequest, playing_its_part
-from realrun.host_lanes import HostLanes
-from realrun.hosted_model import HostedModel
-from realrun.lanes import Machine
+from realrun.generation.generate import generate_hosted
+from realrun.generation.hosted_model import HostedModel
+from realrun.generation.preparation import GenerateRequest, playing_its_part
+from realrun.machine.host_lanes import HostLanes
+from realrun.machine.lanes import Machine
 from sim.scenario import Scenario
 from tests.bench.accelerate_offload import Split, load, send_over_link, split
 from tests.bench.offload_model import Learnt, Tokens

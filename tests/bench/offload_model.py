@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from realrun.generate import generate_hosted
-from realrun.generation import GenerateRequest
-from realrun.hf_experts import computed_in_place, routed_through
-from realrun.hosted_model import HostedModel
-from realrun.lanes import Machine
+from realrun.generation.generate import generate_hosted
+from realrun.generation.hf_experts import computed_in_place, routed_through
+from realrun.generation.hosted_model import HostedModel
+from realrun.generation.preparation import GenerateRequest
+from realrun.machine.lanes import Machine
 from sim.scenario import Scenario
 from traces.capture_forecasts import calibrate
 from traces.capture_prompts import read_prompts

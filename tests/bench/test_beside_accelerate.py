@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install -e '.[test]'")
 
-from realrun.host_lanes import HostLanes, HostLaneSettings  # noqa: E402
+from realrun.machine.host_lanes import HostLanes, HostLaneSettings  # noqa: E402
 from sim.scenario import Scenario  # noqa: E402
 from tests.bench.accelerate_offload import split  # noqa: E402
 from tests.bench.beside_accelerate import (  # noqa: E402

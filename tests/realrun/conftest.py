@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from realrun.host_lanes import HostLanes
+from realrun.machine.host_lanes import HostLanes
 
 
 @pytest.fixture(scope="session")

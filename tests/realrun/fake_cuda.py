@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from realrun.cuda_lanes import CudaLanes, CudaSettings
+from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
 
 GB = 10**9
 

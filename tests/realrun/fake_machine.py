@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from realrun.expert_ffn import SwiGlu
-from realrun.lanes import Mark, Work
+from realrun.experts.expert_ffn import SwiGlu
+from realrun.machine.lanes import Mark, Work
 
 SUBMIT_NS = 10  # of the host, each time
 HAND_OVER_NS = {"gpu": 7, "cpu": 9, "d2h": 40, "back": 3, "link": 0}  # until a lane that rests learns of its work

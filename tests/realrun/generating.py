@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from realrun.flips import Said, said_by_library, said_by_ours
-from realrun.generation import GenerateRequest
-from realrun.host_lanes import HostLanes
-from realrun.hosted_model import HostedModel, load_model, look_at, taken_apart
-from realrun.pinned import plain
+from realrun.generation.flips import Said, said_by_library, said_by_ours
+from realrun.generation.hosted_model import HostedModel, load_model, look_at, taken_apart
+from realrun.generation.preparation import GenerateRequest
+from realrun.machine.host_lanes import HostLanes
+from realrun.machine.pinned import plain
 from sim.scenario import Scenario
 from tests.traces.tiny_families import build
 from traces.hf_load import load

@@ -9,7 +9,7 @@ import pytest
 
 from policies.session import Session
 from policies.views import Copy, ExpertId, Foresight, Plan, PolicyError, Swap, Updates
-from realrun.call_log import LoggedSession, plans_changed, replay
+from realrun.execution.call_log import LoggedSession, plans_changed, replay
 from sim.simulate import compose_policy, play, prepare
 from tests.realrun.tiny_bench import prepared, tiny_setting
 

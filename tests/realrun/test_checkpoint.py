@@ -16,11 +16,12 @@ from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from realrun import checkpoint, pinned  # noqa: E402
-from realrun.checkpoint import load_streamed, move, take_experts  # noqa: E402
 from realrun.errors import RealRunError, RefusedError  # noqa: E402
-from realrun.expert_store import ExpertStore  # noqa: E402
-from realrun.pinned import plain  # noqa: E402
+from realrun.experts import checkpoint  # noqa: E402
+from realrun.experts.checkpoint import load_streamed, move, take_experts  # noqa: E402
+from realrun.experts.expert_store import ExpertStore  # noqa: E402
+from realrun.machine import pinned  # noqa: E402
+from realrun.machine.pinned import plain  # noqa: E402
 from tests.realrun.tiny_experts import ALL, model_of  # noqa: E402
 from tests.traces.tiny_families import COMMON, LOCAL, build  # noqa: E402
 from traces.hf_layers import MoeLayer, find_moe_layers  # noqa: E402

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from policies.views import Copy, ExpertCosts, ExpertId, Swap, Updates
-from realrun.copying import Arrival, Copying
 from realrun.errors import LaneError
-from realrun.expert_layout import ExpertLayout
-from realrun.expert_store import ExpertStore, Slab
-from realrun.gpu_slots import GpuSlots
-from realrun.host_lanes import HostLanes
-from realrun.recorder import Recorder
-from realrun.thread_lane import InlineLane
+from realrun.execution.copying import Arrival, Copying
+from realrun.execution.recorder import Recorder
+from realrun.experts.expert_layout import ExpertLayout
+from realrun.experts.expert_store import ExpertStore, Slab
+from realrun.experts.gpu_slots import GpuSlots
+from realrun.machine.host_lanes import HostLanes
+from realrun.machine.thread_lane import InlineLane
 from sim.spans import Span
 from tests.realrun.tiny_bench import Instead, fill, machine
 

@@ -10,9 +10,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from realrun.cuda_lanes import CudaLanes, CudaSettings
-from realrun.cuda_marks import StreamMark
 from realrun.errors import LaneError, RefusedError
+from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
+from realrun.machine.cuda_marks import StreamMark
 from tests.realrun.fake_cuda import GB, FakeCuda, fake_machine
 
 SLOW_NS = 10_000_000

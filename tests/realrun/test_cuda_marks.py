@@ -164,7 +164,7 @@ class TestTimes:
                 assert abs(mark.start_ns - (second * GB + 51_000_000)) <= 3000
 
     def test_would_not_without_new_bases(self, monkeypatch):
-        monkeypatch.setattr("realrun.cuda_marks.GpuClock.refresh", lambda self: None)
+        monkeypatch.setattr("realrun.machine.cuda_marks.GpuClock.refresh", lambda self: None)
         with pytest.raises(AssertionError):
             self.test_stay_right_over_a_long_run_though_clocks_drift()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from realrun.cuda_lanes import CudaLanes, CudaSettings
 from realrun.errors import LaneError, RefusedError
+from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
 from tests.realrun.fake_cuda import GB, FakeCuda, fake_machine, install
 
 

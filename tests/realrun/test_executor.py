@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from realrun.errors import LaneError, RefusedError
-from realrun.executor import Executor
-from realrun.expert_ffn import SwiGlu
-from realrun.host_lanes import HostLanes
-from realrun.replay_bench import slots_of
-from realrun.undisturbed import SWITCH_INTERVAL_S
+from realrun.execution.executor import Executor
+from realrun.execution.undisturbed import SWITCH_INTERVAL_S
+from realrun.experts.expert_ffn import SwiGlu
+from realrun.machine.host_lanes import HostLanes
+from realrun.replay.replay_bench import slots_of
 from tests.realrun.tiny_bench import (
     Instead,
     OverTheLink,

@@ -13,10 +13,10 @@ from torch import Tensor, nn  # noqa: E402
 from transformers.integrations.moe import grouped_mm_experts_forward  # noqa: E402
 
 from realrun.errors import RefusedError  # noqa: E402
-from realrun.expert_ffn import SwiGlu, check_kernel, compute_into, expert_ffn  # noqa: E402
-from realrun.expert_layout import ExpertLayout  # noqa: E402
-from realrun.expert_store import Slab  # noqa: E402
-from realrun.pinned import plain  # noqa: E402
+from realrun.experts.expert_ffn import SwiGlu, check_kernel, compute_into, expert_ffn  # noqa: E402
+from realrun.experts.expert_layout import ExpertLayout  # noqa: E402
+from realrun.experts.expert_store import Slab  # noqa: E402
+from realrun.machine.pinned import plain  # noqa: E402
 from tests.realrun.tiny_experts import ALL, model_of  # noqa: E402
 from traces.hf_layers import find_moe_layers  # noqa: E402
 

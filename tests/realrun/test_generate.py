@@ -9,12 +9,12 @@ import torch
 
 from policies.registry import SYSTEMS
 from realrun.errors import RealRunError
-from realrun.flips import said_by_library, said_by_ours
-from realrun.generate import generate, generate_hosted
-from realrun.generation import GenerateRequest
-from realrun.host_lanes import HostLanes
-from realrun.hosted_model import HostedModel, look_at, taken_apart
-from realrun.pinned import plain
+from realrun.generation.flips import said_by_library, said_by_ours
+from realrun.generation.generate import generate, generate_hosted
+from realrun.generation.hosted_model import HostedModel, look_at, taken_apart
+from realrun.generation.preparation import GenerateRequest
+from realrun.machine.host_lanes import HostLanes
+from realrun.machine.pinned import plain
 from sim.scenario import Scenario
 from tests.realrun.generating import (
     CPU,

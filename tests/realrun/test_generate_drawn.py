@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.registry import SYSTEMS
-from realrun.flips import flips_against_library, said_by_library, said_by_ours
-from realrun.host_lanes import HostLanes
-from realrun.hosted_model import look_at, taken_apart
-from realrun.pinned import plain
+from realrun.generation.flips import flips_against_library, said_by_library, said_by_ours
+from realrun.generation.hosted_model import look_at, taken_apart
+from realrun.machine.host_lanes import HostLanes
+from realrun.machine.pinned import plain
 from tests.realrun.generating import CPU, MINI_VECTORS, every_slot, hosted, library, request
 from tests.traces.tiny_families import VOCAB, build
 

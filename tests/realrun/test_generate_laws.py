@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from policies.registry import SYSTEMS
-from realrun.call_log import LoggedSession, plans_changed, replay
-from realrun.generate import generate_hosted
-from realrun.generation import Generated
-from realrun.host_lanes import HostLanes
+from realrun.execution.call_log import LoggedSession, plans_changed, replay
+from realrun.generation.generate import generate_hosted
+from realrun.generation.preparation import Generated
+from realrun.machine.host_lanes import HostLanes
 from sim.scenario import Scenario
 from sim.simulate import Prepared, compose_policy, play, prepare, setting_of
 from tests.invariants.accounting import law_12_accounting

@@ -9,12 +9,12 @@ import torch
 import transformers
 
 from realrun.errors import LaneError, RefusedError
-from realrun.generate import generate, generate_hosted
-from realrun.generation import GenerateRequest
-from realrun.hf_experts import check_layers
-from realrun.host_lanes import HostLanes
-from realrun.hosted_model import taken_apart
-from realrun.pinned import plain
+from realrun.generation.generate import generate, generate_hosted
+from realrun.generation.hf_experts import check_layers
+from realrun.generation.hosted_model import taken_apart
+from realrun.generation.preparation import GenerateRequest
+from realrun.machine.host_lanes import HostLanes
+from realrun.machine.pinned import plain
 from sim.memory import BudgetError
 from sim.scenario import Scenario, ScenarioError
 from tests.realrun.generating import CPU, MINI, MINI_VECTORS, PROMPTS, assert_says_the_same, expected, hosted, request

@@ -16,7 +16,7 @@ from torch import Tensor
 from policies.protocols import Budget, Composition
 from policies.session import Session
 from policies.views import Copy, ExpertCosts, ExpertId, LayerInput, Plan, Swap, Updates
-from realrun.gpu_slots import GpuSlots
+from realrun.experts.gpu_slots import GpuSlots
 from sim.demand import demand_of
 from sim.engine import Engine
 from sim.layer_parts import TokenBytes

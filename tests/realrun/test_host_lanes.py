@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realrun.errors import LaneError, RefusedError
-from realrun.host_lanes import HostLanes, HostLaneSettings
+from realrun.machine.host_lanes import HostLanes, HostLaneSettings
 from tests.realrun.tiny_bench import OverTheLink, cores, machine, tiny_lanes
 
 pytestmark = pytest.mark.timeout(60)

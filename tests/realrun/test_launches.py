@@ -12,16 +12,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from policies.views import ExpertId, Plan, Routing  # noqa: E402
-from realrun.cuda_lanes import CudaLanes  # noqa: E402
-from realrun.expert_ffn import SwiGlu  # noqa: E402
-from realrun.expert_layout import ExpertLayout  # noqa: E402
-from realrun.expert_store import ExpertStore, Slab  # noqa: E402
-from realrun.gpu_slots import GpuSlots  # noqa: E402
-from realrun.lanes import Mark  # noqa: E402
-from realrun.layer_parts import Asked, LayerParts  # noqa: E402
-from realrun.recorder import Recorder  # noqa: E402
-from realrun.routed_tokens import routed  # noqa: E402
-from realrun.thread_lane import ThreadMark  # noqa: E402
+from realrun.execution.layer_parts import Asked, LayerParts  # noqa: E402
+from realrun.execution.recorder import Recorder  # noqa: E402
+from realrun.execution.routed_tokens import routed  # noqa: E402
+from realrun.experts.expert_ffn import SwiGlu  # noqa: E402
+from realrun.experts.expert_layout import ExpertLayout  # noqa: E402
+from realrun.experts.expert_store import ExpertStore, Slab  # noqa: E402
+from realrun.experts.gpu_slots import GpuSlots  # noqa: E402
+from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
+from realrun.machine.lanes import Mark  # noqa: E402
+from realrun.machine.thread_lane import ThreadMark  # noqa: E402
 from sim.spans import Span  # noqa: E402
 from tests.realrun.fake_cuda import FakeCuda, fake_machine  # noqa: E402
 

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from policies.views import Commitment, ExpertCosts, ExpertId, Plan, Routing
-from realrun.copying import Arrival
 from realrun.errors import LaneError
-from realrun.expert_ffn import SwiGlu
-from realrun.expert_layout import ExpertLayout
-from realrun.expert_store import ExpertStore, Slab
-from realrun.gpu_slots import GpuSlots
-from realrun.host_lanes import HostLanes
-from realrun.layer_parts import Asked, LayerParts, Rows
-from realrun.recorder import Recorder
-from realrun.routed_tokens import RoutedTokens, rerouted, routed, routing_of
-from realrun.thread_lane import InlineLane
+from realrun.execution.copying import Arrival
+from realrun.execution.layer_parts import Asked, LayerParts, Rows
+from realrun.execution.recorder import Recorder
+from realrun.execution.routed_tokens import RoutedTokens, rerouted, routed, routing_of
+from realrun.experts.expert_ffn import SwiGlu
+from realrun.experts.expert_layout import ExpertLayout
+from realrun.experts.expert_store import ExpertStore, Slab
+from realrun.experts.gpu_slots import GpuSlots
+from realrun.machine.host_lanes import HostLanes
+from realrun.machine.thread_lane import InlineLane
 from sim.spans import Span
 from tests.realrun.tiny_bench import OverTheLink, by_hand, fill, machine
 

@@ -9,14 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from realrun.cuda_lanes import CudaLanes, CudaSettings  # noqa: E402
 from realrun.errors import RefusedError  # noqa: E402
-from realrun.host_lanes import HostLanes  # noqa: E402
-from realrun.lane_kinds import LaneKind  # noqa: E402
-from realrun.machine_facts import usable_cores  # noqa: E402
-from realrun.machines import Facts, LaneOptions, check_same, facts_of, machine_for, machine_of  # noqa: E402
-from realrun.measure import generating_machine, machine_on  # noqa: E402
-from realrun.thread_lane import InlineLane  # noqa: E402
+from realrun.machine.cuda_lanes import CudaLanes, CudaSettings  # noqa: E402
+from realrun.machine.host_lanes import HostLanes  # noqa: E402
+from realrun.machine.lane_kinds import LaneKind  # noqa: E402
+from realrun.machine.machine_facts import usable_cores  # noqa: E402
+from realrun.machine.machines import Facts, LaneOptions, check_same, facts_of, machine_for, machine_of  # noqa: E402
+from realrun.machine.thread_lane import InlineLane  # noqa: E402
+from realrun.replay.measure import generating_machine, machine_on  # noqa: E402
 from sim.hardware import Hardware, load_hardware  # noqa: E402
 from sim.profile import Kind, Profile  # noqa: E402
 from tests.realrun.tiny_bench import tiny_lanes  # noqa: E402
@@ -77,7 +77,7 @@ def test_by_default_the_gpu_has_a_core_of_its_own_where_there_are_two() -> None:
 
 def test_one_core_is_enough_to_generate_on(monkeypatch: pytest.MonkeyPatch) -> None:
     core = max(usable_cores())
-    monkeypatch.setattr("realrun.machines.usable_cores", lambda: {core})
+    monkeypatch.setattr("realrun.machine.machines.usable_cores", lambda: {core})
     machine = generating_machine(load_hardware("rtx3090-ddr4"), "host-lanes")
     machine.close()
     assert isinstance(machine, HostLanes)

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from realrun.errors import RealRunError, RefusedError  # noqa: E402
-from realrun.pinned import Pinned, available_host_bytes, check_host_memory, plain  # noqa: E402
+from realrun.machine.pinned import Pinned, available_host_bytes, check_host_memory, plain  # noqa: E402
 
 
 class FakeCudart:

@@ -10,10 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from realrun import layer_parts, profile_kernels  # noqa: E402
-from realrun.profile_lab import Lab, Points  # noqa: E402
-from realrun.profile_timing import Effort  # noqa: E402
-from realrun.profiling import measure, measured_model  # noqa: E402
+from realrun.execution import layer_parts  # noqa: E402
+from realrun.profiling import profile_kernels  # noqa: E402
+from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
+from realrun.profiling.profile_timing import Effort  # noqa: E402
+from realrun.profiling.profiling import measure, measured_model  # noqa: E402
 from sim.interpolation import Grid, Measured, Table  # noqa: E402
 from sim.profile import MeasuredModel, Share, Sizes  # noqa: E402
 from tests.realrun.fake_machine import (  # noqa: E402

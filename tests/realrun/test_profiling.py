@@ -14,14 +14,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from realrun.errors import RefusedError  # noqa: E402
-from realrun.host_lanes import HostLanes  # noqa: E402
-from realrun.machines import machine_of  # noqa: E402
-from realrun.profile_decisions import fit  # noqa: E402
-from realrun.profile_lab import Lab, Points  # noqa: E402
-from realrun.profile_rates import Aim  # noqa: E402
-from realrun.profile_threads import counts_up_to, thread_times  # noqa: E402
-from realrun.profile_timing import Effort  # noqa: E402
-from realrun.profiling import Findings, profile  # noqa: E402
+from realrun.machine.host_lanes import HostLanes  # noqa: E402
+from realrun.machine.machines import machine_of  # noqa: E402
+from realrun.profiling.profile_decisions import fit  # noqa: E402
+from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
+from realrun.profiling.profile_rates import Aim  # noqa: E402
+from realrun.profiling.profile_threads import counts_up_to, thread_times  # noqa: E402
+from realrun.profiling.profile_timing import Effort  # noqa: E402
+from realrun.profiling.profiling import Findings, profile  # noqa: E402
 from sim.hardware import load_hardware  # noqa: E402
 from sim.interpolation import Grid, Table  # noqa: E402
 from sim.plan_costs import PlanCost  # noqa: E402

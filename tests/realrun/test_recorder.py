@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from realrun.recorder import Recorder, Timed
-from realrun.thread_lane import InlineLane
+from realrun.execution.recorder import Recorder, Timed
+from realrun.machine.thread_lane import InlineLane
 from sim.spans import Span
 
 

@@ -14,10 +14,10 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from policies.views import Forecast  # noqa: E402
-from realrun.cuda_lanes import CudaLanes  # noqa: E402
-from realrun.lanes import Mark  # noqa: E402
-from realrun.recorder import Recorder  # noqa: E402
-from realrun.replay import Replay  # noqa: E402
+from realrun.execution.recorder import Recorder  # noqa: E402
+from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
+from realrun.machine.lanes import Mark  # noqa: E402
+from realrun.replay.replay import Replay  # noqa: E402
 from tests.realrun.fake_cuda import FakeCuda, fake_machine  # noqa: E402
 
 pytestmark = pytest.mark.timeout(30)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.views import Routing
-from realrun.routed_tokens import as_it_is, descending, rerouted, routed, routing_of, slots_of
+from realrun.execution.routed_tokens import as_it_is, descending, rerouted, routed, routing_of, slots_of
 
 
 def listed(slots: dict[int, torch.Tensor]) -> dict[int, list[int]]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from realrun.errors import LaneError
-from realrun.thread_lane import InlineLane, ThreadLane, settle_thread
+from realrun.machine.thread_lane import InlineLane, ThreadLane, settle_thread
 from tests.realrun.tiny_bench import cores
 
 pytestmark = pytest.mark.timeout(30)  # nothing may hang

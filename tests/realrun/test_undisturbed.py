@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from realrun.undisturbed import SWITCH_INTERVAL_S, undisturbed
+from realrun.execution.undisturbed import SWITCH_INTERVAL_S, undisturbed
 
 
 def state() -> tuple[float, bool, bool]:

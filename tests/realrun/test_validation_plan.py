@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from realrun.errors import RefusedError
-from realrun.profile_lab import Points
-from realrun.profile_timing import Effort
-from realrun.profiling import profile
-from realrun.validation import validate
-from realrun.validation_plan import ValidationPlan, alternating
+from realrun.profiling.profile_lab import Points
+from realrun.profiling.profile_timing import Effort
+from realrun.profiling.profiling import profile
+from realrun.validation.validate import validate
+from realrun.validation.validation_plan import ValidationPlan, alternating
 from sim.profile_yaml import write_profile
 from sim.scenario import Scenario, ScenarioError
 from tests.realrun.tiny_bench import TRACE, machine

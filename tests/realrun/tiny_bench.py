@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from policies.views import ExpertId, Plan, Routing
-from realrun.call_log import LoggedSession
-from realrun.executor import Executor
-from realrun.expert_store import ExpertStore
-from realrun.host_lanes import HostLanes, HostLaneSettings
-from realrun.layer_parts import Finish
-from realrun.recorder import Recorder
-from realrun.replay_bench import Measurement, ReplayBench, Room, slots_of
+from realrun.execution.call_log import LoggedSession
+from realrun.execution.executor import Executor
+from realrun.execution.layer_parts import Finish
+from realrun.execution.recorder import Recorder
+from realrun.experts.expert_store import ExpertStore
+from realrun.machine.host_lanes import HostLanes, HostLaneSettings
+from realrun.replay.replay_bench import Measurement, ReplayBench, Room, slots_of
 from sim.measured_costs import costs_on
 from sim.scenario import Scenario
 from sim.simulate import Prepared, Setting, compose_policy, prepare, setting_of

@@ -110,7 +110,7 @@ def test_a_gpu_s_profile_is_added_to_with_its_own_kind_and_memory(trilane: Trila
         made.append(dict(settings))
         raise ValueError("no GPU here")
 
-    monkeypatch.setattr("realrun.machines._cuda", cuda)
+    monkeypatch.setattr("realrun.machine.machines._cuda", cuda)
     write_profile(replace(load_hardware("rtx3090-ddr4"), profile=toy_profile(machine=CUDA), power=None), OUT)
     with pytest.raises(ValueError, match="no GPU here"):
         trilane("profile", "-o", OUT, "--lanes", "cuda", "--memory-gb", "24", "--quick")

@@ -12,11 +12,11 @@ import typer
 
 pytest.importorskip("torch")
 
-from realrun.machines import machine_for
-from realrun.profile_lab import Points
-from realrun.profile_timing import Effort
-from realrun.profiling import profile
-from realrun.validation_plan import ValidationPlan
+from realrun.machine.machines import machine_for
+from realrun.profiling.profile_lab import Points
+from realrun.profiling.profile_timing import Effort
+from realrun.profiling.profiling import profile
+from realrun.validation.validation_plan import ValidationPlan
 from sim.hardware import load_hardware
 from sim.profile_yaml import write_profile
 from tests.trilane.running import ROOT, Trilane

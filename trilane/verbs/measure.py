@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from realrun.lane_kinds import LaneKind
+from realrun.machine.lane_kinds import LaneKind
 from trilane.output import JsonOption, check_picture, check_targets, heading, show, working, write_json
 from trilane.question import ScenarioOption, SetOption, describe, inputs_of, scenario_of
 from trilane.run_page import keep_run, run_page
@@ -92,7 +92,7 @@ def measure(
 
 
 def _replayed(asked: Scenario, lanes: LaneKind) -> Run:
-    from realrun.measure import measure as run_scenario
+    from realrun.replay.measure import measure as run_scenario
 
     with working(f"measuring {asked.policy}"):
         return run_scenario(asked, lanes).run
@@ -101,9 +101,9 @@ def _replayed(asked: Scenario, lanes: LaneKind) -> Run:
 def _generated(
     asked: Scenario, lanes: LaneKind, model: str | None, prompts: str | None, vectors: str | None, trace: str | None
 ) -> tuple[Run, list[str]]:
-    from realrun.generate import generate
-    from realrun.generation import GenerateRequest
-    from realrun.measure import generating_machine
+    from realrun.generation.generate import generate
+    from realrun.generation.preparation import GenerateRequest
+    from realrun.replay.measure import generating_machine
     from sim.hardware import load_hardware
 
     if model is None or prompts is None:

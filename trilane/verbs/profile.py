@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from realrun.lane_kinds import LaneKind
+from realrun.machine.lane_kinds import LaneKind
 from trilane.output import JsonOption, check_targets, heading, note, show, table, working, write_json
 from trilane.profile_page import profile_page
 from trilane.question import names_in
 
 if TYPE_CHECKING:
-    from realrun.machines import LaneOptions, RealMachine
-    from realrun.profile_timing import Effort
-    from realrun.profiling import Findings
+    from realrun.machine.machines import LaneOptions, RealMachine
+    from realrun.profiling.profile_timing import Effort
+    from realrun.profiling.profiling import Findings
     from sim.hardware import Hardware
 
 QUIET_LOAD = 1.0  # of a computer that does nothing else, or has just been measured
@@ -70,11 +70,11 @@ def profile(
 
     Nothing is run end to end, so what is simulated with the file can be compared with real runs.
     """
-    from realrun.machines import LaneOptions
-    from realrun.profile_lab import Points
-    from realrun.profile_threads import with_best_threads
-    from realrun.profile_timing import QUICK, Effort
-    from realrun.profiling import profile as measured
+    from realrun.machine.machines import LaneOptions
+    from realrun.profiling.profile_lab import Points
+    from realrun.profiling.profile_threads import with_best_threads
+    from realrun.profiling.profile_timing import QUICK, Effort
+    from realrun.profiling.profiling import profile as measured
     from sim.profile_yaml import write_profile
     from traces.catalogue import load_model
 
@@ -138,8 +138,8 @@ def _earlier(out: str) -> Hardware | None:
 
 def _machine(into: Hardware | None, lanes: LaneKind, options: LaneOptions) -> RealMachine:
     """That of the earlier profile, or as asked for."""
-    from realrun.machines import machine_for
-    from realrun.measure import machine_on
+    from realrun.machine.machines import machine_for
+    from realrun.replay.measure import machine_on
 
     return machine_for(lanes, options) if into is None else machine_on(into, lanes, options)
 

@@ -24,7 +24,7 @@ from trilane.output import (
 from trilane.question import SetOption, changes_of
 
 if TYPE_CHECKING:
-    from realrun.validation import Validated
+    from realrun.validation.validate import Validated
     from sim.agreement import Agreement
 
 
@@ -70,9 +70,9 @@ def validate(
     from datetime import UTC, datetime
 
     from realrun.errors import RefusedError
-    from realrun.measure import machine_on
-    from realrun.validation import validate as run_all
-    from realrun.validation_plan import ValidationPlan
+    from realrun.replay.measure import machine_on
+    from realrun.validation.validate import validate as run_all
+    from realrun.validation.validation_plan import ValidationPlan
     from sim.agreement_report import MEANINGS, failure_lines, summary_lines, table_of
     from sim.hardware import load_hardware
 

@@ -1,0 +1,169 @@
+"""The executor: asks the session at the same moments as ``sim.engine`` and plays its plans on real lanes.
+
+What a model does outside its routed experts is the caller's: ``replay`` drives kernels of a model's shape, ``generate``
+a model of the Hugging Face library. For every layer they call ``route`` (the routing has come over), ``foresee`` if a
+forecast is known, ``combine``, and ``end_layer`` once the next layer's work has been launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import torch
+from torch import Tensor
+
+from policies.session import Session
+from policies.views import ExpertId, Forecast, LayerInput, Phase, Plan
+from realrun.errors import LaneError
+from realrun.execution.copying import Copying
+from realrun.execution.layer_parts import Asked, Finish, LayerParts
+from realrun.execution.recorder import Recorder, Timed
+from realrun.execution.routed_tokens import RoutedTokens, Weigh, as_it_is, rerouted
+from realrun.execution.undisturbed import undisturbed
+from realrun.experts.expert_store import ExpertStore
+from realrun.experts.gpu_slots import GpuSlots
+from realrun.machine.lanes import Machine, Mark
+from realrun.machine.upload import upload
+from sim.approximation import Approximation
+
+
+class Executor:
+    """One run of one session on one machine. ``parts`` play the layers; spans are in ``recorder``."""
+
+    def __init__(
+        self, session: Session, machine: Machine, store: ExpertStore, slots: GpuSlots, recorder: Recorder,
+        approximation: Approximation | None = None,
+    ) -> None:  # fmt: skip
+        self.session, self.machine, self.recorder = session, machine, recorder
+        self.copying = Copying(session, machine, store, slots, recorder)
+        self.parts: LayerParts
+        self._store, self._slots, self._approximation = store, slots, approximation
+        self._layer = -1
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A run: experts are placed, the clock starts, the copy thread serves; all of that ends with the block.
+
+        Raises LaneError if a lane has failed, also if that was in an earlier run.
+        """
+        self.machine.settle()
+        self._place()
+        with undisturbed():
+            self.recorder.zero_ns = self.machine.now_ns()
+            self.copying.start()
+            try:
+                yield
+            except BaseException:
+                for end in (self.copying.stop, self.machine.settle):
+                    with suppress(LaneError):  # what has ended the run is told, not what follows from that
+                        end()
+                raise
+            self.copying.stop()
+            self.machine.settle()
+        self.recorder.flush()
+
+    def begin_step(self, index: int, phase: Phase) -> None:
+        """A forward pass begins."""
+        self.recorder.step, self.recorder.phase = index, phase
+        with self.copying.turn:
+            self.session.begin_step(index)
+
+    def route(
+        self, given: LayerInput, true: RoutedTokens, asked: Asked, forecasts: Sequence[Forecast] = (),
+        weigh: Weigh = as_it_is,
+    ) -> Plan:  # fmt: skip
+        """The layer's routing is known: decide, and begin. ``forecasts``: those that its routing was committed by;
+        ``weigh`` gives routing that a policy has made up the weights that the model computes with.
+        """
+        session, copying = self.session, self.copying
+        self._layer, committed = given.layer, session.committed is not None
+        with copying.turn:
+            began = self.machine.now_ns()
+            ahead_ns = self.parts.ahead_ns(session.costs[given.layer])
+            plan = session.plan_layer(given._replace(h2d_backlog_ns=copying.left_ns(), cpu_backlog_ns=ahead_ns))
+            arrivals = copying.expect(self._copied_for(plan))
+            self._give_up(plan)
+        kept = plan.routing is given.routing
+        tokens = true if kept else rerouted(weigh(plan.routing), true.top_k, true.weights.dtype)
+        self._host("plan", began)
+        with copying.turn:
+            copying.turn.notify_all()
+        if tokens is not true:
+            asked = Asked(asked.hidden, upload(tokens.weights, self.machine.device), asked.ready)
+        if self._approximation is not None:
+            self._approximation.observe(given.phase, given.routing, plan, forecasts if committed else None)
+        self.parts.start(plan, tokens, asked, arrivals)
+        return plan
+
+    def foresee(self, forecasts: Sequence[Forecast], top_k: int, dtype: torch.dtype, weigh: Weigh = as_it_is) -> None:
+        """Forecasts of later layers are known; ``weigh`` as for the routing of the next layer."""
+        began = self.machine.now_ns()
+        with self.copying.turn:
+            foresight, withdrawn = self.session.foresee(forecasts)
+            self._withdraw(withdrawn)
+            self.copying.turn.notify_all()
+        self._host("foresee", began)
+        commit = foresight.commit
+        if commit is not None and commit.precompute:
+            self.parts.precompute(commit, rerouted(weigh(commit.routing), top_k, dtype))
+
+    def combine(self, finish: Finish, keep: Callable[[Tensor], None]) -> Mark:
+        """Launch the layer's sum: ``keep`` gets what ``finish`` makes of the partial results [N, k, H]."""
+        return self.parts.combine(finish, keep)
+
+    def end_layer(self) -> None:
+        """Block until the layer has ended, then tell the session."""
+        self.parts.wait()
+        with self.copying.turn:
+            self.copying.updated(self.session.end_layer())
+
+    def end_step(self) -> None:
+        """The forward pass is over, and the host has what it gave."""
+        with self.copying.turn:
+            self.copying.updated(self.session.end_step())
+
+    @contextmanager
+    def waiting(self, mark: Mark, layer: int, target_layer: int = -1) -> Iterator[None]:
+        """The host waits for what comes over, until ``mark`` has ended, and reads it in the block."""
+        began = self.machine.now_ns()
+        mark.wait()
+        yield
+        self._span("wait", max(began, mark.end_ns), layer, target_layer)
+
+    def launched(self, layer: int, since_ns: int) -> None:
+        """The host has launched work outside the routed experts."""
+        self._span("launch", since_ns, layer)
+
+    def _host(self, kind: str, since_ns: int) -> None:
+        self._span(kind, since_ns, self._layer)
+
+    def _span(self, kind: str, since_ns: int, layer: int, target_layer: int = -1) -> None:
+        timed = Timed(since_ns, since_ns, self.machine.now_ns())
+        self.recorder.add("host", timed, kind, layer, target_layer=target_layer)
+
+    def _place(self) -> None:
+        """Residents take their slots before the clock starts."""
+        for layer, experts in enumerate(self.session.residency.resident):
+            for expert in sorted(experts):
+                self._slots.place(ExpertId(layer, expert)).copy_(self._store.buffer(layer, expert))
+                now = self.recorder.zero_ns
+                self.recorder.instant(now, "place", layer, -1, expert, self.copying.expert_bytes(layer))
+
+    def _copied_for(self, plan: Plan) -> list[ExpertId]:
+        """What the layer waits for: loads, streamed experts, and one whose copy is running."""
+        awaited = () if plan.awaited is None or self._here(plan.layer, plan.awaited) else (plan.awaited,)
+        return [ExpertId(plan.layer, expert) for expert in (*awaited, *plan.loads, *plan.streamed)]
+
+    def _here(self, layer: int, expert: int) -> bool:
+        return self.session.residency.holds(ExpertId(layer, expert))
+
+    def _give_up(self, plan: Plan) -> None:
+        """What the plan has no use for."""
+        self._withdraw(plan.withdrawn)
+        for id in plan.released:
+            self.copying.released(id)
+
+    def _withdraw(self, ids: Sequence[ExpertId]) -> None:
+        for id in ids:
+            self.recorder.instant(self.machine.now_ns(), "withdraw", self._layer, id.layer, id.expert, 0)

@@ -1,0 +1,265 @@
+"""The routed experts of the layer at work, on real lanes: who computes which rows, what they wait for, and their sum
+(twin of ``sim.layer_parts``).
+
+Partial results are rows of [N * k, H]: one for each choice of each token, whoever computes it, so that their sum does
+not depend on where and in which order experts ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from policies.views import Commitment, ExpertCosts, ExpertId, Plan
+from realrun.execution.copying import Arrival, Copying
+from realrun.execution.recorder import Recorder, Timed
+from realrun.execution.routed_tokens import RoutedTokens
+from realrun.experts.expert_ffn import compute_into, weighted_ffn
+from realrun.experts.expert_store import ExpertStore
+from realrun.experts.gpu_slots import GpuSlots
+from realrun.machine.lanes import Given, Machine, Mark
+from realrun.machine.upload import upload
+
+Finish = Callable[[Tensor], Tensor]  # partial results [N, k, H] -> what the layer gives
+
+
+@dataclass
+class Rows:
+    """An expert that the CPU has been given: slots, and where their results lie in the layer's host buffer."""
+
+    slots: Tensor
+    begin: int
+    mark: Mark = field(init=False)
+    began_ns: int = 0  # 0: not yet
+    has_ended: bool = False
+
+    def left_ns(self, cost_ns: int, now_ns: int) -> int:
+        """What is left of work that is taken to last ``cost_ns``."""
+        if self.has_ended:
+            return 0
+        return max(1, self.began_ns + cost_ns - now_ns) if self.began_ns else cost_ns
+
+
+@dataclass
+class CpuShare:
+    """What the CPU has been given of one layer."""
+
+    rows: dict[int, Rows] = field(default_factory=dict)  # by expert
+    filled: int = 0  # rows of the layer's result buffer that are taken
+
+    def take(self, expert: int, slots: Tensor) -> Rows:
+        """Room for another expert's results."""
+        rows = self.rows[expert] = Rows(slots, self.filled)
+        self.filled += len(slots)
+        return rows
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A layer's input on the GPU: ``hidden()`` [N, H], there when ``ready`` has ended, and ``weights`` [N * k]."""
+
+    hidden: Callable[[], Tensor]
+    weights: Tensor
+    ready: Mark
+
+
+@dataclass
+class AtWork:
+    """The layer at work. ``start`` makes another one, so that nothing is left of the layer before."""
+
+    plan: Plan
+    tokens: RoutedTokens
+    asked: Asked
+    arrivals: Mapping[ExpertId, Arrival]
+    cpu: CpuShare  # begins with what was computed ahead
+    on_gpu: Mapping[int, Tensor]  # slots of every expert
+    pending: list[int]  # experts of the GPU that wait for copies
+    since_ns: int  # when the host began what it launches next
+    activations: Mark | None = None  # their way to the CPU
+    waits: list[Mark] = field(default_factory=list)  # what its end must not miss: GPU work with its `done`, activations
+
+
+class LayerParts:
+    """Plays plans, one layer at a time. ``kernels``: of each layer, what its experts compute besides their weights.
+
+    Two host buffers of each kind, in turn by layer, suffice: what a layer sends to the CPU is also read by the experts
+    that are computed ahead for the next layer, and their results are written before that one starts; but a layer starts
+    only when the layer before it has ended, and by then nobody uses what belongs to the one before that.
+    """
+
+    def __init__(
+        self, machine: Machine, copying: Copying, store: ExpertStore, slots: GpuSlots, kernels: Sequence[Any],
+        recorder: Recorder, max_tokens: int, top_k: int, hidden: int, dtype: torch.dtype, sum_dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        self._machine, self._copying, self._store, self._slots = machine, copying, store, slots
+        self._kernels, self._recorder = kernels, recorder
+        self._parts = machine.gpu_tensor((max_tokens * top_k, hidden), sum_dtype)
+        self._sent = [machine.host_tensor((max_tokens, hidden), dtype) for _ in range(2)]  # activations
+        self._results = [machine.host_tensor((max_tokens * top_k, hidden), sum_dtype) for _ in range(2)]
+        self._arrived = machine.gpu_tensor((max_tokens * top_k, hidden), sum_dtype)  # results that came over the link
+        self._ahead = CpuShare()  # of the layer after the one at work
+        self._now: AtWork
+
+    def start(self, plan: Plan, tokens: RoutedTokens, asked: Asked, arrivals: Mapping[ExpertId, Arrival]) -> None:
+        """Put a plan into effect: GPU experts that are here, and the CPU's share."""
+        since_ns = self._machine.now_ns()
+        share, self._ahead = self._ahead, CpuShare()
+        on_gpu = _upload(tokens, self._machine.device)
+        pending = [e for e in plan.gpu if ExpertId(plan.layer, e) in arrivals]
+        self._now = AtWork(plan, tokens, asked, arrivals, share, on_gpu, pending, since_ns)
+        if not tokens.complete:
+            count = tokens.tokens * tokens.top_k
+            self._machine.gpu.submit(lambda: self._parts[:count].zero_())
+        for expert in plan.gpu:
+            if expert not in pending:
+                self._compute(expert, ())
+        if plan.cpu:
+            self._on_cpu(plan.cpu, tokens, "expert", plan.layer, share)
+
+    def so_far(self) -> Tensor:
+        """Work for the GPU: partial results [N, k, H] of the experts that were there, zero for all others."""
+        now = self._now
+        parts = self._parts[: now.tokens.tokens * now.tokens.top_k]
+        known = torch.zeros_like(parts)
+        for expert in now.plan.gpu:
+            if expert not in now.pending:
+                slots = now.on_gpu[expert]
+                known[slots] = parts[slots]
+        return known.view(now.tokens.tokens, now.tokens.top_k, -1)
+
+    def precompute(self, commit: Commitment, tokens: RoutedTokens) -> None:
+        """The CPU begins on experts of the next layer, with this layer's activations."""
+        self._on_cpu(commit.precompute, tokens, "precompute", self._now.plan.layer + 1, self._ahead)
+
+    def ahead_ns(self, costs: ExpertCosts) -> int:
+        """What is left of the experts that are computed ahead, by the planner's ``costs`` of their layer."""
+        now_ns, left_ns, first_ns = self._machine.now_ns(), 0, costs.first_cpu_ns
+        for rows in self._ahead.rows.values():
+            left_ns += rows.left_ns(costs.cpu_ns[len(rows.slots)] + first_ns, now_ns)
+            first_ns = 0
+        return left_ns
+
+    def combine(self, finish: Finish, keep: Callable[[Tensor], None]) -> Mark:
+        """Launch what waits for copies, then the sum: ``keep`` gets what ``finish`` makes of the partial results."""
+        now, layer = self._now, self._now.plan.layer
+        now.since_ns = self._machine.now_ns()
+        for expert in now.pending:
+            self._compute(expert, (now.arrivals[ExpertId(layer, expert)],))
+        streamed = [now.arrivals[ExpertId(layer, e)] for e in now.plan.streamed]
+        rows = [now.cpu.rows[e] for e in (*now.plan.precomputed, *now.plan.cpu)]
+        source, after = self._source(rows)
+        slots = upload(torch.cat([row.slots for row in rows]), self._machine.device) if rows else None
+        places = upload(_places(rows), self._machine.device) if rows else None
+        parts = self._parts[: now.tokens.tokens * now.tokens.top_k]
+        shape = (now.tokens.tokens, now.tokens.top_k, -1)
+
+        def add_up() -> None:
+            if slots is not None and places is not None:
+                parts[slots] = source[places]
+            keep(finish(parts.view(shape)))
+
+        mark = self._machine.gpu.submit(add_up, (*after, *streamed))
+        self._recorder.add("gpu", mark, "combine", layer, -1, now.tokens.tokens)
+        self._launched(-1, mark)
+        return mark
+
+    def wait(self) -> None:
+        """Block until the layer has ended and the session knows all that came of it."""
+        for mark in self._now.waits:
+            mark.wait()
+        for arrival in self._now.arrivals.values():
+            arrival.wait_known()
+
+    def _compute(self, expert: int, after: Sequence[Mark]) -> None:
+        """One expert on the GPU, from whichever slot it is in when it runs."""
+        now, parts = self._now, self._parts
+        id, asked, slots, top_k = ExpertId(now.plan.layer, expert), now.asked, now.on_gpu[expert], now.tokens.top_k
+        kernel, layout = self._kernels[id.layer], self._store.layouts[id.layer]
+
+        def work() -> None:
+            weights = layout.views(self._slots.buffer(id))
+            compute_into(parts, kernel, weights, asked.hidden(), slots, asked.weights, top_k)
+
+        mark = self._machine.gpu.submit(work, after, lambda: self._copying.used(id))
+        self._recorder.add("gpu", mark, "expert", id.layer, expert, len(slots), self._bytes(id.layer))
+        self._launched(expert, mark)
+
+    def _on_cpu(
+        self, experts: Iterable[int], tokens: RoutedTokens, kind: str, layer: int, share: CpuShare
+    ) -> None:  # fmt: skip
+        """Give the CPU experts of ``layer``, one after another, on the activations of the layer at work."""
+        sent, here = self._send_activations(), self._now.plan.layer
+        target = layer if layer != here else -1
+        for expert in experts:
+            rows = share.take(expert, tokens.slots[expert])
+            rows.mark = self._machine.cpu.submit(self._cpu_work(layer, expert, rows, tokens), (sent,))
+            self._recorder.add(
+                "cpu", rows.mark, kind, here, expert, len(rows.slots), self._bytes(layer), target_layer=target
+            )
+
+    def _cpu_work(self, layer: int, expert: int, rows: Rows, tokens: RoutedTokens) -> Callable[[], None]:
+        kernel, weights = self._kernels[layer], self._store.layouts[layer].views(self._store.buffer(layer, expert))
+        hidden = self._sent[self._now.plan.layer % 2]
+        results = self._results[layer % 2][rows.begin : rows.begin + len(rows.slots)]
+
+        def work() -> None:
+            rows.began_ns = self._machine.now_ns()
+            weighted_ffn(kernel, weights, hidden, rows.slots, tokens.weights, tokens.top_k, results)
+            rows.has_ended = True
+
+        return work
+
+    def _send_activations(self) -> Mark:
+        """The CPU gets this layer's hidden states, once."""
+        now = self._now
+        if now.activations is None:
+            count, hidden, layer = now.tokens.tokens, now.asked.hidden, now.plan.layer
+            sent = self._sent[layer % 2][:count]
+            now.activations = self._machine.d2h.submit(
+                lambda: sent.copy_(hidden(), non_blocking=True), (now.asked.ready,)
+            )  # fmt: skip
+            self._recorder.add("d2h", now.activations, "activations", layer, -1, count, sent.nbytes)
+            now.waits.append(now.activations)
+        return now.activations
+
+    def _source(self, rows: Sequence[Rows]) -> tuple[Tensor, Sequence[Mark]]:
+        """Where the GPU finds the CPU's results, and when."""
+        now, layer = self._now, self._now.plan.layer
+        results, marks = self._results[layer % 2], [row.mark for row in rows]
+        if not rows or self._machine.result_path == "direct":
+            return self._machine.readable(results), marks
+        began_ns = self._machine.now_ns()
+        for mark in marks:
+            mark.wait()
+        now.since_ns += self._machine.now_ns() - began_ns
+        end = max(row.begin + len(row.slots) for row in rows)
+        arrival = self._copying.send_result(lambda: self._arrived[:end].copy_(results[:end], non_blocking=True))
+        self._recorder.add("h2d", arrival, "result", layer, -1, now.tokens.tokens, results[:end].nbytes)
+        return self._arrived, (arrival,)
+
+    def _launched(self, expert: int, mark: Given) -> None:
+        """The host has done what it takes to launch this since what was before; time in which it waited is no part."""
+        now = self._now
+        since, now.since_ns = now.since_ns + mark.held_ns, self._machine.now_ns()
+        self._recorder.add("host", Timed(since, since, now.since_ns), "launch", now.plan.layer, expert)
+        now.waits.append(mark)
+
+    def _bytes(self, layer: int) -> int:
+        return self._copying.expert_bytes(layer)
+
+
+def _upload(tokens: RoutedTokens, device: torch.device) -> Mapping[int, Tensor]:
+    """The slots of every expert on the GPU, in one transfer."""
+    if device.type == "cpu":
+        return tokens.slots
+    slots = upload(torch.cat(list(tokens.slots.values())), device)
+    return dict(zip(tokens.slots, torch.split(slots, [len(each) for each in tokens.slots.values()]), strict=True))
+
+
+def _places(rows: Sequence[Rows]) -> Tensor:
+    """Where the results of all rows lie in the host buffer."""
+    return torch.cat([torch.arange(row.begin, row.begin + len(row.slots)) for row in rows])

@@ -1,0 +1,55 @@
+"""What the lanes of a real machine did, as the spans of ``sim.spans``; times are read once a step is over."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from realrun.machine.lanes import Mark
+from sim.spans import Row
+
+
+@dataclass
+class Timed:
+    """A span whose times are known already: a mark of the host's own."""
+
+    ready_ns: int
+    start_ns: int
+    end_ns: int
+
+
+class Recorder:
+    """Spans since ``zero_ns``, the machine's time at which the run began."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.step, self.phase = -1, "prefill"
+        self.zero_ns = 0
+        self._open: list[tuple[str, Timed | Mark, str, str, int, int, int, int, int, int]] = []
+        self._lock = threading.Lock()
+
+    def add(
+        self, lane: str, mark: Timed | Mark, kind: str, layer: int, expert: int = -1, tokens: int = 0, bytes: int = 0,
+        target_layer: int = -1, place: tuple[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        """Remember a piece of work, which need not have ended, of the present phase and step or another ``place``."""
+        phase, step = place or self.place
+        with self._lock:
+            self._open.append((lane, mark, kind, phase, step, layer, target_layer, expert, tokens, bytes))
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Phase and step at work."""
+        return self.phase, self.step
+
+    def instant(self, now_ns: int, kind: str, layer: int, target_layer: int, expert: int, bytes: int) -> None:
+        """A zero-length span on the copy lane: something happened to an expert's memory."""
+        self.add("h2d", Timed(now_ns, now_ns, now_ns), kind, layer, expert, 0, bytes, target_layer)
+
+    def flush(self) -> None:
+        """Read the times of all that has ended since; the machine has settled."""
+        with self._lock:
+            rows, self._open = self._open, []
+        for lane, mark, *what in rows:
+            times = (max(0, ns - self.zero_ns) for ns in (mark.ready_ns, mark.start_ns, mark.end_ns))
+            self.rows.append((lane, *times, *what))  # type: ignore[arg-type]

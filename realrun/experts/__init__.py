@@ -1,0 +1,1 @@
+"""Routed experts' weights: how they lie, where they are kept, what computes them."""

@@ -1,0 +1,210 @@
+"""Models of the Hugging Face library whose routed experts lie in an expert store, and nowhere else.
+
+Either the weights are taken out of a model in memory, or the model is loaded without them and they are read from the
+checkpoint one expert at a time, so that no more than one expert is ever in memory twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import transformers
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from realrun.errors import RealRunError, RefusedError
+from realrun.experts.checkpoint_tensors import ExpertTensors, Piece, stored_tensors
+from realrun.experts.expert_ffn import check_kernel
+from realrun.experts.expert_layout import ExpertLayout, expert_parameters
+from realrun.experts.expert_store import Allocate, ExpertStore, Slab
+from realrun.machine.pinned import check_host_memory
+from traces.capture_settings import CaptureError
+from traces.hf_layers import MoeLayer, find_moe_layers
+
+CAUSAL_MODELS: Any = AutoModelForCausalLM  # whose own annotations are incomplete
+
+LayerPieces = list[dict[str, list[Piece]]]  # of every expert, by parameter
+
+
+def take_experts(model: nn.Module, layers: Sequence[MoeLayer], allocate: Allocate) -> ExpertStore:
+    """Move the experts' weights out of a model in memory, layer by layer: one layer is in memory twice.
+
+    The modules keep their flags, and parameters with a shape but no storage; they cannot be run any more by themselves.
+    Raises RefusedError, before anything has moved, for a family that the executor cannot compute.
+    """
+    layouts = _layouts(layers)
+    return ExpertStore(
+        _taken(name, layer.experts, layout, allocate)
+        for name, layer, layout in zip(_names(model, layers), layers, layouts, strict=True)
+    )
+
+
+def load_streamed(
+    folder: Path, dtype: torch.dtype, device: torch.device | str, allocate: Allocate
+) -> tuple[Any, list[MoeLayer], ExpertStore]:
+    """The model in ``folder`` in ``dtype`` with everything but its experts on ``device``, its mixtures, and the store.
+
+    Modules of experts are as ``take_experts`` leaves them. Raises RefusedError, naming file and tensor and before
+    any expert is read, for what is missing, quantised, does not fit into the host's memory, or cannot be computed.
+    """
+    skeleton = _skeleton(folder, dtype)
+    layers = _mixtures(skeleton, folder)
+    layouts = _layouts(layers)
+    names = _names(skeleton, layers)
+    tensors = ExpertTensors(skeleton, stored_tensors(folder))
+    pieces = [_pieces(tensors, name, layout) for name, layout in zip(names, layouts, strict=True)]
+    check_host_memory(sum(layout.bytes * len(experts) for layout, experts in zip(layouts, pieces, strict=True)))
+    model = _without_experts(folder, dtype, {type(layer.experts) for layer in layers})
+    for name, layer in zip(names, layers, strict=True):
+        _empty(name, model.get_submodule(name), expert_parameters(layer.experts))
+    move(model, device)
+    slabs = (_read(experts, layout, allocate) for experts, layout in zip(pieces, layouts, strict=True))
+    return model, _mixtures(model, folder), ExpertStore(slabs)
+
+
+def move(model: nn.Module, device: torch.device | str) -> None:
+    """Move what has storage, types as they are (``model.to`` fails on what has none).
+
+    On the CPU it is copied nevertheless: the library leaves weights in the mapped file, at addresses so odd that
+    kernels round in other ways.
+    """
+    model._apply(lambda value: value if value.is_meta else value.to(device, copy=True))  # type: ignore[no-untyped-call]
+
+
+def _layouts(layers: Iterable[MoeLayer]) -> list[ExpertLayout]:
+    layouts = []
+    for layer in layers:
+        check_kernel(layer.experts)
+        layouts.append(ExpertLayout.from_module(layer.experts))
+    return layouts
+
+
+def _taken(name: str, experts: nn.Module, layout: ExpertLayout, allocate: Allocate) -> Slab:
+    parameters = expert_parameters(experts)
+    slab = Slab.allocated(layout, len(next(iter(parameters.values()))), allocate)
+    for expert in range(len(slab.memory)):
+        for part, view in slab.views(expert).items():
+            view.copy_(parameters[part].detach()[expert])
+    _empty(name, experts, parameters)
+    return slab
+
+
+def _empty(name: str, experts: Any, parameters: Mapping[str, Tensor]) -> None:
+    """What is left in the module: shapes, and an error if it is run."""
+    for part, value in parameters.items():
+        setattr(experts, part, nn.Parameter(torch.empty_like(value, device="meta"), requires_grad=False))
+    experts.forward = _refuse_to_run(name)
+
+
+def _refuse_to_run(name: str) -> Callable[..., NoReturn]:
+    def forward(*given: object, **named: object) -> NoReturn:
+        raise RealRunError(f"{name}: its weights lie in an expert store; run the model through the executor")
+
+    return forward
+
+
+def _skeleton(folder: Path, dtype: torch.dtype) -> Any:
+    """The model without storage."""
+    config_file = folder / "config.json"
+    if not config_file.exists():
+        raise RefusedError(f"{config_file}: expected a folder with a model of the Hugging Face library")
+    quantised = json.loads(config_file.read_text()).get("quantization_config")
+    if quantised is not None:
+        raise RefusedError(
+            f"{config_file}: expected plain weights, found quantization_config "
+            f"{quantised.get('quant_method', quantised)}: not supported; take the bfloat16 checkpoint"
+        )
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        with torch.device("meta"):
+            return CAUSAL_MODELS.from_config(config, dtype=dtype)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise RefusedError(f"{folder}: expected a causal language model; could not build it: {error}") from error
+
+
+def _mixtures(model: Any, folder: Path) -> list[MoeLayer]:
+    try:
+        return find_moe_layers(model)
+    except CaptureError as error:
+        raise RefusedError(f"{folder}: {error}") from error
+
+
+def _names(model: nn.Module, layers: Iterable[MoeLayer]) -> list[str]:
+    """Of the experts modules, such as model.layers.3.mlp.experts."""
+    names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
+    return [names[layer.experts] for layer in layers]
+
+
+def _pieces(tensors: ExpertTensors, name: str, layout: ExpertLayout) -> LayerPieces:
+    by_part = {part.name: tensors.pieces(f"{name}.{part.name}") for part in layout.parts}
+    return [dict(zip(by_part, of_expert, strict=True)) for of_expert in zip(*by_part.values(), strict=True)]
+
+
+def _without_experts(folder: Path, dtype: torch.dtype, classes: Iterable[type[nn.Module]]) -> Any:
+    """The library loads all but the experts: it takes their tensors for superfluous, and never reads them."""
+    with _built_empty(classes), _quiet():
+        model, report = CAUSAL_MODELS.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    if report["missing_keys"]:
+        raise RefusedError(f"{folder}: the checkpoint has no tensor for {sorted(report['missing_keys'])}")
+    return model.train(False)
+
+
+@contextmanager
+def _built_empty(classes: Iterable[type[nn.Module]]) -> Iterator[None]:
+    """Meanwhile, modules of ``classes`` are built without the parameters that hold all experts."""
+    originals: dict[Any, Callable[..., None]] = {cls: cls.__init__ for cls in classes}
+    for cls, original in originals.items():
+        cls.__init__ = _emptying(original)
+    try:
+        yield
+    finally:
+        for cls, original in originals.items():
+            cls.__init__ = original
+
+
+def _emptying(original: Callable[..., None]) -> Callable[..., None]:
+    def init(experts: Any, *given: Any, **named: Any) -> None:
+        original(experts, *given, **named)
+        for part in expert_parameters(experts):
+            setattr(experts, part, None)
+        experts._is_hf_initialized = True  # else the library initialises parameters that are not there
+
+    return init
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The library warns of every tensor that it does not read."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
+
+
+def _read(experts: LayerPieces, layout: ExpertLayout, allocate: Allocate) -> Slab:
+    """One layer from its shards, which are closed again: open ones keep what was read in memory."""
+    slab = Slab.allocated(layout, len(experts), allocate)
+    files = {piece.tensor.file for parts in experts for pieces in parts.values() for piece in pieces}
+    with ExitStack() as stack:
+        shards = {file: stack.enter_context(safe_open(file, framework="pt")) for file in files}
+        for expert, parts in enumerate(experts):
+            for part, view in slab.views(expert).items():
+                for piece in parts[part]:
+                    view[piece.begin : piece.end].copy_(_weights(shards[piece.tensor.file], piece))
+    return slab
+
+
+def _weights(shard: Any, piece: Piece) -> Tensor:
+    if piece.index is None:
+        whole: Tensor = shard.get_tensor(piece.tensor.key)
+        return whole
+    one: Tensor = shard.get_slice(piece.tensor.key)[piece.index : piece.index + 1]
+    return one[0]

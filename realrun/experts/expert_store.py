@@ -1,0 +1,73 @@
+"""Every routed expert's weights in host memory: experts are copied to the GPU from here, and the CPU reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from realrun.experts.expert_layout import ExpertLayout
+from realrun.machine.pinned import check_host_memory
+
+Allocate: TypeAlias = Callable[[int], Tensor]  # bytes -> uint8 [bytes], 64-byte aligned: see realrun.machine.pinned
+
+BLOCK_ELEMENTS = (1 << 21) + 32  # random values that are repeated; no power of two, so that experts differ
+
+
+@dataclass(frozen=True)
+class Slab:
+    """One layer's experts: ``memory`` uint8 [E, layout.bytes]."""
+
+    layout: ExpertLayout
+    memory: Tensor
+
+    @classmethod
+    def allocated(cls, layout: ExpertLayout, experts: int, allocate: Allocate) -> Slab:
+        """Room for a layer's experts, not filled."""
+        return cls(layout, allocate(layout.bytes * experts).view(experts, layout.bytes))
+
+    def views(self, expert: int) -> dict[str, Tensor]:
+        """One expert's weights by name, in place."""
+        return self.layout.views(self.memory[expert])
+
+
+class ExpertStore:
+    """One slab a layer; experts lie one behind another in it."""
+
+    def __init__(self, slabs: Iterable[Slab]) -> None:
+        self._slabs = tuple(slabs)
+        self.layouts = tuple(slab.layout for slab in self._slabs)
+
+    @property
+    def bytes(self) -> int:
+        """Of all experts of all layers."""
+        return sum(slab.memory.numel() for slab in self._slabs)
+
+    def buffer(self, layer: int, expert: int) -> Tensor:
+        """Where one expert's weights lie: uint8 [layouts[layer].bytes]."""
+        return self._slabs[layer].memory[expert]
+
+
+def random_store(layout: ExpertLayout, layers: int, experts: int, allocate: Allocate, seed: int = 0) -> ExpertStore:
+    """Experts to measure with, each in memory of its own. Raises RefusedError where the host has no room for them.
+
+    Parts have one floating point type. Magnitudes are 0.01 to 0.03, so that nothing overflows or is denormal, even in
+    half precision: both would cost time that real weights do not. Values repeat from block to block.
+    """
+    check_host_memory(layout.bytes * layers * experts)
+    block = _random_block(layout.parts[0].dtype, seed)
+    slabs = [Slab.allocated(layout, experts, allocate) for _ in range(layers)]
+    for slab in slabs:
+        for piece in slab.memory.view(-1).view(block.dtype).split(len(block)):  # type: ignore[no-untyped-call]
+            piece.copy_(block[: len(piece)])
+    return ExpertStore(slabs)
+
+
+def _random_block(dtype: torch.dtype, seed: int) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    magnitudes = torch.rand(BLOCK_ELEMENTS, generator=random) * 0.02 + 0.01
+    signs = torch.randint(0, 2, (BLOCK_ELEMENTS,), generator=random) * 2 - 1
+    return (magnitudes * signs).to(dtype)

@@ -1,0 +1,145 @@
+"""Generate with a model of the Hugging Face library whose routed experts are where a policy puts them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from realrun.execution.call_log import Call, LoggedSession
+from realrun.execution.executor import Executor
+from realrun.generation.generated_trace import GeneratedTrace
+from realrun.generation.hf_experts import routed_through
+from realrun.generation.hosted_model import HostedModel, load_model, look_at
+from realrun.generation.live_forecasts import LiveRecorder
+from realrun.generation.live_layers import LiveLayers
+from realrun.generation.preparation import (
+    Generated,
+    GenerateRequest,
+    executor_for,
+    forecasts_for,
+    playing_its_part,
+    prepared_for,
+    tokens_of,
+)
+from realrun.machine.lanes import Machine
+from realrun.machine.machines import machine_for
+from sim.approximation import Approximation
+from sim.demand import StepDemand, demand_of
+from sim.simulate import Prepared
+from traces.hf_generate import Pass, Sampler
+from traces.trace_file import write_trace
+from traces.trace_layout import DECODE, PREFILL
+
+# (logits [B, V], sequences, step) -> tokens [B, 1]
+Pick: TypeAlias = Callable[[Tensor, Sequence[int], int], Tensor]
+
+
+def generate(request: GenerateRequest, machine: Machine | None = None) -> Generated:
+    """Load the model and generate. ``machine``: by default host lanes on which the calling thread is the GPU.
+
+    Raises RefusedError before the run for a model, a policy or a machine that do not go together, what ``simulate``
+    raises for its scenario, and LaneError during the run.
+    """
+    request.check()
+    lanes = machine or machine_for("host-lanes", inline=True)
+    try:
+        loaded, store = load_model(
+            request.model, request.dtype, lanes.device, lambda size: lanes.host_tensor((size,), torch.uint8)
+        )
+        return generate_hosted(look_at(loaded, store), request, lanes)
+    finally:
+        if machine is None:
+            lanes.close()
+
+
+def generate_hosted(
+    model: HostedModel, request: GenerateRequest, machine: Machine, pick: Pick | None = None
+) -> Generated:
+    """Generate with a model that is ready; it can be used again. ``pick`` chooses tokens in the sampler's place."""
+    request.check()
+    prompts = tokens_of(request, model.loaded.tokenizer)
+    prepared = prepared_for(request, model, prompts.shape[1])
+    needs, layers = prepared.composition.needs, model.loaded.layers
+    with ExitStack() as stack:
+        recorder = LiveRecorder(layers)
+        stack.enter_context(recorder)
+        forecasts = forecasts_for(request, model, needs, recorder, stack)
+        executor = executor_for(prepared, model, machine, prompts.numel())
+        live = LiveLayers(executor, recorder, forecasts, model.facts)
+        kept = GeneratedTrace(model.facts.rule, needs, forecasts.count)
+        stack.enter_context(routed_through(layers, live))
+        stack.enter_context(playing_its_part(machine))
+        with executor.running():
+            picked = pick or Sampler(request.scenario.seed, request.temperature)
+            said = _passes(model.loaded.model, prompts, request.generated_tokens, live, kept, picked)
+    return _generated(request, model, prepared, executor, kept, said)
+
+
+def _passes(
+    model: Any, prompts: Tensor, new_tokens: int, layers: LiveLayers, kept: GeneratedTrace, pick: Pick
+) -> list[Tensor]:
+    """The prompts, then one token of each sequence at a time; what was chosen after every pass, [B, 1]."""
+    sequences, tokens, cache, start = tuple(range(len(prompts))), prompts.to(model.device), None, 0
+    last_only = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    said = []
+    for step in range(new_tokens + 1):
+        layers.begin_step(step, "decode" if step else "prefill", sequences, tokens.shape[1])
+        output = model(input_ids=tokens, past_key_values=cache, use_cache=True, **last_only)
+        chosen = pick(output.logits[:, -1], sequences, step)
+        said.append(layers.end_pass(chosen))
+        kept.add(Pass(sequences, tokens, start, DECODE if step else PREFILL), layers.records(), layers.made)
+        tokens, cache, start = chosen, output.past_key_values, start + tokens.shape[1]
+    return said
+
+
+def _generated(
+    request: GenerateRequest, model: HostedModel, prepared: Prepared, executor: Executor, kept: GeneratedTrace,
+    said: list[Tensor],
+) -> Generated:  # fmt: skip
+    """The results; the trace is written where it was asked for."""
+    trace = kept.trace(model.shape, _provenance(request, model))
+    if request.trace is not None:
+        write_trace(trace, request.trace)
+    setting = replace(prepared.setting, trace=trace)
+    demand = demand_of(trace, setting.steps, prepared.composition.needs)
+    session = prepared.session
+    assert isinstance(session, LoggedSession)
+    if prepared.approximation is not None:
+        _observe(prepared.approximation, session.log, demand)
+    label = f"generated on {executor.machine.kind}"
+    run = prepared._replace(setting=setting, demand=demand).run(executor.recorder.rows, label)
+    tokens = tuple(tuple(row) for row in torch.cat(said, 1).tolist())
+    return Generated(tokens, run, session, trace, model.loaded.tokenizer)
+
+
+def _observe(approximation: Approximation, log: Sequence[Call], demand: Sequence[StepDemand]) -> None:
+    """How far the run strayed from what the routers said; of committed layers that is known only now."""
+    committed = False
+    for call in log:
+        if call.name == "foresee":
+            committed = call.answer[0].commit is not None
+        if call.name == "plan_layer":
+            [given] = call.given
+            step = demand[given.step]
+            forecasts = step.forecasts[given.layer - 1] if committed else None
+            approximation.observe(given.phase, step.routings[given.layer], call.answer, forecasts)
+            committed = False
+
+
+def _provenance(request: GenerateRequest, model: HostedModel) -> dict[str, Any]:
+    scenario = request.scenario
+    return {
+        "source": "generate",
+        **model.loaded.describe(),
+        "policy": scenario.policy,
+        "seed": scenario.seed,
+        "sampling": f"temperature {request.temperature}" if request.temperature else "greedy",
+        "generated_tokens": request.generated_tokens,
+        "scores": f"{model.facts.rule} of the router's output" + ("" if model.probe.certain else " (assumed)"),
+    }

@@ -1,0 +1,82 @@
+"""The trace of a generation: what the model's own routers chose in the passes that ran, and forecasts made there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from policies.protocols import Needs
+from realrun.generation.live_layers import MadeForecasts
+from traces.capture_rows import place_rows, routing_rows, score_rows
+from traces.hf_generate import Pass
+from traces.hf_record import LayerRecord
+from traces.model_shape import ModelShape
+from traces.trace import Trace
+from traces.trace_layout import DECODE, PREFILL, ForecastKey, tensor_specs
+
+Rows = dict[str, NDArray[Any]]
+
+
+def blank_trace(
+    shape: ModelShape, sequences: Sequence[int], prompt_tokens: int, generated_tokens: int, needs: Needs
+) -> Trace:
+    """The trace of a generation that has not begun: its rows in order, nothing routed yet.
+
+    It says which steps there will be, and has the columns that a policy with these ``needs`` asks for.
+    """
+    count = min(2 * shape.top_k, shape.experts)
+    keys = {ForecastKey(*pair): (count, needs.tokens) for pair in needs.forecasts}
+    batch, tokens = len(sequences), len(sequences) * (prompt_tokens + generated_tokens)
+    tensors: Rows = {
+        name: np.zeros((tokens, *spec.row_shape), spec.dtype)
+        for name, spec in tensor_specs(shape, scores=True, forecasts=keys).items()
+    }
+    steps = [Pass(tuple(sequences), torch.zeros(batch, prompt_tokens), 0, PREFILL)]
+    for start in range(prompt_tokens, prompt_tokens + generated_tokens):
+        steps.append(Pass(tuple(sequences), torch.zeros(batch, 1), start, DECODE))
+    return Trace.trusted(shape, tensors | _joined([place_rows(step) for step in steps]), {}, "")
+
+
+class GeneratedTrace:
+    """Keeps what passes leave, on the device where it is, and makes a trace of it when the run is over."""
+
+    def __init__(self, rule: str, needs: Needs, count: int) -> None:
+        self._rule, self._needs, self._count = rule, needs, count
+        self._passes: list[tuple[Pass, list[LayerRecord], list[MadeForecasts]]] = []
+
+    def add(self, done: Pass, records: Sequence[LayerRecord], made: list[MadeForecasts]) -> None:
+        """One forward pass."""
+        nothing = torch.empty(0)
+        self._passes.append((done, [replace(record, gate_input=nothing) for record in records], made))
+
+    def trace(self, shape: ModelShape, provenance: Mapping[str, Any]) -> Trace:
+        """All passes. Raises TraceError where the model left what no trace can hold."""
+        rows = [
+            {
+                **place_rows(done), **routing_rows(records), "scores": score_rows(records, self._rule),
+                **self._forecast_rows(made, len(records), done.tokens.numel()),
+            }
+            for done, records, made in self._passes
+        ]  # fmt: skip
+        return Trace.from_tensors(shape, _joined(rows), provenance, where="generated trace")
+
+    def _forecast_rows(self, made: list[MadeForecasts], layers: int, tokens: int) -> Rows:
+        rows: Rows = {}
+        for key in (ForecastKey(*pair) for pair in self._needs.forecasts):
+            ids = np.full((tokens, layers, self._count), -1, np.int16)
+            scores = np.zeros(ids.shape, np.float16)
+            for layer in range(layers - key.lookahead):
+                ids[:, layer], scores[:, layer] = made[layer][key]
+            rows[key.ids_name] = ids
+            if self._needs.tokens:
+                rows[key.scores_name] = scores
+        return rows
+
+
+def _joined(rows: Sequence[Rows]) -> Rows:
+    return {name: np.concatenate([each[name] for each in rows]) for name in rows[0]}

@@ -1,0 +1,86 @@
+"""The library's experts modules, handed to a function of ours through its registry of experts functions.
+
+A module's own code decides what its router, shared experts and scaling do; ours gets what the experts are called with:
+hidden states [N, H], ids [N, k] and weights [N, k] (transformers/integrations/moe.py, 5.17 to 5.23).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from realrun.errors import RefusedError
+from realrun.execution.routed_tokens import slots_of
+from realrun.experts.expert_ffn import check_kernel, compute_into
+from realrun.experts.expert_store import ExpertStore
+from traces.hf_layers import MoeLayer
+
+NAME = "trilane"
+
+ExpertsCall: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # (layer, hidden, ids, weights) -> [N, H]
+
+
+def check_layers(layers: Sequence[MoeLayer]) -> None:
+    """Raises RefusedError for experts that the library does not dispatch, and for layers that differ in size."""
+    for layer in layers:
+        check_kernel(layer.experts)
+    sizes = sorted({(layer.experts_count, layer.expert_elements) for layer in layers})
+    if len(sizes) > 1:
+        raise RefusedError(
+            f"{type(layers[0].experts).__name__}: expected as many experts of one size in every layer, got (experts, "
+            f"weights of one) {sizes}; slots are alike, so such models cannot be run, only simulated"
+        )
+
+
+@contextmanager
+def routed_through(layers: Sequence[MoeLayer], call: ExpertsCall) -> Iterator[None]:
+    """Meanwhile, ``call`` computes the routed experts of every layer; afterwards the modules are as they were."""
+    ALL_EXPERTS_FUNCTIONS.register(NAME, _dispatch)
+    before = [_bind(layer.experts, partial(call, number)) for number, layer in enumerate(layers)]
+    try:
+        yield
+    finally:
+        for layer, (implementation, forward) in zip(layers, before, strict=True):
+            _release(layer.experts, implementation, forward)
+
+
+def computed_in_place(layers: Sequence[MoeLayer], store: ExpertStore) -> ExpertsCall:
+    """Experts computed where the hidden states are, straight from the store: for a look at a model before a run."""
+
+    def call(layer: int, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        kernel, layout = layers[layer].experts, store.layouts[layer]
+        count, top_k = ids.shape
+        dtype = torch.result_type(hidden, weights)
+        parts = torch.zeros(count * top_k, hidden.shape[1], dtype=dtype, device=hidden.device)
+        for expert, slots in slots_of(ids.cpu().numpy()).items():
+            views = layout.views(store.buffer(layer, expert).to(hidden.device))
+            compute_into(parts, kernel, views, hidden, slots.to(hidden.device), weights.reshape(-1), top_k)
+        return parts.view(count, top_k, -1).sum(1).to(hidden.dtype)
+
+    return call
+
+
+def _dispatch(experts: Any, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    result: Tensor = experts.trilane(hidden, ids, weights)
+    return result
+
+
+def _bind(experts: Any, call: Callable[..., Tensor]) -> tuple[str, Any]:
+    """The module's implementation before, and what shadows its ``forward``: an emptied module refuses to run."""
+    before = experts.config._experts_implementation, vars(experts).pop("forward", None)
+    experts.trilane = call
+    experts.config._experts_implementation = NAME
+    return before
+
+
+def _release(experts: Any, implementation: str, forward: Any) -> None:
+    experts.config._experts_implementation = implementation
+    del experts.trilane
+    if forward is not None:
+        experts.forward = forward

@@ -1,0 +1,230 @@
+"""The routed experts of a model whose own forward pass runs in the calling thread: layer by layer, by the executor.
+
+The library's code calls us once a layer, with what its router chose. All between two of these calls is attention to
+us: norms, attention, gate, shared and dense layers; its spans are cut there, and so are the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from policies.views import Forecast, LayerInput, Phase, Routing
+from realrun.execution.executor import Executor
+from realrun.execution.layer_parts import Asked
+from realrun.execution.routed_tokens import rerouted
+from realrun.generation.live_forecasts import LiveForecasts, LiveRecorder
+from realrun.generation.model_routing import Scores, own_routing, scaled_by, weighed_like
+from realrun.machine.lanes import Mark
+from realrun.machine.thread_lane import InlineLane
+from realrun.machine.upload import upload
+from traces.hf_record import LayerRecord
+from traces.hf_scores import probabilities
+from traces.trace_layout import ForecastKey
+
+
+class Coming(NamedTuple):
+    """Tensors on their way to the host: ``here`` once ``mark`` has ended; ``sent`` must live as long as that takes."""
+
+    mark: Mark
+    here: list[Tensor]
+    sent: list[Tensor]
+
+
+MadeForecasts = dict[ForecastKey, tuple[NDArray[np.int16], NDArray[np.float16]]]  # [N, m] each
+
+
+@dataclass(frozen=True)
+class RouterFacts:
+    """What is known of a model's routers: see ``realrun.generation.hosted_model``."""
+
+    rule: str  # of hf_scores.RULES
+    norm_topk: bool
+    scales: Sequence[float]  # by layer
+
+
+class Between:
+    """All that the GPU did between the end of one mark and the start of another, as a mark."""
+
+    def __init__(self, since: Mark, until: Mark) -> None:
+        self._since, self._until = since, until
+
+    @property
+    def start_ns(self) -> int:
+        """When the GPU was free for it."""
+        return self._since.end_ns
+
+    @property
+    def end_ns(self) -> int:
+        """When it had ended."""
+        return self._until.start_ns
+
+    ready_ns = start_ns
+
+    def issued(self) -> Between:
+        """Itself: the model gives its own work to the GPU."""
+        return self
+
+    def wait(self) -> None:
+        """Block until it has ended."""
+        self._until.wait()
+
+
+class LiveLayers:
+    """Called by the model with every layer's routing; see ``hf_experts.ExpertsCall``."""
+
+    def __init__(
+        self, executor: Executor, recorder: LiveRecorder, forecasts: LiveForecasts, facts: RouterFacts
+    ) -> None:
+        self._executor, self._router, self._forecasts, self._facts = executor, recorder, forecasts, facts
+        self._machine, self._spans, self._session = executor.machine, executor.recorder, executor.session
+        self._needs, self._layers = executor.session.policy.needs, len(recorder.layers)
+        self._runs_ahead = not isinstance(self._machine.gpu, InlineLane)
+        self._buffers: dict[str, Tensor] = {}
+        self.made: list[MadeForecasts] = []  # of each layer of the step at work
+
+    def begin_step(self, index: int, phase: Phase, sequences: Sequence[int], tokens: int) -> None:
+        """A forward pass with ``tokens`` of each of ``sequences`` begins."""
+        self._step, self._phase = index, phase
+        self._owners = tuple(np.repeat(sequences, tokens).tolist())
+        self._tokens, self.made = len(self._owners), [{} for _ in range(self._layers)]
+        self._executor.begin_step(index, phase)
+        self._since: Mark = self._machine.gpu.submit(_nothing)
+
+    def __call__(self, layer: int, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """One layer: hidden states [N, H] -> what its experts add up to [N, H]."""
+        commit = self._session.committed
+        chosen = {} if commit else self._chosen(layer, ids, weights)
+        ready = self._attended(layer, gated=commit is None)
+        if layer and self._runs_ahead:
+            self._executor.end_layer()  # of the layer before, while this one's attention runs
+        early = self._speculate(layer, hidden.dtype, late=False)
+        if commit is None:
+            self._route(layer, hidden, weights, chosen, ready)
+        else:
+            self._execute(layer, hidden, commit.routing, ids.shape[1], weights.dtype, ready)
+        if self._session.looks_ahead and layer < self._layers - 1:
+            told = self._tell(layer, early, alone=commit is not None)
+            told += self._tell(layer, self._speculate(layer, hidden.dtype, late=True), alone=True)
+            self._executor.foresee(told, ids.shape[1], weights.dtype, scaled_by(self._facts.scales[layer + 1]))
+        kept: list[Tensor] = []
+        self._since = self._executor.combine(lambda parts: parts.sum(1).to(hidden.dtype), kept.append)
+        if not self._runs_ahead:
+            self._executor.end_layer()
+        return kept[0]
+
+    def end_pass(self, chosen: Tensor) -> Tensor:
+        """The language-model head has ``chosen`` tokens [B, 1]: the same on the host. The step ends with it."""
+        ready = self._attended(-1, gated=False)
+        if self._runs_ahead:
+            self._executor.end_layer()
+        coming = self._bring({"chosen": chosen}, ready, -1)
+        with self._executor.waiting(coming.mark, -1):
+            tokens = coming.here[0].clone()
+        self._executor.end_step()
+        return tokens
+
+    def records(self) -> list[LayerRecord]:
+        """What the routers did in the step that has ended."""
+        return self._router.take()
+
+    # --- what the model did of its own --------------------------------------------------------------------------------
+
+    def _attended(self, layer: int, gated: bool) -> Mark:
+        """The model's own work up to here."""
+        now = self._machine.gpu.submit(_nothing)
+        self._spans.add("gpu", Between(self._since, now), "attention", layer, -1, self._tokens)
+        if gated:
+            self._spans.add("gpu", now, "gate", layer, -1, self._tokens)
+        return now
+
+    # --- routing ----------------------------------------------------------------------------------------------------
+
+    def _chosen(self, layer: int, ids: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        """What the layer's own router has to say; on the GPU, as the last of the model's own work."""
+        if not self._needs.scores:
+            return {"ids": ids, "weights": weights}
+        scores = probabilities(self._router.record(layer).logits, self._facts.rule).half()
+        return {"ids": ids, "weights": weights, "scores": scores}
+
+    def _route(self, layer: int, hidden: Tensor, weights: Tensor, chosen: dict[str, Tensor], ready: Mark) -> None:
+        """The layer's own router has spoken."""
+        coming = self._bring(chosen, ready, layer)
+        with self._executor.waiting(coming.mark, layer):
+            ids, shares, *scores = coming.here
+            own = own_routing(ids, shares, scores[0] if scores else None, self._needs)
+        asked = Asked(lambda: hidden, weights.reshape(-1), ready)
+        weigh = weighed_like(own, self._facts.norm_topk)
+        self._executor.route(self._input(layer, own.routing, own.scores), own.tokens, asked, weigh=weigh)
+
+    def _execute(
+        self, layer: int, hidden: Tensor, routing: Routing, top_k: int, dtype: torch.dtype, ready: Mark
+    ) -> None:
+        """Routing that was committed before the layer's router spoke: what that says stays where it is."""
+        tokens = rerouted(scaled_by(self._facts.scales[layer])(routing), top_k, dtype)
+        asked = Asked(lambda: hidden, upload(tokens.weights, self._machine.device), ready)
+        self._executor.route(self._input(layer, routing, None), tokens, asked)
+
+    def _input(self, layer: int, routing: Routing, scores: Scores) -> LayerInput:
+        return LayerInput(self._step, layer, self._phase, routing, scores, self._owners)
+
+    # --- forecasts --------------------------------------------------------------------------------------------------
+
+    def _speculate(self, layer: int, dtype: torch.dtype, late: bool) -> dict[ForecastKey, Coming]:
+        """Forecasts that are due, on their way to the host; ``late``: those from the experts that have run."""
+        return {key: self._make(key, layer, dtype if late else None) for key in self._forecasts.due(layer, late)}
+
+    def _make(self, key: ForecastKey, layer: int, partial: torch.dtype | None) -> Coming:
+        made: dict[str, Tensor] = {}
+
+        def speculate() -> None:
+            here = None if partial is None else self._executor.parts.so_far().sum(1).to(partial)
+            ids, scores = self._forecasts.make(key, layer, here)
+            made.update({key.ids_name: ids.to(torch.int16), key.scores_name: scores.half()})
+
+        target = layer + key.lookahead
+        mark = self._machine.gpu.submit(speculate)
+        self._spans.add("gpu", mark, "speculate", layer, -1, self._tokens, target_layer=target)
+        return self._bring(made, mark, layer, target)
+
+    def _tell(self, layer: int, made: dict[ForecastKey, Coming], alone: bool) -> list[Forecast]:
+        """Keep forecasts for the trace; what the session is told of them. ``alone``: they did not come with the layer's
+        own routing, so that the host waits for them."""
+        told: list[Forecast] = []
+        for key, coming in made.items():
+            with self._executor.waiting(coming.mark, layer, layer + key.lookahead) if alone else nullcontext():
+                coming.mark.wait()
+                ids, scores = (tensor.numpy().copy() for tensor in coming.here)
+            self.made[layer][key] = ids, scores
+            told += self._forecasts.told(key, layer, self._phase, ids, scores)
+        return told
+
+    def _bring(self, tensors: dict[str, Tensor], ready: Mark, layer: int, target_layer: int = -1) -> Coming:
+        """Send ``tensors`` [N, ...] to the host, where they stay until the next of the same name come."""
+        sent = list(tensors.values())
+        here = [self._buffer(name, tensor)[: len(tensor)] for name, tensor in tensors.items()]
+
+        def bring() -> None:
+            for target, tensor in zip(here, sent, strict=True):
+                target.copy_(tensor, non_blocking=True)
+
+        mark, size = self._machine.d2h.submit(bring, (ready,)), sum(tensor.nbytes for tensor in here)
+        self._spans.add("d2h", mark, "routing", layer, -1, self._tokens, size, target_layer)
+        return Coming(mark, here, sent)
+
+    def _buffer(self, name: str, like: Tensor) -> Tensor:
+        """Host memory for tensors of that name; the longest come first, with the prompt."""
+        if name not in self._buffers:
+            self._buffers[name] = self._machine.host_tensor(tuple(like.shape), like.dtype)
+        return self._buffers[name]
+
+
+def _nothing() -> None:
+    """What is submitted to learn when all before it has ended."""

@@ -1,0 +1,90 @@
+"""What a model's own routers chose, as a session is told; and what a policy chose, weighed as the model would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from policies.protocols import Needs
+from policies.token_routing import combine_weights
+from policies.views import Routing
+from realrun.execution.routed_tokens import RoutedTokens, Weigh, descending, routed, routing_of
+from traces.hf_record import LayerRecord
+from traces.hf_scores import probabilities
+
+Scores: TypeAlias = Sequence[Sequence[float]] | None  # [tokens][experts]
+
+
+class OwnRouting(NamedTuple):
+    """A layer's own routing of N tokens. Sessions see weights and scores as a trace keeps them, in 16 bits."""
+
+    ids: NDArray[np.int64]  # [N, k], in the router's order
+    tokens: RoutedTokens  # with the router's weights, untouched
+    routing: Routing
+    scores: Scores
+
+
+def own_routing(ids: Tensor, weights: Tensor, scores: Tensor | None, needs: Needs) -> OwnRouting:
+    """From what the experts were called with, on the host: ``ids``, ``weights`` [N, k], ``scores`` [N, E] float16."""
+    chosen = ids.numpy()
+    tokens = routed(chosen, weights.clone())
+    routing = routing_of(tokens)
+    if needs.tokens:
+        token_ids, token_weights = descending(chosen, weights.half())
+        routing = routing._replace(token_ids=token_ids, token_weights=token_weights)
+    return OwnRouting(chosen, tokens, routing, None if scores is None else scores.tolist())
+
+
+def weighed_like(own: OwnRouting, norm_topk: bool) -> Weigh:
+    """Weights for what a policy has put in place of ``own``.
+
+    A token that keeps its experts keeps the router's own weights. Where a policy was shown scores, its weights come
+    from them, without what the model does besides (DeepSeek's ``routed_scaling_factor``, sums that are not 1): they are
+    scaled by what the router's weights are to the same policy's weights for the router's choice, token by token.
+    Elsewhere they come from the router's weights, which have all that.
+    """
+    weights = own.tokens.weights.view(own.tokens.tokens, -1).tolist()
+
+    def of_token(token: int, ids: Sequence[int], shares: Sequence[float]) -> Sequence[float]:
+        mine = dict(zip(own.ids[token].tolist(), weights[token], strict=True))
+        if mine.keys() == set(ids):
+            return [mine[expert] for expert in ids]
+        if own.scores is None:
+            return shares
+        scale = scale_of(weights[token], own.scores[token], own.ids[token].tolist(), norm_topk)
+        return [share * scale for share in shares]
+
+    def weigh(routing: Routing) -> Routing:
+        tokens = zip(routing.token_ids, routing.token_weights, strict=True)
+        return routing._replace(token_weights=[of_token(n, *token) for n, token in enumerate(tokens)])
+
+    return weigh
+
+
+def scaled_by(scale: float) -> Weigh:
+    """For routing that was committed before the layer's router spoke: the scale of its layer, as once measured."""
+
+    def weigh(routing: Routing) -> Routing:
+        weights = [[share * scale for share in shares] for shares in routing.token_weights]
+        return routing._replace(token_weights=weights)
+
+    return weigh
+
+
+def scale_of(weights: Sequence[float], scores: Sequence[float], ids: Sequence[int], norm_topk: bool) -> float:
+    """What the router's weights of one token are to those that its scores alone would give the same experts."""
+    plain = sum(combine_weights(scores, ids, norm_topk))
+    return sum(weights) / plain if plain > 0 else 1.0
+
+
+def layer_scale(record: LayerRecord, rule: str, norm_topk: bool) -> float:
+    """The mean scale of a layer over the tokens of one pass; the same for all tokens where it is a constant."""
+    assert record.ids is not None
+    assert record.weights is not None
+    tokens = zip(record.weights.tolist(), probabilities(record.logits, rule).tolist(), record.ids.tolist(), strict=True)
+    scales = [scale_of(weights, scores, ids, norm_topk) for weights, scores, ids in tokens]
+    return sum(scales) / len(scales)

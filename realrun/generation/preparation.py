@@ -1,0 +1,203 @@
+"""What a generation is asked for, what it gives, and everything that is made ready before the first token."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from policies.protocols import Needs
+from policies.registry import system
+from realrun.errors import RefusedError
+from realrun.execution.call_log import LoggedSession
+from realrun.execution.executor import Executor
+from realrun.execution.layer_parts import LayerParts
+from realrun.execution.recorder import Recorder
+from realrun.experts.gpu_slots import GpuSlots
+from realrun.generation.generated_trace import blank_trace
+from realrun.generation.hf_experts import computed_in_place, routed_through
+from realrun.generation.hosted_model import HostedModel
+from realrun.generation.live_forecasts import LiveForecasts, LiveRecorder, PartialStates
+from realrun.machine.host_lanes import HostLanes
+from realrun.machine.lanes import Machine
+from realrun.machine.thread_lane import settle_thread
+from realrun.replay.replay_bench import slots_of
+from sim.engine import FROM_EXPERTS
+from sim.run import Run
+from sim.scenario import Scenario
+from sim.simulate import Prepared, compose_policy, prepare, setting_of
+from traces import capture_forecasts
+from traces.capture_forecasts import check_vectors, checked_stream
+from traces.capture_run import Run as ModelRun
+from traces.capture_settings import CaptureError, CaptureSettings
+from traces.capture_vectors import Vectors, read_vectors
+from traces.hf_forecast import GATE_INPUT, parse_forecasts
+from traces.trace import Trace
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """Which model generates what, under which policy.
+
+    ``prompts``: one batch; texts, cut after ``prompt_tokens``, or lists of tokens. They must be of one length: padding
+    would change what some routers choose. Of ``scenario``, policy, parameters, hardware (what planners believe in),
+    memory, calibration and seed count; trace, model and lengths follow from the rest. Every sequence gets 1 +
+    ``generated_tokens`` tokens, the first from the prompt's pass; the end-of-text token stops none. ``cache_slots``
+    stands instead of a cached share. ``vectors``: the file that forecasts other than the gate's need. ``trace``: where
+    to write the trace.
+    """
+
+    model: str | Path
+    prompts: Sequence[str] | Sequence[Sequence[int]]
+    scenario: Scenario = field(default_factory=Scenario)
+    prompt_tokens: int | None = None
+    generated_tokens: int = 32
+    cache_slots: int | None = None
+    temperature: float = 0.0  # 0: the likeliest token
+    dtype: str = "auto"
+    vectors: str | Path | None = None
+    trace: str | Path | None = None
+
+    def check(self) -> None:
+        """Raises RefusedError for what no generation can do, whatever the model."""
+        scenario = self.scenario
+        if system(scenario.policy).needs.future:
+            raise RefusedError(
+                f"policy {scenario.policy!r} needs the routing of layers to come, which nobody knows while a model "
+                "runs; generate with another policy, and simulate this one on the trace that this gives"
+            )
+        for name in ("noisy_forecast_recall", "prefill_chunk_tokens", "sequences"):
+            if getattr(scenario, name) is not None:
+                raise RefusedError(f"generate: {name} is for simulations; leave it out")
+        if self.generated_tokens < 0 or not self.prompts:
+            raise RefusedError(
+                f"generate: expected prompts and generated_tokens >= 0, got {len(self.prompts)} and "
+                f"{self.generated_tokens}"
+            )
+        if self.cache_slots is not None and not (scenario.cached_share is None and scenario.gpu_memory_gb is None):
+            raise RefusedError("generate: give one of cache_slots, cached_share and gpu_memory_gb")
+
+
+@dataclass(frozen=True)
+class Generated:
+    """``tokens`` [B][1 + generated]; the Run; the session with the log of its calls; and the trace."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    run: Run
+    session: LoggedSession
+    trace: Trace
+    tokenizer: Any
+
+    @property
+    def texts(self) -> list[str]:
+        """What was generated, as text."""
+        return [str(self.tokenizer.decode(tokens)) for tokens in self.tokens]
+
+
+def tokens_of(request: GenerateRequest, tokenizer: Any) -> Tensor:
+    """The prompts' tokens [B, P]. Raises RefusedError unless all are of one length."""
+    ids = [list(tokenizer(p)["input_ids"] if isinstance(p, str) else p) for p in request.prompts]
+    ids = [tokens[: request.prompt_tokens] for tokens in ids]
+    lengths = sorted(set(map(len, ids)))
+    if len(lengths) > 1 or not lengths[0]:
+        raise RefusedError(
+            f"generate: expected prompts of one length, got {lengths} tokens; cut all to the shortest, "
+            f"prompt_tokens={lengths[0]}, or generate for each length by itself"
+        )
+    return torch.tensor(ids)
+
+
+def scenario_of(request: GenerateRequest, model: HostedModel) -> Scenario:
+    """What is asked, as a scenario that can be simulated on the trace."""
+    share = request.scenario.cached_share
+    if request.cache_slots is not None:
+        share = request.cache_slots / (model.shape.moe_layers * model.shape.experts)
+    return request.scenario.with_(
+        trace="generated" if request.trace is None else str(request.trace), model=None, batch=len(request.prompts),
+        prompt_tokens=None, generated_tokens=request.generated_tokens or None, cached_share=share,
+    )  # fmt: skip
+
+
+def prepared_for(request: GenerateRequest, model: HostedModel, prompt_tokens: int) -> Prepared:
+    """The policy, its session and its memory, all that a simulation of the run would have. Raises what it raises."""
+    scenario, lengths = scenario_of(request, model), (prompt_tokens, request.generated_tokens)
+    sequences = range(len(request.prompts))
+    setting = setting_of(scenario, blank_trace(model.shape, sequences, *lengths, Needs()))
+    composition = compose_policy(setting, scenario.policy, scenario.parameters)
+    blank = blank_trace(model.shape, sequences, *lengths, composition.needs)
+    return prepare(replace(setting, trace=blank), composition, LoggedSession)
+
+
+def vectors_for(request: GenerateRequest, model: HostedModel, needs: Needs) -> Vectors | None:
+    """The vectors that forecasts need. Raises RefusedError where they are missing, or another model's."""
+    kinds = sorted({kind for kind, _ in needs.forecasts} - {*GATE_INPUT, *FROM_EXPERTS})
+    if not kinds:
+        return None
+    if request.vectors is None:
+        raise RefusedError(
+            f"policy {request.scenario.policy!r} needs forecasts of the kind {', '.join(kinds)}, and these the vectors "
+            "of a calibration: make a file of them with python -m realrun.train_estimator, or take a bundled one, and "
+            "pass it: vectors=FILE, or --vectors FILE"
+        )
+    try:
+        known = read_vectors(request.vectors)
+        check_vectors(known, model.loaded)
+    except CaptureError as error:
+        raise RefusedError(str(error)) from error
+    return known
+
+
+def forecasts_for(
+    request: GenerateRequest, model: HostedModel, needs: Needs, recorder: LiveRecorder, stack: ExitStack
+) -> LiveForecasts:
+    """What makes the policy's forecasts, its hooks on the model until ``stack`` closes. Raises RefusedError."""
+    known = vectors_for(request, model, needs)
+    run, layers = ModelRun(model.loaded, CaptureSettings(temperature=0), recorder), model.loaded.layers
+    try:
+        keys = parse_forecasts([f"{kind}@{ahead}" for kind, ahead in needs.forecasts])
+        early = tuple(key for key in keys if key.kind not in FROM_EXPERTS)
+        partial = None
+        with routed_through(layers, computed_in_place(layers, model.store)):
+            forecaster, _ = capture_forecasts.prepare(run, model.probe, stack, early, None, known)
+            if early != keys:
+                stream = stack.enter_context(checked_stream(run, model.probe, "partial@1"))
+                partial = stack.enter_context(PartialStates(stream))
+    except CaptureError as error:
+        raise RefusedError(f"policy {request.scenario.policy!r} cannot run on this model: {error}") from error
+    return LiveForecasts(needs, forecaster, recorder, model.probe.records, partial, model.shape.top_k)
+
+
+def executor_for(prepared: Prepared, model: HostedModel, machine: Machine, step_tokens: int) -> Executor:
+    """Slots, buffers and kernels for steps of up to ``step_tokens``."""
+    policy, layers, layout = prepared.composition, model.loaded.layers, model.store.layouts[0]
+    arena = machine.gpu_tensor((slots_of(prepared), layout.bytes), torch.uint8)
+    slots, spans = GpuSlots(arena, policy.demand_slots, policy.prefetch_slots), Recorder()
+    executor = Executor(prepared.session, machine, model.store, slots, spans)
+    executor.parts = LayerParts(
+        machine, executor.copying, model.store, slots, [layer.experts for layer in layers], spans,
+        max_tokens=step_tokens, top_k=model.shape.top_k, hidden=layers[0].hidden, dtype=model.loaded.model.dtype,
+        sum_dtype=model.sum_dtype,
+    )  # fmt: skip
+    return executor
+
+
+@contextmanager
+def playing_its_part(machine: Machine) -> Iterator[None]:
+    """On host lanes the calling thread is the GPU: meanwhile it has that core, and one thread for torch."""
+    if not isinstance(machine, HostLanes):
+        yield
+        return
+    cores = os.sched_getaffinity(threading.get_native_id()) if hasattr(os, "sched_getaffinity") else None
+    threads = torch.get_num_threads()
+    settle_thread((machine.settings.gpu_core,), 1)
+    try:
+        yield
+    finally:
+        settle_thread(cores, threads)

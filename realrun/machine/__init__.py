@@ -1,0 +1,1 @@
+"""The lanes, memory and clock of a real machine: CUDA streams, or host lanes."""

@@ -1,0 +1,159 @@
+"""The CUDA machine: lanes that are streams of one GPU, and a thread for experts on the CPU.
+
+What callers must keep to, besides the protocol:
+
+- The thread that makes the machine is the host thread: until ``close`` its current stream is the compute stream, so
+  that what it does on the GPU outside ``submit`` is in order with the GPU lane. No lane waits for the default stream.
+- torch gives freed GPU memory to the next tensor of the stream on which it was made, without regard to other streams.
+  A tensor that is used on another lane than its own, and host memory that is copied, must therefore be held until the
+  host has waited for the mark of that work. Fixed buffers always are; nobody calls ``record_stream``.
+- Work copies with ``non_blocking=True``, else the submitting thread waits for all that its stream has been given.
+- The host and the copy thread wait by spinning: leave them a core each.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from realrun.errors import RefusedError
+from realrun.machine.cuda_marks import GpuClock, StreamLane, StreamMark
+from realrun.machine.cuda_memory import check_gpu_view, gpu_tensor, gpu_view, limit_gpu_memory
+from realrun.machine.lanes import Lane
+from realrun.machine.machine_facts import cpu_facts, gpu_facts, usable_cores
+from realrun.machine.pinned import Pinned
+from realrun.machine.thread_lane import ThreadLane
+from sim.hardware import ResultPath
+
+
+@dataclass(frozen=True)
+class CudaSettings:
+    """Which GPU, and how it is used.
+
+    ``cpu_threads`` compute experts, on ``cpu_cores`` (None: on any). Copies to the GPU go in chunks of ``chunk_bytes``
+    (0: whole), between which other transfers can pass. ``result_path``: the GPU reads the CPU's results in place
+    ("direct"), or they queue behind expert copies ("h2d"). ``memory_bytes``: what torch may allocate (None: all).
+    """
+
+    device_index: int = 0
+    cpu_threads: int = field(default_factory=lambda: max(1, len(usable_cores()) - 2))
+    cpu_cores: tuple[int, ...] | None = None
+    chunk_bytes: int = 4 << 20
+    result_path: ResultPath = "direct"
+    memory_bytes: int | None = None
+
+    def check(self) -> None:
+        """Raises RefusedError for what this computer does not have."""
+        if self.cpu_threads < 1 or self.chunk_bytes < 0 or self.result_path not in get_args(ResultPath):
+            raise RefusedError(
+                "cuda: expected cpu_threads >= 1, chunk_bytes >= 0 and result_path direct or h2d, "
+                f"got {self.cpu_threads}, {self.chunk_bytes} and {self.result_path}"
+            )
+        missing = sorted(set(self.cpu_cores or ()) - usable_cores())
+        if missing or self.cpu_cores == ():
+            raise RefusedError(f"cuda: expected cores among {sorted(usable_cores())}, got {missing or 'none'}")
+        self._check_device()
+
+    def _check_device(self) -> None:
+        if not torch.cuda.is_available():
+            raise RefusedError(
+                f"cuda: expected a GPU, torch {torch.__version__} finds none; install a CUDA build of torch and a "
+                "driver, or use host lanes"
+            )
+        count = torch.cuda.device_count()
+        if not 0 <= self.device_index < count:
+            raise RefusedError(f"cuda: expected a device from 0 to {count - 1}, got {self.device_index}")
+        free, total = torch.cuda.mem_get_info(self.device_index)
+        if self.memory_bytes is not None and not 0 < self.memory_bytes <= free:
+            raise RefusedError(
+                f"cuda: expected memory_bytes from 1 to the {free} that are free of {total}, got {self.memory_bytes}"
+            )
+
+
+class CudaLanes:
+    """See the top of this file."""
+
+    kind = "cuda"
+
+    def __init__(self, settings: CudaSettings | None = None) -> None:
+        self.settings = settings or CudaSettings()
+        self.settings.check()
+        self.device = torch.device("cuda", self.settings.device_index)
+        self.result_path: ResultPath = self.settings.result_path
+        torch.cuda.set_device(self.device)
+        limit_gpu_memory(self.device, self.settings.memory_bytes)
+        self._pinned = Pinned()
+        if self.result_path == "direct":
+            check_gpu_view(self.host_tensor((2048,), torch.bfloat16), self.device)
+        self._clock = GpuClock(self.device)
+        self._streams = {name: StreamLane(name, self.device, self._clock) for name in ("gpu", "d2h", "back", "link")}
+        self._cpu = ThreadLane("cpu", self.settings.cpu_cores, self.settings.cpu_threads)
+        self.gpu: Lane = self._streams["gpu"]
+        self.cpu: Lane = self._cpu
+        self.d2h: Lane = self._streams["d2h"]
+        self.back: Lane = self._streams["back"]
+        self.link: Lane = self._streams["link"]
+        self._outer_stream = torch.cuda.current_stream(self.device)
+        torch.cuda.set_stream(self._streams["gpu"].stream)
+
+    def now_ns(self) -> int:
+        """Nanoseconds of the performance counter."""
+        return time.perf_counter_ns()
+
+    def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Pinned memory of exactly that size. Raises RefusedError where the system locks no more."""
+        return self._pinned(math.prod(shape) * dtype.itemsize).view(dtype).view(*shape)
+
+    def gpu_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Zeros. Raises RefusedError where they do not fit; for buffers that are made before a run."""
+        return gpu_tensor(shape, dtype, self.device)
+
+    def readable(self, host: Tensor) -> Tensor:
+        """The same memory, read over the link by whichever kernel uses it."""
+        return gpu_view(host, self.device)
+
+    def begin_copying(self) -> None:
+        """The current device is a thread's own."""
+        torch.cuda.set_device(self.device)
+
+    def copy_in(self, target: Tensor, source: Tensor) -> StreamMark:
+        """Under way when it returns; ``source`` [bytes] must be pinned, ``target`` has as many bytes or more."""
+        return self._streams["link"].submit(lambda: self._copy_chunks(target[: len(source)], source))
+
+    def rebase(self) -> None:
+        """Compare the clocks of GPU and host anew."""
+        self._clock.rebase()
+
+    def settle(self) -> None:
+        """Block until every lane is idle. Raises LaneError if work has failed."""
+        self._cpu.submit(_nothing).wait()
+        for lane in self._streams.values():
+            lane.settle()
+        self.rebase()
+
+    def close(self) -> None:
+        """End the threads, lift the memory limit and give the host thread its stream back."""
+        self._cpu.close()
+        for lane in self._streams.values():
+            lane.close()
+        torch.cuda.set_stream(self._outer_stream)
+        limit_gpu_memory(self.device, None)
+
+    def facts(self) -> dict[str, str]:
+        """What this machine is, in words; "unknown" for what nobody can say."""
+        return cpu_facts() | gpu_facts(self.device)
+
+    def _copy_chunks(self, target: Tensor, source: Tensor) -> None:
+        chunk = self.settings.chunk_bytes or len(source)
+        for begin in range(0, len(source), chunk):
+            target[begin : begin + chunk].copy_(source[begin : begin + chunk], non_blocking=True)
+
+
+def _nothing() -> None:
+    """What is submitted to learn that all before it has ended."""

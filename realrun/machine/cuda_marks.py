@@ -1,0 +1,217 @@
+"""Work on CUDA streams: marks made of events whose times are on the host's clock, and the lane that launches it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from realrun.errors import LaneError
+from realrun.machine.cuda_memory import memory_in_words
+from realrun.machine.lanes import Mark, Work
+from realrun.machine.thread_lane import ThreadLane
+
+TRIES = 5
+BASE_LIFE_NS = 100_000_000
+
+
+class Base(NamedTuple):
+    """An event, and the host's time at which the host learned of it."""
+
+    event: torch.cuda.Event
+    host_ns: int
+
+    def host_ns_of(self, event: torch.cuda.Event) -> int:
+        """When ``event``, which has ended, ended."""
+        return self.host_ns + round(float(self.event.elapsed_time(event)) * 1e6)
+
+
+class GpuClock:
+    """Translates GPU time to host time, by a base on a stream of its own that is taken anew ten times a second.
+
+    CUDA tells how long after another event an event came, as a float32 of milliseconds and by a clock that drifts from
+    the host's. 0.1 s behind its base that rounds to about 10 ns, and a drift of 50 ppm makes 5 us; after 1000 s, 60 us
+    and 50 ms. (CUDA itself promises 0.5 us.) A base is the quickest of several tries. Its time is the host's when
+    ``synchronize`` returned, so that all GPU times are late by the least delay with which the host can learn of an
+    event: nothing seems to start before it was launched, or to end after the host knew.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = new_stream(device)
+        self.base = self._take()
+
+    def refresh(self) -> None:
+        """Take a new base if the present one is old."""
+        if time.perf_counter_ns() - self.base.host_ns > BASE_LIFE_NS:
+            self.rebase()
+
+    def rebase(self) -> None:
+        """Take a new base. Work that was launched before keeps the base it had."""
+        self.base = self._take()
+
+    def _take(self) -> Base:
+        return min((self._try() for _ in range(TRIES)), key=lambda found: found[0])[1]
+
+    def _try(self) -> tuple[int, Base]:
+        event = _new_event()
+        before = time.perf_counter_ns()
+        event.record(self._stream)
+        event.synchronize()
+        after = time.perf_counter_ns()
+        return after - before, Base(event, after)
+
+
+class Times(NamedTuple):
+    """When work could have started, started and ended, on the host's clock."""
+
+    ready_ns: int
+    start_ns: int
+    end_ns: int
+
+
+class StreamMark:
+    """Work between two events of a stream. ``told``: the mark of its ``done``, called by another thread.
+
+    The start is when the stream reached the work: where it had nothing else to do, launching is part of the time.
+    Waiting spins, which is fast, unless there is a ``done``: then a watcher waits too, for nearly all of the time, and
+    ``blocking`` events let its core go.
+    """
+
+    def __init__(self, clock: GpuClock, asked_ns: int, after: Sequence[Mark], blocking: bool) -> None:
+        self._clock, self._base, self._asked_ns, self._after = clock, clock.base, asked_ns, after
+        self.held_ns = time.perf_counter_ns() - asked_ns  # see ``Given``
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = _new_event(), _new_event(blocking)
+        self._times: Times | None = None
+        self._lock = threading.Lock()
+        self.told: Mark | None = None
+
+    @property
+    def ready_ns(self) -> int:
+        """See ``Mark``."""
+        return self.times().ready_ns
+
+    @property
+    def start_ns(self) -> int:
+        """See ``Mark``."""
+        return self.times().start_ns
+
+    @property
+    def end_ns(self) -> int:
+        """See ``Mark``."""
+        return self.times().end_ns
+
+    def issued(self) -> StreamMark:
+        """Itself: it is launched as soon as it exists."""
+        return self
+
+    def wait(self) -> None:
+        """See ``Mark``."""
+        self.times()
+        if self.told is not None:
+            self.told.wait()
+        self._clock.refresh()
+
+    def times(self) -> Times:
+        """Block until the work, but not its ``done``, has ended. Raises LaneError if the device reports an error."""
+        with self._lock:
+            if self._times is None:
+                self._times = self._read()
+                self._events, self._after = None, ()  # let go of what they hold
+            return self._times
+
+    def launch(self, stream: torch.cuda.Stream, work: Work) -> None:
+        """Do ``work`` with ``stream`` as the current one; it runs once all it waits for on other streams has ended."""
+        assert self._events is not None
+        start, end = self._events
+        for mark in self._after:
+            if isinstance(mark, StreamMark):
+                mark.hold_up(stream)
+        start.record(stream)
+        work()
+        end.record(stream)
+
+    def hold_up(self, stream: torch.cuda.Stream) -> None:
+        """What ``stream`` is given from now on waits for this work."""
+        events = self._events  # None: has ended
+        if events is not None:
+            stream.wait_event(events[1])
+
+    def _read(self) -> Times:
+        assert self._events is not None
+        try:
+            self._events[1].synchronize()
+            start, end = map(self._base.host_ns_of, self._events)
+        except RuntimeError as error:
+            raise LaneError(f"a lane has stopped: the GPU reports: {error}") from error
+        ready = max((self._asked_ns, *(mark.end_ns for mark in self._after)))
+        return Times(min(ready, start), start, end)
+
+
+class StreamLane:
+    """A CUDA stream. Work is launched by the thread that submits it, one thread at a time; a watcher calls ``done``."""
+
+    def __init__(self, name: str, device: torch.device, clock: GpuClock) -> None:
+        self.stream = new_stream(device)
+        self._name, self._device, self._clock = name, device, clock
+        self._watcher = ThreadLane(f"{name}-done")
+        self._error: LaneError | None = None
+
+    def submit(self, work: Work, after: Sequence[Mark] = (), done: Work | None = None) -> StreamMark:
+        """See ``Lane.submit``. Blocks until ``after`` is issued, or has ended if it is no GPU work.
+
+        Raises LaneError if that, or launching, fails.
+        """
+        self._raise_error()
+        asked_ns = time.perf_counter_ns()
+        issued = [mark.issued() for mark in after]
+        for earlier in issued:
+            if not isinstance(earlier, StreamMark):
+                earlier.wait()
+        mark = StreamMark(self._clock, asked_ns, issued, blocking=done is not None)
+        self._launch(mark, work)
+        if done is not None:
+            mark.told = self._watcher.submit(mark.times, done=done)
+        return mark
+
+    def settle(self) -> None:
+        """Block until all has ended and every ``done`` has been called. Raises LaneError if something has failed."""
+        self._raise_error()
+        try:
+            self.stream.synchronize()
+        except RuntimeError as error:
+            raise LaneError(f"the {self._name} lane has stopped: the GPU reports: {error}") from error
+        self._watcher.submit(_nothing).wait()
+
+    def close(self) -> None:
+        """End the watcher."""
+        self._watcher.close()
+
+    def _launch(self, mark: StreamMark, work: Work) -> None:
+        try:
+            with torch.inference_mode(), torch.cuda.stream(self.stream):
+                mark.launch(self.stream, work)
+        except Exception as error:
+            full = isinstance(error, torch.OutOfMemoryError)
+            why = f"out of GPU memory: {memory_in_words(self._device)}" if full else str(error)
+            self._error = LaneError(f"the {self._name} lane has stopped: {why}")
+            raise self._error from error
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def new_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream that does not wait for the default stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _new_event(blocking: bool = False) -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
+
+
+def _nothing() -> None:
+    """What is given to a watcher to learn that all before it has been called."""

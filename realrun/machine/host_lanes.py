@@ -1,0 +1,115 @@
+"""Host lanes: a machine made of threads and memory copies, on which everything runs that runs on a GPU.
+
+One core is the "GPU": its experts must lie in an arena of slots, to which a link copies them; the link is a real copy
+in chunks, paced to a configured bandwidth. Other cores compute experts as a CPU would. Nothing sleeps in place of
+computing; the link rests between chunks because it is slow.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from realrun.errors import RefusedError
+from realrun.machine.lanes import Lane, Mark
+from realrun.machine.machine_facts import cpu_facts
+from realrun.machine.thread_lane import InlineLane, ThreadLane, settle_thread
+from sim.hardware import ResultPath
+
+
+@dataclass(frozen=True)
+class HostLaneSettings:
+    """What the machine is made to be. ``gpu_core`` is the core that plays the GPU, ``cpu_cores`` compute experts."""
+
+    gpu_core: int = 0
+    cpu_cores: tuple[int, ...] = (1,)
+    link_bytes_per_s: float = 4e9
+    link_latency_ns: int = 20_000
+    chunk_bytes: int = 1 << 20
+
+    def check(self) -> None:
+        """Raises RefusedError for cores that this process may not use, and a link that is none."""
+        there = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+        missing = sorted({self.gpu_core, *self.cpu_cores} - there)
+        if missing or not self.cpu_cores:
+            raise RefusedError(f"host lanes: expected cores among {sorted(there)}, got {missing or 'none'} for the CPU")
+        if self.link_bytes_per_s <= 0 or self.chunk_bytes < 1:
+            raise RefusedError("host lanes: link_bytes_per_s and chunk_bytes must be above 0")
+
+
+class HostLanes:
+    """See the top of this file. ``inline``: the calling thread is the GPU, as when a library's model runs in it."""
+
+    kind = "host-lanes"
+    device = torch.device("cpu")
+    result_path: ResultPath = "direct"
+
+    def __init__(self, settings: HostLaneSettings | None = None, *, inline: bool = False) -> None:
+        self.settings = settings or HostLaneSettings()
+        self.settings.check()
+        cpu_cores = self.settings.cpu_cores
+        self._gpu = None if inline else ThreadLane("gpu", (self.settings.gpu_core,))
+        self._cpu = ThreadLane("cpu", cpu_cores, len(cpu_cores))
+        self._back = ThreadLane("back", cpu_cores)
+        self.gpu: Lane = self._gpu or InlineLane()
+        self.cpu: Lane = self._cpu
+        self.d2h: Lane = InlineLane()
+        self.back: Lane = self._back
+        self.link: Lane = InlineLane()
+
+    def now_ns(self) -> int:
+        """Nanoseconds of the performance counter."""
+        return time.perf_counter_ns()
+
+    def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Ordinary memory, all of its pages there."""
+        return torch.empty(*shape, dtype=dtype).zero_()
+
+    gpu_tensor = host_tensor
+
+    def readable(self, host: Tensor) -> Tensor:
+        """All memory is."""
+        return host
+
+    def begin_copying(self) -> None:
+        """The link's thread runs beside the CPU's experts: both read the same memory, and neither disturbs the GPU."""
+        settle_thread(self.settings.cpu_cores, 1)
+
+    def copy_in(self, target: Tensor, source: Tensor) -> Mark:
+        """A paced copy in the calling thread; over when it returns."""
+        return self.link.submit(lambda: self.paced_copy(target, source))
+
+    def paced_copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy chunk by chunk, each no earlier than the link would have it."""
+        chunk, rate, target = self.settings.chunk_bytes, self.settings.link_bytes_per_s, target[: len(source)]
+        begin = time.perf_counter_ns() + self.settings.link_latency_ns
+        for offset in range(0, len(source), chunk):
+            target[offset : offset + chunk].copy_(source[offset : offset + chunk])
+            due_ns = begin + min(offset + chunk, len(source)) / rate * 1e9
+            time.sleep(max(0.0, due_ns - time.perf_counter_ns()) / 1e9)
+
+    def settle(self) -> None:
+        """Block until every lane is idle, also if one has failed."""
+        with ExitStack() as every:
+            for lane in (self.cpu, self.back, self.gpu, self.d2h, self.link):  # those that work here come last
+                every.callback(lane.submit(_nothing).wait)
+
+    def close(self) -> None:
+        """End the threads."""
+        for lane in (self._gpu, self._cpu, self._back):
+            if lane is not None:
+                lane.close()
+
+    def facts(self) -> dict[str, str]:
+        """What this machine is, in words."""
+        return cpu_facts()
+
+
+def _nothing() -> None:
+    """What is submitted to learn that all before it has ended."""

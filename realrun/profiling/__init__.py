@@ -1,0 +1,1 @@
+"""Microbenchmarks of a machine, and the profile that they make."""

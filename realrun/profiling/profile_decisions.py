@@ -1,0 +1,143 @@
+"""What every policy's decisions cost on this host: its session alone, over the demand of a bundled trace."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean, median
+from typing import Any, TypeVar
+
+import numpy as np
+from scipy.optimize import nnls
+
+from policies.protocols import Budget, Composition
+from policies.registry import system
+from policies.views import ExpertCosts, ExpertId, Forecast, Foresight, LayerInput, Plan, PolicyError
+from realrun.execution.call_log import LoggedSession
+from sim.hardware import Hardware
+from sim.measured_costs import costs_on
+from sim.plan_costs import PlanCost
+from sim.scenario import Scenario
+from sim.simulate import Setting, compose_policy, play, prepare, setting_of
+from traces.catalogue import load_model
+from traces.model_shape import ModelShape
+
+T = TypeVar("T")
+TRACE, MODEL, LAYERS = "mini-deepseek", "deepseek-v2-lite", 4
+ROUNDS = 3
+REST_S = 0.002  # the host sleeps before a decision where threads are the lanes, and spins beside a GPU
+OTHER_BYTES = 64_000_000  # read between decisions: experts pass through the caches of a real run too
+Times = Mapping[str, list[tuple[int, int]]]  # (active experts, ns) by decision
+
+
+@dataclass(frozen=True)
+class DecisionCosts:
+    """By policy; ``skipped`` says why a policy has none."""
+
+    plan: dict[str, PlanCost]
+    foresee: dict[str, PlanCost]
+    skipped: dict[str, str]
+
+
+class TimedSession(LoggedSession):
+    """A session with a stopwatch on its decisions in decode steps."""
+
+    def __init__(
+        self, times: Times, rest_s: float, policy: Composition, budget: Budget, costs: Sequence[ExpertCosts]
+    ) -> None:
+        super().__init__(policy, budget, costs)
+        self._times, self._given = times, LayerInput(-1, -1, "prefill", None)  # type: ignore[arg-type]
+        self._rest_s = rest_s
+        self._other = np.zeros(OTHER_BYTES // 8, np.int64)
+
+    def plan_layer(self, given: LayerInput) -> Plan:
+        """See Session."""
+        self._given = given
+        return self._timed("plan", super().plan_layer, given)
+
+    def foresee(self, forecasts: Sequence[Forecast]) -> tuple[Foresight, tuple[ExpertId, ...]]:
+        """See Session."""
+        return self._timed("foresee", super().foresee, forecasts)
+
+    def _timed(self, decision: str, decide: Callable[..., T], given: Any) -> T:
+        if self._given.phase == "prefill":
+            return decide(given)
+        self._other.sum()
+        time.sleep(self._rest_s)
+        began = time.perf_counter_ns()
+        answer = decide(given)
+        self._times[decision].append((len(self._given.routing.active), time.perf_counter_ns() - began))
+        return answer
+
+
+def decision_costs(
+    hardware: Hardware, shapes: Sequence[ModelShape], policies: Iterable[str], batches: Sequence[int],
+    generated_tokens: int, progress: Callable[[str], None],
+) -> DecisionCosts:  # fmt: skip
+    """base + per active expert x active experts of every policy's ``plan_layer`` and ``foresee``.
+
+    Decisions are made with the costs of the first measured model whose routing the trace has, otherwise with those of
+    a model of the catalogue on a preset: what they cost hardly depends on that. Oracles decide for free.
+    """
+    settings = {batch: _setting(hardware, shapes, batch, generated_tokens) for batch in batches}
+    found = DecisionCosts({}, {}, {})
+    cases: dict[str, dict[int, Times]] = {}
+    chosen = list(policies)
+    rest_s = REST_S if hardware.profile is not None and hardware.profile.kind == "host-lanes" else 0.0
+    for turn in range(ROUNDS):  # there and back, as everything is measured
+        for policy in chosen if turn % 2 == 0 else reversed(chosen):
+            progress(f"decisions of {policy}")
+            for batch, setting in settings.items():
+                times = cases.setdefault(policy, {}).setdefault(batch, defaultdict(list))
+                _decide(setting, policy, times, rest_s, found.skipped)
+    for policy in chosen:
+        if timed := [times for times in cases[policy].values() if times["plan"]]:
+            found.skipped.pop(policy, None)
+            found.plan[policy] = fit([_middle(times["plan"]) for times in timed])
+            found.foresee[policy] = fit([_middle(times["foresee"]) for times in timed])
+    return found
+
+
+def fit(points: Sequence[tuple[float, float]]) -> PlanCost:
+    """base + slope x active through (active, ns) by least squares of relative errors, both >= 0."""
+    active, ns = (np.array(column, float) for column in zip(*points, strict=True))
+    if not ns.all():
+        return PlanCost(0.0, 0.0)
+    matrix = np.stack([np.ones_like(active), active], axis=1)
+    (base, slope), _ = nnls(matrix / ns[:, None], np.ones_like(ns))
+    return PlanCost(round(float(base)), round(float(slope)))
+
+
+def _decide(setting: Setting, policy: str, times: Times, rest_s: float, skipped: dict[str, str]) -> None:
+    """Add the times of one run; none where the policy cannot run there."""
+    if system(policy).needs.future:
+        skipped[policy] = "an oracle decides for free"
+        return
+    try:
+        composition = compose_policy(setting, policy, {})
+        play(prepare(setting, composition, partial(TimedSession, times, rest_s)))
+    except (ValueError, PolicyError) as error:
+        skipped[policy] = str(error)
+
+
+def _middle(times: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Mean of the active experts, median of the ns; nothing took no time."""
+    return (fmean(active for active, _ in times), median(ns for _, ns in times)) if times else (0.0, 0.0)
+
+
+def _setting(hardware: Hardware, shapes: Sequence[ModelShape], batch: int, generated: int) -> Setting:
+    scenario = Scenario(
+        trace=f"{TRACE}:{LAYERS}", model=f"{MODEL}:{LAYERS}", cached_share=0.3, batch=batch, prompt_tokens=8,
+        generated_tokens=generated,
+    )  # fmt: skip
+    setting = setting_of(scenario)
+    like = load_model(MODEL)
+    for shape in shapes:
+        if (shape.experts, shape.top_k) == (like.experts, like.top_k):
+            part = replace(shape, moe_layers=LAYERS, expert_bytes=())
+            most = max(len(step.rows) for step in setting.steps)
+            return replace(setting, shape=part, hardware=hardware, costs=costs_on(hardware, part, most))
+    return setting

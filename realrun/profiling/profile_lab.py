@@ -1,0 +1,210 @@
+"""Where a model is measured: its kernels, some of its experts, and a machine whose lanes are given one thing at a time.
+
+Everything runs through the executor's own ``LayerParts`` and ``Copying``; what a session would decide is written down
+beforehand. Experts are taken in turn from more memory than caches hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from policies.session import Session
+from policies.views import Copy, ExpertId, Plan, Routing
+from realrun.execution.copying import Arrival, Copying
+from realrun.execution.layer_parts import Asked, LayerParts
+from realrun.execution.recorder import Recorder
+from realrun.execution.routed_tokens import RoutedTokens, routed
+from realrun.execution.undisturbed import undisturbed
+from realrun.experts.expert_ffn import SwiGlu, weighted_ffn
+from realrun.experts.expert_layout import ExpertLayout
+from realrun.experts.expert_store import ExpertStore, random_store
+from realrun.experts.gpu_slots import GpuSlots
+from realrun.machine.lanes import Machine, Mark, Work
+from realrun.machine.pinned import check_host_memory
+from realrun.machine.upload import upload
+from realrun.profiling.profile_stand_ins import AllThere, CopyScript, Ended
+from realrun.replay.replay_bench import WEIGHTS_DTYPE, dtype_of
+from realrun.replay.replay_model import ReplayModel
+from sim.spans import Span
+from traces.model_shape import ModelShape
+
+LAYERS = 4  # with weights of their own: attention of fewer would stay in caches
+EXPERTS_BYTES = 1_000_000_000  # of all experts together
+EXPERTS_AT_ONCE = 3  # in a plan at least: a first one and others
+COVER_CYCLES = 6_000_000  # about 3 ms: longer than anything measured takes to launch
+
+
+@dataclass(frozen=True)
+class Points:
+    """What sizes are measured: sequences at once, their KV caches, and prompts that they begin with."""
+
+    batches: tuple[int, ...] = (1, 4)
+    contexts: tuple[int, ...] = (16, 128, 512)
+    prompts: tuple[int, ...] = (8, 32, 128)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Of a step, and so of an expert at most, in powers of 2 up to the largest prefill."""
+        most = max(self.batches) * max(self.prompts)
+        return tuple(sorted({*(1 << i for i in range(most.bit_length())), *self.batches, most}))
+
+
+class Lab:
+    """One model on one machine."""
+
+    def __init__(
+        self, machine: Machine, shape: ModelShape, points: Points, model: ReplayModel | None = None,
+        kernel: SwiGlu | None = None,
+    ) -> None:  # fmt: skip
+        """Raises RefusedError for weights without kernels, and where memory does not hold them."""
+        dtype = dtype_of(shape)
+        gated = shape.matrices_per_expert == 3
+        self.machine, self.points = machine, points
+        self.layout = ExpertLayout.from_shape(shape.hidden, shape.expert_width, dtype, gated)
+        self.shape = _part_of(shape, self.layout.bytes)
+        self.layers, self.at_once = self.shape.moe_layers, min(max(shape.top_k, EXPERTS_AT_ONCE), shape.experts)
+        self.experts = _experts(self.shape, self.layout.bytes)
+        self.store = self._random_store()
+        self.arena = machine.gpu_tensor((self.layers, self.experts, self.layout.bytes), torch.uint8)
+        self._fill_arena()
+        self.model = model or ReplayModel(
+            self.shape, device=machine.device, dtype=dtype, batch=max(points.batches),
+            context=max(*points.contexts, *points.prompts), estimator=True,
+        )  # fmt: skip
+        self.kernel = kernel or SwiGlu(gated)
+        self.recorder, self.script = Recorder(), CopyScript(self.layers, self.layout.bytes)
+        slots = cast(GpuSlots, AllThere(self.arena))
+        self._slots, self._dtype, most = slots, dtype, max(points.tokens)
+        self.copying: Copying
+        self.parts: LayerParts
+        self.hidden = machine.gpu_tensor((most, shape.hidden), dtype)
+        self.hidden.copy_(torch.randn(most, shape.hidden))
+        self.on_host = machine.host_tensor((most, shape.hidden), dtype)
+        self.on_host.copy_(self.hidden)
+        self.chosen_here = machine.host_tensor((most, shape.top_k), torch.int64)
+        self.scratch = machine.host_tensor((self.layout.bytes,), torch.uint8)
+        self._turn, self._copied, self._draw = count(), count(), np.random.default_rng(0)
+
+    # --- what is measured with ------------------------------------------------------------------------------------
+
+    def next_layer(self) -> int:
+        """Another layer than the last time."""
+        return next(self._turn) % self.layers
+
+    def next_experts(self, many: int) -> tuple[int, list[int]]:
+        """A layer, and experts of it that were not used for long."""
+        turn = next(self._turn)
+        first = turn // self.layers * many
+        return turn % self.layers, [(first + i) % self.experts for i in range(many)]
+
+    def alike(self, experts: Sequence[int], tokens: int) -> RoutedTokens:
+        """``tokens`` tokens that have all chosen the same experts."""
+        return routed(np.tile(np.array(experts), (tokens, 1)), torch.full((tokens, len(experts)), 0.25))
+
+    def drawn(self, tokens: int) -> tuple[np.ndarray[Any, Any], Tensor]:
+        """Ids and weights [tokens, k] as a router gives them: different experts for every token."""
+        shape = self.shape
+        ids = self._draw.random((tokens, shape.experts)).argsort(1)[:, : shape.top_k]
+        return ids, torch.full((tokens, shape.top_k), 0.25)
+
+    def start(self, tokens: RoutedTokens, layer: int, gpu: Iterable[int] = (), cpu: Iterable[int] = ()) -> int:
+        """Put a plan into effect on hidden states that have been there for long; the host's time for it, ns."""
+        gpu, cpu = tuple(gpu), tuple(cpu)
+        hidden, weights = self.hidden[: tokens.tokens], upload(tokens.weights, self.machine.device)
+        plan = Plan(layer, Routing((), ()), gpu, cpu, (), None, (), (), (), (), (), 0)
+        began = self.machine.now_ns()
+        self.parts.start(plan, tokens, Asked(lambda: hidden, weights, Ended(began)), {})
+        return self.machine.now_ns() - began
+
+    def combine(self, tokens: int) -> None:
+        """Launch the layer's sum."""
+        hidden, model = self.hidden[:tokens], self.model
+        shared = hidden if self.shape.shared_width else None
+        self.parts.combine(lambda parts: model.combine(parts.flatten(0, 1), self.at_once, shared, hidden), _forget)
+
+    def spans(self) -> list[Span]:
+        """What was recorded since the last time, once it has ended."""
+        self.parts.wait()
+        self.recorder.flush()
+        rows, self.recorder.rows = self.recorder.rows, []
+        return [Span(*row) for row in rows]
+
+    def cover(self) -> Mark:
+        """Keep the GPU busy: what is launched now runs without a gap, and does not find its weights in caches."""
+        if self.machine.kind == "cuda":
+            return self.machine.gpu.submit(lambda: torch.cuda._sleep(COVER_CYCLES))  # type: ignore[no-untyped-call]
+        return self.machine.gpu.submit(self.expert_work(self.arena, 1))
+
+    def expert_work(self, memory: Tensor, tokens: int) -> Work:
+        """One expert in ``memory`` [layers, experts, bytes], with what ``LayerParts`` does around it."""
+        layer, [expert] = self.next_experts(1)
+        hidden = self.hidden if memory is self.arena else self.on_host
+        views, slots = self.layout.views(memory[layer, expert]), torch.arange(tokens, device=memory.device)
+        weights = torch.full((tokens,), 0.25, device=memory.device)
+        results = torch.empty(tokens, self.shape.hidden, device=memory.device, dtype=WEIGHTS_DTYPE)
+
+        def work() -> None:
+            weighted_ffn(self.kernel, views, hidden, slots, weights, 1, results)
+
+        return work
+
+    def ask_for(self, many: int) -> list[Arrival]:
+        """Queue ``many`` copies, as a plan does; their arrivals. At most as many as there are experts."""
+        ids = [ExpertId(*divmod(next(self._copied) % (self.layers * self.experts), self.experts)) for _ in range(many)]
+        with self.copying.turn:
+            self.script.queue.extend(Copy(id, "demand", "staging", (), self.layout.bytes) for id in ids)
+            arrivals = self.copying.expect(ids)
+            self.copying.turn.notify_all()
+        return [arrivals[id] for id in ids]
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """The copy thread serves, and Python is as in a run; once, or again later."""
+        self.copying = Copying(cast(Session, self.script), self.machine, self.store, self._slots, self.recorder)
+        self.parts = LayerParts(
+            self.machine, self.copying, self.store, self._slots, [self.kernel] * self.layers, self.recorder,
+            max_tokens=max(self.points.tokens), top_k=self.at_once, hidden=self.shape.hidden, dtype=self._dtype,
+            sum_dtype=WEIGHTS_DTYPE,
+        )  # fmt: skip
+        with undisturbed():
+            self.copying.start()
+            try:
+                yield
+            finally:
+                self.copying.stop()
+
+    def _random_store(self) -> ExpertStore:
+        machine, size = self.machine, self.layout.bytes * self.layers * self.experts
+        check_host_memory(size * (2 if machine.device.type == "cpu" else 1))
+        self.memory = machine.host_tensor((self.layers, self.experts, self.layout.bytes), torch.uint8)
+        slabs = iter(self.memory)
+        return random_store(self.layout, self.layers, self.experts, lambda size: next(slabs).view(-1))
+
+    def _fill_arena(self) -> None:
+        for layer in range(self.layers):
+            self.arena[layer].copy_(self.memory[layer])
+
+
+def _part_of(shape: ModelShape, expert_bytes: int) -> ModelShape:
+    """As many layers as it takes to have enough memory of everything."""
+    wanted = max(LAYERS, -(-EXPERTS_BYTES // (shape.experts * expert_bytes)))
+    layers = min(shape.moe_layers, wanted)
+    return replace(shape, moe_layers=layers, dense_layers=min(shape.dense_layers, 2), expert_bytes=())
+
+
+def _experts(shape: ModelShape, expert_bytes: int) -> int:
+    """Experts of each layer that have weights here."""
+    enough = -(-EXPERTS_BYTES // (shape.moe_layers * expert_bytes))
+    return min(shape.experts, max(2 * max(shape.top_k, EXPERTS_AT_ONCE), enough))
+
+
+def _forget(hidden: Tensor) -> None:
+    """The layer's output is nobody's input."""

@@ -1,0 +1,127 @@
+"""Probes of copies: experts through the executor's copy thread, victims on their way back, and all lanes together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from realrun.machine.lanes import Mark
+from realrun.profiling.profile_kernels import Found
+from realrun.profiling.profile_lab import Lab
+from realrun.profiling.profile_timing import Probe
+
+BURST = 4  # copies of a layer that loads several experts
+STEADY_COPIES = 6  # during which experts are computed
+
+
+def link_probes(lab: Lab) -> list[Probe]:
+    """Experts over the link and back, alone and beside the CPU."""
+    return [lambda: copies(lab), lambda: writeback(lab), lambda: contention(lab)]
+
+
+def copies(lab: Lab) -> Found:
+    """An expert's share of a burst of copies: from the demand to the beginning of the GPU work that waits for the last.
+
+    So the way of the demand to the copy thread, the time between copies, and the way of the news to the GPU are in it.
+    """
+    began = lab.machine.now_ns()
+    arrivals = lab.ask_for(BURST)
+    waiting = [lab.machine.gpu.submit(_nothing, (arrival,)) for arrival in arrivals]
+    waiting[-1].wait()
+    for arrival in arrivals:
+        arrival.wait_known()
+    _forget_spans(lab)
+    return {("copy",): [(waiting[-1].start_ns - began) / BURST]}
+
+
+def writeback(lab: Lab) -> Found:
+    """One expert from the GPU to scratch memory of the host, on an idle lane."""
+    layer, [expert] = lab.next_experts(1)
+    target, source = lab.scratch, lab.arena[layer, expert]
+    mark = lab.machine.back.submit(lambda: target.copy_(source, non_blocking=True))
+    mark.wait()
+    return {("writeback",): [mark.end_ns - mark.ready_ns]}
+
+
+# --- together ---------------------------------------------------------------------------------------------------------
+
+
+def contention(lab: Lab) -> Found:
+    """Rates of CPU experts and of copies beside each other, of GPU experts beside copies, and of all three beside the
+    others, in permille of each alone.
+
+    Experts of one token follow one another, and so do copies, which begin before the first expert and end after the
+    last one, or nearly.
+    """
+    copy_ns, cpu_ns, gpu_ns = _copies_alone(lab), _alone(lab, "cpu", 8), _alone(lab, "gpu", 8)
+    many = max(8, round(STEADY_COPIES * copy_ns / max(cpu_ns, 1)))
+    both = _together(lab, many, ("cpu",), round(2 * many * cpu_ns / max(copy_ns, 1)) + 2)
+    beside_copies = _together(lab, many, ("gpu",), round(2 * many * gpu_ns / max(copy_ns, 1)) + 2)
+    three = _together(lab, many, ("cpu", "gpu"), round(2 * many * cpu_ns / max(copy_ns, 1)) + 2)
+    return {
+        ("cpu_permille",): [1000 * cpu_ns / both["cpu"]],
+        ("copy_permille",): [1000 * copy_ns / both["h2d"]],
+        ("gpu_permille",): [1000 * gpu_ns / beside_copies["gpu"]],
+        ("gpu_beside_both_permille",): [1000 * gpu_ns / three["gpu"]],
+        ("cpu_beside_gpu_permille",): [1000 * cpu_ns / three["cpu"]],
+        ("copy_beside_gpu_permille",): [1000 * copy_ns / three["h2d"]],
+    }
+
+
+def _together(lab: Lab, many: int, lanes: Sequence[str], copies: int) -> dict[str, float]:
+    """Median ns of an expert of each lane, and of a copy, while all are at work."""
+    arrivals = lab.ask_for(min(copies, lab.layers * lab.experts))
+    arrivals[0].issued()
+    marks: dict[str, list[Mark]] = {lane: [] for lane in lanes}
+    for _ in range(many):
+        for lane in lanes:
+            marks[lane].append(_expert_on(lab, lane))
+    for arrival in arrivals:
+        arrival.wait_known()
+    for queue in marks.values():
+        queue[-1].wait()
+    marks["h2d"] = [arrival.issued() for arrival in arrivals]
+    begin = max(queue[1].start_ns for queue in marks.values())  # the first of a rested lane takes longer
+    end = min(queue[-1].end_ns for queue in marks.values())
+    _forget_spans(lab)
+    return {lane: _middle_within(queue, begin, end) for lane, queue in marks.items()}
+
+
+def _middle_within(queue: Sequence[Mark], begin: int, end: int) -> float:
+    """Of what ran while everything ran; of all, if nothing did from start to end."""
+    within = [mark for mark in queue if begin <= mark.start_ns and mark.end_ns <= end]
+    return _middle_ns(within or queue)
+
+
+def _copies_alone(lab: Lab) -> float:
+    arrivals = lab.ask_for(BURST)
+    for arrival in arrivals:
+        arrival.wait_known()
+    _forget_spans(lab)
+    return _middle_ns([arrival.issued() for arrival in arrivals])
+
+
+def _alone(lab: Lab, lane: str, many: int) -> float:
+    marks = [_expert_on(lab, lane) for _ in range(many)]
+    marks[-1].wait()
+    return _middle_ns(marks[1:])
+
+
+def _middle_ns(marks: Sequence[Mark]) -> float:
+    return median(mark.end_ns - mark.start_ns for mark in marks)
+
+
+def _expert_on(lab: Lab, lane: str) -> Mark:
+    """One expert of one token, in turn from all there are."""
+    if lane == "gpu":
+        return lab.machine.gpu.submit(lab.expert_work(lab.arena, 1))
+    return lab.machine.cpu.submit(lab.expert_work(lab.memory, 1))
+
+
+def _forget_spans(lab: Lab) -> None:
+    lab.recorder.flush()
+    lab.recorder.rows = []
+
+
+def _nothing() -> None:
+    """What waits for a copy."""

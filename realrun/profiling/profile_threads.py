@@ -1,0 +1,88 @@
+"""How many threads compute an expert best, where that can be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import cycle
+from statistics import median
+
+import torch
+
+from realrun.execution.undisturbed import undisturbed
+from realrun.experts.expert_ffn import SwiGlu, expert_ffn
+from realrun.experts.expert_layout import ExpertLayout
+from realrun.experts.expert_store import random_store
+from realrun.machine.lanes import Lane
+from realrun.machine.machine_facts import usable_cores
+from realrun.machine.machines import RealMachine
+from realrun.machine.pinned import plain
+from realrun.machine.thread_lane import ThreadLane
+from realrun.profiling.profile_lab import EXPERTS_BYTES
+from realrun.replay.replay_bench import dtype_of
+from traces.model_shape import ModelShape
+
+TOKENS = (1, 8, 64)
+REPEATS = 9
+Expert = dict[str, torch.Tensor]
+
+
+def with_best_threads(machine: RealMachine, shape: ModelShape) -> tuple[RealMachine, dict[str, float]]:
+    """The machine with as many CPU threads as compute an expert of one token fastest, and the times of all counts.
+
+    Host lanes have their cores given: as they are. Of a GPU's machine another one is made.
+    """
+    if machine.kind == "host-lanes":
+        return machine, {}
+    from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
+
+    assert isinstance(machine.settings, CudaSettings)
+    cores = machine.settings.cpu_cores
+    times = thread_times(shape, counts_up_to(len(cores or usable_cores())), cores)
+    best = min((ns, threads) for (threads, tokens), ns in times.items() if tokens == 1)[1]
+    machine.close()
+    name = shape.name.partition(":")[0]
+    rates = {f"{name}, cpu_expert_ns, {count} threads, {tokens} tokens": ns for (count, tokens), ns in times.items()}
+    return CudaLanes(replace(machine.settings, cpu_threads=best)), rates
+
+
+def counts_up_to(cores: int) -> list[int]:
+    """1, 2, 4 and so on, with those in between from 8 on, and all cores."""
+    return sorted({count for count in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if count <= cores} | {cores})
+
+
+def thread_times(
+    shape: ModelShape, counts: Sequence[int], cores: Sequence[int] | None
+) -> dict[tuple[int, int], float]:  # fmt: skip
+    """Median ns of one expert by (threads, tokens), in ordinary memory; counts in turn, so that noise meets all."""
+    experts = _experts(shape)
+    lanes = {count: ThreadLane(f"cpu of {count}", cores, count) for count in counts}
+    samples: dict[tuple[int, int], list[float]] = {(count, tokens): [] for count in counts for tokens in TOKENS}
+    with undisturbed():
+        for _ in range(REPEATS):
+            for count, tokens in samples:
+                samples[count, tokens].append(_expert_ns(lanes[count], shape, experts, tokens))
+    for lane in lanes.values():
+        lane.close()
+    return {key: median(times[1:]) for key, times in samples.items()}
+
+
+def _experts(shape: ModelShape) -> Iterator[Expert]:
+    """Experts in turn, of more memory than caches hold."""
+    layout = ExpertLayout.from_shape(
+        shape.hidden, shape.expert_width, dtype_of(shape), shape.matrices_per_expert == 3
+    )  # fmt: skip
+    many = min(shape.experts * shape.moe_layers, max(2, -(-EXPERTS_BYTES // layout.bytes)))
+    store = random_store(layout, 1, many, plain)
+    return cycle([layout.views(store.buffer(0, expert)) for expert in range(many)])
+
+
+def _expert_ns(lane: Lane, shape: ModelShape, experts: Iterator[Expert], tokens: int) -> int:
+    """One expert, after another one that wakes the threads."""
+    hidden, kernel = torch.ones(tokens, shape.hidden), SwiGlu(shape.matrices_per_expert == 3)
+    first, second = (partial(expert_ffn, kernel, next(experts), hidden) for _ in range(2))
+    lane.submit(first)
+    mark = lane.submit(second)
+    mark.wait()
+    return mark.end_ns - mark.start_ns

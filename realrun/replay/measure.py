@@ -1,0 +1,46 @@
+"""Measure one scenario on this machine: the counterpart of ``sim.simulate``."""
+
+from __future__ import annotations
+
+from realrun.machine.lane_kinds import LaneKind
+from realrun.machine.machines import LaneOptions, RealMachine, check_asked, machine_for, machine_of
+from realrun.replay.replay_bench import Measurement, ReplayBench, room_for
+from sim.hardware import Hardware
+from sim.scenario import Scenario
+from sim.simulate import compose_policy, prepare, setting_of
+
+
+def measure(scenario: Scenario, lanes: LaneKind = "auto") -> Measurement:
+    """Replay one scenario: once to warm up, once to measure.
+
+    Its hardware is what planners believe in: a profile of this machine, or a preset. Raises what ``simulate`` raises,
+    RefusedError before the run, and LaneError during it.
+    """
+    setting = setting_of(scenario)
+    prepared = prepare(setting, compose_policy(setting, scenario.policy, scenario.parameters))
+    machine = machine_on(setting.hardware, lanes)
+    try:
+        bench = ReplayBench(machine, setting.shape, room_for([prepared]))
+        bench.measure(setting, scenario.policy, scenario.parameters)
+        return bench.measure(setting, scenario.policy, scenario.parameters)
+    finally:
+        machine.close()
+
+
+def machine_on(
+    hardware: Hardware, lanes: LaneKind = "auto", options: LaneOptions | None = None, *, inline: bool = False
+) -> RealMachine:
+    """The lanes that a profile was measured on; beside a preset, those asked for.
+
+    Raises RefusedError where this is another computer than the profile's, and where other lanes were asked for.
+    """
+    options = options or LaneOptions()
+    if hardware.profile is None:
+        return machine_for(lanes, options, inline=inline)
+    check_asked(hardware.profile, lanes, options)
+    return machine_of(hardware.profile, inline=inline)
+
+
+def generating_machine(hardware: Hardware, lanes: LaneKind = "auto") -> RealMachine:
+    """As ``machine_on``; on host lanes the calling thread is the GPU, as a library's model needs."""
+    return machine_on(hardware, lanes, inline=True)

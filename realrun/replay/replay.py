@@ -1,0 +1,238 @@
+"""Replay: a trace's routing on real kernels of a model's shapes. Weights are random: no checkpoint is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from policies.views import Forecast, LayerInput
+from realrun.execution.executor import Executor
+from realrun.execution.layer_parts import Asked
+from realrun.execution.routed_tokens import RoutedTokens, routed
+from realrun.machine.lanes import Mark, Work
+from realrun.replay.replay_model import ReplayModel
+from sim.costs import ROUTING_BYTES
+from sim.demand import StepDemand
+from sim.engine import FROM_EXPERTS, FROM_GATE_INPUT
+from traces.batches import StepRows
+from traces.trace import Trace
+
+
+@dataclass(frozen=True)
+class StepRouting:
+    """What the trace says of one step: ``ids`` [N, L, k], and ``weights`` [N, L, k] on the host and on the GPU."""
+
+    ids: NDArray[np.integer]
+    weights: Tensor
+    on_gpu: Tensor
+
+
+def step_routings(trace: Trace, steps: Sequence[StepRows], device: torch.device) -> list[StepRouting]:
+    """Made ready before the run, as a model has its own on the GPU."""
+    made = []
+    for step in steps:
+        weights = torch.from_numpy(np.asarray(trace.topk_weights[step.rows], np.float32))
+        made.append(StepRouting(np.asarray(trace.topk_ids[step.rows], np.int64), weights, weights.to(device)))
+    return made
+
+
+class Said:
+    """Ids [N, k] on the GPU, of a gate, a forecast or the head: there when ``mark`` has ended."""
+
+    ids: Tensor
+    mark: Mark
+
+
+@dataclass
+class Launched:
+    """A layer's work outside its routed experts, on its way through the GPU: filled in as that runs."""
+
+    layer: int
+    residual: Tensor | None = None  # [N, H]
+    normed: Tensor | None = None
+    shared: Tensor | None = None
+    ready: Mark | None = None  # the hidden states are there
+    gated: Said | None = None  # None: the routing was committed before
+    forecast: Said | None = None
+
+    def hidden(self) -> Tensor:
+        """What the experts are applied to; not before ``ready`` has ended."""
+        assert self.normed is not None
+        return self.normed
+
+
+class Replay:
+    """Plays the demand of a run, step by step."""
+
+    def __init__(self, executor: Executor, model: ReplayModel, max_tokens: int) -> None:
+        self._executor, self._model = executor, model
+        self._machine, self._recorder = executor.machine, executor.recorder
+        self._layers, self._top_k = model.shape.moe_layers, model.shape.top_k
+        self._hidden: Tensor | None = None  # [N, H], what the layer before gave
+        self._here = self._machine.host_tensor((max_tokens * self._top_k,), torch.int64)  # ids that have come over
+        self._coming: list[Said] = []  # what must be held, because nobody has waited for its copy yet
+
+    def step(self, demand: StepDemand, rows: StepRows, routing: StepRouting) -> None:
+        """One forward pass."""
+        executor, self._demand, self._routing = self._executor, demand, routing
+        executor.begin_step(demand.index, demand.phase)
+        self._machine.gpu.submit(lambda: self._model.begin_step(rows.tokens, rows.context))
+        launched = self._launch(0)
+        for layer in range(self._layers):
+            self._play(launched)
+            if layer + 1 < self._layers:
+                launched = self._launch(layer + 1)
+        chosen = self._launch_head()
+        executor.end_layer()
+        with self._reading(chosen, -1):
+            pass
+        executor.end_step()
+
+    def _play(self, launched: Launched) -> None:
+        """One layer, from its routing to the launch of its sum."""
+        executor, layer, demand = self._executor, launched.layer, self._demand
+        if layer:
+            executor.end_layer()  # of the layer before, while this one's attention runs
+        if launched.gated is not None:
+            with self._reading(launched.gated, layer):
+                given, tokens = self._input(layer), self._tokens(layer)
+        else:
+            given, tokens = self._input(layer), self._tokens(layer)
+        weights = self._routing.on_gpu[:, layer].reshape(-1)
+        assert launched.ready is not None
+        asked = Asked(launched.hidden, weights, launched.ready)
+        executor.route(given, tokens, asked, demand.forecasts[layer - 1] if layer else ())
+        if executor.session.looks_ahead and layer < self._layers - 1:
+            self._foresee(launched, demand.forecasts[layer])
+        executor.combine(lambda parts: self._add_up(launched, parts), self._keep)
+
+    def _input(self, layer: int) -> LayerInput:
+        demand = self._demand
+        scores = None if demand.scores is None else demand.scores[:, layer].tolist()
+        return LayerInput(demand.index, layer, demand.phase, demand.routings[layer], scores, demand.sequences)
+
+    def _tokens(self, layer: int) -> RoutedTokens:
+        return routed(self._routing.ids[:, layer], self._routing.weights[:, layer])
+
+    def _foresee(self, launched: Launched, forecasts: Sequence[Forecast]) -> None:
+        """As the engine has it: a forecast that does not come with the layer's own routing is waited for."""
+        layer, late = launched.layer, self._speculate_late(launched, forecasts)
+        if late is not None or (launched.gated is None and launched.forecast is not None):
+            said = late or launched.forecast
+            assert said is not None
+            with self._reading(said, layer, layer + 1):
+                pass
+        elif launched.forecast is not None:
+            self._bring(launched.forecast, layer, layer + 1)
+        self._executor.foresee(forecasts, self._top_k, self._routing.weights.dtype)
+
+    # --- work of the GPU ------------------------------------------------------------------------------------------
+
+    def _launch(self, layer: int) -> Launched:
+        """Attention, gate, forecasts and shared experts of a layer."""
+        launched, model, began = Launched(layer), self._model, self._machine.now_ns()
+
+        def attention() -> None:
+            if layer == 0:
+                self._hidden = model.dense(model.embed())
+            assert self._hidden is not None
+            launched.residual, launched.normed = model.attention(layer, self._hidden)
+
+        def shared() -> None:
+            launched.shared = model.shared(layer, launched.hidden())
+
+        launched.ready = self._submit(attention, "attention", layer)
+        if self._executor.session.committed is None:
+            launched.gated = self._say(lambda: model.gate(layer, launched.hidden())[0], "gate", layer)
+            launched.ready = launched.gated.mark
+        for forecast in self._demand.forecasts[layer]:
+            if forecast.kind in FROM_GATE_INPUT:
+                launched.forecast = self._speculate(launched, forecast)
+        if model.shape.shared_width:
+            self._submit(shared, "shared", layer)
+        self._executor.launched(layer, began)
+        return launched
+
+    def _speculate(self, launched: Launched, forecast: Forecast) -> Said:
+        """The kernels of one forecast; what it says comes from the trace."""
+        model, layer = self._model, launched.layer
+
+        def speculate() -> Tensor:
+            hidden = launched.hidden()
+            learnt = forecast.kind == "estimator"
+            return model.estimate(layer, hidden) if learnt else model.speculate(layer, hidden)[0]
+
+        return self._say(speculate, "speculate", layer, forecast.layer)
+
+    def _speculate_late(self, launched: Launched, forecasts: Sequence[Forecast]) -> Said | None:
+        """Forecasts from a partial forward pass: the next attention and gate, after the experts that are here."""
+        model, layer, said = self._model, launched.layer, None
+        for forecast in forecasts:
+            if forecast.kind in FROM_EXPERTS:
+                began = self._machine.now_ns()
+
+                def speculate() -> Tensor:
+                    _, normed = model.attention(layer + 1, launched.hidden())
+                    return model.gate(layer + 1, normed)[0]
+
+                said = self._say(speculate, "speculate", layer, forecast.layer)
+                self._executor.launched(layer, began)
+        return said
+
+    def _launch_head(self) -> Said:
+        """The language-model head."""
+        began = self._machine.now_ns()
+
+        def head() -> Tensor:
+            assert self._hidden is not None
+            return self._model.head(self._hidden).unsqueeze(-1)
+
+        said = self._say(head, "attention", -1)
+        self._executor.launched(-1, began)
+        return said
+
+    def _add_up(self, launched: Launched, parts: Tensor) -> Tensor:
+        assert launched.residual is not None
+        return self._model.combine(parts.flatten(0, 1), self._top_k, launched.shared, launched.residual)
+
+    def _keep(self, hidden: Tensor) -> None:
+        self._hidden = hidden
+
+    def _submit(self, work: Work, kind: str, layer: int, target_layer: int = -1) -> Mark:
+        mark = self._machine.gpu.submit(work)
+        self._recorder.add("gpu", mark, kind, layer, -1, self._demand.tokens, target_layer=target_layer)
+        return mark
+
+    def _say(self, ask: Callable[[], Tensor], kind: str, layer: int, target_layer: int = -1) -> Said:
+        said = Said()
+
+        def work() -> None:
+            said.ids = ask()
+
+        said.mark = self._submit(work, kind, layer, target_layer)
+        return said
+
+    @contextmanager
+    def _reading(self, said: Said, layer: int, target_layer: int = -1) -> Iterator[None]:
+        """Wait for what was said; what was brought before it has come too, since the lane works in order."""
+        with self._executor.waiting(self._bring(said, layer, target_layer), layer, target_layer):
+            yield
+        self._coming.clear()
+
+    def _bring(self, said: Said, layer: int, target_layer: int = -1) -> Mark:
+        """What was said comes over to the host; what it says is known from the trace."""
+        self._coming.append(said)
+
+        def bring() -> None:
+            self._here[: said.ids.numel()].view_as(said.ids).copy_(said.ids, non_blocking=True)
+
+        mark, tokens = self._machine.d2h.submit(bring, (said.mark,)), self._demand.tokens
+        size = tokens * (self._top_k * ROUTING_BYTES if layer >= 0 else 4)
+        self._recorder.add("d2h", mark, "routing", layer, -1, tokens, size, target_layer)
+        return mark
