@@ -91,7 +91,35 @@ class Peeks(LruCache):
         return members[-1 if self._odd else 0] if members else None
 
 
+class Remembers(LruCache):
+    """Broken: counts its victims together with those of all its like."""
+
+    chosen = 0
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        Remembers.chosen += 1
+        members = sorted(id for id in self._groups.get(group, ()) if id not in blocked)
+        return members[Remembers.chosen % len(members)] if members else None
+
+
+class MakesUp(LruCache):
+    """Broken: names somebody where nobody is."""
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        return super().victim(incoming, group, blocked) or ExpertId(group, 0)
+
+
+class Clings(LruCache):
+    """Broken: lets nobody go, and does not say so."""
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        return None
+
+
 MEMBERS = "test_victims_and_swaps_are_members_that_may_leave"
+DETERMINISM = "test_the_same_calls_give_the_same_answers"
+NOBODY = "test_nobody_leaves_a_group_that_is_blocked_or_empty"
+SOMEBODY = "test_somebody_leaves_whenever_somebody_may"
 NO_FORESIGHT = "test_law_7_the_past_decides_alone"
 
 
@@ -100,6 +128,9 @@ NO_FORESIGHT = "test_law_7_the_past_decides_alone"
     [
         (lambda _: ForgetsBlocked(), MEMBERS, 1, ({0: 1}, {0: 1}, {0: 1, 1: 1}), "is blocked"),
         (lambda _: Leaks(), MEMBERS, 1, ({0: 1}, {0: 1}, {1: 1}, {0: 1}, {2: 1}), "is no member"),
+        (lambda _: Remembers(), DETERMINISM, 2, ({0: 1}, {0: 1}, {1: 1}, {0: 1}, {2: 1}), "the same calls"),
+        (lambda _: MakesUp(), NOBODY, 1, (), "is blocked"),
+        (lambda _: Clings(), SOMEBODY, 1, ({0: 1},), "may leave, the cache chose None"),
         (Peeks, NO_FORESIGHT, 2, ({0: 1}, {0: 1}, {1: 1}, {0: 1}, {2: 1}, {0: 1}), "other answers"),
     ],
 )

@@ -48,10 +48,13 @@ class TestWhatIsSaidToTheDevice:
 
     def test_launching_and_copying_do_not_wait(self, cuda):
         with fake_machine(cuda) as machine:
-            slot, host = bytes_on(machine.gpu_tensor, 8), bytes_on(machine.host_tensor, 8)
+            slot, host = bytes_on(machine.gpu_tensor, 8).zero_(), bytes_on(machine.host_tensor, 8).fill_(3)
             with cuda.held():
                 copy = machine.copy_in(slot, host)
-                machine.gpu.submit(lambda: None, (copy,), done=lambda: None)
+                machine.gpu.submit(lambda: slot.add_(1), (copy,), done=lambda: None)
+                assert slot.tolist() == [0] * 8
+            machine.settle()
+            assert slot.tolist() == [4] * 8
 
     def test_a_watcher_tells_while_the_host_is_busy_elsewhere(self, cuda):
         told = threading.Event()

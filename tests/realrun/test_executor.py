@@ -154,37 +154,31 @@ def host_error(executor: Executor, place: str, calls: int) -> None:
     setattr(owner, place, fails_after(calls, getattr(owner, place)))
 
 
+def run_until_the_host_fails(bench: WatchedBench, policy: str, place: str, calls: int) -> None:
+    """The error comes out as it is."""
+    with pytest.MonkeyPatch.context() as spoilt:
+        spoilt.setattr(bench, "meddle", lambda executor: host_error(executor, place, calls))
+        with pytest.raises(ValueError, match="boom"):
+            run(bench, SETTING, policy)
+
+
 @pytest.mark.parametrize("place", ["plan_layer", "foresee", "wait"])
 @pytest.mark.parametrize("calls", [0, 4])
-def test_an_error_of_the_host_is_told_as_it_is(
-    bench: WatchedBench, monkeypatch: pytest.MonkeyPatch, place: str, calls: int
-) -> None:
+def test_an_error_of_the_host_is_told_as_it_is(bench: WatchedBench, place: str, calls: int) -> None:
     """Also while work on the GPU waits for copies that will not begin any more."""
     before = (sys.getswitchinterval(), gc.isenabled(), threading.active_count())
-    monkeypatch.setattr(bench, "meddle", lambda executor: host_error(executor, place, calls))
-    with pytest.raises(ValueError, match="boom"):
-        run(bench, SETTING, "dali")
+    run_until_the_host_fails(bench, "dali", place, calls)
     assert (sys.getswitchinterval(), gc.isenabled(), threading.active_count()) == before
 
 
-def test_after_an_error_of_the_host_between_layers_the_machine_goes_on(
-    bench: WatchedBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench, "meddle", lambda executor: host_error(executor, "plan_layer", 4))
-    with pytest.raises(ValueError, match="boom"):
-        run(bench, SETTING, "dali")
-    monkeypatch.undo()
+def test_after_an_error_of_the_host_between_layers_the_machine_goes_on(bench: WatchedBench) -> None:
+    run_until_the_host_fails(bench, "dali", "plan_layer", 4)
     run(bench, SETTING, "dali")
     check_outputs(bench)
 
 
-def test_after_an_error_of_the_host_while_copies_were_awaited_the_machine_is_refused(
-    bench: WatchedBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench, "meddle", lambda executor: host_error(executor, "wait", 0))
-    with pytest.raises(ValueError, match="boom"):
-        run(bench, SETTING, "on-demand")
-    monkeypatch.undo()
+def test_after_an_error_of_the_host_while_copies_were_awaited_the_machine_is_refused(bench: WatchedBench) -> None:
+    run_until_the_host_fails(bench, "on-demand", "wait", 0)
     with pytest.raises(LaneError, match="the run has ended before a copy that work waits for"):
         run(bench, SETTING, "on-demand")
 

@@ -161,9 +161,9 @@ def test_what_it_computes_with_lies_in_the_store(inline_lanes: HostLanes) -> Non
 
 
 def test_runs_one_after_another_do_not_disturb_each_other(inline_lanes: HostLanes) -> None:
-    model, asked = hosted("mixtral"), request("mixtral-offloading", 6)
-    for _ in range(3):
-        assert_says_the_same(model, asked, inline_lanes, expected("mixtral"))
+    model = hosted("mixtral")
+    for policy, size in (("mixtral-offloading", 6), ("on-demand", 1), ("mixtral-offloading", 6)):
+        assert_says_the_same(model, request(policy, size), inline_lanes, expected("mixtral"))
 
 
 def test_what_ran_before_leaves_nothing_in_the_model(inline_lanes: HostLanes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realrun.errors import LaneError, RefusedError
-from realrun.machine.host_lanes import HostLanes, HostLaneSettings
+from realrun.machine.host_lanes import HostLanes
 from tests.realrun.tiny_bench import OverTheLink, cores, machine, tiny_lanes
 
 pytestmark = pytest.mark.timeout(60)
@@ -36,7 +37,12 @@ def test_what_is_no_machine_is_refused(changes: dict[str, Any], message: str) ->
 
 
 def test_both_lanes_may_share_a_core() -> None:
-    HostLaneSettings(gpu_core=cores()[0], cpu_cores=(cores()[0],)).check()
+    core, seen = cores()[0], list[set[int]]()
+    with machine(gpu_core=core, cpu_cores=(core,)) as lanes:
+        for lane in (lanes.gpu, lanes.cpu):
+            lane.submit(lambda: seen.append(os.sched_getaffinity(threading.get_native_id())))
+        lanes.settle()
+    assert seen == [{core}, {core}]
 
 
 # --- the link ---------------------------------------------------------------------------------------------------------

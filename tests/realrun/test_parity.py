@@ -64,7 +64,7 @@ def test_there_are_policies_of_both_kinds() -> None:
 def test_law_10_a_log_replayed_in_a_fresh_session_gives_identical_answers(bench: WatchedBench, policy: str) -> None:
     found = parity(bench, policy)
     assert found.replay_identical
-    assert 0 <= found.changed_plans_share <= 1  # how much timing changes is reported, not judged
+    assert found.changed_plans_share < 1  # the first plan is made before anything has taken time
     assert found.held
 
 

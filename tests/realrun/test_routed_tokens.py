@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,10 +53,12 @@ def test_what_a_policy_decides_token_by_token_may_be_ragged() -> None:
     assert routing_of(given)[:2] == routing[:2]
 
 
-def test_a_policys_weights_come_in_the_type_of_the_routers() -> None:
-    routing = Routing((0,), (1,), ((0,),), ((1.0,),))
-    assert rerouted(routing, 1, torch.bfloat16).weights.dtype == torch.bfloat16
-    assert as_it_is(routing) is routing
+@pytest.mark.parametrize(("dtype", "third"), [(torch.float32, 0.3333), (torch.bfloat16, 0.333984375)])
+def test_a_policys_weights_come_in_the_type_of_the_routers(dtype: torch.dtype, third: float) -> None:
+    routing = as_it_is(Routing((0, 2), (1, 1), ((2,), (0,)), ((0.3333,), (1.0,))))
+    weights = rerouted(routing, 1, dtype).weights
+    assert torch.equal(weights, torch.tensor([third, 1.0], dtype=dtype))
+    assert weights.dtype == dtype
 
 
 def test_descending_sorts_every_token_and_keeps_equals_in_order() -> None:
