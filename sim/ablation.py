@@ -13,7 +13,7 @@ from policies.system import ChoiceError
 from policies.views import PolicyError
 from sim import DRAWS
 from sim.draws import Outcome, Row, Watch, draws_of, play, refused, summary
-from sim.run import Run
+from sim.results.run import Run
 from sim.scenario import Scenario
 from sim.simulate import Setting, compose_policy, setting_of, simulate_composition
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from policies.registry import ChoiceError, policy_names, system
 from sim import DRAWS
 from sim.draws import Row, Watch, draws_of, play, refused, summary
-from sim.run import Run
+from sim.results.run import Run
 from sim.scenario import Scenario
 from sim.simulate import CLAIRVOYANT, simulate_setting
 

@@ -17,7 +17,7 @@ import numpy as np
 from policies.registry import ChoiceError
 from sim.demand import MissingFromTraceError
 from sim.memory import BudgetError
-from sim.run import Run
+from sim.results.run import Run
 from sim.scenario import Scenario, ScenarioError
 from sim.simulate import Setting, setting_of
 from traces.trace_layout import DECODE, PREFILL

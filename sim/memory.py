@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.hardware import Hardware
+from sim.machine.hardware import Hardware
 from traces.model_shape import ModelShape
 
 GB = 1e9

@@ -10,7 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from policies.system import fits
-from sim.strict_yaml import YamlError, load_yaml
+from sim.machine.strict_yaml import YamlError, load_yaml
 
 
 class ScenarioError(ValueError):

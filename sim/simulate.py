@@ -11,20 +11,20 @@ from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
 from policies.session import Session
 from policies.views import PolicyError
-from sim.approximation import Approximation
-from sim.bounds import bounds_of
 from sim.calibration import calibration_name, check_calibration, load_calibration
-from sim.cost_table import CostTable
-from sim.costs import ACTIVATION_BYTES, ROUTING_BYTES
+from sim.costs.cost_table import CostTable
+from sim.costs.measured_costs import costs_on
+from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES
 from sim.demand import StepDemand, demand_of, future_of, lacking
-from sim.engine import Engine
-from sim.hardware import Hardware, load_hardware
-from sim.layer_parts import TokenBytes
-from sim.measured_costs import costs_on
+from sim.engine.approximation import Approximation
+from sim.engine.engine import Engine
+from sim.engine.layer_parts import TokenBytes
+from sim.engine.spans import Row, spans_frame
+from sim.machine.hardware import Hardware, load_hardware
 from sim.memory import MemoryPlan, plan_memory
-from sim.run import Run
+from sim.results.bounds import bounds_of
+from sim.results.run import Run
 from sim.scenario import Scenario, ScenarioError
-from sim.spans import Row, spans_frame
 from traces.batches import StepRows
 from traces.batches import compose as compose_batch
 from traces.catalogue import load_model

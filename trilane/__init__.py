@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from realrun.validation.validate import validate
     from sim.ablation import ablate
     from sim.comparison import compare
-    from sim.gantt import save_gantt
-    from sim.hardware import Hardware, hardware_names, load_hardware
-    from sim.perfetto import write_perfetto
-    from sim.run import Run
+    from sim.machine.hardware import Hardware, hardware_names, load_hardware
+    from sim.pictures.gantt import save_gantt
+    from sim.pictures.perfetto import write_perfetto
+    from sim.results.run import Run
     from sim.scenario import Scenario
     from sim.simulate import simulate
     from traces.catalogue import load_model, model_names
@@ -34,28 +34,28 @@ if TYPE_CHECKING:
     from traces.trace_file import read_trace, write_trace
 
 _HOME = {
-    "Hardware": "sim.hardware",
+    "Hardware": "sim.machine.hardware",
     "ModelShape": "traces.model_shape",
-    "Run": "sim.run",
+    "Run": "sim.results.run",
     "Scenario": "sim.scenario",
     "Trace": "traces.trace",
     "ablate": "sim.ablation",
     "compare": "sim.comparison",
-    "hardware_names": "sim.hardware",
+    "hardware_names": "sim.machine.hardware",
     "import_route_trace": "traces.route_trace_v1",
-    "load_hardware": "sim.hardware",
+    "load_hardware": "sim.machine.hardware",
     "load_model": "traces.catalogue",
     "load_trace": "traces.library",
     "measure": "realrun.replay.measure",
     "model_names": "traces.catalogue",
     "policy_names": "policies.registry",
     "read_trace": "traces.trace_file",
-    "save_gantt": "sim.gantt",
+    "save_gantt": "sim.pictures.gantt",
     "simulate": "sim.simulate",
     "trace_names": "traces.library",
     "trace_statistics": "traces.statistics",
     "validate": "realrun.validation.validate",
-    "write_perfetto": "sim.perfetto",
+    "write_perfetto": "sim.pictures.perfetto",
     "write_trace": "traces.trace_file",
 }
 

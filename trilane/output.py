@@ -176,7 +176,7 @@ def check_folder(target: str | None) -> None:
 def check_picture(target: str | None) -> None:
     """Refuse, before any work, a picture of a kind that cannot be drawn. Raises PictureError."""
     if target is not None:
-        from sim.pictures import picture_format
+        from sim.pictures.figure_files import picture_format
 
         picture_format(target)
 

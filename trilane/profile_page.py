@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from trilane.output import heading, pairs, table
 
 if TYPE_CHECKING:
-    from sim.interpolation import Table
-    from sim.profile import MeasuredModel, Profile, Share
+    from sim.machine.interpolation import Table
+    from sim.machine.profile import MeasuredModel, Profile, Share
 
 _COLUMNS = (
     "model", "GPU expert\n1 token, us", "CPU expert\n1 token, us", "one expert's\ncopy, us", "CPU rate\nbeside a copy",

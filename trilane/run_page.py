@@ -11,7 +11,7 @@ from rich.text import Text
 from trilane.output import heading, note, number, pairs, percent
 
 if TYPE_CHECKING:
-    from sim.run import Run
+    from sim.results.run import Run
 
 MIB = 2**20
 LOSSES = ("substituted", "speculated_wrongly", "degraded", "dropped")
@@ -88,11 +88,11 @@ def keep_run(run: Run, about: str, spans: str | None, perfetto: str | None, gant
     if spans:
         run.save_spans(spans)
     if perfetto:
-        from sim.perfetto import write_perfetto
+        from sim.pictures.perfetto import write_perfetto
 
         write_perfetto([run], perfetto)
     if gantt:
-        from sim.gantt import save_gantt
+        from sim.pictures.gantt import save_gantt
 
         save_gantt(run, gantt, about=about)
     for what, path in (("spans", spans), ("timeline for https://ui.perfetto.dev", perfetto), ("picture", gantt)):

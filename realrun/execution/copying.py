@@ -1,4 +1,4 @@
-"""The copy thread: pulls one copy at a time from the session whenever the link is free (twin of ``sim.copy_lane``).
+"""The copy thread: pulls a copy from the session whenever the link is free (twin of ``sim.engine.copy_lane``).
 
 The session is talked to by the host, by this thread, and by whoever learns that GPU work has ended. ``turn`` is held by
 the one who does; the others see its decisions whole.

@@ -1,4 +1,4 @@
-"""The executor: asks the session at the same moments as ``sim.engine`` and plays its plans on real lanes.
+"""The executor: asks the session at the same moments as ``sim.engine.engine`` and plays its plans on real lanes.
 
 What a model does outside its routed experts is the caller's: ``replay`` drives kernels of a model's shape, ``generate``
 a model of the Hugging Face library. For every layer they call ``route`` (the routing has come over), ``foresee`` if a
@@ -25,7 +25,7 @@ from realrun.experts.expert_store import ExpertStore
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.machine.lanes import Machine, Mark
 from realrun.machine.upload import upload
-from sim.approximation import Approximation
+from sim.engine.approximation import Approximation
 
 
 class Executor:

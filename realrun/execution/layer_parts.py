@@ -1,5 +1,5 @@
 """The routed experts of the layer at work, on real lanes: who computes which rows, what they wait for, and their sum
-(twin of ``sim.layer_parts``).
+(twin of ``sim.engine.layer_parts``).
 
 Partial results are rows of [N * k, H]: one for each choice of each token, whoever computes it, so that their sum does
 not depend on where and in which order experts ran.

@@ -1,4 +1,4 @@
-"""What the lanes of a real machine did, as the spans of ``sim.spans``; times are read once a step is over."""
+"""What the lanes of a real machine did, as the spans of ``sim.engine.spans``; times are read once a step is over."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 
 from realrun.machine.lanes import Mark
-from sim.spans import Row
+from sim.engine.spans import Row
 
 
 @dataclass

@@ -29,8 +29,8 @@ from realrun.generation.preparation import (
 )
 from realrun.machine.lanes import Machine
 from realrun.machine.machines import machine_for
-from sim.approximation import Approximation
 from sim.demand import StepDemand, demand_of
+from sim.engine.approximation import Approximation
 from sim.simulate import Prepared
 from traces.hf_generate import Pass, Sampler
 from traces.trace_file import write_trace

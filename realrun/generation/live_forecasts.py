@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from policies.protocols import Needs
 from policies.views import Forecast, Phase
-from sim.engine import FROM_EXPERTS
+from sim.engine.engine import FROM_EXPERTS
 from traces.capture_settings import CaptureError
 from traces.hf_forecast import Forecaster
 from traces.hf_partial import gate_input_after

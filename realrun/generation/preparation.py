@@ -29,8 +29,8 @@ from realrun.machine.host_lanes import HostLanes
 from realrun.machine.lanes import Machine
 from realrun.machine.thread_lane import settle_thread
 from realrun.replay.replay_bench import slots_of
-from sim.engine import FROM_EXPERTS
-from sim.run import Run
+from sim.engine.engine import FROM_EXPERTS
+from sim.results.run import Run
 from sim.scenario import Scenario
 from sim.simulate import Prepared, compose_policy, prepare, setting_of
 from traces import capture_forecasts

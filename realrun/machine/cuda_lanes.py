@@ -29,7 +29,7 @@ from realrun.machine.lanes import Lane
 from realrun.machine.machine_facts import cpu_facts, gpu_facts, usable_cores
 from realrun.machine.pinned import Pinned
 from realrun.machine.thread_lane import ThreadLane
-from sim.hardware import ResultPath
+from sim.machine.hardware import ResultPath
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from realrun.errors import RefusedError
 from realrun.machine.lanes import Lane, Mark
 from realrun.machine.machine_facts import cpu_facts
 from realrun.machine.thread_lane import InlineLane, ThreadLane, settle_thread
-from sim.hardware import ResultPath
+from sim.machine.hardware import ResultPath
 
 
 @dataclass(frozen=True)

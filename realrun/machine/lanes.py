@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from sim.hardware import ResultPath
+from sim.machine.hardware import ResultPath
 
 Work: TypeAlias = Callable[[], object]
 

@@ -13,7 +13,7 @@ from realrun.errors import RefusedError
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
 from realrun.machine.lane_kinds import LaneKind
 from realrun.machine.machine_facts import usable_cores
-from sim.profile import Profile
+from sim.machine.profile import Profile
 
 if TYPE_CHECKING:
     from realrun.machine.cuda_lanes import CudaLanes

@@ -10,7 +10,7 @@ from realrun.machine.machines import RealMachine
 from realrun.profiling.profile_lab import Lab, Points
 from realrun.profiling.profile_timing import QUICK, Samples
 from realrun.profiling.profiling import measure, measured_model
-from sim.hardware import Hardware
+from sim.machine.hardware import Hardware
 from sim.simulate import Setting
 
 

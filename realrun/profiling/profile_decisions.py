@@ -17,9 +17,9 @@ from policies.protocols import Budget, Composition
 from policies.registry import system
 from policies.views import ExpertCosts, ExpertId, Forecast, Foresight, LayerInput, Plan, PolicyError
 from realrun.execution.call_log import LoggedSession
-from sim.hardware import Hardware
-from sim.measured_costs import costs_on
-from sim.plan_costs import PlanCost
+from sim.costs.measured_costs import costs_on
+from sim.machine.hardware import Hardware
+from sim.machine.plan_costs import PlanCost
 from sim.scenario import Scenario
 from sim.simulate import Setting, compose_policy, play, prepare, setting_of
 from traces.catalogue import load_model

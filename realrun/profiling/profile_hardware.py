@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from realrun.machine.machines import RealMachine, facts_of, load_average
-from sim.costs import ATTENTION_KERNELS, EXPERT_KERNELS, GATE_KERNELS
-from sim.hardware import Contention, Cpu, Gpu, Hardware, Host, Link
-from sim.interpolation import Table
-from sim.profile import MeasuredModel, Profile
-from sim.sourced_yaml import Origin
+from sim.costs.roofline_costs import ATTENTION_KERNELS, EXPERT_KERNELS, GATE_KERNELS
+from sim.machine.hardware import Contention, Cpu, Gpu, Hardware, Host, Link
+from sim.machine.interpolation import Table
+from sim.machine.profile import MeasuredModel, Profile
+from sim.machine.sourced_yaml import Origin
 
 HOST_MEMORY_SHARE = 0.4  # of the computer's memory that plays the GPU's
 LEAST_NS = 100  # a shorter kernel is none

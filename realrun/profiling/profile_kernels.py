@@ -1,7 +1,7 @@
 """Probes of everything that computes: attention, gate and the like by the sizes of a step, experts by workload.
 
-What each span of the simulator (``sim.spans``) is measured as. A hand-over between threads or streams takes time too,
-and is counted once, with what it delays:
+What each span of the simulator (``sim.engine.spans``) is measured as. A hand-over between threads or streams takes
+time too, and is counted once, with what it delays:
 
 - attention, gate, speculate, shared, combine, expert on the GPU: from start to end, in a queue that is not empty.
 - ``routing``: from the gate's end until the ids are readable on the host.

@@ -33,7 +33,7 @@ from realrun.machine.upload import upload
 from realrun.profiling.profile_stand_ins import AllThere, CopyScript, Ended
 from realrun.replay.replay_bench import WEIGHTS_DTYPE, dtype_of
 from realrun.replay.replay_model import ReplayModel
-from sim.spans import Span
+from sim.engine.spans import Span
 from traces.model_shape import ModelShape
 
 LAYERS = 4  # with weights of their own: attention of fewer would stay in caches

@@ -13,7 +13,7 @@ from torch import Tensor
 from realrun.machine.lanes import Mark
 from realrun.profiling.profile_hardware import LEAST_NS, LinkFigures
 from realrun.profiling.profile_lab import Lab
-from sim.profile import MeasuredModel
+from sim.machine.profile import MeasuredModel
 
 REPEATS = 7
 SMALL = 1 << 12  # bytes: a copy that is all latency

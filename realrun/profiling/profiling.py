@@ -21,9 +21,9 @@ from realrun.profiling.profile_lab import Lab, Points
 from realrun.profiling.profile_link import link_probes
 from realrun.profiling.profile_rates import Aim, achieved, plain_rates
 from realrun.profiling.profile_timing import QUICK, Effort, Samples, repeated
-from sim.hardware import Hardware
-from sim.interpolation import Grid, Measured, Table
-from sim.profile import MeasuredModel, Profile, Share, Sizes
+from sim.machine.hardware import Hardware
+from sim.machine.interpolation import Grid, Measured, Table
+from sim.machine.profile import MeasuredModel, Profile, Share, Sizes
 from traces.model_shape import ModelShape
 
 Progress = Callable[[str], None]

@@ -17,9 +17,9 @@ from realrun.execution.layer_parts import Asked
 from realrun.execution.routed_tokens import RoutedTokens, routed
 from realrun.machine.lanes import Mark, Work
 from realrun.replay.replay_model import ReplayModel
-from sim.costs import ROUTING_BYTES
+from sim.costs.roofline_costs import ROUTING_BYTES
 from sim.demand import StepDemand
-from sim.engine import FROM_EXPERTS, FROM_GATE_INPUT
+from sim.engine.engine import FROM_EXPERTS, FROM_GATE_INPUT
 from traces.batches import StepRows
 from traces.trace import Trace
 

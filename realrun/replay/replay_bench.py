@@ -20,7 +20,7 @@ from realrun.machine.lanes import Machine
 from realrun.machine.pinned import check_host_memory
 from realrun.replay.replay import Replay, step_routings
 from realrun.replay.replay_model import ReplayModel
-from sim.run import Run
+from sim.results.run import Run
 from sim.simulate import Prepared, Setting, compose_policy, prepare
 from traces.model_shape import ModelShape
 

@@ -14,7 +14,7 @@ from traces.model_shape import ModelShape
 
 Chosen = tuple[Tensor, Tensor]  # ids int64 and weights float32, both [T, k]
 
-ESTIMATOR_WIDTH = 0.65  # x hidden; the perceptron is 4 x as wide (sim.costs says why)
+ESTIMATOR_WIDTH = 0.65  # x hidden; the perceptron is 4 x as wide (sim.costs.roofline_costs says why)
 
 
 class FeedForward:

@@ -13,9 +13,9 @@ from realrun.machine.machines import RealMachine
 from realrun.profiling.profile_again import Reprofile
 from realrun.replay.replay_bench import Measurement, ReplayBench, room_for
 from realrun.validation.validation_plan import ValidationPlan, alternating
-from sim.agreement import Agreement
-from sim.agreement_pairing import Counts, Pairing, Parity
-from sim.hardware import Hardware
+from sim.agreement.agreement import Agreement
+from sim.agreement.pairing import Counts, Pairing, Parity
+from sim.machine.hardware import Hardware
 from sim.simulate import Prepared, Setting, compose_policy, play_in, prepare, setting_of
 
 Progress = Callable[[str], None]

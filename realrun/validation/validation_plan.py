@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from realrun.errors import RefusedError
+from sim.machine.strict_yaml import YamlError, load_yaml
 from sim.scenario import Scenario
-from sim.strict_yaml import YamlError, load_yaml
 
 _KEYS = ("repeats", "scenario", "vary", "policies")
 _ELSEWHERE = dict.fromkeys(("policy", "parameters"), "in the list of policies")

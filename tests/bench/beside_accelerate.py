@@ -27,7 +27,7 @@ from realrun.profiling.profile_lab import Points
 from realrun.profiling.profile_timing import QUICK
 from realrun.profiling.profiling import profile
 from realrun.validation.validation_plan import alternating
-from sim.profile_yaml import write_profile
+from sim.machine.profile_yaml import write_profile
 from sim.scenario import Scenario
 from tests.bench.accelerate_notes import about, link_beside_copies
 from tests.bench.contestants import Contestant, with_accelerate, with_ours

@@ -23,7 +23,7 @@ import sim.simulate
 from policies.registry import SYSTEMS
 from policies.session import Session
 from policies.views import Forecast, Foresight, LayerInput, Plan
-from sim.plan_costs import load_plan_costs
+from sim.machine.plan_costs import load_plan_costs
 from sim.scenario import Scenario
 from tests.bench.figures import Cell, Section, Target, cpu_model
 from tests.bench.traffic import BOOTSTRAP, base_scenario, wide_scenario

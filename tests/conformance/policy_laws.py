@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 from policies.registry import System
 from policies.system import ChoiceError
 from policies.views import Assignment, LayerView
-from sim.bounds import lower_bound
+from sim.results.bounds import lower_bound
 from sim.scenario import ScenarioError
 from sim.simulate import check_needs
 from tests.conformance.purity import check_answers, shared_state, snapshot, watched

@@ -9,7 +9,7 @@ import pytest
 
 from policies.registry import SYSTEMS
 from sim.demand import MissingFromTraceError, lacking
-from sim.hardware import hardware_names
+from sim.machine.hardware import hardware_names
 from sim.scenario import Scenario, ScenarioError
 from sim.simulate import Setting, setting_of, simulate_setting
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from policies.views import ExpertId
-from sim.spans import INSTANT, Span
+from sim.engine.spans import INSTANT, Span
 from tests.invariants.log import NEVER, Layer, Log, Spans, Stay, log_of
 from tests.invariants.recording import RecordingSession
 

@@ -7,7 +7,7 @@ in for 0, which outlasts the run's last step.
 
 from __future__ import annotations
 
-from sim.spans import Span
+from sim.engine.spans import Span
 
 BUDGET_BYTES = 200
 ROUTINGS = {(0, 0): {0: 2, 1: 1, 2: 1}, (1, 0): {0: 1, 3: 1}}

@@ -1,6 +1,6 @@
 """Laws 1 to 5 and 12 of DESIGN section 6, checked on spans alone: each raises AssertionError naming law and culprit.
 
-They know how spans look (sim/spans.py) and what the rules are, and nothing of how the engine works.
+They know how spans look (sim/engine/spans.py) and what the rules are, and nothing of how the engine works.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from policies.views import Routing
-from sim.spans import INSTANT, Span
+from sim.engine.spans import INSTANT, Span
 from tests.invariants.accounting import law_12_accounting
 from tests.invariants.log import Expert, Layer, Log, Routings, Spans, Stay, home, log_of
 from tests.invariants.work_conservation import law_5_work_conservation

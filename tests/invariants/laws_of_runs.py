@@ -21,11 +21,11 @@ from policies.dali import BeamAssigner, GreedyAssigner
 from policies.protocols import Assigner
 from policies.registry import SYSTEMS, System
 from policies.views import Assignment, LayerView, Routing
-from sim.bounds import LowerBound
-from sim.cost_table import CostTable
-from sim.costs import scaled
+from sim.costs.cost_table import CostTable
+from sim.costs.roofline_costs import scaled
 from sim.demand import StepDemand
-from sim.metrics import layer_frame, metrics_of
+from sim.results.bounds import LowerBound
+from sim.results.metrics import layer_frame, metrics_of
 from tests.invariants.background import law_5_background_copies
 from tests.invariants.laws import check_all
 from tests.invariants.log import log_of

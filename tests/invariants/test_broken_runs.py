@@ -12,9 +12,9 @@ from policies.assigners import LoadAll, ResidentOrCpu
 from policies.dali import GreedyAssigner
 from policies.protocols import Assigner
 from policies.registry import policy_names
-from sim.bounds import LowerBound, lower_bound
-from sim.cost_table import CostTable
-from sim.lanes import Lane
+from sim.costs.cost_table import CostTable
+from sim.engine.lanes import Lane
+from sim.results.bounds import LowerBound, lower_bound
 from tests.invariants.laws_of_runs import law_8_bound, law_8_exact, law_9_scaling
 from tests.invariants.worlds import fixed_world
 

@@ -12,9 +12,9 @@ import pytest
 from policies.residency import Residency
 from policies.session import Session
 from policies.views import Assignment, ExpertId, Forecast, LayerView, PolicyError, Routing, Updates
-from sim.copy_lane import CopyLane
-from sim.cpu_lane import CpuLane
-from sim.lanes import Lane
+from sim.engine.copy_lane import CopyLane
+from sim.engine.cpu_lane import CpuLane
+from sim.engine.lanes import Lane
 from tests.invariants.background import law_5_background_copies
 from tests.invariants.laws import check_all, law_1_conservation, law_5_work_conservation, routings_of
 from tests.invariants.worlds import SpoiltAssigner, World, fixed_world, part, play

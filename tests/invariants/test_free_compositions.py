@@ -14,9 +14,9 @@ from policies.protocols import Budget, Composition, When
 from policies.routers import TrueRouter
 from policies.session import Session
 from policies.views import ExpertId, LayerInput, LayerView, Routing, Swap
-from sim.costs import uniform_costs
-from sim.metrics import layer_frame
-from sim.spans import Span
+from sim.costs.roofline_costs import uniform_costs
+from sim.engine.spans import Span
+from sim.results.metrics import layer_frame
 from tests.invariants.background import law_5_background_copies
 from tests.invariants.free_compositions import play_freely
 from tests.invariants.laws import check_all

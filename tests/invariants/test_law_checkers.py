@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from sim.metrics import metrics_of
-from sim.spans import Span, spans_frame
-from sim.stalls import Stalls
+from sim.engine.spans import Span, spans_frame
+from sim.results.metrics import metrics_of
+from sim.results.stalls import Stalls
 from tests.invariants import accounting
 from tests.invariants.hand_made import BUDGET_BYTES, ROUTINGS, change, hand_made, spans_of, without
 from tests.invariants.laws import (

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from policies.exact_assignment import ExactAssigner
 from policies.registry import SYSTEMS, policy_names
-from sim.bounds import lower_bound
-from sim.costs import scaled
+from sim.costs.roofline_costs import scaled
+from sim.results.bounds import lower_bound
 from tests.invariants.background import law_5_background_copies
 from tests.invariants.laws import (
     law_1_conservation,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from sim.spans import INSTANT, Span
+from sim.engine.spans import INSTANT, Span
 from tests.invariants.log import Expert, Layer, Log, Spans, Stay, home, log_of
 
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from policies.protocols import Assigner, Budget, Composition, Needs
 from policies.registry import SYSTEMS, BuildContext, System
 from policies.views import Assignment, ExpertCosts, LayerView
-from sim.approximation import Approximation
-from sim.costs import ConstantSteps, CostTable, StepCosts
+from sim.costs.roofline_costs import ConstantSteps, CostTable, StepCosts
 from sim.demand import StepDemand, demand_of, future_of
-from sim.engine import Engine
-from sim.layer_parts import TokenBytes
-from sim.plan_costs import PlanCost, PlanCosts
-from sim.spans import spans_frame
+from sim.engine.approximation import Approximation
+from sim.engine.engine import Engine
+from sim.engine.layer_parts import TokenBytes
+from sim.engine.spans import spans_frame
+from sim.machine.plan_costs import PlanCost, PlanCosts
 from tests.invariants.recording import Played, RecordingSession
 from tests.strategies import toy_calibration, toy_shape, traces
 from traces.batches import compose as compose_batch

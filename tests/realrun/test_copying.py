@@ -19,7 +19,7 @@ from realrun.experts.expert_store import ExpertStore, Slab
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.thread_lane import InlineLane
-from sim.spans import Span
+from sim.engine.spans import Span
 from tests.realrun.tiny_bench import Instead, fill, machine
 
 pytestmark = pytest.mark.timeout(30)  # nothing may hang

@@ -18,8 +18,8 @@ from policies.session import Session
 from policies.views import Copy, ExpertCosts, ExpertId, LayerInput, Plan, Swap, Updates
 from realrun.experts.gpu_slots import GpuSlots
 from sim.demand import demand_of
-from sim.engine import Engine
-from sim.layer_parts import TokenBytes
+from sim.engine.engine import Engine
+from sim.engine.layer_parts import TokenBytes
 from tests.invariants.free_compositions import free_composition
 from tests.invariants.worlds import fixed_trace, random_costs, with_forecasts
 from traces.batches import compose as compose_batch

@@ -22,7 +22,7 @@ from realrun.experts.gpu_slots import GpuSlots  # noqa: E402
 from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
 from realrun.machine.lanes import Mark  # noqa: E402
 from realrun.machine.thread_lane import ThreadMark  # noqa: E402
-from sim.spans import Span  # noqa: E402
+from sim.engine.spans import Span  # noqa: E402
 from tests.realrun.fake_cuda import FakeCuda, fake_machine  # noqa: E402
 
 pytestmark = pytest.mark.timeout(30)

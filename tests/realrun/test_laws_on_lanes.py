@@ -27,9 +27,9 @@ from policies.views import Commitment, Forecast, LayerView, Plan, Routing
 from realrun.execution.executor import Executor
 from realrun.machine.host_lanes import HostLanes
 from realrun.replay.replay_bench import Measurement
-from sim.metrics import layer_frame
+from sim.engine.spans import COPIES, Span
+from sim.results.metrics import layer_frame
 from sim.simulate import Prepared, prepare
-from sim.spans import COPIES, Span
 from tests.invariants.free_compositions import free_composition
 from tests.invariants.laws import (
     law_1_conservation,

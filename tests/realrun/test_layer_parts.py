@@ -24,7 +24,7 @@ from realrun.experts.expert_store import ExpertStore, Slab
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.thread_lane import InlineLane
-from sim.spans import Span
+from sim.engine.spans import Span
 from tests.realrun.tiny_bench import OverTheLink, by_hand, fill, machine
 
 pytestmark = pytest.mark.timeout(30)

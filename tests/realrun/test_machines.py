@@ -17,8 +17,8 @@ from realrun.machine.machine_facts import usable_cores  # noqa: E402
 from realrun.machine.machines import Facts, LaneOptions, check_same, facts_of, machine_for, machine_of  # noqa: E402
 from realrun.machine.thread_lane import InlineLane  # noqa: E402
 from realrun.replay.measure import generating_machine, machine_on  # noqa: E402
-from sim.hardware import Hardware, load_hardware  # noqa: E402
-from sim.profile import Kind, Profile  # noqa: E402
+from sim.machine.hardware import Hardware, load_hardware  # noqa: E402
+from sim.machine.profile import Kind, Profile  # noqa: E402
 from tests.realrun.tiny_bench import tiny_lanes  # noqa: E402
 
 

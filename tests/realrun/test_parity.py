@@ -12,7 +12,7 @@ from policies.registry import policy_names
 from policies.session import Session
 from realrun.execution.call_log import LoggedSession
 from realrun.validation.validate import parity_of
-from sim.agreement_pairing import Parity
+from sim.agreement.pairing import Parity
 from sim.simulate import Prepared, Setting, compose_policy, play, prepare
 from tests.realrun.tiny_bench import WatchedBench, bench_for, machine, prepared, run, tiny_setting
 

@@ -15,8 +15,8 @@ from realrun.profiling import profile_kernels  # noqa: E402
 from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
 from realrun.profiling.profile_timing import Effort  # noqa: E402
 from realrun.profiling.profiling import measure, measured_model  # noqa: E402
-from sim.interpolation import Grid, Measured, Table  # noqa: E402
-from sim.profile import MeasuredModel, Share, Sizes  # noqa: E402
+from sim.machine.interpolation import Grid, Measured, Table  # noqa: E402
+from sim.machine.profile import MeasuredModel, Share, Sizes  # noqa: E402
 from tests.realrun.fake_machine import (  # noqa: E402
     EACH_NS,
     FIRST_NS,

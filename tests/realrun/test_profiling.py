@@ -22,11 +22,11 @@ from realrun.profiling.profile_rates import Aim  # noqa: E402
 from realrun.profiling.profile_threads import counts_up_to, thread_times  # noqa: E402
 from realrun.profiling.profile_timing import Effort  # noqa: E402
 from realrun.profiling.profiling import Findings, profile  # noqa: E402
-from sim.hardware import load_hardware  # noqa: E402
-from sim.interpolation import Grid, Table  # noqa: E402
-from sim.plan_costs import PlanCost  # noqa: E402
-from sim.profile import MeasuredModel, Profile, Sizes  # noqa: E402
-from sim.profile_yaml import write_profile  # noqa: E402
+from sim.machine.hardware import load_hardware  # noqa: E402
+from sim.machine.interpolation import Grid, Table  # noqa: E402
+from sim.machine.plan_costs import PlanCost  # noqa: E402
+from sim.machine.profile import MeasuredModel, Profile, Sizes  # noqa: E402
+from sim.machine.profile_yaml import write_profile  # noqa: E402
 from sim.scenario import Scenario  # noqa: E402
 from sim.simulate import simulate  # noqa: E402
 from tests.realrun.tiny_bench import machine as tiny_machine  # noqa: E402

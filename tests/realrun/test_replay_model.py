@@ -13,7 +13,7 @@ from torch import Tensor  # noqa: E402
 from realrun.errors import RefusedError  # noqa: E402
 from realrun.replay.replay_attention import AttentionPart  # noqa: E402
 from realrun.replay.replay_model import ReplayModel  # noqa: E402
-from sim.costs import _estimator_params  # noqa: E402
+from sim.costs.roofline_costs import _estimator_params  # noqa: E402
 from traces.catalogue import load_model  # noqa: E402
 from traces.model_shape import ModelShape  # noqa: E402
 

@@ -12,7 +12,7 @@ from realrun.profiling.profile_timing import Effort
 from realrun.profiling.profiling import profile
 from realrun.validation.validate import validate
 from realrun.validation.validation_plan import ValidationPlan, alternating
-from sim.profile_yaml import write_profile
+from sim.machine.profile_yaml import write_profile
 from sim.scenario import Scenario, ScenarioError
 from tests.realrun.tiny_bench import TRACE, machine
 from traces.catalogue import load_model

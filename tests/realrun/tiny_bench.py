@@ -22,7 +22,7 @@ from realrun.execution.recorder import Recorder
 from realrun.experts.expert_store import ExpertStore
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
 from realrun.replay.replay_bench import Measurement, ReplayBench, Room, slots_of
-from sim.measured_costs import costs_on
+from sim.costs.measured_costs import costs_on
 from sim.scenario import Scenario
 from sim.simulate import Prepared, Setting, compose_policy, prepare, setting_of
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sim.agreement import Agreement
-from sim.agreement_pairing import Pairing, Parity
-from sim.run import Run
+from sim.agreement.agreement import Agreement
+from sim.agreement.pairing import Pairing, Parity
+from sim.engine.spans import Span, spans_frame
+from sim.results.run import Run
 from sim.scenario import Scenario
-from sim.spans import Span, spans_frame
 
 MS = 1_000_000
 

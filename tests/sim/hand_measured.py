@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sim.hardware import Hardware, load_hardware
-from sim.interpolation import Grid, Measured, Table
-from sim.plan_costs import PlanCost
-from sim.profile import MeasuredModel, Profile, Share, Sizes
+from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.interpolation import Grid, Measured, Table
+from sim.machine.plan_costs import PlanCost
+from sim.machine.profile import MeasuredModel, Profile, Share, Sizes
 from tests.strategies import toy_shape
 from traces.model_shape import ModelShape
 

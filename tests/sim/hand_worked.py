@@ -22,12 +22,12 @@ from policies.protocols import Budget, Composition, InitialPlacement
 from policies.registry import BuildContext, compose
 from policies.session import Session
 from policies.views import Forecast, Phase, Routing
-from sim.cost_table import CostTable
-from sim.costs import uniform_costs
+from sim.costs.cost_table import CostTable
+from sim.costs.roofline_costs import uniform_costs
 from sim.demand import StepDemand, future_of
-from sim.engine import Engine
-from sim.layer_parts import TokenBytes
-from sim.spans import LANES, Span
+from sim.engine.engine import Engine
+from sim.engine.layer_parts import TokenBytes
+from sim.engine.spans import LANES, Span
 
 EXPERTS, LAYERS, TOP_K, EXPERT_BYTES = 3, 2, 2, 100
 

@@ -20,8 +20,8 @@ from sim import ablation
 from sim.ablation import Ablation, ablate, simulate_parts
 from sim.comparison import compare
 from sim.demand import MissingFromTraceError
-from sim.ladder import ladder
-from sim.pictures import PictureError
+from sim.pictures.figure_files import PictureError
+from sim.pictures.ladder import ladder
 from sim.scenario import Scenario
 from sim.simulate import setting_of
 from tests.strategies import toy_trace

@@ -15,7 +15,7 @@ from policies.registry import ChoiceError
 from sim import comparison
 from sim.comparison import Comparison, compare
 from sim.draws import draws_of, play, refused, summary
-from sim.run import Run
+from sim.results.run import Run
 from sim.scenario import Scenario, ScenarioError
 from sim.simulate import Setting, setting_of, simulate, simulate_setting
 from tests.strategies import toy_trace

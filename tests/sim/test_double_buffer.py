@@ -26,11 +26,11 @@ from policies.protocols import Budget
 from policies.registry import BuildContext, compose
 from policies.session import Session
 from policies.views import Forecast, Routing
-from sim.cost_table import CostTable
-from sim.costs import uniform_costs
+from sim.costs.cost_table import CostTable
+from sim.costs.roofline_costs import uniform_costs
 from sim.demand import StepDemand
-from sim.engine import Engine
-from sim.layer_parts import TokenBytes
+from sim.engine.engine import Engine
+from sim.engine.layer_parts import TokenBytes
 
 EXECUTED, EXACT = ("router-pf", "quasi-pf@impl"), ("router-pf@exact",)
 

@@ -6,7 +6,7 @@ starts at t has its plan at t + 15. The host goes on to the next layer's launch 
 
 from __future__ import annotations
 
-from sim.costs import uniform_costs
+from sim.costs.roofline_costs import uniform_costs
 from tests.sim.hand_worked import EXPERTS, LAYERS, TOP_K, lines, play, registered, step, told
 from tests.strategies import toy_calibration
 

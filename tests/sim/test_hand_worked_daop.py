@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from policies.protocols import Composition
 from policies.views import Forecast
-from sim.costs import uniform_costs
+from sim.costs.roofline_costs import uniform_costs
 from sim.demand import StepDemand
 from tests.sim.hand_worked import EXPERTS, LAYERS, TOP_K, Placed, lane, lines, play, registered, step, told
 from tests.strategies import toy_calibration

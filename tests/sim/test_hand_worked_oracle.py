@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.views import Forecast
-from sim.costs import uniform_costs
+from sim.costs.roofline_costs import uniform_costs
 from tests.sim.hand_worked import lane, lines, play, registered, step, told
 
 ORACLE = """

@@ -11,7 +11,7 @@ from policies.protocols import Composition, Needs
 from policies.routers import TrueRouter
 from policies.top_prefetch import TopPrefetcher
 from policies.views import Forecast
-from sim.costs import uniform_costs
+from sim.costs.roofline_costs import uniform_costs
 from tests.sim.hand_worked import Placed, lane, lines, play, step, told
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from policies.protocols import Composition
 from policies.views import Forecast
-from sim.costs import uniform_costs
+from sim.costs.roofline_costs import uniform_costs
 from sim.demand import StepDemand
 from tests.sim.hand_worked import Placed, lane, lines, play, registered, step, told
 

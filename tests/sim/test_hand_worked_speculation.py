@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from policies.registry import BuildContext, compose
 from policies.views import Forecast
-from sim.costs import uniform_costs
+from sim.costs.roofline_costs import uniform_costs
 from tests.sim.hand_worked import EXPERTS, LAYERS, TOP_K, lines, play, step, told
 
 STEP = step({0: 1, 1: 1}, {1: 1, 2: 1}, forecast=Forecast(1, "gate", (0, 1), (1, 1), ((0, 1, 2),)))

@@ -9,9 +9,9 @@ from policies.caches import StaticCache
 from policies.protocols import Composition
 from policies.routers import TrueRouter
 from policies.views import Assignment, LayerView
-from sim.costs import uniform_costs
-from sim.spans import spans_frame
-from sim.stalls import Stalls, stalls_of
+from sim.costs.roofline_costs import uniform_costs
+from sim.engine.spans import spans_frame
+from sim.results.stalls import Stalls, stalls_of
 from tests.sim.hand_worked import Placed, lane, lines, play, registered, step, told
 
 COSTS = uniform_costs(attention_ns=30, gate_ns=5, copy_ns=30)

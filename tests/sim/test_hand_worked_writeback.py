@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.costs import uniform_costs
+from sim.costs.roofline_costs import uniform_costs
 from tests.sim.hand_worked import lines, play, registered, step, told
 
 WRITTEN_BACK = """

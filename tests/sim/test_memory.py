@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sim.hardware import load_hardware
+from sim.machine.hardware import load_hardware
 from sim.memory import BudgetError, plan_memory
 from traces.model_shape import ModelShape
 

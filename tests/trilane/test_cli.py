@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from policies.registry import SYSTEMS, policy_names
+from sim.engine.spans import Span
 from sim.scenario import Scenario
-from sim.spans import Span
 from tests.trilane.running import ROOT, SHORT, Trilane, write_route_csv
 from trilane.draws import processes
 from trilane.verbs.cache_curve import SizeError, parse_size

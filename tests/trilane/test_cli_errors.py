@@ -160,7 +160,7 @@ def test_regret_is_explained_only_where_there_is_a_clairvoyant_run(trilane: Tril
 
 
 def test_a_machine_says_what_deciding_costs(trilane: Trilane) -> None:
-    from sim.hardware import load_hardware
+    from sim.machine.hardware import load_hardware
 
     machine = load_hardware("rtx3090-ddr4")
     [fact] = trilane("hardware", "rtx3090-ddr4", "--json", "-").json["hardware"]

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sim.profile_yaml import write_profile
+from sim.machine.profile_yaml import write_profile
 from tests.sim.hand_measured import toy_machine, toy_model
 from tests.trilane.measuring import SETS
 from tests.trilane.running import ROOT, Trilane

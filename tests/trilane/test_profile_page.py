@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.profile_yaml import profile_document, write_profile
+from sim.machine.profile_yaml import profile_document, write_profile
 from tests.sim.hand_measured import toy_machine, toy_profile
 from tests.trilane.running import SHORT, Trilane
 

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sim.hardware import Hardware, load_hardware
-from sim.profile_yaml import write_profile
+from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.profile_yaml import write_profile
 from tests.sim.hand_measured import toy_machine, toy_profile
 from tests.trilane.measuring import PROFILE
 from tests.trilane.running import ROOT, Trilane

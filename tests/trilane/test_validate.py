@@ -17,8 +17,8 @@ from realrun.profiling.profile_lab import Points
 from realrun.profiling.profile_timing import Effort
 from realrun.profiling.profiling import profile
 from realrun.validation.validation_plan import ValidationPlan
-from sim.hardware import load_hardware
-from sim.profile_yaml import write_profile
+from sim.machine.hardware import load_hardware
+from sim.machine.profile_yaml import write_profile
 from tests.trilane.running import ROOT, Trilane
 from traces.catalogue import load_model
 from trilane.cli import app

@@ -83,8 +83,8 @@ def ablate(
 
 
 def _draw(found: Ablation, target: str, about: str) -> None:
-    from sim.ladder import ladder
-    from sim.pictures import save_figure
+    from sim.pictures.figure_files import save_figure
+    from sim.pictures.ladder import ladder
 
     save_figure(ladder(found, about), target)
     note(f"picture: {target}")

@@ -73,8 +73,8 @@ def cache_curve(
     show(json, _table(curve, names, points))
     write_json({"points": [point._asdict() for point in points]}, json)
     if png:
-        from sim.pictures import save_figure
-        from sim.plots import cache_curve as draw
+        from sim.pictures.figure_files import save_figure
+        from sim.pictures.plots import cache_curve as draw
 
         save_figure(draw([point._asdict() for point in points], f"routing of {Path(trace).name}"), png)
         note(f"picture: {png}")

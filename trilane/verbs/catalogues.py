@@ -15,7 +15,7 @@ from trilane.profile_page import decisions_note, profile_page
 if TYPE_CHECKING:
     from policies.protocols import Needs
     from policies.registry import System
-    from sim.hardware import Hardware
+    from sim.machine.hardware import Hardware
     from traces.model_shape import ModelShape
 
 GB = 1e9
@@ -146,7 +146,7 @@ def hardware(
     json: JsonOption = None,
 ) -> None:
     """Machines: every number with its source and how far to trust it."""
-    from sim.hardware import hardware_names, load_hardware
+    from sim.machine.hardware import hardware_names, load_hardware
 
     check_targets(json, inputs=[name])
     machines = [load_hardware(each) for each in ([name] if name else hardware_names())]

@@ -25,7 +25,7 @@ from trilane.output import (
 from trilane.question import ScenarioOption, SetOption, describe, inputs_of, names_in, scenario_of
 
 if TYPE_CHECKING:
-    from sim.run import Run
+    from sim.results.run import Run
 
 Row = Mapping[str, Any]
 TIMELINE_STEPS = 6  # of each policy, so that the combined timeline stays small
@@ -99,10 +99,10 @@ def compare(
 
 def _draw(runs: Sequence[Run], rows: Sequence[Row], folder: Path, about: str) -> None:
     """A bar chart, a Gantt picture of each run, and one timeline of all."""
-    from sim.gantt import save_gantt
-    from sim.perfetto import write_perfetto
-    from sim.pictures import save_figure
-    from sim.plots import tpot_bars
+    from sim.pictures.figure_files import save_figure
+    from sim.pictures.gantt import save_gantt
+    from sim.pictures.perfetto import write_perfetto
+    from sim.pictures.plots import tpot_bars
 
     folder.mkdir(parents=True, exist_ok=True)
     save_figure(tpot_bars(rows, about), folder / "tpot.png")

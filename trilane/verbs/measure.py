@@ -13,7 +13,7 @@ from trilane.run_page import keep_run, run_page
 from trilane.verbs.simulate import GanttOption, PerfettoOption, SpansOption
 
 if TYPE_CHECKING:
-    from sim.run import Run
+    from sim.results.run import Run
     from sim.scenario import Scenario
 
 
@@ -104,7 +104,7 @@ def _generated(
     from realrun.generation.generate import generate
     from realrun.generation.preparation import GenerateRequest
     from realrun.replay.measure import generating_machine
-    from sim.hardware import load_hardware
+    from sim.machine.hardware import load_hardware
 
     if model is None or prompts is None:
         raise MeasureError("--mode generate: expected a model and prompts; give --model MODEL and --prompts F")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from realrun.machine.machines import LaneOptions, RealMachine
     from realrun.profiling.profile_timing import Effort
     from realrun.profiling.profiling import Findings
-    from sim.hardware import Hardware
+    from sim.machine.hardware import Hardware
 
 QUIET_LOAD = 1.0  # of a computer that does nothing else, or has just been measured
 
@@ -75,7 +75,7 @@ def profile(
     from realrun.profiling.profile_threads import with_best_threads
     from realrun.profiling.profile_timing import QUICK, Effort
     from realrun.profiling.profiling import profile as measured
-    from sim.profile_yaml import write_profile
+    from sim.machine.profile_yaml import write_profile
     from traces.catalogue import load_model
 
     check_targets(out, json)
@@ -126,7 +126,7 @@ def _report(found: Findings, out: str, json: str | None) -> None:
 
 def _earlier(out: str) -> Hardware | None:
     """The profile that is in the file already. Raises ProfileError for a file of another kind."""
-    from sim.hardware import load_hardware
+    from sim.machine.hardware import load_hardware
 
     if not Path(out).exists():
         return None

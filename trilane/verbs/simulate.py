@@ -11,7 +11,7 @@ from trilane.question import ScenarioOption, SetOption, describe, inputs_of, sce
 from trilane.run_page import keep_run, run_page
 
 if TYPE_CHECKING:
-    from sim.run import Run
+    from sim.results.run import Run
 
 SpansOption = Annotated[
     str | None, typer.Option("--spans", metavar="F.parquet", help="Write what every lane did, a row a span.")

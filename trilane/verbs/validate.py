@@ -25,7 +25,7 @@ from trilane.question import SetOption, changes_of
 
 if TYPE_CHECKING:
     from realrun.validation.validate import Validated
-    from sim.agreement import Agreement
+    from sim.agreement.agreement import Agreement
 
 
 FILES = ("report.md", "scatter.png", "timeline.png", "repeated-profile.yaml")
@@ -73,8 +73,8 @@ def validate(
     from realrun.replay.measure import machine_on
     from realrun.validation.validate import validate as run_all
     from realrun.validation.validation_plan import ValidationPlan
-    from sim.agreement_report import MEANINGS, failure_lines, summary_lines, table_of
-    from sim.hardware import load_hardware
+    from sim.agreement.report import MEANINGS, failure_lines, summary_lines, table_of
+    from sim.machine.hardware import load_hardware
 
     check_folder(out)
     files = [Path(out) / name for name in FILES] if out and Path(out).is_dir() else []
@@ -113,11 +113,11 @@ def command_of(
 
 def _report(found: Validated, folder: Path, when: str, command: str) -> None:
     """The page with its pictures, and the profile that predictions were made from."""
-    from sim.agreement_pictures import scatter
-    from sim.agreement_report import write_report
-    from sim.agreement_timeline import overlay
-    from sim.pictures import save_figure
-    from sim.profile_yaml import write_profile
+    from sim.agreement.agreement_pictures import scatter
+    from sim.agreement.report import write_report
+    from sim.agreement.timeline import overlay
+    from sim.machine.profile_yaml import write_profile
+    from sim.pictures.figure_files import save_figure
 
     agreement, hardware = found.agreement, found.hardware
     assert hardware.profile is not None

@@ -1,0 +1,181 @@
+"""What everything costs: one frozen table per (model shape, machine), integer nanoseconds throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+from policies.views import ExpertCosts
+from sim.machine.hardware import ResultPath
+from sim.machine.plan_costs import PlanCosts
+
+
+class CostError(ValueError):
+    """A cost table that breaks its own rules; the message names field, layer and value."""
+
+
+class StepCosts(NamedTuple):
+    """Times of one step outside the routed experts, in ns. Per layer unless it says "a step"."""
+
+    attention_ns: int  # norms and attention
+    dense_ns: int  # all dense layers of the model, a step, before MoE layer 0
+    gate_ns: int
+    speculate_ns: int  # one forecast: the next gate on this layer's input
+    estimator_ns: int  # one forecast by the learnt estimator
+    shared_ns: int  # 0 without a shared expert
+    combine_ns: int
+    head_ns: int  # language-model head, a step
+    routing_ns: int  # d2h copy of the routing
+    activations_ns: int  # d2h copy of the hidden states of all tokens of the step, 16-bit
+    result_ns: int  # h2d copy of the summed result of the CPU experts
+
+
+class StepModel(Protocol):
+    """Whatever knows a step's costs: a roofline, a measured profile, or constants."""
+
+    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        """See ``CostTable.step``."""
+        ...
+
+
+@dataclass(frozen=True)
+class ConstantSteps:
+    """The same costs for every step."""
+
+    costs: StepCosts
+
+    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        """``costs``, whatever the step."""
+        return self.costs
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """All costs of one model on one machine. Planner and world may hold different tables.
+
+    ``experts`` has one entry per MoE layer, shared where equal. Launch times are host time per group of kernels.
+    """
+
+    experts: tuple[ExpertCosts, ...]
+    steps: StepModel
+    launch_ns: int  # attention + gate + shared expert of one layer
+    expert_launch_ns: int  # one expert on the GPU
+    combine_launch_ns: int
+    head_launch_ns: int  # LM head, a step
+    dense_launch_ns: int  # all dense layers together, a step
+    sync_ns: int  # host waits for the routing, per layer
+    cpu_permille: int  # rate of CPU experts while a copy runs
+    copy_permille: int  # rate of a copy while CPU experts run
+    result_path: ResultPath
+    plan_costs: PlanCosts = field(default_factory=PlanCosts)
+    plan_factor: float = 1.0
+    gpu_permille: int = 1000  # rate of the GPU while a copy runs: less where it shares memory with them
+    scale: int = 1  # what ``scaled`` multiplied; steps and plan costs apply it on the way out
+
+    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        """Costs of one step.
+
+        ``tokens``: tokens of the step over the whole batch. ``context``: one entry per sequence, its KV-cache length
+        once the step's tokens are in it, so a prefill of n tokens has context n, and decoding the next one n + 1.
+        """
+        return StepCosts(*(ns * self.scale for ns in self.steps.step(tokens, context)))
+
+    def plan_ns(self, policy: str, active: int) -> int:
+        """Host time of ``plan_layer`` with ``active`` experts active."""
+        return self.plan_costs.plan_of(policy).at(active, self.plan_factor) * self.scale
+
+    def foresee_ns(self, policy: str, active: int) -> int:
+        """Host time of ``foresee`` with ``active`` experts active."""
+        return self.plan_costs.foresee_of(policy).at(active, self.plan_factor) * self.scale
+
+    @property
+    def max_tokens(self) -> int:
+        """Largest workload that the tables hold."""
+        return len(self.experts[0].gpu_ns) - 1
+
+    def validate(self) -> None:
+        """Check the rules that planners and the engine rely on. Raises CostError."""
+        if not self.experts:
+            raise CostError("cost table: expected one entry per MoE layer in experts, got none")
+        checked: set[int] = set()
+        for layer, costs in enumerate(self.experts):
+            if id(costs) not in checked:  # layers share tables, and a table may have thousands of entries
+                _check_expert(costs, layer, self.max_tokens)
+                checked.add(id(costs))
+        _check_scalars(self)
+
+
+def scaled(costs: CostTable, c: int) -> CostTable:
+    """``costs`` with every time multiplied by the whole number ``c`` >= 1; ratios and sizes stay (law 9)."""
+    if not isinstance(c, int) or c < 1:
+        raise CostError(f"scaled: c must be a whole number >= 1 so that times stay whole, got {c!r}")
+    unique = {id(e): _scaled_expert(e, c) for e in costs.experts}
+    return replace(
+        costs,
+        experts=tuple(unique[id(e)] for e in costs.experts),
+        launch_ns=costs.launch_ns * c,
+        expert_launch_ns=costs.expert_launch_ns * c,
+        combine_launch_ns=costs.combine_launch_ns * c,
+        head_launch_ns=costs.head_launch_ns * c,
+        dense_launch_ns=costs.dense_launch_ns * c,
+        sync_ns=costs.sync_ns * c,
+        scale=costs.scale * c,
+    )
+
+
+def _scaled_expert(costs: ExpertCosts, c: int) -> ExpertCosts:
+    return costs._replace(
+        gpu_ns=tuple(ns * c for ns in costs.gpu_ns),
+        cpu_ns=tuple(ns * c for ns in costs.cpu_ns),
+        first_cpu_ns=costs.first_cpu_ns * c,
+        copy_ns=costs.copy_ns * c,
+        writeback_ns=costs.writeback_ns * c,
+        between_ns=costs.between_ns * c,
+    )
+
+
+def _check_expert(costs: ExpertCosts, layer: int, max_tokens: int) -> None:
+    """One layer's tables. Raises CostError."""
+    for name in ("gpu_ns", "cpu_ns"):
+        table: Sequence[int] = getattr(costs, name)
+        if len(table) != max_tokens + 1 or max_tokens < 1:
+            raise CostError(
+                f"cost table, layer {layer}: {name} must have max_tokens + 1 >= 2 entries, the same in every layer; "
+                f"expected {max(max_tokens, 1) + 1}, got {len(table)}"
+            )
+        _check_table(table, f"cost table, layer {layer}: {name}")
+    for name, low in (("first_cpu_ns", 0), ("copy_ns", 1), ("bytes", 1), ("writeback_ns", 0)):
+        _check_int(getattr(costs, name), low, f"cost table, layer {layer}: {name}")
+
+
+def _check_table(table: Sequence[int], where: str) -> None:
+    """Starts at 0, then whole, positive and non-decreasing. Raises CostError."""
+    if table[0] != 0:
+        raise CostError(f"{where}[0] is the time of no token and must be 0, got {table[0]!r}")
+    previous = 1
+    for w in range(1, len(table)):
+        if not isinstance(table[w], int) or table[w] < previous:
+            raise CostError(
+                f"{where}[{w}] = {table[w]!r}: expected whole ns, >= {previous} (more tokens never take less time)"
+            )
+        previous = table[w]
+
+
+def _check_int(value: object, low: int, where: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise CostError(f"{where} must be a whole number >= {low}, got {value!r}")
+
+
+def _check_scalars(costs: CostTable) -> None:
+    """The numbers beside the tables. Raises CostError."""
+    launches = ("launch_ns", "expert_launch_ns", "combine_launch_ns", "head_launch_ns", "dense_launch_ns")
+    for name in (*launches, "sync_ns"):
+        _check_int(getattr(costs, name), 0, f"cost table: {name}")
+    for name in ("cpu_permille", "copy_permille", "gpu_permille"):
+        value = getattr(costs, name)
+        _check_int(value, 1, f"cost table: {name}")
+        if value > 1000:
+            raise CostError(f"cost table: {name} must be at most 1000 (running together never helps), got {value}")
+    if costs.result_path not in ("direct", "h2d"):
+        raise CostError(f"cost table: result_path must be 'direct' or 'h2d', got {costs.result_path!r}")

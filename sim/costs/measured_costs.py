@@ -1,0 +1,125 @@
+"""The cost table of a model on a machine: read from the machine's profile, or a roofline where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from policies.views import ExpertCosts
+from sim.costs.cost_table import CostError, CostTable, StepCosts
+from sim.costs.roofline_costs import roofline
+from sim.machine.hardware import Hardware
+from sim.machine.interpolation import Table, whole
+from sim.machine.plausibility import HardwareError
+from sim.machine.profile import MeasuredModel
+from traces.model_shape import ModelShape
+
+
+def costs_on(hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:
+    """The cost table of ``shape`` on ``hardware`` for workloads 0..``max_tokens``.
+
+    Raises CostError for ``max_tokens`` < 1, and HardwareError for a model that a profile lacks or has with other sizes.
+    """
+    if hardware.profile is None:
+        return roofline(shape, hardware, max_tokens)
+    if max_tokens < 1:
+        raise CostError(f"costs_on: max_tokens must be >= 1, the most tokens of any step, got {max_tokens}")
+    where = f"profile {hardware.name!r}"
+    model = hardware.profile.model_of(shape, where)
+    if shape.dense_layers and model.dense_ffn is None:
+        raise HardwareError(f"{where}: model {shape.name!r} has dense layers, of which none was measured")
+    return _table_of(model, shape, hardware, max_tokens)
+
+
+def _table_of(model: MeasuredModel, shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTable:
+    """Every cost from the model's tables; only decisions and the way of results are the machine's."""
+    steps = MeasuredSteps(model, shape.dense_layers)
+    return CostTable(
+        experts=(_expert_costs(model, steps.step(1, (1,)), max_tokens),) * shape.moe_layers,
+        steps=steps,
+        launch_ns=model.launch.ns,
+        expert_launch_ns=model.expert_launch.ns,
+        combine_launch_ns=model.combine_launch.ns,
+        head_launch_ns=model.head_launch.ns,
+        dense_launch_ns=shape.dense_layers * model.dense_launch.ns if model.dense_launch else 0,
+        sync_ns=model.sync.ns,
+        cpu_permille=model.cpu_permille.permille,
+        copy_permille=model.copy_permille.permille,
+        gpu_permille=model.gpu_permille.permille,
+        result_path=hardware.link.result_path,
+        plan_costs=hardware.decisions,
+    )
+
+
+def _expert_costs(model: MeasuredModel, one: StepCosts, max_tokens: int) -> ExpertCosts:
+    """Tables of one expert; ``one`` is a step of one token, whose parts lie between two layers' experts."""
+    return ExpertCosts(
+        gpu_ns=_rising(model.expert_gpu, max_tokens),
+        cpu_ns=_rising(model.expert_cpu, max_tokens),
+        first_cpu_ns=model.first_cpu_expert.ns,
+        copy_ns=max(model.copy.ns, 1),
+        bytes=model.sizes.expert_bytes,
+        writeback_ns=model.writeback.ns,
+        cpu_permille=model.cpu_permille.permille,
+        copy_permille=model.copy_permille.permille,
+        between_ns=one.combine_ns + one.attention_ns + one.gate_ns + one.routing_ns + model.sync.ns,
+    )
+
+
+def _rising(table: Table, max_tokens: int) -> tuple[int, ...]:
+    """Whole ns by workload: 0, then at least 1 and never less than for fewer tokens (a running maximum).
+
+    Measured products are not always so: in 32 bits one of two rows may take longer than one of four.
+    """
+    return (0, *accumulate((max(whole(table(w)), 1) for w in range(1, max_tokens + 1)), max))
+
+
+@dataclass(frozen=True)
+class MeasuredSteps:
+    """Step costs outside the routed experts, from a model's tables."""
+
+    model: MeasuredModel
+    dense_layers: int
+
+    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        """See ``CostTable.step``. Raises CostError for a step without tokens or sequences."""
+        if tokens < 1 or not context:
+            raise CostError(f"step: expected >= 1 token and one context per sequence, got {tokens} and {context!r}")
+        m, attention_ns = self.model, self._attention(tokens, context)
+        dense_ns = attention_ns + m.dense_ffn(tokens) if m.dense_ffn else 0
+        return StepCosts(
+            attention_ns=whole(attention_ns),
+            dense_ns=whole(self.dense_layers * dense_ns),
+            gate_ns=whole(m.gate(tokens)),
+            speculate_ns=whole(m.speculate(tokens)),
+            estimator_ns=whole(m.estimator(tokens)),
+            shared_ns=whole(m.shared(tokens)) if m.shared else 0,
+            combine_ns=whole(m.combine(tokens)),
+            head_ns=whole(m.head(len(context))),
+            routing_ns=whole(m.routing(tokens)),
+            activations_ns=whole(m.activations(tokens)),
+            result_ns=whole(m.result(tokens)),
+        )
+
+    def _attention(self, tokens: int, context: Sequence[int]) -> float:
+        """One layer's norms and attention.
+
+        In decode all sequences attend in one call, over the longest of their contexts. In prefill those of different
+        lengths take the mean of what batches of each of them would. As in the roofline, contexts that hold no more than
+        this step's tokens are prefilled from nothing; otherwise every sequence has an even share of the tokens.
+        """
+        batch, fresh = len(context), sum(context) == tokens
+        if tokens == batch:
+            return self.model.attention_decode(batch, max(context))
+        ns = [self._prefill(batch, length if fresh else min(tokens / batch, length), length) for length in context]
+        return sum(ns) / batch
+
+    def _prefill(self, batch: int, new: float, length: int) -> float:
+        """``batch`` sequences of ``length`` tokens, ``new`` of them in this step.
+
+        A chunk is a prefill of its own and reads the cache of earlier tokens once, as a decode step does; what its
+        further products with that cache take is in no table.
+        """
+        decode = self.model.attention_decode
+        return self.model.attention_prefill(batch, new) + max(decode(batch, length) - decode(batch, new), 0)

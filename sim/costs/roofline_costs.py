@@ -1,0 +1,242 @@
+"""Cost tables made without measuring: a roofline from data-sheet numbers, and constants typed by hand for tests.
+
+The roofline, with B the effective bytes/s and F the effective flop/s of the device (``Hardware``):
+
+====================  ==============================================================================================
+expert, GPU, w > 0    max(expert bytes / B, 2 x weights x w / F) + 5 kernels
+expert, CPU, w > 0    max(expert bytes / B, 2 x weights x w / F); the first one of a layer adds ``first_expert_ns``
+copy                  latency + bytes / link rate
+attention, a layer    max((weights + KV read and written) / B, (projections + scores) / F) + 12 kernels
+gate, forecast        max(weights / B, 2 x weights x tokens / F) + 3 kernels; shared expert and head alike
+combine               tokens x (top_k + 2) rows of ``hidden`` / B + 2 kernels
+====================  ==============================================================================================
+
+Results are whole ns, rounded half up, and at least 1 where there is work. Not modelled: weights that stay in the L2
+cache, activations of wide experts, tile steps in w.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.views import ExpertCosts
+from sim.costs.cost_table import ConstantSteps, CostError, CostTable, StepCosts, StepModel, scaled
+from sim.machine.hardware import Hardware, ResultPath
+from sim.machine.plan_costs import PlanCost, PlanCosts
+from traces.model_shape import ModelShape
+
+__all__ = [
+    "ConstantSteps", "CostError", "CostTable", "ExpertCosts", "RooflineSteps", "StepCosts", "StepModel", "roofline",
+    "scaled", "uniform_costs",
+]  # fmt: skip
+
+# Kernels of each group in an unfused PyTorch layer: they cost launches on the host and a fixed time on the GPU.
+ATTENTION_KERNELS = 12  # two norms, q k v o, two rotations, cache write, attention, two residual additions
+GATE_KERNELS = 3  # product, softmax, top-k
+EXPERT_KERNELS = 5  # gate, up, activation, multiplication, down
+COMBINE_KERNELS = 2  # weighted sum, residual addition
+HEAD_KERNELS = 2  # norm, product
+ESTIMATOR_KERNELS = 8  # two products in, two in the MLP, activation, addition, norm, top-k
+ROUTING_BYTES = 8  # one expert id and one weight, 32-bit each
+ACTIVATION_BYTES = 2  # hidden states travel in 16 bits
+
+
+def roofline(shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTable:
+    """The cost table of ``shape`` on ``hardware`` for workloads 0..``max_tokens`` (formulas: top of this file).
+
+    Raises CostError for ``max_tokens`` < 1.
+    """
+    if max_tokens < 1:
+        raise CostError(f"roofline: max_tokens must be >= 1, the most tokens of any step, got {max_tokens}")
+    sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
+    steps = RooflineSteps(shape, hardware)
+    between_ns = _between(steps.step(1, (1,)), hardware)
+    by_size = {size: _expert_costs(shape, hardware, size, max_tokens, between_ns) for size in sorted(set(sizes))}
+    launch_ns = hardware.host.launch_ns
+    shared = EXPERT_KERNELS if shape.shared_width else 0
+    return CostTable(
+        experts=tuple(by_size[size] for size in sizes),
+        steps=steps,
+        launch_ns=(ATTENTION_KERNELS + GATE_KERNELS + shared) * launch_ns,
+        expert_launch_ns=EXPERT_KERNELS * launch_ns,
+        combine_launch_ns=COMBINE_KERNELS * launch_ns,
+        head_launch_ns=HEAD_KERNELS * launch_ns,
+        dense_launch_ns=shape.dense_layers * (ATTENTION_KERNELS + EXPERT_KERNELS) * launch_ns,
+        sync_ns=hardware.host.sync_ns,
+        cpu_permille=hardware.contention.cpu_permille,
+        copy_permille=hardware.contention.copy_permille,
+        result_path=hardware.link.result_path,
+        plan_costs=hardware.plan_costs,
+        plan_factor=hardware.host.plan_factor,
+    )
+
+
+def _between(one: StepCosts, hardware: Hardware) -> int:
+    """From the end of a layer's experts to the next plan, at least; launches may have been made meanwhile."""
+    return one.combine_ns + one.attention_ns + one.gate_ns + one.routing_ns + hardware.host.sync_ns
+
+
+def _expert_costs(
+    shape: ModelShape, hardware: Hardware, size: int, max_tokens: int, between_ns: int
+) -> ExpertCosts:
+    """Tables of one expert of ``size`` bytes."""
+    flops = 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width * np.arange(max_tokens + 1)
+    gpu, cpu, link = hardware.gpu, hardware.cpu, hardware.link
+    on_gpu = np.maximum(size / gpu.read_bytes_per_s, flops / gpu.effective_flops_per_s) * 1e9
+    on_cpu = np.maximum(size / cpu.read_bytes_per_s, flops / cpu.flops_per_s) * 1e9
+    return ExpertCosts(
+        gpu_ns=_table(on_gpu + EXPERT_KERNELS * gpu.kernel_ns),
+        cpu_ns=_table(on_cpu),
+        first_cpu_ns=cpu.first_expert_ns,
+        copy_ns=_ns(link.h2d_latency_ns + size / link.expert_bytes_per_s * 1e9),
+        bytes=size,
+        writeback_ns=_ns(link.d2h_latency_ns + size / link.d2h_bytes_per_s * 1e9),
+        cpu_permille=hardware.contention.cpu_permille,
+        copy_permille=hardware.contention.copy_permille,
+        between_ns=between_ns,
+    )
+
+
+def _table(ns: np.ndarray) -> tuple[int, ...]:
+    """Whole ns by workload; no tokens, no time."""
+    whole = np.maximum(np.floor(ns + 0.5).astype(np.int64), 1)
+    whole[0] = 0
+    return tuple(whole.tolist())
+
+
+def _ns(ns: float) -> int:
+    """Whole ns, half up, at least 1."""
+    return max(int(ns + 0.5), 1)
+
+
+@dataclass(frozen=True)
+class RooflineSteps:
+    """Step costs outside the routed experts, from sizes and rates."""
+
+    shape: ModelShape
+    hardware: Hardware
+
+    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        """See ``CostTable.step``. Raises CostError for a step without tokens or sequences."""
+        if tokens < 1 or not context:
+            raise CostError(f"step: expected >= 1 token and one context per sequence, got {tokens} and {context!r}")
+        shape = self.shape
+        attention_ns = self._attention(tokens, context)
+        gate_ns = self._product(shape.hidden * shape.experts, tokens, GATE_KERNELS)
+        dense_ns = attention_ns + self._product(3 * shape.hidden * shape.dense_width, tokens, EXPERT_KERNELS)
+        hidden_bytes = tokens * shape.hidden * ACTIVATION_BYTES
+        return StepCosts(
+            attention_ns=attention_ns,
+            dense_ns=shape.dense_layers * dense_ns,
+            gate_ns=gate_ns,
+            speculate_ns=gate_ns,
+            estimator_ns=self._product(_estimator_params(shape), tokens, ESTIMATOR_KERNELS),
+            shared_ns=self._product(3 * shape.hidden * shape.shared_width, tokens, EXPERT_KERNELS),
+            combine_ns=self._gpu((shape.top_k + 2) * hidden_bytes, 0, COMBINE_KERNELS),
+            head_ns=self._product(shape.vocab * shape.hidden, len(context), HEAD_KERNELS),
+            routing_ns=self._d2h(tokens * shape.top_k * ROUTING_BYTES),
+            activations_ns=self._d2h(hidden_bytes),
+            result_ns=self._h2d(hidden_bytes),
+        )
+
+    def _attention(self, tokens: int, context: Sequence[int]) -> int:
+        """One layer's norms and attention."""
+        shape = self.shape
+        weights = shape.attention_params * shape.dense_bits / 8
+        cache = (sum(context) + tokens) * shape.kv_width * shape.dense_bits / 8  # all read, the new ones written
+        scores = 4.0 * shape.heads * shape.head_dim * _pairs(tokens, context)
+        return self._gpu(weights + cache, 2.0 * shape.attention_params * tokens + scores, ATTENTION_KERNELS)
+
+    def _product(self, weights: int, tokens: int, kernels: int) -> int:
+        """``weights`` matrix elements applied to ``tokens`` rows; 0 if there are none."""
+        return self._gpu(weights * self.shape.dense_bits / 8, 2.0 * weights * tokens, kernels) if weights else 0
+
+    def _gpu(self, size: float, flops: float, kernels: int) -> int:
+        gpu = self.hardware.gpu
+        return _ns(max(size / gpu.read_bytes_per_s, flops / gpu.effective_flops_per_s) * 1e9 + kernels * gpu.kernel_ns)
+
+    def _d2h(self, size: int) -> int:
+        link = self.hardware.link
+        return _ns(link.d2h_latency_ns + size / link.d2h_bytes_per_s * 1e9)
+
+    def _h2d(self, size: int) -> int:
+        link = self.hardware.link
+        return _ns(link.h2d_latency_ns + size / link.h2d_bytes_per_s * 1e9)
+
+
+def _estimator_params(shape: ModelShape) -> int:
+    """Weights of the estimator of Speculating Experts (Appendix): in, two MLP matrices of 4 x its width, out.
+
+    The width is published for no model; the count of 17 M for Qwen3-30B gives 0.65 x hidden.
+    """
+    width = round(0.65 * shape.hidden)
+    return width * (shape.hidden + 8 * width + shape.experts)
+
+
+def _pairs(tokens: int, context: Sequence[int]) -> float:
+    """Query-key pairs of causal attention.
+
+    If the contexts hold no more than this step's tokens, each sequence is prefilled from nothing; otherwise the step's
+    tokens are taken to be spread evenly over the sequences (one each in decode, a chunk each in chunked prefill).
+    """
+    if sum(context) == tokens:
+        return sum(length * (length + 1) / 2 for length in context)
+    new = (min(tokens / len(context), length) for length in context)
+    return sum(n * (length - (n - 1) / 2) for n, length in zip(new, context, strict=True))
+
+
+def uniform_costs(
+    layers: int = 2,
+    *,
+    max_tokens: int = 64,
+    gpu_ns: int = 5,  # an expert, whatever its workload
+    cpu_ns: int = 7,  # an expert, per token
+    first_cpu_ns: int = 0,
+    copy_ns: int = 20,
+    expert_bytes: int = 100,
+    attention_ns: int = 10,
+    dense_ns: int = 0,
+    gate_ns: int = 2,
+    speculate_ns: int = 2,
+    estimator_ns: int = 3,
+    shared_ns: int = 0,
+    combine_ns: int = 1,
+    head_ns: int = 4,
+    routing_ns: int = 1,
+    activations_ns: int = 1,
+    result_ns: int = 1,
+    launch_ns: int = 1,
+    expert_launch_ns: int = 1,
+    combine_launch_ns: int = 1,
+    head_launch_ns: int = 1,
+    dense_launch_ns: int = 0,
+    sync_ns: int = 1,
+    plan_ns: int = 1,
+    foresee_ns: int = 1,
+    cpu_permille: int = 1000,
+    copy_permille: int = 1000,
+    gpu_permille: int = 1000,
+    result_path: ResultPath = "direct",
+) -> CostTable:
+    """A table of small constants, for tests and examples whose timeline a reader can add up by hand. Validated."""
+    workloads = range(max_tokens + 1)
+    expert = ExpertCosts(
+        tuple(gpu_ns * (w > 0) for w in workloads), tuple(cpu_ns * w for w in workloads), first_cpu_ns, copy_ns,
+        expert_bytes,
+    )  # fmt: skip
+    steps = ConstantSteps(
+        StepCosts(
+            attention_ns, dense_ns, gate_ns, speculate_ns, estimator_ns, shared_ns, combine_ns, head_ns, routing_ns,
+            activations_ns, result_ns,
+        )
+    )  # fmt: skip
+    decisions = PlanCosts({"default": PlanCost(plan_ns, 0)}, {"default": PlanCost(foresee_ns, 0)})
+    costs = CostTable(
+        (expert,) * layers, steps, launch_ns, expert_launch_ns, combine_launch_ns, head_launch_ns, dense_launch_ns,
+        sync_ns, cpu_permille, copy_permille, result_path, decisions, gpu_permille=gpu_permille,
+    )  # fmt: skip
+    costs.validate()
+    return costs

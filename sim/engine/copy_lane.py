@@ -1,0 +1,147 @@
+"""The host-to-device lane: pulls one copy at a time from the session, and carries CPU results where they queue here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import simpy
+
+from policies.session import Session
+from policies.views import Copy, ExpertCosts, ExpertId, Swap
+from sim.engine.lanes import Lane, SharedMemory
+from sim.engine.spans import Recorder
+
+
+class CopyLane:
+    """Serves the session's copies; ``arrived(copy)`` is called at the end of each.
+
+    Victims that a policy writes back take the lane ``back``. A copy could have started when it was queued or, where the
+    lane had to rest until a slot came free or a pin was lifted, when that happened.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, memory: SharedMemory, recorder: Recorder, costs: Sequence[ExpertCosts],
+        session: Session, back: Lane, arrived: Callable[[Copy], None],
+    ) -> None:  # fmt: skip
+        self._env, self._memory, self._recorder, self._costs = env, memory, recorder, costs
+        self._session, self._back, self._arrived = session, back, arrived
+        self._result: tuple[int, int, int, int, Callable[[], None]] | None = None
+        self._busy = False
+        self._demand_may_start = True
+        self._queued = {"demand": 0, "prefetch": 0}  # when the latest of each kind was queued
+        self._asked: dict[ExpertId, int] = {}  # when each swap was
+        self._slots = dict(session.residency.staging)  # free staging slots, as last seen
+        self._slot_since = dict.fromkeys(self._slots, 0)  # when there last was one again
+        self._resting = False  # the free lane has looked for work and found none that could start
+
+    def queued(self, kind: str) -> None:
+        """The session may have new copies of this kind, and they may start."""
+        self._queued[kind] = int(self._env.now)
+        self._demand_may_start = True
+        self.wake()
+
+    def hold_demand(self) -> None:
+        """A plan has been made that takes effect later: until demand loads are ``queued``, only others may start."""
+        self._demand_may_start = False
+        self.wake()
+
+    def asked(self, swaps: Sequence[Swap]) -> None:
+        """The session has queued these swaps; the caller wakes the lane."""
+        if swaps:
+            self._asked.update(dict.fromkeys((swap.incoming for swap in swaps), int(self._env.now)))
+
+    def wake(self, _: simpy.Event | None = None) -> None:
+        """Start the next piece of work if the lane is free."""
+        if self._busy:
+            return
+        if self._result is not None:
+            self._start_result()
+            return
+        copy = self._session.next_copy(self._demand_may_start)
+        if copy is None:
+            self._resting = True
+        else:
+            self._start(copy)
+
+    def left_ns(self) -> int:
+        """What is left of the running transfer."""
+        return self._memory.left_ns(SharedMemory.H2D) if self._busy else 0
+
+    def backlog_ns(self) -> int:
+        """What is left of the running transfer, and all that waits for the lane, at the rate of undisturbed copies."""
+        return self.left_ns() + self._session.queued_copies * self._costs[0].copy_ns
+
+    def send_result(self, layer: int, tokens: int, duration: int, bytes: int, done: Callable[[], None]) -> None:
+        """Carry the CPU experts' result to the GPU, next after the copy that is running."""
+        self._result = (layer, tokens, duration, bytes, done)
+        self._result_ready = int(self._env.now)
+        self.wake()
+
+    def release(self, id: ExpertId) -> None:
+        """Record that a staging slot came free."""
+        for quota, free in self._session.residency.staging.items():
+            if free and not self._slots[quota]:
+                self._slot_since[quota] = int(self._env.now)
+            self._slots[quota] = free
+        self._recorder.instant(int(self._env.now), "release", id.layer, -1, id.expert, self._costs[id.layer].bytes)
+
+    def free_staged_at(self, end: int, id: ExpertId) -> None:
+        """The GPU span that uses the staged ``id`` ends at ``end``."""
+        event = self._env.timeout(end - self._env.now, id)
+        event.callbacks.append(self._computed)
+
+    def _computed(self, event: simpy.Event) -> None:
+        id = event.value
+        assert isinstance(id, ExpertId)
+        self._session.computed(id)
+        self.release(id)
+        self.wake()
+
+    def _start(self, copy: Copy) -> None:
+        self._busy = True
+        now, recorder = int(self._env.now), self._recorder
+        for victim in copy.victims:
+            costs = self._costs[victim.layer]
+            recorder.instant(now, "evict", victim.layer, -1, victim.expert, costs.bytes)
+            if self._session.policy.writes_back:
+                self._back.reserve(now, costs.writeback_ns, "writeback", victim.layer, victim.expert, 0, costs.bytes)
+        self._copy, self._begin = copy, (self._ready(copy), now, recorder.step, recorder.phase)
+        self._resting = False
+        self._memory.start(SharedMemory.H2D, self._costs[copy.id.layer].copy_ns, self._copied)
+
+    def _ready(self, copy: Copy) -> int:
+        """When the copy, which starts now, could have started."""
+        queued = self._asked.pop(copy.id) if copy.kind == "swap" else self._queued[copy.kind]
+        if copy.into == "staging":
+            self._slots[copy.kind] -= 1
+            queued = max(queued, self._slot_since[copy.kind])
+        return int(self._env.now) if self._resting else queued
+
+    def _copied(self) -> None:
+        copy, (ready, start, step, phase), now = self._copy, self._begin, int(self._env.now)
+        layer, expert = copy.id
+        self._recorder.rows.append(
+            ("h2d", ready, start, now, copy.kind, phase, step, layer, -1, expert, 0, copy.bytes)
+        )
+        self._busy = False
+        if not self._session.copied(copy):
+            self.release(copy.id)
+        self._arrived(copy)
+        self.wake()
+
+    def _start_result(self) -> None:
+        assert self._result is not None
+        self._busy, self._resting, self._result_start = True, False, int(self._env.now)
+        self._memory.start(SharedMemory.H2D, self._result[2], self._result_over)
+
+    def _result_over(self) -> None:
+        assert self._result is not None
+        layer, tokens, _, bytes, done = self._result
+        recorder, now = self._recorder, int(self._env.now)
+        recorder.rows.append(
+            ("h2d", self._result_ready, self._result_start, now, "result", recorder.phase, recorder.step, layer, -1, -1,
+             tokens, bytes)
+        )  # fmt: skip
+        self._result, self._busy = None, False
+        done()
+        self.wake()

@@ -1,0 +1,195 @@
+"""The engine: one SimPy process walks the layers of every step; the session decides, the lanes take their time.
+
+`host`, `gpu` and `d2h` are reserved ahead. `cpu` and `h2d` are served one job at a time and share the DRAM. The process
+stops at the moments of a layer at which something can change: the plan is made, the forecast is known, the layer has
+ended. (Rules: DESIGN section 5; what each span means: sim/engine/spans.py.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import simpy
+
+from policies.session import Session
+from policies.views import Forecast, LayerInput, Plan, Updates
+from sim.costs.cost_table import CostTable
+from sim.demand import StepDemand
+from sim.engine.approximation import Approximation
+from sim.engine.copy_lane import CopyLane
+from sim.engine.lanes import GpuLane, Lane
+from sim.engine.layer_parts import Lanes, LayerParts, TokenBytes
+from sim.engine.spans import Recorder
+
+Events = Generator[simpy.Event, None, None]
+FROM_GATE_INPUT = ("gate", "residual", "quasi_hidden", "estimator")  # forecasts that cost the GPU one more gate
+FROM_EXPERTS = ("partial",)  # those that cost it the next attention and gate, once the experts that are here have run
+
+
+class Engine:
+    """One run of one session over a demand; the spans are in ``recorder``.
+
+    ``approximation`` is told every routing in force, where a policy changes it; the demand holds tokens then.
+    """
+
+    def __init__(
+        self, session: Session, costs: CostTable, demand: Sequence[StepDemand], token_bytes: TokenBytes,
+        approximation: Approximation | None = None,
+    ) -> None:  # fmt: skip
+        self.env = simpy.Environment(initial_time=0)
+        self.recorder = Recorder()
+        self.session, self.costs, self.demand, self.token_bytes = session, costs, demand, token_bytes
+        self.approximation = approximation
+        self._decision = session.policy.decision_cost or session.policy.name
+        self.host, self.gpu, self.d2h = lanes = Lanes(*(Lane(name, self.recorder) for name in Lanes._fields))
+        if costs.gpu_permille < 1000:
+            self.gpu = GpuLane(self.recorder, costs.gpu_permille, lambda: int(self.env.now), self._copies_left_ns)
+            lanes = lanes._replace(gpu=self.gpu)
+        self.parts = LayerParts(self.env, lanes, session, costs, token_bytes)
+        self.h2d: CopyLane = self.parts.h2d
+
+    def run(self) -> None:
+        """Play the whole demand."""
+        for layer, experts in enumerate(self.session.residency.resident):
+            for expert in sorted(experts):
+                self.recorder.instant(0, "place", layer, -1, expert, self.costs.experts[layer].bytes)
+        self.env.process(self._steps())
+        self.env.run()
+
+    def _copies_left_ns(self) -> int:
+        return self.h2d.backlog_ns()
+
+    # --- the course of the model ----------------------------------------------------------------------------------
+
+    def _steps(self) -> Events:
+        for step in self.demand:
+            self.recorder.step, self.recorder.phase = step.index, step.phase
+            self.session.begin_step(step.index)
+            self.parts.begin_step(step.tokens, self.costs.step(step.tokens, step.context))
+            for layer in range(len(step.routings)):
+                yield from self._play_layer(step, layer)
+            yield self.env.timeout(self._head() - self.env.now)
+            self._update_cache(self.session.end_step())
+
+    def _play_layer(self, step: StepDemand, layer: int) -> Events:
+        env, session, parts = self.env, self.session, self.parts
+        parts.begin_layer(layer)
+        forecasts = step.forecasts[layer]
+        committed = session.committed
+        active = len((committed.routing if committed else step.routings[layer]).active)
+        speculated = self._compute_gate(layer, forecasts)
+        routed = int(env.now) if committed else self._bring(parts.hidden_at, layer)
+        forecast_here = routed if speculated is None else self._bring(speculated, layer, layer + 1)
+        if committed:
+            known = max(self.host.free_ns, routed)
+        else:
+            known = self.host.reserve(routed, self.costs.sync_ns, "wait", layer)
+        planned = self.host.reserve(
+            known, self.costs.plan_ns(self._decision, active), "plan", layer, -1, step.tokens
+        )
+        yield env.timeout(known - env.now)
+        plan = self._decide(step, layer)
+        yield env.timeout(planned - env.now)
+        parts.start(plan, planned)
+        end = planned
+        if session.looks_ahead and layer < len(step.routings) - 1:
+            late = self._speculate_late(layer, planned, forecasts)
+            if late is not None:
+                forecast_here = self._bring(late, layer, layer + 1)
+            if late is not None or (committed and speculated is not None):  # it does not come with the routing
+                sync_ns = self.costs.sync_ns
+                forecast_here = self.host.reserve(forecast_here, sync_ns, "wait", layer, -1, 0, 0, layer + 1)
+            duration = self.costs.foresee_ns(self._decision, active)
+            end = self.host.reserve(forecast_here, duration, "foresee", layer, -1, step.tokens)
+            yield env.timeout(end - env.now)
+            self._foresee(layer, forecasts)
+        over = parts.over()
+        if over is not None:
+            yield over
+        end = max(end, parts.combine())
+        yield env.timeout(end - env.now)
+        self._update_cache(session.end_layer())
+
+    def _decide(self, step: StepDemand, layer: int) -> Plan:
+        """Ask the session, which sees the machine as it is now; what it gives up is free from now on."""
+        scores = None if step.scores is None else step.scores[:, layer].tolist()
+        backlogs, committed = (self.h2d.left_ns(), self.parts.cpu.left_ns()), bool(self.session.committed)
+        plan = self.session.plan_layer(
+            LayerInput(step.index, layer, step.phase, step.routings[layer], scores, step.sequences, *backlogs)
+        )
+        if self.approximation is not None:
+            forecasts = step.forecasts[layer - 1] if committed else None
+            self.approximation.observe(step.phase, step.routings[layer], plan, forecasts)
+        now = int(self.env.now)
+        for id in plan.withdrawn:
+            self.recorder.instant(now, "withdraw", layer, id.layer, id.expert, 0)
+        for id in plan.released:
+            self.h2d.release(id)
+        self.h2d.asked(plan.swaps)
+        self.h2d.hold_demand()
+        return plan
+
+    def _compute_gate(self, layer: int, forecasts: Sequence[Forecast]) -> int | None:
+        """Attention, gate, forecasts, shared experts; returns the end of the forecasts, if there are any."""
+        gpu, costs, tokens = self.gpu, self.parts.step_costs, self.parts.tokens
+        launch_ns = self.costs.launch_ns + self.costs.dense_launch_ns if layer == 0 else self.costs.launch_ns
+        launched = self.host.reserve(self.host.free_ns, launch_ns, "launch", layer)
+        attention_ns = costs.attention_ns + costs.dense_ns if layer == 0 else costs.attention_ns
+        self.parts.hidden_at = gpu.reserve(launched, attention_ns, "attention", layer, -1, tokens)
+        if not self.session.committed:
+            self.parts.hidden_at = gpu.reserve(launched, costs.gate_ns, "gate", layer, -1, tokens)
+        speculated = None
+        for forecast in forecasts:
+            if forecast.kind in FROM_GATE_INPUT:
+                duration = costs.estimator_ns if forecast.kind == "estimator" else costs.speculate_ns
+                speculated = gpu.reserve(launched, duration, "speculate", layer, -1, tokens, 0, forecast.layer)
+        if costs.shared_ns:
+            gpu.reserve(launched, costs.shared_ns, "shared", layer, -1, tokens)
+        return speculated
+
+    def _speculate_late(self, layer: int, planned: int, forecasts: Sequence[Forecast]) -> int | None:
+        """Forecasts from a partial forward pass; returns when they are computed, if there are any."""
+        costs, ready = self.parts.step_costs, None
+        for forecast in forecasts:
+            if forecast.kind in FROM_EXPERTS:
+                launched = self.host.reserve(planned, self.costs.launch_ns, "launch", layer)
+                duration = costs.attention_ns + costs.speculate_ns
+                ready = self.gpu.reserve(
+                    launched, duration, "speculate", layer, -1, self.parts.tokens, 0, forecast.layer
+                )
+        return ready
+
+    def _bring(self, computed: int, layer: int, target_layer: int = -1) -> int:
+        """The routing, or a forecast of it, comes to the host; returns when it is there."""
+        tokens = self.parts.tokens
+        bytes = tokens * self.token_bytes.routing
+        return self.d2h.reserve(
+            computed, self.parts.step_costs.routing_ns, "routing", layer, -1, tokens, bytes, target_layer
+        )
+
+    def _foresee(self, layer: int, forecasts: Sequence[Forecast]) -> None:
+        now = int(self.env.now)
+        foresight, withdrawn = self.session.foresee(forecasts)
+        for id in withdrawn:
+            self.recorder.instant(now, "withdraw", layer, id.layer, id.expert, 0)
+        commit = foresight.commit
+        if commit is not None and commit.precompute:
+            self.parts.precompute(commit, now)
+        self.h2d.queued("prefetch")
+
+    def _update_cache(self, updates: Updates) -> None:
+        """Cache updates are due: some exchange slots at once, the others wait for the link."""
+        now = int(self.env.now)
+        for (layer, new), (_, old) in updates.adopted:
+            self.recorder.instant(now, "evict", layer, -1, old, self.costs.experts[layer].bytes)
+            self.recorder.instant(now, "place", layer, -1, new, self.costs.experts[layer].bytes)
+        self.h2d.asked(updates.queued)
+        self.h2d.wake()
+
+    def _head(self) -> int:
+        """LM head and the chosen tokens' way to the host; returns when the host has them."""
+        costs, tokens = self.parts.step_costs, self.parts.tokens
+        launched = self.host.reserve(self.host.free_ns, self.costs.head_launch_ns, "launch", -1)
+        computed = self.gpu.reserve(launched, costs.head_ns, "attention", -1, -1, tokens)
+        here = self.d2h.reserve(computed, costs.routing_ns, "routing", -1, -1, tokens, tokens * 4)
+        return self.host.reserve(here, self.costs.sync_ns, "wait", -1)

@@ -1,0 +1,175 @@
+"""The parts of the layer at work: its experts on GPU and CPU, what they wait for, and when all of them are over."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import simpy
+
+from policies.session import Session
+from policies.views import Commitment, Copy, Plan
+from sim.costs.cost_table import CostTable, StepCosts
+from sim.engine.copy_lane import CopyLane
+from sim.engine.cpu_lane import CpuLane
+from sim.engine.lanes import Lane, SharedMemory
+
+
+class TokenBytes(NamedTuple):
+    """Bytes that cross the link for every token of a step."""
+
+    activations: int
+    routing: int
+
+
+class Lanes(NamedTuple):
+    """The lanes that are reserved ahead."""
+
+    host: Lane
+    gpu: Lane
+    d2h: Lane
+
+
+class LayerParts:
+    """Plays the plan of one layer after another on the lanes; ``cpu`` and ``h2d`` report here when work has ended."""
+
+    def __init__(
+        self, env: simpy.Environment, lanes: Lanes, session: Session, costs: CostTable, token_bytes: TokenBytes
+    ) -> None:
+        self.env, self.session, self.costs, self.token_bytes = env, session, costs, token_bytes
+        self.host, self.gpu, self.d2h = lanes
+        memory, recorder = SharedMemory(env, costs.cpu_permille, costs.copy_permille), self.host.recorder
+        self.cpu = CpuLane(env, memory, recorder, costs.experts, self._cpu_ended)
+        self.h2d = CopyLane(env, memory, recorder, costs.experts, session, self.d2h, self._arrived)
+        self.layer = self._planned = -1
+        self.tokens, self.step_costs = 0, costs.step(1, (1,))
+        self.hidden_at = 0  # when the layer's hidden states are computed
+        self._pending: list[tuple[int, int, int]] = []  # (expert, tokens, launched): on the GPU once they are copied
+        self._streamed: set[int] = set()  # experts that the layer waits for though nobody uses them
+        self._cpu_awaited: set[int] = set()
+        self._outstanding = 0  # pending and streamed experts, and 1 for the CPU's share
+        self._combine_ready = 0
+        self._with_cpu = False
+        self._activations_here = -1  # when the CPU has this layer's activations; -1: not sent
+        self._precomputed: set[tuple[int, int]] = set()  # (layer, expert) that the CPU has computed ahead
+        self._all_over: simpy.Event | None = None
+
+    def begin_step(self, tokens: int, costs: StepCosts) -> None:
+        """The layers from now on are of a step of ``tokens`` tokens."""
+        self.tokens, self.step_costs = tokens, costs
+
+    def begin_layer(self, layer: int) -> None:
+        """Another layer is at work."""
+        self.layer, self._activations_here = layer, -1
+
+    def start(self, plan: Plan, planned: int) -> None:
+        """Put a plan into effect: GPU experts that are here, the CPU's share, loads."""
+        layer = self._planned = plan.layer
+        workload = plan.routing.workload()
+        self._launch(plan, planned, workload)
+        if plan.cpu:
+            self.cpu.add(plan.cpu, workload, self._send_activations(planned), "expert", layer, layer)
+        self._cpu_awaited = {e for e in plan.precomputed if (layer, e) not in self._precomputed}.union(plan.cpu)
+        self._precomputed.clear()
+        self._streamed = set(plan.streamed)
+        self._outstanding = len(self._pending) + len(self._streamed)
+        self._with_cpu = bool(plan.cpu or plan.precomputed)
+        if self._with_cpu:
+            self._outstanding += 1
+            if not self._cpu_awaited:
+                self._cpu_over()
+        self.h2d.queued("demand")
+
+    def precompute(self, commit: Commitment, now: int) -> None:
+        """The CPU begins on experts of the next layer, with this layer's activations."""
+        ready = max(now, self._send_activations(now))
+        layer = self.layer
+        self.cpu.add(commit.precompute, commit.routing.workload(), ready, "precompute", layer, layer + 1)
+
+    def over(self) -> simpy.Event | None:
+        """An event at the end of the last part; None if all have ended, or have been given their end."""
+        if not self._outstanding:
+            return None
+        self._all_over = self.env.event()
+        return self._all_over
+
+    def combine(self) -> int:
+        """Add up the layer's parts; where results do not queue on the link, the GPU reads the CPU's as it adds."""
+        duration = self.step_costs.combine_ns
+        if self._with_cpu and self.costs.result_path == "direct":
+            duration += self.step_costs.result_ns
+        return self.gpu.reserve(self._combine_ready, duration, "combine", self.layer, -1, self.tokens)
+
+    def _launch(self, plan: Plan, planned: int, workload: dict[int, int]) -> None:
+        """Launch the GPU's experts in stream order; those that are not here yet stay pending."""
+        layer, launch_ns, host, gpu = plan.layer, self.costs.expert_launch_ns, self.host, self.gpu
+        gpu_ns, bytes = self.costs.experts[layer].gpu_ns, self.costs.experts[layer].bytes
+        ids, residency = self.session.residency.ids[layer], self.session.residency
+        coming = plan.awaited is not None and not residency.holds(ids[plan.awaited])
+        here = len(plan.gpu) - len(plan.loads) - coming
+        staged = self.session.staged(layer)
+        for place, expert in enumerate(plan.gpu):
+            launched = host.reserve(planned, launch_ns, "launch", layer, expert)
+            tokens = workload[expert]
+            if place >= here:
+                self._pending.append((expert, tokens, launched))
+                continue
+            end = gpu.reserve(launched, gpu_ns[tokens], "expert", layer, expert, tokens, bytes)
+            if expert in staged:
+                self.h2d.free_staged_at(end, ids[expert])
+        self._combine_ready = host.reserve(planned, self.costs.combine_launch_ns, "launch", layer)
+
+    def _arrived(self, copy: Copy) -> None:
+        """A copy has ended; if the layer at work waits for it, its expert may run."""
+        if copy.id.layer == self.layer and copy.id.expert in self._streamed:
+            self._streamed.remove(copy.id.expert)
+            self._combine_ready = max(self._combine_ready, int(self.env.now))
+            self._part_over()
+            return
+        if not self._pending or copy.id.layer != self.layer or copy.id.expert != self._pending[0][0]:
+            return
+        expert, tokens, launched = self._pending.pop(0)
+        costs = self.costs.experts[self.layer]
+        end = self.gpu.reserve(
+            max(launched, int(self.env.now)), costs.gpu_ns[tokens], "expert", self.layer, expert, tokens, costs.bytes
+        )
+        if copy.into == "staging":
+            self.h2d.free_staged_at(end, copy.id)
+        self._part_over()
+
+    def _send_activations(self, ready: int) -> int:
+        """The CPU gets this layer's hidden states, once; returns when they are there."""
+        if self._activations_here < 0:
+            tokens = self.tokens
+            self._activations_here = self.d2h.reserve(
+                max(ready, self.hidden_at), self.step_costs.activations_ns, "activations", self.layer, -1, tokens,
+                tokens * self.token_bytes.activations,
+            )  # fmt: skip
+        return self._activations_here
+
+    def _cpu_ended(self, layer: int, expert: int) -> None:
+        if layer != self._planned:
+            self._precomputed.add((layer, expert))
+            return
+        if expert in self._cpu_awaited:  # a precomputation that the plan has dropped is nobody's part
+            self._cpu_awaited.remove(expert)
+            if not self._cpu_awaited:
+                self._cpu_over()
+
+    def _cpu_over(self) -> None:
+        """The CPU's share of the layer is computed; its result goes to the GPU."""
+        costs, tokens = self.step_costs, self.tokens
+        if self.costs.result_path == "h2d":
+            bytes = tokens * self.token_bytes.activations
+            self.h2d.send_result(self.layer, tokens, costs.result_ns, bytes, self._result_here)
+        else:
+            self._result_here()
+
+    def _result_here(self) -> None:
+        self._combine_ready = max(self._combine_ready, int(self.env.now))
+        self._part_over()
+
+    def _part_over(self) -> None:
+        self._outstanding -= 1
+        if self._outstanding == 0 and self._all_over is not None:
+            self._all_over.succeed()
+            self._all_over = None

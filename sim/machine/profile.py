@@ -1,0 +1,146 @@
+"""A profile: what microbenchmarks measured on one machine, in tables that a cost table is read from.
+
+It stands in the section ``measured`` of a hardware file (``sim.machine.profile_yaml``); ``sim.costs.measured_costs``
+turns it into costs. Every time is the median of repeated measurements, with its quartiles; all are ns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple
+
+from sim.machine.interpolation import Grid, Measured, Table, quartiles
+from sim.machine.plan_costs import PlanCost
+from sim.machine.plausibility import HardwareError
+from traces.model_shape import ModelShape
+
+Kind = Literal["host-lanes", "cuda"]
+
+
+class Share(NamedTuple):
+    """A rate in permille of the undisturbed one: the median and its quartiles, 1..1000."""
+
+    permille: int
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Share:
+        """From measured permille; what lies above 1000 is noise, since running together never helps."""
+        return cls(*(min(max(value, 1), 1000) for value in quartiles(samples)))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """All sizes of a model that its measured times depend on; a ``ModelShape`` says what each means."""
+
+    hidden: int
+    expert_width: int
+    matrices_per_expert: int
+    shared_width: int
+    dense_width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    kv_width: int
+    attention_params: int
+    vocab: int
+    experts: int
+    top_k: int
+    weight_bits: float
+    dense_bits: float
+    expert_bytes: int  # of one expert
+
+    @classmethod
+    def of(cls, shape: ModelShape) -> Sizes:
+        """The sizes of ``shape``. Raises HardwareError if its layers' experts differ in size: one is measured."""
+        [*sizes] = {shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)}
+        if len(sizes) > 1:
+            raise HardwareError(
+                f"model {shape.name!r}: a profile measures experts of one size, those of its layers have "
+                f"{len(sizes)} sizes; simulate it on a preset"
+            )
+        names = [f.name for f in fields(cls) if f.name != "expert_bytes"]
+        return cls(**{name: getattr(shape, name) for name in names}, expert_bytes=sizes[0])
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """Times of one model's parts, in ns.
+
+    Expert times are what they were found to be, so a table need not rise: a product of two rows in 32 bits may take
+    longer than one of four. The cost table takes the running maximum. ``shared`` is None without a shared expert,
+    ``dense_ffn`` and ``dense_launch`` without dense layers. Launches are host time per group of kernels.
+    """
+
+    sizes: Sizes
+    expert_gpu: Table  # by workload
+    expert_cpu: Table  # by workload
+    gate: Table  # from here to combine: by tokens of the step
+    speculate: Table  # one forecast: the next gate on this layer's input
+    estimator: Table  # one forecast by the learnt estimator
+    combine: Table
+    head: Table  # by sequences
+    routing: Table  # d2h, by tokens of the step
+    activations: Table  # d2h, by tokens of the step
+    result: Table  # h2d, by tokens of the step
+    attention_decode: Grid  # one layer, one new token a sequence; length: its KV cache with the new token in it
+    attention_prefill: Grid  # one layer; length: new tokens of each sequence, nothing before them
+    copy: Measured  # one expert over the link
+    writeback: Measured  # one expert back to the host
+    first_cpu_expert: Measured  # extra time of the first CPU expert of a layer
+    launch: Measured  # attention + gate + shared expert of one layer
+    expert_launch: Measured
+    combine_launch: Measured
+    head_launch: Measured
+    sync: Measured  # from "the gate is done" to "the routing is readable in the program"
+    cpu_permille: Share  # rate of CPU experts while a copy runs
+    copy_permille: Share  # rate of a copy while CPU experts run
+    gpu_permille: Share  # rate of GPU experts while a copy runs
+    shared: Table | None = None  # by tokens of the step
+    dense_ffn: Table | None = None  # feed-forward part of ONE dense layer, by tokens of the step
+    dense_launch: Measured | None = None  # one dense layer
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured on one machine.
+
+    ``machine``: facts, ``kind`` ("host-lanes" or "cuda") among them. ``plan`` and ``foresee``: host time of decisions
+    by policy name, as ``sim.machine.plan_costs`` has them, of this host (no ``plan_factor``). ``rates``: achieved
+    figures that are printed and cost nothing. ``models``: by catalogue name, without ":N".
+    """
+
+    machine: Mapping[str, str | int | float]
+    plan: Mapping[str, PlanCost]
+    foresee: Mapping[str, PlanCost]
+    rates: Mapping[str, float]
+    models: Mapping[str, MeasuredModel]
+
+    @property
+    def kind(self) -> str:
+        """What plays the GPU: a CUDA device, or a host core."""
+        return str(self.machine["kind"])
+
+    def model_of(self, shape: ModelShape, where: str) -> MeasuredModel:
+        """What was measured of ``shape``, or of the model that it is cut from (``NAME:N``).
+
+        ``where`` names the profile in the HardwareError that a model not measured, or of other sizes, raises.
+        """
+        name = shape.name.partition(":")[0]
+        if name not in self.models:
+            raise HardwareError(
+                f"{where}: model {name!r} has not been measured; measured: {', '.join(self.models) or 'none'}; "
+                f"add it: trilane profile --model {name} -o FILE"
+            )
+        _check_sizes(self.models[name].sizes, Sizes.of(shape), f"{where}: model {name!r}")
+        return self.models[name]
+
+
+def _check_sizes(measured: Sizes, asked: Sizes, where: str) -> None:
+    """Refuse times of another model of the same name. Raises HardwareError."""
+    pairs = [(f.name, getattr(measured, f.name), getattr(asked, f.name)) for f in fields(Sizes)]
+    wrong = [f"{name} = {was:g}, asked for {now:g}" for name, was, now in pairs if was != now]
+    if wrong:
+        raise HardwareError(f"{where} was measured with {'; '.join(wrong)}: measure it again as it is now")

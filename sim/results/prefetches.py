@@ -1,0 +1,64 @@
+"""What became of the prefetches, and what crossed the link."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.results.columns import Bools, Cells, Columns, Ints, first_at_or_after, routed_at
+
+
+class Prefetches(NamedTuple):
+    """Every prefetch that started, in order; exactly one of used, late and wasted holds for each."""
+
+    decode: Bools
+    bytes: Ints
+    used: Bools  # had arrived when the layer that ran it on the GPU was routed
+    late: Bools  # ran on the GPU, but arrived after its layer was routed
+    wasted: Bools  # left memory, or the run ended, before the GPU ran it
+    active: Bools  # its expert was active when its layer was next routed, wherever it ran
+
+
+def prefetches_of(c: Columns, cells: Cells) -> Prefetches:
+    """Outcomes of all prefetches that started."""
+    copies = c.where(c.of("prefetch"))
+    expert = cells.expert(copies.home, copies.expert)
+    use_start, routed = _first_use(c, cells, expert, copies.end)
+    used = (use_start >= 0) & (use_start <= _first_departure(c, cells, expert, copies.end))
+    late = used & (routed < copies.end)
+    return Prefetches(copies.decode, copies.bytes, used & ~late, late, ~used, _active(c, cells, copies))
+
+
+def _first_use(c: Columns, cells: Cells, expert: Ints, after: Ints) -> tuple[Ints, Ints]:
+    """The first GPU run of each expert from ``after`` on: its start, and when its layer was routed; -1 without one."""
+    runs = c.where(c.on("gpu") & c.of("expert"))
+    keys = cells.at(cells.expert(runs.home, runs.expert), runs.start)
+    order = np.argsort(keys, kind="stable")
+    place = first_at_or_after(keys[order], cells.at(expert, after))
+    row = np.append(order, -1)[place]
+    start, step = np.append(runs.start, -1)[row], np.append(runs.step, 0)[row]
+    found = (row >= 0) & (np.append(cells.expert(runs.home, runs.expert), -1)[row] == expert)
+    layer = cells.layer(step, expert // cells.experts)
+    return np.where(found, start, -1), np.where(found, np.append(routed_at(c, cells), -1)[layer], -1)
+
+
+def _first_departure(c: Columns, cells: Cells, expert: Ints, after: Ints) -> Ints:
+    """When each expert first leaves memory at or after ``after``; the horizon if it stays."""
+    left = c.where(c.of("evict", "release"))
+    keys = np.sort(cells.at(cells.expert(left.home, left.expert), left.end))
+    key = np.append(keys, -1)[first_at_or_after(keys, cells.at(expert, after))]
+    return np.where(key // cells.horizon == expert, key % cells.horizon, cells.horizon)
+
+
+def _active(c: Columns, cells: Cells, copies: Columns) -> Bools:
+    """Whether each copied expert was active when its layer was next routed (at or after the start of the copy)."""
+    plans = c.where(c.of("plan"))
+    keys = plans.layer * cells.horizon + plans.end
+    order = np.argsort(keys, kind="stable")
+    row = np.append(order, -1)[first_at_or_after(keys[order], copies.home * cells.horizon + copies.start)]
+    found = (row >= 0) & (np.append(plans.layer, -1)[row] == copies.home)
+    step = np.append(plans.step, 0)[row]
+    computed = c.where(c.of("expert", "precompute"))
+    active = np.unique(cells.layer(computed.step, computed.home) * cells.experts + computed.expert)
+    return np.asarray(found & np.isin(cells.layer(step, copies.home) * cells.experts + copies.expert, active))

@@ -1,0 +1,229 @@
+"""Cost tables: the roofline against published times, its shape, scaling, and the checks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.costs.roofline_costs import CostError, CostTable, StepCosts, _pairs, roofline, scaled, uniform_costs
+from sim.machine.hardware import hardware_names, load_hardware
+from traces.model_shape import ModelShape
+
+MIXTRAL = ModelShape(
+    "mixtral", moe_layers=32, dense_layers=0, experts=8, top_k=2, hidden=4096, expert_width=14336, heads=32,
+    kv_heads=8, head_dim=128, kv_width=2048, attention_params=41_943_040, vocab=32000,
+)  # fmt: skip
+DEEPSEEK = ModelShape(
+    "deepseek-v2-lite", moe_layers=26, dense_layers=1, experts=64, top_k=6, hidden=2048, expert_width=1408,
+    shared_experts=2, shared_width=2816, dense_width=10944, heads=16, kv_heads=16, head_dim=128, kv_width=576,
+    attention_params=13_762_560, vocab=102400,
+)  # fmt: skip
+
+
+def costs_of(preset: str, shape: ModelShape = MIXTRAL, max_tokens: int = 512, **overrides: float) -> CostTable:
+    keys = {key.replace("__", "."): value for key, value in overrides.items()}
+    return roofline(shape, load_hardware(preset, keys), max_tokens)
+
+
+def test_mixtral_expert_copy_as_daop_table_1() -> None:
+    assert costs_of("a100-xeon6326").experts[0].copy_ns == pytest.approx(39.87e6, rel=0.02)
+
+
+def test_mixtral_expert_copy_as_fiddler_issue_7() -> None:
+    assert costs_of("rtx4090-ddr5").experts[0].copy_ns == pytest.approx(13.30e6, rel=0.01)
+
+
+def test_mixtral_expert_on_the_4090_as_fiddler_issue_7() -> None:
+    assert costs_of("rtx4090-ddr5").experts[0].gpu_ns[1] == pytest.approx(0.59e6, rel=0.02)
+
+
+def test_mixtral_block_on_the_gpu_as_daop_table_1() -> None:
+    costs = costs_of("a100-xeon6326")
+    step = costs.step(1, [256])
+    block = step.attention_ns + step.gate_ns + 2 * costs.experts[0].gpu_ns[1] + step.combine_ns
+    assert block == pytest.approx(1.24e6, rel=0.02)
+
+
+def test_mixtral_block_on_the_cpu_as_daop_table_1() -> None:
+    expert = costs_of("a100-xeon6326").experts[0]
+    weights = 2 * MIXTRAL.attention_params  # attention on the CPU too, read at the same rate
+    assert expert.cpu_ns[1] * (2 + weights / expert.bytes) == pytest.approx(8.02e6, rel=0.02)
+
+
+@pytest.mark.parametrize("preset", hardware_names())
+@pytest.mark.parametrize("shape", [MIXTRAL, DEEPSEEK], ids=lambda shape: shape.name)
+def test_every_table_is_valid_and_monotone(preset: str, shape: ModelShape) -> None:
+    costs = costs_of(preset, shape)
+    costs.validate()
+    assert costs.max_tokens == 512
+    for expert in costs.experts:
+        assert expert.gpu_ns[0] == expert.cpu_ns[0] == 0
+        assert list(expert.gpu_ns) == sorted(expert.gpu_ns)
+        assert list(expert.cpu_ns) == sorted(expert.cpu_ns)
+        assert expert.gpu_ns[1] < expert.cpu_ns[1] < expert.copy_ns * 2
+
+
+def test_tables_are_shared_between_equal_layers() -> None:
+    assert len({id(expert) for expert in costs_of("rtx3090-ddr4").experts}) == 1
+    mixed = replace(DEEPSEEK, moe_layers=3, expert_bytes=(17_000_000, 9_000_000, 17_000_000))
+    costs = costs_of("rtx3090-ddr4", mixed)
+    assert costs.experts[0] is costs.experts[2]
+    assert costs.experts[0].copy_ns > costs.experts[1].copy_ns
+    assert [expert.bytes for expert in costs.experts] == [17_000_000, 9_000_000, 17_000_000]
+
+
+def test_workload_is_free_until_the_device_runs_out_of_flops() -> None:
+    expert = costs_of("rtx3090-ddr4", max_tokens=4096).experts[0]
+    assert expert.gpu_ns[1] == expert.gpu_ns[32]
+    assert expert.cpu_ns[1] == expert.cpu_ns[16]
+    flops_bound = 2 * 3 * 4096 * 14336 * 4096 / (71.2e12 * 0.85) * 1e9
+    assert expert.gpu_ns[4096] == pytest.approx(flops_bound + 15_000, abs=1)
+
+
+def test_bandwidth_and_fixed_time_enter_as_documented() -> None:
+    costs = costs_of("rtx3090-ddr4", cpu__read_bytes_per_s=35.2321536e9, link__h2d_bytes_per_s=17.6160768e9)
+    assert costs.experts[0].cpu_ns[1] == 10_000_000
+    assert costs.experts[0].copy_ns == 20_003_000
+    assert costs.experts[0].first_cpu_ns == 60_000
+    assert costs.launch_ns == 15 * 5000
+
+
+def test_context_costs_attention_and_nothing_else() -> None:
+    costs = costs_of("rtx3090-ddr4")
+    short, long = costs.step(1, [64]), costs.step(1, [65536])
+    assert long.attention_ns > short.attention_ns
+    assert long._replace(attention_ns=0) == short._replace(attention_ns=0)
+
+
+def test_prefill_costs_more_than_a_decode_step_and_less_than_one_per_token() -> None:
+    costs = costs_of("rtx3090-ddr4")
+    decode, prefill = costs.step(1, [512]), costs.step(512, [512])
+    assert decode.attention_ns < prefill.attention_ns < 512 * decode.attention_ns
+    assert prefill.head_ns == decode.head_ns  # only the last token of a sequence has a next one
+
+
+def test_chunks_of_a_prefill_read_the_same_pairs_as_the_whole() -> None:
+    """Law of attention: chunks of 128 over 512 tokens have as many query-key pairs as one go."""
+    chunks = sum(_pairs(128, [end]) for end in (128, 256, 384, 512))
+    assert chunks == _pairs(512, [512]) == 512 * 513 / 2
+    assert _pairs(3, [10, 20, 30]) == 60
+    assert _pairs(100, [3, 200]) > 0  # a sequence shorter than the average chunk
+
+
+def test_a_batch_of_two_reads_both_caches() -> None:
+    costs = costs_of("rtx3090-ddr4")
+    one, two = costs.step(1, [32768]), costs.step(2, [32768, 32768])
+    weights_ns = costs.step(1, [1]).attention_ns
+    assert two.attention_ns - weights_ns == pytest.approx(2 * (one.attention_ns - weights_ns), rel=0.01)
+
+
+def test_dense_layers_and_shared_experts() -> None:
+    plain, deep = costs_of("rtx3090-ddr4").step(1, [64]), costs_of("rtx3090-ddr4", DEEPSEEK).step(1, [64])
+    assert plain.dense_ns == plain.shared_ns == 0
+    assert deep.dense_ns > deep.attention_ns
+    assert deep.shared_ns > 0
+    assert deep.speculate_ns == deep.gate_ns
+
+
+def test_results_and_activations_grow_with_tokens() -> None:
+    costs = costs_of("rtx3090-ddr4")
+    one, many = costs.step(1, [64]), costs.step(4096, [4096])
+    assert many.activations_ns - 10_000 == pytest.approx(4096 * 4096 * 2 / 20.1, rel=0.001)
+    assert many.result_ns > one.result_ns
+    assert many.routing_ns > one.routing_ns
+
+
+@pytest.mark.parametrize(("tokens", "context"), [(0, [1]), (1, [])])
+def test_a_step_needs_tokens_and_sequences(tokens: int, context: list[int]) -> None:
+    with pytest.raises(CostError, match="expected >= 1 token and one context per sequence"):
+        costs_of("rtx3090-ddr4").step(tokens, context)
+
+
+def test_max_tokens_must_be_positive() -> None:
+    with pytest.raises(CostError, match="max_tokens must be >= 1"):
+        costs_of("rtx3090-ddr4", max_tokens=0)
+
+
+def test_plan_costs_scale_with_the_host() -> None:
+    plain, slow = costs_of("rtx3090-ddr4"), costs_of("rtx3090-ddr4", host__plan_factor=2.5)
+    assert abs(slow.plan_ns("default", 6) - 2.5 * plain.plan_ns("default", 6)) <= 2.5  # each is rounded by itself
+    assert plain.plan_ns("oracle", 6) == plain.foresee_ns("oracle", 6) == 0
+
+
+@given(st.integers(1, 1000), st.integers(1, 512), st.lists(st.integers(1, 9999), min_size=1, max_size=9))
+def test_scaled_multiplies_every_time_exactly(c: int, tokens: int, context: list[int]) -> None:
+    costs = costs_of("rtx3090-ddr4", DEEPSEEK, max_tokens=32)
+    big = scaled(costs, c)
+    big.validate()
+    assert big.step(tokens, context) == StepCosts(*(ns * c for ns in costs.step(tokens, context)))
+    for name in ("launch_ns", "expert_launch_ns", "combine_launch_ns", "sync_ns"):
+        assert getattr(big, name) == c * getattr(costs, name)
+    for name in ("gpu_ns", "cpu_ns"):
+        assert list(getattr(big.experts[0], name)) == [c * ns for ns in getattr(costs.experts[0], name)]
+    assert big.experts[0].copy_ns == c * costs.experts[0].copy_ns
+    assert big.experts[0].first_cpu_ns == c * costs.experts[0].first_cpu_ns
+    assert big.experts[0].bytes == costs.experts[0].bytes
+    assert big.plan_ns("dali", 7) == c * costs.plan_ns("dali", 7)
+    assert big.foresee_ns("dali", 7) == c * costs.foresee_ns("dali", 7)
+
+
+def test_scaling_twice_is_scaling_by_the_product() -> None:
+    costs = uniform_costs()
+    assert scaled(scaled(costs, 3), 5) == scaled(costs, 15)
+
+
+@pytest.mark.parametrize("c", [0, -2, 1.5])
+def test_scaled_refuses_what_leaves_no_whole_times(c: Any) -> None:
+    with pytest.raises(CostError, match="c must be a whole number >= 1"):
+        scaled(uniform_costs(), c)
+
+
+def test_uniform_costs_are_what_they_say() -> None:
+    costs = uniform_costs(3, max_tokens=4, plan_ns=9)
+    assert len(costs.experts) == 3
+    assert costs.experts[2].gpu_ns == (0, 5, 5, 5, 5)
+    assert costs.experts[2].cpu_ns == (0, 7, 14, 21, 28)
+    assert costs.experts[2].copy_ns == 20
+    assert costs.step(1, [1]).attention_ns == 10
+    assert costs.plan_ns("any", 64) == 9
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"gpu_ns": (1, 5, 5)}, r"layer 0: gpu_ns\[0\] is the time of no token and must be 0, got 1"),
+        ({"cpu_ns": (0, 7, 6)}, r"layer 0: cpu_ns\[2\] = 6: expected whole ns, >= 7"),
+        ({"cpu_ns": (0, 7.5, 8)}, r"layer 0: cpu_ns\[1\] = 7.5: expected whole ns"),
+        ({"gpu_ns": (0, 0, 5)}, r"layer 0: gpu_ns\[1\] = 0: expected whole ns, >= 1"),
+        (
+            {"cpu_ns": (0, 7)},
+            "cpu_ns must have max_tokens . 1 >= 2 entries.*expected 3, got 2",
+        ),
+        ({"copy_ns": 0}, "copy_ns must be a whole number >= 1, got 0"),
+        ({"bytes": 1.5}, "bytes must be a whole number >= 1, got 1.5"),
+    ],
+)
+def test_validate_names_the_broken_entry(changed: dict[str, Any], expected: str) -> None:
+    costs = uniform_costs(max_tokens=2)
+    broken = replace(costs, experts=(costs.experts[0]._replace(**changed), costs.experts[1]))
+    with pytest.raises(CostError, match=expected):
+        broken.validate()
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"experts": ()}, "one entry per MoE layer"),
+        ({"sync_ns": -1}, "sync_ns must be a whole number >= 0, got -1"),
+        ({"cpu_permille": 0}, "cpu_permille must be a whole number >= 1, got 0"),
+        ({"copy_permille": 1001}, "copy_permille must be at most 1000"),
+        ({"result_path": "queue"}, "result_path must be 'direct' or 'h2d', got 'queue'"),
+    ],
+)
+def test_validate_names_the_broken_number(changed: dict[str, Any], expected: str) -> None:
+    with pytest.raises(CostError, match=expected):
+        replace(uniform_costs(), **changed).validate()

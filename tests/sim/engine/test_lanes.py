@@ -1,0 +1,179 @@
+"""Lanes: reservation ahead, and the fluid pair of CPU experts and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+
+import pytest
+import simpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.engine.lanes import GpuLane, Lane, SharedMemory
+from sim.engine.spans import Recorder, Span
+
+CPU, H2D = SharedMemory.CPU, SharedMemory.H2D
+
+
+# --- lanes that are reserved ahead ------------------------------------------------------------------------------------
+
+
+def test_a_span_starts_when_it_is_ready_and_the_lane_free() -> None:
+    recorder = Recorder()
+    lane = Lane("gpu", recorder)
+    ends = [
+        lane.reserve(3, 10, "attention", 0),  # lane free 0, ready 3
+        lane.reserve(3, 2, "gate", 0),  # lane free 13
+        lane.reserve(20, 5, "expert", 0, 7, 4, 100),  # lane free 15, ready 20
+        lane.reserve(0, 1, "combine", 0),  # lane free 25
+    ]
+    assert ends == [13, 15, 25, 26]
+    log = [(s.ready_ns, s.start_ns, s.end_ns, s.kind) for s in (Span(*row) for row in recorder.rows)]
+    assert log == [(3, 3, 13, "attention"), (3, 13, 15, "gate"), (20, 20, 25, "expert"), (0, 25, 26, "combine")]
+
+
+def test_a_span_says_what_it_was_for() -> None:
+    recorder = Recorder()
+    recorder.step, recorder.phase = 4, "decode"
+    Lane("d2h", recorder).reserve(0, 5, "routing", 2, 7, 3, 144, target_layer=3)
+    assert [Span(*row) for row in recorder.rows] == [Span("d2h", 0, 0, 5, "routing", "decode", 4, 2, 3, 7, 3, 144)]
+
+
+def test_a_span_of_no_length_leaves_the_lane_free() -> None:
+    lane = Lane("host", Recorder())
+    assert (lane.reserve(5, 0, "plan", 0), lane.reserve(0, 2, "launch", 0), lane.free_ns) == (5, 7, 7)
+
+
+def test_a_gpu_that_shares_memory_takes_longer_by_what_it_overlaps_with_copies() -> None:
+    recorder, now, left = Recorder(), 100, 50  # copies run until 150, as far as is known
+    gpu = GpuLane(recorder, 500, lambda: now, lambda: left)
+    assert gpu.reserve(100, 20, "expert", 0) == 140  # half as fast while copies run: 40 ns
+    assert gpu.reserve(100, 20, "expert", 0) == 140 + 20 + 5  # beside them for 10 ns, in which 5 are done
+    assert gpu.reserve(100, 20, "expert", 0) == 165 + 20  # they are over
+    assert gpu.reserve(200, 0, "combine", 0) == 200
+
+
+# --- CPU experts and copies -------------------------------------------------------------------------------------------
+
+
+def ends_of(*jobs: tuple[int, int, int, str], cpu: int = 500, copy: int = 800) -> list[tuple[int, str]]:
+    """(end, name) of jobs (at, side, work, name), in the order in which they ended."""
+    env = simpy.Environment()
+    memory = SharedMemory(env, cpu, copy)
+    log: list[tuple[int, str]] = []
+    for at, side, work, name in jobs:
+        done = partial(lambda name: log.append((int(env.now), name)), name)
+        _at(env, at, partial(memory.start, side, work, done))
+    env.run()
+    return log
+
+
+def _at(env: simpy.Environment, when: int, call: Callable[[], object]) -> None:
+    def later(_: simpy.Event) -> None:
+        call()
+
+    env.timeout(when).callbacks.append(later)
+
+
+def test_alone_a_job_takes_its_work() -> None:
+    assert ends_of((0, CPU, 30, "expert"), (50, H2D, 40, "copy")) == [(30, "expert"), (90, "copy")]
+
+
+def test_together_each_runs_at_its_own_rate() -> None:
+    # copy: 40 / 0.8 = 50. CPU: 50 ns at 0.5 do 25 of 30, the last 5 alone
+    assert ends_of((0, CPU, 30, "expert"), (0, H2D, 40, "copy")) == [(50, "copy"), (55, "expert")]
+
+
+def test_a_running_copy_is_re_timed_when_an_expert_starts() -> None:
+    # copy: 8 alone, 32 / 0.8 = 40 more. CPU: 8-48 does 20 of 30, the last 10 alone
+    assert ends_of((0, H2D, 40, "copy"), (8, CPU, 30, "expert")) == [(48, "copy"), (58, "expert")]
+
+
+def test_a_running_copy_is_re_timed_when_an_expert_ends() -> None:
+    # CPU: 10 / 0.5 = 20, ends 28. copy: 8 alone, 20 x 0.8 = 16, the last 16 alone: 44
+    assert ends_of((0, H2D, 40, "copy"), (8, CPU, 10, "expert")) == [(28, "expert"), (44, "copy")]
+
+
+def test_a_copy_is_re_timed_each_time_an_expert_comes_and_goes() -> None:
+    # copy: 0-20 at 0.8 is 16, 20-28 alone is 8, the last 16 at 0.8 take 20: 48, when the second expert ends too
+    log = ends_of((0, H2D, 40, "copy"), (0, CPU, 10, "first"), (28, CPU, 10, "second"))
+    assert (log[0], sorted(log[1:])) == ((20, "first"), [(48, "copy"), (48, "second")])
+
+
+@pytest.mark.parametrize("parts", [(30,), (10, 20), (10, 10, 10), (7, 1, 22)])
+def test_back_to_back_jobs_are_to_the_other_side_like_one(parts: tuple[int, ...]) -> None:
+    env = simpy.Environment()
+    memory = SharedMemory(env, 500, 800)
+    log: list[tuple[int, str]] = []
+    left = list(parts)
+
+    def next_expert() -> None:
+        if left:
+            memory.start(CPU, left.pop(0), next_expert)
+        else:
+            log.append((int(env.now), "experts"))
+
+    next_expert()
+    memory.start(H2D, 64, lambda: log.append((int(env.now), "copy")))
+    env.run()
+    # experts: 30 / 0.5 = 60, while the copy does 48 of 64; the last 16 alone
+    assert log == [(60, "experts"), (76, "copy")]
+
+
+def test_full_rates_mean_no_contention() -> None:
+    log = ends_of((0, H2D, 41, "copy"), (3, CPU, 17, "expert"), (21, CPU, 5, "next"), cpu=1000, copy=1000)
+    assert log == [(20, "expert"), (26, "next"), (41, "copy")]
+
+
+def test_a_job_that_would_end_between_two_ns_ends_at_the_later() -> None:
+    # CPU: 3 / 0.7 = 4.29; copy: 5 x 0.9 = 4.5 of 10, the last 5.5 alone
+    assert ends_of((0, CPU, 3, "expert"), (0, H2D, 10, "copy"), cpu=700, copy=900) == [(5, "expert"), (11, "copy")]
+
+
+def test_what_is_left_is_told_at_the_present_rate() -> None:
+    env = simpy.Environment()
+    memory = SharedMemory(env, 500, 800)
+    seen: list[tuple[int, int, int]] = []
+    for at in (4, 8, 18, 48, 57, 58, 60):
+        _at(env, at, lambda: seen.append((int(env.now), memory.left_ns(H2D), memory.left_ns(CPU))))
+    memory.start(H2D, 40, lambda: None)
+    _at(env, 8, lambda: memory.start(CPU, 30, lambda: None))
+    env.run()
+    assert seen == [
+        (4, 36, 0),
+        (8, 32, 0),  # looked before the expert started
+        (18, 30, 50),  # 24 of work at 0.8; 25 at 0.5
+        (48, 0, 20),  # the copy is due now, its end has not been told: the expert still has 10 at 0.5
+        (57, 0, 1),
+        (58, 0, 0),
+        (60, 0, 0),
+    ]
+
+
+@given(
+    start=st.integers(0, 60), cpu_work=st.integers(1, 60), copy_work=st.integers(1, 60), cpu=st.integers(100, 1000),
+    copy=st.integers(100, 1000),
+)  # fmt: skip
+def test_ends_are_whole_ns_never_before_the_exact_ones_and_less_than_two_after(
+    start: int, cpu_work: int, copy_work: int, cpu: int, copy: int
+) -> None:
+    log = ends_of((0, H2D, copy_work, "copy"), (start, CPU, cpu_work, "expert"), cpu=cpu, copy=copy)
+    exact = _exact(start, cpu_work, copy_work, Fraction(cpu, 1000), Fraction(copy, 1000))
+    assert len(log) == 2
+    for end, name in log:
+        assert type(end) is int
+        assert exact[name] <= end < exact[name] + 2
+
+
+def _exact(start: int, cpu_work: int, copy_work: int, cpu: Fraction, copy: Fraction) -> dict[str, Fraction]:
+    """The fluid pair in fractions: a copy from 0, an expert from ``start``."""
+    if copy_work <= start:
+        return {"copy": Fraction(copy_work), "expert": Fraction(start + cpu_work)}
+    left = copy_work - start
+    both = min(left / copy, cpu_work / cpu)
+    return {
+        "copy": start + both + (left - both * copy),
+        "expert": start + both + (cpu_work - both * cpu),
+    }

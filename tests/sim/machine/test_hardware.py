@@ -1,0 +1,205 @@
+"""Presets and the strict loading of hardware files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sim.machine.hardware import Hardware, HardwareError, hardware_names, load_hardware
+from sim.machine.plan_costs import load_plan_costs
+
+PRESETS = [
+    "a100-xeon6326", "a6000-i9-10980xe", "a6000-xeon5220r", "rtx3090-ddr4", "rtx3090-epyc7532", "rtx4090-ddr5",
+]  # fmt: skip
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    """A preset as its file holds it, to be spoilt by the test."""
+    return load_hardware("rtx3090-ddr4").document()
+
+
+def save(document: dict[str, Any], folder: Path) -> Path:
+    path = folder / "machine.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def message(document: dict[str, Any], folder: Path) -> str:
+    """The error that loading ``document`` gives."""
+    with pytest.raises(HardwareError) as caught:
+        load_hardware(save(document, folder))
+    return str(caught.value)
+
+
+def test_names_are_the_presets() -> None:
+    assert hardware_names() == PRESETS
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_loads_and_cites_every_number(name: str) -> None:
+    hardware = load_hardware(name)
+    assert hardware.name == name
+    assert set(hardware.origins) == set(hardware.flat())
+    assert all(origin.source for origin in hardware.origins.values())
+    assert 0 < hardware.contention.cpu_permille <= 1000
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_document_is_read_back_unchanged(name: str, tmp_path: Path) -> None:
+    hardware = load_hardware(name)
+    assert load_hardware(save(hardware.document(), tmp_path)) == hardware
+
+
+def test_unknown_preset_names_the_valid_ones() -> None:
+    with pytest.raises(HardwareError, match=r"no hardware preset or file 'rtx9090'.*rtx3090-ddr4, rtx3090-epyc7532"):
+        load_hardware("rtx9090")
+
+
+def test_override_changes_one_number_and_its_origin() -> None:
+    plain = load_hardware("rtx3090-ddr4")
+    slow = load_hardware("rtx3090-ddr4", {"link.h2d_bytes_per_s": 12e9})
+    assert slow.link.h2d_bytes_per_s == 12e9
+    assert slow.origins["link.h2d_bytes_per_s"].source == "override"
+    assert slow.gpu == plain.gpu
+
+
+def test_what_only_describes_the_machine_cannot_be_overridden() -> None:
+    """It would be accepted and change nothing."""
+    with pytest.raises(HardwareError, match=r"cpu\.cores only describes the machine; override its rates instead"):
+        load_hardware("rtx3090-ddr4", {"cpu.cores": 6})
+
+
+def test_unknown_override_names_the_valid_keys() -> None:
+    with pytest.raises(HardwareError, match=r"overrides: unknown key link.h2d; valid keys: .*link.h2d_bytes_per_s"):
+        load_hardware("rtx3090-ddr4", {"link.h2d": 12e9})
+
+
+def test_pageable_copies_are_slower_by_the_fraction() -> None:
+    link = load_hardware("rtx3090-ddr4", {"link.copies": "pageable", "link.pageable_fraction": 0.5}).link
+    assert link.expert_bytes_per_s == link.h2d_bytes_per_s / 2
+
+
+def test_unknown_key_in_a_section(document: dict[str, Any], tmp_path: Path) -> None:
+    document["link"]["speed"] = document["link"]["h2d_bytes_per_s"]
+    assert "section link: unknown key speed; valid keys: theory_bytes_per_s, h2d_bytes_per_s" in message(
+        document, tmp_path
+    )
+
+
+def test_unknown_section(document: dict[str, Any], tmp_path: Path) -> None:
+    document["gpus"] = {}
+    assert "unknown key gpus; valid keys: name, about, gpu, cpu" in message(document, tmp_path)
+
+
+def test_number_without_source(document: dict[str, Any], tmp_path: Path) -> None:
+    del document["gpu"]["kernel_ns"]["source"]
+    assert "gpu.kernel_ns: source missing; needed: value, source, confidence" in message(document, tmp_path)
+
+
+def test_bare_number(document: dict[str, Any], tmp_path: Path) -> None:
+    document["gpu"]["kernel_ns"] = 3000
+    assert "gpu.kernel_ns: expected a mapping; a number stands as {value, source, confidence}, got 3000" in message(
+        document, tmp_path
+    )
+
+
+def test_wrong_confidence(document: dict[str, Any], tmp_path: Path) -> None:
+    document["gpu"]["kernel_ns"]["confidence"] = "sure"
+    assert "confidence must be one of ['high', 'medium', 'low'], got 'sure'" in message(document, tmp_path)
+
+
+def test_missing_number(document: dict[str, Any], tmp_path: Path) -> None:
+    del document["host"]["sync_ns"]
+    assert "section host: sync_ns missing; needed: launch_ns, sync_ns, plan_factor" in message(document, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("link.copies", "mapped", "link.copies must be one of ['pinned', 'pageable'], got 'mapped'"),
+        ("cpu.cores", 5.5, "cpu.cores must be whole"),
+        ("cpu.cores", True, "cpu.cores must be a number, got True"),
+        ("gpu.name", 3090, "gpu.name must be text, got 3090"),
+        ("gpu.bandwidth_bytes_per_s", "fast", "gpu.bandwidth_bytes_per_s must be a number, got 'fast'"),
+    ],
+)
+def test_wrong_types(document: dict[str, Any], tmp_path: Path, key: str, value: object, expected: str) -> None:
+    section, name = key.split(".")
+    document[section][name]["value"] = value
+    assert expected in message(document, tmp_path)
+
+
+def test_numbers_that_yaml_reads_as_text(document: dict[str, Any], tmp_path: Path) -> None:
+    document["link"]["h2d_bytes_per_s"]["value"] = "25e9"
+    assert load_hardware(save(document, tmp_path)).link.h2d_bytes_per_s == 25e9
+
+
+def test_power_may_be_left_out_but_not_in_part(document: dict[str, Any], tmp_path: Path) -> None:
+    del document["power"]["gpu_idle_w"]
+    assert "section power: gpu_idle_w missing" in message(document, tmp_path)
+    del document["power"]
+    assert load_hardware(save(document, tmp_path)).power is None
+
+
+def test_broken_and_empty_files(tmp_path: Path) -> None:
+    broken, empty = tmp_path / "broken.yaml", tmp_path / "empty.yaml"
+    broken.write_text("gpu: [1,")
+    empty.write_text("")
+    with pytest.raises(HardwareError, match=r"broken\.yaml: not valid YAML"):
+        load_hardware(broken)
+    with pytest.raises(HardwareError, match="expected a mapping of sections, got None"):
+        load_hardware(empty)
+
+
+def test_presets_order_as_the_machines_do() -> None:
+    """Mixtral's expert comes fastest on the 4090, and slowest on DAOP's A100, whose copies are pageable."""
+    rates = {name: load_hardware(name).link.expert_bytes_per_s for name in PRESETS}
+    assert max(rates, key=rates.__getitem__) == "rtx4090-ddr5"
+    assert min(rates, key=rates.__getitem__) == "a100-xeon6326"
+
+
+def test_plan_costs_fall_back_to_the_plain_name_and_the_default() -> None:
+    costs = load_plan_costs()
+    assert costs.plan_of("dali@impl") == costs.plan["dali"]
+    assert costs.plan_of("dali-ilp@highs") == costs.plan["dali-ilp@highs"]
+    assert costs.plan_of("a new idea") == costs.plan["default"]
+    assert costs.plan_of("oracle").at(64) == 0
+    assert costs.plan_of("dali-ilp@highs").at(64) > 20 * costs.plan_of("dali").at(64)  # the solver is what DALI avoids
+
+
+def test_a_cost_that_nobody_has_measured_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan_costs.yaml"
+    row = "{base_ns: 1, per_active_expert_ns: 1, source: to be measured, confidence: low}"
+    path.write_text(f"plan:\n  default: {row}\nforesee:\n  default: {row}\n")
+    with pytest.raises(HardwareError, match="expected where the cost is from, got 'to be measured'"):
+        load_plan_costs(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plan: {}", "expected the sections plan and foresee"),
+        ("{plan: {dali: 3}, foresee: {}}", "a row 'default'"),
+        ("{plan: {default: {base_ns: 1}}, foresee: {}}", "plan, default: expected the keys base_ns"),
+        (
+            "{plan: {default: {base_ns: -1, per_active_expert_ns: 0, source: s, confidence: low}}, foresee: {}}",
+            "costs must be 0..1e9 ns, got",
+        ),
+    ],
+)
+def test_wrong_plan_costs(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "plan_costs.yaml"
+    path.write_text(text)
+    with pytest.raises(HardwareError, match=expected):
+        load_plan_costs(path)
+
+
+def test_hardware_is_frozen() -> None:
+    hardware: Any = load_hardware("rtx3090-ddr4")
+    with pytest.raises(AttributeError):
+        hardware.name = "other"
+    assert isinstance(hardware, Hardware)

@@ -1,0 +1,207 @@
+"""A profile as a file: written, read back the same, and refused wherever something is not as it should be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.machine.hardware import HardwareError, load_hardware
+from sim.machine.interpolation import Grid, Measured, Table
+from sim.machine.plan_costs import PlanCost
+from sim.machine.profile import Share
+from sim.machine.profile_yaml import profile_document, read_profile, write_profile
+from tests.sim.hand_measured import TOY, toy_machine, toy_model, toy_profile
+from tests.strategies import toy_shape
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The toy machine's file."""
+    write_profile(toy_machine(), tmp_path / "lanes.yaml")
+    return tmp_path / "lanes.yaml"
+
+
+def spoilt(path: Path, place: str, value: object) -> str:
+    """The error after ``measured`` was changed at ``place``, a dotted key; None takes the key away."""
+    document = yaml.safe_load(path.read_text())
+    *way, last = place.split(".")
+    part = document["measured"]
+    for key in way:
+        part = part[key]
+    part[last] = value
+    if value is None:
+        del part[last]
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(HardwareError) as caught:
+        load_hardware(path)
+    return str(caught.value)
+
+
+# --- written and read back --------------------------------------------------------------------------------------------
+
+
+def test_a_written_profile_is_read_back_unchanged(path: Path) -> None:
+    assert load_hardware(path) == toy_machine()
+
+
+def test_a_document_is_plain_yaml(tmp_path: Path) -> None:
+    (tmp_path / "machine.yaml").write_text(yaml.safe_dump(toy_machine().document()))
+    assert load_hardware(tmp_path / "machine.yaml") == toy_machine()
+
+
+def test_a_table_is_a_few_lines_and_every_fact_one(path: Path) -> None:
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    assert "ns: [100, 140, 120, 200]" in lines
+    assert "- [1400, 2400]" in lines
+    assert "copy: {ns: 7000, low: 7000, high: 7000}" in lines
+    assert "date: '2026-11-20'" in lines
+
+
+def test_only_the_whole_file_takes_the_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = path.read_bytes()
+
+    def fails(self: Path, text: str, encoding: str) -> int:
+        self.write_bytes(b"name: half of")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "write_text", fails)
+    with pytest.raises(OSError, match="disk full"):
+        write_profile(toy_machine(), path)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_model_has_only_the_tables_that_its_sizes_ask_for(tmp_path: Path) -> None:
+    plain = toy_shape(2, 4, 2)
+    machine = toy_machine(models={"plain": toy_model(plain, shared=None, dense_ffn=None, dense_launch=None)})
+    write_profile(machine, tmp_path / "plain.yaml")
+    assert load_hardware(tmp_path / "plain.yaml") == machine
+    assert "shared:" not in (tmp_path / "plain.yaml").read_text()
+
+
+samples = st.lists(st.floats(0, 1e9), min_size=1, max_size=5)
+sizes = st.integers(1, 4096)
+names = st.text(min_size=1, max_size=8)
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> Grid:
+    batch, length = (draw(st.sets(sizes, min_size=1, max_size=3)) for _ in range(2))
+    return Grid.of({(b, n): draw(samples) for b in batch for n in length})
+
+
+@given(
+    table=st.dictionaries(sizes, samples, min_size=1).map(Table.of),
+    grid=grids(),
+    copy=samples.map(Measured.of),
+    share=st.lists(st.floats(0, 2000), min_size=1).map(Share.of),
+    facts=st.dictionaries(names, st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()),
+    rates=st.dictionaries(names, st.floats(0, 1e15)),
+    plan=st.dictionaries(names, st.builds(PlanCost, st.floats(0, 1e9), st.floats(0, 1e9))),
+)
+def test_whatever_was_measured_survives_the_way_through_yaml(
+    table: Table, grid: Grid, copy: Measured, share: Share, facts: Any, rates: Any, plan: Any
+) -> None:
+    model = toy_model(expert_gpu=table, shared=table, attention_decode=grid, copy=copy, copy_permille=share)
+    profile = toy_profile(
+        machine={**facts, "kind": "cuda"}, rates=rates, plan=plan, foresee=plan, models={"a b:c": model}
+    )
+    text = yaml.safe_dump(profile_document(profile))
+    assert read_profile(yaml.safe_load(text), "box") == profile
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+MODEL = "models.toy"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "expected"),
+    [
+        ("rates", None, "hardware 'lanes', measured: rates missing; needed: machine, plan, foresee, rates, models"),
+        ("speed", {}, "hardware 'lanes', measured: unknown key speed; valid keys: machine, plan"),
+        ("models", [], "measured, models: expected a mapping with text for keys, got []"),
+        ("machine.kind", None, "measured, machine: kind must be one of ['host-lanes', 'cuda'], got None"),
+        ("machine.kind", "tpu", "kind must be one of ['host-lanes', 'cuda'], got 'tpu'"),
+        ("machine.cores", [1, 2], "machine: cores must be text or a finite number (quote dates), got [1, 2]"),
+        ("machine.load", float("nan"), "machine: load must be text or a finite number (quote dates), got nan"),
+        ("rates.read", -1.0, "measured, rates: read must be a finite number >= 0, got -1.0"),
+        ("plan.dali", 3, "measured, plan, dali: expected a mapping with text for keys, got 3"),
+        ("plan.dali", {"base_ns": 3}, "measured, plan, dali: per_active_expert_ns missing"),
+        ("foresee.default.base_ns", -3, "foresee, default: base_ns must be a finite number >= 0, got -3"),
+        (f"{MODEL}.sizes", None, "models, toy, sizes: expected a mapping with text for keys, got None"),
+        (f"{MODEL}.sizes.hidden", None, "models, toy, sizes: hidden missing; needed: hidden, expert_width"),
+        (f"{MODEL}.sizes.hidden", 8.5, "models, toy, sizes: hidden must be whole"),
+        (f"{MODEL}.sizes.shared_width", 0, "models, toy: unknown key shared; valid keys: sizes, expert_gpu"),
+        (f"{MODEL}.gate", None, "models, toy: gate missing; needed: sizes, expert_gpu"),
+        (f"{MODEL}.dense_launch", None, "models, toy: dense_launch missing"),
+        (f"{MODEL}.attention", {}, "models, toy: unknown key attention; valid keys: "),
+        (f"{MODEL}.gate.at", None, "models, toy, gate: at missing; needed: at, ns, low, high"),
+        (f"{MODEL}.gate.ns", 20, "models, toy, gate: ns must be a list of 1 (one for each point), got 20"),
+        (f"{MODEL}.head.ns", [1, 2, 3], "models, toy, head: ns must be a list of 2 (one for each point), got 3"),
+        (f"{MODEL}.head.ns", [400, "slow"], "models, toy, head: ns must be a number, got 'slow'"),
+        (f"{MODEL}.head.ns", [400.5, 700], "models, toy, head: ns must be whole"),
+        (f"{MODEL}.head.low", [-1, 700], "models, toy, head: low must be 0..1e+15 ns, got -1"),
+        (f"{MODEL}.head.low", [401, 700], "models, toy, head: expected low <= median <= high, got 401, 400, 401"),
+        (f"{MODEL}.head.at", [4, 1], "head: at must be ascending whole numbers >= 1, got [4, 1]"),
+        (f"{MODEL}.head.at", [1, 1], "head: at must be ascending whole numbers >= 1, got [1, 1]"),
+        (f"{MODEL}.head.at", [0, 1], "head: at must be ascending whole numbers >= 1, got [0, 1]"),
+        (f"{MODEL}.head.at", [], "head: at must be ascending whole numbers >= 1, got []"),
+        (f"{MODEL}.copy.ns", -7, "models, toy, copy: ns must be 0..1e+15 ns, got -7"),
+        (f"{MODEL}.copy.ns", True, "models, toy, copy: ns must be a number, got True"),
+        (f"{MODEL}.copy.high", 6000, "models, toy, copy: expected low <= median <= high, got 7000, 7000, 6000"),
+        (f"{MODEL}.cpu_permille.high", 1001, "cpu_permille: expected 1..1000 permille (running together never helps)"),
+        (f"{MODEL}.attention_decode.tokens", [1], "attention_decode: unknown key tokens; valid keys: batch, context"),
+        (f"{MODEL}.attention_prefill.tokens", None, "attention_prefill: tokens missing; needed: batch, tokens, ns"),
+        (f"{MODEL}.attention_prefill.ns", [[1, 2]], "ns must be a list of 2 (one for each point), got 1"),
+        (f"{MODEL}.attention_prefill.ns", [[1, 2], [3]], "ns[1] must be a list of 2 (one for each point), got 1"),
+        (f"{MODEL}.attention_prefill.low", [[1, 2], [9999, 4]], "expected low <= median <= high, got 9999, 5000, 5000"),
+    ],
+)  # fmt: skip
+def test_what_is_not_as_it_should_be_is_named(path: Path, place: str, value: object, expected: str) -> None:
+    assert expected in spoilt(path, place, value)
+
+
+# --- overrides and limits ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["link.h2d_bytes_per_s", "cpu.flops_per_s", "host.sync_ns", "contention.cpu_permille"])
+def test_numbers_that_the_tables_decide_cannot_be_overridden(path: Path, key: str) -> None:
+    with pytest.raises(HardwareError) as caught:
+        load_hardware(path, {key: 900})
+    assert f"hardware 'lanes', overrides: this machine is a measured profile, whose tables decide what {key} would" in (
+        str(caught.value)
+    )
+    assert "these can be overridden: gpu.memory_bytes, gpu.reserve_bytes, link.result_path" in str(caught.value)
+
+
+def test_memory_and_the_way_of_results_can_be_overridden(path: Path) -> None:
+    machine = load_hardware(path, {"gpu.memory_bytes": 5e8, "link.result_path": "h2d", "host.plan_factor": 2})
+    assert (machine.gpu.memory_bytes, machine.link.result_path) == (500_000_000, "h2d")
+    assert machine.decisions.plan_of("dali") == PlanCost(11, 2)
+    assert machine.decisions.plan_of("fiddler") == machine.plan_costs.plan_of("fiddler").scaled(2)
+
+
+def test_a_core_may_be_slow_where_it_plays_the_gpu_but_no_cuda_device_is(tmp_path: Path) -> None:
+    machine = toy_machine(machine={"kind": "cuda"})
+    write_profile(machine, tmp_path / "gpu.yaml")
+    with pytest.raises(HardwareError, match=r"gpu\.bandwidth_bytes_per_s = 1e\+10 is outside 5e\+10"):
+        load_hardware(tmp_path / "gpu.yaml")
+
+
+def test_a_core_that_plays_the_gpu_has_limits_too(tmp_path: Path) -> None:
+    machine = toy_machine()
+    write_profile(replace(machine, gpu=replace(machine.gpu, flops_per_s=100.0)), tmp_path / "slip.yaml")
+    with pytest.raises(HardwareError, match=r"gpu\.flops_per_s = 100 is outside .* it looks like GFLOP/s typed as"):
+        load_hardware(tmp_path / "slip.yaml")
+
+
+def test_sizes_are_those_of_the_shape() -> None:
+    sizes = toy_model().sizes
+    assert (sizes.hidden, sizes.shared_width, sizes.expert_bytes) == (TOY.hidden, TOY.shared_width, 192)
