@@ -56,12 +56,8 @@ def write_vectors(vectors: Vectors, path: str | Path) -> Path:
     said = {"format": FORMAT, "provenance": dict(vectors.provenance), "checksum": _checksum(tensors)}
     if vectors.read is not None:
         said["read"] = vectors.read.write()
-    aside = path.with_name(f".{path.name}.new")
-    try:
+    with written_aside(path) as aside:
         aside.write_bytes(save(tensors, {_METADATA: json.dumps(said, sort_keys=True)}))
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
     return path
 
 

@@ -113,20 +113,8 @@ def write_json(value: Any, target: str | None) -> None:
     if target == "-":
         sys.stdout.write(text)
         return
-    with aside(target) as path:
+    with written_aside(writable(target)) as path:
         path.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def aside(target: str | Path) -> Iterator[Path]:
-    """A path to write to, which takes the name ``target`` once all is written; nothing half-written remains."""
-    path = writable(target)
-    part = path.with_name(f"{path.name}.part")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def writable(target: str | Path) -> Path:

@@ -10,6 +10,7 @@ from sim.agreement.by_policy import HEADERS, policy_lines
 from sim.agreement.causes import causes
 from sim.agreement.pairing import Pairing
 from sim.engine.spans import LANES
+from traces.written_aside import written_aside
 
 MIB = 2**20
 MEANINGS = {
@@ -72,13 +73,8 @@ def write_report(
     ``machine``: what it is, by name; ``when``: it was measured; ``command``: that measures it again; ``pictures``:
     captions by file, as seen from the page; ``notes``: what else came out, a line each.
     """
-    target = Path(path)
-    aside = target.with_name(f"{target.name}.part")
-    try:
+    with written_aside(path) as aside:
         aside.write_text(_page(agreement, machine, when, command, pictures or {}, notes), encoding="utf-8")
-        aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _page(

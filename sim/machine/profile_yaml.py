@@ -231,13 +231,9 @@ def write_profile(hardware: Hardware, path: str | Path) -> None:
 
     Raises OSError where no file can be put.
     """
-    target, document = Path(path), hardware.document()
+    document = hardware.document()
     measured = document["measured"]
     document["measured"] = {**measured, **{name: _Lines(measured[name]) for name in ("machine", "rates")}}
-    aside = target.with_name(f"{target.name}.part")
-    try:
-        text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
+    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
+    with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
-        aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)

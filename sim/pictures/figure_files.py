@@ -7,6 +7,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from traces.written_aside import written_aside
+
 FORMATS = ("png", "svg", "pdf")
 
 
@@ -24,14 +26,10 @@ def picture_format(path: str | Path) -> str:
 
 def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> None:
     """Write ``figure`` in the format that the name's ending says. Raises PictureError for an unknown one."""
-    target, kind = Path(path), picture_format(path)
-    aside = target.with_name(f"{target.name}.part")
-    try:
-        metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+    kind = picture_format(path)
+    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+    with written_aside(path) as aside:
         figure.savefig(aside, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
-        aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def style_tpot_axis(ax: Axes, room_ms: float) -> None:

@@ -14,6 +14,7 @@ import pandas as pd
 
 from sim.engine.spans import COPIES, LANES, Span
 from sim.results.run import Run
+from traces.written_aside import written_aside
 
 Event = dict[str, Any]
 _COURSE = 0  # the thread that shows steps and layers; lanes are 1..5
@@ -41,16 +42,11 @@ def trace_events(run: Run, pid: int = 1, first_steps: int | None = None) -> Iter
 
 def write_perfetto(runs: Sequence[Run], path: str | Path, first_steps: int | None = None) -> None:
     """Write runs into one timeline, aside first and then renamed; compressed if the name ends in ``.gz``."""
-    target = Path(path)
-    aside = target.with_name(f"{target.name}.part")
     events = (event for pid, run in enumerate(runs, 1) for event in trace_events(run, pid, first_steps))
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
     text = f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n'.encode()
-    try:
-        aside.write_bytes(_packed(text) if target.suffix == ".gz" else text)
-        aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)
+    with written_aside(path) as aside:
+        aside.write_bytes(_packed(text) if Path(path).suffix == ".gz" else text)
 
 
 def _packed(text: bytes) -> bytes:

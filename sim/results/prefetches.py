@@ -17,7 +17,7 @@ class Prefetches(NamedTuple):
     used: Bools  # had arrived when the layer that ran it on the GPU was routed
     late: Bools  # ran on the GPU, but arrived after its layer was routed
     wasted: Bools  # left memory, or the run ended, before the GPU ran it
-    active: Bools  # its expert was active when its layer was next routed, wherever it ran
+    active: Bools  # its expert was active when its layer's next plan took effect, wherever it ran
 
 
 def prefetches_of(c: Columns, cells: Cells) -> Prefetches:
@@ -52,7 +52,9 @@ def _first_departure(c: Columns, cells: Cells, expert: Ints, after: Ints) -> Int
 
 
 def _active(c: Columns, cells: Cells, copies: Columns) -> Bools:
-    """Whether each copied expert was active when its layer was next routed (at or after the start of the copy)."""
+    """Whether each copied expert was active in the next run of its layer: whose plan took effect at or after the start
+    of the copy, which may have started while that plan was being made.
+    """
     plans = c.where(c.of("plan"))
     keys = plans.layer * cells.horizon + plans.end
     order = np.argsort(keys, kind="stable")

@@ -14,6 +14,7 @@ from sim.engine.approximation import totals_of
 from sim.machine.hardware import Power
 from sim.results.energy import joules_per_token
 from sim.results.metrics import Metrics, metrics_of
+from traces.written_aside import written_aside
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,6 @@ class Run:
 
     def save_spans(self, path: str | Path) -> None:
         """Write the spans as Parquet, aside first and then renamed."""
-        target = Path(path)
-        aside = target.with_name(target.name + ".part")
         frame = self.spans.astype({"lane": str, "kind": str, "phase": str})
-        try:
+        with written_aside(path) as aside:
             frame.to_parquet(aside, index=False)
-            aside.replace(target)
-        finally:
-            aside.unlink(missing_ok=True)

@@ -173,14 +173,10 @@ def write_table(fits: Mapping[str, tuple[Line, Line]], path: Path) -> None:
             typical = Line(median(line.base for line in usual), median(line.per_active for line in usual), 0.0)
             document[section]["default"] = _entry(typical, f"median of the policies {source}", False, "low")
     header = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
-    aside = path.with_suffix(".part")
-    try:
-        body = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=1000)
+    body = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=1000)
+    with written_aside(path) as aside:
         aside.write_text(header + body, encoding="utf-8")
         load_plan_costs(aside)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _is_charged(policy: str, section: str) -> bool:

@@ -167,7 +167,7 @@ def _outcome(log: Log, stay: Stay, layer: int, expert: int) -> str:
 
 
 def _active_next(log: Log, stay: Stay, layer: int, expert: int) -> bool:
-    """Whether the expert was active when its layer was next routed."""
-    coming = [(log.routed(at), at) for at in log.routed_layers() if at[1] == layer and log.routed(at) >= stay.came]
+    """Whether the expert was active in the next run of its layer whose plan the copy could still serve."""
+    coming = [(log.planned(at), at) for at in log.routed_layers() if at[1] == layer and log.planned(at) >= stay.came]
     following: Layer | None = min(coming, default=(NEVER, None))[1]
     return following is not None and any(s.expert == expert for s in log.computed(following))
