@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Profile and validate full-size models on one CUDA GPU, in about ten minutes: examples/full-size.sh OUT
+# Profile and validate full-size models on one CUDA GPU, in an estimated ten minutes: examples/full-size.sh OUT
 # Experts, attention and heads have their full size and lie in pinned host memory. Of the two larger models the first
 # layers are run, so that 64 GB of it are enough. DeepSeek-V2-Lite plays the bundled trace, the others made-up routing.
 set -euo pipefail

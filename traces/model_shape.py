@@ -40,7 +40,8 @@ class ModelShape:
     norm_topk: bool = True  # are the chosen weights renormalised to sum 1
     matrices_per_expert: int = 3  # gate, up, down; 2 where there is no gate
     weight_bits: float = 16.0  # bits per routed-expert weight
-    dense_bits: float = 16.0  # bits per weight of everything else; the KV cache and activations too
+    dense_bits: float = 16.0  # bits per weight of everything else
+    kv_bits: float | None = None  # bits per element of the KV cache; None: as ``dense_bits``
     expert_bytes: tuple[int, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)  # field name -> where the number is from
 
@@ -55,6 +56,11 @@ class ModelShape:
                 f"model shape {self.name!r}: expert_bytes needs an entry for each of the {self.moe_layers} MoE layers, "
                 f"got {len(self.expert_bytes)}"
             )
+
+    @property
+    def base_name(self) -> str:
+        """The name of the model that this one is cut from (``NAME:N``), or its own."""
+        return self.name.partition(":")[0]
 
     @property
     def layers(self) -> int:
@@ -97,13 +103,23 @@ class ModelShape:
         return round(self.non_expert_params * self.dense_bits / 8)
 
     @property
+    def cache_bits(self) -> float:
+        """Bits per element of the KV cache."""
+        return self.dense_bits if self.kv_bits is None else self.kv_bits
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """KV-cache bytes that one token of one sequence takes over all layers."""
-        return round(self.layers * self.kv_width * self.dense_bits / 8)
+        return round(self.layers * self.kv_width * self.cache_bits / 8)
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dict; ``from_dict`` is its inverse."""
-        return {**asdict(self), "expert_bytes": list(self.expert_bytes), "sources": dict(self.sources)}
+        """A JSON-ready dict; ``from_dict`` is its inverse.
+
+        ``kv_bits`` is there only where it is set: the checksums of traces written before there was one stay what they
+        were.
+        """
+        values = {**asdict(self), "expert_bytes": list(self.expert_bytes), "sources": dict(self.sources)}
+        return {key: value for key, value in values.items() if key != "kv_bits" or value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelShape:

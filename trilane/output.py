@@ -16,6 +16,8 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from traces.written_aside import written_aside
+
 T = TypeVar("T")
 
 JsonOption = Annotated[

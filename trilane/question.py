@@ -14,6 +14,10 @@ ScenarioOption = Annotated[
     str | None,
     typer.Option("--scenario", "-s", metavar="FILE", help="Scenario (YAML). Default: that of examples/reference.yaml."),
 ]
+PolicyOption = Annotated[
+    str | None,
+    typer.Option("--policy", metavar="NAME", help="Policy; see [bold]trilane policies[/]. Default: the scenario's."),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -28,14 +32,17 @@ class NamesError(ValueError):
     """A list of names with none in it, or one of them twice."""
 
 
-def scenario_of(file: str | None, changes: Sequence[str] | None) -> Scenario:
-    """Read the scenario and apply ``KEY=VALUE`` changes, values in YAML. Raises ScenarioError."""
+def scenario_of(file: str | None, changes: Sequence[str] | None, policy: str | None = None) -> Scenario:
+    """Read the scenario and apply ``KEY=VALUE`` changes, values in YAML. Raises ScenarioError.
+
+    A ``policy`` other than the scenario's has none of its parameters: they were written for that one.
+    """
     from sim.scenario import Scenario
 
     scenario = Scenario.from_yaml(file) if file else Scenario()
-    if not changes:
-        return scenario
-    return Scenario.from_dict({**scenario.to_dict(), **changes_of(changes)}, "--set")
+    if changes:
+        scenario = Scenario.from_dict({**scenario.to_dict(), **changes_of(changes)}, "--set")
+    return scenario if policy in (None, scenario.policy) else scenario.with_(policy=policy, parameters={})
 
 
 def changes_of(changes: Sequence[str] | None) -> dict[str, Any]:

@@ -83,6 +83,12 @@ def _lanes(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def record_of(run: Run) -> dict[str, Any]:
+    """A run as verbs write it with ``--json``: the resolved scenario, the numbers, how far each layer approximates."""
+    layers = None if run.approximation is None else run.approximation.to_dict("records")
+    return {"scenario": dict(run.scenario), "run": run.to_dict(), "approximation": layers}
+
+
 def keep_run(run: Run, about: str, spans: str | None, perfetto: str | None, gantt: str | None) -> None:
     """Write what was asked for, and say where it is."""
     if spans:

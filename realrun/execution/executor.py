@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from policies.session import Session
 from policies.views import ExpertId, Forecast, LayerInput, Phase, Plan
 from realrun.errors import LaneError
 from realrun.execution.copying import Copying
-from realrun.execution.layer_parts import Asked, Finish, LayerParts
+from realrun.execution.layer_parts import Asked, Finish, LayerParts, LayerSizes
 from realrun.execution.recorder import Recorder, Timed
 from realrun.execution.routed_tokens import RoutedTokens, Weigh, as_it_is, rerouted
 from realrun.execution.undisturbed import undisturbed
@@ -32,12 +33,13 @@ class Executor:
     """One run of one session on one machine. ``parts`` play the layers; spans are in ``recorder``."""
 
     def __init__(
-        self, session: Session, machine: Machine, store: ExpertStore, slots: GpuSlots, recorder: Recorder,
-        approximation: Approximation | None = None,
+        self, session: Session, machine: Machine, store: ExpertStore, slots: GpuSlots, kernels: Sequence[Any],
+        sizes: LayerSizes, approximation: Approximation | None = None,
     ) -> None:  # fmt: skip
-        self.session, self.machine, self.recorder = session, machine, recorder
-        self.copying = Copying(session, machine, store, slots, recorder)
-        self.parts: LayerParts
+        """``kernels``: see ``LayerParts``; ``sizes``: of the largest step."""
+        self.session, self.machine, self.recorder = session, machine, Recorder()
+        self.copying = Copying(session, machine, store, slots, self.recorder)
+        self.parts = LayerParts(machine, self.copying, store, slots, kernels, self.recorder, sizes)
         self._store, self._slots, self._approximation = store, slots, approximation
         self._layer = -1
 

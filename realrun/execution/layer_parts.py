@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,9 +29,9 @@ Finish = Callable[[Tensor], Tensor]  # partial results [N, k, H] -> what the lay
 
 @dataclass
 class Rows:
-    """An expert that the CPU has been given: slots, and where their results lie in the layer's host buffer."""
+    """An expert that the CPU has been given: choices, and where their results lie in the layer's host buffer."""
 
-    slots: Tensor
+    choices: Tensor
     begin: int
     mark: Mark = field(init=False)
     began_ns: int = 0  # 0: not yet
@@ -51,10 +51,10 @@ class CpuShare:
     rows: dict[int, Rows] = field(default_factory=dict)  # by expert
     filled: int = 0  # rows of the layer's result buffer that are taken
 
-    def take(self, expert: int, slots: Tensor) -> Rows:
+    def take(self, expert: int, choices: Tensor) -> Rows:
         """Room for another expert's results."""
-        rows = self.rows[expert] = Rows(slots, self.filled)
-        self.filled += len(slots)
+        rows = self.rows[expert] = Rows(choices, self.filled)
+        self.filled += len(choices)
         return rows
 
 
@@ -76,11 +76,23 @@ class AtWork:
     asked: Asked
     arrivals: Mapping[ExpertId, Arrival]
     cpu: CpuShare  # begins with what was computed ahead
-    on_gpu: Mapping[int, Tensor]  # slots of every expert
+    on_gpu: Mapping[int, Tensor]  # choices of every expert
     pending: list[int]  # experts of the GPU that wait for copies
     since_ns: int  # when the host began what it launches next
     activations: Mark | None = None  # their way to the CPU
     waits: list[Mark] = field(default_factory=list)  # what its end must not miss: GPU work with its `done`, activations
+
+
+class LayerSizes(NamedTuple):
+    """What a layer's buffers hold at most: ``tokens`` N with ``top_k`` choices each, and hidden states [N, H] of
+    ``dtype``; the experts' weighted results are of ``sum_dtype``.
+    """
+
+    tokens: int
+    top_k: int
+    hidden: int
+    dtype: torch.dtype
+    sum_dtype: torch.dtype
 
 
 class LayerParts:
@@ -93,14 +105,15 @@ class LayerParts:
 
     def __init__(
         self, machine: Machine, copying: Copying, store: ExpertStore, slots: GpuSlots, kernels: Sequence[Any],
-        recorder: Recorder, max_tokens: int, top_k: int, hidden: int, dtype: torch.dtype, sum_dtype: torch.dtype,
+        recorder: Recorder, sizes: LayerSizes,
     ) -> None:  # fmt: skip
         self._machine, self._copying, self._store, self._slots = machine, copying, store, slots
         self._kernels, self._recorder = kernels, recorder
-        self._parts = machine.gpu_tensor((max_tokens * top_k, hidden), sum_dtype)
-        self._sent = [machine.host_tensor((max_tokens, hidden), dtype) for _ in range(2)]  # activations
-        self._results = [machine.host_tensor((max_tokens * top_k, hidden), sum_dtype) for _ in range(2)]
-        self._arrived = machine.gpu_tensor((max_tokens * top_k, hidden), sum_dtype)  # results that came over the link
+        activations, results = (sizes.tokens, sizes.hidden), (sizes.tokens * sizes.top_k, sizes.hidden)
+        self._parts = machine.gpu_tensor(results, sizes.sum_dtype)
+        self._sent = [machine.host_tensor(activations, sizes.dtype) for _ in range(2)]
+        self._results = [machine.host_tensor(results, sizes.sum_dtype) for _ in range(2)]
+        self._arrived = machine.gpu_tensor(results, sizes.sum_dtype)  # results that came over the link
         self._ahead = CpuShare()  # of the layer after the one at work
         self._now: AtWork
 
@@ -127,8 +140,8 @@ class LayerParts:
         known = torch.zeros_like(parts)
         for expert in now.plan.gpu:
             if expert not in now.pending:
-                slots = now.on_gpu[expert]
-                known[slots] = parts[slots]
+                choices = now.on_gpu[expert]
+                known[choices] = parts[choices]
         return known.view(now.tokens.tokens, now.tokens.top_k, -1)
 
     def precompute(self, commit: Commitment, tokens: RoutedTokens) -> None:
@@ -139,7 +152,7 @@ class LayerParts:
         """What is left of the experts that are computed ahead, by the planner's ``costs`` of their layer."""
         now_ns, left_ns, first_ns = self._machine.now_ns(), 0, costs.first_cpu_ns
         for rows in self._ahead.rows.values():
-            left_ns += rows.left_ns(costs.cpu_ns[len(rows.slots)] + first_ns, now_ns)
+            left_ns += rows.left_ns(costs.cpu_ns[len(rows.choices)] + first_ns, now_ns)
             first_ns = 0
         return left_ns
 
@@ -152,14 +165,14 @@ class LayerParts:
         streamed = [now.arrivals[ExpertId(layer, e)] for e in now.plan.streamed]
         rows = [now.cpu.rows[e] for e in (*now.plan.precomputed, *now.plan.cpu)]
         source, after = self._source(rows)
-        slots = upload(torch.cat([row.slots for row in rows]), self._machine.device) if rows else None
+        choices = upload(torch.cat([row.choices for row in rows]), self._machine.device) if rows else None
         places = upload(_places(rows), self._machine.device) if rows else None
         parts = self._parts[: now.tokens.tokens * now.tokens.top_k]
         shape = (now.tokens.tokens, now.tokens.top_k, -1)
 
         def add_up() -> None:
-            if slots is not None and places is not None:
-                parts[slots] = source[places]
+            if choices is not None and places is not None:
+                parts[choices] = source[places]
             keep(finish(parts.view(shape)))
 
         mark = self._machine.gpu.submit(add_up, (*after, *streamed))
@@ -177,15 +190,15 @@ class LayerParts:
     def _compute(self, expert: int, after: Sequence[Mark]) -> None:
         """One expert on the GPU, from whichever slot it is in when it runs."""
         now, parts = self._now, self._parts
-        id, asked, slots, top_k = ExpertId(now.plan.layer, expert), now.asked, now.on_gpu[expert], now.tokens.top_k
+        id, asked, choices, top_k = ExpertId(now.plan.layer, expert), now.asked, now.on_gpu[expert], now.tokens.top_k
         kernel, layout = self._kernels[id.layer], self._store.layouts[id.layer]
 
         def work() -> None:
             weights = layout.views(self._slots.buffer(id))
-            compute_into(parts, kernel, weights, asked.hidden(), slots, asked.weights, top_k)
+            compute_into(parts, kernel, weights, asked.hidden(), choices, asked.weights, top_k)
 
         mark = self._machine.gpu.submit(work, after, lambda: self._copying.used(id))
-        self._recorder.add("gpu", mark, "expert", id.layer, expert, len(slots), self._bytes(id.layer))
+        self._recorder.add("gpu", mark, "expert", id.layer, expert, len(choices), self._bytes(id.layer))
         self._launched(expert, mark)
 
     def _on_cpu(
@@ -195,20 +208,20 @@ class LayerParts:
         sent, here = self._send_activations(), self._now.plan.layer
         target = layer if layer != here else -1
         for expert in experts:
-            rows = share.take(expert, tokens.slots[expert])
+            rows = share.take(expert, tokens.choices[expert])
             rows.mark = self._machine.cpu.submit(self._cpu_work(layer, expert, rows, tokens), (sent,))
             self._recorder.add(
-                "cpu", rows.mark, kind, here, expert, len(rows.slots), self._bytes(layer), target_layer=target
+                "cpu", rows.mark, kind, here, expert, len(rows.choices), self._bytes(layer), target_layer=target
             )
 
     def _cpu_work(self, layer: int, expert: int, rows: Rows, tokens: RoutedTokens) -> Callable[[], None]:
         kernel, weights = self._kernels[layer], self._store.layouts[layer].views(self._store.buffer(layer, expert))
         hidden = self._sent[self._now.plan.layer % 2]
-        results = self._results[layer % 2][rows.begin : rows.begin + len(rows.slots)]
+        results = self._results[layer % 2][rows.begin : rows.begin + len(rows.choices)]
 
         def work() -> None:
             rows.began_ns = self._machine.now_ns()
-            weighted_ffn(kernel, weights, hidden, rows.slots, tokens.weights, tokens.top_k, results)
+            weighted_ffn(kernel, weights, hidden, rows.choices, tokens.weights, tokens.top_k, results)
             rows.has_ended = True
 
         return work
@@ -236,7 +249,7 @@ class LayerParts:
         for mark in marks:
             mark.wait()
         now.since_ns += self._machine.now_ns() - began_ns
-        end = max(row.begin + len(row.slots) for row in rows)
+        end = max(row.begin + len(row.choices) for row in rows)
         arrival = self._copying.send_result(lambda: self._arrived[:end].copy_(results[:end], non_blocking=True))
         self._recorder.add("h2d", arrival, "result", layer, -1, now.tokens.tokens, results[:end].nbytes)
         return self._arrived, (arrival,)
@@ -253,13 +266,13 @@ class LayerParts:
 
 
 def _upload(tokens: RoutedTokens, device: torch.device) -> Mapping[int, Tensor]:
-    """The slots of every expert on the GPU, in one transfer."""
+    """The choices of every expert on the GPU, in one transfer."""
     if device.type == "cpu":
-        return tokens.slots
-    slots = upload(torch.cat(list(tokens.slots.values())), device)
-    return dict(zip(tokens.slots, torch.split(slots, [len(each) for each in tokens.slots.values()]), strict=True))
+        return tokens.choices
+    choices = upload(torch.cat(list(tokens.choices.values())), device)
+    return dict(zip(tokens.choices, torch.split(choices, list(map(len, tokens.choices.values()))), strict=True))
 
 
 def _places(rows: Sequence[Rows]) -> Tensor:
     """Where the results of all rows lie in the host buffer."""
-    return torch.cat([torch.arange(row.begin, row.begin + len(row.slots)) for row in rows])
+    return torch.cat([torch.arange(row.begin, row.begin + len(row.choices)) for row in rows])

@@ -18,24 +18,24 @@ Weigh: TypeAlias = Callable[[Routing], Routing]  # routing that a policy has mad
 
 @dataclass(frozen=True)
 class RoutedTokens:
-    """N tokens with k choices each. Choice j of token n is slot n * k + j of the layer's partial results.
+    """N tokens with k choices each. Choice j of token n has the number n * k + j, its row of partial results.
 
-    ``weights`` [N * k] on the host, in the type of the model's router; a slot that nobody computes counts as zero.
+    ``weights`` [N * k] on the host, in the type of the model's router; a choice that nobody computes counts as zero.
     """
 
     tokens: int
     top_k: int
     weights: Tensor
-    slots: Mapping[int, Tensor]  # of every active expert, ascending, int64
+    choices: Mapping[int, Tensor]  # of every active expert, ascending, int64
 
     @property
     def complete(self) -> bool:
-        """Does an expert compute every slot?"""
-        return sum(map(len, self.slots.values())) == self.tokens * self.top_k
+        """Does an expert compute every choice?"""
+        return sum(map(len, self.choices.values())) == self.tokens * self.top_k
 
 
-def slots_of(ids: NDArray[np.integer]) -> dict[int, Tensor]:
-    """The slots of every expert that stands in ``ids`` [N, k], by ascending expert; negative ids are nobody's."""
+def choices_of(ids: NDArray[np.integer]) -> dict[int, Tensor]:
+    """The choices of every expert that stands in ``ids`` [N, k], by ascending expert; negative ids are nobody's."""
     flat = ids.reshape(-1)
     order = np.argsort(flat, kind="stable")
     experts, starts = np.unique(flat[order], return_index=True)
@@ -45,12 +45,12 @@ def slots_of(ids: NDArray[np.integer]) -> dict[int, Tensor]:
 
 def routed(ids: NDArray[np.integer], weights: Tensor) -> RoutedTokens:
     """What a router chose: ``ids`` and ``weights`` [N, k]."""
-    return RoutedTokens(len(ids), ids.shape[1], weights.reshape(-1), slots_of(ids))
+    return RoutedTokens(len(ids), ids.shape[1], weights.reshape(-1), choices_of(ids))
 
 
 def routing_of(given: RoutedTokens) -> Routing:
     """The same as a session wants it, without tokens."""
-    return Routing(tuple(given.slots), tuple(map(len, given.slots.values())))
+    return Routing(tuple(given.choices), tuple(map(len, given.choices.values())))
 
 
 def as_it_is(routing: Routing) -> Routing:

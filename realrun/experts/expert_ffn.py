@@ -58,24 +58,24 @@ def expert_ffn(kernel: Any, views: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
 
 def weighted_ffn(
-    kernel: Any, views: Mapping[str, Tensor], x: Tensor, slots: Tensor, weights: Tensor, top_k: int,
+    kernel: Any, views: Mapping[str, Tensor], x: Tensor, choices: Tensor, weights: Tensor, top_k: int,
     out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """One expert's rows [slots, H], weighted: slot n * top_k + j is choice j of token n of ``x`` [N, H].
+    """One expert's rows [choices, H], weighted: number n * top_k + j is choice j of token n of ``x`` [N, H].
 
-    ``slots`` int64: those of this expert; ``weights`` [N * k]: the router's; ``out``: where the rows go.
+    ``choices`` int64: those of this expert; ``weights`` [N * k]: the router's; ``out``: where the rows go.
     """
-    return torch.mul(expert_ffn(kernel, views, x[slots // top_k]), weights[slots].unsqueeze(-1), out=out)
+    return torch.mul(expert_ffn(kernel, views, x[choices // top_k]), weights[choices].unsqueeze(-1), out=out)
 
 
 def compute_into(
-    parts: Tensor, kernel: Any, views: Mapping[str, Tensor], x: Tensor, slots: Tensor, weights: Tensor, top_k: int
+    parts: Tensor, kernel: Any, views: Mapping[str, Tensor], x: Tensor, choices: Tensor, weights: Tensor, top_k: int
 ) -> None:
-    """One expert's share of a layer, into its slots of ``parts`` [N * k, H]; see ``weighted_ffn``.
+    """One expert's share of a layer, into its rows of ``parts`` [N * k, H]; see ``weighted_ffn``.
 
     The layer's output is the sum of ``parts.view(N, k, H)`` over k, whoever computed which expert when.
     """
-    parts[slots] = weighted_ffn(kernel, views, x, slots, weights, top_k)
+    parts[choices] = weighted_ffn(kernel, views, x, choices, weights, top_k)
 
 
 def _linear(kernel: Any, views: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Literal
 from torch import Tensor
 
 from policies.views import Copy, ExpertId, Swap
+from sim.simulate import Prepared
 
 Group = Literal["cache", "demand", "prefetch"]
 
@@ -81,3 +82,9 @@ class GpuSlots:
             self._free[group].append((buffer, id))
         else:
             self._free[group].appendleft((buffer, None))
+
+
+def slots_needed(prepared: Prepared) -> int:
+    """Cache and staging slots that a run has on the GPU."""
+    size, policy = prepared.setting.shape.expert_bytes_of(0), prepared.composition
+    return prepared.memory.cache_bytes // size + policy.demand_slots + policy.prefetch_slots

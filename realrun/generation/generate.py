@@ -29,6 +29,7 @@ from realrun.generation.preparation import (
 )
 from realrun.machine.lanes import Machine
 from realrun.machine.machines import machine_for
+from sim.calibration import check_other_prompts
 from sim.demand import StepDemand, demand_of
 from sim.engine.approximation import Approximation
 from sim.simulate import Prepared
@@ -44,7 +45,8 @@ def generate(request: GenerateRequest, machine: Machine | None = None) -> Genera
     """Load the model and generate. ``machine``: by default host lanes on which the calling thread is the GPU.
 
     Raises RefusedError before the run for a model, a policy or a machine that do not go together, what ``simulate``
-    raises for its scenario, and LaneError during the run.
+    raises for its scenario, and LaneError during the run; after it, ScenarioError where a prompt turns out to be one
+    of the calibration's.
     """
     request.check()
     lanes = machine or machine_for("host-lanes", inline=True)
@@ -104,6 +106,7 @@ def _generated(
 ) -> Generated:  # fmt: skip
     """The results; the trace is written where it was asked for."""
     trace = kept.trace(model.shape, _provenance(request, model))
+    check_other_prompts(prepared.setting.scenario, trace)
     if request.trace is not None:
         write_trace(trace, request.trace)
     setting = replace(prepared.setting, trace=trace)

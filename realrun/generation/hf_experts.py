@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from realrun.errors import RefusedError
-from realrun.execution.routed_tokens import slots_of
+from realrun.execution.routed_tokens import choices_of
 from realrun.experts.expert_ffn import check_kernel, compute_into
 from realrun.experts.expert_store import ExpertStore
 from traces.hf_layers import MoeLayer
@@ -58,9 +58,9 @@ def computed_in_place(layers: Sequence[MoeLayer], store: ExpertStore) -> Experts
         count, top_k = ids.shape
         dtype = torch.result_type(hidden, weights)
         parts = torch.zeros(count * top_k, hidden.shape[1], dtype=dtype, device=hidden.device)
-        for expert, slots in slots_of(ids.cpu().numpy()).items():
+        for expert, choices in choices_of(ids.cpu().numpy()).items():
             views = layout.views(store.buffer(layer, expert).to(hidden.device))
-            compute_into(parts, kernel, views, hidden, slots.to(hidden.device), weights.reshape(-1), top_k)
+            compute_into(parts, kernel, views, hidden, choices.to(hidden.device), weights.reshape(-1), top_k)
         return parts.view(count, top_k, -1).sum(1).to(hidden.dtype)
 
     return call

@@ -22,7 +22,7 @@ from realrun.execution.layer_parts import Asked
 from realrun.execution.routed_tokens import rerouted
 from realrun.generation.live_forecasts import LiveForecasts, LiveRecorder
 from realrun.generation.model_routing import Scores, own_routing, scaled_by, weighed_like
-from realrun.machine.lanes import Mark
+from realrun.machine.lanes import Mark, nothing
 from realrun.machine.thread_lane import InlineLane
 from realrun.machine.upload import upload
 from traces.hf_record import LayerRecord
@@ -96,7 +96,7 @@ class LiveLayers:
         self._owners = tuple(np.repeat(sequences, tokens).tolist())
         self._tokens, self.made = len(self._owners), [{} for _ in range(self._layers)]
         self._executor.begin_step(index, phase)
-        self._since: Mark = self._machine.gpu.submit(_nothing)
+        self._since: Mark = self._machine.gpu.submit(nothing)
 
     def __call__(self, layer: int, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """One layer: hidden states [N, H] -> what its experts add up to [N, H]."""
@@ -139,7 +139,7 @@ class LiveLayers:
 
     def _attended(self, layer: int, gated: bool) -> Mark:
         """The model's own work up to here."""
-        now = self._machine.gpu.submit(_nothing)
+        now = self._machine.gpu.submit(nothing)
         self._spans.add("gpu", Between(self._since, now), "attention", layer, -1, self._tokens)
         if gated:
             self._spans.add("gpu", now, "gate", layer, -1, self._tokens)
@@ -224,7 +224,3 @@ class LiveLayers:
         if name not in self._buffers:
             self._buffers[name] = self._machine.host_tensor(tuple(like.shape), like.dtype)
         return self._buffers[name]
-
-
-def _nothing() -> None:
-    """What is submitted to learn when all before it has ended."""

@@ -18,9 +18,8 @@ from policies.registry import system
 from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
-from realrun.execution.layer_parts import LayerParts
-from realrun.execution.recorder import Recorder
-from realrun.experts.gpu_slots import GpuSlots
+from realrun.execution.layer_parts import LayerSizes
+from realrun.experts.gpu_slots import GpuSlots, slots_needed
 from realrun.generation.generated_trace import blank_trace
 from realrun.generation.hf_experts import computed_in_place, routed_through
 from realrun.generation.hosted_model import HostedModel
@@ -28,7 +27,6 @@ from realrun.generation.live_forecasts import LiveForecasts, LiveRecorder, Parti
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.lanes import Machine
 from realrun.machine.thread_lane import settle_thread
-from realrun.replay.replay_bench import slots_of
 from sim.engine.engine import FROM_EXPERTS
 from sim.results.run import Run
 from sim.scenario import Scenario
@@ -177,15 +175,12 @@ def forecasts_for(
 def executor_for(prepared: Prepared, model: HostedModel, machine: Machine, step_tokens: int) -> Executor:
     """Slots, buffers and kernels for steps of up to ``step_tokens``."""
     policy, layers, layout = prepared.composition, model.loaded.layers, model.store.layouts[0]
-    arena = machine.gpu_tensor((slots_of(prepared), layout.bytes), torch.uint8)
-    slots, spans = GpuSlots(arena, policy.demand_slots, policy.prefetch_slots), Recorder()
-    executor = Executor(prepared.session, machine, model.store, slots, spans)
-    executor.parts = LayerParts(
-        machine, executor.copying, model.store, slots, [layer.experts for layer in layers], spans,
-        max_tokens=step_tokens, top_k=model.shape.top_k, hidden=layers[0].hidden, dtype=model.loaded.model.dtype,
-        sum_dtype=model.sum_dtype,
+    arena = machine.gpu_tensor((slots_needed(prepared), layout.bytes), torch.uint8)
+    slots = GpuSlots(arena, policy.demand_slots, policy.prefetch_slots)
+    sizes = LayerSizes(
+        step_tokens, model.shape.top_k, layers[0].hidden, model.loaded.model.dtype, model.sum_dtype
     )  # fmt: skip
-    return executor
+    return Executor(prepared.session, machine, model.store, slots, [layer.experts for layer in layers], sizes)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from torch import Tensor
 from realrun.errors import RefusedError
 from realrun.machine.cuda_marks import GpuClock, StreamLane, StreamMark
 from realrun.machine.cuda_memory import check_gpu_view, gpu_tensor, gpu_view, limit_gpu_memory
-from realrun.machine.lanes import Lane
+from realrun.machine.lanes import Lane, nothing
 from realrun.machine.machine_facts import cpu_facts, gpu_facts, usable_cores
 from realrun.machine.pinned import Pinned
 from realrun.machine.thread_lane import ThreadLane
@@ -132,7 +132,7 @@ class CudaLanes:
 
     def settle(self) -> None:
         """Block until every lane is idle. Raises LaneError if work has failed."""
-        self._cpu.submit(_nothing).wait()
+        self._cpu.submit(nothing).wait()
         for lane in self._streams.values():
             lane.settle()
         self.rebase()
@@ -153,7 +153,3 @@ class CudaLanes:
         chunk = self.settings.chunk_bytes or len(source)
         for begin in range(0, len(source), chunk):
             target[begin : begin + chunk].copy_(source[begin : begin + chunk], non_blocking=True)
-
-
-def _nothing() -> None:
-    """What is submitted to learn that all before it has ended."""

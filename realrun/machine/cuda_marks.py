@@ -11,7 +11,7 @@ import torch
 
 from realrun.errors import LaneError
 from realrun.machine.cuda_memory import memory_in_words
-from realrun.machine.lanes import Mark, Work
+from realrun.machine.lanes import Mark, Work, nothing
 from realrun.machine.thread_lane import ThreadLane
 
 TRIES = 5
@@ -183,7 +183,7 @@ class StreamLane:
             self.stream.synchronize()
         except RuntimeError as error:
             raise LaneError(f"the {self._name} lane has stopped: the GPU reports: {error}") from error
-        self._watcher.submit(_nothing).wait()
+        self._watcher.submit(nothing).wait()
 
     def close(self) -> None:
         """End the watcher."""
@@ -211,7 +211,3 @@ def new_stream(device: torch.device) -> torch.cuda.Stream:
 
 def _new_event(blocking: bool = False) -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
-
-
-def _nothing() -> None:
-    """What is given to a watcher to learn that all before it has been called."""

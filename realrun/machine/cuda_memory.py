@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from realrun.errors import RefusedError
+from realrun.machine.pinned import gb
 
 
 def limit_gpu_memory(device: torch.device, memory_bytes: int | None) -> None:
@@ -27,7 +28,7 @@ def memory_in_words(device: torch.device) -> str:
     limit = torch.cuda.get_per_process_memory_fraction(device) * total
     allocated, held = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     return (
-        f"{_gb(allocated)} in use and {_gb(held)} held of a limit of {_gb(limit)}, {_gb(free)} of {_gb(total)} free on "
+        f"{gb(allocated)} in use and {gb(held)} held of a limit of {gb(limit)}, {gb(free)} of {gb(total)} free on "
         "the device; ask for fewer slots, a smaller batch or a shorter context"
     )
 
@@ -37,7 +38,7 @@ def gpu_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
     try:
         tensor = torch.zeros(*shape, dtype=dtype, device=device)
     except torch.OutOfMemoryError as error:
-        asked = _gb(math.prod(shape) * dtype.itemsize)
+        asked = gb(math.prod(shape) * dtype.itemsize)
         raise RefusedError(f"cuda: expected room for {asked}, got {memory_in_words(device)}") from error
     torch.cuda.synchronize(device)
     return tensor
@@ -89,7 +90,3 @@ def check_gpu_view(host: Tensor, device: torch.device) -> None:
 def _reads(view: Tensor, host: Tensor) -> bool:
     """Through a kernel: copying the view itself would be left to the copy engine."""
     return torch.equal((view + 0).cpu(), host)
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.2f} GB"

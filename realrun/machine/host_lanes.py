@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from realrun.errors import RefusedError
-from realrun.machine.lanes import Lane, Mark
+from realrun.machine.lanes import Lane, Mark, nothing
 from realrun.machine.machine_facts import cpu_facts
 from realrun.machine.thread_lane import InlineLane, ThreadLane, settle_thread
 from sim.machine.hardware import ResultPath
@@ -98,7 +98,7 @@ class HostLanes:
         """Block until every lane is idle, also if one has failed."""
         with ExitStack() as every:
             for lane in (self.cpu, self.back, self.gpu, self.d2h, self.link):  # those that work here come last
-                every.callback(lane.submit(_nothing).wait)
+                every.callback(lane.submit(nothing).wait)
 
     def close(self) -> None:
         """End the threads."""
@@ -109,7 +109,3 @@ class HostLanes:
     def facts(self) -> dict[str, str]:
         """What this machine is, in words."""
         return cpu_facts()
-
-
-def _nothing() -> None:
-    """What is submitted to learn that all before it has ended."""

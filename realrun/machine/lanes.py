@@ -17,6 +17,10 @@ from sim.machine.hardware import ResultPath
 Work: TypeAlias = Callable[[], object]
 
 
+def nothing() -> None:
+    """Work that takes no time: submitted to learn when all before it, or all that it waits for, has ended."""
+
+
 class Mark(Protocol):
     """One piece of work on a lane: that it has ended, and when it ran."""
 

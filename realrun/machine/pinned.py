@@ -57,12 +57,12 @@ class Pinned:
         """Raises RealRunError where CUDA refuses."""
         code = int(self._cudart.cudaHostUnregister(address))
         if code not in (0, UNLOADING):
-            raise RealRunError(f"cudaHostUnregister of {_gb(size_bytes)} at {address:#x}: expected 0, got error {code}")
+            raise RealRunError(f"cudaHostUnregister of {gb(size_bytes)} at {address:#x}: expected 0, got error {code}")
         self.pinned_bytes -= size_bytes
 
     def _no_more(self, size_bytes: int, code: int) -> str:
         return (
-            f"no page-locked memory left: asked for {_gb(size_bytes)} with {_gb(self.pinned_bytes)} locked already, "
+            f"no page-locked memory left: asked for {gb(size_bytes)} with {gb(self.pinned_bytes)} locked already, "
             f"cudaHostRegister gave error {code}. Free memory of other programs, raise the limit (`ulimit -l`; in a "
             "container its memory limit; Windows and WSL lock about half of the machine's memory at most), take a "
             "smaller model or type, or run with ordinary memory: copies are slower then"
@@ -95,10 +95,11 @@ def check_host_memory(needed_bytes: int, available_bytes: int | None = None) -> 
     short = needed_bytes - available
     if short > 0:
         raise RefusedError(
-            f"experts need {_gb(needed_bytes)} of host memory, {_gb(available)} are free: {_gb(short)} short. "
+            f"experts need {gb(needed_bytes)} of host memory, {gb(available)} are free: {gb(short)} short. "
             "Close other programs, or take a smaller model, fewer layers or a smaller type"
         )
 
 
-def _gb(size_bytes: int) -> str:
+def gb(size_bytes: float) -> str:
+    """For messages."""
     return f"{size_bytes / 1e9:.2f} GB"

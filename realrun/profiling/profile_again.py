@@ -33,7 +33,7 @@ class Reprofile:
 
     def hardware(self) -> Hardware:
         """The machine, with medians of all rounds in place of what its profile said of the model."""
-        profile, name = self._hardware.profile, self._shape.name.partition(":")[0]
+        profile, name = self._hardware.profile, self._shape.base_name
         assert profile is not None
         models = {**profile.models, name: measured_model(self._shape, self._samples)}
         return replace(self._hardware, profile=replace(profile, models=models))

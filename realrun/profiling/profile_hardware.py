@@ -41,7 +41,7 @@ def hardware_of(
     parts: Mapping[str, Any] = {
         "gpu": _gpu(machine, models, memory_bytes), "cpu": _cpu(machine, models, link),
         "link": Link(
-            theory_bytes_per_s=max(_paced(machine), link.h2d_bytes_per_s, link.d2h_bytes_per_s),
+            theory_bytes_per_s=max(_paced(machine) or link.d2h_bytes_per_s, link.h2d_bytes_per_s),
             h2d_bytes_per_s=link.h2d_bytes_per_s, h2d_latency_ns=link.h2d_latency_ns,
             d2h_bytes_per_s=link.d2h_bytes_per_s, d2h_latency_ns=link.d2h_latency_ns, copies="pinned",
             pageable_fraction=link.pageable_fraction, result_path=machine.result_path,
@@ -51,7 +51,9 @@ def hardware_of(
             min(model.cpu_permille.permille for model in models), min(model.copy_permille.permille for model in models)
         ),
     }  # fmt: skip
-    keys = [f"{section}.{key}" for section, part in parts.items() for key in vars(part)]
+    keys = [
+        f"{section}.{key}" for section, part in parts.items() for key, value in vars(part).items() if value is not None
+    ]
     measured = Origin(f"measured by trilane profile, {date.today().isoformat()}", "high")
     origins = dict.fromkeys(keys, measured) | _not_measured(machine, memory_bytes is not None)
     about = f"{machine.kind} of {profile.machine.get('gpu', profile.machine['cpu'])}, as measured."
@@ -77,7 +79,7 @@ def _not_measured(machine: RealMachine, memory_chosen: bool) -> dict[str, Origin
             "gpu.reserve_bytes": Origin("assumed: memory that plays a GPU's is nobody else's", "low"),
             "link.theory_bytes_per_s": Origin(
                 f"assumed: the lanes' setting paces copies to the GPU to {_paced(machine):g} bytes/s; those back are "
-                "plain memory copies, not paced, and what they reach counts where it is more", "low"
+                "plain memory copies, not paced", "low"
             ),
             "link.copies": Origin("assumed: there is no page-locked memory, and no copy that lacks it", "low"),
             "link.pageable_fraction": Origin("assumed: there is no page-locked memory", "low"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from realrun.machine.lanes import Work
+from realrun.machine.lanes import Work, nothing
 from realrun.profiling.profile_kernels import Found
 from realrun.profiling.profile_lab import Lab
 from realrun.profiling.profile_timing import Probe
@@ -37,7 +37,7 @@ def dense_launch(lab: Lab) -> Found:
     """What one dense layer adds to the launch that it is a part of."""
     _one_token(lab)
     hidden, lane, times = lab.hidden[:1], lab.machine.gpu, []
-    for work in (_nothing, lambda: lab.model.dense(hidden)):
+    for work in (nothing, lambda: lab.model.dense(hidden)):
         lab.cover()
         began = lab.machine.now_ns()
         mark = lane.submit(work)
@@ -75,7 +75,3 @@ def _launched(lab: Lab, works: Sequence[Work]) -> int:
 def _one_token(lab: Lab) -> None:
     """The step of the launches, and an idle lane."""
     lab.machine.gpu.submit(lambda: lab.model.begin_step((1,), (0,))).wait()
-
-
-def _nothing() -> None:
-    """Work that takes no time."""

@@ -19,19 +19,19 @@ from torch import Tensor
 from policies.session import Session
 from policies.views import Copy, ExpertId, Plan, Routing
 from realrun.execution.copying import Arrival, Copying
-from realrun.execution.layer_parts import Asked, LayerParts
+from realrun.execution.layer_parts import Asked, LayerParts, LayerSizes
 from realrun.execution.recorder import Recorder
 from realrun.execution.routed_tokens import RoutedTokens, routed
 from realrun.execution.undisturbed import undisturbed
 from realrun.experts.expert_ffn import SwiGlu, weighted_ffn
-from realrun.experts.expert_layout import ExpertLayout
+from realrun.experts.expert_shape import ExpertShape
 from realrun.experts.expert_store import ExpertStore, random_store
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.machine.lanes import Machine, Mark, Work
 from realrun.machine.pinned import check_host_memory
 from realrun.machine.upload import upload
 from realrun.profiling.profile_stand_ins import AllThere, CopyScript, Ended
-from realrun.replay.replay_bench import WEIGHTS_DTYPE, dtype_of
+from realrun.replay.replay_bench import WEIGHTS_DTYPE
 from realrun.replay.replay_model import ReplayModel
 from sim.engine.spans import Span
 from traces.model_shape import ModelShape
@@ -65,10 +65,8 @@ class Lab:
         kernel: SwiGlu | None = None,
     ) -> None:  # fmt: skip
         """Raises RefusedError for weights without kernels, and where memory does not hold them."""
-        dtype = dtype_of(shape)
-        gated = shape.matrices_per_expert == 3
+        dtype, self.layout, own_kernel = ExpertShape.of(shape)
         self.machine, self.points = machine, points
-        self.layout = ExpertLayout.from_shape(shape.hidden, shape.expert_width, dtype, gated)
         self.shape = _part_of(shape, self.layout.bytes)
         self.layers, self.at_once = self.shape.moe_layers, min(max(shape.top_k, EXPERTS_AT_ONCE), shape.experts)
         self.experts = _experts(self.shape, self.layout.bytes)
@@ -79,10 +77,11 @@ class Lab:
             self.shape, device=machine.device, dtype=dtype, batch=max(points.batches),
             context=max(*points.contexts, *points.prompts), estimator=True,
         )  # fmt: skip
-        self.kernel = kernel or SwiGlu(gated)
+        self.kernel = kernel or own_kernel
         self.recorder, self.script = Recorder(), CopyScript(self.layers, self.layout.bytes)
         slots = cast(GpuSlots, AllThere(self.arena))
-        self._slots, self._dtype, most = slots, dtype, max(points.tokens)
+        self._slots, most = slots, max(points.tokens)
+        self._sizes = LayerSizes(most, self.at_once, shape.hidden, dtype, WEIGHTS_DTYPE)
         self.copying: Copying
         self.parts: LayerParts
         self.hidden = machine.gpu_tensor((most, shape.hidden), dtype)
@@ -147,12 +146,12 @@ class Lab:
         """One expert in ``memory`` [layers, experts, bytes], with what ``LayerParts`` does around it."""
         layer, [expert] = self.next_experts(1)
         hidden = self.hidden if memory is self.arena else self.on_host
-        views, slots = self.layout.views(memory[layer, expert]), torch.arange(tokens, device=memory.device)
+        views, choices = self.layout.views(memory[layer, expert]), torch.arange(tokens, device=memory.device)
         weights = torch.full((tokens,), 0.25, device=memory.device)
         results = torch.empty(tokens, self.shape.hidden, device=memory.device, dtype=WEIGHTS_DTYPE)
 
         def work() -> None:
-            weighted_ffn(self.kernel, views, hidden, slots, weights, 1, results)
+            weighted_ffn(self.kernel, views, hidden, choices, weights, 1, results)
 
         return work
 
@@ -170,10 +169,8 @@ class Lab:
         """The copy thread serves, and Python is as in a run; once, or again later."""
         self.copying = Copying(cast(Session, self.script), self.machine, self.store, self._slots, self.recorder)
         self.parts = LayerParts(
-            self.machine, self.copying, self.store, self._slots, [self.kernel] * self.layers, self.recorder,
-            max_tokens=max(self.points.tokens), top_k=self.at_once, hidden=self.shape.hidden, dtype=self._dtype,
-            sum_dtype=WEIGHTS_DTYPE,
-        )  # fmt: skip
+            self.machine, self.copying, self.store, self._slots, [self.kernel] * self.layers, self.recorder, self._sizes
+        )
         with undisturbed():
             self.copying.start()
             try:

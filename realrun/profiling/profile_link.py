@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from realrun.machine.lanes import Mark
+from realrun.machine.lanes import Mark, nothing
 from realrun.profiling.profile_kernels import Found
 from realrun.profiling.profile_lab import Lab
 from realrun.profiling.profile_timing import Probe
@@ -26,7 +26,7 @@ def copies(lab: Lab) -> Found:
     """
     began = lab.machine.now_ns()
     arrivals = lab.ask_for(BURST)
-    waiting = [lab.machine.gpu.submit(_nothing, (arrival,)) for arrival in arrivals]
+    waiting = [lab.machine.gpu.submit(nothing, (arrival,)) for arrival in arrivals]
     waiting[-1].wait()
     for arrival in arrivals:
         arrival.wait_known()
@@ -121,7 +121,3 @@ def _expert_on(lab: Lab, lane: str) -> Mark:
 def _forget_spans(lab: Lab) -> None:
     lab.recorder.flush()
     lab.recorder.rows = []
-
-
-def _nothing() -> None:
-    """What waits for a copy."""

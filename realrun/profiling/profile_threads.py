@@ -11,8 +11,8 @@ from statistics import median
 import torch
 
 from realrun.execution.undisturbed import undisturbed
-from realrun.experts.expert_ffn import SwiGlu, expert_ffn
-from realrun.experts.expert_layout import ExpertLayout
+from realrun.experts.expert_ffn import expert_ffn
+from realrun.experts.expert_shape import ExpertShape
 from realrun.experts.expert_store import random_store
 from realrun.machine.lanes import Lane
 from realrun.machine.machine_facts import usable_cores
@@ -20,7 +20,6 @@ from realrun.machine.machines import RealMachine
 from realrun.machine.pinned import plain
 from realrun.machine.thread_lane import ThreadLane
 from realrun.profiling.profile_lab import EXPERTS_BYTES
-from realrun.replay.replay_bench import dtype_of
 from traces.model_shape import ModelShape
 
 TOKENS = (1, 8, 64)
@@ -42,7 +41,7 @@ def with_best_threads(machine: RealMachine, shape: ModelShape) -> tuple[RealMach
     times = thread_times(shape, counts_up_to(len(cores or usable_cores())), cores)
     best = min((ns, threads) for (threads, tokens), ns in times.items() if tokens == 1)[1]
     machine.close()
-    name = shape.name.partition(":")[0]
+    name = shape.base_name
     rates = {f"{name}, cpu_expert_ns, {count} threads, {tokens} tokens": ns for (count, tokens), ns in times.items()}
     return CudaLanes(replace(machine.settings, cpu_threads=best)), rates
 
@@ -70,9 +69,7 @@ def thread_times(
 
 def _experts(shape: ModelShape) -> Iterator[Expert]:
     """Experts in turn, of more memory than caches hold."""
-    layout = ExpertLayout.from_shape(
-        shape.hidden, shape.expert_width, dtype_of(shape), shape.matrices_per_expert == 3
-    )  # fmt: skip
+    layout = ExpertShape.of(shape).layout
     many = min(shape.experts * shape.moe_layers, max(2, -(-EXPERTS_BYTES // layout.bytes)))
     store = random_store(layout, 1, many, plain)
     return cycle([layout.views(store.buffer(0, expert)) for expert in range(many)])
@@ -80,7 +77,7 @@ def _experts(shape: ModelShape) -> Iterator[Expert]:
 
 def _expert_ns(lane: Lane, shape: ModelShape, experts: Iterator[Expert], tokens: int) -> int:
     """One expert, after another one that wakes the threads."""
-    hidden, kernel = torch.ones(tokens, shape.hidden), SwiGlu(shape.matrices_per_expert == 3)
+    hidden, kernel = torch.ones(tokens, shape.hidden), ExpertShape.of(shape).kernel
     first, second = (partial(expert_ffn, kernel, next(experts), hidden) for _ in range(2))
     lane.submit(first)
     mark = lane.submit(second)

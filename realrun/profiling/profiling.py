@@ -78,7 +78,7 @@ def profile(
     aims: list[Aim] = []
     link: LinkFigures | None = None
     for shape in shapes:
-        short = shape.name.partition(":")[0]
+        short = shape.base_name
         models[short], link, more, reached = _measured(machine, shape, points, effort, progress)
         rates |= more
         aims += reached
@@ -104,7 +104,7 @@ def _measured(
     with lab.open():
         link, rates = plain_rates(lab)
         samples = measure(lab, effort)
-    model, short = measured_model(shape, samples), shape.name.partition(":")[0]
+    model, short = measured_model(shape, samples), shape.base_name
     reached, aims = achieved(short, model, link)
     beside = {f"{short}, {name}": median(samples[name,]) for name in _BESIDE}
     plain = {"plain_copy_bytes_per_s": link.h2d_bytes_per_s, "plain_read_bytes_per_s": link.memory_read_bytes_per_s}

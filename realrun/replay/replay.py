@@ -76,7 +76,6 @@ class Replay:
         self._layers, self._top_k = model.shape.moe_layers, model.shape.top_k
         self._hidden: Tensor | None = None  # [N, H], what the layer before gave
         self._here = self._machine.host_tensor((max_tokens * self._top_k,), torch.int64)  # ids that have come over
-        self._coming: list[Said] = []  # what must be held, because nobody has waited for its copy yet
 
     def step(self, demand: StepDemand, rows: StepRows, routing: StepRouting) -> None:
         """One forward pass."""
@@ -121,15 +120,16 @@ class Replay:
         return routed(self._routing.ids[:, layer], self._routing.weights[:, layer])
 
     def _foresee(self, launched: Launched, forecasts: Sequence[Forecast]) -> None:
-        """As the engine has it: a forecast that does not come with the layer's own routing is waited for."""
+        """As the engine has it: not before the forecast is here, and one that does not come with the layer's own
+        routing is a wait of its own.
+        """
         layer, late = launched.layer, self._speculate_late(launched, forecasts)
-        if late is not None or (launched.gated is None and launched.forecast is not None):
-            said = late or launched.forecast
-            assert said is not None
+        said = late or launched.forecast
+        if said is not None and (late is not None or launched.gated is None):
             with self._reading(said, layer, layer + 1):
                 pass
-        elif launched.forecast is not None:
-            self._bring(launched.forecast, layer, layer + 1)
+        elif said is not None:
+            self._bring(said, layer, layer + 1).wait()
         self._executor.foresee(forecasts, self._top_k, self._routing.weights.dtype)
 
     # --- work of the GPU ------------------------------------------------------------------------------------------
@@ -220,14 +220,14 @@ class Replay:
 
     @contextmanager
     def _reading(self, said: Said, layer: int, target_layer: int = -1) -> Iterator[None]:
-        """Wait for what was said; what was brought before it has come too, since the lane works in order."""
+        """Wait for what was said, which is in ``_here`` then."""
         with self._executor.waiting(self._bring(said, layer, target_layer), layer, target_layer):
             yield
-        self._coming.clear()
 
     def _bring(self, said: Said, layer: int, target_layer: int = -1) -> Mark:
-        """What was said comes over to the host; what it says is known from the trace."""
-        self._coming.append(said)
+        """What was said comes over to the host; what it says is known from the trace. To be waited for by the caller,
+        who holds ``said`` meanwhile.
+        """
 
         def bring() -> None:
             self._here[: said.ids.numel()].view_as(said.ids).copy_(said.ids, non_blocking=True)

@@ -10,12 +10,10 @@ import torch
 from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
-from realrun.execution.layer_parts import LayerParts
-from realrun.execution.recorder import Recorder
-from realrun.experts.expert_ffn import SwiGlu
-from realrun.experts.expert_layout import ExpertLayout
+from realrun.execution.layer_parts import LayerSizes
+from realrun.experts.expert_shape import ExpertShape
 from realrun.experts.expert_store import random_store
-from realrun.experts.gpu_slots import GpuSlots
+from realrun.experts.gpu_slots import GpuSlots, slots_needed
 from realrun.machine.lanes import Machine
 from realrun.machine.pinned import check_host_memory
 from realrun.replay.replay import Replay, step_routings
@@ -24,7 +22,6 @@ from sim.results.run import Run
 from sim.simulate import Prepared, Setting, compose_policy, prepare
 from traces.model_shape import ModelShape
 
-_DTYPES: Mapping[float, torch.dtype] = {16.0: torch.bfloat16, 32.0: torch.float32}
 WEIGHTS_DTYPE = torch.float32  # of routing weights, and so of sums over experts
 
 
@@ -49,13 +46,11 @@ class ReplayBench:
 
     def __init__(self, machine: Machine, shape: ModelShape, room: Room, seed: int = 0) -> None:
         """Raises RefusedError where there are no kernels for the weights, or not enough memory."""
-        dtype = dtype_of(shape)
-        gated = shape.matrices_per_expert == 3
-        self.layout = ExpertLayout.from_shape(shape.hidden, shape.expert_width, dtype, gated)
+        dtype, self.layout, kernel = ExpertShape.of(shape)
         count = shape.moe_layers * shape.experts
         on_host = machine.device.type == "cpu"
         check_host_memory(self.layout.bytes * (count + (room.slots if on_host else 0)))
-        self.machine, self.shape, self.room, self._dtype = machine, shape, room, dtype
+        self.machine, self.room = machine, room
         self.store = random_store(
             self.layout, shape.moe_layers, shape.experts,
             lambda size: machine.host_tensor((size,), torch.uint8), seed,
@@ -63,14 +58,14 @@ class ReplayBench:
         self.model = ReplayModel(
             shape, device=machine.device, dtype=dtype, batch=room.batch, context=room.context, estimator=True, seed=seed
         )
-        self.kernels = [SwiGlu(gated)] * shape.moe_layers
+        self.kernels = [kernel] * shape.moe_layers
+        self._sizes = LayerSizes(room.step_tokens, shape.top_k, shape.hidden, dtype, WEIGHTS_DTYPE)
         self._arena = machine.gpu_tensor((room.slots, self.layout.bytes), torch.uint8)
 
     def measure(self, setting: Setting, policy: str, parameters: Mapping[str, object]) -> Measurement:
         """Run one policy in a resolved setting."""
         prepared = prepare(setting, compose_policy(setting, policy, parameters), LoggedSession)
-        recorder = Recorder()
-        executor = self._executor(prepared, recorder)
+        executor = self._executor(prepared)
         routings = step_routings(setting.trace, setting.steps, self.machine.device)
         replay = Replay(executor, self.model, self.room.step_tokens)
         with executor.running():
@@ -78,28 +73,16 @@ class ReplayBench:
                 replay.step(demand, rows, routing)
         session = prepared.session
         assert isinstance(session, LoggedSession)
-        return Measurement(prepared.run(recorder.rows, f"measured on {self.machine.kind}"), session)
+        return Measurement(prepared.run(executor.recorder.rows, f"measured on {self.machine.kind}"), session)
 
-    def _executor(self, prepared: Prepared, recorder: Recorder) -> Executor:
-        policy, shape, room = prepared.composition, self.shape, self.room
-        slots = slots_of(prepared)
+    def _executor(self, prepared: Prepared) -> Executor:
+        policy, room, slots = prepared.composition, self.room, slots_needed(prepared)
         if slots > room.slots:
             raise RefusedError(f"replay: expected at most {room.slots} slots on the GPU, the run asks for {slots}")
         arena = GpuSlots(self._arena[:slots], policy.demand_slots, policy.prefetch_slots)
-        executor = Executor(prepared.session, self.machine, self.store, arena, recorder, prepared.approximation)
-        executor.parts = LayerParts(
-            self.machine, executor.copying, self.store, arena, self.kernels, recorder,
-            max_tokens=room.step_tokens, top_k=shape.top_k, hidden=shape.hidden, dtype=self._dtype,
-            sum_dtype=WEIGHTS_DTYPE,
-        )  # fmt: skip
-        return executor
-
-
-def slots_of(prepared: Prepared) -> int:
-    """Cache and staging slots on the GPU."""
-    size = prepared.setting.shape.expert_bytes_of(0)
-    policy = prepared.composition
-    return prepared.memory.cache_bytes // size + policy.demand_slots + policy.prefetch_slots
+        return Executor(
+            prepared.session, self.machine, self.store, arena, self.kernels, self._sizes, prepared.approximation
+        )
 
 
 def room_for(prepared: list[Prepared]) -> Room:
@@ -109,17 +92,5 @@ def room_for(prepared: list[Prepared]) -> Room:
         batch=max(setting.scenario.batch for setting in settings),
         context=max(setting.tokens_per_sequence for setting in settings),
         step_tokens=max(len(step.rows) for setting in settings for step in setting.steps),
-        slots=max(map(slots_of, prepared)),
+        slots=max(map(slots_needed, prepared)),
     )
-
-
-def dtype_of(shape: ModelShape) -> torch.dtype:
-    """The type that a model's experts are computed in. Raises RefusedError where we have no kernels for it."""
-    if len(set(shape.expert_bytes)) > 1:
-        raise RefusedError(f"{shape.name}: expected experts of one size, this file's differ by layer; simulate it")
-    if shape.weight_bits not in _DTYPES:
-        raise RefusedError(
-            f"{shape.name}: expected weights of 16 or 32 bits (bfloat16, float32), got {shape.weight_bits:g}: "
-            "quantised experts are simulated, not measured"
-        )
-    return _DTYPES[shape.weight_bits]

@@ -8,13 +8,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from sim.agreement.pairing import Pairing
-from sim.engine.kinds import COLOURS, FAMILIES
+from sim.engine.kinds import COLOURS, FAMILIES, LANE_NAMES
 from sim.engine.spans import LANES
 from sim.pictures.gantt import median_decode_step
 from sim.results.metrics import step_times
 from sim.results.run import Run
 
-_LANE_NAMES = {"host": "host", "gpu": "GPU", "cpu": "CPU", "h2d": "copies in", "d2h": "copies out"}
 _HALF = 0.19  # of a row; measured above the lane's middle, predicted below
 _SIDES = (("measured", -0.21), ("predicted", 0.21))
 _DOTS = 1200  # across a panel: no bar is drawn thinner than one, or it would vanish
@@ -96,7 +95,7 @@ def _panel(ax: Axes, steps: list[_Step], windows: list[tuple[int, int]]) -> None
         busy = [step.busy_ms(lane, window) for step, window in zip(steps, windows, strict=True)]
         for (_, offset), text in zip(_SIDES, _busy_texts(*busy), strict=True):
             ax.text(1.004, row + offset, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8)
-    ax.set_yticks(range(len(LANES)), [_LANE_NAMES[lane] for lane in LANES], fontsize=11, fontweight="bold")
+    ax.set_yticks(range(len(LANES)), [LANE_NAMES[lane] for lane in LANES], fontsize=11, fontweight="bold")
     ax.tick_params(axis="y", length=0, pad=58)
     ax.set_ylim(len(LANES) - 0.5, -0.5)
     ax.set_xlim(0, 1.005 * longest / 1e6)

@@ -1,4 +1,4 @@
-"""How spans look: a few families of span kinds with a colour each, the same in every picture."""
+"""How spans look: a name for every lane, and a few families of kinds with a colour each, the same in every picture."""
 
 from __future__ import annotations
 
@@ -26,3 +26,10 @@ FAMILIES = (
     Family("host waits for the routing", "#EDEDED", ("wait",)),
 )
 COLOURS = {kind: family.colour for family in FAMILIES for kind in family.kinds}
+LANE_NAMES = {
+    "host": "host thread",
+    "gpu": "GPU",
+    "cpu": "CPU experts",
+    "h2d": "copies to GPU",
+    "d2h": "copies to host",
+}

@@ -16,6 +16,7 @@ from sim.machine.plan_costs import PlanCost
 from sim.machine.plausibility import HardwareError
 from sim.machine.profile import Kind, MeasuredModel, Profile, Share, Sizes
 from sim.machine.sourced_yaml import only, typed
+from traces.written_aside import written_aside
 
 if TYPE_CHECKING:
     from sim.machine.hardware import Hardware

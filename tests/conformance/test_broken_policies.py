@@ -229,6 +229,27 @@ def test_an_assigner_that_is_asked_again_is_found() -> None:
     assert caught(SOUND, "test_the_assigner_is_asked_once_a_layer") == "nothing"
 
 
+# --- law 8: bounds ----------------------------------------------------------------------------------------------------
+
+
+class Hasty(TrueRouter):
+    """Is done with a layer after its first few experts, and does not say so."""
+
+    def __init__(self, experts: int) -> None:
+        self.experts = experts
+
+    def route(self, view: LayerView) -> Routing:
+        few = slice(self.experts)
+        return view.routing._replace(active=view.routing.active[few], tokens=view.routing.tokens[few])
+
+
+@pytest.mark.parametrize(("law", "experts"), [("", 0), ("_of_a_fixed_world", 0), ("_of_a_fixed_world", 1)])
+def test_law_8_finds_a_policy_that_is_faster_than_the_routing_allows(law: str, experts: int) -> None:
+    hasty, law = twin("hasty", router=lambda: Hasty(experts)), f"test_law_8_no_run_beats_the_lower_bound{law}"
+    assert "beats its bound" in caught(hasty, law)
+    assert caught(SOUND, law) == "nothing"
+
+
 # --- law 9: scaling ---------------------------------------------------------------------------------------------------
 
 

@@ -16,8 +16,8 @@ from realrun.errors import LaneError, RefusedError
 from realrun.execution.executor import Executor
 from realrun.execution.undisturbed import SWITCH_INTERVAL_S
 from realrun.experts.expert_ffn import SwiGlu
+from realrun.experts.gpu_slots import slots_needed
 from realrun.machine.host_lanes import HostLanes
-from realrun.replay.replay_bench import slots_of
 from tests.realrun.tiny_bench import (
     Instead,
     OverTheLink,
@@ -232,7 +232,7 @@ def test_one_machine_serves_any_number_of_runs(bench: WatchedBench) -> None:
 
 
 def test_a_run_for_which_there_is_no_room_is_refused(bench: WatchedBench) -> None:
-    there, asked = bench.room.slots, slots_of(prepared(tiny_setting(1.0), "dali"))
+    there, asked = bench.room.slots, slots_needed(prepared(tiny_setting(1.0), "dali"))
     with pytest.raises(RefusedError, match=f"at most {there} slots on the GPU, the run asks for {asked}"):
         run(bench, tiny_setting(1.0), "dali")
 

@@ -36,8 +36,8 @@ def one_by_one(experts: Any, slab: Slab, x: Tensor, ids: Tensor, weights: Tensor
     tokens, top_k = ids.shape
     parts = torch.empty(tokens * top_k, x.shape[1], dtype=torch.result_type(x, weights))
     for expert in sorted(set(ids.reshape(-1).tolist()), reverse=True):
-        slots = torch.nonzero(ids.reshape(-1) == expert).squeeze(1)
-        compute_into(parts, experts, slab.views(expert), x, slots, weights.reshape(-1), top_k)
+        choices = torch.nonzero(ids.reshape(-1) == expert).squeeze(1)
+        compute_into(parts, experts, slab.views(expert), x, choices, weights.reshape(-1), top_k)
     return parts.view(tokens, top_k, -1).sum(1).to(x.dtype)
 
 

@@ -67,6 +67,22 @@ def test_calibration_on_another_topology(inline_lanes: HostLanes) -> None:
         generate_hosted(hosted("mixtral"), request("fiddler", 4, calibration="mini-moe-calibration"), inline_lanes)
 
 
+def test_calibration_on_the_prompts_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_lanes: HostLanes
+) -> None:
+    """Found when it is known what they are routed to; without that check the run would count."""
+    model, seen, trace = hosted("mixtral"), str(tmp_path / "seen.safetensors"), tmp_path / "trace.safetensors"
+    generate_hosted(model, request("on-demand", 4, trace=seen), inline_lanes)
+    asked = request("fiddler", 4, calibration=seen, trace=trace)
+    with pytest.raises(ScenarioError, match=r"has the prompt of sequence 0: a policy would know its future"):
+        generate_hosted(model, asked, inline_lanes)
+    assert not trace.exists()
+    others = tuple(tuple(reversed(tokens)) for tokens in PROMPTS)
+    generate_hosted(model, request("fiddler", 4, calibration=seen, prompts=others), inline_lanes)
+    monkeypatch.setattr("realrun.generation.generate.check_other_prompts", lambda *_: None)
+    assert generate_hosted(model, asked, inline_lanes).run.scenario["calibration"] == seen
+
+
 def test_a_forecast_that_the_family_cannot_give(inline_lanes: HostLanes) -> None:
     with pytest.raises(
         RefusedError, match=r"'smoe' cannot run on this model: .*expects the same attention in every la"

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from policies.views import ExpertId, Plan, Routing  # noqa: E402
-from realrun.execution.layer_parts import Asked, LayerParts  # noqa: E402
+from realrun.execution.layer_parts import Asked, LayerParts, LayerSizes  # noqa: E402
 from realrun.execution.recorder import Recorder  # noqa: E402
 from realrun.execution.routed_tokens import routed  # noqa: E402
 from realrun.experts.expert_ffn import SwiGlu  # noqa: E402
@@ -67,8 +67,8 @@ def parts_on(machine: CudaLanes, cuda: FakeCuda, recorder: Recorder) -> LayerPar
         used=lambda id: None, expert_bytes=lambda layer: 100, send_result=lambda work: Coming(cuda, machine)
     )
     return LayerParts(
-        machine, copying, store, slots, [SwiGlu()], recorder, max_tokens=2, top_k=2, hidden=HIDDEN,
-        dtype=torch.float32, sum_dtype=torch.float32,
+        machine, copying, store, slots, [SwiGlu()], recorder,
+        LayerSizes(2, 2, HIDDEN, torch.float32, torch.float32),
     )  # fmt: skip
 
 

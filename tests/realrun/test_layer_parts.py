@@ -15,7 +15,7 @@ from torch import Tensor
 from policies.views import Commitment, ExpertCosts, ExpertId, Plan, Routing
 from realrun.errors import LaneError
 from realrun.execution.copying import Arrival
-from realrun.execution.layer_parts import Asked, LayerParts, Rows
+from realrun.execution.layer_parts import Asked, LayerParts, LayerSizes, Rows
 from realrun.execution.recorder import Recorder
 from realrun.execution.routed_tokens import RoutedTokens, rerouted, routed, routing_of
 from realrun.experts.expert_ffn import SwiGlu
@@ -49,8 +49,8 @@ class Lab:
         self.lanes, self.recorder, self.used, self.error = lanes, Recorder(), [], None
         copying: Any = SimpleNamespace(used=self.use, expert_bytes=lambda layer: 100, send_result=self.send)
         self.parts = LayerParts(
-            lanes, copying, self.store, self.slots, [SwiGlu()] * LAYERS, self.recorder, max_tokens=4, top_k=2,
-            hidden=HIDDEN, dtype=torch.float32, sum_dtype=torch.float32,
+            lanes, copying, self.store, self.slots, [SwiGlu()] * LAYERS, self.recorder,
+            LayerSizes(4, 2, HIDDEN, torch.float32, torch.float32),
         )  # fmt: skip
         self.hidden = [torch.randn(2, HIDDEN, generator=torch.Generator().manual_seed(n)) for n in range(LAYERS)]
 

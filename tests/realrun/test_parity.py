@@ -11,7 +11,7 @@ import pytest
 from policies.registry import policy_names
 from policies.session import Session
 from realrun.execution.call_log import LoggedSession
-from realrun.validation.validate import parity_of
+from realrun.validation.validate import parity_of, parity_of_repeats
 from sim.agreement.pairing import Parity
 from sim.simulate import Prepared, Setting, compose_policy, play, prepare
 from tests.realrun.tiny_bench import WatchedBench, bench_for, machine, prepared, run, tiny_setting
@@ -83,6 +83,17 @@ def test_hits_loads_and_bytes_are_those_of_the_log(bench: WatchedBench) -> None:
     assert found.measured.loads == len(copies) > 0
     assert found.measured.bytes == len(copies) * tiny_setting(SHARE).shape.expert_bytes_of(0)
     assert found.measured.hits == sum(len(plan.resident) for plan in session.plans().values()) > 0
+
+
+def test_every_repeat_is_checked(bench: WatchedBench) -> None:
+    setting, simulated = tiny_setting(SHARE), predicted("on-demand").session
+    assert isinstance(simulated, LoggedSession)
+    sound, other = (run(bench, setting, policy).session for policy in ("on-demand", "naive-cpu"))
+    held = {
+        repeats: parity_of_repeats(repeats, simulated, lambda: session_of(setting, "on-demand")).held
+        for repeats in ((sound, sound), (sound, other), (other, sound))
+    }
+    assert list(held.values()) == [True, False, False]
 
 
 def test_another_policys_log_is_not_taken_for_the_same(bench: WatchedBench) -> None:

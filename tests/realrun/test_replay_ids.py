@@ -1,8 +1,7 @@
-"""What comes over to the host in a replay, on a fake GPU: each ids of its own, and nothing is let go too soon."""
+"""What comes over to the host in a replay, on a fake GPU: each ids of its own, and nobody goes on without them."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from policies.views import Forecast  # noqa: E402
 from realrun.execution.recorder import Recorder  # noqa: E402
 from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
 from realrun.machine.lanes import Mark  # noqa: E402
-from realrun.replay.replay import Replay  # noqa: E402
+from realrun.replay.replay import Launched, Replay  # noqa: E402
 from tests.realrun.fake_cuda import FakeCuda, fake_machine  # noqa: E402
 
 pytestmark = pytest.mark.timeout(30)
@@ -54,9 +53,11 @@ class Host:
     def __init__(self, machine: CudaLanes) -> None:
         self.machine, self.recorder = machine, Recorder()
         self.session = SimpleNamespace(committed=None)
+        self.waits: list[tuple[int, int]] = []
 
     @contextmanager
     def waiting(self, mark: Mark, layer: int, target_layer: int = -1) -> Iterator[None]:
+        self.waits.append((layer, target_layer))
         mark.wait()
         yield
 
@@ -87,20 +88,30 @@ def test_the_gate_is_read_though_a_forecast_was_computed_since(replay: Replay) -
         assert replay._here[: 2 * TOKENS].tolist() == [7] * (2 * TOKENS)
 
 
-def test_a_forecast_that_nobody_waits_for_is_held_until_it_has_come(replay: Replay) -> None:
+def foreseen(replay: Replay, launched: Launched) -> list[int]:
+    """The ids that are here when the policy foresees."""
+    here: list[int] = []
+    replay._executor.foresee = lambda *_: here.extend(replay._here[: 2 * TOKENS].tolist())  # type: ignore[method-assign]
+    replay._foresee(launched, replay._demand.forecasts[0])
+    return here
+
+
+def test_nobody_foresees_before_the_forecast_is_here(replay: Replay) -> None:
+    """One that comes with the layer's own routing is waited for, too, but it is no wait of its own."""
     launched = replay._launch(0)
     assert launched.gated is not None
     with replay._reading(launched.gated, 0):
         pass
-    replay._foresee(launched, replay._demand.forecasts[0])
-    assert launched.forecast is not None
-    ids = weakref.ref(launched.forecast.ids)
-    del launched
-    assert ids() is not None
-    head = replay._launch_head()
-    with replay._reading(head, -1):
-        pass
-    assert ids() is None
+    assert foreseen(replay, launched) == [9] * (2 * TOKENS)
+    assert replay._executor.waits == [(0, -1)]  # type: ignore[attr-defined]
+
+
+def test_the_forecast_of_a_committed_layer_is_waited_for(replay: Replay) -> None:
+    replay._executor.session.committed = object()  # type: ignore[assignment]
+    launched = replay._launch(0)
+    assert launched.gated is None
+    assert foreseen(replay, launched) == [9] * (2 * TOKENS)
+    assert replay._executor.waits == [(0, 1)]  # type: ignore[attr-defined]
 
 
 def test_what_comes_lies_in_one_piece(replay: Replay, cuda: FakeCuda) -> None:

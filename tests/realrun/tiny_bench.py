@@ -18,10 +18,10 @@ from policies.views import ExpertId, Plan, Routing
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
 from realrun.execution.layer_parts import Finish
-from realrun.execution.recorder import Recorder
 from realrun.experts.expert_store import ExpertStore
+from realrun.experts.gpu_slots import slots_needed
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
-from realrun.replay.replay_bench import Measurement, ReplayBench, Room, slots_of
+from realrun.replay.replay_bench import Measurement, ReplayBench, Room
 from sim.costs.measured_costs import costs_on
 from sim.scenario import Scenario
 from sim.simulate import Prepared, Setting, compose_policy, prepare, setting_of
@@ -102,8 +102,8 @@ class WatchedBench(ReplayBench):
 
     meddle: Callable[[Executor], None] = staticmethod(lambda _: None)
 
-    def _executor(self, run: Prepared, recorder: Recorder) -> Executor:
-        executor = super()._executor(run, recorder)
+    def _executor(self, run: Prepared) -> Executor:
+        executor = super()._executor(run)
         self.played: list[Played] = []
         self.executor = executor
         self._watch(executor, run.setting)
@@ -139,7 +139,7 @@ def bench_for(machine: HostLanes, runs: Sequence[Prepared], kind: type[WatchedBe
     settings = [run.setting for run in runs]
     room = Room(
         max(setting.scenario.batch for setting in settings), max(each.tokens_per_sequence for each in settings),
-        max(len(step.rows) for setting in settings for step in setting.steps), max(map(slots_of, runs)),
+        max(len(step.rows) for setting in settings for step in setting.steps), max(map(slots_needed, runs)),
     )  # fmt: skip
     bench = kind(machine, settings[0].shape, room)
     fill(bench.store, settings[0].shape.experts)

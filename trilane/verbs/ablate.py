@@ -66,10 +66,8 @@ def ablate(
     from sim.ablation import ablate as take_apart
 
     check_picture(png)
-    asked = scenario_of(scenario, changes)
+    asked = scenario_of(scenario, changes, policy)
     check_targets(json, png, inputs=inputs_of(scenario, asked))
-    if policy != asked.policy:
-        asked = asked.with_(policy=policy, parameters={})  # parameters belong to the policy that they were written for
     found = take_apart(asked, draws=draws, jobs=processes(jobs), watch=lambda mixes: progress(mixes, "simulating"))
     apart: list[dict[str, str]] = [{}] if found.all_but_one else []  # an empty line
     rows = [*found.ladder, *apart, *found.all_but_one]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from realrun.machine.lane_kinds import LaneKind
 from trilane.output import JsonOption, check_picture, check_targets, heading, show, working, write_json
-from trilane.question import ScenarioOption, SetOption, describe, inputs_of, scenario_of
-from trilane.run_page import keep_run, run_page
+from trilane.question import PolicyOption, ScenarioOption, SetOption, describe, inputs_of, scenario_of
+from trilane.run_page import keep_run, record_of, run_page
 from trilane.verbs.simulate import GanttOption, PerfettoOption, SpansOption
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ LanesOption = Annotated[
 
 def measure(
     scenario: ScenarioOption = None,
-    policy: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Policy; see [bold]trilane policies[/]. Default: the scenario's.")
-    ] = None,
+    policy: PolicyOption = None,
     changes: SetOption = None,
     mode: Annotated[
         Literal["replay", "generate"],
@@ -72,35 +70,38 @@ def measure(
     Name a profile of this machine (--set hardware=F.yaml), or they believe in the numbers of a preset.
     """
     check_picture(gantt)
-    asked = scenario_of(scenario, changes)
+    asked = scenario_of(scenario, changes, policy)
     check_targets(spans, perfetto, gantt, json, trace, inputs=(*inputs_of(scenario, asked), model, prompts, vectors))
-    if policy is not None and policy != asked.policy:
-        asked = asked.with_(policy=policy, parameters={})
-    texts: list[str] = []
     if mode == "generate":
-        run, texts = _generated(asked, lanes, model, prompts, vectors, trace)
-        about = f"{model}, {len(texts)} sequences"
+        found = _generated(asked, lanes, model, prompts, vectors, trace)
     else:
         _refuse_model(model, prompts, vectors, trace)
-        run, about = _replayed(asked, lanes), describe(asked)
-    show(json, *_texts(texts), *run_page(about, run.to_dict()))
-    layers = None if run.approximation is None else run.approximation.to_dict("records")
-    found = {"scenario": dict(run.scenario), "run": run.to_dict(), "approximation": layers}
-    write_json({**found, "texts": texts} if texts else found, json)
+        found = _replayed(asked, lanes)
+    show(json, *_texts(found.texts), *run_page(found.about, found.run.to_dict()))
+    record = record_of(found.run)
+    write_json({**record, "texts": found.texts} if found.texts else record, json)
     with working("writing"):
-        keep_run(run, about, spans, perfetto, gantt)
+        keep_run(found.run, found.about, spans, perfetto, gantt)
 
 
-def _replayed(asked: Scenario, lanes: LaneKind) -> Run:
+class _Found(NamedTuple):
+    """A run, what it is of, and the texts that it gave."""
+
+    run: Run
+    about: str
+    texts: list[str]
+
+
+def _replayed(asked: Scenario, lanes: LaneKind) -> _Found:
     from realrun.replay.measure import measure as run_scenario
 
     with working(f"measuring {asked.policy}"):
-        return run_scenario(asked, lanes).run
+        return _Found(run_scenario(asked, lanes).run, describe(asked), [])
 
 
 def _generated(
     asked: Scenario, lanes: LaneKind, model: str | None, prompts: str | None, vectors: str | None, trace: str | None
-) -> tuple[Run, list[str]]:
+) -> _Found:
     from realrun.generation.generate import generate
     from realrun.generation.preparation import GenerateRequest
     from realrun.replay.measure import generating_machine
@@ -120,7 +121,7 @@ def _generated(
             found = generate(request, machine)
     finally:
         machine.close()
-    return found.run, found.texts
+    return _Found(found.run, f"{model}, {len(found.texts)} sequences", found.texts)
 
 
 def _prompts(path: str, batch: int) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -15,9 +16,11 @@ from trilane.question import names_in
 
 if TYPE_CHECKING:
     from realrun.machine.machines import LaneOptions, RealMachine
+    from realrun.profiling.profile_lab import Points
     from realrun.profiling.profile_timing import Effort
     from realrun.profiling.profiling import Findings
     from sim.machine.hardware import Hardware
+    from traces.model_shape import ModelShape
 
 QUIET_LOAD = 1.0  # of a computer that does nothing else, or has just been measured
 
@@ -72,38 +75,50 @@ def profile(
     """
     from realrun.machine.machines import LaneOptions
     from realrun.profiling.profile_lab import Points
-    from realrun.profiling.profile_threads import with_best_threads
     from realrun.profiling.profile_timing import QUICK, Effort
-    from realrun.profiling.profiling import profile as measured
     from sim.machine.profile_yaml import write_profile
     from traces.catalogue import load_model
 
     check_targets(out, json)
     shapes = [load_model(name) for name in model or ["deepseek-v2-lite"]]
-    sizes = {"batch": batch, "context": context, "prompt": prompt}
-    points = Points(*(_numbers(name, text) for name, text in sizes.items()))
+    points = Points(_numbers("batch", batch), _numbers("context", context), _numbers("prompt", prompt))
     names = None if policies is None else names_in(policies)
     cores = None if cpu_cores is None else _numbers("cpu-cores", cpu_cores, least=0)
     link_bytes_per_s, memory = _bytes("link-gb-per-s", link_gb_per_s), _bytes("memory-gb", memory_gb)
-    memory_bytes = None if memory is None else round(memory)
-    effort: Effort = QUICK if quick else Effort()
+    options = LaneOptions(gpu_core, cores, link_bytes_per_s, None if memory is None else round(memory))
     into = _earlier(out)
-    machine = _machine(into, lanes, LaneOptions(gpu_core, cores, link_bytes_per_s, memory_bytes))
-    if into is not None and memory_bytes is None:
-        memory_bytes = into.gpu.memory_bytes
-    with working("measuring") as say:
-        machine, rates = (machine, None) if into else with_best_threads(machine, shapes[0])
-        try:
-            found = measured(
-                machine, shapes, points, names, name=Path(out).stem, into=into,
-                memory_bytes=memory_bytes, known_rates=rates, effort=effort, progress=say,
-            )  # fmt: skip
-        finally:
-            machine.close()
-    if into is not None and memory_gb is None:
-        found = _with_origin_of(into, "gpu.memory_bytes", found)
+    asked = _Asked(shapes, points, names, options.memory_bytes, QUICK if quick else Effort())
+    found = asked.measure(_machine(into, lanes, options), Path(out).stem, into)
     write_profile(found.hardware, out)
     _report(found, out, json)
+
+
+class _Asked(NamedTuple):
+    """What is to be measured, and how."""
+
+    shapes: Sequence[ModelShape]
+    points: Points
+    policies: Sequence[str] | None
+    memory_bytes: int | None
+    effort: Effort
+
+    def measure(self, machine: RealMachine, name: str, into: Hardware | None) -> Findings:
+        """Measure, and close the machine. An earlier profile's memory stays where none was chosen."""
+        from realrun.profiling.profile_threads import with_best_threads
+        from realrun.profiling.profiling import profile as measured
+
+        kept = into if self.memory_bytes is None else None
+        with working("measuring") as say:
+            machine, rates = (machine, None) if into else with_best_threads(machine, self.shapes[0])
+            try:
+                found = measured(
+                    machine, self.shapes, self.points, self.policies, name=name, into=into,
+                    memory_bytes=kept.gpu.memory_bytes if kept else self.memory_bytes, known_rates=rates,
+                    effort=self.effort, progress=say,
+                )  # fmt: skip
+            finally:
+                machine.close()
+        return _with_origin_of(kept, "gpu.memory_bytes", found) if kept else found
 
 
 def _report(found: Findings, out: str, json: str | None) -> None:

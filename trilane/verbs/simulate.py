@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trilane.output import JsonOption, check_picture, check_targets, show, working, write_json
-from trilane.question import ScenarioOption, SetOption, describe, inputs_of, scenario_of
-from trilane.run_page import keep_run, run_page
+from trilane.question import PolicyOption, ScenarioOption, SetOption, describe, inputs_of, scenario_of
+from trilane.run_page import keep_run, record_of, run_page
 
 if TYPE_CHECKING:
     from sim.results.run import Run
@@ -27,9 +27,7 @@ GanttOption = Annotated[
 
 def simulate(
     scenario: ScenarioOption = None,
-    policy: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Policy; see [bold]trilane policies[/]. Default: the scenario's.")
-    ] = None,
+    policy: PolicyOption = None,
     changes: SetOption = None,
     spans: SpansOption = None,
     perfetto: PerfettoOption = None,
@@ -38,15 +36,12 @@ def simulate(
 ) -> None:
     """Simulate one policy and say where the time goes."""
     check_picture(gantt)
-    asked = scenario_of(scenario, changes)
+    asked = scenario_of(scenario, changes, policy)
     check_targets(spans, perfetto, gantt, json, inputs=inputs_of(scenario, asked))
-    if policy is not None and policy != asked.policy:
-        asked = asked.with_(policy=policy, parameters={})  # parameters belong to the policy that they were written for
     with working(f"simulating {asked.policy}"):
         run = _simulated(asked)
     show(json, *run_page(describe(asked), run.to_dict()))
-    layers = None if run.approximation is None else run.approximation.to_dict("records")
-    write_json({"scenario": dict(run.scenario), "run": run.to_dict(), "approximation": layers}, json)
+    write_json(record_of(run), json)
     with working("writing"):
         keep_run(run, describe(asked), spans, perfetto, gantt)
 

@@ -25,6 +25,7 @@ from trilane.question import SetOption, changes_of
 
 if TYPE_CHECKING:
     from realrun.validation.validate import Validated
+    from realrun.validation.validation_plan import ValidationPlan
     from sim.agreement.agreement import Agreement
 
 
@@ -66,39 +67,57 @@ def validate(
 
     Aims that are missed are reported, and the exit status is 0 all the same; it is 2 where nothing could be run.
     """
-    from dataclasses import replace
     from datetime import UTC, datetime
-
-    from realrun.errors import RefusedError
-    from realrun.replay.measure import machine_on
-    from realrun.validation.validate import validate as run_all
-    from realrun.validation.validation_plan import ValidationPlan
-    from sim.agreement.report import MEANINGS, failure_lines, summary_lines, table_of
-    from sim.machine.hardware import load_hardware
 
     check_folder(out)
     files = [Path(out) / name for name in FILES] if out and Path(out).is_dir() else []
     check_targets(json, *files, inputs=(plan, profile))
-    asked = ValidationPlan.from_yaml(plan, {**changes_of(changes), "hardware": profile})
-    hardware = load_hardware(profile)
-    if hardware.profile is None:
-        raise RefusedError(f"{profile}: expected a profile, measured on this machine; make one: trilane profile")
-    asked = asked if repeats is None else replace(asked, repeats=repeats)
-    machine, begin = machine_on(hardware), datetime.now(UTC)
-    try:
-        with working("validating") as told:
-            found = run_all(asked, machine, told)
-    finally:
-        machine.close()
-    agreement, hardware = found.agreement, found.hardware
-    headers, lines = table_of(agreement)
-    show(json, heading(f"{len(asked.scenarios)} scenarios, {asked.repeats} runs each, on {hardware.name}"),
-         table(headers, lines, text_columns=1), legend(MEANINGS), "", *summary_lines(agreement), *found.notes, "",
-         *failure_lines(agreement))  # fmt: skip
-    write_json(agreement.to_dict(), json)
+    asked = _asked(plan, profile, changes, repeats)
+    begin = datetime.now(UTC)
+    found = _run(asked, profile)
+    _show(found, asked, json)
+    write_json(found.agreement.to_dict(), json)
     if out:
         when = f"{begin:%Y-%m-%d %H:%M} to {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         _report(found, Path(out), when, command_of(plan, profile, changes, repeats, out, json))
+
+
+def _asked(plan: str, profile: str, changes: Sequence[str] | None, repeats: int | None) -> ValidationPlan:
+    """The plan, on the profile's machine, with what the command line changes."""
+    from dataclasses import replace
+
+    from realrun.validation.validation_plan import ValidationPlan
+
+    asked = ValidationPlan.from_yaml(plan, {**changes_of(changes), "hardware": profile})
+    return asked if repeats is None else replace(asked, repeats=repeats)
+
+
+def _run(asked: ValidationPlan, profile: str) -> Validated:
+    """Everything, on the lanes that the profile was measured on. Raises RefusedError for a machine without one."""
+    from realrun.errors import RefusedError
+    from realrun.replay.measure import machine_on
+    from realrun.validation.validate import validate as run_all
+    from sim.machine.hardware import load_hardware
+
+    hardware = load_hardware(profile)
+    if hardware.profile is None:
+        raise RefusedError(f"{profile}: expected a profile, measured on this machine; make one: trilane profile")
+    machine = machine_on(hardware)
+    try:
+        with working("validating") as told:
+            return run_all(asked, machine, told)
+    finally:
+        machine.close()
+
+
+def _show(found: Validated, asked: ValidationPlan, json: str | None) -> None:
+    from sim.agreement.report import MEANINGS, failure_lines, summary_lines, table_of
+
+    agreement = found.agreement
+    headers, lines = table_of(agreement)
+    show(json, heading(f"{len(asked.scenarios)} scenarios, {asked.repeats} runs each, on {found.hardware.name}"),
+         table(headers, lines, text_columns=1), legend(MEANINGS), "", *summary_lines(agreement), *found.notes, "",
+         *failure_lines(agreement))  # fmt: skip
 
 
 def command_of(
