@@ -13,6 +13,7 @@ import yaml
 from traces.library import load_trace, trace_names
 from traces.model_shape import ModelShape, ShapeError
 from traces.names import unknown
+from traces.quantisation import quantised
 
 _FOLDER = Path(__file__).parent
 _MINI_MODELS = ("mini-deepseek", "mini-moe")
@@ -28,11 +29,15 @@ def model_names() -> list[str]:
 def load_model(name: str) -> ModelShape:
     """The shape of a model by its name, such as ``qwen3-30b-a3b``. Raises ShapeError naming the valid ones.
 
-    ``phi-3.5-moe:8`` is that model cut after 8 MoE layers.
+    ``phi-3.5-moe:8`` is that model cut after 8 MoE layers, ``phi-3.5-moe@q4_k_m`` in that weight format
+    (``traces.quantisation``), ``phi-3.5-moe@q4_k_m:8`` both.
     """
     whole, colon, layers = name.partition(":")
     if colon:
         return _cut(load_model(whole), layers)
+    model, at, quantisation = name.partition("@")
+    if at:
+        return quantised(load_model(model), quantisation)
     if name in _MINI_MODELS and (trace := bundled_trace(name)):
         return replace(load_trace(trace).shape, name=name)
     if name not in _entries():

@@ -11,8 +11,9 @@ gate, forecast        max(weights / B, 2 x weights x tokens / F) + 3 kernels; sh
 combine               tokens x (top_k + 2) rows of ``hidden`` / B + 2 kernels
 ====================  ==============================================================================================
 
-Results are whole ns, rounded half up, and at least 1 where there is work. Not modelled: weights that stay in the L2
-cache, activations of wide experts, tile steps in w.
+Weights of fewer than 16 bits are read at a fraction of B (``sim.machine.weight_formats``), since they are unpacked; F
+and copies stay. Results are whole ns, rounded half up, and at least 1 where there is work. Not modelled: weights that
+stay in the L2 cache, activations of wide experts, tile steps in w.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from policies.views import ExpertCosts
 from sim.costs.cost_table import ConstantSteps, CostError, CostTable, StepCosts, StepModel, scaled
 from sim.machine.hardware import Hardware, ResultPath
 from sim.machine.plan_costs import PlanCost, PlanCosts
+from sim.machine.weight_formats import read_fraction
 from traces.model_shape import ModelShape
 
 __all__ = [
@@ -85,8 +87,9 @@ def _expert_costs(
     """Tables of one expert of ``size`` bytes."""
     flops = 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width * np.arange(max_tokens + 1)
     gpu, cpu, link = hardware.gpu, hardware.cpu, hardware.link
-    on_gpu = np.maximum(size / gpu.read_bytes_per_s, flops / gpu.effective_flops_per_s) * 1e9
-    on_cpu = np.maximum(size / cpu.read_bytes_per_s, flops / cpu.flops_per_s) * 1e9
+    gpu_size, cpu_size = (size / read_fraction(processor, shape.weight_bits) for processor in ("gpu", "cpu"))
+    on_gpu = np.maximum(gpu_size / gpu.read_bytes_per_s, flops / gpu.effective_flops_per_s) * 1e9
+    on_cpu = np.maximum(cpu_size / cpu.read_bytes_per_s, flops / cpu.flops_per_s) * 1e9
     return ExpertCosts(
         gpu_ns=_table(on_gpu + EXPERT_KERNELS * gpu.kernel_ns),
         cpu_ns=_table(on_cpu),
@@ -145,14 +148,19 @@ class RooflineSteps:
     def _attention(self, tokens: int, context: Sequence[int]) -> int:
         """One layer's norms and attention."""
         shape = self.shape
-        weights = shape.attention_params * shape.dense_bits / 8
-        cache = (sum(context) + tokens) * shape.kv_width * shape.dense_bits / 8  # all read, the new ones written
+        weights = self._weight_bytes(shape.attention_params)
+        cache = (sum(context) + tokens) * shape.kv_width * shape.cache_bits / 8  # all read, the new ones written
         scores = 4.0 * shape.heads * shape.head_dim * _pairs(tokens, context)
         return self._gpu(weights + cache, 2.0 * shape.attention_params * tokens + scores, ATTENTION_KERNELS)
 
     def _product(self, weights: int, tokens: int, kernels: int) -> int:
         """``weights`` matrix elements applied to ``tokens`` rows; 0 if there are none."""
-        return self._gpu(weights * self.shape.dense_bits / 8, 2.0 * weights * tokens, kernels) if weights else 0
+        return self._gpu(self._weight_bytes(weights), 2.0 * weights * tokens, kernels) if weights else 0
+
+    def _weight_bytes(self, weights: int) -> float:
+        """Bytes of ``weights``; as many more as unpacking them slows their reading."""
+        bits = self.shape.dense_bits
+        return weights * bits / 8 / read_fraction("gpu", bits)
 
     def _gpu(self, size: float, flops: float, kernels: int) -> int:
         gpu = self.hardware.gpu

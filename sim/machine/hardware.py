@@ -8,6 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from sim.machine.part_names import is_assembly, parse_assembly
+from sim.machine.part_rules import document_of
 from sim.machine.plan_costs import PlanCosts, load_plan_costs
 from sim.machine.plausibility import HardwareError, check_plausible
 from sim.machine.profile import Profile
@@ -16,7 +18,7 @@ from sim.machine.sourced_yaml import Origin, entries, only, read_mapping, typed
 
 __all__ = [
     "Contention", "Cpu", "Gpu", "Hardware", "HardwareError", "Host", "Link", "Origin", "Power", "ResultPath",
-    "hardware_names", "load_hardware",
+    "hardware_keys", "hardware_names", "load_hardware",
 ]  # fmt: skip
 
 ResultPath = Literal["direct", "h2d"]
@@ -58,6 +60,7 @@ class Cpu:
     read_bytes_per_s: float  # effective, by an expert's matrix-vector product
     flops_per_s: float  # effective, by an expert's matrix-matrix product
     first_expert_ns: int  # extra time of the first CPU expert of a layer
+    ram_bytes: int | None = None  # host memory; None: not known
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ class Hardware:
     plan_costs: PlanCosts = field(default_factory=load_plan_costs)
     origins: Mapping[str, Origin] = field(default_factory=dict)
     profile: Profile | None = None
+    notes: tuple[str, ...] = ()  # traps that a reader of results should know
 
     @property
     def decisions(self) -> PlanCosts:
@@ -133,9 +137,9 @@ class Hardware:
         return table if self.profile is None else table.with_(self.profile.plan, self.profile.foresee)
 
     def flat(self) -> dict[str, Any]:
-        """Every number by dotted key, as ``overrides`` of ``load_hardware`` names them."""
-        parts = {section: getattr(self, section) for section in _SECTIONS}
-        return {f"{s}.{key}": value for s, part in parts.items() if part for key, value in asdict(part).items()}
+        """Every number that is known, by dotted key, as ``overrides`` of ``load_hardware`` names them."""
+        parts = {section: asdict(getattr(self, section)) for section in _SECTIONS if getattr(self, section)}
+        return {f"{s}.{key}": value for s, part in parts.items() for key, value in part.items() if value is not None}
 
     def document(self) -> dict[str, Any]:
         """The machine in the form of its YAML file: ``yaml.safe_dump`` it and ``load_hardware`` reads it back."""
@@ -144,20 +148,28 @@ class Hardware:
             section, name = key.split(".")
             origin = self.origins.get(key, Origin("not stated", "low"))
             text.setdefault(section, {})[name] = {"value": value, **origin._asdict()}
+        if self.notes:
+            text["notes"] = list(self.notes)
         return text if self.profile is None else {**text, "measured": profile_document(self.profile)}
 
 
 _SECTIONS: Mapping[str, type] = {
     "gpu": Gpu, "cpu": Cpu, "link": Link, "host": Host, "contention": Contention, "power": Power,
 }  # fmt: skip
+_OPTIONAL = {"cpu.ram_bytes": int}
 _KEYS: Mapping[str, Any] = {
     f"{section}.{name}": hint for section, kind in _SECTIONS.items() for name, hint in get_type_hints(kind).items()
-}
+} | _OPTIONAL
 _DESCRIPTIVE = ("gpu.name", "cpu.name", "cpu.sockets", "cpu.cores")
 _BESIDE_TABLES = (  # what a profile's tables do not decide
-    "gpu.memory_bytes", "gpu.reserve_bytes", "link.result_path", "host.plan_factor",
+    "gpu.memory_bytes", "gpu.reserve_bytes", "link.result_path", "host.plan_factor", "cpu.ram_bytes",
     *(key for key in _KEYS if key.startswith("power.")),
 )  # fmt: skip
+
+
+def hardware_keys() -> tuple[str, ...]:
+    """Every dotted key that ``overrides`` of ``load_hardware`` may replace (of a measured profile, some of them)."""
+    return tuple(key for key in _KEYS if key not in _DESCRIPTIVE)
 
 
 def hardware_names() -> list[str]:
@@ -166,17 +178,16 @@ def hardware_names() -> list[str]:
 
 
 def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str] | None = None) -> Hardware:
-    """Load a preset by name, or a file of the same form.
+    """Load a preset by name, a file of the same form, or a machine of parts such as ``rtx-4080+ddr5-5600``.
 
     ``overrides`` replaces values by dotted key, such as ``{"link.h2d_bytes_per_s": 12e9, "link.copies": "pageable"}``.
-    Raises HardwareError for an unknown name or key, a missing or wrongly typed number, an override of what a profile
-    has measured, and anything that no machine has (see ``sim.machine.plausibility``).
+    Raises HardwareError for an unknown name, part or key, a missing or wrongly typed number, an override of what a
+    profile has measured, and anything that no machine has (see ``sim.machine.plausibility``).
     """
-    path = _find(name_or_path)
-    document = read_mapping(path)
-    name = str(document.get("name", path.stem))
+    document = _document(name_or_path)
+    name = str(document["name"])
     where = f"hardware {name!r}"
-    only(document, ("name", "about", *_SECTIONS, "measured"), where)
+    only(document, ("name", "about", *_SECTIONS, "measured", "notes"), where)
     profile = read_profile(document["measured"], where) if "measured" in document else None
     values, origins = entries(document, {section: _names(section) for section in _SECTIONS}, where)
     _check_overrides(overrides or {}, profile, f"{where}, overrides")
@@ -185,7 +196,15 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
     checked = {key: typed(key, value, _KEYS[key], where) for key, value in values.items()}
     check_plausible(checked, where, None if profile is None else profile.kind)
     parts = {section: _section(section, checked, where) for section in _SECTIONS}
-    return Hardware(name, str(document.get("about", "")), **parts, origins=origins, profile=profile)
+    notes = _notes(document.get("notes", []), where)
+    return Hardware(name, str(document.get("about", "")), **parts, origins=origins, profile=profile, notes=notes)
+
+
+def _notes(given: object, where: str) -> tuple[str, ...]:
+    """The notes of a document. Raises HardwareError if they are no list."""
+    if not isinstance(given, list):
+        raise HardwareError(f"{where}: notes must be a list of texts, got {given!r:.40}")
+    return tuple(map(str, given))
 
 
 def _check_overrides(keys: Iterable[str], profile: Profile | None, where: str) -> None:
@@ -201,17 +220,20 @@ def _check_overrides(keys: Iterable[str], profile: Profile | None, where: str) -
             )
 
 
-def _find(name_or_path: str | Path) -> Path:
-    """The file that a preset name or a path means."""
-    if str(name_or_path) in hardware_names():
-        return _PRESETS / f"{name_or_path}.yaml"
-    path = Path(name_or_path)
-    if path.is_file():
-        return path
-    raise HardwareError(
-        f"no hardware preset or file {str(name_or_path)!r}; presets: {', '.join(hardware_names())}; "
-        f"or give the path of a YAML file of the same form"
-    )
+def _document(name_or_path: str | Path) -> dict[str, Any]:
+    """What a preset, a file or a name made of parts says, with its name. Raises HardwareError for any other name."""
+    name, path = str(name_or_path), Path(name_or_path)
+    if name in hardware_names():
+        path = _PRESETS / f"{name}.yaml"
+    elif not path.is_file():
+        if is_assembly(name):
+            return document_of(parse_assembly(name), name.lower())
+        raise HardwareError(
+            f"no hardware preset or file {name!r}; presets: {', '.join(hardware_names())}; or give the path of a YAML "
+            f"file of the same form, or parts: rtx-4080+ddr5-5600 (`trilane hardware --parts` lists them)"
+        )
+    document = read_mapping(path)
+    return {**document, "name": document.get("name", path.stem)}
 
 
 def _names(section: str) -> tuple[str, ...]:
@@ -223,5 +245,6 @@ def _section(section: str, checked: Mapping[str, Any], where: str) -> Any:
     values = {name: checked[f"{section}.{name}"] for name in _names(section) if f"{section}.{name}" in checked}
     if section == "power" and not values:
         return None
-    only(values, _names(section), f"{where}, section {section}", complete=True)
+    needed = (name for name in _names(section) if f"{section}.{name}" not in _OPTIONAL)
+    only((name for name in values if f"{section}.{name}" not in _OPTIONAL), needed, f"{where}, section {section}", True)
     return _SECTIONS[section](**values)

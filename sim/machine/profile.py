@@ -128,7 +128,7 @@ class Profile:
 
         ``where`` names the profile in the HardwareError that a model not measured, or of other sizes, raises.
         """
-        name = shape.name.partition(":")[0]
+        name = shape.base_name
         if name not in self.models:
             raise HardwareError(
                 f"{where}: model {name!r} has not been measured; measured: {', '.join(self.models) or 'none'}; "

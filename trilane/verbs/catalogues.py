@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trilane.output import JsonOption, check_targets, heading, pairs, show, table, write_json
+from trilane.parts_page import all_parts, part_facts, parts_page, quantisation_facts, quantisation_page
 from trilane.profile_page import decisions_note, profile_page
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from traces.model_shape import ModelShape
 
 GB = 1e9
+_EXAMPLE = "qwen3-30b-a3b"  # the model that formats of weights are shown with
 
 
 def policies(
@@ -107,15 +109,26 @@ def models(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="One model, with its sources; [bold]NAME:N[/] is its first N MoE layers."
+            metavar="[NAME]",
+            help="One model, with its sources; [bold]NAME:N[/] is its first N MoE layers, "
+            "[bold]NAME@q4_k_m[/] it in that format.",
         ),
     ] = None,
+    quantisations: Annotated[
+        bool, typer.Option("--quantisations", help=f"The formats of weights, for NAME or {_EXAMPLE}.")
+    ] = False,
     json: JsonOption = None,
 ) -> None:
     """Model shapes: sizes that time and memory depend on."""
     from traces.catalogue import load_model, model_names
 
     check_targets(json)
+    if quantisations:
+        shape = load_model(name or _EXAMPLE)
+        facts = quantisation_facts(shape)
+        show(json, *quantisation_page(shape, facts))
+        write_json({"model": shape.name, "quantisations": facts}, json)
+        return
     shapes = [load_model(each) for each in ([name] if name else model_names())]
     if name:
         show(json, heading(name), pairs(_with_sources(shapes[0].to_dict(), shapes[0].sources)))
@@ -123,6 +136,7 @@ def models(
         columns = ["name", "MoE layers", "experts", "top-k", "shared", "bits", "MB/expert", "experts GB", "rest GB"]
         show(json, table(columns, [_model_row(shape) for shape in shapes]))
         show(json, "\nGB = 10^9 bytes. `trilane models NAME` shows every number with its source.")
+        show(json, "NAME@q4_k_m is the model in that format; `trilane models --quantisations` lists the formats.")
     write_json({"models": [shape.to_dict() for shape in shapes]}, json)
 
 
@@ -137,18 +151,28 @@ def _model_row(shape: ModelShape) -> list[str]:
 
 def _with_sources(values: Mapping[str, Any], sources: Mapping[str, str]) -> list[tuple[str, str, str]]:
     rest = sources.get("*", "")
-    shown = ((key, value) for key, value in values.items() if key not in ("name", "sources") and value not in ([], ()))
+    absent: tuple[object, ...] = ([], (), None)
+    shown = ((key, value) for key, value in values.items() if key not in ("name", "sources") and value not in absent)
     return [(key, str(value), sources.get(key, rest)) for key, value in shown]
 
 
 def hardware(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One machine, with its sources.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="One machine, with its sources; of parts: rtx-4080+ddr5-5600."),
+    ] = None,
+    parts: Annotated[bool, typer.Option("--parts", help="The parts that machines can be named by.")] = False,
     json: JsonOption = None,
 ) -> None:
     """Machines: every number with its source and how far to trust it."""
     from sim.machine.hardware import hardware_names, load_hardware
 
     check_targets(json, inputs=[name])
+    if parts:
+        found = all_parts()
+        show(json, *parts_page(found))
+        write_json({"parts": [part_facts(part) for part in found]}, json)
+        return
     machines = [load_hardware(each) for each in ([name] if name else hardware_names())]
     if name:
         show(json, *_machine_page(machines[0]))
@@ -156,6 +180,7 @@ def hardware(
         columns = ["name", "GPU GB", "GPU GB/s", "CPU GB/s", "link GB/s", "what it is"]
         show(json, table(columns, [_machine_row(machine) for machine in machines], wrap=True))
         show(json, "\nGB/s are what transfers reach. `trilane hardware NAME` shows every number with its source.")
+        show(json, "Other machines by their parts: rtx-4080+ddr5-5600; `trilane hardware --parts` lists the parts.")
     write_json({"hardware": [_machine_facts(machine) for machine in machines]}, json)
 
 
@@ -175,6 +200,7 @@ def _machine_page(machine: Hardware) -> list[Any]:
     scale = f"{machine.host.plan_factor:g} (host.plan_factor)"
     return [
         heading(f"{machine.name}: {machine.about}"), table(columns, rows, text_columns=4, wrap=True), "",
+        *([heading("what to know"), *(f"- {text}" for text in machine.notes), ""] if machine.notes else []),
         *([*profile_page(machine.profile), ""] if machine.profile else []),
         heading("what deciding costs on the host, in every layer"), table(headers, decisions), "",
         f"The numbers of sim/presets/plan_costs.yaml, which names their sources, times {scale}.",
@@ -197,4 +223,5 @@ def _plan_costs(machine: Hardware) -> list[dict[str, Any]]:
 def _machine_facts(machine: Hardware) -> dict[str, Any]:
     numbers = [{"key": key, "value": value, **machine.origins[key]._asdict()} for key, value in machine.flat().items()]
     facts = {"name": machine.name, "about": machine.about, "numbers": numbers, "plan_costs": _plan_costs(machine)}
+    facts |= {"notes": list(machine.notes)} if machine.notes else {}
     return facts | ({"measured": machine.document()["measured"]} if machine.profile else {})

@@ -23,7 +23,7 @@ def test_every_preset_is_plausible(name: str) -> None:
 
 
 def test_every_number_of_a_machine_has_a_limit() -> None:
-    numbers = {k for k, v in load_hardware("rtx3090-ddr4").flat().items() if isinstance(v, int | float)}
+    numbers = {k for k, v in load_hardware("rtx-3090+ddr4-3200+64gb").flat().items() if isinstance(v, int | float)}
     assert numbers == set(LIMITS)
 
 
@@ -81,6 +81,17 @@ def test_effective_rates_stay_below_theory() -> None:
     assert "link.h2d_bytes_per_s = 4e+10 exceeds link.theory_bytes_per_s = 3.15e+10" in text
     text = refused("cpu.read_bytes_per_s", 60e9, **{"cpu.dram_bytes_per_s": 51.2e9})
     assert "what the memory channels can carry; correct one of the two" in text
+
+
+def test_copies_back_are_bounded_by_a_link_where_there_is_one() -> None:
+    """On host lanes they are memory copies without a pace."""
+    rates = {"link.theory_bytes_per_s": 4e9, "link.h2d_bytes_per_s": 4e9, "link.d2h_bytes_per_s": 20e9}
+    check_plausible(rates, "box", "host-lanes")
+    for kind in ("cuda", None):
+        with pytest.raises(HardwareError, match=r"link.d2h_bytes_per_s = 2e\+10 exceeds link.theory_bytes_per_s"):
+            check_plausible(rates, "box", kind)
+    with pytest.raises(HardwareError, match=r"link.h2d_bytes_per_s = 5e\+09 exceeds link.theory_bytes_per_s"):
+        check_plausible({**rates, "link.h2d_bytes_per_s": 5e9}, "box", "host-lanes")
 
 
 def test_dram_bandwidth_is_a_socket_s() -> None:

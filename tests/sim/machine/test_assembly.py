@@ -1,0 +1,233 @@
+"""Machines of parts: what the rules make of them, names that say them, parts that do not go together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sim.machine.assembly import assemble
+from sim.machine.hardware import Hardware, HardwareError, load_hardware
+from sim.machine.part_names import parse_assembly
+from sim.machine.part_rules import document_of
+from sim.machine.parts import cpu_names, gpu_names, memory_names, part
+from sim.machine.plausibility import LIMITS, check_plausible
+from sim.machine.sourced_yaml import typed
+
+GB = 1e9
+
+
+def refusal(name: str) -> str:
+    with pytest.raises(HardwareError) as caught:
+        load_hardware(name)
+    return str(caught.value)
+
+
+# --- all combinations -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", memory_names())
+def test_every_gpu_goes_with_every_memory(memory: str) -> None:
+    for gpu in gpu_names():
+        name = f"{gpu}+{memory}"
+        check_plausible(flat(document_of(parse_assembly(name), name)), name)
+
+
+def flat(document: dict[str, dict[str, dict[str, object]]]) -> dict[str, object]:
+    """Every number of a document that has a limit, by dotted key."""
+    keys = (key.split(".") for key in LIMITS)
+    found = ((s, name, document[s][name]["value"]) for s, name in keys if name in document.get(s, {}))
+    return {f"{s}.{name}": typed(name, value, float, "test") for s, name, value in found}
+
+
+@pytest.mark.parametrize("cpu", cpu_names())
+def test_every_cpu_goes_with_all_memory_that_its_platform_takes(cpu: str) -> None:
+    for memory in memory_names():
+        if part("memory", memory).family in part("cpu", cpu).words["memory"]:
+            machine = assemble("rtx-4090", memory, cpu)
+            assert machine.cpu.name == part("cpu", cpu).title
+            assert 0.15 < machine.cpu.read_bytes_per_s / machine.cpu.dram_bytes_per_s < 0.9
+
+
+@pytest.mark.parametrize("cpu", cpu_names())
+def test_cpu_experts_and_copies_never_read_more_together_than_the_memory_gives(cpu: str) -> None:
+    memory = "ddr5-6000" if "ddr5" in part("cpu", cpu).words["memory"] else "ddr4-3200"
+    machine = assemble("rtx-5090", memory, cpu)
+    together = machine.cpu.read_bytes_per_s * machine.contention.cpu_permille
+    together += machine.link.h2d_bytes_per_s * machine.contention.copy_permille
+    fraction = part("cpu", cpu).numbers.get("expert_fraction")
+    read = machine.cpu.read_bytes_per_s / (0.82 if fraction is None else fraction.value)
+    assert together / 1000 <= read * 1.001
+
+
+def test_every_number_of_a_machine_says_where_it_is_from() -> None:
+    machine = load_hardware("rtx-4080+ddr5-5600+ryzen-7-7800x3d+32gb")
+    assert set(machine.origins) == set(machine.flat())
+    for origin in machine.origins.values():
+        assert len(origin.source) > 3
+        assert origin.confidence in ("high", "medium", "low")
+
+
+def test_the_least_sure_number_decides_how_sure_a_product_is() -> None:
+    machine = load_hardware("rtx-4090+ddr5-6000+ryzen-9-7950x")
+    assert machine.origins["cpu.dram_bytes_per_s"].confidence == "high"
+    assert machine.origins["cpu.read_bytes_per_s"].confidence == "low"  # 72.5 GB/s on two chiplets is an estimate
+    assert "0.82 of a read of 72.5 GB/s" in machine.origins["cpu.read_bytes_per_s"].source
+
+
+# --- beside the presets of the same machines --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "name", "apart"),
+    [
+        ("rtx4090-ddr5", "rtx-4090+ddr5-6000+ryzen-9-7950x", {"link.h2d_bytes_per_s": 0.06}),
+        # the preset has the rates of one host, 23.8 and 20.1 GB/s, the rule those of several
+        (
+            "rtx3090-ddr4", "rtx-3090+ddr4-3200+ryzen-9-5900x",
+            {"link.h2d_bytes_per_s": 0.06, "link.d2h_bytes_per_s": 0.31},
+        ),
+    ],
+)  # fmt: skip
+def test_a_preset_assembled_from_its_parts_comes_out_alike(preset: str, name: str, apart: dict[str, float]) -> None:
+    known, made = load_hardware(preset).flat(), load_hardware(name).flat()
+    assert set(made) == set(known)
+    for key, value in known.items():
+        if isinstance(value, str):
+            assert made[key] == value, key
+        else:
+            assert made[key] == pytest.approx(value, rel=apart.get(key, 0.03)), key
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_slower_of_card_and_slot_decides() -> None:
+    assert load_hardware("rtx-4080+ddr5-5600").link.h2d_bytes_per_s == 25 * GB  # 4.0 card, 5.0 board
+    assert load_hardware("rtx-5080+ddr4-3200").link.h2d_bytes_per_s == 25 * GB  # 5.0 card, 4.0 board
+    assert load_hardware("rtx-5080+ddr5-6000").link.h2d_bytes_per_s == 55 * GB
+    assert load_hardware("rtx-5080+ddr4-3200+core-i9-10980xe").link.h2d_bytes_per_s == 13.1 * GB
+
+
+def test_cards_of_eight_lanes_copy_at_half_the_rate() -> None:
+    link = load_hardware("rtx-4060+ddr5-5600").link
+    assert (link.theory_bytes_per_s, link.h2d_bytes_per_s) == (15.75 * GB, 12.5 * GB)
+    assert load_hardware("rtx-5060+ddr5-5600").link.h2d_bytes_per_s == 27.5 * GB
+
+
+def test_a_slot_may_be_named() -> None:
+    assert load_hardware("rtx-4090+ddr5-6000+pcie-3x16").link.h2d_bytes_per_s == 13.1 * GB
+    assert load_hardware("rtx-4090+ddr5-6000+pcie-4x4").link.h2d_bytes_per_s == 6.25 * GB
+    assert load_hardware("rtx-4060+ddr5-6000+pcie-5x16").link.h2d_bytes_per_s == 12.5 * GB  # the card has 4.0 x8
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("rtx-4090+ddr5-6000", 0.82 * 96),  # all cores of a dual channel
+        ("rtx-4090+ddr5-6000+ryzen-5-7600", 64),  # one chiplet, whatever the memory
+        ("rtx-4090+ddr5-5200+ryzen-9-7950x", 0.82 * 83.2),  # below the two chiplets' 72.5
+        ("rtx-4090+ddr5-6000+ryzen-9-7950x", 72.5),
+        ("rtx-4090+ddr4-3200-ecc+threadripper-pro-5955wx+16-cores", 0.41 * 204.8),
+        ("rtx-4090+ddr5-6000+1-core", 30),  # one core does not saturate two channels
+        ("rtx-4090+ddr5-6000+1-channel", 0.82 * 48),
+        ("rtx-4090+ddr4-3200-ecc+epyc-7452+7-channels", 0.8 * 0.66 * 179.2),  # a slot left empty
+        ("rtx-4090+ddr4-3200-ecc+epyc-7452+4-cores", 48),
+    ],
+)
+def test_what_the_cores_can_read(name: str, read: float) -> None:
+    machine = load_hardware(name)
+    fraction = 0.75 if "5955wx" in name else 0.82
+    assert machine.cpu.read_bytes_per_s == pytest.approx(read * fraction * GB, rel=1e-3)
+
+
+def test_more_than_two_channels_make_a_server_of_a_machine_without_a_cpu() -> None:
+    assert load_hardware("rtx-4090+ddr4-3200").cpu.name == "generic desktop CPU"
+    assert load_hardware("rtx-4090+ddr4-3200+8-channels").cpu.name == "generic server CPU"
+    assert load_hardware("rtx-4090+ddr4-3200-ecc").cpu.name == "generic server CPU"
+    assert load_hardware("rtx-4090-laptop+lpddr5x-7467").cpu.name == "generic laptop CPU"
+
+
+def test_products_follow_the_cores_in_use() -> None:
+    whole = load_hardware("rtx-3090+ddr4-3200+ryzen-9-5900x").cpu
+    half = load_hardware("rtx-3090+ddr4-3200+ryzen-9-5900x+6-cores").cpu
+    assert (whole.flops_per_s, half.flops_per_s) == (1.3e12, 0.65e12)
+    assert load_hardware("rtx-3090+ddr4-3200+16-cores").cpu.flops_per_s == 16 * 70e9
+
+
+def test_traps_of_the_parts_are_notes_of_the_machine() -> None:
+    notes = load_hardware("rtx-2080-ti+ddr4-3200+ryzen-9-5900x").notes
+    assert any("Run the model in fp16" in text for text in notes)
+    assert any("On Windows" in text for text in notes)
+    assert any("Eight PCIe lanes" in text for text in load_hardware("rtx-4060+ddr5-5600").notes)
+    assert load_hardware("rtx4090-ddr5").notes == ()
+
+
+def test_notes_are_a_list_of_texts(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({**load_hardware("rtx4090-ddr5").document(), "notes": "hot"}))
+    assert "notes must be a list of texts, got 'hot'" in refusal(str(path))
+
+
+def test_host_memory_is_known_only_if_it_was_said() -> None:
+    assert load_hardware("rtx-4080+ddr5-5600+64gb").cpu.ram_bytes == 64 * 2**30
+    assert load_hardware("rtx-4080+ddr5-5600").cpu.ram_bytes is None
+    assert load_hardware("rtx4090-ddr5", {"cpu.ram_bytes": 96e9}).cpu.ram_bytes == 96e9
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_assemble_and_the_name_give_the_same_machine() -> None:
+    made = assemble("rtx-3090", "ddr4-3600", "ryzen-9-5950x", cores=8, channels=2, pcie="4x8", ram_gb=64)
+    name = "rtx-3090+ddr4-3600+ryzen-9-5950x+8-cores+2-channels+pcie-4x8+64gb"
+    assert made == load_hardware(name)
+    assert (made.name, made.cpu.cores) == (name, 8)
+
+
+def test_parts_after_the_first_may_stand_in_any_order() -> None:
+    one, other = load_hardware("rtx-3090+ddr4-3200+8-cores"), load_hardware("8-cores+ddr4-3200+RTX-3090")
+    assert one.flat() == other.flat()
+
+
+def test_a_machine_of_parts_takes_overrides() -> None:
+    machine = load_hardware("rtx-4080+ddr5-5600", {"link.copies": "pageable", "link.h2d_bytes_per_s": 20e9})
+    assert machine.link.expert_bytes_per_s == 10 * GB
+    assert machine.origins["link.copies"].source == "override"
+
+
+def test_a_machine_of_parts_is_read_back_from_its_document(tmp_path: Path) -> None:
+    machine: Hardware = load_hardware("rtx-4080+ddr5-5600+64gb")
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(machine.document()))
+    assert load_hardware(path) == machine
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("rtx-408+ddr5-5600", "there is no part 'rtx-408'; did you mean 'rtx-4080'"),
+        ("rtx-4080+ddr5-560", "there is no part 'ddr5-560'; did you mean 'ddr5-5600'"),
+        ("rtx-4080+ddr5-5600+ryzen-7950x", "did you mean 'ryzen-9-7950x'"),
+        ("rtx-4080+ddr5-5600+zzz", "there is no part 'zzz'; `trilane hardware --parts` lists them all; a machine"),
+        ("rtx-4080", "hardware 'rtx-4080': no memory among the parts; a machine of parts is GPU+MEMORY"),
+        ("ddr5-5600+16-cores", "no gpu among the parts"),
+        ("rtx-4080+rtx-4090+ddr5-5600", "two gpu parts, 'rtx-4080' and 'rtx-4090'"),
+        ("rtx-4080+ddr5-5600+4-cores+8-cores", "two cores parts, '4' and '8'"),
+        ("rtx-4080+ddr5-5600+0-cores", "cores must be at least 1, got 0"),
+        ("rtx-4080+ddr5-5600+pcie-4x3", "a PCIe slot has 1, 2, 4, 8 or 16 lanes, got 3"),
+        ("rtx-4080+ddr4-3200+ryzen-9-7950x", "Ryzen 9 7950X takes ddr5, not ddr4-3200"),
+        ("rtx-4080+ddr5-5600+ryzen-9-7950x+32-cores", "Ryzen 9 7950X has 16 cores, asked for 32"),
+        ("rtx-4080+ddr5-5600+ryzen-9-7950x+4-channels", "Ryzen 9 7950X has 2 channels, asked for 4"),
+        ("rtx-9090", "or parts: rtx-4080+ddr5-5600"),
+        ("my+machine.yaml", "no hardware preset or file 'my+machine.yaml'"),
+    ],
+)
+def test_what_cannot_be_assembled_is_named(name: str, expected: str) -> None:
+    assert expected in refusal(name)
+
+
+def test_an_unknown_part_of_a_kind_is_refused() -> None:
+    with pytest.raises(HardwareError, match="there is no cpu 'ryzen-9-7950' among the parts; did you mean"):
+        part("cpu", "ryzen-9-7950")

@@ -1,0 +1,124 @@
+"""The catalogue of parts: enough of them, every number sourced, and files that are spoilt are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+import yaml
+
+from sim.machine import parts, weight_formats
+from sim.machine.parts import cpu_names, gpu_names, memory_names, part, rules
+from sim.machine.plausibility import HardwareError
+from sim.machine.weight_formats import format_rates, read_fraction
+
+
+@pytest.mark.parametrize(("names", "least"), [(gpu_names(), 25), (memory_names(), 15), (cpu_names(), 20)])
+def test_there_are_parts_to_choose_from(names: list[str], least: int) -> None:
+    assert len(names) == len(set(names)) >= least
+
+
+def test_no_two_kinds_share_a_name() -> None:
+    names = [*gpu_names(), *memory_names(), *cpu_names()]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_a_gpu_has_what_no_gpu_lacks(name: str) -> None:
+    numbers = part("gpu", name).numbers
+    assert 6 <= numbers["memory_bytes"].value / 2**30 <= 144
+    assert numbers["pcie_generation"].value in rules().pcie
+    assert numbers["pcie_lanes"].value in (8, 16)
+    assert all(number.origin.source for number in numbers.values())
+
+
+@pytest.mark.parametrize("name", ["rtx-4060", "rtx-4060-ti-16gb", "rtx-5060", "rtx-5060-ti-16gb", "rtx-3050"])
+def test_cards_of_the_60_class_have_eight_lanes(name: str) -> None:
+    assert part("gpu", name).numbers["pcie_lanes"].value == 8
+
+
+@pytest.mark.parametrize("name", ["rtx-2080-ti", "t4", "v100", "quadro-rtx-6000"])
+def test_cards_without_bfloat16_say_so(name: str) -> None:
+    assert any("No bfloat16 units" in text for text in part("gpu", name).notes)
+
+
+def test_data_sheets_from_memory_are_not_taken_for_sure() -> None:
+    numbers = [number for name in gpu_names() for number in part("gpu", name).numbers.values()]
+    recalled = [number for number in numbers if number.origin.source.startswith("vendor data sheet")]
+    assert recalled
+    assert {number.origin.confidence for number in recalled} == {"medium", "low"}
+
+
+@pytest.mark.parametrize("name", memory_names())
+def test_a_memory_names_a_generic_cpu_that_takes_it(name: str) -> None:
+    memory = part("memory", name)
+    assert memory.family in part("cpu", memory.words["cpu"]).words["memory"]
+    assert memory.numbers["transfers_per_s"].value / 1e6 == int(name.split("-")[1])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the catalogue, to be spoilt by the test."""
+    copy = copytree(parts._FOLDER, tmp_path / "parts")
+    monkeypatch.setattr(parts, "_FOLDER", copy)
+    monkeypatch.setattr(weight_formats, "_FILE", copy / "weight_formats.yaml")
+    for cached in (parts._catalogue, parts.rules, weight_formats.format_rates):
+        cached.cache_clear()
+    yield copy
+    for cached in (parts._catalogue, parts.rules, weight_formats.format_rates):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("file", "place", "value", "expected"),
+    [
+        ("gpus.yaml", ("rtx-4090", "flops_per_s"), None, "gpus.yaml, rtx-4090: flops_per_s missing"),
+        ("gpus.yaml", ("rtx-4090", "colour"), {"value": 1}, "unknown key colour"),
+        ("gpus.yaml", ("rtx-4090", "pcie_lanes"), 16, "a number stands as {value, source, confidence}, got 16"),
+        ("gpus.yaml", ("rtx-4090", "pcie_lanes", "value"), "many", "pcie_lanes must be a number, got 'many'"),
+        ("gpus.yaml", ("rtx-4090", "pcie_lanes", "confidence"), "sure", "confidence must be one of"),
+        ("gpus.yaml", ("rtx-4090", "title"), None, "gpus.yaml, rtx-4090: title missing"),
+        ("cpus.yaml", ("desktop", "memory"), None, "cpus.yaml, desktop: memory missing"),
+        ("rules.yaml", ("gpu", "kernel_ns"), None, "rules.yaml, gpu: kernel_ns missing"),
+        ("rules.yaml", ("pcie", 4, "h2d_bytes_per_s"), None, "rules.yaml, 4: h2d_bytes_per_s missing"),
+        ("rules.yaml", ("contention",), None, "rules.yaml: contention missing"),
+        ("weight_formats.yaml", ("cpu", 0, "fraction"), 2.0, "fraction within 0..1"),
+        ("weight_formats.yaml", ("gpu", 0, "source"), None, "weight_formats.yaml, gpu: source missing"),
+    ],
+)  # fmt: skip
+def test_a_spoilt_file_is_refused(folder: Path, file: str, place: tuple[Any, ...], value: Any, expected: str) -> None:
+    spoil(folder / file, place, value)
+    with pytest.raises(HardwareError) as caught:
+        (gpu_names(), cpu_names(), rules(), format_rates())
+    assert expected in str(caught.value)
+
+
+def spoil(path: Path, place: tuple[Any, ...], value: Any) -> None:
+    """Put ``value`` at ``place``; None takes it away."""
+    document = yaml.safe_load(path.read_text())
+    inner = document
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = value
+    if value is None:
+        del inner[place[-1]]
+    path.write_text(yaml.safe_dump(document))
+
+
+# --- weights of fewer than 16 bits ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [16.0, 16.5, 32.0])
+def test_sixteen_bits_and_more_are_read_at_the_full_rate(bits: float) -> None:
+    assert read_fraction("cpu", bits) == read_fraction("gpu", bits) == 1.0
+
+
+def test_fewer_bits_are_read_more_slowly() -> None:
+    for rows in format_rates().values():
+        assert [row.fraction for row in rows] == sorted(row.fraction for row in rows)
+    assert read_fraction("cpu", 4.84) == 0.88
+    assert read_fraction("gpu", 4.675) == pytest.approx((0.74 + 0.75) / 2)  # halfway between two rows
+    assert read_fraction("gpu", 1.0) == 0.54  # as the lowest that was measured
