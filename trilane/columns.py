@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from sim.results import marks
 from trilane.output import legend, number, percent, table
 
 Row = Mapping[str, Any]
@@ -54,8 +55,7 @@ CHANGED = Column(
 
 def mark(row: Row) -> str:
     """What stands behind a name: * knows the future, ~ changes the routing."""
-    labels = row.get("labels", ())
-    return " *" if "clairvoyant" in labels else " ~" if "changes routing" in labels else ""
+    return marks.mark(row.get("labels", ()))
 
 
 def tabulate(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Table, str]:

@@ -10,18 +10,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import PercentFormatter
 
 from sim.agreement.agreement import Agreement
 from sim.agreement.pairing import Pairing
+from sim.pictures.axis_words import round_ticks
+from sim.pictures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, page
 
-# Okabe-Ito colours, those that stand out on white first; a second round is hollow.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, "#000000")  # a second round is hollow
 _SHAPES = ("o", "s", "^", "D", "v", "P", "X")  # by batch
 _NULL, _BAND, _WHISKER = "#9A9A9A", "#E3F1EA", "#444444"
 _NEAR = 0.10  # the band
 _LOG_FROM = 5.0  # highest over lowest time, from where on an axis is logarithmic
-_TICKS = (1, 2, 5)
 
 
 class _Look(NamedTuple):
@@ -42,16 +42,13 @@ def scatter(agreement: Agreement, about: str = "") -> Figure:
     model, the band is 10 % to either side. ``about`` says what was run, and where.
     """
     looks, shapes = _looks(agreement.names), _shapes(agreement.pairings)
-    figure = Figure(figsize=(12.5, max(6.4, 2.4 + 0.38 * len(looks))), layout="constrained")
-    times, errors = figure.subplots(1, 2, width_ratios=[1.15, 1])
+    figure, part = page(12.5, max(6.4, 2.4 + 0.38 * len(looks)), _headline(agreement), about)
+    times, errors = part.subplots(1, 2, width_ratios=[1.15, 1])
     _identity(times, _range(agreement.pairings))
     for name, pairing in zip(agreement.names, agreement.pairings, strict=True):
         _point(times, pairing, looks[name], shapes[pairing.scenario["batch"]])
     _errors(errors, agreement, looks, shapes)
-    figure.suptitle(_headline(agreement), fontsize=14, fontweight="bold", x=0.01, ha="left")
-    if about:
-        times.set_title(about, fontsize=9.5, loc="left", color="#444444")
-    figure.legend(handles=_handles(shapes), loc="outside lower center", ncols=6, frameon=False, fontsize=9)
+    part.legend(handles=_handles(shapes), loc="outside lower center", ncols=6, frameon=False, fontsize=9)
     return figure
 
 
@@ -93,9 +90,7 @@ def _identity(ax: Axes, between: tuple[float, float]) -> None:
         ax.set_xscale("log")
         ax.set_yscale("log")
         for axis in (ax.xaxis, ax.yaxis):
-            axis.set_ticks(_round_numbers(*ends))
-            axis.set_minor_locator(NullLocator())
-            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            round_ticks(axis, *ends)
     ax.fill_between(ends, [(1 - _NEAR) * x for x in ends], [(1 + _NEAR) * x for x in ends], color=_BAND, linewidth=0)
     ax.plot(ends, ends, color="black", linewidth=1)
     ax.set(xlim=ends, ylim=ends, aspect="equal")
@@ -104,11 +99,6 @@ def _identity(ax: Axes, between: tuple[float, float]) -> None:
     ax.grid(color="#EEEEEE")
     ax.set_axisbelow(True)
     ax.spines[["right", "top"]].set_visible(False)
-
-
-def _round_numbers(low: float, high: float) -> list[float]:
-    every = [digit * 10.0**power for power in range(-6, 10) for digit in _TICKS]
-    return [value for value in every if low <= value <= high]
 
 
 def _point(ax: Axes, pairing: Pairing, look: _Look, shape: str) -> None:

@@ -1,10 +1,11 @@
-"""What pictures share: one style, and writing them aside first, the same bytes for the same figure."""
+"""Pictures as files: written aside first, the same bytes for the same figure, the data that it draws beside it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
-from matplotlib.axes import Axes
+import pandas as pd
 from matplotlib.figure import Figure
 
 from traces.written_aside import written_aside
@@ -32,11 +33,17 @@ def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> None:
         figure.savefig(aside, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
 
 
-def style_tpot_axis(ax: Axes, room_ms: float) -> None:
-    """An axis of horizontal bars that show times per token, up to ``room_ms``."""
-    ax.set_xlim(0, room_ms)
-    ax.set_xlabel("time per output token, TPOT (ms); shorter is better")
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="x", color="#E5E5E5")
-    ax.set_axisbelow(True)
-    ax.spines[["right", "top", "left"]].set_visible(False)
+class Picture(NamedTuple):
+    """A figure, and the rows that it draws."""
+
+    figure: Figure
+    frame: pd.DataFrame
+
+
+def save_picture(picture: Picture, path: str | Path) -> Path:
+    """Write the figure, and beside it as CSV what it draws; the path of the CSV. Raises PictureError."""
+    save_figure(picture.figure, path)
+    target = Path(path).with_suffix(".csv")
+    with written_aside(target) as aside:
+        picture.frame.to_csv(aside, index=False, lineterminator="\n")
+    return target

@@ -9,18 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from sim.engine.kinds import COLOURS, FAMILIES
+from sim.engine.kinds import COLOURS, FAMILIES, LANE_NAMES
 from sim.engine.spans import LANES
 from sim.pictures.figure_files import PictureError, save_figure
 from sim.results.run import Run
 
-_LANE_NAMES = {
-    "host": "host thread",
-    "gpu": "GPU",
-    "cpu": "CPU experts",
-    "h2d": "copies to GPU",
-    "d2h": "copies to host",
-}
 _IDLE = "#FBE3D6"  # the GPU has nothing to do: what an offloading policy is there to avoid
 _DOTS = 1200  # across a panel: no bar is drawn thinner than one, or it would vanish
 _NUMBERED = ("expert", "demand", "prefetch", "swap", "precompute")
@@ -132,7 +125,7 @@ def _draw(
         if numbers:
             _number(ax, of_lane, row, origin, window)
     _mark_layers(ax, layers, origin, window, every=1 if numbers else max(1, round(len(layers) / 13)))
-    ax.set_yticks(range(len(LANES)), [_LANE_NAMES[lane] for lane in LANES])
+    ax.set_yticks(range(len(LANES)), [LANE_NAMES[lane] for lane in LANES])
     ax.set_ylim(len(LANES) - 0.5, -0.5)
     ax.set_xlim((window[0] - origin) / 1e6, (window[1] - origin) / 1e6)
     ax.set_xlabel("time since the step began (ms)")

@@ -12,10 +12,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from sim.ablation import Ablation
-from sim.pictures.figure_files import PictureError, style_tpot_axis
+from sim.pictures.figure_files import PictureError
+from sim.pictures.style import BLUE, GREY, VERMILLION, meanings_of, page, style_tpot_axis
+from sim.results.marks import mark
 
 Row = Mapping[str, Any]
-_SAVES, _COSTS, _UNCLEAR, _BARE, _WHISKER = "#0072B2", "#D55E00", "#BBBBBB", "#555555", "#222222"
+_SAVES, _COSTS, _UNCLEAR, _BARE, _WHISKER = BLUE, VERMILLION, GREY, "#555555", "#222222"
 _CLEAR = 0.01  # a difference that is smaller is none to speak of
 _GAP = 0.7  # between the ladder and what stands below it, in bars
 
@@ -31,17 +33,14 @@ def ladder(found: Ablation, about: str = "") -> Figure:
     if whole["tpot_ms"] is None:
         raise PictureError("expected runs with decode steps to draw, got none")
     bars = list(_bars(found))
-    figure = Figure(figsize=(10, 2.1 + 0.45 * len(bars)), layout="constrained")
-    ax = figure.subplots()
+    figure, part = page(10, 2.1 + 0.45 * len(bars), _headline(found), about)
+    ax = part.subplots()
     for place, row, colour in bars:
         _bar(ax, place, row, colour)
     ax.axvline(whole["tpot_ms"], color=_WHISKER, linewidth=1, linestyle="--", zorder=0)
     _style(ax, bars)
-    figure.suptitle(_headline(found), fontsize=14, fontweight="bold", x=0.01, ha="left")
-    if about:
-        ax.set_title(about, fontsize=9.5, loc="left", color="#444444")
     handles = _legend(found, {colour for _, _, colour in bars})
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    part.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
@@ -85,7 +84,7 @@ def _style(ax: Axes, bars: Sequence[tuple[float, Row, str]]) -> None:
 
 
 def _mark(row: Row) -> str:
-    return " ~" if "changes routing" in row.get("labels", ()) else ""
+    return mark(row.get("labels", ()))
 
 
 def _headline(found: Ablation) -> str:
@@ -107,6 +106,4 @@ def _legend(found: Ablation, colours: Collection[str]) -> list[Patch | Line2D]:
     if draws > 1:
         label = f"lowest to highest of {draws} draws"
         handles.append(Line2D([], [], color=_WHISKER, linewidth=1.5, marker="|", markersize=9, label=label))
-    if any(map(_mark, (*found.ladder, *found.all_but_one))):
-        handles.append(Line2D([], [], linestyle="", label="~ changes the routing"))
-    return handles
+    return handles + meanings_of([_mark(row) for row in (*found.ladder, *found.all_but_one)])

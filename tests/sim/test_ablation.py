@@ -209,7 +209,7 @@ def test_what_draws_disagree_on_is_not_claimed() -> None:
     """The cache helps in one draw and hurts in the other; the prefetcher changes less than 1 %."""
     figure = ladder(made((40.0, 60.0), (20.0, 70.0), (20.1, 70.1), (20.1, 70.1)))
     assert colours(figure) == ["bare", "unclear", "unclear", "unclear"]
-    [legend] = figure.legends
+    [legend] = figure.subfigs[0].legends
     assert "less than 1 %, or draws disagree" in [text.get_text() for text in legend.get_texts()]
 
 
@@ -218,7 +218,7 @@ def test_changed_routing_is_marked() -> None:
     found.ladder[2]["labels"].append("changes routing")
     figure = ladder(found)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()][1:3] == ["+ cache", "+ prefetcher ~"]
-    assert "~ changes the routing" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "~ changes the routing" in [text.get_text() for text in figure.subfigs[0].legends[0].get_texts()]
 
 
 def test_what_cannot_run_has_its_place_in_the_picture() -> None:

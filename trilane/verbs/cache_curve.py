@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +22,7 @@ from trilane.output import (
     working,
     write_json,
 )
-from trilane.question import names_in
+from trilane.question import names_in, short_name, trace_in_words
 
 if TYPE_CHECKING:
     from sim.cache_curve import CacheCurve, CurvePoint
@@ -69,14 +68,17 @@ def cache_curve(
     points = [
         curve.point(name, size) for name, size in progress(list(product(names, _sizes(curve, pool))), "replaying")
     ]
-    show(json, heading(f"hit rate by cache size, routing of {trace}, {points[0].lookups:,} lookups"))
+    routing = f"routing of {trace_in_words(trace, curve.trace)}"
+    show(json, heading(f"hit rate by cache size, {routing}, {points[0].lookups:,} lookups"))
     show(json, _table(curve, names, points))
-    write_json({"points": [point._asdict() for point in points]}, json)
+    synthetic = curve.trace.provenance.get("synthetic")
+    write_json({"trace": trace, "synthetic": synthetic, "points": [point._asdict() for point in points]}, json)
     if png:
         from sim.pictures.figure_files import save_figure
-        from sim.pictures.plots import cache_curve as draw
+        from sim.pictures.hit_rate_curve import hit_rate_curve
 
-        save_figure(draw([point._asdict() for point in points], f"routing of {Path(trace).name}"), png)
+        about = f"routing of {trace_in_words(short_name(trace), curve.trace)}"
+        save_figure(hit_rate_curve([point._asdict() for point in points], about), png)
         note(f"picture: {png}")
 
 

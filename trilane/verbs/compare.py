@@ -102,7 +102,7 @@ def _draw(runs: Sequence[Run], rows: Sequence[Row], folder: Path, about: str) ->
     from sim.pictures.figure_files import save_figure
     from sim.pictures.gantt import save_gantt
     from sim.pictures.perfetto import write_perfetto
-    from sim.pictures.plots import tpot_bars
+    from sim.pictures.tpot_bars import tpot_bars
 
     folder.mkdir(parents=True, exist_ok=True)
     save_figure(tpot_bars(rows, about), folder / "tpot.png")

@@ -1,42 +1,30 @@
-"""Pictures of results: policies ranked by time per token, and hit rate against cache size."""
+"""The picture of a comparison: a bar for each policy, best first, split by what the GPU did."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from textwrap import fill
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import PercentFormatter
 
-from sim.cache_curve import unit_of
-from sim.pictures.figure_files import PictureError, style_tpot_axis
+from sim.pictures.figure_files import PictureError
+from sim.pictures.style import BLUE, GREY, ORANGE, PURPLE, VERMILLION, meanings_of, page, style_tpot_axis
+from sim.results.marks import mark
 
-# Okabe-Ito colours: readers with any colour vision can tell them apart.
 _PARTS = (
-    ("GPU works", "gpu", "#0072B2"),
-    ("GPU waits for copies", "h2d", "#D55E00"),
-    ("GPU waits for the CPU", "cpu", "#E69F00"),
-    ("GPU waits for the host", "host", "#BBBBBB"),
+    ("GPU works", "gpu", BLUE),
+    ("GPU waits for copies", "h2d", VERMILLION),
+    ("GPU waits for the CPU", "cpu", ORANGE),
+    ("GPU waits for the host", "host", GREY),
 )
-_BOUND, _NULL, _WHISKER = "black", "#CC79A7", "#222222"
+_BOUND, _NULL, _WHISKER = "black", PURPLE, "#222222"
 _CUT = 2.5  # an axis is at most so many times as long as the median bar
 _MOST = 24  # bars in a picture: those of the fastest
 _FEW = 12  # bars that there is room for marks about
 _ROOM = 1.17  # for labels, beyond the longest bar
-_CURVES: Mapping[str, tuple[str, str, str]] = {  # colour, line, marker
-    "belady-bypass": ("black", "--", "^"),
-    "belady": ("#666666", "--", "v"),
-    "lru": ("#0072B2", "-", "o"),
-    "lfu": ("#D55E00", "-", "s"),
-    "layer-lru": ("#009E73", "-", "D"),
-    "random": ("#CC79A7", ":", "X"),
-}
-_OTHER_CURVE = ("#E69F00", "-.", "P")
 
 
 def tpot_bars(rows: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
@@ -54,32 +42,29 @@ def tpot_bars(rows: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
     shown, few = ranked[:_MOST], len(ranked) <= _FEW
     if not few:
         shown = [{**row, "null_model_tpot_ms": None} for row in shown]
-    figure = Figure(figsize=(10, 2.1 + (0.5 if few else 0.3) * len(shown)), layout="constrained")
-    ax = figure.subplots()
+    height = 2.1 + (0.5 if few else 0.3) * len(shown)
+    figure, part = page(10, height, _headline(ranked), about, _named(ranked[_MOST:]))
+    ax = part.subplots()
     longest = _longest(shown)
     for place, row in enumerate(shown):
         _bar(ax, place, row)
         _label(ax, place, row, longest)
     _style_bars(ax, [row["policy"] + _mark(row) for row in shown], longest)
-    headline = _headline(ranked)
-    figure.suptitle(headline, fontsize=min(14, 1100 / len(headline)), fontweight="bold", x=0.01, ha="left")
-    if about:
-        ax.set_title(about, fontsize=9.5, loc="left", color="#444444")
-    if slower := ranked[_MOST:]:
-        ax.set_xlabel(f"{ax.get_xlabel()}\n\n{_named(slower)}")
-    figure.legend(handles=_handles(shown), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    part.legend(handles=_handles(shown), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
 def _mark(row: Mapping[str, Any]) -> str:
-    return " *" if "clairvoyant" in row["labels"] else " ~" if "changes routing" in row["labels"] else ""
+    return mark(row["labels"])
 
 
 def _named(slower: Sequence[Mapping[str, Any]]) -> str:
-    """Those that there is no room for, on lines that fit."""
+    """Those that there is no room for."""
+    if not slower:
+        return ""
     names = ", ".join(row["policy"] + _mark(row) for row in slower)
     times = f"{slower[0]['tpot_ms']:,.0f} to {slower[-1]['tpot_ms']:,.0f} ms"
-    return fill(f"{len(slower)} more, slower ({times}): {names}", 110, break_on_hyphens=False)
+    return f"{len(slower)} more, slower ({times}): {names}"
 
 
 def _handles(shown: Sequence[Mapping[str, Any]]) -> list[Patch | Line2D]:
@@ -92,9 +77,7 @@ def _handles(shown: Sequence[Mapping[str, Any]]) -> list[Patch | Line2D]:
     if any(map(_spreads, shown)):
         label = f"lowest to highest of {len(shown[0]['draws'])} draws"
         handles.append(Line2D([], [], color=_WHISKER, linewidth=1.5, marker="|", markersize=9, label=label))
-    meanings = {" *": "* knows the future", " ~": "~ changes the routing"}
-    marks = {_mark(row) for row in shown}
-    return handles + [Line2D([], [], linestyle="", label=label) for mark, label in meanings.items() if mark in marks]
+    return handles + meanings_of([_mark(row) for row in shown])
 
 
 def _longest(ranked: Sequence[Mapping[str, Any]]) -> float:
@@ -165,57 +148,3 @@ def _style_bars(ax: Axes, policies: Sequence[str], longest: float) -> None:
 
 def _diamond(label: str) -> Line2D:
     return Line2D([], [], linestyle="", marker="D", color=_NULL, markeredgecolor="white", markersize=8, label=label)
-
-
-def cache_curve(points: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
-    """Hit rate against cache size, a line a policy; clairvoyant ones are dashed.
-
-    ``points`` hold policy, capacity_bytes, hit_rate and hit_rate_decode.
-    """
-    if not points:
-        raise PictureError("expected at least one point to draw, got none")
-    figure = Figure(figsize=(10, 5.6), layout="constrained")
-    ax = figure.subplots()
-    ends: list[tuple[float, str, str]] = []
-    unit, factor = unit_of(min(point["capacity_bytes"] for point in points))
-    for policy in dict.fromkeys(point["policy"] for point in points):
-        mine = sorted((p for p in points if p["policy"] == policy), key=lambda point: point["capacity_bytes"])
-        sizes, rates = [p["capacity_bytes"] / factor for p in mine], [p["hit_rate"] for p in mine]
-        colour, line, marker = _CURVES.get(policy, _OTHER_CURVE)
-        ax.plot(sizes, rates, color=colour, linestyle=line, marker=marker, markersize=5, linewidth=2)
-        ends.append((rates[-1], policy, colour))
-    _style_curve(ax, [point["capacity_bytes"] / factor for point in points], ends)
-    ax.set_xlabel(f"cache size ({unit})")
-    figure.suptitle("Hit rate of one expert cache, by its size", fontsize=14, fontweight="bold", x=0.01, ha="left")
-    if about:
-        ax.set_title(about, fontsize=9.5, loc="left", color="#444444")
-    return figure
-
-
-def _style_curve(ax: Axes, sizes: Sequence[float], ends: list[tuple[float, str, str]]) -> None:
-    room = (max(sizes) - min(sizes)) or max(sizes)
-    ax.set_xlim(max(0.0, min(sizes) - 0.05 * room), max(sizes) + 0.18 * room)
-    ax.set_ylim(0, 1.02)
-    for height, (rate, policy, colour) in zip(_apart([end[0] for end in ends], 0.045), ends, strict=True):
-        text = f"{policy}  {rate:.1%}"
-        ax.annotate(text, (max(sizes), height), xytext=(10, 0), textcoords="offset points", va="center", color=colour,
-                    fontsize=10, fontweight="bold", annotation_clip=False)  # fmt: skip
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-    ax.set_ylabel("hit rate, prefill and decode (share of lookups)")
-    ax.grid(color="#E5E5E5")
-    ax.set_axisbelow(True)
-    ax.spines[["right", "top"]].set_visible(False)
-
-
-def _apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Heights of labels in the same order, at least ``gap`` from each other, near where they belong.
-
-    The mean of "each moved up, away from the one below" and "each moved down, away from the one above".
-    """
-    order = sorted(range(len(heights)), key=lambda i: heights[i])
-    up, down = list(heights), list(heights)
-    for low, high in pairwise(order):
-        up[high] = max(up[high], up[low] + gap)
-    for low, high in reversed(list(pairwise(order))):
-        down[low] = min(down[low], down[high] - gap)
-    return [(high + low) / 2 for high, low in zip(up, down, strict=True)]

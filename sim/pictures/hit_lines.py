@@ -1,0 +1,100 @@
+"""Hit rate against capacity: a line a policy, by the share of experts that the cache holds and by its GB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+
+from sim.pictures.axis_words import value_words
+from sim.pictures.figure_files import Picture, PictureError
+from sim.pictures.line_labels import LineEnd, label_ends
+from sim.pictures.panels import axes_of_panels, page_size, panels_of
+from sim.pictures.policy_style import ALSO_RAN, look_of
+from sim.pictures.style import marks_in_words, page, tidy
+from sim.pictures.sweep_means import SweepMeans
+
+CAPACITIES = ("cached_share", "gpu_memory_gb")  # what makes caches of different sizes
+_HITS, _SHARE, _GB = "decode_resident_hit_rate", "cache_share", 1e9
+_MOST = 8  # policies in colour: those with the highest hit rates
+
+
+def hit_lines(means: SweepMeans) -> Picture:
+    """Resident hit rate in decode steps (share of active experts) against capacity, a panel for each other setting.
+
+    Raises PictureError if neither the cached share nor the GPU's memory varies, or all else has too many values.
+    """
+    sizes = [name for name in CAPACITIES if name in means.axes]
+    rows = means.rows.dropna(subset=[_HITS])
+    if not sizes or rows[_SHARE].nunique() < 2:
+        raise PictureError(f"expected caches of different sizes: {' or '.join(CAPACITIES)} must vary, it does not")
+    panels = panels_of(means, sizes)
+    best = _best_first(rows)
+    coloured = best[:_MOST]
+    figure, part = page(*page_size(len(panels)), _headline(rows, sizes), means.about, _below(means, best))
+    for place, (panel, ax) in enumerate(axes_of_panels(part, panels)):
+        mine = panel.of(rows)
+        _style(ax, mine, first=place == 0)
+        label_ends(ax, _lines(ax, mine, coloured), 10 if len(panels) == 1 else 8.5)
+    columns = ["policy", *means.axes, _SHARE, "cache_bytes", _HITS, "draws"]
+    return Picture(figure, rows[columns].reset_index(drop=True).astype({"cache_bytes": "int64"}))
+
+
+def _best_first(rows: pd.DataFrame) -> list[str]:
+    """Policies by their mean hit rate; the clairvoyant ones, which are always drawn, left out."""
+    real = rows[rows["mark"] != " *"]
+    return real.groupby("policy")[_HITS].mean().sort_values(ascending=False, kind="stable").index.tolist()
+
+
+def _headline(rows: pd.DataFrame, sizes: Sequence[str]) -> str:
+    """Who hits most with the smallest and with the largest cache."""
+    real = rows[rows["mark"] != " *"]
+    ranked = real.sort_values([sizes[0], _HITS], kind="stable").drop_duplicates(sizes[0], keep="last")
+    least, most = ranked.iloc[0], ranked.iloc[-1]
+    texts = [f"{row[_HITS]:.0%} with {value_words(sizes[0], row[sizes[0]])}" for row in (least, most)]
+    if least["policy"] == most["policy"]:
+        return f"{least['policy']}{least['mark']} hits most: {texts[0]}, {texts[1]}"
+    names = [f"{row['policy']}{row['mark']}" for row in (least, most)]
+    return f"{names[0]} hits most at first, {texts[0]}; {names[1]} at last, {texts[1]}"
+
+
+def _below(means: SweepMeans, best: Sequence[str]) -> str:
+    grey = f"thin and grey, fewer hits: {', '.join(best[_MOST:])}" if best[_MOST:] else ""
+    return "\n".join(filter(None, ["; ".join(marks_in_words(means.rows["mark"])), grey, *means.notes]))
+
+
+def _style(ax: Axes, rows: pd.DataFrame, *, first: bool) -> None:
+    """Shares below, GB above, hit rates to the left."""
+    ax.set_xlim(max(0.0, rows[_SHARE].min() - 0.03), min(1.0, rows[_SHARE].max()) + 0.03)
+    ax.set_ylim(0, 1.02)
+    ax.set_xlabel("cache: share of all experts that it holds")
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    if first:
+        ax.set_ylabel("hit rate (resident; decode steps)")
+    tidy(ax)
+    filled = rows[rows[_SHARE] > 0]
+    whole = float((filled["cache_bytes"] / filled[_SHARE]).median()) / _GB  # GB of all experts
+    above = ax.secondary_xaxis("top", functions=(_times(whole), _times(1 / whole)))
+    above.set_xlabel("cache (GB)", fontsize=9)
+
+
+def _times(factor: float) -> Callable[[Any], Any]:
+    return lambda values: values * factor
+
+
+def _lines(ax: Axes, rows: pd.DataFrame, coloured: Sequence[str]) -> list[LineEnd]:
+    ends = []
+    for (policy, mark), mine in rows.groupby(["policy", "mark"], sort=False):
+        seer = mark == " *"
+        look = look_of(str(policy), str(mark)) if seer or policy in coloured else ALSO_RAN
+        points = mine.sort_values(_SHARE)
+        ax.plot(points[_SHARE], points[_HITS], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5,
+                linewidth=0.8 if look is ALSO_RAN else 2, zorder=2 if look is ALSO_RAN else 3)  # fmt: skip
+        if look is not ALSO_RAN:
+            across, up = float(points[_SHARE].iloc[-1]), float(points[_HITS].iloc[-1])
+            ends.append(LineEnd(across, up, f"{policy}{mark}  {up:.0%}", look.colour, bold=not seer))
+    return ends

@@ -1,0 +1,67 @@
+"""Every picture that the results of a sweep can carry, over axes found from what varies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from sim.pictures.axis_words import numeric
+from sim.pictures.figure_files import Picture, PictureError
+from sim.pictures.heat_map import heat_map
+from sim.pictures.hit_lines import hit_lines
+from sim.pictures.speedup_bars import speedup_bars
+from sim.pictures.sweep_means import SweepMeans
+from sim.pictures.tpot_lines import tpot_lines
+
+_X_FIRST = "cached_share"  # what most is asked about
+
+
+class Asked(NamedTuple):
+    """What the asker says of the pictures; None: found from the results."""
+
+    x: str | None = None
+    y: str | None = None
+    baseline: str | None = None
+
+
+def pictures_of(means: SweepMeans, kinds: Collection[str], asked: Asked) -> tuple[dict[str, Picture], dict[str, str]]:
+    """Pictures by kind (a key of KINDS), and why the others cannot be drawn."""
+    drawn: dict[str, Picture] = {}
+    reasons: dict[str, str] = {}
+    for kind in kinds:
+        try:
+            drawn[kind] = KINDS[kind](means, asked)
+        except PictureError as error:
+            reasons[kind] = str(error)
+    return drawn, reasons
+
+
+def _tpot(means: SweepMeans, asked: Asked) -> Picture:
+    x, *_ = axes_for(means, asked, 1)
+    return tpot_lines(means, x)
+
+
+def _heat(means: SweepMeans, asked: Asked) -> Picture:
+    x, y, *_ = axes_for(means, asked, 2)
+    return heat_map(means, x, y)
+
+
+KINDS: Mapping[str, Callable[[SweepMeans, Asked], Picture]] = {
+    "tpot": _tpot,
+    "speedup": lambda means, asked: speedup_bars(means, asked.baseline),
+    "heat": _heat,
+    "hits": lambda means, asked: hit_lines(means),
+}
+
+
+def axes_for(means: SweepMeans, asked: Asked, count: int) -> list[str]:
+    """The axes that were asked for, then the cached share, numbers with most values, and names. Raises PictureError."""
+    others = [name for name in means.axes if name not in (asked.x, asked.y)]
+    others.sort(key=lambda name: (name != _X_FIRST, not numeric(means.axes[name]), -len(means.axes[name])))
+    if asked.x is None and asked.y is not None:
+        others.insert(1, asked.y)
+    found = [name for name in (asked.x, asked.y if asked.x else None, *others) if name is not None]
+    if len(found) < count:
+        wanted = "an axis that varies" if count == 1 else f"{count} axes that vary"
+        raise PictureError(f"expected {wanted} beside the policy, what varies is {', '.join(means.axes) or 'nothing'}")
+    return found

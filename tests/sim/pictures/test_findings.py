@@ -1,0 +1,90 @@
+"""Findings, by their stated rules."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from sim.pictures.findings import Stretch, along, among, gain, settled_from, stretches, until_the_end, who
+
+
+def table(axis: str, values: list[object], **times: list[float]) -> pd.DataFrame:
+    return pd.DataFrame(times, index=pd.Index(values, name=axis))
+
+
+def test_who_leads_stays_the_leader_within_two_percent() -> None:
+    times = table("batch", [1, 2, 4], a=[10.0, 10.2, 10.3], b=[11.0, 10.0, 10.0])
+    assert stretches(times) == [Stretch("a", (1, 2)), Stretch("b", (4,))]
+
+
+def test_a_policy_that_cannot_run_leads_no_longer() -> None:
+    times = table("batch", [1, 2], a=[10.0, float("nan")], b=[20.0, 30.0])
+    assert stretches(times) == [Stretch("a", (1,)), Stretch("b", (2,))]
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ({"a": [10.0, 5.0, 4.0], "b": [20.0, 9.0, 8.0]}, "a is fastest throughout: 10.0 to 4.0 ms per token"),
+        ({"a": [10.0, 5.0, 4.0], "b": [20.0, 4.0, 3.0]}, "a is fastest below 40% cached, b from there on"),
+        ({"a": [1.0, 2.0, 3.0], "b": [3.0, 1.0, 2.0], "c": [9.0, 9.0, 1.0]},
+         "a is fastest below 40% cached, b below 80% cached, c from there on"),
+        ({"a": [10.0, 5.0, 4.0]}, "a: 10.0 to 4.0 ms per token"),
+    ],
+)  # fmt: skip
+def test_who(times: dict[str, list[float]], expected: str) -> None:
+    assert who(table("cached_share", [0.2, 0.4, 0.8], **times), "cached_share") == expected
+
+
+def test_who_changes_too_often_to_name_all() -> None:
+    times = table("batch", [1, 2, 4, 8, 16], a=[1.0, 2.0, 1.0, 2.0, 1.0], b=[2.0, 1.0, 2.0, 1.0, 2.0])
+    assert who(times, "batch") == "the fastest policy changes 4 times; most often, at 3 of 5 values, it is a"
+
+
+def test_who_of_names() -> None:
+    times = table("hardware", ["x", "y", "z"], a=[1.0, 2.0, 1.0], b=[2.0, 1.0, 2.0])
+    assert who(times, "hardware") == "a is fastest at x, b at y, a at z"
+    assert who(times[["a"]].assign(b=9.0), "hardware") == "a is fastest on each of them"
+    assert who(times.iloc[:1], "hardware") == "a is fastest at x: 1.0 ms per token"
+
+
+def test_from_where_the_policy_hardly_matters() -> None:
+    """The median is 2.0, 1.1, 1.5 and 1.05 times the best: within 10 % at 2, but for good only from 8 on."""
+    times = table("batch", [1, 2, 4, 8], a=[1.0] * 4, b=[2.0, 1.1, 1.5, 1.05], c=[9.0] * 4)
+    assert settled_from(times) == 8
+    assert until_the_end(times, "batch") == (
+        "from batch 8 on the policy hardly matters: half of them are within 10%"
+    )
+    assert along(times, "batch").endswith("; from batch 8 on the policy hardly matters")
+    assert along(times.iloc[-1:], "batch").endswith(", but the policy hardly matters")
+    assert settled_from(times.iloc[:3]) is None
+    assert until_the_end(times.iloc[:3], "batch") == (
+        "the policy matters up to batch 4: half of the policies take at least 50% longer than the fastest"
+    )
+    assert settled_from(times[["a", "b"]]) is None
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ([20.0, 10.0], "from 8 GB/s to 64 GB/s the fastest goes from 20.0 to 10.0 ms per token, 2.00x faster"),
+        ([10.0, 15.0], "from 8 GB/s to 64 GB/s the fastest goes from 10.0 to 15.0 ms per token, 1.50x slower"),
+        ([10.0, 9.9], "from 8 GB/s to 64 GB/s the fastest hardly changes, from 10.0 to 9.9 ms per token"),
+    ],
+)
+def test_gain(times: list[float], expected: str) -> None:
+    slower = [2 * time for time in times]
+    assert gain(table("pcie_gbps", [8.0, 64.0], a=times, b=slower), "pcie_gbps") == expected
+
+
+def test_gain_of_things_to_choose_from_is_a_ranking() -> None:
+    times = table("hardware", ["old", "new", "odd"], a=[20.0, 10.0, 40.0], b=[30.0, 30.0, 15.0])
+    assert gain(times, "hardware") == (
+        "new is best: 10.0 ms per token, 1.50x faster than odd (15.0), 2.00x faster than old (20.0)"
+    )
+
+
+def test_among() -> None:
+    assert among(["a", "a"]) == "a is fastest in all 2 settings"
+    assert among(["a", "b", "a"]) == "a is fastest in 2 of 3 settings, b in 1"
+    assert among(list("aaabbccde")) == "a is fastest in 3 of 9 settings, b in 2, c in 2, others in 2"

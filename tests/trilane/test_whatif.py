@@ -1,0 +1,109 @@
+"""``trilane whatif``: questions on one line, and their answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.trilane.running import SHORT, Result, Trilane
+
+QUICK = (*SHORT, "--policies", "on-demand,layer-wise,best-approx", "--jobs", "1")
+
+
+def lines(done: Result, *starts: str) -> list[list[str]]:
+    """The words of the table's lines that begin so."""
+    return [line.split() for line in done.out.splitlines() if line.startswith(starts)]
+
+
+def test_one_axis_is_a_table_of_policies(trilane: Trilane) -> None:
+    done = trilane("whatif", "--vary", "pcie=4x16,5x16", *QUICK, "--json", "r.json")
+    assert done.status == 0, done.err
+    answer = json.loads(Path("r.json").read_text())
+    times = {(row["policy"], row["pcie"]): row["tpot_ms"] for row in answer["rows"]}
+    assert answer["axes"] == {"pcie": ["4x16", "5x16"]}
+    assert len(times) == 2 * 5  # three policies, the clairvoyant run, the lower bound
+    for cells in lines(done, "4x16", "5x16"):
+        numbers = [float(cell) for cell in cells[1:] if cell != "<"]
+        names = ("on-demand", "layer-wise", "best-approx", "oracle", "lower bound")
+        assert numbers[:5] == [round(times[name, cells[0]], 2) for name in names]
+        assert cells[cells.index("<") - 1] == f"{min(numbers[:3]):.2f}"
+        assert numbers[5] == pytest.approx(1000 / min(numbers[:3]), abs=0.1)
+    assert "routing of mini-deepseek, 1 draw" in done.out
+    assert answer["says"][0].startswith("From PCIe 4x16 to PCIe 5x16 the fastest ")
+    assert all(sentence in done.out for sentence in answer["says"])
+    assert "--draws 5 tells" in done.err
+    assert max(map(len, done.out.splitlines())) < 120
+
+
+def test_a_winner_that_changes_the_routing_is_not_the_only_answer(trilane: Trilane) -> None:
+    done = trilane("whatif", "--vary", "batch=1,2", *SHORT, "--policies", "daop,on-demand", "--jobs", "1")
+    assert "\ndaop ~ is fastest throughout: " in done.out
+    assert "\nOf those that keep the routing, on-demand: " in done.out
+    assert "\nThe batch as a whole goes from " in done.out
+    assert "~            changes the routing" in done.out
+
+
+def test_values_that_do_not_fit_are_said_so(trilane: Trilane) -> None:
+    done = trilane("whatif", "--vary", "cached_share=0.5,0.9,1", *QUICK, "--json", "-")
+    assert done.status == 0
+    assert "left out 90% cached, 100% cached: deepseek-v2-lite: a cached share of 0.9 is " in done.err
+    assert {row["cached_share"] for row in done.json["rows"]} == {0.5}
+
+
+def test_policies_that_cannot_run_are_named(trilane: Trilane) -> None:
+    done = trilane("whatif", "--vary", "batch=1", "--set", "prompt_tokens=4", "--set", "generated_tokens=2",
+                   "--set", "trace=mini-moe", "--set", "model=null", "--set", "cached_share=0.01",
+                   "--policies", "on-demand,nobody", "--jobs", "1")  # fmt: skip
+    assert done.status == 2
+    assert "there is no policy 'nobody'" in done.err
+
+
+def test_two_axes_are_a_table_of_winners_and_a_heat_map(trilane: Trilane) -> None:
+    words = ("--vary", "gpu_memory_gb=12,24", "--vary", "batch=1,2", "--png", "a.png", "--json", "r.json")
+    done = trilane("whatif", *words, *QUICK)
+    assert done.status == 0, done.err
+    rows = pd.DataFrame(json.loads(Path("r.json").read_text())["rows"])
+    real = rows[~rows["kind"].isin(["clairvoyant", "lower bound"])]
+    for cells in lines(done, "12 ", "24 "):
+        mine = real[real["gpu_memory_gb"] == float(cells[0])]
+        times = [mine.loc[mine["batch"] == batch, "tpot_ms"].min() for batch in (1, 2)]
+        assert [cell for cell in cells[1:] if cell[0].isdigit()] == [f"{time:.2f}" for time in times]
+    assert "\nbatch 2: from 12 GB to 24 GB the fastest " in done.out
+    drawn = pd.read_csv("a.csv")
+    assert len(drawn) == 4
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_machines_are_ranked(trilane: Trilane) -> None:
+    words = ("--vary", "hardware=rtx3090-ddr4,rtx4090-ddr5", "--set", "batch=2", "--png", "m.png")
+    done = trilane("whatif", *words, *QUICK)
+    assert "\nrtx4090-ddr5 is best: " in done.out
+    assert "x faster than rtx3090-ddr4 (" in done.out
+    assert sorted(path.name for path in Path().iterdir()) == ["m.csv", "m.png"]
+
+
+def test_several_draws_are_means(trilane: Trilane) -> None:
+    done = trilane("whatif", "--vary", "batch=1", "--draws", "2", *QUICK, "--json", "-")
+    assert {row["draws"] for row in done.json["rows"]} == {2, None}
+    assert "may be chance" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        (("batch",), "--vary: expected AXIS=VALUES"),
+        (("policy=dali",), "name policies with --policies A,B"),
+        (("batch=1", "batch=2"), "--vary batch: expected every axis once"),
+        (("batch=1", "seed=1", "pcie=4x16"), "expected one axis or two, got batch, seed, pcie"),
+        (("bach=1",), "there is no axis 'bach'; did you mean 'batch'"),
+        (("pcie=9x16",), "no value can run: pcie: expected generation x lanes"),
+        (("cached_share=1",), "no value can run: deepseek-v2-lite: a cached share of 1 is "),
+    ],
+)
+def test_refusals(trilane: Trilane, vary: tuple[str, ...], message: str) -> None:
+    done = trilane("whatif", *(word for text in vary for word in ("--vary", text)), *QUICK)
+    assert done.status == 2
+    assert message in done.err

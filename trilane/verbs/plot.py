@@ -1,0 +1,92 @@
+"""``trilane plot``: the results of a sweep as pictures, each with the data behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trilane.output import check_folder, note
+from trilane.question import names_in
+
+KINDS = ("tpot", "speedup", "heat", "hits")  # those of sim.pictures.sweep_pictures, which is slow to import
+
+
+class PlotError(ValueError):
+    """Pictures that cannot be drawn, or options that cannot be read; the message says why."""
+
+
+def plot(
+    results: Annotated[str, typer.Argument(metavar="RESULTS", help="The table of [bold]trilane sweep[/] (.parquet).")],
+    out: Annotated[
+        str | None,
+        typer.Option("--out", "-o", metavar="DIR", help="Where to. Default: a folder of the table's name beside it."),
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="tpot: TPOT along an axis; speedup: bars over a baseline; heat: the fastest policy over two axes; "
+            "hits: hit rate against capacity. Default: all that the table can carry.",
+        ),
+    ] = None,
+    x: Annotated[str | None, typer.Option("--x", metavar="AXIS", help="What goes to the right in tpot, heat.")] = None,
+    y: Annotated[str | None, typer.Option("--y", metavar="AXIS", help="What goes up in heat.")] = None,
+    baseline: Annotated[str | None, typer.Option(metavar="POLICY", help="Of speedup. Default: llama.cpp.")] = None,
+    policies: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Draw these and the clairvoyant run. Default: all.")
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Draw only runs with this value, such as batch=4; repeatable."),
+    ] = None,
+) -> None:
+    """Draw what a sweep found.
+
+    Each picture comes with a CSV of what it draws. The lower bound and the clairvoyant run are in every picture of
+    times, to show what is left to gain.
+    """
+    from sim.pictures.figure_files import save_picture
+    from sim.pictures.sweep_means import means_of
+    from sim.pictures.sweep_pictures import Asked, pictures_of
+    from sim.sweep.table import read_results
+
+    kinds = _kinds(kind)
+    folder = Path(out) if out else Path(results).with_suffix("")
+    check_folder(str(folder))
+    named = None if policies is None else names_in(policies)
+    if named and baseline and baseline not in named:
+        named.append(baseline)
+    axes = [name for name in (x, y) if name]
+    means = means_of(read_results(results), _pairs(where or ()), named, axes)
+    pictures, reasons = pictures_of(means, kinds, Asked(x, y, baseline))
+    if not pictures or (kind and reasons):
+        raise PlotError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        save_picture(picture, folder / f"{name}.png")
+        note(f"{folder / name}.png and .csv: {picture.figure.get_suptitle()}")
+    for name, reason in reasons.items():
+        note(f"no picture {name}: {reason}")
+
+
+def _kinds(text: str | None) -> Sequence[str]:
+    """The kinds of ``--kind A,B``. Raises PlotError."""
+    names = KINDS if text is None else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in KINDS:
+            from traces.names import unknown
+
+            raise PlotError(f"--kind: {unknown('picture', name, KINDS)}")
+    return names
+
+
+def _pairs(where: Sequence[str]) -> dict[str, str]:
+    """Keys and values of ``--where KEY=VALUE``. Raises PlotError."""
+    pairs = dict(text.partition("=")[::2] for text in where)
+    for key, value in pairs.items():
+        if not key or not value:
+            raise PlotError(f"--where: expected KEY=VALUE, got {key!r}")
+    return pairs

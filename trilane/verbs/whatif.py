@@ -1,0 +1,127 @@
+"""``trilane whatif``: one or two things of a scenario varied on the command line; a table, and what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trilane.draws import JobsOption, processes
+from trilane.output import JsonOption, check_picture, check_targets, note, show, working, write_json
+from trilane.question import ScenarioOption, SetOption, inputs_of, names_in, scenario_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sim.scenario import Scenario
+
+POLICIES = ("llama.cpp", "mixtral-offloading", "fiddler", "hybrimoe", "dali", "smoe", "daop", "best-exact")
+MOST_AXES = 2
+
+
+class WhatIfError(ValueError):
+    """A question that cannot be read or answered; the message says why."""
+
+
+def whatif(
+    vary: Annotated[
+        list[str],
+        typer.Option(
+            "--vary", "-v",
+            metavar="AXIS=VALUES",
+            help="What is varied, once or twice: [bold]pcie_gbps=8..64[/], [bold]pcie=4x16,5x16[/], "
+            "[bold]cached_share=0..1[/], [bold]batch=1..16[/], [bold]gpu_memory_gb=8,12,16,24[/], any key of a "
+            "scenario, dotted key of its hardware, or parameters.NAME of policies.",
+        ),
+    ],
+    policies: Annotated[
+        str | None, typer.Option(metavar="A,B", help=f"Policies. Default: one of each kind: {', '.join(POLICIES)}.")
+    ] = None,
+    changes: SetOption = None,
+    scenario: ScenarioOption = None,
+    draws: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="How often each policy plays, with other sequences of the trace; means."),
+    ] = 1,
+    jobs: JobsOption = None,
+    png: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw the answer; a CSV of what is drawn goes beside it.")
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """What if the link were faster, the cache larger, the batch bigger, the machine another?
+
+    Plays every value of one or two axes under policies of each kind. What cannot run is left out, with the reason.
+    """
+    from sim.pictures.sweep_means import means_of
+    from trilane.whatif_page import failures, findings, page
+
+    check_picture(png)
+    asked = scenario_of(scenario, changes)
+    check_targets(json, png, _beside(png), inputs=inputs_of(scenario, asked))
+    axes = axes_in(vary)
+    names = list(POLICIES) if policies is None else names_in(policies)
+    results = _played(asked, axes, names, draws, processes(jobs))
+    if (results["error"] != "").all():
+        raise WhatIfError(f"no value can run: {results['error'].iloc[0].partition(': ')[2]}")
+    means = means_of(results, asked=list(axes))
+    says = findings(means, list(axes))
+    for line in (reasons := failures(results, list(axes))):
+        note(line)
+    show(json, *page(means, list(axes)), "", *says)
+    if draws == 1:
+        note("one draw: a difference of a few percent may be chance, --draws 5 tells")
+    rows = means.frame().astype(object)
+    write_json({
+        "scenario": asked.to_dict(), "axes": {name: list(values) for name, values in axes.items()},
+        "rows": rows.where(rows.notna(), None).to_dict("records"), "left_out": reasons, "says": says,
+    }, json)  # fmt: skip
+    if png:
+        _draw(means, list(axes), png)
+
+
+def axes_in(vary: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Axes and values of ``--vary AXIS=VALUES``. Raises WhatIfError, and SweepError for an unknown axis or value."""
+    from sim.sweep.values import values_in
+
+    axes: dict[str, tuple[Any, ...]] = {}
+    for text in vary:
+        name, equals, values = text.partition("=")
+        name = name.strip()
+        if not equals or not name or not values.strip():
+            raise WhatIfError(f"--vary: expected AXIS=VALUES such as batch=1,4,16 or pcie_gbps=8..64, got {text!r}")
+        if name == "policy":
+            raise WhatIfError("--vary policy: name policies with --policies A,B")
+        if name in axes:
+            raise WhatIfError(f"--vary {name}: expected every axis once, with all its values")
+        axes[name] = values_in(name, values)
+    if len(axes) > MOST_AXES:
+        raise WhatIfError(f"--vary: expected one axis or two, got {', '.join(axes)}; trilane sweep takes any number")
+    return axes
+
+
+def _played(
+    scenario: Scenario, axes: Mapping[str, tuple[Any, ...]], names: Sequence[str], draws: int, jobs: int
+) -> pd.DataFrame:
+    from sim.sweep.grid import Grid
+    from sim.sweep.sweep import sweep
+
+    grid = Grid(scenario, ({**axes, "policy": tuple(names)},), draws=draws)
+    with working("simulating") as say:
+        return sweep(grid, jobs=jobs, watch=lambda now: say(f"simulating, {now.done} of {now.total}"))
+
+
+def _beside(png: str | None) -> str | None:
+    from pathlib import Path
+
+    return None if png is None else str(Path(png).with_suffix(".csv"))
+
+
+def _draw(means: Any, axes: Sequence[str], png: str) -> None:
+    from sim.pictures.figure_files import save_picture
+    from sim.pictures.heat_map import heat_map
+    from sim.pictures.tpot_lines import tpot_lines
+
+    picture = tpot_lines(means, axes[0]) if len(axes) == 1 else heat_map(means, axes[0], axes[1])
+    note(f"picture: {png}, and what it draws: {save_picture(picture, png)}")
