@@ -32,7 +32,7 @@ def check_calibration(scenario: Scenario, trace: Trace) -> None:
     if name is None:
         return
     calibration = load_trace(name)
-    if calibration.checksum == trace.checksum:
+    if calibration.checksum == trace.checksum or _same_texts(calibration, trace):
         raise ScenarioError(
             f"calibration {name!r} is the trace that is evaluated: a policy would know its future; capture another one "
             f"from other prompts"
@@ -74,6 +74,13 @@ def _alike(prompt: NDArray[np.int16], other: NDArray[np.int16]) -> float:
     if len(other) < len(prompt):
         return 0.0
     return float((prompt[..., :, None] == other[: len(prompt), :, None, :]).any(-1).mean())
+
+
+def _same_texts(one: Trace, other: Trace) -> bool:
+    """Are both made up, from the same numbers? They may differ in lengths and share texts all the same."""
+    made = [trace.provenance for trace in (one, other) if trace.provenance.get("synthetic")]
+    numbers = [[facts["model"], facts["seed"], facts["model_seed"]] for facts in made if "model_seed" in facts]
+    return len(numbers) == 2 and numbers[0] == numbers[1]
 
 
 def load_calibration(name: str) -> Calibration:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors.numpy import save
 from traces.capture_prompts import PromptFile, check_disjoint, check_unseen
 from traces.capture_settings import CaptureError
 from traces.text_sketch import TextSketch, read_sketch
+from traces.written_aside import written_aside
 
 FORMAT = "trilane-vectors 1"
 ESTIMATOR = "estimator/"  # prefix of its weights' names

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from traces.names import unknown
+from traces.synthesis.named import is_synthetic, load_synthetic, synthetic_calibration_of
 from traces.trace import Trace
 from traces.trace_cut import first_layers
 from traces.trace_file import read_trace
@@ -40,18 +41,25 @@ def find_trace(name_or_path: str | Path) -> Path:
 def load_trace(name_or_path: str | Path) -> Trace:
     """Read a trace by name or path; read once while the file stays as it is.
 
-    ``mini-deepseek:6`` is that trace cut after 6 MoE layers. Raises TraceError.
+    ``mini-deepseek:6`` is that trace cut after 6 MoE layers; ``synthetic:MODEL`` is made up
+    (:mod:`traces.synthesis.named`). Raises TraceError.
     """
     whole, layers = _parted(str(name_or_path))
+    if is_synthetic(whole):
+        made = load_synthetic(whole)
+        return made if layers is None else first_layers(made, layers)
     path = find_trace(whole).resolve()
     return _read(path, path.stat().st_mtime_ns, layers)
 
 
 def calibration_of(name: str) -> str | None:
-    """The name of the calibration trace that belongs to a bundled trace, if there is one."""
+    """The name of the calibration trace that belongs to a bundled or synthetic trace, if there is one."""
     whole, layers = _parted(name)
-    wanted = f"{whole}{_CALIBRATION}"
-    if not (FOLDER / f"{wanted}.safetensors").is_file():
+    if is_synthetic(whole):
+        wanted = synthetic_calibration_of(whole)
+    else:
+        wanted = f"{whole}{_CALIBRATION}" if (FOLDER / f"{whole}{_CALIBRATION}.safetensors").is_file() else None
+    if wanted is None:
         return None
     return wanted if layers is None else f"{wanted}:{layers}"
 

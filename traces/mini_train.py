@@ -10,7 +10,6 @@ import argparse
 import copy
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from traces.mini_data import PAD, Corpus, load_corpus, train_tokenizer
 from traces.mini_eval import RouterTap, evaluate
 from traces.mini_models import VOCAB, build_model
+from traces.written_aside import written_aside
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,9 @@ class Trainer:
         began = self.clock()
         self._log({"held_out": evaluate(self.model, self.tap, self.corpus, self.settings.eval_windows)})
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        aside = self.folder / "checkpoint.pt.new"
         self.seconds += self.clock() - began
-        torch.save({**state, "step": self.step, "seconds": self.seconds}, aside)
-        os.replace(aside, self.folder / "checkpoint.pt")
+        with written_aside(self.folder / "checkpoint.pt") as aside:
+            torch.save({**state, "step": self.step, "seconds": self.seconds}, aside)
         export(self.model, self.folder)
 
     def _resume(self) -> None:

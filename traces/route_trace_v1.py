@@ -87,7 +87,7 @@ def _read(path: Path) -> tuple[_Header, pd.DataFrame]:
         if not good.all():
             line = int(good.index[~good][0])
             kind = "a number >= 0" if name == "weight" else "a whole number >= 0" + (f" and < {limit}" if limit else "")
-            _fail(path, line, f"expected {name} to be {kind}, got {written.loc[line, name]!r}")
+            _fail(path, line, f"expected {name} to be {kind}, got {written.loc[[line], name].item()!r}")
     return header, frame.astype({name: np.int64 for name in COLUMNS if name != "weight"})
 
 

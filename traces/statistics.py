@@ -26,6 +26,7 @@ def trace_statistics(trace: Trace) -> dict[str, Any]:
     frame = layer_statistics(trace)
     forecasts = forecast_statistics(trace).groupby("forecast")[["accuracy_at_k", "recall_at_m"]].mean()
     return {
+        "synthetic": trace.provenance.get("synthetic"),
         "tokens": len(trace),
         "prefill_tokens": int((trace.phase == PREFILL).sum()),
         "decode_tokens": int((trace.phase == DECODE).sum()),
@@ -108,6 +109,38 @@ def lag_profile(trace: Trace, lags: range = LAGS) -> pd.DataFrame:
     frequency = popularity(trace, DECODE)
     chance = float(((frequency**2).sum(axis=1) / frequency.sum(axis=1)).mean())
     return pd.DataFrame({"lag": list(lags), "probability": _overlaps(trace, lags).mean(axis=1), "chance": chance})
+
+
+def cross_layer_gain(trace: Trace, ahead: int = 1) -> float:
+    """How much a layer tells of a later one: a decode token's experts ``ahead`` layers later are guessed to be those of
+    the token of its sequence that has most experts in common with it now (the mean of several such). The share that is
+    right, beyond what any other token of the sequence would get right, of what is left: 0 no better, 1 always right.
+
+    Mean over layers and sequences. NaN for traces without such layers or tokens.
+    """
+    rows, sequence, _ = _decode_rows(trace)
+    gains = [likeness_gain(_likeness(trace, rows[sequence == one]), ahead) for one in np.unique(sequence)]
+    said = [gain for gain in gains if np.isfinite(gain)]
+    return float(np.mean(said)) if said else float("nan")
+
+
+def likeness_gain(likeness: NDArray[np.float32], ahead: int) -> float:
+    """``cross_layer_gain`` of one sequence. ``likeness`` [layers, tokens, tokens]: shares of experts in common."""
+    layers, tokens = likeness.shape[:2]
+    if layers <= ahead or tokens < 2:
+        return float("nan")
+    others = ~np.eye(tokens, dtype=np.bool_)
+    now, later = np.where(others, likeness[:-ahead], -1), np.where(others, likeness[ahead:], 0)
+    nearest = now == now.max(axis=2, keepdims=True)
+    right = ((later * nearest).sum(axis=2) / nearest.sum(axis=2)).mean(axis=1)
+    any_other = later.sum(axis=(1, 2)) / others.sum()
+    return float(((right - any_other) / (1 - any_other)).mean())
+
+
+def _likeness(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+    used = np.zeros((trace.shape.moe_layers, len(rows), trace.shape.experts), np.float32)
+    np.put_along_axis(used, np.moveaxis(trace.topk_ids[rows], 1, 0).astype(np.intp), 1, axis=2)
+    return np.asarray(used @ np.swapaxes(used, 1, 2) / np.float32(trace.shape.top_k))
 
 
 def prefill_decode_similarity(trace: Trace) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from sim.scenario import Scenario
+    from traces.trace import Trace
 
 ScenarioOption = Annotated[
     str | None,
@@ -79,18 +81,33 @@ def names_in(text: str) -> list[str]:
     return names
 
 
+def short_name(trace: str) -> str:
+    """A trace's name without folder and ending."""
+    if trace.startswith("synthetic:"):
+        return trace
+    return Path(trace).name.removesuffix(".safetensors").removesuffix(".csv").removesuffix(".route")
+
+
+def trace_in_words(name: str, trace: Trace) -> str:
+    """A trace's name, and that it is made up where the name does not say so."""
+    made_up = trace.provenance.get("synthetic") and not name.startswith("synthetic:")
+    return f"{name} (synthetic)" if made_up else name
+
+
 def describe(scenario: Scenario) -> str:
     """A scenario in one line."""
     from traces.library import load_trace
     from traces.noisy_forecast import NoisyForecasts
 
-    model = scenario.model or load_trace(scenario.trace).shape.name
+    trace = load_trace(scenario.trace)
+    model = scenario.model or trace.shape.name
     room = "the card's own memory"
     if scenario.cached_share is not None:
         room = f"{scenario.cached_share:.0%} of the experts cached"
     elif scenario.gpu_memory_gb is not None:
         room = f"{scenario.gpu_memory_gb:g} GB of GPU memory"
-    told = f"{model} on {scenario.hardware}, {room}, batch {scenario.batch}, routing of {scenario.trace}"
+    routing = f"routing of {trace_in_words(scenario.trace, trace)}"
+    told = f"{model} on {scenario.hardware}, {room}, batch {scenario.batch}, {routing}"
     if scenario.noisy_forecast_recall is None:
         return told
     return f"{told}; where it lacks forecasts, {NoisyForecasts(scenario.noisy_forecast_recall)}"

@@ -21,6 +21,7 @@ from trilane.output import (
     working,
     write_json,
 )
+from trilane.question import trace_in_words
 from trilane.verbs.cache_curve import read_any
 from trilane.verbs.trace_stats import stats
 from trilane.verbs.trace_synth import synth
@@ -48,8 +49,10 @@ FORECASTS_HELP = (
 def info(trace: TraceArgument, json: JsonOption = None) -> None:
     """What is in a trace: model, tokens, forecasts, and where it came from."""
     check_targets(json, inputs=[trace])
-    facts = facts_of(read_any(trace))
-    show(json, heading(f"trace {trace}"), pairs((name.replace("_", " "), _text(fact)) for name, fact in facts.items()))
+    read = read_any(trace)
+    facts = facts_of(read)
+    title = heading(f"trace {trace_in_words(trace, read)}")
+    show(json, title, pairs((name.replace("_", " "), _text(fact)) for name, fact in facts.items()))
     write_json(facts, json)
 
 

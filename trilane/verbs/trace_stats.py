@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import add
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -26,6 +25,7 @@ from trilane.output import (
     working,
     write_json,
 )
+from trilane.question import short_name, trace_in_words
 from trilane.verbs.cache_curve import read_any
 
 if TYPE_CHECKING:
@@ -63,8 +63,9 @@ def _describe(name: str, json: str | None) -> None:
     with working("counting"):
         from traces.statistics import trace_statistics
 
-        values = trace_statistics(read_any(name))
-    show(json, *_description(name, values))
+        trace = read_any(name)
+        values = trace_statistics(trace)
+    show(json, *_description(trace_in_words(name, trace), values))
     write_json(values, json)
 
 
@@ -203,7 +204,7 @@ def _comparison(
         ["layers / experts / top-k", *("{layers} / {experts} / {top_k}".format(**values) for values in found.values())],
         *([row.label, *(row.text(column.get(name)) for column in quantities)] for name, row in rows.items()),
     ]
-    columns = ["", *map(_short, found)]
+    columns = ["", *(_column(name, values) for name, values in found.items())]
     if figures:
         columns.append("published")
         cited: dict[str, list[str]] = {name: [] for name in rows}
@@ -215,9 +216,10 @@ def _comparison(
     return columns, cells, [f"{figure.model}: {figure.source}; {figure.note}" for figure in figures]
 
 
-def _short(name: str) -> str:
-    """A trace's name without folder and ending."""
-    return Path(name).name.removesuffix(".safetensors").removesuffix(".csv").removesuffix(".route")
+def _column(name: str, values: Statistics) -> str:
+    """The heading of a trace's column; that it is made up stands below its name."""
+    made_up = values["synthetic"] and not name.startswith("synthetic:")
+    return f"{short_name(name)}\n(synthetic)" if made_up else short_name(name)
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

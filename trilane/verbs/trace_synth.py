@@ -2,44 +2,101 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from trilane.output import check_targets, note, working
+from trilane.output import (
+    JsonOption,
+    OutputError,
+    check_targets,
+    heading,
+    legend,
+    note,
+    number,
+    show,
+    table,
+    working,
+    write_json,
+)
+from trilane.verbs.cache_curve import read_any
+
+if TYPE_CHECKING:
+    from traces.model_shape import ModelShape
+    from traces.synthesis.routing_fit import RoutingFit
 
 
 def synth(
+    output: Annotated[str, typer.Option("--output", "-o", metavar="F.safetensors", help="Trace to write.")],
     like: Annotated[
-        str,
+        str | None,
         typer.Option(metavar="MODEL", help="Model whose layers, experts and experts per token the trace has; see "
                                            "[bold]trilane models[/]. mixtral-8x7b:8 is its first 8 MoE layers."),
-    ],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="F.safetensors", help="Trace to write.")],
-    sequences: Annotated[int, typer.Option(min=1, metavar="N", help="Texts: a batch takes one each.")] = 4,
+    ] = None,
+    fit: Annotated[
+        str | None,
+        typer.Option(metavar="TRACE", help="Be like this trace: a trace file, a bundled name or a route_trace v1 CSV. "
+                                           "Default: the stored fit nearest to the model."),
+    ] = None,
+    sequences: Annotated[int, typer.Option(min=1, metavar="N", help="Texts: a batch takes one each.")] = 20,
     prompt_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens of each prompt.")] = 64,
     generated_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens generated after each.")] = 64,
-    skew: Annotated[
-        float,
-        typer.Option(min=0, metavar="X", help="How much some experts are liked better than others, by all tokens "
-                                              "alike. 0: not at all; 1: as much as tokens differ from each other."),
-    ] = 1.0,
-    persistence: Annotated[
-        float,
-        typer.Option(min=0, max=1, metavar="X", help="How much a token chooses as the one before it did. 0: no more "
-                                                     "than any two; 1: every token of a text chooses alike."),
-    ] = 0.7,
     seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Another number gives another trace of the same kind.")
+        int, typer.Option(min=0, metavar="N", help="Another number gives other texts of the same made-up model.")
     ] = 0,
+    json: JsonOption = None,
 ) -> None:  # fmt: skip
-    """Make routing up: skewed and persistent as asked, fitted to no model. Every output calls it synthetic."""
-    from traces.catalogue import load_model
-    from traces.synthetic import Synthesis, synthetic_trace
-    from traces.trace_file import write_trace
+    """Make routing up: as skewed, persistent and predictable as a real trace's. Every output calls it synthetic.
 
-    check_targets(output)
+    Prints how near the made-up routing comes to the trace that it was fitted to, and what was taken from where.
+
+    [bold]synthetic:MODEL[/] as the name of a trace does the same without a file.
+    """
+    if like is None and fit is None:
+        raise OutputError("expected --like MODEL, --fit TRACE or both, got neither: nothing says what to be like")
+    check_targets(output, json, inputs=[fit])
     with working("making routing up"):
-        asked = Synthesis(sequences, prompt_tokens, generated_tokens, skew, persistence, seed)
-        write_trace(synthetic_trace(load_model(like), asked), output)
-    note(f"synthetic trace: {output}")
+        from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
+        from traces.trace_file import write_trace
+
+        shape, routing = _routing(like, fit)
+        asked = Synthesis(routing, sequences, prompt_tokens, generated_tokens, seed)
+        write_trace(synthetic_trace(shape, asked), output)
+    show(json, *_page(shape, routing))
+    write_json({"synthetic": routing.source, "routing": routing.to_dict()}, json)
+    note(f"synthetic trace: {output}; beside published figures: trilane trace stats {output} --published")
+
+
+def _routing(model: str | None, trace_name: str | None) -> tuple[ModelShape, RoutingFit]:
+    """Whose topology, and the parameters."""
+    from traces.catalogue import load_model
+    from traces.synthesis.fit_routing import fit_routing
+    from traces.synthesis.like import like
+
+    if trace_name is None:
+        assert model is not None
+        shape = load_model(model)
+        return shape, like(shape)
+    trace = read_any(trace_name)
+    shape = trace.shape if model is None else load_model(model)
+    return shape, like(shape, fit_routing(trace, trace_name, trace.shape.name, trace.checksum))
+
+
+def _page(shape: ModelShape, routing: RoutingFit) -> list[Table | Text | str]:
+    """What it is like, and how near it comes."""
+    rows = [
+        [row.statistic, "" if row.fitted else "*", *(number(value, 3) for value in (row.real, row.synthetic)),
+         f"{row.synthetic - row.real:+.3f}"]
+        for row in routing.residuals
+    ]  # fmt: skip
+    forecasts = ", ".join(f"{name} {100 * value:.1f}%" for name, value in routing.forecast_accuracy.items())
+    return [
+        heading(f"synthetic routing for {shape.name}"),
+        routing.source,
+        f"forecasts, accuracy@k: {forecasts}",
+        heading(f"\nbeside the trace {routing.name}"),
+        table(["statistic", "", routing.name, "synthetic", "difference"], rows, text_columns=2),
+        legend({"*": "nothing was fitted to it; nor to the hit rate of any cache"}),
+    ]

@@ -1,0 +1,115 @@
+"""Made-up routing: valid, said to be made up, the same for the same seed, and forecast as well as asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sim.scenario import Scenario, ScenarioError
+from sim.simulate import simulate
+from traces.model_shape import ModelShape
+from traces.statistics import cross_layer_gain, forecast_statistics, lag_profile, popularity
+from traces.synthesis.like import like
+from traces.synthesis.routing_fit import RoutingFit
+from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
+from traces.trace import Trace
+from traces.trace_file import write_trace
+from traces.trace_layout import TraceError
+
+SHAPE = ModelShape("made-up", moe_layers=4, dense_layers=0, experts=32, top_k=4, hidden=8, expert_width=4)
+ROUTING = like(SHAPE)
+
+
+def made(routing: RoutingFit = ROUTING, seed: int = 0, model_seed: int = 0, sequences: int = 3) -> Trace:
+    return synthetic_trace(SHAPE, Synthesis(routing, sequences, 16, 48, seed, model_seed))
+
+
+def test_it_is_a_trace_of_the_shape_that_calls_itself_synthetic() -> None:
+    trace = made()
+    assert trace.topk_ids.shape == (3 * 64, 4, 4)
+    assert [int((trace.phase == phase).sum()) for phase in (0, 1)] == [48, 144]
+    assert trace.provenance["synthetic"].startswith("fitted to mini-deepseek (")
+    assert trace.scores is not None
+    np.testing.assert_allclose(trace.scores.astype(np.float32).sum(axis=2), 1, atol=2e-2)
+    best = np.take_along_axis(trace.scores, trace.topk_ids.astype(np.intp), axis=2)
+    assert (best.min(axis=2) >= np.sort(trace.scores, axis=2)[:, :, -4]).all()
+
+
+def test_a_seed_gives_one_trace_and_another_gives_other_texts() -> None:
+    assert made().checksum == made().checksum
+    assert len({trace.checksum for trace in (made(), made(seed=1), made(model_seed=1))}) == 3
+
+
+def test_a_text_does_not_depend_on_how_many_are_made_with_it() -> None:
+    np.testing.assert_array_equal(made(sequences=1).topk_ids, made(sequences=3).topk_ids[:64])
+
+
+def test_texts_share_what_the_model_likes_and_other_models_like_others() -> None:
+    partial = replace(ROUTING, preference_share=(0.8,) * 4, model_share=0.9)
+
+    def likeness(one: Trace, other: Trace) -> float:
+        return float(np.corrcoef(popularity(one).ravel(), popularity(other).ravel())[0, 1])
+
+    assert likeness(made(partial), made(partial, seed=1)) > 0.8
+    assert abs(likeness(made(partial), made(partial, seed=1, model_seed=1))) < 0.3
+
+
+def test_each_parameter_does_what_it_says() -> None:
+    def persistence(routing: RoutingFit) -> list[float]:
+        return [float(value) for value in lag_profile(made(routing), range(1, 3))["probability"]]
+
+    still = replace(ROUTING, preference_share=(0.9,) * 4)
+    moving = replace(ROUTING, preference_share=(0.01,) * 4)
+    slow = replace(moving, autocorrelation=(0.9, 0.0))
+    assert persistence(still)[1] > persistence(moving)[1] + 0.2
+    assert persistence(slow)[0] > persistence(moving)[0] + 0.2
+    noisy = replace(moving, noise_share=0.9)
+    assert cross_layer_gain(made(moving)) > cross_layer_gain(made(noisy)) + 0.1
+
+
+@pytest.mark.parametrize("accuracy", [0.3, 0.7, 0.95])
+def test_forecasts_are_as_accurate_as_asked(accuracy: float) -> None:
+    trace = made(replace(ROUTING, forecast_accuracy={"gate@1": accuracy, "gate@3": accuracy, "partial@1": 1.0}))
+    found = forecast_statistics(trace).groupby("forecast")["accuracy_at_k"].mean()
+    assert found.to_dict() == pytest.approx({"gate@1": accuracy, "gate@3": accuracy, "partial@1": 1}, abs=0.04)
+    assert [key.kind for key, forecast in trace.forecasts.items() if forecast.scores is not None] == ["partial"]
+
+
+@pytest.mark.parametrize("policy", ["smoe", "hybrimoe", "hybrid-pf", "best-exact"])
+def test_policies_run_on_it_and_say_that_it_is_synthetic(tmp_path, policy: str) -> None:  # type: ignore[no-untyped-def]
+    names = [tmp_path / f"{name}.safetensors" for name in ("evaluated", "calibration")]
+    for seed, path in enumerate(names):
+        write_trace(made(seed=seed), path)
+    scenario = Scenario(trace=str(names[0]), calibration=str(names[1]), model=None, policy=policy, cached_share=0.5)
+    assert "synthetic trace" in simulate(scenario.with_(prompt_tokens=4, generated_tokens=3)).labels
+
+
+def test_texts_that_are_evaluated_are_none_to_calibrate_on() -> None:
+    """Fewer of the same: another checksum, but what they route is known."""
+    scenario = Scenario(
+        trace="synthetic:mini-moe/2x8+16", calibration="synthetic:mini-moe/1x8+16", model=None, policy="fiddler"
+    )
+    with pytest.raises(ScenarioError, match="is the trace that is evaluated"):
+        simulate(scenario)
+    assert simulate(scenario.with_(calibration=None)).scenario["calibration"] == "synthetic:mini-moe-calibration"
+
+
+@pytest.mark.parametrize("wrong", [{"sequences": 0}, {"seed": -1}, {"generated_tokens": 0}])
+def test_nonsense_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(TraceError, match="expected counts >= 1 and seeds >= 0"):
+        Synthesis(ROUTING, **wrong)
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (2, 2), (8, 2), (129, 3), (512, 10)])
+def test_any_topology_and_the_shortest_texts_will_do(experts: int, top_k: int) -> None:
+    shape = replace(SHAPE, experts=experts, top_k=top_k, moe_layers=2)
+    trace = synthetic_trace(shape, Synthesis(like(shape), 1, 1, 1))
+    assert trace.topk_ids.shape == (2, 2, top_k)
+    assert {key.kind for key in trace.forecasts} >= {"gate", "residual", "quasi_hidden", "partial", "estimator"}
+
+
+def test_routing_of_another_topology_is_refused() -> None:
+    with pytest.raises(TraceError, match="routing with top_k = 4 for made-up, got 2"):
+        made(replace(ROUTING, top_k=2))

@@ -1,0 +1,75 @@
+"""Forecasts made up: the true logits of a later layer, with so much error that they are as accurate as asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import bisect
+
+from traces.model_shape import ModelShape
+from traces.synthesis.latent import Singles, Texts, layer_logits
+from traces.synthesis.ranking import best, coarse
+from traces.synthesis.routing_fit import RoutingFit
+from traces.trace_layout import ForecastKey, parse_forecast_name
+
+_SCORED = "partial"  # the forecast whose scores are recorded
+_PILOT = Texts(((0,),), prompt_tokens=1, generated_tokens=48)  # a text to try accuracies on
+_TOLERANCE = 1e-5
+
+
+def softmax(logits: Singles, sharpness: float) -> Singles:
+    """Scores of all experts: each row sums to 1."""
+    scores = np.exp(np.float32(sharpness) * logits)
+    return np.asarray(scores / scores.sum(axis=1, keepdims=True))
+
+
+class Forecaster:
+    """One forecast of all tokens. The forecasts of a layer err alike, the better ones less."""
+
+    def __init__(self, shape: ModelShape, name: str, correlation: float, sharpness: float, tokens: int) -> None:
+        parsed = parse_forecast_name(f"forecast/{name}/ids")
+        assert parsed is not None  # RoutingFit checked it
+        self.key: ForecastKey = parsed[0]
+        self._correlation, self._sharpness = correlation, sharpness
+        size = (tokens, shape.moe_layers, min(2 * shape.top_k, shape.experts))
+        self.tensors: dict[str, NDArray[Any]] = {self.key.ids_name: np.full(size, -1, np.int16)}
+        if self.key.kind == _SCORED:
+            self.tensors[self.key.scores_name] = np.zeros(size, np.float16)
+
+    def add(self, layer: int, logits: Singles, error: Singles) -> None:
+        """Forecast ``layer``, whose true logits these are."""
+        made = layer - self.key.lookahead
+        if made < 0:
+            return
+        guess = _guess(logits, error, self._correlation)
+        ids = best(guess, self.tensors[self.key.ids_name].shape[2])
+        self.tensors[self.key.ids_name][:, made] = ids
+        if self.key.kind == _SCORED:
+            scores = np.take_along_axis(softmax(guess, self._sharpness), ids.astype(np.intp), axis=1)
+            self.tensors[self.key.scores_name][:, made] = scores
+
+
+def correlations(routing: RoutingFit, model_seed: int) -> Mapping[str, float]:
+    """For each forecast, the correlation of guess and truth that makes it as accurate as asked (of a short text)."""
+    logits = np.concatenate([coarse(layer) for layer in layer_logits(routing, _PILOT, model_seed)])
+    error = np.random.default_rng(0).standard_normal(logits.shape, dtype=np.float32)
+    k, true = routing.top_k, best(logits, routing.top_k)
+
+    def accuracy(correlation: float) -> float:
+        found = best(_guess(logits, error, correlation), k)
+        return float((found[:, :, None] == true[:, None, :]).sum() / true.size)
+
+    def solved(wanted: float) -> float:
+        if wanted <= accuracy(0.0):
+            return 0.0
+        return 1.0 if wanted >= 1 else float(bisect(lambda c: accuracy(c) - wanted, 0.0, 1.0, xtol=_TOLERANCE))
+
+    return {name: solved(wanted) for name, wanted in routing.forecast_accuracy.items()}
+
+
+def _guess(logits: Singles, error: Singles, correlation: float) -> Singles:
+    share = np.float32(correlation), np.float32(np.sqrt(1 - correlation**2))
+    return coarse(share[0] * logits + share[1] * error)

@@ -1,0 +1,101 @@
+"""The logits of made-up routers, layer by layer.
+
+A router's logit for an expert is a preference of the text plus an answer to the token's state:
+
+    logit = sqrt(p) preference + sqrt(1 - p) (sqrt(1 - n) state . direction + sqrt(n) noise)
+
+with p the layer's preference_share and n the noise_share. Every expert of every layer has a direction of its own, as
+the rows of a router's matrix are; the state is the token's, and layers see nearly the same. So tokens that are alike
+choose alike in all layers, which is what makes a later layer predictable from an earlier one. Preferences are partly
+the model's (the same for all texts), partly the text's, and those of a prompt are not quite those of its answer.
+Each logit is a standard normal variate, nearly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.synthesis.normal_overlap import skewed_scores
+from traces.synthesis.routing_fit import RoutingFit
+from traces.synthesis.token_states import token_states
+
+Singles = NDArray[np.float32]
+_MODEL, _TEXT = 1, 2  # kinds of random streams
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Which texts: numbers of their own, so that a text does not depend on which others are made with it."""
+
+    seeds: tuple[tuple[int, ...], ...]
+    prompt_tokens: int
+    generated_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Of all texts."""
+        return len(self.seeds) * (self.prompt_tokens + self.generated_tokens)
+
+
+def layer_logits(fit: RoutingFit, texts: Texts, model_seed: int = 0) -> Iterator[Singles]:
+    """For each layer the logits [tokens, experts] of all texts, one after the other; prompt first."""
+    streams = [np.random.default_rng((_TEXT, *seed)) for seed in texts.seeds]
+    quantiles = skewed_scores(fit.experts, fit.preference_tail).astype(np.float32)
+    states = _fresh_states(fit, texts, streams)
+    for layer, share in enumerate(fit.preference_share):
+        model = np.random.default_rng((_MODEL, model_seed, layer))
+        if layer:
+            fresh = _fresh_states(fit, texts, streams) if fit.layer_drift else states
+            states = _mixed(states, fresh, fit.layer_drift)
+        directions = _directions(model, fit)
+        liked = model.standard_normal(fit.experts, dtype=np.float32)
+        changing = _mixed(states @ directions, _noise(fit, texts, streams), fit.noise_share)
+        preferences = [_text_preferences(rng, liked, fit, quantiles) for rng in streams]
+        yield _logits(fit, texts, share, np.stack(preferences), changing)
+
+
+def _mixed(one: Singles, other: Singles, share: float) -> Singles:
+    """Of two independent standard normal variates a third, ``share`` of it the second."""
+    return np.float32(np.sqrt(1 - share)) * one + np.float32(np.sqrt(share)) * other
+
+
+def _fresh_states(fit: RoutingFit, texts: Texts, streams: list[np.random.Generator]) -> Singles:
+    """[tokens, width]; a prompt and its answer are two texts."""
+    lengths = (texts.prompt_tokens, texts.generated_tokens)
+    return np.concatenate(
+        [token_states(rng, fit.autocorrelation, length, fit.state_width) for rng in streams for length in lengths]
+    )
+
+
+def _directions(rng: np.random.Generator, fit: RoutingFit) -> Singles:
+    """[width, experts], of length 1."""
+    directions = rng.standard_normal((fit.state_width, fit.experts), dtype=np.float32)
+    return np.asarray(directions / np.linalg.norm(directions, axis=0))
+
+
+def _noise(fit: RoutingFit, texts: Texts, streams: list[np.random.Generator]) -> Singles:
+    """[tokens, experts]."""
+    length = texts.prompt_tokens + texts.generated_tokens
+    return np.concatenate([rng.standard_normal((length, fit.experts), dtype=np.float32) for rng in streams])
+
+
+def _text_preferences(rng: np.random.Generator, liked: Singles, fit: RoutingFit, quantiles: Singles) -> Singles:
+    """[2, experts]: of the prompt and of the answer. Ranks decide, so that every layer of every text is equally
+    particular whatever was drawn."""
+    answer, other = rng.standard_normal((2, fit.experts), dtype=np.float32)
+    prompt = _mixed(other, answer, fit.prompt_likeness**2)
+    raw = np.stack([_mixed(own, liked, fit.model_share) for own in (prompt, answer)])
+    return np.asarray(quantiles[raw.argsort(axis=1).argsort(axis=1)])
+
+
+def _logits(fit: RoutingFit, texts: Texts, share: float, preferences: Singles, changing: Singles) -> Singles:
+    """Preferences [texts, 2, experts] and what changes with the token, put together."""
+    logits = changing.reshape(len(texts.seeds), -1, changing.shape[1])
+    prompt, answer = np.s_[:, : texts.prompt_tokens], np.s_[:, texts.prompt_tokens :]
+    for phase, (part, of) in enumerate(((prompt, share * fit.prompt_preference_share), (answer, share))):
+        logits[part] = _mixed(logits[part], preferences[:, phase, None], min(of, 1.0))
+    return logits.reshape(changing.shape)

@@ -1,0 +1,137 @@
+"""What a fit looks at: how much the choices of two tokens have in common, by where the two stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.statistics import likeness_gain
+from traces.trace import Trace
+from traces.trace_layout import DECODE, PREFILL
+
+LAGS = 16  # tokens apart, at which persistence is looked at one by one; further apart is "far"
+FAR_LAYERS = 8
+LEAST_PROMPT, LEAST_ANSWER = 4, 2 * LAGS  # tokens of a text that says enough
+NEAR_PROMPT = 3  # tokens of a prompt that are nearer than this say more about persistence than about preferences
+MOST_SEQUENCES, MOST_TOKENS = 20, 256  # of a long trace, the first so many sequences, and tokens of each phase
+WINDOWS = (2, 8, 32, 128)
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int16]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The experts of one text's tokens, of its prompt and of its answer: [tokens, layers, k]."""
+
+    prompt: Ids
+    answer: Ids
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Means over texts; *overlap* is the share of a token's experts that another token has too. NaN where a trace is
+    too short to say."""
+
+    far: Floats  # [layers], overlap of answer tokens more than LAGS apart
+    lags: Floats  # [LAGS], of answer tokens so far apart, mean over layers
+    across: float  # of answer tokens of different texts
+    prompt: float  # of tokens of one prompt
+    prompt_answer: float  # of a prompt token and an answer token
+    spread: float  # standard deviation, over pairs of far answer tokens, of the overlap in all layers together
+    gain: float  # see traces.statistics.cross_layer_gain, next layer
+    far_gain: float  # the same, FAR_LAYERS ahead
+    distinct: Floats  # [WINDOWS], different experts of so many answer tokens in a row, mean over layers
+    prompt_distinct: float  # different experts of a prompt
+
+
+def measure_trace(trace: Trace) -> Measured:
+    """Of a trace; where its importer filled the last layer of the prompts in, that is left out."""
+    layers = trace.shape.moe_layers - bool(trace.provenance.get("filled_rows"))
+    return measure(choices_of(trace), trace.shape.experts, layers)
+
+
+def middle(several: list[Measured]) -> Measured:
+    """The mean of each statistic."""
+    return Measured(
+        **{field.name: np.mean([getattr(one, field.name) for one in several], axis=0) for field in fields(Measured)}
+    )
+
+
+def choices_of(trace: Trace) -> list[Choices]:
+    """The texts of a trace that are long enough to say something."""
+    texts = []
+    for sequence in dict.fromkeys(trace.sequence.tolist()):
+        mine = trace.sequence == sequence
+        prompt, answer = (np.flatnonzero(mine & (trace.phase == phase)) for phase in (PREFILL, DECODE))
+        prompt, answer = prompt[-MOST_TOKENS:], answer[:MOST_TOKENS]
+        texts.append(Choices(np.asarray(trace.topk_ids[prompt]), np.asarray(trace.topk_ids[answer])))
+    enough = [text for text in texts if len(text.prompt) >= LEAST_PROMPT and len(text.answer) >= LEAST_ANSWER]
+    return enough[:MOST_SEQUENCES]
+
+
+def measure(texts: list[Choices], experts: int, prompt_layers: int | None = None) -> Measured:
+    """Look at all pairs of tokens. ``prompt_layers``: the first so many layers tell of prompts (default: all)."""
+    used = [(_used(text.prompt[:, :prompt_layers], experts), _used(text.answer, experts)) for text in texts]
+    k = texts[0].answer.shape[2]
+    answers = [_overlaps(answer, answer, k) for _, answer in used]
+    far = [_apart(overlap, LAGS + 1) for overlap in answers]
+    across = list(_across([answer for _, answer in used], k))
+    return Measured(
+        far=_mean([pairs.mean(axis=1) for pairs in far]),
+        lags=_mean([[np.diagonal(overlap, lag, 1, 2).mean() for lag in range(1, LAGS + 1)] for overlap in answers]),
+        across=float(_mean(across or [np.nan])),
+        prompt=float(_mean([_apart(_overlaps(prompt, prompt, k), NEAR_PROMPT).mean() for prompt, _ in used])),
+        prompt_answer=float(_mean([_overlaps(prompt, answer, k).mean() for prompt, answer in used])),
+        spread=float(_mean([pairs.mean(axis=0).std() for pairs in far])),
+        gain=float(_mean([likeness_gain(overlap, 1) for overlap in answers])),
+        far_gain=float(_mean([likeness_gain(overlap, FAR_LAYERS) for overlap in answers])),
+        distinct=_mean([[_distinct(answer, window) for window in WINDOWS] for _, answer in used]),
+        prompt_distinct=float(_mean([_distinct(prompt, prompt.shape[1]) for prompt, _ in used])),
+    )
+
+
+def _mean(values: Sequence[Any]) -> Floats:
+    """Over texts, of those that say something."""
+    array = np.asarray(values, np.float64)
+    said = np.isfinite(array)
+    return np.asarray(np.where(said, array, 0).sum(axis=0) / np.where(said.any(axis=0), said.sum(axis=0), np.nan))
+
+
+def _used(ids: Ids, experts: int) -> NDArray[np.float32]:
+    """[layers, tokens, experts]: 1 where the token has the expert."""
+    used = np.zeros((ids.shape[1], ids.shape[0], experts), np.float32)
+    np.put_along_axis(used, np.moveaxis(ids, 1, 0).astype(np.intp), 1, axis=2)
+    return used
+
+
+def _overlaps(one: NDArray[np.float32], other: NDArray[np.float32], k: int) -> NDArray[np.float32]:
+    """[layers, tokens of one, tokens of the other]; of as many layers as both have."""
+    layers = min(len(one), len(other))
+    return np.asarray(one[:layers] @ np.swapaxes(other[:layers], 1, 2) / np.float32(k))
+
+
+def _apart(overlap: NDArray[np.float32], least: int) -> NDArray[np.float32]:
+    """[layers, pairs]: of tokens at least so far apart."""
+    row, column = np.triu_indices(overlap.shape[1], least)
+    pairs = overlap[:, row, column]
+    return pairs if pairs.shape[1] else np.full((len(overlap), 1), np.nan, np.float32)
+
+
+def _across(answers: list[NDArray[np.float32]], k: int) -> Iterator[float]:
+    """Overlap of each two texts' tokens: that of their popularities."""
+    popularity = [answer.mean(axis=1) for answer in answers]
+    for place, one in enumerate(popularity):
+        for other in popularity[:place]:
+            yield float((one * other).sum(axis=1).mean() / k)
+
+
+def _distinct(used: NDArray[np.float32], window: int) -> float:
+    """Different experts of ``window`` tokens in a row, mean over layers and disjoint windows."""
+    starts = range(0, used.shape[1] - window + 1, window)
+    counts = [(used[:, start : start + window].max(axis=1) > 0).sum(axis=1).mean() for start in starts]
+    return float(np.mean(counts)) if counts else float("nan")

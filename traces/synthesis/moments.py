@@ -1,0 +1,113 @@
+"""Moving the parameters of made-up routing until it measures as a trace does.
+
+Each parameter is moved by what its own statistic is off; overlaps are translated into correlations first, so that the
+steps are about right. The random numbers are the same in every round, so that the rounds settle and the result is
+determined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from traces.synthesis.latent import Texts, layer_logits
+from traces.synthesis.measured import Choices, Floats, Measured, measure, middle
+from traces.synthesis.normal_overlap import correlation_of
+from traces.synthesis.ranking import best
+from traces.synthesis.routing_fit import RoutingFit
+
+ROUNDS = 16
+SLOWER, FASTER, PACES = 0.6, 1.15, (0.1, 1.5)  # a parameter that overshot moves slower, one that did not faster
+FITTED_WINDOWS = 2  # the widest that the trace has
+_TEXTS = 10  # at least so many are made up, of as many models if the trace has but one text
+_LIMITS: Mapping[str, tuple[float, float]] = {
+    "preference_share": (0.01, 0.98),
+    "preference_tail": (-1.5, 1.5),
+    "prompt_preference_share": (0.05, 1.5),
+    "prompt_likeness": (0.0, 1.0),
+    "model_share": (0.0, 1.0),
+    "autocorrelation": (-0.3, 0.95),
+    "layer_drift": (0.0, 0.5),
+    "noise_share": (0.0, 0.9),
+}
+
+
+class Layout(NamedTuple):
+    """How much is made up in a round: the texts of a trace, if they were all as long as the middle one."""
+
+    texts: int
+    prompt_tokens: int
+    generated_tokens: int
+
+    @classmethod
+    def of(cls, texts: list[Choices]) -> Layout:
+        """The layout of a trace."""
+        lengths = [(len(text.prompt), len(text.answer)) for text in texts]
+        prompt, answer = (int(np.median(column)) for column in zip(*lengths, strict=True))
+        return cls(len(texts), prompt, answer)
+
+    @property
+    def models(self) -> int:
+        """How many models make such texts."""
+        return max(1, _TEXTS // self.texts)
+
+
+def tuned(real: Measured, start: RoutingFit, layout: Layout) -> RoutingFit:
+    """``start``, moved until it measures as ``real``; its state_width stays."""
+    fit, paces, last = start, {name: _paced(1.0) for name in _LIMITS}, {name: _paced(0.0) for name in _LIMITS}
+    for _ in range(ROUNDS):
+        moves = {name: _paced(move) for name, move in _moves(fit, real, simulated(fit, layout)).items()}
+        for name, move in moves.items():
+            paces[name] = np.clip(paces[name] * np.where(move * last[name] < 0, SLOWER, FASTER), *PACES)
+        fit = replace(fit, **{name: _within(name, getattr(fit, name), paces[name] * moves[name]) for name in moves})
+        last = moves
+    return fit
+
+
+def simulated(fit: RoutingFit, layout: Layout, seed: int = 0) -> Measured:
+    """What routing made up measures, mean over models. Another ``seed``: other texts, other models."""
+    return middle([_simulated(fit, layout, seed, number) for number in range(layout.models)])
+
+
+def _simulated(fit: RoutingFit, layout: Layout, seed: int, number: int) -> Measured:
+    texts = Texts(
+        tuple((seed, number, text) for text in range(layout.texts)), layout.prompt_tokens, layout.generated_tokens
+    )
+    ids = np.stack([best(logits, fit.top_k) for logits in layer_logits(fit, texts, seed + number)], axis=1)
+    made = ids.reshape(layout.texts, -1, *ids.shape[1:])
+    prompt = layout.prompt_tokens
+    return measure([Choices(text[:prompt], text[prompt:]) for text in made], fit.experts)
+
+
+def _moves(fit: RoutingFit, real: Measured, made: Measured) -> dict[str, Any]:
+    """By how much each parameter seems to be off; NaN where the trace does not say."""
+
+    def lacks(name: str) -> Any:
+        share = fit.top_k / fit.experts
+        return correlation_of(getattr(real, name), share) - correlation_of(getattr(made, name), share)
+
+    preferred = float(np.mean(fit.preference_share))
+    widest = np.flatnonzero(np.isfinite(real.distinct))[-FITTED_WINDOWS:]
+    return {
+        "preference_share": lacks("far"),
+        "autocorrelation": (lacks("lags") - lacks("far").mean()) / (1 - preferred),
+        "preference_tail": 0.4 * np.log(made.distinct[widest] / real.distinct[widest]).mean(),
+        "prompt_preference_share": 2 * np.log(made.prompt_distinct / real.prompt_distinct),
+        "prompt_likeness": lacks("prompt_answer") / (preferred * fit.prompt_preference_share**0.5),
+        "model_share": lacks("across") / preferred,
+        "noise_share": 0.5 * (made.gain - real.gain),
+        "layer_drift": 0.1 * (made.far_gain / made.gain - real.far_gain / real.gain),
+    }
+
+
+def _paced(value: Any) -> Floats:
+    return np.nan_to_num(np.asarray(value, np.float64))
+
+
+def _within(name: str, value: Any, move: Floats) -> Any:
+    """``value`` moved, within its limits."""
+    moved = np.clip(np.asarray(value) + move, *_LIMITS[name])
+    return tuple(moved.tolist()) if isinstance(value, tuple) else float(moved)

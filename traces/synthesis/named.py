@@ -1,0 +1,54 @@
+"""Synthetic traces by name: ``synthetic:MODEL``, and the calibration trace that belongs to it."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from traces.trace import Trace
+from traces.trace_layout import TraceError
+
+PREFIX = "synthetic:"
+CALIBRATION = "-calibration"
+_NAME = re.compile(r"synthetic:(?P<model>[^/]+?)(?P<calibration>-calibration)?(?:/(\d+)x(\d+)\+(\d+))?")
+_EVALUATION_SEED, _CALIBRATION_SEED = 0, 1
+
+
+def is_synthetic(name: str) -> bool:
+    """Does ``name`` ask for a synthetic trace?"""
+    return name.startswith(PREFIX)
+
+
+@lru_cache(maxsize=4)
+def load_synthetic(name: str) -> Trace:
+    """``synthetic:qwen3-30b-a3b``: 20 sequences of 64 + 64 tokens; ``.../4x4096+32``: 4 of 4,096 + 32. The same name
+    is always the same trace.
+
+    Raises ShapeError for an unknown model and TraceError for lengths that cannot be read.
+    """
+    # Here, because the catalogue reads traces itself, and because most who load traces make none up.
+    from traces.catalogue import load_model
+    from traces.synthesis.like import like
+    from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
+
+    model, calibration, counts = _parsed(name)
+    shape = load_model(model)
+    seed = _CALIBRATION_SEED if calibration else _EVALUATION_SEED
+    lengths = dict(zip(("sequences", "prompt_tokens", "generated_tokens"), counts, strict=bool(counts)))
+    return synthetic_trace(shape, Synthesis(like(shape), seed=seed, **lengths))
+
+
+def synthetic_calibration_of(name: str) -> str | None:
+    """The name of the calibration trace: the same model's other texts, of the usual lengths."""
+    model, calibration, _ = _parsed(name)
+    return None if calibration else f"{PREFIX}{model}{CALIBRATION}"
+
+
+def _parsed(name: str) -> tuple[str, bool, tuple[int, ...]]:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise TraceError(
+            f"trace {name!r}: expected synthetic:MODEL, or synthetic:MODEL/SEQUENCESxPROMPT+GENERATED such as "
+            f"synthetic:qwen3-30b-a3b/4x256+32"
+        )
+    return match["model"], bool(match["calibration"]), tuple(int(count) for count in match.groups()[2:] if count)

@@ -1,0 +1,38 @@
+"""How much two choices of the best few have in common, if what they were chosen by is correlated: closed forms.
+
+A threshold stands in for "the k best of E": an expert is chosen when its normal variate exceeds the quantile of k / E.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri, owens_t
+
+Floats = NDArray[np.float64]
+_GRID = np.linspace(-0.95, 0.9999, 4000)
+
+
+def overlap_of(correlation: Floats, share: float) -> Floats:
+    """P(one is chosen | the other is), for two standard normal variates and ``share`` = k / E of all chosen.
+
+    By Owen's T function: P(X > h, Y > h) = Phi(-h) - 2 T(h, sqrt((1 - r) / (1 + r))); D. B. Owen, Tables for Computing
+    Bivariate Normal Probabilities, Annals of Mathematical Statistics 27 (1956).
+    """
+    threshold = -ndtri(share)
+    slope = np.sqrt((1 - correlation) / (1 + correlation))
+    return np.asarray((ndtr(-threshold) - 2 * owens_t(threshold, slope)) / share)
+
+
+def correlation_of(overlap: Floats | float, share: float) -> Floats:
+    """The correlation that gives ``overlap``; the inverse of ``overlap_of``, clipped to -0.95 .. 0.9999."""
+    return np.asarray(np.interp(overlap, overlap_of(_GRID, share), _GRID))
+
+
+def skewed_scores(count: int, tail: float) -> Floats:
+    """``count`` quantiles, ascending, of mean 0 and variance 1: of a normal variate if ``tail`` is 0; above 0 the lower
+    end is longer, below 0 the upper (J. W. Tukey's g distribution, turned round).
+    """
+    normal = ndtri((np.arange(count) + 0.5) / count)
+    scores = -np.expm1(-tail * normal) / tail if tail else normal
+    return np.asarray((scores - scores.mean()) / max(float(scores.std()), np.finfo(float).tiny))

@@ -1,0 +1,101 @@
+"""A trace made up: routing, scores, and forecasts of stated accuracy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.model_shape import ModelShape
+from traces.synthesis.forecasts import Forecaster, correlations, softmax
+from traces.synthesis.latent import Texts, layer_logits
+from traces.synthesis.ranking import best, coarse
+from traces.synthesis.routing_fit import RoutingFit
+from traces.trace import Trace
+from traces.trace_layout import DECODE, PREFILL, TraceError
+
+_ERRORS = 3  # kind of random stream
+
+
+@dataclass(frozen=True)
+class Synthesis:
+    """What to make. Other ``seed``: other texts of the same model; other ``model_seed``: another model of that kind."""
+
+    routing: RoutingFit
+    sequences: int = 20
+    prompt_tokens: int = 64
+    generated_tokens: int = 64
+    seed: int = 0
+    model_seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.sequences, self.prompt_tokens, self.generated_tokens) < 1 or min(self.seed, self.model_seed) < 0:
+            counts = (self.sequences, self.prompt_tokens, self.generated_tokens, self.seed, self.model_seed)
+            raise TraceError(f"synthetic trace: expected counts >= 1 and seeds >= 0, got {counts}")
+
+    @property
+    def texts(self) -> Texts:
+        """The sequences to make."""
+        seeds = tuple((self.seed, number) for number in range(self.sequences))
+        return Texts(seeds, self.prompt_tokens, self.generated_tokens)
+
+
+def synthetic_trace(shape: ModelShape, asked: Synthesis) -> Trace:
+    """Routing for ``shape``, with the scores of all experts and forecasts.
+
+    Raises TraceError if the routing is for other layers, experts or top-k.
+    """
+    for name in ("moe_layers", "experts", "top_k"):
+        if getattr(shape, name) != getattr(asked.routing, name):
+            raise TraceError(
+                f"synthetic trace: expected routing with {name} = {getattr(shape, name)} for {shape.name}, got "
+                f"{getattr(asked.routing, name)} of {asked.routing.name}"
+            )
+    tensors = _routed(shape, asked)
+    length = asked.prompt_tokens + asked.generated_tokens
+    phase = np.repeat([PREFILL, DECODE], [asked.prompt_tokens, asked.generated_tokens])
+    tensors |= {
+        "sequence": np.repeat(np.arange(asked.sequences, dtype=np.int32), length),
+        "position": np.tile(np.arange(length, dtype=np.int32), asked.sequences),
+        "phase": np.tile(phase.astype(np.uint8), asked.sequences),
+    }
+    return Trace.from_tensors(shape, tensors, _provenance(shape, asked))
+
+
+def _provenance(shape: ModelShape, asked: Synthesis) -> dict[str, Any]:
+    routing = asked.routing
+    return {
+        "model": shape.name,
+        "synthetic": routing.source,
+        "seed": asked.seed,
+        "model_seed": asked.model_seed,
+        "routing": replace(routing, residuals=()).to_dict(),
+    }
+
+
+def _routed(shape: ModelShape, asked: Synthesis) -> dict[str, NDArray[Any]]:
+    """Everything that routers say: [tokens, layers, ...]."""
+    tokens, layers = asked.texts.tokens, shape.moe_layers
+    tensors: dict[str, NDArray[Any]] = {
+        "topk_ids": np.empty((tokens, layers, shape.top_k), np.int16),
+        "topk_weights": np.empty((tokens, layers, shape.top_k), np.float16),
+        "scores": np.empty((tokens, layers, shape.experts), np.float16),
+    }
+    found = correlations(asked.routing, asked.model_seed)
+    makers = [Forecaster(shape, name, how, asked.routing.sharpness, tokens) for name, how in found.items()]
+    errors = np.random.default_rng((_ERRORS, asked.seed))
+    for layer, exact in enumerate(layer_logits(asked.routing, asked.texts, asked.model_seed)):
+        logits = coarse(exact)
+        scores = softmax(logits, asked.routing.sharpness)
+        ids = best(logits, shape.top_k)
+        weights = np.take_along_axis(scores, ids.astype(np.intp), axis=1)
+        tensors["topk_ids"][:, layer], tensors["scores"][:, layer] = ids, scores
+        tensors["topk_weights"][:, layer] = weights / weights.sum(1, keepdims=True) if shape.norm_topk else weights
+        error = errors.standard_normal(logits.shape, dtype=np.float32)
+        for maker in makers:
+            maker.add(layer, logits, error)
+    for maker in makers:
+        tensors |= maker.tensors
+    return tensors
