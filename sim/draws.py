@@ -110,7 +110,7 @@ def _mapped(tasks: Sequence[tuple[Simulation, Scenario, bool]], jobs: int) -> It
     if workers <= 1:
         yield map(_outcome, tasks)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn"), _leave_interrupts_to_the_parent) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), leave_interrupts_to_the_parent) as pool:
         try:
             yield pool.map(_outcome, tasks)
         finally:
@@ -127,7 +127,8 @@ def _outcome(task: tuple[Simulation, Scenario, bool]) -> Outcome:
     return Outcome(row, run if keep else None)
 
 
-def _leave_interrupts_to_the_parent() -> None:
+def leave_interrupts_to_the_parent() -> None:
+    """For worker processes: Ctrl-C is the parent's to answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

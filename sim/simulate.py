@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from policies.calibration import Calibration
@@ -22,7 +22,7 @@ from sim.engine.layer_parts import TokenBytes
 from sim.engine.spans import Row, spans_frame
 from sim.machine.hardware import Hardware, load_hardware
 from sim.memory import MemoryPlan, plan_memory
-from sim.results.bounds import bounds_of
+from sim.results.bounds import LowerBound, bounds_of, lower_bound
 from sim.results.run import Run
 from sim.scenario import Scenario, ScenarioError
 from traces.batches import StepRows
@@ -46,6 +46,7 @@ class Setting:
     hardware: Hardware
     steps: tuple[StepRows, ...]
     costs: CostTable
+    known_bounds: dict[int, LowerBound] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def tokens_per_sequence(self) -> int:
@@ -151,11 +152,16 @@ def simulate_composition(setting: Setting, composition: Composition) -> Run:
 
 def play(prepared: Prepared) -> Run:
     """Simulate what has been prepared, once."""
+    return prepared.run(spans_of(prepared))
+
+
+def spans_of(prepared: Prepared) -> list[Row]:
+    """The spans alone of what has been prepared, simulated once: for callers that want no more of a run than these."""
     setting, shape = prepared.setting, prepared.setting.shape
     token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
     engine = Engine(prepared.session, setting.costs, prepared.demand, token_bytes, prepared.approximation)
     engine.run()
-    return prepared.run(engine.recorder.rows)
+    return engine.recorder.rows
 
 
 def play_in(prepared: Prepared, hardware: Hardware) -> Run:
@@ -178,10 +184,17 @@ def _resolved(setting: Setting, policy: Composition) -> Scenario:
 
 
 def _bounds(setting: Setting, demand: Sequence[StepDemand], memory: MemoryPlan, needs: Needs) -> dict[str, float]:
-    """Lower bound and null model; the bound's proof does not reach policies that change the routing."""
+    """Lower bound and null model; the bound's proof does not reach policies that change the routing.
+
+    The lower bound is the same for all policies that have the same memory: it is worked out once in a setting.
+    """
     shape, capacity = setting.shape, memory.cache_bytes + memory.staging_bytes
     share = memory.cache_bytes / shape.routed_bytes
-    bounds = bounds_of(demand, setting.costs, capacity, shape, setting.hardware, share, needs.gpu_only)
+    if capacity not in setting.known_bounds:
+        setting.known_bounds[capacity] = lower_bound(demand, setting.costs, capacity)
+    bounds = bounds_of(
+        demand, setting.costs, capacity, shape, setting.hardware, share, needs.gpu_only, setting.known_bounds[capacity]
+    )
     if needs.changes_routing:
         return {name: ms for name, ms in bounds.items() if not name.startswith("lower_bound")}
     return bounds

@@ -19,12 +19,17 @@ if TYPE_CHECKING:
     from realrun.validation.validate import validate
     from sim.ablation import ablate
     from sim.comparison import compare
+    from sim.fit.fit import Fit, fit
+    from sim.fit.question import Question
     from sim.machine.hardware import Hardware, hardware_names, load_hardware
     from sim.pictures.gantt import save_gantt
     from sim.pictures.perfetto import write_perfetto
     from sim.results.run import Run
     from sim.scenario import Scenario
     from sim.simulate import simulate
+    from sim.sweep.grid import Grid
+    from sim.sweep.sweep import sweep
+    from sim.sweep.table import read_results
     from traces.catalogue import load_model, model_names
     from traces.library import load_trace, trace_names
     from traces.model_shape import ModelShape
@@ -34,13 +39,17 @@ if TYPE_CHECKING:
     from traces.trace_file import read_trace, write_trace
 
 _HOME = {
+    "Grid": "sim.sweep.grid",
+    "Fit": "sim.fit.fit",
     "Hardware": "sim.machine.hardware",
     "ModelShape": "traces.model_shape",
+    "Question": "sim.fit.question",
     "Run": "sim.results.run",
     "Scenario": "sim.scenario",
     "Trace": "traces.trace",
     "ablate": "sim.ablation",
     "compare": "sim.comparison",
+    "fit": "sim.fit.fit",
     "hardware_names": "sim.machine.hardware",
     "import_route_trace": "traces.route_trace_v1",
     "load_hardware": "sim.machine.hardware",
@@ -49,9 +58,11 @@ _HOME = {
     "measure": "realrun.replay.measure",
     "model_names": "traces.catalogue",
     "policy_names": "policies.registry",
+    "read_results": "sim.sweep.table",
     "read_trace": "traces.trace_file",
     "save_gantt": "sim.pictures.gantt",
     "simulate": "sim.simulate",
+    "sweep": "sim.sweep.sweep",
     "trace_names": "traces.library",
     "trace_statistics": "traces.statistics",
     "validate": "realrun.validation.validate",
@@ -60,13 +71,17 @@ _HOME = {
 }
 
 __all__ = [
+    "Fit",
+    "Grid",
     "Hardware",
     "ModelShape",
+    "Question",
     "Run",
     "Scenario",
     "Trace",
     "ablate",
     "compare",
+    "fit",
     "hardware_names",
     "import_route_trace",
     "load_hardware",
@@ -75,9 +90,11 @@ __all__ = [
     "measure",
     "model_names",
     "policy_names",
+    "read_results",
     "read_trace",
     "save_gantt",
     "simulate",
+    "sweep",
     "trace_names",
     "trace_statistics",
     "validate",

@@ -12,11 +12,15 @@ from trilane.verbs.ablate import ablate
 from trilane.verbs.cache_curve import cache_curve
 from trilane.verbs.catalogues import hardware, models, policies
 from trilane.verbs.compare import compare
+from trilane.verbs.fit import fit
 from trilane.verbs.measure import measure
+from trilane.verbs.plot import plot
 from trilane.verbs.profile import profile
 from trilane.verbs.simulate import simulate
+from trilane.verbs.sweep import sweep
 from trilane.verbs.trace import app as trace
 from trilane.verbs.validate import validate
+from trilane.verbs.whatif import whatif
 
 _OURS = ("trilane", "traces", "policies", "sim", "realrun")
 
@@ -33,7 +37,11 @@ app = typer.Typer(
 )
 app.command("compare")(compare)
 app.command("simulate")(simulate)
+app.command("whatif")(whatif)
+app.command("fit")(fit)
 app.command("ablate")(ablate)
+app.command("sweep")(sweep)
+app.command("plot")(plot)
 app.command("cache-curve")(cache_curve)
 app.add_typer(trace, name="trace")
 app.command("profile")(profile)

@@ -118,13 +118,13 @@ def findings(means: SweepMeans, axes: Sequence[str]) -> list[str]:
 
 def _findings(times: pd.DataFrame, axis: str) -> list[str]:
     """What is gained along the axis; who is fastest, also of those that keep the routing; how much that matters."""
-    from sim.pictures.findings import gain, stretches, until_the_end, who
+    from sim.pictures.findings import gain, gains_most, stretches, until_the_end, who
 
     said = [gain(times, axis)] if len(times) > 1 else []
     if axis == "batch":
         rates = [f"{1000 * batch / times.loc[batch].min():,.1f}" for batch in (times.index[0], times.index[-1])]
         said.append(f"the batch as a whole goes from {rates[0]} to {rates[1]} tokens/s")
-    said.append(who(times, axis))
+    said += [gains_most(times, axis), who(times, axis)]
     exact = times[[name for name in times.columns if not str(name).endswith("~")]]
     if any(part.policy.endswith("~") for part in stretches(times)) and exact.shape[1]:
         said.append(f"of those that keep the routing, {who(exact.dropna(how='all'), axis)}")

@@ -66,7 +66,8 @@ def who(table: pd.DataFrame, axis: str) -> str:
         if axis in THINGS:
             return f"{first} on each of them"
         times = table[found[0].policy].dropna()
-        leads = f"{first} throughout" if table.shape[1] > 1 else found[0].policy
+        throughout = "throughout" if _always(table, found[0].policy) else f"or within {TIE:.0%} of the fastest throughout"
+        leads = f"{first} {throughout}" if table.shape[1] > 1 else found[0].policy
         return f"{leads}: {times.iloc[0]:.1f} to {times.iloc[-1]:.1f} ms per token"
     if not numeric(values):
         others = ", ".join(f"{part.policy} at {_listed(axis, part.values)}" for part in found[1:])
@@ -81,6 +82,11 @@ def who(table: pd.DataFrame, axis: str) -> str:
     [(policy, count)] = held.most_common(1)
     often = f"at {count} of {len(values)} values"
     return f"the fastest policy changes {len(found) - 1} times; most often, {often}, it is {policy}"
+
+
+def _always(table: pd.DataFrame, policy: str) -> bool:
+    """Whether it is the very fastest at every value."""
+    return bool((table[policy] <= table.min(axis=1)).all())
 
 
 def along(table: pd.DataFrame, axis: str) -> str:
@@ -106,6 +112,17 @@ def gain(table: pd.DataFrame, axis: str) -> str:
         return f"{where} the fastest hardly changes, {times}"
     change = f"{first / last:.2f}x faster" if first > last else f"{last / first:.2f}x slower"
     return f"{where} the fastest goes {times}, {change}"
+
+
+def gains_most(table: pd.DataFrame, axis: str) -> str:
+    """Which of several policies the first to the last value of a scale helps most; nothing where it helps nobody."""
+    if table.shape[1] < 2 or len(table) < 2 or axis in THINGS:
+        return ""
+    ratios = (table.iloc[0] / table.iloc[-1]).dropna()
+    if ratios.empty or ratios.max() <= 1 + TIE:
+        return ""
+    first, last = table[ratios.idxmax()].iloc[[0, -1]]
+    return f"{ratios.idxmax()} gains most: {first:.1f} to {last:.1f} ms per token"
 
 
 def until_the_end(table: pd.DataFrame, axis: str) -> str:

@@ -52,10 +52,13 @@ class LowerBound(NamedTuple):
 
 def bounds_of(
     demand: Sequence[StepDemand], costs: CostTable, capacity_bytes: int, shape: ModelShape, hardware: Hardware,
-    cached_share: float, gpu_only: bool,
+    cached_share: float, gpu_only: bool, bound: LowerBound | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """Lower bound and null model in ms, by the name of their column; those that do not apply are left out."""
-    bound = lower_bound(demand, costs, capacity_bytes)
+    """Lower bound and null model in ms, by the name of their column; those that do not apply are left out.
+
+    ``bound``: ``lower_bound`` of the same demand, costs and capacity, if it is known already.
+    """
+    bound = lower_bound(demand, costs, capacity_bytes) if bound is None else bound
     values: dict[str, float] = {}
     if bound.ttft_ns is not None:
         values["lower_bound_ttft_ms"] = bound.ttft_ns / 1e6

@@ -27,6 +27,7 @@ from sim.machine.plan_costs import load_plan_costs
 from sim.scenario import Scenario
 from tests.bench.figures import Cell, Section, Target, cpu_model
 from tests.bench.traffic import BOOTSTRAP, base_scenario, wide_scenario
+from traces.written_aside import written_aside
 
 TABLE = Path(sim.simulate.__file__).parent / "presets" / "plan_costs.yaml"
 VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {"dali-ilp@highs": ("dali-ilp", {"solver": "highs"})}

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from sim import calibration
-from sim.calibration import calibrate, load_calibration
+from sim.calibration import calibrate, check_other_prompts, load_calibration
+from sim.scenario import Scenario, ScenarioError
 from tests.strategies import toy_shape
+from traces.library import load_trace
 from traces.trace import Trace
 from traces.trace_file import write_trace
 
@@ -80,3 +82,66 @@ def test_recalls_are_the_statistics_of_each_forecast_worked_out_once(monkeypatch
     np.testing.assert_array_equal(found["gate", 1], [np.nan, (3 + 2) / 8])
     np.testing.assert_array_equal(found["residual", 1], [np.nan, 3 / 8])
     assert len(calls) == 1
+
+
+# --- the prompts that are evaluated -----------------------------------------------------------------------------------
+
+PROMPT = [(0, 1), (2, 3), (4, 5), (6, 7), (0, 3), (1, 2), (4, 7), (5, 6), (0, 2), (1, 3), (4, 6), (5, 7)]
+
+
+def prompts(*each: list[tuple[int, int]]) -> Trace:
+    """One layer; each sequence is a prompt and one decode token."""
+    rows = [(n, at, 0, ids) for n, prompt in enumerate(each) for at, ids in enumerate(prompt)]
+    rows += [(n, len(prompt), 1, (0, 7)) for n, prompt in enumerate(each)]
+    sequence, position, phase, ids = zip(*rows, strict=True)
+    tensors = {
+        "sequence": np.array(sequence, np.int32), "position": np.array(position, np.int32),
+        "phase": np.array(phase, np.uint8), "topk_ids": np.array(ids, np.int16)[:, None],
+        "topk_weights": np.full((len(rows), 1, 2), 0.5, np.float16),
+    }  # fmt: skip
+    return Trace.from_tensors(toy_shape(1, 8, 2), tensors, {"model": "toy"})
+
+
+def check(tmp_path: Path, evaluated: Trace, *calibrated_on: list[tuple[int, int]]) -> None:
+    path = tmp_path / "calibration.safetensors"
+    write_trace(prompts(*calibrated_on), path)
+    check_other_prompts(Scenario(calibration=str(path)), evaluated)
+
+
+OTHER = [(b, a) for a, b in PROMPT[::-1]]
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        PROMPT,
+        [*PROMPT, *OTHER],  # its beginning
+        [(b, a) for a, b in PROMPT],  # the same experts in another order
+        [*PROMPT[:11], (5, 0)],  # 23 of 24 choices
+    ],
+)
+def test_a_prompt_of_the_calibration_is_refused(tmp_path: Path, theirs: list[tuple[int, int]]) -> None:
+    with pytest.raises(ScenarioError, match=r"calibration.safetensors' has the prompt of sequence 1: a policy would"):
+        check(tmp_path, prompts(OTHER, PROMPT), [(0, 1)] * 4, theirs)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        (PROMPT, OTHER),
+        (PROMPT, PROMPT[:11]),  # shorter
+        (PROMPT, [*PROMPT[:9], *OTHER[:3]]),  # 18 of 24 choices, and what the others share by chance
+        (PROMPT[:3], PROMPT),  # too short to tell
+    ],
+)
+def test_another_prompt_is_not(tmp_path: Path, mine: list[tuple[int, int]], theirs: list[tuple[int, int]]) -> None:
+    check(tmp_path, prompts(mine), theirs)
+
+
+def test_without_a_calibration_there_is_nothing_to_check() -> None:
+    check_other_prompts(Scenario(trace="generated"), prompts(PROMPT))
+
+
+@pytest.mark.parametrize("name", ["mini-moe", "mini-deepseek"])
+def test_bundled_traces_are_calibrated_on_other_prompts(name: str) -> None:
+    check_other_prompts(Scenario(trace=name), load_trace(name))

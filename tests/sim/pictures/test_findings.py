@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from sim.pictures.findings import Stretch, along, among, gain, settled_from, stretches, until_the_end, who
+from sim.pictures.findings import Stretch, along, among, gain, gains_most, settled_from, stretches, until_the_end, who
 
 
 def table(axis: str, values: list[object], **times: list[float]) -> pd.DataFrame:
@@ -62,6 +62,19 @@ def test_from_where_the_policy_hardly_matters() -> None:
         "the policy matters up to batch 4: half of the policies take at least 50% longer than the fastest"
     )
     assert settled_from(times[["a", "b"]]) is None
+
+
+def test_throughout_says_whether_the_leader_is_the_very_fastest() -> None:
+    times = table("batch", [1, 2], a=[10.0, 10.1], b=[11.0, 10.0])
+    assert who(times, "batch") == "a is fastest or within 2% of the fastest throughout: 10.0 to 10.1 ms per token"
+
+
+def test_who_gains_most() -> None:
+    times = table("pcie_gbps", [8.0, 64.0], a=[10.0, 8.0], b=[20.0, 10.0])
+    assert gains_most(times, "pcie_gbps") == "b gains most: 20.0 to 10.0 ms per token"
+    assert gains_most(times[["a"]], "pcie_gbps") == ""
+    assert gains_most(times.iloc[::-1], "pcie_gbps") == ""
+    assert gains_most(times, "hardware") == ""
 
 
 @pytest.mark.parametrize(
