@@ -1,0 +1,86 @@
+"""Playing tasks on a Dask cluster, whose workers have the same Trilane and see the same files under the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from sim.sweep.axes import SweepError
+from sim.sweep.point import Player, Row, failed
+from sim.sweep.turns import Task, Turns
+from sim.sweep.workers import DIED
+
+MOST_POINTS = 8  # of one piece of work: what a cluster loses with a worker, and the sweep if it is killed
+PIECES_AHEAD = 2  # for each thread of the cluster
+TIMEOUT = "10s"
+
+
+def play_on_cluster(tasks: Sequence[Task], address: str) -> Generator[Row, None, None]:
+    """Rows as they finish. Of a worker that dies, the points are tried once more at the end, each alone.
+
+    Raises SweepError without ``distributed``, without an answer from ``address``, and where workers lack Trilane.
+    """
+    client, as_completed = _connected(address)
+    lost: list[Task] = []
+    try:
+        yield from _rows(client, as_completed, Turns(tasks), lost)
+        for task in lost:
+            again: list[Task] = []
+            yield from _rows(client, as_completed, Turns([task]), again)
+            if again:
+                yield failed(task.point, task.key, DIED)
+    finally:
+        client.close()
+
+
+def _connected(address: str) -> tuple[Any, Any]:
+    """A client, and what waits for its futures."""
+    try:
+        from distributed import Client, as_completed
+    except ImportError:
+        raise SweepError("--dask needs the package distributed: pip install 'trilane[dask]'") from None
+    try:
+        connect: Any = Client
+        return connect(address, timeout=TIMEOUT, set_as_default=False), as_completed
+    except (OSError, ValueError) as error:
+        raise SweepError(f"no Dask scheduler answers at {address!r} within {TIMEOUT}: {error}") from None
+
+
+def _rows(client: Any, as_completed: Any, turns: Turns, lost: list[Task]) -> Generator[Row, None, None]:
+    """Rows as they finish; points of pieces whose workers have died are ``lost``."""
+    pieces: dict[Any, list[Task]] = {}
+    futures = as_completed(loop=client.loop)
+
+    def hand_out() -> None:
+        threads = max(sum(client.nthreads().values()), 1)
+        while turns.left and len(pieces) < PIECES_AHEAD * threads:
+            piece = turns.some(None, max(1, min(MOST_POINTS, turns.left // (PIECES_AHEAD * threads))))
+            future = client.submit(play_piece, piece, pure=False)
+            pieces[future] = piece
+            futures.add(future)
+
+    hand_out()
+    for future in futures:
+        piece = pieces.pop(future)
+        hand_out()
+        rows = _result(future)
+        if rows is None:
+            lost.extend(piece)
+        yield from rows or ()
+
+
+def _result(future: Any) -> list[Row] | None:
+    """The rows of a piece; None if its workers have died. Raises SweepError for what is the cluster's own fault."""
+    try:
+        rows: list[Row] = future.result()
+    except Exception as error:
+        if type(error).__name__ == "KilledWorker":
+            return None
+        raise SweepError(f"the cluster cannot play: {type(error).__name__}: {error}") from error
+    return rows
+
+
+def play_piece(tasks: Sequence[Task]) -> list[Row]:
+    """What a worker of the cluster runs."""
+    player = Player()
+    return [player.row(task.point, task.key) for task in tasks]

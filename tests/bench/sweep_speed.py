@@ -1,0 +1,173 @@
+"""How fast a sweep is: ``python -m tests.bench.sweep_speed [--sizes 160,800,1600] [--write]``.
+
+The command line plays grids of three sizes over the bundled mini-deepseek, every policy in every setting, on two
+processes. ``--write`` keeps the figures beside this file, in ``sweep.json`` and ``sweep.md``. Quiet, please: whatever
+else runs on the machine is measured too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from policies.registry import policy_names
+from sim.sweep.table import read_results
+from tests.bench.figures import (
+    Cell,
+    Section,
+    Target,
+    machine,
+    markdown_of,
+    print_section,
+    targets_section,
+    write_json,
+)
+
+HERE = Path(__file__).parent
+JOBS = 2
+LENGTHS = {"prompt_tokens": 32, "generated_tokens": 32}
+GRIDS: dict[int, dict[str, Any]] = {
+    len(policy_names()) * settings: {"policy": "all", "batch": [1, 2, 4, 8], **axes}
+    for settings, axes in (
+        (4, {"cached_share": [0.3]}),
+        (20, {"cached_share": [0.1, 0.2, 0.3, 0.4, 0.5]}),
+        (40, {"cached_share": [0.1, 0.2, 0.3, 0.4, 0.5], "hardware": ["rtx3090-ddr4", "rtx4090-ddr5"]}),
+    )
+}  # by number of points
+SECONDS, BUSY, GROWTH = 600, 0.9, 1.1
+COLUMNS = (
+    "points", "seconds", "ms a point", f"busy share of {JOBS} cores", "CPU ms a point", "peak MB, parent",
+    "peak MB, largest worker", "points with an error",
+)  # fmt: skip
+
+
+class Played(NamedTuple):
+    """One sweep, from the start of the command to its end."""
+
+    seconds: float
+    cpu_seconds: float  # of the command and its workers
+    parent_bytes: int
+    worker_bytes: int
+    failed: int
+
+
+def main() -> None:
+    """Measure, print, and keep the figures if asked to."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.sweep_speed", description=__doc__)
+    parser.add_argument("--sizes", default=",".join(map(str, GRIDS)), help="points of the grids to play, ascending")
+    parser.add_argument("--write", action="store_true", help="write sweep.json and sweep.md")
+    given = parser.parse_args()
+    sizes = [int(size) for size in given.sizes.split(",")]
+    if unknown := set(sizes) - set(GRIDS):
+        parser.error(f"--sizes: {sorted(unknown)}; there are {', '.join(map(str, GRIDS))}")
+    where: dict[str, Cell] = {**machine(), "command": " ".join(["python -m tests.bench.sweep_speed", *sys.argv[1:]])}
+    section = measure(sizes)
+    print_section(section)
+    print_section(targets_section([section]))
+    if given.write:
+        write_json(where, [section], HERE / "sweep.json")
+        sections = [targets_section([section]), section]
+        text = markdown_of(where, sections, "Speed of a sweep", "python -m tests.bench.sweep_speed --write")
+        (HERE / "sweep.md").write_text(text, encoding="utf-8")
+
+
+def measure(sizes: Sequence[int]) -> Section:
+    """Every size once, the smallest first."""
+    played = {size: play(size) for size in sizes}
+    rows: list[list[Cell]] = [_row(size, one) for size, one in played.items()]
+    largest, smaller = sizes[-1], sizes[-2:][0]
+    per_point = {size: one.seconds / size for size, one in played.items()}
+    targets = [
+        Target(f"{largest:,} points", "s", SECONDS, played[largest].seconds, at_least=False),
+        Target(f"{largest:,} points, busy share of both cores", "", BUSY, busy(played[largest])),
+        Target(
+            f"seconds a point, of {largest:,} points over those of {smaller:,}", "", GROWTH,
+            per_point[largest] / per_point[smaller], at_least=False,
+        ),
+    ]  # fmt: skip
+    return Section("Sweeps of several sizes", COLUMNS, rows, targets, _notes())
+
+
+def _notes() -> list[str]:
+    return [
+        f"trilane sweep FILE -o FILE --jobs {JOBS}, from start to end: imports, processes and table included",
+        f"trace mini-deepseek, model deepseek-v2-lite, {LENGTHS['prompt_tokens']} prompt and "
+        f"{LENGTHS['generated_tokens']} generated tokens; all {len(policy_names())} policies in every setting",
+        *(f"{size:,} points: {json.dumps(grid)}" for size, grid in GRIDS.items()),
+        "CPU: user and system time of the command and its workers; busy: CPU over seconds x cores",
+        "1 MB = 10^6 bytes; each process's own peak",
+    ]
+
+
+def busy(played: Played) -> float:
+    """CPU time over the time of all cores."""
+    return played.cpu_seconds / played.seconds / JOBS
+
+
+def play(size: int) -> Played:
+    """One sweep on the command line."""
+    with tempfile.TemporaryDirectory() as name:
+        file, output = Path(name) / "grid.yaml", Path(name) / "results.parquet"
+        file.write_text(json.dumps({"scenario": LENGTHS, "grid": GRIDS[size]}), encoding="utf-8")
+        print(f"playing {size:,} points", file=sys.stderr, flush=True)
+        before, start = _cpu_seconds(), time.perf_counter()
+        command = [sys.executable, "-m", "trilane", "sweep", str(file), "-o", str(output), "--jobs", str(JOBS)]
+        parent, worker = _peaks(command)
+        seconds, cpu = time.perf_counter() - start, _cpu_seconds() - before
+        results = read_results(output)
+    assert len(results) == size, f"expected {size} points, got {len(results)}"
+    return Played(seconds, cpu, parent, worker, int((results["error"] != "").sum()))
+
+
+def _cpu_seconds() -> float:
+    """Of all children that have ended, and theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _peaks(command: Sequence[str]) -> tuple[int, int]:
+    """Run a command to its end: peak memory of its process, and of the largest of its children."""
+    peaks: dict[int, int] = {}
+    with subprocess.Popen(command) as process:
+        while process.poll() is None:
+            for pid in (process.pid, *_children(process.pid)):
+                peaks[pid] = max(peaks.get(pid, 0), _peak_bytes(pid))
+            time.sleep(0.2)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit status {process.returncode}")
+    return peaks.pop(process.pid), max(peaks.values())
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _peak_bytes(pid: int) -> int:
+    try:
+        found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    except OSError:
+        return 0
+    return 0 if found is None else int(found[1]) * 1024
+
+
+def _row(size: int, one: Played) -> list[Cell]:
+    return [
+        size, one.seconds, 1e3 * one.seconds / size, busy(one), 1e3 * one.cpu_seconds / size, one.parent_bytes / 1e6,
+        one.worker_bytes / 1e6, one.failed,
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

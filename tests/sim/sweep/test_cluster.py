@@ -1,0 +1,61 @@
+"""Dask: real worker processes give the same bytes, and what goes wrong with a cluster is said."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import dask
+import pytest
+from distributed import LocalCluster
+
+from sim.sweep import cluster
+from sim.sweep.axes import SweepError
+from sim.sweep.cluster import play_on_cluster
+from sim.sweep.grid import Grid, points
+from sim.sweep.point import key_of
+from sim.sweep.sweep import sweep
+from sim.sweep.turns import Task
+from sim.sweep.workers import DIED
+from tests.sim.sweep.small import GRID, Deadly
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Two worker processes; a piece of work that kills one is not tried elsewhere."""
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        LocalCluster(n_workers=2, processes=True, threads_per_worker=1, dashboard_address=None) as local,
+    ):
+        yield str(local.scheduler_address)
+
+
+def test_the_same_bytes_as_without(address: str, tmp_path: Path) -> None:
+    there = sweep(GRID, tmp_path / "there.parquet", dask=address)
+    sweep(GRID, tmp_path / "here.parquet")
+    assert (tmp_path / "there.parquet").read_bytes() == (tmp_path / "here.parquet").read_bytes()
+    assert len(there) == 16
+    assert not there["error"].any()
+
+
+def test_a_worker_that_dies_costs_its_point_alone(address: str) -> None:
+    tasks = [Task.of(key_of(point), point) for point in points(Grid.from_dict(GRID))[:6]]
+    deadly = Task("deadly", Deadly(None, {"policy": "dali"}, home=os.getpid()), tasks[0].setting)
+    rows = {row["point"]: row for row in play_on_cluster([tasks[0], deadly, *tasks[1:]], address)}
+    assert rows.pop("deadly")["error"] == DIED
+    assert set(rows) == {task.key for task in tasks}
+    assert not any(row["error"] for row in rows.values())
+
+
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "TIMEOUT", "1s")
+    with pytest.raises(SweepError, match=r"no Dask scheduler answers at 'tcp://127\.0\.0\.1:9' within 1s"):
+        sweep(GRID, dask="tcp://127.0.0.1:9")
+
+
+def test_without_dask_the_way_to_get_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(SweepError, match=r"needs the package distributed: pip install 'trilane\[dask\]'"):
+        sweep(GRID, dask="tcp://127.0.0.1:9")

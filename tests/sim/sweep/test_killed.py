@@ -1,0 +1,65 @@
+"""The real thing: a sweep on the command line, over processes, killed ten times at random points."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from sim.sweep.sweep import sweep
+from tests.sim.sweep.small import SMALL
+from tests.sim.sweep.test_workers import ROOT, is_running, wait_for
+
+KILLS = 10
+GRID: dict[str, Any] = {
+    "scenario": {**SMALL, "prompt_tokens": 8, "generated_tokens": 8},
+    "grid": {"policy": ["fiddler", "dali", "hybrimoe", "on-demand"], "cached_share": [0.2, 0.4, 0.6], "batch": "1,2,3"},
+}  # with oracle: 45 points
+
+
+def started(folder: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "trilane", "sweep", str(folder / "g.yaml"), "-o", str(folder / "o.parquet")]
+    command += ["--jobs", "2"]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
+
+
+def rows_in(path: Path) -> int:
+    return max(path.read_bytes().count(b"\n") - 1, 0) if path.exists() else 0
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def test_killed_ten_times_it_gives_the_bytes_of_an_undisturbed_sweep(tmp_path: Path) -> None:
+    sweep(GRID, tmp_path / "undisturbed.parquet")
+    (tmp_path / "g.yaml").write_text(json.dumps(GRID))
+    journal, rng, orphans, counts = tmp_path / "o.parquet.journal", random.Random(7), [], [0]
+    for _ in range(KILLS):
+        process = started(tmp_path)
+        more = rng.choice([0, 1, 2, 3, 4])  # rows; 0: while it starts, or soon after
+        while rows_in(journal) < counts[-1] + more and process.poll() is None:
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.05 if more else 1.5))
+        orphans += children_of(process.pid)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        counts.append(rows_in(journal))
+    assert counts == sorted(counts)
+    assert 5 < counts[-1] < 45
+    assert orphans
+    wait_for(lambda: not any(is_running(pid) for pid in orphans))
+    last = started(tmp_path)
+    _, said = last.communicate()
+    assert (last.returncode, said.decode().splitlines()[0].partition(" in ")[0]) == (0, "45 points")
+    assert (tmp_path / "o.parquet").read_bytes() == (tmp_path / "undisturbed.parquet").read_bytes()
+    assert not journal.exists()

@@ -1,0 +1,115 @@
+"""``trilane sweep``: a grid of scenarios from one file, played to one table."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trilane.draws import JobsOption, processes
+from trilane.output import check_targets, errors, note
+
+if TYPE_CHECKING:
+    from sim.sweep.sweep import Progress
+
+MOST_REASONS = 10  # of failing points, that are printed
+
+
+def sweep(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What to sweep (YAML), as [bold]examples/sweep.yaml[/].")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="The table, one row a run: a .parquet file.")
+    ],
+    jobs: JobsOption = None,
+    dask: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Play on this Dask cluster, such as tcp://10.0.0.1:8786, instead."),
+    ] = None,
+    retry_errors: Annotated[
+        bool, typer.Option("--retry-errors", help="Play points again that ended with an error before.")
+    ] = False,
+) -> None:
+    """Play a grid of scenarios, and keep a row of every run.
+
+    A sweep that was interrupted, however, goes on where it was when the same command is given again.
+
+    A point that cannot be played is a row with its error. [bold]trilane plot[/] draws the table.
+    """
+    from sim.sweep.grid import Grid
+    from sim.sweep.sweep import sweep as play
+
+    check_targets(output, inputs=[file])
+    grid = Grid.from_yaml(file)
+    done: list[Progress] = []
+    try:
+        with _watching(done) as watch:
+            table = play(grid, output, jobs=processes(jobs), dask=dask, watch=watch, retry_errors=retry_errors)
+    except KeyboardInterrupt:
+        note(_interrupted(output, done))
+        raise
+    failed = [error for error in table["error"] if error]
+    note(_summary(len(table), len(failed), output))
+    for line in _reasons(failed):
+        note(line)
+    if len(failed) == len(table):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _watching(done: list[Progress]) -> Iterator[Callable[[Progress], None]]:
+    """A bar with the time left on standard error, while that is a terminal; ``done`` holds how far it came."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = errors()
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("gone,"), TimeRemainingColumn(), TextColumn("left"),
+    )  # fmt: skip
+    with Bar(
+        *columns, console=console, transient=True, disable=not console.is_terminal, speed_estimate_period=600
+    ) as bar:
+        task = bar.add_task("sweeping", total=None)
+
+        def watch(now: Progress) -> None:
+            if not done:  # what is kept from before took no time now
+                bar.reset(task, total=now.total, completed=now.kept)
+            done[:] = [now]
+            said = f"sweeping ({now.failed:,} failed)" if now.failed else "sweeping"
+            bar.update(task, completed=now.done, description=said)
+
+        yield watch
+
+
+def _interrupted(output: str, done: Sequence[Progress]) -> str:
+    """What is kept, and how to go on."""
+    if not done:
+        return "interrupted; the same command begins, or goes on, where this one did"
+    [now] = done
+    return (
+        f"interrupted: {now.done:,} of {now.total:,} points are kept in {output}.journal; "
+        f"the same command goes on from there"
+    )
+
+
+def _summary(points: int, failed: int, output: str) -> str:
+    some = f", {failed:,} of them with an error:" if failed else ""
+    return f"{points:,} point{'s' * (points != 1)} in {output}{some}"
+
+
+def _reasons(failed: Sequence[str]) -> Iterator[str]:
+    """Why points failed, with how often, the most frequent first; reasons that differ in numbers alone are one."""
+    first: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for error in failed:
+        kind = re.sub(r"[\d.,]+", "", error)
+        first.setdefault(kind, error)
+        counts[kind] += 1
+    for kind, count in counts.most_common(MOST_REASONS):
+        yield f"{count:>7,} x {first[kind]}"
+    if len(counts) > MOST_REASONS:
+        yield f"        and {len(counts) - MOST_REASONS:,} other reasons: column `error` of the table"
