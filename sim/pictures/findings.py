@@ -66,8 +66,8 @@ def who(table: pd.DataFrame, axis: str) -> str:
         if axis in THINGS:
             return f"{first} on each of them"
         times = table[found[0].policy].dropna()
-        throughout = "throughout" if _always(table, found[0].policy) else f"or within {TIE:.0%} of the fastest throughout"
-        leads = f"{first} {throughout}" if table.shape[1] > 1 else found[0].policy
+        close = "" if _always(table, found[0].policy) else f" or within {TIE:.0%} of the fastest"
+        leads = f"{first}{close} throughout" if table.shape[1] > 1 else found[0].policy
         return f"{leads}: {times.iloc[0]:.1f} to {times.iloc[-1]:.1f} ms per token"
     if not numeric(values):
         others = ", ".join(f"{part.policy} at {_listed(axis, part.values)}" for part in found[1:])

@@ -175,7 +175,7 @@ def _combinations(axes: Mapping[str, tuple[Any, ...]], grid: Grid) -> Iterator[d
     """
     asked = axes.get("policy", (grid.scenario.policy,))
     added = {CLAIRVOYANT_POLICY} - {policy_in(value)[0] for value in asked} if grid.clairvoyant else set()
-    axes = {**axes, "policy": (*asked, *added)}
+    axes = {**axes, "policy": (*asked, *added)} if added else axes
     having = {name: set(takers(name)) - added for name in axes if name.startswith(PARAMETER)}
     for combination in product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
