@@ -103,7 +103,7 @@ def _marks(marks: Iterable[str]) -> dict[str, str]:
 
 def findings(means: SweepMeans, axes: Sequence[str]) -> list[str]:
     """What the table shows, by the rules of ``sim.pictures.findings``; of two axes, for each value of the second."""
-    from sim.pictures.axis_words import value_words
+    from sim.pictures.axis_words import setting_words
     from sim.pictures.findings import among, gain, times_table
     from sim.pictures.heat_map import fastest_cells
 
@@ -112,7 +112,7 @@ def findings(means: SweepMeans, axes: Sequence[str]) -> list[str]:
     said = [_sentence(among(fastest_cells(means)["name"].tolist()))]
     for value in means.axis(axes[1]):
         part = times_table(means.real[means.real[axes[1]] == value], axes[0], means.axis(axes[0]))
-        said.append(f"{value_words(axes[1], value)}: {gain(part, axes[0])}.")
+        said.append(f"{setting_words(axes[1], value)}: {gain(part, axes[0])}.")
     return said
 
 

@@ -41,6 +41,13 @@ def value_words(name: str, value: Any) -> str:
     return f"{text} {unit}" if unit and name != "batch" else f"{words} {text}"
 
 
+def setting_words(name: str, value: Any) -> str:
+    """A value of an axis as the title of what is shown for it alone: "PCIe bandwidth 16 GB/s"; else as value_words."""
+    words, unit = _parts(axis_label(name))
+    named = unit and name != "batch" and not isinstance(value, str)
+    return f"{words} {value_text(name, value)} {unit}" if named else value_words(name, value)
+
+
 def _parts(label: str) -> tuple[str, str]:
     """The name of an axis and its unit."""
     found = re.fullmatch(r"(.*?)(?: \((.*)\))?", label)

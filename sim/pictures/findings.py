@@ -151,6 +151,14 @@ def _listed(axis: str, values: Sequence[Any]) -> str:
     return " and ".join(value_words(axis, value) for value in values)
 
 
+def overall(rows: pd.DataFrame, best: Sequence[str]) -> str:
+    """Who is fastest in how many settings, given the fastest of each; of one policy alone, its times in ``rows``."""
+    if rows["policy"].nunique() > 1:
+        return among(best)
+    low, high = rows["tpot_ms"].min(), rows["tpot_ms"].max()
+    return f"{rows['policy'].iloc[0]}: {low:.1f} to {high:.1f} ms per token over {len(best)} settings"
+
+
 def among(best: Sequence[str]) -> str:
     """Who is fastest in how many settings, given the fastest of each."""
     counts = Counter(best).most_common()

@@ -14,7 +14,7 @@ from matplotlib.colors import LogNorm, Normalize
 
 from sim.pictures.axis_words import round_ticks, value_text
 from sim.pictures.figure_files import Picture
-from sim.pictures.findings import among
+from sim.pictures.findings import overall
 from sim.pictures.panels import axes_of_panels, panels_of
 from sim.pictures.style import marks_in_words, page
 from sim.pictures.sweep_means import SweepMeans
@@ -41,7 +41,8 @@ def heat_map(means: SweepMeans, x: str, y: str) -> Picture:
     cell = max(_NARROWEST, min(_CELL[0], _WIDEST / columns / len(across)))
     width = 2.6 + columns * (0.4 + cell * max(3, len(across)))
     height = 2.1 + rows * (0.5 + _CELL[1] * max(3, len(up)))
-    figure, part = page(max(9.0, width), height, among(cells["name"].tolist()), means.about, _below(means, cells))
+    headline = overall(means.real, cells["name"].tolist())
+    figure, part = page(max(9.0, width), height, headline, means.about, _below(means, cells))
     norm = _norm(cells["tpot_ms"])
     for panel, ax in axes_of_panels(part, panels):
         _draw(ax, panel.of(cells), (x, across), (y, up), norm, cell)

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 
-from sim.pictures.axis_words import value_text, value_words
+from sim.pictures.axis_words import setting_words, value_text
 from sim.pictures.figure_files import PictureError
 from sim.pictures.sweep_means import SweepMeans
 
@@ -36,7 +36,7 @@ def settings_of(means: SweepMeans, drawn: Sequence[str] = ()) -> list[Panel]:
     """Every setting of the axes beside the ``drawn`` ones that has rows."""
     others = {name: values for name, values in means.axes.items() if name not in drawn}
     settings = [dict(zip(others, values, strict=True)) for values in product(*others.values())]
-    panels = [Panel(where, ", ".join(value_words(*pair) for pair in where.items())) for where in settings]
+    panels = [Panel(where, ", ".join(setting_words(*pair) for pair in where.items())) for where in settings]
     return [panel for panel in panels if not panel.of(means.rows).empty]
 
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from sim.pictures.axis_words import places, round_ticks, style_values, value_text
 from sim.pictures.figure_files import Picture
-from sim.pictures.findings import along, among, stretches, times_table
+from sim.pictures.findings import along, overall, stretches, times_table
 from sim.pictures.line_labels import LineEnd, label_ends
 from sim.pictures.panels import Panel, axes_of_panels, page_size, panels_of
 from sim.pictures.policy_style import ALSO_RAN, Look, look_of
@@ -47,7 +47,7 @@ def _headline(means: SweepMeans, panels: Sequence[Panel], x: str) -> str:
     tables = [times_table(panel.of(means.real), x, means.axis(x)) for panel in panels]
     if len(tables) == 1:
         return along(tables[0], x)
-    return among([part.policy for table in tables for part in stretches(table) for _ in part.values])
+    return overall(means.real, [part.policy for table in tables for part in stretches(table) for _ in part.values])
 
 
 def _below(means: SweepMeans, coloured: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from sim.pictures.axis_words import by_ratio, places, style_values, value_text, value_words
+from sim.pictures.axis_words import by_ratio, places, setting_words, style_values, value_text, value_words
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,12 @@ from sim.pictures.axis_words import by_ratio, places, style_values, value_text, 
 def test_words(name: str, value: Any, text: str, words: str) -> None:
     assert value_text(name, value) == text
     assert value_words(name, value) == words
+
+
+def test_a_setting_names_what_has_the_value() -> None:
+    assert setting_words("pcie_gbps", 16.0) == "PCIe bandwidth 16 GB/s"
+    assert setting_words("batch", 4) == "batch 4"
+    assert setting_words("hardware", "rtx3090-ddr4") == "rtx3090-ddr4"
 
 
 @pytest.mark.parametrize(

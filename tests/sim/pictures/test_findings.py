@@ -5,7 +5,18 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from sim.pictures.findings import Stretch, along, among, gain, gains_most, settled_from, stretches, until_the_end, who
+from sim.pictures.findings import (
+    Stretch,
+    along,
+    among,
+    gain,
+    gains_most,
+    overall,
+    settled_from,
+    stretches,
+    until_the_end,
+    who,
+)
 
 
 def table(axis: str, values: list[object], **times: list[float]) -> pd.DataFrame:
@@ -67,6 +78,12 @@ def test_from_where_the_policy_hardly_matters() -> None:
 def test_throughout_says_whether_the_leader_is_the_very_fastest() -> None:
     times = table("batch", [1, 2], a=[10.0, 10.1], b=[11.0, 10.0])
     assert who(times, "batch") == "a is fastest or within 2% of the fastest throughout: 10.0 to 10.1 ms per token"
+
+
+def test_of_one_policy_alone_there_is_no_fastest() -> None:
+    rows = pd.DataFrame({"policy": ["a", "b"], "tpot_ms": [10.0, 20.0]})
+    assert overall(rows, ["a", "a"]) == "a is fastest in all 2 settings"
+    assert overall(rows.assign(policy="a"), ["a", "a ~"]) == "a: 10.0 to 20.0 ms per token over 2 settings"
 
 
 def test_who_gains_most() -> None:
