@@ -1,0 +1,148 @@
+"""What limits an answer: each part of the machine made a quarter better, one at a time, with the same policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from policies.views import ExpertCosts
+from sim.costs.cost_table import CostTable
+from sim.fit.asked import Asked
+from sim.fit.played import times_of
+from sim.machine.hardware import Hardware
+from sim.simulate import spans_of
+from sim.sweep.axes import DIALS
+
+BETTER = 1.25
+STEPS = 8  # of the short cut
+NEAR = 0.1  # as much may the short cut differ: of a ratio between machines, it changes little
+WORTH_NAMING = 0.02  # a gain below that limits nothing
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a machine, and the numbers that grow with its quality.
+
+    ``tables``: times of experts that shrink, where a measured profile has tables in place of such numbers. ``host``:
+    of the program's own time.
+    """
+
+    name: str
+    owner: str  # whose limit it is
+    keys: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    host: float = 1.0
+
+    def better(self, asked: Asked) -> Asked:
+        """The question on a machine with this part a quarter better, all else being equal."""
+        hardware = asked.setting.hardware
+        if hardware.profile is not None and self.tables:
+            return asked.with_costs(_shorter(asked.setting.costs, self.tables))
+        numbers = hardware.flat()
+        return asked.on(with_numbers(hardware, {key: numbers[key] * BETTER for key in self.keys}), self.host)
+
+
+PARTS = (
+    Part("PCIe", "the link", DIALS["pcie_gbps"].keys, ("copy_ns",)),
+    Part("DRAM", "the CPU's memory", DIALS["dram_gbps"].keys, ("cpu_ns", "first_cpu_ns")),
+    Part("CPU compute", "the CPU's arithmetic", DIALS["cpu_gflops"].keys),
+    Part("GPU bandwidth", "the GPU's memory bandwidth", DIALS["gpu_gbps"].keys, ("gpu_ns",)),
+    Part("GPU compute", "the GPU's arithmetic", DIALS["gpu_tflops"].keys),
+    Part("GPU memory", "the size of the GPU's memory", ("gpu.memory_bytes",)),
+    Part("host program", "the host program: launches, synchronisation, decisions", host=1 / BETTER),
+)  # fmt: skip
+_NOT_IN_TABLES = ("CPU compute", "GPU compute")
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a part a quarter better gives: old TPOT over new TPOT, minus 1."""
+
+    part: str
+    owner: str
+    tpot: float
+
+
+def with_numbers(hardware: Hardware, changed: Mapping[str, float]) -> Hardware:
+    """The machine with other values for some dotted keys; whole numbers stay whole."""
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in changed.items():
+        section, name = key.split(".")
+        whole = isinstance(getattr(getattr(hardware, section), name), int)
+        sections.setdefault(section, {})[name] = round(value) if whole else value
+    return replace(hardware, **{name: replace(getattr(hardware, name), **new) for name, new in sections.items()})
+
+
+def _shorter(costs: CostTable, names: Sequence[str]) -> CostTable:
+    """The costs with some times of every expert a quarter better."""
+    shorter = {id(expert): _better(expert, names) for expert in costs.experts}
+    return replace(costs, experts=tuple(shorter[id(expert)] for expert in costs.experts))
+
+
+def _better(expert: ExpertCosts, names: Sequence[str]) -> ExpertCosts:
+    times: dict[str, Any] = {name: getattr(expert, name) for name in names}
+    for name, ns in times.items():
+        times[name] = round(ns / BETTER) if isinstance(ns, int) else tuple(round(each / BETTER) for each in ns)
+    return expert._replace(**times)
+
+
+def gains_of(asked: Asked, compared: Yardstick) -> tuple[Gain, ...]:
+    """The gain of every part, largest first; of a measured profile, without those that its tables do not tell apart."""
+    measured = asked.setting.hardware.profile is not None
+    parts = [part for part in PARTS if not (measured and part.name in _NOT_IN_TABLES)]
+
+    def gain(better: Asked) -> float:
+        return 0.0 if _step_of(better) == _step_of(asked) else compared.faster(better)
+
+    found = [Gain(part.name, part.owner, gain(part.better(asked))) for part in parts]
+    return tuple(sorted(found, key=lambda one: -one.tpot))
+
+
+def _step_of(asked: Asked) -> tuple[object, ...]:
+    """What a decode step costs, and the memory it has: where these are equal, so is the TPOT."""
+    costs, batch = asked.setting.costs, asked.question.batch
+    expert = costs.experts[0]
+    return (
+        expert.gpu_ns[: batch + 1], expert.cpu_ns[: batch + 1], expert.copy_ns, costs.sync_ns, costs.launch_ns,
+        costs.plan_factor, costs.step(batch, (asked.question.tokens,) * batch), asked.setting.hardware.gpu.memory_bytes,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """How a policy's TPOT is compared between machines: over the whole demand, or, where that gives about the same on
+    the machine in question, over the first decode steps alone, which takes a fifth of the time."""
+
+    policy: str
+    whole: bool
+    base_ms: float
+
+    def faster(self, better: Asked) -> float:
+        """Old TPOT over that of ``better``, minus 1."""
+        return self.base_ms / _tpot_ms(better, self.policy, self.whole) - 1
+
+
+def yardstick(asked: Asked, policy: str, tpot_ms: float) -> Yardstick:
+    """``tpot_ms``: the policy's, over the whole demand."""
+    short_ms = _tpot_ms(asked, policy, whole=False)
+    near = abs(short_ms / tpot_ms - 1) < NEAR
+    return Yardstick(policy, not near, short_ms if near else tpot_ms)
+
+
+def _tpot_ms(asked: Asked, policy: str, whole: bool) -> float:
+    prepared = asked.ready(policy)
+    if whole:
+        return times_of(spans_of(prepared)).tpot_ms
+    decode = [step for step in prepared.demand if step.phase == "decode"]
+    return times_of(spans_of(prepared._replace(demand=decode[:STEPS]))).tpot_ms
+
+
+def limit_of(gains: Sequence[Gain]) -> str:
+    """One sentence: whose limit it is, and what the first two parts would give."""
+    telling = [gain for gain in gains if gain.tpot >= WORTH_NAMING]
+    if not telling:
+        return f"no part by itself: none of them {BETTER - 1:.0%} better makes it {WORTH_NAMING:.0%} faster"
+    first, *others = gains
+    also = [f", {gain.part} {BETTER - 1:.0%} better {gain.tpot:.0%}" for gain in others[:1] if gain.tpot > 0.005]
+    return f"{first.owner}: {first.part} {BETTER - 1:.0%} better makes it {first.tpot:.0%} faster{''.join(also)}"

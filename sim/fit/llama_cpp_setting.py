@@ -1,0 +1,44 @@
+"""The nearest setting of a tool that people run: llama.cpp, which keeps the experts of whole layers on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sim.fit.asked import Asked
+from sim.fit.candidates import LLAMA_CPP, RESIDENT
+from sim.fit.played import Played
+from traces.model_shape import ModelShape
+
+
+@dataclass(frozen=True)
+class LlamaCppSetting:
+    """Its arguments, and the times that the policy ``llama.cpp@impl`` has with them.
+
+    The TTFT is that of a prompt in one piece, as with ``-ub`` of its length.
+    """
+
+    arguments: str
+    cpu_layers: int  # N of --n-cpu-moe: layers, from the first on, whose experts the CPU computes
+    layers: int  # of the model, dense ones included
+    tpot_ms: float
+    ttft_ms: float | None
+
+
+def llama_cpp_setting(asked: Asked, field: Sequence[Played]) -> LlamaCppSetting | None:
+    """From the plan of llama.cpp among the policies that were played; None if it cannot run."""
+    llama = next((played for played in field if played.prepared.composition.name in (LLAMA_CPP, RESIDENT)), None)
+    if llama is None:
+        return None
+    shape, question, times = asked.setting.shape, asked.question, llama.times
+    cpu_layers = cpu_layers_of(shape, [len(experts) for experts in llama.prepared.session.residency.resident])
+    arguments = ["-ngl 99", *([f"--n-cpu-moe {cpu_layers}"] if cpu_layers else [])]
+    arguments.append(f"-c {question.batch * question.tokens}")
+    arguments += [f"-np {question.batch}"] if question.batch > 1 else []
+    return LlamaCppSetting(" ".join(arguments), cpu_layers, shape.layers, times.tpot_ms, times.ttft_ms)
+
+
+def cpu_layers_of(shape: ModelShape, resident: list[int]) -> int:
+    """N of ``--n-cpu-moe``, which counts dense layers too: those of these models come first."""
+    on_cpu = sum(count < shape.experts for count in resident)
+    return on_cpu + shape.dense_layers if on_cpu else 0

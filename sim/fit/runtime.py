@@ -1,0 +1,84 @@
+"""How kernels are started: by recorded graphs and shared between experts, or one by one.
+
+The numbers of presets and of parts are those of a program that starts every kernel of every expert by itself, as
+PyTorch does. The engines that people run (llama.cpp, KTransformers, vLLM) record a layer's kernels into a graph, and
+one kernel serves all of the layer's experts. For models of small experts that is most of the time of a token.
+
+``graphs`` changes the cost table so (a measured profile is left as it was measured):
+
+- attention, gate and shared experts of a layer are one graph: one launch in place of 15 to 20; so are all experts of a
+  layer that run on the GPU, and so on. A replay takes 3.1 us (RTX 4090; paiml/realizar issue 113).
+- the experts of a layer share their kernels: each bears its share of their fixed time. In all that is 15 us a layer;
+  17 to 39 us were measured (vLLM's fused experts; ai-dynamo/aiconfigurator's MoE tables).
+- the host waits for a stream by spinning: 6 us (typical, 5-10; an estimate).
+
+Reading weights, arithmetic, copies and decisions take what they take in ``eager``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from policies.views import ExpertCosts
+from sim.costs.cost_table import CostTable, StepCosts, StepModel
+from sim.costs.measured_costs import costs_on
+from sim.costs.roofline_costs import EXPERT_KERNELS
+from sim.fit.question import Runtime
+from sim.machine.hardware import Hardware
+from sim.machine.plan_costs import PlanCosts
+from traces.model_shape import ModelShape
+
+REPLAY_NS = 3_100
+SPIN_NS = 6_000
+
+
+def costs_with(runtime: Runtime, hardware: Hardware, shape: ModelShape, max_tokens: int, sharing: int) -> CostTable:
+    """The cost table of a runtime. ``sharing``: experts of a layer that share their kernels in a decode step.
+
+    Raises what ``costs_on`` raises.
+    """
+    costs = costs_on(hardware, shape, max_tokens)
+    if runtime == "eager" or hardware.profile is not None:
+        return costs
+    saved = round(EXPERT_KERNELS * hardware.gpu.kernel_ns * (1 - 1 / sharing))
+    by_expert = {id(expert): _shared(expert, saved) for expert in costs.experts}
+    return replace(
+        costs,
+        experts=tuple(by_expert[id(expert)] for expert in costs.experts),
+        launch_ns=min(REPLAY_NS, costs.launch_ns),
+        expert_launch_ns=min(REPLAY_NS, costs.expert_launch_ns) // sharing,
+        combine_launch_ns=min(REPLAY_NS, costs.combine_launch_ns),
+        head_launch_ns=min(REPLAY_NS, costs.head_launch_ns),
+        dense_launch_ns=min(REPLAY_NS, costs.dense_launch_ns),
+        sync_ns=min(SPIN_NS, costs.sync_ns),
+    )
+
+
+def quicker_host(costs: CostTable, factor: float) -> CostTable:
+    """The costs with a host program that takes ``factor`` times as long: launches, synchronisation, decisions."""
+    names = ("launch_ns", "expert_launch_ns", "combine_launch_ns", "head_launch_ns", "dense_launch_ns", "sync_ns")
+    scaled = {name: round(getattr(costs, name) * factor) for name in names}
+    return replace(costs, **scaled, plan_factor=costs.plan_factor * factor)
+
+
+def _shared(expert: ExpertCosts, saved_ns: int) -> ExpertCosts:
+    """An expert whose kernels are not all its own."""
+    first, *rest = expert.gpu_ns
+    return expert._replace(gpu_ns=(first, *(max(ns - saved_ns, 1) for ns in rest)))
+
+
+@dataclass(frozen=True)
+class _Undecided:
+    """Steps whose routing stays on the GPU."""
+
+    steps: StepModel
+
+    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        """See ``CostTable.step``."""
+        return self.steps.step(tokens, context)._replace(routing_ns=0)
+
+
+def undecided(costs: CostTable) -> CostTable:
+    """The costs where every expert is on the GPU: no routing comes to the host, nobody waits for it or decides."""
+    return replace(costs, steps=_Undecided(costs.steps), sync_ns=0, plan_costs=PlanCosts())

@@ -1,0 +1,91 @@
+"""What limits an answer: one part better at a time, and the sentence about it."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from sim.fit.asked import Asked, resolved
+from sim.fit.limits import BETTER, NEAR, PARTS, Gain, Part, gains_of, limit_of, with_numbers, yardstick
+from sim.fit.played import play_policy
+from sim.fit.question import Question
+from sim.fit.routing import routing_for
+from sim.machine.hardware import load_hardware
+from sim.machine.plausibility import check_plausible
+
+HARDWARE = load_hardware("rtx-4080+ddr5-5600")
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_a_better_part_changes_its_own_numbers_and_stays_plausible(part: Part) -> None:
+    before = HARDWARE.flat()
+    after = with_numbers(HARDWARE, {key: before[key] * BETTER for key in part.keys}).flat()
+    assert {key for key in before if after[key] != before[key]} == set(part.keys)
+    assert all(after[key] == pytest.approx(before[key] * BETTER) for key in part.keys)
+    check_plausible(after, "a better machine")
+
+
+def test_whole_numbers_stay_whole() -> None:
+    assert with_numbers(HARDWARE, {"gpu.memory_bytes": 10.6}).gpu.memory_bytes == 11
+
+
+@pytest.mark.parametrize(
+    ("gains", "sentence"),
+    [
+        (
+            [Gain("DRAM", "the CPU's memory", 0.171), Gain("PCIe", "the link", 0.02)],
+            "the CPU's memory: DRAM 25% better makes it 17% faster, PCIe 25% better 2%",
+        ),
+        (
+            [Gain("PCIe", "the link", 0.2), Gain("DRAM", "the CPU's memory", -0.01)],
+            "the link: PCIe 25% better makes it 20% faster",
+        ),
+        (
+            [Gain("PCIe", "the link", 0.01), Gain("DRAM", "the CPU's memory", 0.01)],
+            "no part by itself: none of them 25% better makes it 2% faster",
+        ),
+    ],
+)
+def test_the_sentence_names_the_first_part_and_what_the_second_gives(gains: list[Gain], sentence: str) -> None:
+    assert limit_of(gains) == sentence
+
+
+def test_a_profiles_tables_shrink_where_it_has_no_numbers() -> None:
+    asked = on_a_profile()
+    before = asked.setting.costs.experts[0]
+    after = {part.name: part.better(asked).setting.costs.experts[0] for part in PARTS if part.tables}
+    assert after["PCIe"] == before._replace(copy_ns=round(before.copy_ns / BETTER))
+    assert after["GPU bandwidth"] == before._replace(gpu_ns=tuple(round(ns / BETTER) for ns in before.gpu_ns))
+    shorter = tuple(round(ns / BETTER) for ns in before.cpu_ns)
+    assert after["DRAM"] == before._replace(cpu_ns=shorter, first_cpu_ns=round(before.first_cpu_ns / BETTER))
+
+
+def test_gains_on_a_profile_are_those_of_parts_that_its_tables_tell_apart() -> None:
+    asked = on_a_profile()
+    tpot_ms = play_policy(asked.ready("ktransformers")).times.tpot_ms
+    gains = gains_of(asked, yardstick(asked, "ktransformers", tpot_ms))
+    assert {gain.part for gain in gains} == {"PCIe", "DRAM", "GPU bandwidth", "GPU memory", "host program"}
+    assert [gain.tpot for gain in gains] == sorted((gain.tpot for gain in gains), reverse=True)
+    assert all(gain.tpot < BETTER - 1 + 1e-3 for gain in gains if gain.part != "GPU memory")
+
+
+@pytest.mark.parametrize("policy", ["ktransformers", "on-demand"])
+def test_the_short_cut_is_taken_only_where_it_gives_about_the_same(policy: str) -> None:
+    """On-demand begins with an empty cache: without the prompt it is slower."""
+    asked = on_a_profile()
+    tpot_ms = play_policy(asked.ready(policy)).times.tpot_ms
+    compared = yardstick(asked, policy, tpot_ms)
+    assert compared.whole == (policy == "on-demand")
+    assert compared.base_ms == pytest.approx(tpot_ms, rel=NEAR)
+    assert compared.faster(asked) == 0
+
+
+@cache
+def on_a_profile() -> Asked:
+    """DeepSeek-V2-Lite's first two layers, of which too little memory holds a part."""
+    profile = str(Path(__file__).parents[3] / "docs/validation/host-lanes/profile.yaml")
+    question = Question("deepseek-v2-lite:2", machine=profile, trace="mini-deepseek:2", context=32, generated=4)
+    asked = resolved(question, routing_for(question))
+    return asked.on(with_numbers(asked.setting.hardware, {"gpu.memory_bytes": 2.4e9}))

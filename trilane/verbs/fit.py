@@ -1,0 +1,66 @@
+"""``trilane fit``: what will this model do on that machine?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from trilane.output import JsonOption, check_targets, show, working, write_json
+from trilane.question import names_in
+
+
+def fit(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="See [bold]trilane models[/].")],
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Such as rtx-4080; [bold]trilane hardware --parts[/] lists them.")
+    ] = None,
+    ram: Annotated[str | None, typer.Option(metavar="NAME", help="Memory of the CPU, such as ddr5-5600.")] = None,
+    cpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Such as ryzen-9-7950x. Default: a generic one.")
+    ] = None,
+    cores: Annotated[
+        int | None, typer.Option(metavar="N", help="Cores that compute experts. Default: the CPU's.")
+    ] = None,
+    channels: Annotated[int | None, typer.Option(metavar="N", help="Memory channels. Default: the CPU's.")] = None,
+    pcie: Annotated[str | None, typer.Option(metavar="4x16", help="The slot. Default: the parts' best.")] = None,
+    ram_gb: Annotated[
+        int | None, typer.Option("--ram-gb", metavar="N", help="The host's memory (of 2^30 bytes). Default: enough.")
+    ] = None,
+    machine: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="A preset or a profile, in place of gpu, ram and cpu.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Such as bf16, q8_0, q4_k_m. Default: q4_k_m, or as published if small."),
+    ] = None,
+    context: Annotated[int, typer.Option(metavar="N", help="Tokens of the prompt.")] = 4096,
+    generated: Annotated[int, typer.Option(metavar="N", help="Tokens of the answer.")] = 256,
+    batch: Annotated[int, typer.Option(metavar="N", help="Sequences at once.")] = 1,
+    trace: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="Recorded routing. Default: of this model, or synthetic.")
+    ] = None,
+    policies: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Choose from these. Default: some that keep the routing.")
+    ] = None,
+    runtime: Annotated[
+        Literal["graphs", "eager"],
+        typer.Option(help="How kernels are started: recorded and shared as in llama.cpp, or one by one as in PyTorch."),
+    ] = "graphs",
+    json: JsonOption = None,
+) -> None:
+    """Say whether a model runs on a machine, how, how fast, and what limits it."""
+    from sim.fit.fit import fit as answer
+    from sim.fit.question import Question
+    from trilane.fit_page import fit_page
+
+    check_targets(json, inputs=(trace, machine))
+    question = Question(
+        model=model, gpu=gpu, ram=ram, cpu=cpu, cores=cores, channels=channels, pcie=pcie, machine=machine,
+        ram_gb=ram_gb, runtime=runtime, weights=weights, context=context, generated=generated, batch=batch, trace=trace,
+        policies=None if policies is None else tuple(names_in(policies)),
+    )  # fmt: skip
+    with working("playing the policies"):
+        found = answer(question)
+    show(json, *fit_page(found))
+    write_json(found.to_dict(), json)
