@@ -1,4 +1,4 @@
-"""README keeps its word: every command runs, and the table is what the demo prints."""
+"""README keeps its word: every command runs, and the blocks of text are what the commands print."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trilane.readme import PICTURES, ROOT, blocks, commands, demo_block, demo_policies, shown_block
+from tests.trilane.readme import PICTURES, ROOT, block, blocks, command_with, commands, demo, shown_block
 from tests.trilane.test_cli import write_route_csv
 from trilane.cli import main
 
@@ -34,13 +34,17 @@ SMALL = {  # what takes minutes of measuring, on a model for which it takes seco
 }
 
 
+ONCE = {"compare": ("--draws", "--jobs"), "ablate": ("--draws", "--jobs"), "whatif": ("--jobs",), "sweep": ("--jobs",)}
+
+
 def brief(command: str) -> str:
-    """A comparison with one draw and no other processes, unless the command asks for something else; small models."""
+    """Small models, short texts, one draw and no other processes, unless the command asks for something else."""
     for large, small in SMALL.items():
         command = command.replace(large, small)
     words = shlex.split(command)
-    if words[1] in ("compare", "ablate"):
-        words += [word for option in ("--draws", "--jobs") if option not in words for word in (option, "1")]
+    words += [word for option in ONCE.get(words[1], ()) if option not in words for word in (option, "1")]
+    if words[1] == "whatif":
+        words += ["--set", "prompt_tokens=8", "--set", "generated_tokens=4"]
     return shlex.join(words)
 
 
@@ -62,7 +66,8 @@ def test_every_command_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for command in ours:
         run(brief(command), folder, monkeypatch)
     for name in ("result.json", "spans.parquet", "timeline.json", "step.png", "mine.safetensors", "curve.png",
-                 "machine.yaml", "made.safetensors", "validation/report.md"):  # fmt: skip
+                 "machine.yaml", "made.safetensors", "validation/report.md", "fit.json", "cache.csv", "sweep.parquet",
+                 "sweep/heat.png"):  # fmt: skip
         assert (folder / name).stat().st_size > 0
 
 
@@ -78,12 +83,13 @@ def test_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ms per token" in capsys.readouterr().out
 
 
-def test_table_is_what_the_demo_prints(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["demo", "fit"])
+def test_blocks_are_what_the_commands_print(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(f"trilane compare --policies {demo_policies()}", folder, monkeypatch)
-    printed = demo_block(capsys.readouterr().out)
-    assert printed == shown_block(), "renew it with: .venv/bin/python tests/trilane/readme.py"
+    run(demo() if name == "demo" else command_with("trilane fit"), folder, monkeypatch)
+    printed = block(name, capsys.readouterr().out)
+    assert printed == shown_block(name), "renew it with: .venv/bin/python tests/trilane/readme.py"
 
 
 def test_pictures_and_links_are_there() -> None:
