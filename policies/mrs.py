@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Container, Sequence
-from heapq import heapify, heappop, heapreplace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from policies.caches import DemandCache
 from policies.views import ExpertId, LayerView, PolicyError
+
+_Ranked: TypeAlias = tuple[float, int, int]  # S, layer, expert: who leaves first is the least
 
 
 class MrsCache(DemandCache):
@@ -35,6 +36,8 @@ class MrsCache(DemandCache):
         self._members: list[set[int]] = [set() for _ in range(layers)]
         self._orders: list[list[int] | None] = [None] * layers  # members by S; None: to be sorted again
         self._layers: dict[int, set[int]] = {}  # that share a group's slots
+        self._heads: dict[int, dict[int, _Ranked]] = {}  # by group and layer, the member that is to leave first
+        self._stale: set[int] = set()  # layers whose head is to be found again
 
     def scores(self, layer: int) -> Sequence[float]:
         """S of every expert of a layer."""
@@ -54,12 +57,14 @@ class MrsCache(DemandCache):
             new + fade * old for new, old in zip(recent.tolist(), self._scores[view.layer], strict=True)
         ]
         self._orders[view.layer] = None
+        self._stale.add(view.layer)
 
     def admitted(self, id: ExpertId, group: int) -> None:
         """A member, with the S that it has."""
         layer, expert = id
         self._layers.setdefault(group, set()).add(layer)
         self._members[layer].add(expert)
+        self._stale.add(layer)
         order, scores = self._orders[layer], self._scores[layer]
         if order is not None:
             insort(order, expert, key=lambda other: (scores[other], other))
@@ -68,30 +73,36 @@ class MrsCache(DemandCache):
         """A member no more; its S goes on."""
         layer, expert = id
         self._members[layer].remove(expert)
+        self._stale.add(layer)
         order = self._orders[layer]
         if order is not None:
             order.remove(expert)
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """The member of least S that is not blocked."""
-        heads = [
-            (self._scores[layer][order[0]], layer, 0)
-            for layer in self._layers.get(group, ())
-            if (order := self._lowest_first(layer))
-        ]
-        heapify(heads)
+        heads = dict(self._heads_of(group))
         while heads:
-            _, layer, place = heads[0]
-            order = self._lowest_first(layer)
-            id = ExpertId(layer, order[place])
-            if id not in blocked:
-                return id
-            place += 1
-            if place < len(order):
-                heapreplace(heads, (self._scores[layer][order[place]], layer, place))
+            _, layer, expert = min(heads.values())
+            if (layer, expert) not in blocked:
+                return ExpertId(layer, expert)
+            free = next((other for other in self._lowest_first(layer) if (layer, other) not in blocked), None)
+            if free is None:
+                del heads[layer]
             else:
-                heappop(heads)
+                heads[layer] = (self._scores[layer][free], layer, free)
         return None
+
+    def _heads_of(self, group: int) -> dict[int, _Ranked]:
+        """The first of each layer's members, of the layers that have any."""
+        heads, layers = self._heads.setdefault(group, {}), self._layers.get(group, set())
+        for layer in self._stale & layers:
+            order = self._lowest_first(layer)
+            if order:
+                heads[layer] = (self._scores[layer][order[0]], layer, order[0])
+            else:
+                heads.pop(layer, None)
+        self._stale -= layers
+        return heads
 
     def _lowest_first(self, layer: int) -> list[int]:
         """A layer's members by S."""
@@ -106,7 +117,8 @@ def top(rows: np.ndarray, keep: int) -> np.ndarray:
     """TopP of each row ([tokens, experts]): its ``keep`` largest entries, the others 0; ties go to the lower column."""
     if keep >= rows.shape[1]:
         return rows
-    best = np.argsort(-rows, axis=1, kind="stable")[:, :keep]
-    kept = np.zeros_like(rows)
-    np.put_along_axis(kept, best, np.take_along_axis(rows, best, axis=1), axis=1)
-    return kept
+    kept = rows >= np.partition(rows, -keep, axis=1)[:, -keep, None]
+    crowded = np.flatnonzero(np.count_nonzero(kept, axis=1) > keep)  # rows where more than one entry is the last
+    if len(crowded):
+        kept[crowded[:, None], np.argsort(-rows[crowded], axis=1, kind="stable")[:, keep:]] = False
+    return np.where(kept, rows, 0.0)

@@ -25,6 +25,7 @@ from sim.memory import MemoryPlan, plan_memory
 from sim.results.bounds import LowerBound, bounds_of, lower_bound
 from sim.results.run import Run
 from sim.scenario import Scenario, ScenarioError
+from sim.uncollected import uncollected
 from traces.batches import StepRows
 from traces.batches import compose as compose_batch
 from traces.catalogue import load_model
@@ -152,7 +153,8 @@ def simulate_composition(setting: Setting, composition: Composition) -> Run:
 
 def play(prepared: Prepared) -> Run:
     """Simulate what has been prepared, once."""
-    return prepared.run(spans_of(prepared))
+    with uncollected():
+        return prepared.run(spans_of(prepared))
 
 
 def spans_of(prepared: Prepared) -> list[Row]:
@@ -161,7 +163,8 @@ def spans_of(prepared: Prepared) -> list[Row]:
     token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
     engine = Engine(prepared.session, setting.costs, prepared.demand, token_bytes, prepared.approximation)
     engine.run()
-    return engine.recorder.rows
+    rows, engine.recorder.rows = engine.recorder.rows, []  # an engine is a cycle, and would keep them
+    return rows
 
 
 def play_in(prepared: Prepared, hardware: Hardware) -> Run:

@@ -19,6 +19,7 @@ from sim.engine.approximation import Approximation
 from sim.engine.copy_lane import CopyLane
 from sim.engine.lanes import GpuLane, Lane
 from sim.engine.layer_parts import Lanes, LayerParts, TokenBytes
+from sim.engine.score_rows import ScoreRows
 from sim.engine.spans import Recorder
 
 Events = Generator[simpy.Event, None, None]
@@ -112,7 +113,7 @@ class Engine:
 
     def _decide(self, step: StepDemand, layer: int) -> Plan:
         """Ask the session, which sees the machine as it is now; what it gives up is free from now on."""
-        scores = None if step.scores is None else step.scores[:, layer].tolist()
+        scores = None if step.scores is None else ScoreRows(step.scores[:, layer])
         backlogs, committed = (self.h2d.left_ns(), self.parts.cpu.left_ns()), bool(self.session.committed)
         plan = self.session.plan_layer(
             LayerInput(step.index, layer, step.phase, step.routings[layer], scores, step.sequences, *backlogs)

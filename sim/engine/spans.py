@@ -52,13 +52,16 @@ memory from its `place`, or the start of its copy, until its `evict` or `release
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import pandas as pd
 
 LANES = ("host", "gpu", "cpu", "h2d", "d2h")
 COPIES = ("demand", "swap", "prefetch")
 INSTANT = ("place", "evict", "release", "withdraw")
+TEXTS = ("lane", "kind", "phase")
 
 
 class Span(NamedTuple):
@@ -100,7 +103,14 @@ class Recorder:
 
 def spans_frame(rows: list[Row]) -> pd.DataFrame:
     """Spans as a frame, ordered by start, end and lane; columns as in :class:`Span`."""
-    frame = pd.DataFrame(rows, columns=list(Span._fields))
-    for name in ("lane", "kind", "phase"):
-        frame[name] = frame[name].astype("category")
-    return frame.sort_values(["start_ns", "end_ns", "lane"], kind="stable", ignore_index=True)
+    read = dict(zip(Span._fields, zip(*rows, strict=True) if rows else ((),) * len(Span._fields), strict=True))
+    columns = {name: _texts(read[name]) if name in TEXTS else np.array(read[name], np.int64) for name in read}
+    order = np.lexsort([getattr(columns[name], "codes", columns[name]) for name in ("lane", "end_ns", "start_ns")])
+    return pd.DataFrame({name: column[order] for name, column in columns.items()})
+
+
+def _texts(values: Sequence[str]) -> pd.Categorical[str]:
+    """A few different texts, in alphabetical order."""
+    names = sorted(set(values))
+    code_of = {name: code for code, name in enumerate(names)}
+    return pd.Categorical.from_codes(np.array([code_of[value] for value in values], np.int8), pd.Index(names))

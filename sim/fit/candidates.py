@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from policies.registry import system
-from sim.fit.asked import Asked
 from sim.fit.fits import all_on_gpu
+from sim.fit.question import Question
+from sim.machine.hardware import Hardware
+from traces.model_shape import ModelShape
 
 RESIDENT = "llama.cpp"  # where every expert is on the GPU there is nothing to decide, and no staging
 LLAMA_CPP = "llama.cpp@impl"
@@ -18,15 +20,23 @@ KEEPING = (  # one of each kind: others (fiddler, on-demand, hybrimoe) are near 
 )
 
 
-def candidates(asked: Asked) -> tuple[str, ...]:
+def candidates(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[str, ...]:
     """The policies to play; beside those that the question names, llama.cpp and the clairvoyant run.
 
     Raises ChoiceError for a name that is none.
     """
-    question = asked.question
+    named = _named(question)
+    return (RESIDENT,) if all_on_gpu(shape, hardware, question) else named
+
+
+def forecasts_read(question: Question) -> tuple[str, ...]:
+    """The forecasts of which some candidate may read one, such as ``gate@1``. Raises ChoiceError."""
+    keys = {key for name in _named(question) for key in system(name).needs.forecasts}
+    return tuple(f"{kind}@{lookahead}" for kind, lookahead in sorted(keys) if kind != "oracle")
+
+
+def _named(question: Question) -> tuple[str, ...]:
     chosen = KEEPING if question.policies is None else question.policies
     for name in chosen:
         system(name)
-    if all_on_gpu(asked.setting.shape, asked.setting.hardware, question):
-        return (RESIDENT,)
     return tuple(dict.fromkeys((*chosen, LLAMA_CPP, CLAIRVOYANT_POLICY)))

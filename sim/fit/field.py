@@ -31,7 +31,7 @@ class Field:
 def play_field(asked: Asked) -> Field:
     """Raises FitError with all reasons, if none that keeps the routing can run."""
     played, refused = [], {}
-    for name in candidates(asked):
+    for name in candidates(asked.question, asked.setting.shape, asked.setting.hardware):
         try:
             played.append(_play(asked, name))
         except _REFUSALS as error:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +17,7 @@ from sim.fit.routing import routing_for
 from sim.fit.traps import traps_of
 from sim.fit.trust import Support, supports_of
 from sim.machine.hardware import load_hardware
+from sim.uncollected import uncollected
 from traces.catalogue import load_model
 
 SHOWN = 4
@@ -63,20 +62,8 @@ def fit(question: Question) -> Fit:
     Raises FitError for what cannot run, saying by how many GB, and what ``resolved`` raises for names that are none.
     """
     check_fits(load_model(question.shape), load_hardware(question.hardware), question)
-    with _nothing_collected():
+    with uncollected():
         return _answered(question)
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Without the collector of cycles, which would go through millions of spans in vain: a tenth of the time."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _answered(question: Question) -> Fit:

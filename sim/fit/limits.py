@@ -76,7 +76,8 @@ def with_numbers(hardware: Hardware, changed: Mapping[str, float]) -> Hardware:
 
 def _shorter(costs: CostTable, names: Sequence[str]) -> CostTable:
     """The costs with some times of every expert a quarter better."""
-    shorter = {id(expert): _better(expert, names) for expert in costs.experts}
+    tables = {id(expert): expert for expert in costs.experts}  # layers share them
+    shorter = {key: _better(expert, names) for key, expert in tables.items()}
     return replace(costs, experts=tuple(shorter[id(expert)] for expert in costs.experts))
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.caches import StaticCache
-from sim.engine.spans import Row, spans_frame
+from sim.engine.spans import Row, Span, spans_frame
 from sim.fit.asked import Asked, token_by_token
 from sim.results.bounds import bounds_of
 from sim.results.metrics import metrics_of
 from sim.simulate import Prepared, labels_of, spans_of
 
 MS = 1e6
+_KIND = Span._fields.index("kind")
 
 
 class Times(NamedTuple):
@@ -49,9 +50,8 @@ class Answer:
 
 def times_of(rows: Sequence[Row]) -> Times:
     """TTFT and TPOT of a run, as ``sim.results.metrics`` has them, from its spans."""
-    ends = [
-        (phase, end) for _, _, _, end, kind, phase, _, layer, *_ in rows if kind == "wait" and layer == -1
-    ]
+    waits = [Span._make(row) for row in rows if row[_KIND] == "wait"]
+    ends = [(wait.phase, wait.end_ns) for wait in waits if wait.layer == -1]
     first = max((end for phase, end in ends if phase == "prefill"), default=0)
     decode = [end for phase, end in ends if phase == "decode"]
     return Times(first / MS, (max(decode) - first) / len(decode) / MS)

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sim.fit.candidates import forecasts_read
 from sim.fit.long_prompt import DECODE_STEPS, PROMPT_ROWS
 from sim.fit.question import Question, parted
 from traces.catalogue import bundled_trace
 from traces.library import calibration_of, load_trace
+from traces.synthesis.named import with_lengths
 from traces.trace import Trace
 
-CALIBRATION = "16x8+8"  # enough to know who is popular, and quickly made
+CALIBRATION = (16, 8, 8)  # sequences and their tokens: enough to know who is popular, and quickly made
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,11 @@ def routing_for(question: Question) -> Routing:
         told = f"{recorded} ({f'synthetic, {made_up}' if made_up else 'recorded'})"
         return Routing(recorded, calibration_of(recorded), told, trace)
     name = f"synthetic:{model}"
-    counted = f"{name}/{question.batch}x{max(PROMPT_ROWS // question.batch, 1)}+{DECODE_STEPS}{cut}"
+    read = forecasts_read(question)
+    prompt = max(PROMPT_ROWS // question.batch, 1)
+    counted = f"{with_lengths(name, question.batch, prompt, DECODE_STEPS, read)}{cut}"
     trace = load_trace(counted)
     told = f"synthetic, like {model}: {trace.provenance['synthetic']}"
-    return Routing(counted, f"{calibration_of(name)}/{CALIBRATION}{cut}", told, trace)
+    counted_before = read if question.policies else ()  # of the usual candidates none asks how good forecasts were
+    calibration = f"{with_lengths(f'{calibration_of(name)}', *CALIBRATION, counted_before)}{cut}"
+    return Routing(counted, calibration, told, trace)

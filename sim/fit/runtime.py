@@ -42,7 +42,8 @@ def costs_with(runtime: Runtime, hardware: Hardware, shape: ModelShape, max_toke
     if runtime == "eager" or hardware.profile is not None:
         return costs
     saved = round(EXPERT_KERNELS * hardware.gpu.kernel_ns * (1 - 1 / sharing))
-    by_expert = {id(expert): _shared(expert, saved) for expert in costs.experts}
+    tables = {id(expert): expert for expert in costs.experts}  # layers share them
+    by_expert = {key: _shared(expert, saved) for key, expert in tables.items()}
     return replace(
         costs,
         experts=tuple(by_expert[id(expert)] for expert in costs.experts),

@@ -7,6 +7,8 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from policies.mrs import MrsCache, top
 from policies.protocols import Cache
@@ -114,3 +116,36 @@ def test_layers_have_scores_of_their_own_and_may_share_a_pool() -> None:
 def test_without_scores_it_says_what_is_missing() -> None:
     with pytest.raises(PolicyError, match=r"step 3, layer 0: expected router scores of all experts, the view has none"):
         MrsCache(1, 2, keep=1).observe(view({0: 1}, COST, step=3))
+
+
+# --- what is quick is right: the definitions, told plainly ------------------------------------------------------------
+
+_IDS = st.tuples(st.integers(0, LAYERS - 1), st.integers(0, EXPERTS - 1)).map(lambda pair: ExpertId(*pair))
+_ROUTED = st.tuples(st.integers(0, LAYERS - 1), st.lists(st.integers(0, 3), min_size=EXPERTS, max_size=EXPERTS))
+_TOLD = st.one_of(_IDS, st.frozensets(_IDS), _ROUTED.map(list))  # comes or goes; blocked meanwhile; a layer is routed
+
+
+@given(st.booleans(), st.lists(_TOLD, max_size=60))
+def test_the_victim_is_the_least_of_all_members_that_are_not_blocked(pooled: bool, told: list[object]) -> None:
+    cache, members = MrsCache(LAYERS, EXPERTS, keep=2, alpha=0.5), set[ExpertId]()
+    for what in told:
+        if isinstance(what, ExpertId):
+            group = 0 if pooled else what.layer
+            (cache.evicted if what in members else cache.admitted)(what, group)
+            members ^= {what}
+        elif isinstance(what, frozenset):
+            for group in range(1 if pooled else LAYERS):
+                free = [id for id in members - what if pooled or id.layer == group]
+                least = min(free, key=lambda id: (cache.scores(id.layer)[id.expert], id), default=None)
+                assert cache.victim(ExpertId(group, 0), group, what) == least
+        elif isinstance(what, list):
+            layer, scores = what
+            routed(cache, [score / 4 for score in scores], layer=layer)
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=7, max_size=7), min_size=1, max_size=5), st.integers(1, 8))
+def test_top_keeps_the_first_of_a_stable_sort(rows: list[list[int]], keep: int) -> None:
+    kept = [set(sorted(range(7), key=lambda column, row=row: -row[column])[:keep]) for row in rows]
+    pairs = zip(rows, kept, strict=True)
+    expected = [[value if place in best else 0 for place, value in enumerate(row)] for row, best in pairs]
+    assert top(np.array(rows, np.float64), keep).tolist() == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from traces.trace import Trace
@@ -10,7 +11,11 @@ from traces.trace_layout import TraceError
 
 PREFIX = "synthetic:"
 CALIBRATION = "-calibration"
-_NAME = re.compile(r"synthetic:(?P<model>[^/]+?)(?P<calibration>-calibration)?(?:/(\d+)x(\d+)\+(\d+))?")
+_NO_FORECAST = "none"
+_NAME = re.compile(
+    r"synthetic:(?P<model>[^/]+?)(?P<calibration>-calibration)?"
+    rf"(?:/(\d+)x(\d+)\+(\d+)(?:/(?P<forecasts>{_NO_FORECAST}|[a-z_]+@\d+(?:,[a-z_]+@\d+)*))?)?"
+)
 _EVALUATION_SEED, _CALIBRATION_SEED = 0, 1
 
 
@@ -21,8 +26,9 @@ def is_synthetic(name: str) -> bool:
 
 @lru_cache(maxsize=4)
 def load_synthetic(name: str) -> Trace:
-    """``synthetic:qwen3-30b-a3b``: 20 sequences of 64 + 64 tokens; ``.../4x4096+32``: 4 of 4,096 + 32. The same name
-    is always the same trace.
+    """``synthetic:qwen3-30b-a3b``: 20 sequences of 64 + 64 tokens; ``.../4x4096+32``: 4 of 4,096 + 32;
+    ``.../4x4096+32/gate@1,residual@1``: with these forecasts alone, as far as there are such (``none``: without any),
+    which takes less time. The same name is always the same trace.
 
     Raises ShapeError for an unknown model and TraceError for lengths that cannot be read.
     """
@@ -31,24 +37,31 @@ def load_synthetic(name: str) -> Trace:
     from traces.synthesis.like import like
     from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 
-    model, calibration, counts = _parsed(name)
+    model, calibration, counts, forecasts = _parsed(name)
     shape = load_model(model)
     seed = _CALIBRATION_SEED if calibration else _EVALUATION_SEED
     lengths = dict(zip(("sequences", "prompt_tokens", "generated_tokens"), counts, strict=bool(counts)))
-    return synthetic_trace(shape, Synthesis(like(shape), seed=seed, **lengths))
+    return synthetic_trace(shape, Synthesis(like(shape), seed=seed, forecasts=forecasts, **lengths))
 
 
 def synthetic_calibration_of(name: str) -> str | None:
     """The name of the calibration trace: the same model's other texts, of the usual lengths."""
-    model, calibration, _ = _parsed(name)
+    model, calibration, *_ = _parsed(name)
     return None if calibration else f"{PREFIX}{model}{CALIBRATION}"
 
 
-def _parsed(name: str) -> tuple[str, bool, tuple[int, ...]]:
+def with_lengths(name: str, sequences: int, prompt_tokens: int, generated_tokens: int, forecasts: Iterable[str]) -> str:
+    """The name of that model's trace of these lengths, with these forecasts alone."""
+    return f"{name}/{sequences}x{prompt_tokens}+{generated_tokens}/{','.join(forecasts) or _NO_FORECAST}"
+
+
+def _parsed(name: str) -> tuple[str, bool, tuple[int, ...], tuple[str, ...] | None]:
     match = _NAME.fullmatch(name)
     if match is None:
         raise TraceError(
             f"trace {name!r}: expected synthetic:MODEL, or synthetic:MODEL/SEQUENCESxPROMPT+GENERATED such as "
             f"synthetic:qwen3-30b-a3b/4x256+32"
         )
-    return match["model"], bool(match["calibration"]), tuple(int(count) for count in match.groups()[2:] if count)
+    counts = tuple(int(count) for count in match.groups()[2:5] if count)
+    forecasts = None if match["forecasts"] is None else tuple(match["forecasts"].split(","))
+    return match["model"], bool(match["calibration"]), counts, forecasts

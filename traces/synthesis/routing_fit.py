@@ -54,6 +54,10 @@ class RoutingFit:
         if strangers:
             raise TraceError(f"routing fit {self.name!r}: expected forecasts such as gate@1, got {strangers}")
 
+    def __hash__(self) -> int:
+        """Of names and sizes: mappings have none, and equal fits have these in common."""
+        return hash((self.name, self.source, self.moe_layers, self.experts, self.top_k, self.preference_share))
+
     def to_dict(self) -> dict[str, Any]:
         """YAML- and JSON-ready; ``from_dict`` is the inverse."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -21,7 +21,11 @@ _ERRORS = 3  # kind of random stream
 
 @dataclass(frozen=True)
 class Synthesis:
-    """What to make. Other ``seed``: other texts of the same model; other ``model_seed``: another model of that kind."""
+    """What to make. Other ``seed``: other texts of the same model; other ``model_seed``: another model of that kind.
+
+    ``forecasts``: these alone (as far as ``routing`` has them), such as ``("gate@1",)``; None: all. The rest of the
+    trace is the same.
+    """
 
     routing: RoutingFit
     sequences: int = 20
@@ -29,11 +33,17 @@ class Synthesis:
     generated_tokens: int = 64
     seed: int = 0
     model_seed: int = 0
+    forecasts: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if min(self.sequences, self.prompt_tokens, self.generated_tokens) < 1 or min(self.seed, self.model_seed) < 0:
             counts = (self.sequences, self.prompt_tokens, self.generated_tokens, self.seed, self.model_seed)
             raise TraceError(f"synthetic trace: expected counts >= 1 and seeds >= 0, got {counts}")
+
+    @property
+    def forecast_names(self) -> list[str]:
+        """The forecasts to make, in the order of the routing."""
+        return [name for name in self.routing.forecast_accuracy if self.forecasts is None or name in self.forecasts]
 
     @property
     def texts(self) -> Texts:
@@ -83,7 +93,7 @@ def _routed(shape: ModelShape, asked: Synthesis) -> dict[str, NDArray[Any]]:
         "topk_weights": np.empty((tokens, layers, shape.top_k), np.float16),
         "scores": np.empty((tokens, layers, shape.experts), np.float16),
     }
-    found = correlations(asked.routing, asked.model_seed)
+    found = correlations(asked.routing, asked.model_seed, asked.forecast_names)
     makers = [Forecaster(shape, name, how, asked.routing.sharpness, tokens) for name, how in found.items()]
     errors = np.random.default_rng((_ERRORS, asked.seed))
     for layer, exact in enumerate(layer_logits(asked.routing, asked.texts, asked.model_seed)):

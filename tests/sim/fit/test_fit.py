@@ -119,9 +119,9 @@ def test_policies_that_change_the_routing_stand_apart() -> None:
 def test_what_is_named_is_routed_as_recorded_and_a_large_model_by_what_is_made_up() -> None:
     assert mini().routing == "mini-deepseek (recorded)"
     made_up = routing_for(Question("deepseek-v2-lite", machine="rtx3090-ddr4", batch=2))
-    assert made_up.name == "synthetic:deepseek-v2-lite/2x128+16"
+    assert made_up.name == "synthetic:deepseek-v2-lite/2x128+16/quasi_hidden@1,residual@1"
     assert made_up.told.startswith("synthetic, like ")
-    assert made_up.calibration == "synthetic:deepseek-v2-lite-calibration/16x8+8"
+    assert made_up.calibration == "synthetic:deepseek-v2-lite-calibration/16x8+8/none"
     cut = routing_for(Question("deepseek-v2-lite@q8_0:2", machine="rtx3090-ddr4"))
     assert cut.trace.shape.moe_layers == 2
     assert routing_for(Question("mini-moe", machine="rtx3090-ddr4")).told == "mini-moe (recorded)"

@@ -1,0 +1,43 @@
+"""Router scores as the policies read them: lists for those that look at tokens, an array for those that sum over them.
+
+A prompt has thousands of scores in each layer, and making floats of them takes longer than what most policies do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+
+class ScoreRows(Sequence[Sequence[float]]):
+    """[tokens][experts]; equal to the lists of the same numbers."""
+
+    def __init__(self, scores: NDArray[Any]) -> None:
+        self._scores = scores
+
+    @cached_property
+    def _lists(self) -> list[list[float]]:
+        lists: list[list[float]] = self._scores.tolist()
+        return lists
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+    @overload
+    def __getitem__(self, place: int) -> Sequence[float]: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Sequence[float]]: ...
+    def __getitem__(self, place: int | slice) -> Sequence[float] | Sequence[Sequence[float]]:
+        return self._lists[place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._lists == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as lists have none
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self._scores, np.float64 if dtype is None else dtype)  # floats, as the lists hold
