@@ -10,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from policies.system import fits
+from sim.costs.runtimes import RUNTIMES
 from sim.machine.strict_yaml import YamlError, load_yaml
 
 
@@ -24,7 +25,8 @@ class Scenario:
     ``cached_share`` is the share of all routed experts that fit the GPU's cache slots; give it or ``gpu_memory_gb``
     (10^9 bytes; what is left after weights, KV cache, staging and reserve holds experts), or neither for the card's own
     memory. ``None`` lengths mean "as recorded". ``noisy_forecast_recall``: recall@k by look-ahead of made-up forecasts,
-    which take the place of those that a policy needs and the trace lacks.
+    which take the place of those that a policy needs and the trace lacks. ``runtime``: how kernels are started, "eager"
+    or "graphs" (``sim.costs.runtimes``).
     """
 
     trace: str = "mini-deepseek"
@@ -42,6 +44,7 @@ class Scenario:
     sequences: tuple[int, ...] | None = None  # which of the trace's sequences, in order; None: from the first
     calibration: str | None = None  # trace to calibrate policies on; None: the bundled one that belongs to ``trace``
     noisy_forecast_recall: tuple[float, ...] | None = None
+    runtime: str = "eager"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -54,6 +57,8 @@ class Scenario:
             raise ScenarioError(f"scenario: cached_share must lie between 0 and 1, got {self.cached_share}")
         if self.gpu_memory_gb is not None and not 0 < self.gpu_memory_gb < 1e6:
             raise ScenarioError(f"scenario: gpu_memory_gb must be GB (10^9 bytes) above 0, got {self.gpu_memory_gb}")
+        if self.runtime not in RUNTIMES:
+            raise ScenarioError(f"scenario: runtime must be one of {', '.join(RUNTIMES)}, got {self.runtime!r}")
         recalls = self.noisy_forecast_recall
         if recalls is not None and not (recalls and all(0 <= recall <= 1 for recall in recalls)):
             raise ScenarioError(f"scenario: noisy_forecast_recall must be numbers between 0 and 1, got {list(recalls)}")

@@ -15,6 +15,7 @@ from sim.calibration import calibration_name, check_calibration, load_calibratio
 from sim.costs.cost_table import CostTable
 from sim.costs.measured_costs import costs_on
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES
+from sim.costs.runtimes import graph_costs
 from sim.demand import StepDemand, demand_of, future_of, lacking
 from sim.engine.approximation import Approximation
 from sim.engine.engine import Engine
@@ -88,8 +89,24 @@ def setting_of(scenario: Scenario, trace: Trace | None = None) -> Setting:
         generated_tokens=scenario.generated_tokens, sequences=scenario.sequences,
         prefill_chunk_tokens=scenario.prefill_chunk_tokens,
     )  # fmt: skip
-    costs = costs_on(hardware, shape, max(len(step.rows) for step in steps))
+    costs = costs_in(scenario, hardware, shape, max(len(step.rows) for step in steps))
     return Setting(scenario, trace, shape, hardware, tuple(steps), costs)
+
+
+def costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:
+    """What everything costs on a machine, in the scenario's runtime.
+
+    Raises ScenarioError for another runtime than that of a measured machine, and what ``costs_on`` raises.
+    """
+    costs = costs_on(hardware, shape, max_tokens)
+    if scenario.runtime == "eager":
+        return costs
+    if hardware.profile is not None:
+        raise ScenarioError(
+            f"scenario: runtime {scenario.runtime!r}: {hardware.name!r} is a measured profile, whose times are those of "
+            f"the runtime that was measured; leave it at 'eager'"
+        )
+    return graph_costs(costs, hardware, sharing=min(shape.top_k * scenario.batch, shape.experts))
 
 
 def simulate_setting(setting: Setting, policy: str, parameters: Mapping[str, object]) -> Run:
@@ -170,7 +187,7 @@ def spans_of(prepared: Prepared) -> list[Row]:
 def play_in(prepared: Prepared, hardware: Hardware) -> Run:
     """Simulate it on another machine than its planner believes in: costs and bounds are those of ``hardware``."""
     setting = prepared.setting
-    costs = costs_on(hardware, setting.shape, setting.costs.max_tokens)
+    costs = costs_in(setting.scenario, hardware, setting.shape, setting.costs.max_tokens)
     return play(prepared._replace(setting=replace(setting, hardware=hardware, costs=costs)))
 
 

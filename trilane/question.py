@@ -108,6 +108,8 @@ def describe(scenario: Scenario) -> str:
         room = f"{scenario.gpu_memory_gb:g} GB of GPU memory"
     routing = f"routing of {trace_in_words(scenario.trace, trace)}"
     told = f"{model} on {scenario.hardware}, {room}, batch {scenario.batch}, {routing}"
+    if scenario.runtime != "eager":
+        told += f", runtime {scenario.runtime}"
     if scenario.noisy_forecast_recall is None:
         return told
     return f"{told}; where it lacks forecasts, {NoisyForecasts(scenario.noisy_forecast_recall)}"

@@ -1,0 +1,55 @@
+"""Recorded graphs: fewer launches and shared kernels, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from sim.costs.runtimes import REPLAY_NS, SPIN_NS, graph_costs
+from sim.machine.hardware import load_hardware
+from sim.scenario import Scenario, ScenarioError
+from sim.simulate import costs_in, setting_of, simulate
+from traces.catalogue import load_model
+
+SHORT = Scenario(policy="on-demand", prompt_tokens=8, generated_tokens=4, cached_share=0.5)
+CHANGED = {
+    "experts", "launch_ns", "expert_launch_ns", "combine_launch_ns", "head_launch_ns", "dense_launch_ns", "sync_ns"
+}  # fmt: skip
+
+
+def test_launches_are_replays_and_experts_share_their_kernels() -> None:
+    setting = setting_of(SHORT)
+    eager, hardware = setting.costs, setting.hardware
+    graphs = graph_costs(eager, hardware, sharing=6)
+    assert (graphs.launch_ns, graphs.expert_launch_ns, graphs.sync_ns) == (REPLAY_NS, REPLAY_NS // 6, SPIN_NS)
+    saved = round(5 * hardware.gpu.kernel_ns * 5 / 6)  # five kernels an expert, a sixth of them its own
+    assert [a - b for a, b in zip(eager.experts[0].gpu_ns[1:], graphs.experts[0].gpu_ns[1:], strict=True)] == [
+        saved
+    ] * (len(eager.experts[0].gpu_ns) - 1)
+    assert graphs.experts[0].cpu_ns == eager.experts[0].cpu_ns
+    assert graphs.experts[0].copy_ns == eager.experts[0].copy_ns
+    same = {field.name for field in fields(eager)} - CHANGED
+    assert all(getattr(graphs, name) == getattr(eager, name) for name in same)
+
+
+def test_the_runtime_is_a_key_of_a_scenario() -> None:
+    eager, graphs = (simulate(SHORT.with_(runtime=runtime)).metrics.tpot_ms for runtime in ("eager", "graphs"))
+    assert graphs is not None
+    assert eager is not None
+    assert graphs < eager
+    with pytest.raises(ScenarioError, match="runtime must be one of eager, graphs, got 'vulkan'"):
+        Scenario(runtime="vulkan")
+
+
+def test_a_batch_shares_kernels_up_to_all_experts() -> None:
+    hardware, shape = load_hardware("rtx3090-ddr4"), load_model("deepseek-v2-lite")
+    costs = [costs_in(Scenario(batch=batch, runtime="graphs"), hardware, shape, 16) for batch in (1, 11, 100)]
+    assert [table.expert_launch_ns for table in costs] == [REPLAY_NS // 6, REPLAY_NS // 64, REPLAY_NS // 64]
+
+
+def test_a_profile_keeps_the_runtime_that_it_measured() -> None:
+    profile = "docs/validation/host-lanes/profile.yaml"
+    scenario = Scenario(trace="mini-deepseek:6", model="deepseek-v2-lite:6", hardware=profile, runtime="graphs")
+    with pytest.raises(ScenarioError, match="is a measured profile, whose times are those of the runtime"):
+        setting_of(scenario.with_(cached_share=0.5, prompt_tokens=16, generated_tokens=4))
