@@ -103,8 +103,8 @@ def costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_toke
         return costs
     if hardware.profile is not None:
         raise ScenarioError(
-            f"scenario: runtime {scenario.runtime!r}: {hardware.name!r} is a measured profile, whose times are those of "
-            f"the runtime that was measured; leave it at 'eager'"
+            f"scenario: runtime {scenario.runtime!r}: {hardware.name!r} is a profile, whose times are those of "
+            f"the runtime that was measured: leave it at 'eager'"
         )
     return graph_costs(costs, hardware, sharing=min(shape.top_k * scenario.batch, shape.experts))
 

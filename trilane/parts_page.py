@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from sim.machine.units import GB, GIB
 from trilane.output import heading, table
 
 if TYPE_CHECKING:
     from sim.machine.parts import Part
     from traces.model_shape import ModelShape
-
-GB = 1e9
-GIB = 2**30
 
 
 def all_parts() -> list[Part]:

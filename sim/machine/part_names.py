@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from sim.machine.parts import Part, cpu_names, gpu_names, kind_of, memory_names, near, part
 from sim.machine.plausibility import HardwareError
+from sim.machine.units import GIB
 
-GIB = 2**30
 _COUNTS = {
     "cores": re.compile(r"(\d+)-cores?"),
     "channels": re.compile(r"(\d+)-channels?"),

@@ -10,6 +10,8 @@ from sim.machine.part_names import Assembly
 from sim.machine.parts import Number, Part, Rules, part, rules
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced_yaml import Origin
+from sim.machine.units import GB, GIB
+from sim.machine.weight_formats import read_fraction
 
 Numbers = dict[str, Number]
 _CHANNEL_BYTES = 8
@@ -35,9 +37,14 @@ def document_of(built: Assembly, name: str) -> dict[str, Any]:
 
 
 def _generic_cpu(built: Assembly) -> Part:
-    """The CPU where none is named: the one that such a memory usually has, a server for more than two channels."""
+    """The CPU where none is named: the one that such a memory usually has; of a desktop's memory, a laptop's where the
+    GPU is one's, and a server's for more than two channels."""
     usual = str(built.memory.words["cpu"])
-    return part("cpu", "server" if (built.channels or 1) > 2 and usual == "desktop" else usual)
+    if usual != "desktop":
+        return part("cpu", usual)
+    if built.gpu.name.endswith("-laptop"):
+        return part("cpu", "laptop")
+    return part("cpu", "server" if (built.channels or 1) > 2 else "desktop")
 
 
 def _check_fits(built: Assembly, cpu: Part, where: str) -> None:
@@ -47,11 +54,14 @@ def _check_fits(built: Assembly, cpu: Part, where: str) -> None:
             f"{where}: {cpu.title} takes {' or '.join(cpu.words['memory'])}, not {built.memory.name}; "
             f"name another memory or CPU"
         )
-    if built.cpu is None:
-        return
     for key, asked in (("cores", built.cores), ("channels", built.channels)):
-        if asked is not None and asked > cpu.numbers[key].value:
-            raise HardwareError(f"{where}: {cpu.title} has {cpu.numbers[key].value} {key}, asked for {asked}")
+        generic = f"most_{key}" in cpu.numbers
+        most = cpu.numbers[f"most_{key}" if generic else key].value
+        if asked is not None and asked > most:
+            raise HardwareError(
+                f"{where}: {cpu.title} has {'at most ' * generic}{most} {key}, asked for {asked}"
+                f"{'; name a CPU that has them' * generic}"
+            )
 
 
 # --- GPU --------------------------------------------------------------------------------------------------------------
@@ -78,7 +88,7 @@ def _cpu(built: Assembly, cpu: Part, rule: Rules) -> Numbers:
         "sockets": _given(1),
         "cores": _cores(built, cpu),
         "dram_bytes_per_s": _theory(built, cpu),
-        "read_bytes_per_s": _product(f"{fraction.value:g} of a read of {read.value / 1e9:.1f} GB/s", fraction, read),
+        "read_bytes_per_s": _product(f"{fraction.value:.3g} of a read of {read.value / GB:.1f} GB/s", fraction, read),
         "flops_per_s": _cpu_flops(built, cpu, rule),
         "first_expert_ns": rule.numbers["cpu.first_expert_ns"],
     }
@@ -116,7 +126,14 @@ def _read(built: Assembly, cpu: Part, rule: Rules) -> Number:
 
 
 def _expert_fraction(cpu: Part, rule: Rules) -> Number:
-    return cpu.numbers.get("expert_fraction", rule.numbers["cpu.expert_fraction"])
+    """Of what is read, by an expert of 16 bits: as measured, without what unpacking the measured weights cost."""
+    section = cpu.numbers if "expert_fraction" in cpu.numbers else _from_rules("cpu", rule)
+    measured, bits = section["expert_fraction"], section["expert_bits"].value
+    unpacking = read_fraction("cpu", bits)
+    if unpacking == 1.0:
+        return measured
+    how = f"{measured.value:g} with {bits:g} bits, which are read at {unpacking:.2f} of the rate of 16"
+    return Number(min(measured.value / unpacking, 1.0), Origin(f"{how}: {measured.origin.source}", "low"))
 
 
 def _cpu_flops(built: Assembly, cpu: Part, rule: Rules) -> Number:
@@ -163,7 +180,7 @@ def _contention(cpu: Numbers, link: Numbers, read: Number, rule: Rules) -> Numbe
         for rates, share in ((cpu["read_bytes_per_s"], "cpu_permille"), (link["h2d_bytes_per_s"], "copy_permille"))
     )
     fits = min(1.0, read.value / drawn)
-    note = f"; times {fits:.2f}: together they read no more than {read.value / 1e9:.1f} GB/s" if fits < 1 else ""
+    note = f"; times {fits:.2f}: together they read no more than {read.value / GB:.1f} GB/s" if fits < 1 else ""
     return {
         key: Number(
             max(1, int(box[key].value * fits)), Origin(f"closest measured box: {box[key].origin.source}{note}", "low")
@@ -187,7 +204,7 @@ def _power(gpu: Part, cpu: Part) -> Numbers:
 
 
 def _about(built: Assembly, cpu: Part) -> str:
-    ram = f", {built.ram_bytes / 2**30:g} GB" if built.ram_bytes else ""
+    ram = f", {built.ram_bytes / GIB:g} GB" if built.ram_bytes else ""
     channels = _counted(_channels(built, cpu).value)
     return f"Assembled: {built.gpu.title}, {cpu.title}, {built.memory.title} on {channels}{ram}."
 

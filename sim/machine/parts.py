@@ -33,15 +33,18 @@ _OPTIONAL: Mapping[PartKind, Mapping[str, type]] = {
     "memory": {},
     "cpu": {
         "channels": int, "pcie_generation": int, "read_ceiling_bytes_per_s": float, "expert_fraction": float,
-        "flops_per_s": float,
+        "expert_bits": float, "flops_per_s": float, "most_cores": int, "most_channels": int,
     },
 }  # fmt: skip
+_PAIRED = ("expert_fraction", "expert_bits")  # a fraction, and the weights that it was measured with
+_SUCH: Mapping[PartKind, str] = {"gpu": "rtx-4080", "memory": "ddr5-5600", "cpu": "ryzen-9-7950x"}
 _WORDS: Mapping[PartKind, tuple[str, ...]] = {"gpu": (), "memory": ("cpu",), "cpu": ("memory", "server")}
 _RULES: Mapping[str, Mapping[str, type]] = {
     "gpu": {"bandwidth_fraction": float, "flops_fraction": float, "kernel_ns": int, "reserve_bytes": int},
     "cpu": {
-        "expert_fraction": float, "core_read_bytes_per_s": float, "server_core_read_bytes_per_s": float,
-        "odd_channels_fraction": float, "flops_per_core": float, "first_expert_ns": int,
+        "expert_fraction": float, "expert_bits": float, "core_read_bytes_per_s": float,
+        "server_core_read_bytes_per_s": float, "odd_channels_fraction": float, "flops_per_core": float,
+        "first_expert_ns": int,
     },
     "link": {
         "h2d_latency_ns": int, "d2h_latency_ns": int, "copies": str, "pageable_fraction": float, "result_path": str,
@@ -109,6 +112,9 @@ def kind_of(name: str) -> PartKind | None:
 def part(kind: PartKind, name: str) -> Part:
     """One part of the catalogue. Raises HardwareError with near matches, and where all are listed."""
     if name not in _catalogue(kind):
+        other = kind_of(name)
+        if other is not None:
+            raise HardwareError(f"expected a {kind}, such as {_SUCH[kind]}, got {name!r}, which is a {other}")
         raise HardwareError(f"there is no {kind} {name!r} among the parts{near(name, _catalogue(kind))}")
     return _catalogue(kind)[name]
 
@@ -116,8 +122,8 @@ def part(kind: PartKind, name: str) -> Part:
 def near(name: str, names: Iterable[str]) -> str:
     """The end of a message about an unknown name."""
     close = get_close_matches(name.lower(), list(names), n=3)
-    meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-    return f"{meant}; `trilane hardware --parts` lists them all"
+    meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ";"
+    return f"{meant} `trilane hardware --parts` lists them all"
 
 
 @cache
@@ -134,6 +140,7 @@ def _part(kind: PartKind, name: str, entry: Mapping[str, Any], where: str) -> Pa
     given = {key: value for key, value in entry.items() if key not in (*words, "notes")}
     only((key for key in given if key in _NUMBERS[kind]), _NUMBERS[kind], where, complete=True)
     numbers = _numbers(given, {**_NUMBERS[kind], **_OPTIONAL[kind]}, where)
+    only((key for key in _PAIRED if key in numbers), _PAIRED, where, complete=any(key in numbers for key in _PAIRED))
     return Part(kind, name, str(words.pop("title")), numbers, words, tuple(map(str, entry.get("notes", ()))))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim.machine.units import GB
 from trilane.output import JsonOption, check_targets, heading, pairs, show, table, write_json
 from trilane.parts_page import all_parts, part_facts, parts_page, quantisation_facts, quantisation_page
 from trilane.profile_page import decisions_note, profile_page
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from sim.machine.hardware import Hardware
     from traces.model_shape import ModelShape
 
-GB = 1e9
 _EXAMPLE = "qwen3-30b-a3b"  # the model that formats of weights are shown with
 
 

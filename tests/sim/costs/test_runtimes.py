@@ -51,5 +51,5 @@ def test_a_batch_shares_kernels_up_to_all_experts() -> None:
 def test_a_profile_keeps_the_runtime_that_it_measured() -> None:
     profile = "docs/validation/host-lanes/profile.yaml"
     scenario = Scenario(trace="mini-deepseek:6", model="deepseek-v2-lite:6", hardware=profile, runtime="graphs")
-    with pytest.raises(ScenarioError, match="is a measured profile, whose times are those of the runtime"):
+    with pytest.raises(ScenarioError, match="is a profile, whose times are those of the runtime"):
         setting_of(scenario.with_(cached_share=0.5, prompt_tokens=16, generated_tokens=4))

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sim.machine.assembly import assemble
+from sim.machine.assembly import assemble, assembled_name
 from sim.machine.hardware import Hardware, HardwareError, load_hardware
 from sim.machine.part_names import parse_assembly
 from sim.machine.part_rules import document_of
 from sim.machine.parts import cpu_names, gpu_names, memory_names, part
 from sim.machine.plausibility import LIMITS, check_plausible
 from sim.machine.sourced_yaml import typed
-
-GB = 1e9
+from sim.machine.units import GB, GIB
+from sim.machine.weight_formats import read_fraction
 
 
 def refusal(name: str) -> str:
@@ -56,9 +56,15 @@ def test_cpu_experts_and_copies_never_read_more_together_than_the_memory_gives(c
     machine = assemble("rtx-5090", memory, cpu)
     together = machine.cpu.read_bytes_per_s * machine.contention.cpu_permille
     together += machine.link.h2d_bytes_per_s * machine.contention.copy_permille
-    fraction = part("cpu", cpu).numbers.get("expert_fraction")
-    read = machine.cpu.read_bytes_per_s / (0.82 if fraction is None else fraction.value)
-    assert together / 1000 <= read * 1.001
+    assert together / 1000 <= machine.cpu.read_bytes_per_s / sixteen_bit_fraction(cpu) * 1.001
+
+
+def sixteen_bit_fraction(cpu: str) -> float:
+    """Of what the cores read, by experts of 16 bits: the measured fraction over what unpacking its weights cost."""
+    numbers = part("cpu", cpu).numbers
+    if "expert_fraction" not in numbers:
+        return 0.82 / read_fraction("cpu", 4.5)
+    return min(1.0, float(numbers["expert_fraction"].value / read_fraction("cpu", numbers["expert_bits"].value)))
 
 
 def test_every_number_of_a_machine_says_where_it_is_from() -> None:
@@ -71,22 +77,32 @@ def test_every_number_of_a_machine_says_where_it_is_from() -> None:
 
 def test_the_least_sure_number_decides_how_sure_a_product_is() -> None:
     machine = load_hardware("rtx-4090+ddr5-6000+ryzen-9-7950x")
-    assert machine.origins["cpu.dram_bytes_per_s"].confidence == "high"
+    assert machine.origins["cpu.dram_bytes_per_s"].confidence == "medium"  # channels from memory
     assert machine.origins["cpu.read_bytes_per_s"].confidence == "low"  # 72.5 GB/s on two chiplets is an estimate
-    assert "0.82 of a read of 72.5 GB/s" in machine.origins["cpu.read_bytes_per_s"].source
+    source = machine.origins["cpu.read_bytes_per_s"].source
+    assert "0.956 of a read of 72.5 GB/s: 0.82 with 4.5 bits, which are read at 0.86 of the rate of 16" in source
 
 
 # --- beside the presets of the same machines --------------------------------------------------------------------------
+
+
+# What a preset says of a whole program's reads, the parts say of a kernel: the presets' GPU fractions are of eager
+# PyTorch and of whole models, and their CPU fraction was measured with 4-bit experts but stands for 16 bits.
+_KERNELS = ("gpu.bandwidth_fraction", "cpu.read_bytes_per_s")
 
 
 @pytest.mark.parametrize(
     ("preset", "name", "apart"),
     [
         ("rtx4090-ddr5", "rtx-4090+ddr5-6000+ryzen-9-7950x", {"link.h2d_bytes_per_s": 0.06}),
-        # the preset has the rates of one host, 23.8 and 20.1 GB/s, the rule those of several
+        # the preset has the link's rates of one host, 23.8 and 20.1 GB/s, the rule those of several; and experts that
+        # read more leave less for both at once
         (
             "rtx3090-ddr4", "rtx-3090+ddr4-3200+ryzen-9-5900x",
-            {"link.h2d_bytes_per_s": 0.06, "link.d2h_bytes_per_s": 0.31},
+            {
+                "link.h2d_bytes_per_s": 0.06, "link.d2h_bytes_per_s": 0.31,
+                "contention.cpu_permille": 0.08, "contention.copy_permille": 0.08,
+            },
         ),
     ],
 )  # fmt: skip
@@ -96,64 +112,13 @@ def test_a_preset_assembled_from_its_parts_comes_out_alike(preset: str, name: st
     for key, value in known.items():
         if isinstance(value, str):
             assert made[key] == value, key
+        elif key in _KERNELS:
+            assert value < made[key] < 1.5 * value, key
         else:
             assert made[key] == pytest.approx(value, rel=apart.get(key, 0.03)), key
 
 
-# --- rules ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_slower_of_card_and_slot_decides() -> None:
-    assert load_hardware("rtx-4080+ddr5-5600").link.h2d_bytes_per_s == 25 * GB  # 4.0 card, 5.0 board
-    assert load_hardware("rtx-5080+ddr4-3200").link.h2d_bytes_per_s == 25 * GB  # 5.0 card, 4.0 board
-    assert load_hardware("rtx-5080+ddr5-6000").link.h2d_bytes_per_s == 55 * GB
-    assert load_hardware("rtx-5080+ddr4-3200+core-i9-10980xe").link.h2d_bytes_per_s == 13.1 * GB
-
-
-def test_cards_of_eight_lanes_copy_at_half_the_rate() -> None:
-    link = load_hardware("rtx-4060+ddr5-5600").link
-    assert (link.theory_bytes_per_s, link.h2d_bytes_per_s) == (15.75 * GB, 12.5 * GB)
-    assert load_hardware("rtx-5060+ddr5-5600").link.h2d_bytes_per_s == 27.5 * GB
-
-
-def test_a_slot_may_be_named() -> None:
-    assert load_hardware("rtx-4090+ddr5-6000+pcie-3x16").link.h2d_bytes_per_s == 13.1 * GB
-    assert load_hardware("rtx-4090+ddr5-6000+pcie-4x4").link.h2d_bytes_per_s == 6.25 * GB
-    assert load_hardware("rtx-4060+ddr5-6000+pcie-5x16").link.h2d_bytes_per_s == 12.5 * GB  # the card has 4.0 x8
-
-
-@pytest.mark.parametrize(
-    ("name", "read"),
-    [
-        ("rtx-4090+ddr5-6000", 0.82 * 96),  # all cores of a dual channel
-        ("rtx-4090+ddr5-6000+ryzen-5-7600", 64),  # one chiplet, whatever the memory
-        ("rtx-4090+ddr5-5200+ryzen-9-7950x", 0.82 * 83.2),  # below the two chiplets' 72.5
-        ("rtx-4090+ddr5-6000+ryzen-9-7950x", 72.5),
-        ("rtx-4090+ddr4-3200-ecc+threadripper-pro-5955wx+16-cores", 0.41 * 204.8),
-        ("rtx-4090+ddr5-6000+1-core", 30),  # one core does not saturate two channels
-        ("rtx-4090+ddr5-6000+1-channel", 0.82 * 48),
-        ("rtx-4090+ddr4-3200-ecc+epyc-7452+7-channels", 0.8 * 0.66 * 179.2),  # a slot left empty
-        ("rtx-4090+ddr4-3200-ecc+epyc-7452+4-cores", 48),
-    ],
-)
-def test_what_the_cores_can_read(name: str, read: float) -> None:
-    machine = load_hardware(name)
-    fraction = 0.75 if "5955wx" in name else 0.82
-    assert machine.cpu.read_bytes_per_s == pytest.approx(read * fraction * GB, rel=1e-3)
-
-
-def test_more_than_two_channels_make_a_server_of_a_machine_without_a_cpu() -> None:
-    assert load_hardware("rtx-4090+ddr4-3200").cpu.name == "generic desktop CPU"
-    assert load_hardware("rtx-4090+ddr4-3200+8-channels").cpu.name == "generic server CPU"
-    assert load_hardware("rtx-4090+ddr4-3200-ecc").cpu.name == "generic server CPU"
-    assert load_hardware("rtx-4090-laptop+lpddr5x-7467").cpu.name == "generic laptop CPU"
-
-
-def test_products_follow_the_cores_in_use() -> None:
-    whole = load_hardware("rtx-3090+ddr4-3200+ryzen-9-5900x").cpu
-    half = load_hardware("rtx-3090+ddr4-3200+ryzen-9-5900x+6-cores").cpu
-    assert (whole.flops_per_s, half.flops_per_s) == (1.3e12, 0.65e12)
-    assert load_hardware("rtx-3090+ddr4-3200+16-cores").cpu.flops_per_s == 16 * 70e9
+# --- what else a machine says -----------------------------------------------------------------------------------------
 
 
 def test_traps_of_the_parts_are_notes_of_the_machine() -> None:
@@ -171,7 +136,7 @@ def test_notes_are_a_list_of_texts(tmp_path: Path) -> None:
 
 
 def test_host_memory_is_known_only_if_it_was_said() -> None:
-    assert load_hardware("rtx-4080+ddr5-5600+64gb").cpu.ram_bytes == 64 * 2**30
+    assert load_hardware("rtx-4080+ddr5-5600+64gb").cpu.ram_bytes == 64 * GIB
     assert load_hardware("rtx-4080+ddr5-5600").cpu.ram_bytes is None
     assert load_hardware("rtx4090-ddr5", {"cpu.ram_bytes": 96e9}).cpu.ram_bytes == 96e9
 
@@ -184,6 +149,23 @@ def test_assemble_and_the_name_give_the_same_machine() -> None:
     name = "rtx-3090+ddr4-3600+ryzen-9-5950x+8-cores+2-channels+pcie-4x8+64gb"
     assert made == load_hardware(name)
     assert (made.name, made.cpu.cores) == (name, 8)
+    assert assembled_name("RTX-3090", "ddr4-3600", pcie="4x8") == "rtx-3090+ddr4-3600+pcie-4x8"
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (("ddr5-5600", "rtx-4090"), "expected a gpu, such as rtx-4080, got 'ddr5-5600', which is a memory"),
+        (("rtx-4090", "ryzen-9-7950x"), "expected a memory, such as ddr5-5600, got 'ryzen-9-7950x', which is a cpu"),
+        (("rtx-4090", "ddr5-5600", "rtx-4080"), "expected a cpu, such as ryzen-9-7950x, got 'rtx-4080'"),
+        (("rtx-4090+ddr5-5600", "ddr5-5600"), "there is no gpu 'rtx-4090+ddr5-5600' among the parts"),
+        (("rtx-4090", "ddr5-5600+64gb"), "there is no memory 'ddr5-5600+64gb' among the parts; did you mean"),
+    ],
+)
+def test_what_is_asked_for_by_kind_must_be_of_that_kind(parts: tuple[str, ...], expected: str) -> None:
+    with pytest.raises(HardwareError) as caught:
+        assemble(*parts, ram_gb=16)  # type: ignore[arg-type]
+    assert expected in str(caught.value)
 
 
 def test_parts_after_the_first_may_stand_in_any_order() -> None:
@@ -208,6 +190,7 @@ def test_a_machine_of_parts_is_read_back_from_its_document(tmp_path: Path) -> No
     ("name", "expected"),
     [
         ("rtx-408+ddr5-5600", "there is no part 'rtx-408'; did you mean 'rtx-4080'"),
+        ("rtx-4080+ddr5-560", "? `trilane hardware --parts` lists them all; a machine of parts is GPU+MEMORY"),
         ("rtx-4080+ddr5-560", "there is no part 'ddr5-560'; did you mean 'ddr5-5600'"),
         ("rtx-4080+ddr5-5600+ryzen-7950x", "did you mean 'ryzen-9-7950x'"),
         ("rtx-4080+ddr5-5600+zzz", "there is no part 'zzz'; `trilane hardware --parts` lists them all; a machine"),
@@ -215,6 +198,11 @@ def test_a_machine_of_parts_is_read_back_from_its_document(tmp_path: Path) -> No
         ("ddr5-5600+16-cores", "no gpu among the parts"),
         ("rtx-4080+rtx-4090+ddr5-5600", "two gpu parts, 'rtx-4080' and 'rtx-4090'"),
         ("rtx-4080+ddr5-5600+4-cores+8-cores", "two cores parts, '4' and '8'"),
+        ("rtx-4080+ddr5-5600+16gb+64gb", "two ram parts, '16' and '64'"),
+        ("rtx-4080+ddr5-5600+1000-cores", "generic desktop CPU has at most 32 cores, asked for 1000; name a CPU"),
+        ("rtx-4080+ddr5-5600-ecc+1000-cores", "generic server CPU has at most 128 cores, asked for 1000"),
+        ("rtx-4080+ddr5-5600+24-channels", "generic server CPU has at most 12 channels, asked for 24"),
+        ("rtx-4080-laptop+ddr5-5600+8-channels", "generic laptop CPU has at most 4 channels, asked for 8"),
         ("rtx-4080+ddr5-5600+0-cores", "cores must be at least 1, got 0"),
         ("rtx-4080+ddr5-5600+pcie-4x3", "a PCIe slot has 1, 2, 4, 8 or 16 lanes, got 3"),
         ("rtx-4080+ddr4-3200+ryzen-9-7950x", "Ryzen 9 7950X takes ddr5, not ddr4-3200"),

@@ -13,7 +13,7 @@ import yaml
 from sim.machine import parts, weight_formats
 from sim.machine.parts import cpu_names, gpu_names, memory_names, part, rules
 from sim.machine.plausibility import HardwareError
-from sim.machine.weight_formats import format_rates, read_fraction
+from sim.machine.weight_formats import Processor, format_rates, read_fraction
 
 
 @pytest.mark.parametrize(("names", "least"), [(gpu_names(), 25), (memory_names(), 15), (cpu_names(), 20)])
@@ -46,10 +46,34 @@ def test_cards_without_bfloat16_say_so(name: str) -> None:
 
 
 def test_data_sheets_from_memory_are_not_taken_for_sure() -> None:
-    numbers = [number for name in gpu_names() for number in part("gpu", name).numbers.values()]
+    parts_of = [part("gpu", name) for name in gpu_names()] + [part("cpu", name) for name in cpu_names()]
+    numbers = [number for found in parts_of for number in found.numbers.values()]
     recalled = [number for number in numbers if number.origin.source.startswith("vendor data sheet")]
     assert recalled
     assert {number.origin.confidence for number in recalled} == {"medium", "low"}
+
+
+def test_one_core_does_not_say_for_sure_what_all_read() -> None:
+    for name in cpu_names():
+        ceiling = part("cpu", name).numbers.get("read_ceiling_bytes_per_s")
+        if ceiling is not None and "one core" in ceiling.origin.source:
+            assert ceiling.origin.confidence == "low", name
+
+
+@pytest.mark.parametrize("name", cpu_names())
+def test_a_cpu_says_how_many_cores_and_channels_it_may_be_given(name: str) -> None:
+    numbers = part("cpu", name).numbers
+    for key in ("cores", "channels"):
+        assert f"most_{key}" in numbers or key in numbers
+        assert (f"most_{key}" in numbers) == (name in ("desktop", "laptop", "server"))
+
+
+def test_no_gpus_rate_is_that_of_a_whole_program() -> None:
+    fractions = [part("gpu", name).numbers.get("bandwidth_fraction") for name in gpu_names()]
+    known = [number for number in fractions if number is not None]
+    assert len(known) == 8
+    assert all("fused kernel" in number.origin.source and "fixed time" in number.origin.source for number in known)
+    assert rules().numbers["gpu.bandwidth_fraction"].value == 0.85
 
 
 @pytest.mark.parametrize("name", memory_names())
@@ -82,6 +106,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("gpus.yaml", ("rtx-4090", "pcie_lanes", "confidence"), "sure", "confidence must be one of"),
         ("gpus.yaml", ("rtx-4090", "title"), None, "gpus.yaml, rtx-4090: title missing"),
         ("cpus.yaml", ("desktop", "memory"), None, "cpus.yaml, desktop: memory missing"),
+        ("cpus.yaml", ("threadripper-pro-5955wx", "expert_bits"), None, "expert_bits missing; needed: expert_fraction"),
+        ("cpus.yaml", ("threadripper-pro-5955wx", "expert_fraction"), None, "expert_fraction missing"),
         ("rules.yaml", ("gpu", "kernel_ns"), None, "rules.yaml, gpu: kernel_ns missing"),
         ("rules.yaml", ("pcie", 4, "h2d_bytes_per_s"), None, "rules.yaml, 4: h2d_bytes_per_s missing"),
         ("rules.yaml", ("contention",), None, "rules.yaml: contention missing"),
@@ -116,9 +142,32 @@ def test_sixteen_bits_and_more_are_read_at_the_full_rate(bits: float) -> None:
     assert read_fraction("cpu", bits) == read_fraction("gpu", bits) == 1.0
 
 
-def test_fewer_bits_are_read_more_slowly() -> None:
-    for rows in format_rates().values():
-        assert [row.fraction for row in rows] == sorted(row.fraction for row in rows)
+@pytest.mark.parametrize("processor", ["cpu", "gpu"])
+def test_unpacking_costs_time_but_fewer_bits_pay(processor: Processor) -> None:
+    rows = format_rates()[processor]
+    assert [row.bits for row in rows] == sorted(row.bits for row in rows)
+    assert all(0.5 < row.fraction <= 1 for row in rows)
+    times = [row.bits / row.fraction for row in rows]  # of a weight
+    assert times == pytest.approx(sorted(times), rel=0.2)  # no format of fewer bits is much slower than one of more
+
+
+def test_between_rows_a_fraction_is_interpolated() -> None:
     assert read_fraction("cpu", 4.84) == 0.88
-    assert read_fraction("gpu", 4.675) == pytest.approx((0.74 + 0.75) / 2)  # halfway between two rows
-    assert read_fraction("gpu", 1.0) == 0.54  # as the lowest that was measured
+    assert read_fraction("cpu", (4.84 + 5.67) / 2) == pytest.approx((0.88 + 0.89) / 2)
+    assert read_fraction("gpu", 1.0) == 0.65  # as the lowest that was measured
+
+
+_LLAMA_8B = {  # GiB and tokens a second, of llama-quantize's README
+    8.5: (7.95, 50.93), 6.56: (6.14, 58.67), 5.7: (5.33, 67.23), 4.89: (4.58, 71.93), 4.46: (4.17, 77.51),
+    3.64: (3.41, 71.68), 3.16: (2.95, 79.85),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", _LLAMA_8B)
+def test_the_gpus_fractions_are_the_sources_rows_without_the_fixed_time(bits: float) -> None:
+    sixteen, eight = 1000 / 29.17, 1000 / 50.93  # ms a token
+    each = (sixteen - eight) / (14.96 - 7.95)  # ms a GiB
+    fixed = sixteen - 14.96 * each
+    assert (each, fixed) == pytest.approx((2.09, 3.02), abs=0.005)
+    gib, tokens = _LLAMA_8B[bits]
+    assert read_fraction("gpu", bits) == pytest.approx(each * gib / (1000 / tokens - fixed), abs=0.005)
