@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trilane.output import heading, legend, table
+from trilane.reasons import reason_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,20 +78,23 @@ def _cell(time: float, fastest: float | None = None) -> str:
 
 
 def _by_cell(means: SweepMeans, rows: str, columns: str) -> list[Table | Text | str]:
-    """A line a value of the first axis, a column a value of the second."""
+    """A line a value of the first axis, a column a value of the second; below each time what is left to gain."""
     from sim.pictures.axis_words import value_text, value_words
-    from sim.pictures.heat_map import fastest_cells
+    from sim.pictures.heat_map import fastest_cells, left_to_gain
     from sim.sweep.axes import axis_label
 
     cells = fastest_cells(means).set_index([rows, columns])
-    names = {place: f"{cell['name']} {cell['tpot_ms']:,.2f}" for place, cell in cells.iterrows()}
+    texts = {
+        place: f"{cell['name']} {cell['tpot_ms']:,.2f}\n{left_to_gain(cell, ', ')}"
+        for place, cell in zip(cells.index, cells.to_dict("records"), strict=True)
+    }
     lines = [
-        [value_text(rows, row), *(names.get((row, column), "-") for column in means.axis(columns))]
+        [value_text(rows, row), *(texts.get((row, column), "-") for column in means.axis(columns))]
         for row in means.axis(rows)
     ]
     header = [axis_label(rows), *(value_words(columns, value) for value in means.axis(columns))]
-    marks = _marks(name[-2:] for name in cells["name"])
-    return [table(header, lines), *([legend(marks)] if marks else [])]
+    meanings = _marks([*(name[-2:] for name in cells["name"]), *means.rows["mark"]])
+    return [table(header, lines), legend({**meanings, "bound": _MEANINGS["lower bound"]})]
 
 
 def _marks(marks: Iterable[str]) -> dict[str, str]:
@@ -104,15 +108,16 @@ def _marks(marks: Iterable[str]) -> dict[str, str]:
 def findings(means: SweepMeans, axes: Sequence[str]) -> list[str]:
     """What the table shows, by the rules of ``sim.pictures.findings``; of two axes, for each value of the second."""
     from sim.pictures.axis_words import setting_words
-    from sim.pictures.findings import among, gain, times_table
+    from sim.pictures.findings import gain, overall, times_table
     from sim.pictures.heat_map import fastest_cells
 
     if len(axes) == 1:
         return _findings(times_table(means.real, axes[0], means.axis(axes[0])), axes[0])
-    said = [_sentence(among(fastest_cells(means)["name"].tolist()))]
+    said = [_sentence(overall(means.real, fastest_cells(means)["name"].tolist()))]
     for value in means.axis(axes[1]):
         part = times_table(means.real[means.real[axes[1]] == value], axes[0], means.axis(axes[0]))
-        said.append(f"{setting_words(axes[1], value)}: {gain(part, axes[0])}.")
+        if len(part):
+            said.append(_sentence(f"{setting_words(axes[1], value)}: {gain(part, axes[0])}"))
     return said
 
 
@@ -121,7 +126,7 @@ def _findings(times: pd.DataFrame, axis: str) -> list[str]:
     from sim.pictures.findings import gain, gains_most, stretches, until_the_end, who
 
     said = [gain(times, axis)] if len(times) > 1 else []
-    if axis == "batch":
+    if axis == "batch" and len(times) > 1:
         rates = [f"{1000 * batch / times.loc[batch].min():,.1f}" for batch in (times.index[0], times.index[-1])]
         said.append(f"the batch as a whole goes from {rates[0]} to {rates[1]} tokens/s")
     said += [gains_most(times, axis), who(times, axis)]
@@ -146,7 +151,7 @@ def failures(results: pd.DataFrame, axes: Sequence[str]) -> list[str]:
 
     failed = results[results["error"] != ""]
     lines = []
-    for _, rows in failed.groupby(failed["error"].str.replace(r"[\d.,]+", "", regex=True), sort=False):
+    for _, rows in failed.groupby(failed["error"].map(reason_of), sort=False):
         told = []
         for axis in axes:
             values = list(dict.fromkeys(rows[axis]))

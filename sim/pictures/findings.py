@@ -7,13 +7,13 @@ finding. *The policy hardly matters* where half of the policies are within 10 % 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from sim.pictures.axis_words import numeric, value_words
+from sim.pictures.axis_words import is_null, numeric, value_words
 
 TIE = 0.02
 NEAR = 0.10
@@ -58,16 +58,16 @@ def settled_from(table: pd.DataFrame) -> Any | None:
 def who(table: pd.DataFrame, axis: str) -> str:
     """Who is fastest where along the axis, without a full stop."""
     found, values = stretches(table), table.index.tolist()
-    first = f"{found[0].policy} is fastest"
+    close = "" if all(_always(table, part) for part in found) else f" or within {TIE:.0%} of the fastest"
+    first = f"{found[0].policy} is fastest{close}"
     if len(values) == 1:
         leads = first if table.shape[1] > 1 else found[0].policy
         return f"{leads} at {value_words(axis, values[0])}: {table.min().min():.1f} ms per token"
     if len(found) == 1:
-        if axis in THINGS:
+        if are_things(axis, values):
             return f"{first} on each of them"
         times = table[found[0].policy].dropna()
-        close = "" if _always(table, found[0].policy) else f" or within {TIE:.0%} of the fastest"
-        leads = f"{first}{close} throughout" if table.shape[1] > 1 else found[0].policy
+        leads = f"{first} throughout" if table.shape[1] > 1 else found[0].policy
         return f"{leads}: {times.iloc[0]:.1f} to {times.iloc[-1]:.1f} ms per token"
     if not numeric(values):
         others = ", ".join(f"{part.policy} at {_listed(axis, part.values)}" for part in found[1:])
@@ -76,35 +76,47 @@ def who(table: pd.DataFrame, axis: str) -> str:
         ends = [f"below {value_words(axis, after.values[0])}" for after in found[1:]] + ["from there on"]
         others = ", ".join(f"{part.policy} {end}" for part, end in zip(found[1:], ends[1:], strict=True))
         return f"{first} {ends[0]}, {others}"
+    return _most_often(found, len(values), close)
+
+
+def _most_often(found: Sequence[Stretch], values: int, close: str) -> str:
+    """Of many stretches, how often the fastest changes and who it mostly is."""
     held = Counter[str]()
     for part in found:
         held[part.policy] += len(part.values)
     [(policy, count)] = held.most_common(1)
-    often = f"at {count} of {len(values)} values"
-    return f"the fastest policy changes {len(found) - 1} times; most often, {often}, it is {policy}"
+    changes = f"the fastest policy changes {len(found) - 1} times"
+    return f"{changes}; most often, at {count} of {values} values, {policy} is fastest{close}"
 
 
-def _always(table: pd.DataFrame, policy: str) -> bool:
-    """Whether it is the very fastest at every value."""
-    return bool((table[policy] <= table.min(axis=1)).all())
+def are_things(axis: str, values: Iterable[Any]) -> bool:
+    """Whether values are things to choose from rather than steps of a scale, as null is beside numbers."""
+    return axis in THINGS or any(is_null(axis, value) for value in values)
+
+
+def _always(table: pd.DataFrame, part: Stretch) -> bool:
+    """Whether a stretch's policy is the very fastest at each of its values."""
+    times = table.loc[list(part.values)]
+    return bool((times[part.policy] <= times.min(axis=1)).all())
 
 
 def along(table: pd.DataFrame, axis: str) -> str:
     """The finding of one axis as a headline: who is fastest where, and from where on it hardly matters."""
     settled = settled_from(table)
-    if settled is None:
-        return who(table, axis)
-    everywhere = settled == table.index[0]
-    if everywhere:
+    if settled == table.index[0]:
         return f"{who(table, axis)}, but the policy hardly matters"
+    if settled is None or are_things(axis, table.index):
+        return who(table, axis)
     return f"{who(table, axis)}; from {value_words(axis, settled)} on the policy hardly matters"
 
 
 def gain(table: pd.DataFrame, axis: str) -> str:
     """What the fastest gains from the first to the last value; of things to choose from, which is best."""
     best = table.min(axis=1)
-    if axis in THINGS and len(best) > 1:
-        return _ranked(best)
+    if len(best) == 1:
+        return who(table, axis)
+    if are_things(axis, best.index):
+        return _ranked(best, axis)
     first, last = best.iloc[0], best.iloc[-1]
     where = f"from {value_words(axis, best.index[0])} to {value_words(axis, best.index[-1])}"
     times = f"from {first:.1f} to {last:.1f} ms per token"
@@ -116,7 +128,7 @@ def gain(table: pd.DataFrame, axis: str) -> str:
 
 def gains_most(table: pd.DataFrame, axis: str) -> str:
     """Which of several policies the first to the last value of a scale helps most; nothing where it helps nobody."""
-    if table.shape[1] < 2 or len(table) < 2 or axis in THINGS:
+    if table.shape[1] < 2 or len(table) < 2 or are_things(axis, table.index):
         return ""
     ratios = (table.iloc[0] / table.iloc[-1]).dropna()
     if ratios.empty or ratios.max() <= 1 + TIE:
@@ -129,7 +141,7 @@ def until_the_end(table: pd.DataFrame, axis: str) -> str:
     """From where on the policy hardly matters, or how much it still does at the last value; nothing for a few policies
     or for things to choose from.
     """
-    if table.shape[1] < 3 or axis in THINGS or len(table) < 2:
+    if table.shape[1] < 3 or are_things(axis, table.index) or len(table) < 2:
         return ""
     settled = settled_from(table)
     if settled is not None:
@@ -139,12 +151,16 @@ def until_the_end(table: pd.DataFrame, axis: str) -> str:
     return f"the policy matters up to {value_words(axis, table.index[-1])}: {behind}"
 
 
-def _ranked(best: pd.Series) -> str:
+def _ranked(best: pd.Series, axis: str) -> str:
     """The best of several things, and how far the others are behind."""
     ranked = best.sort_values(kind="stable")
-    lead = [(time / ranked.iloc[0], f"{thing} ({time:.1f})") for thing, time in ranked.items()][1:]
-    others = ", ".join(f"{ratio:.2f}x faster than {thing}" for ratio, thing in lead)
-    return f"{ranked.index[0]} is best: {ranked.iloc[0]:.1f} ms per token, {others}"
+    first, *behind = [(value_words(axis, thing), time) for thing, time in ranked.items()]
+    others = ", ".join(f"{_ahead(time / first[1])} {thing} ({time:.1f})" for thing, time in behind)
+    return f"{first[0]} is best: {first[1]:.1f} ms per token, {others}"
+
+
+def _ahead(ratio: float) -> str:
+    return "as fast as" if ratio <= 1 + TIE else f"{ratio:.2f}x faster than"
 
 
 def _listed(axis: str, values: Sequence[Any]) -> str:
@@ -156,15 +172,17 @@ def overall(rows: pd.DataFrame, best: Sequence[str]) -> str:
     if rows["policy"].nunique() > 1:
         return among(best)
     low, high = rows["tpot_ms"].min(), rows["tpot_ms"].max()
+    if len(best) == 1:
+        return f"{rows['policy'].iloc[0]}: {low:.1f} ms per token"
     return f"{rows['policy'].iloc[0]}: {low:.1f} to {high:.1f} ms per token over {len(best)} settings"
 
 
-def among(best: Sequence[str]) -> str:
-    """Who is fastest in how many settings, given the fastest of each."""
+def among(best: Sequence[str], does: str = "is fastest") -> str:
+    """Who is fastest, or best at something else, in how many settings, given the best of each."""
     counts = Counter(best).most_common()
     if len(counts) == 1:
-        return f"{best[0]} is fastest in all {len(best)} settings"
-    named = [f"{counts[0][0]} is fastest in {counts[0][1]} of {len(best)} settings"]
+        return f"{best[0]} {does} in {f'all {len(best)} settings' if len(best) > 1 else 'the one setting'}"
+    named = [f"{counts[0][0]} {does} in {counts[0][1]} of {len(best)} settings"]
     named += [f"{policy} in {count}" for policy, count in counts[1:_FEW]]
     rest = f", others in {sum(count for _, count in counts[_FEW:])}" if len(counts) > _FEW else ""
     return ", ".join(named) + rest

@@ -58,9 +58,16 @@ def fastest_cells(means: SweepMeans) -> pd.DataFrame:
     axes = list(means.axes)
     best = means.real.dropna(subset=axes).sort_values(["tpot_ms", "policy"], kind="stable").drop_duplicates(axes)
     best = best.assign(name=best["policy"] + best["mark"]).sort_index()[[*axes, "policy", "name", "tpot_ms"]]
-    seers = means.seers[[*axes, "tpot_ms"]].groupby(axes)["tpot_ms"].min().rename("clairvoyant_tpot_ms").reset_index()
+    seers = means.seers.groupby(axes, sort=False)["tpot_ms"].min().rename("clairvoyant_tpot_ms").reset_index()
     bounds = means.bounds.rename(columns={"tpot_ms": "lower_bound_tpot_ms"})
     return best.merge(seers, on=axes, how="left").merge(bounds, on=axes, how="left")
+
+
+def left_to_gain(cell: Mapping[Hashable, Any], between: str) -> str:
+    """The clairvoyant run and the bound of a cell, in ms; nothing for what is not there."""
+    seer, bound = cell["clairvoyant_tpot_ms"], cell["lower_bound_tpot_ms"]
+    texts = [f"* {seer:,.1f}" if pd.notna(seer) else "", f"bound {bound:,.1f}" if pd.notna(bound) else ""]
+    return between.join(filter(None, texts))
 
 
 def _below(means: SweepMeans, cells: pd.DataFrame) -> str:
@@ -101,20 +108,14 @@ def _write(ax: Axes, cell: Mapping[Hashable, Any], place: tuple[int, int], norm:
     size = min(_TEXT, 0.95 * width * 72 / (0.62 * len(cell["name"])))
     ax.annotate(f"{cell['name']}\n{cell['tpot_ms']:,.1f}", place, xytext=(0, 8), textcoords="offset points",
                 ha="center", va="center", color=ink, fontsize=size, fontweight="bold")  # fmt: skip
-    ax.annotate(_left_to_gain(cell, width), place, xytext=(0, -9), textcoords="offset points", ha="center", va="top",
-                color=ink, fontsize=8 if width > _ONE_LINE else 6.5)  # fmt: skip
-
-
-def _left_to_gain(cell: Mapping[Hashable, Any], width: float) -> str:
-    """The clairvoyant run and the bound, in ms; nothing for what is not there."""
-    seer, bound = cell["clairvoyant_tpot_ms"], cell["lower_bound_tpot_ms"]
-    texts = [f"* {seer:,.1f}" if pd.notna(seer) else "", f"bound {bound:,.1f}" if pd.notna(bound) else ""]
-    return ("  " if width > _ONE_LINE else "\n").join(filter(None, texts))
+    small = left_to_gain(cell, "  " if width > _ONE_LINE else "\n")
+    ax.annotate(small, place, xytext=(0, -9), textcoords="offset points", ha="center", va="top", color=ink,
+                fontsize=8 if width > _ONE_LINE else 6.5)  # fmt: skip
 
 
 def _part(ax: Axes, names: pd.DataFrame) -> None:
     """A thick line between neighbours with different policies, and a white one between all."""
-    grid = names.to_numpy(dtype=object)
+    grid = names.fillna("").to_numpy(dtype=object)  # cells that nobody could run are alike
     rows, columns = grid.shape
     for row in range(rows):
         for column in range(columns - 1):

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from sim.pictures.axis_words import value_words
 from sim.pictures.figure_files import Picture, PictureError
-from sim.pictures.line_labels import LineEnd, label_ends
-from sim.pictures.panels import axes_of_panels, page_size, panels_of
-from sim.pictures.policy_style import ALSO_RAN, look_of
+from sim.pictures.findings import among
+from sim.pictures.line_labels import label_ends
+from sim.pictures.panels import Panel, axes_of_panels, page_size, panels_of
+from sim.pictures.policy_lines import MOST, policy_lines
 from sim.pictures.style import marks_in_words, page, tidy
 from sim.pictures.sweep_means import SweepMeans
 
 CAPACITIES = ("cached_share", "gpu_memory_gb")  # what makes caches of different sizes
 _HITS, _SHARE, _GB = "decode_resident_hit_rate", "cache_share", 1e9
-_MOST = 8  # policies in colour: those with the highest hit rates
 
 
 def hit_lines(means: SweepMeans) -> Picture:
@@ -29,32 +28,44 @@ def hit_lines(means: SweepMeans) -> Picture:
     """
     sizes = [name for name in CAPACITIES if name in means.axes]
     rows = means.rows.dropna(subset=[_HITS])
-    if not sizes or rows[_SHARE].nunique() < 2:
+    real = rows[rows["mark"] != " *"]
+    if not sizes or len(real[sizes].drop_duplicates()) < 2:
         raise PictureError(f"expected caches of different sizes: {' or '.join(CAPACITIES)} must vary, it does not")
     panels = panels_of(means, sizes)
-    best = _best_first(rows)
-    coloured = best[:_MOST]
-    figure, part = page(*page_size(len(panels)), _headline(rows, sizes), means.about, _below(means, best))
+    best = _best_first(real)
+    coloured = best[:MOST]
+    figure, part = page(*page_size(len(panels)), _headline(real, panels, sizes), means.about, _below(means, best))
     for place, (panel, ax) in enumerate(axes_of_panels(part, panels)):
         mine = panel.of(rows)
         _style(ax, mine, first=place == 0)
-        label_ends(ax, _lines(ax, mine, coloured), 10 if len(panels) == 1 else 8.5)
+        ends = policy_lines(ax, mine, _SHARE, _HITS, coloured, lambda last: f"{last[_HITS]:.0%}")
+        label_ends(ax, ends, 10 if len(panels) == 1 else 8.5)
     columns = ["policy", *means.axes, _SHARE, "cache_bytes", _HITS, "draws"]
     return Picture(figure, rows[columns].reset_index(drop=True).astype({"cache_bytes": "int64"}))
 
 
-def _best_first(rows: pd.DataFrame) -> list[str]:
+def _best_first(real: pd.DataFrame) -> list[str]:
     """Policies by their mean hit rate; the clairvoyant ones, which are always drawn, left out."""
-    real = rows[rows["mark"] != " *"]
     return real.groupby("policy")[_HITS].mean().sort_values(ascending=False, kind="stable").index.tolist()
 
 
-def _headline(rows: pd.DataFrame, sizes: Sequence[str]) -> str:
-    """Who hits most with the smallest and with the largest cache."""
-    real = rows[rows["mark"] != " *"]
-    ranked = real.sort_values([sizes[0], _HITS], kind="stable").drop_duplicates(sizes[0], keep="last")
-    least, most = ranked.iloc[0], ranked.iloc[-1]
-    texts = [f"{row[_HITS]:.0%} with {value_words(sizes[0], row[sizes[0]])}" for row in (least, most)]
+def _headline(real: pd.DataFrame, panels: Sequence[Panel], sizes: Sequence[str]) -> str:
+    """Who hits most with the smallest and with the largest cache; of many panels, in how many settings."""
+    if len(panels) == 1:
+        return _first_and_last(_leaders(panels[0].of(real), sizes))
+    names = [f"{row['policy']}{row['mark']}" for panel in panels for row in _leaders(panel.of(real), sizes)]
+    return among(names, "hits most")
+
+
+def _leaders(real: pd.DataFrame, sizes: Sequence[str]) -> list[dict[Hashable, Any]]:
+    """The row with most hits of each setting of the sizes, from the smallest cache on."""
+    ranked = real.sort_values(_HITS, kind="stable").drop_duplicates(list(sizes), keep="last")
+    return ranked.sort_values(_SHARE, kind="stable").to_dict("records")
+
+
+def _first_and_last(leaders: Sequence[Mapping[Hashable, Any]]) -> str:
+    least, most = leaders[0], leaders[-1]
+    texts = [f"{row[_HITS]:.0%} with {row[_SHARE]:.0%} cached" for row in (least, most)]
     if least["policy"] == most["policy"]:
         return f"{least['policy']}{least['mark']} hits most: {texts[0]}, {texts[1]}"
     names = [f"{row['policy']}{row['mark']}" for row in (least, most)]
@@ -62,7 +73,7 @@ def _headline(rows: pd.DataFrame, sizes: Sequence[str]) -> str:
 
 
 def _below(means: SweepMeans, best: Sequence[str]) -> str:
-    grey = f"thin and grey, fewer hits: {', '.join(best[_MOST:])}" if best[_MOST:] else ""
+    grey = f"thin and grey, fewer hits: {', '.join(best[MOST:])}" if best[MOST:] else ""
     return "\n".join(filter(None, ["; ".join(marks_in_words(means.rows["mark"])), grey, *means.notes]))
 
 
@@ -84,17 +95,3 @@ def _style(ax: Axes, rows: pd.DataFrame, *, first: bool) -> None:
 
 def _times(factor: float) -> Callable[[Any], Any]:
     return lambda values: values * factor
-
-
-def _lines(ax: Axes, rows: pd.DataFrame, coloured: Sequence[str]) -> list[LineEnd]:
-    ends = []
-    for (policy, mark), mine in rows.groupby(["policy", "mark"], sort=False):
-        seer = mark == " *"
-        look = look_of(str(policy), str(mark)) if seer or policy in coloured else ALSO_RAN
-        points = mine.sort_values(_SHARE)
-        ax.plot(points[_SHARE], points[_HITS], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5,
-                linewidth=0.8 if look is ALSO_RAN else 2, zorder=2 if look is ALSO_RAN else 3)  # fmt: skip
-        if look is not ALSO_RAN:
-            across, up = float(points[_SHARE].iloc[-1]), float(points[_HITS].iloc[-1])
-            ends.append(LineEnd(across, up, f"{policy}{mark}  {up:.0%}", look.colour, bold=not seer))
-    return ends

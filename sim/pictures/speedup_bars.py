@@ -29,21 +29,30 @@ def speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture:
     PictureError without the baseline or without anyone else.
     """
     name = _baseline(means, baseline)
-    speedups, panels = _speedups(means, name), settings_of(means)
-    over = len(panels) if len(panels) > MOST else 0
-    if over:
-        speedups, panels = _over_settings(speedups), [Panel({}, "")]
-    order = _order(speedups)
+    speedups, there = _speedups(means, name), settings_of(means)
+    panels = [panel for panel in there if not panel.of(speedups).empty]
+    without = len(there) - len(panels)
+    settings, over = len(panels), len(panels) if len(panels) > MOST else 0
+    speedups, panels = (_over_settings(speedups), [Panel({}, "")]) if over else (_counted(speedups), panels)
+    ranked = speedups[speedups["settings"] == settings]  # means over other settings could not be compared with these
+    if over and set(ranked["policy"]) <= {name, BOUND}:
+        raise PictureError(f"expected a policy beside {name} that ran in all {settings} settings: choose with --where")
+    drawn = ranked if over else speedups
+    order = _order(drawn, ranked)
     shown = [policy for place, policy in enumerate(order) if place < _BARS or policy == name]
     slower = [policy for policy in order if policy not in shown]
     width, height = page_size(len(panels), 0.9 + 0.34 * len(shown))
-    figure, part = page(width, height, _headline(speedups, name, over), means.about, _below(means, slower, over))
-    room = _ROOM * speedups.loc[speedups["policy"].isin([*shown, BOUND]), ["speedup", "highest"]].max().max()
+    below = [*_below(means, slower, over), _some(speedups, settings, over), _without(without, name), *means.notes]
+    headline = _headline(drawn, ranked, name, over)
+    figure, part = page(width, height, headline, means.about, "\n".join(filter(None, below)))
+    room = _ROOM * drawn.loc[drawn["policy"].isin([*shown, BOUND]), ["speedup", "highest"]].max().max()
+    marks = dict(zip(drawn["policy"], drawn["mark"], strict=True))
     for panel, ax in axes_of_panels(part, panels):
-        _draw(ax, panel.of(speedups), shown, room)
+        _draw(ax, panel.of(drawn), shown, room)
         ax.set_xlabel(f"speed-up over {name} (TPOT of {name} / TPOT)")
+        ax.set_yticks(range(len(shown)), [policy + marks[policy] for policy in shown], fontsize=10.5)
         ax.set_ylim(len(shown) - 0.4, -0.6)
-    return Picture(figure, speedups.drop(columns="mark"))
+    return Picture(figure, speedups.drop(columns="mark" if over else ["mark", "settings"]))
 
 
 def _baseline(means: SweepMeans, asked: str | None) -> str:
@@ -78,26 +87,34 @@ def _beside(rows: pd.DataFrame, base: pd.DataFrame, by: Sequence[str]) -> pd.Dat
 
 
 def _over_settings(speedups: pd.DataFrame) -> pd.DataFrame:
-    """Geometric means, and the lowest and highest setting."""
+    """Geometric means, the lowest and highest setting, and how many they are."""
     groups = speedups.groupby(["policy", "mark"], sort=False)["speedup"]
     return groups.agg(speedup=_geometric, lowest="min", highest="max", settings="size").reset_index()
+
+
+def _counted(speedups: pd.DataFrame) -> pd.DataFrame:
+    """With the number of settings in which each policy ran."""
+    return speedups.assign(settings=speedups.groupby("policy")["speedup"].transform("size"))
 
 
 def _geometric(ratios: pd.Series) -> float:
     return float(np.exp(np.log(ratios).mean()))
 
 
-def _order(speedups: pd.DataFrame) -> list[str]:
-    """Clairvoyant runs first, then policies from the fastest on."""
+def _order(speedups: pd.DataFrame, ranked: pd.DataFrame) -> list[str]:
+    """Clairvoyant runs first, then policies from the fastest on, then those that did not run in all settings."""
     rows = speedups[speedups["policy"] != BOUND]
     means = rows.groupby(["mark", "policy"])["speedup"].agg(_geometric).reset_index()
-    means = means.assign(real=means["mark"] != " *")
-    return means.sort_values(["real", "speedup"], ascending=[True, False], kind="stable")["policy"].tolist()
+    means = means.assign(real=means["mark"] != " *", some=~means["policy"].isin(ranked["policy"]))
+    means = means.sort_values(["real", "some", "speedup"], ascending=[True, True, False], kind="stable")
+    return means["policy"].tolist()
 
 
-def _headline(speedups: pd.DataFrame, baseline: str, over: int) -> str:
-    """How much faster the best is: the one that is on geometric average over what is drawn."""
-    real = speedups[~speedups["policy"].isin([BOUND, baseline]) & (speedups["mark"] != " *")]
+def _headline(speedups: pd.DataFrame, ranked: pd.DataFrame, baseline: str, over: int) -> str:
+    """How much faster the best is: on geometric average over the settings, of the policies that ran in all of them."""
+    real, others = _real(ranked, baseline), _real(speedups, baseline)
+    if real.empty and len(others):
+        return f"beside {baseline} no policy ran in all settings"
     if real.empty:
         return f"what could be gained over {baseline}"
     best = real.groupby("policy")["speedup"].agg(_geometric).idxmax()
@@ -114,21 +131,37 @@ def _headline(speedups: pd.DataFrame, baseline: str, over: int) -> str:
     return f"{name} is {_span(low, high)} as fast as {baseline}{bound}"
 
 
+def _real(speedups: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Without baseline, bound and clairvoyant runs."""
+    return speedups[~speedups["policy"].isin([BOUND, baseline]) & (speedups["mark"] != " *")]
+
+
 def _span(low: float, high: float) -> str:
     """One ratio, or two with "to" between them."""
     texts = dict.fromkeys(f"{ratio:.2f}x" for ratio in (low, high))
     return " to ".join(texts)
 
 
-def _below(means: SweepMeans, slower: Sequence[str], over: int) -> str:
-    """Marks and lines, the slower ones, and what was left out."""
+def _below(means: SweepMeans, slower: Sequence[str], over: int) -> list[str]:
+    """Marks and lines, and the slower ones."""
     whiskers = f"bars: geometric means over {over} settings; whiskers: lowest to highest setting" if over else ""
     if not over and (means.rows["draws"] > 1).any():
         whiskers = "whiskers: lowest to highest draw"
     lines = "black line: what the lower bound would allow, on average" if over else "grey: beyond the lower bound"
-    named = f"not drawn, slower: {', '.join(slower)}" if slower else ""
     told = "; ".join(filter(None, [*marks_in_words(means.rows["mark"]), lines, whiskers]))
-    return "\n".join(filter(None, [told, named, *means.notes]))
+    return [told, f"not drawn, slower: {', '.join(slower)}" if slower else ""]
+
+
+def _some(speedups: pd.DataFrame, settings: int, over: int) -> str:
+    """Who did not run in all settings, and in how many."""
+    some = speedups[(speedups["settings"] < settings) & (speedups["policy"] != BOUND)].drop_duplicates("policy")
+    named = ", ".join(f"{row['policy']} ({row['settings']})" for row in some.to_dict("records"))
+    return f"not {'drawn' if over else 'ranked'}, did not run in all {settings} settings: {named}" if named else ""
+
+
+def _without(settings: int, baseline: str) -> str:
+    plural = "s" * (settings != 1)
+    return f"left out: {settings} setting{plural} in which {baseline} did not run" if settings else ""
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, order: Sequence[str], room: float) -> None:
@@ -143,8 +176,6 @@ def _draw(ax: Axes, rows: pd.DataFrame, order: Sequence[str], room: float) -> No
         ax.axvline(limit, color="black", linewidth=2, zorder=4)
         ax.axvspan(limit, room, color=IMPOSSIBLE, linewidth=0, zorder=0)
     ax.set_xlim(0, room)
-    marks = dict(zip(bars["policy"], bars["mark"], strict=True))
-    ax.set_yticks(range(len(order)), [policy + marks.get(policy, "") for policy in order], fontsize=10.5)
 
 
 def _bar(ax: Axes, place: int, bar: Mapping[Hashable, Any]) -> None:

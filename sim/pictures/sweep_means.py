@@ -11,8 +11,11 @@ from typing import Any
 
 import pandas as pd
 
-from sim.pictures.axis_words import value_text
+from sim.pictures.about_runs import about
+from sim.pictures.axis_values import filled, of_policies, on_axes, takers, with_words
+from sim.pictures.axis_words import numeric, value_text
 from sim.pictures.figure_files import PictureError
+from sim.pictures.null_words import null_text
 from sim.results.marks import mark
 from sim.sweep.axes import SCENARIO_KEYS
 from traces.names import unknown
@@ -67,32 +70,48 @@ class SweepMeans:
 
 
 def means_of(
-    results: pd.DataFrame, where: Mapping[str, str] | None = None, policies: Collection[str] | None = None,
-    asked: Collection[str] = (),
+    results: pd.DataFrame, where: Mapping[str, Sequence[str]] | None = None,
+    policies: Collection[str] | None = None, asked: Collection[str] = (),
 ) -> SweepMeans:
     """Means of the rows for which ``where`` holds, of ``policies`` and the clairvoyant runs (default: all).
 
-    ``asked``: columns that are axes though they may have a single value.
+    ``where``: by key, the values of which a row must have one. ``asked``: columns that are axes though they may have a
+    single value.
 
     A setting in which not all draws ran is left out, since its mean would be one of others. Raises PictureError if
-    nothing is left, or for an unknown policy, key or value.
+    nothing real is left, or for an unknown policy, key or value.
     """
+    results = with_words(results)
     chosen = _where(results, where or {})
     ran = chosen[(chosen["error"] == "") & chosen["tpot_ms"].notna()]
     if ran.empty:
-        raise PictureError(f"expected rows with decode steps to draw, got none of {len(chosen)}{_first_error(chosen)}")
+        raise PictureError(f"expected rows with decode steps to draw, got none of {len(chosen)}{_such_as(chosen)}")
     ran = ran.assign(mark=[mark(json.loads(labels)) for labels in ran["labels"]])
-    axes = axes_of(ran, results.attrs["axes"], asked)
-    placed = _on_axes(ran, axes)
-    whole = _whole(placed, [*axes, "policy"])
+    wanted = set(chosen["policy"]) if policies is None else _known(policies, chosen)
+    names = [name for name in axes_of(ran, results.attrs["axes"], asked) if _concerns(results, name, wanted)]
+    placed = on_axes(ran, names, results)
+    whole = _whole(placed, [*names, "policy"])
     if whole.empty:
         raise PictureError(f"expected a setting in which all {ran['draw'].nunique()} draws ran, there is none")
-    bounds = _bounds(whole, list(axes))
-    kept = whole if policies is None else whole[whole["policy"].isin(_known(policies, whole)) | (whole["mark"] == " *")]
-    rows = _means(kept, [*axes, "policy", "mark"])
+    kept = whole[whole["policy"].isin(wanted) | (whole["mark"] == " *")]
+    if (kept["mark"] == " *").all():
+        raise PictureError(_nothing_real(chosen[chosen["policy"].isin(wanted)]))
+    rows = _means(kept, [*names, "policy", "mark"])
     notes = tuple(_notes(chosen, len(placed) - len(whole), rows))
-    axes = {name: [value for value in values if value in set(rows[name])] for name, values in axes.items()}
-    return SweepMeans(rows, bounds, kept, axes, _about(whole, axes), notes)
+    axes = {name: _values(rows[name]) for name in names}
+    return SweepMeans(rows, _bounds(whole, names), kept, axes, about(whole, names), notes)
+
+
+def _concerns(results: pd.DataFrame, name: str, policies: Collection[str]) -> bool:
+    """Whether an axis is one of these policies: others' parameters do not vary for them."""
+    return not of_policies(name) or bool(takers(results, name) & set(policies))
+
+
+def _nothing_real(chosen: pd.DataFrame) -> str:
+    """Why no run is left that a real system could have."""
+    errors = chosen.loc[chosen["error"] != "", "error"]
+    others = f"; the others ended with an error, the first: {errors.iloc[0]}" if len(errors) else ""
+    return f"expected a policy that a system can have, only clairvoyant runs are left{others}"
 
 
 def fastest_first(rows: pd.DataFrame) -> list[str]:
@@ -120,23 +139,35 @@ def axes_of(runs: pd.DataFrame, varied: Sequence[str], asked: Collection[str] = 
 
 
 def _values(column: pd.Series) -> list[Any]:
+    """Numbers ascending, then text in the table's order."""
     there = column.dropna().unique().tolist()
-    return sorted(there) if pd.api.types.is_numeric_dtype(column) else there
+    return sorted(value for value in there if numeric([value])) + [value for value in there if not numeric([value])]
 
 
-def _where(results: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
-    """Rows whose values read as asked. Raises PictureError for a key or value that there is not."""
+def _where(results: pd.DataFrame, where: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Rows whose values read as asked; a policy that lacks a parameter is there at all its values. Raises PictureError
+    for a key or value that there is not.
+    """
     keys = list(dict.fromkeys([*results.attrs["axes"], *SCENARIO_KEYS]))
-    for name, text in where.items():
+    chosen = pd.Series(True, index=results.index)
+    for name, texts in where.items():
         if name not in keys:
             raise PictureError(f"--where: {unknown('key', name, keys)}")
-        there = _values(results[name])
-        wanted = [value for value in there if text in (str(value), value_text(name, value)) or _same(text, value)]
-        if not wanted:
-            words = ", ".join(value_text(name, value) for value in there) or "none"
-            raise PictureError(f"--where {name}={text}: expected a value that is there: {words}")
-        results = results[results[name].isin(wanted)]
-    return results
+        column = filled(results, name)[name]
+        lacks = ~results["policy"].isin(takers(results, name)) & of_policies(name)
+        there = _values(column[~lacks])
+        chosen &= column.isin([value for text in texts for value in _read(name, text, there)]) | lacks
+    return results[chosen]
+
+
+def _read(name: str, text: str, there: Sequence[Any]) -> list[Any]:
+    """The values that a text names. Raises PictureError if there is none."""
+    text = null_text(name) if text == "null" else text
+    wanted = [value for value in there if text in (str(value), value_text(name, value)) or _same(text, value)]
+    if not wanted:
+        words = ", ".join(value_text(name, value) for value in there) or "none"
+        raise PictureError(f"--where {name}={text}: expected a value that is there: {words}")
+    return wanted
 
 
 def _same(text: str, value: Any) -> bool:
@@ -153,18 +184,6 @@ def _known(policies: Collection[str], runs: pd.DataFrame) -> Collection[str]:
         if name not in there:
             raise PictureError(unknown("policy in these results", name, there))
     return policies
-
-
-def _on_axes(runs: pd.DataFrame, axes: Mapping[str, list[Any]]) -> pd.DataFrame:
-    """Runs with a value on every axis. A policy that has none on an axis (no such parameter) is the same all along it;
-    of one that has some, runs without a value belong to another question.
-    """
-    for name, values in axes.items():
-        everywhere = runs[name].isna() & (runs.groupby("policy")[name].transform("count") == 0)
-        copies = runs[everywhere].drop(columns=name).merge(pd.DataFrame({name: values}), how="cross")
-        runs = pd.concat([runs[runs[name].notna()], copies[runs.columns]], ignore_index=True) if len(copies) else runs
-        runs = runs[runs[name].notna()]
-    return runs
 
 
 def _whole(ran: pd.DataFrame, setting: Sequence[str]) -> pd.DataFrame:
@@ -194,7 +213,7 @@ def _notes(chosen: pd.DataFrame, unpaired: int, rows: pd.DataFrame) -> list[str]
     failed = int((chosen["error"] != "").sum())
     notes = []
     if failed:
-        notes.append(f"left out: {failed} of {len(chosen)} runs, which ended with an error{_first_error(chosen)}")
+        notes.append(f"left out: {failed} of {len(chosen)} runs, which ended with an error{_such_as(chosen)}")
     if unpaired:
         notes.append(f"left out: {unpaired} runs of settings in which not every draw ran")
     if not (rows["mark"] == " *").any():
@@ -202,39 +221,10 @@ def _notes(chosen: pd.DataFrame, unpaired: int, rows: pd.DataFrame) -> list[str]
     return notes
 
 
-def _first_error(chosen: pd.DataFrame) -> str:
+def _such_as(chosen: pd.DataFrame) -> str:
     """The most frequent error, shortened."""
     errors = chosen.loc[chosen["error"] != "", "error"]
     if errors.empty:
         return ""
     text = str(errors.mode().iloc[0])
     return f" (such as {text if len(text) <= 90 else text[:87] + '...'})"
-
-
-def _about(runs: pd.DataFrame, axes: Collection[str]) -> str:
-    """What was run, in a line: of model, machine, memory, batch and trace, what does not vary."""
-    fixed = {name: runs[name].iloc[0] for name in runs.columns if name in SCENARIO_KEYS and name not in axes}
-    synthetic = any("synthetic trace" in json.loads(labels) for labels in runs["labels"])
-    parts = [
-        _machine(fixed), _memory(fixed, axes),
-        f"batch {fixed['batch']:g}" if "batch" in fixed else "",
-        f"routing of {fixed['trace']}" if "trace" in fixed else "",
-        "synthetic trace" if synthetic else "",
-        f"{draws} draws" if (draws := runs["draw"].nunique()) > 1 else "1 draw",
-    ]  # fmt: skip
-    return ", ".join(part for part in parts if part)
-
-
-def _machine(fixed: Mapping[str, Any]) -> str:
-    model, machine = fixed.get("model"), fixed.get("hardware")
-    return " on ".join(str(part) for part in (model, machine) if isinstance(part, str))
-
-
-def _memory(fixed: Mapping[str, Any], axes: Collection[str]) -> str:
-    if {"cached_share", "gpu_memory_gb"} & set(axes):
-        return ""
-    if pd.notna(fixed["cached_share"]):
-        return f"{fixed['cached_share']:.0%} of the experts cached"
-    if pd.isna(fixed["gpu_memory_gb"]):
-        return "the card's own memory"
-    return f"{fixed['gpu_memory_gb']:g} GB of GPU memory"

@@ -12,6 +12,7 @@ from sim.pictures.hit_lines import hit_lines
 from sim.pictures.speedup_bars import speedup_bars
 from sim.pictures.sweep_means import SweepMeans
 from sim.pictures.tpot_lines import tpot_lines
+from traces.names import unknown
 
 _X_FIRST = "cached_share"  # what most is asked about
 
@@ -25,7 +26,10 @@ class Asked(NamedTuple):
 
 
 def pictures_of(means: SweepMeans, kinds: Collection[str], asked: Asked) -> tuple[dict[str, Picture], dict[str, str]]:
-    """Pictures by kind (a key of KINDS), and why the others cannot be drawn."""
+    """Pictures by kind (a key of KINDS), and why the others cannot be drawn. Raises PictureError for what nobody can
+    draw: a name that the results do not hold.
+    """
+    _check(means, asked)
     drawn: dict[str, Picture] = {}
     reasons: dict[str, str] = {}
     for kind in kinds:
@@ -34,6 +38,18 @@ def pictures_of(means: SweepMeans, kinds: Collection[str], asked: Asked) -> tupl
         except PictureError as error:
             reasons[kind] = str(error)
     return drawn, reasons
+
+
+def _check(means: SweepMeans, asked: Asked) -> None:
+    """Refuse axes that do not vary, one axis twice, and a baseline that is not there. Raises PictureError."""
+    for option, name in (("--x", asked.x), ("--y", asked.y)):
+        if name is not None and name not in means.axes:
+            what = "axis, beside the policy, that varies"
+            raise PictureError(f"{option}: {unknown(what, name, means.axes or ['none'])}")
+    if asked.x is not None and asked.x == asked.y:
+        raise PictureError(f"--x {asked.x} --y {asked.y}: expected two axes, got one twice")
+    if asked.baseline is not None and asked.baseline not in (there := means.rows["policy"].unique().tolist()):
+        raise PictureError(f"--baseline: {unknown('policy in these results', asked.baseline, there)}")
 
 
 def _tpot(means: SweepMeans, asked: Asked) -> Picture:

@@ -10,15 +10,13 @@ from matplotlib.axes import Axes
 
 from sim.pictures.axis_words import places, round_ticks, style_values, value_text
 from sim.pictures.figure_files import Picture
-from sim.pictures.findings import along, overall, stretches, times_table
+from sim.pictures.findings import along, overall, times_table
 from sim.pictures.line_labels import LineEnd, label_ends
 from sim.pictures.panels import Panel, axes_of_panels, page_size, panels_of
-from sim.pictures.policy_style import ALSO_RAN, Look, look_of
+from sim.pictures.policy_lines import MOST, policy_lines
 from sim.pictures.style import IMPOSSIBLE, marks_in_words, page, tidy
 from sim.pictures.sweep_means import BOUND, SweepMeans, fastest_first
 
-_MARKERS = 12  # on a line, or it would look like a chain
-MOST = 8  # policies in colour: the fastest
 _LOG_FROM = 6.0  # highest over lowest time in colour, from where the axis is logarithmic
 
 
@@ -47,7 +45,7 @@ def _headline(means: SweepMeans, panels: Sequence[Panel], x: str) -> str:
     tables = [times_table(panel.of(means.real), x, means.axis(x)) for panel in panels]
     if len(tables) == 1:
         return along(tables[0], x)
-    return overall(means.real, [part.policy for table in tables for part in stretches(table) for _ in part.values])
+    return overall(means.real, [str(name) for table in tables for name in table.idxmin(axis=1)])
 
 
 def _below(means: SweepMeans, coloured: Sequence[str]) -> str:
@@ -76,31 +74,15 @@ def _style_times(ax: Axes, means: SweepMeans, coloured: Collection[str], *, firs
 def _lines(
     ax: Axes, rows: pd.DataFrame, x: str, where: Mapping[Any, float], coloured: Collection[str]
 ) -> list[LineEnd]:
-    """A line a policy; where those end that are named there."""
-    ends = []
-    for (policy, mark), mine in rows.groupby(["policy", "mark"], sort=False):
-        seer = mark == " *"
-        look = look_of(str(policy), str(mark)) if seer or policy in coloured else ALSO_RAN
-        points = mine.set_index(mine[x].map(where)).sort_index()
-        _line(ax, points, look, thick=look is not ALSO_RAN)
-        if look is not ALSO_RAN:
-            across, up = float(points.index[-1]), float(points["tpot_ms"].iloc[-1])
-            early = "" if across == max(where.values()) else f" at {value_text(x, points[x].iloc[-1])}"
-            ends.append(LineEnd(across, up, f"{policy}{mark}  {up:.1f}{early}", look.colour, bold=not seer))
-    return ends
+    """A line a policy, broken where it could not run and others could; where those end that are named there."""
+    end = max(where.values())
 
+    def words(last: pd.Series) -> str:
+        early = "" if last.name == end else f" at {value_text(x, last[x])}"
+        return f"{last['tpot_ms']:.1f}{early}"
 
-def _line(ax: Axes, points: pd.DataFrame, look: Look, *, thick: bool) -> None:
-    marker, size = (look.marker, 5) if look.marker or len(points) > 1 else ("_", 14)
-    ax.plot(points.index, points["tpot_ms"], color=look.colour, linestyle=look.line, marker=marker, markersize=size,
-            markevery=1 + len(points) // _MARKERS, linewidth=2 if thick else 0.8, zorder=3 if thick else 2)  # fmt: skip
-    low, high = points["tpot_ms_min"], points["tpot_ms_max"]
-    if not thick or (low == high).all():
-        return
-    if len(points) == 1:
-        ax.vlines(points.index, low, high, color=look.colour, linewidth=1.5)
-    else:
-        ax.fill_between(points.index, low, high, color=look.colour, alpha=0.12, linewidth=0)
+    placed = rows.assign(across=rows[x].map(where))
+    return policy_lines(ax, placed, "across", "tpot_ms", coloured, words, placed["across"].unique().tolist())
 
 
 def _bound(ax: Axes, bounds: pd.DataFrame, x: str, where: Mapping[Any, float]) -> None:

@@ -73,7 +73,14 @@ def test_the_same_bytes_every_time(trilane: Trilane, table: Path) -> None:
         (("--where", "batch"), "--where: expected KEY=VALUE, got 'batch'"),
         (("--policies", "dali"), "there is no policy in these results 'dali'"),
         (("--kind", "speedup", "--baseline", "dali"), "there is no policy in these results 'dali'"),
-        (("--kind", "tpot", "--x", "gpu_memory_gb"), "'gpu_memory_gb' does not; beside the policy there is"),
+        (("--x", "gpu_memory_gb"), "--x: there is no axis, beside the policy, that varies 'gpu_memory_gb'"),
+        (("--x", "policy"), "that varies 'policy'; there are cached_share, batch"),
+        (("--x", "cached-share"), "did you mean 'cached_share'"),
+        (("--y", "nonsense"), "--y: there is no axis, beside the policy, that varies 'nonsense'"),
+        (("--x", "batch", "--y", "batch", "--kind", "heat"), "expected two axes, got one twice"),
+        (("--baseline", "nope"), "--baseline: there is no policy in these results 'nope'"),
+        (("--policies", "oracle"), "only clairvoyant runs are left"),
+        (("--where", "policy=oracle", "--kind", "tpot"), "only clairvoyant runs are left"),
     ],
 )
 def test_refusals(trilane: Trilane, table: Path, words: tuple[str, ...], message: str) -> None:
@@ -81,6 +88,12 @@ def test_refusals(trilane: Trilane, table: Path, words: tuple[str, ...], message
     assert done.status == 2
     assert message in done.err
     assert not Path("out").exists()
+
+
+def test_a_key_given_twice_means_either(trilane: Trilane, table: Path) -> None:
+    words = ("--where", "batch=1", "--where", "batch=2", "--where", "cached_share=0.2", "--kind", "tpot")
+    assert trilane("plot", str(table), "-o", "either", *words).status == 0
+    assert set(pd.read_csv("either/tpot.csv")["batch"]) == {1, 2}
 
 
 def test_what_is_no_table_of_a_sweep(trilane: Trilane) -> None:

@@ -62,6 +62,17 @@ def test_an_interrupt_says_what_is_kept_and_how_to_go_on(trilane: Trilane, monke
     assert trilane("sweep", "f.yaml", "-o", "o.parquet", "--jobs", "1").err == "4 points in o.parquet\n"
 
 
+def test_the_help_says_where_rows_are_kept_and_when_they_are_played_again(trilane: Trilane) -> None:
+    said = " ".join(trilane("sweep", "--help").out.replace("│", " ").split())
+    for words in (
+        "kept as they finish in OUTPUT.journal",
+        "not played again as long as their scenario, the files behind it and Trilane are the same",
+        "One with results that the grid lacks is refused",
+        "Its workers need the same Trilane, and the same files",
+    ):
+        assert words in said
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -72,7 +83,9 @@ def test_an_interrupt_says_what_is_kept_and_how_to_go_on(trilane: Trilane, monke
         (("f.yaml", "-o", "f.yaml"), "expected another file than the input"),
         (("f.yaml", "-o", "none/o.parquet"), "the folder none does not exist"),
         (("f.yaml", "-o", "o.parquet", "--jobs", "0"), "Invalid value for '--jobs'"),
-        (("f.yaml", "-o", "o.parquet", "--dask", "nowhere"), "no Dask scheduler answers at 'nowhere'"),
+        (("f.yaml", "-o", "o.parquet", "--dask", "nowhere"), "--dask: expected an address such as tcp://"),
+        (("f.yaml", "-o", "o.parquet", "--dask", "tcp://127.0.0.1:9"), "no Dask scheduler answers at 'tcp://127"),
+        (("twice.yaml", "-o", "o.parquet"), "twice.yaml: pcie and pcie_gbps set the same number of the machine"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -81,7 +94,8 @@ def test_bad_input_is_one_sentence(
     monkeypatch.setattr("sim.sweep.cluster.TIMEOUT", "1s")
     write(GRID)
     Path("bad.yaml").write_text("grid: {bath: 1}")
+    Path("twice.yaml").write_text("grid: {pcie: 3x16, pcie_gbps: 8}")
     done = trilane("sweep", *words)
     assert (done.status, done.out) == (2, "")
     assert expected in done.err.splitlines()[-1]
-    assert {path.name for path in Path().iterdir()} == {"f.yaml", "bad.yaml"}
+    assert {path.name for path in Path().iterdir()} == {"f.yaml", "bad.yaml", "twice.yaml"}

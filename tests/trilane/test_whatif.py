@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.trilane.running import SHORT, Result, Trilane
+from trilane.verbs import whatif as verb
 
 QUICK = (*SHORT, "--policies", "on-demand,layer-wise,best-approx", "--jobs", "1")
 
@@ -35,7 +36,7 @@ def test_one_axis_is_a_table_of_policies(trilane: Trilane) -> None:
     assert answer["says"][0].startswith("From PCIe 4x16 to PCIe 5x16 the fastest ")
     assert all(sentence in done.out for sentence in answer["says"])
     assert "--draws 5 tells" in done.err
-    assert max(map(len, done.out.splitlines())) < 120
+    assert max(map(len, done.out.splitlines()[1:])) < 120  # below the heading
 
 
 def test_a_winner_that_changes_the_routing_is_not_the_only_answer(trilane: Trilane) -> None:
@@ -75,6 +76,46 @@ def test_two_axes_are_a_table_of_winners_and_a_heat_map(trilane: Trilane) -> Non
     drawn = pd.read_csv("a.csv")
     assert len(drawn) == 4
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_below_each_winner_is_what_is_left_to_gain(trilane: Trilane) -> None:
+    words = ("--vary", "pcie=4x16", "--vary", "batch=1,2")
+    done = trilane("whatif", *words, *SHORT, "--policies", "on-demand", "--jobs", "1", "--json", "r.json")
+    rows = pd.DataFrame(json.loads(Path("r.json").read_text())["rows"]).set_index(["kind", "batch"])["tpot_ms"]
+    small = [f"* {rows['clairvoyant', batch]:,.1f}, bound {rows['lower bound', batch]:,.1f}" for batch in (1, 2)]
+    assert "  ".join(" ".join(small).split()) in "  ".join(done.out.split())
+    assert "\n*      knows the future\nbound  no policy that keeps the routing can be faster" in done.out
+    assert f"\nbatch 2: on-demand at PCIe 4x16: {rows['keeps the routing', 2]:.1f} ms per token.\n" in done.out
+
+
+def test_null_is_a_value(trilane: Trilane) -> None:
+    done = trilane("whatif", "--vary", "gpu_memory_gb=null,12", "--vary", "model=null", *QUICK, "--json", "r.json")
+    assert done.status == 0, done.err
+    rows = json.loads(Path("r.json").read_text())["rows"]
+    assert {(row["gpu_memory_gb"], row["model"]) for row in rows} == {
+        (12.0, "the trace's own"), ("the card's own", "the trace's own")
+    }  # fmt: skip
+    assert len(lines(done, "12 ", "the card's own ")) == 2
+
+
+def test_a_value_that_only_the_clairvoyant_run_can_have(trilane: Trilane) -> None:
+    """Between the largest share that fits dali, which stages more, and that of the clairvoyant run."""
+    words = ("--set", "prompt_tokens=4", "--set", "generated_tokens=3", "--policies", "dali", "--jobs", "1")
+    done = trilane("whatif", "--vary", "pcie_gbps=12,24", "--vary", "cached_share=0.1,0.747", *words)
+    assert done.status == 0, done.err
+    assert "\n10% cached: from 12 GB/s to 24 GB/s the fastest " in done.out
+    assert "\n74.7% cached: " not in done.out
+    alone = trilane("whatif", "--vary", "cached_share=0.747", *words)
+    assert alone.status == 2
+    assert "only clairvoyant runs are left; the others ended with an error, the first: BudgetError: " in alone.err
+
+
+def test_many_runs_are_announced(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb, "MANY", 3)
+    words = ("--vary", "batch=1,2", *SHORT, "--policies", "on-demand", "--jobs", "1")
+    assert "4 runs to play\n" in trilane("whatif", *words).err
+    monkeypatch.setattr(verb, "MANY", 4)
+    assert "runs to play" not in trilane("whatif", *words).err
 
 
 def test_machines_are_ranked(trilane: Trilane) -> None:

@@ -14,6 +14,9 @@ from trilane.question import names_in
 KINDS = ("tpot", "speedup", "heat", "hits")  # those of sim.pictures.sweep_pictures, which is slow to import
 
 
+_BASELINE = "Of speedup. Default: llama.cpp; else on-demand, layer-wise, or the first of the table."
+
+
 class PlotError(ValueError):
     """Pictures that cannot be drawn, or options that cannot be read; the message says why."""
 
@@ -34,13 +37,17 @@ def plot(
     ] = None,
     x: Annotated[str | None, typer.Option("--x", metavar="AXIS", help="What goes to the right in tpot, heat.")] = None,
     y: Annotated[str | None, typer.Option("--y", metavar="AXIS", help="What goes up in heat.")] = None,
-    baseline: Annotated[str | None, typer.Option(metavar="POLICY", help="Of speedup. Default: llama.cpp.")] = None,
+    baseline: Annotated[str | None, typer.Option(metavar="POLICY", help=_BASELINE)] = None,
     policies: Annotated[
         str | None, typer.Option(metavar="A,B", help="Draw these and the clairvoyant run. Default: all.")
     ] = None,
     where: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Draw only runs with this value, such as batch=4; repeatable."),
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Draw only runs with this value, such as batch=4; repeatable, the same key for either value. "
+            "null: the runs to which no value was given.",
+        ),
     ] = None,
 ) -> None:
     """Draw what a sweep found.
@@ -59,7 +66,7 @@ def plot(
     named = None if policies is None else names_in(policies)
     if named and baseline and baseline not in named:
         named.append(baseline)
-    axes = [name for name in (x, y) if name]
+    axes = [name for name in (x, y) if name and name != "policy"]
     means = means_of(read_results(results), _pairs(where or ()), named, axes)
     pictures, reasons = pictures_of(means, kinds, Asked(x, y, baseline))
     if not pictures or (kind and reasons):
@@ -83,10 +90,12 @@ def _kinds(text: str | None) -> Sequence[str]:
     return names
 
 
-def _pairs(where: Sequence[str]) -> dict[str, str]:
-    """Keys and values of ``--where KEY=VALUE``. Raises PlotError."""
-    pairs = dict(text.partition("=")[::2] for text in where)
-    for key, value in pairs.items():
+def _pairs(where: Sequence[str]) -> dict[str, list[str]]:
+    """Keys and the values of each of ``--where KEY=VALUE``. Raises PlotError."""
+    pairs: dict[str, list[str]] = {}
+    for text in where:
+        key, _, value = text.partition("=")
         if not key or not value:
-            raise PlotError(f"--where: expected KEY=VALUE, got {key!r}")
+            raise PlotError(f"--where: expected KEY=VALUE, got {text!r}")
+        pairs.setdefault(key, []).append(value)
     return pairs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,22 +11,27 @@ import typer
 
 from trilane.draws import JobsOption, processes
 from trilane.output import check_targets, errors, note
+from trilane.reasons import reason_of
 
 if TYPE_CHECKING:
     from sim.sweep.sweep import Progress
 
+DASK_HELP = (
+    "Play on this Dask cluster, such as tcp://10.0.0.1:8786, instead. Its workers need the same Trilane, and the same "
+    "files under the same names."
+)
 MOST_REASONS = 10  # of failing points, that are printed
 
 
 def sweep(
     file: Annotated[str, typer.Argument(metavar="FILE", help="What to sweep (YAML), as [bold]examples/sweep.yaml[/].")],
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="The table, one row a run: a .parquet file.")
+        str, typer.Option("--output", "-o", metavar="OUTPUT", help="The table, one row a run: a .parquet file.")
     ],
     jobs: JobsOption = None,
     dask: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Play on this Dask cluster, such as tcp://10.0.0.1:8786, instead."),
+        typer.Option(metavar="ADDRESS", help=DASK_HELP),
     ] = None,
     retry_errors: Annotated[
         bool, typer.Option("--retry-errors", help="Play points again that ended with an error before.")
@@ -35,7 +39,11 @@ def sweep(
 ) -> None:
     """Play a grid of scenarios, and keep a row of every run.
 
-    A sweep that was interrupted, however, goes on where it was when the same command is given again.
+    Rows are kept as they finish in OUTPUT.journal, beside the table. A sweep that was interrupted, however, goes on
+    where it was when the same command is given again.
+
+    A table that is there already is extended: its points are not played again as long as their scenario, the files
+    behind it and Trilane are the same. One with results that the grid lacks is refused, never overwritten.
 
     A point that cannot be played is a row with its error. [bold]trilane plot[/] draws the table.
     """
@@ -106,7 +114,7 @@ def _reasons(failed: Sequence[str]) -> Iterator[str]:
     first: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for error in failed:
-        kind = re.sub(r"[\d.,]+", "", error)
+        kind = reason_of(error)
         first.setdefault(kind, error)
         counts[kind] += 1
     for kind, count in counts.most_common(MOST_REASONS):

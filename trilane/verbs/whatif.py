@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 POLICIES = ("llama.cpp", "mixtral-offloading", "fiddler", "hybrimoe", "dali", "smoe", "daop", "best-exact")
 MOST_AXES = 2
+MANY = 200  # runs: from there on it is said how many there are to play
 
 
 class WhatIfError(ValueError):
@@ -30,9 +31,9 @@ def whatif(
         typer.Option(
             "--vary", "-v",
             metavar="AXIS=VALUES",
-            help="What is varied, once or twice: [bold]pcie_gbps=8..64[/], [bold]pcie=4x16,5x16[/], "
-            "[bold]cached_share=0..1[/], [bold]batch=1..16[/], [bold]gpu_memory_gb=8,12,16,24[/], any key of a "
-            "scenario, dotted key of its hardware, or parameters.NAME of policies.",
+            help="What is varied, once or twice: any key of a scenario, as [bold]batch=1..16[/], "
+            "[bold]cached_share=0.1..0.7[/], [bold]gpu_memory_gb=8,12,null[/] or [bold]hardware=A,B[/]; a dial; "
+            "a number of the machine by its dotted key (`trilane hardware NAME` lists all); parameters.NAME.",
         ),
     ],
     policies: Annotated[
@@ -53,6 +54,14 @@ def whatif(
     """What if the link were faster, the cache larger, the batch bigger, the machine another?
 
     Plays every value of one or two axes under policies of each kind. What cannot run is left out, with the reason.
+
+    Values are a list (8,16,null) or a range. 8..64 is eight points at even ratios, 8..64/5 is five.
+
+    Ranges of what is counted double (batch=1..16 is 1,2,4,8,16), those of shares go in even steps.
+
+    Dials scale what belongs together: pcie_gbps (GB/s of large pinned copies), pcie (as 3x16, 5x8),
+
+    dram_gbps (what CPU experts read), gpu_gbps, gpu_tflops, cpu_gflops.
     """
     from sim.pictures.sweep_means import means_of
     from trilane.whatif_page import failures, findings, page
@@ -104,10 +113,12 @@ def axes_in(vary: Sequence[str]) -> dict[str, tuple[Any, ...]]:
 def _played(
     scenario: Scenario, axes: Mapping[str, tuple[Any, ...]], names: Sequence[str], draws: int, jobs: int
 ) -> pd.DataFrame:
-    from sim.sweep.grid import Grid
+    from sim.sweep.grid import Grid, points
     from sim.sweep.sweep import sweep
 
     grid = Grid(scenario, ({**axes, "policy": tuple(names)},), draws=draws)
+    if (count := len(points(grid))) > MANY:
+        note(f"{count:,} runs to play")
     with working("simulating") as say:
         return sweep(grid, jobs=jobs, watch=lambda now: say(f"simulating, {now.done} of {now.total}"))
 

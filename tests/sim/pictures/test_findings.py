@@ -49,7 +49,7 @@ def test_who(times: dict[str, list[float]], expected: str) -> None:
 
 def test_who_changes_too_often_to_name_all() -> None:
     times = table("batch", [1, 2, 4, 8, 16], a=[1.0, 2.0, 1.0, 2.0, 1.0], b=[2.0, 1.0, 2.0, 1.0, 2.0])
-    assert who(times, "batch") == "the fastest policy changes 4 times; most often, at 3 of 5 values, it is a"
+    assert who(times, "batch") == "the fastest policy changes 4 times; most often, at 3 of 5 values, a is fastest"
 
 
 def test_who_of_names() -> None:
@@ -78,6 +78,16 @@ def test_from_where_the_policy_hardly_matters() -> None:
 def test_throughout_says_whether_the_leader_is_the_very_fastest() -> None:
     times = table("batch", [1, 2], a=[10.0, 10.1], b=[11.0, 10.0])
     assert who(times, "batch") == "a is fastest or within 2% of the fastest throughout: 10.0 to 10.1 ms per token"
+
+
+def test_so_do_several_stretches() -> None:
+    """b is 2 % faster than a at 2, where a is said to lead."""
+    times = table("batch", [1, 2, 3, 4], a=[10.0, 10.2, 12.0, 12.0], b=[11.0, 10.0, 10.0, 10.0])
+    assert who(times, "batch") == "a is fastest or within 2% of the fastest below batch 3, b from there on"
+    names = times.set_axis(["w", "x", "y", "z"])
+    assert who(names, "hardware") == "a is fastest or within 2% of the fastest at w and x, b at y and z"
+    often = table("batch", [1, 2, 3, 4, 5], a=[1.0, 2.0, 1.0, 2.0, 1.0], b=[9.0, 1.0, 9.0, 1.0, 1.0])
+    assert who(often.assign(b=[9.0, 1.0, 9.0, 1.0, 0.99]), "batch").endswith("b is fastest")
 
 
 def test_of_one_policy_alone_there_is_no_fastest() -> None:
@@ -112,6 +122,26 @@ def test_gain_of_things_to_choose_from_is_a_ranking() -> None:
     assert gain(times, "hardware") == (
         "new is best: 10.0 ms per token, 1.50x faster than odd (15.0), 2.00x faster than old (20.0)"
     )
+
+
+def test_one_value_gains_nothing_but_is_told() -> None:
+    assert gain(table("pcie_gbps", [12.0], a=[10.0], b=[20.0]), "pcie_gbps") == (
+        "a is fastest at 12 GB/s: 10.0 ms per token"
+    )
+
+
+def test_the_cards_own_memory_is_no_step_of_a_scale() -> None:
+    times = table("gpu_memory_gb", [12.0, 16.0, "the card's own"], a=[30.0, 20.0, 20.2], b=[50.0] * 3, c=[50.0] * 3)
+    assert gain(times, "gpu_memory_gb") == (
+        "16 GB is best: 20.0 ms per token, as fast as the card's own memory (20.2), 1.50x faster than 12 GB (30.0)"
+    )
+    assert who(times, "gpu_memory_gb") == "a is fastest on each of them"
+    assert gains_most(times, "gpu_memory_gb") == until_the_end(times, "gpu_memory_gb") == ""
+
+
+def test_one_setting_is_no_plural() -> None:
+    assert among(["a"]) == "a is fastest in the one setting"
+    assert overall(pd.DataFrame({"policy": ["a"], "tpot_ms": [10.0]}), ["a"]) == "a: 10.0 ms per token"
 
 
 def test_among() -> None:

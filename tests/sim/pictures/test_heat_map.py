@@ -76,7 +76,16 @@ def test_words_stay_in_their_cells(count: int) -> None:
 def test_a_cell_that_nobody_could_run_is_empty() -> None:
     rows = [run("dali", 10.0, batch=batch, cached_share=share) for batch, share in ((1, 0.2), (1, 0.8), (4, 0.2))]
     ax = heat_map(means_of(results("batch", "cached_share", rows=rows)), "cached_share", "batch").figure.axes[0]
+    assert sum(line.get_color() == "black" for line in ax.lines) == 2
     assert np.ma.getmaskarray(ax.images[0].get_array()).tolist() == [[False, False], [False, True]]
+
+
+def test_no_border_parts_two_empty_cells() -> None:
+    rows = [run("dali", 10.0, batch=batch, cached_share=share) for batch, share in ((1, 0.2), (2, 0.4), (4, 0.8))]
+    means = means_of(results("batch", "cached_share", rows=rows), asked=["cached_share"])
+    ax = heat_map(means, "cached_share", "batch").figure.axes[0]
+    borders = {tuple(map(tuple, line.get_xydata())) for line in ax.lines if line.get_color() == "black"}
+    assert len(borders) == 8  # about the three cells of the diagonal
 
 
 def test_an_axis_that_does_not_vary() -> None:

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 
 from sim.pictures.figure_files import PictureError
 from sim.pictures.speedup_bars import speedup_bars
-from sim.pictures.sweep_means import means_of
+from sim.pictures.sweep_means import SweepMeans, means_of
 from tests.sim.pictures.reading import texts
-from tests.sim.pictures.sweep_rows import results, run, seer, two_shares
+from tests.sim.pictures.sweep_rows import CHANGES, results, run, seer, two_shares
 
 
 def widths(ax: Axes) -> dict[str, float]:
@@ -90,6 +90,43 @@ def test_settings_in_which_the_baseline_could_not_run_are_left_out() -> None:
     rows[-1] = run("fiddler", None, batch=2, error="E: no")
     picture = speedup_bars(means_of(results("batch", rows=rows)), "fiddler")
     assert set(picture.frame["batch"]) == {1}
+    assert len(picture.figure.axes) == 1
+    assert "left out: 1 setting in which fiddler did not run" in texts(picture.figure)
+
+
+def many(*, lucky: range) -> SweepMeans:
+    """Eight settings: dali is twice as fast as fiddler, lucky 4x where it runs."""
+    rows = []
+    for batch in range(8):
+        rows += [run("fiddler", 40.0, batch=batch), run("dali", 20.0, batch=batch)]
+        rows += [run("lucky", 10.0, batch=batch)] if batch in lucky else []
+    return means_of(results("batch", rows=rows))
+
+
+def test_who_ran_in_some_settings_only_is_not_ranked_with_those_that_ran_in_all() -> None:
+    figure = speedup_bars(many(lucky=range(1)), "fiddler").figure
+    assert figure.get_suptitle() == "dali is 2.00x as fast as fiddler on average, 2.00 to 2.00x over 8 settings"
+    assert widths(figure.axes[0]) == pytest.approx({"dali": 2.0, "fiddler": 1.0})
+    assert "not drawn, did not run in all 8 settings: lucky (1)" in texts(figure)
+    everywhere = speedup_bars(many(lucky=range(8)), "fiddler").figure
+    assert everywhere.get_suptitle().startswith("lucky is 4.00x as fast as fiddler")
+
+
+def test_nobody_beside_the_baseline_ran_in_all_settings() -> None:
+    rows = [run("fiddler", 40.0, batch=batch) for batch in range(8)]
+    with pytest.raises(PictureError, match="a policy beside fiddler that ran in all 8 settings: choose with --where"):
+        speedup_bars(means_of(results("batch", rows=[*rows, run("dali", 10.0, batch=1)])), "fiddler")
+    figure = speedup_bars(means_of(results("batch", rows=[*rows[:3], run("dali", 10.0, batch=1)])), "fiddler").figure
+    assert figure.get_suptitle() == "beside fiddler no policy ran in all settings"
+
+
+def test_of_panels_too() -> None:
+    rows = [run(name, time, batch=batch) for batch in (1, 2) for name, time in (("fiddler", 40.0), ("dali", 20.0))]
+    rows.append(run("lucky", 9.0, batch=1, **CHANGES))
+    figure = speedup_bars(means_of(results("batch", rows=rows)), "fiddler").figure
+    assert figure.get_suptitle() == "dali is 2.00x as fast as fiddler; the lower bound allows 10.00x"
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["dali", "fiddler", "lucky ~"]
+    assert "not ranked, did not run in all 2 settings: lucky (1)" in texts(figure)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_the_bound_is_the_least_of_a_setting_and_who_changes_the_routing_has_non
 def test_axes_are_what_was_varied_and_does_not_follow_from_another() -> None:
     """The model follows from the trace; the batch was varied over one value; overrides were not varied."""
     rows = [
-        run("a", 1.0, trace=trace, model=f"model of {trace}", pcie_gbps=rate, hardware_overrides=f"{rate}")
+        run("a", 1.0, trace=trace, model=f"model of {trace}", pcie_gbps=rate, hardware_overrides=f'{{"x":{rate}}}')
         for trace in ("x", "y")
         for rate in (16.0, 8.0)
     ]
@@ -64,10 +64,91 @@ def test_one_policy_with_several_parameters_makes_an_axis() -> None:
     assert list(means_of(results(rows=rows)).axes) == ["parameters"]
 
 
+def test_of_parameters_only_what_differs_is_told_and_who_has_one_set_is_there_at_all() -> None:
+    dali = [run("dali", 4.0 + n, parameters=json.dumps({"evict": "idlest", "window": n})) for n in (2, 8)]
+    means = means_of(results(rows=[*dali, run("fiddler", 9.0, parameters='{"uniform":false}')]))
+    assert means.rows[["parameters", "policy", "tpot_ms"]].to_numpy().tolist() == [
+        ["window=2", "dali", 6.0], ["window=8", "dali", 12.0],
+        ["window=2", "fiddler", 9.0], ["window=8", "fiddler", 9.0],
+    ]  # fmt: skip
+    assert means_of(results(rows=dali), {"parameters": ["window=8"]}).real["tpot_ms"].tolist() == [12.0]
+
+
 def test_a_policy_without_the_parameter_is_the_same_at_all_its_values() -> None:
     rows = [run("dali", 5.0 + window, **{"parameters.window": window}) for window in (1.0, 2.0)]
     means = means_of(results("parameters.window", rows=[*rows, seer(3.0, **{"parameters.window": None})]))
     assert means.seers[["parameters.window", "tpot_ms"]].to_numpy().tolist() == [[1.0, 3.0], [2.0, 3.0]]
+
+
+def test_one_grid_after_the_other_invents_nothing_and_loses_nothing() -> None:
+    """The cached share in one, the card's memory in the other: what was played, and no other rows."""
+    rows = [run("dali", 10.0 * share, cached_share=share) for share in (0.2, 0.8)]
+    rows += [run("dali", 1.0 * size, cached_share=None, gpu_memory_gb=size) for size in (8.0, 16.0)]
+    means = means_of(results("cached_share", "gpu_memory_gb", rows=rows))
+    assert means.axes == {"cached_share": [0.2, 0.8, "what fits"], "gpu_memory_gb": [8.0, 16.0, "the card's own"]}
+    assert means.rows[["cached_share", "gpu_memory_gb", "tpot_ms"]].to_numpy().tolist() == [
+        [0.2, "the card's own", 2.0], [0.8, "the card's own", 8.0], ["what fits", 8.0, 8.0], ["what fits", 16.0, 16.0],
+    ]  # fmt: skip
+    assert means_of(results("cached_share", "gpu_memory_gb", rows=rows), {"gpu_memory_gb": ["null"]}).axes == {
+        "cached_share": [0.2, 0.8]
+    }
+
+
+def windows() -> pd.DataFrame:
+    """dali with two windows; then dali with its own and fiddler, which has no window."""
+    rows = [run("dali", 5.0 + window, **{"parameters.window": window}) for window in (2.0, 8.0)]
+    return results("parameters.window", rows=[*rows, run("dali", 6.0), run("fiddler", 9.0)])
+
+
+def test_a_run_with_the_default_is_a_value_of_its_own() -> None:
+    means = means_of(windows())
+    assert means.axes == {"parameters.window": [2.0, 8.0, "default"]}
+    assert means.rows[["parameters.window", "policy", "tpot_ms"]].to_numpy().tolist() == [
+        [2.0, "dali", 7.0], [8.0, "dali", 13.0], ["default", "dali", 6.0],
+        [2.0, "fiddler", 9.0], [8.0, "fiddler", 9.0], ["default", "fiddler", 9.0],
+    ]  # fmt: skip
+
+
+def test_the_parameters_of_those_that_are_not_shown_are_no_axis() -> None:
+    means = means_of(windows(), policies=["fiddler"])
+    assert means.axes == {}
+    assert means.rows["tpot_ms"].tolist() == [9.0]
+
+
+def test_who_has_a_parameter_is_judged_on_all_rows() -> None:
+    """Of window 8 alone fiddler stays; of the default alone dali does not spread over windows that it did not play."""
+    assert means_of(windows(), {"parameters.window": ["8"]}).rows["policy"].tolist() == ["dali", "fiddler"]
+    assert means_of(windows(), {"parameters.window": ["null"]}).rows["tpot_ms"].tolist() == [6.0, 9.0]
+
+
+def test_who_lacks_a_parameter_is_there_only_in_settings_that_others_played() -> None:
+    """dali's windows were played with batch 1 alone."""
+    rows = [run("dali", 5.0, **{"parameters.window": window}) for window in (2.0, 8.0)]
+    rows += [run("fiddler", 9.0), run("fiddler", 18.0, batch=4)]
+    means = means_of(results("parameters.window", "batch", rows=rows))
+    fiddler = means.rows[means.rows["policy"] == "fiddler"]
+    assert fiddler[["parameters.window", "batch", "tpot_ms"]].to_numpy().tolist() == [
+        [2.0, 1, 9.0], [8.0, 1, 9.0], ["default", 4, 18.0],
+    ]  # fmt: skip
+
+
+def test_null_is_a_value_though_it_may_be_the_only_one() -> None:
+    assert means_of(results("model", rows=[run("dali", 5.0, model=None)]), asked=["model"]).axes == {
+        "model": ["the trace's own"]
+    }
+
+
+@pytest.mark.parametrize("where", [None, {"policy": ["oracle"]}])
+def test_only_the_clairvoyant_run_is_left(where: dict[str, list[str]] | None) -> None:
+    rows = [run("dali", None, error="BudgetError: 2 GB are missing"), seer(5.0)]
+    error = "" if where else "; the others ended with an error, the first: BudgetError: 2 GB are missing"
+    with pytest.raises(PictureError, match=f"only clairvoyant runs are left{error}$"):
+        means_of(results(rows=rows), where)
+
+
+def test_several_values_of_a_key_mean_either() -> None:
+    rows = [run("dali", 5.0, batch=batch) for batch in (1, 2, 4)]
+    assert means_of(results("batch", rows=rows), {"batch": ["1", "4"]}).axes == {"batch": [1, 4]}
 
 
 def test_errors_are_left_out_and_counted() -> None:
@@ -99,17 +180,17 @@ def test_policies_are_chosen_and_the_yardsticks_stay() -> None:
 
 @pytest.mark.parametrize("text", ["0.2", "20%", ".20"])
 def test_where_reads_values_as_they_are_written(text: str) -> None:
-    means = means_of(two_shares(), {"cached_share": text})
+    means = means_of(two_shares(), {"cached_share": [text]})
     assert means.axes == {}
     assert means.real["tpot_ms"].tolist() == [40.0, 20.0]
 
 
 @pytest.mark.parametrize(
     ("where", "message"),
-    [({"cached_share": "0.3"}, "cached_share=0.3: expected a value that is there: 20%, 80%"),
-     ({"bach": "1"}, "no key 'bach'; did you mean 'batch'")],
+    [({"cached_share": ["0.3"]}, "cached_share=0.3: expected a value that is there: 20%, 80%"),
+     ({"bach": ["1"]}, "no key 'bach'; did you mean 'batch'")],
 )  # fmt: skip
-def test_where_refuses_what_is_not_there(where: dict[str, str], message: str) -> None:
+def test_where_refuses_what_is_not_there(where: dict[str, list[str]], message: str) -> None:
     with pytest.raises(PictureError, match=message):
         means_of(two_shares(), where)
 
@@ -124,20 +205,41 @@ def test_unknown_policies_and_nothing_to_draw() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({}, "deepseek-v2-lite on rtx3090-ddr4, 50% of the experts cached, batch 1, routing of mini-deepseek, 1 draw"),
-        ({"cached_share": None}, "deepseek-v2-lite on rtx3090-ddr4, the card's own memory, batch 1, "
+        ({}, "deepseek-v2-lite on rtx3090-ddr4, 50% of the experts cached, batch 1, 24 generated tokens, "
          "routing of mini-deepseek, 1 draw"),
+        ({"cached_share": None}, "deepseek-v2-lite on rtx3090-ddr4, the card's own memory, batch 1, "
+         "24 generated tokens, routing of mini-deepseek, 1 draw"),
         ({"cached_share": None, "gpu_memory_gb": 12.0, "labels": '["synthetic trace"]'},
-         "deepseek-v2-lite on rtx3090-ddr4, 12 GB of GPU memory, batch 1, routing of mini-deepseek, synthetic trace, "
-         "1 draw"),
+         "deepseek-v2-lite on rtx3090-ddr4, 12 GB of GPU memory, batch 1, 24 generated tokens, "
+         "routing of mini-deepseek, synthetic trace, 1 draw"),
     ],
 )  # fmt: skip
 def test_what_was_run(change: dict[str, object], expected: str) -> None:
     assert means_of(results(rows=[run("dali", 5.0, **change)])).about == expected
 
 
+@pytest.mark.parametrize(
+    ("axes", "change", "expected"),
+    [
+        ((), {"prompt_tokens": 16.0}, "50% of the experts cached, batch 1, 16+24 tokens, routing"),
+        ((), {"hardware_overrides": '{"host.sync_ns":1,"gpu.flops_per_s":2}'}, "rtx3090-ddr4, 2 numbers of the machine "
+         "changed, 50%"),
+        (("pcie_gbps",), {"pcie_gbps": 8.0, "hardware_overrides": json.dumps({"link.h2d_bytes_per_s": 8e9, "x": 1})},
+         "rtx3090-ddr4, 1 number of the machine changed, 50%"),
+        ((), {"runtime": "graphs", "prefill_chunk_tokens": 64.0}, "tokens, runtime graphs, prefill chunk 64 tokens, "
+         "routing"),
+        ((), {"runtime": "eager", "prefill_chunk_tokens": None}, "24 generated tokens, routing"),
+        (("gpu.memory_bytes",), {"gpu.memory_bytes": 8e9, "cached_share": None}, "on rtx3090-ddr4, batch 1, 24"),
+    ],
+)  # fmt: skip
+def test_what_is_not_as_by_default(axes: tuple[str, ...], change: dict[str, object], expected: str) -> None:
+    assert expected in means_of(results(*axes, rows=[run("dali", 5.0, **change)]), asked=axes).about
+
+
 def test_what_varies_is_not_told_as_fixed() -> None:
-    assert means_of(two_shares()).about == "deepseek-v2-lite on rtx3090-ddr4, batch 1, routing of mini-deepseek, 1 draw"
+    assert means_of(two_shares()).about == (
+        "deepseek-v2-lite on rtx3090-ddr4, batch 1, 24 generated tokens, routing of mini-deepseek, 1 draw"
+    )
 
 
 def test_fastest_first_by_the_ratio_to_the_best_of_each_setting() -> None:

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from sim.pictures.figure_files import PictureError
 from sim.pictures.sweep_means import means_of
 from sim.pictures.sweep_pictures import KINDS, Asked, axes_for, pictures_of
 from tests.sim.pictures.sweep_rows import results, run, two_shares
@@ -39,3 +40,17 @@ def test_nothing_but_the_policy_varies() -> None:
     pictures, reasons = pictures_of(means, KINDS, Asked())
     assert list(pictures) == ["speedup"]
     assert reasons["tpot"] == "expected an axis that varies beside the policy, what varies is nothing"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (Asked(x="policy"), "--x: there is no axis, beside the policy, that varies 'policy'; there are cached_share"),
+        (Asked(y="cache_share"), "--y: .*did you mean 'cached_share'"),
+        (Asked(x="cached_share", y="cached_share"), "expected two axes, got one twice"),
+        (Asked(baseline="nope"), "--baseline: there is no policy in these results 'nope'"),
+    ],
+)
+def test_names_are_checked_before_anything_is_drawn(asked: Asked, message: str) -> None:
+    with pytest.raises(PictureError, match=message):
+        pictures_of(means_of(two_shares()), ["hits"], asked)

@@ -95,6 +95,31 @@ def test_a_line_that_ends_early_says_where() -> None:
     assert {text.get_text() for text in ax.texts} == {"dali  10.0", "fiddler  20.0 at 20%", "lower bound  4.0"}
 
 
+def test_a_line_is_broken_where_its_policy_could_not_run() -> None:
+    times = {"dali": (40.0, 30.0, 10.0), "fiddler": (20.0, None, 20.0)}
+    rows = [
+        run(policy, tpot, cached_share=share, error="" if tpot else "E: no")
+        for policy, tpots in times.items()
+        for share, tpot in zip((0.2, 0.4, 0.8), tpots, strict=True)
+    ]
+    [ax] = tpot_lines(means_of(results("cached_share", rows=rows)), "cached_share").figure.axes
+    heights = {str(line.get_color()): np.asarray(line.get_ydata()).tolist() for line in ax.lines}
+    assert heights["#0072B2"] == [40.0, 30.0, 10.0]
+    assert str(heights["#E69F00"]) == "[20.0, nan, 20.0]"
+
+
+def test_of_many_panels_the_headline_counts_the_very_fastest() -> None:
+    """With batch 2 and 80 % cached b is 1 % faster than a, who was the fastest before."""
+    times = {("a", 1): (10.0, 10.0), ("b", 1): (20.0, 20.0), ("a", 2): (10.0, 10.0), ("b", 2): (20.0, 9.9)}
+    rows = [
+        run(policy, tpot, batch=batch, cached_share=share)
+        for (policy, batch), tpots in times.items()
+        for share, tpot in zip((0.2, 0.8), tpots, strict=True)
+    ]
+    figure = tpot_lines(means_of(results("batch", "cached_share", rows=rows)), "cached_share").figure
+    assert figure.get_suptitle() == "a is fastest in 3 of 4 settings, b in 1"
+
+
 def test_wide_times_are_drawn_by_ratio() -> None:
     rows = [run(name, tpot) for name, tpot in (("dali", 10.0), ("fiddler", 500.0))]
     [ax] = tpot_lines(means_of(results("batch", rows=rows), asked=["batch"]), "batch").figure.axes
