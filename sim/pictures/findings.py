@@ -101,11 +101,15 @@ def _always(table: pd.DataFrame, part: Stretch) -> bool:
 
 
 def along(table: pd.DataFrame, axis: str) -> str:
-    """The finding of one axis as a headline: who is fastest where, and from where on it hardly matters."""
+    """The finding of one axis as a headline: who is fastest where, and from where on it hardly matters; of things to
+    choose from, which is best.
+    """
+    if are_things(axis, table.index) and len(table) > 1:
+        return gain(table, axis)
     settled = settled_from(table)
     if settled == table.index[0]:
         return f"{who(table, axis)}, but the policy hardly matters"
-    if settled is None or are_things(axis, table.index):
+    if settled is None:
         return who(table, axis)
     return f"{who(table, axis)}; from {value_words(axis, settled)} on the policy hardly matters"
 

@@ -45,7 +45,8 @@ def speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture:
     below = [*_below(means, slower, over), _some(speedups, settings, over), _without(without, name), *means.notes]
     headline = _headline(drawn, ranked, name, over)
     figure, part = page(width, height, headline, means.about, "\n".join(filter(None, below)))
-    room = _ROOM * drawn.loc[drawn["policy"].isin([*shown, BOUND]), ["speedup", "highest"]].max().max()
+    bound = drawn.loc[drawn["policy"] == BOUND, "speedup"].max()
+    room = _ROOM * max(drawn.loc[drawn["policy"].isin(shown), ["speedup", "highest"]].max().max(), bound)
     marks = dict(zip(drawn["policy"], drawn["mark"], strict=True))
     for panel, ax in axes_of_panels(part, panels):
         _draw(ax, panel.of(drawn), shown, room)
