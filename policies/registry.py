@@ -1,4 +1,7 @@
-"""Every system that can be named, in one table. A new one is a file with a ``System`` in it, and a row here."""
+"""Every system that can be named, in one table. A new one is a file with a ``System`` in it, and a row here.
+
+A program that has its own registers it: ``register(MINE)``.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from policies.static_threshold import STATIC_THRESHOLD
 from policies.system import BuildContext, ChoiceError, System
 from policies.views import PolicyError
 
-__all__ = ["SYSTEMS", "BuildContext", "ChoiceError", "System", "compose", "policy_names", "system"]
+__all__ = ["SYSTEMS", "BuildContext", "ChoiceError", "System", "added", "compose", "policy_names", "register", "system"]
 
 SYSTEMS: dict[str, System] = {
     entry.name: entry
@@ -70,6 +73,22 @@ SYSTEMS: dict[str, System] = {
         ORACLE,
     )
 }
+_OURS = dict(SYSTEMS)  # what every process knows
+
+
+def register(system: System) -> None:
+    """Add a system of one's own: from now on this process knows its name, wherever a scenario has a ``policy``.
+
+    Raises ChoiceError for a name that another has.
+    """
+    if SYSTEMS.get(system.name, system) is not system:
+        raise ChoiceError(f"there is a policy {system.name!r} already; give yours another name")
+    SYSTEMS[system.name] = system
+
+
+def added(name: str) -> bool:
+    """Whether this process has put the policy there itself, so that another would not know it."""
+    return name in SYSTEMS and SYSTEMS[name] is not _OURS.get(name)
 
 
 def policy_names() -> tuple[str, ...]:

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from sim.machine.units import in_gb
 from trilane.output import heading, legend, number, pairs, percent, table
 
 if TYPE_CHECKING:
     from sim.fit.fit import Fit
-    from sim.fit.fits import Memory
+    from sim.fit.memory_needed import Memory
     from sim.fit.played import Answer
+    from sim.fit.question import Question
 
-GB = 1e9
 _LANES = {"h2d": "copies", "cpu": "the CPU's experts", "host": "the host program"}
 _MARKS = {"clairvoyant": " *", "changes routing": " ~"}
 _RUNTIMES = {
@@ -23,6 +24,8 @@ _RUNTIMES = {
     "measured": "the one that was profiled",
     "eager": "every kernel started by itself, as plain PyTorch does (--runtime graphs: as llama.cpp)",
 }
+_WORSE = -0.0005  # less is printed as 0.0%
+_BADLY = "(the policy uses it badly)"
 _COLUMNS = ("policy", "TTFT s", "TPOT ms", "tokens/s", "answer s", "hit rate", "PCIe MiB/tok", "host GB")
 _LEGEND = {
     "answer": "until the last of the generated tokens is there; the order of the table",
@@ -31,6 +34,7 @@ _LEGEND = {
 }
 _MARK_LEGEND = {
     "*": "knows the future: a yardstick of what is left to gain, and no bound",
+    "+": "stands beside, was not among those to choose from",
     "~": "executes other experts than the router chose in places; its prompt was not played (no TTFT)",
 }
 
@@ -51,12 +55,13 @@ def _answer(fit: Fit) -> list[Text | Table | str]:
     about = f"a prompt of {asked.context:,} tokens and {asked.generated:,} generated{batch}"
     facts = [
         ("best policy", _best(fit)),
-        ("time per output token", f"{number(best.tpot_ms, 2)} ms ({', '.join(_beside(fit))})"),
-        ("tokens/s", _speeds(best, asked.batch)),
+        ("time per output token", f"{_token(best.tpot_ms, asked)} ms ({', '.join(_beside(fit))})"),
+        ("tokens/s", _speeds(best, asked)),
         ("time to first token", _first(fit)),
         ("limited by", fit.limited_by),
         *_waits(best),
         *_llama_cpp(fit),
+        ("decode steps played", _steps(fit)),
         ("routing", fit.routing),
         ("runtime", _RUNTIMES[fit.runtime]),
     ]
@@ -75,16 +80,35 @@ def _beside(fit: Fit) -> list[str]:
     """What stands beside every time."""
     seer = [] if fit.clairvoyant is None else [f"clairvoyant run {number(fit.clairvoyant.tpot_ms, 2)}"]
     bound, null = fit.bounds["lower_bound_tpot_ms"], fit.bounds["null_model_tpot_ms"]
-    return [f"no policy below {number(bound, 2)}", *seer, f"null model {number(null, 2)}"]
+    return [f"no policy below {number(bound, 2)} in this model of costs", *seer, f"null model {number(null, 2)}"]
 
 
 def _first(fit: Fit) -> str:
-    return f"{_seconds(fit.best.ttft_ms)} s (no policy below {_seconds(fit.bounds['lower_bound_ttft_ms'])})"
+    bound = _seconds(fit.bounds["lower_bound_ttft_ms"])
+    return f"{_seconds(fit.best.ttft_ms)} s (no policy below {bound} in this model of costs)"
 
 
-def _speeds(answer: Answer, batch: int) -> str:
-    each = number(answer.tokens_per_s)
-    return each if batch == 1 else f"{each} per sequence, {number(answer.throughput_tokens_per_s)} in all"
+def _speeds(answer: Answer, asked: Question) -> str:
+    each = number(answer.tokens_per_s if asked.generated > 1 else None)
+    if asked.batch == 1 or asked.generated == 1:
+        return each
+    return f"{each} per sequence, {number(answer.throughput_tokens_per_s)} in all"
+
+
+def _token(ms: float, asked: Question) -> str:
+    """TPOT; an answer of one token has none."""
+    return number(ms if asked.generated > 1 else None, 2)
+
+
+def _steps(fit: Fit) -> str:
+    """Of how many decode steps the times are the mean."""
+    from sim.fit.answer_steps import one_by_one
+
+    played, generated = fit.steps, fit.question.generated
+    if played >= generated:
+        return f"all {played}"
+    first = one_by_one(played, generated)
+    return f"{played} of {generated}: the first {first}, and {played - first} whose mean stands for all later ones"
 
 
 def _waits(answer: Answer) -> list[tuple[str, str]]:
@@ -100,7 +124,7 @@ def _llama_cpp(fit: Fit) -> list[tuple[str, str]]:
         return [("with llama.cpp", f"not: {fit.refused.get('llama.cpp@impl', 'it was not asked')}")]
     layers = f"experts of {setting.cpu_layers} of {setting.layers} layers on the CPU"
     where = layers if setting.cpu_layers else "all on the GPU"
-    times = f"{number(setting.tpot_ms, 2)} ms a token, first after {_seconds(setting.ttft_ms)} s"
+    times = f"{_token(setting.tpot_ms, fit.question)} ms a token, first after {_seconds(setting.ttft_ms)} s"
     return [("with llama.cpp", f"{setting.arguments}  ({where}): {times}")]
 
 
@@ -115,9 +139,9 @@ def _memory(fit: Fit) -> list[Text | Table | str]:
         "staging": memory.staging_bytes, "reserve": memory.reserve_bytes, "expert cache": memory.cache_bytes,
         "free": free,
     }  # fmt: skip
-    divided = " + ".join(f"{name} {_gb(size)}" for name, size in parts.items() if size)
+    divided = " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
     rows = [
-        ("GPU memory", f"{_gb(memory.gpu_bytes)} GB = {divided}"),
+        ("GPU memory", f"{in_gb(memory.gpu_bytes)} GB = {divided}"),
         ("experts on the GPU", _cached(memory)),
         ("host memory", _host(memory)),
     ]
@@ -136,7 +160,7 @@ def _host(memory: Memory) -> str:
     if memory.all_fits:
         return "none for experts, once the model is loaded"
     experts, reserve = memory.host_bytes, memory.host_reserve_bytes
-    return f"{_gb(experts + reserve)} GB: experts {_gb(experts)}, the system and the program {_gb(reserve)}"
+    return f"{in_gb(experts + reserve)} GB: experts {in_gb(experts)}, the system and the program {in_gb(reserve)}"
 
 
 # --- the others -------------------------------------------------------------------------------------------------------
@@ -146,34 +170,48 @@ def _others(fit: Fit) -> list[Text | Table | str]:
     if not fit.offloads:
         return []
     seer = [] if fit.clairvoyant is None else [fit.clairvoyant]
-    shown = [fit.best, *fit.runners_up, *seer, *fit.changing]
-    marks = {mark: text for mark, text in _MARK_LEGEND.items() if any(_name(a).endswith(mark) for a in shown)}
+    shown = [(answer, _mark(answer)) for answer in (fit.best, *fit.runners_up)]
+    shown += [(answer, " +") for answer in fit.beside]
+    shown += [(answer, _mark(answer)) for answer in (*seer, *fit.changing)]
+    marks = {mark: text for mark, text in _MARK_LEGEND.items() if any(f" {mark}" == one for _, one in shown)}
     refused = [f"not played: {name}: {why}" for name, why in fit.refused.items()]
-    return ["", heading("beside the others"), table(_COLUMNS, [_row(answer) for answer in shown]),
-            legend({**_LEGEND, **marks}), *refused]  # fmt: skip
+    return ["", heading("beside the others"), table(_COLUMNS, [_row(one, mark, fit.question) for one, mark in shown]),
+            legend({**_LEGEND, **marks}), *_slower_seer(fit), *refused]  # fmt: skip
 
 
-def _row(answer: Answer) -> list[str]:
+def _slower_seer(fit: Fit) -> list[str]:
+    """Why the clairvoyant run may be behind."""
+    seer, best = fit.clairvoyant, fit.best
+    if seer is None or seer.tpot_ms <= best.tpot_ms:
+        return []
+    copied = [answer.pcie_bytes_per_token or 0 for answer in (seer, best)]
+    why = f"it copies {copied[0] / 2**20:,.0f} MiB a token where {best.policy} copies {copied[1] / 2**20:,.0f}, and "
+    return [f"the clairvoyant run is slower here: {why * (copied[0] > copied[1])}knowing the future, it still decides "
+            f"layer by layer"]  # fmt: skip
+
+
+def _row(answer: Answer, mark: str, asked: Question) -> list[str]:
     pcie = None if answer.pcie_bytes_per_token is None else answer.pcie_bytes_per_token / 2**20
     whole = answer.ttft_ms is not None
     return [
-        _name(answer), _seconds(answer.ttft_ms), number(answer.tpot_ms, 2), number(answer.tokens_per_s),
+        answer.policy + mark, _seconds(answer.ttft_ms), _token(answer.tpot_ms, asked),
+        number(answer.tokens_per_s if asked.generated > 1 else None),
         number(answer.answer_ms / 1e3 if whole else None), percent(answer.hit_rate), number(pcie),
-        _gb(answer.host_bytes),
+        in_gb(answer.host_bytes),
     ]  # fmt: skip
 
 
-def _name(answer: Answer) -> str:
-    return answer.policy + "".join(mark for label, mark in _MARKS.items() if label in answer.labels)
+def _mark(answer: Answer) -> str:
+    return "".join(mark for label, mark in _MARKS.items() if label in answer.labels)
 
 
 # --- what it rests on -------------------------------------------------------------------------------------------------
 
 
 def _limits(fit: Fit) -> list[Text | Table | str]:
-    rows = [[gain.part, percent(gain.tpot, 1)] for gain in fit.gains]
+    rows = [[gain.part, percent(gain.tpot, 1), _BADLY * (gain.tpot < _WORSE)] for gain in fit.gains]
     title = f"what a part 25% better gives, with {fit.best.policy}"
-    return ["", heading(title), table(("part", "more tokens/s"), rows)]
+    return ["", heading(title), table(("part", "more tokens/s", ""), rows)]
 
 
 def _supports(fit: Fit) -> list[Text | Table | str]:
@@ -190,10 +228,6 @@ def _traps(fit: Fit) -> list[Text | Table | str]:
 
 def _bullets(lines: Sequence[str]) -> list[str]:
     return [f"- {line}" for line in lines]
-
-
-def _gb(size: int) -> str:
-    return f"{size / GB:.1f}"
 
 
 def _seconds(ms: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The scenario that a command line asks about: a file or the default, with single values changed."""
+"""What a command line asks about: the scenario, a file or the default with single values changed; traces by name."""
 
 from __future__ import annotations
 
@@ -79,6 +79,17 @@ def names_in(text: str) -> list[str]:
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise NamesError(f"--policies: expected every name once, got {', '.join(twice)} more than once")
     return names
+
+
+def read_any(name: str) -> Trace:
+    """A trace by its bundled name, its file, or a route_trace v1 CSV."""
+    if name.lower().endswith(".csv"):
+        from traces.route_trace_v1 import import_route_trace
+
+        return import_route_trace(name)
+    from traces.library import load_trace
+
+    return load_trace(name)
 
 
 def short_name(trace: str) -> str:

@@ -7,9 +7,10 @@ of twice the bandwidth is twice as fast in both directions and on paper.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from itertools import combinations
+from typing import Any, get_type_hints
 
 from policies.registry import SYSTEMS, ChoiceError, system
 from sim.machine.hardware import Hardware, hardware_keys, load_hardware
@@ -19,6 +20,12 @@ from traces.names import unknown
 GB = 1e9
 PARAMETER = "parameters."
 SCENARIO_KEYS = tuple(f.name for f in fields(Scenario))
+_HINTS = get_type_hints(Scenario)
+LISTS = ("sequences", "noisy_forecast_recall")  # keys that hold lists of numbers
+NUMBERS: Mapping[str, type] = {
+    name: kind for kind in (int, float) for name, hint in _HINTS.items()
+    if hint in (kind, kind | None, tuple[kind, ...] | None)  # type: ignore[valid-type]
+}  # fmt: skip  # keys that hold a number, or several
 MachineOf = Callable[[Scenario], Hardware]
 
 LANE_BYTES_PER_S = {  # one PCIe lane, one way, after line coding: 8b/10b, then 128b/130b (PCI-SIG base specifications)
@@ -53,6 +60,9 @@ DIALS: Mapping[str, Dial] = {
     "gpu_tflops": Dial("GPU matrix rate (TFLOP/s)", ("gpu.flops_per_s",), 1e12),
     "cpu_gflops": Dial("CPU matrix rate (GFLOP/s)", ("cpu.flops_per_s",), 1e9),
 }
+_SETS: Mapping[str, tuple[str, ...]] = {
+    **{name: dial.keys for name, dial in DIALS.items()}, PCIE: _LINK, "gpu_memory_gb": ("gpu.memory_bytes",),
+}  # fmt: skip  # numbers of the machine, the one that is meant first
 _LABELS: Mapping[str, str] = {
     **{name: dial.label for name, dial in DIALS.items()},
     PCIE: "PCIe generation x lanes",
@@ -87,6 +97,17 @@ def check_axis(name: str) -> None:
         takers(name)
     elif name not in (known := (*SCENARIO_KEYS, *DIALS, PCIE, *hardware_keys())):
         raise SweepError(f"{unknown('axis', name, known)}, and parameters.NAME for those of policies")
+
+
+def check_together(names: Iterable[str]) -> None:
+    """Raises SweepError for two axes that set the same number: one would win, and the other's values would be untrue.
+
+    A dial may stand beside a number that it only takes along, such as ``pcie_gbps`` beside ``link.d2h_bytes_per_s``.
+    """
+    for one, other in combinations(names, 2):
+        first, second = _SETS.get(one, ()), _SETS.get(other, ())
+        if set(first) & set(second) or one in second[:1] or other in first[:1]:
+            raise SweepError(f"{one} and {other} set the same number of the machine; vary one of them")
 
 
 def takers(name: str) -> list[str]:
@@ -128,14 +149,34 @@ def varied(scenario: Scenario, values: Mapping[str, Any], machine_of: MachineOf)
 
 
 def _with_keys(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
-    """Keys of the scenario itself; ``policy`` may be a name with parameters, ``{dali: {window: 8}}``."""
-    values = dict(values)
+    return scenario.with_(**asked_keys(scenario, values))
+
+
+def asked_keys(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of the scenario as it takes them; ``policy`` may be a name with parameters, ``{dali: {window: 8}}``."""
+    values = {name: _taken(name, value) for name, value in values.items()}
     if "policy" in values:
         policy, parameters = policy_in(values["policy"])
         own = scenario.parameters if policy == scenario.policy and not isinstance(values["policy"], Mapping) else {}
         values = {"parameters": parameters or own, **values, "policy": policy}
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return scenario.with_(**{**values, **lists})
+    return values
+
+
+def with_floats(scenario: Scenario) -> Scenario:
+    """The same scenario; 0 and 0.0 are one value, and are written as one."""
+    return scenario.with_(**{name: _taken(name, getattr(scenario, name)) for name in NUMBERS})
+
+
+def _taken(name: str, value: Any) -> Any:
+    """A list as a tuple; one number where a list of them is meant as a list of one; whole numbers as what they are."""
+    if isinstance(value, list | tuple):
+        return tuple(_number(name, item) for item in value)
+    one = _number(name, value)
+    return (one,) if name in LISTS and type(one) in (int, float) else one
+
+
+def _number(name: str, value: Any) -> Any:
+    return float(value) if NUMBERS.get(name) is float and type(value) is int else value
 
 
 def policy_in(value: object) -> tuple[str, dict[str, Any]]:

@@ -9,23 +9,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from policies.registry import policy_names, system
+from policies.registry import policy_names
 from sim.draws import draws_of
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.strict_yaml import YamlError, load_yaml
 from sim.scenario import Scenario
-from sim.sweep.axes import (
-    PARAMETER,
-    SCENARIO_KEYS,
-    MachineOf,
-    SweepError,
-    check_axis,
-    policy_in,
-    takers,
-    varied,
-    vary,
-)
-from sim.sweep.values import distinct, values_of
+from sim.sweep.axes import PARAMETER, MachineOf, SweepError, policy_in, takers, varied, with_floats
+from sim.sweep.checks import check_size, check_value, checked
+from sim.sweep.values import values_of
 from traces.names import unknown
 
 CLAIRVOYANT_POLICY = "oracle"
@@ -36,13 +27,14 @@ KEYS = ("scenario", "grid", "draws", "clairvoyant")
 class Point:
     """One scenario of a sweep, in one draw, and where it stands: its value on every axis, as asked.
 
-    ``scenario`` is None where the values do not make one; ``problem`` then says why.
+    ``scenario`` is None where the values do not make one of ``base``; ``problem`` then says why.
     """
 
     scenario: Scenario | None
     axes: Mapping[str, Any]
     draw: int = 0
     problem: str = ""
+    base: Scenario | None = None
 
 
 @dataclass(frozen=True)
@@ -60,13 +52,15 @@ class Grid:
     clairvoyant: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "axes", tuple(_checked(each) for each in self.axes))
+        object.__setattr__(self, "scenario", with_floats(self.scenario))
+        object.__setattr__(self, "axes", tuple(checked(each) for each in self.axes))
         if any("policy" not in each for each in self.axes):
-            _check_value("policy", {self.scenario.policy: self.scenario.parameters})
+            check_value("policy", {self.scenario.policy: self.scenario.parameters})
         if not isinstance(self.draws, int) or isinstance(self.draws, bool) or self.draws < 1:
             raise SweepError(f"draws: expected a whole number >= 1, got {self.draws!r}")
         if not isinstance(self.clairvoyant, bool):
             raise SweepError(f"clairvoyant: expected true or false, got {self.clairvoyant!r}")
+        check_size(self.axes, self.draws)
 
     @property
     def names(self) -> list[str]:
@@ -119,41 +113,6 @@ def _axes(document: Any) -> dict[str, tuple[Any, ...]]:
         raise SweepError(f"grid: {error}") from None
 
 
-# --- checking ---------------------------------------------------------------------------------------------------------
-
-
-def _checked(axes: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
-    """The axes of one product, each value once. Raises SweepError naming the axis."""
-    checked = {}
-    for name, values in axes.items():
-        check_axis(name)
-        values = distinct(_every_policy(values) if name == "policy" else values)
-        if not values:
-            raise SweepError(f"{name}: expected one value or more, got none")
-        for value in values:
-            _check_value(name, value)
-        checked[name] = values
-    return checked
-
-
-def _every_policy(values: tuple[Any, ...]) -> Iterator[Any]:
-    """``all`` spelled out."""
-    for value in values:
-        yield from policy_names() if value == "all" else (value,)
-
-
-def _check_value(name: str, value: Any) -> None:
-    """Refuse what no scenario of any sweep could be given. Raises SweepError."""
-    try:
-        if name == "policy":
-            policy, parameters = policy_in(value)
-            system(policy).parse(parameters)
-        elif name in SCENARIO_KEYS:
-            vary(Scenario(), name, value)
-    except ValueError as error:
-        raise SweepError(f"{name}: {str(error).removeprefix('scenario: ').removeprefix(f'{name}: ')}") from None
-
-
 # --- points -----------------------------------------------------------------------------------------------------------
 
 
@@ -177,6 +136,7 @@ def _combinations(axes: Mapping[str, tuple[Any, ...]], grid: Grid) -> Iterator[d
     added = {CLAIRVOYANT_POLICY} - {policy_in(value)[0] for value in asked} if grid.clairvoyant else set()
     axes = {**axes, "policy": (*asked, *added)} if added else axes
     having = {name: set(takers(name)) - added for name in axes if name.startswith(PARAMETER)}
+    having["parameters"] = set(policy_names()) - added
     for combination in product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         policy, _ = policy_in(values.get("policy", grid.scenario.policy))
@@ -187,7 +147,7 @@ def _point(base: Scenario, values: Mapping[str, Any], machine_of: MachineOf) -> 
     try:
         return Point(varied(base, values, machine_of), values)
     except ValueError as error:
-        return Point(None, values, problem=f"{type(error).__name__}: {error}")
+        return Point(None, values, problem=f"{type(error).__name__}: {error}", base=base)
 
 
 def _drawn(point: Point, draws_like: Callable[[Scenario], list[Scenario]]) -> Iterator[Point]:

@@ -14,8 +14,9 @@ from sim.machine.hardware import load_hardware
 from sim.results.run import Run
 from sim.scenario import Scenario
 from sim.simulate import Setting, setting_of, simulate_setting
-from sim.sweep.axes import SweepError
+from sim.sweep.axes import PARAMETER, SCENARIO_KEYS, SweepError, asked_keys
 from sim.sweep.grid import Point, canonical, setting_key
+from sim.sweep.own_policies import own_source
 from sim.sweep.source import source_checksum
 from sim.sweep.table import COLUMNS, cell
 from traces.catalogue import load_model
@@ -37,12 +38,13 @@ class Contents:
         self._known: dict[tuple[str, str | None], Any] = {}
 
     def of(self, scenario: Scenario) -> dict[str, Any]:
-        """Checksums of trace, calibration, model and machine; null for what cannot be loaded."""
+        """Checksums of trace, calibration, model, machine and a policy of one's own; null for what cannot be loaded."""
         return {
             "trace": self._look_up("trace", scenario.trace),
             "calibration": self._look_up("trace", _calibration(scenario)),
             "model": self._look_up("model", scenario.model),
             "hardware": self._look_up("hardware", scenario.hardware),
+            "policy": self._look_up("policy", scenario.policy),
         }
 
     def _look_up(self, kind: str, name: str | None) -> str | None:
@@ -64,6 +66,8 @@ def _content(kind: str, name: str) -> str | None:
     try:
         if kind == "trace":
             return load_trace(name).checksum
+        if kind == "policy":
+            return own_source(name)
         if kind == "model":
             return _digest(load_model(name).to_dict())
         machine = load_hardware(name)
@@ -79,10 +83,10 @@ def _digest(value: object) -> str:
 def key_of(point: Point, contents: Contents | None = None) -> str:
     """What a point is known by: a checksum of its scenario, its draw, the contents behind its names, and our code.
 
-    A point that has no scenario is known by its values and its problem.
+    A point that has no scenario is known by what was asked and its problem.
     """
     if point.scenario is None:
-        return _digest([dict(point.axes), point.problem, source_checksum()])
+        return _digest([_asked(point), dict(point.axes), point.problem, source_checksum()])
     behind = (contents or Contents()).of(point.scenario)
     return _digest([point.scenario.to_dict(), point.draw, behind, source_checksum()])
 
@@ -133,8 +137,18 @@ def _row(point: Point, key: str, run: Run, setting: Setting) -> Row:
 
 def failed(point: Point, key: str | None, error: str) -> Row:
     """The row of a point that gave no run: the scenario as asked, no numbers, and why."""
-    asked: Mapping[str, Any] = point.axes if point.scenario is None else point.scenario.to_dict()
-    return _complete(point, key or key_of(point), {"labels": [], **asked}, error=" ".join(error.split()))
+    return _complete(point, key or key_of(point), {"labels": [], **_asked(point)}, error=" ".join(error.split()))
+
+
+def _asked(point: Point) -> dict[str, Any]:
+    """The keys of the point's scenario, also where its values do not make one."""
+    if point.scenario is not None:
+        return point.scenario.to_dict()
+    base = point.base or Scenario()
+    asked = asked_keys(base, {name: value for name, value in point.axes.items() if name in SCENARIO_KEYS})
+    keys = {**base.to_dict(), **asked} if point.base else asked
+    given = {name.removeprefix(PARAMETER): v for name, v in point.axes.items() if name.startswith(PARAMETER)}
+    return {**keys, "parameters": {**keys.get("parameters", {}), **given}}
 
 
 def _complete(point: Point, key: str, values: Mapping[str, Any], **more: Any) -> Row:

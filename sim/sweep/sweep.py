@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from sim.sweep.axes import SweepError
+from sim.sweep.axes import SweepError, policy_in
 from sim.sweep.cluster import play_on_cluster
 from sim.sweep.grid import Grid, points
 from sim.sweep.journal import Journal, journal_of
+from sim.sweep.own_policies import check_kept, check_shared
 from sim.sweep.point import Contents, Row, key_of
 from sim.sweep.table import COLUMNS, frame_of, read_table, table_of, write_table
 from sim.sweep.turns import Task
@@ -46,6 +47,9 @@ def sweep(
     interrupted, however, goes on where it was when the same call is made again, and gives the same bytes. Points that
     OUTPUT holds already are not played again, those with an ``error`` only if ``retry_errors``.
 
+    A policy that the caller has registered (``policies.registry.register``) is played in this process alone; OUTPUT
+    holds its results for as long as the file that defines it stays as it is.
+
     ``jobs`` processes share the work (more than one needs a caller that can be imported: ``if __name__ ==
     "__main__"``), or the workers of the Dask cluster at the address ``dask``; the table is the same. ``watch`` is told
     after every row how far it is. A point that cannot be played is a row with its ``error``. Raises SweepError for a
@@ -55,6 +59,7 @@ def sweep(
         raise SweepError(f"jobs: expected a whole number >= 1, got {jobs!r}")
     asked = grid_of(grid)
     target = None if output is None else _target(output)
+    _check_policies(asked, target, jobs, dask)
     with nullcontext() if target is None else journal_of(target) as journal:
         tasks = _tasks(asked)
         rows = {} if journal is None or target is None else _kept(target, journal, tasks, retry_errors)
@@ -69,6 +74,16 @@ def sweep(
             write_table(table, target)
             journal.remove()
     return frame_of(table)
+
+
+def _check_policies(grid: Grid, target: Path | None, jobs: int, dask: str | None) -> None:
+    """Raises SweepError for a registered policy that cannot be played, or kept, as asked."""
+    asked = (value for axes in grid.axes for value in axes.get("policy", (grid.scenario.policy,)))
+    names = list(dict.fromkeys(policy_in(value)[0] for value in asked))
+    if dask is not None or jobs > 1:
+        check_shared(names, f"jobs={jobs}" if dask is None else "a Dask cluster")
+    if target is not None:
+        check_kept(names)
 
 
 def grid_of(grid: Grid | Mapping[str, Any] | str | Path) -> Grid:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any, get_type_hints
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import yaml
 
-from sim.scenario import Scenario
-from sim.sweep.axes import DIALS, PARAMETER, SweepError, check_axis
+from policies.registry import SYSTEMS
+from sim.sweep.axes import DIALS, NUMBERS, PARAMETER, SweepError, check_axis, takers
 
 POINTS = 8  # of a range that does not say how many
 MOST_POINTS = 10_000
@@ -22,9 +22,9 @@ _EVEN = ("_share", "_fraction", "_permille", "_recall")  # names of what is spre
 def values_in(name: str, text: str) -> tuple[Any, ...]:
     """The values that a text names for an axis, each once.
 
-    ``1,4,16``: these. ``8..64``: eight points at even ratios, rounded to three digits; powers of two between the ends
-    where both are whole and the axis counts something (``batch=1..16``); even steps for shares. ``8..64/5``: five
-    points. Raises SweepError.
+    ``1,4,16``: these. ``8..64``: eight points at even ratios, in three digits; powers of two between the ends
+    where both are whole and the axis counts something (``batch=1..16``); even steps for shares and for parameters that
+    are no whole numbers. ``8..64/5``: five points. Raises SweepError.
     """
     check_axis(name)
     if match := _RANGE.fullmatch(text):
@@ -45,11 +45,19 @@ def values_of(name: str, given: object) -> tuple[Any, ...]:
 
 def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
     """Each once, in order; 1 and 1.0 are one, 1 and true are not."""
-    kept: list[Any] = []
+    kept: dict[Any, Any] = {}
     for value in values:
-        if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in kept):
-            kept.append(value)
-    return tuple(kept)
+        kept.setdefault(_identity(value), value)
+    return tuple(kept.values())
+
+
+def _identity(value: Any) -> Any:
+    """The same for values that are one."""
+    if isinstance(value, Mapping):
+        return frozenset((name, _identity(item)) for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(_identity, value))
+    return isinstance(value, bool), value
 
 
 def _scalar(name: str, text: str) -> Any:
@@ -70,16 +78,21 @@ def number_in(text: str) -> Any:
 
 def is_number(name: str) -> bool:
     """Whether the values of an axis are numbers (of some, text or null as well)."""
-    return name in DIALS or "." in name or _hint(name) in (int, float, int | None, float | None)
-
-
-def _hint(name: str) -> Any:
-    return get_type_hints(Scenario).get(name)
+    if name.startswith(PARAMETER):
+        return bool(_kinds(name) & {"int", "float"})
+    return name in DIALS or "." in name or name in NUMBERS
 
 
 def _counts(name: str) -> bool:
     """Whether an axis counts something: batches, tokens, a policy's window."""
-    return name.startswith(PARAMETER) or _hint(name) in (int, int | None)
+    return "float" not in _kinds(name) if name.startswith(PARAMETER) else NUMBERS.get(name) is int
+
+
+def _kinds(name: str) -> frozenset[str]:
+    """Types of ``parameters.X`` in the policies that have it: int, float, and others; a choice of numbers is an int."""
+    rows = [row for policy in takers(name) for row in SYSTEMS[policy].parameter_table()]
+    kinds = [kind for parameter, kind, _ in rows if parameter == name.removeprefix(PARAMETER)]
+    return frozenset("int" if kind[0].isdigit() else kind.split()[0] for kind in kinds)
 
 
 # --- ranges -----------------------------------------------------------------------------------------------------------
@@ -96,10 +109,15 @@ def _range(name: str, text: str, match: re.Match[str]) -> tuple[Any, ...]:
     whole = _counts(name) and low.is_integer() and high.is_integer()
     if whole and count is None and low >= 1:
         return _doublings(int(low), int(high))
-    spread = np.linspace if low <= 0 or name.endswith(_EVEN) else np.geomspace
-    inner = [_rounded(value, whole) for value in spread(low, high, count or POINTS)[1:-1].tolist()]
+    spread = np.linspace if low <= 0 or _is_even(name) else np.geomspace
+    inner = spread(low, high, count or POINTS)[1:-1].tolist()
     ends = (int(low), int(high)) if low.is_integer() and high.is_integer() else (low, high)
-    return distinct([ends[0], *inner, ends[1]])
+    return distinct([ends[0], *(map(round, inner) if whole else _rounded(inner)), ends[1]])
+
+
+def _is_even(name: str) -> bool:
+    """Whether a range goes in even steps: shares do, and what policies weigh with, which is mostly 0 to 1."""
+    return name.endswith(_EVEN) or (name.startswith(PARAMETER) and not _counts(name))
 
 
 def _doublings(low: int, high: int) -> tuple[int, ...]:
@@ -108,6 +126,11 @@ def _doublings(low: int, high: int) -> tuple[int, ...]:
     return (low, *(power for power in powers if low < power < high), high)
 
 
-def _rounded(value: float, whole: bool) -> int | float:
-    """Three digits that count, or a whole number."""
-    return round(value) if whole else float(f"{value:.3g}")
+def _rounded(values: Sequence[float]) -> list[float]:
+    """Three digits that count; more where values would fall together."""
+    rounded: list[float] = []
+    for digits in range(3, 18):
+        rounded = [float(f"{value:.{digits}g}") for value in values]
+        if len(set(rounded)) == len(values):
+            break
+    return rounded

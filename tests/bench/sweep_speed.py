@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from tests.bench.figures import (
     targets_section,
     write_json,
 )
+from tests.processes import children_of
 
 HERE = Path(__file__).parent
 JOBS = 2
@@ -84,17 +85,26 @@ def measure(sizes: Sequence[int]) -> Section:
     """Every size once, the smallest first."""
     played = {size: play(size) for size in sizes}
     rows: list[list[Cell]] = [_row(size, one) for size, one in played.items()]
-    largest, smaller = sizes[-1], sizes[-2:][0]
-    per_point = {size: one.seconds / size for size, one in played.items()}
+    largest = sizes[-1]
     targets = [
         Target(f"{largest:,} points", "s", SECONDS, played[largest].seconds, at_least=False),
         Target(f"{largest:,} points, busy share of both cores", "", BUSY, busy(played[largest])),
-        Target(
-            f"seconds a point, of {largest:,} points over those of {smaller:,}", "", GROWTH,
-            per_point[largest] / per_point[smaller], at_least=False,
-        ),
-    ]  # fmt: skip
+        *_growth(played),
+    ]
     return Section("Sweeps of several sizes", COLUMNS, rows, targets, _notes())
+
+
+def _growth(played: Mapping[int, Played]) -> list[Target]:
+    """What a point of the largest sweep costs over one of the next smaller, if there is one."""
+    if len(played) < 2:
+        return []
+    smaller, largest = list(played)[-2:]
+    growth = played[largest].seconds / largest / (played[smaller].seconds / smaller)
+    return [
+        Target(
+            f"seconds a point, of {largest:,} points over those of {smaller:,}", "", GROWTH, growth, at_least=False
+        )
+    ]
 
 
 def _notes() -> list[str]:
@@ -139,19 +149,12 @@ def _peaks(command: Sequence[str]) -> tuple[int, int]:
     peaks: dict[int, int] = {}
     with subprocess.Popen(command) as process:
         while process.poll() is None:
-            for pid in (process.pid, *_children(process.pid)):
+            for pid in (process.pid, *children_of(process.pid)):
                 peaks[pid] = max(peaks.get(pid, 0), _peak_bytes(pid))
             time.sleep(0.2)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)}: exit status {process.returncode}")
     return peaks.pop(process.pid), max(peaks.values())
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 def _peak_bytes(pid: int) -> int:

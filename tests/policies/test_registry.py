@@ -14,7 +14,7 @@ from policies.exact_assignment import ExactAssigner
 from policies.future import Future
 from policies.placements import PoolPlacement
 from policies.protocols import Budget, Composition
-from policies.registry import SYSTEMS, BuildContext, ChoiceError, compose, policy_names, system
+from policies.registry import SYSTEMS, BuildContext, ChoiceError, added, compose, policy_names, register, system
 from policies.session import Session
 from policies.views import ExpertCosts, Forecast, LayerInput, PolicyError, Routing
 from tests.strategies import toy_calibration
@@ -186,3 +186,19 @@ def test_every_system_runs_and_repeats_itself(name: str) -> None:
     first, second = (run(compose(name, context=context())) for _ in range(2))
     assert first == second
     assert len(first) == STEPS * LAYERS
+
+
+def test_a_program_registers_its_own_and_never_in_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SYSTEMS, "mine", SYSTEMS["dali"])  # to be taken back afterwards
+    del SYSTEMS["mine"]
+    mine = replace(SYSTEMS["dali"], name="mine")
+    assert not added("mine")
+    register(mine)
+    register(mine)  # a cell of a notebook that is run again
+    assert system("mine") is mine
+    assert added("mine")
+    assert not added("dali")
+    for taken in (replace(mine), replace(mine, name="dali")):
+        with pytest.raises(ChoiceError, match=r"there is a policy '(mine|dali)' already; give yours another name"):
+            register(taken)
+    assert system("dali") is not mine

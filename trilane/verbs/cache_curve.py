@@ -22,11 +22,10 @@ from trilane.output import (
     working,
     write_json,
 )
-from trilane.question import names_in, short_name, trace_in_words
+from trilane.question import names_in, read_any, short_name, trace_in_words
 
 if TYPE_CHECKING:
     from sim.cache_curve import CacheCurve, CurvePoint
-    from traces.trace import Trace
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -90,17 +89,6 @@ def _ready(trace: str, names: list[str], seed: int) -> CacheCurve:
         curve_policy(name)
     with working("reading the trace"):
         return CacheCurve.prepared(read_any(trace), seed)
-
-
-def read_any(name: str) -> Trace:
-    """A trace by its bundled name, its file, or a route_trace v1 CSV."""
-    if name.lower().endswith(".csv"):
-        from traces.route_trace_v1 import import_route_trace
-
-        return import_route_trace(name)
-    from traces.library import load_trace
-
-    return load_trace(name)
 
 
 def _sizes(curve: CacheCurve, pool: str | None) -> list[int]:

@@ -40,25 +40,32 @@ def fit(
     trace: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="Recorded routing. Default: of this model, or synthetic.")
     ] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Trace of other prompts, which policies may know. Default: the one "
+                                               "that belongs to the trace, if there is one."),
+    ] = None,
     policies: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Choose from these. Default: some that keep the routing.")
+        str | None,
+        typer.Option(metavar="A,B", help="Choose from these; llama.cpp and the clairvoyant run stand beside them. "
+                                         "Default: some that keep the routing."),
     ] = None,
     runtime: Annotated[
         Literal["graphs", "eager"],
         typer.Option(help="How kernels are started: recorded and shared as in llama.cpp, or one by one as in PyTorch."),
     ] = "graphs",
     json: JsonOption = None,
-) -> None:
+) -> None:  # fmt: skip
     """Say whether a model runs on a machine, how, how fast, and what limits it."""
     from sim.fit.fit import fit as answer
     from sim.fit.question import Question
     from trilane.fit_page import fit_page
 
-    check_targets(json, inputs=(trace, machine))
+    check_targets(json, inputs=(trace, calibration, machine))
     question = Question(
         model=model, gpu=gpu, ram=ram, cpu=cpu, cores=cores, channels=channels, pcie=pcie, machine=machine,
         ram_gb=ram_gb, runtime=runtime, weights=weights, context=context, generated=generated, batch=batch, trace=trace,
-        policies=None if policies is None else tuple(names_in(policies)),
+        calibration=calibration, policies=None if policies is None else tuple(names_in(policies)),
     )  # fmt: skip
     with working("playing the policies"):
         found = answer(question)

@@ -21,8 +21,7 @@ from trilane.output import (
     working,
     write_json,
 )
-from trilane.question import trace_in_words
-from trilane.verbs.cache_curve import read_any
+from trilane.question import read_any, trace_in_words
 from trilane.verbs.trace_stats import stats
 from trilane.verbs.trace_synth import synth
 

@@ -25,8 +25,7 @@ from trilane.output import (
     working,
     write_json,
 )
-from trilane.question import short_name, trace_in_words
-from trilane.verbs.cache_curve import read_any
+from trilane.question import read_any, short_name, trace_in_words
 
 if TYPE_CHECKING:
     from traces.published import Published

@@ -21,7 +21,7 @@ from trilane.output import (
     working,
     write_json,
 )
-from trilane.verbs.cache_curve import read_any
+from trilane.question import read_any
 
 if TYPE_CHECKING:
     from traces.model_shape import ModelShape

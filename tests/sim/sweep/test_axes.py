@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from sim.machine.hardware import hardware_keys, load_hardware
 from sim.machine.plausibility import HardwareError
 from sim.scenario import Scenario, ScenarioError
 from sim.simulate import setting_of
-from sim.sweep.axes import DIALS, SCENARIO_KEYS, SweepError, axis_label, takers, vary
+from sim.sweep.axes import DIALS, SCENARIO_KEYS, SweepError, axis_label, check_together, takers, vary
 
 BASE = Scenario()
 MACHINE = load_hardware(BASE.hardware).flat()
@@ -18,6 +21,41 @@ def test_a_key_of_the_scenario() -> None:
     assert vary(BASE, "batch", 4) == BASE.with_(batch=4)
     assert vary(BASE, "sequences", [3, 1]) == BASE.with_(sequences=(3, 1))
     assert vary(BASE, "model", None) == BASE.with_(model=None)
+
+
+def test_one_number_where_a_list_is_meant_is_a_list_of_one() -> None:
+    assert vary(BASE, "sequences", 3) == BASE.with_(sequences=(3,))
+    assert vary(BASE, "noisy_forecast_recall", 0.8) == BASE.with_(noisy_forecast_recall=(0.8,))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("cached_share", 0), ("gpu_memory_gb", 12), ("noisy_forecast_recall", [1])]
+)
+def test_whole_numbers_and_others_are_written_alike(name: str, value: Any) -> None:
+    """They are equal in Python, and would not be in JSON."""
+    kept = vary(BASE, name, value).to_dict()[name]
+    assert json.dumps(kept) == json.dumps([1.0] if name == "noisy_forecast_recall" else float(value))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("pcie", "pcie_gbps"),
+        ("pcie_gbps", "link.h2d_bytes_per_s"),
+        ("batch", "link.theory_bytes_per_s", "pcie"),
+        ("dram_gbps", "cpu.read_bytes_per_s"),
+        ("cpu.flops_per_s", "cpu_gflops"),
+        ("gpu_memory_gb", "gpu.memory_bytes"),
+    ],
+)
+def test_two_axes_that_set_the_same_number(names: tuple[str, ...]) -> None:
+    with pytest.raises(SweepError, match="set the same number of the machine; vary one of them"):
+        check_together(names)
+
+
+def test_what_a_dial_takes_along_can_be_set_beside_it() -> None:
+    check_together(("pcie_gbps", "link.d2h_bytes_per_s", "dram_gbps", "cpu.dram_bytes_per_s", "gpu_tflops", "batch"))
+    check_together(("pcie", "link.h2d_bytes_per_s", *SCENARIO_KEYS, "gpu_gbps", "cpu_gflops"))
 
 
 def test_another_policy_starts_from_its_own_defaults() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,12 @@ from sim.sweep.axes import SweepError
 from sim.sweep.cluster import play_on_cluster
 from sim.sweep.grid import Grid, points
 from sim.sweep.point import key_of
-from sim.sweep.sweep import sweep
+from sim.sweep.sweep import Progress, sweep
 from sim.sweep.turns import Task
 from sim.sweep.workers import DIED
 from tests.sim.sweep.small import GRID, Deadly
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +62,48 @@ def test_without_dask_the_way_to_get_it_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(SweepError, match=r"needs the package distributed: pip install 'trilane\[dask\]'"):
         sweep(GRID, dask="tcp://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("address", ["nonsense", "foo://a:1", "tcp://a", "a:b", ""])
+def test_what_is_no_address_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setattr("distributed.Client", None)
+    with pytest.raises(SweepError, match=f"--dask: expected an address such as tcp://.*, got '{address}'"):
+        sweep(GRID, dask=address)
+
+
+def test_a_scheduler_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "WORKERS_TIMEOUT", "0.2s")
+    with (
+        LocalCluster(n_workers=0, processes=False, protocol="tcp", dashboard_address=":0") as local,
+        pytest.raises(SweepError, match=r"has had no workers for 0\.2s; start some: dask worker tcp://"),
+    ):
+        sweep(GRID, dask=str(local.scheduler_address))
+
+
+def test_a_scheduler_that_is_killed_is_said_and_the_sweep_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cluster, "TIMEOUT", "3s")
+    monkeypatch.setattr(cluster, "MOST_POINTS", 1)
+    output, kept = tmp_path / "o.parquet", tmp_path / "o.parquet.journal"
+    program = (
+        "import time\n"
+        "from distributed import LocalCluster\n"
+        "local = LocalCluster(n_workers=1, processes=False, threads_per_worker=1, protocol='tcp',\n"
+        "                     dashboard_address=None)\n"
+        "print(local.scheduler_address, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as scheduler:
+        assert scheduler.stdout is not None
+        address = scheduler.stdout.readline().strip()
+        with pytest.raises(SweepError, match=r"scheduler at 'tcp://.*' was lost .* are kept beside its output"):
+            sweep(GRID, output, dask=address, watch=lambda now: scheduler.kill())
+    assert "Traceback" not in capfd.readouterr().err
+    rows = kept.read_bytes().count(b"\n") - 1
+    assert 1 <= rows < 16
+    heard: list[Progress] = []
+    sweep(GRID, output, watch=heard.append)
+    assert heard[0].kept == rows
+    sweep(GRID, tmp_path / "whole.parquet")
+    assert output.read_bytes() == (tmp_path / "whole.parquet").read_bytes()

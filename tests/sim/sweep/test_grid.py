@@ -72,6 +72,19 @@ def test_the_clairvoyant_run_keeps_its_own_parameters_unless_it_is_asked_for() -
     assert said(asked, "policy", "parameters")[2:] == [("oracle", {"prefetch": 0}), ("oracle", {"prefetch": 2})]
 
 
+def test_parameters_as_an_axis_are_not_for_the_clairvoyant_run_that_nobody_asked_for() -> None:
+    found = made({"parameters": [{"window": 2}, {"window": 8}]}, clairvoyant=True)
+    assert said(found, "policy", "parameters") == [
+        ("dali", {"window": 2}), ("oracle", {}), ("dali", {"window": 8}),
+    ]  # fmt: skip
+    assert "parameters" not in found[1].axes
+
+
+def test_a_whole_number_and_the_same_with_a_point_are_one_scenario() -> None:
+    one, other = (made({}, scenario={**SMALL, "cached_share": share})[0] for share in (0, 0.0))
+    assert canonical(one.scenario and one.scenario.to_dict()) == canonical(other.scenario and other.scenario.to_dict())
+
+
 def test_machines_are_chosen_before_they_are_changed() -> None:
     """The dial stands first in the file, and still means the machine of the same point."""
     found = made({"pcie_gbps": [10], "hardware": ["rtx3090-ddr4", "rtx4090-ddr5"], "link.d2h_bytes_per_s": [5e9]})
@@ -92,7 +105,7 @@ def test_what_makes_no_scenario_is_a_point_with_a_problem() -> None:
     both, machine = made([{"cached_share": [0.5], "gpu_memory_gb": [8]}, {"hardware": ["none"], "pcie_gbps": [8]}])
     assert both == Point(
         None, {"cached_share": 0.5, "gpu_memory_gb": 8},
-        problem="ScenarioError: scenario: give gpu_memory_gb or cached_share, not both",
+        problem="ScenarioError: scenario: give gpu_memory_gb or cached_share, not both", base=Scenario.from_dict(SMALL),
     )  # fmt: skip
     assert machine.scenario is None
     assert machine.problem.startswith("HardwareError: no hardware preset or file 'none'")
@@ -158,6 +171,12 @@ def test_the_example_is_read() -> None:
         ("grid: {policy: [dalli]}", "f.yaml: policy: there is no policy 'dalli'; did you mean 'dali'?"),
         ("grid: {policy: [{dali: {windo: 1}}]}", "f.yaml: policy: policy 'dali' has no parameter 'windo'"),
         ("grid: {parameters.nobody: [1]}", "f.yaml: grid: there is no policy with the parameter 'nobody'"),
+        ("grid: {pcie: 3x16, pcie_gbps: 8}", "f.yaml: pcie and pcie_gbps set the same number of the machine"),
+        (
+            "grid: {pcie_gbps: 10..100/2000, dram_gbps: 10..60/2000}",
+            "f.yaml: the axes have 4,000,000 combinations, expected 1,000,000 at most",
+        ),
+        ("draws: 2000000", "f.yaml: the axes have 2,000,000 combinations in 2,000,000 draws, expected 1,000,000"),
         ("draws: 0", "f.yaml: draws: expected a whole number >= 1, got 0"),
         ("draws: true", "f.yaml: draws: expected a whole number"),
         ("clairvoyant: 1", "f.yaml: clairvoyant: expected true or false, got 1"),

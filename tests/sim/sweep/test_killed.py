@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from sim.sweep.sweep import sweep
+from tests.processes import children_of, is_running, wait_for
 from tests.sim.sweep.small import SMALL
-from tests.sim.sweep.test_workers import ROOT, is_running, wait_for
+from tests.sim.sweep.test_workers import ROOT
 
 KILLS = 10
 GRID: dict[str, Any] = {
     "scenario": {**SMALL, "prompt_tokens": 8, "generated_tokens": 8},
-    "grid": {"policy": ["fiddler", "dali", "hybrimoe", "on-demand"], "cached_share": [0.2, 0.4, 0.6], "batch": "1,2,3"},
-}  # with oracle: 45 points
+    "grid": {
+        "policy": ["fiddler", "dali", "hybrimoe", "on-demand"], "cached_share": "0.2..0.6/5", "batch": "1,2,3,4,5",
+    },
+}  # fmt: skip  # with oracle: 125 points
 
 
 def started(folder: Path) -> subprocess.Popen[bytes]:
@@ -28,15 +31,9 @@ def started(folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
 
 
-def rows_in(path: Path) -> int:
-    return max(path.read_bytes().count(b"\n") - 1, 0) if path.exists() else 0
-
-
-def children_of(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+def points_in(path: Path) -> list[str]:
+    """Of every complete line, in the order played."""
+    return [json.loads(line)["point"] for line in path.read_bytes().split(b"\n")[1:-1]] if path.exists() else []
 
 
 def test_killed_ten_times_it_gives_the_bytes_of_an_undisturbed_sweep(tmp_path: Path) -> None:
@@ -46,20 +43,23 @@ def test_killed_ten_times_it_gives_the_bytes_of_an_undisturbed_sweep(tmp_path: P
     for _ in range(KILLS):
         process = started(tmp_path)
         more = rng.choice([0, 1, 2, 3, 4])  # rows; 0: while it starts, or soon after
-        while rows_in(journal) < counts[-1] + more and process.poll() is None:
+        while len(points_in(journal)) < counts[-1] + more and process.poll() is None:
             time.sleep(0.001)
-        time.sleep(rng.uniform(0, 0.05 if more else 1.5))
+        time.sleep(rng.uniform(0, 0.01 if more else 1))
         orphans += children_of(process.pid)
         process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-        counts.append(rows_in(journal))
+        _, said = process.communicate()
+        assert process.returncode == -signal.SIGKILL, said
+        counts.append(len(points_in(journal)))
     assert counts == sorted(counts)
-    assert 5 < counts[-1] < 45
+    assert 5 < counts[-1] < 125
     assert orphans
     wait_for(lambda: not any(is_running(pid) for pid in orphans))
+    played = tmp_path / "played"
+    played.hardlink_to(journal)  # of the same rows, and of those to come: the journal itself will be removed
     last = started(tmp_path)
     _, said = last.communicate()
-    assert (last.returncode, said.decode().splitlines()[0].partition(" in ")[0]) == (0, "45 points")
+    assert (last.returncode, said.decode().splitlines()[0].partition(" in ")[0]) == (0, "125 points")
     assert (tmp_path / "o.parquet").read_bytes() == (tmp_path / "undisturbed.parquet").read_bytes()
     assert not journal.exists()
+    assert len(points_in(played)) == len(set(points_in(played))) == 125, "nothing is played twice"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from sim.machine.hardware import load_hardware
 from sim.scenario import Scenario
 from sim.simulate import simulate
 from sim.sweep import point as point_file
-from sim.sweep.grid import Point
+from sim.sweep.grid import Grid, Point, points
 from sim.sweep.point import Player, key_of, row_of
 from sim.sweep.table import COLUMNS
 from tests.sim.sweep.small import SMALL
@@ -51,6 +52,20 @@ def test_a_point_that_cannot_be_played_is_a_row_with_its_error() -> None:
 def test_one_that_makes_no_scenario_says_why() -> None:
     row = row_of(Point(None, {"policy": "dali", "pcie_gbps": -1}, problem="SweepError: above 0"))
     assert (row["error"], row["policy"], row["batch"]) == ("SweepError: above 0", "dali", None)
+
+
+def test_one_that_makes_no_scenario_has_what_was_asked_and_the_rest_of_its_grid() -> None:
+    """So that whoever filters by policy or machine counts it too."""
+    grid = {"policy": {"dali": {"window": 8}}, "parameters.prefetch": 2, "cached_share": 0.5, "gpu_memory_gb": 8}
+    [point] = points(Grid.from_dict({"scenario": {**SMALL, "batch": 2}, "grid": grid, "clairvoyant": False}))
+    row = row_of(point)
+    assert row["error"] == "ScenarioError: scenario: give gpu_memory_gb or cached_share, not both"
+    names = ("policy", "parameters", "trace", "model", "hardware", "batch", "cached_share", "gpu_memory_gb")
+    assert {name: row[name] for name in names} == {
+        "policy": "dali", "parameters": '{"prefetch":2,"window":8}', "trace": "mini-moe", "model": None,
+        "hardware": "rtx3090-ddr4", "batch": 2, "cached_share": 0.5, "gpu_memory_gb": 8,
+    }  # fmt: skip
+    assert key_of(point) != key_of(replace(point, base=Scenario.from_dict(SMALL)))
 
 
 def test_whatever_is_raised_is_the_points_own(monkeypatch: pytest.MonkeyPatch) -> None:

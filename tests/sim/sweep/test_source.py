@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
-from sim.sweep.source import checksum_of, source_checksum
+from sim.sweep.source import checksum_of, source_checksum, sources_in
+from tests.sim.sweep.small import SMALL
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDERS = [ROOT / name for name in ("traces", "policies", "sim")]
 
 
 def test_sources_and_their_names_count(tmp_path: Path) -> None:
@@ -21,6 +28,38 @@ def test_sources_and_their_names_count(tmp_path: Path) -> None:
     assert len(set(checksums)) == 4
     (tmp_path / "lru.pyc").write_bytes(b"compiled")
     assert checksum_of([tmp_path]) == checksums[-1]
+
+
+def test_what_no_simulation_follows_from_does_not_count() -> None:
+    names = set(sources_in(FOLDERS))
+    assert {"sim/simulate.py", "sim/engine/engine.py", "policies/dali.py", "traces/models.yaml"} < names
+    for name in ("sim/pictures/gantt.py", "sim/fit/fit.py", "traces/hf_load.py", "traces/capture.py"):
+        assert (ROOT / name).exists()
+        assert name not in names
+
+
+def test_whatever_a_simulation_imports_counts() -> None:
+    """In a process that does nothing else: with a bundled trace, and with one that is made up."""
+    program = (
+        "import json, sys\n"
+        "import sim.simulate\n"
+        "from sim.sweep.grid import Grid, points\n"
+        "from sim.sweep.point import row_of\n"
+        "grid = {'scenario': json.loads(sys.argv[1]), 'grid': {'policy': ['dali', 'daop', 'smoe'],\n"
+        "        'hardware': ['rtx3090-ddr4', 'rtx-4080+ddr5-5600']}}\n"
+        "assert not any(row_of(point)['error'] for point in points(Grid.from_dict(grid)))\n"
+        "from traces.library import load_trace\n"
+        "import traces.synthesis.named, traces.synthesis.like, traces.synthesis.synthetic_trace\n"
+        "print(json.dumps([module.__file__ for module in list(sys.modules.values()) if getattr(module, '__file__', '')"
+        "]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(SMALL)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = {Path(name).resolve() for name in json.loads(done.stdout)}
+    ours = {path for path in loaded if any(path.is_relative_to(folder) for folder in FOLDERS)}
+    assert len(ours) > 80
+    assert sorted(ours - set(sources_in(FOLDERS).values())) == []
 
 
 def test_it_is_the_same_in_the_whole_process() -> None:

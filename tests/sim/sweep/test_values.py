@@ -29,7 +29,13 @@ from sim.sweep.values import distinct, values_in, values_of
         ("link.h2d_bytes_per_s", "8e9,16.0e+9", (8e9, 16e9)),
         ("link.copies", "pinned,pageable", ("pinned", "pageable")),
         ("parameters.window", "1..8", (1, 2, 4, 8)),
+        ("parameters.lookahead", "1..3", (1, 2, 3)),
+        ("parameters.alpha", "0..1/11", (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)),
+        ("parameters.alpha", "1..4/4", (1, 2, 3, 4)),
+        ("parameters.favour", "1..2/3", (1, 1.5, 2)),
         ("parameters.pool", "true,false", (True, False)),
+        ("noisy_forecast_recall", "0.5..1/6", (0.5, 0.6, 0.7, 0.8, 0.9, 1)),
+        ("sequences", "0..3", (0, 1, 2, 3)),
         ("policy", "dali, fiddler", ("dali", "fiddler")),
         ("pcie", "3x16,4x16", ("3x16", "4x16")),
         ("model", "null", (None,)),
@@ -66,6 +72,7 @@ def test_a_file_names_values(name: str, given: object, values: tuple[Any, ...]) 
         ("batch", "8..1", "expected a range LOW..HIGH"),
         ("batch", "1..8/1", "expected 2 to 10,000 points"),
         ("policy", "1..2", "expected a range LOW..HIGH of numbers"),
+        ("parameters.pool", "0..1", "expected a range LOW..HIGH of numbers"),
         ("batch", "[1", "is not a YAML value"),
         ("batches", "1", "did you mean 'batch'"),
     ],
@@ -75,14 +82,36 @@ def test_what_names_no_values(name: str, given: object, says: str) -> None:
         values_of(name, given)
 
 
+def test_a_fine_range_has_as_many_points_as_asked() -> None:
+    """Three digits would leave 901 of them."""
+    values = values_in("pcie_gbps", "10..100/2000")
+    assert len(values) == 2000
+    assert list(values) == sorted(values)
+
+
 def test_true_is_not_one() -> None:
     assert distinct([1, True, 1.0, True, "1"]) == (1, True, "1")
 
 
+def test_lists_and_mappings_are_kept_once() -> None:
+    once = ({"dali": {"window": 2}}, {"dali": {"window": True}}, [0, 1], [1, 0], None)
+    assert distinct([*once, {"dali": {"window": 2.0}}, [0, 1.0], None]) == once
+
+
+@given(st.lists(st.integers(0, 3) | st.booleans() | st.sampled_from([0.0, 1.5, "1", None])))
+def test_each_is_kept_once_in_order(values: list[Any]) -> None:
+    """The same as by comparing all with all."""
+    kept: list[Any] = []
+    for value in values:
+        if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in kept):
+            kept.append(value)
+    assert list(map(repr, distinct(values))) == list(map(repr, kept))
+
+
 @given(low=st.integers(1, 50), more=st.integers(1, 200), count=st.integers(2, 40))
 def test_a_range_has_its_ends_rises_and_has_no_more_points_than_asked(low: int, more: int, count: int) -> None:
-    for name in ("pcie_gbps", "batch", "cached_share"):
-        values = values_in(name, f"{low}..{low + more}/{count}")
-        assert (values[0], values[-1]) == (low, low + more)
+    for name, scale in (("pcie_gbps", 1), ("batch", 1), ("cached_share", 250)):
+        values = values_in(name, f"{low / scale}..{(low + more) / scale}/{count}")
+        assert (values[0], values[-1]) == (low / scale, (low + more) / scale)
         assert list(values) == sorted(set(values))
         assert 2 <= len(values) <= count

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,8 @@ from sim.sweep.grid import Grid, points
 from sim.sweep.point import key_of
 from sim.sweep.turns import Task
 from sim.sweep.workers import DIED, play_here, play_in_processes
-from tests.sim.sweep.small import GRID, Deadly
+from tests.processes import children_of, is_running, wait_for
+from tests.sim.sweep.small import GRID, SMALL, Deadly
 
 ROOT = Path(__file__).parents[3]
 TASKS = [Task.of(key_of(point), point) for point in points(Grid.from_dict(GRID))]
@@ -79,17 +80,22 @@ def test_workers_end_with_a_parent_that_was_killed() -> None:
     wait_for(lambda: not any(is_running(pid) for pid in pids))
 
 
-def is_running(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended yet."""
+def test_an_interrupt_is_the_parents_to_answer_from_the_first_import_of_a_worker(tmp_path: Path) -> None:
+    """A terminal sends it to all; the workers are still importing here, and go on as if nothing had happened."""
+    (tmp_path / "g.yaml").write_text(json.dumps({"scenario": SMALL, "grid": {"batch": [1, 2]}}))
+    command = [sys.executable, "-m", "trilane", "sweep", "g.yaml", "-o", "o.parquet", "--jobs", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as parent:
+        wait_for(lambda: any("numpy" in maps_of(pid) for pid in children_of(parent.pid)))
+        for pid in children_of(parent.pid):
+            os.kill(pid, signal.SIGINT)
+        _, said = parent.communicate()
+    assert (parent.returncode, said) == (0, "4 points in o.parquet\n")
+
+
+def maps_of(pid: int) -> str:
+    """The files that a process has in memory."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/maps").read_text()
     except OSError:
-        return False
-
-
-def wait_for(condition: object, seconds: float = 60) -> None:
-    assert callable(condition)
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+        return ""
