@@ -6,15 +6,14 @@ from dataclasses import dataclass, replace
 
 from policies.protocols import Composition
 from sim.costs.cost_table import CostTable
-from sim.fit.fits import all_on_gpu
-from sim.fit.long_prompt import lengths_of, repeated, spread
+from sim.fit.answer_steps import spread
+from sim.fit.long_prompt import lengths_of, repeated
 from sim.fit.question import Question
+from sim.fit.question_costs import costs_of
 from sim.fit.routing import Routing
-from sim.fit.runtime import costs_with, quicker_host, undecided
 from sim.machine.hardware import Hardware
 from sim.scenario import Scenario
 from sim.simulate import Prepared, Setting, compose_policy, prepare, setting_of
-from traces.model_shape import ModelShape
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,15 @@ class Asked:
             return prepared
         return prepared._replace(demand=[repeated(step, self.times) for step in prepared.demand])
 
-    def on(self, hardware: Hardware, host: float = 1.0) -> Asked:
-        """The same question on another machine, whose host program takes ``host`` times as long."""
-        costs = _costs(self.question, self.setting.shape, hardware, self.setting.costs.max_tokens)
-        return replace(self, setting=replace(self.setting, hardware=hardware)).with_costs(quicker_host(costs, host))
+    def on(self, hardware: Hardware) -> Asked:
+        """The same question on another machine."""
+        costs = costs_of(self.question, self.setting.shape, hardware, self.setting.costs.max_tokens)
+        return replace(self, setting=replace(self.setting, hardware=hardware)).with_costs(costs)
+
+    @property
+    def steps(self) -> int:
+        """Decode steps that are played."""
+        return sum(step.phase == "decode" for step in self.setting.steps)
 
     def with_costs(self, costs: CostTable) -> Asked:
         """The same question at other costs."""
@@ -55,13 +59,5 @@ def resolved(question: Question, routing: Routing) -> Asked:
         calibration=routing.calibration, prompt_tokens=prompt, generated_tokens=steps,
     )  # fmt: skip
     setting = setting_of(scenario, routing.trace)
-    costs = _costs(question, setting.shape, setting.hardware, prompt * times * question.batch)
+    costs = costs_of(question, setting.shape, setting.hardware, prompt * times * question.batch)
     return Asked(question, replace(setting, steps=spread(setting.steps, question), costs=costs), times)
-
-
-def _costs(question: Question, shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTable:
-    """Costs in the question's runtime, without decisions where there is nothing to decide."""
-    sharing = min(shape.top_k * question.batch, shape.experts)
-    costs = costs_with(question.runtime, hardware, shape, max_tokens, sharing)
-    decided = question.runtime == "graphs" and hardware.profile is None and all_on_gpu(shape, hardware, question)
-    return undecided(costs) if decided else costs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.registry import system
-from sim.fit.fits import all_on_gpu
+from sim.fit.memory_needed import all_on_gpu
 from sim.fit.question import Question
 from sim.machine.hardware import Hardware
 from traces.model_shape import ModelShape
@@ -21,12 +21,17 @@ KEEPING = (  # one of each kind: others (fiddler, on-demand, hybrimoe) are near 
 
 
 def candidates(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[str, ...]:
-    """The policies to play; beside those that the question names, llama.cpp and the clairvoyant run.
+    """The policies to play; beside those to choose from, llama.cpp and the clairvoyant run.
 
     Raises ChoiceError for a name that is none.
     """
     named = _named(question)
     return (RESIDENT,) if all_on_gpu(shape, hardware, question) else named
+
+
+def may_be_recommended(question: Question, policy: str) -> bool:
+    """Was the policy asked for, or does it only stand beside those that were?"""
+    return question.policies is None or policy in (*question.policies, RESIDENT)
 
 
 def forecasts_read(question: Question) -> tuple[str, ...]:

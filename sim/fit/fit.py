@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sim.fit.asked import resolved
-from sim.fit.field import play_field
-from sim.fit.fits import Memory, check_fits, memory_of
+from sim.fit.contest import play_all
 from sim.fit.limits import Gain, gains_of, limit_of, yardstick
 from sim.fit.llama_cpp_setting import LlamaCppSetting, llama_cpp_setting
+from sim.fit.memory_needed import Memory, check_fits, memory_of
 from sim.fit.played import Answer, answer_of, bounds_beside
 from sim.fit.question import Question
 from sim.fit.routing import routing_for
@@ -36,7 +36,9 @@ class Fit:
     memory: Memory
     best: Answer
     bounds: Mapping[str, float]  # beside it: lower bound and null model, ms
+    steps: int  # decode steps that were played; see sim.fit.answer_steps
     runners_up: tuple[Answer, ...]
+    beside: tuple[Answer, ...]  # keep the routing, too, but were not asked for
     changing: tuple[Answer, ...]  # faster or not, they change the routing; their prompts are short
     clairvoyant: Answer | None
     refused: Mapping[str, str]
@@ -69,8 +71,8 @@ def fit(question: Question) -> Fit:
 def _answered(question: Question) -> Fit:
     routing = routing_for(question)
     asked = resolved(question, routing)
-    field = play_field(asked)
-    best, *others = [answer_of(asked, played) for played in field.exact[:SHOWN]]
+    contest = play_all(asked)
+    best, *others = [answer_of(asked, played) for played in contest.exact[:SHOWN]]
     gains = gains_of(asked, yardstick(asked, best.policy, best.tpot_ms))
     setting = asked.setting
     return Fit(
@@ -80,16 +82,18 @@ def _answered(question: Question) -> Fit:
         about=setting.hardware.about,
         routing=routing.told,
         runtime=question.runtime if setting.hardware.profile is None else "measured",
-        memory=memory_of(field.exact[0].prepared.memory, setting.shape, best.host_bytes),
+        memory=memory_of(contest.exact[0].prepared.memory, setting.shape, best.host_bytes),
         best=best,
-        bounds=bounds_beside(asked, field.exact[0]),
+        bounds=bounds_beside(asked, contest.exact[0]),
+        steps=asked.steps,
         runners_up=tuple(others),
-        changing=tuple(answer_of(asked, played) for played in field.changing),
-        clairvoyant=next((answer_of(asked, played) for played in field.clairvoyant), None),
-        refused=field.refused,
+        beside=tuple(answer_of(asked, played) for played in contest.beside),
+        changing=tuple(answer_of(asked, played) for played in contest.changing),
+        clairvoyant=next((answer_of(asked, played) for played in contest.clairvoyant), None),
+        refused=contest.refused,
         gains=gains,
         limited_by=limit_of(gains),
-        llama_cpp=llama_cpp_setting(asked, field.exact),
-        supports=supports_of(setting.hardware, gains),
+        llama_cpp=llama_cpp_setting(asked, [*contest.exact, *contest.beside]),
+        supports=supports_of(asked, gains),
         traps=traps_of(asked, best, gains),
     )

@@ -25,9 +25,9 @@ class LlamaCppSetting:
     ttft_ms: float | None
 
 
-def llama_cpp_setting(asked: Asked, field: Sequence[Played]) -> LlamaCppSetting | None:
+def llama_cpp_setting(asked: Asked, played: Sequence[Played]) -> LlamaCppSetting | None:
     """From the plan of llama.cpp among the policies that were played; None if it cannot run."""
-    llama = next((played for played in field if played.prepared.composition.name in (LLAMA_CPP, RESIDENT)), None)
+    llama = next((one for one in played if one.prepared.composition.name in (LLAMA_CPP, RESIDENT)), None)
     if llama is None:
         return None
     shape, question, times = asked.setting.shape, asked.question, llama.times

@@ -5,26 +5,21 @@ tokens on, a prefill uses every expert of a layer, and in the same proportions. 
 tokens n times over: the same active experts, n times their workloads. Scores of the P tokens stand for all of them,
 since policies look at their mean. Attention, KV cache and copies see all n x P tokens, N but for a remainder below n.
 All of it is one prefill step.
-
-Decode steps are spread over the answer: of the S that are played, the first comes right after the prompt and the last
-is that of the last token, so that the mean step has the mean context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from policies.views import Forecast, Routing
 from sim.demand import StepDemand
+from sim.fit.answer_steps import DECODE_STEPS
 from sim.fit.question import Question
-from traces.batches import StepRows, compose
+from traces.batches import compose
 from traces.trace import Trace
 
 Told = TypeVar("Told", Routing, Forecast)
 PROMPT_ROWS = 256  # that are routed one by one at most, all sequences together
-DECODE_STEPS = 16  # that are played at most
 
 
 class Lengths(NamedTuple):
@@ -42,17 +37,6 @@ def lengths_of(trace: Trace, question: Question) -> Lengths:
     rows = max(min(prompts[0], PROMPT_ROWS // question.batch), 1)
     times = -(-question.context // rows)
     return Lengths(question.context // times, times, min(question.generated, DECODE_STEPS, len(steps) - 1))
-
-
-def spread(steps: Sequence[StepRows], question: Question) -> tuple[StepRows, ...]:
-    """The decode steps at their places in the answer; the prefill as it is."""
-    decode = [step for step in steps if step.phase == "decode"]
-    last = max(len(decode) - 1, 1)
-    places = [question.context + (question.generated - 1) * place // last for place in range(len(decode))]
-    moved = [
-        replace(step, context=(place,) * len(step.sequences)) for step, place in zip(decode, places, strict=True)
-    ]
-    return (*(step for step in steps if step.phase == "prefill"), *moved)
 
 
 def repeated(step: StepDemand, times: int) -> StepDemand:

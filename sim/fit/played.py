@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from policies.caches import StaticCache
 from sim.engine.spans import Row, Span, spans_frame
+from sim.fit.answer_steps import mean_of_answer, one_by_one
 from sim.fit.asked import Asked, token_by_token
-from sim.results.bounds import bounds_of
+from sim.results.bounds import bounds_of, lower_bound
 from sim.results.metrics import metrics_of
 from sim.simulate import Prepared, labels_of, spans_of
 
@@ -18,7 +19,7 @@ _KIND = Span._fields.index("kind")
 
 
 class Times(NamedTuple):
-    """In ms; TTFT is None for a policy that could not play the whole prompt."""
+    """In ms, over the whole answer. TTFT is None for a policy that could not play the whole prompt."""
 
     ttft_ms: float | None
     tpot_ms: float
@@ -30,7 +31,8 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What one policy does with the question. Bytes are those of memory it needs; shares are of the decode window."""
+    """What one policy does with the question. Times are those of the whole answer (``sim.fit.answer_steps``); hit rate,
+    copied bytes and shares of the decode steps that were played. Bytes are those of memory it needs."""
 
     policy: str
     ttft_ms: float | None
@@ -48,13 +50,19 @@ class Answer:
     labels: tuple[str, ...]
 
 
-def times_of(rows: Sequence[Row]) -> Times:
-    """TTFT and TPOT of a run, as ``sim.results.metrics`` has them, from its spans."""
+def times_of(rows: Sequence[Row], generated: int) -> Times:
+    """TTFT and TPOT of a run of which some decode steps stand for others of an answer of ``generated`` tokens.
+
+    Where none does, they are those of ``sim.results.metrics``.
+    """
     waits = [Span._make(row) for row in rows if row[_KIND] == "wait"]
     ends = [(wait.phase, wait.end_ns) for wait in waits if wait.layer == -1]
     first = max((end for phase, end in ends if phase == "prefill"), default=0)
-    decode = [end for phase, end in ends if phase == "decode"]
-    return Times(first / MS, (max(decode) - first) / len(decode) / MS)
+    places = [first, *sorted(end for phase, end in ends if phase == "decode")]
+    played = len(places) - 1
+    early = one_by_one(played, generated)
+    early_ns, late_ns = ((places[to] - places[of]) / max(to - of, 1) for of, to in ((0, early), (early, played)))
+    return Times(first / MS, mean_of_answer(early_ns, late_ns, played, generated) / MS)
 
 
 class Played(NamedTuple):
@@ -66,11 +74,11 @@ class Played(NamedTuple):
     host_bytes: int
 
 
-def play_policy(prepared: Prepared) -> Played:
-    """Play what has been prepared."""
+def play_policy(prepared: Prepared, generated: int) -> Played:
+    """Play what has been prepared, for an answer of ``generated`` tokens."""
     host_bytes = host_bytes_of(prepared)
     rows = spans_of(prepared)
-    times = times_of(rows)
+    times = times_of(rows, generated)
     if token_by_token(prepared.composition):
         times = times._replace(ttft_ms=None)
     return Played(prepared, times, rows, host_bytes)
@@ -99,11 +107,22 @@ def answer_of(asked: Asked, played: Played) -> Answer:
 
 
 def bounds_beside(asked: Asked, played: Played) -> Mapping[str, float]:
-    """Lower bound and null model of a policy that keeps the routing, in ms, by the names of ``bounds_of``."""
+    """Lower bound and null model of a policy that keeps the routing, in ms, by the names of ``bounds_of``.
+
+    The bound holds for any steps that follow each other, whatever came before: so for those that stand for themselves
+    and for the others, and for the same mean of both as TPOT.
+    """
     setting, memory = asked.setting, played.prepared.memory
+    demand, capacity = played.prepared.demand, memory.cache_bytes + memory.staging_bytes
+    decode = [step for step in demand if step.phase == "decode"]
+    early = one_by_one(len(decode), asked.question.generated)
+    prefill = [step for step in demand if step.phase == "prefill"]
+    first, *halves = (lower_bound(some, setting.costs, capacity) for some in (prefill, decode[:early], decode[early:]))
+    early_ns, late_ns = (half.tpot_ns or 0.0 for half in halves)
+    bound = first._replace(tpot_ns=mean_of_answer(early_ns, late_ns, len(decode), asked.question.generated))
     return bounds_of(
-        played.prepared.demand, setting.costs, memory.cache_bytes + memory.staging_bytes, setting.shape,
-        setting.hardware, memory.cache_bytes / setting.shape.routed_bytes, played.prepared.composition.needs.gpu_only,
+        demand, setting.costs, capacity, setting.shape, setting.hardware,
+        memory.cache_bytes / setting.shape.routed_bytes, played.prepared.composition.needs.gpu_only, bound,
     )  # fmt: skip
 
 

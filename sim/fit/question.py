@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from sim.machine.assembly import assembled_name
 from sim.machine.hardware import load_hardware
 from traces.catalogue import load_model
 
@@ -26,9 +27,9 @@ class Question:
     ``weights``: a quantisation; None: q4_k_m, or the model's own where it is published in fewer than 16 bits or the
     machine is a profile, which was measured with these.
     ``context``: prompt tokens; ``generated``: tokens of the answer; of each of ``batch`` sequences. ``ram_gb``: all
-    memory of the host in GB of 2^30 bytes, as it is sold; None: enough. ``trace``: None: see ``sim.fit.routing``.
-    ``policies``: those to choose from; None: those of ``sim.fit.candidates``. ``runtime``: see
-    ``sim.fit.runtime``.
+    memory of the host in GB of 2^30 bytes, as it is sold; None: enough. ``trace``, and ``calibration``, one of
+    other prompts that policies may know: None: see ``sim.fit.routing``. ``policies``: those to choose from; None:
+    those of ``sim.fit.candidates``. ``runtime``: see ``sim.costs.runtimes``.
     """
 
     model: str
@@ -45,6 +46,7 @@ class Question:
     generated: int = 256
     batch: int = 1
     trace: str | None = None
+    calibration: str | None = None
     policies: tuple[str, ...] | None = None
     runtime: Runtime = "graphs"
 
@@ -66,12 +68,12 @@ class Question:
 
     @property
     def hardware(self) -> str:
-        """The machine's name, as ``load_hardware`` knows it."""
+        """The machine's name, as ``load_hardware`` knows it. Raises HardwareError for a part that is none."""
         if self.machine is not None:
             return self.machine
-        counted = (("cores", self.cores), ("channels", self.channels))
-        parts = [self.gpu, self.ram, self.cpu, *(f"{count}-{what}" for what, count in counted if count)]
-        return "+".join([*filter(None, parts), *([f"pcie-{self.pcie}"] if self.pcie else [])])
+        return assembled_name(
+            self.gpu or "", self.ram or "", self.cpu, cores=self.cores, channels=self.channels, pcie=self.pcie
+        )
 
     @property
     def shape(self) -> str:

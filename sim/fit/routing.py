@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sim.fit.answer_steps import DECODE_STEPS
 from sim.fit.candidates import forecasts_read
-from sim.fit.long_prompt import DECODE_STEPS, PROMPT_ROWS
+from sim.fit.long_prompt import PROMPT_ROWS
 from sim.fit.question import Question, parted
 from traces.catalogue import bundled_trace
 from traces.library import calibration_of, load_trace
@@ -40,7 +41,7 @@ def routing_for(question: Question) -> Routing:
         trace = load_trace(recorded)
         made_up = trace.provenance.get("synthetic")
         told = f"{recorded} ({f'synthetic, {made_up}' if made_up else 'recorded'})"
-        return Routing(recorded, calibration_of(recorded), told, trace)
+        return Routing(recorded, question.calibration or calibration_of(recorded), told, trace)
     name = f"synthetic:{model}"
     read = forecasts_read(question)
     prompt = max(PROMPT_ROWS // question.batch, 1)
@@ -49,4 +50,4 @@ def routing_for(question: Question) -> Routing:
     told = f"synthetic, like {model}: {trace.provenance['synthetic']}"
     counted_before = read if question.policies else ()  # of the usual candidates none asks how good forecasts were
     calibration = f"{with_lengths(f'{calibration_of(name)}', *CALIBRATION, counted_before)}{cut}"
-    return Routing(counted, calibration, told, trace)
+    return Routing(counted, question.calibration or calibration, told, trace)

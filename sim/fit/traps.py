@@ -5,17 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim.fit.asked import Asked
-from sim.fit.fits import all_on_gpu
 from sim.fit.limits import WORTH_NAMING, Gain
+from sim.fit.memory_needed import HOST_RESERVE_BYTES, all_on_gpu, host_memory_of
 from sim.fit.played import Answer
-from sim.memory import GB
+from sim.machine.parts import part
+from sim.machine.units import GIB, in_gb
 
+LARGEST_DIMM_GB = {"ddr4": 32, "ddr5": 64}  # unbuffered, of 2^30 bytes; vendors' catalogues, from memory
+DIMMS = 2  # a channel, on a desktop's board
+DESKTOP_CHANNELS = 2
 UBATCH = 512  # prompt tokens that llama.cpp computes at once unless told otherwise
 
 
 def traps_of(asked: Asked, best: Answer, gains: Sequence[Gain]) -> tuple[str, ...]:
     """One sentence a trap. ``gains``: what better parts would give."""
-    return (*asked.setting.hardware.notes, *_pinning(asked, best, gains), *_pieces(asked))
+    return (*asked.setting.hardware.notes, *_pinning(asked, best, gains), *_room(asked, best), *_pieces(asked))
+
+
+def _room(asked: Asked, best: Answer) -> list[str]:
+    """More host memory than a desktop's platform takes, where nobody said how much there is."""
+    question = asked.question
+    if question.ram is None or host_memory_of(question, asked.setting.hardware) is not None:
+        return []
+    memory = part("memory", question.ram.lower())
+    channels = round(asked.setting.hardware.cpu.dram_bytes_per_s / memory.numbers["transfers_per_s"].value / 8)
+    most = channels * DIMMS * LARGEST_DIMM_GB.get(memory.family, 0)
+    need = best.host_bytes + HOST_RESERVE_BYTES
+    if channels > DESKTOP_CHANNELS or not most or need <= most * GIB:
+        return []
+    return [
+        f"The host must hold {in_gb(need)} GB, and {channels} channels of {memory.title} take about {most} GB "
+        f"({DIMMS} modules each): name a server's CPU or channels, or the memory that there is (--ram-gb)"
+    ]
 
 
 def _pieces(asked: Asked) -> list[str]:
@@ -37,6 +58,6 @@ def _pinning(asked: Asked, best: Answer, gains: Sequence[Gain]) -> list[str]:
     if link.copies != "pinned" or measured or not matters:
         return []
     return [
-        f"{best.policy} copies experts out of {best.host_bytes / GB:.1f} GB of pinned memory. Where so much cannot be "
+        f"{best.policy} copies experts out of {in_gb(best.host_bytes)} GB of pinned memory. Where so much cannot be "
         f"pinned (Windows, WSL2, containers), copies reach {link.pageable_fraction:.0%} of the rate counted here"
     ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sim.costs import runtimes
+from sim.fit.asked import Asked
 from sim.fit.limits import PARTS, WORTH_NAMING, Gain
-from sim.machine.hardware import Hardware
 
 SHOWN = 5
 _DOUBT = {"high": 0.1, "medium": 0.5, "low": 1.0}  # by confidence, for the order alone
@@ -16,9 +17,17 @@ _TOLD_BY = {  # the numbers that a part's effect rests on
     "CPU compute": ("cpu.flops_per_s",),
     "GPU bandwidth": ("gpu.bandwidth_bytes_per_s", "gpu.bandwidth_fraction"),
     "GPU compute": ("gpu.flops_per_s", "gpu.flops_fraction"),
-    "GPU memory": ("gpu.reserve_bytes",),
-    "host program": ("host.launch_ns", "host.sync_ns"),
+    "GPU memory": ("gpu.memory_bytes",),
+    "GPU kernels": ("gpu.kernel_ns",),
+    "kernel launches": ("host.launch_ns",),
+    "synchronisation": ("host.sync_ns",),
+    "decisions": ("host.plan_factor",),
 }
+_SOURCES = {  # of sim.costs.runtimes' numbers, with their confidence
+    "REPLAY_NS": ("one replay of a graph, RTX 4090 (paiml/realizar issue 113)", "medium"),
+    "SPIN_NS": ("estimate: 5-10 us are typical of waiting for a stream by spinning", "low"),
+}
+_IN_GRAPHS = {"host.launch_ns": "REPLAY_NS", "host.sync_ns": "SPIN_NS"}  # the numbers in their place
 assert set(_TOLD_BY) == {part.name for part in PARTS}
 
 
@@ -33,13 +42,21 @@ class Support:
     gain: float
 
 
-def supports_of(hardware: Hardware, gains: Sequence[Gain]) -> tuple[Support, ...]:
+def supports_of(asked: Asked, gains: Sequence[Gain]) -> tuple[Support, ...]:
     """The numbers whose weakness times weight is largest."""
-    numbers = hardware.flat()
     found = [
-        Support(key, numbers[key], *hardware.origins[key], gain.tpot)
+        Support(*_number(asked, key), gain.tpot)
         for gain in gains
         if gain.tpot >= WORTH_NAMING
         for key in _TOLD_BY[gain.part]
     ]
     return tuple(sorted(found, key=lambda one: -one.gain * _DOUBT[one.confidence])[:SHOWN])
+
+
+def _number(asked: Asked, key: str) -> tuple[str, float, str, str]:
+    """The number under a key, or that which a runtime has in its place: name, value, source, confidence."""
+    hardware = asked.setting.hardware
+    if asked.question.runtime == "graphs" and hardware.profile is None and key in _IN_GRAPHS:
+        name = _IN_GRAPHS[key]
+        return f"graphs: {name.lower()}", getattr(runtimes, name), *_SOURCES[name]
+    return key, hardware.flat()[key], *hardware.origins[key]

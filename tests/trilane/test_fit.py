@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from sim.fit.fit import Fit, fit
+from sim.fit.limits import Gain
+from sim.fit.question import Question
+from sim.machine.hardware import load_hardware
 from tests.trilane.running import Result, Trilane
+from trilane.fit_page import fit_page
 
 MINI = ("fit", "--model", "deepseek-v2-lite", "--trace", "mini-deepseek", "--weights", "bf16", "--gpu", "rtx-3060",
         "--ram", "ddr4-3200", "--context", "64", "--policies", "fiddler,on-demand")  # fmt: skip
@@ -28,7 +36,8 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
     assert told["best policy"] == "fiddler: popular experts stay; copies where they beat the CPU"
     bound, null = kept["bounds"]["lower_bound_tpot_ms"], kept["bounds"]["null_model_tpot_ms"]
     assert told["time per output token"] == (
-        f"{best['tpot_ms']:.2f} ms (no policy below {bound:.2f}, clairvoyant run {kept['clairvoyant']['tpot_ms']:.2f}, "
+        f"{best['tpot_ms']:.2f} ms (no policy below {bound:.2f} in this model of costs, "
+        f"clairvoyant run {kept['clairvoyant']['tpot_ms']:.2f}, "
         f"null model {null:.2f})"
     )
     assert told["time to first token"].startswith(f"{best['ttft_ms'] / 1e3:.2f} s (no policy below ")
@@ -47,17 +56,59 @@ def test_the_table_has_every_policy_and_marks_who_knows_the_future(trilane: Tril
     done = trilane(*MINI, "--policies", "fiddler,on-demand,daop")
     table = done.out.partition("beside the others\n")[2].partition("\n\n")[0].splitlines()
     names = [line.split("  ")[0] for line in table[1:]]
-    assert names == ["fiddler", "on-demand", "llama.cpp@impl", "oracle *", "daop ~"]
+    assert names == ["fiddler", "on-demand", "llama.cpp@impl +", "oracle *", "daop ~"]
     assert "*         knows the future" in done.out
+    assert "+         stands beside, was not among those to choose from" in done.out
     assert "~         executes other experts" in done.out
 
 
 def test_parts_and_weak_numbers_and_traps_are_told(trilane: Trilane) -> None:
     out = trilane(*MINI).out
     parts = out.partition("what a part 25% better gives, with fiddler\n")[2].partition("\n\n")[0].splitlines()[1:]
-    assert len(parts) == 7
-    assert "low         cpu.read_bytes_per_s  3.442e+10  " in out
+    assert len(parts) == 10
+    read = load_hardware("rtx-3060+ddr4-3200").cpu.read_bytes_per_s
+    assert f"low         cpu.read_bytes_per_s  {read:.4g}  " in out
     assert "- On Windows, pinned host memory" in out
+
+
+def test_the_page_says_of_how_many_steps_the_times_are_the_mean(trilane: Trilane) -> None:
+    some, every = (facts(trilane(*MINI, "--generated", str(count))) for count in (1000, 8))
+    stands = "whose mean stands for all later ones"
+    assert some["decode steps played"] == f"64 of 1000: the first 32, and 32 {stands}"
+    assert every["decode steps played"] == "all 8"
+
+
+def test_an_answer_of_one_token_has_no_time_per_token(trilane: Trilane) -> None:
+    told = facts(trilane(*MINI, "--generated", "1"))
+    assert told["time per output token"].startswith("- ms (")
+    assert told["tokens/s"] == "-"
+    assert told["fiddler"].split()[1:3] == ["-", "-"]
+
+
+def test_what_gets_worse_and_a_slower_clairvoyant_run_are_explained() -> None:
+    found = fit(Question("deepseek-v2-lite", gpu="rtx-3060", ram="ddr4-3200", trace="mini-deepseek", weights="bf16",
+                         context=64, generated=8, policies=("fiddler",)))  # fmt: skip
+    assert found.clairvoyant is not None
+    slower = replace(found.clairvoyant, tpot_ms=found.best.tpot_ms + 1, pcie_bytes_per_token=700 * 2**20)
+    odd = replace(found, clairvoyant=slower, gains=(Gain("PCIe", "the link", 0.1), Gain("DRAM", "", -0.042)),
+                  best=replace(found.best, pcie_bytes_per_token=30 * 2**20))  # fmt: skip
+    page = printed(odd)
+    assert "-4.2%  (the policy uses it badly)" in page
+    assert page.count("uses it badly") == 1
+    assert (
+        "the clairvoyant run is slower here: it copies 700 MiB a token where fiddler copies 30, and knowing the "
+        "future, it still decides layer by layer"
+    ) in page
+    assert "is slower here" not in printed(replace(odd, clairvoyant=found.best))
+
+
+def printed(found: Fit) -> str:
+    """The page as text."""
+    console = Console(file=StringIO(), width=300)
+    for part in fit_page(found):
+        console.print(part)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
 
 
 def test_where_all_fits_no_offloading_is_needed(trilane: Trilane) -> None:
@@ -77,7 +128,7 @@ def test_made_up_routing_says_so(trilane: Trilane) -> None:
     ("arguments", "sentence"),
     [
         (("--gpu", "rtx-3060"), "expected gpu and ram"),
-        (("--gpu", "rtx-3060x", "--ram", "ddr4-3200"), "there is no part 'rtx-3060x'; did you mean"),
+        (("--gpu", "rtx-3060x", "--ram", "ddr4-3200"), "there is no gpu 'rtx-3060x' among the parts; did you mean"),
         (("--machine", "rtx3090-ddr4", "--cores", "4"), "got machine 'rtx3090-ddr4' and cores"),
         (("--machine", "rtx3090-ddr4", "--weights", "q4"), "there is no quantisation 'q4'; did you mean"),
         (("--machine", "rtx3090-ddr4", "--ram-gb", "8", "--weights", "bf16"), "GB are missing; these weights fit: "),

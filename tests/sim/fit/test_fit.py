@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from sim.fit.fit import Fit, fit
-from sim.fit.fits import HOST_RESERVE_BYTES
 from sim.fit.long_prompt import lengths_of
+from sim.fit.memory_needed import HOST_RESERVE_BYTES
 from sim.fit.question import FitError, Question
 from sim.fit.routing import routing_for
 from sim.scenario import Scenario
 from sim.simulate import simulate
+from traces.library import FOLDER
 
 MINI: dict[str, Any] = {"model": "deepseek-v2-lite", "trace": "mini-deepseek", "weights": "bf16", "gpu": "rtx-3060",
                         "ram": "ddr4-3200", "context": 64, "policies": ("fiddler", "on-demand")}  # fmt: skip
@@ -27,7 +28,7 @@ def mini(**more: Any) -> Fit:
 
 
 def test_an_eager_answer_to_a_short_prompt_is_that_of_simulate() -> None:
-    """No prompt is repeated, no kernel shared: what is left is the simulator, but for the places of decode steps."""
+    """No prompt is repeated, no kernel shared, no step stands for others: what is left is the simulator."""
     asked = Question(**{**MINI, "context": 8, "generated": 16, "runtime": "eager"})
     assert lengths_of(routing_for(asked).trace, asked) == (8, 1, 16)
     found = fit(asked)
@@ -45,7 +46,8 @@ def test_an_eager_answer_to_a_short_prompt_is_that_of_simulate() -> None:
 def test_the_best_has_the_last_token_first_and_llama_cpp_and_the_clairvoyant_run_stand_beside_it() -> None:
     found = mini()
     names = [answer.policy for answer in (found.best, *found.runners_up)]
-    assert sorted(names) == ["fiddler", "llama.cpp@impl", "on-demand"]
+    assert sorted(names) == ["fiddler", "on-demand"]
+    assert [answer.policy for answer in found.beside] == ["llama.cpp@impl"]
     ends = [answer.answer_ms for answer in (found.best, *found.runners_up)]
     assert ends == sorted(ends)
     assert found.best.answer_ms == found.best.ttft_ms + 255 * found.best.tpot_ms
@@ -110,16 +112,45 @@ def test_where_everything_fits_nothing_is_decided() -> None:
 
 
 def test_policies_that_change_the_routing_stand_apart() -> None:
-    found = mini(policies=("daop",))
+    found = mini(policies=("fiddler", "daop"))
     assert [answer.policy for answer in found.changing] == ["daop"]
     assert found.changing[0].ttft_ms is None
-    assert found.best.policy == "llama.cpp@impl"
+    assert found.best.policy == "fiddler"
+
+
+def test_what_was_not_asked_for_is_not_recommended() -> None:
+    """llama.cpp would be faster here."""
+    found = mini(policies=("on-demand",))
+    assert (found.best.policy, found.runners_up) == ("on-demand", ())
+    assert found.beside[0].policy == "llama.cpp@impl"
+    assert found.beside[0].answer_ms < found.best.answer_ms
+    with pytest.raises(FitError, match="none of the policies that keep the routing can run"):
+        mini(policies=("daop",))
+    assert mini(policies=("on-demand", "llama.cpp@impl")).best.policy == "llama.cpp@impl"
+
+
+def test_a_trace_of_ones_own_can_be_calibrated_on_another() -> None:
+    """A file has none beside it, and then fiddler knows nobody who is popular."""
+    own = str(FOLDER / "mini-deepseek.safetensors")
+    with pytest.raises(FitError, match="'fiddler' needs calibration"):
+        mini(trace=own, policies=("fiddler",))
+    given = mini(trace=own, policies=("fiddler",), calibration="mini-deepseek-calibration")
+    assert given.best == mini(policies=("fiddler",)).best
+
+
+def test_a_host_that_no_desktop_can_be_is_told() -> None:
+    """All experts of a large model in its own weights, and nobody said how much memory there is."""
+    more: dict[str, Any] = {"model": "qwen3-235b-a22b:64", "gpu": "rtx-5090", "ram": "ddr5-5600", "generated": 2,
+                            "context": 64, "policies": ("ktransformers",), "weights": "bf16"}  # fmt: skip
+    assert "2 channels of DDR5-5600 take about 256 GB" in " ".join(fit(Question(**more)).traps)
+    assert "take about" not in " ".join(fit(Question(**more, ram_gb=512)).traps)
+    assert "take about" not in " ".join(fit(Question(**{**more, "weights": "q4_k_m"})).traps)
 
 
 def test_what_is_named_is_routed_as_recorded_and_a_large_model_by_what_is_made_up() -> None:
     assert mini().routing == "mini-deepseek (recorded)"
     made_up = routing_for(Question("deepseek-v2-lite", machine="rtx3090-ddr4", batch=2))
-    assert made_up.name == "synthetic:deepseek-v2-lite/2x128+16/quasi_hidden@1,residual@1"
+    assert made_up.name == "synthetic:deepseek-v2-lite/2x128+64/quasi_hidden@1,residual@1"
     assert made_up.told.startswith("synthetic, like ")
     assert made_up.calibration == "synthetic:deepseek-v2-lite-calibration/16x8+8/none"
     cut = routing_for(Question("deepseek-v2-lite@q8_0:2", machine="rtx3090-ddr4"))

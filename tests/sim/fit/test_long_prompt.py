@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from policies.views import Forecast, Routing
 from sim.demand import StepDemand
-from sim.fit.long_prompt import DECODE_STEPS, PROMPT_ROWS, lengths_of, repeated, spread
+from sim.fit.answer_steps import DECODE_STEPS
+from sim.fit.long_prompt import PROMPT_ROWS, lengths_of, repeated
 from sim.fit.question import Question
-from traces.batches import compose
 from traces.library import load_trace
 
 PARTS: dict[str, Any] = {"model": "mini-moe", "gpu": "rtx-4080", "ram": "ddr5-5600"}
@@ -41,13 +41,6 @@ def test_what_is_played_is_the_prompt_but_for_a_remainder(context: int, batch: i
     prompt, times, _ = lengths_of(load_trace("mini-moe"), Question(**PARTS, context=context, batch=batch))
     assert 1 <= prompt * batch <= PROMPT_ROWS
     assert 0 <= context - prompt * times < times
-
-
-def test_decode_steps_are_spread_over_the_answer() -> None:
-    trace, asked = load_trace("mini-moe"), Question(**PARTS, context=1000, generated=46, batch=2)
-    steps = compose(trace, batch=2, prompt_tokens=8, generated_tokens=4)
-    contexts = [step.context for step in spread(steps, asked)]
-    assert contexts == [(0, 0), (1000, 1000), (1015, 1015), (1030, 1030), (1045, 1045)]
 
 
 @pytest.mark.parametrize(("generated", "played"), [(1, 1), (7, 7), (1000, DECODE_STEPS)])

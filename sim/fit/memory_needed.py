@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sim.fit.question import FitError, Question, parted, with_weights
 from sim.machine.hardware import Hardware
-from sim.memory import GB, MemoryPlan
+from sim.machine.units import GIB, in_gb
+from sim.memory import MemoryPlan
 from traces.catalogue import load_model
 from traces.model_shape import ModelShape, ShapeError
 from traces.quantisation import quantisations_of
 
-GIB = 2**30
 HOST_RESERVE_BYTES = 4_000_000_000  # estimate: operating system, the program, its buffers
+STAGED = 2  # slots with which ktransformers and best-exact stage experts
+ROUND = 1024  # tokens; a longer context is advised in whole 256
 
 
 class Need(NamedTuple):
@@ -90,16 +93,16 @@ def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> Non
     if on_gpu > 0:
         raise FitError(
             f"{shape.name} does not run on {hardware.gpu.name}: before the first expert it needs "
-            f"{_gb(need.fixed)} GB of GPU memory (weights that every token needs {_gb(shape.non_expert_bytes)}, KV "
-            f"cache {_gb(need.fixed - shape.non_expert_bytes - hardware.gpu.reserve_bytes)}, reserve "
-            f"{_gb(hardware.gpu.reserve_bytes)}), and there are {_gb(memory)}: {_gb(on_gpu)} GB are missing; "
+            f"{in_gb(need.fixed)} GB of GPU memory (weights that every token needs {in_gb(shape.non_expert_bytes)}, KV "
+            f"cache {in_gb(need.fixed - shape.non_expert_bytes - hardware.gpu.reserve_bytes)}, reserve "
+            f"{in_gb(hardware.gpu.reserve_bytes)}), and there are {in_gb(memory)}: {in_gb(on_gpu)} GB are missing; "
             f"{_help(shape, hardware, question)}"
         )
     if on_host > 0:
         raise FitError(
-            f"{shape.name} does not run with {_gb(host or 0)} GB of host memory: for "
-            f"{_gb(need.host - HOST_RESERVE_BYTES)} GB of experts there is no room on {hardware.gpu.name}, and the "
-            f"host keeps {_gb(HOST_RESERVE_BYTES)} GB for itself: {_gb(on_host)} GB are missing; "
+            f"{shape.name} does not run with {in_gb(host or 0)} GB of host memory: for "
+            f"{in_gb(need.host - HOST_RESERVE_BYTES)} GB of experts there is no room on {hardware.gpu.name}, and the "
+            f"host keeps {in_gb(HOST_RESERVE_BYTES)} GB for itself: {in_gb(on_host)} GB are missing; "
             f"{_help(shape, hardware, question)}"
         )
 
@@ -109,13 +112,12 @@ def _help(shape: ModelShape, hardware: Hardware, question: Question) -> str:
     smaller = _weights_that_fit(shape, hardware, question)
     ways = [f"these weights fit: {', '.join(smaller)}"] if smaller else []
     if longest := _longest_context(shape, hardware, question):
-        ways.append(f"so does a context of {longest:,} tokens with these weights")
-    return "; ".join(ways) or "no weights and no shorter context fit: it takes a larger machine or a smaller batch"
+        ways.append(f"a context of {longest:,} tokens fits with these weights")
+    return "; ".join(ways) or "no smaller weights and no shorter context help: it takes a larger machine"
 
 
 def _weights_that_fit(shape: ModelShape, hardware: Hardware, question: Question) -> list[str]:
     """Quantisations with fewer bytes that fit."""
-    memory, host = hardware.gpu.memory_bytes, host_memory_of(question, hardware)
     fitting = []
     try:
         names = quantisations_of(load_model("".join(parted(question.model))))
@@ -124,22 +126,29 @@ def _weights_that_fit(shape: ModelShape, hardware: Hardware, question: Question)
     for name in names:
         other = load_model(with_weights(question.model, name))
         less = other.routed_bytes + other.non_expert_bytes < shape.routed_bytes + shape.non_expert_bytes
-        if less and max(need_of(other, hardware, question).missing(memory, host)) <= 0:
+        if less and surely_runs(other, hardware, question):
             fitting.append(name)
     return fitting
 
 
 def _longest_context(shape: ModelShape, hardware: Hardware, question: Question) -> int:
-    """Prompt tokens that would fit with these weights, rounded down to 256; 0 if none do."""
+    """Prompt tokens that would fit with these weights, above ``ROUND`` in whole 256; 0 if none do."""
+    shorter = range(1, question.context)
+    longest = bisect_left(
+        shorter, True, key=lambda context: not surely_runs(shape, hardware, replace(question, context=context))
+    )
+    return longest if longest <= ROUND else longest // 256 * 256
+
+
+def surely_runs(shape: ModelShape, hardware: Hardware, question: Question) -> bool:
+    """Will a policy be found that can run? More is asked than ``need_of`` does: staging slots, and room in the host's
+    memory for what no longer fits the cache then, or for all experts where the question names policies."""
     memory, host = hardware.gpu.memory_bytes, host_memory_of(question, hardware)
-    per_token = question.batch * shape.kv_bytes_per_token
-    if not per_token:
-        return 0
-    on_gpu = memory - hardware.gpu.reserve_bytes - shape.non_expert_bytes
-    if host is not None:
-        on_gpu = min(on_gpu, on_gpu + host - HOST_RESERVE_BYTES - shape.routed_bytes)
-    return max((on_gpu // per_token - question.generated) // 256 * 256, 0)
-
-
-def _gb(bytes_: int) -> str:
-    return f"{bytes_ / GB:.1f}"
+    need = need_of(shape, hardware, question)
+    if max(need.missing(memory, host)) > 0 or need.host == HOST_RESERVE_BYTES:
+        return max(need.missing(memory, host)) <= 0
+    largest = max(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
+    staged = need.fixed + STAGED * largest
+    left_over = (STAGED + shape.moe_layers) * largest  # slots are whole ones, layer by layer
+    on_host = shape.routed_bytes + HOST_RESERVE_BYTES if question.policies else need.host + left_over
+    return max(Need(staged, on_host).missing(memory, host)) <= 0

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from sim.fit.fits import GIB, HOST_RESERVE_BYTES, all_on_gpu, check_fits, need_of
+from sim.fit.fit import fit
+from sim.fit.memory_needed import HOST_RESERVE_BYTES, ROUND, all_on_gpu, check_fits, need_of, surely_runs
 from sim.fit.question import FitError, Question
 from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.units import GIB
 from traces.catalogue import load_model
 from traces.model_shape import ModelShape
 
@@ -40,10 +42,35 @@ def test_every_expert_may_be_on_the_gpu() -> None:
 def test_a_context_that_the_gpu_cannot_hold_is_refused_with_the_longest_that_it_can() -> None:
     with pytest.raises(FitError, match=r"RTX 3060 12GB.*: 7\.7 GB are missing; .*a context of ") as error:
         check_fits(*qwen(context=184_000))
-    longest = int(str(error.value).rpartition("a context of ")[2].split()[0].replace(",", ""))
+    longest = advised(error.value)
     check_fits(*qwen(context=longest))
-    with pytest.raises(FitError):
-        check_fits(*qwen(context=longest + 256))
+    assert surely_runs(*qwen(context=longest))
+    assert not surely_runs(*qwen(context=longest + 256))
+
+
+def advised(error: object) -> int:
+    """The context that a refusal advises."""
+    return int(str(error).rpartition("a context of ")[2].split()[0].replace(",", ""))
+
+
+@pytest.mark.parametrize("ram_gb", [64, None])
+def test_an_advised_context_runs(ram_gb: int | None) -> None:
+    """Experts are staged, and slots are whole: what leaves no room for that is not advised."""
+    more: dict[str, Any] = {"gpu": "rtx-4090", "ram": "ddr5-5600", "ram_gb": ram_gb, "generated": 4}
+    with pytest.raises(FitError, match=r"21\.8 GB are missing; a context of ") as error:
+        fit(Question("llama-4-scout", **more, context=200_000))
+    assert str(error.value).endswith(" tokens fits with these weights")
+    assert fit(Question("llama-4-scout", **more, context=advised(error.value))).best.tpot_ms > 0
+
+
+def test_a_short_context_is_advised_to_the_token() -> None:
+    shape, hardware, asked = qwen(weights="bf16", context=4000, generated=1)
+    fixed = shape.non_expert_bytes + hardware.gpu.reserve_bytes
+    kept = 100 * shape.kv_bytes_per_token + 2 * shape.expert_bytes_of(0)
+    little = load_hardware("rtx-3060+ddr4-3200", {"gpu.memory_bytes": fixed + kept})
+    with pytest.raises(FitError) as error:
+        check_fits(shape, little, asked)
+    assert advised(error.value) == 99 < ROUND
 
 
 def test_weights_that_the_host_cannot_hold_are_refused_with_those_that_it_can() -> None:
@@ -57,7 +84,7 @@ def test_weights_that_the_host_cannot_hold_are_refused_with_those_that_it_can() 
 
 
 def test_what_no_weights_help_says_so() -> None:
-    with pytest.raises(FitError, match="no weights and no shorter context fit"):
+    with pytest.raises(FitError, match="no smaller weights and no shorter context help"):
         check_fits(*told(Question("qwen3-235b-a22b", weights="q2_k", gpu="rtx-3060", ram="ddr4-3200", ram_gb=8)))
 
 

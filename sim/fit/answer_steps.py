@@ -1,0 +1,50 @@
+"""Long answers from few decode steps: the first ones as they come, the others for all that follow.
+
+A cache that adapts needs some tens of tokens after the prompt before it holds what the answer asks for, so the mean of
+the first steps alone would judge it cold. Of an answer of N tokens S steps are played. Where S is N, every step stands
+for itself. Else the first half of the S are the answer's first steps, one by one; the other half is spread evenly over
+the rest of the answer, as far as the context that attention reads is concerned, and its mean stands for all of the
+rest. Beside TPOT from all 256 steps (mixtral-offloading@impl, dali, best-exact and the clairvoyant run, in five
+questions about large models), that from 64 was within 5 % 18 times of 20 and within 8 % always; the plain mean of the
+first 16 was up to 44 % off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sim.fit.question import Question
+from traces.batches import StepRows
+
+DECODE_STEPS = 64  # that are played at most
+
+
+def one_by_one(played: int, generated: int) -> int:
+    """Of ``played`` decode steps, those that stand for themselves."""
+    return played if played >= generated else played // 2
+
+
+def spread(steps: Sequence[StepRows], question: Question) -> tuple[StepRows, ...]:
+    """The decode steps at their places in the answer; the prefill as it is."""
+    decode = [step for step in steps if step.phase == "decode"]
+    moved = [
+        replace(step, context=(question.context + place,) * len(step.sequences))
+        for step, place in zip(decode, _places(len(decode), question.generated), strict=True)
+    ]
+    return (*(step for step in steps if step.phase == "prefill"), *moved)
+
+
+def _places(played: int, generated: int) -> list[int]:
+    """The tokens of the answer before each step; the last step that is spread is the answer's last."""
+    first = one_by_one(played, generated)
+    others, rest = played - first, generated - first
+    return [*range(first), *(first + (rest - 1) * (place + 1) // others for place in range(others))]
+
+
+def mean_of_answer(early: float, late: float, played: int, generated: int) -> float:
+    """The mean over an answer, from the mean of the steps that stand for themselves and that of the others."""
+    first = one_by_one(played, generated)
+    if first >= generated:
+        return early
+    return (first * early + (generated - first) * late) / generated if first else late
