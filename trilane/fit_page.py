@@ -124,8 +124,9 @@ def _llama_cpp(fit: Fit) -> list[tuple[str, str]]:
         return [("with llama.cpp", f"not: {fit.refused.get('llama.cpp@impl', 'it was not asked')}")]
     layers = f"experts of {setting.cpu_layers} of {setting.layers} layers on the CPU"
     where = layers if setting.cpu_layers else "all on the GPU"
-    times = f"{_token(setting.tpot_ms, fit.question)} ms a token, first after {_seconds(setting.ttft_ms)} s"
-    return [("with llama.cpp", f"{setting.arguments}  ({where}): {times}")]
+    rate = number(1000 / setting.tpot_ms if fit.question.generated > 1 else None)
+    each = f"{_token(setting.tpot_ms, fit.question)} ms a token ({rate} tokens/s)"
+    return [("with llama.cpp", f"{setting.arguments}  ({where}): {each}, first after {_seconds(setting.ttft_ms)} s")]
 
 
 # --- what fits --------------------------------------------------------------------------------------------------------

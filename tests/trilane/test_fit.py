@@ -43,8 +43,8 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
     assert told["time to first token"].startswith(f"{best['ttft_ms'] / 1e3:.2f} s (no policy below ")
     assert told["limited by"] == kept["limited_by"]
     assert told["with llama.cpp"] == (
-        f"-ngl 99 --n-cpu-moe 20 -c 320  (experts of 20 of 27 layers on the CPU): {llama['tpot_ms']:.2f} ms a token, "
-        f"first after {llama['ttft_ms'] / 1e3:.2f} s"
+        f"-ngl 99 --n-cpu-moe 20 -c 320  (experts of 20 of 27 layers on the CPU): {llama['tpot_ms']:.2f} ms a token "
+        f"({1000 / llama['tpot_ms']:.1f} tokens/s), first after {llama['ttft_ms'] / 1e3:.2f} s"
     )
     assert told["routing"] == "mini-deepseek (recorded)"
     assert told["GPU memory"].startswith("12.9 GB = weights that every token needs 2.6 + KV cache 0.0 + staging 0.0 + ")
