@@ -12,7 +12,7 @@ help:
 	@echo "make test    lint, types, import rules and all tests (installs torch and transformers)"
 	@echo "make notebooks  execute the notebooks and keep what they show"
 	@echo "make bench   how fast the simulator is"
-	@echo "make bench-sweep  how long grids of hundreds of scenarios take on all cores (8 minutes on two; quiet, please)"
+	@echo "make bench-sweep  how long grids of hundreds of scenarios take on all cores (7 minutes on two; quiet, please)"
 	@echo "make bench-accelerate  generate beside Hugging Face accelerate's offload (estimated: two minutes; quiet, please)"
 	@echo "make validate  measure policies on this machine's host lanes and compare with what is simulated; into out/validation"
 	@echo "make lint    ruff and the import rules"
