@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.machine.hardware import Hardware
+from sim.machine.units import GB
 from traces.model_shape import ModelShape
-
-GB = 1e9
 
 
 class BudgetError(ValueError):

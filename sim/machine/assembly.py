@@ -1,28 +1,8 @@
-"""Machines put together from parts, for questions about hardware that nobody has a preset or a profile of."""
+"""Names of machines put together from parts, for hardware that nobody has a preset or a profile of."""
 
 from __future__ import annotations
 
-from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.parts import PartKind, part
-
-
-def assemble(
-    gpu: str,
-    memory: str,
-    cpu: str | None = None,
-    *,
-    cores: int | None = None,
-    channels: int | None = None,
-    pcie: str | None = None,
-    ram_gb: int | None = None,
-) -> Hardware:
-    """The machine with these parts, every number with its origin. See ``assembled_name``.
-
-    Raises HardwareError for an unknown part, and for parts that do not go together.
-    """
-    return load_hardware(
-        assembled_name(gpu, memory, cpu, cores=cores, channels=channels, pcie=pcie, ram_gb=ram_gb)
-    )
 
 
 def assembled_name(

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
+from sim.machine.units import GB
 from sim.pictures.figure_files import Picture, PictureError
 from sim.pictures.findings import among
 from sim.pictures.line_labels import label_ends
@@ -18,7 +19,7 @@ from sim.pictures.style import marks_in_words, page, tidy
 from sim.pictures.sweep_means import SweepMeans
 
 CAPACITIES = ("cached_share", "gpu_memory_gb")  # what makes caches of different sizes
-_HITS, _SHARE, _GB = "decode_resident_hit_rate", "cache_share", 1e9
+_HITS, _SHARE = "decode_resident_hit_rate", "cache_share"
 
 
 def hit_lines(means: SweepMeans) -> Picture:
@@ -88,7 +89,7 @@ def _style(ax: Axes, rows: pd.DataFrame, *, first: bool) -> None:
         ax.set_ylabel("hit rate (resident; decode steps)")
     tidy(ax)
     filled = rows[rows[_SHARE] > 0]
-    whole = float((filled["cache_bytes"] / filled[_SHARE]).median()) / _GB  # GB of all experts
+    whole = float((filled["cache_bytes"] / filled[_SHARE]).median()) / GB  # GB of all experts
     above = ax.secondary_xaxis("top", functions=(_times(whole), _times(1 / whole)))
     above.set_xlabel("cache (GB)", fontsize=9)
 

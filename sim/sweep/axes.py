@@ -14,10 +14,10 @@ from typing import Any, get_type_hints
 
 from policies.registry import SYSTEMS, ChoiceError, system
 from sim.machine.hardware import Hardware, hardware_keys, load_hardware
+from sim.machine.units import GB
 from sim.scenario import Scenario
 from traces.names import unknown
 
-GB = 1e9
 PARAMETER = "parameters."
 SCENARIO_KEYS = tuple(f.name for f in fields(Scenario))
 _HINTS = get_type_hints(Scenario)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sim.machine.assembly import assemble, assembled_name
+from sim.machine.assembly import assembled_name
 from sim.machine.hardware import Hardware, HardwareError, load_hardware
 from sim.machine.part_names import parse_assembly
 from sim.machine.part_rules import document_of
@@ -16,6 +16,7 @@ from sim.machine.plausibility import LIMITS, check_plausible
 from sim.machine.sourced_yaml import typed
 from sim.machine.units import GB, GIB
 from sim.machine.weight_formats import read_fraction
+from tests.sim.machine.assembled import assemble
 
 
 def refusal(name: str) -> str:
@@ -164,7 +165,7 @@ def test_assemble_and_the_name_give_the_same_machine() -> None:
 )
 def test_what_is_asked_for_by_kind_must_be_of_that_kind(parts: tuple[str, ...], expected: str) -> None:
     with pytest.raises(HardwareError) as caught:
-        assemble(*parts, ram_gb=16)  # type: ignore[arg-type]
+        assemble(*parts, ram_gb=16)
     assert expected in str(caught.value)
 
 

@@ -1,0 +1,13 @@
+"""Machines of parts, as tests ask for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.machine.assembly import assembled_name
+from sim.machine.hardware import Hardware, load_hardware
+
+
+def assemble(gpu: str, memory: str, cpu: str | None = None, **counts: Any) -> Hardware:
+    """The machine with these parts; ``counts`` as ``assembled_name`` has them."""
+    return load_hardware(assembled_name(gpu, memory, cpu, **counts))
