@@ -33,10 +33,9 @@ class BeladyCache(RankedCache):
         self._place = place + 1
         uses, home = self._future.next_uses[place], self._home
         self._next.update(uses)
-        for id, use in uses:
-            group = home.get(id)
-            if group is not None:
-                group.put(id, -use)
+        members = {id: -use for id, use in uses if id in home}
+        if members:  # of one layer, and so of one group
+            home[next(iter(members))].change(members)
 
     def order(self, incoming: Sequence[ExpertId]) -> Sequence[ExpertId]:
         """Soonest next use first: where not all find room, these are the ones to keep."""

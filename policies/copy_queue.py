@@ -51,7 +51,7 @@ class CopyQueue:
         copies, size = [residency.ids[layer][expert] for expert in loads], residency.bytes[layer]
         free = residency.free(layer)
         slots = self._slots_for(copies, pinned)
-        if residency.pooled and len(slots) > 1:
+        if residency.pooled and not residency.uniform and len(slots) > 1:
             slots = victims_in_time(slots, copies, free, residency.bytes)
         for id in copies:
             victims = slots[id]
@@ -72,7 +72,7 @@ class CopyQueue:
         for id in cache.order(copies):
             swap = swaps.pop(id, None)
             slots[id] = self._residency.promise(id, guarded) if swap is None else self._promote(swap, guarded)
-            guarded.add(id)
+            guarded.update((id, *(slots[id] or ())))
         return slots
 
     def still_absent(self, layer: int, experts: Sequence[int], ahead: Sequence[int]) -> tuple[int, ...]:
@@ -132,12 +132,11 @@ class CopyQueue:
         self._swaps.update((swap.incoming, swap) for swap in queued)
         return Updates(queued, adopted)
 
-    def _promote(self, swap: Swap, guarded: set[ExpertId]) -> tuple[ExpertId, ...] | None:
+    def _promote(self, swap: Swap, guarded: Set[ExpertId]) -> tuple[ExpertId, ...] | None:
         """A queued swap whose expert is needed now: a demand load into the same slot, if that slot may be had."""
         outgoing = swap.outgoing
         if outgoing in guarded or outgoing.expert not in self._residency.resident[outgoing.layer]:
             return None
-        guarded.add(outgoing)
         return self._residency.promise_slot_of(swap.incoming, outgoing)
 
     def _check_staging(self, id: ExpertId) -> None:
@@ -166,7 +165,7 @@ class CopyQueue:
         id = self._prefetches[0]
         if prefetcher.into == "cache" and residency.overcommitted(id.layer):
             return None
-        victims = residency.promise(id, set(pinned)) if prefetcher.into == "cache" else None
+        victims = residency.promise(id, pinned) if prefetcher.into == "cache" else None
         if victims is None and residency.staging["prefetch"] < 1:
             return None
         self._prefetches.pop(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Container, Sequence
 from typing import Literal, TypeAlias
 
@@ -32,16 +32,18 @@ class MrsCache(DemandCache):
         self.keep = keep
         self.alpha = alpha
         self.tokens = tokens
-        self._scores = [list(row) for row in prior] if prior is not None else [[0.0] * experts for _ in range(layers)]
+        self._scores = np.zeros((layers, experts)) if prior is None else np.array(prior, np.float64)
         self._members: list[set[int]] = [set() for _ in range(layers)]
         self._orders: list[list[int] | None] = [None] * layers  # members by S; None: to be sorted again
         self._layers: dict[int, set[int]] = {}  # that share a group's slots
-        self._heads: dict[int, dict[int, _Ranked]] = {}  # by group and layer, the member that is to leave first
+        self._head: list[_Ranked | None] = [None] * layers  # the member that is to leave first
+        self._heads: dict[int, list[_Ranked]] = {}  # of each group's layers, ascending
         self._stale: set[int] = set()  # layers whose head is to be found again
 
     def scores(self, layer: int) -> Sequence[float]:
         """S of every expert of a layer."""
-        return self._scores[layer]
+        scores: list[float] = self._scores[layer].tolist()
+        return scores
 
     def observe(self, view: LayerView) -> None:
         """Eq. 3 with the scores of the layer that was routed."""
@@ -51,11 +53,9 @@ class MrsCache(DemandCache):
                 f"declare Needs(scores=True), and give a trace that holds them"
             )
         rows = np.asarray(view.scores if self.tokens == "mean" else view.scores[:1], np.float64)
-        recent = self.alpha * top(rows, self.keep).mean(axis=0)
-        fade = 1 - self.alpha
-        self._scores[view.layer] = [
-            new + fade * old for new, old in zip(recent.tolist(), self._scores[view.layer], strict=True)
-        ]
+        scores = self._scores[view.layer]
+        scores *= 1 - self.alpha
+        scores += self.alpha * (top(rows, self.keep).sum(axis=0) / len(rows))
         self._orders[view.layer] = None
         self._stale.add(view.layer)
 
@@ -64,10 +64,11 @@ class MrsCache(DemandCache):
         layer, expert = id
         self._layers.setdefault(group, set()).add(layer)
         self._members[layer].add(expert)
-        self._stale.add(layer)
-        order, scores = self._orders[layer], self._scores[layer]
+        order, score = self._orders[layer], self._scores[layer].item
         if order is not None:
-            insort(order, expert, key=lambda other: (scores[other], other))
+            insort(order, expert, key=lambda other: (score(other), other))
+        if order is None or order[0] == expert:
+            self._stale.add(layer)
 
     def evicted(self, id: ExpertId, group: int) -> None:
         """A member no more; its S goes on."""
@@ -80,35 +81,41 @@ class MrsCache(DemandCache):
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """The member of least S that is not blocked."""
-        heads = dict(self._heads_of(group))
-        while heads:
-            _, layer, expert = min(heads.values())
+        least: _Ranked | None = None
+        for head in self._heads_of(group):
+            if least is not None and least < head:
+                break
+            free = self._first_free(head[1], blocked)
+            if free is not None and (least is None or free < least):
+                least = free
+        return None if least is None else ExpertId(*least[1:])
+
+    def _first_free(self, layer: int, blocked: Container[ExpertId]) -> _Ranked | None:
+        """The layer's member of least S that is not blocked."""
+        for expert in self._lowest_first(layer):
             if (layer, expert) not in blocked:
-                return ExpertId(layer, expert)
-            free = next((other for other in self._lowest_first(layer) if (layer, other) not in blocked), None)
-            if free is None:
-                del heads[layer]
-            else:
-                heads[layer] = (self._scores[layer][free], layer, free)
+                return self._scores.item(layer, expert), layer, expert
         return None
 
-    def _heads_of(self, group: int) -> dict[int, _Ranked]:
-        """The first of each layer's members, of the layers that have any."""
-        heads, layers = self._heads.setdefault(group, {}), self._layers.get(group, set())
-        for layer in self._stale & layers:
-            order = self._lowest_first(layer)
-            if order:
-                heads[layer] = (self._scores[layer][order[0]], layer, order[0])
-            else:
-                heads.pop(layer, None)
-        self._stale -= layers
+    def _heads_of(self, group: int) -> list[_Ranked]:
+        """The first of each layer's members, of the layers that have any, ascending."""
+        heads = self._heads.setdefault(group, [])
+        stale = self._stale & self._layers.get(group, set())
+        self._stale -= stale
+        for layer in stale:
+            old, new = self._head[layer], self._first_free(layer, ())
+            if old is not None:
+                del heads[bisect_left(heads, old)]
+            if new is not None:
+                insort(heads, new)
+            self._head[layer] = new
         return heads
 
     def _lowest_first(self, layer: int) -> list[int]:
         """A layer's members by S."""
         order = self._orders[layer]
         if order is None:
-            order = sorted(sorted(self._members[layer]), key=self._scores[layer].__getitem__)
+            order = sorted(sorted(self._members[layer]), key=self._scores[layer].tolist().__getitem__)
             self._orders[layer] = order
         return order
 
@@ -118,7 +125,7 @@ def top(rows: np.ndarray, keep: int) -> np.ndarray:
     if keep >= rows.shape[1]:
         return rows
     kept = rows >= np.partition(rows, -keep, axis=1)[:, -keep, None]
-    crowded = np.flatnonzero(np.count_nonzero(kept, axis=1) > keep)  # rows where more than one entry is the last
-    if len(crowded):
+    if np.count_nonzero(kept) > keep * len(rows):  # in some rows more than one entry is the last
+        crowded = np.flatnonzero(np.count_nonzero(kept, axis=1) > keep)
         kept[crowded[:, None], np.argsort(-rows[crowded], axis=1, kind="stable")[:, keep:]] = False
     return np.where(kept, rows, 0.0)

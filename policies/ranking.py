@@ -4,7 +4,7 @@ that evicts by it."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 
 from policies.caches import DemandCache
@@ -29,10 +29,23 @@ class Ranking:
         """Make ``id`` a member, or change its rank."""
         self.rank[id] = rank
         if len(self._heap) > 4 * len(self.rank) + 16:
-            self._heap, self._held = [(rank, id) for id, rank in self.rank.items()], []
-            heapify(self._heap)
+            self._sort()
         else:
             heappush(self._heap, (rank, id))
+
+    def change(self, ranks: Mapping[ExpertId, float]) -> None:
+        """Change the ranks of several members."""
+        if 4 * len(ranks) > len(self.rank):
+            self.rank.update(ranks)
+            self._sort()
+        else:
+            for id, rank in ranks.items():
+                self.put(id, rank)
+
+    def _sort(self) -> None:
+        """Begin the heap anew."""
+        self._heap, self._held = [(rank, id) for id, rank in self.rank.items()], []
+        heapify(self._heap)
 
     def drop(self, id: ExpertId) -> None:
         """``id`` is no longer a member."""

@@ -6,6 +6,8 @@ one for prefetches. A promise takes a cache slot when a layer is planned; its vi
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from policies.protocols import Budget, Cache, InitialPlacement
 from policies.views import Copy, ExpertId, PolicyError, ResidencyView
 
@@ -22,6 +24,7 @@ class Residency:
         self.staged: list[set[int]] = [set() for _ in self.bytes]
         self.view = ResidencyView(self.resident, self.staged)
         self.pooled = placement.slots is None
+        self.uniform = len(set(self.bytes)) == 1
         self.staging = {"demand": demand_slots, "prefetch": prefetch_slots}  # free staging slots
         self._intact: dict[str, list[ExpertId]] = {"demand": [], "prefetch": []}  # in free staging slots, oldest first
         self._quota: dict[ExpertId, str] = {}  # staged or staging expert -> the quota its slot is from
@@ -58,10 +61,10 @@ class Residency:
         """Could a GPU kernel read it now?"""
         return id.expert in self.resident[id.layer] or id.expert in self.staged[id.layer]
 
-    def promise(self, id: ExpertId, blocked: set[ExpertId]) -> tuple[ExpertId, ...] | None:
+    def promise(self, id: ExpertId, blocked: Set[ExpertId]) -> tuple[ExpertId, ...] | None:
         """Take a cache slot for ``id``: the victims that leave when its copy starts, or None if it is not admitted.
 
-        ``blocked`` experts stay; the victims, if any, are added to it.
+        ``blocked`` experts stay.
         """
         cache, group, size = self._cache, self.group(id.layer), self.bytes[id.layer]
         if not cache.admits:
@@ -71,12 +74,12 @@ class Residency:
         while free < size:
             victim = cache.victim(id, group, blocked)
             if victim is None:
-                blocked.difference_update(victims)
                 return None
             self._check_victim(victim, group, blocked)
             victims.append(victim)
-            blocked.add(victim)
             free += self.bytes[victim.layer]
+            if free < size:
+                blocked = {*blocked, victim}
         for victim in victims:
             cache.evicted(victim, group)
         self._free[group] = free - size
@@ -138,7 +141,7 @@ class Residency:
         self.staging[quota] += 1
         self._intact[quota].append(id)
 
-    def _check_victim(self, victim: ExpertId, group: int, blocked: set[ExpertId]) -> None:
+    def _check_victim(self, victim: ExpertId, group: int, blocked: Set[ExpertId]) -> None:
         if victim in blocked or victim.expert not in self.resident[victim.layer] or self.group(victim.layer) != group:
             raise PolicyError(
                 f"cache {type(self._cache).__name__} chose {victim} as a victim: "

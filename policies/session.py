@@ -8,7 +8,7 @@ used a staged expert has ended. What it answers is a function of these calls alo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from policies.checks import check_assignment
 from policies.copy_queue import CopyQueue
@@ -47,6 +47,7 @@ class Session:
         self._copies = CopyQueue(policy, self.residency)
         self._pinned: set[ExpertId] = set()  # active experts of the layer at work, and what must not leave meanwhile
         self._protected: frozenset[ExpertId] = frozenset()  # by the last foresight
+        self._staying: Set[ExpertId] = frozenset()  # the pinned and the protected: no background copy displaces them
         self._awaited: set[int] = set()  # experts of the layer at work that are being, or will be, copied for it
         self._streamed: frozenset[int] = frozenset()  # those of the layer at work that are copied for nobody
         self._useless: Copy | None = None  # running, and too late for the layer that it was meant for
@@ -91,6 +92,7 @@ class Session:
         if policy.prefetcher is None:
             return Foresight((), commit), ()
         self._protected = policy.prefetcher.protect(view, forecasts)
+        self._staying = self._pinned | self._protected
         assert self._assignment is not None
         ranked = policy.prefetcher.rank(view, forecasts, self._assignment)
         for id in ranked:
@@ -105,7 +107,7 @@ class Session:
         if self._awaited:
             raise PolicyError(f"end_layer: layer {self._layer} still waits for copies of {sorted(self._awaited)}")
         assert self._view is not None
-        self._pinned = set()
+        self._pinned, self._staying = set(), self._protected
         self._state = "between"
         return self._copies.replace_swaps(self.policy.cache.swaps(self._view, "layer_end"), self._protected)
 
@@ -126,7 +128,7 @@ class Session:
 
         ``demand`` False: the plan that asks for loads is not yet in effect, so only swaps and prefetches may start.
         """
-        return self._copies.next(self._pinned | self._protected if self._protected else self._pinned, demand)
+        return self._copies.next(self._staying, demand)
 
     @property
     def queued_copies(self) -> int:
@@ -179,6 +181,7 @@ class Session:
         released = self._release_unused(layer, gpu)
         self._pinned = set(map(self.residency.ids[layer].__getitem__, view.routing.active))
         self._queue_loads(layer, streamed, loads)
+        self._staying = self._pinned | self._protected
         there = tuple([e for e in gpu if ready[e] == 0 and e != awaited])
         resident = tuple([e for e in view.routing.active if ready[e] == 0 and e != awaited])
         order = there + loads if awaited is None else (*there, awaited, *loads)

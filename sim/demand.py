@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,9 @@ class StepDemand(NamedTuple):
     sequences: tuple[int, ...] = ()  # whose each token is; empty unless the policy needs tokens
 
 
+KnownDemand: TypeAlias = dict[tuple[Hashable, ...], list[StepDemand]]  # by all that it depends on
+
+
 class MissingFromTraceError(ValueError):
     """A policy needs what the trace does not hold; the message says what, and how to get it."""
 
@@ -45,6 +48,19 @@ def demand_of(
     """
     _check_needs(trace, needs, noisy)
     return [_step(trace, step, needs, noisy) for step in steps]
+
+
+def shared_demand(
+    known: KnownDemand, trace: Trace, steps: tuple[StepRows, ...], needs: Needs, noisy: NoisyForecasts | None
+) -> Sequence[StepDemand]:
+    """``demand_of``, worked out once for all who share ``known``; but what each token has is large, and not kept."""
+    if needs.tokens:
+        return demand_of(trace, steps, needs, noisy)
+    layers = tuple(sorted(needs.forecast_layers.items()))
+    key = (trace, steps, noisy, needs.scores, needs.forecasts, layers, needs.forecast_phases)
+    if key not in known:
+        known[key] = demand_of(trace, steps, needs, noisy)
+    return known[key]
 
 
 def lacking(trace: Trace, needs: Needs) -> list[ForecastKey]:

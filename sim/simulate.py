@@ -16,7 +16,7 @@ from sim.costs.cost_table import CostTable
 from sim.costs.measured_costs import costs_on
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES
 from sim.costs.runtimes import graph_costs
-from sim.demand import StepDemand, demand_of, future_of, lacking
+from sim.demand import KnownDemand, StepDemand, future_of, lacking, shared_demand
 from sim.engine.approximation import Approximation
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
@@ -49,6 +49,7 @@ class Setting:
     steps: tuple[StepRows, ...]
     costs: CostTable
     known_bounds: dict[int, LowerBound] = field(default_factory=dict, init=False, repr=False, compare=False)
+    known_demand: KnownDemand = field(default_factory=dict, repr=False, compare=False)  # also of settings made of this
 
     @property
     def tokens_per_sequence(self) -> int:
@@ -56,6 +57,10 @@ class Setting:
         return max(
             before + new for step in self.steps for before, new in zip(step.context, step.tokens, strict=True)
         )
+
+    def demand(self, needs: Needs) -> Sequence[StepDemand]:
+        """What the steps ask of the machine. Raises MissingFromTraceError."""
+        return shared_demand(self.known_demand, self.trace, self.steps, needs, self.noisy)
 
     @property
     def noisy(self) -> NoisyForecasts | None:
@@ -153,7 +158,7 @@ def prepare(
     """Check that a composition can run in a setting, and give it its session."""
     scenario, needs = setting.scenario, composition.needs
     check_needs(composition.name, needs, setting)
-    demand = demand_of(setting.trace, setting.steps, needs, setting.noisy)
+    demand = setting.demand(needs)
     memory = plan_memory(
         setting.shape, setting.hardware, batch=scenario.batch, tokens=setting.tokens_per_sequence,
         demand_slots=composition.demand_slots, prefetch_slots=composition.prefetch_slots,
@@ -238,7 +243,7 @@ def compose_policy(setting: Setting, policy: str, parameters: Mapping[str, objec
     """A fresh policy for a run in this setting."""
     future = None
     if system(policy).needs.future:
-        future = future_of(demand_of(setting.trace, setting.steps, Needs()))
+        future = future_of(setting.demand(Needs()))
     context = BuildContext(
         model=setting.shape.name, layers=setting.shape.moe_layers, experts=setting.shape.experts,
         top_k=setting.shape.top_k, batch=setting.scenario.batch, seed=setting.scenario.seed,

@@ -107,7 +107,7 @@ class CopyLane:
                 self._back.reserve(now, costs.writeback_ns, "writeback", victim.layer, victim.expert, 0, costs.bytes)
         self._copy, self._begin = copy, (self._ready(copy), now, recorder.step, recorder.phase)
         self._resting = False
-        self._memory.start(SharedMemory.H2D, self._costs[copy.id.layer].copy_ns, self._copied)
+        self._memory.start(SharedMemory.H2D, (self._costs[copy.id.layer].copy_ns,), self._copied)
 
     def _ready(self, copy: Copy) -> int:
         """When the copy, which starts now, could have started."""
@@ -117,8 +117,8 @@ class CopyLane:
             queued = max(queued, self._slot_since[copy.kind])
         return int(self._env.now) if self._resting else queued
 
-    def _copied(self) -> None:
-        copy, (ready, start, step, phase), now = self._copy, self._begin, int(self._env.now)
+    def _copied(self, ends: list[int]) -> None:
+        copy, (ready, start, step, phase), (now,) = self._copy, self._begin, ends
         layer, expert = copy.id
         self._recorder.rows.append(
             ("h2d", ready, start, now, copy.kind, phase, step, layer, -1, expert, 0, copy.bytes)
@@ -132,12 +132,12 @@ class CopyLane:
     def _start_result(self) -> None:
         assert self._result is not None
         self._busy, self._resting, self._result_start = True, False, int(self._env.now)
-        self._memory.start(SharedMemory.H2D, self._result[2], self._result_over)
+        self._memory.start(SharedMemory.H2D, (self._result[2],), self._result_over)
 
-    def _result_over(self) -> None:
+    def _result_over(self, ends: list[int]) -> None:
         assert self._result is not None
         layer, tokens, _, bytes, done = self._result
-        recorder, now = self._recorder, int(self._env.now)
+        recorder, (now,) = self._recorder, ends
         recorder.rows.append(
             ("h2d", self._result_ready, self._result_start, now, "result", recorder.phase, recorder.step, layer, -1, -1,
              tokens, bytes)

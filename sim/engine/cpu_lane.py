@@ -13,48 +13,45 @@ from sim.engine.lanes import SharedMemory
 from sim.engine.spans import Recorder
 
 
-class CpuJob(NamedTuple):
-    """One expert's work: ready when its activations have arrived; ``target`` is the layer whose result it is."""
+class CpuBatch(NamedTuple):
+    """Experts of one layer, ready when its activations have arrived; ``target`` is the layer whose result they are."""
 
     ready: int
-    work_ns: int
     kind: str
     layer: int
     target: int
-    expert: int
-    tokens: int
+    experts: Sequence[int]
+    tokens: list[int]
+    works_ns: list[int]
 
 
 class CpuLane:
-    """Serves jobs in order; ``ended(target, expert)`` is called at the end of each."""
+    """Serves batches in order; ``ended(target)`` is called at the end of each."""
 
     def __init__(
         self, env: simpy.Environment, memory: SharedMemory, recorder: Recorder, costs: Sequence[ExpertCosts],
-        ended: Callable[[int, int], None],
+        ended: Callable[[int], None],
     ) -> None:  # fmt: skip
         self._env, self._memory, self._recorder, self._costs, self._ended = env, memory, recorder, costs, ended
-        self._jobs: deque[CpuJob] = deque()
-        self._running: CpuJob | None = None
+        self._batches: deque[CpuBatch] = deque()
+        self._running: CpuBatch | None = None
         self._start = 0
 
     def add(
         self, experts: Sequence[int], workload: dict[int, int], ready: int, kind: str, layer: int, target: int
     ) -> None:
-        """Queue one batch of experts in order; the first of a batch pays the first-expert penalty."""
+        """Queue one batch of experts in order, one at least; the first of a batch pays the first-expert penalty."""
         costs = self._costs[target]
-        penalty = costs.first_cpu_ns
-        for expert in experts:
-            tokens = workload[expert]
-            self._jobs.append(CpuJob(ready, costs.cpu_ns[tokens] + penalty, kind, layer, target, expert, tokens))
-            penalty = 0
+        tokens = [workload[expert] for expert in experts]
+        works_ns = [costs.cpu_ns[count] for count in tokens]
+        works_ns[0] += costs.first_cpu_ns
+        self._batches.append(CpuBatch(ready, kind, layer, target, experts, tokens, works_ns))
         if self._running is None:
             self._wait_for(ready)
 
     def left_ns(self) -> int:
         """Work queued and running, in ns without contention for what has not started."""
-        if self._running is None and not self._jobs:
-            return 0
-        return self._memory.left_ns(SharedMemory.CPU) + sum(job.work_ns for job in self._jobs)
+        return self._memory.left_ns(SharedMemory.CPU) + sum(sum(batch.works_ns) for batch in self._batches)
 
     def _wait_for(self, ready: int) -> None:
         if ready > self._env.now:
@@ -63,22 +60,26 @@ class CpuLane:
             self._serve()
 
     def _serve(self, _: simpy.Event | None = None) -> None:
-        if self._running is not None or not self._jobs:
+        if self._running is not None or not self._batches:
             return
-        if self._jobs[0].ready > self._env.now:
-            self._wait_for(self._jobs[0].ready)
+        if self._batches[0].ready > self._env.now:
+            self._wait_for(self._batches[0].ready)
             return
-        self._running = self._jobs.popleft()
+        self._running = self._batches.popleft()
         self._start = int(self._env.now)
-        self._memory.start(SharedMemory.CPU, self._running.work_ns, self._over)
+        self._memory.start(SharedMemory.CPU, self._running.works_ns, self._over)
 
-    def _over(self) -> None:
-        job, recorder = self._running, self._recorder
-        assert job is not None
+    def _over(self, ends: list[int]) -> None:
+        batch, recorder = self._running, self._recorder
+        assert batch is not None
         self._running = None
-        recorder.rows.append(
-            ("cpu", job.ready, self._start, int(self._env.now), job.kind, recorder.phase, recorder.step, job.layer,
-             job.target if job.target != job.layer else -1, job.expert, job.tokens, self._costs[job.target].bytes)
+        ready, kind, layer, target, experts, counts, _ = batch
+        phase, step, bytes = recorder.phase, recorder.step, self._costs[target].bytes
+        ahead = target if target != layer else -1
+        starts = [self._start, *ends[:-1]]
+        recorder.rows.extend(
+            [("cpu", ready, start, end, kind, phase, step, layer, ahead, expert, tokens, bytes)
+             for start, end, expert, tokens in zip(starts, ends, experts, counts, strict=True)]
         )  # fmt: skip
         self._serve()
-        self._ended(job.target, job.expert)
+        self._ended(target)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import simpy
@@ -63,11 +64,42 @@ class GpuLane(Lane):
         return super().reserve(ready, duration, kind, layer, expert, tokens, bytes, target_layer)
 
 
+class Side:
+    """What one side of the memory is at: a job and those that follow it, each from the whole ns at which one ends."""
+
+    __slots__ = ("done", "ends", "following", "left", "rate", "since", "timer")
+
+    def __init__(self) -> None:
+        self.done: Callable[[list[int]], None] | None = None  # None: it rests
+        self.left = 0  # work left of the job,
+        self.since = 0  # when that was,
+        self.rate = 1000  # and how much of it is done in a ns
+        self.following: deque[int] = deque()  # work of each later job
+        self.ends: list[int] = []  # of the jobs before
+        self.timer: simpy.Event | None = None  # at the end of the last; older ones that still fire are ignored
+
+    def advance(self, now: int) -> None:
+        """Work until ``now``; the last job is not over before its timer says so."""
+        while self.following:
+            end = self.since - (-self.left // self.rate)
+            if end > now:
+                break
+            self.ends.append(end)
+            self.left, self.since = self.following.popleft(), end
+        left = self.left - (now - self.since) * self.rate
+        self.left, self.since = left if left > 0 else 0, now
+
+    def left_ns(self) -> int:
+        """Until the last job ends, if the rate stays."""
+        left = -(-self.left // self.rate)
+        return left + sum([-(-work // self.rate) for work in self.following]) if self.following else left
+
+
 class SharedMemory:
     """The DRAM under the CPU experts and the host-to-device copies: a fluid pair.
 
-    Each side runs at most one job. Alone it moves 1000 work units a nanosecond, together with the other side its own
-    contended rate. Work is an integer; a job is re-timed whenever the other side starts or ends.
+    Each side runs at most one series of jobs. Alone it moves 1000 work units a nanosecond, together with the other side
+    its own contended rate. Work is an integer; a series is re-timed whenever the other side starts or ends.
     """
 
     CPU, H2D = 0, 1
@@ -75,48 +107,55 @@ class SharedMemory:
     def __init__(self, env: simpy.Environment, cpu_permille: int, copy_permille: int) -> None:
         self._env = env
         self._together = (cpu_permille, copy_permille)
-        self._done: list[Callable[[], None] | None] = [None, None]
-        self._left = [0, 0]  # work left when the present timer was set,
-        self._since = [0, 0]  # when that was,
-        self._rate = [1000, 1000]  # and for which rate
-        self._timer: list[simpy.Event | None] = [None, None]  # older ones that still fire are ignored
+        self._sides = (Side(), Side())
 
-    def start(self, side: int, work_ns: int, done: Callable[[], None]) -> None:
-        """Begin a job that alone would take ``work_ns``; ``done`` is called when it ends."""
-        assert self._done[side] is None, "a lane serves one job at a time"
-        other = 1 - side
-        self._done[side] = done
-        if self._done[other] is None:
-            self._time(side, work_ns * 1000, 1000)
+    def start(self, side: int, works_ns: Sequence[int], done: Callable[[list[int]], None]) -> None:
+        """Begin jobs that alone would take ``works_ns``; when the last ends, ``done`` is told the end of each."""
+        mine, other = self._sides[side], 1 - side
+        assert mine.done is None, "a lane serves one series at a time"
+        mine.done, mine.since, mine.ends = done, int(self._env.now), []
+        mine.left = works_ns[0] * 1000
+        if len(works_ns) > 1:
+            mine.following.extend([work_ns * 1000 for work_ns in works_ns[1:]])
+        if self._sides[other].done is None:
+            self._time(side, 1000)
         else:
-            self._time(side, work_ns * 1000, self._together[side])
-            self._retime(other)
+            self._time(side, self._together[side])
+            self._retime(other, mine.since)
 
     def left_ns(self, side: int) -> int:
-        """What is left of the job of ``side``, in ns at the present rate; 0 if there is none."""
-        return 0 if self._done[side] is None else -(-self._work_left(side) // self._rate[side])
+        """What is left of the job of ``side``, in ns at the present rate, and of those that follow, in ns alone."""
+        mine = self._sides[side]
+        if mine.done is None:
+            return 0
+        mine.advance(int(self._env.now))
+        return -(-mine.left // mine.rate) + sum(mine.following) // 1000
 
-    def _work_left(self, side: int) -> int:
-        return max(0, self._left[side] - (int(self._env.now) - self._since[side]) * self._rate[side])
-
-    def _retime(self, side: int) -> None:
+    def _retime(self, side: int, now: int) -> None:
         """Set a new timer if the other side's start or end has changed this one's rate."""
-        rate = 1000 if self._done[1 - side] is None else self._together[side]
-        if rate != self._rate[side]:
-            self._time(side, self._work_left(side), rate)
+        mine = self._sides[side]
+        rate = 1000 if self._sides[1 - side].done is None else self._together[side]
+        if rate != mine.rate:
+            mine.advance(now)
+            self._time(side, rate)
 
-    def _time(self, side: int, work: int, rate: int) -> None:
-        self._left[side], self._since[side], self._rate[side] = work, int(self._env.now), rate
-        timer = self._timer[side] = self._env.timeout(-(-work // rate), side)
+    def _time(self, side: int, rate: int) -> None:
+        mine = self._sides[side]
+        mine.rate = rate
+        timer = mine.timer = self._env.timeout(mine.left_ns(), side)
         timer.callbacks.append(self._fired)
 
     def _fired(self, timer: simpy.Event) -> None:
         side = cast(int, timer.value)
-        if timer is not self._timer[side]:
+        mine, other = self._sides[side], 1 - side
+        if timer is not mine.timer:
             return
-        done, other = self._done[side], 1 - side
+        done, now = mine.done, int(self._env.now)
         assert done is not None
-        self._done[side] = None
-        done()  # often starts the next job, and then the other side's rate stays as it is
-        if self._done[other] is not None:
-            self._retime(other)
+        if mine.following:
+            mine.advance(now)
+        mine.done = None
+        mine.ends.append(now)
+        done(mine.ends)  # often starts the next series, and then the other side's rate stays as it is
+        if self._sides[other].done is not None:
+            self._retime(other, now)

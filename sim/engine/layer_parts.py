@@ -45,12 +45,12 @@ class LayerParts:
         self.hidden_at = 0  # when the layer's hidden states are computed
         self._pending: list[tuple[int, int, int]] = []  # (expert, tokens, launched): on the GPU once they are copied
         self._streamed: set[int] = set()  # experts that the layer waits for though nobody uses them
-        self._cpu_awaited: set[int] = set()
+        self._cpu_batches = 0  # that the layer waits for: its experts, and what was begun ahead
         self._outstanding = 0  # pending and streamed experts, and 1 for the CPU's share
         self._combine_ready = 0
         self._with_cpu = False
         self._activations_here = -1  # when the CPU has this layer's activations; -1: not sent
-        self._precomputed: set[tuple[int, int]] = set()  # (layer, expert) that the CPU has computed ahead
+        self._precomputed = False  # has the CPU computed, ahead, all that it was to compute of the next layer?
         self._all_over: simpy.Event | None = None
 
     def begin_step(self, tokens: int, costs: StepCosts) -> None:
@@ -68,14 +68,14 @@ class LayerParts:
         self._launch(plan, planned, workload)
         if plan.cpu:
             self.cpu.add(plan.cpu, workload, self._send_activations(planned), "expert", layer, layer)
-        self._cpu_awaited = {e for e in plan.precomputed if (layer, e) not in self._precomputed}.union(plan.cpu)
-        self._precomputed.clear()
+        self._cpu_batches = bool(plan.cpu) + (bool(plan.precomputed) and not self._precomputed)
+        self._precomputed = False
         self._streamed = set(plan.streamed)
         self._outstanding = len(self._pending) + len(self._streamed)
         self._with_cpu = bool(plan.cpu or plan.precomputed)
         if self._with_cpu:
             self._outstanding += 1
-            if not self._cpu_awaited:
+            if not self._cpu_batches:
                 self._cpu_over()
         self.h2d.queued("demand")
 
@@ -146,14 +146,13 @@ class LayerParts:
             )  # fmt: skip
         return self._activations_here
 
-    def _cpu_ended(self, layer: int, expert: int) -> None:
+    def _cpu_ended(self, layer: int) -> None:
         if layer != self._planned:
-            self._precomputed.add((layer, expert))
+            self._precomputed = True
             return
-        if expert in self._cpu_awaited:  # a precomputation that the plan has dropped is nobody's part
-            self._cpu_awaited.remove(expert)
-            if not self._cpu_awaited:
-                self._cpu_over()
+        self._cpu_batches -= 1
+        if not self._cpu_batches:
+            self._cpu_over()
 
     def _cpu_over(self) -> None:
         """The CPU's share of the layer is computed; its result goes to the GPU."""

@@ -52,16 +52,20 @@ memory from its `place`, or the start of its copy, until its `evict` or `release
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from itertools import count
+from struct import pack
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 LANES = ("host", "gpu", "cpu", "h2d", "d2h")
 COPIES = ("demand", "swap", "prefetch")
 INSTANT = ("place", "evict", "release", "withdraw")
 TEXTS = ("lane", "kind", "phase")
+_AT_ONCE = 1024  # rows
 
 
 class Span(NamedTuple):
@@ -103,14 +107,26 @@ class Recorder:
 
 def spans_frame(rows: list[Row]) -> pd.DataFrame:
     """Spans as a frame, ordered by start, end and lane; columns as in :class:`Span`."""
-    read = dict(zip(Span._fields, zip(*rows, strict=True) if rows else ((),) * len(Span._fields), strict=True))
-    columns = {name: _texts(read[name]) if name in TEXTS else np.array(read[name], np.int64) for name in read}
-    order = np.lexsort([getattr(columns[name], "codes", columns[name]) for name in ("lane", "end_ns", "start_ns")])
-    return pd.DataFrame({name: column[order] for name, column in columns.items()})
+    different, read = _read(rows)
+    texts = {name: pd.Categorical([row[name] for row in different]) for name in TEXTS}
+    order = np.lexsort((texts["lane"].codes[read["texts"]], read["end_ns"], read["start_ns"]))
+    place = read["texts"][order]
+    columns = {name: texts[name].take(place) if name in TEXTS else read[name].take(order) for name in Span._fields}
+    return pd.DataFrame(columns, copy=False)
 
 
-def _texts(values: Sequence[str]) -> pd.Categorical[str]:
-    """A few different texts, in alphabetical order."""
-    names = sorted(set(values))
-    code_of = {name: code for code, name in enumerate(names)}
-    return pd.Categorical.from_codes(np.array([code_of[value] for value in values], np.int8), pd.Index(names))
+def _read(rows: list[Row]) -> tuple[list[dict[str, str]], dict[str, NDArray[np.int64]]]:
+    """The different texts that rows have, and the rows' numbers by column: "texts" is the place of each row's texts.
+
+    A few rows at a time, which stay in the processor's cache, and packed by ``struct``: each halves the time of numpy.
+    """
+    place_of: defaultdict[tuple[str, ...], int] = defaultdict(count().__next__)
+    numbers = [name for name in Span._fields if name not in TEXTS]
+    read = {name: np.empty(len(rows), np.int64) for name in (*numbers, "texts")}
+    for begin in range(0, len(rows), _AT_ONCE):
+        some = rows[begin : begin + _AT_ONCE]
+        values = dict(zip(Span._fields, zip(*some, strict=True), strict=True))
+        texts = zip(*(values.pop(name) for name in TEXTS), strict=True)
+        for name, column in {**values, "texts": map(place_of.__getitem__, texts)}.items():
+            read[name][begin : begin + len(some)] = np.frombuffer(pack(f"{len(some)}q", *column), np.int64)
+    return [dict(zip(TEXTS, texts, strict=True)) for texts in place_of], read

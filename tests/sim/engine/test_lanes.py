@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
 
@@ -64,8 +64,8 @@ def ends_of(*jobs: tuple[int, int, int, str], cpu: int = 500, copy: int = 800) -
     memory = SharedMemory(env, cpu, copy)
     log: list[tuple[int, str]] = []
     for at, side, work, name in jobs:
-        done = partial(lambda name: log.append((int(env.now), name)), name)
-        _at(env, at, partial(memory.start, side, work, done))
+        done = partial(lambda name, ends: log.append((ends[-1], name)), name)
+        _at(env, at, partial(memory.start, side, (work,), done))
     env.run()
     return log
 
@@ -103,23 +103,76 @@ def test_a_copy_is_re_timed_each_time_an_expert_comes_and_goes() -> None:
 
 
 @pytest.mark.parametrize("parts", [(30,), (10, 20), (10, 10, 10), (7, 1, 22)])
-def test_back_to_back_jobs_are_to_the_other_side_like_one(parts: tuple[int, ...]) -> None:
+def test_jobs_one_after_another_are_to_the_other_side_like_one(parts: tuple[int, ...]) -> None:
+    for played in (_in_one_series, _one_by_one):
+        ends, copies = played(parts, [(0, 64)], 500, 800)
+        # experts: 30 / 0.5 = 60, while the copy does 48 of 64; the last 16 alone
+        assert (ends[-1], copies) == (60, [76])
+
+
+@given(
+    parts=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    copies=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 60)), max_size=4),
+    cpu=st.integers(100, 1000), copy=st.integers(100, 1000),
+)  # fmt: skip
+def test_a_series_ends_as_its_jobs_would_if_each_were_started_at_the_end_of_the_one_before(
+    parts: list[int], copies: list[tuple[int, int]], cpu: int, copy: int
+) -> None:
+    assert _in_one_series(parts, copies, cpu, copy) == _one_by_one(parts, copies, cpu, copy)
+
+
+def test_what_is_left_of_a_series_is_the_job_at_its_rate_and_the_others_as_if_alone() -> None:
     env = simpy.Environment()
     memory = SharedMemory(env, 500, 800)
-    log: list[tuple[int, str]] = []
-    left = list(parts)
-
-    def next_expert() -> None:
-        if left:
-            memory.start(CPU, left.pop(0), next_expert)
-        else:
-            log.append((int(env.now), "experts"))
-
-    next_expert()
-    memory.start(H2D, 64, lambda: log.append((int(env.now), "copy")))
+    seen: list[int] = []
+    for at in (0, 6, 20, 26, 39):
+        _at(env, at, lambda: seen.append(memory.left_ns(CPU)))
+    memory.start(CPU, (10, 7), lambda ends: None)
+    memory.start(H2D, (40,), lambda ends: None)  # until 50: experts end at 20 and 34
     env.run()
-    # experts: 30 / 0.5 = 60, while the copy does 48 of 64; the last 16 alone
-    assert log == [(60, "experts"), (76, "copy")]
+    assert seen == [20 + 7, 14 + 7, 14, 8, 0]
+
+
+Played = tuple[list[int], list[int]]  # ends of experts and of copies
+
+
+def _in_one_series(parts: Sequence[int], copies: Sequence[tuple[int, int]], cpu: int, copy: int) -> Played:
+    """Experts from 0 on, as one series; copies (pause before, work) one after another."""
+    env = simpy.Environment()
+    memory, ends = SharedMemory(env, cpu, copy), list[int]()
+    memory.start(CPU, parts, ends.extend)
+    copied = _copy_each(env, memory, copies)
+    env.run()
+    return ends, copied
+
+
+def _one_by_one(parts: Sequence[int], copies: Sequence[tuple[int, int]], cpu: int, copy: int) -> Played:
+    """The same, each expert started when the one before it ends."""
+    env = simpy.Environment()
+    memory, ends, left = SharedMemory(env, cpu, copy), list[int](), list(parts)
+
+    def next_expert(ended: list[int]) -> None:
+        ends.extend(ended)
+        if left:
+            memory.start(CPU, (left.pop(0),), next_expert)
+
+    next_expert([])
+    copied = _copy_each(env, memory, copies)
+    env.run()
+    return ends, copied
+
+
+def _copy_each(env: simpy.Environment, memory: SharedMemory, copies: Sequence[tuple[int, int]]) -> list[int]:
+    copied, left = list[int](), list(copies)
+
+    def next_copy(ended: list[int]) -> None:
+        copied.extend(ended)
+        if left:
+            pause, work = left.pop(0)
+            _at(env, pause, lambda: memory.start(H2D, (work,), next_copy))
+
+    next_copy([])
+    return copied
 
 
 def test_full_rates_mean_no_contention() -> None:
@@ -138,8 +191,8 @@ def test_what_is_left_is_told_at_the_present_rate() -> None:
     seen: list[tuple[int, int, int]] = []
     for at in (4, 8, 18, 48, 57, 58, 60):
         _at(env, at, lambda: seen.append((int(env.now), memory.left_ns(H2D), memory.left_ns(CPU))))
-    memory.start(H2D, 40, lambda: None)
-    _at(env, 8, lambda: memory.start(CPU, 30, lambda: None))
+    memory.start(H2D, (40,), lambda ends: None)
+    _at(env, 8, lambda: memory.start(CPU, (30,), lambda ends: None))
     env.run()
     assert seen == [
         (4, 36, 0),
