@@ -52,10 +52,14 @@ class Columns(NamedTuple):
             mask |= self.kind == _KIND[kind]
         return mask
 
+    def within(self, begin: int, end: int) -> Ints:
+        """How much of each span lies between two times, in ns."""
+        return np.clip(self.end, begin, end) - np.clip(self.start, begin, end)
+
     def where(self, mask: Bools | Ints) -> Columns:
         """The spans that a mask selects, or those of the given rows, in that order."""
         rows = np.flatnonzero(mask) if mask.dtype == np.bool_ else mask
-        return Columns._make(column[rows] for column in self)
+        return Columns._make(column.take(rows) for column in self)
 
 
 def columns_of(spans: pd.DataFrame) -> Columns:
@@ -99,6 +103,10 @@ class Cells(NamedTuple):
         """One number for each expert of the model."""
         return layer * self.experts + expert
 
+    def use(self, step: Ints, layer: Ints, expert: Ints) -> Ints:
+        """One number for each expert of each layer of each step."""
+        return self.layer(step, layer) * self.experts + expert
+
     def at(self, expert: Ints, time: Ints) -> Ints:
         """An expert (as numbered above) and a time in one sortable number."""
         return expert * self.horizon + time
@@ -119,6 +127,11 @@ def last_at_or_before(sorted_keys: Ints, keys: Ints) -> Ints:
 def first_at_or_after(sorted_keys: Ints, keys: Ints) -> Ints:
     """Place of the first sorted key >= each key; the length where there is none."""
     return np.searchsorted(sorted_keys, keys, side="left")
+
+
+def among(sorted_keys: Ints, keys: Ints) -> Bools:
+    """Whether each key (none is -1) is one of the sorted ones."""
+    return np.asarray(np.append(sorted_keys, -1)[first_at_or_after(sorted_keys, keys)] == keys)
 
 
 def routed_at(c: Columns, cells: Cells) -> Ints:

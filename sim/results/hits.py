@@ -12,9 +12,9 @@ from sim.results.columns import (
     Cells,
     Columns,
     Ints,
+    among,
     cells_of,
     columns_of,
-    first_at_or_after,
     routed_at,
 )
 
@@ -31,10 +31,10 @@ class Memory(NamedTuple):
         An arrival at that very ns counts as before it, a departure as after it: victims leave when a copy that this
         plan asked for starts. Who has arrived more often than left is there.
         """
-        first, now = cells.at(expert, np.zeros_like(time)), cells.at(expert, time)
-        came = np.searchsorted(self.arrivals, now, "right") - np.searchsorted(self.arrivals, first, "left")
-        left = np.searchsorted(self.departures, now, "left") - np.searchsorted(self.departures, first, "left")
-        return np.asarray(came > left)
+        first, now = np.arange(cells.layers * cells.experts) * cells.horizon, cells.at(expert, time)
+        before = np.searchsorted(self.arrivals, first, "left") - np.searchsorted(self.departures, first, "left")
+        until = np.searchsorted(self.arrivals, now, "right") - np.searchsorted(self.departures, now, "left")
+        return np.asarray(until > before[expert])
 
 
 class Uses(NamedTuple):
@@ -45,6 +45,7 @@ class Uses(NamedTuple):
     expert: Ints
     tokens: Ints
     start: Ints  # ns
+    routed: Ints  # when its layer was, ns
     decode: Bools
     on_gpu: Bools
     resident: Bools  # readable on the GPU when the layer was routed
@@ -62,24 +63,23 @@ class HitRates(NamedTuple):
 
 def memory_of(c: Columns, cells: Cells) -> Memory:
     """Arrivals (placed, or a copy's end) and departures (evicted or released)."""
-    came, left = c.where(c.of("place", "demand", "prefetch", "swap")), c.where(c.of("evict", "release"))
-    return Memory(*(np.sort(cells.at(cells.expert(x.home, x.expert), x.end)) for x in (came, left)))
+    came, left = c.of("place", "demand", "prefetch", "swap"), c.of("evict", "release")
+    return Memory(*(np.sort(cells.at(cells.expert(c.home[x], c.expert[x]), c.end[x])) for x in (came, left)))
 
 
 def uses_of(c: Columns, cells: Cells) -> Uses:
     """Every active expert of every layer, from the spans that computed it (ahead or not)."""
-    computed = c.where(c.of("expert", "precompute"))
-    key = cells.layer(computed.step, computed.home) * cells.experts + computed.expert
-    order = np.argsort(computed.of("precompute"), kind="stable")  # a dropped precomputation was computed again
-    key, rows = np.unique(key[order], return_index=True)
-    used = computed.where(order[rows])
+    # Of each expert the first counts: a precomputation that was dropped was computed again
+    computed = np.concatenate([np.flatnonzero(c.of(kind)) for kind in ("expert", "precompute")])
+    key, first = np.unique(cells.use(c.step[computed], c.home[computed], c.expert[computed]), return_index=True)
+    used = c.where(computed[first])
     routed = routed_at(c, cells)[cells.layer(used.step, used.home)]
     demand = c.where(c.of("demand"))
-    loads = np.sort(cells.layer(demand.step, demand.home) * cells.experts + demand.expert)
+    loads = np.sort(cells.use(demand.step, demand.home, demand.expert))
     return Uses(
-        used.step, used.home, used.expert, used.tokens, used.start, used.decode, used.on("gpu"),
+        used.step, used.home, used.expert, used.tokens, used.start, routed, used.decode, used.on("gpu"),
         memory_of(c, cells).readable(cells, cells.expert(used.home, used.expert), routed),
-        np.append(loads, -1)[first_at_or_after(loads, key)] == key,
+        among(loads, key),
     )  # fmt: skip
 
 

@@ -86,15 +86,17 @@ def metrics_of(spans: pd.DataFrame, batch: int) -> Metrics:
     steps = _steps(c)
     window = steps.window()
     count = int(steps.decode.sum())
-    prefetches = prefetches_of(c, cells)
+    uses = uses_of(c, cells)
+    prefetches = prefetches_of(c, cells, uses)
+    planning = c.where(c.of("plan", "foresee")).within(*window)
     values: dict[str, Any] = {
         **_times(steps, batch), "makespan_ms": makespan / 1e6, "steps": len(steps.end), "decode_steps": count,
-        **_hits(uses_of(c, cells)),
+        **_hits(uses),
         **_prefetches(c, prefetches),
         **_link(c, prefetches, count * batch),
         **_busy(c, window, ""), **_busy(c, (0, makespan), "run_"),
         **_stalls(gaps_of(c, cells).within(*window), window, count),
-        "plan_overhead_share": share(_covered(c, c.of("plan", "foresee"), window), window[1] - window[0]),
+        "plan_overhead_share": share(int(planning.sum()), window[1] - window[0]),
     }  # fmt: skip
     return Metrics(**values)
 
@@ -169,13 +171,8 @@ def _link(c: Columns, prefetches: Prefetches, tokens: int) -> dict[str, float | 
 
 
 def _busy(c: Columns, window: tuple[int, int], prefix: str) -> dict[str, float | None]:
-    length = window[1] - window[0]
-    return {f"{prefix}{lane}_busy_share": share(_covered(c, c.on(lane), window), length) for lane in LANES}
-
-
-def _covered(c: Columns, mask: Bools, window: tuple[int, int]) -> int:
-    """How much of a window, in ns, the spans of ``mask`` cover (those of one lane never overlap)."""
-    return int((np.clip(c.end[mask], *window) - np.clip(c.start[mask], *window)).sum())
+    within, length = c.within(*window), window[1] - window[0]  # spans of one lane never overlap
+    return {f"{prefix}{lane}_busy_share": share(int(within[c.on(lane)].sum()), length) for lane in LANES}
 
 
 def _stalls(stalls: Stalls, window: tuple[int, int], steps: int) -> dict[str, float | None]:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.results.columns import Bools, Cells, Columns, Ints, first_at_or_after, routed_at
+from sim.results.columns import Bools, Cells, Columns, Ints, among, first_at_or_after
+from sim.results.hits import Uses
 
 
 class Prefetches(NamedTuple):
@@ -20,27 +21,26 @@ class Prefetches(NamedTuple):
     active: Bools  # its expert was active when its layer's next plan took effect, wherever it ran
 
 
-def prefetches_of(c: Columns, cells: Cells) -> Prefetches:
-    """Outcomes of all prefetches that started."""
+def prefetches_of(c: Columns, cells: Cells, uses: Uses) -> Prefetches:
+    """Outcomes of all prefetches that started, given the uses of all experts."""
     copies = c.where(c.of("prefetch"))
     expert = cells.expert(copies.home, copies.expert)
-    use_start, routed = _first_use(c, cells, expert, copies.end)
+    use_start, routed = _first_use(uses, cells, expert, copies.end)
     used = (use_start >= 0) & (use_start <= _first_departure(c, cells, expert, copies.end))
     late = used & (routed < copies.end)
-    return Prefetches(copies.decode, copies.bytes, used & ~late, late, ~used, _active(c, cells, copies))
+    return Prefetches(copies.decode, copies.bytes, used & ~late, late, ~used, _active(c, cells, uses, copies))
 
 
-def _first_use(c: Columns, cells: Cells, expert: Ints, after: Ints) -> tuple[Ints, Ints]:
+def _first_use(uses: Uses, cells: Cells, expert: Ints, after: Ints) -> tuple[Ints, Ints]:
     """The first GPU run of each expert from ``after`` on: its start, and when its layer was routed; -1 without one."""
-    runs = c.where(c.on("gpu") & c.of("expert"))
-    keys = cells.at(cells.expert(runs.home, runs.expert), runs.start)
+    runs = np.flatnonzero(uses.on_gpu)
+    run = cells.expert(uses.layer[runs], uses.expert[runs])
+    keys = cells.at(run, uses.start[runs])
     order = np.argsort(keys, kind="stable")
-    place = first_at_or_after(keys[order], cells.at(expert, after))
-    row = np.append(order, -1)[place]
-    start, step = np.append(runs.start, -1)[row], np.append(runs.step, 0)[row]
-    found = (row >= 0) & (np.append(cells.expert(runs.home, runs.expert), -1)[row] == expert)
-    layer = cells.layer(step, expert // cells.experts)
-    return np.where(found, start, -1), np.where(found, np.append(routed_at(c, cells), -1)[layer], -1)
+    row = np.append(order, -1)[first_at_or_after(keys[order], cells.at(expert, after))]
+    found = (row >= 0) & (np.append(run, -1)[row] == expert)
+    start, routed = (np.append(times[runs], -1)[row] for times in (uses.start, uses.routed))
+    return np.where(found, start, -1), np.where(found, routed, -1)
 
 
 def _first_departure(c: Columns, cells: Cells, expert: Ints, after: Ints) -> Ints:
@@ -51,7 +51,7 @@ def _first_departure(c: Columns, cells: Cells, expert: Ints, after: Ints) -> Int
     return np.where(key // cells.horizon == expert, key % cells.horizon, cells.horizon)
 
 
-def _active(c: Columns, cells: Cells, copies: Columns) -> Bools:
+def _active(c: Columns, cells: Cells, uses: Uses, copies: Columns) -> Bools:
     """Whether each copied expert was active in the next run of its layer: whose plan took effect at or after the start
     of the copy, which may have started while that plan was being made.
     """
@@ -61,6 +61,5 @@ def _active(c: Columns, cells: Cells, copies: Columns) -> Bools:
     row = np.append(order, -1)[first_at_or_after(keys[order], copies.home * cells.horizon + copies.start)]
     found = (row >= 0) & (np.append(plans.layer, -1)[row] == copies.home)
     step = np.append(plans.step, 0)[row]
-    computed = c.where(c.of("expert", "precompute"))
-    active = np.unique(cells.layer(computed.step, computed.home) * cells.experts + computed.expert)
-    return np.asarray(found & np.isin(cells.layer(step, copies.home) * cells.experts + copies.expert, active))
+    active = cells.use(uses.step, uses.layer, uses.expert)  # in order
+    return np.asarray(found & among(active, cells.use(step, copies.home, copies.expert)))

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from sim.results.columns import Bools, Cells, Columns, Ints, cells_of, columns_of, first_at_or_after
+from sim.results.columns import Bools, Cells, Columns, Ints, among, cells_of, columns_of, first_at_or_after
 
 
 class Stalls(NamedTuple):
@@ -56,14 +56,14 @@ def stalls_of(spans: pd.DataFrame) -> Stalls:
 
 def gaps_of(c: Columns, cells: Cells) -> Gaps:
     """All idle gaps of the GPU from 0 to the last end of any span."""
-    gpu = c.where(c.on("gpu"))
-    free = np.concatenate([[0], np.maximum.accumulate(gpu.end)]).astype(np.int64)
+    gpu = np.flatnonzero(c.on("gpu"))
+    free = np.append(0, np.maximum.accumulate(c.end[gpu]))
     makespan = int(c.end.max()) if len(c.end) else 0
-    starts = np.append(gpu.start, makespan)
+    starts = np.append(c.start[gpu], makespan)
     rows = np.flatnonzero(starts > free)
     begin, end = free[rows], starts[rows]
-    tail = rows == len(gpu.start)
-    waiter = gpu.where(rows[~tail])
+    tail = rows == len(gpu)
+    waiter = c.where(gpu[rows[~tail]])
     cpu_until, h2d_until = begin.copy(), begin.copy()
     cpu_until[~tail], h2d_until[~tail] = _edges(c, cells, waiter, begin[~tail], end[~tail])
     return Gaps(begin, cpu_until, h2d_until, end)
@@ -88,9 +88,7 @@ def _copy_ends_at(c: Columns, cells: Cells, waiter: Columns) -> Bools:
     copies = c.where(c.of("demand", "prefetch", "swap"))
     keys = np.sort(cells.at(cells.expert(copies.home, copies.expert), copies.end))
     wanted = cells.at(cells.expert(waiter.home, waiter.expert), waiter.ready)
-    place = first_at_or_after(keys, wanted)
-    found = np.append(keys, -1)[place]
-    return np.asarray(found == wanted)
+    return among(keys, wanted)
 
 
 def _cpu_part(c: Columns, cells: Cells, combine: Columns) -> tuple[Ints, Ints]:
