@@ -8,14 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from traces.library import load_trace, trace_names
 from traces.model_shape import ModelShape, ShapeError
 from traces.names import unknown
 from traces.quantisation import quantised
+from traces.yaml_data import read_yaml
 
-_FOLDER = Path(__file__).parent
+_FILE = Path(__file__).with_name("models.yaml")
 _MINI_MODELS = ("mini-deepseek", "mini-moe")
 _NOT_SHAPE = ("gguf_arch", "published_params")  # keys of models.yaml that say something about the model, not its shape
 
@@ -73,7 +72,7 @@ def bundled_trace(name: str) -> str | None:
 
 @cache
 def _entries() -> dict[str, Mapping[str, Any]]:
-    entries: dict[str, Mapping[str, Any]] = yaml.safe_load((_FOLDER / "models.yaml").read_text(encoding="utf-8"))
+    entries: dict[str, Mapping[str, Any]] = read_yaml(_FILE)
     return entries
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
+from traces.yaml_data import read_yaml
 
 _FILE = Path(__file__).with_name("published.yaml")
 _TEXTS = {"quantity", "model", "source", "note"}
@@ -48,4 +48,4 @@ class Published:
 @cache
 def published_figures() -> tuple[Published, ...]:
     """All of ``published.yaml``, in its order."""
-    return tuple(Published.from_dict(entry) for entry in yaml.safe_load(_FILE.read_text(encoding="utf-8")))
+    return tuple(Published.from_dict(entry) for entry in read_yaml(_FILE))

@@ -11,10 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from traces.model_shape import ModelShape, ShapeError
 from traces.names import unknown
+from traces.yaml_data import read_yaml
 
 _FILE = Path(__file__).with_name("quantisations.yaml")
 _CACHE_BITS = 16.0
@@ -106,5 +105,5 @@ def _entry(name: str) -> Mapping[str, Any]:
 
 @cache
 def _document() -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    document: dict[str, Any] = read_yaml(_FILE)
     return document

@@ -7,12 +7,14 @@ from typing import Any
 
 import yaml
 
+from traces.yaml_data import SafeLoader
+
 
 class YamlError(ValueError):
     """A file that is not YAML, or not to be read in one way only; the message says what and where."""
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml, where PyYAML has it
+class _Loader(SafeLoader):  # type: ignore[misc]
     """Refuses mappings with a key twice, where PyYAML keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -17,6 +17,7 @@ from traces.trace_layout import ForecastKey, parse_forecast_name
 
 _SCORED = "partial"  # the forecast whose scores are recorded
 _PILOT = Texts(((0,),), prompt_tokens=1, generated_tokens=48)  # a text to try accuracies on
+_CACHED = 2**17  # logits that fit a processor's cache, with what is made of them
 _TOLERANCE = 1e-5
 _ROUNDING = 4 * np.finfo(float).eps
 
@@ -58,32 +59,39 @@ def correlations(routing: RoutingFit, model_seed: int, names: Iterable[str]) -> 
     return {name: _correlation(routing, model_seed, name) for name in names}
 
 
-class _Pilot(NamedTuple):
-    """A short text's logits of all layers [tokens, experts], what was chosen by them, and an error to add."""
+class _Piece(NamedTuple):
+    """Rows of a short text's logits [rows, experts], what was chosen by them, and an error to add."""
 
     logits: Singles
     true: NDArray[np.int16]
     error: Singles
 
-    def accuracy(self, correlation: float) -> float:
-        """Share of the choices that a guess has, too."""
+    def hits(self, correlation: float) -> int:
+        """How many of the choices a guess has, too."""
         found = best(_guess(self.logits, self.error, correlation), self.true.shape[1])
-        return float((found[:, :, None] == self.true[:, None, :]).sum() / self.true.size)
+        return int((found[:, :, None] == self.true[:, None, :]).sum())
 
 
 @lru_cache(maxsize=2)
-def _pilot(routing: RoutingFit, model_seed: int) -> _Pilot:
+def _pilot(routing: RoutingFit, model_seed: int) -> tuple[_Piece, ...]:
+    """All layers of the text, in pieces that fit the processor's cache: they are gone through many times."""
     logits = np.concatenate([coarse(layer) for layer in layer_logits(routing, _PILOT, model_seed)])
     error = np.random.default_rng(0).standard_normal(logits.shape, dtype=np.float32)
-    return _Pilot(logits, best(logits, routing.top_k), error)
+    whole = (logits, best(logits, routing.top_k), error)
+    return tuple(map(_Piece, *(np.array_split(part, -(-logits.size // _CACHED)) for part in whole)))
 
 
 @lru_cache(maxsize=64)
 def _correlation(routing: RoutingFit, model_seed: int, name: str) -> float:
     wanted, pilot = routing.forecast_accuracy[name], _pilot(routing, model_seed)
-    if wanted <= pilot.accuracy(0.0):
+    choices = sum(piece.true.size for piece in pilot)
+
+    def excess(correlation: float) -> float:
+        return sum(piece.hits(correlation) for piece in pilot) / choices - wanted
+
+    if excess(0.0) >= 0:
         return 0.0
-    return 1.0 if wanted >= 1 else bisected(lambda correlation: pilot.accuracy(correlation) - wanted)
+    return 1.0 if wanted >= 1 else bisected(excess)
 
 
 def bisected(rising: Callable[[float], float]) -> float:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.synthesis.normal_overlap import skewed_scores
 from traces.synthesis.routing_fit import RoutingFit
+from traces.synthesis.skewed_scores import skewed_scores
 from traces.synthesis.token_states import token_states
 
 Singles = NDArray[np.float32]
@@ -54,8 +54,8 @@ def layer_logits(fit: RoutingFit, texts: Texts, model_seed: int = 0) -> Iterator
         directions = _directions(model, fit)
         liked = model.standard_normal(fit.experts, dtype=np.float32)
         changing = _mixed(states @ directions, _noise(fit, texts, streams), fit.noise_share)
-        preferences = [_text_preferences(rng, liked, fit, quantiles) for rng in streams]
-        yield _logits(fit, texts, share, np.stack(preferences), changing)
+        preferences = _text_preferences(streams, liked, fit, quantiles)
+        yield _logits(fit, texts, share, preferences, changing)
 
 
 def _mixed(one: Singles, other: Singles, share: float) -> Singles:
@@ -66,9 +66,8 @@ def _mixed(one: Singles, other: Singles, share: float) -> Singles:
 def _fresh_states(fit: RoutingFit, texts: Texts, streams: list[np.random.Generator]) -> Singles:
     """[tokens, width]; a prompt and its answer are two texts."""
     lengths = (texts.prompt_tokens, texts.generated_tokens)
-    return np.concatenate(
-        [token_states(rng, fit.autocorrelation, length, fit.state_width) for rng in streams for length in lengths]
-    )
+    parts = [token_states(streams, fit.autocorrelation, length, fit.state_width) for length in lengths]
+    return np.concatenate(parts, axis=1).reshape(texts.tokens, fit.state_width)
 
 
 def _directions(rng: np.random.Generator, fit: RoutingFit) -> Singles:
@@ -83,13 +82,16 @@ def _noise(fit: RoutingFit, texts: Texts, streams: list[np.random.Generator]) ->
     return np.concatenate([rng.standard_normal((length, fit.experts), dtype=np.float32) for rng in streams])
 
 
-def _text_preferences(rng: np.random.Generator, liked: Singles, fit: RoutingFit, quantiles: Singles) -> Singles:
-    """[2, experts]: of the prompt and of the answer. Ranks decide, so that every layer of every text is equally
+def _text_preferences(
+    streams: list[np.random.Generator], liked: Singles, fit: RoutingFit, quantiles: Singles
+) -> Singles:
+    """[texts, 2, experts]: of the prompt and of the answer. Ranks decide, so that every layer of every text is equally
     particular whatever was drawn."""
-    answer, other = rng.standard_normal((2, fit.experts), dtype=np.float32)
+    drawn = np.stack([rng.standard_normal((2, fit.experts), dtype=np.float32) for rng in streams])
+    answer, other = drawn[:, 0], drawn[:, 1]
     prompt = _mixed(other, answer, fit.prompt_likeness**2)
-    raw = np.stack([_mixed(own, liked, fit.model_share) for own in (prompt, answer)])
-    return np.asarray(quantiles[raw.argsort(axis=1).argsort(axis=1)])
+    raw = _mixed(np.stack([prompt, answer], axis=1), liked, fit.model_share)
+    return np.asarray(quantiles[raw.argsort(axis=-1).argsort(axis=-1)])
 
 
 def _logits(fit: RoutingFit, texts: Texts, share: float, preferences: Singles, changing: Singles) -> Singles:

@@ -27,12 +27,3 @@ def overlap_of(correlation: Floats, share: float) -> Floats:
 def correlation_of(overlap: Floats | float, share: float) -> Floats:
     """The correlation that gives ``overlap``; the inverse of ``overlap_of``, clipped to -0.95 .. 0.9999."""
     return np.asarray(np.interp(overlap, overlap_of(_GRID, share), _GRID))
-
-
-def skewed_scores(count: int, tail: float) -> Floats:
-    """``count`` quantiles, ascending, of mean 0 and variance 1: of a normal variate if ``tail`` is 0; above 0 the lower
-    end is longer, below 0 the upper (J. W. Tukey's g distribution, turned round).
-    """
-    normal = ndtri((np.arange(count) + 0.5) / count)
-    scores = -np.expm1(-tail * normal) / tail if tail else normal
-    return np.asarray((scores - scores.mean()) / max(float(scores.std()), np.finfo(float).tiny))

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-import yaml
-
 from traces.synthesis.routing_fit import RoutingFit
+from traces.yaml_data import read_yaml
 
 FITS = Path(__file__).with_name("fits.yaml")
 
@@ -16,5 +15,4 @@ FITS = Path(__file__).with_name("fits.yaml")
 @cache
 def stored_fits() -> Mapping[str, RoutingFit]:
     """By the name of the trace, in the order of the file: ``python -m traces.synthesis.refit`` wrote it."""
-    entries = yaml.safe_load(FITS.read_text(encoding="utf-8"))
-    return {name: RoutingFit.from_dict({"name": name, **entry}) for name, entry in entries.items()}
+    return {name: RoutingFit.from_dict({"name": name, **entry}) for name, entry in read_yaml(FITS).items()}

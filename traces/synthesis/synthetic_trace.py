@@ -103,9 +103,10 @@ def _routed(shape: ModelShape, asked: Synthesis) -> dict[str, NDArray[Any]]:
         weights = np.take_along_axis(scores, ids.astype(np.intp), axis=1)
         tensors["topk_ids"][:, layer], tensors["scores"][:, layer] = ids, scores
         tensors["topk_weights"][:, layer] = weights / weights.sum(1, keepdims=True) if shape.norm_topk else weights
-        error = errors.standard_normal(logits.shape, dtype=np.float32)
-        for maker in makers:
-            maker.add(layer, logits, error)
+        if makers:
+            error = errors.standard_normal(logits.shape, dtype=np.float32)
+            for maker in makers:
+                maker.add(layer, logits, error)
     for maker in makers:
         tensors |= maker.tensors
     return tensors

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traces.synthesis.normal_overlap import correlation_of, overlap_of, skewed_scores
+from traces.synthesis.normal_overlap import correlation_of, overlap_of
 
 
 @pytest.mark.parametrize("correlation", [-0.3, 0.0, 0.4, 0.9])
@@ -22,12 +22,3 @@ def test_no_correlation_is_chance_and_the_inverse_inverts() -> None:
     assert overlap_of(np.array(0.0), 0.1) == pytest.approx(0.1)
     correlations = np.array([-0.2, 0.1, 0.5, 0.95])
     assert correlation_of(overlap_of(correlations, 0.05), 0.05) == pytest.approx(correlations, abs=1e-3)
-
-
-def test_skewed_scores_have_their_longer_tail_where_they_should() -> None:
-    for tail in (-0.5, 0.0, 0.5):
-        scores = skewed_scores(101, tail)
-        assert (scores.mean(), scores.std()) == (pytest.approx(0, abs=1e-12), pytest.approx(1))
-        assert (np.diff(scores) > 0).all()
-        assert np.sign((scores**3).mean().round(9)) == -np.sign(tail)
-    assert skewed_scores(1, 0.0).tolist() == [0]
