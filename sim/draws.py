@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
-from multiprocessing import get_context
 from statistics import fmean
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,6 +13,7 @@ import numpy as np
 from policies.registry import ChoiceError
 from sim.demand import MissingFromTraceError
 from sim.memory import BudgetError
+from sim.processes import shared
 from sim.results.run import Run
 from sim.scenario import Scenario, ScenarioError
 from sim.simulate import Setting, setting_of
@@ -90,7 +87,8 @@ def play(
     """
     tasks = [(simulate, draw, place == 0) for simulate in simulations.values() for place, draw in enumerate(draws)]
     found = {}
-    with _mapped(tasks, jobs) as outcomes:
+    with shared(min(jobs, len(tasks))) as each:
+        outcomes = each(_outcome, tasks)
         for name in watch(list(simulations)):
             found[name] = list(islice(outcomes, len(draws)))
             if name in insist and (refusal := refused(found[name])):
@@ -103,20 +101,6 @@ def refused(outcomes: Sequence[Outcome]) -> Exception | None:
     return next((outcome.refusal for outcome in outcomes if outcome.refusal), None)
 
 
-@contextmanager
-def _mapped(tasks: Sequence[tuple[Simulation, Scenario, bool]], jobs: int) -> Iterator[Iterator[Outcome]]:
-    """Outcomes of the tasks, in their order."""
-    workers = min(jobs, len(tasks))
-    if workers <= 1:
-        yield map(_outcome, tasks)
-        return
-    with ProcessPoolExecutor(workers, get_context("spawn"), leave_interrupts_to_the_parent) as pool:
-        try:
-            yield pool.map(_outcome, tasks)
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
 def _outcome(task: tuple[Simulation, Scenario, bool]) -> Outcome:
     simulate, draw, keep = task
     try:
@@ -125,11 +109,6 @@ def _outcome(task: tuple[Simulation, Scenario, bool]) -> Outcome:
         return Outcome({}, refusal=error)
     row = {**run.to_dict(), "seed": draw.seed, "sequences": run.scenario["sequences"]}
     return Outcome(row, run if keep else None)
-
-
-def leave_interrupts_to_the_parent() -> None:
-    """For worker processes: Ctrl-C is the parent's to answer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 # --- one row out of many ----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from policies.protocols import Composition
 from sim.costs.cost_table import CostTable
@@ -10,7 +11,7 @@ from sim.fit.answer_steps import spread
 from sim.fit.long_prompt import lengths_of, repeated
 from sim.fit.question import Question
 from sim.fit.question_costs import costs_of
-from sim.fit.routing import Routing
+from sim.fit.routing import Routing, routing_for
 from sim.machine.hardware import Hardware
 from sim.scenario import Scenario
 from sim.simulate import Prepared, Setting, compose_policy, prepare, setting_of
@@ -23,11 +24,20 @@ class Asked:
     question: Question
     setting: Setting
     times: int  # how often the prompt is repeated
+    routing: str  # where it is from, as it is told
 
     def ready(self, policy: str) -> Prepared:
         """A policy about to run. What follows the routing token by token plays the short prompt: its TTFT is none."""
-        prepared = prepare(self.setting, compose_policy(self.setting, policy, {}))
-        if token_by_token(prepared.composition):
+        return self.prepared(self.composed(policy))
+
+    def composed(self, policy: str) -> Composition:
+        """A fresh policy for one run."""
+        return compose_policy(self.setting, policy, {})
+
+    def prepared(self, composition: Composition) -> Prepared:
+        """See ``ready``."""
+        prepared = prepare(self.setting, composition)
+        if token_by_token(composition):
             return prepared
         return prepared._replace(demand=[repeated(step, self.times) for step in prepared.demand])
 
@@ -51,6 +61,12 @@ def token_by_token(composition: Composition) -> bool:
     return composition.needs.tokens
 
 
+@lru_cache(maxsize=1)
+def asked_of(question: Question) -> Asked:
+    """A question resolved, once in every process that works on it. Raises what ``resolved`` and ``routing_for`` do."""
+    return resolved(question, routing_for(question))
+
+
 def resolved(question: Question, routing: Routing) -> Asked:
     """Raises what ``setting_of`` raises."""
     prompt, times, steps = lengths_of(routing.trace, question)
@@ -60,4 +76,4 @@ def resolved(question: Question, routing: Routing) -> Asked:
     )  # fmt: skip
     setting = setting_of(scenario, routing.trace)
     costs = costs_of(question, setting.shape, setting.hardware, prompt * times * question.batch)
-    return Asked(question, replace(setting, steps=spread(setting.steps, question), costs=costs), times)
+    return Asked(question, replace(setting, steps=spread(setting.steps, question), costs=costs), times, routing.told)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from policies.registry import ChoiceError
 from sim.demand import MissingFromTraceError
-from sim.fit.asked import Asked
+from sim.fit.asked import Asked, asked_of
 from sim.fit.candidates import candidates, may_be_recommended
 from sim.fit.memory_needed import HOST_RESERVE_BYTES, host_memory_of
 from sim.fit.played import Played, host_bytes_of, play_policy
-from sim.fit.question import FitError
+from sim.fit.question import FitError, Question
+from sim.machine.hardware import load_hardware
 from sim.machine.units import in_gb
 from sim.memory import BudgetError
+from sim.processes import Each
 from sim.scenario import ScenarioError
+from sim.simulate import Prepared
+from sim.uncollected import uncollected
+from traces.catalogue import load_model
 
 _REFUSALS = (BudgetError, ChoiceError, FitError, MissingFromTraceError, ScenarioError)
 
@@ -33,33 +39,41 @@ class Contest:
     refused: Mapping[str, str]
 
 
-def play_all(asked: Asked) -> Contest:
-    """Raises FitError with all reasons, if none can run that keeps the routing and may be recommended."""
-    played, refused = [], {}
-    for name in candidates(asked.question, asked.setting.shape, asked.setting.hardware):
-        try:
-            played.append(_play(asked, name))
-        except _REFUSALS as error:
-            refused[name] = str(error)
-    played.sort(key=lambda one: one.times.answer_ms(asked.question.generated))
-    needs = [(one, one.prepared.composition.needs) for one in played]
-    keeping = [one for one, need in needs if not need.changes_routing and not need.future]
-    exact = [one for one in keeping if may_be_recommended(asked.question, one.prepared.composition.name)]
+def play_all(question: Question, each: Each = map) -> Contest:
+    """``each``: who plays them. Raises FitError with all reasons, if none can run that keeps the routing and may be
+    recommended."""
+    names = candidates(question, load_model(question.shape), load_hardware(question.hardware))
+    found = dict(zip(names, each(partial(_play, question), names), strict=True))
+    refused = {name: one for name, one in found.items() if isinstance(one, str)}
+    played = [one for one in found.values() if not isinstance(one, str)]
+    played.sort(key=lambda one: one.answer.answer_ms)
+    keeping = [one for one in played if not one.needs.changes_routing and not one.needs.future]
+    exact = [one for one in keeping if may_be_recommended(question, one.answer.policy)]
     if not exact:
         reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
         raise FitError(f"none of the policies that keep the routing can run: {reasons}")
-    changing = [one for one, need in needs if need.changes_routing]
     beside = [one for one in keeping if one not in exact]
-    return Contest(exact, beside, changing, [one for one, need in needs if need.future], refused)
+    changing = [one for one in played if one.needs.changes_routing]
+    return Contest(exact, beside, changing, [one for one in played if one.needs.future], refused)
 
 
-def _play(asked: Asked, name: str) -> Played:
+def _play(question: Question, name: str) -> Played | str:
+    """A policy, played; or why it cannot be."""
+    asked = asked_of(question)
+    try:
+        prepared = asked.ready(name)
+        _check_host(asked, prepared)
+    except _REFUSALS as error:
+        return str(error)
+    with uncollected():
+        return play_policy(asked, prepared)
+
+
+def _check_host(asked: Asked, prepared: Prepared) -> None:
     """Raises FitError where the host cannot hold what the policy needs there."""
-    prepared = asked.ready(name)
     host = host_memory_of(asked.question, asked.setting.hardware)
     missing = 0 if host is None else host_bytes_of(prepared) + HOST_RESERVE_BYTES - host
     if missing > 0:
         raise FitError(
             f"{in_gb(missing)} GB of host memory are missing: experts that may leave the GPU stay there, too"
         )
-    return play_policy(prepared, asked.question.generated)

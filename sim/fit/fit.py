@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sim.fit.asked import resolved
+from sim.fit.asked import asked_of
+from sim.fit.candidates import candidates
 from sim.fit.contest import play_all
-from sim.fit.limits import Gain, gains_of, limit_of, yardstick
+from sim.fit.limits import Gain, gains_of, limit_of, ranked
 from sim.fit.llama_cpp_setting import LlamaCppSetting, llama_cpp_setting
 from sim.fit.memory_needed import Memory, check_fits, memory_of
-from sim.fit.played import Answer, answer_of, bounds_beside
+from sim.fit.played import Answer, bounds_beside
 from sim.fit.question import Question
-from sim.fit.routing import routing_for
 from sim.fit.traps import traps_of
 from sim.fit.trust import Support, supports_of
+from sim.fit.yardstick import yardstick
 from sim.machine.hardware import load_hardware
+from sim.processes import Each, shared
 from sim.uncollected import uncollected
 from traces.catalogue import load_model
 
@@ -58,38 +60,44 @@ class Fit:
         return {**asdict(self), "offloads": self.offloads}
 
 
-def fit(question: Question) -> Fit:
-    """Answer a question.
+def fit(question: Question, jobs: int = 1) -> Fit:
+    """Answer a question. ``jobs``: processes that share the work; see ``sim.processes.shared``.
 
     Raises FitError for what cannot run, saying by how many GB, and what ``resolved`` raises for names that are none.
     """
-    check_fits(load_model(question.shape), load_hardware(question.hardware), question)
-    with uncollected():
-        return _answered(question)
+    shape, hardware = load_model(question.shape), load_hardware(question.hardware)
+    check_fits(shape, hardware, question)
+    jobs = min(jobs, len(candidates(question, shape, hardware)))
+    try:
+        with shared(jobs) as each, uncollected():
+            each(asked_of, [question] * jobs)  # other processes begin while this one does the same
+            return _answered(question, each)
+    finally:
+        asked_of.cache_clear()
 
 
-def _answered(question: Question) -> Fit:
-    routing = routing_for(question)
-    asked = resolved(question, routing)
-    contest = play_all(asked)
-    best, *others = [answer_of(asked, played) for played in contest.exact[:SHOWN]]
-    gains = gains_of(asked, yardstick(asked, best.policy, best.tpot_ms))
-    setting = asked.setting
+def _answered(question: Question, each: Each) -> Fit:
+    asked = asked_of(question)
+    contest = play_all(question, each)
+    played, *others = contest.exact[:SHOWN]
+    found = gains_of(question, yardstick(asked, played), each)
+    bounds = bounds_beside(asked, played)
+    best, setting, gains = played.answer, asked.setting, ranked(found)
     return Fit(
         question=question,
         model=setting.shape.name,
         machine=setting.hardware.name,
         about=setting.hardware.about,
-        routing=routing.told,
+        routing=asked.routing,
         runtime=question.runtime if setting.hardware.profile is None else "measured",
-        memory=memory_of(contest.exact[0].prepared.memory, setting.shape, best.host_bytes),
+        memory=memory_of(played.memory, setting.shape, best.host_bytes),
         best=best,
-        bounds=bounds_beside(asked, contest.exact[0]),
+        bounds=bounds,
         steps=asked.steps,
-        runners_up=tuple(others),
-        beside=tuple(answer_of(asked, played) for played in contest.beside),
-        changing=tuple(answer_of(asked, played) for played in contest.changing),
-        clairvoyant=next((answer_of(asked, played) for played in contest.clairvoyant), None),
+        runners_up=tuple(other.answer for other in others),
+        beside=tuple(other.answer for other in contest.beside),
+        changing=tuple(other.answer for other in contest.changing),
+        clairvoyant=next((other.answer for other in contest.clairvoyant), None),
         refused=contest.refused,
         gains=gains,
         limited_by=limit_of(gains),

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from policies.views import ExpertCosts
 from sim.costs.cost_table import CostTable
-from sim.fit.asked import Asked
-from sim.fit.played import times_of
+from sim.fit.asked import Asked, asked_of
+from sim.fit.question import Question
 from sim.fit.question_costs import LAUNCHES, quicker
+from sim.fit.yardstick import Yardstick
 from sim.machine.hardware import Hardware
-from sim.simulate import spans_of
+from sim.processes import Each
 from sim.sweep.axes import DIALS
+from sim.uncollected import uncollected
 
 BETTER = 1.25
-NEAR = 0.25  # as much may a short cut differ: of a ratio between machines, it changes little
 WORTH_NAMING = 0.02  # a gain below that limits nothing
 
 
@@ -25,8 +27,8 @@ class Part:
     """A part of a machine, and the numbers that grow with its quality; ``times`` are numbers that shrink.
 
     ``tables``: times of experts that shrink, where a measured profile has tables in place of such numbers. ``program``:
-    times of the host program that shrink. ``fills``: it changes how soon the cache is filled with the right experts, so
-    that the first steps would tell too much of it.
+    times of the host program that shrink. ``steers``: by it a policy decides what to copy, and so what it will find on
+    the GPU many steps later.
     """
 
     name: str
@@ -35,7 +37,7 @@ class Part:
     times: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
     program: tuple[str, ...] = ()
-    fills: bool = False
+    steers: bool = False
 
     def better(self, asked: Asked) -> Asked:
         """The question on a machine with this part a quarter better, all else being equal."""
@@ -50,12 +52,12 @@ class Part:
 
 
 PARTS = (
-    Part("PCIe", "the link", DIALS["pcie_gbps"].keys, tables=("copy_ns",), fills=True),
-    Part("DRAM", "the CPU's memory", DIALS["dram_gbps"].keys, tables=("cpu_ns", "first_cpu_ns")),
-    Part("CPU compute", "the CPU's arithmetic", DIALS["cpu_gflops"].keys),
+    Part("PCIe", "the link", DIALS["pcie_gbps"].keys, tables=("copy_ns",), steers=True),
+    Part("DRAM", "the CPU's memory", DIALS["dram_gbps"].keys, tables=("cpu_ns", "first_cpu_ns"), steers=True),
+    Part("CPU compute", "the CPU's arithmetic", DIALS["cpu_gflops"].keys, steers=True),
     Part("GPU bandwidth", "the GPU's memory bandwidth", DIALS["gpu_gbps"].keys, tables=("gpu_ns",)),
     Part("GPU compute", "the GPU's arithmetic", DIALS["gpu_tflops"].keys),
-    Part("GPU memory", "the size of the GPU's memory", ("gpu.memory_bytes",), fills=True),
+    Part("GPU memory", "the size of the GPU's memory", ("gpu.memory_bytes",), steers=True),
     Part("GPU kernels", "the fixed time of every kernel on the GPU", times=("gpu.kernel_ns",)),
     Part("kernel launches", "the host program, which launches kernels", program=LAUNCHES),
     Part("synchronisation", "the host program, which waits for the GPU", program=("sync_ns",)),
@@ -97,17 +99,30 @@ def _better(expert: ExpertCosts, names: Sequence[str]) -> ExpertCosts:
     return expert._replace(**times)
 
 
-def gains_of(asked: Asked, compared: Yardstick) -> tuple[Gain, ...]:
-    """The gain of every part, largest first; of a measured profile, without those that its tables do not tell apart."""
+def gains_of(question: Question, compared: Yardstick, each: Each = map) -> Iterator[Gain]:
+    """The gain of every part that can be told apart. ``each``: who plays them; nobody waits for them until they are
+    read."""
+    names = [part.name for part in parts_of(asked_of(question))]
+    return each(partial(_gain, question, compared), names)
+
+
+def parts_of(asked: Asked) -> list[Part]:
+    """All parts; of a measured profile, without those that its tables do not tell apart."""
     measured = asked.setting.hardware.profile is not None
-    parts = [part for part in PARTS if not (measured and part.name in _NOT_IN_TABLES)]
+    return [part for part in PARTS if not (measured and part.name in _NOT_IN_TABLES)]
 
-    def gain(part: Part) -> float:
-        better = part.better(asked)
-        return 0.0 if _step_of(better) == _step_of(asked) else compared.faster(better, whole=part.fills)
 
-    found = [Gain(part.name, part.owner, gain(part)) for part in parts]
-    return tuple(sorted(found, key=lambda one: -one.tpot))
+def gain_of(asked: Asked, compared: Yardstick, part: Part) -> Gain:
+    """What this part a quarter better gives."""
+    better = part.better(asked)
+    alike = _step_of(better) == _step_of(asked)
+    return Gain(part.name, part.owner, 0.0 if alike else compared.faster(better, part.steers))
+
+
+def _gain(question: Question, compared: Yardstick, name: str) -> Gain:
+    (part,) = (part for part in PARTS if part.name == name)
+    with uncollected():
+        return gain_of(asked_of(question), compared, part)
 
 
 def _step_of(asked: Asked) -> tuple[object, ...]:
@@ -121,53 +136,13 @@ def _step_of(asked: Asked) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-class Window(NamedTuple):
-    """What is played of the demand to compare machines: after the prompt or without it, so many decode steps."""
-
-    prompt: bool
-    steps: int
-
-
-@dataclass(frozen=True)
-class Yardstick:
-    """How a policy's TPOT is compared between machines: over the whole demand (``window``: None), or over the shortest
-    window that gives about the same on the machine in question."""
-
-    policy: str
-    window: Window | None
-    base_ms: float
-    whole_ms: float
-
-    def faster(self, better: Asked, whole: bool = False) -> float:
-        """Old TPOT over that of ``better``, minus 1; ``whole``: over the whole demand in any case."""
-        base_ms, window = (self.whole_ms, None) if whole else (self.base_ms, self.window)
-        return base_ms / _tpot_ms(better, self.policy, window) - 1
-
-
-WINDOWS = (Window(prompt=False, steps=8), Window(prompt=True, steps=8))
-
-
-def yardstick(asked: Asked, policy: str, tpot_ms: float) -> Yardstick:
-    """``tpot_ms``: the policy's, over the whole demand."""
-    for window in WINDOWS:
-        short_ms = _tpot_ms(asked, policy, window)
-        if abs(short_ms / tpot_ms - 1) < NEAR:
-            return Yardstick(policy, window, short_ms, tpot_ms)
-    return Yardstick(policy, None, tpot_ms, tpot_ms)
-
-
-def _tpot_ms(asked: Asked, policy: str, window: Window | None) -> float:
-    prepared = asked.ready(policy)
-    if window is None:
-        return times_of(spans_of(prepared), asked.question.generated).tpot_ms
-    decode = [step for step in prepared.demand if step.phase == "decode"]
-    prompt = [step for step in prepared.demand if step.phase == "prefill" and window.prompt]
-    played = prepared._replace(demand=[*prompt, *decode[: window.steps]])
-    return times_of(spans_of(played), generated=window.steps).tpot_ms
+def ranked(gains: Iterable[Gain]) -> tuple[Gain, ...]:
+    """Largest first."""
+    return tuple(sorted(gains, key=lambda one: -one.tpot))
 
 
 def limit_of(gains: Sequence[Gain]) -> str:
-    """One sentence: whose limit it is, and what the first two parts would give."""
+    """Of ranked gains, one sentence: whose limit it is, and what the first two parts would give."""
     telling = [gain for gain in gains if gain.tpot >= WORTH_NAMING]
     if not telling:
         return f"no part by itself: none of them {BETTER - 1:.0%} better makes it {WORTH_NAMING:.0%} faster"

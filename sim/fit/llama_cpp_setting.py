@@ -27,15 +27,15 @@ class LlamaCppSetting:
 
 def llama_cpp_setting(asked: Asked, played: Sequence[Played]) -> LlamaCppSetting | None:
     """From the plan of llama.cpp among the policies that were played; None if it cannot run."""
-    llama = next((one for one in played if one.prepared.composition.name in (LLAMA_CPP, RESIDENT)), None)
+    llama = next((one for one in played if one.answer.policy in (LLAMA_CPP, RESIDENT)), None)
     if llama is None:
         return None
-    shape, question, times = asked.setting.shape, asked.question, llama.times
-    cpu_layers = cpu_layers_of(shape, [len(experts) for experts in llama.prepared.session.residency.resident])
+    shape, question, answer = asked.setting.shape, asked.question, llama.answer
+    cpu_layers = cpu_layers_of(shape, [len(experts) for experts in llama.residents])
     arguments = ["-ngl 99", *([f"--n-cpu-moe {cpu_layers}"] if cpu_layers else [])]
     arguments.append(f"-c {question.batch * question.tokens}")
     arguments += [f"-np {question.batch}"] if question.batch > 1 else []
-    return LlamaCppSetting(" ".join(arguments), cpu_layers, shape.layers, times.tpot_ms, times.ttft_ms)
+    return LlamaCppSetting(" ".join(arguments), cpu_layers, shape.layers, answer.tpot_ms, answer.ttft_ms)
 
 
 def cpu_layers_of(shape: ModelShape, resident: list[int]) -> int:

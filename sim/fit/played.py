@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from policies.caches import StaticCache
+from policies.protocols import Needs
 from sim.engine.spans import Row, Span, spans_frame
-from sim.fit.answer_steps import mean_of_answer, one_by_one
+from sim.fit.answer_steps import half_of, mean_of_answer, one_by_one
 from sim.fit.asked import Asked, token_by_token
+from sim.memory import MemoryPlan
 from sim.results.bounds import bounds_of, lower_bound
-from sim.results.metrics import metrics_of
+from sim.results.metrics import Metrics, metrics_of
 from sim.simulate import Prepared, labels_of, spans_of
 
 MS = 1e6
 _KIND = Span._fields.index("kind")
+
+Residents: TypeAlias = tuple[tuple[int, ...], ...]  # by layer
 
 
 class Times(NamedTuple):
@@ -50,15 +54,15 @@ class Answer:
     labels: tuple[str, ...]
 
 
-def times_of(rows: Sequence[Row], generated: int) -> Times:
+def times_of(rows: Sequence[Row], generated: int, steps: int | None = None) -> Times:
     """TTFT and TPOT of a run of which some decode steps stand for others of an answer of ``generated`` tokens.
 
-    Where none does, they are those of ``sim.results.metrics``.
+    Where none does, they are those of ``sim.results.metrics``. ``steps``: as if only the first so many had been played.
     """
     waits = [Span._make(row) for row in rows if row[_KIND] == "wait"]
     ends = [(wait.phase, wait.end_ns) for wait in waits if wait.layer == -1]
     first = max((end for phase, end in ends if phase == "prefill"), default=0)
-    places = [first, *sorted(end for phase, end in ends if phase == "decode")]
+    places = [first, *sorted(end for phase, end in ends if phase == "decode")[:steps]]
     played = len(places) - 1
     early = one_by_one(played, generated)
     early_ns, late_ns = ((places[to] - places[of]) / max(to - of, 1) for of, to in ((0, early), (early, played)))
@@ -66,28 +70,30 @@ def times_of(rows: Sequence[Row], generated: int) -> Times:
 
 
 class Played(NamedTuple):
-    """A policy that was played; ``rows`` are its spans, from which all else follows."""
+    """A policy that was played: what is said of it, and what it came to. ``residents``: experts in the cache in the
+    end, by layer. ``half_tpot_ms``: as if only half of the decode steps had been played."""
 
-    prepared: Prepared
-    times: Times
-    rows: list[Row]
-    host_bytes: int
+    answer: Answer
+    needs: Needs
+    memory: MemoryPlan
+    residents: Residents
+    half_tpot_ms: float
 
 
-def play_policy(prepared: Prepared, generated: int) -> Played:
-    """Play what has been prepared, for an answer of ``generated`` tokens."""
+def play_policy(asked: Asked, prepared: Prepared) -> Played:
+    """Play what has been prepared."""
     host_bytes = host_bytes_of(prepared)
     rows = spans_of(prepared)
-    times = times_of(rows, generated)
+    generated = asked.question.generated
+    times, half = times_of(rows, generated), times_of(rows, generated, half_of(asked.steps))
     if token_by_token(prepared.composition):
         times = times._replace(ttft_ms=None)
-    return Played(prepared, times, rows, host_bytes)
+    answer = _answer(asked, prepared, times, metrics_of(spans_frame(rows), asked.question.batch), host_bytes)
+    residents = tuple(tuple(sorted(experts)) for experts in prepared.session.residency.resident)
+    return Played(answer, prepared.composition.needs, prepared.memory, residents, half.tpot_ms)
 
 
-def answer_of(asked: Asked, played: Played) -> Answer:
-    """All that is said of a policy that is shown."""
-    prepared, times = played.prepared, played.times
-    metrics = metrics_of(spans_frame(played.rows), asked.question.batch)
+def _answer(asked: Asked, prepared: Prepared, times: Times, metrics: Metrics, host_bytes: int) -> Answer:
     return Answer(
         policy=prepared.composition.name,
         ttft_ms=times.ttft_ms,
@@ -95,7 +101,7 @@ def answer_of(asked: Asked, played: Played) -> Answer:
         tokens_per_s=1e3 / times.tpot_ms,
         throughput_tokens_per_s=asked.question.batch * 1e3 / times.tpot_ms,
         answer_ms=times.answer_ms(asked.question.generated),
-        host_bytes=played.host_bytes,
+        host_bytes=host_bytes,
         cache_bytes=prepared.memory.cache_bytes,
         cache_slots=prepared.memory.slots,
         staging_bytes=prepared.memory.staging_bytes,
@@ -112,8 +118,8 @@ def bounds_beside(asked: Asked, played: Played) -> Mapping[str, float]:
     The bound holds for any steps that follow each other, whatever came before: so for those that stand for themselves
     and for the others, and for the same mean of both as TPOT.
     """
-    setting, memory = asked.setting, played.prepared.memory
-    demand, capacity = played.prepared.demand, memory.cache_bytes + memory.staging_bytes
+    setting, memory = asked.setting, played.memory
+    demand, capacity = asked.ready(played.answer.policy).demand, memory.cache_bytes + memory.staging_bytes
     decode = [step for step in demand if step.phase == "decode"]
     early = one_by_one(len(decode), asked.question.generated)
     prefill = [step for step in demand if step.phase == "prefill"]
@@ -122,7 +128,7 @@ def bounds_beside(asked: Asked, played: Played) -> Mapping[str, float]:
     bound = first._replace(tpot_ns=mean_of_answer(early_ns, late_ns, len(decode), asked.question.generated))
     return bounds_of(
         demand, setting.costs, capacity, setting.shape, setting.hardware,
-        memory.cache_bytes / setting.shape.routed_bytes, played.prepared.composition.needs.gpu_only, bound,
+        memory.cache_bytes / setting.shape.routed_bytes, played.needs.gpu_only, bound,
     )  # fmt: skip
 
 

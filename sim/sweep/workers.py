@@ -13,7 +13,7 @@ from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from sim.draws import leave_interrupts_to_the_parent
+from sim.processes import leave_interrupts_to_the_parent
 from sim.sweep.axes import SweepError
 from sim.sweep.point import Player, Row, failed
 from sim.sweep.turns import Task, Turns

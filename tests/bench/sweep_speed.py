@@ -1,7 +1,9 @@
-"""How fast a sweep is: ``python -m tests.bench.sweep_speed [--sizes 160,800,1600] [--write]``.
+"""How fast a sweep is: ``python -m tests.bench.sweep_speed [--sizes 640,1600] [--write]``.
 
-The command line plays grids of three sizes over the bundled mini-deepseek, every policy in every setting, on two
-processes. ``--write`` keeps the figures beside this file, in ``sweep.json`` and ``sweep.md``. Quiet, please: whatever
+The command line plays a small grid, a large one, and the small one again, over the bundled mini-deepseek, every policy
+in every setting, on two processes. Both grids are of the same mix: the same batches and machines, and cache shares
+around the same mean; so a point costs as much in both, unless sweeps grow slower. The small one is played before and
+after, since machines do not keep their pace for a quarter of an hour. ``--write`` keeps the figures beside this file, in ``sweep.json`` and ``sweep.md``. Quiet, please: whatever
 else runs on the machine is measured too.
 """
 
@@ -15,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from policies.registry import policy_names
@@ -36,13 +39,10 @@ from tests.processes import children_of
 HERE = Path(__file__).parent
 JOBS = 2
 LENGTHS = {"prompt_tokens": 32, "generated_tokens": 32}
+MIX = {"policy": "all", "batch": [1, 2, 4, 8], "hardware": ["rtx3090-ddr4", "rtx4090-ddr5"]}
+SHARES = ([0.2, 0.4], [0.1, 0.2, 0.3, 0.4, 0.5])
 GRIDS: dict[int, dict[str, Any]] = {
-    len(policy_names()) * settings: {"policy": "all", "batch": [1, 2, 4, 8], **axes}
-    for settings, axes in (
-        (4, {"cached_share": [0.3]}),
-        (20, {"cached_share": [0.1, 0.2, 0.3, 0.4, 0.5]}),
-        (40, {"cached_share": [0.1, 0.2, 0.3, 0.4, 0.5], "hardware": ["rtx3090-ddr4", "rtx4090-ddr5"]}),
-    )
+    len(policy_names()) * 8 * len(shares): {**MIX, "cached_share": shares} for shares in SHARES
 }  # by number of points
 SECONDS, BUSY, GROWTH = 600, 0.9, 1.1
 COLUMNS = (
@@ -64,7 +64,7 @@ class Played(NamedTuple):
 def main() -> None:
     """Measure, print, and keep the figures if asked to."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.sweep_speed", description=__doc__)
-    parser.add_argument("--sizes", default=",".join(map(str, GRIDS)), help="points of the grids to play, ascending")
+    parser.add_argument("--sizes", default=",".join(map(str, GRIDS)), help="points of the grids to play")
     parser.add_argument("--write", action="store_true", help="write sweep.json and sweep.md")
     given = parser.parse_args()
     sizes = [int(size) for size in given.sizes.split(",")]
@@ -82,29 +82,29 @@ def main() -> None:
 
 
 def measure(sizes: Sequence[int]) -> Section:
-    """Every size once, the smallest first."""
-    played = {size: play(size) for size in sizes}
-    rows: list[list[Cell]] = [_row(size, one) for size, one in played.items()]
-    largest = sizes[-1]
+    """Every size in the order given, and the first again, if there are several."""
+    order = [*sizes, sizes[0]] if len(sizes) > 1 else sizes
+    played = [(size, play(size)) for size in order]
+    rows: list[list[Cell]] = [_row(size, one) for size, one in played]
+    largest, of_it = max(played, key=lambda one: one[0])
     targets = [
-        Target(f"{largest:,} points", "s", SECONDS, played[largest].seconds, at_least=False),
-        Target(f"{largest:,} points, busy share of both cores", "", BUSY, busy(played[largest])),
+        Target(f"{largest:,} points", "s", SECONDS, of_it.seconds, at_least=False),
+        Target(f"{largest:,} points, busy share of both cores", "", BUSY, busy(of_it)),
         *_growth(played),
     ]
     return Section("Sweeps of several sizes", COLUMNS, rows, targets, _notes())
 
 
-def _growth(played: Mapping[int, Played]) -> list[Target]:
-    """What a point of the largest sweep costs over one of the next smaller, if there is one."""
-    if len(played) < 2:
+def _growth(played: Sequence[tuple[int, Played]]) -> list[Target]:
+    """What a point of the largest sweep costs over the mean of those of the smallest, if there are both."""
+    smallest, largest = min(played)[0], max(played)[0]
+    if smallest == largest:
         return []
-    smaller, largest = list(played)[-2:]
-    growth = played[largest].seconds / largest / (played[smaller].seconds / smaller)
-    return [
-        Target(
-            f"seconds a point, of {largest:,} points over those of {smaller:,}", "", GROWTH, growth, at_least=False
-        )
-    ]
+    small, large = (
+        fmean(one.seconds / size for size, one in played if size == wanted) for wanted in (smallest, largest)
+    )
+    what = f"seconds a point, of {largest:,} points over those of {smallest:,}"
+    return [Target(what, "", GROWTH, large / small, at_least=False)]
 
 
 def _notes() -> list[str]:

@@ -74,7 +74,7 @@ def test_parts_and_weak_numbers_and_traps_are_told(trilane: Trilane) -> None:
 def test_the_page_says_of_how_many_steps_the_times_are_the_mean(trilane: Trilane) -> None:
     some, every = (facts(trilane(*MINI, "--generated", str(count))) for count in (1000, 8))
     stands = "whose mean stands for all later ones"
-    assert some["decode steps played"] == f"64 of 1000: the first 32, and 32 {stands}"
+    assert some["decode steps played"] == f"56 of 1000: the first 28, and 28 {stands}"
     assert every["decode steps played"] == "all 8"
 
 

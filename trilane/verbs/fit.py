@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from trilane.draws import JobsOption, processes
 from trilane.output import JsonOption, check_targets, show, working, write_json
 from trilane.question import names_in
 
@@ -54,6 +55,7 @@ def fit(
         Literal["graphs", "eager"],
         typer.Option(help="How kernels are started: recorded and shared as in llama.cpp, or one by one as in PyTorch."),
     ] = "graphs",
+    jobs: JobsOption = None,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
     """Say whether a model runs on a machine, how, how fast, and what limits it."""
@@ -68,6 +70,6 @@ def fit(
         calibration=calibration, policies=None if policies is None else tuple(names_in(policies)),
     )  # fmt: skip
     with working("playing the policies"):
-        found = answer(question)
+        found = answer(question, processes(jobs))
     show(json, *fit_page(found))
     write_json(found.to_dict(), json)

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sim.fit.asked import resolved
+from sim.fit.asked import asked_of
 from sim.fit.contest import play_all
 from sim.fit.played import bounds_beside
 from sim.fit.question import Question
-from sim.fit.routing import routing_for
 from sim.uncollected import uncollected
 
 SAME = 1.02  # two times no further apart than that count as equal
@@ -165,15 +164,15 @@ def answered(**asked: Any) -> Found:
     """As ``fit`` answers, without what makes a part a quarter better."""
     question = Question(**asked)
     with uncollected():
-        found = resolved(question, routing_for(question))
-        played = play_all(found)
+        found = asked_of(question)
+        played = play_all(question)
     best, shape = played.exact[0], found.setting.shape
-    every = {one.prepared.composition.name: one for one in (*played.exact, *played.clairvoyant)}
+    every = {one.answer.policy: one.answer for one in (*played.exact, *played.clairvoyant)}
     llama_cpp = next(one for name, one in every.items() if name.startswith("llama.cpp"))
     return Found(
-        best.times.tpot_ms, best.times.answer_ms(question.generated), llama_cpp.times.answer_ms(question.generated),
-        {name: one.times.tpot_ms for name, one in every.items()}, bounds_beside(found, best)["lower_bound_tpot_ms"],
-        best.prepared.memory.cache_bytes / shape.routed_bytes,
+        best.answer.tpot_ms, best.answer.answer_ms, llama_cpp.answer_ms,
+        {name: one.tpot_ms for name, one in every.items()}, bounds_beside(found, best)["lower_bound_tpot_ms"],
+        best.memory.cache_bytes / shape.routed_bytes,
     )  # fmt: skip
 
 

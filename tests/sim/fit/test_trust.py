@@ -33,7 +33,7 @@ def asked(how: Runtime) -> Asked:
 
 
 def tpot_ms(one: Asked, policy: str) -> float:
-    return play_policy(one.ready(policy), 12).times.tpot_ms
+    return play_policy(one, one.ready(policy)).answer.tpot_ms
 
 
 def test_recorded_graphs_have_their_own_numbers_in_place_of_the_machines() -> None:

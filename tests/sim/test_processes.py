@@ -1,0 +1,39 @@
+"""Processes share work: the results and their order are those of ``map``, whoever works."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+
+import pytest
+
+from sim.processes import shared
+
+
+def scaled(factor: int, value: int) -> tuple[int, int]:
+    """A function of a module, as they are handed to other processes."""
+    return factor * value, os.getpid()
+
+
+def refuse(value: int) -> int:
+    raise ValueError(f"not {value}")
+
+
+def answer_to_interrupts(_: int) -> bool:
+    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_one_job_is_map_itself() -> None:
+    with shared(1) as each:
+        assert each is map
+
+
+def test_several_jobs_give_the_same_results_in_the_same_order_elsewhere() -> None:
+    with shared(2) as each:
+        found = list(each(partial(scaled, 3), range(7)))
+        assert [value for value, _ in found] == [0, 3, 6, 9, 12, 15, 18]
+        assert os.getpid() not in {pid for _, pid in found}
+        assert list(each(answer_to_interrupts, range(2))) == [True, True]
+        with pytest.raises(ValueError, match="not 5"):
+            list(each(refuse, [5]))
