@@ -1,9 +1,9 @@
 """How much faster a policy is on another machine: over a few steps that begin where its answer has led it.
 
 Where the other machine leads a policy to copy other experts, these steps would not tell what comes of that, and the
-prompt and half of the answer's steps are played. Beside gains from all of them (parts of eleven machines a quarter
-better; best-exact, dali and mixtral-offloading@impl), gains from half were off by 1.8 percent points in the mean, 9 at
-most; those from a few steps, of parts that change no copies, by 0.4 and 2.8.
+prompt and half of the answer's steps are played. Beside gains from all steps (parts a quarter better, in eleven
+questions; best-exact, dali and mixtral-offloading@impl), those from half were off by 1.8 percent points in the mean and
+9 at most; those from a few warm ones, of parts that change no copies, by 0.3 and 2.2.
 """
 
 from __future__ import annotations
