@@ -98,7 +98,7 @@ class MrsCache(DemandCache):
         return None
 
     def _heads_of(self, group: int) -> list[_Ranked]:
-        """The first of each layer's members, of the layers that have any, ascending."""
+        """The first of each layer's members, of the layers that have any, ascending. A layer stays in its group."""
         heads = self._heads.setdefault(group, [])
         stale = self._stale & self._layers.get(group, set())
         self._stale -= stale

@@ -53,7 +53,7 @@ def demand_of(
 def shared_demand(
     known: KnownDemand, trace: Trace, steps: tuple[StepRows, ...], needs: Needs, noisy: NoisyForecasts | None
 ) -> Sequence[StepDemand]:
-    """``demand_of``, worked out once for all who share ``known``; but what each token has is large, and not kept."""
+    """``demand_of``, worked out once for all who share ``known``; what holds every token is large, and not kept."""
     if needs.tokens:
         return demand_of(trace, steps, needs, noisy)
     layers = tuple(sorted(needs.forecast_layers.items()))
@@ -91,6 +91,8 @@ def _step(trace: Trace, step: StepRows, needs: Needs, noisy: NoisyForecasts | No
             if reached is None or forecast.layer in reached:
                 by_layer[forecast.layer - lookahead].append(forecast)
     scores = np.asarray(trace.scores[step.rows]) if needs.scores and trace.scores is not None else None
+    if scores is not None:
+        scores.flags.writeable = False  # all policies of a setting look at the same
     context = tuple(before + tokens for before, tokens in zip(step.context, step.tokens, strict=True))
     return StepDemand(
         step.index, step.phase, len(step.rows), context, tuple(routings),

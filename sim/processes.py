@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from typing import Any, TypeAlias
 
 Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]  # map, or something like it
+
+
+class WorkerError(ValueError):
+    """A process ended before its work did."""
 
 
 @contextmanager
@@ -17,16 +23,41 @@ def shared(jobs: int) -> Iterator[Each]:
     """A ``map`` over ``jobs`` processes; for one job, ``map`` itself.
 
     Functions go to other processes: those of a module, or partial ones. More than one job needs a caller that can be
-    imported (``if __name__ == "__main__"``).
+    imported (``if __name__ == "__main__"``). Raises WorkerError if a process is ended by somebody else.
     """
     if jobs <= 1:
         yield map
         return
     with ProcessPoolExecutor(jobs, get_context("spawn"), leave_interrupts_to_the_parent) as pool:
         try:
-            yield pool.map
+            yield lambda do, items: _mapped(pool, do, items)
+        except BrokenProcessPool:
+            raise WorkerError(
+                "a process that shared the work has ended: if memory ran out, ask for fewer jobs; in a program of your "
+                'own, ask for more than one under `if __name__ == "__main__":`'
+            ) from None
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _mapped(pool: ProcessPoolExecutor, do: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """Tasks are handed out at once, and processes started for them."""
+    with interrupts_held():
+        return pool.map(do, items)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """A process that is started meanwhile never hears of Ctrl-C, from its first import on; ours waits until after."""
+    if sys.platform == "win32":
+        yield
+        return
+    resource_tracker.ensure_running()  # it would be started within, and lets interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def leave_interrupts_to_the_parent() -> None:

@@ -1,4 +1,4 @@
-"""The options of verbs that play a scenario in several draws."""
+"""The options of verbs that play much: in several draws, over several processes."""
 
 from __future__ import annotations
 

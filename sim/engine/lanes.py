@@ -110,7 +110,8 @@ class SharedMemory:
         self._sides = (Side(), Side())
 
     def start(self, side: int, works_ns: Sequence[int], done: Callable[[list[int]], None]) -> None:
-        """Begin jobs that alone would take ``works_ns``; when the last ends, ``done`` is told the end of each."""
+        """Begin jobs, one at least, that alone would take ``works_ns``; when the last ends, ``done`` is told the end of
+        each."""
         mine, other = self._sides[side], 1 - side
         assert mine.done is None, "a lane serves one series at a time"
         mine.done, mine.since, mine.ends = done, int(self._env.now), []

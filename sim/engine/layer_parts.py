@@ -50,7 +50,8 @@ class LayerParts:
         self._combine_ready = 0
         self._with_cpu = False
         self._activations_here = -1  # when the CPU has this layer's activations; -1: not sent
-        self._precomputed = False  # has the CPU computed, ahead, all that it was to compute of the next layer?
+        self._precomputed = False  # has the CPU computed, ahead, all that it was to compute of the next layer? (A plan
+        # drops nothing of that: the session puts the committed routing in force, and that holds all of it.)
         self._all_over: simpy.Event | None = None
 
     def begin_step(self, tokens: int, costs: StepCosts) -> None:

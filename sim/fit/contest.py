@@ -13,14 +13,12 @@ from sim.fit.candidates import candidates, may_be_recommended
 from sim.fit.memory_needed import HOST_RESERVE_BYTES, host_memory_of
 from sim.fit.played import Played, host_bytes_of, play_policy
 from sim.fit.question import FitError, Question
-from sim.machine.hardware import load_hardware
 from sim.machine.units import in_gb
 from sim.memory import BudgetError
 from sim.processes import Each
 from sim.scenario import ScenarioError
 from sim.simulate import Prepared
 from sim.uncollected import uncollected
-from traces.catalogue import load_model
 
 _REFUSALS = (BudgetError, ChoiceError, FitError, MissingFromTraceError, ScenarioError)
 
@@ -42,7 +40,8 @@ class Contest:
 def play_all(question: Question, each: Each = map) -> Contest:
     """``each``: who plays them. Raises FitError with all reasons, if none can run that keeps the routing and may be
     recommended."""
-    names = candidates(question, load_model(question.shape), load_hardware(question.hardware))
+    setting = asked_of(question).setting
+    names = candidates(question, setting.shape, setting.hardware)
     found = dict(zip(names, each(partial(_play, question), names), strict=True))
     refused = {name: one for name, one in found.items() if isinstance(one, str)}
     played = [one for one in found.values() if not isinstance(one, str)]

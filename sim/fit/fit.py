@@ -70,10 +70,14 @@ def fit(question: Question, jobs: int = 1) -> Fit:
     jobs = min(jobs, len(candidates(question, shape, hardware)))
     try:
         with shared(jobs) as each, uncollected():
-            each(asked_of, [question] * jobs)  # other processes begin while this one does the same
+            each(_begin, [question] * jobs)  # other processes resolve it while this one does
             return _answered(question, each)
     finally:
         asked_of.cache_clear()
+
+
+def _begin(question: Question) -> None:
+    asked_of(question)
 
 
 def _answered(question: Question, each: Each) -> Fit:

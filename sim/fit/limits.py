@@ -27,7 +27,7 @@ class Part:
     """A part of a machine, and the numbers that grow with its quality; ``times`` are numbers that shrink.
 
     ``tables``: times of experts that shrink, where a measured profile has tables in place of such numbers. ``program``:
-    times of the host program that shrink. ``steers``: by it a policy decides what to copy, and so what it will find on
+    times of the host program that shrink. ``steers``: what a policy copies depends on it, and so what it will find on
     the GPU many steps later.
     """
 
@@ -148,4 +148,4 @@ def limit_of(gains: Sequence[Gain]) -> str:
         return f"no part by itself: none of them {BETTER - 1:.0%} better makes it {WORTH_NAMING:.0%} faster"
     first, *others = gains
     also = [f", {gain.part} {BETTER - 1:.0%} better {gain.tpot:.0%}" for gain in others[:1] if gain.tpot > 0.005]
-    return f"{first.owner}: {first.part} {BETTER - 1:.0%} better makes it {first.tpot:.0%} faster{''.join(also)}"
+    return f"{first.owner}: {first.part} {BETTER - 1:.0%} better makes it about {first.tpot:.0%} faster{''.join(also)}"

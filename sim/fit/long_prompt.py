@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from policies.views import Forecast, Routing
 from sim.demand import StepDemand
-from sim.fit.answer_steps import DECODE_STEPS
+from sim.fit.answer_steps import most_steps
 from sim.fit.question import Question
 from traces.batches import compose
 from traces.trace import Trace
@@ -36,7 +36,8 @@ def lengths_of(trace: Trace, question: Question) -> Lengths:
     prompts = [min(step.tokens) for step in steps if step.phase == "prefill"] or [0]
     rows = max(min(prompts[0], PROMPT_ROWS // question.batch), 1)
     times = -(-question.context // rows)
-    return Lengths(question.context // times, times, min(question.generated, DECODE_STEPS, len(steps) - 1))
+    decode = min(question.generated, most_steps(question.batch), len(steps) - 1)
+    return Lengths(question.context // times, times, decode)
 
 
 def repeated(step: StepDemand, times: int) -> StepDemand:

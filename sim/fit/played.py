@@ -1,4 +1,4 @@
-"""One policy's answer: the times of its steps, and, for the few that are shown, everything else."""
+"""One policy's answer: the times of its steps, and all that is said of it."""
 
 from __future__ import annotations
 
@@ -89,8 +89,12 @@ def play_policy(asked: Asked, prepared: Prepared) -> Played:
     if token_by_token(prepared.composition):
         times = times._replace(ttft_ms=None)
     answer = _answer(asked, prepared, times, metrics_of(spans_frame(rows), asked.question.batch), host_bytes)
-    residents = tuple(tuple(sorted(experts)) for experts in prepared.session.residency.resident)
-    return Played(answer, prepared.composition.needs, prepared.memory, residents, half.tpot_ms)
+    return Played(answer, prepared.composition.needs, prepared.memory, residents_of(prepared), half.tpot_ms)
+
+
+def residents_of(prepared: Prepared) -> Residents:
+    """Who is in the cache now."""
+    return tuple(tuple(sorted(experts)) for experts in prepared.session.residency.resident)
 
 
 def _answer(asked: Asked, prepared: Prepared, times: Times, metrics: Metrics, host_bytes: int) -> Answer:

@@ -51,7 +51,9 @@ class Question:
     runtime: Runtime = "graphs"
 
     def __post_init__(self) -> None:
-        """Counts are counts, and the machine is named once."""
+        """Counts are counts, the machine is named once, and a question can be the key to its answer."""
+        if self.policies is not None:
+            object.__setattr__(self, "policies", tuple(self.policies))
         for name in ("context", "generated", "batch", "cores", "channels", "ram_gb"):
             _check_count(name, getattr(self, name))
         if self.runtime not in RUNTIMES:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sim.fit.answer_steps import DECODE_STEPS
+from sim.fit.answer_steps import most_steps
 from sim.fit.candidates import forecasts_read
 from sim.fit.long_prompt import PROMPT_ROWS
 from sim.fit.question import Question, parted
@@ -45,7 +45,7 @@ def routing_for(question: Question) -> Routing:
     name = f"synthetic:{model}"
     read = forecasts_read(question)
     prompt = max(PROMPT_ROWS // question.batch, 1)
-    counted = f"{with_lengths(name, question.batch, prompt, DECODE_STEPS, read)}{cut}"
+    counted = f"{with_lengths(name, question.batch, prompt, most_steps(question.batch), read)}{cut}"
     trace = load_trace(counted)
     told = f"synthetic, like {model}: {trace.provenance['synthetic']}"
     counted_before = read if question.policies else ()  # of the usual candidates none asks how good forecasts were

@@ -1,9 +1,9 @@
 """How much faster a policy is on another machine: over a few steps that begin where its answer has led it.
 
 Where the other machine leads a policy to copy other experts, these steps would not tell what comes of that, and the
-prompt and half of the answer's steps are played. Beside gains from all steps (parts a quarter better, in eleven
-questions; best-exact, dali and mixtral-offloading@impl), those from half were off by 1.8 percent points in the mean and
-9 at most; those from a few warm ones, of parts that change no copies, by 0.3 and 2.2.
+prompt and half of the answer's steps are played. (The GPU's own rates weigh little in what is copied.) Beside gains
+from all steps (parts a quarter better, in eleven questions; best-exact, dali and mixtral-offloading@impl), those from
+half were off by 1.8 percent points in the mean and 9 at most; those from a few warm ones by 0.3 and 2.2.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from policies.protocols import Budget, InitialPlacement, Placement
 from sim.demand import StepDemand
 from sim.fit.answer_steps import half_of
 from sim.fit.asked import Asked
-from sim.fit.played import Played, Residents, times_of
+from sim.fit.played import Played, Residents, residents_of, times_of
 from sim.simulate import spans_of
 
 STEPS = 8  # from the middle of those that were played
@@ -36,16 +36,18 @@ class WarmPlacement:
 @dataclass(frozen=True)
 class Yardstick:
     """How a policy's TPOT is compared between machines: over a few steps, unless these are not near the whole answer on
-    the machine in question (``residents``: None)."""
+    the machine in question (``residents``: None). ``placed``: who is in the cache before the first token."""
 
     policy: str
+    placed: Residents
     residents: Residents | None
     base_ms: float
     half_ms: float
 
     def faster(self, better: Asked, other_copies: bool) -> float:
-        """Old TPOT over that of ``better``, minus 1; over half of the answer where others may be copied."""
-        if other_copies or self.residents is None:
+        """Old TPOT over that of ``better``, minus 1; over half of the answer where others may be copied, or others are
+        placed: by a policy that places by what the machine costs."""
+        if other_copies or self.residents is None or _placed(better, self.policy) != self.placed:
             return self.half_ms / half_tpot_ms(better, self.policy) - 1
         return self.base_ms / warm_tpot_ms(better, self.policy, self.residents) - 1
 
@@ -55,7 +57,11 @@ def yardstick(asked: Asked, played: Played) -> Yardstick:
     policy, whole_ms, residents = played.answer.policy, played.answer.tpot_ms, played.residents
     base_ms = warm_tpot_ms(asked, policy, residents)
     near = abs(base_ms / whole_ms - 1) < NEAR
-    return Yardstick(policy, residents if near else None, base_ms, played.half_tpot_ms)
+    return Yardstick(policy, _placed(asked, policy), residents if near else None, base_ms, played.half_tpot_ms)
+
+
+def _placed(asked: Asked, policy: str) -> Residents:
+    return residents_of(asked.ready(policy))
 
 
 def half_tpot_ms(asked: Asked, policy: str) -> float:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
-import sys
 import threading
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing import get_context, parent_process, resource_tracker
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from sim.processes import leave_interrupts_to_the_parent
+from sim.processes import interrupts_held, leave_interrupts_to_the_parent
 from sim.sweep.axes import SweepError
 from sim.sweep.point import Player, Row, failed
 from sim.sweep.turns import Task, Turns
@@ -102,7 +100,7 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         self.task: Task | None = None
         self.process = context.Process(target=_work, args=(theirs,), daemon=True)
-        with _interrupts_held():
+        with interrupts_held():
             self.process.start()
         theirs.close()
 
@@ -133,20 +131,6 @@ class _Worker:
         self.process.kill()
         self.process.join()
         self.pipe.close()
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """A process that is started meanwhile never hears of Ctrl-C, from its first import on; ours waits until after."""
-    if sys.platform == "win32":
-        yield
-        return
-    resource_tracker.ensure_running()  # it would be started within, and lets interrupts through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(pipe: Connection[Any, Any]) -> None:

@@ -3,8 +3,8 @@
 The command line plays a small grid, a large one, and the small one again, over the bundled mini-deepseek, every policy
 in every setting, on two processes. Both grids are of the same mix: the same batches and machines, and cache shares
 around the same mean; so a point costs as much in both, unless sweeps grow slower. The small one is played before and
-after, since machines do not keep their pace for a quarter of an hour. ``--write`` keeps the figures beside this file, in ``sweep.json`` and ``sweep.md``. Quiet, please: whatever
-else runs on the machine is measured too.
+after, since machines do not keep their pace for a quarter of an hour. ``--write`` keeps the figures beside this file,
+in ``sweep.json`` and ``sweep.md``. Quiet, please: whatever else runs on the machine is measured too.
 """
 
 from __future__ import annotations

@@ -111,8 +111,8 @@ def test_jobs_one_after_another_are_to_the_other_side_like_one(parts: tuple[int,
 
 
 @given(
-    parts=st.lists(st.integers(1, 40), min_size=1, max_size=6),
-    copies=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 60)), max_size=4),
+    parts=st.lists(st.integers(0, 40), min_size=1, max_size=6),
+    copies=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60)), max_size=4),
     cpu=st.integers(100, 1000), copy=st.integers(100, 1000),
 )  # fmt: skip
 def test_a_series_ends_as_its_jobs_would_if_each_were_started_at_the_end_of_the_one_before(

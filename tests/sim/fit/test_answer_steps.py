@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.engine.spans import Row, Span
-from sim.fit.answer_steps import mean_of_answer, one_by_one, spread
+from sim.fit.answer_steps import mean_of_answer, most_steps, one_by_one, spread
 from sim.fit.asked import resolved
 from sim.fit.played import bounds_beside, play_policy, times_of
 from sim.fit.question import Question
@@ -39,6 +39,10 @@ def test_the_first_half_comes_one_by_one_and_the_other_is_spread_to_the_last_tok
     generated: int, played: int, before: list[int]
 ) -> None:
     assert places(generated, played) == before
+
+
+def test_a_step_of_many_sequences_tells_more() -> None:
+    assert [most_steps(batch) for batch in (1, 2, 7, 8, 100)] == [56, 32, 32, 24, 24]
 
 
 def test_the_other_half_stands_for_all_the_rest() -> None:

@@ -70,6 +70,10 @@ def test_the_number_of_processes_changes_nothing() -> None:
     assert fit(Question(**MINI), jobs=2) == mini()
 
 
+def test_policies_may_come_in_a_list() -> None:
+    assert Question(**{**MINI, "policies": ["fiddler", "on-demand"]}) == Question(**MINI)
+
+
 def test_a_dict_of_it_is_json() -> None:
     assert json.loads(json.dumps(mini().to_dict(), allow_nan=False))["offloads"] is True
 
@@ -154,7 +158,7 @@ def test_a_host_that_no_desktop_can_be_is_told() -> None:
 def test_what_is_named_is_routed_as_recorded_and_a_large_model_by_what_is_made_up() -> None:
     assert mini().routing == "mini-deepseek (recorded)"
     made_up = routing_for(Question("deepseek-v2-lite", machine="rtx3090-ddr4", batch=2))
-    assert made_up.name == "synthetic:deepseek-v2-lite/2x128+56/quasi_hidden@1,residual@1"
+    assert made_up.name == "synthetic:deepseek-v2-lite/2x128+32/quasi_hidden@1,residual@1"
     assert made_up.told.startswith("synthetic, like ")
     assert made_up.calibration == "synthetic:deepseek-v2-lite-calibration/16x8+8/none"
     cut = routing_for(Question("deepseek-v2-lite@q8_0:2", machine="rtx3090-ddr4"))

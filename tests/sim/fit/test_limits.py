@@ -38,11 +38,11 @@ def test_whole_numbers_stay_whole() -> None:
     [
         (
             [Gain("DRAM", "the CPU's memory", 0.171), Gain("PCIe", "the link", 0.02)],
-            "the CPU's memory: DRAM 25% better makes it 17% faster, PCIe 25% better 2%",
+            "the CPU's memory: DRAM 25% better makes it about 17% faster, PCIe 25% better 2%",
         ),
         (
             [Gain("PCIe", "the link", 0.2), Gain("DRAM", "the CPU's memory", -0.01)],
-            "the link: PCIe 25% better makes it 20% faster",
+            "the link: PCIe 25% better makes it about 20% faster",
         ),
         (
             [Gain("PCIe", "the link", 0.01), Gain("DRAM", "the CPU's memory", 0.01)],
