@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context, resource_tracker
@@ -20,7 +20,10 @@ class WorkerError(ValueError):
 
 @contextmanager
 def shared(jobs: int) -> Iterator[Each]:
-    """A ``map`` over ``jobs`` processes; for one job, ``map`` itself.
+    """A ``map`` over ``jobs`` processes, of which this is one; for one job, ``map`` itself.
+
+    Others begin with the first items as soon as these are handed over; this one takes the last ones that nobody has
+    begun, while it waits for a result.
 
     Functions go to other processes: those of a module, or partial ones. More than one job needs a caller that can be
     imported (``if __name__ == "__main__"``). Raises WorkerError if a process is ended by somebody else.
@@ -28,7 +31,7 @@ def shared(jobs: int) -> Iterator[Each]:
     if jobs <= 1:
         yield map
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn"), leave_interrupts_to_the_parent) as pool:
+    with ProcessPoolExecutor(jobs - 1, get_context("spawn"), leave_interrupts_to_the_parent) as pool:
         try:
             yield lambda do, items: _mapped(pool, do, items)
         except BrokenProcessPool:
@@ -41,9 +44,31 @@ def shared(jobs: int) -> Iterator[Each]:
 
 
 def _mapped(pool: ProcessPoolExecutor, do: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-    """Tasks are handed out at once, and processes started for them."""
-    with interrupts_held():
-        return pool.map(do, items)
+    given = list(items)
+    with interrupts_held():  # processes are started here
+        futures = [pool.submit(do, item) for item in given]
+    return _gathered(do, given, futures)
+
+
+def _gathered(do: Callable[[Any], Any], given: Sequence[Any], futures: list[Future[Any]]) -> Iterator[Any]:
+    """The results in their order."""
+    last = len(futures)
+    for place in range(len(futures)):
+        while not futures[place].done() and last > place:
+            last -= 1
+            if futures[last].cancel():
+                futures[last] = _done_here(do, given[last])
+        yield futures[place].result()
+
+
+def _done_here(do: Callable[[Any], Any], item: Any) -> Future[Any]:
+    """An error waits for its turn, too."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(do(item))
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 @contextmanager

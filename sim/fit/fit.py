@@ -70,7 +70,7 @@ def fit(question: Question, jobs: int = 1) -> Fit:
     jobs = min(jobs, len(candidates(question, shape, hardware)))
     try:
         with shared(jobs) as each, uncollected():
-            each(_begin, [question] * jobs)  # other processes resolve it while this one does
+            each(_begin, [question] * (jobs - 1))  # the other processes resolve it while this one does
             return _answered(question, each)
     finally:
         asked_of.cache_clear()
