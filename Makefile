@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo test lint types notebooks bench bench-accelerate bench-sweep validate clean
+.PHONY: help demo test lint types notebooks bench bench-accelerate bench-sweep bench-fit validate clean
 
 help:
 	@echo "make demo    compare policies on the bundled scenario; pictures and a timeline go to out/"
@@ -13,6 +13,7 @@ help:
 	@echo "make notebooks  execute the notebooks and keep what they show"
 	@echo "make bench   how fast the simulator is"
 	@echo "make bench-sweep  how long grids of hundreds of scenarios take on all cores (7 minutes on two; quiet, please)"
+	@echo "make bench-fit  how long an answer of trilane fit takes (3 minutes on two cores; quiet, please)"
 	@echo "make bench-accelerate  generate beside Hugging Face accelerate's offload (estimated: two minutes; quiet, please)"
 	@echo "make validate  measure policies on this machine's host lanes and compare with what is simulated; into out/validation"
 	@echo "make lint    ruff and the import rules"
@@ -43,6 +44,9 @@ bench: $(VENV)/simulator.stamp
 
 bench-sweep: $(VENV)/simulator.stamp
 	$(BIN)/python -m tests.bench.sweep_speed --write
+
+bench-fit: $(VENV)/tests.stamp
+	$(BIN)/python -m tests.bench.fit_speed --write
 
 bench-accelerate: $(VENV)/tests.stamp
 	$(BIN)/python -m tests.bench.beside_accelerate --write

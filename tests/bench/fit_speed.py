@@ -1,0 +1,91 @@
+"""How fast ``trilane fit`` answers: ``python -m tests.bench.fit_speed [--write]``.
+
+Every question is asked three times on the command line, from the start of Python to the end; the median counts. The
+ten machine-model pairs are those of ``tests/sim/fit/test_ten_pairs.py``; the others are of larger models or batches.
+``--write`` keeps the figures beside this file, in ``fit.json`` and ``fit.md``. Quiet, please: whatever else runs on the
+machine is measured too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tests.bench.figures import (
+    Cell,
+    Section,
+    Target,
+    machine,
+    markdown_of,
+    print_section,
+    targets_section,
+    write_json,
+)
+from tests.sim.fit.test_ten_pairs import PAIRS
+
+HERE = Path(__file__).parent
+SECONDS = 5.0
+TIMES = 3
+DESKTOP: dict[str, Any] = {"ram": "ddr5-5600", "cores": 16}
+LARGER: dict[str, dict[str, Any]] = {
+    "a batch of 8": {"model": "qwen3-30b-a3b", "gpu": "rtx-4080", **DESKTOP, "batch": 8},
+    "GLM-4.5-Air": {"model": "glm-4.5-air", "gpu": "rtx-3090", **DESKTOP},
+    "gpt-oss-120b": {"model": "gpt-oss-120b", "gpu": "rtx-5090", **DESKTOP},
+    "MiniMax-M2": {"model": "minimax-m2", "gpu": "rtx-4090", **DESKTOP},
+    "Qwen3-235B-A22B": {"model": "qwen3-235b-a22b", "gpu": "rtx-5090", **DESKTOP},
+    "DeepSeek-V3": {"model": "deepseek-v3", "gpu": "rtx-5090", **DESKTOP},
+}
+COLUMNS = ("question", "median s", "fastest s", "slowest s", "arguments")
+
+
+def main() -> None:
+    """Measure, print, and keep the figures if asked to."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.fit_speed", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write fit.json and fit.md")
+    given = parser.parse_args()
+    where: dict[str, Cell] = {**machine(), "command": " ".join(["python -m tests.bench.fit_speed", *sys.argv[1:]])}
+    pairs = {name: pair.asked for name, pair in PAIRS.items()}
+    sections = [measure("Ten machine-model pairs", pairs), measure("Larger models and batches", LARGER)]
+    for section in (*sections, targets_section(sections)):
+        print_section(section)
+    if given.write:
+        write_json(where, sections, HERE / "fit.json")
+        text = markdown_of(
+            where, [targets_section(sections), *sections], "Speed of fit", "python -m tests.bench.fit_speed --write"
+        )
+        (HERE / "fit.md").write_text(text, encoding="utf-8")
+
+
+def measure(title: str, questions: Mapping[str, Mapping[str, Any]]) -> Section:
+    """One row a question; the slowest median is what is asked for."""
+    seconds = {name: [_ask(arguments_of(asked)) for _ in range(TIMES)] for name, asked in questions.items()}
+    rows: list[list[Cell]] = [
+        [name, median(took), min(took), max(took), " ".join(arguments_of(questions[name]))]
+        for name, took in seconds.items()
+    ]
+    slowest = max(median(took) for took in seconds.values())
+    return Section(
+        title, COLUMNS, rows, [Target(f"{title}: slowest median", "s", SECONDS, slowest, at_least=False)],
+        [f"trilane fit ARGUMENTS, {TIMES} times each, one process a core; all from Python's start on"],
+    )  # fmt: skip
+
+
+def arguments_of(asked: Mapping[str, Any]) -> list[str]:
+    """A question as it is asked on the command line."""
+    return [word for name, value in asked.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def _ask(arguments: Sequence[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "trilane", "fit", *arguments], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
