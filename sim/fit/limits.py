@@ -102,8 +102,7 @@ def _better(expert: ExpertCosts, names: Sequence[str]) -> ExpertCosts:
 def gains_of(question: Question, compared: Yardstick, each: Each = map) -> Iterator[Gain]:
     """The gain of every part that can be told apart. ``each``: who plays them; nobody waits for them until they are
     read."""
-    names = [part.name for part in parts_of(asked_of(question))]
-    return each(partial(_gain, question, compared), names)
+    return each(partial(_gain, question, compared), parts_of(asked_of(question)))
 
 
 def parts_of(asked: Asked) -> list[Part]:
@@ -119,8 +118,7 @@ def gain_of(asked: Asked, compared: Yardstick, part: Part) -> Gain:
     return Gain(part.name, part.owner, 0.0 if alike else compared.faster(better, part.steers))
 
 
-def _gain(question: Question, compared: Yardstick, name: str) -> Gain:
-    (part,) = (part for part in PARTS if part.name == name)
+def _gain(question: Question, compared: Yardstick, part: Part) -> Gain:
     with uncollected():
         return gain_of(asked_of(question), compared, part)
 

@@ -3,7 +3,8 @@
 Where the other machine leads a policy to copy other experts, these steps would not tell what comes of that, and the
 prompt and half of the answer's steps are played. (The GPU's own rates weigh little in what is copied.) Beside gains
 from all steps (parts a quarter better, in eleven questions; best-exact, dali and mixtral-offloading@impl), those from
-half were off by 1.8 percent points in the mean and 9 at most; those from a few warm ones by 0.3 and 2.2.
+half were off by 2 percent points in the mean and 9 at most; those from a few warm ones by 0.3 and 2.2 (with parts that
+change nothing).
 """
 
 from __future__ import annotations

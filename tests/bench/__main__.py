@@ -45,7 +45,7 @@ def main() -> None:
         print_section(section)
     if len(sections) == len(NAMES) and not policies:
         write_json(where, sections, HERE / "figures.json")
-        write_markdown(where, sections, HERE / "figures.md")
+        write_markdown(where, sections, HERE / "figures.md", "Benchmark figures", "make bench")
 
 
 def pin() -> None:

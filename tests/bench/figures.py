@@ -116,10 +116,26 @@ def write_json(where: dict[str, Cell], sections: Sequence[Section], path: Path) 
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def write_markdown(where: dict[str, Cell], sections: Sequence[Section], path: Path) -> None:
+def write_markdown(
+    where: dict[str, Cell], sections: Sequence[Section], path: Path, title: str, command: str
+) -> None:
     """The same for a reader, with all targets first."""
-    text = markdown_of(where, [targets_section(sections), *sections], "Benchmark figures", "make bench")
+    text = markdown_of(where, [targets_section(sections), *sections], title, command)
     path.write_text(text, encoding="utf-8")
+
+
+def report(where: dict[str, Cell], sections: Sequence[Section], path: Path, title: str, keep: bool) -> None:
+    """Print what was found; ``keep`` it, too, as ``path`` .json and .md. ``where``: before the first measurement."""
+    for section in (*sections, targets_section(sections)):
+        print_section(section)
+    if keep:
+        write_json(where, sections, path.with_suffix(".json"))
+        write_markdown(where, sections, path.with_suffix(".md"), title, str(where["command"]))
+
+
+def asked(module: str, arguments: Sequence[str]) -> dict[str, Cell]:
+    """Where, when, and by which command."""
+    return {**machine(), "command": " ".join([f"python -m {module}", *arguments])}
 
 
 def markdown_of(where: dict[str, Cell], sections: Sequence[Section], title: str, command: str) -> str:

@@ -17,16 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.bench.figures import (
-    Cell,
-    Section,
-    Target,
-    machine,
-    markdown_of,
-    print_section,
-    targets_section,
-    write_json,
-)
+from tests.bench.figures import Cell, Section, Target, asked, report
 from tests.sim.fit.test_ten_pairs import PAIRS
 
 HERE = Path(__file__).parent
@@ -49,22 +40,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.fit_speed", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write fit.json and fit.md")
     given = parser.parse_args()
-    where: dict[str, Cell] = {**machine(), "command": " ".join(["python -m tests.bench.fit_speed", *sys.argv[1:]])}
+    where = asked("tests.bench.fit_speed", sys.argv[1:])
     pairs = {name: pair.asked for name, pair in PAIRS.items()}
     sections = [measure("Ten machine-model pairs", pairs), measure("Larger models and batches", LARGER)]
-    for section in (*sections, targets_section(sections)):
-        print_section(section)
-    if given.write:
-        write_json(where, sections, HERE / "fit.json")
-        text = markdown_of(
-            where, [targets_section(sections), *sections], "Speed of fit", "python -m tests.bench.fit_speed --write"
-        )
-        (HERE / "fit.md").write_text(text, encoding="utf-8")
+    report(where, sections, HERE / "fit", "Speed of fit", given.write)
 
 
 def measure(title: str, questions: Mapping[str, Mapping[str, Any]]) -> Section:
     """One row a question; the slowest median is what is asked for."""
-    seconds = {name: [_ask(arguments_of(asked)) for _ in range(TIMES)] for name, asked in questions.items()}
+    seconds = {name: [_ask(arguments_of(question)) for _ in range(TIMES)] for name, question in questions.items()}
     rows: list[list[Cell]] = [
         [name, median(took), min(took), max(took), " ".join(arguments_of(questions[name]))]
         for name, took in seconds.items()
@@ -76,9 +60,9 @@ def measure(title: str, questions: Mapping[str, Mapping[str, Any]]) -> Section:
     )  # fmt: skip
 
 
-def arguments_of(asked: Mapping[str, Any]) -> list[str]:
+def arguments_of(question: Mapping[str, Any]) -> list[str]:
     """A question as it is asked on the command line."""
-    return [word for name, value in asked.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return [word for name, value in question.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _ask(arguments: Sequence[str]) -> float:

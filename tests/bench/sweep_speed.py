@@ -24,16 +24,7 @@ from typing import Any, NamedTuple
 
 from policies.registry import policy_names
 from sim.sweep.table import read_results
-from tests.bench.figures import (
-    Cell,
-    Section,
-    Target,
-    machine,
-    markdown_of,
-    print_section,
-    targets_section,
-    write_json,
-)
+from tests.bench.figures import Cell, Section, Target, asked, report
 from tests.processes import children_of
 
 HERE = Path(__file__).parent
@@ -70,15 +61,8 @@ def main() -> None:
     sizes = [int(size) for size in given.sizes.split(",")]
     if unknown := set(sizes) - set(GRIDS):
         parser.error(f"--sizes: {sorted(unknown)}; there are {', '.join(map(str, GRIDS))}")
-    where: dict[str, Cell] = {**machine(), "command": " ".join(["python -m tests.bench.sweep_speed", *sys.argv[1:]])}
-    section = measure(sizes)
-    print_section(section)
-    print_section(targets_section([section]))
-    if given.write:
-        write_json(where, [section], HERE / "sweep.json")
-        sections = [targets_section([section]), section]
-        text = markdown_of(where, sections, "Speed of a sweep", "python -m tests.bench.sweep_speed --write")
-        (HERE / "sweep.md").write_text(text, encoding="utf-8")
+    where = asked("tests.bench.sweep_speed", sys.argv[1:])
+    report(where, [measure(sizes)], HERE / "sweep", "Speed of a sweep", given.write)
 
 
 def measure(sizes: Sequence[int]) -> Section:
