@@ -154,9 +154,8 @@ class MirroredSession(Session):
         adoptable = [id for quota in residency._intact.values() for id in quota]
         there |= {id: buffer for entries in free.values() for buffer, id in entries if id in adoptable}
         assert there.keys() >= set(adoptable)
-        running = self._copies.running
-        if running is not None:
-            there[running.id] = self.slots.buffer(running.id)
+        for id in self._copies.flying:
+            there[id] = self.slots.buffer(id)
         assert len({buffer.data_ptr() for buffer in there.values()}) == len(there), "two experts in one buffer"
         for id, buffer in there.items():
             assert buffer.tolist() == bytes_of(id), f"the buffer of {id} holds {buffer.tolist()}"
