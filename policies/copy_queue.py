@@ -47,7 +47,8 @@ class CopyQueue:
         """
         if len(self.in_flight) >= MOST_IN_FLIGHT:
             raise PolicyError(f"next_copy: expected fewer than {MOST_IN_FLIGHT} copies in flight, got {self.flying}")
-        copy = self._next_demand() if self._demand and demand else self._next_background(pinned)
+        guarded = {*pinned, *self.flying} if self.in_flight else pinned
+        copy = self._next_demand() if self._demand and demand else self._next_background(guarded)
         if copy is not None:
             self._residency.start(copy)
             self.in_flight.append(copy)
@@ -170,8 +171,8 @@ class CopyQueue:
 
     def _next_prefetch(self, pinned: Set[ExpertId]) -> Copy | None:
         prefetcher, residency = self._policy.prefetcher, self._residency
-        while self._prefetches and residency.holds(self._prefetches[0]):
-            self._prefetches.pop(0)  # a swap has brought it since
+        while self._prefetches and (residency.holds(self._prefetches[0]) or self._prefetches[0] in self.flying):
+            self._prefetches.pop(0)  # a swap has brought it since, or is bringing it
         if not self._prefetches or prefetcher is None:
             return None
         id = self._prefetches[0]
@@ -192,7 +193,7 @@ class CopyQueue:
             (layer, new), old = swap.incoming, swap.outgoing
             if new in residency.resident[layer] or old.expert not in residency.resident[layer]:
                 del self._swaps[swap.incoming]
-            elif new not in residency.staged[layer] and old not in pinned:
+            elif new not in residency.staged[layer] and old not in pinned and swap.incoming not in self.flying:
                 del self._swaps[swap.incoming]
                 victims = residency.promise_slot_of(swap.incoming, old)
                 return Copy(swap.incoming, "swap", "cache", victims, residency.bytes[layer])

@@ -279,6 +279,13 @@ class OnDevice(TorchFunctionMode):
         return func(*(torch.device("cpu") if isinstance(arg, torch.device) else arg for arg in args), **kwargs)
 
 
+class HostGenerator(torch.Generator):
+    """Random numbers of the GPU are drawn on the CPU."""
+
+    def __new__(cls, device: Any = None) -> Any:
+        return super().__new__(cls, "cpu")
+
+
 def install(patch: Any, cuda: FakeCuda) -> None:
     """Put ``cuda`` where torch has its own; ``patch``: pytest's monkeypatch."""
     current: dict[int, Any] = {}
@@ -313,6 +320,7 @@ def install(patch: Any, cuda: FakeCuda) -> None:
     }
     for name, function in instead.items():
         patch.setattr(torch.cuda, name, function)
+    patch.setattr(torch, "Generator", HostGenerator)
     patch.setattr("time.perf_counter_ns", lambda: cuda.now_ns)
     patch.setattr("realrun.machine.stream_flags.driver_wait_value", lambda: cuda.wait_value if cuda.has_flags else None)
 

@@ -13,6 +13,7 @@ import torch
 from realrun.errors import LaneError, RefusedError
 from realrun.machine.cuda_lanes import POLL_S, REST_S, CudaLanes, CudaSettings
 from realrun.machine.cuda_marks import StreamMark
+from realrun.machine.stream_flags import StreamFlag
 from tests.realrun.fake_cuda import GB, FakeCuda, fake_machine
 
 SLOW_NS = 10_000_000
@@ -182,6 +183,16 @@ class TestOnAFake(LaneLaws):
         monkeypatch.setattr(StreamMark, "hold_up", lambda self, stream: None)
         with pytest.raises(AssertionError, match=r"\[0, 0, 0"):
             self.test_work_waits_for_the_copy_that_it_needs(machine, slow)
+
+
+    def test_the_fake_tells_when_a_flag_is_forgotten(self, machine, monkeypatch):
+        monkeypatch.setattr(StreamFlag, "hold_up", lambda *_: None)
+        may_go_on, result, seen = threading.Event(), self.host(machine, 0), self.gpu(machine)
+        on_cpu = machine.cpu.submit(lambda: (may_go_on.wait(60), result.fill_(5)))
+        machine.gpu.submit(lambda: torch.add(machine.readable(result), 1, out=seen), (on_cpu,))
+        torch.cuda.synchronize(machine.device)  # which would wait for the flag
+        may_go_on.set()
+        assert seen.tolist() == [1] * 8
 
 
 class TestWhereTheDriverKnowsNoFlags(LaneLaws):
