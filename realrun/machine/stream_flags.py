@@ -36,7 +36,7 @@ def driver_wait_value() -> WaitValue | None:
             continue
         function.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
         function.restype = ctypes.c_int
-        return function  # type: ignore[no-any-return]
+        return function
     return None
 
 
