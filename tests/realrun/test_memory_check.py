@@ -7,17 +7,16 @@ from dataclasses import dataclass, field
 import pytest
 
 from realrun.errors import RefusedError
-from realrun.machine.host_memory import HostMemory
-from realrun.machine.memory_check import (
+from realrun.machine.growing_memory import (
     RESERVE_BYTES,
     RETRIES,
     STEP_BYTES,
     STILL_BYTES,
-    VARIABLE,
-    check_host_memory,
-    host_memory_given,
-    touched_bytes,
+    STILL_S,
+    GrowingMemory,
 )
+from realrun.machine.host_memory import HostMemory
+from realrun.machine.memory_check import VARIABLE, check_host_memory, host_memory_given
 
 GB = 10**9
 
@@ -25,7 +24,7 @@ GB = 10**9
 @dataclass
 class Ram:
     """A computer's memory. ``grows``: by so much for every step that is touched, or, ``late``, for every pause once
-    little is left; up to ``most``.
+    little is left; up to ``most``. ``take_s``: what a step takes.
     """
 
     total: int
@@ -34,6 +33,8 @@ class Ram:
     late: bool = False
     most: int = 128 * GB
     allowed: int = 10**18
+    take_s: float = 0.1
+    now_s: float = 0.0
     pauses: int = 0
     touches: int = 0
     least_free: int = field(default=10**18)
@@ -44,6 +45,7 @@ class Ram:
 
     def take(self, size_bytes: int) -> Taken:
         self.used += size_bytes
+        self.now_s += self.take_s
         self.touches += 1
         self.least_free = min(self.least_free, self.total - self.used)
         if not self.late:
@@ -52,11 +54,13 @@ class Ram:
 
     def pause(self, seconds: float) -> None:
         self.pauses += 1
+        self.now_s += seconds
         if self.late and self.total - self.used < 2 * GB:
             self._grow()
 
     def check(self, needed_bytes: int) -> None:
-        check_host_memory(needed_bytes, lambda needed: touched_bytes(needed, self.read, self.take, self.pause))
+        memory = GrowingMemory(self.read, self.take, self.pause, lambda: self.now_s)
+        check_host_memory(needed_bytes, memory.available_bytes)
 
     def _grow(self) -> None:
         self.total = min(self.most, self.total + self.grows)
@@ -111,6 +115,15 @@ def test_an_ordinary_computer_refuses_after_a_few_steps_and_no_pause() -> None:
         ram.check(100 * GB)
     assert ram.touches * STEP_BYTES == STILL_BYTES
     assert ram.pauses == 0
+
+
+def test_a_slow_one_refuses_in_as_little_time() -> None:
+    ram = Ram(total=64 * GB, used=4 * GB, take_s=4.0)
+    with pytest.raises(RefusedError, match=r"60\.00 GB are free: 40\.00 GB short"):
+        ram.check(100 * GB)
+    assert ram.now_s <= STILL_S + ram.take_s
+    grows = Ram(total=4 * GB, used=1 * GB, grows=GB, take_s=4.0)
+    grows.check(60 * GB)  # as long as it grows, there is time
 
 
 @pytest.mark.parametrize("used", [1 * GB, 7 * GB, 8 * GB])
