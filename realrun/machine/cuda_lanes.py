@@ -119,6 +119,10 @@ class CudaLanes:
         """Pinned memory of exactly that size. Raises RefusedError where the system locks no more."""
         return self._pinned(math.prod(shape) * dtype.itemsize).view(dtype).view(*shape)
 
+    def remarks(self) -> tuple[str, ...]:
+        """What is worth knowing of its memory, a line each."""
+        return self._pinned.remarks()
+
     def gpu_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Zeros. Raises RefusedError where they do not fit; for buffers that are made before a run."""
         return gpu_tensor(shape, dtype, self.device)

@@ -28,7 +28,7 @@ from realrun.experts.expert_shape import ExpertShape
 from realrun.experts.expert_store import ExpertStore, random_store
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.machine.lanes import Machine, Mark, Work
-from realrun.machine.pinned import check_host_memory
+from realrun.machine.memory_check import check_host_memory
 from realrun.machine.upload import upload
 from realrun.profiling.profile_stand_ins import AllThere, CopyScript, Ended
 from realrun.replay.replay_bench import WEIGHTS_DTYPE

@@ -12,6 +12,7 @@ import typer
 
 pytest.importorskip("torch")
 
+from realrun.machine.host_lanes import HostLanes
 from realrun.machine.machines import machine_for
 from realrun.profiling.profile_lab import Points
 from realrun.profiling.profile_timing import Effort
@@ -19,6 +20,7 @@ from realrun.profiling.profiling import profile
 from realrun.validation.validation_plan import ValidationPlan
 from sim.machine.hardware import load_hardware
 from sim.machine.profile_yaml import write_profile
+from tests.trilane.measuring import LOCKED
 from tests.trilane.running import ROOT, Trilane
 from traces.catalogue import load_model
 from trilane.cli import app
@@ -51,12 +53,16 @@ def plan() -> str:
     return "my plan.yaml"
 
 
-def test_a_plan_is_measured_predicted_and_reported(trilane: Trilane, plan: str, profiled: Path) -> None:
+def test_a_plan_is_measured_predicted_and_reported(
+    trilane: Trilane, plan: str, profiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostLanes, "remarks", lambda self: (LOCKED,))
     before = profiled.read_bytes()
-    words = ("validate", plan, "--profile", str(profiled), "--set", "seed=1", "--repeats", "1", "--out", "report",
-             "--json", "agreement.json")  # fmt: skip
+    words = ("validate", plan, "--profile", str(profiled), "--set", "seed=1", "--repeats", "1", "--host-memory-gb",
+             "2.5", "--out", "report", "--json", "agreement.json")  # fmt: skip
     done = trilane(*words)
     assert done.status == 0, done.err
+    assert LOCKED in done.err.splitlines()
     assert "2 scenarios, 1 runs each, on here" in done.out
     assert {path.name for path in Path("report").iterdir()} == set(FILES)
     page = Path("report/report.md").read_text()
@@ -95,6 +101,9 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "no plan": (("nowhere.yaml", "--profile", "{profile}"), "nowhere.yaml: No such file or directory"),
     "no profile": (("my plan.yaml", "--profile", "nowhere.yaml"), "no hardware preset or file 'nowhere.yaml'"),
     "a preset": (("my plan.yaml", "--profile", "rtx3090-ddr4"), "expected a profile, measured on this machine"),
+    "too little host memory": (
+        ("my plan.yaml", "--profile", "{profile}", "--host-memory-gb", "0.000001"), "are given by --host-memory-gb",
+    ),
     "a key that there is not": (("my plan.yaml", "--profile", "{profile}", "--set", "bach=2"), "did you mean 'batch'"),
     "a model that was not measured": (
         ("my plan.yaml", "--profile", "{profile}", "--set", "trace=mini-deepseek:1", "--set", f"model={OTHER}"),
