@@ -28,7 +28,10 @@ def physical_cores() -> list[Cores]:
 
 
 def most_cpu_threads(cpu_cores: Collection[int] | None = None) -> int:
-    """Threads that may compute experts, on ``cpu_cores`` (None: on any) but two: the host's and the copies'."""
+    """Threads that may compute experts: one for each physical core of ``cpu_cores`` (None: of all).
+
+    Two of all cores are left to the host and the copies, but there is one thread at least.
+    """
     there = physical_cores()
     theirs = sum(cpu_cores is None or not set(core).isdisjoint(cpu_cores) for core in there)
     return max(1, min(theirs, len(there) - 2))
