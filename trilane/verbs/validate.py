@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trilane.lane_options import HostMemoryOption
 from trilane.output import (
     JsonOption,
     check_folder,
@@ -16,14 +17,12 @@ from trilane.output import (
     heading,
     legend,
     note,
-    note_all,
     show,
     table,
     working,
     write_json,
 )
 from trilane.question import SetOption, changes_of
-from trilane.verbs.profile import HostMemoryOption
 
 if TYPE_CHECKING:
     from realrun.validation.validate import Validated
@@ -111,9 +110,7 @@ def _run(asked: ValidationPlan, profile: str) -> Validated:
     machine = machine_on(hardware)
     try:
         with working("validating") as told:
-            found = run_all(asked, machine, told)
-        note_all(machine.remarks())
-        return found
+            return run_all(asked, machine, told)
     finally:
         machine.close()
 
