@@ -4,7 +4,8 @@ Streams are queues of deferred work. Inside ``torch.cuda.stream(s)`` every opera
 views are made at once, and new tensors, which get their values later. The device always does next what ends first, so
 data change in the order of the virtual clock, and work that forgets to wait reads what was there before. Time passes
 only while somebody synchronises. As on a real GPU, waiting for an event that was never recorded is no waiting, and
-times are float32. What the host thread does outside a stream's context is done at once.
+times are float32; its processors idle at low clocks, which rise after some work. What the host thread does outside a
+stream's context is done at once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
 
 GB = 10**9
+IDLE_GHZ, BOOST_GHZ = 0.345, 1.98  # of an H200's processors
 
 
 class FakeCuda:
@@ -42,6 +44,9 @@ class FakeCuda:
         self.error: RuntimeError | None = None
         self.fraction = 1.0
         self.free_bytes, self.total_bytes, self.devices = 80 * GB, 100 * GB, 2
+        self.l2_bytes = 50_000_000
+        self.busy_ns, self.rises_after_ns = 0, 0  # work done, and how much of it raises the clocks
+        self.current: dict[int, Any] = {}  # stream by thread
         self.turn = threading.Condition(threading.RLock())
         self.is_held = False
         self.registered: dict[int, int] = {}  # bytes by address
@@ -78,6 +83,11 @@ class FakeCuda:
         """The host learns of something that happened at ``at_ns``."""
         with self.turn:
             self.now_ns = max(self.now_ns, at_ns) + (self.delays_ns.popleft() if self.delays_ns else 0)
+
+    def sleep(self, cycles: int) -> None:
+        """A kernel that counts cycles."""
+        risen = self.busy_ns >= self.rises_after_ns
+        self.current[threading.get_ident()].put(lambda now: None, round(cycles / (BOOST_GHZ if risen else IDLE_GHZ)))
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
         self.registered[address] = size
@@ -124,7 +134,8 @@ class FakeStream:
 
     def do(self) -> None:
         self.now_ns = self.ends_ns() or 0
-        _, _, do, _ = self.queue.popleft()
+        _, _, do, takes_ns = self.queue.popleft()
+        self.cuda.busy_ns += takes_ns
         with _disable_current_modes(), torch.inference_mode():
             do(self.now_ns)
 
@@ -172,6 +183,15 @@ class Deferred(TorchDispatchMode):
     def __init__(self, stream: FakeStream) -> None:
         super().__init__()
         self.stream = stream
+
+    def __enter__(self) -> Any:
+        current = self.stream.cuda.current
+        self.before, current[threading.get_ident()] = current.get(threading.get_ident(), "default"), self.stream
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.stream.cuda.current[threading.get_ident()] = self.before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -226,13 +246,14 @@ class OnDevice(TorchFunctionMode):
 
 def install(patch: Any, cuda: FakeCuda) -> None:
     """Put ``cuda`` where torch has its own; ``patch``: pytest's monkeypatch."""
-    current: dict[int, Any] = {}
 
     def set_stream(stream: Any) -> None:
-        current[threading.get_ident()] = stream
+        cuda.current[threading.get_ident()] = stream
 
     def properties(device: Any) -> SimpleNamespace:
-        return SimpleNamespace(name="Fake", total_memory=cuda.total_bytes, uuid="ffc79498")
+        return SimpleNamespace(
+            name="Fake", total_memory=cuda.total_bytes, uuid="ffc79498", L2_cache_size=cuda.l2_bytes
+        )  # fmt: skip
 
     def synchronize(device: Any) -> None:
         for stream in cuda.streams:
@@ -253,8 +274,9 @@ def install(patch: Any, cuda: FakeCuda) -> None:
         "Stream": lambda device: FakeStream(cuda),
         "Event": lambda enable_timing=False, blocking=False: FakeEvent(cuda, enable_timing, blocking),
         "stream": Deferred,
-        "current_stream": lambda device=None: current.get(threading.get_ident(), "default"),
+        "current_stream": lambda device=None: cuda.current.get(threading.get_ident(), "default"),
         "set_stream": set_stream,
+        "_sleep": cuda.sleep,
     }
     for name, function in instead.items():
         patch.setattr(torch.cuda, name, function)
