@@ -132,6 +132,10 @@ class Lab:
         shared = hidden if self.shape.shared_width else None
         self.parts.combine(lambda parts: model.combine(parts.flatten(0, 1), self.at_once, shared, hidden), _forget)
 
+    def result_bytes(self, tokens: int) -> int:
+        """Of the CPU, where it computes all experts of ``tokens`` tokens."""
+        return tokens * self.at_once * self.shape.hidden * WEIGHTS_DTYPE.itemsize
+
     def spans(self) -> list[Span]:
         """What was recorded since the last time, once it has ended."""
         self.parts.wait()
