@@ -29,6 +29,7 @@ from realrun.machine.lanes import Lane, nothing
 from realrun.machine.machine_facts import cpu_facts, gpu_facts, usable_cores
 from realrun.machine.pinned import Pinned
 from realrun.machine.thread_lane import ThreadLane
+from sim.costs.runtimes import RUNTIMES
 from sim.machine.hardware import ResultPath
 
 
@@ -39,6 +40,8 @@ class CudaSettings:
     ``cpu_threads`` compute experts, on ``cpu_cores`` (None: on any). Copies to the GPU go in chunks of ``chunk_bytes``
     (0: whole), between which other transfers can pass. ``result_path``: the GPU reads the CPU's results in place
     ("direct"), or they queue behind expert copies ("h2d"). ``memory_bytes``: what torch may allocate (None: all).
+    ``runtime``: replays launch a model kernel by kernel ("eager"), or decode steps outside routed experts as recorded
+    graphs ("graphs"). A profile has the times of the one that it was measured in, and its machine no other.
     """
 
     device_index: int = 0
@@ -47,6 +50,7 @@ class CudaSettings:
     chunk_bytes: int = 4 << 20
     result_path: ResultPath = "direct"
     memory_bytes: int | None = None
+    runtime: str = "eager"
 
     def check(self) -> None:
         """Raises RefusedError for what this computer does not have."""
@@ -55,6 +59,8 @@ class CudaSettings:
                 "cuda: expected cpu_threads >= 1, chunk_bytes >= 0 and result_path direct or h2d, "
                 f"got {self.cpu_threads}, {self.chunk_bytes} and {self.result_path}"
             )
+        if self.runtime not in RUNTIMES:
+            raise RefusedError(f"cuda: expected a runtime among {', '.join(RUNTIMES)}, got {self.runtime!r}")
         missing = sorted(set(self.cpu_cores or ()) - usable_cores())
         if missing or self.cpu_cores == ():
             raise RefusedError(f"cuda: expected cores among {sorted(usable_cores())}, got {missing or 'none'}")

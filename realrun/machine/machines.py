@@ -28,20 +28,24 @@ _PASSING = ("date", "load_average")  # facts that may differ between two profile
 class LaneOptions:
     """What can be chosen of a machine, None where it is not.
 
-    ``gpu_core`` and ``link_bytes_per_s``: of host lanes alone. ``memory_bytes``: what torch may allocate on a CUDA GPU;
-    host lanes take no notice of it, since there the arena of experts is all that policies are told of.
+    ``gpu_core`` and ``link_bytes_per_s``: of host lanes alone. ``runtime``: of CUDA alone; see ``CudaSettings``.
+    ``memory_bytes``: what torch may allocate on a CUDA GPU; host lanes take no notice of it, since there the arena of
+    experts is all that policies are told of.
     """
 
     gpu_core: int | None = None
     cpu_cores: tuple[int, ...] | None = None
     link_bytes_per_s: float | None = None
     memory_bytes: int | None = None
+    runtime: str | None = None
 
     def given(self, kind: str) -> dict[str, object]:
         """Settings of a machine of that kind. Raises RefusedError for those that it does not have."""
         given = {key: value for key, value in vars(self).items() if value is not None}
         if kind == "cuda" and given.keys() & {"gpu_core", "link_bytes_per_s"}:
             raise RefusedError("cuda: a GPU core and a link rate are chosen for host lanes only; leave them out")
+        if kind != "cuda" and "runtime" in given:
+            raise RefusedError("host lanes: a runtime is chosen for CUDA only, which launches kernels; leave it out")
         return {key: value for key, value in given.items() if kind == "cuda" or key != "memory_bytes"}
 
 

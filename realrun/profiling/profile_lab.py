@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any, cast
 
@@ -33,6 +34,7 @@ from realrun.machine.upload import upload
 from realrun.profiling.profile_caches import cache_bytes, layers_beyond
 from realrun.profiling.profile_cover import GpuCover
 from realrun.profiling.profile_stand_ins import AllThere, CopyScript, Ended
+from realrun.replay.recorded_model import RecordedModel, model_on
 from realrun.replay.replay_bench import WEIGHTS_DTYPE
 from realrun.replay.replay_model import ReplayModel
 from sim.engine.spans import Span
@@ -75,8 +77,8 @@ class Lab:
         self.store = self._random_store()
         self.arena = machine.gpu_tensor((self.layers, self.experts, self.layout.bytes), torch.uint8)
         self._fill_arena()
-        self.model = model or ReplayModel(
-            self.shape, device=machine.device, dtype=dtype, batch=max(points.batches),
+        self.model = model or model_on(
+            machine, self.shape, dtype=dtype, batch=max(points.batches),
             context=max(*points.contexts, *points.prompts), estimator=True,
         )  # fmt: skip
         self.kernel = kernel or own_kernel
@@ -179,10 +181,18 @@ class Lab:
         with undisturbed():
             self.copying.start()
             try:
+                self._record()
                 self._cover = self._cover_now()
                 yield
             finally:
                 self.copying.stop()
+
+    def _record(self) -> None:
+        """Every graph that a probe replays, so that none is recorded by it: launches are of one token."""
+        if isinstance(self.model, RecordedModel):
+            for batch in {1, *self.points.batches}:
+                for context in {1, *self.points.contexts}:
+                    self.machine.gpu.submit(partial(self.model.record_step, batch, context)).wait()
 
     def _cover_now(self) -> Callable[[], Mark]:
         """A sleep, or, where a thread plays the GPU, an expert."""

@@ -4,8 +4,9 @@ Streams are queues of deferred work. Inside ``torch.cuda.stream(s)`` every opera
 views are made at once, and new tensors, which get their values later. The device always does next what ends first, so
 data change in the order of the virtual clock, and work that forgets to wait reads what was there before. Time passes
 only while somebody synchronises. As on a real GPU, waiting for an event that was never recorded is no waiting, and
-times are float32; its processors idle at low clocks, which rise after some work. What the host thread does outside a
-stream's context is done at once.
+times are float32; its processors idle at low clocks, which rise after some work. A stream that is captured does
+nothing, and refuses to be waited for; a replay does what was captured on what memory holds then, and spoils all that
+other graphs of its pool have made. What the host thread does outside a stream's context is done at once.
 """
 
 from __future__ import annotations
@@ -89,6 +90,23 @@ class FakeCuda:
         risen = self.busy_ns >= self.rises_after_ns
         self.current[threading.get_ident()].put(lambda now: None, round(cycles / (BOOST_GHZ if risen else IDLE_GHZ)))
 
+    @contextmanager
+    def capture(
+        self, graph: FakeGraph, pool: list[FakeGraph], stream: FakeStream, capture_error_mode: str
+    ) -> Iterator[None]:  # fmt: skip
+        """What ``torch.cuda.graph`` does; ``pool``: the graphs that share memory."""
+        assert capture_error_mode == "thread_local", "other threads poll events meanwhile"
+        assert stream is self.current[threading.get_ident()]
+        graph.pool = pool
+        pool.append(graph)
+        for each in self.streams:
+            each.synchronize()
+        stream.captured = graph
+        try:
+            yield
+        finally:
+            stream.captured = None
+
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
         self.registered[address] = size
         return 0
@@ -112,6 +130,29 @@ class FakeCuda:
         min(ready, key=lambda stream: stream.ends_ns() or 0).do()
 
 
+class FakeGraph:
+    """What was captured; ``made``: tensors in the memory of its ``pool``."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+        self.work: list[Callable[[int], None]] = []
+        self.takes_ns = 0
+        self.made: list[torch.Tensor] = []
+        self.pool: list[FakeGraph] = []
+
+    def replay(self) -> None:
+        stream = self.cuda.current[threading.get_ident()]
+        self.cuda.log.append(("do", stream.name, "graph"))
+        stream.put(self._do, self.takes_ns)
+
+    def _do(self, now_ns: int) -> None:
+        for other in self.pool:
+            for tensor in other.made:
+                tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
+        for work in self.work:
+            work(now_ns)
+
+
 class FakeStream:
     """``op_ns``: how long each operation takes."""
 
@@ -119,9 +160,14 @@ class FakeStream:
         self.cuda, self.name = cuda, next(cuda.names, "another")
         self.queue: deque[tuple[int, FakeEvent | None, Callable[[int], None], int]] = deque()
         self.now_ns, self.op_ns = 0, 1000
+        self.captured: FakeGraph | None = None
         cuda.streams.append(self)
 
     def put(self, do: Callable[[int], None], takes_ns: int = 0, gate: FakeEvent | None = None) -> None:
+        if self.captured is not None:
+            self.captured.work.append(do)
+            self.captured.takes_ns += takes_ns
+            return
         with self.cuda.turn:
             self.queue.append((self.cuda.now_ns, gate, do, takes_ns))
 
@@ -145,6 +191,8 @@ class FakeStream:
             self.put(lambda now: None, gate=event)
 
     def synchronize(self) -> None:
+        if self.captured is not None:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         self.cuda.run_until(lambda: not self.queue)
         self.cuda.returned(self.now_ns)
 
@@ -203,11 +251,14 @@ class Deferred(TorchDispatchMode):
             self.stream.synchronize()
             return func(*args, **kwargs)
         if not _memory(first) <= _memory((args, kwargs)):  # no view: it is computed again when the stream gets there
+            if self.stream.captured is not None:
+                self.stream.captured.made.extend(tree_leaves(first))
             self._put(func, lambda: _fill(first, func(*args, **kwargs)))
         return first
 
     def _put(self, func: Any, compute: Callable[[], object]) -> None:
-        self.stream.cuda.log.append(("do", self.stream.name, func.overloadpacket.__name__))
+        if self.stream.captured is None:
+            self.stream.cuda.log.append(("do", self.stream.name, func.overloadpacket.__name__))
         self.stream.put(lambda now: compute(), self.stream.op_ns)
 
 
@@ -277,6 +328,9 @@ def install(patch: Any, cuda: FakeCuda) -> None:
         "current_stream": lambda device=None: cuda.current.get(threading.get_ident(), "default"),
         "set_stream": set_stream,
         "_sleep": cuda.sleep,
+        "CUDAGraph": lambda: FakeGraph(cuda),
+        "graph_pool_handle": list,
+        "graph": cuda.capture,
     }
     for name, function in instead.items():
         patch.setattr(torch.cuda, name, function)

@@ -62,6 +62,11 @@ def profile(
                                        "the profile's lanes; default: all. Host lanes: memory that policies are told "
                                        "the GPU has; default: 40% of the computer's."),
     ] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(metavar="R", help="cuda: eager (kernel by kernel) or graphs (decode steps outside routed experts "
+                                       "are recorded), now and in every run on the profile's lanes. Default: eager."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, in a third of the time.")] = False,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
@@ -85,7 +90,7 @@ def profile(
     names = None if policies is None else names_in(policies)
     cores = None if cpu_cores is None else _numbers("cpu-cores", cpu_cores, least=0)
     link_bytes_per_s, memory = _bytes("link-gb-per-s", link_gb_per_s), _bytes("memory-gb", memory_gb)
-    options = LaneOptions(gpu_core, cores, link_bytes_per_s, None if memory is None else round(memory))
+    options = LaneOptions(gpu_core, cores, link_bytes_per_s, None if memory is None else round(memory), runtime)
     into = _earlier(out)
     asked = _Asked(shapes, points, names, options.memory_bytes, QUICK if quick else Effort())
     found = asked.measure(_machine(into, lanes, options), Path(out).stem, into)
