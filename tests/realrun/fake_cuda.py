@@ -295,6 +295,13 @@ class OnDevice(TorchFunctionMode):
         return func(*(torch.device("cpu") if isinstance(arg, torch.device) else arg for arg in args), **kwargs)
 
 
+class HostGenerator(torch.Generator):
+    """Draws on the CPU, whatever device it is asked for."""
+
+    def __new__(cls, device: Any = None) -> HostGenerator:
+        return super().__new__(cls)
+
+
 def install(patch: Any, cuda: FakeCuda) -> None:
     """Put ``cuda`` where torch has its own; ``patch``: pytest's monkeypatch."""
 
@@ -334,6 +341,7 @@ def install(patch: Any, cuda: FakeCuda) -> None:
     }
     for name, function in instead.items():
         patch.setattr(torch.cuda, name, function)
+    patch.setattr(torch, "Generator", HostGenerator)
     patch.setattr("time.perf_counter_ns", lambda: cuda.now_ns)
 
 
