@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any
 
 import pytest
@@ -13,10 +14,15 @@ from torch import Tensor  # noqa: E402
 from realrun.errors import LaneError  # noqa: E402
 from realrun.machine.cuda_graphs import CudaGraphs  # noqa: E402
 from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
+from realrun.profiling.profile_host import host_probes  # noqa: E402
+from realrun.profiling.profile_kernels import kernel_probes  # noqa: E402
+from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
+from realrun.profiling.profile_timing import Effort, repeated  # noqa: E402
 from realrun.replay.recorded_model import FixedStep, RecordedModel  # noqa: E402
 from realrun.replay.replay_model import ReplayModel  # noqa: E402
 from tests.realrun.fake_cuda import FakeCuda, fake_machine  # noqa: E402
 from tests.realrun.test_replay_model import GROUPED, LATENT  # noqa: E402
+from traces.catalogue import load_model  # noqa: E402
 from traces.model_shape import ModelShape  # noqa: E402
 
 pytestmark = pytest.mark.timeout(60)
@@ -158,6 +164,19 @@ def test_recording_a_step_leaves_nothing_to_record(machine: CudaLanes) -> None:
     recorded = model.graphs.recorded
     play(machine, model, [((1, 1), (66, 70))])
     assert model.graphs.recorded == recorded
+
+
+def test_no_probe_of_a_profile_records(cuda: FakeCuda) -> None:
+    with fake_machine(cuda, runtime="graphs") as machine:
+        cuda.stream("gpu").op_ns = 10**7  # a second of warming up is soon over
+        lab = Lab(machine, load_model("mini-moe:2"), Points((2,), (4, 70), (2,)))
+        assert isinstance(lab.model, RecordedModel)
+        with lab.open():
+            recorded = lab.model.graphs.recorded
+            found = repeated([*kernel_probes(lab), *host_probes(lab)], Effort(1, 1, 0), machine.now_ns)
+        assert lab.model.graphs.recorded == recorded > 0
+    kernels = [round(median(found[key]) / 10**7) for key in (("attention_decode", 2, 70), ("gate", 2))]
+    assert kernels == [13, 3]  # two of attention copy what it enters with and what it gives
 
 
 def test_what_cuda_does_not_record_says_how_to_do_without(machine: CudaLanes) -> None:
