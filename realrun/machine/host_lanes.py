@@ -94,6 +94,9 @@ class HostLanes:
             due_ns = begin + min(offset + chunk, len(source)) / rate * 1e9
             time.sleep(max(0.0, due_ns - time.perf_counter_ns()) / 1e9)
 
+    def poll(self) -> None:
+        """See ``Machine``: the lanes' threads call ``done``."""
+
     def settle(self) -> None:
         """Block until every lane is idle, also if one has failed."""
         with ExitStack() as every:

@@ -123,7 +123,7 @@ class Lab:
         """Put a plan into effect on hidden states that have been there for long; the host's time for it, ns."""
         gpu, cpu = tuple(gpu), tuple(cpu)
         hidden, weights = self.hidden[: tokens.tokens], upload(tokens.weights, self.machine.device)
-        plan = Plan(layer, Routing((), ()), gpu, cpu, (), None, (), (), (), (), (), 0)
+        plan = Plan(layer, Routing((), ()), gpu, cpu, (), (), (), (), (), (), (), 0)
         began = self.machine.now_ns()
         self.parts.start(plan, tokens, Asked(lambda: hidden, weights, Ended(began)), {})
         return self.machine.now_ns() - began

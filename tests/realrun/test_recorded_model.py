@@ -116,6 +116,21 @@ def test_so_do_pieces_that_share_the_memory_of_others(machine: CudaLanes, monkey
         assert_alike(play(machine, recorded), expected)
 
 
+def test_what_is_on_its_way_to_the_cpu_stays_while_the_next_layer_runs(cuda: FakeCuda, machine: CudaLanes) -> None:
+    _, model = models(GROUPED)
+    machine.gpu.submit(lambda: model.record_step(1, 8)).wait()
+    cuda.stream("d2h").op_ns = 10**9
+    hidden, sent = torch.ones(1, GROUPED.hidden), torch.zeros(1, GROUPED.hidden)
+    normed: list[Tensor] = []
+    attended = machine.gpu.submit(lambda: normed.append(model.attention(0, hidden)[1]))
+    machine.gpu.submit(lambda: normed.append(normed[0].clone()))
+    machine.d2h.submit(lambda: sent.copy_(normed[0], non_blocking=True), (attended,))
+    machine.gpu.submit(lambda: model.attention(1, 2 * hidden))
+    machine.settle()
+    assert sent.any()
+    assert torch.equal(sent, normed[1])
+
+
 def test_each_piece_is_one_launch_behind_what_it_enters_with(cuda: FakeCuda, machine: CudaLanes) -> None:
     _, model = models(GROUPED)
     machine.gpu.submit(lambda: model.record_step(1, 8)).wait()
