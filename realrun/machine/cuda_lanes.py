@@ -17,6 +17,7 @@ What callers must keep to, besides the protocol:
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -104,7 +105,8 @@ class CudaLanes:
         if self.result_path == "direct":
             check_gpu_view(self.host_tensor((2048,), torch.bfloat16), self.device)
         self._clock = GpuClock(self.device)
-        self._streams = {name: StreamLane(name, self.device, self._clock) for name in ("gpu", "d2h", "back", "link")}
+        homes = {"gpu": threading.get_ident(), "d2h": None, "back": None, "link": None}
+        self._streams = {name: StreamLane(name, self.device, self._clock, home) for name, home in homes.items()}
         self._flag = stream_flag(self._streams["gpu"].stream)
         self._cpu = ThreadLane("cpu", self.settings.cpu_cores, self.settings.cpu_threads, self._flag)
         self.gpu: Lane = self._streams["gpu"]

@@ -1,6 +1,6 @@
 """A GPU for tests: the parts of ``torch.cuda`` that the CUDA machine uses, on virtual time.
 
-Streams are queues of deferred work. Inside ``torch.cuda.stream(s)`` every operation is queued instead of done; only
+Streams are queues of deferred work. Inside ``on_stream(s)`` every operation is queued instead of done; only
 views are made at once, and new tensors, which get their values later. The device always does next what ends first, so
 data change in the order of the virtual clock, and work that forgets to wait reads what was there before. Time passes
 only while a thread synchronises, and by ``QUERY_NS`` with each query. As on a real GPU, waiting for an event that was
@@ -386,7 +386,6 @@ def install(patch: Any, cuda: FakeCuda) -> None:
         "synchronize": synchronize,
         "Stream": lambda device: FakeStream(cuda),
         "Event": lambda enable_timing=False: FakeEvent(cuda, enable_timing),
-        "stream": Deferred,
         "current_stream": lambda device=None: cuda.current.get(threading.get_ident(), "default"),
         "set_stream": set_stream,
         "_sleep": cuda.sleep,
@@ -396,6 +395,7 @@ def install(patch: Any, cuda: FakeCuda) -> None:
     }
     for name, function in instead.items():
         patch.setattr(torch.cuda, name, function)
+    patch.setattr("realrun.machine.cuda_marks.on_stream", lambda stream, is_current: Deferred(stream))
     patch.setattr(torch, "Generator", HostGenerator)
     patch.setattr("time.perf_counter_ns", lambda: cuda.now_ns)
     patch.setattr("realrun.machine.stream_flags.driver_wait_value", lambda: cuda.wait_value if cuda.has_flags else None)
