@@ -23,7 +23,6 @@ from realrun.generation.preparation import (
     GenerateRequest,
     executor_for,
     forecasts_for,
-    playing_its_part,
     prepared_for,
     tokens_of,
 )
@@ -76,7 +75,6 @@ def generate_hosted(
         live = LiveLayers(executor, recorder, forecasts, model.facts)
         kept = GeneratedTrace(model.facts.rule, needs, forecasts.count)
         stack.enter_context(routed_through(layers, live))
-        stack.enter_context(playing_its_part(machine))
         with executor.running():
             picked = pick or Sampler(request.scenario.seed, request.temperature)
             said = _passes(model.loaded.model, prompts, request.generated_tokens, live, kept, picked)

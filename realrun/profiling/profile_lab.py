@@ -173,12 +173,12 @@ class Lab:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """The copy thread serves, and Python is as in a run; once, or again later."""
+        """The copy thread serves, and Python and the host thread are as in a run; once, or again later."""
         self.copying = Copying(cast(Session, self.script), self.machine, self.store, self._slots, self.recorder)
         self.parts = LayerParts(
             self.machine, self.copying, self.store, self._slots, [self.kernel] * self.layers, self.recorder, self._sizes
         )
-        with undisturbed():
+        with undisturbed(), self.machine.hosting():
             self.copying.start()
             try:
                 self._record()

@@ -87,10 +87,11 @@ def profile(
     found = replace(before, machine=facts, rates={**before.rates, **rates}, models={**before.models, **models})
     hardware = hardware_of(machine, name, found, link, memory_bytes)
     batches = points.batches if len(points.batches) > 1 else (*points.batches, 4)
-    costs = decision_costs(
-        hardware, shapes, policy_names() if policies is None else policies, batches, 2 if effort == QUICK else 4,
-        progress,
-    )  # fmt: skip
+    with machine.hosting():
+        costs = decision_costs(
+            hardware, shapes, policy_names() if policies is None else policies, batches, 2 if effort == QUICK else 4,
+            progress,
+        )  # fmt: skip
     found = replace(found, plan={**found.plan, **costs.plan}, foresee={**found.foresee, **costs.foresee})
     return Findings(replace(hardware, profile=found), tuple(aims), costs.skipped)
 

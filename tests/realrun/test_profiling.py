@@ -192,12 +192,12 @@ def test_a_line_through_decisions() -> None:
     assert fit([(0.0, 0.0)]) == PlanCost(0.0, 0.0)  # it forecasts nothing
 
 
-def test_thread_counts_are_tried_up_to_all_cores() -> None:
+def test_thread_counts_are_tried_up_to_the_most() -> None:
     assert counts_up_to(1) == [1]
     assert counts_up_to(10) == [1, 2, 3, 4, 6, 8, 10]
 
 
 def test_every_thread_count_has_its_times() -> None:
-    times = thread_times(SHAPE, [1, 2], None)
+    times = thread_times(SHAPE, [1, 2], None, [None])
     assert set(times) == {(count, tokens) for count in (1, 2) for tokens in (1, 8, 64)}
     assert min(times.values()) > 0
