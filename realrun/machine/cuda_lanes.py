@@ -36,6 +36,7 @@ from realrun.machine.machine_facts import cpu_facts, gpu_facts
 from realrun.machine.pinned import Pinned
 from realrun.machine.stream_flags import stream_flag
 from realrun.machine.thread_lane import ThreadLane, settle_thread, settled
+from sim.costs.runtimes import RUNTIMES
 from sim.machine.hardware import ResultPath
 
 POLL_S, REST_S = 50e-6, 1e-3  # between looks for ended work: while there is any to look for, and otherwise
@@ -49,6 +50,8 @@ class CudaSettings:
     thread on ``host_core`` (None: on any). Copies to the GPU go in chunks of ``chunk_bytes`` (0: whole), between which
     other transfers can pass. ``result_path``: the GPU reads the CPU's results in place ("direct"), or they queue behind
     expert copies ("h2d"); None: in place where this GPU can. ``memory_bytes``: what torch may allocate (None: all).
+    ``runtime``: replays launch a model kernel by kernel ("eager"), or decode steps outside routed experts as recorded
+    graphs ("graphs"). A profile has the times of the one that it was measured in, and its machine no other.
     """
 
     device_index: int = 0
@@ -59,6 +62,7 @@ class CudaSettings:
     memory_bytes: int | None = None
     copy_core: int | None = None
     host_core: int | None = None
+    runtime: str = "eager"
 
     def check(self) -> None:
         """Raises RefusedError for what this computer does not have."""
@@ -67,6 +71,8 @@ class CudaSettings:
                 "cuda: expected cpu_threads >= 1, chunk_bytes >= 0 and result_path direct or h2d, "
                 f"got {self.cpu_threads}, {self.chunk_bytes} and {self.result_path}"
             )
+        if self.runtime not in RUNTIMES:
+            raise RefusedError(f"cuda: expected a runtime among {', '.join(RUNTIMES)}, got {self.runtime!r}")
         chosen = (*(self.cpu_cores or ()), *(alone(self.copy_core) or ()), *(alone(self.host_core) or ()))
         missing = sorted(set(chosen) - usable_cores())
         if missing or self.cpu_cores == ():

@@ -23,8 +23,12 @@ Facts: TypeAlias = dict[str, str | int | float]
 RealMachine: TypeAlias = "HostLanes | CudaLanes"
 
 _PASSING = ("date", "load_average", "fidelity")  # facts that may differ between two profiles of one machine
-_EARLIER = {"lanes_copy_core": "any", "lanes_host_core": "any"}  # of profiles made before these could be chosen
-_OF_CUDA = {"result_path": "a result path", "cpu_threads": "a number of CPU threads", "device_index": "a device"}
+# of profiles made before these could be chosen
+_EARLIER = {"lanes_copy_core": "any", "lanes_host_core": "any", "lanes_runtime": "eager"}
+_OF_CUDA = {
+    "result_path": "a result path", "cpu_threads": "a number of CPU threads", "device_index": "a device",
+    "runtime": "a runtime",
+}  # fmt: skip
 _OF_HOST_LANES = {"gpu_core": "a GPU core", "link_bytes_per_s": "a link rate"}
 
 
@@ -32,9 +36,9 @@ _OF_HOST_LANES = {"gpu_core": "a GPU core", "link_bytes_per_s": "a link rate"}
 class LaneOptions:
     """What can be chosen of a machine, None where it is not.
 
-    ``gpu_core`` and ``link_bytes_per_s``: of host lanes alone. ``result_path``, ``cpu_threads`` and ``device_index``:
-    of a CUDA GPU alone. ``memory_bytes``: what torch may allocate on a CUDA GPU; host lanes take no notice of it, since
-    there the arena of experts is all that policies are told of.
+    ``gpu_core`` and ``link_bytes_per_s``: of host lanes alone. ``result_path``, ``cpu_threads``, ``device_index`` and
+    ``runtime``: of a CUDA GPU alone; see ``CudaSettings``. ``memory_bytes``: what torch may allocate on a CUDA GPU;
+    host lanes take no notice of it, since there the arena of experts is all that policies are told of.
     """
 
     gpu_core: int | None = None
@@ -45,6 +49,7 @@ class LaneOptions:
     cpu_threads: int | None = None
     device_index: int | None = None
     chunk_bytes: int | None = None
+    runtime: str | None = None
 
     def given(self, kind: str) -> dict[str, object]:
         """Settings of a machine of that kind. Raises RefusedError for those that it does not have."""

@@ -108,10 +108,15 @@ def _measured(
     model, short = measured_model(shape, samples), shape.base_name
     reached, aims = achieved(short, model, link)
     beside = {f"{short}, {name}": median(samples[name,]) for name in _BESIDE}
+    beside |= {
+        f"{short}, {name}, {tokens} tokens": median(ns) for (name, *sizes), ns in samples.items()
+        for tokens in sizes if name in _SUMS
+    }  # fmt: skip
     plain = {"plain_copy_bytes_per_s": link.h2d_bytes_per_s, "plain_read_bytes_per_s": link.memory_read_bytes_per_s}
     return model, link, {**plain, **rates, **reached, **beside}, aims
 
 
+_SUMS = ("sum_of_results_ns", "sum_of_results_beside_copies_ns")
 _BESIDE = ("gpu_beside_both_permille", "cpu_beside_gpu_permille", "copy_beside_gpu_permille")
 
 

@@ -102,6 +102,11 @@ def test_a_gpu_takes_no_options_of_host_lanes() -> None:
             machine_for("cuda", options)
 
 
+def test_only_a_gpu_has_a_runtime_to_choose() -> None:
+    with pytest.raises(RefusedError, match="host-lanes: a runtime: chosen for a CUDA GPU only"):
+        machine_for("host-lanes", LaneOptions(runtime="graphs"))
+
+
 # --- the machine of a profile -----------------------------------------------------------------------------------------
 
 
@@ -140,15 +145,18 @@ def test_other_lanes_than_the_profile_has_are_refused(lanes: LaneKind, options: 
         machine_on(on(profile), lanes, options)
 
 
-def test_a_gpu_s_memory_limit_is_part_of_its_settings_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_s_memory_limit_and_runtime_are_part_of_its_settings_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaSettings, "check", lambda _: None)
     monkeypatch.setattr(CudaLanes, "__init__", lambda lanes, settings: setattr(lanes, "settings", settings))
     monkeypatch.setattr(CudaLanes, "facts", lambda _: {"gpu": "a card"})
     monkeypatch.setattr(CudaLanes, "close", lambda _: None)
     monkeypatch.setattr(CudaLanes, "crowding", "", raising=False)
-    limited = machine_for("cuda", LaneOptions(memory_bytes=24 * 10**9))
+    limited = machine_for("cuda", LaneOptions(memory_bytes=24 * 10**9, runtime="graphs"))
     assert isinstance(limited.settings, CudaSettings)
-    assert limited.settings.memory_bytes == 24 * 10**9
+    assert (limited.settings.memory_bytes, limited.settings.runtime) == (24 * 10**9, "graphs")
     assert facts_of(limited)["lanes_memory_bytes"] == 24 * 10**9
+    assert facts_of(limited)["lanes_runtime"] == "graphs"
+    with pytest.raises(RefusedError, match="the profile has lanes_runtime 'graphs' and not 'eager'"):
+        machine_on(on(profile_of(facts_of(limited))), "cuda", LaneOptions(runtime="eager"))
     again = machine_of(profile_of(facts_of(limited)))
     assert asdict(again.settings) == asdict(limited.settings)

@@ -97,6 +97,13 @@ def test_rates_are_finite_and_stand_beside_aims(found: Findings) -> None:
     assert [aim.share for aim in found.aims] == [copied / plain[0], read / plain[1]]
 
 
+def test_sums_of_results_stand_with_the_rates_by_batch_alone_and_beside_copies(found: Findings) -> None:
+    names = {name for name in profile_in(found).rates if "sum_of_results" in name}
+    assert names == {
+        f"mini-moe, sum_of_results{beside}_ns, {batch} tokens" for beside in ("", "_beside_copies") for batch in (1, 2)
+    }
+
+
 @pytest.mark.parametrize(("share", "met"), [(0.79, False), (0.8, True), (1.3, True)])
 def test_an_aim_is_met_from_the_wanted_share_on(share: float, met: bool) -> None:
     assert Aim("read", share, 0.8).met == met

@@ -81,6 +81,11 @@ def profile(
     device: DeviceOption = None,
     result_path: ResultPathOption = None,
     chunk_mb: ChunkOption = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(metavar="R", help="cuda: eager (kernel by kernel) or graphs (decode steps outside routed experts "
+                                       "are recorded), now and in every run on the profile's lanes. Default: eager."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, in a third of the time.")] = False,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
@@ -106,7 +111,7 @@ def profile(
     link_bytes_per_s, memory = _bytes("link-gb-per-s", link_gb_per_s), _bytes("memory-gb", memory_gb)
     options = Chosen(cpu_threads, device, result_path, chunk_mb).options(
         gpu_core=gpu_core, cpu_cores=cores, link_bytes_per_s=link_bytes_per_s,
-        memory_bytes=None if memory is None else round(memory),
+        memory_bytes=None if memory is None else round(memory), runtime=runtime,
     )  # fmt: skip
     into = _earlier(out)
     asked = _Asked(shapes, points, names, options, QUICK if quick else Effort())
