@@ -7,6 +7,7 @@ or ``SwiGlu``. The results are those of the library's ``grouped_mm``, bit by bit
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,17 @@ class SwiGlu:
     def _apply_gate(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate) * up
+
+
+class InOneCall(ABC):
+    """A kernel that computes a whole weighted expert in one call, where it can."""
+
+    @abstractmethod
+    def compute(
+        self, views: Mapping[str, Tensor], x: Tensor, choices: Tensor, weights: Tensor, top_k: int, out: Tensor, *,
+        scattered: bool,
+    ) -> bool:  # fmt: skip
+        """As ``weighted_ffn`` or, ``scattered``, as ``compute_into`` with parts ``out``; False: it leaves this to them."""
 
 
 def check_kernel(experts: nn.Module) -> None:
@@ -65,6 +77,10 @@ def weighted_ffn(
 
     ``choices`` int64: those of this expert; ``weights`` [N * k]: the router's; ``out``: where the rows go.
     """
+    if isinstance(kernel, InOneCall):
+        rows = x.new_empty(len(choices), x.shape[1], dtype=torch.result_type(x, weights)) if out is None else out
+        if kernel.compute(views, x, choices, weights, top_k, rows, scattered=False):
+            return rows
     return torch.mul(expert_ffn(kernel, views, x[choices // top_k]), weights[choices].unsqueeze(-1), out=out)
 
 
@@ -75,6 +91,8 @@ def compute_into(
 
     The layer's output is the sum of ``parts.view(N, k, H)`` over k, whoever computed which expert when.
     """
+    if isinstance(kernel, InOneCall) and kernel.compute(views, x, choices, weights, top_k, parts, scattered=True):
+        return
     parts[choices] = weighted_ffn(kernel, views, x, choices, weights, top_k)
 
 
