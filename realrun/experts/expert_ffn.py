@@ -44,7 +44,7 @@ class InOneCall(ABC):
         self, views: Mapping[str, Tensor], x: Tensor, choices: Tensor, weights: Tensor, top_k: int, out: Tensor, *,
         scattered: bool,
     ) -> bool:  # fmt: skip
-        """As ``weighted_ffn`` or, ``scattered``, as ``compute_into`` with parts ``out``; False: it leaves this to them."""
+        """As ``weighted_ffn`` or, ``scattered``, as ``compute_into`` with parts ``out``; False: torch has to."""
 
 
 def check_kernel(experts: nn.Module) -> None:
