@@ -140,15 +140,15 @@ class Lab:
         """Keep the GPU busy: what is launched now runs without a gap, and does not find its weights in caches."""
         if self.machine.kind == "cuda":
             return self.machine.gpu.submit(lambda: torch.cuda._sleep(COVER_CYCLES))  # type: ignore[no-untyped-call]
-        return self.machine.gpu.submit(self.expert_work(self.arena, 1))
+        return self.machine.gpu.submit(self.expert_work(self.arena))
 
-    def expert_work(self, memory: Tensor, tokens: int) -> Work:
-        """One expert in ``memory`` [layers, experts, bytes], with what ``LayerParts`` does around it."""
+    def expert_work(self, memory: Tensor) -> Work:
+        """One expert of one token in ``memory`` [layers, experts, bytes], with what ``LayerParts`` does around it."""
         layer, [expert] = self.next_experts(1)
-        hidden = self.hidden if memory is self.arena else self.on_host
-        views, choices = self.layout.views(memory[layer, expert]), torch.arange(tokens, device=memory.device)
-        weights = torch.full((tokens,), 0.25, device=memory.device)
-        results = torch.empty(tokens, self.shape.hidden, device=memory.device, dtype=WEIGHTS_DTYPE)
+        on_gpu = memory is self.arena
+        hidden, choices = (self.hidden, slice(0, 1)) if on_gpu else (self.on_host, torch.zeros(1, dtype=torch.int64))
+        views, weights = self.layout.views(memory[layer, expert]), torch.full((1,), 0.25, device=memory.device)
+        results = torch.empty(1, self.shape.hidden, device=memory.device, dtype=WEIGHTS_DTYPE)
 
         def work() -> None:
             weighted_ffn(self.kernel, views, hidden, choices, weights, 1, results)

@@ -114,8 +114,8 @@ def _middle_ns(marks: Sequence[Mark]) -> float:
 def _expert_on(lab: Lab, lane: str) -> Mark:
     """One expert of one token, in turn from all there are."""
     if lane == "gpu":
-        return lab.machine.gpu.submit(lab.expert_work(lab.arena, 1))
-    return lab.machine.cpu.submit(lab.expert_work(lab.memory, 1))
+        return lab.machine.gpu.submit(lab.expert_work(lab.arena))
+    return lab.machine.cpu.submit(lab.expert_work(lab.memory))
 
 
 def _forget_spans(lab: Lab) -> None:

@@ -79,7 +79,8 @@ def _expert_ns(lane: Lane, shape: ModelShape, experts: Iterator[Expert], tokens:
     """One expert, after another one that wakes the threads."""
     dtype, _, kernel = ExpertShape.of(shape)
     hidden, choices, weights = torch.ones(tokens, shape.hidden, dtype=dtype), torch.arange(tokens), torch.ones(tokens)
-    first, second = (partial(weighted_ffn, kernel, next(experts), hidden, choices, weights, 1) for _ in range(2))
+    given = (hidden, choices, weights, 1, torch.empty(tokens, shape.hidden))
+    first, second = (partial(weighted_ffn, kernel, next(experts), *given) for _ in range(2))
     lane.submit(first)
     mark = lane.submit(second)
     mark.wait()
