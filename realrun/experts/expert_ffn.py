@@ -94,9 +94,10 @@ def weighted_ffn(
 
     ``choices``: those of this expert; ``weights`` [N * k]: the router's; ``out``: where the rows go.
     """
-    if out is not None and isinstance(kernel, InOneCall):
-        if kernel.compute(views, x, choices, weights, top_k, out, scattered=False):
-            return out
+    if out is not None and isinstance(kernel, InOneCall) and kernel.compute(
+        views, x, choices, weights, top_k, out, scattered=False
+    ):  # fmt: skip
+        return out
     rows = expert_ffn(kernel, views, x[_tokens(choices, top_k)])
     return torch.mul(rows, weights[choices].unsqueeze(-1), out=out)
 
