@@ -50,7 +50,7 @@ INLINE float rounded(float value) { return float_of(bfloat16_of(value)); }
 #define KERNEL "native-avx512bf16"
 #define STEP 32
 #define ROWS 6
-#define FEW 3
+#define FEW 4
 #define ONLY_UP_TO 32
 typedef uint16_t value_t;
 typedef __m512 sums_t;
@@ -120,7 +120,8 @@ typedef struct {
     int tokens;
 } vectors_t;
 
-/* out[row][token] of `rows` times vectors from the one with number `first` on. */
+/* out[row][token] of `rows` times vectors from the one with number `first` on. With more than two of them at once the
+ * processor does not look far enough ahead by itself: it is told of the rows that come next. */
 INLINE void tile(
     const uint16_t *const *rows, int count, const vectors_t *vectors, int first, int tokens, float out[][MOST_TOKENS]) {
     const value_t *values = vectors->values + first * vectors->stride;
@@ -129,6 +130,7 @@ INLINE void tile(
     for (; at + STEP <= length; at += STEP)
         for (int row = 0; row < count; row++) {
             weights_t weights = weights_at(rows[row] + at);
+            if (tokens > 2 && first == 0) __builtin_prefetch(rows[row] + at + ROWS * length, 0, 2);
             for (int token = 0; token < tokens; token++)
                 sums[row][token] = add_step(sums[row][token], weights, values + token * stride + at);
         }
@@ -232,16 +234,26 @@ static void await(atomic_long *value, long wanted) {
         spins < SPINS ? spin() : (void)sched_yield();
 }
 
-/* A thread's share: blocks are taken as they come, so that a thread that is held up holds up no others. */
-static void work(job_t *job) {
-    long blocks = blocks_of(job->expert->width), block;
-    while ((block = atomic_fetch_add(&job->begun[0], 1)) < blocks) {
-        first_block(job, block * ROWS);
-        atomic_fetch_add_explicit(&job->ended, 1, memory_order_release);
+/* Blocks *first to the one returned, of those that no thread has begun: many at first, since neighbours are read fastest
+ * one after another, and in the end one by one, so that a thread that is held up holds up no others. */
+static long take(atomic_long *begun, long blocks, int threads, long *first) {
+    *first = atomic_load(begun);
+    for (;;) {
+        long share = (blocks - *first) / (2 * threads), end = *first + (share > 1 ? share : 1);
+        if (*first >= blocks || atomic_compare_exchange_weak(begun, first, end)) return end < blocks ? end : blocks;
+    }
+}
+
+static void work(job_t *job, int threads) {
+    long blocks = blocks_of(job->expert->width), block, end;
+    while ((end = take(&job->begun[0], blocks, threads, &block)) > block) {
+        for (long at = block; at < end; at++) first_block(job, at * ROWS);
+        atomic_fetch_add_explicit(&job->ended, end - block, memory_order_release);
     }
     await(&job->ended, blocks);
     blocks = blocks_of(job->expert->hidden);
-    while ((block = atomic_fetch_add(&job->begun[1], 1)) < blocks) second_block(job, block * ROWS);
+    while ((end = take(&job->begun[1], blocks, threads, &block)) > block)
+        for (; block < end; block++) second_block(job, block * ROWS);
 }
 
 /* --- threads: a team of their own for each thread that calls; between calls they turn for a moment, and then sleep - */
@@ -268,7 +280,7 @@ static void *serve(void *argument) {
         pthread_mutex_unlock(&team->lock);
         if (ends) return NULL;
         if (job == NULL) continue;
-        work(job);
+        work(job, team->others + 1);
         atomic_fetch_sub(&team->busy, 1);
     }
 }
@@ -284,7 +296,7 @@ static void call(team_t *team, job_t *job) {
 
 static void work_together(team_t *team, job_t *job) {
     if (team->others > 0) call(team, job);
-    work(job);
+    work(job, team->others + 1);
     pthread_mutex_lock(&team->lock);
     team->job = NULL;
     pthread_mutex_unlock(&team->lock);
