@@ -16,6 +16,11 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLLED _Pragma("unroll")
+#else
+#define UNROLLED _Pragma("GCC unroll 8")
+#endif
 #define SPINS 1000      /* 10 to 40 us: longer than from one expert to the next, and not long for others to wait */
 
 INLINE float float_of(uint16_t value) {
@@ -127,22 +132,23 @@ INLINE void tile(
     const value_t *values = vectors->values + first * vectors->stride;
     long at = 0, length = vectors->length, stride = vectors->stride;
     sums_t sums[ROWS][TOKENS] = {0};
-    for (; at + STEP <= length; at += STEP)
-        for (int row = 0; row < count; row++) {
+    for (; at + STEP <= length; at += STEP) {
+        UNROLLED for (int row = 0; row < count; row++) {
             weights_t weights = weights_at(rows[row] + at);
             if (tokens > 2 && first == 0) __builtin_prefetch(rows[row] + at + ROWS * length, 0, 2);
-            for (int token = 0; token < tokens; token++)
+            UNROLLED for (int token = 0; token < tokens; token++)
                 sums[row][token] = add_step(sums[row][token], weights, values + token * stride + at);
         }
+    }
     if (at < length)
-        for (int row = 0; row < count; row++) {
+        UNROLLED for (int row = 0; row < count; row++) {
             uint16_t rest[STEP] = {0};
             memcpy(rest, rows[row] + at, (size_t)(length - at) * sizeof *rest);
-            for (int token = 0; token < tokens; token++)
+            UNROLLED for (int token = 0; token < tokens; token++)
                 sums[row][token] = add_step(sums[row][token], weights_at(rest), values + token * stride + at);
         }
-    for (int row = 0; row < count; row++)
-        for (int token = 0; token < tokens; token++) out[row][first + token] = total(sums[row][token]);
+    UNROLLED for (int row = 0; row < count; row++)
+        UNROLLED for (int token = 0; token < tokens; token++) out[row][first + token] = total(sums[row][token]);
 }
 
 /* For each of up to TOKENS vectors from `first` on. */
