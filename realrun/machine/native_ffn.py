@@ -1,6 +1,6 @@
 """The native kernel of bfloat16 experts on the CPU: compiled, compared with torch, and called by ctypes.
 
-torch's product of a single bfloat16 row reads its weights at a third of what the memory gives; native_ffn.c reads them
+torch's product of a single bfloat16 row reads its weights at a third of what the memory gives; native/ffn.c reads them
 as fast as they can be read, and does a whole expert in one call without the interpreter's lock.
 """
 
@@ -21,14 +21,14 @@ from torch.nn import functional
 from realrun.errors import RefusedError
 from realrun.machine.native_library import NotCompiledError, compiled
 
-SOURCE = Path(__file__).with_name("native_ffn.c")
+SOURCE = Path(__file__).parent / "native" / "ffn.c"
 CHOICE = "TRILANE_CPU_KERNEL"  # torch, native, or not set: native where it compiles
 TOLERANCE = 2**-6  # of the largest result: 4 roundings of bfloat16; what is computed wrongly is off by far more
 CHECKED = ((32, 48, 1), (70, 33, 3), (130, 64, 7), (96, 160, 40))  # hidden, width, tokens: of every kind of tile
 
 
 class _Expert(ctypes.Structure):
-    """``expert_t`` of native_ffn.c."""
+    """``expert_t`` of native/ffn.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("first", "down", "x", "choices", "weights", "out")),

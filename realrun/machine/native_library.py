@@ -35,7 +35,7 @@ def cache_folder() -> Path:
 
 
 def compiled(source: Path, extra: Sequence[str] = ()) -> Path:
-    """The shared library of a C file, compiled now or earlier: its name tells of file, compiler, flags and processor.
+    """The shared library of a C file, made now or earlier: its name tells of its folder, compiler, flags and processor.
 
     It is written aside and renamed, so that several processes may ask at once. Raises NotCompiledError.
     """
@@ -79,7 +79,8 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 def _fingerprint(source: Path, compiler: str, extra: Sequence[str]) -> str:
     version = _run([compiler, "--version"]).stdout
-    known = (source.read_bytes(), compiler.encode(), version.encode(), repr((FLAGS, extra)).encode(), _cpu().encode())
+    texts = [path.read_bytes() for path in sorted(source.parent.glob("*.[ch]"))]
+    known = (*texts, compiler.encode(), version.encode(), repr((FLAGS, extra)).encode(), _cpu().encode())
     return hashlib.sha256(b"\0".join(known)).hexdigest()[:20]
 
 

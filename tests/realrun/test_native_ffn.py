@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import stat
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,28 +15,22 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from realrun.errors import RefusedError  # noqa: E402
 from realrun.experts import expert_shape  # noqa: E402
 from realrun.experts.expert_ffn import SwiGlu, addressed, compute_into, expert_ffn, weighted_ffn  # noqa: E402
 from realrun.experts.expert_layout import ExpertLayout  # noqa: E402
 from realrun.experts.expert_shape import ExpertShape  # noqa: E402
 from realrun.experts.native_swiglu import NativeSwiGlu  # noqa: E402
-from realrun.machine import native_ffn as native  # noqa: E402
-from realrun.machine import native_library as library  # noqa: E402
-from realrun.machine.machines import facts_of  # noqa: E402
-from realrun.machine.native_ffn import CHOICE, SOURCE, NativeFfn, check, cpu_kernel, loaded  # noqa: E402
-from realrun.machine.native_library import NotCompiledError, cache_folder, compiled, find_compiler  # noqa: E402
+from realrun.machine.native_ffn import SOURCE, NativeFfn, loaded  # noqa: E402
+from realrun.machine.native_library import NotCompiledError, find_compiler  # noqa: E402
 from tests.realrun.test_expert_shape import TOY  # noqa: E402
 from tests.realrun.tiny_bench import bench_for, machine, prepared, run, tiny_setting  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
 VARIANTS: dict[str, Sequence[str]] = {
     "this processor": (),
     "AVX-512 without BF16": ("-mno-avx512bf16",),
     "AVX2": ("-mno-avx512f",),
     "no vectors but SSE2": ("-mno-avx512f", "-mno-avx2", "-mno-fma"),
 }
-QUICK = ("-O1",)  # to compile
 
 
 def has_compiler() -> bool:
@@ -209,137 +198,3 @@ class TestKernel:
     def test_is_of_bfloat16_alone(self) -> None:
         kinds = {bits: type(ExpertShape.of(replace(TOY, weight_bits=bits)).kernel) for bits in (16.0, 32.0)}
         assert kinds == {16.0: NativeSwiGlu, 32.0: SwiGlu}
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache folder of the test's own, and a process that has not chosen its kernel."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(CHOICE, raising=False)
-    native.native_ffn.cache_clear()
-    yield tmp_path / "trilane"
-    native.native_ffn.cache_clear()
-
-
-class TestChoice:
-    @needs_compiler
-    def test_is_the_native_kernel_and_a_fact_of_the_machine(self, cache: Path) -> None:
-        assert cpu_kernel().startswith("native-")
-        with machine() as lanes:
-            assert facts_of(lanes)["cpu_kernel"] == cpu_kernel()
-
-    def test_is_torch_where_asked_for(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(CHOICE, "torch")
-        assert cpu_kernel() == "torch"
-        assert type(ExpertShape.of(TOY).kernel) is SwiGlu
-        assert not cache.exists()
-
-    def test_is_torch_without_a_compiler(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PATH", "")
-        assert cpu_kernel() == "torch"
-
-    def test_is_torch_where_nothing_can_be_kept(self, cache: Path) -> None:
-        cache.write_text("a file")
-        assert cpu_kernel() == "torch"
-
-    def test_that_cannot_be_is_refused(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PATH", "")
-        monkeypatch.setenv(CHOICE, "native")
-        with pytest.raises(RefusedError, match="TRILANE_CPU_KERNEL=native: expected a C compiler on PATH, found none"):
-            cpu_kernel()
-
-    def test_of_something_else_is_refused(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(CHOICE, "fast")
-        with pytest.raises(RefusedError, match="TRILANE_CPU_KERNEL: expected torch, native or nothing, got 'fast'"):
-            cpu_kernel()
-
-
-TWINS = {
-    "gate and up exchanged": ("rounded(silu(rounded(gate[row][token])))", "rounded(gate[row][token])"),
-    "the rest of a row left out": ("if (at < length)", "if (0)"),
-    "another token's row": ("/ expert->top_k *", "/ (expert->top_k + 1) *"),
-    "not weighted": ("* e->weights[choice]", "* 1"),
-    "the last rows of a block": ("row < ROWS && first + row < e->width", "row < ROWS - 1 && first + row < e->width"),
-}
-
-
-@needs_compiler
-class TestCheck:
-    @pytest.mark.parametrize("twin", TWINS)
-    def test_rejects_a_kernel_that_computes_something_else(self, twin: str, cache: Path, tmp_path: Path) -> None:
-        text, (right, wrong) = SOURCE.read_text(), TWINS[twin]
-        assert right in text
-        broken = tmp_path / "broken.c"
-        broken.write_text(text.replace(right, wrong))
-        with pytest.raises(NotCompiledError, match=r"expected torch's results within 0\.016 of the largest, got"):
-            loaded(broken, QUICK)
-
-    def test_of_a_broken_kernel_leaves_torch(
-        self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        broken = tmp_path / "broken.c"
-        broken.write_text(SOURCE.read_text().replace("* e->weights[choice]", ""))
-        monkeypatch.setattr(native, "loaded", lambda: loaded(broken, QUICK))
-        assert cpu_kernel() == "torch"
-
-    def test_fails_for_results_that_are_no_numbers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        ffn = NativeFfn.__new__(NativeFfn)
-        ffn.name = "idle"
-        monkeypatch.setattr(NativeFfn, "__call__", lambda *_, **__: None)
-        with pytest.raises(NotCompiledError, match=r"idle: expected torch's results within 0\.016 .*, got nan"):
-            check(ffn)
-
-
-@needs_compiler
-class TestCache:
-    def test_keeps_one_library_for_the_next_time(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        path = compiled(SOURCE, QUICK)
-        assert [path] == list(cache.iterdir())
-        assert stat.S_IMODE(cache.stat().st_mode) == 0o700
-        built = path.stat().st_mtime_ns
-        assert compiled(SOURCE, QUICK) == path
-        assert path.stat().st_mtime_ns == built
-
-    def test_tells_sources_flags_and_processors_apart(
-        self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        other, processor = tmp_path / SOURCE.name, tmp_path / "cpuinfo"
-        other.write_text(SOURCE.read_text() + "\n")
-        paths = [compiled(SOURCE, QUICK), compiled(SOURCE, ("-O1", "-g")), compiled(other, QUICK)]
-        processor.write_text("processor\t: 0\nmodel name\t: Another\nflags\t\t: sse2\n")
-        monkeypatch.setattr(library, "CPU_LIST", processor)
-        paths.append(compiled(SOURCE, QUICK))
-        assert len(set(paths)) == 4
-
-    def test_builds_a_damaged_library_anew(self, cache: Path) -> None:
-        path = compiled(SOURCE, QUICK)
-        path.write_bytes(b"cut off")
-        assert loaded(SOURCE, QUICK).name.startswith("native-")
-
-    def test_serves_processes_that_ask_at_once(self, cache: Path) -> None:
-        code = "from realrun.machine.native_ffn import cpu_kernel; print(cpu_kernel())"
-        asking = [
-            subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-            for _ in range(2)
-        ]  # fmt: skip
-        names = [process.communicate()[0].strip() for process in asking]
-        assert names[0] == names[1] == variant("this processor").name
-        assert [path.suffix for path in cache.iterdir()] == [".so"]
-
-    def test_keeps_nothing_of_what_does_not_compile(self, cache: Path, tmp_path: Path) -> None:
-        (tmp_path / "broken.c").write_text("int compute(void) { return wrong; }\n")
-        with pytest.raises(NotCompiledError, match=r"does not compile broken.c: (?s:.*)wrong"):
-            compiled(tmp_path / "broken.c")
-        assert not list(cache.iterdir())
-
-    def test_is_in_the_users_home_by_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        monkeypatch.setenv("HOME", os.sep + "home-of-tests")
-        assert cache_folder() == Path(os.sep, "home-of-tests", ".cache", "trilane")
-
-
-def test_the_source_is_installed_with_the_package() -> None:
-    import tomllib
-
-    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["realrun"]
-    assert any(SOURCE.relative_to(ROOT / "realrun").match(pattern) for pattern in data)
