@@ -10,6 +10,7 @@ and a gated expert takes five kernels in place of ten, without a list on the GPU
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -38,6 +39,17 @@ class SwiGlu:
     def _apply_gate(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate) * up
+
+
+class InOneCall(ABC):
+    """A kernel that computes a whole weighted expert in one call, where it can."""
+
+    @abstractmethod
+    def compute(
+        self, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int, out: Tensor, *,
+        scattered: bool,
+    ) -> bool:  # fmt: skip
+        """As ``weighted_ffn`` or, ``scattered``, as ``compute_into`` with parts ``out``; False: torch has to."""
 
 
 def check_kernel(experts: nn.Module) -> None:
@@ -82,6 +94,10 @@ def weighted_ffn(
 
     ``choices``: those of this expert; ``weights`` [N * k]: the router's; ``out``: where the rows go.
     """
+    if out is not None and isinstance(kernel, InOneCall) and kernel.compute(
+        views, x, choices, weights, top_k, out, scattered=False
+    ):  # fmt: skip
+        return out
     rows = expert_ffn(kernel, views, x[_tokens(choices, top_k)])
     return torch.mul(rows, weights[choices].unsqueeze(-1), out=out)
 
@@ -93,6 +109,8 @@ def compute_into(
 
     The layer's output is the sum of ``parts.view(N, k, H)`` over k, whoever computed which expert when.
     """
+    if isinstance(kernel, InOneCall) and kernel.compute(views, x, choices, weights, top_k, parts, scattered=True):
+        return
     if isinstance(choices, slice):
         weighted_ffn(kernel, views, x, choices, weights, top_k, parts[choices])
     else:

@@ -14,7 +14,7 @@ from statistics import median
 import torch
 
 from realrun.execution.undisturbed import undisturbed
-from realrun.experts.expert_ffn import expert_ffn
+from realrun.experts.expert_ffn import weighted_ffn
 from realrun.experts.expert_shape import ExpertShape
 from realrun.experts.expert_store import random_store
 from realrun.machine.cores import alone, most_cpu_threads
@@ -108,8 +108,10 @@ def _experts(shape: ModelShape) -> Iterator[Expert]:
 
 def _expert_ns(lane: Lane, shape: ModelShape, experts: Iterator[Expert], tokens: int) -> int:
     """One expert, after another one that wakes the threads."""
-    hidden, kernel = torch.ones(tokens, shape.hidden), ExpertShape.of(shape).kernel
-    first, second = (partial(expert_ffn, kernel, next(experts), hidden) for _ in range(2))
+    dtype, _, kernel = ExpertShape.of(shape)
+    hidden, choices, weights = torch.ones(tokens, shape.hidden, dtype=dtype), torch.arange(tokens), torch.ones(tokens)
+    given = (hidden, choices, weights, 1, torch.empty(tokens, shape.hidden))
+    first, second = (partial(weighted_ffn, kernel, next(experts), *given) for _ in range(2))
     lane.submit(first)
     mark = lane.submit(second)
     mark.wait()
