@@ -34,8 +34,8 @@ _TABLES = (
 )  # fmt: skip
 _GRIDS = ("attention_decode", "attention_prefill")
 _TIMES = (
-    "copy", "writeback", "first_cpu_expert", "launch", "expert_launch", "combine_launch", "head_launch", "sync",
-    "dense_launch",
+    "copy", "writeback", "first_cpu_expert", "launch", "launch_lead", "launch_tail", "expert_launch", "combine_launch",
+    "head_launch", "sync", "dense_launch",
 )  # fmt: skip
 _SHARES = ("cpu_permille", "copy_permille", "gpu_permille")
 

@@ -23,13 +23,17 @@ class Lane:
 
     def reserve(
         self, ready: int, duration: int, kind: str, layer: int, expert: int = -1, tokens: int = 0, bytes: int = 0,
-        target_layer: int = -1,
+        target_layer: int = -1, until: int = 0,
     ) -> int:  # fmt: skip
-        """Take the lane for ``duration`` ns from the first moment at or after ``ready``; return the end."""
+        """Take the lane for ``duration`` ns, and at least until ``until``, from the first moment at or after ``ready``;
+        return the end."""
         start = self.free_ns
         if ready > start:
             start = ready
-        end = self.free_ns = start + duration
+        end = start + duration
+        if until > end:
+            end = until
+        self.free_ns = end
         recorder = self.recorder
         recorder.rows.append(
             (self.name, ready, start, end, kind, recorder.phase, recorder.step, layer, target_layer, expert, tokens,
@@ -55,13 +59,13 @@ class GpuLane(Lane):
 
     def reserve(
         self, ready: int, duration: int, kind: str, layer: int, expert: int = -1, tokens: int = 0, bytes: int = 0,
-        target_layer: int = -1,
+        target_layer: int = -1, until: int = 0,
     ) -> int:  # fmt: skip
         """See ``Lane``."""
         start = max(ready, self.free_ns)
         beside = min(duration * 1000 // self._permille, self._now_ns() + self._left_ns() - start)
         duration += max(0, beside) * (1000 - self._permille) // 1000
-        return super().reserve(ready, duration, kind, layer, expert, tokens, bytes, target_layer)
+        return super().reserve(ready, duration, kind, layer, expert, tokens, bytes, target_layer, until)
 
 
 class Side:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MAX_NS = 10**15  # eleven days: a longer "time" is a slip
 _SECOND_AXIS = {"attention_decode": "context", "attention_prefill": "tokens"}
 _SCALARS: Mapping[str, Any] = {name: hint for name, hint in get_type_hints(MeasuredModel).items() if name != "sizes"}
+_LATER = ("launch_lead", "launch_tail")  # both or none: earlier profiles have none
 _ONLY_WITH = {"shared": "shared_width", "dense_ffn": "dense_width", "dense_launch": "dense_width"}
 
 
@@ -84,6 +85,7 @@ def _model(document: object, where: str) -> MeasuredModel:
     parts = _mapping(document, where)
     sizes = _sizes(parts.get("sizes"), f"{where}, sizes")
     absent = [name for name, width in _ONLY_WITH.items() if not getattr(sizes, width)]
+    absent += [] if any(name in parts for name in _LATER) else _LATER
     only(parts, ["sizes", *(name for name in _SCALARS if name not in absent)], where, complete=True)
     values = {name: _reader(name)(parts[name], f"{where}, {name}") for name in _SCALARS if name in parts}
     return MeasuredModel(sizes=sizes, **values)

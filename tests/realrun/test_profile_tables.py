@@ -153,6 +153,14 @@ def test_a_launch_lasts_until_the_host_goes_on_or_the_work_begins(found: Measure
     assert found.dense_launch == always(0)  # in the same piece of work as attention
 
 
+def test_the_first_work_begins_while_the_host_launches_the_others(found: MeasuredModel) -> None:
+    assert found.launch_lead == always(SUBMIT_NS + HAND_OVER_NS["gpu"])
+
+
+def test_what_is_left_after_a_launch_is_a_gate_that_began_when_the_lane_woke(found: MeasuredModel) -> None:
+    assert found.launch_tail == always(HAND_OVER_NS["gpu"] + 21)
+
+
 def test_lanes_that_do_not_disturb_each_other_keep_their_rates(found: MeasuredModel) -> None:
     assert found.cpu_permille == found.copy_permille == Share(1000, 1000, 1000)
 

@@ -46,6 +46,18 @@ def test_a_span_of_no_length_leaves_the_lane_free() -> None:
     assert (lane.reserve(5, 0, "plan", 0), lane.reserve(0, 2, "launch", 0), lane.free_ns) == (5, 7, 7)
 
 
+def test_a_span_that_lasts_until_some_time_keeps_the_lane_until_then() -> None:
+    lane = Lane("gpu", Recorder())
+    assert [lane.reserve(3, 10, "gate", 0, until=until) for until in (0, 20, 25)] == [13, 23, 33]
+    assert lane.reserve(3, 10, "gate", 0, until=50) == lane.free_ns == 50
+
+
+def test_what_copies_add_counts_before_a_span_is_drawn_out() -> None:
+    gpu = GpuLane(Recorder(), 500, lambda: 0, lambda: 100)  # copies run until 100
+    assert gpu.reserve(0, 20, "expert", 0, until=30) == 40
+    assert gpu.reserve(0, 20, "expert", 0, until=90) == 90
+
+
 def test_a_gpu_that_shares_memory_takes_longer_by_what_it_overlaps_with_copies() -> None:
     recorder, now, left = Recorder(), 100, 50  # copies run until 150, as far as is known
     gpu = GpuLane(recorder, 500, lambda: now, lambda: left)
