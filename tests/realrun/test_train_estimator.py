@@ -64,7 +64,7 @@ def test_the_estimator_learns_what_the_next_router_will_say(model: Path, corpus:
     vectors, recall = trained(model, corpus, tmp_path / "v.safetensors")
     said = vectors.provenance["estimator"]
     assert said["last_loss"] < 0.6 * said["first_loss"]
-    assert list(recall) == ["gate@1", "quasi_hidden@1", "estimator@1"]
+    assert list(recall) == ["gate@1", "residual@1", "quasi_hidden@1", "estimator@1"]
     assert all(len(values) == LAYERS - 1 for values in recall.values())
     assert min(recall["estimator@1"]) > 2 * TOP_K / EXPERTS
     assert said["held_out_recall"]["estimator@1"] == pytest.approx(np.mean(recall["estimator@1"]), abs=1e-4)
@@ -90,7 +90,7 @@ def test_the_command_writes_a_file_that_capture_takes(
     monkeypatch.setattr(sys, "argv", words.split())
     main()
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].split() == ["layer", "gate@1", "quasi_hidden@1", "estimator@1"]
+    assert printed[0].split() == ["layer", "gate@1", "residual@1", "quasi_hidden@1", "estimator@1"]
     assert [line.split()[0] for line in printed[1:]] == ["0", "1", "mean"]
     (tmp_path / "p.txt").write_text("alpha beta gamma delta\n")
     traced = capture(model, tmp_path / "p.txt", tmp_path / "t.safetensors", vectors=output, dtype="float32",
@@ -101,7 +101,7 @@ def test_the_command_writes_a_file_that_capture_takes(
 def test_without_tokens_there_are_vectors_alone(model: Path, corpus: Path, tmp_path: Path) -> None:
     vectors, recall = trained(model, corpus, tmp_path / "v", Settings(**{**vars(SMALL), "tokens": 0}))
     assert vectors.estimator == {}
-    assert list(recall) == ["gate@1", "quasi_hidden@1"]
+    assert list(recall) == ["gate@1", "residual@1", "quasi_hidden@1"]
 
 
 def test_a_folder_that_is_not_there_is_refused_before_training(model: Path, corpus: Path, tmp_path: Path) -> None:
