@@ -124,9 +124,9 @@ def _with_experts() -> list[str]:
     """Configs of one model; those with a ``text_config`` hold several, and the text model's is on the list."""
     return [
         name for name in sorted(CONFIG_MAPPING)
-        if (known := {field.name for field in fields(CONFIG_MAPPING[name])}) & COUNTS and "text_config" not in known
-        and _EXPERTS.search(_source(name))
-    ]
+        if _EXPERTS.search(_source(name))
+        and (known := {field.name for field in fields(CONFIG_MAPPING[name])}) & COUNTS and "text_config" not in known
+    ]  # fmt: skip
 
 
 def _causal_class(name: str) -> str | None:
