@@ -89,7 +89,7 @@ def _passes(
     last_only = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     said = []
     for step in range(new_tokens + 1):
-        layers.begin_step(step, "decode" if step else "prefill", sequences, tokens.shape[1])
+        layers.begin_step(step, "decode" if step else "prefill", sequences, tokens)
         output = model(input_ids=tokens, past_key_values=cache, use_cache=True, **last_only)
         chosen = pick(output.logits[:, -1], sequences, step)
         said.append(layers.end_pass(chosen))

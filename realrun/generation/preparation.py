@@ -137,8 +137,8 @@ def vectors_for(request: GenerateRequest, model: HostedModel, needs: Needs) -> V
     if request.vectors is None:
         raise RefusedError(
             f"policy {request.scenario.policy!r} needs forecasts of the kind {', '.join(kinds)}, and these the vectors "
-            "of a calibration: make a file of them with python -m realrun.train_estimator, or take a bundled one, and "
-            "pass it: vectors=FILE, or --vectors FILE"
+            "of a calibration: make a file of them with python -m realrun.train_estimator (--tokens 0 unless it is for "
+            "an estimator), or take a bundled one, and pass it: vectors=FILE, or --vectors FILE"
         )
     try:
         known = read_vectors(request.vectors)
