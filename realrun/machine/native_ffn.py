@@ -10,7 +10,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -45,8 +45,8 @@ class _Team:
         if not self.pointer:
             raise MemoryError(f"the native CPU kernel: expected {threads} threads, the system has no room for them")
 
-    def __del__(self) -> None:
-        if self.pointer and not sys.is_finalizing():  # then, a thread may still be at work
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.pointer and not is_finalizing():  # then, a thread may still be at work
             self._end(self.pointer)
 
 
