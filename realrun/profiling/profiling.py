@@ -21,6 +21,7 @@ from realrun.profiling.profile_lab import Lab, Points
 from realrun.profiling.profile_link import link_probes
 from realrun.profiling.profile_rates import Aim, achieved, plain_rates
 from realrun.profiling.profile_timing import QUICK, Effort, Samples, repeated
+from sim.costs.cost_table import RATES
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import Grid, Measured, Table
 from sim.machine.profile import MeasuredModel, Profile, Share, Sizes
@@ -37,7 +38,7 @@ _TIMES = (
     "copy", "writeback", "first_cpu_expert", "launch", "launch_lead", "launch_tail", "expert_launch", "combine_launch",
     "head_launch", "sync", "dense_launch",
 )  # fmt: skip
-_SHARES = ("cpu_permille", "copy_permille", "gpu_permille")
+_SHARES = RATES
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _measured(
 
 
 _SUMS = ("sum_of_results_ns", "sum_of_results_beside_copies_ns")
-_BESIDE = ("gpu_beside_both_permille", "cpu_beside_gpu_permille", "copy_beside_gpu_permille")
+_BESIDE = ("gpu_beside_both_permille", "cpu_beside_both_permille", "copy_beside_both_permille")
 
 
 def measure(lab: Lab, effort: Effort) -> Samples:

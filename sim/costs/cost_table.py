@@ -14,6 +14,7 @@ LAUNCHES = (
     "attention_launch_ns", "gate_launch_ns", "shared_launch_ns", "expert_launch_ns", "combine_launch_ns",
     "head_launch_ns", "dense_launch_ns",
 )  # fmt: skip
+RATES = ("cpu_permille", "copy_permille", "gpu_permille", "gpu_with_cpu_permille", "cpu_with_gpu_permille")
 
 
 class CostError(ValueError):
@@ -79,6 +80,8 @@ class CostTable:
     plan_costs: PlanCosts = field(default_factory=PlanCosts)
     plan_factor: float = 1.0
     gpu_permille: int = 1000  # rate of the GPU while a copy runs: less where it shares memory with them
+    gpu_with_cpu_permille: int = 1000  # rate of the GPU while CPU experts run, and the other way round: less where a
+    cpu_with_gpu_permille: int = 1000  # core of the same processor plays the GPU
     lead_ns: int | None = None  # from the beginning of a launch until the GPU can start; None: when it has ended
     tail_ns: int = 0  # what the GPU needs after the last kernel of a group has been launched
     scale: int = 1  # what ``scaled`` multiplied; steps and plan costs apply it on the way out
@@ -201,7 +204,7 @@ def _check_scalars(costs: CostTable) -> None:
         _check_int(getattr(costs, name), 0, f"cost table: {name}")
     if costs.lead_ns is not None:
         _check_int(costs.lead_ns, 0, "cost table: lead_ns")
-    for name in ("cpu_permille", "copy_permille", "gpu_permille"):
+    for name in RATES:
         value = getattr(costs, name)
         _check_int(value, 1, f"cost table: {name}")
         if value > 1000:

@@ -50,6 +50,8 @@ def _table_of(model: MeasuredModel, shape: ModelShape, hardware: Hardware, max_t
         cpu_permille=model.cpu_permille.permille,
         copy_permille=model.copy_permille.permille,
         gpu_permille=model.gpu_permille.permille,
+        gpu_with_cpu_permille=model.gpu_with_cpu_permille.permille if model.gpu_with_cpu_permille else 1000,
+        cpu_with_gpu_permille=model.cpu_with_gpu_permille.permille if model.cpu_with_gpu_permille else 1000,
         result_path=hardware.link.result_path,
         plan_costs=hardware.decisions,
         lead_ns=model.launch_lead.ns if model.launch_lead else None,

@@ -17,7 +17,7 @@ from sim.costs.cost_table import CostTable
 from sim.demand import StepDemand
 from sim.engine.approximation import Approximation
 from sim.engine.copy_lane import CopyLane
-from sim.engine.lanes import GpuLane, Lane
+from sim.engine.lanes import GpuLane, Lane, Neighbour
 from sim.engine.launching import Launching
 from sim.engine.layer_parts import Lanes, LayerParts, TokenBytes
 from sim.engine.score_rows import ScoreRows
@@ -44,9 +44,8 @@ class Engine:
         self.approximation = approximation
         self._decision = session.policy.decision_cost or session.policy.name
         lanes = Lanes(*(Lane(name, self.recorder) for name in Lanes._fields))
-        if costs.gpu_permille < 1000:
-            shared = GpuLane(self.recorder, costs.gpu_permille, lambda: int(self.env.now), self._copies_left_ns)
-            lanes = lanes._replace(gpu=shared)
+        if min(costs.gpu_permille, costs.gpu_with_cpu_permille) < 1000:
+            lanes = lanes._replace(gpu=GpuLane(self.recorder, self._neighbours(costs)))
         self.host, self.d2h = lanes.host, lanes.d2h
         self.gpu = Launching(lanes.host, lanes.gpu, costs)
         self.parts = LayerParts(self.env, lanes, self.gpu, session, costs, token_bytes)
@@ -60,8 +59,12 @@ class Engine:
         self.env.process(self._steps())
         self.env.run()
 
-    def _copies_left_ns(self) -> int:
-        return self.h2d.backlog_ns()
+    def _neighbours(self, costs: CostTable) -> list[Neighbour]:
+        """What slows the GPU down on machines where it shares cores or memory."""
+        return [
+            Neighbour(costs.gpu_permille, lambda: int(self.env.now) + self.h2d.backlog_ns()),
+            Neighbour(costs.gpu_with_cpu_permille, lambda: self.parts.cpu_until_ns()),
+        ]
 
     # --- the course of the model ----------------------------------------------------------------------------------
 

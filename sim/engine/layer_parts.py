@@ -11,7 +11,7 @@ from policies.views import Commitment, Copy, Plan
 from sim.costs.cost_table import CostTable, StepCosts
 from sim.engine.copy_lane import CopyLane
 from sim.engine.cpu_lane import CpuLane
-from sim.engine.lanes import Lane, SharedMemory
+from sim.engine.lanes import Lane, Neighbour, SharedMemory
 from sim.engine.launching import Launch, Launching
 
 
@@ -40,12 +40,14 @@ class LayerParts:
         self.env, self.session, self.costs, self.token_bytes = env, session, costs, token_bytes
         self.gpu, self.d2h = gpu, lanes.d2h
         memory, recorder = SharedMemory(env, costs.cpu_permille, costs.copy_permille), lanes.host.recorder
-        self.cpu = CpuLane(env, memory, recorder, costs.experts, self._cpu_ended)
+        beside = Neighbour(costs.cpu_with_gpu_permille, lambda: lanes.gpu.free_ns)
+        self.cpu = CpuLane(env, memory, recorder, costs.experts, beside, self._cpu_ended)
         self.h2d = CopyLane(env, memory, recorder, costs.experts, session, self.d2h, self._arrived)
         self.layer = self._planned = -1
         self.tokens, self.step_costs = 0, costs.step(1, (1,))
         self.hidden_at = 0  # when the layer's hidden states are computed
         self._pending: list[tuple[int, int, Launch]] = []  # (expert, tokens, launch): on the GPU once they are copied
+        self._cpu_until = 0  # when the CPU's share of the layer would end, if it began with the plan
         self._streamed: set[int] = set()  # experts that the layer waits for though nobody uses them
         self._cpu_batches = 0  # that the layer waits for: its experts, and what was begun ahead
         self._outstanding = 0  # pending and streamed experts, and 1 for the CPU's share
@@ -68,6 +70,8 @@ class LayerParts:
         """Put a plan into effect: GPU experts that are here, the CPU's share, loads."""
         layer = self._planned = plan.layer
         workload = plan.routing.workload()
+        if plan.cpu and self.costs.gpu_with_cpu_permille < 1000:
+            self._cpu_until = planned + sum(self.cpu.works_ns([workload[e] for e in plan.cpu], layer))
         self._launch(plan, planned, workload)
         if plan.cpu:
             self.cpu.add(plan.cpu, workload, self._send_activations(planned), "expert", layer, layer)
@@ -87,6 +91,10 @@ class LayerParts:
         ready = max(now, self._send_activations(now))
         layer = self.layer
         self.cpu.add(commit.precompute, commit.routing.workload(), ready, "precompute", layer, layer + 1)
+
+    def cpu_until_ns(self) -> int:
+        """When the CPU will have computed all it has been given or, by the plan that is put into effect, will be."""
+        return max(self.cpu.until_ns(), self._cpu_until)
 
     def over(self) -> simpy.Event | None:
         """An event at the end of the last part; None if all have ended, or have been given their end."""

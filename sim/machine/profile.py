@@ -73,7 +73,8 @@ class MeasuredModel:
     longer than one of four. The cost table takes the running maximum. ``shared`` is None without a shared expert,
     ``dense_ffn`` and ``dense_launch`` without dense layers. Launches are host time per group of kernels, of which
     ``launch_lead`` passes until the GPU starts, and after which it needs ``launch_tail``; None in a profile from before
-    they were measured, whose GPU is taken to start when the launch has ended.
+    they were measured, whose GPU is taken to start when the launch has ended. So are the rates of GPU and CPU experts
+    next to each other, which are then taken not to slow each other down.
     """
 
     sizes: Sizes
@@ -105,6 +106,8 @@ class MeasuredModel:
     dense_launch: Measured | None = None  # one dense layer
     launch_lead: Measured | None = None  # from the beginning of ``launch`` to the start of its first kernel
     launch_tail: Measured | None = None  # from the end of a launch to the end of its last kernel, on an idle GPU
+    gpu_with_cpu_permille: Share | None = None  # rate of GPU experts while CPU experts run, and no copy
+    cpu_with_gpu_permille: Share | None = None  # rate of CPU experts while GPU experts run, and no copy
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 MAX_NS = 10**15  # eleven days: a longer "time" is a slip
 _SECOND_AXIS = {"attention_decode": "context", "attention_prefill": "tokens"}
 _SCALARS: Mapping[str, Any] = {name: hint for name, hint in get_type_hints(MeasuredModel).items() if name != "sizes"}
-_LATER = ("launch_lead", "launch_tail")  # both or none: earlier profiles have none
+# All or none: earlier profiles have none.
+_LATER = ("launch_lead", "launch_tail", "gpu_with_cpu_permille", "cpu_with_gpu_permille")
 _ONLY_WITH = {"shared": "shared_width", "dense_ffn": "dense_width", "dense_launch": "dense_width"}
 
 
@@ -103,7 +104,7 @@ def _reader(name: str) -> Callable[[object, str], Any]:
     hint = _SCALARS[name]
     if name in _SECOND_AXIS:
         return lambda document, where: _grid(document, _SECOND_AXIS[name], where)
-    if hint is Share:
+    if hint in (Share, Share | None):
         return _share
     return _measured if hint in (Measured, Measured | None) else _table
 

@@ -46,6 +46,10 @@ def test_what_an_expert_costs_beside_its_time() -> None:
     assert (expert.copy_ns, expert.writeback_ns, expert.first_cpu_ns) == (7000, 8000, 300)
     shared = costs_on(toy_machine(models={"toy": toy_model(gpu_permille=Share(950, 940, 960))}), TOY, 10)
     assert (COSTS.gpu_permille, shared.gpu_permille) == (1000, 950)
+    assert (COSTS.gpu_with_cpu_permille, COSTS.cpu_with_gpu_permille) == (970, 880)
+    before = costs_on(toy_machine(models={"toy": toy_model(gpu_with_cpu_permille=None, cpu_with_gpu_permille=None)}),
+                      TOY, 10)  # fmt: skip
+    assert (before.gpu_with_cpu_permille, before.cpu_with_gpu_permille) == (1000, 1000)
     assert (expert.cpu_permille, expert.copy_permille) == (COSTS.cpu_permille, COSTS.copy_permille) == (800, 900)
     assert expert.bytes == 3 * 8 * 4 * 2
     assert expert.between_ns == 30 + 1000 + 20 + 40 + 80  # combine, attention of one token, gate, routing, sync
