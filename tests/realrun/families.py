@@ -83,7 +83,7 @@ def generated(family: str, _folder: Path) -> str:
     for policy in POLICIES:
         _assert_exact(model, policy, expected)
     for layer in whole.layers:
-        layer.down.data.mul_(1.05)
+        layer.down.data.copy_(layer.down.data.roll(1, 0))
     if flips(_expected(whole).logits, expected.logits).largest_difference <= 10 * TOLERANCE:
         raise WrongResultError("experts make no difference")
     return "exact"

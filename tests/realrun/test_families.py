@@ -18,8 +18,8 @@ from tests.realrun.generating import CPU, request  # noqa: E402
 from traces.hf_record import LayerRecord, Recorder  # noqa: E402
 from traces.hf_scores import scoring_rule  # noqa: E402
 
-# Routers that read tokens, several residual streams, rows of a checkpoint by turns, shared experts that look like routed
-# ones, experts without weights, no gate in an expert, a mixture that can be skipped.
+# Routers that read tokens, several residual streams, rows of a checkpoint by turns, shared experts that look routed,
+# experts without weights, no gate in an expert, a mixture that can be skipped.
 HANDFUL = ("deepseek_v4", "hy_v4", "inkling2_text", "inkling_text", "longcat_flash", "nemotron_h", "zaya")
 
 

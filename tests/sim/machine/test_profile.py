@@ -85,12 +85,13 @@ def test_a_model_has_only_the_tables_that_its_sizes_ask_for(tmp_path: Path) -> N
     assert "shared:" not in (tmp_path / "plain.yaml").read_text()
 
 
-def test_a_profile_of_before_leads_and_tails_is_read_without_them(path: Path) -> None:
+def test_a_profile_of_before_what_was_measured_later_is_read_without_it(path: Path) -> None:
     document = yaml.safe_load(path.read_text())
-    for name in ("launch_lead", "launch_tail"):
+    later = ("launch_lead", "launch_tail", "gpu_with_cpu_permille", "cpu_with_gpu_permille")
+    for name in later:
         del document["measured"]["models"]["toy"][name]
     path.write_text(yaml.safe_dump(document))
-    assert load_hardware(path) == toy_machine(models={"toy": toy_model(launch_lead=None, launch_tail=None)})
+    assert load_hardware(path) == toy_machine(models={"toy": toy_model(**dict.fromkeys(later))})
     write_profile(load_hardware(path), path)
     assert "launch_lead" not in path.read_text()
 
