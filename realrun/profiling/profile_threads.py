@@ -20,6 +20,7 @@ from realrun.experts.expert_store import random_store
 from realrun.machine.cores import alone, most_cpu_threads
 from realrun.machine.lanes import Lane
 from realrun.machine.machines import RealMachine
+from realrun.machine.memory_check import check_host_memory
 from realrun.machine.pinned import plain
 from realrun.machine.thread_lane import ThreadLane, settle_thread
 from realrun.profiling.profile_lab import EXPERTS_BYTES
@@ -102,6 +103,7 @@ def _experts(shape: ModelShape) -> Iterator[Expert]:
     """Experts in turn, of more memory than caches hold."""
     layout = ExpertShape.of(shape).layout
     many = min(shape.experts * shape.moe_layers, max(2, -(-EXPERTS_BYTES // layout.bytes)))
+    check_host_memory(layout.bytes * many)
     store = random_store(layout, 1, many, plain)
     return cycle([layout.views(store.buffer(0, expert)) for expert in range(many)])
 

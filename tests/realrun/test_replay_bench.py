@@ -9,6 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
 
+from realrun.errors import RefusedError  # noqa: E402
+from realrun.machine.memory_check import host_memory_given  # noqa: E402
+from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
 from tests.realrun.tiny_bench import bench_for, choices_of, machine, prepared, run, tiny_setting  # noqa: E402
 
 
@@ -26,3 +29,15 @@ def test_experts_without_a_gate_are_computed_without_one() -> None:
                 views = bench.store.layouts[0].views(bench.store.buffer(played.plan.layer, expert))
                 expected = views["down_proj"] @ functional.silu(views["up_proj"] @ played.hidden[token]) * weight
                 torch.testing.assert_close(played.parts[token, place], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_experts_that_do_not_fit_the_host_are_refused_before_anything_is_allocated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setting = tiny_setting(generated=2)
+    with machine() as lanes:
+        monkeypatch.setattr(lanes, "host_tensor", lambda *_: pytest.fail("memory was allocated"))
+        with host_memory_given(1e-6), pytest.raises(RefusedError, match=r"need 0\.00 GB of host memory"):
+            bench_for(lanes, [prepared(setting, "fiddler")])
+        with host_memory_given(1e-6), pytest.raises(RefusedError, match=r"of host memory"):
+            Lab(lanes, setting.shape, Points())
