@@ -160,7 +160,7 @@ class TestOnAFake(LaneLaws):
             self.test_work_waits_for_the_copy_that_it_needs(machine, slow)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.device
 class TestOnADevice(LaneLaws):
     @pytest.fixture
     def machine(self) -> Iterator[CudaLanes]:
