@@ -103,7 +103,7 @@ def test_lanes_of_another_kind_than_the_profile_has(trilane: Trilane) -> None:
 
 
 def test_a_gpu_s_profile_is_added_to_with_its_own_kind_and_memory(trilane: Trilane, monkeypatch: Any) -> None:
-    """As examples/full-size.sh does: the number of CPU threads, found by the first run, is taken from the file."""
+    """As examples/gpu.sh does: the number of CPU threads, found by the first run, is taken from the file."""
     made: list[dict[str, Any]] = []
 
     def cuda(settings: dict[str, Any]) -> None:

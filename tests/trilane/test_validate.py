@@ -1,4 +1,4 @@
-"""``trilane validate``: a tiny plan measured and predicted, the report, and the script for full-size models."""
+"""``trilane validate``: a tiny plan measured and predicted, stopped and gone on with, and the report."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
-import typer
 
 pytest.importorskip("torch")
 
@@ -22,13 +20,10 @@ from realrun.profiling.profile_lab import Points
 from realrun.profiling.profile_timing import Effort
 from realrun.profiling.profiling import profile
 from realrun.validation.stopping import Stop
-from realrun.validation.validation_plan import ValidationPlan
 from sim.machine.hardware import load_hardware
 from sim.machine.profile_yaml import write_profile
 from tests.trilane.running import ROOT, Trilane
 from traces.catalogue import load_model
-from trilane.cli import app
-from trilane.question import changes_of
 from trilane.verbs.validate import FILES, JOURNAL, STOPPED, command_of
 
 PLAN = """
@@ -190,67 +185,3 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(trilane: Trilane, plan: st
     assert expected in line
     assert {path.name for path in Path().rglob("*")} == {plan, "out", "repeated-profile.yaml"}
     assert Path("out/repeated-profile.yaml").read_bytes() == profiled.read_bytes()
-
-
-# --- examples/full-size.sh --------------------------------------------------------------------------------------------
-
-SCRIPT = ROOT / "examples" / "full-size.sh"
-RECORDER = '#!/bin/sh\n{ printf "%s\\n" "$@"; echo ---; } >> "$RECORDED"\n'
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """What the script would run, without running it."""
-    folder = tmp_path_factory.mktemp("script")
-    recorder, recorded = folder / "recorder", folder / "recorded"
-    recorder.write_text(RECORDER)
-    recorder.chmod(0o755)
-    environment = {"TRILANE": str(recorder), "RECORDED": str(recorded), "PATH": "/usr/bin:/bin"}
-    subprocess.run(["bash", str(SCRIPT), "a folder"], check=True, cwd=folder, env=environment)
-    return [call.split("\n")[:-1] for call in recorded.read_text().split("---\n")[:-1]]
-
-
-def options_of(words: list[str]) -> dict[str, object]:
-    """The values of a command's options, by the parser that the command has. Raises its usage errors."""
-    command = typer.main.get_command(app)
-    while hasattr(command, "commands"):
-        command, words = command.commands[words[0]], words[1:]
-    with command.make_context(command.name, list(words)) as context:
-        return dict(context.params)
-
-
-def called(commands: list[list[str]], *verb: str) -> Iterator[dict[str, object]]:
-    return (options_of(words) for words in commands if tuple(words[: len(verb)]) == verb)
-
-
-def test_the_script_is_bash() -> None:
-    subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
-
-
-def test_the_script_s_commands_are_understood(commands: list[list[str]]) -> None:
-    assert [words[0] for words in commands] == ["profile", "validate", *["profile", "trace", "trace", "validate"] * 2]
-    assert all(options_of(words) for words in commands)
-
-
-def test_the_script_measures_and_validates_the_same_models_in_one_profile(commands: list[list[str]]) -> None:
-    measured, validated = [list(called(commands, verb)) for verb in ("profile", "validate")]
-    assert {call["out"] for call in measured} == {call["profile"] for call in validated} == {"a folder/profile.yaml"}
-    models = [changes_of(call["changes"])["model"] for call in validated]  # type: ignore[arg-type]
-    assert [call["model"] for call in measured] == [[model] for model in models]
-    assert [load_model(name).name for name in models] == ["deepseek-v2-lite", "qwen3-30b-a3b:24", "mixtral-8x7b:8"]
-
-
-def test_the_script_makes_the_traces_up_that_it_asks_for(commands: list[list[str]]) -> None:
-    made = {call["output"]: call["like"] for call in called(commands, "trace", "synth")}
-    for call in called(commands, "validate"):
-        changes = changes_of(call["changes"])  # type: ignore[arg-type]
-        for routing in (changes["trace"], changes.get("calibration", "mini-deepseek-calibration")):
-            assert made.get(routing, changes["model"]) == changes["model"]
-            assert routing in made or routing.startswith("mini-deepseek")
-
-
-def test_the_script_s_plan_has_the_policies_whose_decisions_are_timed(commands: list[list[str]]) -> None:
-    [timed] = {call["policies"] for call in called(commands, "profile")}
-    for call in called(commands, "validate"):
-        plan = ValidationPlan.from_yaml(ROOT / "examples" / "full-size.yaml", changes_of(call["changes"]))  # type: ignore[arg-type]
-        assert {scenario.policy for scenario in plan.scenarios} == set(str(timed).split(","))
