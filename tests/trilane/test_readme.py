@@ -12,7 +12,8 @@ from tests.trilane.readme import PICTURES, ROOT, block, blocks, command_with, co
 from tests.trilane.test_cli import write_route_csv
 from trilane.cli import main
 
-MAKE = {"make demo": "demo", "make test": "test", "make gpu": "gpu"}  # run by people and by CI; here only their targets are looked up
+# run by people and by CI; here only their targets are looked up
+MAKE = {"make demo": "demo", "make test": "test", "make gpu": "gpu"}
 
 
 @pytest.fixture(scope="module")
