@@ -12,6 +12,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +31,7 @@ from realrun.profiling.profiling import profile
 from realrun.validation.validation_plan import alternating
 from sim.machine.profile_yaml import write_profile
 from sim.scenario import Scenario
+from tests.bench import llama_bench
 from tests.bench.accelerate_notes import about, link_beside_copies
 from tests.bench.contestants import Contestant, with_accelerate, with_ours
 from tests.bench.figures import Cell, Section, machine, markdown_of, print_section, write_json
@@ -109,7 +111,23 @@ def measure(
             keep(section)
     finally:
         lanes.close()
+    section = with_llama_bench(section, checkpoint, folder, round(memory_gb * 1e9))
+    keep(section)
     return section
+
+
+def with_llama_bench(section: Section, checkpoint: Path, scratch: Path, limit_bytes: int) -> Section:
+    """One more row, or a note that there is none."""
+    program = llama_bench.binary()
+    if program is None:
+        why = f"llama-bench is not installed: neither {llama_bench.VARIABLE} nor the path names one"
+        return replace(section, notes=[*section.notes, why])
+    reference_ms = float(section.rows[0][1])  # type: ignore[arg-type]
+    row = llama_bench.row_of(
+        program, checkpoint, scratch, limit_bytes, PROMPT_TOKENS, GENERATED_TOKENS, RUNS, reference_ms
+    )
+    why = "llama-bench: the mean step of each repetition, after no prompt; it draws tokens instead of saying any"
+    return replace(section, rows=[*section.rows, row], notes=[*section.notes, why])
 
 
 def hosted(checkpoint: Path, lanes: Machine) -> HostedModel:
