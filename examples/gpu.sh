@@ -19,6 +19,7 @@
 #   LANES=cuda         host-lanes: without a GPU, with models of 1 or 2 layers and short texts
 #   MEMORY_GB=24       GPU memory that may be used
 #   STAGE_SECONDS=500  given to each stage
+#   TRILANE_HOST_MEMORY_GB  host memory that experts may take, where a virtual machine shows less than it has
 # Exit status: 0 all passed, 1 one failed or was stopped, 3 one has run out of time and goes on when asked again.
 set -uo pipefail
 

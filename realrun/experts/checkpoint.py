@@ -23,7 +23,7 @@ from realrun.experts.checkpoint_tensors import ExpertTensors, Piece, stored_tens
 from realrun.experts.expert_ffn import check_kernel
 from realrun.experts.expert_layout import ExpertLayout, expert_parameters
 from realrun.experts.expert_store import Allocate, ExpertStore, Slab
-from realrun.machine.pinned import check_host_memory
+from realrun.machine.memory_check import check_host_memory
 from traces.capture_settings import CaptureError
 from traces.hf_layers import MoeLayer, find_moe_layers
 

@@ -76,6 +76,10 @@ class Between:
         """Block until it has ended."""
         self._until.wait()
 
+    def has_ended(self) -> bool:
+        """See ``Mark``."""
+        return self._until.has_ended()
+
 
 class LiveLayers:
     """Called by the model with every layer's routing; see ``hf_experts.ExpertsCall``."""

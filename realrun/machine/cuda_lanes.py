@@ -9,11 +9,15 @@ What callers must keep to, besides the protocol:
   host has waited for the mark of that work. Fixed buffers always are; nobody calls ``record_stream``.
 - Work copies with ``non_blocking=True``, else the submitting thread waits for all that its stream has been given.
 - The host and the copy thread wait by spinning: leave them a core each.
+- GPU work that needs results of the CPU's experts is launched before these are there: its stream waits for a flag that
+  the CPU's thread sets (``stream_flags``). Where the driver has no such wait, the host waits in its place, and what it
+  launches next comes later than the simulator has it; the machine's facts say so.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,8 +32,11 @@ from realrun.machine.cuda_memory import check_gpu_view, gpu_tensor, gpu_view, li
 from realrun.machine.lanes import Lane, nothing
 from realrun.machine.machine_facts import cpu_facts, gpu_facts, usable_cores
 from realrun.machine.pinned import Pinned
+from realrun.machine.stream_flags import stream_flag
 from realrun.machine.thread_lane import ThreadLane
 from sim.machine.hardware import ResultPath
+
+POLL_S, REST_S = 50e-6, 1e-3  # between looks for ended work: while there is any to look for, and otherwise
 
 
 @dataclass(frozen=True)
@@ -92,8 +99,10 @@ class CudaLanes:
         if self.result_path == "direct":
             check_gpu_view(self.host_tensor((2048,), torch.bfloat16), self.device)
         self._clock = GpuClock(self.device)
-        self._streams = {name: StreamLane(name, self.device, self._clock) for name in ("gpu", "d2h", "back", "link")}
-        self._cpu = ThreadLane("cpu", self.settings.cpu_cores, self.settings.cpu_threads)
+        homes = {"gpu": threading.get_ident(), "d2h": None, "back": None, "link": None}
+        self._streams = {name: StreamLane(name, self.device, self._clock, home) for name, home in homes.items()}
+        self._flag = stream_flag(self._streams["gpu"].stream)
+        self._cpu = ThreadLane("cpu", self.settings.cpu_cores, self.settings.cpu_threads, self._flag)
         self.gpu: Lane = self._streams["gpu"]
         self.cpu: Lane = self._cpu
         self.d2h: Lane = self._streams["d2h"]
@@ -109,6 +118,10 @@ class CudaLanes:
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Pinned memory of exactly that size. Raises RefusedError where the system locks no more."""
         return self._pinned(math.prod(shape) * dtype.itemsize).view(dtype).view(*shape)
+
+    def remarks(self) -> tuple[str, ...]:
+        """What is worth knowing of its memory, a line each."""
+        return self._pinned.remarks()
 
     def gpu_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Zeros. Raises RefusedError where they do not fit; for buffers that are made before a run."""
@@ -126,6 +139,11 @@ class CudaLanes:
         """Under way when it returns; ``source`` [bytes] must be pinned, ``target`` has as many bytes or more."""
         return self._streams["link"].submit(lambda: self._copy_chunks(target[: len(source)], source))
 
+    def poll(self) -> float:
+        """See ``Machine``: soon while work has a ``done``, else now and then, since the host may submit some."""
+        pending = [lane.completions.run(wait=False) for lane in self._streams.values()]
+        return POLL_S if any(pending) else REST_S
+
     def rebase(self) -> None:
         """Compare the clocks of GPU and host anew."""
         self._clock.rebase()
@@ -140,14 +158,13 @@ class CudaLanes:
     def close(self) -> None:
         """End the threads, lift the memory limit and give the host thread its stream back."""
         self._cpu.close()
-        for lane in self._streams.values():
-            lane.close()
         torch.cuda.set_stream(self._outer_stream)
         limit_gpu_memory(self.device, None)
 
     def facts(self) -> dict[str, str]:
         """What this machine is, in words; "unknown" for what nobody can say."""
-        return cpu_facts() | gpu_facts(self.device)
+        waits = "the GPU's streams" if self._flag is not None else "the host"
+        return cpu_facts() | gpu_facts(self.device) | {"cpu_results_awaited_by": waits}
 
     def _copy_chunks(self, target: Tensor, source: Tensor) -> None:
         chunk = self.settings.chunk_bytes or len(source)

@@ -7,6 +7,7 @@ computing; the link rests between chunks because it is slow.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from torch import Tensor
 from realrun.errors import RefusedError
 from realrun.machine.lanes import Lane, Mark, nothing
 from realrun.machine.machine_facts import cpu_facts
+from realrun.machine.pinned import plain
 from realrun.machine.thread_lane import InlineLane, ThreadLane, settle_thread
 from sim.machine.hardware import ResultPath
 
@@ -69,9 +71,13 @@ class HostLanes:
 
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Ordinary memory, all of its pages there."""
-        return torch.empty(*shape, dtype=dtype).zero_()
+        return plain(math.prod(shape) * dtype.itemsize).view(dtype).view(*shape)
 
     gpu_tensor = host_tensor
+
+    def remarks(self) -> tuple[str, ...]:
+        """None: no memory is page-locked."""
+        return ()
 
     def readable(self, host: Tensor) -> Tensor:
         """All memory is."""
@@ -93,6 +99,9 @@ class HostLanes:
             target[offset : offset + chunk].copy_(source[offset : offset + chunk])
             due_ns = begin + min(offset + chunk, len(source)) / rate * 1e9
             time.sleep(max(0.0, due_ns - time.perf_counter_ns()) / 1e9)
+
+    def poll(self) -> None:
+        """See ``Machine``: the lanes' threads call ``done``."""
 
     def settle(self) -> None:
         """Block until every lane is idle, also if one has failed."""

@@ -28,7 +28,7 @@ from realrun.experts.expert_shape import ExpertShape
 from realrun.experts.expert_store import ExpertStore, random_store
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.machine.lanes import Machine, Mark, Work
-from realrun.machine.pinned import check_host_memory
+from realrun.machine.memory_check import check_host_memory
 from realrun.machine.upload import upload
 from realrun.profiling.profile_stand_ins import AllThere, CopyScript, Ended
 from realrun.replay.replay_bench import WEIGHTS_DTYPE
@@ -118,7 +118,7 @@ class Lab:
         """Put a plan into effect on hidden states that have been there for long; the host's time for it, ns."""
         gpu, cpu = tuple(gpu), tuple(cpu)
         hidden, weights = self.hidden[: tokens.tokens], upload(tokens.weights, self.machine.device)
-        plan = Plan(layer, Routing((), ()), gpu, cpu, (), None, (), (), (), (), (), 0)
+        plan = Plan(layer, Routing((), ()), gpu, cpu, (), (), (), (), (), (), (), 0)
         began = self.machine.now_ns()
         self.parts.start(plan, tokens, Asked(lambda: hidden, weights, Ended(began)), {})
         return self.machine.now_ns() - began

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from realrun.machine.lane_kinds import LaneKind
 from realrun.machine.machines import LaneOptions, RealMachine, check_asked, machine_for, machine_of
 from realrun.replay.replay_bench import Measurement, ReplayBench, room_for
@@ -10,8 +12,10 @@ from sim.scenario import Scenario
 from sim.simulate import compose_policy, prepare, setting_of
 
 
-def measure(scenario: Scenario, lanes: LaneKind = "auto") -> Measurement:
-    """Replay one scenario: once to warm up, once to measure.
+def measure(
+    scenario: Scenario, lanes: LaneKind = "auto", remark: Callable[[str], None] = lambda _: None
+) -> Measurement:
+    """Replay one scenario: once to warm up, once to measure. ``remark`` is told what is worth knowing of the machine.
 
     Its hardware is what planners believe in: a profile of this machine, or a preset. Raises what ``simulate`` raises,
     RefusedError before the run, and LaneError during it.
@@ -21,6 +25,8 @@ def measure(scenario: Scenario, lanes: LaneKind = "auto") -> Measurement:
     machine = machine_on(setting.hardware, lanes)
     try:
         bench = ReplayBench(machine, setting.shape, room_for([prepared]))
+        for line in machine.remarks():
+            remark(line)
         bench.measure(setting, scenario.policy, scenario.parameters)
         return bench.measure(setting, scenario.policy, scenario.parameters)
     finally:

@@ -15,7 +15,7 @@ from realrun.experts.expert_shape import ExpertShape
 from realrun.experts.expert_store import random_store
 from realrun.experts.gpu_slots import GpuSlots, slots_needed
 from realrun.machine.lanes import Machine
-from realrun.machine.pinned import check_host_memory
+from realrun.machine.memory_check import check_host_memory
 from realrun.replay.replay import Replay, step_routings
 from realrun.replay.replay_model import ReplayModel
 from sim.results.run import Run

@@ -40,24 +40,24 @@ class Kept(NamedTuple):
 
 
 class Journal:
-    """The journal in ``folder``. Of another ``question`` it is begun anew; ``changed`` says what was different."""
+    """The journal in ``folder``, which is made with the first thing that is kept.
+
+    One of another ``question`` that is there counts as empty, and is removed then; ``changed`` says what is different.
+    """
 
     def __init__(self, folder: Path, question: Mapping[str, str]) -> None:
-        self.folder = folder
-        self.changed = self._other(question)
-        if self.changed:
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        if not self._question.exists():
-            with written_aside(self._question) as aside:
-                aside.write_text(json.dumps(question, indent=2) + "\n", encoding="utf-8")
+        self.folder, self._asked = folder, question
+        there = json.loads(self._question.read_text(encoding="utf-8")) if self._question.exists() else None
+        self._is_ours = there == question
+        self.changed = () if there is None else tuple(key for key in question if there.get(key) != question[key])
 
     def has(self, scenario: int, turn: int) -> bool:
         """Whether a scenario's run of a round is in it."""
-        return self._run(scenario, turn).exists()
+        return self._is_ours and self._run(scenario, turn).exists()
 
     def add(self, scenario: int, turn: int, kept: Kept) -> None:
         """Keep a measured run."""
+        self._begin()
         spans = kept.run.spans.astype(dict.fromkeys(TEXTS, "category"))
         table = pa.Table.from_pandas(spans, preserve_index=False)
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), _META: _described(kept)})
@@ -70,17 +70,18 @@ class Journal:
 
     def has_samples(self, turn: int) -> bool:
         """Whether the microbenchmarks before a round (after the last: that of the round to follow) are in it."""
-        return any(self.folder.glob(f"microbenchmarks-{turn:02d}-*.json"))
+        return self._is_ours and any(self.folder.glob(f"microbenchmarks-{turn:02d}-*.json"))
 
     def add_samples(self, turn: int, samples: Samples) -> None:
         """Keep one repetition of the microbenchmarks."""
+        self._begin()
         number = len(list(self.folder.glob("microbenchmarks-*.json")))
         with written_aside(self.folder / f"microbenchmarks-{turn:02d}-{number:03d}.json") as aside:
             aside.write_text(json.dumps([[*key, ns] for key, ns in samples.items()]), encoding="utf-8")
 
     def samples(self) -> list[Samples]:
         """All repetitions, in order."""
-        files = sorted(self.folder.glob("microbenchmarks-*.json"))
+        files = sorted(self.folder.glob("microbenchmarks-*.json")) if self._is_ours else []
         return [{tuple(key): ns for *key, ns in json.loads(file.read_text(encoding="utf-8"))} for file in files]
 
     def count(self, scenarios: int, rounds: int) -> int:
@@ -94,12 +95,15 @@ class Journal:
     def _run(self, scenario: int, turn: int) -> Path:
         return self.folder / f"run-{scenario:03d}-{turn:02d}.parquet"
 
-    def _other(self, question: Mapping[str, str]) -> tuple[str, ...]:
-        """In what the question of the journal that is there differs from this one."""
-        if not self._question.exists():
-            return ()
-        there = json.loads(self._question.read_text(encoding="utf-8"))
-        return tuple(name for name, digest in question.items() if there.get(name) != digest)
+    def _begin(self) -> None:
+        """Make the folder, unless it is there already."""
+        if self._is_ours:
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        with written_aside(self._question) as aside:
+            aside.write_text(json.dumps(self._asked, indent=2) + "\n", encoding="utf-8")
+        self._is_ours = True
 
 
 def question_of(settings: Sequence[Setting]) -> dict[str, str]:

@@ -105,7 +105,7 @@ class LayerParts:
         layer, launch_ns, host, gpu = plan.layer, self.costs.expert_launch_ns, self.host, self.gpu
         gpu_ns, bytes = self.costs.experts[layer].gpu_ns, self.costs.experts[layer].bytes
         ids, residency = self.session.residency.ids[layer], self.session.residency
-        coming = plan.awaited is not None and not residency.holds(ids[plan.awaited])
+        coming = sum([not residency.holds(ids[e]) for e in plan.awaited])
         here = len(plan.gpu) - len(plan.loads) - coming
         staged = self.session.staged(layer)
         for place, expert in enumerate(plan.gpu):

@@ -1,15 +1,17 @@
 """A GPU for tests: the parts of ``torch.cuda`` that the CUDA machine uses, on virtual time.
 
-Streams are queues of deferred work. Inside ``torch.cuda.stream(s)`` every operation is queued instead of done; only
+Streams are queues of deferred work. Inside ``on_stream(s)`` every operation is queued instead of done; only
 views are made at once, and new tensors, which get their values later. The device always does next what ends first, so
 data change in the order of the virtual clock, and work that forgets to wait reads what was there before. Time passes
-only while somebody synchronises. As on a real GPU, waiting for an event that was never recorded is no waiting, and
-times are float32. What the host thread does outside a stream's context is done at once.
+only while a thread synchronises, and by ``QUERY_NS`` with each query. As on a real GPU, waiting for an event that was
+never recorded is no waiting, a stream that waits for a flag goes on only once a thread has set it, and times are
+float32. What the host thread does outside a stream's context is done at once.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
 
 GB = 10**9
+QUERY_NS = 1000  # of the host
 
 
 class FakeCuda:
@@ -46,6 +49,7 @@ class FakeCuda:
         self.is_held = False
         self.registered: dict[int, int] = {}  # bytes by address
         self.maps_pinned_memory = True
+        self.has_flags, self.flag_code = True, 0  # can the driver wait for one, and what it answers when asked to
         self.cached: dict[int, torch.Tensor] | None = None  # what kernels have read, if they never look again
 
     def stream(self, name: str) -> FakeStream:
@@ -71,7 +75,8 @@ class FakeCuda:
             if self.error is not None:
                 raise self.error
             while not reached():
-                self._do_next()
+                if not self._do_next():
+                    self._wait_for_flag()
             self.turn.notify_all()
 
     def returned(self, at_ns: int) -> None:
@@ -96,10 +101,34 @@ class FakeCuda:
             )
         return torch.from_numpy(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)))
 
-    def _do_next(self) -> None:
-        ready = [stream for stream in self.streams if stream.queue and stream.ends_ns() is not None]
-        assert ready, f"deadlock: {[(stream.name, len(stream.queue)) for stream in self.streams if stream.queue]}"
-        min(ready, key=lambda stream: stream.ends_ns() or 0).do()
+    def run_to(self, until_ns: int) -> None:
+        """All that ends by then, if the device is not held."""
+        with self.turn:
+            while not self.is_held and self.error is None and self._do_next(until_ns):
+                pass
+            self.turn.notify_all()
+
+    def wait_value(self, handle: int, address: int, value: int, flags: int) -> int:
+        """``cuStreamWaitValue32``."""
+        assert flags == 0
+        self.log.append(("flag", self.streams[handle].name, str(value)))
+        if self.flag_code == 0:
+            self.streams[handle].put(lambda now: None, gate=FakeFlag(self, address, value))
+        return self.flag_code
+
+    def _do_next(self, until_ns: float = math.inf) -> bool:
+        ends = [(end, stream) for stream in self.streams if stream.queue and (end := stream.ends_ns()) is not None]
+        end, stream = min(ends, key=lambda pair: pair[0], default=(math.inf, None))
+        if stream is None or end > until_ns:
+            return False
+        stream.do()
+        return True
+
+    def _wait_for_flag(self) -> None:
+        """Nothing can run before a thread, which is no part of the device, has set a flag that a stream waits for."""
+        heads = {stream.name: stream.queue[0][1] for stream in self.streams if stream.queue}
+        assert any(isinstance(gate, FakeFlag) for gate in heads.values()), f"deadlock: {list(heads)} wait"
+        self.turn.wait(0.001)  # meanwhile that thread may use the device
 
 
 class FakeStream:
@@ -107,11 +136,12 @@ class FakeStream:
 
     def __init__(self, cuda: FakeCuda) -> None:
         self.cuda, self.name = cuda, next(cuda.names, "another")
-        self.queue: deque[tuple[int, FakeEvent | None, Callable[[int], None], int]] = deque()
+        self.cuda_stream = len(cuda.streams)  # the handle that the driver knows it by
+        self.queue: deque[tuple[int, FakeEvent | FakeFlag | None, Callable[[int], None], int]] = deque()
         self.now_ns, self.op_ns = 0, 1000
         cuda.streams.append(self)
 
-    def put(self, do: Callable[[int], None], takes_ns: int = 0, gate: FakeEvent | None = None) -> None:
+    def put(self, do: Callable[[int], None], takes_ns: int = 0, gate: FakeEvent | FakeFlag | None = None) -> None:
         with self.cuda.turn:
             self.queue.append((self.cuda.now_ns, gate, do, takes_ns))
 
@@ -138,17 +168,42 @@ class FakeStream:
         self.cuda.returned(self.now_ns)
 
 
+class FakeFlag:
+    """A wait until the word at ``address`` has reached ``value``; ``at_ns``: when it was seen to have, or None."""
+
+    def __init__(self, cuda: FakeCuda, address: int, value: int) -> None:
+        self._cuda, self._value = cuda, value
+        self._word = ctypes.c_uint32.from_address(address)
+        self._seen_ns: int | None = None
+        _ = self.at_ns  # it may be reached already
+
+    @property
+    def at_ns(self) -> int | None:
+        if self._seen_ns is None and ctypes.c_int32(self._word.value - self._value).value >= 0:
+            self._seen_ns = self._cuda.now_ns
+        return self._seen_ns
+
+
 class FakeEvent:
-    def __init__(self, cuda: FakeCuda, enable_timing: bool, blocking: bool) -> None:
-        self.cuda, self.enable_timing, self.blocking = cuda, enable_timing, blocking
+    def __init__(self, cuda: FakeCuda, enable_timing: bool) -> None:
+        self.cuda, self.enable_timing = cuda, enable_timing
         self.is_recorded = False
         self.at_ns: int | None = None
         self.of: str | None = None
 
     def record(self, stream: FakeStream) -> None:
         self.is_recorded, self.of = True, stream.name
-        self.cuda.log.append(("record", stream.name, "blocking" if self.blocking else "spinning"))
+        self.cuda.log.append(("record", stream.name))
         stream.put(self._happen)
+
+    def query(self) -> bool:
+        if not self.is_recorded:
+            return True
+        self.cuda.run_to(self.cuda.now_ns)
+        with self.cuda.turn:
+            has_happened = self.at_ns is not None and self.at_ns <= self.cuda.now_ns
+            self.cuda.now_ns += QUERY_NS
+        return has_happened
 
     def synchronize(self) -> None:
         if self.is_recorded:
@@ -229,6 +284,13 @@ def _here(device: Any) -> torch.device:
     return torch.device("cpu") if torch.device(device).type == "cuda" else torch.device(device)
 
 
+class HostGenerator(torch.Generator):
+    """Random numbers of the GPU are drawn on the CPU."""
+
+    def __new__(cls, device: Any = None) -> Any:
+        return super().__new__(cls, "cpu")
+
+
 def install(patch: Any, cuda: FakeCuda) -> None:
     """Put ``cuda`` where torch has its own; ``patch``: pytest's monkeypatch."""
     current: dict[int, Any] = {}
@@ -256,14 +318,16 @@ def install(patch: Any, cuda: FakeCuda) -> None:
         "set_device": lambda device: cuda.log.append(("set_device", str(device))),
         "synchronize": synchronize,
         "Stream": lambda device: FakeStream(cuda),
-        "Event": lambda enable_timing=False, blocking=False: FakeEvent(cuda, enable_timing, blocking),
-        "stream": Deferred,
+        "Event": lambda enable_timing=False: FakeEvent(cuda, enable_timing),
         "current_stream": lambda device=None: current.get(threading.get_ident(), "default"),
         "set_stream": set_stream,
     }
     for name, function in instead.items():
         patch.setattr(torch.cuda, name, function)
+    patch.setattr("realrun.machine.cuda_marks.on_stream", lambda stream, is_current: Deferred(stream))
+    patch.setattr(torch, "Generator", HostGenerator)
     patch.setattr("time.perf_counter_ns", lambda: cuda.now_ns)
+    patch.setattr("realrun.machine.stream_flags.driver_wait_value", lambda: cuda.wait_value if cuda.has_flags else None)
 
 
 @contextmanager

@@ -36,6 +36,9 @@ class FakeMark:
     def issued(self) -> FakeMark:
         return self
 
+    def has_ended(self) -> bool:
+        return True
+
     def wait(self) -> None:
         if threading.current_thread() is threading.main_thread():  # the copy thread has no say in the host's time
             self.machine.clock_ns = max(self.machine.clock_ns, self.end_ns)
@@ -93,6 +96,8 @@ class FakeMachine:
         return host
 
     def begin_copying(self) -> None: ...
+
+    def poll(self) -> None: ...
 
     def copy_in(self, target: Tensor, source: Tensor) -> FakeMark:
         return self.link.submit(lambda: target.copy_(source))

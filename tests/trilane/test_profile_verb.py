@@ -10,11 +10,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+from realrun.machine.host_lanes import HostLanes
 from realrun.profiling import profiling
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.profile_yaml import write_profile
 from tests.sim.hand_measured import toy_machine, toy_profile
-from tests.trilane.measuring import PROFILE
+from tests.trilane.measuring import LOCKED, PROFILE
 from tests.trilane.running import ROOT, Trilane
 
 OUT = "here.yaml"
@@ -30,9 +31,13 @@ def measured() -> Hardware:
     return hardware
 
 
-def test_a_model_is_measured_and_another_one_added_to_the_same_lanes(trilane: Trilane) -> None:
+def test_a_model_is_measured_and_another_one_added_to_the_same_lanes(
+    trilane: Trilane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostLanes, "remarks", lambda self: (LOCKED,))
     first = trilane("profile", "-o", OUT, *PROFILE, "--link-gb-per-s", "3", "--memory-gb", "2", "--json", "found.json")
     assert first.status == 0, first.err
+    assert LOCKED in first.err.splitlines()
     for expected in ("here: host-lanes of", "rates against aims", f"written to {OUT}"):
         assert expected in first.out
     last = first.out.splitlines()[-1]
@@ -68,12 +73,16 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
         for value in ("", "0", "1,x", "1.5")
     },
     "no memory": (("--memory-gb", "0"), "--memory-gb: expected a number of GB (10^9 bytes) above 0, got 0"),
+    "no host memory": (("--host-memory-gb", "-1"), "--host-memory-gb: expected a number of GB (10^9 bytes) above 0"),
+    "little host memory": (
+        ("--lanes", "host-lanes", "--host-memory-gb", "0.001"), "0.00 GB are given by --host-memory-gb",
+    ),
     "no rate": (("--link-gb-per-s", "nan"), "--link-gb-per-s: expected a number of GB (10^9 bytes) above 0, got nan"),
     "unknown lanes": (("--lanes", "host"), "'host' is not one of 'auto', 'cuda', 'host-lanes'"),
     "no such core": (("--lanes", "host-lanes", "--gpu-core", "10000"), "expected cores among"),
     "a GPU's core": (("--lanes", "cuda", "--gpu-core", "0"), "chosen for host lanes only"),
     "unknown model": (("--model", "eliza"), "eliza"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -83,6 +92,16 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(trilane: Trilane, name: st
     assert (done.status, done.out) == (2, "")
     [line] = done.err.splitlines()
     assert expected in line
+    assert not list(Path().iterdir())
+
+
+def test_the_environment_says_how_much_host_memory_there_is(
+    trilane: Trilane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRILANE_HOST_MEMORY_GB", "0.001")
+    done = trilane("profile", "-o", OUT, *PROFILE)
+    assert done.status == 2
+    assert "0.00 GB are given by TRILANE_HOST_MEMORY_GB" in done.err
     assert not list(Path().iterdir())
 
 

@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from realrun.machine.host_lanes import HostLanes
 from realrun.machine.machines import machine_for
 from realrun.profiling.profile_lab import Points
 from realrun.profiling.profile_timing import Effort
@@ -22,6 +23,7 @@ from realrun.profiling.profiling import profile
 from realrun.validation.stopping import Stop
 from sim.machine.hardware import load_hardware
 from sim.machine.profile_yaml import write_profile
+from tests.trilane.measuring import LOCKED
 from tests.trilane.running import ROOT, Trilane
 from traces.catalogue import load_model
 from trilane.verbs.validate import FILES, JOURNAL, STOPPED, command_of
@@ -52,12 +54,16 @@ def plan() -> str:
     return "my plan.yaml"
 
 
-def test_a_plan_is_measured_predicted_and_reported(trilane: Trilane, plan: str, profiled: Path) -> None:
+def test_a_plan_is_measured_predicted_and_reported(
+    trilane: Trilane, plan: str, profiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostLanes, "remarks", lambda self: (LOCKED,))
     before = profiled.read_bytes()
-    words = ("validate", plan, "--profile", str(profiled), "--set", "seed=1", "--repeats", "1", "--out", "report",
-             "--json", "agreement.json")  # fmt: skip
+    words = ("validate", plan, "--profile", str(profiled), "--set", "seed=1", "--repeats", "1", "--host-memory-gb",
+             "2.5", "--out", "report", "--json", "agreement.json")  # fmt: skip
     done = trilane(*words)
     assert done.status == 0, done.err
+    assert LOCKED in done.err.splitlines()
     assert "2 scenarios, 1 runs each, on here" in done.out
     assert {path.name for path in Path("report").iterdir()} == {*FILES, JOURNAL}
     page = Path("report/report.md").read_text()
@@ -83,12 +89,12 @@ def test_the_picture_is_of_the_worst_scenario_and_says_so(trilane: Trilane, plan
 
 
 def test_the_command_is_whole_and_fit_for_a_shell() -> None:
-    everything = command_of("a b.yaml", "p.yaml", ["model=x:2", "sequences=[1, 2]"], 3, "out dir", 60.0, None)
+    everything = command_of("a b.yaml", "p.yaml", ["model=x:2", "sequences=[1, 2]"], 3, "out dir", None, 100, 60)
     assert everything == (
         "trilane validate 'a b.yaml' --profile p.yaml --set model=x:2 --set 'sequences=[1, 2]' --repeats 3 "
-        "--out 'out dir' --time-limit 60"
+        "--host-memory-gb 100 --time-limit 60 --out 'out dir'"
     )
-    assert command_of("a.yaml", "p.yaml", None, None, None, None, None) == "trilane validate a.yaml --profile p.yaml"
+    assert command_of("a.yaml", "p.yaml", None) == "trilane validate a.yaml --profile p.yaml"
 
 
 # --- stopped, and begun again -----------------------------------------------------------------------------------------
@@ -164,6 +170,9 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "no plan": (("nowhere.yaml", "--profile", "{profile}"), "nowhere.yaml: No such file or directory"),
     "no profile": (("my plan.yaml", "--profile", "nowhere.yaml"), "no hardware preset or file 'nowhere.yaml'"),
     "a preset": (("my plan.yaml", "--profile", "rtx3090-ddr4"), "expected a profile, measured on this machine"),
+    "too little host memory": (
+        ("my plan.yaml", "--profile", "{profile}", "--host-memory-gb", "0.000001"), "are given by --host-memory-gb",
+    ),
     "a key that there is not": (("my plan.yaml", "--profile", "{profile}", "--set", "bach=2"), "did you mean 'batch'"),
     "a model that was not measured": (
         ("my plan.yaml", "--profile", "{profile}", "--set", "trace=mini-deepseek:1", "--set", f"model={OTHER}"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from realrun.machine.lane_kinds import LaneKind
-from trilane.output import JsonOption, check_picture, check_targets, heading, show, working, write_json
+from trilane.output import JsonOption, check_picture, check_targets, heading, note_all, show, working, write_json
 from trilane.question import PolicyOption, ScenarioOption, SetOption, describe, inputs_of, scenario_of
 from trilane.run_page import keep_run, record_of, run_page
+from trilane.verbs.profile import HostMemoryOption
 from trilane.verbs.simulate import GanttOption, PerfettoOption, SpansOption
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ def measure(
     trace: Annotated[
         str | None, typer.Option(metavar="F", help="generate: write the trace of what was routed, to be simulated.")
     ] = None,
+    host_memory_gb: HostMemoryOption = None,
     spans: SpansOption = None,
     perfetto: PerfettoOption = None,
     gantt: GanttOption = None,
@@ -69,14 +72,18 @@ def measure(
     Policies decide by what the scenario's hardware says, as in a simulation.
     Name a profile of this machine (--set hardware=F.yaml), or they believe in the numbers of a preset.
     """
+    from realrun.machine.memory_check import host_memory_given
+
     check_picture(gantt)
     asked = scenario_of(scenario, changes, policy)
     check_targets(spans, perfetto, gantt, json, trace, inputs=(*inputs_of(scenario, asked), model, prompts, vectors))
-    if mode == "generate":
-        found = _generated(asked, lanes, model, prompts, vectors, trace)
-    else:
-        _refuse_model(model, prompts, vectors, trace)
-        found = _replayed(asked, lanes)
+    with host_memory_given(host_memory_gb):
+        if mode == "generate":
+            found = _generated(asked, lanes, model, prompts, vectors, trace)
+        else:
+            _refuse_model(model, prompts, vectors, trace)
+            found = _replayed(asked, lanes)
+    note_all(found.remarks)
     show(json, *_texts(found.texts), *run_page(found.about, found.run.to_dict()))
     record = record_of(found.run)
     write_json({**record, "texts": found.texts} if found.texts else record, json)
@@ -85,18 +92,20 @@ def measure(
 
 
 class _Found(NamedTuple):
-    """A run, what it is of, and the texts that it gave."""
+    """A run, what it is of, the texts that it gave, and what is worth knowing of the machine."""
 
     run: Run
     about: str
     texts: list[str]
+    remarks: Sequence[str]
 
 
 def _replayed(asked: Scenario, lanes: LaneKind) -> _Found:
     from realrun.replay.measure import measure as run_scenario
 
+    remarks: list[str] = []
     with working(f"measuring {asked.policy}"):
-        return _Found(run_scenario(asked, lanes).run, describe(asked), [])
+        return _Found(run_scenario(asked, lanes, remarks.append).run, describe(asked), [], remarks)
 
 
 def _generated(
@@ -119,9 +128,10 @@ def _generated(
     try:
         with working(f"generating under {asked.policy}"):
             found = generate(request, machine)
+        remarks = machine.remarks()
     finally:
         machine.close()
-    return _Found(found.run, f"{model}, {len(found.texts)} sequences", found.texts)
+    return _Found(found.run, f"{model}, {len(found.texts)} sequences", found.texts, remarks)
 
 
 def _prompts(path: str, batch: int) -> list[str]:

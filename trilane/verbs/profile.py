@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from realrun.machine.lane_kinds import LaneKind
-from trilane.output import JsonOption, check_targets, heading, note, show, table, working, write_json
+from trilane.output import JsonOption, check_targets, heading, note, note_all, show, table, working, write_json
 from trilane.profile_page import profile_page
 from trilane.question import names_in
 
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from realrun.profiling.profiling import Findings
     from sim.machine.hardware import Hardware
     from traces.model_shape import ModelShape
+
+HostMemoryOption = Annotated[
+    float | None,
+    typer.Option(
+        "--host-memory-gb", metavar="X",
+        help="Host memory (10^9 bytes) that experts may take, whatever the system says is free: for machines whose "
+             "memory grows as it is used. Default: TRILANE_HOST_MEMORY_GB of the environment, else what is free, once "
+             "memory that grows has been touched.",
+    ),
+]  # fmt: skip
 
 QUIET_LOAD = 1.0  # of a computer that does nothing else, or has just been measured
 
@@ -62,6 +72,7 @@ def profile(
                                        "the profile's lanes; default: all. Host lanes: memory that policies are told "
                                        "the GPU has; default: 40% of the computer's."),
     ] = None,
+    host_memory_gb: HostMemoryOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, in a third of the time.")] = False,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
@@ -74,6 +85,7 @@ def profile(
     Nothing is run end to end, so what is simulated with the file can be compared with real runs.
     """
     from realrun.machine.machines import LaneOptions
+    from realrun.machine.memory_check import host_memory_given
     from realrun.profiling.profile_lab import Points
     from realrun.profiling.profile_timing import QUICK, Effort
     from traces.catalogue import load_model
@@ -87,7 +99,8 @@ def profile(
     options = LaneOptions(gpu_core, cores, link_bytes_per_s, None if memory is None else round(memory))
     into = _earlier(out)
     asked = _Asked(shapes, points, names, options.memory_bytes, QUICK if quick else Effort())
-    found = asked.measure(_machine(into, lanes, options), Path(out).stem, into)
+    with host_memory_given(host_memory_gb):
+        found = asked.measure(_machine(into, lanes, options), Path(out).stem, into)
     _keep(found.hardware, out)
     _report(found, out, json)
 
@@ -115,8 +128,10 @@ class _Asked(NamedTuple):
                     memory_bytes=kept.gpu.memory_bytes if kept else self.memory_bytes, known_rates=rates,
                     effort=self.effort, progress=say,
                 )  # fmt: skip
+                remarks = machine.remarks()
             finally:
                 machine.close()
+        note_all(remarks)
         return _with_origin_of(kept, "gpu.memory_bytes", found) if kept else found
 
 

@@ -16,12 +16,14 @@ from trilane.output import (
     heading,
     legend,
     note,
+    note_all,
     show,
     table,
     working,
     write_json,
 )
 from trilane.question import SetOption, changes_of
+from trilane.verbs.profile import HostMemoryOption
 
 if TYPE_CHECKING:
     from realrun.validation.stopping import Stop
@@ -53,6 +55,7 @@ def validate(
     repeats: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Measured runs of each scenario. Default: the plan's.")
     ] = None,
+    host_memory_gb: HostMemoryOption = None,
     out: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Write report.md, its pictures, and repeated-profile.yaml, which the "
@@ -83,6 +86,7 @@ def validate(
     """
     from datetime import UTC, datetime
 
+    from realrun.machine.memory_check import host_memory_given
     from realrun.validation.stopping import stopping
 
     check_folder(out)
@@ -90,13 +94,14 @@ def validate(
     check_targets(json, *files, inputs=(plan, profile))
     asked = _asked(plan, profile, changes, repeats)
     begin = datetime.now(UTC)
-    with stopping(time_limit) as stop:
+    with host_memory_given(host_memory_gb), stopping(time_limit) as stop:
         found = _run(asked, profile, Path(out) / JOURNAL if out else None, stop)
     _show(found, asked, json)
     write_json({**found.agreement.to_dict(), "runs": _runs(found)}, json)
     if out:
         when = f"{begin:%Y-%m-%d %H:%M} to {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        _report(found, Path(out), when, command_of(plan, profile, changes, repeats, out, time_limit, json))
+        command = command_of(plan, profile, changes, repeats, out, json, host_memory_gb, time_limit)
+        _report(found, Path(out), when, command)
     _end(found, stop)
 
 
@@ -137,7 +142,9 @@ def _run(asked: ValidationPlan, profile: str, journal: Path | None, stop: Stop) 
     machine = machine_on(hardware)
     try:
         with working("validating") as told:
-            return run_all(asked, machine, told, folder=journal, stop=stop)
+            found = run_all(asked, machine, told, folder=journal, stop=stop)
+        note_all(machine.remarks())
+        return found
     finally:
         machine.close()
 
@@ -153,14 +160,16 @@ def _show(found: Validated, asked: ValidationPlan, json: str | None) -> None:
 
 
 def command_of(
-    plan: str, profile: str, changes: Sequence[str] | None, repeats: int | None, out: str | None,
-    time_limit: float | None, json: str | None,
+    plan: str, profile: str, changes: Sequence[str] | None, repeats: int | None = None, out: str | None = None,
+    json: str | None = None, host_memory_gb: float | None = None, time_limit: float | None = None,
 ) -> str:  # fmt: skip
     """The command line with every option that was given, for a shell."""
     words = ["trilane", "validate", plan, "--profile", profile]
     words += [word for change in changes or () for word in ("--set", change)]
     limit = None if time_limit is None else f"{time_limit:g}"
-    given = {"--repeats": repeats, "--out": out, "--time-limit": limit, "--json": json}
+    given = {
+        "--repeats": repeats, "--host-memory-gb": host_memory_gb, "--time-limit": limit, "--out": out, "--json": json,
+    }  # fmt: skip
     return shlex.join([*words, *(str(word) for pair in given.items() if pair[1] is not None for word in pair)])
 
 
