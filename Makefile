@@ -11,7 +11,7 @@ help:
 	@echo "make demo    compare policies on the bundled scenario; pictures and a timeline go to out/"
 	@echo "make test    lint, types, import rules and all tests (installs torch and transformers)"
 	@echo "make notebooks  execute the notebooks and keep what they show"
-	@echo "make bench   how fast the simulator is"
+	@echo "make bench   how fast the simulator is, and the native kernel of CPU experts"
 	@echo "make bench-sweep  how long grids of hundreds of scenarios take on all cores (7 minutes on two; quiet, please)"
 	@echo "make bench-fit  how long an answer of trilane fit takes (3 minutes on two cores; quiet, please)"
 	@echo "make bench-accelerate  generate beside Hugging Face accelerate's offload (estimated: two minutes; quiet, please)"
@@ -40,8 +40,9 @@ types: $(VENV)/tests.stamp
 notebooks: $(VENV)/tests.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.notebooks.renew
 
-bench: $(VENV)/simulator.stamp
+bench: $(VENV)/tests.stamp
 	$(BIN)/python -m tests.bench
+	$(BIN)/python -m tests.bench.cpu_kernel --write
 
 bench-sweep: $(VENV)/simulator.stamp
 	$(BIN)/python -m tests.bench.sweep_speed --write

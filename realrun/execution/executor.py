@@ -51,7 +51,7 @@ class Executor:
         """
         self.machine.settle()
         self._place()
-        with undisturbed():
+        with undisturbed(), self.machine.hosting():
             self.recorder.zero_ns = self.machine.now_ns()
             self.copying.start()
             try:

@@ -18,7 +18,7 @@ from policies.views import Commitment, ExpertCosts, ExpertId, Plan
 from realrun.execution.copying import Arrival, Copying
 from realrun.execution.recorder import Recorder, Timed
 from realrun.execution.routed_tokens import RoutedTokens
-from realrun.experts.expert_ffn import compute_into, weighted_ffn
+from realrun.experts.expert_ffn import Choices, addressed, compute_into, weighted_ffn
 from realrun.experts.expert_store import ExpertStore
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.machine.lanes import Given, Machine, Mark
@@ -77,7 +77,7 @@ class AtWork:
     arrivals: Mapping[ExpertId, Arrival]
     staged: Set[int]  # whose slots may be free when they have been computed
     cpu: CpuShare  # begins with what was computed ahead
-    on_gpu: Mapping[int, Tensor]  # choices of every expert
+    on_gpu: Mapping[int, Choices]  # of every expert
     pending: list[int]  # experts of the GPU that wait for copies
     since_ns: int  # when the host began what it launches next
     activations: Mark | None = None  # their way to the CPU
@@ -202,6 +202,7 @@ class LayerParts:
         now, parts = self._now, self._parts
         id, asked, choices, top_k = ExpertId(now.plan.layer, expert), now.asked, now.on_gpu[expert], now.tokens.top_k
         kernel, layout = self._kernels[id.layer], self._store.layouts[id.layer]
+        rows = len(now.tokens.choices[expert])
 
         def work() -> None:
             weights = layout.views(self._slots.buffer(id))
@@ -209,7 +210,7 @@ class LayerParts:
 
         done = (lambda: self._copying.used(id)) if expert in now.staged else None
         mark = self._machine.gpu.submit(work, after, done)
-        self._recorder.add("gpu", mark, "expert", id.layer, expert, len(choices), self._bytes(id.layer))
+        self._recorder.add("gpu", mark, "expert", id.layer, expert, rows, self._bytes(id.layer))
         self._launched(expert, mark)
         if done is not None:
             now.waits.append(mark)
@@ -278,12 +279,14 @@ class LayerParts:
         return self._copying.expert_bytes(layer)
 
 
-def _upload(tokens: RoutedTokens, device: torch.device) -> Mapping[int, Tensor]:
-    """The choices of every expert on the GPU, in one transfer."""
-    if device.type == "cpu":
-        return tokens.choices
-    choices = upload(torch.cat(list(tokens.choices.values())), device)
-    return dict(zip(tokens.choices, torch.split(choices, list(map(len, tokens.choices.values()))), strict=True))
+def _upload(tokens: RoutedTokens, device: torch.device) -> Mapping[int, Choices]:
+    """The choices of every expert as work on the GPU addresses them; all lists in one transfer, and none for none."""
+    found = {expert: addressed(choices) for expert, choices in tokens.choices.items()}
+    lists = {expert: choices for expert, choices in found.items() if isinstance(choices, Tensor)}
+    if device.type == "cpu" or not lists:
+        return found
+    there = torch.split(upload(torch.cat(list(lists.values())), device), list(map(len, lists.values())))
+    return found | dict(zip(lists, there, strict=True))
 
 
 def _places(rows: Sequence[Rows]) -> Tensor:

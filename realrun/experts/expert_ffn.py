@@ -3,19 +3,25 @@
 A *kernel* says what an expert computes besides its weights: an experts module of the library (its flags ``has_gate``,
 ``has_bias`` and ``is_transposed``, its ``_apply_gate`` and ``act_fn``; transformers/integrations/moe.py, 5.17 to 5.23),
 or ``SwiGlu``. The results are those of the library's ``grouped_mm``, bit by bit: same products, same order.
+
+Which rows an expert computes stands in a list of numbers, unless there is one only: then the host knows it as a slice,
+and a gated expert takes five kernels in place of ten, without a list on the GPU.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from realrun.errors import RefusedError
+
+Choices: TypeAlias = Tensor | slice  # numbers int64 of several choices, or the slice of one (see ``addressed``)
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,17 @@ class SwiGlu:
     def _apply_gate(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate) * up
+
+
+class InOneCall(ABC):
+    """A kernel that computes a whole weighted expert in one call, where it can."""
+
+    @abstractmethod
+    def compute(
+        self, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int, out: Tensor, *,
+        scattered: bool,
+    ) -> bool:  # fmt: skip
+        """As ``weighted_ffn`` or, ``scattered``, as ``compute_into`` with parts ``out``; False: torch has to."""
 
 
 def check_kernel(experts: nn.Module) -> None:
@@ -57,25 +74,55 @@ def expert_ffn(kernel: Any, views: Mapping[str, Tensor], x: Tensor) -> Tensor:
     return _linear(kernel, views, "down_proj", inner)
 
 
+def addressed(choices: Tensor) -> Choices:
+    """``choices`` of one expert, in host memory, as what its rows are taken and put by.
+
+    One choice is a slice. Several are not, even where they are evenly spaced: an expert's time is measured by how many
+    rows it has, so nothing else may change its kernels.
+    """
+    if len(choices) != 1:
+        return choices
+    only = int(choices)
+    return slice(only, only + 1)
+
+
 def weighted_ffn(
-    kernel: Any, views: Mapping[str, Tensor], x: Tensor, choices: Tensor, weights: Tensor, top_k: int,
+    kernel: Any, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int,
     out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """One expert's rows [choices, H], weighted: number n * top_k + j is choice j of token n of ``x`` [N, H].
 
-    ``choices`` int64: those of this expert; ``weights`` [N * k]: the router's; ``out``: where the rows go.
+    ``choices``: those of this expert; ``weights`` [N * k]: the router's; ``out``: where the rows go.
     """
-    return torch.mul(expert_ffn(kernel, views, x[choices // top_k]), weights[choices].unsqueeze(-1), out=out)
+    if out is not None and isinstance(kernel, InOneCall) and kernel.compute(
+        views, x, choices, weights, top_k, out, scattered=False
+    ):  # fmt: skip
+        return out
+    rows = expert_ffn(kernel, views, x[_tokens(choices, top_k)])
+    return torch.mul(rows, weights[choices].unsqueeze(-1), out=out)
 
 
 def compute_into(
-    parts: Tensor, kernel: Any, views: Mapping[str, Tensor], x: Tensor, choices: Tensor, weights: Tensor, top_k: int
+    parts: Tensor, kernel: Any, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int
 ) -> None:
     """One expert's share of a layer, into its rows of ``parts`` [N * k, H]; see ``weighted_ffn``.
 
     The layer's output is the sum of ``parts.view(N, k, H)`` over k, whoever computed which expert when.
     """
-    parts[choices] = weighted_ffn(kernel, views, x, choices, weights, top_k)
+    if isinstance(kernel, InOneCall) and kernel.compute(views, x, choices, weights, top_k, parts, scattered=True):
+        return
+    if isinstance(choices, slice):
+        weighted_ffn(kernel, views, x, choices, weights, top_k, parts[choices])
+    else:
+        parts[choices] = weighted_ffn(kernel, views, x, choices, weights, top_k)
+
+
+def _tokens(choices: Choices, top_k: int) -> Choices:
+    """Whose choices they are."""
+    if isinstance(choices, slice):
+        token = choices.start // top_k
+        return slice(token, token + 1)
+    return choices // top_k
 
 
 def _linear(kernel: Any, views: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:

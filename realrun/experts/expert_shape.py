@@ -10,6 +10,8 @@ import torch
 from realrun.errors import RefusedError
 from realrun.experts.expert_ffn import SwiGlu
 from realrun.experts.expert_layout import ExpertLayout
+from realrun.experts.native_swiglu import NativeSwiGlu
+from realrun.machine.native_ffn import native_ffn
 from traces.model_shape import ModelShape
 
 _DTYPES: Mapping[float, torch.dtype] = {16.0: torch.bfloat16, 32.0: torch.float32}
@@ -27,7 +29,13 @@ class ExpertShape(NamedTuple):
         """Of every routed expert of a model. Raises RefusedError where we have no kernels for its weights."""
         dtype, gated = _dtype_of(shape), shape.matrices_per_expert == 3
         layout = ExpertLayout.from_shape(shape.hidden, shape.expert_width, dtype, gated)
-        return cls(dtype, layout, SwiGlu(gated))
+        return cls(dtype, layout, _kernel(dtype, gated))
+
+
+def _kernel(dtype: torch.dtype, gated: bool) -> SwiGlu:
+    """The CPU's own kernel is of bfloat16."""
+    ffn = native_ffn() if dtype == torch.bfloat16 else None
+    return SwiGlu(gated) if ffn is None else NativeSwiGlu(gated, ffn=ffn)
 
 
 def _dtype_of(shape: ModelShape) -> torch.dtype:

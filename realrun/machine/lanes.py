@@ -7,6 +7,7 @@ Two machines have such lanes: ``host_lanes`` (threads and memory copies, on any 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
 import torch
@@ -100,6 +101,10 @@ class Machine(Protocol):
 
     def readable(self, host: Tensor) -> Tensor:
         """A view of a ``host_tensor`` that work on the GPU may read in place."""
+        ...
+
+    def hosting(self) -> AbstractContextManager[None]:
+        """In the block the calling thread is the host, on the host's core; then it is where it was before."""
         ...
 
     def begin_copying(self) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
-from pathlib import Path
 
 import torch
 
+from realrun.machine.cores import usable_cores
+from realrun.machine.native_ffn import cpu_kernel
+from realrun.machine.native_library import CPU_LIST
+
 UNKNOWN = "unknown"
-CPU_LIST = Path("/proc/cpuinfo")
 SMI_FIELDS = {
     "driver": "driver_version",
     "pcie_generation": "pcie.link.gen.max",  # the current one falls while the GPU is idle
@@ -18,14 +19,14 @@ SMI_FIELDS = {
 }
 
 
-def usable_cores() -> set[int]:
-    """Cores that this process may use."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-
-
 def cpu_facts() -> dict[str, str]:
-    """Model, usable cores and kernel."""
-    return {"cpu": _cpu_model(), "cores": str(len(usable_cores())), "kernel": platform.release() or UNKNOWN}
+    """Model and usable cores, the system's kernel, and what computes experts of bfloat16 in replays."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": str(len(usable_cores())),
+        "kernel": platform.release() or UNKNOWN,
+        "cpu_kernel": cpu_kernel(),
+    }
 
 
 def gpu_facts(device: torch.device) -> dict[str, str]:

@@ -80,8 +80,8 @@ class Pinned:
         self.pinned_bytes -= size_bytes
 
     def remarks(self) -> tuple[str, ...]:
-        """How long allocating and locking took in all; nothing where nothing was locked."""
-        if not self._bytes_so_far:
+        """How long allocating and locking took in all; nothing where next to nothing was locked."""
+        if self._bytes_so_far < LEAST_BYTES:
             return ()
         taken, seconds = self._bytes_so_far, max(1, self._ns_so_far) / 1e9
         return (f"page-locked {gb(taken)} of host memory in {seconds:.1f} s, {gb(taken / seconds)}/s",)

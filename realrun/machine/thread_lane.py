@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -144,3 +145,18 @@ def settle_thread(cores: Collection[int] | None, threads: int) -> None:
         os.sched_setaffinity(threading.get_native_id(), cores)
     torch.get_num_threads()  # a thread asks for torch's number when it first works, and takes what any thread set last
     torch.set_num_threads(threads)
+
+
+@contextmanager
+def settled(core: int | None) -> Iterator[None]:
+    """Bind the calling thread to ``core``, with one thread for torch, until the block ends; None: leave it alone."""
+    if core is None:
+        yield
+        return
+    cores = os.sched_getaffinity(threading.get_native_id()) if hasattr(os, "sched_getaffinity") else None
+    threads = torch.get_num_threads()
+    settle_thread((core,), 1)
+    try:
+        yield
+    finally:
+        settle_thread(cores, threads)

@@ -41,24 +41,26 @@ class Ended(NamedTuple):
 class Validated(NamedTuple):
     """Measured beside predicted, and the machine with the profile that the predictions were made from.
 
-    ``by_file``: the same beside predictions from the profile as it was in its file. Scenarios without a measured run
-    are in neither.
+    ``by_file``: the same beside predictions from the profile as it was in its file. ``remarks``: the machine's.
+    Scenarios without a measured run are in neither agreement.
     """
 
     agreement: Agreement
     hardware: Hardware
     by_file: Agreement
     ended: Ended
+    remarks: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
-        """How predictions were made, what the file alone would have given, and what is missing, a line each."""
+        """What is missing, remarks on the machine, how predictions were made, and what the file alone would have given."""
         found, ended = self.by_file.summary, self.ended
         partly = f"stopped early: {ended.why}; {ended.runs} of {ended.asked} runs are measured, the rest is left out"
         anew = f"the journal was begun anew: what was in it had another {' and '.join(ended.changed)}"
         return [
             *([partly] if ended.why else []),
             *([anew] if ended.changed else []),
+            *self.remarks,
             "predictions: medians of microbenchmarks repeated before every round of runs and after the last; decision "
             "costs, and what planners believe, are the file's",
             f"predicted from the profile as it was in its file, measured before: median TPOT error "
@@ -91,7 +93,7 @@ def validate(
         ended = rounds.measure(machine, prepared)
         if not ended.runs:
             raise ended.error or RefusedError(f"validation: nothing was measured: {ended.why}; give it more time")
-        return _validated(plan, settings, journal, ended)
+        return _validated(plan, settings, journal, ended)._replace(remarks=machine.remarks())
 
 
 class _Rounds(NamedTuple):

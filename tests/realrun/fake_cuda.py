@@ -5,7 +5,9 @@ views are made at once, and new tensors, which get their values later. The devic
 data change in the order of the virtual clock, and work that forgets to wait reads what was there before. Time passes
 only while a thread synchronises, and by ``QUERY_NS`` with each query. As on a real GPU, waiting for an event that was
 never recorded is no waiting, a stream that waits for a flag goes on only once a thread has set it, and times are
-float32. What the host thread does outside a stream's context is done at once.
+float32; its processors idle at low clocks, which rise after some work. A stream that is captured does nothing, and
+refuses to be waited for; a replay does what was captured on what memory holds then, and spoils all that other graphs of
+its pool have made. What the host thread does outside a stream's context is done at once.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
 
 GB = 10**9
 QUERY_NS = 1000  # of the host
+IDLE_GHZ, BOOST_GHZ = 0.345, 1.98  # of an H200's processors
 
 
 class FakeCuda:
@@ -45,6 +48,9 @@ class FakeCuda:
         self.error: RuntimeError | None = None
         self.fraction = 1.0
         self.free_bytes, self.total_bytes, self.devices = 80 * GB, 100 * GB, 2
+        self.l2_bytes = 50_000_000
+        self.busy_ns, self.rises_after_ns = 0, 0  # work done, and how much of it raises the clocks
+        self.current: dict[int, Any] = {}  # stream by thread
         self.turn = threading.Condition(threading.RLock())
         self.is_held = False
         self.registered: dict[int, int] = {}  # bytes by address
@@ -83,6 +89,28 @@ class FakeCuda:
         """The host learns of something that happened at ``at_ns``."""
         with self.turn:
             self.now_ns = max(self.now_ns, at_ns) + (self.delays_ns.popleft() if self.delays_ns else 0)
+
+    def sleep(self, cycles: int) -> None:
+        """A kernel that counts cycles."""
+        risen = self.busy_ns >= self.rises_after_ns
+        self.current[threading.get_ident()].put(lambda now: None, round(cycles / (BOOST_GHZ if risen else IDLE_GHZ)))
+
+    @contextmanager
+    def capture(
+        self, graph: FakeGraph, pool: list[FakeGraph], stream: FakeStream, capture_error_mode: str
+    ) -> Iterator[None]:  # fmt: skip
+        """What ``torch.cuda.graph`` does; ``pool``: the graphs that share memory."""
+        assert capture_error_mode == "thread_local", "other threads poll events meanwhile"
+        assert stream is self.current[threading.get_ident()]
+        graph.pool = pool
+        pool.append(graph)
+        for each in self.streams:
+            each.synchronize()
+        stream.captured = graph
+        try:
+            yield
+        finally:
+            stream.captured = None
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
         self.registered[address] = size
@@ -131,6 +159,29 @@ class FakeCuda:
         self.turn.wait(0.001)  # meanwhile that thread may use the device
 
 
+class FakeGraph:
+    """What was captured; ``made``: tensors in the memory of its ``pool``."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+        self.work: list[Callable[[int], None]] = []
+        self.takes_ns = 0
+        self.made: list[torch.Tensor] = []
+        self.pool: list[FakeGraph] = []
+
+    def replay(self) -> None:
+        stream = self.cuda.current[threading.get_ident()]
+        self.cuda.log.append(("do", stream.name, "graph"))
+        stream.put(self._do, self.takes_ns)
+
+    def _do(self, now_ns: int) -> None:
+        for other in self.pool:
+            for tensor in other.made:
+                tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
+        for work in self.work:
+            work(now_ns)
+
+
 class FakeStream:
     """``op_ns``: how long each operation takes."""
 
@@ -139,9 +190,14 @@ class FakeStream:
         self.cuda_stream = len(cuda.streams)  # the handle that the driver knows it by
         self.queue: deque[tuple[int, FakeEvent | FakeFlag | None, Callable[[int], None], int]] = deque()
         self.now_ns, self.op_ns = 0, 1000
+        self.captured: FakeGraph | None = None
         cuda.streams.append(self)
 
     def put(self, do: Callable[[int], None], takes_ns: int = 0, gate: FakeEvent | FakeFlag | None = None) -> None:
+        if self.captured is not None:
+            self.captured.work.append(do)
+            self.captured.takes_ns += takes_ns
+            return
         with self.cuda.turn:
             self.queue.append((self.cuda.now_ns, gate, do, takes_ns))
 
@@ -154,7 +210,8 @@ class FakeStream:
 
     def do(self) -> None:
         self.now_ns = self.ends_ns() or 0
-        _, _, do, _ = self.queue.popleft()
+        _, _, do, takes_ns = self.queue.popleft()
+        self.cuda.busy_ns += takes_ns
         with _disable_current_modes(), torch.inference_mode():
             do(self.now_ns)
 
@@ -164,6 +221,8 @@ class FakeStream:
             self.put(lambda now: None, gate=event)
 
     def synchronize(self) -> None:
+        if self.captured is not None:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         self.cuda.run_until(lambda: not self.queue)
         self.cuda.returned(self.now_ns)
 
@@ -228,6 +287,15 @@ class Deferred(TorchDispatchMode):
         super().__init__()
         self.stream = stream
 
+    def __enter__(self) -> Any:
+        current = self.stream.cuda.current
+        self.before, current[threading.get_ident()] = current.get(threading.get_ident(), "default"), self.stream
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.stream.cuda.current[threading.get_ident()] = self.before
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func._schema.is_mutable:
@@ -238,11 +306,14 @@ class Deferred(TorchDispatchMode):
             self.stream.synchronize()
             return func(*args, **kwargs)
         if not _memory(first) <= _memory((args, kwargs)):  # no view: it is computed again when the stream gets there
+            if self.stream.captured is not None:
+                self.stream.captured.made.extend(tree_leaves(first))
             self._put(func, lambda: _fill(first, func(*args, **kwargs)))
         return first
 
     def _put(self, func: Any, compute: Callable[[], object]) -> None:
-        self.stream.cuda.log.append(("do", self.stream.name, func.overloadpacket.__name__))
+        if self.stream.captured is None:
+            self.stream.cuda.log.append(("do", self.stream.name, func.overloadpacket.__name__))
         self.stream.put(lambda now: compute(), self.stream.op_ns)
 
 
@@ -293,13 +364,14 @@ class HostGenerator(torch.Generator):
 
 def install(patch: Any, cuda: FakeCuda) -> None:
     """Put ``cuda`` where torch has its own; ``patch``: pytest's monkeypatch."""
-    current: dict[int, Any] = {}
 
     def set_stream(stream: Any) -> None:
-        current[threading.get_ident()] = stream
+        cuda.current[threading.get_ident()] = stream
 
     def properties(device: Any) -> SimpleNamespace:
-        return SimpleNamespace(name="Fake", total_memory=cuda.total_bytes, uuid="ffc79498")
+        return SimpleNamespace(
+            name="Fake", total_memory=cuda.total_bytes, uuid="ffc79498", L2_cache_size=cuda.l2_bytes
+        )  # fmt: skip
 
     def synchronize(device: Any) -> None:
         for stream in cuda.streams:
@@ -319,8 +391,12 @@ def install(patch: Any, cuda: FakeCuda) -> None:
         "synchronize": synchronize,
         "Stream": lambda device: FakeStream(cuda),
         "Event": lambda enable_timing=False: FakeEvent(cuda, enable_timing),
-        "current_stream": lambda device=None: current.get(threading.get_ident(), "default"),
+        "current_stream": lambda device=None: cuda.current.get(threading.get_ident(), "default"),
         "set_stream": set_stream,
+        "_sleep": cuda.sleep,
+        "CUDAGraph": lambda: FakeGraph(cuda),
+        "graph_pool_handle": list,
+        "graph": cuda.capture,
     }
     for name, function in instead.items():
         patch.setattr(torch.cuda, name, function)

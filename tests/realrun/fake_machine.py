@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +95,9 @@ class FakeMachine:
 
     def readable(self, host: Tensor) -> Tensor:
         return host
+
+    def hosting(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def begin_copying(self) -> None: ...
 

@@ -31,13 +31,15 @@ def bench_on(machine: CudaLanes) -> WatchedBench:
 
 
 class TestOnAFake(ReplayLaws):
-    """Whichever lane is slow, and whichever way the CPU's results take."""
+    """Whichever lane is slow, whichever way the CPU's results take, and with recorded decode steps."""
 
-    @pytest.fixture(params=["gpu", "d2h", "link", "results over the link", "no flags"])
+    @pytest.fixture(params=["gpu", "d2h", "link", "results over the link", "no flags", "graphs", "graphs, slow d2h"])
     def bench(self, request: pytest.FixtureRequest) -> Iterator[WatchedBench]:
-        cuda, slow = FakeCuda(), request.param
-        cuda.has_flags = slow != "no flags"
-        with fake_machine(cuda, result_path="h2d" if slow.startswith("results") else "direct") as machine:
+        cuda, how = FakeCuda(), request.param
+        cuda.has_flags = how != "no flags"
+        path, runtime = ("h2d" if "results" in how else "direct"), ("graphs" if "graphs" in how else "eager")
+        with fake_machine(cuda, result_path=path, runtime=runtime) as machine:
+            slow = how.removeprefix("graphs, slow ")
             if slow in ("gpu", "d2h", "link"):
                 cuda.stream(slow).op_ns = SLOW_NS
             yield bench_on(machine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn  # noqa: E402
 from transformers.integrations.moe import grouped_mm_experts_forward  # noqa: E402
 
 from realrun.errors import RefusedError  # noqa: E402
-from realrun.experts.expert_ffn import SwiGlu, check_kernel, compute_into, expert_ffn  # noqa: E402
+from realrun.experts.expert_ffn import Choices, SwiGlu, addressed, check_kernel, compute_into, expert_ffn  # noqa: E402
 from realrun.experts.expert_layout import ExpertLayout  # noqa: E402
 from realrun.experts.expert_store import Slab  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
@@ -31,13 +32,15 @@ def copied(experts: nn.Module, count: int) -> Slab:
     return slab
 
 
-def one_by_one(experts: Any, slab: Slab, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+def one_by_one(
+    experts: Any, slab: Slab, x: Tensor, ids: Tensor, weights: Tensor, address: Callable[[Tensor], Choices] = addressed
+) -> Tensor:
     """Every active expert by itself, the last one first."""
     tokens, top_k = ids.shape
     parts = torch.empty(tokens * top_k, x.shape[1], dtype=torch.result_type(x, weights))
     for expert in sorted(set(ids.reshape(-1).tolist()), reverse=True):
         choices = torch.nonzero(ids.reshape(-1) == expert).squeeze(1)
-        compute_into(parts, experts, slab.views(expert), x, choices, weights.reshape(-1), top_k)
+        compute_into(parts, experts, slab.views(expert), x, address(choices), weights.reshape(-1), top_k)
     return parts.view(tokens, top_k, -1).sum(1).to(x.dtype)
 
 
@@ -57,6 +60,27 @@ def test_experts_one_by_one_in_any_order_give_the_librarys_bits(family: str) -> 
                 with torch.inference_mode():
                     expected = grouped_mm_experts_forward(experts, x, ids, weights)
                     assert torch.equal(one_by_one(experts, slab, x, ids, weights), expected), (dtype, top_k)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_a_single_choice_by_its_slice_gives_the_bits_of_a_list_of_one(family: str) -> None:
+    layer = find_moe_layers(model_of(family, **({"intermediate_size": 64} if family == "gpt_oss" else {})))[-1]
+    random = torch.Generator().manual_seed(0)
+    for dtype, tokens in ((torch.float32, 1), (torch.bfloat16, 1), (torch.float32, 3), (torch.bfloat16, 3)):
+        experts = layer.experts.to(dtype)
+        slab = copied(experts, layer.experts_count)
+        x = torch.randn(tokens, layer.hidden, generator=random).to(dtype)
+        ids = torch.rand(tokens, layer.experts_count, generator=random).topk(2).indices
+        weights = torch.rand(tokens, 2, generator=random)
+        with torch.inference_mode():
+            by_list = one_by_one(experts, slab, x, ids, weights, address=lambda choices: choices)
+            assert torch.equal(one_by_one(experts, slab, x, ids, weights), by_list), (dtype, tokens)
+
+
+def test_only_a_single_choice_is_a_slice() -> None:
+    assert addressed(torch.tensor([5])) == slice(5, 6)
+    evenly = torch.tensor([1, 3, 5])
+    assert addressed(evenly) is evenly
 
 
 @pytest.mark.parametrize("gated", [True, False])

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from realrun.errors import RefusedError  # noqa: E402
+from realrun.experts import expert_shape  # noqa: E402
 from realrun.experts.expert_ffn import SwiGlu  # noqa: E402
 from realrun.experts.expert_shape import ExpertShape  # noqa: E402
 from traces.model_shape import ModelShape  # noqa: E402
@@ -18,7 +19,10 @@ TOY = ModelShape("toy", moe_layers=2, dense_layers=0, experts=4, top_k=2, hidden
 
 @pytest.mark.parametrize(("bits", "dtype"), [(16.0, torch.bfloat16), (32.0, torch.float32)])
 @pytest.mark.parametrize("matrices", [3, 2])
-def test_type_layout_and_kernel_follow_from_the_shape(bits: float, dtype: torch.dtype, matrices: int) -> None:
+def test_type_layout_and_kernel_follow_from_the_shape(
+    bits: float, dtype: torch.dtype, matrices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expert_shape, "native_ffn", lambda: None)  # see test_native_ffn.py
     shape = replace(TOY, weight_bits=bits, matrices_per_expert=matrices)
     found = ExpertShape.of(shape)
     assert (found.dtype, found.kernel) == (dtype, SwiGlu(has_gate=matrices == 3))

@@ -12,9 +12,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from policies.views import ExpertId, Plan, Routing  # noqa: E402
+from realrun.execution import layer_parts  # noqa: E402
 from realrun.execution.layer_parts import Asked, LayerParts, LayerSizes  # noqa: E402
 from realrun.execution.recorder import Recorder  # noqa: E402
-from realrun.execution.routed_tokens import routed  # noqa: E402
+from realrun.execution.routed_tokens import routed, routing_of  # noqa: E402
 from realrun.experts.expert_ffn import SwiGlu  # noqa: E402
 from realrun.experts.expert_layout import ExpertLayout  # noqa: E402
 from realrun.experts.expert_store import ExpertStore, Slab  # noqa: E402
@@ -102,7 +103,7 @@ def test_launches_do_not_count_what_the_host_waited_for_copies(
 
     monkeypatch.setattr(machine.gpu, "_launch", slow_launch)
     arrivals: Any = {ExpertId(0, 2): Coming(cuda, machine)}
-    plan = Plan(0, Routing((0, 1, 2), (1, 1, 2)), (0, 1, 2), (), (2,), None, (), (), (), (), (), 0)
+    plan = Plan(0, Routing((0, 1, 2), (1, 1, 2)), (0, 1, 2), (), (2,), (), (), (), (), (), (), 0)
     with cuda.held():
         parts.start(plan, tokens, Asked(lambda: hidden, tokens.weights, ready), arrivals)
         parts.combine(torch.clone, lambda _: None)
@@ -115,7 +116,7 @@ def test_nor_for_experts_on_the_cpu(cuda: FakeCuda, machine: CudaLanes, monkeypa
     parts._kernels = [SlowCpu()]
     monkeypatch.setattr(SlowCpu, "cuda", cuda, raising=False)
     hidden, ready = torch.zeros(2, HIDDEN), machine.gpu.submit(lambda: None)
-    plan = Plan(0, Routing((0, 1, 2), (1, 1, 2)), (), (0, 1, 2), (), None, (), (), (), (), (), 0)
+    plan = Plan(0, Routing((0, 1, 2), (1, 1, 2)), (), (0, 1, 2), (), (), (), (), (), (), (), 0)
     wait = ThreadMark.wait
 
     def wait_at_last(mark: ThreadMark) -> None:
@@ -127,8 +128,42 @@ def test_nor_for_experts_on_the_cpu(cuda: FakeCuda, machine: CudaLanes, monkeypa
         parts.start(plan, tokens, Asked(lambda: hidden, tokens.weights, ready), {})
         began_ns = cuda.now_ns
         parts.combine(torch.clone, lambda _: None)
-    assert cuda.now_ns - began_ns >= 3 * CPU_NS
+        waited_ns = cuda.now_ns - began_ns
+    if machine.result_path == "direct":  # the stream waits for the CPU in the host's place
+        assert waited_ns == 0
+    else:
+        assert waited_ns >= 3 * CPU_NS
     assert lasting(recorder) == {-1: 0}
+
+
+def test_an_expert_of_one_row_takes_five_kernels_and_nothing_else_is_launched(
+    cuda: FakeCuda, machine: CudaLanes
+) -> None:
+    parts, tokens = parts_on(machine, cuda, Recorder()), routed(IDS[:1], torch.tensor([[0.5, 0.25]]))
+    hidden, ready = torch.ones(1, HIDDEN), machine.gpu.submit(lambda: None)
+    plan = Plan(0, Routing((0, 2), (1, 1)), (0, 2), (), (), None, (), (), (), (), (), 0)
+    parts.start(plan, tokens, Asked(lambda: hidden, tokens.weights, ready), {})
+    kernels = [entry[2] for entry in cuda.log if entry[:2] == ("do", "gpu")]
+    assert kernels == 2 * ["matmul", "silu", "mul", "matmul", "mul"]
+
+
+@pytest.mark.parametrize("ids", [IDS[:1], IDS], ids=["one token", "two tokens"])
+def test_lists_go_to_the_gpu_for_experts_of_several_rows_alone(
+    cuda: FakeCuda, machine: CudaLanes, ids: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[list[int]] = []
+
+    def noted(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+        sent.append(values.tolist())
+        return values
+
+    monkeypatch.setattr(layer_parts, "upload", noted)
+    parts, tokens = parts_on(machine, cuda, Recorder()), routed(ids, torch.full(ids.shape, 0.5))
+    hidden, ready = torch.ones(len(ids), HIDDEN), machine.gpu.submit(lambda: None)
+    routing = routing_of(tokens)
+    plan = Plan(0, routing, routing.active, (), (), None, (), (), (), (), (), 0)
+    parts.start(plan, tokens, Asked(lambda: hidden, tokens.weights, ready), {})
+    assert sent == ([] if len(ids) == 1 else [[0, 3]])  # both tokens chose expert 2
 
 
 def lasting(recorder: Recorder) -> dict[int, int]:

@@ -35,7 +35,7 @@ def test_a_replay_is_a_run_with_its_spans(trilane: Trilane, monkeypatch: pytest.
     assert done.status == 0, done.err
     assert "fiddler  (measured on host-lanes): " in done.out
     assert "time per output token" in done.out
-    assert done.err.splitlines()[0] == LOCKED
+    assert done.err.splitlines()[0] == f"host-lanes: {LOCKED}"
     assert {path.name for path in Path().iterdir()} == {"s.parquet", "run.json"}
 
 
@@ -56,7 +56,7 @@ def test_a_generation_gives_text_and_a_trace_that_is_simulated(
     assert done.status == 0, done.err
     for expected in ("sequence 0", "sequence 1", f"(generated on host-lanes): {MODEL}, 2 sequences"):
         assert expected in done.out
-    assert LOCKED in done.err.splitlines()
+    assert f"host-lanes: {LOCKED}" in done.err.splitlines()
     assert {path.name for path in Path().iterdir()} == {"p.txt", "t.safetensors", "run.json"}
     simulated = trilane("simulate", "--policy", "on-demand", "--set", "trace=t.safetensors", "--set", "model=null",
                         "--set", "cached_share=0.3", "--set", "batch=2", "--json", "-")  # fmt: skip

@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from realrun.machine.host_lanes import HostLanes
-from realrun.machine.machines import machine_for
+from realrun.machine.cores import usable_cores
+from realrun.machine.host_lanes import HostLanes, HostLaneSettings
 from realrun.profiling.profile_lab import Points
 from realrun.profiling.profile_timing import Effort
 from realrun.profiling.profiling import profile
@@ -36,8 +36,9 @@ policies: [fiddler, on-demand]
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A profile of these host lanes, made in no time: its numbers are poor, and no test looks at them."""
-    path, machine = tmp_path_factory.mktemp("profile") / "here.yaml", machine_for("host-lanes")
+    """A profile of host lanes without a core for the link, made in no time: its numbers are poor, and not looked at."""
+    first, last = min(usable_cores()), max(usable_cores())
+    path, machine = tmp_path_factory.mktemp("profile") / "here.yaml", HostLanes(HostLaneSettings(first, (last,)))
     try:
         found = profile(machine, [load_model("mini-moe:2")], Points((1,), (4,), (2,)), ["fiddler"], name="here",
                         effort=Effort(rounds=2, most=1, probe_ns=0))  # fmt: skip
@@ -57,18 +58,23 @@ def plan() -> str:
 def test_a_plan_is_measured_predicted_and_reported(
     trilane: Trilane, plan: str, profiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HostLanes, "remarks", lambda self: (LOCKED,))
+    monkeypatch.setattr(HostLanes, "remarks", lambda self: (LOCKED, self.crowding))
     before = profiled.read_bytes()
     words = ("validate", plan, "--profile", str(profiled), "--set", "seed=1", "--repeats", "1", "--host-memory-gb",
              "2.5", "--out", "report", "--json", "agreement.json")  # fmt: skip
     done = trilane(*words)
     assert done.status == 0, done.err
-    assert LOCKED in done.err.splitlines()
+    assert f"\n{LOCKED}\n" in done.out
     assert "2 scenarios, 1 runs each, on here" in done.out
     assert {path.name for path in Path("report").iterdir()} == {*FILES, JOURNAL}
     page = Path("report/report.md").read_text()
     assert f"## How to repeat it\n\n```\n{shlex.join(['trilane', *words])}\n```" in page
     assert "- profile made: 20" in page
+    said = load_hardware(str(profiled)).profile.machine["fidelity"]  # type: ignore[union-attr]
+    assert str(said).startswith("not for fidelity: more threads than cores: 4 threads (GPU, CPU experts, link, host)")
+    assert f"- fidelity: {said}\n" in page.partition("## What was asked")[0]
+    assert f"\n- {said}\n" in page.partition("## What came out")[2]
+    assert f"\n{said}\n" in done.out
     assert profiled.read_bytes() == before
     repeated = load_hardware("report/repeated-profile.yaml").profile
     asked = load_hardware(str(profiled)).profile

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from realrun.machine.lane_kinds import LaneKind
-from trilane.output import JsonOption, check_targets, heading, note, note_all, show, table, working, write_json
+from trilane.lane_options import (
+    Chosen,
+    ChunkOption,
+    CpuThreadsOption,
+    DeviceOption,
+    HostMemoryOption,
+    ResultPathOption,
+    tell,
+)
+from trilane.output import JsonOption, check_targets, heading, note, show, table, working, write_json
 from trilane.profile_page import profile_page
 from trilane.question import names_in
 
@@ -21,16 +30,6 @@ if TYPE_CHECKING:
     from realrun.profiling.profiling import Findings
     from sim.machine.hardware import Hardware
     from traces.model_shape import ModelShape
-
-HostMemoryOption = Annotated[
-    float | None,
-    typer.Option(
-        "--host-memory-gb", metavar="X",
-        help="Host memory (10^9 bytes) that experts may take, whatever the system says is free: for machines whose "
-             "memory grows as it is used. Default: TRILANE_HOST_MEMORY_GB of the environment, else what is free, once "
-             "memory that grows has been touched.",
-    ),
-]  # fmt: skip
 
 QUIET_LOAD = 1.0  # of a computer that does nothing else, or has just been measured
 
@@ -62,7 +61,13 @@ def profile(
         str | None, typer.Option(metavar="A,B", help="Policies whose decisions are timed. Default: all.")
     ] = None,
     gpu_core: Annotated[int | None, typer.Option(metavar="N", help="Host lanes: the core that plays the GPU.")] = None,
-    cpu_cores: Annotated[str | None, typer.Option(metavar="N,M", help="Cores that compute experts.")] = None,
+    cpu_cores: Annotated[
+        str | None,
+        typer.Option(metavar="N,M", help="Cores that compute experts. Default: host and copies get a physical core "
+                                         "each where there are enough, the GPU of host lanes another, and experts the "
+                                         "rest."),
+    ] = None,
+    cpu_threads: CpuThreadsOption = None,
     link_gb_per_s: Annotated[
         float | None, typer.Option(metavar="X", help="Host lanes: GB/s that the link is paced to. Default: 4.")
     ] = None,
@@ -73,6 +78,14 @@ def profile(
                                        "the GPU has; default: 40% of the computer's."),
     ] = None,
     host_memory_gb: HostMemoryOption = None,
+    device: DeviceOption = None,
+    result_path: ResultPathOption = None,
+    chunk_mb: ChunkOption = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(metavar="R", help="cuda: eager (kernel by kernel) or graphs (decode steps outside routed experts "
+                                       "are recorded), now and in every run on the profile's lanes. Default: eager."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, in a third of the time.")] = False,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
@@ -84,7 +97,6 @@ def profile(
 
     Nothing is run end to end, so what is simulated with the file can be compared with real runs.
     """
-    from realrun.machine.machines import LaneOptions
     from realrun.machine.memory_check import host_memory_given
     from realrun.profiling.profile_lab import Points
     from realrun.profiling.profile_timing import QUICK, Effort
@@ -96,9 +108,12 @@ def profile(
     names = None if policies is None else names_in(policies)
     cores = None if cpu_cores is None else _numbers("cpu-cores", cpu_cores, least=0)
     link_bytes_per_s, memory = _bytes("link-gb-per-s", link_gb_per_s), _bytes("memory-gb", memory_gb)
-    options = LaneOptions(gpu_core, cores, link_bytes_per_s, None if memory is None else round(memory))
+    options = Chosen(cpu_threads, device, result_path, chunk_mb).options(
+        gpu_core=gpu_core, cpu_cores=cores, link_bytes_per_s=link_bytes_per_s,
+        memory_bytes=None if memory is None else round(memory), runtime=runtime,
+    )  # fmt: skip
     into = _earlier(out)
-    asked = _Asked(shapes, points, names, options.memory_bytes, QUICK if quick else Effort())
+    asked = _Asked(shapes, points, names, options, QUICK if quick else Effort())
     with host_memory_given(host_memory_gb):
         found = asked.measure(_machine(into, lanes, options), Path(out).stem, into)
     _keep(found.hardware, out)
@@ -111,7 +126,7 @@ class _Asked(NamedTuple):
     shapes: Sequence[ModelShape]
     points: Points
     policies: Sequence[str] | None
-    memory_bytes: int | None
+    options: LaneOptions
     effort: Effort
 
     def measure(self, machine: RealMachine, name: str, into: Hardware | None) -> Findings:
@@ -119,19 +134,19 @@ class _Asked(NamedTuple):
         from realrun.profiling.profile_threads import with_best_threads
         from realrun.profiling.profiling import profile as measured
 
-        kept = into if self.memory_bytes is None else None
+        memory_bytes, counted = self.options.memory_bytes, into is not None or self.options.cpu_threads is not None
+        kept = into if memory_bytes is None else None
         with working("measuring") as say:
-            machine, rates = (machine, None) if into else with_best_threads(machine, self.shapes[0])
+            machine, rates = (machine, None) if counted else with_best_threads(machine, self.shapes[0])
             try:
                 found = measured(
                     machine, self.shapes, self.points, self.policies, name=name, into=into,
-                    memory_bytes=kept.gpu.memory_bytes if kept else self.memory_bytes, known_rates=rates,
+                    memory_bytes=kept.gpu.memory_bytes if kept else memory_bytes, known_rates=rates,
                     effort=self.effort, progress=say,
                 )  # fmt: skip
-                remarks = machine.remarks()
+                tell(machine)
             finally:
                 machine.close()
-        note_all(remarks)
         return _with_origin_of(kept, "gpu.memory_bytes", found) if kept else found
 
 

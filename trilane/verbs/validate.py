@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trilane.lane_options import HostMemoryOption
 from trilane.output import (
     JsonOption,
     check_folder,
@@ -16,14 +17,12 @@ from trilane.output import (
     heading,
     legend,
     note,
-    note_all,
     show,
     table,
     working,
     write_json,
 )
 from trilane.question import SetOption, changes_of
-from trilane.verbs.profile import HostMemoryOption
 
 if TYPE_CHECKING:
     from realrun.validation.stopping import Stop
@@ -142,9 +141,7 @@ def _run(asked: ValidationPlan, profile: str, journal: Path | None, stop: Stop) 
     machine = machine_on(hardware)
     try:
         with working("validating") as told:
-            found = run_all(asked, machine, told, folder=journal, stop=stop)
-        note_all(machine.remarks())
-        return found
+            return run_all(asked, machine, told, folder=journal, stop=stop)
     finally:
         machine.close()
 

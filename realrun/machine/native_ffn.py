@@ -1,0 +1,162 @@
+"""The native kernel of bfloat16 experts on the CPU: compiled, compared with torch, and called by ctypes.
+
+torch's product of a single bfloat16 row reads its weights at a third of what the memory gives; native/ffn.c reads them
+as fast as they can be read, and does a whole expert in one call without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from realrun.errors import RefusedError
+from realrun.machine.native_library import NotCompiledError, compiled
+
+SOURCE = Path(__file__).parent / "native" / "ffn.c"
+CHOICE = "TRILANE_CPU_KERNEL"  # torch, native, or not set: native where it compiles
+TOLERANCE = 2**-6  # of the largest result: 4 roundings of bfloat16; what is computed wrongly is off by far more
+CHECKED = ((32, 48, 1), (70, 33, 3), (130, 64, 7), (96, 160, 40))  # hidden, width, tokens: of every kind of tile
+
+
+class _Expert(ctypes.Structure):
+    """``expert_t`` of native/ffn.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("first", "down", "x", "choices", "weights", "out")),
+        *((name, ctypes.c_int64) for name in ("hidden", "width", "rows", "top_k")),
+        *((name, ctypes.c_int32) for name in ("gated", "scattered")),
+    )
+
+
+class _Team:
+    """Threads of the library that work for one thread of Python."""
+
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        self.pointer, self._end = ctypes.c_void_p(library.team_of(threads)), library.team_end
+        if not self.pointer:
+            raise MemoryError(f"the native CPU kernel: expected {threads} threads, the system has no room for them")
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.pointer and not is_finalizing():  # then, a thread may still be at work
+            self._end(self.pointer)
+
+
+class _Teams(threading.local):
+    """Of the calling thread, by number of threads. They run on the cores that it was bound to when it first called."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, _Team] = {}
+
+
+class NativeFfn:
+    """The compiled kernel: ``name`` says for which instructions, ``only_up_to`` for how many rows it beats torch."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError where the file is no library."""
+        library = ctypes.CDLL(str(path))
+        library.team_of.restype = library.kernel_name.restype = ctypes.c_void_p
+        library.kernel_name.restype = ctypes.c_char_p
+        library.team_end.argtypes = [ctypes.c_void_p]
+        library.compute.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Expert)]
+        self._library, self._teams = library, _Teams()
+        self.name, self.only_up_to = library.kernel_name().decode(), int(library.only_up_to())
+
+    def __call__(
+        self, first: Tensor, down: Tensor, x: Tensor, choices: Tensor, weights: Tensor, top_k: int, out: Tensor, *,
+        scattered: bool, threads: int,
+    ) -> None:  # fmt: skip
+        """One expert's weighted rows, by ``threads``, the calling one among them.
+
+        ``first`` [2 W, H] (gate, then up) or, without a gate, [W, H]; ``down`` [H, W]; ``x`` [N, H]: all bfloat16.
+        ``choices`` int64: number n * top_k + j has row n of ``x``, and the share ``weights``[number], float32. ``out``
+        float32 [.., H]: rows in the order of the choices or, if ``scattered``, each in the row of its number. All are
+        contiguous and in host memory; nothing is checked here.
+        """
+        hidden, width = down.shape
+        expert = _Expert(
+            *(tensor.data_ptr() for tensor in (first, down, x, choices, weights, out)),
+            hidden, width, len(choices), top_k, len(first) != width, scattered,
+        )  # fmt: skip
+        if self._library.compute(self._team(threads).pointer, expert) != 0:
+            raise MemoryError(f"the native CPU kernel: no memory for {len(choices)} rows of an expert")
+
+    def _team(self, threads: int) -> _Team:
+        teams = self._teams.of
+        if threads not in teams:
+            teams[threads] = _Team(self._library, threads)
+        return teams[threads]
+
+
+@lru_cache(1)
+def native_ffn() -> NativeFfn | None:
+    """The kernel, made once in a process; None: torch computes the CPU's experts.
+
+    Raises RefusedError where the environment asks for the native kernel and there is none, or for something else.
+    """
+    chosen = os.environ.get(CHOICE, "")
+    if chosen not in ("", "torch", "native"):
+        raise RefusedError(f"{CHOICE}: expected torch, native or nothing, got {chosen!r}")
+    if chosen == "torch":
+        return None
+    try:
+        return loaded()
+    except NotCompiledError as error:
+        if chosen:
+            raise RefusedError(f"{CHOICE}=native: {error}") from error
+        return None
+
+
+def cpu_kernel() -> str:
+    """What computes the CPU's experts of bfloat16 in replays, as a fact of the machine."""
+    ffn = native_ffn()
+    return "torch" if ffn is None else ffn.name
+
+
+def loaded(source: Path = SOURCE, extra: Sequence[str] = ()) -> NativeFfn:
+    """The kernel of ``source``, compiled with ``extra`` flags. Raises NotCompiledError also if torch does not agree."""
+    path = compiled(source, extra)
+    try:
+        ffn = NativeFfn(path)
+    except OSError:  # cut off, say, when a disk was full
+        path.unlink(missing_ok=True)
+        ffn = NativeFfn(compiled(source, extra))
+    check(ffn)
+    return ffn
+
+
+def check(ffn: NativeFfn) -> None:
+    """Raises NotCompiledError where results are not torch's but for rounding."""
+    random = torch.Generator().manual_seed(0)
+    for hidden, width, tokens in CHECKED:
+        for gated in (True, False):
+            off = _difference(ffn, hidden, width, tokens, gated, random)
+            if not off <= TOLERANCE:
+                raise NotCompiledError(
+                    f"{ffn.name}: expected torch's results within {TOLERANCE:.3f} of the largest, got {off:.3f} for "
+                    f"{tokens} tokens of an expert of {hidden} x {width}; report it with processor and compiler"
+                )
+
+
+def _difference(ffn: NativeFfn, hidden: int, width: int, tokens: int, gated: bool, random: torch.Generator) -> float:
+    """The largest, as a share of the largest result."""
+    first, down, x = (
+        (torch.randn(shape, generator=random) * shape[1] ** -0.5).bfloat16()
+        for shape in ((width * (1 + gated), hidden), (hidden, width), (tokens, hidden))
+    )  # fmt: skip
+    x *= hidden**0.5  # values of order 1 come in and go out
+    choices = torch.randperm(2 * tokens, generator=random)[:tokens]
+    weights, out = torch.rand(2 * tokens, generator=random), torch.full((2 * tokens, hidden), torch.nan)
+    ffn(first, down, x, choices, weights, 2, out, scattered=True, threads=2)
+    inner = x[choices // 2] @ first.T
+    inner = functional.silu(inner[:, :width]) * inner[:, width:] if gated else functional.silu(inner)
+    expected = (inner @ down.T) * weights[choices].unsqueeze(1)
+    return float((out[choices] - expected).abs().max() / expected.abs().max())

@@ -1,0 +1,91 @@
+"""A C file compiled on first use for this computer's processor, and kept in the user's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from realrun.errors import RealRunError
+
+CPU_LIST = Path("/proc/cpuinfo")
+COMPILERS = ("cc", "gcc", "clang")  # the first of them on PATH
+FLAGS = ("-O3", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
+FOR_THIS_CPU = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler takes
+TIMEOUT_S = 120
+
+
+class NotCompiledError(RealRunError):
+    """There is no compiled code that this computer can use; the message says why."""
+
+
+def cache_folder() -> Path:
+    """Of this user, by the XDG base directory specification. Raises NotCompiledError where there is no home."""
+    if chosen := os.environ.get("XDG_CACHE_HOME"):
+        return Path(chosen, "trilane")
+    try:
+        return Path.home() / ".cache" / "trilane"
+    except RuntimeError as error:
+        raise NotCompiledError(f"expected a home folder for compiled code: {error}; set XDG_CACHE_HOME") from None
+
+
+def compiled(source: Path, extra: Sequence[str] = ()) -> Path:
+    """The shared library of a C file, made now or earlier: its name tells of its folder, compiler, flags and processor.
+
+    It is written aside and renamed, so that several processes may ask at once. Raises NotCompiledError.
+    """
+    compiler = find_compiler()
+    target = cache_folder() / f"{source.stem}-{_fingerprint(source, compiler, extra)}.so"
+    if not target.exists():
+        try:
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _build(source, compiler, extra, target)
+        except OSError as error:
+            raise NotCompiledError(f"{source.name}: expected to write {target}: {error}") from error
+    return target
+
+
+def find_compiler() -> str:
+    """The full path of a C compiler. Raises NotCompiledError where PATH has none."""
+    found = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if found is None:
+        raise NotCompiledError(f"expected a C compiler on PATH, found none of {', '.join(COMPILERS)}; install gcc")
+    return found
+
+
+def _build(source: Path, compiler: str, extra: Sequence[str], target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        aside, said = Path(folder, target.name), ""
+        for tuned in FOR_THIS_CPU if CPU_LIST.exists() else ((),):  # the fingerprint must tell processors apart
+            done = _run([compiler, *FLAGS, *tuned, *extra, str(source), "-o", str(aside), "-lm"])
+            if done.returncode == 0:
+                aside.replace(target)
+                return
+            said = done.stderr.strip()
+    raise NotCompiledError(f"{compiler} does not compile {source.name}: {said[-2000:]}")
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise NotCompiledError(f"{command[0]}: expected an end within {TIMEOUT_S} s, stopped it") from error
+
+
+def _fingerprint(source: Path, compiler: str, extra: Sequence[str]) -> str:
+    version = _run([compiler, "--version"]).stdout
+    texts = [path.read_bytes() for path in sorted(source.parent.glob("*.[ch]"))]
+    known = (*texts, compiler.encode(), version.encode(), repr((FLAGS, extra)).encode(), _cpu().encode())
+    return hashlib.sha256(b"\0".join(known)).hexdigest()[:20]
+
+
+def _cpu() -> str:
+    """The first processor's model and instructions."""
+    lines = CPU_LIST.read_text().split("\n\n")[0].splitlines() if CPU_LIST.exists() else []
+    kept = [line for line in lines if line.split("\t")[0].strip() in ("model name", "model", "flags", "Features")]
+    return "\n".join([platform.machine(), *kept])

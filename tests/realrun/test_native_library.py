@@ -1,0 +1,168 @@
+"""The native kernel as a library: compiled once, kept, compared with torch, chosen; or torch in its place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from realrun.errors import RefusedError  # noqa: E402
+from realrun.experts.expert_ffn import SwiGlu  # noqa: E402
+from realrun.experts.expert_shape import ExpertShape  # noqa: E402
+from realrun.machine import native_ffn as native  # noqa: E402
+from realrun.machine import native_library as library  # noqa: E402
+from realrun.machine.machines import facts_of  # noqa: E402
+from realrun.machine.native_ffn import CHOICE, SOURCE, NativeFfn, check, cpu_kernel, loaded  # noqa: E402
+from realrun.machine.native_library import NotCompiledError, cache_folder, compiled  # noqa: E402
+from tests.realrun.test_expert_shape import TOY  # noqa: E402
+from tests.realrun.test_native_ffn import needs_compiler  # noqa: E402
+from tests.realrun.tiny_bench import machine  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+QUICK = ("-O1",)  # to compile
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache folder of the test's own, and a process that has not chosen its kernel."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(CHOICE, raising=False)
+    native.native_ffn.cache_clear()
+    yield tmp_path / "trilane"
+    native.native_ffn.cache_clear()
+
+
+class TestChoice:
+    @needs_compiler
+    def test_is_the_native_kernel_and_a_fact_of_the_machine(self, cache: Path) -> None:
+        assert cpu_kernel().startswith("native-")
+        with machine() as lanes:
+            assert facts_of(lanes)["cpu_kernel"] == cpu_kernel()
+
+    def test_is_torch_where_asked_for(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(CHOICE, "torch")
+        assert cpu_kernel() == "torch"
+        assert type(ExpertShape.of(TOY).kernel) is SwiGlu
+        assert not cache.exists()
+
+    def test_is_torch_without_a_compiler(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "")
+        assert cpu_kernel() == "torch"
+
+    def test_is_torch_where_nothing_can_be_kept(self, cache: Path) -> None:
+        cache.write_text("a file")
+        assert cpu_kernel() == "torch"
+
+    def test_that_cannot_be_is_refused(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.setenv(CHOICE, "native")
+        with pytest.raises(RefusedError, match="TRILANE_CPU_KERNEL=native: expected a C compiler on PATH, found none"):
+            cpu_kernel()
+
+    def test_of_something_else_is_refused(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(CHOICE, "fast")
+        with pytest.raises(RefusedError, match="TRILANE_CPU_KERNEL: expected torch, native or nothing, got 'fast'"):
+            cpu_kernel()
+
+
+TWINS = {  # file, what stands there, and what does in its place
+    "gate and up exchanged": ("ffn.c", "rounded(silu(rounded(gate[row][token])))", "rounded(gate[row][token])"),
+    "the rest of a row left out": ("products.h", "if (at < length)", "if (0)"),
+    "another token's row": ("ffn.c", "/ expert->top_k *", "/ (expert->top_k + 1) *"),
+    "not weighted": ("ffn.c", "* e->weights[choice]", "* 1"),
+    "a vector taken for another": ("products.h", "token * stride + at", "0 * stride + at"),
+    "the last rows of a block": ("ffn.c", "row < ROWS && first + row < e->w", "row < ROWS - 1 && first + row < e->w"),
+}
+
+
+def changed(folder: Path, file: str, before: str, after: str) -> Path:
+    """A copy of the kernel with another text in one of its files."""
+    shutil.copytree(SOURCE.parent, folder)
+    text = (folder / file).read_text()
+    assert before in text
+    (folder / file).write_text(text.replace(before, after))
+    return folder / SOURCE.name
+
+
+@needs_compiler
+class TestCheck:
+    @pytest.mark.parametrize("twin", TWINS)
+    def test_rejects_a_kernel_that_computes_something_else(self, twin: str, cache: Path, tmp_path: Path) -> None:
+        broken = changed(tmp_path / "twin", *TWINS[twin])
+        with pytest.raises(NotCompiledError, match=r"expected torch's results within 0\.016 of the largest, got"):
+            loaded(broken, QUICK)
+
+    def test_of_a_broken_kernel_leaves_torch(
+        self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broken = changed(tmp_path / "twin", *TWINS["not weighted"])
+        monkeypatch.setattr(native, "loaded", lambda: loaded(broken, QUICK))
+        assert cpu_kernel() == "torch"
+
+    def test_fails_for_results_that_are_no_numbers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ffn = NativeFfn.__new__(NativeFfn)
+        ffn.name = "idle"
+        monkeypatch.setattr(NativeFfn, "__call__", lambda *_, **__: None)
+        with pytest.raises(NotCompiledError, match=r"idle: expected torch's results within 0\.016 .*, got nan"):
+            check(ffn)
+
+
+@needs_compiler
+class TestCache:
+    def test_keeps_one_library_for_the_next_time(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = compiled(SOURCE, QUICK)
+        assert [path] == list(cache.iterdir())
+        assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+        built = path.stat().st_mtime_ns
+        assert compiled(SOURCE, QUICK) == path
+        assert path.stat().st_mtime_ns == built
+
+    def test_tells_sources_flags_and_processors_apart(
+        self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other, processor = changed(tmp_path / "other", "steps.h", "once", "once\n"), tmp_path / "cpuinfo"
+        paths = [compiled(SOURCE, QUICK), compiled(SOURCE, ("-O1", "-g")), compiled(other, QUICK)]
+        processor.write_text("processor\t: 0\nmodel name\t: Another\nflags\t\t: sse2\n")
+        monkeypatch.setattr(library, "CPU_LIST", processor)
+        paths.append(compiled(SOURCE, QUICK))
+        assert len(set(paths)) == 4
+
+    def test_builds_a_damaged_library_anew(self, cache: Path) -> None:
+        path = compiled(SOURCE, QUICK)
+        path.write_bytes(b"cut off")
+        assert loaded(SOURCE, QUICK).name.startswith("native-")
+
+    def test_serves_processes_that_ask_at_once(self, cache: Path) -> None:
+        code = "from realrun.machine.native_ffn import cpu_kernel; print(cpu_kernel())"
+        asking = [
+            subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+            for _ in range(2)
+        ]  # fmt: skip
+        names = [process.communicate()[0].strip() for process in asking]
+        assert names[0] == names[1] == loaded().name
+        assert [path.suffix for path in cache.iterdir()] == [".so"]
+
+    def test_keeps_nothing_of_what_does_not_compile(self, cache: Path, tmp_path: Path) -> None:
+        broken = changed(tmp_path / "other", "ffn.c", "return KERNEL", "return wrong")
+        with pytest.raises(NotCompiledError, match=r"does not compile ffn.c: (?s:.*)wrong"):
+            compiled(broken)
+        assert not list(cache.iterdir())
+
+    def test_is_in_the_users_home_by_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setenv("HOME", os.sep + "home-of-tests")
+        assert cache_folder() == Path(os.sep, "home-of-tests", ".cache", "trilane")
+
+
+def test_the_source_is_installed_with_the_package() -> None:
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["realrun"]
+    assert any(SOURCE.relative_to(ROOT / "realrun").match(pattern) for pattern in data)
