@@ -53,7 +53,7 @@ class Validated(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """What is missing, remarks on the machine, how predictions were made, and what the file alone would have given."""
+        """What is missing, remarks on the machine, how predictions were made, and what the file alone would give."""
         found, ended = self.by_file.summary, self.ended
         partly = f"stopped early: {ended.why}; {ended.runs} of {ended.asked} runs are measured, the rest is left out"
         anew = f"the journal was begun anew: what was in it had another {' and '.join(ended.changed)}"
