@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo test lint types notebooks bench bench-accelerate bench-sweep bench-fit validate clean
+.PHONY: help demo test lint types notebooks bench bench-accelerate bench-sweep bench-fit validate gpu clean
 
 help:
 	@echo "make demo    compare policies on the bundled scenario; pictures and a timeline go to out/"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench-fit  how long an answer of trilane fit takes (3 minutes on two cores; quiet, please)"
 	@echo "make bench-accelerate  generate beside Hugging Face accelerate's offload (estimated: two minutes; quiet, please)"
 	@echo "make validate  measure policies on this machine's host lanes and compare with what is simulated; into out/validation"
+	@echo "make gpu     check, profile and validate a CUDA GPU, stage by stage, each under nine minutes; into out/gpu (examples/gpu.sh)"
 	@echo "make lint    ruff and the import rules"
 	@echo "make clean   remove .venv, out and caches"
 
@@ -62,6 +63,13 @@ validate: $(VENV)/tests.stamp
 	  --context 16,32 --prompt 16 --policies $(VALIDATED) --quick
 	$(BIN)/trilane validate examples/validation.yaml --profile $(VALIDATION)/profile.yaml --out $(VALIDATION) \
 	  --json $(VALIDATION)/agreement.json
+
+# STAGES=smoke runs one of them; LANES=host-lanes runs them without a GPU. Again goes on where it was stopped.
+GPU_OUT ?= out/gpu
+STAGES  ?=
+
+gpu: $(VENV)/tests.stamp
+	TRILANE=$(BIN)/trilane PYTHON=$(BIN)/python examples/gpu.sh $(GPU_OUT) $(STAGES)
 
 clean:
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,7 +1,9 @@
 """What every test runs under."""
 
 import os
+from collections.abc import Sequence
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors on shared cores: more threads only wait for each other
@@ -11,3 +13,26 @@ settings.register_profile(
     "trilane", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("trilane")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device", choices=("auto", "cuda", "fake"), default="auto",
+        help="tests marked `device` run on a GPU. auto: where there is one; cuda: they fail where there is none; fake: "
+             "never, the fake GPU of the other tests has to do.",
+    )  # fmt: skip
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("device")]
+    if marked and not _on_device(config.getoption("--device")):
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _on_device(asked: str) -> bool:
+    if asked == "auto":
+        import torch
+
+        return torch.cuda.is_available()
+    return asked == "cuda"

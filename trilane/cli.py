@@ -17,6 +17,7 @@ from trilane.verbs.measure import measure
 from trilane.verbs.plot import plot
 from trilane.verbs.profile import profile
 from trilane.verbs.simulate import simulate
+from trilane.verbs.smoke import smoke
 from trilane.verbs.sweep import sweep
 from trilane.verbs.trace import app as trace
 from trilane.verbs.validate import validate
@@ -44,6 +45,7 @@ app.command("sweep")(sweep)
 app.command("plot")(plot)
 app.command("cache-curve")(cache_curve)
 app.add_typer(trace, name="trace")
+app.command("smoke")(smoke)
 app.command("profile")(profile)
 app.command("measure")(measure)
 app.command("validate")(validate)

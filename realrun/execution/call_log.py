@@ -98,11 +98,3 @@ def replay(log: Sequence[Call], fresh: Session) -> Difference | None:
         if call.name == "next_copy" and answer is not None:
             in_flight.append(answer)
     return None
-
-
-def plans_changed(one: LoggedSession, other: LoggedSession) -> float:
-    """The share of layers that two runs decided differently; where policy and routing are the same, it was timing."""
-    plans, others = (
-        {place: plan._replace(makespan_ns=0) for place, plan in session.plans().items()} for session in (one, other)
-    )
-    return sum(plan != others.get(place) for place, plan in plans.items()) / max(1, len(plans))

@@ -11,6 +11,7 @@ from realrun.profiling.profile_lab import Lab, Points
 from realrun.profiling.profile_timing import QUICK, Samples
 from realrun.profiling.profiling import measure, measured_model
 from sim.machine.hardware import Hardware
+from sim.machine.profile import Profile
 from sim.simulate import Setting
 
 
@@ -18,25 +19,30 @@ class Reprofile:
     """Of the one model of ``settings``, at the sizes that they play."""
 
     def __init__(self, machine: RealMachine, settings: Sequence[Setting]) -> None:
-        """Raises RefusedError where the settings' machine has no profile."""
-        self._shape, self._hardware = settings[0].shape, settings[0].hardware
-        if self._hardware.profile is None:
-            raise RefusedError(f"{self._hardware.name}: expected a profile, measured on this machine: trilane profile")
-        self._lab = Lab(machine, self._shape, points_of(settings))
-        self._samples: Samples = {}
+        """Raises RefusedError where memory does not hold what is measured with."""
+        self._lab = Lab(machine, settings[0].shape, points_of(settings))
 
-    def measure(self) -> None:
-        """One more round."""
+    def measure(self) -> Samples:
+        """One repetition."""
         with self._lab.open():
-            for key, ns in measure(self._lab, QUICK).items():
-                self._samples.setdefault(key, []).extend(ns)
+            return measure(self._lab, QUICK)
 
-    def hardware(self) -> Hardware:
-        """The machine, with medians of all rounds in place of what its profile said of the model."""
-        profile, name = self._hardware.profile, self._shape.base_name
-        assert profile is not None
-        models = {**profile.models, name: measured_model(self._shape, self._samples)}
-        return replace(self._hardware, profile=replace(profile, models=models))
+
+def profile_of(setting: Setting) -> Profile:
+    """That of the setting's machine. Raises RefusedError where it has none."""
+    if setting.hardware.profile is None:
+        raise RefusedError(f"{setting.hardware.name}: expected a profile, measured on this machine: trilane profile")
+    return setting.hardware.profile
+
+
+def profiled_again(setting: Setting, repetitions: Sequence[Samples]) -> Hardware:
+    """The setting's machine, with medians of all repetitions in place of what its profile said of the model."""
+    profile, shape = profile_of(setting), setting.shape
+    samples: Samples = {}
+    for key, ns in (found for repetition in repetitions for found in repetition.items()):
+        samples.setdefault(key, []).extend(ns)
+    models = {**profile.models, shape.base_name: measured_model(shape, samples)}
+    return replace(setting.hardware, profile=replace(profile, models=models))
 
 
 def points_of(settings: Sequence[Setting]) -> Points:

@@ -1,8 +1,9 @@
-"""Beside what people use: ``python -m tests.bench.beside_accelerate [--write]``.
+"""Beside what people use: ``python -m tests.bench.beside_accelerate [--write | --out FOLDER]``.
 
 One model, one prompt and one limit of GPU memory: through Hugging Face accelerate's offload, and through ours. With a
 GPU both use it. Without one, a core plays the GPU and a paced memory copy is the link, for accelerate as well (see
-``realrun.machine.host_lanes``). ``--write`` keeps the figures beside this file, in ``accelerate.json`` and ``.md``.
+``realrun.machine.host_lanes``). ``--write`` keeps the figures beside this file, ``--out`` in a folder, in
+``accelerate.json`` and ``.md``: after every round, so that those of the rounds before remain if one fails.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -29,10 +31,12 @@ from realrun.profiling.profiling import profile
 from realrun.validation.validation_plan import alternating
 from sim.machine.profile_yaml import write_profile
 from sim.scenario import Scenario
+from tests.bench import llama_bench
 from tests.bench.accelerate_notes import about, link_beside_copies
 from tests.bench.contestants import Contestant, with_accelerate, with_ours
 from tests.bench.figures import Cell, Section, machine, markdown_of, print_section, write_json
 from tests.bench.offload_model import Size, Tokens, learn, prompts, write_model
+from traces.written_aside import written_aside
 
 HERE = Path(__file__).parent
 POLICIES = ("on-demand", "fiddler", "dali")
@@ -48,16 +52,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.beside_accelerate", description=__doc__)
     parser.add_argument("--memory-gb", type=float, default=0.7, help="limit of GPU memory, GB")
     parser.add_argument("--link-gbps", type=float, default=4.0, help="pace of the link where there is no GPU, GB/s")
-    parser.add_argument("--write", action="store_true", help="write accelerate.json and accelerate.md")
+    parser.add_argument("--write", action="store_const", dest="out", const=HERE,
+                        help="write accelerate.json and accelerate.md next to this file")  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write them to a folder")
     given = parser.parse_args()
     where = facts(given.link_gbps * 1e9)
+    keep = partial(write, where, given.out) if given.out else lambda _: None
     with tempfile.TemporaryDirectory() as name:
-        section = measure(Path(name), Size(), given.memory_gb, given.link_gbps * 1e9)
+        section = measure(Path(name), Size(), given.memory_gb, given.link_gbps * 1e9, keep)
     print_section(section)
-    if given.write:
-        write_json(where, [section], HERE / "accelerate.json")
-        text = markdown_of(where, [section], "Beside Hugging Face accelerate", "make bench-accelerate")
-        (HERE / "accelerate.md").write_text(text, encoding="utf-8")
+
+
+def write(where: dict[str, Cell], folder: Path, section: Section) -> None:
+    """Keep what has been measured so far."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(where, [section], folder / "accelerate.json")
+    text = markdown_of(where, [section], "Beside Hugging Face accelerate", "make bench-accelerate")
+    with written_aside(folder / "accelerate.md") as aside:
+        aside.write_text(text, encoding="utf-8")
 
 
 def facts(link_bytes_per_s: float) -> dict[str, Cell]:
@@ -69,8 +81,10 @@ def facts(link_bytes_per_s: float) -> dict[str, Cell]:
     return {**machine(), **packages, "GPU": gpu, "command": command}
 
 
-def measure(folder: Path, size: Size, memory_gb: float, link_bytes_per_s: float) -> Section:
-    """Everybody once to warm up, then ``RUNS`` times in alternating order."""
+def measure(
+    folder: Path, size: Size, memory_gb: float, link_bytes_per_s: float, keep: Callable[[Section], None]
+) -> Section:
+    """Everybody once to warm up, then ``RUNS`` times in alternating order; ``keep`` gets the figures after each."""
     say = partial(print, file=sys.stderr, flush=True)
     checkpoint = folder / "model"
     say("writing a model")
@@ -90,11 +104,30 @@ def measure(folder: Path, size: Size, memory_gb: float, link_bytes_per_s: float)
             *with_ours(POLICIES, model, prompt, GENERATED_TOKENS, lanes, scenario, learnt),
         ]
         say("measuring")
-        compete(everybody, RUNS)
         notes = [*about(model.shape, memory_gb, lanes), said(truth), *link_beside_copies(model, lanes)]
+        for number in compete(everybody, RUNS):
+            section = Section("One sequence, decode steps", COLUMNS, rows(everybody, truth), notes=notes)
+            say(f"round {number} of {RUNS}")
+            keep(section)
     finally:
         lanes.close()
-    return Section("One sequence, decode steps", COLUMNS, rows(everybody, truth), notes=notes)
+    section = with_llama_bench(section, checkpoint, folder, round(memory_gb * 1e9))
+    keep(section)
+    return section
+
+
+def with_llama_bench(section: Section, checkpoint: Path, scratch: Path, limit_bytes: int) -> Section:
+    """One more row, or a note that there is none."""
+    program = llama_bench.binary()
+    if program is None:
+        why = f"llama-bench is not installed: neither {llama_bench.VARIABLE} nor the path names one"
+        return replace(section, notes=[*section.notes, why])
+    reference_ms = float(section.rows[0][1])  # type: ignore[arg-type]
+    row = llama_bench.row_of(
+        program, checkpoint, scratch, limit_bytes, PROMPT_TOKENS, GENERATED_TOKENS, RUNS, reference_ms
+    )
+    why = "llama-bench: the mean step of each repetition, after no prompt; it draws tokens instead of saying any"
+    return replace(section, rows=[*section.rows, row], notes=[*section.notes, why])
 
 
 def hosted(checkpoint: Path, lanes: Machine) -> HostedModel:
@@ -122,13 +155,15 @@ def profiled(model: HostedModel, options: LaneOptions, folder: Path) -> Path:
     return folder / "here.yaml"
 
 
-def compete(everybody: Sequence[Contestant], runs: int) -> None:
-    """One round to warm up, then ``runs`` that count."""
+def compete(everybody: Sequence[Contestant], runs: int) -> Iterator[int]:
+    """One round to warm up, then ``runs`` that count, each of which is yielded when it has ended."""
     for number, order in enumerate(alternating(len(everybody), runs + 1)):
         for place in order:
             turn = everybody[place].generate()
             if number:
                 everybody[place].turns.append(turn)
+        if number:
+            yield number
 
 
 def rows(everybody: Sequence[Contestant], truth: Tokens) -> list[list[Cell]]:

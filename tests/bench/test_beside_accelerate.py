@@ -60,7 +60,7 @@ def played(checkpoint: Path, smallest: int, lanes: HostLanes) -> list[Contestant
     limit = smallest + LAYER_BYTES
     everybody = with_accelerate(checkpoint, checkpoint.parent, limit, prompt, GENERATED, lanes)
     everybody += with_ours(POLICIES, model, prompt, GENERATED, lanes, Scenario(cached_share=1 / 3), learnt)
-    compete(everybody, runs=2)
+    assert list(compete(everybody, runs=2)) == [1, 2]
     return everybody
 
 

@@ -344,10 +344,15 @@ class OnDevice(TorchFunctionMode):
         if func is torch.Tensor.add and self.cuda.cached is not None:
             return self.cuda.cached.setdefault(args[0].data_ptr(), func(*args))
         if device is not None:
-            kwargs["device"] = "cpu"
+            kwargs["device"] = _here(device)
         if func is torch.Tensor.pin_memory:
             return args[0]
-        return func(*(torch.device("cpu") if isinstance(arg, torch.device) else arg for arg in args), **kwargs)
+        return func(*(_here(arg) if isinstance(arg, torch.device) else arg for arg in args), **kwargs)
+
+
+def _here(device: Any) -> torch.device:
+    """The CPU in place of a GPU; a library that makes a model on the meta device gets it there."""
+    return torch.device("cpu") if torch.device(device).type == "cuda" else torch.device(device)
 
 
 class HostGenerator(torch.Generator):

@@ -9,7 +9,8 @@ import pytest
 
 from policies.session import Session
 from policies.views import Copy, ExpertId, Foresight, Plan, PolicyError, Swap, Updates
-from realrun.execution.call_log import LoggedSession, plans_changed, replay
+from realrun.execution.call_log import LoggedSession, replay
+from realrun.validation.parity import answers_of, plans_changed
 from sim.simulate import compose_policy, play, prepare
 from tests.realrun.tiny_bench import prepared, tiny_setting
 
@@ -124,13 +125,17 @@ def test_a_session_that_refuses_a_call_answers_otherwise(played: LoggedSession) 
 # --- how much timing changed ------------------------------------------------------------------------------------------
 
 
+def changed(one: LoggedSession, other: LoggedSession) -> float:
+    return plans_changed(answers_of(one), answers_of(other))
+
+
 def test_plans_that_differ_are_counted(played: LoggedSession) -> None:
-    assert plans_changed(played, simulated(POLICY)) == 0
-    assert plans_changed(simulated("naive-cpu", 0.0), simulated("on-demand", 0.0)) == 1
+    assert changed(played, simulated(POLICY)) == 0
+    assert changed(simulated("naive-cpu", 0.0), simulated("on-demand", 0.0)) == 1
     other = simulated(POLICY)
     place, call = next((i, call) for i, call in enumerate(other.log) if call.name == "plan_layer")
     other.log[place] = call._replace(answer=call.answer._replace(cpu=(*call.answer.cpu, 99)))
-    assert plans_changed(played, other) == 1 / 15
+    assert changed(played, other) == 1 / 15
 
 
 def test_what_a_policy_expects_of_a_plan_is_no_difference(played: LoggedSession) -> None:
@@ -138,10 +143,10 @@ def test_what_a_policy_expects_of_a_plan_is_no_difference(played: LoggedSession)
     other.log = [
         call._replace(answer=other_plan(call.answer)) if call.name == "plan_layer" else call for call in other.log
     ]
-    assert plans_changed(played, other) == 0
+    assert changed(played, other) == 0
 
 
 def test_a_plan_that_was_never_made_is_a_difference(played: LoggedSession) -> None:
     other = simulated(POLICY)
     other.log = [call for call in other.log if call.name != "plan_layer" or call.given[0].step < 4]
-    assert plans_changed(played, other) == 3 / 15
+    assert changed(played, other) == 3 / 15

@@ -219,7 +219,7 @@ class TestWhereTheDriverKnowsNoFlags(LaneLaws):
             machine.gpu.submit(lambda: None, (machine.cpu.submit(self.failing_work),))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.device
 class TestOnADevice(LaneLaws):
     @pytest.fixture
     def machine(self) -> Iterator[CudaLanes]:

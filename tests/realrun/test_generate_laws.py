@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from policies.registry import SYSTEMS
-from realrun.execution.call_log import LoggedSession, plans_changed, replay
+from realrun.execution.call_log import LoggedSession, replay
 from realrun.generation.generate import generate_hosted
 from realrun.generation.preparation import Generated
 from realrun.machine.host_lanes import HostLanes
+from realrun.validation.parity import answers_of, plans_changed
 from sim.scenario import Scenario
 from sim.simulate import Prepared, compose_policy, play, prepare, setting_of
 from tests.invariants.accounting import law_12_accounting
@@ -66,7 +67,7 @@ def test_its_spans_obey_the_laws_and_its_log_can_be_replayed(
     simulated = as_scenario(generated)
     play(simulated)
     assert isinstance(simulated.session, LoggedSession)
-    changed = plans_changed(generated.session, simulated.session)
+    changed = plans_changed(answers_of(generated.session), answers_of(simulated.session))
     ahead = {"prefetch", "swap"} & set(run.spans.kind)
     assert changed == 0 or ahead  # law 10, the same plans where nothing depends on when a copy arrives
     if not ahead:

@@ -11,7 +11,7 @@ import pytest
 from policies.registry import policy_names
 from policies.session import Session
 from realrun.execution.call_log import LoggedSession
-from realrun.validation.validate import parity_of, parity_of_repeats
+from realrun.validation.parity import answers_of, parity_of, parity_of_repeats, replays
 from sim.agreement.pairing import Parity
 from sim.simulate import Prepared, Setting, compose_policy, play, prepare
 from tests.realrun.tiny_bench import WatchedBench, bench_for, machine, prepared, run, tiny_setting
@@ -52,7 +52,13 @@ TIMING_FREE = [name for name in policy_names() if timing_plays_no_part(name)]
 def parity(bench: WatchedBench, policy: str) -> Parity:
     setting, simulated = tiny_setting(SHARE), predicted(policy).session
     assert isinstance(simulated, LoggedSession)
-    return parity_of(run(bench, setting, policy).session, simulated, lambda: session_of(setting, policy))
+    return compared(run(bench, setting, policy).session, simulated, setting, policy)
+
+
+def compared(measured: LoggedSession, simulated: LoggedSession, setting: Setting, policy: str) -> Parity:
+    """``policy``: of the fresh session."""
+    replayed = replays(measured, lambda: session_of(setting, policy))
+    return parity_of(answers_of(measured), replayed, answers_of(simulated))
 
 
 def test_there_are_policies_of_both_kinds() -> None:
@@ -62,38 +68,42 @@ def test_there_are_policies_of_both_kinds() -> None:
 
 @pytest.mark.parametrize("policy", policy_names())
 def test_law_10_a_log_replayed_in_a_fresh_session_gives_identical_answers(bench: WatchedBench, policy: str) -> None:
-    found = parity(bench, policy)
-    assert found.replay_identical
-    assert found.changed_plans_share < 1  # the first plan is made before anything has taken time
-    assert found.held
+    checked = parity(bench, policy)
+    assert checked.replay_identical
+    assert checked.changed_plans_share < 1  # the first plan is made before anything has taken time
+    assert checked.held
 
 
 @pytest.mark.parametrize("policy", TIMING_FREE)
 def test_law_10_logs_agree_by_themselves_without_prefetches_and_swaps(bench: WatchedBench, policy: str) -> None:
-    found = parity(bench, policy)
-    assert found.timing_free
-    assert found.logs_identical
-    assert found.changed_plans_share == 0
-    assert found.measured == found.predicted
+    checked = parity(bench, policy)
+    assert checked.timing_free
+    assert checked.logs_identical
+    assert checked.changed_plans_share == 0
+    assert checked.measured == checked.predicted
 
 
 def test_hits_loads_and_bytes_are_those_of_the_log(bench: WatchedBench) -> None:
-    session, found = run(bench, tiny_setting(SHARE), "on-demand").session, parity(bench, "on-demand")
+    session, checked = run(bench, tiny_setting(SHARE), "on-demand").session, parity(bench, "on-demand")
     copies = [call.answer for call in session.log if call.name == "next_copy" and call.answer is not None]
-    assert found.measured.loads == len(copies) > 0
-    assert found.measured.bytes == len(copies) * tiny_setting(SHARE).shape.expert_bytes_of(0)
-    assert found.measured.hits == sum(len(plan.resident) for plan in session.plans().values()) > 0
+    assert checked.measured.loads == len(copies) > 0
+    assert checked.measured.bytes == len(copies) * tiny_setting(SHARE).shape.expert_bytes_of(0)
+    assert checked.measured.hits == sum(len(plan.resident) for plan in session.plans().values()) > 0
 
 
 def test_every_repeat_is_checked(bench: WatchedBench) -> None:
     setting, simulated = tiny_setting(SHARE), predicted("on-demand").session
     assert isinstance(simulated, LoggedSession)
     sound, other = (run(bench, setting, policy).session for policy in ("on-demand", "naive-cpu"))
-    held = {
-        repeats: parity_of_repeats(repeats, simulated, lambda: session_of(setting, "on-demand")).held
-        for repeats in ((sound, sound), (sound, other), (other, sound))
+    kept = {
+        session: (answers_of(session), replays(session, lambda: session_of(setting, "on-demand")))
+        for session in (sound, other)
     }
-    assert list(held.values()) == [True, False, False]
+    held = [
+        parity_of_repeats([kept[session] for session in repeats], answers_of(simulated)).held
+        for repeats in ((sound, sound), (sound, other), (other, sound))
+    ]
+    assert held == [True, False, False]
 
 
 def test_another_policys_log_is_not_taken_for_the_same(bench: WatchedBench) -> None:
@@ -101,8 +111,8 @@ def test_another_policys_log_is_not_taken_for_the_same(bench: WatchedBench) -> N
     setting, other = tiny_setting(SHARE), predicted("naive-cpu").session
     assert isinstance(other, LoggedSession)
     measured = run(bench, setting, "on-demand").session
-    found = parity_of(measured, other, lambda: session_of(setting, "naive-cpu"))
-    assert not found.replay_identical
-    assert not found.logs_identical
-    assert found.timing_free
-    assert not found.held
+    parity = compared(measured, other, setting, "naive-cpu")
+    assert not parity.replay_identical
+    assert not parity.logs_identical
+    assert parity.timing_free
+    assert not parity.held

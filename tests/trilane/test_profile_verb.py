@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 from realrun.machine.cores import usable_cores
 from realrun.machine.host_lanes import HostLanes
+from realrun.profiling import profiling
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.profile_yaml import write_profile
 from tests.realrun.fake_cuda import FakeCuda, OnDevice, install
@@ -125,6 +126,27 @@ def test_a_file_that_is_no_profile_is_left_alone(trilane: Trilane) -> None:
     assert Path(OUT).read_text() == preset
 
 
+def test_what_no_machine_has_does_not_spoil_the_models_that_are_in_the_file(
+    trilane: Trilane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine may take 50 ms to wake threads up."""
+    assert trilane("profile", "-o", OUT, *PROFILE).status == 0
+    before, real = Path(OUT).read_bytes(), profiling.profile
+
+    def busy(*given: Any, **options: Any) -> Any:
+        found = real(*given, **options)
+        cpu = replace(found.hardware.cpu, first_expert_ns=50_000_000)
+        return replace(found, hardware=replace(found.hardware, cpu=cpu))
+
+    monkeypatch.setattr(profiling, "profile", busy)
+    done = trilane("profile", "-o", OUT, *PROFILE)
+    assert done.status == 2
+    assert "cpu.first_expert_ns = 5e+07 is outside 0 or 100..1e+07 ns" in done.err
+    assert f"measure again without other programs. {OUT} is as it was" in done.err
+    assert Path(OUT).read_bytes() == before
+    assert {path.name for path in Path().iterdir()} == {OUT}
+
+
 def test_lanes_of_another_kind_than_the_profile_has(trilane: Trilane) -> None:
     write_profile(toy_machine(), OUT)
     done = trilane("profile", "-o", OUT, "--lanes", "cuda")
@@ -172,7 +194,7 @@ def test_a_gpu_that_does_not_read_pinned_memory_is_used_all_the_same(
 
 
 def test_a_gpu_s_profile_is_added_to_with_its_own_kind_and_memory(trilane: Trilane, monkeypatch: Any) -> None:
-    """As examples/full-size.sh does: the number of CPU threads, found by the first run, is taken from the file."""
+    """As examples/gpu.sh does: the number of CPU threads, found by the first run, is taken from the file."""
     made: list[dict[str, Any]] = []
 
     def cuda(settings: dict[str, Any]) -> None:

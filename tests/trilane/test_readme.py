@@ -12,7 +12,8 @@ from tests.trilane.readme import PICTURES, ROOT, block, blocks, command_with, co
 from tests.trilane.test_cli import write_route_csv
 from trilane.cli import main
 
-MAKE = {"make demo": "demo", "make test": "test"}  # run by people and by CI; here only their targets are looked up
+# run by people and by CI; here only their targets are looked up
+MAKE = {"make demo": "demo", "make test": "test", "make gpu": "gpu"}
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,7 @@ SMALL = {  # what takes minutes of measuring, on a model for which it takes seco
     "model=deepseek-v2-lite:6": "model=mini-moe:2",
     "--model deepseek-v2-lite": "--model mini-moe --quick --context 16,32 --prompt 8,16 --policies dali,fiddler",
     "validate examples": "validate --set trace=mini-moe:2 --set model=mini-moe:2 --repeats 1 examples",
+    "trilane smoke": "trilane smoke --lanes host-lanes",
 }
 
 

@@ -1,14 +1,17 @@
-"""``trilane validate``: a tiny plan measured and predicted, the report, and the script for full-size models."""
+"""``trilane validate``: a tiny plan measured and predicted, stopped and gone on with, and the report."""
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+import time
+from itertools import count
 from pathlib import Path
 
 import pytest
-import typer
 
 pytest.importorskip("torch")
 
@@ -17,15 +20,13 @@ from realrun.machine.host_lanes import HostLanes, HostLaneSettings
 from realrun.profiling.profile_lab import Points
 from realrun.profiling.profile_timing import Effort
 from realrun.profiling.profiling import profile
-from realrun.validation.validation_plan import ValidationPlan
+from realrun.validation.stopping import Stop
 from sim.machine.hardware import load_hardware
 from sim.machine.profile_yaml import write_profile
 from tests.trilane.measuring import LOCKED
 from tests.trilane.running import ROOT, Trilane
 from traces.catalogue import load_model
-from trilane.cli import app
-from trilane.question import changes_of
-from trilane.verbs.validate import FILES, command_of
+from trilane.verbs.validate import FILES, JOURNAL, STOPPED, command_of
 
 PLAN = """
 scenario: {trace: "mini-moe:2", model: null, prompt_tokens: 2, generated_tokens: 2, cached_share: 0.5}
@@ -65,7 +66,7 @@ def test_a_plan_is_measured_predicted_and_reported(
     assert done.status == 0, done.err
     assert f"\n{LOCKED}\n" in done.out
     assert "2 scenarios, 1 runs each, on here" in done.out
-    assert {path.name for path in Path("report").iterdir()} == set(FILES)
+    assert {path.name for path in Path("report").iterdir()} == {*FILES, JOURNAL}
     page = Path("report/report.md").read_text()
     assert f"## How to repeat it\n\n```\n{shlex.join(['trilane', *words])}\n```" in page
     assert "- profile made: 20" in page
@@ -87,20 +88,88 @@ def test_a_plan_is_measured_predicted_and_reported(
 def test_the_picture_is_of_the_worst_scenario_and_says_so(trilane: Trilane, plan: str, profiled: Path) -> None:
     words = ("validate", plan, "--profile", str(profiled), "--repeats", "1", "--out", "report", "--json", "-")
     done = trilane(*words)
-    assert set(done.json) == {"summary", "verdicts", "lanes", "rankings", "scenarios"}
+    assert set(done.json) == {"summary", "verdicts", "lanes", "rankings", "scenarios", "runs"}
     worst = max(done.json["scenarios"], key=lambda scenario: abs(scenario["tpot_ms"]["error"]))
     caption = f"predicted worst, {worst['tpot_ms']['error']:+.1%}: {worst['name']}. One decode step of it"
     assert caption in Path("report/report.md").read_text()
 
 
 def test_the_command_is_whole_and_fit_for_a_shell() -> None:
-    everything = command_of("a b.yaml", "p.yaml", ["model=x:2", "sequences=[1, 2]"], 3, "out dir", None)
+    everything = command_of("a b.yaml", "p.yaml", ["model=x:2", "sequences=[1, 2]"], 3, "out dir", None, 100, 60)
     assert everything == (
         "trilane validate 'a b.yaml' --profile p.yaml --set model=x:2 --set 'sequences=[1, 2]' --repeats 3 "
-        "--out 'out dir'"
+        "--host-memory-gb 100 --time-limit 60 --out 'out dir'"
     )
-    assert command_of("a.yaml", "p.yaml", None, None, None, None) == "trilane validate a.yaml --profile p.yaml"
+    assert command_of("a.yaml", "p.yaml", None) == "trilane validate a.yaml --profile p.yaml"
 
+
+# --- stopped, and begun again -----------------------------------------------------------------------------------------
+
+MANY = "100"  # repeats, for a validation that is still at work when it is stopped
+
+
+def begun(profiled: Path, *words: str) -> subprocess.Popen[str]:
+    """A validation in a process of its own, with two measured runs at least in its journal."""
+    command = [sys.executable, "-m", "trilane", "validate", "my plan.yaml", "--profile", str(profiled), "--out", "out"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([*command, "--repeats", MANY, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True, env=environment)  # fmt: skip
+    while len(measured_runs()) < 2 and process.poll() is None:
+        time.sleep(0.02)
+    return process
+
+
+def measured_runs() -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path("out/journal").glob("run-*.parquet")}
+
+
+def test_after_kill_9_the_same_command_goes_on_and_measures_nothing_twice(
+    trilane: Trilane, plan: str, profiled: Path
+) -> None:
+    process = begun(profiled)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    kept = measured_runs()
+    assert not Path("out/report.md").exists()
+    turns = 1 + max(int(name[8:10]) for name in kept)  # so many rounds, at most, have to be completed
+    done = trilane("validate", plan, "--profile", str(profiled), "--repeats", str(turns), "--out", "out", "--json", "-")
+    assert done.json["runs"] == {"measured": 2 * turns, "asked": 2 * turns, "stopped": None}
+    assert [scenario["scenario"]["policy"] for scenario in done.json["scenarios"]] == ["fiddler", "on-demand"]
+    assert kept.items() <= measured_runs().items()
+    assert len(measured_runs()) == 2 * turns
+
+
+@pytest.mark.usefixtures("trilane")  # for the folder
+def test_after_sigterm_there_is_a_report_on_what_was_measured(plan: str, profiled: Path) -> None:
+    process = begun(profiled)
+    process.terminate()
+    out, err = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM, err
+    runs = len(measured_runs())
+    assert f"stopped early: SIGTERM came; {runs} of 200 runs are measured, the rest is left out" in out
+    assert f"{runs} of 200 runs are measured" in Path("out/report.md").read_text()
+
+
+def test_the_time_limit_ends_a_validation_with_a_report_and_a_status_of_its_own(
+    trilane: Trilane, plan: str, profiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("validate", plan, "--profile", str(profiled), "--repeats", MANY, "--out", "out", "--json", "-")
+    asked = count()
+    monkeypatch.setattr(Stop, "why", lambda self: "the time limit of 60 s is used up" if next(asked) > 4 else None)
+    done = trilane(*words, "--time-limit", "60")
+    assert done.status == STOPPED
+    assert done.json["runs"]["measured"] == len(measured_runs()) == 3
+    assert "--time-limit 60" in Path("out/report.md").read_text()
+
+
+def test_no_time_at_all_is_refused_with_a_sentence(trilane: Trilane, plan: str, profiled: Path) -> None:
+    done = trilane("validate", plan, "--profile", str(profiled), "--time-limit", "0", "--out", "out")
+    assert (done.status, done.out) == (2, "")
+    assert "nothing was measured: the time limit of 0 s is used up" in done.err
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 OTHER = "deepseek-v2-lite:1"
 BAD: dict[str, tuple[tuple[str, ...], str]] = {
@@ -131,67 +200,3 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(trilane: Trilane, plan: st
     assert expected in line
     assert {path.name for path in Path().rglob("*")} == {plan, "out", "repeated-profile.yaml"}
     assert Path("out/repeated-profile.yaml").read_bytes() == profiled.read_bytes()
-
-
-# --- examples/full-size.sh --------------------------------------------------------------------------------------------
-
-SCRIPT = ROOT / "examples" / "full-size.sh"
-RECORDER = '#!/bin/sh\n{ printf "%s\\n" "$@"; echo ---; } >> "$RECORDED"\n'
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """What the script would run, without running it."""
-    folder = tmp_path_factory.mktemp("script")
-    recorder, recorded = folder / "recorder", folder / "recorded"
-    recorder.write_text(RECORDER)
-    recorder.chmod(0o755)
-    environment = {"TRILANE": str(recorder), "RECORDED": str(recorded), "PATH": "/usr/bin:/bin"}
-    subprocess.run(["bash", str(SCRIPT), "a folder"], check=True, cwd=folder, env=environment)
-    return [call.split("\n")[:-1] for call in recorded.read_text().split("---\n")[:-1]]
-
-
-def options_of(words: list[str]) -> dict[str, object]:
-    """The values of a command's options, by the parser that the command has. Raises its usage errors."""
-    command = typer.main.get_command(app)
-    while hasattr(command, "commands"):
-        command, words = command.commands[words[0]], words[1:]
-    with command.make_context(command.name, list(words)) as context:
-        return dict(context.params)
-
-
-def called(commands: list[list[str]], *verb: str) -> Iterator[dict[str, object]]:
-    return (options_of(words) for words in commands if tuple(words[: len(verb)]) == verb)
-
-
-def test_the_script_is_bash() -> None:
-    subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
-
-
-def test_the_script_s_commands_are_understood(commands: list[list[str]]) -> None:
-    assert [words[0] for words in commands] == ["profile", "validate", *["profile", "trace", "trace", "validate"] * 2]
-    assert all(options_of(words) for words in commands)
-
-
-def test_the_script_measures_and_validates_the_same_models_in_one_profile(commands: list[list[str]]) -> None:
-    measured, validated = [list(called(commands, verb)) for verb in ("profile", "validate")]
-    assert {call["out"] for call in measured} == {call["profile"] for call in validated} == {"a folder/profile.yaml"}
-    models = [changes_of(call["changes"])["model"] for call in validated]  # type: ignore[arg-type]
-    assert [call["model"] for call in measured] == [[model] for model in models]
-    assert [load_model(name).name for name in models] == ["deepseek-v2-lite", "qwen3-30b-a3b:24", "mixtral-8x7b:8"]
-
-
-def test_the_script_makes_the_traces_up_that_it_asks_for(commands: list[list[str]]) -> None:
-    made = {call["output"]: call["like"] for call in called(commands, "trace", "synth")}
-    for call in called(commands, "validate"):
-        changes = changes_of(call["changes"])  # type: ignore[arg-type]
-        for routing in (changes["trace"], changes.get("calibration", "mini-deepseek-calibration")):
-            assert made.get(routing, changes["model"]) == changes["model"]
-            assert routing in made or routing.startswith("mini-deepseek")
-
-
-def test_the_script_s_plan_has_the_policies_whose_decisions_are_timed(commands: list[list[str]]) -> None:
-    [timed] = {call["policies"] for call in called(commands, "profile")}
-    for call in called(commands, "validate"):
-        plan = ValidationPlan.from_yaml(ROOT / "examples" / "full-size.yaml", changes_of(call["changes"]))  # type: ignore[arg-type]
-        assert {scenario.policy for scenario in plan.scenarios} == set(str(timed).split(","))

@@ -100,7 +100,6 @@ def profile(
     from realrun.machine.memory_check import host_memory_given
     from realrun.profiling.profile_lab import Points
     from realrun.profiling.profile_timing import QUICK, Effort
-    from sim.machine.profile_yaml import write_profile
     from traces.catalogue import load_model
 
     check_targets(out, json)
@@ -117,7 +116,7 @@ def profile(
     asked = _Asked(shapes, points, names, options, QUICK if quick else Effort())
     with host_memory_given(host_memory_gb):
         found = asked.measure(_machine(into, lanes, options), Path(out).stem, into)
-    write_profile(found.hardware, out)
+    _keep(found.hardware, out)
     _report(found, out, json)
 
 
@@ -149,6 +148,24 @@ class _Asked(NamedTuple):
             finally:
                 machine.close()
         return _with_origin_of(kept, "gpu.memory_bytes", found) if kept else found
+
+
+def _keep(hardware: Hardware, out: str) -> None:
+    """Write the profile, but no other in its place that could not be read again. Raises ProfileError for such a one."""
+    from sim.machine.hardware import load_hardware
+    from sim.machine.plausibility import HardwareError
+    from sim.machine.profile_yaml import write_profile
+    from traces.written_aside import written_aside
+
+    with written_aside(out) as aside:
+        write_profile(hardware, aside)
+        try:
+            load_hardware(aside)
+        except HardwareError as error:
+            raise ProfileError(
+                f"{error}: no machine has that, so this one was busy; measure again without other programs. "
+                f"{out} is as it was"
+            ) from None
 
 
 def _report(found: Findings, out: str, json: str | None) -> None:

@@ -25,12 +25,15 @@ from trilane.output import (
 from trilane.question import SetOption, changes_of
 
 if TYPE_CHECKING:
+    from realrun.validation.stopping import Stop
     from realrun.validation.validate import Validated
     from realrun.validation.validation_plan import ValidationPlan
     from sim.agreement.agreement import Agreement
 
 
 FILES = ("report.md", "scatter.png", "timeline.png", "repeated-profile.yaml")
+JOURNAL = "journal"  # the folder next to them
+STOPPED = 3  # exit status: the time limit came before the last run
 _OF_THE_PROFILE = {"date": "profile made", "load_average": "load average then"}
 
 
@@ -55,7 +58,13 @@ def validate(
     out: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Write report.md, its pictures, and repeated-profile.yaml, which the "
-                                         "predictions were made from."),
+                                         "predictions were made from; and keep a journal there of what was "
+                                         "measured: the same command goes on where it was stopped."),
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="Begin no further run after so many seconds, and report on those "
+                                                    "there are. Default: no limit."),
     ] = None,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
@@ -67,24 +76,32 @@ def validate(
     Policies plan with the profile's own numbers, in measured and predicted runs alike.
     What a decision costs is the profile's too.
 
-    Aims that are missed are reported, and the exit status is 0 all the same; it is 2 where nothing could be run.
+    Every run is kept in the journal, DIR/journal, as soon as it ends. With the same plan, profile and code no run is
+    measured twice, however the command ended; after a change of these the journal begins anew.
+    SIGINT and SIGTERM let the run at work end, and are followed by a report on what there is; a second one kills.
+
+    Aims that are missed are reported, and the exit status is 0 all the same. It is 2 where nothing could be run, or a
+    run failed; 3 where the time limit, 130 or 143 where a signal came before the last run.
     """
     from datetime import UTC, datetime
 
     from realrun.machine.memory_check import host_memory_given
+    from realrun.validation.stopping import stopping
 
     check_folder(out)
     files = [Path(out) / name for name in FILES] if out and Path(out).is_dir() else []
     check_targets(json, *files, inputs=(plan, profile))
     asked = _asked(plan, profile, changes, repeats)
     begin = datetime.now(UTC)
-    with host_memory_given(host_memory_gb):
-        found = _run(asked, profile)
+    with host_memory_given(host_memory_gb), stopping(time_limit) as stop:
+        found = _run(asked, profile, Path(out) / JOURNAL if out else None, stop)
     _show(found, asked, json)
-    write_json(found.agreement.to_dict(), json)
+    write_json({**found.agreement.to_dict(), "runs": _runs(found)}, json)
     if out:
         when = f"{begin:%Y-%m-%d %H:%M} to {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        _report(found, Path(out), when, command_of(plan, profile, changes, repeats, out, json, host_memory_gb))
+        command = command_of(plan, profile, changes, repeats, out, json, host_memory_gb, time_limit)
+        _report(found, Path(out), when, command)
+    _end(found, stop)
 
 
 def _asked(plan: str, profile: str, changes: Sequence[str] | None, repeats: int | None) -> ValidationPlan:
@@ -97,7 +114,21 @@ def _asked(plan: str, profile: str, changes: Sequence[str] | None, repeats: int 
     return asked if repeats is None else replace(asked, repeats=repeats)
 
 
-def _run(asked: ValidationPlan, profile: str) -> Validated:
+def _runs(found: Validated) -> dict[str, object]:
+    """How many were measured of how many, and why not all."""
+    ended = found.ended
+    return {"measured": ended.runs, "asked": ended.asked, "stopped": ended.why}
+
+
+def _end(found: Validated, stop: Stop) -> None:
+    """The exit status, or the error, of a validation that was stopped early."""
+    if found.ended.error is not None:
+        raise found.ended.error
+    if found.ended.why is not None:
+        raise typer.Exit(STOPPED if stop.signal is None else 128 + stop.signal)
+
+
+def _run(asked: ValidationPlan, profile: str, journal: Path | None, stop: Stop) -> Validated:
     """Everything, on the lanes that the profile was measured on. Raises RefusedError for a machine without one."""
     from realrun.errors import RefusedError
     from realrun.replay.measure import machine_on
@@ -110,7 +141,7 @@ def _run(asked: ValidationPlan, profile: str) -> Validated:
     machine = machine_on(hardware)
     try:
         with working("validating") as told:
-            return run_all(asked, machine, told)
+            return run_all(asked, machine, told, folder=journal, stop=stop)
     finally:
         machine.close()
 
@@ -126,13 +157,16 @@ def _show(found: Validated, asked: ValidationPlan, json: str | None) -> None:
 
 
 def command_of(
-    plan: str, profile: str, changes: Sequence[str] | None, repeats: int | None, out: str | None, json: str | None,
-    host_memory_gb: float | None = None,
+    plan: str, profile: str, changes: Sequence[str] | None, repeats: int | None = None, out: str | None = None,
+    json: str | None = None, host_memory_gb: float | None = None, time_limit: float | None = None,
 ) -> str:  # fmt: skip
     """The command line with every option that was given, for a shell."""
     words = ["trilane", "validate", plan, "--profile", profile]
     words += [word for change in changes or () for word in ("--set", change)]
-    given = {"--repeats": repeats, "--host-memory-gb": host_memory_gb, "--out": out, "--json": json}
+    limit = None if time_limit is None else f"{time_limit:g}"
+    given = {
+        "--repeats": repeats, "--host-memory-gb": host_memory_gb, "--time-limit": limit, "--out": out, "--json": json,
+    }  # fmt: skip
     return shlex.join([*words, *(str(word) for pair in given.items() if pair[1] is not None for word in pair)])
 
 

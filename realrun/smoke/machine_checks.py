@@ -1,0 +1,132 @@
+"""Checks of lanes, clocks, memory and link: everything that the executor relies on, one thing at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from statistics import median
+
+import torch
+
+from realrun.machine.lanes import Machine, Mark, nothing
+from realrun.smoke.check import Check, SkippedError, checked, expect
+
+COPIED_BYTES = {"cuda": 1 << 28, "host-lanes": 1 << 26}
+PINNED_BYTES = {"cuda": 1 << 31, "host-lanes": 1 << 28}
+TURNS = 5
+CPU_WORK_S = 0.05  # far longer than submitting takes
+
+
+def machine_checks(machine: Machine) -> Iterator[Check]:
+    """All of them, as they are done."""
+    yield checked("streams: work waits for the copy that it needs", partial(_streams, machine))
+    yield checked("events: times are in order, on the host's clock", partial(_events, machine))
+    yield checked("flags: a stream waits for the CPU, the host does not", partial(_flags, machine))
+    yield checked("zero-copy: the GPU reads what the CPU wrote", partial(_zero_copy, machine))
+    yield checked("host memory: allocated for copies", partial(_pinning, machine))
+    yield checked("link: host to GPU", partial(_host_to_gpu, machine))
+    yield checked("link: GPU to host", partial(_gpu_to_host, machine))
+
+
+def _streams(machine: Machine) -> str:
+    size = COPIED_BYTES[machine.kind] // 4
+    source, slot = machine.host_tensor((size,), torch.uint8), machine.gpu_tensor((size,), torch.uint8)
+    seen = machine.gpu_tensor((size,), torch.uint8)
+    with ThreadPoolExecutor(1, initializer=machine.begin_copying) as link:
+        for turn in range(1, TURNS + 1):
+            source.fill_(turn)
+            copy = link.submit(machine.copy_in, slot, source).result()
+            machine.gpu.submit(lambda: seen.copy_(slot), (copy,)).wait()
+            machine.settle()
+            values = sorted(set(seen[:: max(1, size // 1000)].tolist()))
+            expect(values == [turn], f"expected the GPU to read {turn} everywhere, got {values}")
+    return f"{TURNS} copies of {size / 1e6:.0f} MB, each read whole"
+
+
+def _events(machine: Machine) -> str:
+    waits = []
+    for _ in range(20 * TURNS):
+        before = machine.now_ns()
+        mark = machine.gpu.submit(nothing)
+        mark.wait()
+        after = machine.now_ns()
+        times = [before, mark.ready_ns, mark.start_ns, mark.end_ns, after]
+        expect(times == sorted(times), f"expected ascending ns of asked, ready, started, ended and known, got {times}")
+        waits.append(after - before)
+    return f"{median(waits) / 1e3:.1f} us from submitting nothing to knowing that it has ended"
+
+
+def _flags(machine: Machine) -> str:
+    result, seen = machine.host_tensor((8,), torch.float32), machine.gpu_tensor((8,), torch.float32)
+    came = machine.gpu_tensor((8,), torch.float32)
+
+    def compute() -> None:
+        time.sleep(CPU_WORK_S)
+        result.fill_(3.0)
+
+    on_cpu = machine.cpu.submit(compute)
+    began = machine.now_ns()
+    mark = machine.gpu.submit(lambda: seen.copy_(result, non_blocking=True), (on_cpu,))
+    held_s = (machine.now_ns() - began) / 1e9
+    mark.wait()
+    machine.gpu.submit(lambda: came.copy_(seen)).wait()
+    machine.settle()
+    expect(came.tolist() == [3.0] * 8, f"expected the CPU's result on the GPU, 3 everywhere, got {came.tolist()}")
+    if held_s > CPU_WORK_S / 2:
+        raise SkippedError("the host waits for the CPU's experts in the stream's place: layers with one are slower")
+    return f"launched in {held_s * 1e6:.0f} us, {CPU_WORK_S * 1e3:.0f} ms before the CPU's result was there"
+
+
+def _zero_copy(machine: Machine) -> str:
+    if machine.result_path != "direct":
+        raise SkippedError("the CPU's results are copied over the link instead (result_path h2d)")
+    host = machine.host_tensor((2048,), torch.bfloat16)
+    view, seen = machine.readable(host), machine.gpu_tensor((2048,), torch.bfloat16)
+    for turn in range(1, TURNS + 1):
+        host.fill_(turn)
+        machine.gpu.submit(lambda: torch.add(view, 0, out=seen)).wait()
+        machine.settle()
+        values = sorted(set(seen.tolist()))
+        expect(values == [turn], f"expected {turn} everywhere, got {values}")
+    return f"{TURNS} times, as it was last written"
+
+
+def _pinning(machine: Machine) -> str:
+    size = PINNED_BYTES[machine.kind]
+    seconds = _seconds(lambda: machine.host_tensor((size,), torch.uint8))
+    kind = "page-locked" if machine.kind == "cuda" else "ordinary"
+    return f"{size / seconds / 1e9:.2f} GB/s ({size / 1e9:.2f} GB, {kind})"
+
+
+def _host_to_gpu(machine: Machine) -> str:
+    size = COPIED_BYTES[machine.kind]
+    source = machine.host_tensor((size,), torch.uint8)
+    target = machine.gpu_tensor((size,), torch.uint8)
+    with ThreadPoolExecutor(1, initializer=machine.begin_copying) as link:
+        return _rate(size, lambda: link.submit(machine.copy_in, target, source).result())
+
+
+def _gpu_to_host(machine: Machine) -> str:
+    size = COPIED_BYTES[machine.kind]
+    source, target = machine.gpu_tensor((size,), torch.uint8), machine.host_tensor((size,), torch.uint8)
+    return _rate(size, lambda: machine.back.submit(lambda: target.copy_(source, non_blocking=True)))
+
+
+def _rate(size: int, copy: Callable[[], Mark]) -> str:
+    """Of the median copy, by its own times; the first is thrown away."""
+    times_ns = []
+    for _ in range(1 + TURNS):
+        mark = copy()
+        mark.wait()
+        times_ns.append(mark.end_ns - mark.start_ns)
+    middle_ns = median(times_ns[1:])
+    expect(middle_ns > 0, f"expected that copying {size} bytes takes time, got {middle_ns} ns")
+    return f"{size / middle_ns:.2f} GB/s ({size / 1e6:.0f} MB at a time)"
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return max(1e-9, time.perf_counter() - began)

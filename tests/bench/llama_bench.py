@@ -1,0 +1,61 @@
+"""The same model under llama.cpp's own ``llama-bench``, where that is installed: as many layers' experts on the GPU as
+fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.bench.accelerate_offload import split
+from tests.bench.figures import Cell
+from tests.bench.gguf_file import write_gguf
+
+VARIABLE = "LLAMA_BENCH"
+
+
+def binary() -> str | None:
+    """That of the environment variable, or the one on the path."""
+    return os.environ.get(VARIABLE) or shutil.which("llama-bench")
+
+
+def row_of(
+    program: str, checkpoint: Path, scratch: Path, limit_bytes: int, prompt_tokens: int, generated: int, runs: int,
+    reference_ms: float,
+) -> list[Cell]:  # fmt: skip
+    """A row of the table of ``beside_accelerate``. Raises RuntimeError, with what it printed, where it fails."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16)
+    file = scratch / "model.gguf"
+    write_gguf(model, file)
+    there, gpu = split(checkpoint, limit_bytes, "cpu", "disk"), torch.cuda.is_available()
+    here = min(there.layers_here + 1, there.layers) if gpu else 0  # + 1: here no layer comes and goes
+    command = [program, "-m", str(file), "-o", "json", "-r", str(runs), "-p", str(prompt_tokens), "-n", str(generated)]
+    if gpu:
+        command += ["-ngl", "99", "-ncmoe", str(there.layers - here)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}: {done.stderr.strip()[-500:]}")
+    low, tpot, high = _quartiles(steps_ms(json.loads(done.stdout), generated))
+    who = f"llama-bench, experts of {there.layers - here} layers on the CPU" if gpu else "llama-bench, all on the CPU"
+    kept, share = here * model.config.num_experts, here / there.layers
+    return [who, tpot, f"{low:.1f}-{high:.1f}", reference_ms / tpot, kept, share, 0.0, "no text"]
+
+
+def steps_ms(found: list[dict[str, Any]], generated: int) -> list[float]:
+    """Time of a token in each repetition of the test that generates."""
+    [test] = [each for each in found if each["n_gen"] == generated]
+    return [ns / generated / 1e6 for ns in test["samples_ns"]]
+
+
+def _quartiles(values: list[float]) -> tuple[float, float, float]:
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return low, median(values), high

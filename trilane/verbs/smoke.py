@@ -1,0 +1,51 @@
+"""``trilane smoke``: a minute of checks of this computer's GPU, or of its host lanes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from realrun.machine.lane_kinds import LaneKind
+from trilane.output import JsonOption, check_targets, show, write_json
+
+if TYPE_CHECKING:
+    from realrun.smoke.check import Check
+
+FAILED = 1  # exit status
+
+
+def smoke(
+    lanes: Annotated[
+        LaneKind,
+        typer.Option(help="cuda: a GPU. host-lanes: threads and memory copies. auto: a GPU if there is one."),
+    ] = "auto",
+    json: JsonOption = None,
+) -> None:  # fmt: skip
+    """Check in about a minute that this computer can run what the other commands measure.
+
+    Streams, events, waiting for the CPU, memory that both read, page-locking, and both directions of the link; then a
+    small bundled model under every policy, in float32: a policy that keeps the routing must give the tokens of the
+    unmodified model on the CPU, and its logits within 1e-5 of the largest. A line for each: what, a figure, and ok,
+    failed or skipped, with the reason.
+
+    The exit status is 1 if a check failed, and 2 where there are no such lanes.
+    """
+    from realrun.machine.machines import machine_for
+    from realrun.smoke.smoke import smoke as run
+
+    check_targets(json)
+    done = []
+    for check in run(lambda inline: machine_for(lanes, inline=inline)):
+        show(json, line(check))
+        done.append(check)
+    failed = sum(check.outcome == "failed" for check in done)
+    show(json, f"\n{len(done)} checks, {failed} failed")
+    write_json({"checks": [check._asdict() for check in done], "failed": failed}, json)
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def line(check: Check) -> str:
+    """One line of the page."""
+    return f"{check.outcome:<8}{check.name}: {check.why or check.figure}"
