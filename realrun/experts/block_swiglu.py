@@ -31,8 +31,8 @@ class BlockSwiGlu(SwiGlu, InOneCall):
         if self.ffn is not None and x.device.type == "cpu" and len(numbers) <= MOST_ROWS:
             first, down = views["gate_up_proj" if self.has_gate else "up_proj"], views["down_proj"]
             self.ffn(
-                first, down, x, numbers, weights, top_k, out, scattered=scattered, threads=torch.get_num_threads(),
-                blocks=self.blocks,
+                first, down, x.contiguous(), numbers.contiguous(), weights.contiguous(), top_k, out,
+                scattered=scattered, threads=torch.get_num_threads(), blocks=self.blocks,
             )  # fmt: skip
             return True
         plain, unpacked = SwiGlu(self.has_gate), {name: self.blocks.unpacked(view) for name, view in views.items()}

@@ -1,7 +1,8 @@
-"""The native kernel of bfloat16 experts on the CPU: compiled, compared with torch, and called by ctypes.
+"""The native kernel of experts on the CPU: compiled, compared with torch, and called by ctypes.
 
 torch's product of a single bfloat16 row reads its weights at a third of what the memory gives; native/ffn.c reads them
-as fast as they can be read, and does a whole expert in one call without the interpreter's lock.
+as fast as they can be read, and does a whole expert in one call without the interpreter's lock. It also multiplies
+weights in blocks (``weight_formats``), for which torch has no product.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def native_ffn() -> NativeFfn | None:
 
 
 def cpu_kernel() -> str:
-    """What computes the CPU's experts of bfloat16 in replays, as a fact of the machine."""
+    """What computes the CPU's experts in replays, unless they are of float32, as a fact of the machine."""
     ffn = native_ffn()
     return "torch" if ffn is None else ffn.name
 
