@@ -27,14 +27,15 @@ class BlockSwiGlu(SwiGlu, InOneCall):
         scattered: bool,
     ) -> bool:  # fmt: skip
         """See ``InOneCall.compute``: always this one. Weights and ``out`` float32, ``x`` bfloat16."""
-        numbers = torch.tensor((choices.start,)) if isinstance(choices, slice) else choices
-        if self.ffn is not None and x.device.type == "cpu" and len(numbers) <= MOST_ROWS:
-            first, down = views["gate_up_proj" if self.has_gate else "up_proj"], views["down_proj"]
-            self.ffn(
-                first, down, x.contiguous(), numbers.contiguous(), weights.contiguous(), top_k, out,
-                scattered=scattered, threads=torch.get_num_threads(), blocks=self.blocks,
-            )  # fmt: skip
-            return True
+        if x.device.type == "cpu" and self.ffn is not None:
+            numbers = torch.tensor((choices.start,)) if isinstance(choices, slice) else choices
+            if len(numbers) <= MOST_ROWS:
+                first, down = views["gate_up_proj" if self.has_gate else "up_proj"], views["down_proj"]
+                self.ffn(
+                    first, down, x.contiguous(), numbers.contiguous(), weights.contiguous(), top_k, out,
+                    scattered=scattered, threads=torch.get_num_threads(), blocks=self.blocks,
+                )  # fmt: skip
+                return True
         plain, unpacked = SwiGlu(self.has_gate), {name: self.blocks.unpacked(view) for name, view in views.items()}
         if scattered:
             compute_into(out, plain, unpacked, x, choices, weights, top_k)

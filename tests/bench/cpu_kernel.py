@@ -100,8 +100,8 @@ def measure_blocks(rounds: int) -> Section:
         rows.append([tokens, *(cell for pair in found for cell in pair)])
     columns = ("tokens", *(column for name in names for column in (name, f"{name} over reading")))
     notes = (
-        "GB/s of blocks, as above; a weight takes 8.5 bits in q8_0 and 4.5 in q4_0, so that 1 GB/s of them holds as many "
-        "weights as 1.9 and 3.6 GB/s of bfloat16",
+        "GB/s of blocks, as above; a weight takes 8.5 bits in q8_0 and 4.5 in q4_0, so that 1 GB/s of them holds as "
+        "many weights as 1.9 and 3.6 GB/s of bfloat16",
     )
     return Section("CPU expert in blocks", columns, rows, (), notes)
 
