@@ -11,18 +11,29 @@ from policies.protocols import Composition
 from policies.residency import Residency
 from policies.views import Copy, ExpertId, PolicyError, Swap, Updates
 
+MOST_IN_FLIGHT = 2  # the one on the link, and one behind it
+
 Slots: TypeAlias = dict[ExpertId, tuple[ExpertId, ...] | None]  # who leaves for each; None: it gets no cache slot
 
 
 class CopyQueue:
-    """Three queues over one residency manager. No expert is in flight twice, and none is copied that is there."""
+    """Three queues over one residency manager. No expert is in flight twice, and none is copied that is there.
+
+    ``in_flight``: copies that have started and not arrived, oldest first. The first is on the link; a second one may be
+    submitted behind it, so that a real link does not rest while the host learns of the first one's end.
+    """
 
     def __init__(self, policy: Composition, residency: Residency) -> None:
-        self.running: Copy | None = None
+        self.in_flight: list[Copy] = []
         self._policy, self._residency = policy, residency
         self._demand: deque[Copy] = deque()
         self._prefetches: list[ExpertId] = []
         self._swaps: dict[ExpertId, Swap] = {}  # by who comes in, oldest first
+
+    @property
+    def flying(self) -> tuple[ExpertId, ...]:
+        """The experts of the copies in flight."""
+        return tuple([copy.id for copy in self.in_flight])
 
     @property
     def queued(self) -> int:
@@ -34,12 +45,13 @@ class CopyQueue:
 
         ``pinned`` experts are not displaced.
         """
-        if self.running is not None:
-            raise PolicyError(f"next_copy: the copy of {self.running.id} is still running")
-        copy = self._next_demand() if self._demand and demand else self._next_background(pinned)
+        if len(self.in_flight) >= MOST_IN_FLIGHT:
+            raise PolicyError(f"next_copy: expected fewer than {MOST_IN_FLIGHT} copies in flight, got {self.flying}")
+        guarded = {*pinned, *self.flying} if self.in_flight else pinned
+        copy = self._next_demand() if self._demand and demand else self._next_background(guarded)
         if copy is not None:
             self._residency.start(copy)
-            self.running = copy
+            self.in_flight.append(copy)
         return copy
 
     def add_loads(self, layer: int, loads: Sequence[int], pinned: Set[ExpertId]) -> list[ExpertId]:
@@ -67,7 +79,7 @@ class CopyQueue:
         cache, swaps = self._policy.cache, self._swaps
         if not (cache.admits or swaps):
             return dict.fromkeys(copies)
-        guarded = set(pinned) if self.running is None else {*pinned, self.running.id}
+        guarded = {*pinned, *self.flying}
         slots: Slots = {}
         for id in cache.order(copies):
             swap = swaps.pop(id, None)
@@ -79,9 +91,10 @@ class CopyQueue:
         """Those that are neither on the GPU nor on their way, nor computed ``ahead`` by the CPU."""
         if not experts:
             return ()
-        ids, running = self._residency.ids[layer], self.running
-        coming = None if running is None else running.id
-        return tuple(e for e in experts if ids[e] != coming and e not in ahead and not self._residency.holds(ids[e]))
+        ids, flying = self._residency.ids[layer], self.flying
+        return tuple(
+            e for e in experts if ids[e] not in flying and e not in ahead and not self._residency.holds(ids[e])
+        )
 
     def add_streamed(self, layer: int, streamed: Sequence[int]) -> None:
         """Queue experts that only pass through staging because their whole layer is brought.
@@ -104,10 +117,10 @@ class CopyQueue:
 
     def replace_prefetches(self, ranked: Sequence[ExpertId]) -> tuple[tuple[ExpertId, ...], tuple[ExpertId, ...]]:
         """A new foresight: returns what is queued now, and what is withdrawn."""
-        running = None if self.running is None else self.running.id
+        flying = self.flying
         wanted: dict[ExpertId, None] = {}
         for id in ranked:
-            if id != running and not self._residency.holds(id):
+            if id not in flying and not self._residency.holds(id):
                 wanted[id] = None
         withdrawn = tuple(id for id in self._prefetches if id not in wanted)
         self._prefetches = list(wanted)
@@ -122,13 +135,13 @@ class CopyQueue:
             return Updates()
         layers = {swap.incoming.layer for swap in swaps}
         self._swaps = {id: swap for id, swap in self._swaps.items() if id.layer not in layers}
-        running = None if self.running is None else self.running.id
+        flying = self.flying
         for swap in swaps:
             check_swap(self._policy.name, swap, self._residency.resident)
         adopted: tuple[Swap, ...] = ()
         if kept is not None:
             adopted = tuple(swap for swap in swaps if swap.outgoing not in kept and self._residency.adopt(*swap))
-        queued = tuple(swap for swap in swaps if swap.incoming != running and swap not in adopted)
+        queued = tuple(swap for swap in swaps if swap.incoming not in flying and swap not in adopted)
         self._swaps.update((swap.incoming, swap) for swap in queued)
         return Updates(queued, adopted)
 
@@ -158,8 +171,8 @@ class CopyQueue:
 
     def _next_prefetch(self, pinned: Set[ExpertId]) -> Copy | None:
         prefetcher, residency = self._policy.prefetcher, self._residency
-        while self._prefetches and residency.holds(self._prefetches[0]):
-            self._prefetches.pop(0)  # a swap has brought it since
+        while self._prefetches and (residency.holds(self._prefetches[0]) or self._prefetches[0] in self.flying):
+            self._prefetches.pop(0)  # a swap has brought it since, or is bringing it
         if not self._prefetches or prefetcher is None:
             return None
         id = self._prefetches[0]
@@ -180,7 +193,7 @@ class CopyQueue:
             (layer, new), old = swap.incoming, swap.outgoing
             if new in residency.resident[layer] or old.expert not in residency.resident[layer]:
                 del self._swaps[swap.incoming]
-            elif new not in residency.staged[layer] and old not in pinned:
+            elif new not in residency.staged[layer] and old not in pinned and swap.incoming not in self.flying:
                 del self._swaps[swap.incoming]
                 victims = residency.promise_slot_of(swap.incoming, old)
                 return Copy(swap.incoming, "swap", "cache", victims, residency.bytes[layer])

@@ -2,8 +2,9 @@
 
 Both backends, the simulator and the executor, call it in this order; a call out of order is an error:
 begin_step, then for every layer plan_layer, foresee (if the policy looks ahead), end_layer, then end_step. Between
-them, at any time: next_copy when the copy lane is free, copied when a copy has arrived, computed when the GPU span that
-used a staged expert has ended. What it answers is a function of these calls alone (DESIGN, laws 6 and 10).
+them, at any time: next_copy when the copy lane is free or about to be, copied when the oldest copy in flight has
+arrived, computed when the GPU span that used a staged expert has ended. What it answers is a function of these calls
+alone (DESIGN, laws 6 and 10).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Session:
         self._staying: Set[ExpertId] = frozenset()  # the pinned and the protected: no background copy displaces them
         self._awaited: set[int] = set()  # experts of the layer at work that are being, or will be, copied for it
         self._streamed: frozenset[int] = frozenset()  # those of the layer at work that are copied for nobody
-        self._useless: Copy | None = None  # running, and too late for the layer that it was meant for
+        self._too_late: set[ExpertId] = set()  # in flight, and too late for the layer that they were meant for
         self._commit: Commitment | None = None
         self._step, self._layer = -1, -1
         self._view: LayerView | None = None
@@ -118,13 +119,15 @@ class Session:
             raise PolicyError(f"end_step: after layer {self._layer}, expected layer {len(self.costs) - 1} before it")
         assert self._view is not None
         self._state = "idle"
-        self._useless = self._copies.running
+        self._too_late.update(self._copies.flying)
         return self._copies.replace_swaps(self.policy.cache.swaps(self._view, "step_end"), self._protected)
 
     # --- the copy lane --------------------------------------------------------------------------------------------
 
     def next_copy(self, demand: bool = True) -> Copy | None:
-        """The copy lane is free: what it starts now. Demand loads first; a load without a staging slot blocks the rest.
+        """What the copy lane starts now, being free, or submits behind the copy that is about to end; at most one.
+
+        Demand loads come first; a load without a staging slot blocks the rest.
 
         ``demand`` False: the plan that asks for loads is not yet in effect, so only swaps and prefetches may start.
         """
@@ -141,18 +144,20 @@ class Session:
         return self._commit
 
     def copied(self, copy: Copy) -> bool:
-        """The running copy has arrived. False: nobody needs it any more, its staging slot is free again."""
-        if copy is not self._copies.running:
-            raise PolicyError(f"copied: {copy.id} is not the running copy")
-        self._copies.running = None
+        """The oldest copy in flight has arrived. False: it is not needed any more, its staging slot is free again."""
+        if not self._copies.in_flight or copy is not self._copies.in_flight[0]:
+            raise PolicyError(f"copied: expected the oldest copy in flight, got {copy.id}; {self._copies.flying} are")
+        del self._copies.in_flight[0]
         self.residency.finish(copy)
         layer, expert = copy.id
+        too_late = copy.id in self._too_late
+        self._too_late.discard(copy.id)
         if layer == self._layer and expert in self._awaited:
             self._awaited.remove(expert)
             if expert in self._streamed:
                 self.residency.release(copy.id)
                 return False
-        elif copy is self._useless and copy.into == "staging":
+        elif too_late and copy.into == "staging":
             self.residency.release(copy.id)
             return False
         return True
@@ -175,16 +180,16 @@ class Session:
     ) -> Plan:  # fmt: skip
         """Queue what the assignment loads, pin what the layer needs, and give up what it does not."""
         layer, gpu, loads, ready = view.layer, assignment.gpu, assignment.loads, view.ready_ns
-        awaited = self._running_for(layer, gpu)
+        awaited = self._in_flight_for(layer, gpu)
         streamed = self._copies.still_absent(layer, assignment.streamed, precomputed)
         withdrawn = self._copies.take_prefetches_of(layer, (*streamed, *loads))
         released = self._release_unused(layer, gpu)
         self._pinned = set(map(self.residency.ids[layer].__getitem__, view.routing.active))
         self._queue_loads(layer, streamed, loads)
         self._staying = self._pinned | self._protected
-        there = tuple([e for e in gpu if ready[e] == 0 and e != awaited])
-        resident = tuple([e for e in view.routing.active if ready[e] == 0 and e != awaited])
-        order = there + loads if awaited is None else (*there, awaited, *loads)
+        there = tuple([e for e in gpu if ready[e] == 0 and e not in awaited])
+        resident = tuple([e for e in view.routing.active if ready[e] == 0 and e not in awaited])
+        order = (*there, *awaited, *loads)
         return Plan(
             layer, routing, order, assignment.cpu, loads, awaited, precomputed, withdrawn, released, swaps, resident,
             assignment.makespan_ns, streamed,
@@ -218,9 +223,10 @@ class Session:
         resident, staged = self.residency.resident[layer], self.residency.staged[layer]
         there = resident | staged if staged else resident
         ready = {e: 0 if e in there else INFINITE_NS for e in routing.active}
-        running = self._copies.running
-        if running is not None and running.id.layer == layer and running.id.expert in ready:
-            ready[running.id.expert] = backlog_ns
+        for copy in reversed(self._copies.in_flight):  # the last of them arrives when all of the backlog is over
+            if copy.id.layer == layer and copy.id.expert in ready:
+                ready[copy.id.expert] = max(backlog_ns, 0)
+            backlog_ns -= self.costs[copy.id.layer].copy_ns
         return ready
 
     def _leave_out_precomputed(self, view: LayerView) -> tuple[tuple[int, ...], LayerView]:
@@ -233,16 +239,13 @@ class Session:
         rest = routing._replace(active=tuple(e for e, _ in pairs), tokens=tuple(w for _, w in pairs))
         return tuple(e for e in routing.active if e in ahead), view._replace(routing=rest)
 
-    def _running_for(self, layer: int, gpu: Sequence[int]) -> int | None:
-        """The expert of this plan whose copy is running already."""
-        running = self._copies.running
-        if running is None or running.id.layer != layer:
-            return None
-        if running.id.expert not in gpu:
-            self._useless = running
-            return None
-        self._awaited.add(running.id.expert)
-        return running.id.expert
+    def _in_flight_for(self, layer: int, gpu: Sequence[int]) -> tuple[int, ...]:
+        """The experts of this plan whose copies are in flight already, in the order in which they arrive."""
+        mine = [id for id in self._copies.flying if id.layer == layer]
+        self._too_late.update(id for id in mine if id.expert not in gpu)
+        awaited = tuple([id.expert for id in mine if id.expert in gpu])
+        self._awaited.update(awaited)
+        return awaited
 
     def _release_unused(self, layer: int, gpu: Sequence[int]) -> tuple[ExpertId, ...]:
         """Prefetched experts that the plan does not use give up their staging slots."""

@@ -171,7 +171,7 @@ class Plan(NamedTuple):
     gpu: tuple[int, ...]
     cpu: tuple[int, ...]
     loads: tuple[int, ...]
-    awaited: int | None  # the expert of ``gpu`` whose copy was running already
+    awaited: tuple[int, ...]  # the experts of ``gpu`` whose copies were in flight already
     precomputed: tuple[int, ...]  # active experts whose result the CPU computes, or computed, ahead
     withdrawn: tuple[ExpertId, ...]  # queued prefetches of this layer that nobody needs any more
     released: tuple[ExpertId, ...]  # prefetched experts of this layer that lost their staging slot unused

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from traces.hf_estimator import Estimator
@@ -18,15 +20,17 @@ class Recall:
         self._found: dict[str, list[int]] = {}
 
     def add(
-        self, layers: list[MoeLayer], records: list[LayerRecord], states: Tensor, estimator: Estimator | None
-    ) -> None:
-        """Take in one pass with its quasi-hidden states [L-1, N, H]."""
-        self._tokens += states.shape[1]
+        self, layers: list[MoeLayer], records: list[LayerRecord], guesses: Mapping[str, Tensor],
+        estimator: Estimator | None,
+    ) -> None:  # fmt: skip
+        """Take in one pass with ``guesses`` [L-1, N, H] at the next gates' input, by forecast."""
+        self._tokens += len(records[0].gate_input)
         for at, (layer, record) in enumerate(zip(layers[1:], records[1:], strict=True)):
-            self._note("gate@1", at, record, self._routed(layer, record, records[at].gate_input))
-            self._note("quasi_hidden@1", at, record, self._routed(layer, record, states[at].to(record.gate_input)))
+            for kind, guess in guesses.items():
+                self._note(kind, at, record, self._routed(layer, record, guess[at].to(record.gate_input)))
             if estimator:
-                self._note("estimator@1", at, record, estimator(states[at], at).topk(self._top_k, -1).indices)
+                best = estimator(guesses["quasi_hidden@1"][at].float(), at).topk(self._top_k, -1).indices
+                self._note("estimator@1", at, record, best)
 
     def by_layer(self) -> dict[str, list[float]]:
         """Recall in 0..1 by kind, for every source layer 0..L-2."""

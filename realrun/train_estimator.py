@@ -3,7 +3,8 @@
 ``python -m realrun.train_estimator --model DIR --corpus FOLDER -o FILE [--tokens N --width H --mlp M --seed S]``, where
 FOLDER holds ``<domain>.train.txt`` and ``<domain>.eval.txt``. The distillation is that of Speculating Experts (Est-PF):
 the model is frozen and reads text; AdamW with a cosine minimises KL(router's probabilities || estimator's). With
-``--tokens 0`` the file has no estimator, only vectors.
+``--tokens 0`` the file has no estimator, only vectors: mean residuals (which ``dali`` needs) of every model, default
+vectors of those with the usual residual stream.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from realrun.estimator_recall import Recall, table
-from traces.capture_forecasts import checked_stream
+from traces.capture_forecasts import stream_if_any
 from traces.capture_run import Probe, Run
 from traces.capture_settings import CaptureError, CaptureSettings, check_model
 from traces.capture_vectors import Vectors, check_folder, write_vectors
 from traces.hf_calibration import Calibration
 from traces.hf_default_vectors import quasi_hidden
 from traces.hf_estimator import Estimator
+from traces.hf_forecast import check_forecastable
 from traces.hf_generate import Batch
 from traces.hf_load import Loaded, load
 from traces.hf_record import LayerRecord, Recorder
@@ -92,7 +94,7 @@ class Settings:
 class Teacher:
     """The frozen model: what its layers' gates will see is guessed, what its routers then say is taught."""
 
-    def __init__(self, run: Run, stream: ResidualStream, probe: Probe) -> None:
+    def __init__(self, run: Run, stream: ResidualStream | None, probe: Probe) -> None:
         self.run, self.stream, self.probe = run, stream, probe
 
     def read(self, tokens: Tensor) -> list[LayerRecord]:
@@ -102,9 +104,22 @@ class Teacher:
 
     def lesson(self, records: list[LayerRecord], default: Tensor) -> tuple[Tensor, Tensor]:
         """Of the pass just read: quasi-hidden states [L-1, N, H] and the next routers' probabilities [L-1, N, E]."""
-        states = [quasi_hidden(self.stream, default, at) for at in range(len(records) - 1)]
         scores = torch.stack([probabilities(record.logits, self.probe.rule) for record in records[1:]])
-        return torch.stack(states).float(), scores / scores.sum(-1, keepdim=True)
+        return self.quasi_hidden(records, default).float(), scores / scores.sum(-1, keepdim=True)
+
+    def guesses(self, records: list[LayerRecord], vectors: Vectors) -> dict[str, Tensor]:
+        """Of the pass just read, by forecast: guesses [L-1, N, H] at what the next gates will see."""
+        seen = torch.stack([record.gate_input for record in records[:-1]])
+        residual = torch.from_numpy(vectors.residual).to(seen).unsqueeze(1)
+        guesses = {"gate@1": seen, "residual@1": seen + residual}
+        if vectors.default is None:
+            return guesses
+        return {**guesses, "quasi_hidden@1": self.quasi_hidden(records, torch.from_numpy(vectors.default))}
+
+    def quasi_hidden(self, records: list[LayerRecord], default: Tensor) -> Tensor:
+        """Of the pass just read: quasi-hidden states [L-1, N, H]."""
+        assert self.stream is not None
+        return torch.stack([quasi_hidden(self.stream, default, at) for at in range(len(records) - 1)])
 
 
 def calibrate(teacher: Teacher, corpus: Corpus, settings: Settings) -> Vectors:
@@ -130,8 +145,9 @@ def text_read(tokenizer: Any, corpus: Corpus, settings: Settings) -> TextSketch:
     return sketch(windows())
 
 
-def train(teacher: Teacher, corpus: Corpus, default: Tensor, settings: Settings) -> tuple[Estimator, list[float]]:
+def train(teacher: Teacher, corpus: Corpus, vectors: Vectors, settings: Settings) -> tuple[Estimator, list[float]]:
     """The estimator, and its KL in nats a token and layer before every step."""
+    default = torch.from_numpy(vectors.default)
     estimator, optimizer = _fresh(teacher, settings)
     losses: list[float] = []
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
@@ -165,14 +181,13 @@ def _fresh(teacher: Teacher, settings: Settings) -> tuple[Estimator, torch.optim
 
 @torch.no_grad()
 def measure(
-    teacher: Teacher, corpus: Corpus, default: Tensor, estimator: Estimator | None, settings: Settings
+    teacher: Teacher, corpus: Corpus, vectors: Vectors, estimator: Estimator | None, settings: Settings
 ) -> Recall:
     """Recall@k on held-out text, by layer, of the estimator and of what needs no training."""
     recall = Recall(teacher.probe.top_k)
     for domain in range(len(corpus.domains)):
         records = teacher.read(corpus.held_out_windows(domain, settings.held_out_windows, settings.length))
-        states, _ = teacher.lesson(records, default)
-        recall.add(teacher.run.loaded.layers, records, states, estimator)
+        recall.add(teacher.run.loaded.layers, records, teacher.guesses(records, vectors), estimator)
     return recall
 
 
@@ -184,14 +199,25 @@ def train_file(loaded: Loaded, folder: Path, output: Path, settings: Settings) -
         run = Run(loaded, CaptureSettings(), stack.enter_context(Recorder(loaded.layers)))
         with torch.no_grad():
             probe = run.probe(corpus.batch(settings.seed, 0, 1, settings.length)[0].tolist())
-            teacher = Teacher(run, stack.enter_context(checked_stream(run, probe, "estimator@1")), probe)
+            check_forecastable(loaded.layers, probe.records, probe.prompt)
+            teacher = Teacher(run, _stream(run, probe, settings, stack), probe)
             vectors = calibrate(teacher, corpus, settings)
-        default = torch.from_numpy(vectors.default)
-        estimator, losses = train(teacher, corpus, default, settings) if settings.steps else (None, [])
-        recall = measure(teacher, corpus, default, estimator, settings)
+        estimator, losses = train(teacher, corpus, vectors, settings) if settings.steps else (None, [])
+        recall = measure(teacher, corpus, vectors, estimator, settings)
     said = _training(settings, losses, recall)
     write_vectors(_with_estimator(vectors, estimator, said) if estimator else vectors, output)
     return recall
+
+
+def _stream(run: Run, probe: Probe, settings: Settings, stack: ExitStack) -> ResidualStream | None:
+    """The residual stream until ``stack`` closes. An estimator cannot do without it, residual vectors can."""
+    stream, reason = stream_if_any(run, probe, "estimator@1" if settings.steps else "quasi_hidden@1")
+    if stream is not None:
+        return stack.enter_context(stream)
+    if settings.steps:
+        raise CaptureError(reason)
+    print(f"default vectors are left out: {reason}", file=sys.stderr)
+    return None
 
 
 def training_head(corpus: Corpus) -> Corpus:

@@ -43,7 +43,7 @@ def choose(run: Run, probe: Probe) -> tuple[tuple[ForecastKey, ...], list[str]]:
 
 def _try(run: Run, probe: Probe, key: ForecastKey) -> None:
     """Raise CaptureError if the model cannot give a forecast."""
-    check_forecastable(run.loaded.layers, probe.records)
+    check_forecastable(run.loaded.layers, probe.records, probe.prompt)
     if key.kind in STREAMED:
         with checked_stream(run, probe, str(key)) as stream:
             if key.kind == "partial":
@@ -66,7 +66,7 @@ def prepare(
     """
     kinds = {key.kind for key in keys}
     if keys:
-        check_forecastable(run.loaded.layers, probe.records)
+        check_forecastable(run.loaded.layers, probe.records, probe.prompt)
     estimator = _estimator(run, known) if "estimator" in kinds else None
     streamed = [str(key) for key in keys if key.kind in STREAMED]
     stream = stack.enter_context(checked_stream(run, probe, streamed[0])) if streamed else None
@@ -83,6 +83,14 @@ def checked_stream(run: Run, probe: Probe, forecast: str) -> ResidualStream:
     with ResidualStream(run.loaded.model, run.recorder, forecast) as stream:
         stream.check(run.prefill(probe.prompt))
     return stream
+
+
+def stream_if_any(run: Run, probe: Probe, forecast: str) -> tuple[ResidualStream | None, str]:
+    """The residual stream, or None and the reason: without one there are residual vectors, but no default vectors."""
+    try:
+        return checked_stream(run, probe, forecast), ""
+    except CaptureError as error:
+        return None, str(error)
 
 
 def calibrate(run: Run, stream: ResidualStream | None, prompts: PromptFile | None) -> Vectors:

@@ -91,12 +91,14 @@ def run_router(layer: MoeLayer, record: LayerRecord, hidden: Tensor) -> tuple[Te
     return find_logits(output, layer.experts_count, layer.path), find_ids(output)
 
 
-def check_forecastable(layers: list[MoeLayer], records: list[LayerRecord]) -> None:
-    """Raise CaptureError where a router takes more than gate input and parameters, so that no forecast is possible."""
+def check_forecastable(layers: list[MoeLayer], records: list[LayerRecord], prompt: list[int]) -> None:
+    """Raise CaptureError where a router takes more than is known layers ahead: gate input, parameters, and the tokens
+    that are read, here ``prompt``.
+    """
     for layer, record in zip(layers, records, strict=True):
         own = {t.data_ptr() for t in _state(layer.block)}
         for value in (*record.extra_args, *record.extra_kwargs.values()):
-            if isinstance(value, Tensor) and value.data_ptr() not in own:
+            if isinstance(value, Tensor) and value.data_ptr() not in own and value.flatten().tolist() != prompt:
                 raise CaptureError(
                     f"{layer.path}: its router needs {tuple(value.shape)} of the running pass besides its gate input, "
                     "which is not known a layer ahead; capture without forecasts (forecasts=())"

@@ -58,7 +58,7 @@ class MoeLayer:
 def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
     """Every mixture of ``model``, in the order of its layers. Raises CaptureError if there is none that it knows."""
     modules = dict(model.named_modules())
-    layers = [_layer(path, modules) for path, module in modules.items() if _holds_experts(module)]
+    layers = [_layer(path, modules) for path, module in modules.items() if _holds_experts(path, module)]
     if not layers:
         raise CaptureError(
             f"{type(model).__name__}: expected modules that hold all experts of a layer in one 3-D `down_proj`, "
@@ -67,9 +67,10 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
     return layers
 
 
-def _holds_experts(module: nn.Module) -> bool:
+def _holds_experts(path: str, module: nn.Module) -> bool:
+    """Shared experts may be held in the same way; they are not routed to."""
     down = getattr(module, "down_proj", None)
-    return isinstance(down, nn.Parameter) and down.ndim == 3
+    return isinstance(down, nn.Parameter) and down.ndim == 3 and path.rpartition(".")[2] != "shared_experts"
 
 
 def _layer(path: str, modules: dict[str, nn.Module]) -> MoeLayer:
@@ -80,6 +81,12 @@ def _layer(path: str, modules: dict[str, nn.Module]) -> MoeLayer:
         raise CaptureError(
             f"{owner}: expected a child named `router` or `gate` beside the experts, found {sorted(children)}; "
             "this family routes in its own way and is not supported"
+        )
+    held = {name: len(p) for name, p in modules[path].named_parameters(recurse=False) if p.ndim == 3}
+    if len(set(held.values())) > 1:
+        raise CaptureError(
+            f"{path}: expected every matrix to be of the same experts, got {held}; a router that also chooses experts "
+            "without weights, so that tokens have different numbers of experts (LongCat), is not supported"
         )
     return MoeLayer(owner, modules[owner], router, modules[path])
 

@@ -64,8 +64,9 @@ def load(model: str | Path, dtype: str = "auto", name: str = "", **options: Any)
         loaded = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options).train(False)
         tokenizer = AutoTokenizer.from_pretrained(where, **revision)
     except (OSError, ValueError, KeyError, ImportError) as error:
+        said = str(error).partition("\n")[0]  # a list of all that the library knows may follow
         raise CaptureError(
-            f"{where}: expected a causal language model and tokenizer; could not load: {error}"
+            f"{where}: expected a causal language model and tokenizer; could not load: {said}"
         ) from error
     stored = config_value(config.get_text_config(), "dtype", default=None) or loaded.dtype
     bits = torch.empty(0, dtype=stored).element_size() * 8

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -101,6 +101,17 @@ class Recorder:
         return keep
 
 
+def reading(record: LayerRecord, tokens: Tensor) -> LayerRecord:
+    """The record with ``tokens`` [B, S] where its router was called with those of another pass (DeepSeek-V4 chooses by
+    them in some layers). No router of the library takes other integers."""
+
+    def now(value: Any) -> Any:
+        return tokens if isinstance(value, Tensor) and not value.is_floating_point() else value
+
+    args, kwargs = tuple(map(now, record.extra_args)), {name: now(v) for name, v in record.extra_kwargs.items()}
+    return replace(record, extra_args=args, extra_kwargs=kwargs)
+
+
 def gate_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
     """Split a router's call into the hidden states and everything else."""
     if args:
@@ -110,11 +121,18 @@ def gate_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, t
 
 
 def find_logits(output: Any, experts: int, where: str) -> Tensor:
-    """The scores of all experts [N, E] in what a router returned, whatever their place. Raises CaptureError."""
+    """The scores of all experts [N, E] in what a router returned, whatever their place. Raises CaptureError.
+
+    Where it has a class more than experts, for skipping the mixture (Zaya: a softmax over all), they are probabilities.
+    """
     values = output if isinstance(output, tuple) else (output,)
-    for value in values:
-        if isinstance(value, Tensor) and value.is_floating_point() and value.shape[-1] == experts:
-            return value.detach().reshape(-1, experts).clone()
+    floats = [v.detach() for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+    for value in floats:
+        if value.shape[-1] == experts:
+            return value.reshape(-1, experts).clone()
+    for value in floats:
+        if value.shape[-1] == experts + 1:
+            return value.softmax(-1)[..., :experts].reshape(-1, experts)
     raise CaptureError(f"{where}: expected the router to return a tensor [tokens, {experts}], got {_kinds(values)}")
 
 

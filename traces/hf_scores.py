@@ -26,7 +26,9 @@ def scoring_rule(records: list[LayerRecord]) -> tuple[str, bool]:
     record = records[0]
     assert record.ids is not None
     assert record.weights is not None
-    misfits = {name: _misfit(name, record.logits.float(), record.ids, record.weights.float()) for name in RULES}
+    kept = record.weights.sum(-1) != 0  # tokens that skip the mixture say nothing
+    logits, ids, weights = record.logits[kept].float(), record.ids[kept], record.weights[kept].float()
+    misfits = {name: _misfit(name, logits, ids, weights) for name in RULES}
     best = min(misfits, key=lambda name: misfits[name])
     return (best, True) if misfits[best] <= TOLERANCE else ("softmax", False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -84,17 +85,18 @@ class Difference(NamedTuple):
 
 def replay(log: Sequence[Call], fresh: Session) -> Difference | None:
     """Ask a fresh session of the same policy the same questions; None if all its answers are the same."""
-    running: Copy | None = None
+    in_flight: deque[Copy] = deque()
     for place, call in enumerate(log):
-        given = (running,) if call.name == "copied" else call.given  # the session knows its own copy, not an equal one
+        # The session knows its own copy, not an equal one.
+        given = (in_flight.popleft(),) if call.name == "copied" and in_flight else call.given
         try:
             answer = getattr(fresh, call.name)(*given)
         except Exception as error:  # which the run's own session did not raise, or the call would not be in the log
             return Difference(place, call, error)
         if answer != call.answer:
             return Difference(place, call, answer)
-        if call.name == "next_copy":
-            running = answer
+        if call.name == "next_copy" and answer is not None:
+            in_flight.append(answer)
     return None
 
 

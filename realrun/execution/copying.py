@@ -7,8 +7,11 @@ the one who does; the others see its decisions whole.
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -19,6 +22,10 @@ from realrun.execution.recorder import Recorder
 from realrun.experts.expert_store import ExpertStore
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.machine.lanes import Machine, Mark, Work
+
+# So long before the end of a copy the next one is asked for: launching it took an estimated 80 to 200 us.
+AHEAD_NS = 150_000
+LOOK_S = 50e-6  # between looks at a copy that is under way
 
 
 class Arrival:
@@ -56,6 +63,10 @@ class Arrival:
     start_ns = property(lambda self: self.issued().start_ns)
     end_ns = property(lambda self: self.issued().end_ns)
 
+    def has_ended(self) -> bool:
+        """See ``Mark``: is the copy over, or will it never come?"""
+        return self._error is not None or (self._mark is not None and self._mark.has_ended())
+
     def begin(self, mark: Mark) -> None:
         """The copy is under way."""
         self._mark = mark
@@ -74,18 +85,30 @@ class Arrival:
                 self._issued.release()
 
     @contextmanager
-    def coming(self) -> Iterator[None]:
-        """The block brings it; who waits is told if that fails."""
+    def failing(self) -> Iterator[None]:
+        """Threads that wait for it are told if the block fails."""
         try:
             yield
         except BaseException as error:
             self.fail(error)
             raise
-        self.know()
+
+
+@dataclass
+class InFlight:
+    """A copy that the session has started. ``began_ns``: when the link was free for it, as far as is known."""
+
+    copy: Copy
+    arrival: Arrival
+    began_ns: int
 
 
 class Copying:
-    """Serves the session's copies in a thread of its own, until ``stop``."""
+    """Serves the session's copies in a thread of its own, until ``stop``.
+
+    A machine whose copies run by themselves gets the next one while the last of the present one is under way, so that
+    its link does not rest while this thread learns of the end, tells the session and asks again.
+    """
 
     def __init__(
         self, session: Session, machine: Machine, store: ExpertStore, slots: GpuSlots, recorder: Recorder
@@ -95,7 +118,7 @@ class Copying:
         self._slots, self._recorder = slots, recorder
         self._arrivals: dict[ExpertId, Arrival] = {}
         self._read: set[ExpertId] = set()  # staged experts that were used before the session knew of their arrival
-        self._began: tuple[Copy, int] | None = None  # the running copy, and when it began
+        self._in_flight: deque[InFlight] = deque()  # oldest first; the first is on the link
         self._results: list[tuple[Work, Arrival]] = []
         self._closing = False
         self._error: BaseException | None = None
@@ -116,11 +139,11 @@ class Copying:
             raise LaneError.of("the copy lane", self._error) from self._error
 
     def left_ns(self) -> int:
-        """What is left of the running copy by the planner's costs; called in one's turn."""
-        if self._began is None:
+        """What is left of the copies in flight by the planner's costs; called in one's turn."""
+        if not self._in_flight:
             return 0
-        copy, began = self._began
-        return max(1, began + self._session.costs[copy.id.layer].copy_ns - self._machine.now_ns())
+        first, *behind = self._in_flight
+        return self._left_of(first) + sum(self._copy_ns(later.copy) for later in behind)
 
     def expert_bytes(self, layer: int) -> int:
         """Bytes of one expert, as spans count them."""
@@ -169,12 +192,19 @@ class Copying:
             arrival.fail(self._error)
         return arrival
 
+    def _left_of(self, first: InFlight) -> int:
+        return max(1, first.began_ns + self._copy_ns(first.copy) - self._machine.now_ns())
+
+    def _copy_ns(self, copy: Copy) -> int:
+        return self._session.costs[copy.id.layer].copy_ns
+
     def _serve(self) -> None:
         try:
             self._machine.begin_copying()
             with torch.inference_mode():
                 while (job := self._next()) is not None:
                     job()
+                    self._land()
         except BaseException as error:
             self._error = error
         self._let_down(self._error or LaneError("the run has ended before a copy that work waits for"))
@@ -183,24 +213,55 @@ class Copying:
         """Wait for something to do."""
         with self.turn:
             while not self._closing:
-                if self._results:
-                    work, arrival = self._results.pop(0)
-                    return lambda: self._carry_result(work, arrival)
-                if (copy := self._session.next_copy()) is not None:
-                    return self._begin(copy)
-                self.turn.wait()
+                look_again_s = self._machine.poll()
+                if (job := self._startable()) is not None:
+                    return job
+                self.turn.wait(look_again_s)
         return None
+
+    def _startable(self) -> Callable[[], None] | None:
+        """What the link may be given now; called in one's turn."""
+        if self._results:
+            work, arrival = self._results.pop(0)
+            return lambda: self._carry_result(work, arrival)
+        copy = self._session.next_copy()
+        return None if copy is None else self._begin(copy)
+
+    def _land(self) -> None:
+        """Tell the session of every end, and put another copy behind each that is about to end, if there is one."""
+        while self._in_flight:
+            first = self._in_flight[0]
+            if len(self._in_flight) == 1 and (job := self._behind(first)) is not None:
+                job()
+            with first.arrival.failing():
+                first.arrival.wait()
+                with self.turn:
+                    self._copied(first.copy)
+            first.arrival.know()
+
+    def _behind(self, first: InFlight) -> Callable[[], None] | None:
+        """Wait until little is left of a copy; what may follow it on the link at once."""
+        while not first.arrival.has_ended() and self._left_of(first) > AHEAD_NS:
+            time.sleep(LOOK_S)
+        if first.arrival.has_ended():
+            return None  # it would not be ahead
+        with self.turn:
+            if self._closing or self._results:
+                return None
+            self._machine.poll()
+            copy = self._session.next_copy()
+            return None if copy is None else self._begin(copy)
 
     def _begin(self, copy: Copy) -> Callable[[], None]:
         """Its victims leave."""
-        now, place = self._machine.now_ns(), self._recorder.place
+        place = self._recorder.place
         leaving = [self._slots.buffer(victim) for victim in copy.victims]
         for victim, buffer in zip(copy.victims, leaving, strict=True):
             self._instant("evict", victim)
             if self._session.policy.writes_back:
                 self._write_back(victim, buffer)
         target, arrival = self._slots.begin(copy), self._arrival(copy.id)
-        self._began = copy, now
+        self._in_flight.append(InFlight(copy, arrival, self._machine.now_ns()))
         return lambda: self._carry(copy, target, arrival, place)
 
     def _write_back(self, id: ExpertId, buffer: torch.Tensor) -> None:
@@ -215,17 +276,16 @@ class Copying:
 
     def _carry(self, copy: Copy, target: torch.Tensor, arrival: Arrival, place: tuple[str, int]) -> None:
         layer, expert = copy.id
-        with arrival.coming():
+        with arrival.failing():
             mark = self._machine.copy_in(target, self._store.buffer(layer, expert))
-            arrival.begin(mark)
-            self._recorder.add("h2d", mark, copy.kind, layer, expert, 0, copy.bytes, place=place)
-            mark.wait()
-            with self.turn:
-                self._copied(copy)
+        arrival.begin(mark)
+        self._recorder.add("h2d", mark, copy.kind, layer, expert, 0, copy.bytes, place=place)
 
     def _copied(self, copy: Copy) -> None:
         """The session is told; called in one's turn."""
-        self._began = None
+        self._in_flight.popleft()
+        if self._in_flight:
+            self._in_flight[0].began_ns = self._machine.now_ns()
         del self._arrivals[copy.id]
         if not self._session.copied(copy):
             self.released(copy.id)
@@ -234,9 +294,10 @@ class Copying:
         self._read.discard(copy.id)
 
     def _carry_result(self, work: Work, arrival: Arrival) -> None:
-        with arrival.coming():
+        with arrival.failing():
             arrival.begin(self._machine.link.submit(work))
             arrival.wait()
+        arrival.know()
 
     def _instant(self, kind: str, id: ExpertId) -> None:
         self._recorder.instant(self._machine.now_ns(), kind, id.layer, -1, id.expert, self.expert_bytes(id.layer))

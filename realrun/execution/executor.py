@@ -51,7 +51,7 @@ class Executor:
         """
         self.machine.settle()
         self._place()
-        with undisturbed():
+        with undisturbed(), self.machine.hosting():
             self.recorder.zero_ns = self.machine.now_ns()
             self.copying.start()
             try:
@@ -85,6 +85,7 @@ class Executor:
             ahead_ns = self.parts.ahead_ns(session.costs[given.layer])
             plan = session.plan_layer(given._replace(h2d_backlog_ns=copying.left_ns(), cpu_backlog_ns=ahead_ns))
             arrivals = copying.expect(self._copied_for(plan))
+            staged = frozenset(session.staged(plan.layer)) | {id.expert for id in arrivals}
             self._give_up(plan)
         kept = plan.routing is given.routing
         tokens = true if kept else rerouted(weigh(plan.routing), true.top_k, true.weights.dtype)
@@ -95,7 +96,7 @@ class Executor:
             asked = Asked(asked.hidden, upload(tokens.weights, self.machine.device), asked.ready)
         if self._approximation is not None:
             self._approximation.observe(given.phase, given.routing, plan, forecasts if committed else None)
-        self.parts.start(plan, tokens, asked, arrivals)
+        self.parts.start(plan, tokens, asked, arrivals, staged)
         return plan
 
     def foresee(self, forecasts: Sequence[Forecast], top_k: int, dtype: torch.dtype, weigh: Weigh = as_it_is) -> None:
@@ -124,6 +125,7 @@ class Executor:
         """The forward pass is over, and the host has what it gave."""
         with self.copying.turn:
             self.copying.updated(self.session.end_step())
+        self.recorder.end_step()
 
     @contextmanager
     def waiting(self, mark: Mark, layer: int, target_layer: int = -1) -> Iterator[None]:
@@ -153,8 +155,8 @@ class Executor:
                 self.recorder.instant(now, "place", layer, -1, expert, self.copying.expert_bytes(layer))
 
     def _copied_for(self, plan: Plan) -> list[ExpertId]:
-        """What the layer waits for: loads, streamed experts, and one whose copy is running."""
-        awaited = () if plan.awaited is None or self._here(plan.layer, plan.awaited) else (plan.awaited,)
+        """What the layer waits for: loads, streamed experts, and those whose copies are in flight."""
+        awaited = [expert for expert in plan.awaited if not self._here(plan.layer, expert)]
         return [ExpertId(plan.layer, expert) for expert in (*awaited, *plan.loads, *plan.streamed)]
 
     def _here(self, layer: int, expert: int) -> bool:

@@ -7,7 +7,7 @@ not depend on where and in which order experts ran.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -75,12 +75,14 @@ class AtWork:
     tokens: RoutedTokens
     asked: Asked
     arrivals: Mapping[ExpertId, Arrival]
+    staged: Set[int]  # whose slots may be free when they have been computed
     cpu: CpuShare  # begins with what was computed ahead
     on_gpu: Mapping[int, Choices]  # of every expert
     pending: list[int]  # experts of the GPU that wait for copies
     since_ns: int  # when the host began what it launches next
     activations: Mark | None = None  # their way to the CPU
-    waits: list[Mark] = field(default_factory=list)  # what its end must not miss: GPU work with its `done`, activations
+    waits: list[Mark] = field(default_factory=list)  # what its end must not miss: GPU work with a `done`, activations
+    last: Mark | None = None  # of the GPU's work, which ends in order
 
 
 class LayerSizes(NamedTuple):
@@ -117,13 +119,19 @@ class LayerParts:
         self._ahead = CpuShare()  # of the layer after the one at work
         self._now: AtWork
 
-    def start(self, plan: Plan, tokens: RoutedTokens, asked: Asked, arrivals: Mapping[ExpertId, Arrival]) -> None:
-        """Put a plan into effect: GPU experts that are here, and the CPU's share."""
+    def start(
+        self, plan: Plan, tokens: RoutedTokens, asked: Asked, arrivals: Mapping[ExpertId, Arrival],
+        staged: Set[int] = frozenset(),
+    ) -> None:  # fmt: skip
+        """Put a plan into effect: GPU experts that are here, and the CPU's share.
+
+        ``staged``: experts of the layer that are, or may come to be, in staging slots.
+        """
         since_ns = self._machine.now_ns()
         share, self._ahead = self._ahead, CpuShare()
         on_gpu = _upload(tokens, self._machine.device)
         pending = [e for e in plan.gpu if ExpertId(plan.layer, e) in arrivals]
-        self._now = AtWork(plan, tokens, asked, arrivals, share, on_gpu, pending, since_ns)
+        self._now = AtWork(plan, tokens, asked, arrivals, staged, share, on_gpu, pending, since_ns)
         if not tokens.complete:
             count = tokens.tokens * tokens.top_k
             self._machine.gpu.submit(lambda: self._parts[:count].zero_())
@@ -182,6 +190,8 @@ class LayerParts:
 
     def wait(self) -> None:
         """Block until the layer has ended and the session knows all that came of it."""
+        if self._now.last is not None:
+            self._now.last.wait()
         for mark in self._now.waits:
             mark.wait()
         for arrival in self._now.arrivals.values():
@@ -198,9 +208,12 @@ class LayerParts:
             weights = layout.views(self._slots.buffer(id))
             compute_into(parts, kernel, weights, asked.hidden(), choices, asked.weights, top_k)
 
-        mark = self._machine.gpu.submit(work, after, lambda: self._copying.used(id))
+        done = (lambda: self._copying.used(id)) if expert in now.staged else None
+        mark = self._machine.gpu.submit(work, after, done)
         self._recorder.add("gpu", mark, "expert", id.layer, expert, rows, self._bytes(id.layer))
         self._launched(expert, mark)
+        if done is not None:
+            now.waits.append(mark)
 
     def _on_cpu(
         self, experts: Iterable[int], tokens: RoutedTokens, kind: str, layer: int, share: CpuShare
@@ -260,7 +273,7 @@ class LayerParts:
         now = self._now
         since, now.since_ns = now.since_ns + mark.held_ns, self._machine.now_ns()
         self._recorder.add("host", Timed(since, since, now.since_ns), "launch", now.plan.layer, expert)
-        now.waits.append(mark)
+        now.last = mark
 
     def _bytes(self, layer: int) -> int:
         return self._copying.expert_bytes(layer)

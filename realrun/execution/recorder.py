@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from realrun.machine.lanes import Mark
 from sim.engine.spans import Row
+
+# lane, mark, kind, phase, step, layer, target layer, expert, tokens, bytes
+Entry: TypeAlias = "tuple[str, Timed | Mark, str, str, int, int, int, int, int, int]"
 
 
 @dataclass
@@ -17,15 +21,23 @@ class Timed:
     start_ns: int
     end_ns: int
 
+    def has_ended(self) -> bool:
+        """See ``Mark``."""
+        return True
+
+
+MOST_OPEN = 100_000  # pieces of work whose times are not read yet: on CUDA each holds two events
+
 
 class Recorder:
     """Spans since ``zero_ns``, the machine's time at which the run began."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_open: int = MOST_OPEN) -> None:
+        self._most_open = most_open
         self.rows: list[Row] = []
         self.step, self.phase = -1, "prefill"
         self.zero_ns = 0
-        self._open: list[tuple[str, Timed | Mark, str, str, int, int, int, int, int, int]] = []
+        self._open: list[Entry] = []
         self._lock = threading.Lock()
 
     def add(
@@ -50,6 +62,22 @@ class Recorder:
         """Read the times of all that has ended since; the machine has settled."""
         with self._lock:
             rows, self._open = self._open, []
+        self._read(rows)
+
+    def end_step(self) -> None:
+        """Read the times of earlier steps' work that has ended, if there is much of it.
+
+        Reading takes some microseconds for each piece of work, which short runs leave for later.
+        """
+        with self._lock:
+            if len(self._open) <= self._most_open:
+                return
+            entries, self._open = self._open, []
+            over = [entry[4] < self.step and entry[1].has_ended() for entry in entries]
+            self._open = [entry for entry, is_over in zip(entries, over, strict=True) if not is_over]
+        self._read([entry for entry, is_over in zip(entries, over, strict=True) if is_over])
+
+    def _read(self, rows: list[Entry]) -> None:
         for lane, mark, *what in rows:
             times = (max(0, ns - self.zero_ns) for ns in (mark.ready_ns, mark.start_ns, mark.end_ns))
             self.rows.append((lane, *times, *what))  # type: ignore[arg-type]

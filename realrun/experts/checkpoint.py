@@ -23,7 +23,7 @@ from realrun.experts.checkpoint_tensors import ExpertTensors, Piece, stored_tens
 from realrun.experts.expert_ffn import check_kernel
 from realrun.experts.expert_layout import ExpertLayout, expert_parameters
 from realrun.experts.expert_store import Allocate, ExpertStore, Slab
-from realrun.machine.pinned import check_host_memory
+from realrun.machine.memory_check import check_host_memory
 from traces.capture_settings import CaptureError
 from traces.hf_layers import MoeLayer, find_moe_layers
 
@@ -125,7 +125,8 @@ def _skeleton(folder: Path, dtype: torch.dtype) -> Any:
         with torch.device("meta"):
             return CAUSAL_MODELS.from_config(config, dtype=dtype)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise RefusedError(f"{folder}: expected a causal language model; could not build it: {error}") from error
+        said = str(error).partition("\n")[0]  # a list of all that the library knows may follow
+        raise RefusedError(f"{folder}: expected a causal language model; could not build it: {said}") from error
 
 
 def _mixtures(model: Any, folder: Path) -> list[MoeLayer]:
@@ -207,4 +208,4 @@ def _weights(shard: Any, piece: Piece) -> Tensor:
         whole: Tensor = shard.get_tensor(piece.tensor.key)
         return whole
     one: Tensor = shard.get_slice(piece.tensor.key)[piece.index : piece.index + 1]
-    return one[0]
+    return torch.cat([one[0, 0::2], one[0, 1::2]]) if piece.interleaved else one[0]

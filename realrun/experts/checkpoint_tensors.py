@@ -23,6 +23,7 @@ from realrun.errors import RefusedError
 PLAIN_TYPES = ("F32", "BF16", "F16")
 ONE_BY_ONE = ("MergeModulelist(dim=0)",)
 GATE_AND_UP = ("MergeModulelist(dim=0)", "Concatenate(dim=1)")
+INTERLEAVED = ("Interleave(dim=1)",)  # one tensor of all experts, the rows of gate and up by turns (Inkling 2)
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Piece:
     begin: int
     end: int
     index: int | None = None
+    interleaved: bool = False  # rows 0, 2, 4... of the stored tensor come first, then 1, 3, 5...
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -101,7 +103,12 @@ class ExpertTensors:
                     f"{', '.join(PLAIN_TYPES)}: quantised experts are not supported; take the bfloat16 checkpoint"
                 )
         pattern = found[0][1]
-        return _of_all(parameter, shape, found) if pattern is None else self._of_each(parameter, shape, pattern)
+        if pattern is None:
+            return _of_all(parameter, shape, found)
+        converter = self._converter(parameter, pattern)
+        if _operations(converter) == INTERLEAVED:
+            return _of_all(parameter, shape, found, interleaved=True)
+        return self._of_each(parameter, shape, converter.source_patterns)
 
     def _target(self, key: str) -> tuple[str, str | None]:
         """The parameter that a tensor goes to, and the pattern of the converter that it passes through; as the library
@@ -114,9 +121,8 @@ class ExpertTensors:
                 return target, pattern
         return key, None
 
-    def _of_each(self, parameter: str, shape: tuple[int, ...], pattern: str) -> list[list[Piece]]:
+    def _of_each(self, parameter: str, shape: tuple[int, ...], patterns: Sequence[str]) -> list[list[Piece]]:
         """One tensor for each expert and matrix; gate and up, where there are two, one below the other."""
-        patterns = self._patterns(parameter, pattern)
         tensors = {(source, _expert(tensor.key)): tensor for tensor, source in self._found[parameter]}
         experts: list[list[Piece]] = []
         for expert in range(shape[0]):
@@ -129,27 +135,30 @@ class ExpertTensors:
             experts.append(pieces)
         return experts
 
-    def _patterns(self, parameter: str, pattern: str) -> Sequence[str]:
+    def _converter(self, parameter: str, pattern: str) -> WeightConverter:
         converter = next(rule for rule in self._converters if pattern in rule.source_patterns)
-        operations = tuple(f"{type(op).__name__}(dim={getattr(op, 'dim', '?')})" for op in converter.operations)
-        if operations not in (ONE_BY_ONE, GATE_AND_UP):
+        if _operations(converter) not in (ONE_BY_ONE, GATE_AND_UP, INTERLEAVED):
             raise RefusedError(
-                f"{parameter}: the library makes it of tensors {pattern} by {', '.join(operations)}; expected tensors "
-                "that can be read one expert at a time; this family cannot be streamed, load it in memory"
+                f"{parameter}: the library makes it of tensors {pattern} by {', '.join(_operations(converter))}; "
+                "expected tensors that can be read one expert at a time; this family cannot be streamed, load it in "
+                "memory"
             )
-        sources: list[str] = converter.source_patterns
-        return sources
+        return converter
+
+
+def _operations(converter: WeightConverter) -> tuple[str, ...]:
+    return tuple(f"{type(op).__name__}(dim={getattr(op, 'dim', '?')})" for op in converter.operations)
 
 
 def _of_all(
-    parameter: str, shape: tuple[int, ...], found: Sequence[tuple[StoredTensor, str | None]]
+    parameter: str, shape: tuple[int, ...], found: Sequence[tuple[StoredTensor, str | None]], interleaved: bool = False
 ) -> list[list[Piece]]:
-    """One tensor of all experts, as the model has it."""
+    """One tensor of all experts, as the model has it, or with its rows in another order."""
     tensor, _ = found[0]
     if len(found) != 1 or tensor.shape != shape:
         stored = ", ".join(f"{t.key} {list(t.shape)} in {t.file}" for t, _ in found)
         raise RefusedError(f"{parameter}: expected one tensor of shape {list(shape)}, found {stored}")
-    return [[Piece(tensor, 0, shape[1], expert)] for expert in range(shape[0])]
+    return [[Piece(tensor, 0, shape[1], expert, interleaved)] for expert in range(shape[0])]
 
 
 def _of_expert(

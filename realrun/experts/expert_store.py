@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from realrun.experts.expert_layout import ExpertLayout
-from realrun.machine.pinned import check_host_memory
+from realrun.machine.memory_check import check_host_memory
 
 Allocate: TypeAlias = Callable[[int], Tensor]  # bytes -> uint8 [bytes], 64-byte aligned: see realrun.machine.pinned
 

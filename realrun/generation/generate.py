@@ -23,7 +23,6 @@ from realrun.generation.preparation import (
     GenerateRequest,
     executor_for,
     forecasts_for,
-    playing_its_part,
     prepared_for,
     tokens_of,
 )
@@ -76,7 +75,6 @@ def generate_hosted(
         live = LiveLayers(executor, recorder, forecasts, model.facts)
         kept = GeneratedTrace(model.facts.rule, needs, forecasts.count)
         stack.enter_context(routed_through(layers, live))
-        stack.enter_context(playing_its_part(machine))
         with executor.running():
             picked = pick or Sampler(request.scenario.seed, request.temperature)
             said = _passes(model.loaded.model, prompts, request.generated_tokens, live, kept, picked)
@@ -91,7 +89,7 @@ def _passes(
     last_only = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     said = []
     for step in range(new_tokens + 1):
-        layers.begin_step(step, "decode" if step else "prefill", sequences, tokens.shape[1])
+        layers.begin_step(step, "decode" if step else "prefill", sequences, tokens)
         output = model(input_ids=tokens, past_key_values=cache, use_cache=True, **last_only)
         chosen = pick(output.logits[:, -1], sequences, step)
         said.append(layers.end_pass(chosen))

@@ -19,7 +19,7 @@ from sim.engine.engine import FROM_EXPERTS
 from traces.capture_settings import CaptureError
 from traces.hf_forecast import Forecaster
 from traces.hf_partial import gate_input_after
-from traces.hf_record import LayerRecord, Recorder
+from traces.hf_record import LayerRecord, Recorder, reading
 from traces.hf_residual_stream import ResidualStream
 from traces.trace_layout import ForecastKey
 
@@ -84,6 +84,10 @@ class LiveForecasts:
         self.count = forecaster.count
         self._needs, self._forecaster, self._recorder, self._top_k = needs, forecaster, recorder, top_k
         self._records, self._partial = list(earlier), partial
+
+    def begin_pass(self, tokens: Tensor) -> None:
+        """The model is about to read ``tokens`` [B, S]; some routers choose by them."""
+        self._records = [reading(record, tokens) for record in self._records]
 
     def due(self, layer: int, late: bool) -> list[ForecastKey]:
         """Those to be made at ``layer``: from its gate input, or, ``late``, once its experts on the GPU have run."""

@@ -76,6 +76,10 @@ class Between:
         """Block until it has ended."""
         self._until.wait()
 
+    def has_ended(self) -> bool:
+        """See ``Mark``."""
+        return self._until.has_ended()
+
 
 class LiveLayers:
     """Called by the model with every layer's routing; see ``hf_experts.ExpertsCall``."""
@@ -90,10 +94,11 @@ class LiveLayers:
         self._buffers: dict[str, Tensor] = {}
         self.made: list[MadeForecasts] = []  # of each layer of the step at work
 
-    def begin_step(self, index: int, phase: Phase, sequences: Sequence[int], tokens: int) -> None:
-        """A forward pass with ``tokens`` of each of ``sequences`` begins."""
+    def begin_step(self, index: int, phase: Phase, sequences: Sequence[int], tokens: Tensor) -> None:
+        """A forward pass over ``tokens`` [B, S] of ``sequences`` begins."""
         self._step, self._phase = index, phase
-        self._owners = tuple(np.repeat(sequences, tokens).tolist())
+        self._forecasts.begin_pass(tokens)
+        self._owners = tuple(np.repeat(sequences, tokens.shape[1]).tolist())
         self._tokens, self.made = len(self._owners), [{} for _ in range(self._layers)]
         self._executor.begin_step(index, phase)
         self._since: Mark = self._machine.gpu.submit(nothing)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,7 @@ from realrun.generation.generated_trace import blank_trace
 from realrun.generation.hf_experts import computed_in_place, routed_through
 from realrun.generation.hosted_model import HostedModel
 from realrun.generation.live_forecasts import LiveForecasts, LiveRecorder, PartialStates
-from realrun.machine.host_lanes import HostLanes
 from realrun.machine.lanes import Machine
-from realrun.machine.thread_lane import settle_thread
 from sim.engine.engine import FROM_EXPERTS
 from sim.results.run import Run
 from sim.scenario import Scenario
@@ -141,8 +137,8 @@ def vectors_for(request: GenerateRequest, model: HostedModel, needs: Needs) -> V
     if request.vectors is None:
         raise RefusedError(
             f"policy {request.scenario.policy!r} needs forecasts of the kind {', '.join(kinds)}, and these the vectors "
-            "of a calibration: make a file of them with python -m realrun.train_estimator, or take a bundled one, and "
-            "pass it: vectors=FILE, or --vectors FILE"
+            "of a calibration: make a file of them with python -m realrun.train_estimator (--tokens 0 unless it is for "
+            "an estimator), or take a bundled one, and pass it: vectors=FILE, or --vectors FILE"
         )
     try:
         known = read_vectors(request.vectors)
@@ -181,18 +177,3 @@ def executor_for(prepared: Prepared, model: HostedModel, machine: Machine, step_
         step_tokens, model.shape.top_k, layers[0].hidden, model.loaded.model.dtype, model.sum_dtype
     )  # fmt: skip
     return Executor(prepared.session, machine, model.store, slots, [layer.experts for layer in layers], sizes)
-
-
-@contextmanager
-def playing_its_part(machine: Machine) -> Iterator[None]:
-    """On host lanes the calling thread is the GPU: meanwhile it has that core, and one thread for torch."""
-    if not isinstance(machine, HostLanes):
-        yield
-        return
-    cores = os.sched_getaffinity(threading.get_native_id()) if hasattr(os, "sched_getaffinity") else None
-    threads = torch.get_num_threads()
-    settle_thread((machine.settings.gpu_core,), 1)
-    try:
-        yield
-    finally:
-        settle_thread(cores, threads)

@@ -7,36 +7,49 @@ computing; the link rests between chunks because it is slow.
 
 from __future__ import annotations
 
-import os
+import math
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from realrun.errors import RefusedError
+from realrun.machine.cores import Team, alone, crowding, usable_cores
 from realrun.machine.lanes import Lane, Mark, nothing
 from realrun.machine.machine_facts import cpu_facts
-from realrun.machine.thread_lane import InlineLane, ThreadLane, settle_thread
+from realrun.machine.pinned import plain
+from realrun.machine.thread_lane import InlineLane, ThreadLane, settle_thread, settled
 from sim.machine.hardware import ResultPath
 
 
 @dataclass(frozen=True)
 class HostLaneSettings:
-    """What the machine is made to be. ``gpu_core`` is the core that plays the GPU, ``cpu_cores`` compute experts."""
+    """What the machine is made to be.
+
+    ``gpu_core`` is the core that plays the GPU, ``cpu_cores`` compute experts. Copies, both ways, are made on
+    ``copy_core`` (None: on ``cpu_cores``); the host thread runs on ``host_core`` (None: on any).
+    """
 
     gpu_core: int = 0
     cpu_cores: tuple[int, ...] = (1,)
     link_bytes_per_s: float = 4e9
     link_latency_ns: int = 20_000
     chunk_bytes: int = 1 << 20
+    copy_core: int | None = None
+    host_core: int | None = None
+
+    @property
+    def copy_cores(self) -> tuple[int, ...]:
+        """Where copies are made."""
+        return alone(self.copy_core) or self.cpu_cores
 
     def check(self) -> None:
         """Raises RefusedError for cores that this process may not use, and a link that is none."""
-        there = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-        missing = sorted({self.gpu_core, *self.cpu_cores} - there)
+        there, host_cores = usable_cores(), alone(self.host_core) or ()
+        missing = sorted({self.gpu_core, *self.cpu_cores, *self.copy_cores, *host_cores} - there)
         if missing or not self.cpu_cores:
             raise RefusedError(f"host lanes: expected cores among {sorted(there)}, got {missing or 'none'} for the CPU")
         if self.link_bytes_per_s <= 0 or self.chunk_bytes < 1:
@@ -56,12 +69,13 @@ class HostLanes:
         cpu_cores = self.settings.cpu_cores
         self._gpu = None if inline else ThreadLane("gpu", (self.settings.gpu_core,))
         self._cpu = ThreadLane("cpu", cpu_cores, len(cpu_cores))
-        self._back = ThreadLane("back", cpu_cores)
+        self._back = ThreadLane("back", self.settings.copy_cores)
         self.gpu: Lane = self._gpu or InlineLane()
         self.cpu: Lane = self._cpu
         self.d2h: Lane = InlineLane()
         self.back: Lane = self._back
         self.link: Lane = InlineLane()
+        self.crowding = crowding(self._teams())  # "", or why fidelity cannot be judged here
 
     def now_ns(self) -> int:
         """Nanoseconds of the performance counter."""
@@ -69,17 +83,25 @@ class HostLanes:
 
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Ordinary memory, all of its pages there."""
-        return torch.empty(*shape, dtype=dtype).zero_()
+        return plain(math.prod(shape) * dtype.itemsize).view(dtype).view(*shape)
 
     gpu_tensor = host_tensor
+
+    def remarks(self) -> tuple[str, ...]:
+        """What is worth knowing of it, a line each."""
+        return (self.crowding,) if self.crowding else ()
 
     def readable(self, host: Tensor) -> Tensor:
         """All memory is."""
         return host
 
+    def hosting(self) -> AbstractContextManager[None]:
+        """The calling thread has the host's core, or, where it is the GPU, the GPU's; and one thread for torch."""
+        return settled(self.settings.gpu_core if self._gpu is None else self.settings.host_core)
+
     def begin_copying(self) -> None:
-        """The link's thread runs beside the CPU's experts: both read the same memory, and neither disturbs the GPU."""
-        settle_thread(self.settings.cpu_cores, 1)
+        """The link's thread has a core of its own, or shares the CPU experts': it never disturbs the GPU."""
+        settle_thread(self.settings.copy_cores, 1)
 
     def copy_in(self, target: Tensor, source: Tensor) -> Mark:
         """A paced copy in the calling thread; over when it returns."""
@@ -93,6 +115,9 @@ class HostLanes:
             target[offset : offset + chunk].copy_(source[offset : offset + chunk])
             due_ns = begin + min(offset + chunk, len(source)) / rate * 1e9
             time.sleep(max(0.0, due_ns - time.perf_counter_ns()) / 1e9)
+
+    def poll(self) -> None:
+        """See ``Machine``: the lanes' threads call ``done``."""
 
     def settle(self) -> None:
         """Block until every lane is idle, also if one has failed."""
@@ -109,3 +134,10 @@ class HostLanes:
     def facts(self) -> dict[str, str]:
         """What this machine is, in words."""
         return cpu_facts()
+
+    def _teams(self) -> dict[str, Team]:
+        """The threads that work at the same time; inline, the host is the GPU."""
+        made = self.settings
+        host = {} if self._gpu is None else {"host": Team(1, alone(made.host_core))}
+        experts = Team(len(made.cpu_cores), made.cpu_cores)
+        return {"GPU": Team(1, (made.gpu_core,)), "CPU experts": experts, "link": Team(1, made.copy_cores), **host}

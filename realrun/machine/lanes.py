@@ -7,6 +7,7 @@ Two machines have such lanes: ``host_lanes`` (threads and memory copies, on any 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
 import torch
@@ -47,6 +48,10 @@ class Mark(Protocol):
         """Block until the work has ended and its ``done`` has been called. Raises LaneError if it failed."""
         ...
 
+    def has_ended(self) -> bool:
+        """Has the work ended, or failed? Never blocks."""
+        ...
+
 
 class Given(Mark, Protocol):
     """A mark as ``Lane.submit`` returns it."""
@@ -64,7 +69,8 @@ class Lane(Protocol):
         """Do ``work`` once what was submitted before, and all of ``after``, have ended; then call ``done``.
 
         ``work`` must not block on another lane: what it needs of others is in ``after``.
-        ``done`` may be called from any thread; it is not part of the time. Work after failed work fails too.
+        ``done`` is not part of the time. It is called by the lane's thread or, where a lane has none, by whichever
+        thread waits for a mark of the machine or calls ``Machine.poll``. Work after failed work fails too.
         """
         ...
 
@@ -97,12 +103,20 @@ class Machine(Protocol):
         """A view of a ``host_tensor`` that work on the GPU may read in place."""
         ...
 
+    def hosting(self) -> AbstractContextManager[None]:
+        """In the block the calling thread is the host, on the host's core; then it is where it was before."""
+        ...
+
     def begin_copying(self) -> None:
         """Called once by the thread that will call ``copy_in``."""
         ...
 
     def copy_in(self, target: Tensor, source: Tensor) -> Mark:
-        """Copy ``source`` (host) to ``target`` (GPU) over the link; one at a time."""
+        """Copy ``source`` (host) to ``target`` (GPU) over the link, after the copies before it."""
+        ...
+
+    def poll(self) -> float | None:
+        """Call the ``done`` of work that has ended; how soon to call again, s (None: there is no need to)."""
         ...
 
     def facts(self) -> dict[str, str]:

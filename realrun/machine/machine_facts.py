@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 
 import torch
 
+from realrun.machine.cores import usable_cores
 from realrun.machine.native_ffn import cpu_kernel
 from realrun.machine.native_library import CPU_LIST
 
@@ -17,11 +17,6 @@ SMI_FIELDS = {
     "pcie_generation": "pcie.link.gen.max",  # the current one falls while the GPU is idle
     "pcie_width": "pcie.link.width.max",
 }
-
-
-def usable_cores() -> set[int]:
-    """Cores that this process may use."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def cpu_facts() -> dict[str, str]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import torch
 
 from realrun.errors import RefusedError
+from realrun.machine.cores import cuda_cores, host_lane_cores
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
 from realrun.machine.lane_kinds import LaneKind
-from realrun.machine.machine_facts import usable_cores
+from sim.machine.hardware import ResultPath
 from sim.machine.profile import Profile
 
 if TYPE_CHECKING:
@@ -21,14 +22,22 @@ if TYPE_CHECKING:
 Facts: TypeAlias = dict[str, str | int | float]
 RealMachine: TypeAlias = "HostLanes | CudaLanes"
 
-_PASSING = ("date", "load_average")  # facts that may differ between two profiles of one machine
+_PASSING = ("date", "load_average", "fidelity")  # facts that may differ between two profiles of one machine
+# of profiles made before these could be chosen
+_EARLIER = {"lanes_copy_core": "any", "lanes_host_core": "any", "lanes_runtime": "eager"}
+_OF_CUDA = {
+    "result_path": "a result path", "cpu_threads": "a number of CPU threads", "device_index": "a device",
+    "runtime": "a runtime",
+}  # fmt: skip
+_OF_HOST_LANES = {"gpu_core": "a GPU core", "link_bytes_per_s": "a link rate"}
 
 
 @dataclass(frozen=True)
 class LaneOptions:
     """What can be chosen of a machine, None where it is not.
 
-    ``gpu_core`` and ``link_bytes_per_s``: of host lanes alone. ``memory_bytes``: what torch may allocate on a CUDA GPU;
+    ``gpu_core`` and ``link_bytes_per_s``: of host lanes alone. ``result_path``, ``cpu_threads``, ``device_index`` and
+    ``runtime``: of a CUDA GPU alone; see ``CudaSettings``. ``memory_bytes``: what torch may allocate on a CUDA GPU;
     host lanes take no notice of it, since there the arena of experts is all that policies are told of.
     """
 
@@ -36,24 +45,31 @@ class LaneOptions:
     cpu_cores: tuple[int, ...] | None = None
     link_bytes_per_s: float | None = None
     memory_bytes: int | None = None
+    result_path: ResultPath | None = None
+    cpu_threads: int | None = None
+    device_index: int | None = None
+    chunk_bytes: int | None = None
+    runtime: str | None = None
 
     def given(self, kind: str) -> dict[str, object]:
         """Settings of a machine of that kind. Raises RefusedError for those that it does not have."""
         given = {key: value for key, value in vars(self).items() if value is not None}
-        if kind == "cuda" and given.keys() & {"gpu_core", "link_bytes_per_s"}:
-            raise RefusedError("cuda: a GPU core and a link rate are chosen for host lanes only; leave them out")
+        foreign, only = (_OF_HOST_LANES, "host lanes") if kind == "cuda" else (_OF_CUDA, "a CUDA GPU")
+        if wrong := [words for key, words in foreign.items() if key in given]:
+            raise RefusedError(f"{kind}: {', '.join(wrong)}: chosen for {only} only; leave that out")
         return {key: value for key, value in given.items() if kind == "cuda" or key != "memory_bytes"}
 
 
 def machine_for(lanes: LaneKind = "auto", options: LaneOptions | None = None, *, inline: bool = False) -> RealMachine:
     """A machine of this computer; "auto": its GPU where there is one. ``inline``: see ``HostLanes``.
 
-    Raises RefusedError for what this computer does not have.
+    Threads that work at the same time get physical cores of their own as long as there are any. What else a user should
+    know of the machine is in its ``remarks``. Raises RefusedError for what this computer does not have.
     """
     options = options or LaneOptions()
     if lanes == "cuda" or (lanes == "auto" and torch.cuda.is_available()):
-        return _cuda(options.given("cuda"))
-    return _host({**_default_host_lanes(), **options.given("host-lanes")}, inline)
+        return _cuda({**cuda_cores(options.cpu_cores), **options.given("cuda")})
+    return _host({**host_lane_cores(options.gpu_core, options.cpu_cores), **options.given("host-lanes")}, inline)
 
 
 def machine_of(profile: Profile, *, inline: bool = False) -> RealMachine:
@@ -80,15 +96,16 @@ def check_asked(profile: Profile, lanes: LaneKind, options: LaneOptions) -> None
 
 
 def facts_of(machine: RealMachine) -> Facts:
-    """All that identifies a machine: what it is, versions, and the settings of its lanes."""
+    """All that identifies a machine: what it is, versions, its lanes' settings; and why it is no good for fidelity."""
     settings = {f"lanes_{key}": _plain(value) for key, value in asdict(machine.settings).items()}
-    return {"kind": machine.kind, **machine.facts(), "torch": str(torch.__version__), **settings}
+    fidelity = {"fidelity": machine.crowding} if machine.crowding else {}
+    return {"kind": machine.kind, **machine.facts(), "torch": str(torch.__version__), **settings, **fidelity}
 
 
 def check_same(facts: Mapping[str, object], others: Mapping[str, object], where: str) -> None:
-    """Raises RefusedError, naming what differs, unless both are facts of one machine."""
+    """Raises RefusedError, naming what differs, unless both are facts of one machine; ``facts``: of a profile."""
     keys = [key for key in dict.fromkeys((*facts, *others)) if key not in _PASSING]
-    pairs = [(key, facts.get(key), others.get(key)) for key in keys]
+    pairs = [(key, facts.get(key, _EARLIER.get(key)), others.get(key)) for key in keys]
     wrong = [f"{key} {one!r} and not {other!r}" for key, one, other in pairs if one != other]
     if wrong:
         raise RefusedError(
@@ -100,12 +117,6 @@ def check_same(facts: Mapping[str, object], others: Mapping[str, object], where:
 def load_average() -> float:
     """Programs that want to run, over the last minute; 0 where the system does not say."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0
-
-
-def _default_host_lanes() -> dict[str, object]:
-    """One core is the GPU; the others compute experts, but for one, if there are many, that is the host's."""
-    first, *others = sorted(usable_cores())
-    return {"gpu_core": first, "cpu_cores": tuple(others[:-1] if len(others) > 2 else others) or (first,)}
 
 
 def _host(settings: Mapping[str, object], inline: bool) -> HostLanes:

@@ -11,7 +11,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -46,12 +46,11 @@ class _Team:
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self.pointer, self._end = ctypes.c_void_p(library.team_of(threads)), library.team_end
-        self._finalizing = sys.is_finalizing  # when all ends, this module may be gone
         if not self.pointer:
             raise MemoryError(f"the native CPU kernel: expected {threads} threads, the system has no room for them")
 
-    def __del__(self) -> None:
-        if self.pointer and not self._finalizing():  # a thread may still be at work then
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.pointer and not is_finalizing():  # then, a thread may still be at work
             self._end(self.pointer)
 
 

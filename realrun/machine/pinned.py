@@ -1,4 +1,4 @@
-"""Host memory for experts: ordinary, or page-locked so that a GPU copies from it at full speed; and whether it fits.
+"""Host memory for experts: ordinary, or page-locked so that a GPU copies from it at full speed.
 
 torch's own page-locked allocator rounds each block up to a power of two (pytorch issue 95823), which may double the
 memory that experts take. Here ordinary pages are registered with CUDA instead, which takes their exact size.
@@ -6,59 +6,93 @@ memory that experts take. Here ordinary pages are registered with CUDA instead, 
 
 from __future__ import annotations
 
-import mmap
-import os
-from pathlib import Path
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from realrun.errors import RealRunError, RefusedError
+from realrun.machine.host_memory import gb
+from realrun.machine.pages import LEAST_BYTES, Pages
 
-MEMINFO = Path("/proc/meminfo")
 PORTABLE_AND_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped: kernels may read it in place
 UNLOADING = 4  # cudaErrorCudartUnloading: the process ends, and with it all locks
-PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 def plain(size_bytes: int) -> Tensor:
-    """Ordinary memory: uint8 [size_bytes], 64-byte aligned as all that torch allocates."""
-    return torch.empty(size_bytes, dtype=torch.uint8)
+    """Ordinary memory: zeros, uint8 [size_bytes], 64-byte aligned as all that torch allocates; large blocks: ``Pages``.
+
+    Raises RefusedError where the system gives none.
+    """
+    return Pages(size_bytes).tensor() if size_bytes >= LEAST_BYTES else torch.zeros(size_bytes, dtype=torch.uint8)
+
+
+def launch_on_gpu() -> None:
+    """A small kernel. Raises RuntimeError for an error that an earlier call has left, which is thereby cleared."""
+    torch.ones(1, device="cuda")
 
 
 class Pinned:
     """Allocates page-locked memory of exact size; a block is unlocked when no tensor uses it any more.
 
-    ``cudart``: what registers memory; by default CUDA's runtime library, as torch gives it. Raises RefusedError where
-    there is none.
+    ``cudart``: what registers memory; by default CUDA's runtime library, as torch gives it. ``launch``: a kernel, see
+    ``launch_on_gpu``. Raises RefusedError where there is no GPU.
     """
 
-    def __init__(self, cudart: Any = None) -> None:
+    def __init__(
+        self,
+        cudart: Any = None,
+        launch: Callable[[], None] = launch_on_gpu,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
         if cudart is None and not torch.cuda.is_available():
             raise RefusedError(
                 "page-locked memory: expected a GPU that torch can use, found none; take ordinary memory"
             )
         self._cudart = torch.cuda.cudart() if cudart is None else cudart  # type: ignore[no-untyped-call]
+        self._launch, self._clock_ns = launch, clock_ns
         self.pinned_bytes = 0
+        self._bytes_so_far, self._ns_so_far = 0, 0  # since the beginning, what has been unlocked included
 
     def __call__(self, size_bytes: int) -> Tensor:
-        """uint8 [size_bytes], page-aligned. Raises RefusedError where the system locks no more memory."""
-        pages = _Pages(-1, size_bytes, **PRIVATE)
-        memory = torch.frombuffer(pages, dtype=torch.uint8)
-        code = int(self._cudart.cudaHostRegister(memory.data_ptr(), size_bytes, PORTABLE_AND_MAPPED))
+        """Zeros, uint8 [size_bytes], aligned as ``Pages`` are. Raises RefusedError where the system locks no more."""
+        begin_ns = self._clock_ns()
+        pages = _LockedPages(size_bytes)
+        code = int(self._cudart.cudaHostRegister(pages.address, size_bytes, PORTABLE_AND_MAPPED))
         if code != 0:
+            self._clear_last_error()
             raise RefusedError(self._no_more(size_bytes, code))
-        pages.locked_by, pages.address = self, memory.data_ptr()
+        pages.locked_by, pages.locked_bytes = self, size_bytes
         self.pinned_bytes += size_bytes
-        return memory
+        self._bytes_so_far += size_bytes
+        self._ns_so_far += self._clock_ns() - begin_ns
+        return pages.tensor()
 
     def unlock(self, address: int, size_bytes: int) -> None:
         """Raises RealRunError where CUDA refuses."""
         code = int(self._cudart.cudaHostUnregister(address))
         if code not in (0, UNLOADING):
+            self._clear_last_error()
             raise RealRunError(f"cudaHostUnregister of {gb(size_bytes)} at {address:#x}: expected 0, got error {code}")
         self.pinned_bytes -= size_bytes
+
+    def remarks(self) -> tuple[str, ...]:
+        """How long allocating and locking took in all; nothing where next to nothing was locked."""
+        if self._bytes_so_far < LEAST_BYTES:
+            return ()
+        taken, seconds = self._bytes_so_far, max(1, self._ns_so_far) / 1e9
+        return (f"page-locked {gb(taken)} of host memory in {seconds:.1f} s, {gb(taken / seconds)}/s",)
+
+    def _clear_last_error(self) -> None:
+        """CUDA's runtime keeps a failed call's error for the thread's next check, which is of something else.
+
+        torch's binding of the runtime has no cudaGetLastError, which clears it, but torch calls that after each launch.
+        """
+        with suppress(RuntimeError):
+            self._launch()
 
     def _no_more(self, size_bytes: int, code: int) -> str:
         return (
@@ -69,37 +103,12 @@ class Pinned:
         )
 
 
-class _Pages(mmap.mmap):
-    """Anonymous pages that the tensors on them keep alive."""
+class _LockedPages(Pages):
+    """Unlocked before they are given back."""
 
     locked_by: Pinned | None = None
-    address = 0
+    locked_bytes = 0
 
     def __del__(self) -> None:
         if self.locked_by is not None:
-            self.locked_by.unlock(self.address, len(self))
-
-
-def available_host_bytes(meminfo: Path = MEMINFO) -> int:
-    """Memory that programs may still take without swapping; without Linux's figure: free pages."""
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def check_host_memory(needed_bytes: int, available_bytes: int | None = None) -> None:
-    """Raises RefusedError, saying by how much, where the machine's free memory does not hold ``needed_bytes``."""
-    available = available_host_bytes() if available_bytes is None else available_bytes
-    short = needed_bytes - available
-    if short > 0:
-        raise RefusedError(
-            f"experts need {gb(needed_bytes)} of host memory, {gb(available)} are free: {gb(short)} short. "
-            "Close other programs, or take a smaller model, fewer layers or a smaller type"
-        )
-
-
-def gb(size_bytes: float) -> str:
-    """For messages."""
-    return f"{size_bytes / 1e9:.2f} GB"
+            self.locked_by.unlock(self.address, self.locked_bytes)

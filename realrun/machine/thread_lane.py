@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
+from typing import Any, Protocol
 
 import torch
 
@@ -14,14 +16,34 @@ from realrun.errors import LaneError
 from realrun.machine.lanes import Mark, Work
 
 
+class Flag(Protocol):
+    """Where a GPU stream sees how many pieces of a lane's work have ended."""
+
+    def set(self, number: int) -> None:
+        """All work up to ``number`` has ended."""
+        ...
+
+    def hold_up(self, stream: Any, number: int) -> None:
+        """What ``stream`` is given from now on waits for ``number``."""
+        ...
+
+
 class ThreadMark:
-    """Work that a thread does. A held lock stands for "not ended": waiting for it costs next to nothing."""
+    """Work that a thread does. A held lock stands for "not ended": waiting for it costs next to nothing.
 
-    __slots__ = ("_after", "_done", "_ended", "_work", "end_ns", "error", "held_ns", "ready_ns", "start_ns")
+    ``number``: of the work on its lane, from 1; ``flag``: the lane's, if GPU streams can wait for its work.
+    """
 
-    def __init__(self, work: Work, after: Sequence[Mark], done: Work | None) -> None:
+    __slots__ = (
+        "_done", "_ended", "_work", "after", "end_ns", "error", "flag", "held_ns", "number", "ready_ns", "start_ns",
+    )  # fmt: skip
+
+    def __init__(
+        self, work: Work, after: Sequence[Mark], done: Work | None, number: int = 0, flag: Flag | None = None
+    ) -> None:
         self._work: Work | None = work
-        self._after, self._done = after, done
+        self.after, self._done = after, done
+        self.number, self.flag = number, flag
         self.ready_ns, self.start_ns, self.end_ns = time.perf_counter_ns(), 0, 0
         self.held_ns = 0  # nobody: see ``Given``
         self.error: BaseException | None = None
@@ -39,12 +61,16 @@ class ThreadMark:
         if self.error is not None:
             raise LaneError.of("a lane", self.error) from self.error
 
+    def has_ended(self) -> bool:
+        """See ``Mark``."""
+        return not self._ended.locked()
+
     def do(self, broken: BaseException | None) -> BaseException | None:
         """Do the work in this thread, unless the lane is broken; returns what broke it, if anything has."""
         try:
             if broken is not None:
                 raise broken
-            for mark in self._after:
+            for mark in self.after:
                 mark.wait()
                 self.ready_ns = max(self.ready_ns, mark.end_ns)
             assert self._work is not None
@@ -55,22 +81,32 @@ class ThreadMark:
                 self._done()
         except BaseException as error:
             self.error = error
-        self._work, self._after, self._done = None, (), None  # let go of what they hold
+        finally:
+            if self.flag is not None:
+                self.flag.set(self.number)  # after a failure too, or the streams that wait would never go on
+        self._work, self.after, self._done = None, (), None  # let go of what they hold
         self._ended.release()
         return self.error
 
 
 class ThreadLane:
-    """A worker thread. ``cores``: where it may run (None: anywhere); ``threads``: of torch's operations in it."""
+    """A worker thread. ``cores``: where it may run (None: anywhere); ``threads``: of torch's operations in it.
 
-    def __init__(self, name: str, cores: Collection[int] | None = None, threads: int = 1) -> None:
+    ``flag`` is set to the number of each piece of work once that has ended. Work is submitted by one thread.
+    """
+
+    def __init__(
+        self, name: str, cores: Collection[int] | None = None, threads: int = 1, flag: Flag | None = None
+    ) -> None:
+        self._flag, self._submitted = flag, 0
         self._queue: SimpleQueue[ThreadMark | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, args=(cores, threads), name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Work, after: Sequence[Mark] = (), done: Work | None = None) -> ThreadMark:
         """See ``Lane.submit``."""
-        mark = ThreadMark(work, after, done)
+        self._submitted += 1
+        mark = ThreadMark(work, after, done, self._submitted, self._flag)
         self._queue.put(mark)
         return mark
 
@@ -109,3 +145,18 @@ def settle_thread(cores: Collection[int] | None, threads: int) -> None:
         os.sched_setaffinity(threading.get_native_id(), cores)
     torch.get_num_threads()  # a thread asks for torch's number when it first works, and takes what any thread set last
     torch.set_num_threads(threads)
+
+
+@contextmanager
+def settled(core: int | None) -> Iterator[None]:
+    """Bind the calling thread to ``core``, with one thread for torch, until the block ends; None: leave it alone."""
+    if core is None:
+        yield
+        return
+    cores = os.sched_getaffinity(threading.get_native_id()) if hasattr(os, "sched_getaffinity") else None
+    threads = torch.get_num_threads()
+    settle_thread((core,), 1)
+    try:
+        yield
+    finally:
+        settle_thread(cores, threads)

@@ -1,12 +1,18 @@
 """Probes of the host: launches on idle lanes.
 
 A launch lasts until the host goes on, or, where the lane was idle, until the work begins: a sleeping thread takes some
-20 us to wake. The other hand-overs are counted in ``profile_kernels`` and ``profile_link``.
+20 us to wake. The other hand-overs are counted in ``profile_kernels`` and ``profile_link``. What of a launch the lane
+works under (``sim.engine.launching``):
+
+- ``launch_lead``: from the first submission of a group until its first work begins.
+- ``launch_tail``: from the end of a launch to the end of the work, where the lane has nothing else to do. The work is a
+  layer's gate: its few small kernels take a GPU less time than their launches, so that only the last one is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from realrun.machine.lanes import Work, nothing
 from realrun.profiling.profile_kernels import Found
@@ -16,7 +22,9 @@ from realrun.profiling.profile_timing import Probe
 
 def host_probes(lab: Lab) -> list[Probe]:
     """Launches of each group, one token a step."""
-    probes: list[Probe] = [lambda: layer_launch(lab), lambda: expert_launch(lab), lambda: head_launch(lab)]
+    probes: list[Probe] = [
+        lambda: layer_launch(lab), lambda: launch_tail(lab), lambda: expert_launch(lab), lambda: head_launch(lab)
+    ]  # fmt: skip
     return [*probes, lambda: dense_launch(lab)] if lab.shape.dense_layers else probes
 
 
@@ -25,12 +33,19 @@ def layer_launch(lab: Lab) -> Found:
     model, layer, hidden = lab.model, lab.next_layer(), lab.hidden[:1]
     shared: list[Work] = [lambda: model.shared(layer, hidden)] if lab.shape.shared_width else []
     work: list[Work] = [lambda: model.attention(layer, hidden), lambda: model.gate(layer, hidden), *shared]
-    return {("launch",): [_launched(lab, work)]}
+    launched = _launched(lab, work)
+    return {("launch",): [launched.ns], ("launch_lead",): [launched.lead_ns]}
+
+
+def launch_tail(lab: Lab) -> Found:
+    """What is left for the lane once a gate has been launched."""
+    model, layer, hidden = lab.model, lab.next_layer(), lab.hidden[:1]
+    return {("launch_tail",): [_launched(lab, [lambda: model.gate(layer, hidden)]).tail_ns]}
 
 
 def head_launch(lab: Lab) -> Found:
     """The language-model head."""
-    return {("head_launch",): [_launched(lab, [lambda: lab.model.head(lab.hidden[:1])])]}
+    return {("head_launch",): [_launched(lab, [lambda: lab.model.head(lab.hidden[:1])]).ns]}
 
 
 def dense_launch(lab: Lab) -> Found:
@@ -62,14 +77,22 @@ def expert_launch(lab: Lab) -> Found:
     return {("expert_launch",): [second.end_ns - second.start_ns + waking_ns]}
 
 
-def _launched(lab: Lab, works: Sequence[Work]) -> int:
-    """From the first submission until the host goes on and the first work has begun."""
+class _Launched(NamedTuple):
+    """Of works submitted to an idle lane."""
+
+    ns: int  # from the first submission until the host goes on and the first work has begun
+    lead_ns: int  # until the first work has begun
+    tail_ns: int  # from the last submission's end to that of the last work
+
+
+def _launched(lab: Lab, works: Sequence[Work]) -> _Launched:
     _one_token(lab)
     began = lab.machine.now_ns()
     marks = [lab.machine.gpu.submit(work) for work in works]
     ended = lab.machine.now_ns()
     marks[-1].wait()
-    return max(ended, marks[0].start_ns) - began
+    starts, ends = max(began, marks[0].start_ns), marks[-1].end_ns
+    return _Launched(max(ended, starts) - began, starts - began, max(0, ends - ended))
 
 
 def _one_token(lab: Lab) -> None:

@@ -70,15 +70,16 @@ class _Step:
         lab, tokens = self.lab, sum(self.new)
         gpu, model, layer, hidden = lab.machine.gpu, lab.model, lab.next_layer(), lab.hidden[:tokens]
         ids, weights = lab.drawn(tokens)
+        normed: list[Tensor] = []
         chosen: list[Tensor] = []
         gpu.submit(lambda: model.begin_step(self.new, self.earlier))
         lab.cover()
-        marks = {self.attention: gpu.submit(lambda: model.attention(layer, hidden))}
-        gated = marks["gate", tokens] = gpu.submit(lambda: chosen.append(model.gate(layer, hidden)[0]))
+        marks = {self.attention: gpu.submit(lambda: normed.append(model.attention(layer, hidden)[1]))}
+        gated = marks["gate", tokens] = gpu.submit(lambda: chosen.append(model.gate(layer, *normed)[0]))
         if self.forecast:
-            marks[self.forecast, tokens] = gpu.submit(self._work(layer, hidden))
+            marks[self.forecast, tokens] = gpu.submit(self._work(layer, normed))
         if lab.shape.shared_width:
-            marks["shared", tokens] = gpu.submit(lambda: model.shared(layer, hidden))
+            marks["shared", tokens] = gpu.submit(lambda: model.shared(layer, *normed))
         here = lab.machine.d2h.submit(
             lambda: lab.chosen_here[:tokens].copy_(chosen[0], non_blocking=True), (gated,)
         )  # fmt: skip
@@ -95,11 +96,11 @@ class _Step:
             found["sync",] = [sync_ns]
         return found
 
-    def _work(self, layer: int, hidden: Tensor) -> Work:
-        """The forecast's."""
+    def _work(self, layer: int, normed: Sequence[Tensor]) -> Work:
+        """The forecast's, on the one tensor ``normed`` when it is there."""
         model = self.lab.model
         learnt = self.forecast == "estimator"
-        return (lambda: model.estimate(layer, hidden)) if learnt else (lambda: model.speculate(layer, hidden))
+        return (lambda: model.estimate(layer, *normed)) if learnt else (lambda: model.speculate(layer, *normed))
 
 
 def gpu_experts(lab: Lab, tokens: int) -> Probe:

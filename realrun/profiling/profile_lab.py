@@ -6,9 +6,10 @@ beforehand. Experts are taken in turn from more memory than caches hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any, cast
 
@@ -28,18 +29,20 @@ from realrun.experts.expert_shape import ExpertShape
 from realrun.experts.expert_store import ExpertStore, random_store
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.machine.lanes import Machine, Mark, Work
-from realrun.machine.pinned import check_host_memory
+from realrun.machine.memory_check import check_host_memory
 from realrun.machine.upload import upload
+from realrun.profiling.profile_caches import cache_bytes, layers_beyond
+from realrun.profiling.profile_cover import GpuCover
 from realrun.profiling.profile_stand_ins import AllThere, CopyScript, Ended
+from realrun.replay.recorded_model import RecordedModel, model_on
 from realrun.replay.replay_bench import WEIGHTS_DTYPE
 from realrun.replay.replay_model import ReplayModel
 from sim.engine.spans import Span
 from traces.model_shape import ModelShape
 
-LAYERS = 4  # with weights of their own: attention of fewer would stay in caches
+LAYERS = 4  # with weights of their own, at least
 EXPERTS_BYTES = 1_000_000_000  # of all experts together
 EXPERTS_AT_ONCE = 3  # in a plan at least: a first one and others
-COVER_CYCLES = 6_000_000  # about 3 ms: longer than anything measured takes to launch
 
 
 @dataclass(frozen=True)
@@ -67,14 +70,15 @@ class Lab:
         """Raises RefusedError for weights without kernels, and where memory does not hold them."""
         dtype, self.layout, own_kernel = ExpertShape.of(shape)
         self.machine, self.points = machine, points
-        self.shape = _part_of(shape, self.layout.bytes)
-        self.layers, self.at_once = self.shape.moe_layers, min(max(shape.top_k, EXPERTS_AT_ONCE), shape.experts)
-        self.experts = _experts(self.shape, self.layout.bytes)
+        self.layers = _expert_layers(shape, self.layout.bytes)
+        self.shape = _part_of(shape, max(self.layers, layers_beyond(cache_bytes(machine.device), shape, dtype)))
+        self.at_once = min(max(shape.top_k, EXPERTS_AT_ONCE), shape.experts)
+        self.experts = _experts(shape, self.layers, self.layout.bytes)
         self.store = self._random_store()
         self.arena = machine.gpu_tensor((self.layers, self.experts, self.layout.bytes), torch.uint8)
         self._fill_arena()
-        self.model = model or ReplayModel(
-            self.shape, device=machine.device, dtype=dtype, batch=max(points.batches),
+        self.model = model or model_on(
+            machine, self.shape, dtype=dtype, batch=max(points.batches),
             context=max(*points.contexts, *points.prompts), estimator=True,
         )  # fmt: skip
         self.kernel = kernel or own_kernel
@@ -84,6 +88,7 @@ class Lab:
         self._sizes = LayerSizes(most, self.at_once, shape.hidden, dtype, WEIGHTS_DTYPE)
         self.copying: Copying
         self.parts: LayerParts
+        self._cover: Callable[[], Mark]
         self.hidden = machine.gpu_tensor((most, shape.hidden), dtype)
         self.hidden.copy_(torch.randn(most, shape.hidden))
         self.on_host = machine.host_tensor((most, shape.hidden), dtype)
@@ -96,7 +101,7 @@ class Lab:
 
     def next_layer(self) -> int:
         """Another layer than the last time."""
-        return next(self._turn) % self.layers
+        return next(self._turn) % self.shape.moe_layers
 
     def next_experts(self, many: int) -> tuple[int, list[int]]:
         """A layer, and experts of it that were not used for long."""
@@ -118,7 +123,7 @@ class Lab:
         """Put a plan into effect on hidden states that have been there for long; the host's time for it, ns."""
         gpu, cpu = tuple(gpu), tuple(cpu)
         hidden, weights = self.hidden[: tokens.tokens], upload(tokens.weights, self.machine.device)
-        plan = Plan(layer, Routing((), ()), gpu, cpu, (), None, (), (), (), (), (), 0)
+        plan = Plan(layer, Routing((), ()), gpu, cpu, (), (), (), (), (), (), (), 0)
         began = self.machine.now_ns()
         self.parts.start(plan, tokens, Asked(lambda: hidden, weights, Ended(began)), {})
         return self.machine.now_ns() - began
@@ -129,6 +134,10 @@ class Lab:
         shared = hidden if self.shape.shared_width else None
         self.parts.combine(lambda parts: model.combine(parts.flatten(0, 1), self.at_once, shared, hidden), _forget)
 
+    def result_bytes(self, tokens: int) -> int:
+        """Of the CPU, where it computes all experts of ``tokens`` tokens."""
+        return tokens * self.at_once * self.shape.hidden * WEIGHTS_DTYPE.itemsize
+
     def spans(self) -> list[Span]:
         """What was recorded since the last time, once it has ended."""
         self.parts.wait()
@@ -138,9 +147,7 @@ class Lab:
 
     def cover(self) -> Mark:
         """Keep the GPU busy: what is launched now runs without a gap, and does not find its weights in caches."""
-        if self.machine.kind == "cuda":
-            return self.machine.gpu.submit(lambda: torch.cuda._sleep(COVER_CYCLES))  # type: ignore[no-untyped-call]
-        return self.machine.gpu.submit(self.expert_work(self.arena))
+        return self._cover()
 
     def expert_work(self, memory: Tensor) -> Work:
         """One expert of one token in ``memory`` [layers, experts, bytes], with what ``LayerParts`` does around it."""
@@ -166,17 +173,33 @@ class Lab:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """The copy thread serves, and Python is as in a run; once, or again later."""
+        """The copy thread serves, and Python and the host thread are as in a run; once, or again later."""
         self.copying = Copying(cast(Session, self.script), self.machine, self.store, self._slots, self.recorder)
         self.parts = LayerParts(
             self.machine, self.copying, self.store, self._slots, [self.kernel] * self.layers, self.recorder, self._sizes
         )
-        with undisturbed():
+        with undisturbed(), self.machine.hosting():
             self.copying.start()
             try:
+                self._record()
+                self._cover = self._cover_now()
                 yield
             finally:
                 self.copying.stop()
+
+    def _record(self) -> None:
+        """Every graph that a probe replays, so that none is recorded by it: launches are of one token."""
+        if isinstance(self.model, RecordedModel):
+            for batch in {1, *self.points.batches}:
+                for context in {1, *self.points.contexts}:
+                    self.machine.gpu.submit(partial(self.model.record_step, batch, context)).wait()
+
+    def _cover_now(self) -> Callable[[], Mark]:
+        """A sleep, or, where a thread plays the GPU, an expert."""
+        machine = self.machine
+        if machine.kind == "cuda":
+            return GpuCover(machine, lambda: self.expert_work(self.arena))
+        return lambda: machine.gpu.submit(self.expert_work(self.arena))
 
     def _random_store(self) -> ExpertStore:
         machine, size = self.machine, self.layout.bytes * self.layers * self.experts
@@ -190,16 +213,20 @@ class Lab:
             self.arena[layer].copy_(self.memory[layer])
 
 
-def _part_of(shape: ModelShape, expert_bytes: int) -> ModelShape:
-    """As many layers as it takes to have enough memory of everything."""
-    wanted = max(LAYERS, -(-EXPERTS_BYTES // (shape.experts * expert_bytes)))
-    layers = min(shape.moe_layers, wanted)
+def _part_of(shape: ModelShape, layers: int) -> ModelShape:
+    """So many layers, if it has them: those of ``Lab.layers`` have experts with weights, too."""
+    layers = min(shape.moe_layers, layers)
     return replace(shape, moe_layers=layers, dense_layers=min(shape.dense_layers, 2), expert_bytes=())
 
 
-def _experts(shape: ModelShape, expert_bytes: int) -> int:
-    """Experts of each layer that have weights here."""
-    enough = -(-EXPERTS_BYTES // (shape.moe_layers * expert_bytes))
+def _expert_layers(shape: ModelShape, expert_bytes: int) -> int:
+    """Layers whose experts have weights: as many as it takes to have enough memory of them."""
+    return min(shape.moe_layers, max(LAYERS, -(-EXPERTS_BYTES // (shape.experts * expert_bytes))))
+
+
+def _experts(shape: ModelShape, layers: int, expert_bytes: int) -> int:
+    """Experts of each of those layers that have weights."""
+    enough = -(-EXPERTS_BYTES // (layers * expert_bytes))
     return min(shape.experts, max(2 * max(shape.top_k, EXPERTS_AT_ONCE), enough))
 
 

@@ -1,4 +1,6 @@
-"""Probes of copies: experts through the executor's copy thread, victims on their way back, and all lanes together."""
+"""Probes of copies: experts through the executor's copy thread, victims on their way back, all lanes together, and
+results of the CPU that the GPU reads over a link that is busy.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,45 @@ from realrun.profiling.profile_timing import Probe
 
 BURST = 4  # copies of a layer that loads several experts
 STEADY_COPIES = 6  # during which experts are computed
+COPIES_OF_RESULTS = 4  # bytes copied while results are read, in bytes of these
 
 
 def link_probes(lab: Lab) -> list[Probe]:
-    """Experts over the link and back, alone and beside the CPU."""
-    return [lambda: copies(lab), lambda: writeback(lab), lambda: contention(lab)]
+    """Experts over the link and back, alone and beside the CPU; results over the link, alone and beside copies."""
+    probes: list[Probe] = [lambda: copies(lab), lambda: writeback(lab), lambda: contention(lab)]
+    if lab.machine.result_path == "h2d":  # they wait for the copy at work, and nothing is read beside it
+        return probes
+    return [*probes, *(busy_results(lab, tokens) for tokens in lab.points.batches)]
+
+
+def busy_results(lab: Lab, tokens: int) -> Probe:
+    """The sum that reads the CPU's results in place, launched on an idle GPU: while the link rests, and during copies.
+
+    What it takes longer beside copies is printed; simulated sums take what they take while the link rests.
+    """
+
+    def probe() -> Found:
+        found: Found = {("sum_of_results_ns", tokens): [_sum_ns(lab, tokens, 0)]}
+        experts = -(-COPIES_OF_RESULTS * lab.result_bytes(tokens) // lab.layout.bytes)
+        many = min(max(BURST, experts), lab.layers * lab.experts)
+        return {**found, ("sum_of_results_beside_copies_ns", tokens): [_sum_ns(lab, tokens, many)]}
+
+    return probe
+
+
+def _sum_ns(lab: Lab, tokens: int, copies: int) -> int:
+    """How long the sum takes, all of whose results the CPU has computed, once the first of ``copies`` has begun."""
+    layer, experts = lab.next_experts(lab.at_once)
+    lab.start(lab.alike(experts, tokens), layer, cpu=experts)
+    lab.machine.cpu.submit(nothing).wait()
+    arrivals = lab.ask_for(copies)
+    for arrival in arrivals[:1]:
+        arrival.issued()
+    lab.combine(tokens)
+    for arrival in arrivals:
+        arrival.wait_known()
+    [summed] = [span for span in lab.spans() if span.kind == "combine"]
+    return summed.end_ns - summed.start_ns
 
 
 def copies(lab: Lab) -> Found:
@@ -47,8 +83,8 @@ def writeback(lab: Lab) -> Found:
 
 
 def contention(lab: Lab) -> Found:
-    """Rates of CPU experts and of copies beside each other, of GPU experts beside copies, and of all three beside the
-    others, in permille of each alone.
+    """Rates of CPU experts and of copies next to each other, of GPU experts next to copies, of GPU and CPU experts next
+    to each other, and of all three next to the others, in permille of each alone.
 
     Experts of one token follow one another, and so do copies, which begin before the first expert and end after the
     last one, or nearly.
@@ -57,21 +93,25 @@ def contention(lab: Lab) -> Found:
     many = max(8, round(STEADY_COPIES * copy_ns / max(cpu_ns, 1)))
     both = _together(lab, many, ("cpu",), round(2 * many * cpu_ns / max(copy_ns, 1)) + 2)
     beside_copies = _together(lab, many, ("gpu",), round(2 * many * gpu_ns / max(copy_ns, 1)) + 2)
+    experts = _together(lab, many, ("cpu", "gpu"), 0)
     three = _together(lab, many, ("cpu", "gpu"), round(2 * many * cpu_ns / max(copy_ns, 1)) + 2)
     return {
         ("cpu_permille",): [1000 * cpu_ns / both["cpu"]],
         ("copy_permille",): [1000 * copy_ns / both["h2d"]],
         ("gpu_permille",): [1000 * gpu_ns / beside_copies["gpu"]],
+        ("gpu_with_cpu_permille",): [1000 * gpu_ns / experts["gpu"]],
+        ("cpu_with_gpu_permille",): [1000 * cpu_ns / experts["cpu"]],
         ("gpu_beside_both_permille",): [1000 * gpu_ns / three["gpu"]],
-        ("cpu_beside_gpu_permille",): [1000 * cpu_ns / three["cpu"]],
-        ("copy_beside_gpu_permille",): [1000 * copy_ns / three["h2d"]],
+        ("cpu_beside_both_permille",): [1000 * cpu_ns / three["cpu"]],
+        ("copy_beside_both_permille",): [1000 * copy_ns / three["h2d"]],
     }
 
 
 def _together(lab: Lab, many: int, lanes: Sequence[str], copies: int) -> dict[str, float]:
-    """Median ns of an expert of each lane, and of a copy, while all are at work."""
+    """Median ns of an expert of each lane, and of a copy if there are any, while all are at work."""
     arrivals = lab.ask_for(min(copies, lab.layers * lab.experts))
-    arrivals[0].issued()
+    for arrival in arrivals[:1]:
+        arrival.issued()
     marks: dict[str, list[Mark]] = {lane: [] for lane in lanes}
     for _ in range(many):
         for lane in lanes:
@@ -80,7 +120,8 @@ def _together(lab: Lab, many: int, lanes: Sequence[str], copies: int) -> dict[st
         arrival.wait_known()
     for queue in marks.values():
         queue[-1].wait()
-    marks["h2d"] = [arrival.issued() for arrival in arrivals]
+    if arrivals:
+        marks["h2d"] = [arrival.issued() for arrival in arrivals]
     begin = max(queue[1].start_ns for queue in marks.values())  # the first of a rested lane takes longer
     end = min(queue[-1].end_ns for queue in marks.values())
     _forget_spans(lab)

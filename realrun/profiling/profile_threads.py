@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -14,31 +17,33 @@ from realrun.execution.undisturbed import undisturbed
 from realrun.experts.expert_ffn import weighted_ffn
 from realrun.experts.expert_shape import ExpertShape
 from realrun.experts.expert_store import random_store
+from realrun.machine.cores import alone, most_cpu_threads
 from realrun.machine.lanes import Lane
-from realrun.machine.machine_facts import usable_cores
 from realrun.machine.machines import RealMachine
 from realrun.machine.pinned import plain
-from realrun.machine.thread_lane import ThreadLane
+from realrun.machine.thread_lane import ThreadLane, settle_thread
 from realrun.profiling.profile_lab import EXPERTS_BYTES
 from traces.model_shape import ModelShape
 
 TOKENS = (1, 8, 64)
 REPEATS = 9
+SPUN_BYTES = 1 << 20  # at once: about a millisecond without Python's lock; they stay in the core's own cache
 Expert = dict[str, torch.Tensor]
 
 
 def with_best_threads(machine: RealMachine, shape: ModelShape) -> tuple[RealMachine, dict[str, float]]:
     """The machine with as many CPU threads as compute an expert of one token fastest, and the times of all counts.
 
-    Host lanes have their cores given: as they are. Of a GPU's machine another one is made.
+    They are measured while the cores of the host and the copy thread spin, as these do in a run, and leave both a
+    physical core. Host lanes have their cores given: as they are. Of a GPU's machine another one is made.
     """
     if machine.kind == "host-lanes":
         return machine, {}
     from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
 
     assert isinstance(machine.settings, CudaSettings)
-    cores = machine.settings.cpu_cores
-    times = thread_times(shape, counts_up_to(len(cores or usable_cores())), cores)
+    cores, busy = machine.settings.cpu_cores, (machine.settings.host_core, machine.settings.copy_core)
+    times = thread_times(shape, counts_up_to(most_cpu_threads(cores)), cores, busy)
     best = min((ns, threads) for (threads, tokens), ns in times.items() if tokens == 1)[1]
     machine.close()
     name = shape.base_name
@@ -46,25 +51,51 @@ def with_best_threads(machine: RealMachine, shape: ModelShape) -> tuple[RealMach
     return CudaLanes(replace(machine.settings, cpu_threads=best)), rates
 
 
-def counts_up_to(cores: int) -> list[int]:
-    """1, 2, 4 and so on, with those in between from 8 on, and all cores."""
-    return sorted({count for count in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if count <= cores} | {cores})
+def counts_up_to(most: int) -> list[int]:
+    """1, 2, 4 and so on, with those in between from 8 on, and ``most``."""
+    return sorted({count for count in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if count <= most} | {most})
 
 
 def thread_times(
-    shape: ModelShape, counts: Sequence[int], cores: Sequence[int] | None
+    shape: ModelShape, counts: Sequence[int], cores: Sequence[int] | None, busy: Sequence[int | None]
 ) -> dict[tuple[int, int], float]:  # fmt: skip
-    """Median ns of one expert by (threads, tokens), in ordinary memory; counts in turn, so that noise meets all."""
+    """Median ns of one expert by (threads, tokens), in ordinary memory; counts in turn, so that noise meets all.
+
+    ``busy``: for each a thread spins meanwhile, on that core (None: on any).
+    """
     experts = _experts(shape)
     lanes = {count: ThreadLane(f"cpu of {count}", cores, count) for count in counts}
     samples: dict[tuple[int, int], list[float]] = {(count, tokens): [] for count in counts for tokens in TOKENS}
-    with undisturbed():
+    with undisturbed(), spinning(busy):
         for _ in range(REPEATS):
             for count, tokens in samples:
                 samples[count, tokens].append(_expert_ns(lanes[count], shape, experts, tokens))
     for lane in lanes.values():
         lane.close()
     return {key: median(times[1:]) for key, times in samples.items()}
+
+
+@contextmanager
+def spinning(cores: Sequence[int | None]) -> Iterator[None]:
+    """Threads that do nothing of use until the block ends: one for every core of ``cores`` (None: any)."""
+    ended = threading.Event()
+    threads = [threading.Thread(target=_spin, args=(core, ended), name="spinning", daemon=True) for core in cores]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def _spin(core: int | None, ended: threading.Event) -> None:
+    """As a thread that waits for the GPU: hashlib lets go of Python's lock (docs.python.org, hashlib.sha256)."""
+    settle_thread(alone(core), 1)
+    block = bytes(SPUN_BYTES)
+    while not ended.is_set():
+        hashlib.sha256(block)
 
 
 def _experts(shape: ModelShape) -> Iterator[Expert]:

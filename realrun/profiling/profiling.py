@@ -21,6 +21,7 @@ from realrun.profiling.profile_lab import Lab, Points
 from realrun.profiling.profile_link import link_probes
 from realrun.profiling.profile_rates import Aim, achieved, plain_rates
 from realrun.profiling.profile_timing import QUICK, Effort, Samples, repeated
+from sim.costs.cost_table import RATES
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import Grid, Measured, Table
 from sim.machine.profile import MeasuredModel, Profile, Share, Sizes
@@ -34,10 +35,10 @@ _TABLES = (
 )  # fmt: skip
 _GRIDS = ("attention_decode", "attention_prefill")
 _TIMES = (
-    "copy", "writeback", "first_cpu_expert", "launch", "expert_launch", "combine_launch", "head_launch", "sync",
-    "dense_launch",
+    "copy", "writeback", "first_cpu_expert", "launch", "launch_lead", "launch_tail", "expert_launch", "combine_launch",
+    "head_launch", "sync", "dense_launch",
 )  # fmt: skip
-_SHARES = ("cpu_permille", "copy_permille", "gpu_permille")
+_SHARES = RATES
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,11 @@ def profile(
     found = replace(before, machine=facts, rates={**before.rates, **rates}, models={**before.models, **models})
     hardware = hardware_of(machine, name, found, link, memory_bytes)
     batches = points.batches if len(points.batches) > 1 else (*points.batches, 4)
-    costs = decision_costs(
-        hardware, shapes, policy_names() if policies is None else policies, batches, 2 if effort == QUICK else 4,
-        progress,
-    )  # fmt: skip
+    with machine.hosting():
+        costs = decision_costs(
+            hardware, shapes, policy_names() if policies is None else policies, batches, 2 if effort == QUICK else 4,
+            progress,
+        )  # fmt: skip
     found = replace(found, plan={**found.plan, **costs.plan}, foresee={**found.foresee, **costs.foresee})
     return Findings(replace(hardware, profile=found), tuple(aims), costs.skipped)
 
@@ -107,11 +109,16 @@ def _measured(
     model, short = measured_model(shape, samples), shape.base_name
     reached, aims = achieved(short, model, link)
     beside = {f"{short}, {name}": median(samples[name,]) for name in _BESIDE}
+    beside |= {
+        f"{short}, {name}, {tokens} tokens": median(ns) for (name, *sizes), ns in samples.items()
+        for tokens in sizes if name in _SUMS
+    }  # fmt: skip
     plain = {"plain_copy_bytes_per_s": link.h2d_bytes_per_s, "plain_read_bytes_per_s": link.memory_read_bytes_per_s}
     return model, link, {**plain, **rates, **reached, **beside}, aims
 
 
-_BESIDE = ("gpu_beside_both_permille", "cpu_beside_gpu_permille", "copy_beside_gpu_permille")
+_SUMS = ("sum_of_results_ns", "sum_of_results_beside_copies_ns")
+_BESIDE = ("gpu_beside_both_permille", "cpu_beside_both_permille", "copy_beside_both_permille")
 
 
 def measure(lab: Lab, effort: Effort) -> Samples:

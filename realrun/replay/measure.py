@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from realrun.machine.lane_kinds import LaneKind
 from realrun.machine.machines import LaneOptions, RealMachine, check_asked, machine_for, machine_of
 from realrun.replay.replay_bench import Measurement, ReplayBench, room_for
@@ -10,17 +12,22 @@ from sim.scenario import Scenario
 from sim.simulate import compose_policy, prepare, setting_of
 
 
-def measure(scenario: Scenario, lanes: LaneKind = "auto") -> Measurement:
+def measure(
+    scenario: Scenario, lanes: LaneKind = "auto", options: LaneOptions | None = None,
+    tell: Callable[[RealMachine], object] = lambda _: None,
+) -> Measurement:  # fmt: skip
     """Replay one scenario: once to warm up, once to measure.
 
-    Its hardware is what planners believe in: a profile of this machine, or a preset. Raises what ``simulate`` raises,
-    RefusedError before the run, and LaneError during it.
+    Its hardware is what planners believe in: a profile of this machine, or a preset. ``tell`` is given the machine
+    before the run, and can pass on its ``remarks``. Raises what ``simulate`` raises, RefusedError before the run, and
+    LaneError during it.
     """
     setting = setting_of(scenario)
     prepared = prepare(setting, compose_policy(setting, scenario.policy, scenario.parameters))
-    machine = machine_on(setting.hardware, lanes)
+    machine = machine_on(setting.hardware, lanes, options)
     try:
         bench = ReplayBench(machine, setting.shape, room_for([prepared]))
+        tell(machine)
         bench.measure(setting, scenario.policy, scenario.parameters)
         return bench.measure(setting, scenario.policy, scenario.parameters)
     finally:
@@ -41,6 +48,8 @@ def machine_on(
     return machine_of(hardware.profile, inline=inline)
 
 
-def generating_machine(hardware: Hardware, lanes: LaneKind = "auto") -> RealMachine:
+def generating_machine(
+    hardware: Hardware, lanes: LaneKind = "auto", options: LaneOptions | None = None
+) -> RealMachine:  # fmt: skip
     """As ``machine_on``; on host lanes the calling thread is the GPU, as a library's model needs."""
-    return machine_on(hardware, lanes, inline=True)
+    return machine_on(hardware, lanes, options, inline=True)

@@ -190,6 +190,11 @@ def _from_nothing(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     )
 
 
+def attention_params_of(shape: ModelShape) -> int:
+    """Weights of one layer's projections."""
+    return shape.attention_params or _grouped_params(shape)
+
+
 def _grouped_params(shape: ModelShape) -> int:
     """Weights of q, k, v and o where every key-value head has a key and a value of its own."""
     return 2 * (shape.heads + shape.kv_heads) * shape.head_dim * shape.hidden

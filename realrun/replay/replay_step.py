@@ -36,12 +36,14 @@ class StepPlaces:
 
 
 def places_of(
-    tokens: Sequence[int], earlier: Sequence[int], sharing: int, batch: int, context: int, device: torch.device
-) -> StepPlaces:
+    tokens: Sequence[int], earlier: Sequence[int], sharing: int, batch: int, context: int, device: torch.device,
+    least_keys: int = 0,
+) -> StepPlaces:  # fmt: skip
     """The step of ``tokens[i]`` new tokens of sequence i behind ``earlier[i]`` others. Never waits for the device.
 
-    ``sharing`` query heads use one key; they stand one after the other in a block's mask. Raises RefusedError where a
-    cache of ``batch`` sequences of ``context`` tokens cannot hold the step.
+    ``sharing`` query heads use one key; they stand one after the other in a block's mask. ``least_keys``: a decode step
+    that is to be recorded has so many at least, and a mask in any case. Raises RefusedError where a cache of ``batch``
+    sequences of ``context`` tokens cannot hold the step.
     """
     _check(tokens, earlier, batch, context)
     steps = [torch.arange(start, start + new) for start, new in zip(earlier, tokens, strict=True)]
@@ -49,7 +51,7 @@ def places_of(
     positions, rows = upload(torch.stack([torch.cat(steps), torch.cat(cells)]), device).unbind()
     ends = tuple(accumulate(tokens))
     if len(set(tokens)) == 1:
-        blocks = [_block(slice(0, ends[-1]), slice(0, len(tokens)), tokens[0], earlier, sharing, positions)]
+        blocks = [_block(slice(0, ends[-1]), slice(0, len(tokens)), tokens[0], earlier, sharing, positions, least_keys)]
     else:
         blocks = [
             _block(slice(end - new, end), slice(i, i + 1), new, (earlier[i],), sharing, positions)
@@ -58,10 +60,13 @@ def places_of(
     return StepPlaces(positions, rows, tuple(blocks), tuple(end - 1 for end in ends))
 
 
-def _block(rows: slice, sequences: slice, new: int, earlier: Sequence[int], sharing: int, positions: Tensor) -> Block:
-    keys = max(earlier) + new
+def _block(
+    rows: slice, sequences: slice, new: int, earlier: Sequence[int], sharing: int, positions: Tensor,
+    least_keys: int = 0,
+) -> Block:  # fmt: skip
+    keys = max(max(earlier) + new, least_keys)
     causal = new > 1 and keys == new
-    if causal or (new == 1 and len(set(earlier)) == 1):
+    if causal or (new == 1 and len(set(earlier)) == 1 and not least_keys):
         return Block(rows, sequences, new, keys, causal, None)
     seen = torch.arange(keys, device=positions.device) <= positions[rows].view(-1, 1, new, 1)
     return Block(rows, sequences, new, keys, False, seen.repeat(1, 1, sharing, 1))

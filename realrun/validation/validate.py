@@ -24,18 +24,20 @@ Progress = Callable[[str], None]
 class Validated(NamedTuple):
     """Measured beside predicted, and the machine with the profile that the predictions were made from.
 
-    ``by_file``: the same beside predictions from the profile as it was in its file.
+    ``by_file``: the same beside predictions from the profile as it was in its file; ``remarks``: the machine's.
     """
 
     agreement: Agreement
     hardware: Hardware
     by_file: Agreement
+    remarks: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
-        """How predictions were made, and what the file alone would have given, a line each."""
+        """What the machine is no good for, how predictions were made, and what the file alone would have given."""
         found = self.by_file.summary
         return [
+            *self.remarks,
             "predictions: medians of microbenchmarks repeated before every round of runs and after the last; decision "
             "costs, and what planners believe, are the file's",
             f"predicted from the profile as it was in its file, measured before: median TPOT error "
@@ -68,7 +70,8 @@ def validate(plan: ValidationPlan, machine: RealMachine, progress: Progress = la
     again.measure()
     hardware = again.hardware()
     runs = [measured[place][1:] for place in range(len(settings))]
-    return Validated(_agreement(settings, runs, hardware), hardware, _agreement(settings, runs, settings[0].hardware))
+    by_file = _agreement(settings, runs, settings[0].hardware)
+    return Validated(_agreement(settings, runs, hardware), hardware, by_file, machine.remarks())
 
 
 def _agreement(

@@ -10,6 +10,12 @@ from policies.views import ExpertCosts
 from sim.machine.hardware import ResultPath
 from sim.machine.plan_costs import PlanCosts
 
+LAUNCHES = (
+    "attention_launch_ns", "gate_launch_ns", "shared_launch_ns", "expert_launch_ns", "combine_launch_ns",
+    "head_launch_ns", "dense_launch_ns",
+)  # fmt: skip
+RATES = ("cpu_permille", "copy_permille", "gpu_permille", "gpu_with_cpu_permille", "cpu_with_gpu_permille")
+
 
 class CostError(ValueError):
     """A cost table that breaks its own rules; the message names field, layer and value."""
@@ -54,12 +60,15 @@ class ConstantSteps:
 class CostTable:
     """All costs of one model on one machine. Planner and world may hold different tables.
 
-    ``experts`` has one entry per MoE layer, shared where equal. Launch times are host time per group of kernels.
+    ``experts`` has one entry per MoE layer, shared where equal. Launch times are host time per group of kernels. While
+    the host launches the later kernels of a group, the GPU works on the earlier ones (``sim.engine.launching``).
     """
 
     experts: tuple[ExpertCosts, ...]
     steps: StepModel
-    launch_ns: int  # attention + gate + shared expert of one layer
+    attention_launch_ns: int  # norms and attention of one layer
+    gate_launch_ns: int
+    shared_launch_ns: int  # 0 without a shared expert
     expert_launch_ns: int  # one expert on the GPU
     combine_launch_ns: int
     head_launch_ns: int  # LM head, a step
@@ -71,6 +80,10 @@ class CostTable:
     plan_costs: PlanCosts = field(default_factory=PlanCosts)
     plan_factor: float = 1.0
     gpu_permille: int = 1000  # rate of the GPU while a copy runs: less where it shares memory with them
+    gpu_with_cpu_permille: int = 1000  # rate of the GPU while CPU experts run, and the other way round: less where a
+    cpu_with_gpu_permille: int = 1000  # core of the same processor plays the GPU
+    lead_ns: int | None = None  # from the beginning of a launch until the GPU can start; None: when it has ended
+    tail_ns: int = 0  # what the GPU needs after the last kernel of a group has been launched
     scale: int = 1  # what ``scaled`` multiplied; steps and plan costs apply it on the way out
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
@@ -88,6 +101,20 @@ class CostTable:
     def foresee_ns(self, policy: str, active: int) -> int:
         """Host time of ``foresee`` with ``active`` experts active."""
         return self.plan_costs.foresee_of(policy).at(active, self.plan_factor) * self.scale
+
+    @property
+    def launch_ns(self) -> int:
+        """Host time of the launch of one layer's attention, gate and shared expert."""
+        return self.attention_launch_ns + self.gate_launch_ns + self.shared_launch_ns
+
+    def lead_of(self, launch_ns: int) -> int:
+        """From the beginning of a launch of ``launch_ns`` until the GPU can start on its first kernel."""
+        lead_ns = self.lead_ns
+        return launch_ns if lead_ns is None or lead_ns > launch_ns else lead_ns
+
+    def tail_of(self, gpu_ns: int) -> int:
+        """What the GPU, of work of ``gpu_ns``, has left at least when the last kernel of it has been launched."""
+        return self.tail_ns if self.tail_ns < gpu_ns else gpu_ns
 
     @property
     def max_tokens(self) -> int:
@@ -114,12 +141,16 @@ def scaled(costs: CostTable, c: int) -> CostTable:
     return replace(
         costs,
         experts=tuple(unique[id(e)] for e in costs.experts),
-        launch_ns=costs.launch_ns * c,
+        attention_launch_ns=costs.attention_launch_ns * c,
+        gate_launch_ns=costs.gate_launch_ns * c,
+        shared_launch_ns=costs.shared_launch_ns * c,
         expert_launch_ns=costs.expert_launch_ns * c,
         combine_launch_ns=costs.combine_launch_ns * c,
         head_launch_ns=costs.head_launch_ns * c,
         dense_launch_ns=costs.dense_launch_ns * c,
         sync_ns=costs.sync_ns * c,
+        lead_ns=None if costs.lead_ns is None else costs.lead_ns * c,
+        tail_ns=costs.tail_ns * c,
         scale=costs.scale * c,
     )
 
@@ -169,10 +200,11 @@ def _check_int(value: object, low: int, where: str) -> None:
 
 def _check_scalars(costs: CostTable) -> None:
     """The numbers beside the tables. Raises CostError."""
-    launches = ("launch_ns", "expert_launch_ns", "combine_launch_ns", "head_launch_ns", "dense_launch_ns")
-    for name in (*launches, "sync_ns"):
+    for name in (*LAUNCHES, "sync_ns", "tail_ns"):
         _check_int(getattr(costs, name), 0, f"cost table: {name}")
-    for name in ("cpu_permille", "copy_permille", "gpu_permille"):
+    if costs.lead_ns is not None:
+        _check_int(costs.lead_ns, 0, "cost table: lead_ns")
+    for name in RATES:
         value = getattr(costs, name)
         _check_int(value, 1, f"cost table: {name}")
         if value > 1000:

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from policies.views import ExpertCosts
 from sim.costs.cost_table import CostError, CostTable, StepCosts
-from sim.costs.roofline_costs import roofline
+from sim.costs.roofline_costs import ATTENTION_KERNELS, EXPERT_KERNELS, GATE_KERNELS, roofline
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import Table, whole
 from sim.machine.plausibility import HardwareError
@@ -35,10 +35,13 @@ def costs_on(hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTabl
 def _table_of(model: MeasuredModel, shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTable:
     """Every cost from the model's tables; only decisions and the way of results are the machine's."""
     steps = MeasuredSteps(model, shape.dense_layers)
+    gate_ns, shared_ns = _launch_parts(model)
     return CostTable(
         experts=(_expert_costs(model, steps.step(1, (1,)), max_tokens),) * shape.moe_layers,
         steps=steps,
-        launch_ns=model.launch.ns,
+        attention_launch_ns=model.launch.ns - gate_ns - shared_ns,
+        gate_launch_ns=gate_ns,
+        shared_launch_ns=shared_ns,
         expert_launch_ns=model.expert_launch.ns,
         combine_launch_ns=model.combine_launch.ns,
         head_launch_ns=model.head_launch.ns,
@@ -47,9 +50,20 @@ def _table_of(model: MeasuredModel, shape: ModelShape, hardware: Hardware, max_t
         cpu_permille=model.cpu_permille.permille,
         copy_permille=model.copy_permille.permille,
         gpu_permille=model.gpu_permille.permille,
+        gpu_with_cpu_permille=model.gpu_with_cpu_permille.permille if model.gpu_with_cpu_permille else 1000,
+        cpu_with_gpu_permille=model.cpu_with_gpu_permille.permille if model.cpu_with_gpu_permille else 1000,
         result_path=hardware.link.result_path,
         plan_costs=hardware.decisions,
+        lead_ns=model.launch_lead.ns if model.launch_lead else None,
+        tail_ns=model.launch_tail.ns if model.launch_tail else 0,
     )
+
+
+def _launch_parts(model: MeasuredModel) -> tuple[int, int]:
+    """Of a layer's launch, which was measured as a whole, the parts of gate and shared expert: by their kernels."""
+    shared = EXPERT_KERNELS if model.shared else 0
+    kernels = ATTENTION_KERNELS + GATE_KERNELS + shared
+    return model.launch.ns * GATE_KERNELS // kernels, model.launch.ns * shared // kernels
 
 
 def _expert_costs(model: MeasuredModel, one: StepCosts, max_tokens: int) -> ExpertCosts:

@@ -58,11 +58,12 @@ def roofline(shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTabl
     between_ns = _between(steps.step(1, (1,)), hardware)
     by_size = {size: _expert_costs(shape, hardware, size, max_tokens, between_ns) for size in sorted(set(sizes))}
     launch_ns = hardware.host.launch_ns
-    shared = EXPERT_KERNELS if shape.shared_width else 0
     return CostTable(
         experts=tuple(by_size[size] for size in sizes),
         steps=steps,
-        launch_ns=(ATTENTION_KERNELS + GATE_KERNELS + shared) * launch_ns,
+        attention_launch_ns=ATTENTION_KERNELS * launch_ns,
+        gate_launch_ns=GATE_KERNELS * launch_ns,
+        shared_launch_ns=EXPERT_KERNELS * launch_ns if shape.shared_width else 0,
         expert_launch_ns=EXPERT_KERNELS * launch_ns,
         combine_launch_ns=COMBINE_KERNELS * launch_ns,
         head_launch_ns=HEAD_KERNELS * launch_ns,
@@ -73,6 +74,8 @@ def roofline(shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTabl
         result_path=hardware.link.result_path,
         plan_costs=hardware.plan_costs,
         plan_factor=hardware.host.plan_factor,
+        lead_ns=launch_ns,  # one kernel's launch,
+        tail_ns=hardware.gpu.kernel_ns,  # and one kernel
     )
 
 
@@ -216,7 +219,9 @@ def uniform_costs(
     routing_ns: int = 1,
     activations_ns: int = 1,
     result_ns: int = 1,
-    launch_ns: int = 1,
+    attention_launch_ns: int = 1,
+    gate_launch_ns: int = 0,
+    shared_launch_ns: int = 0,
     expert_launch_ns: int = 1,
     combine_launch_ns: int = 1,
     head_launch_ns: int = 1,
@@ -227,6 +232,8 @@ def uniform_costs(
     cpu_permille: int = 1000,
     copy_permille: int = 1000,
     gpu_permille: int = 1000,
+    lead_ns: int | None = None,
+    tail_ns: int = 0,
     result_path: ResultPath = "direct",
 ) -> CostTable:
     """A table of small constants, for tests and examples whose timeline a reader can add up by hand. Validated."""
@@ -243,8 +250,9 @@ def uniform_costs(
     )  # fmt: skip
     decisions = PlanCosts({"default": PlanCost(plan_ns, 0)}, {"default": PlanCost(foresee_ns, 0)})
     costs = CostTable(
-        (expert,) * layers, steps, launch_ns, expert_launch_ns, combine_launch_ns, head_launch_ns, dense_launch_ns,
-        sync_ns, cpu_permille, copy_permille, result_path, decisions, gpu_permille=gpu_permille,
+        (expert,) * layers, steps, attention_launch_ns, gate_launch_ns, shared_launch_ns, expert_launch_ns,
+        combine_launch_ns, head_launch_ns, dense_launch_ns, sync_ns, cpu_permille, copy_permille, result_path,
+        decisions, gpu_permille=gpu_permille, lead_ns=lead_ns, tail_ns=tail_ns,
     )  # fmt: skip
     costs.validate()
     return costs

@@ -6,7 +6,8 @@ graph, and one kernel serves all of the layer's experts: ``graphs``. For models 
 time of a token. What changes:
 
 - attention, gate and shared experts of a layer are one graph: one launch in place of 15 to 20; so are all experts of a
-  layer that run on the GPU, and so on. A replay takes 3.1 us (RTX 4090; paiml/realizar issue 113).
+  layer that run on the GPU, and so on. A replay takes 3.1 us (RTX 4090; paiml/realizar issue 113), and the GPU starts
+  when it is over.
 - the experts of a layer share their kernels: each bears its share of their fixed time. In all that is 15 us a layer;
   17 to 39 us were measured (vLLM's fused experts; ai-dynamo/aiconfigurator's MoE tables).
 - the host waits for a stream by spinning: 6 us (typical, 5-10; an estimate).
@@ -39,12 +40,15 @@ def graph_costs(costs: CostTable, hardware: Hardware, sharing: int) -> CostTable
     return replace(
         costs,
         experts=tuple(by_expert[id(expert)] for expert in costs.experts),
-        launch_ns=min(REPLAY_NS, costs.launch_ns),
+        attention_launch_ns=min(REPLAY_NS, costs.launch_ns),
+        gate_launch_ns=0,
+        shared_launch_ns=0,
         expert_launch_ns=min(REPLAY_NS, costs.expert_launch_ns) // sharing,
         combine_launch_ns=min(REPLAY_NS, costs.combine_launch_ns),
         head_launch_ns=min(REPLAY_NS, costs.head_launch_ns),
         dense_launch_ns=min(REPLAY_NS, costs.dense_launch_ns),
         sync_ns=min(SPIN_NS, costs.sync_ns),
+        lead_ns=None,
     )
 
 

@@ -1,4 +1,7 @@
-"""The CPU lane: experts one after another, each on all threads, slowed down while copies read the same DRAM."""
+"""The CPU lane: experts one after another, each on all threads, slowed down while copies read the same DRAM.
+
+On a machine whose GPU is a core of the same processor, they are also slower while that computes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import NamedTuple
 import simpy
 
 from policies.views import ExpertCosts
-from sim.engine.lanes import SharedMemory
+from sim.engine.lanes import Neighbour, SharedMemory
 from sim.engine.spans import Recorder
 
 
@@ -30,8 +33,9 @@ class CpuLane:
 
     def __init__(
         self, env: simpy.Environment, memory: SharedMemory, recorder: Recorder, costs: Sequence[ExpertCosts],
-        ended: Callable[[int], None],
+        gpu: Neighbour, ended: Callable[[int], None],
     ) -> None:  # fmt: skip
+        self._gpu = gpu
         self._env, self._memory, self._recorder, self._costs, self._ended = env, memory, recorder, costs, ended
         self._batches: deque[CpuBatch] = deque()
         self._running: CpuBatch | None = None
@@ -41,13 +45,23 @@ class CpuLane:
         self, experts: Sequence[int], workload: dict[int, int], ready: int, kind: str, layer: int, target: int
     ) -> None:
         """Queue one batch of experts in order, one at least; the first of a batch pays the first-expert penalty."""
-        costs = self._costs[target]
         tokens = [workload[expert] for expert in experts]
-        works_ns = [costs.cpu_ns[count] for count in tokens]
-        works_ns[0] += costs.first_cpu_ns
+        works_ns = self.works_ns(tokens, target)
         self._batches.append(CpuBatch(ready, kind, layer, target, experts, tokens, works_ns))
         if self._running is None:
             self._wait_for(ready)
+
+    def works_ns(self, tokens: Sequence[int], target: int) -> list[int]:
+        """What experts of layer ``target`` take one after another, each alone."""
+        costs = self._costs[target]
+        works_ns = [costs.cpu_ns[count] for count in tokens]
+        works_ns[0] += costs.first_cpu_ns
+        return works_ns
+
+    def until_ns(self) -> int:
+        """When all that is queued and running will have ended, without contention for what has not started."""
+        ready = max([batch.ready for batch in self._batches], default=0)
+        return max(ready, int(self._env.now)) + self.left_ns()
 
     def left_ns(self) -> int:
         """Work queued and running, in ns without contention for what has not started."""
@@ -65,9 +79,18 @@ class CpuLane:
         if self._batches[0].ready > self._env.now:
             self._wait_for(self._batches[0].ready)
             return
-        self._running = self._batches.popleft()
+        self._running = batch = self._batches.popleft()
         self._start = int(self._env.now)
-        self._memory.start(SharedMemory.CPU, self._running.works_ns, self._over)
+        works_ns = self._slowed(batch.works_ns) if self._gpu.permille < 1000 else batch.works_ns
+        self._memory.start(SharedMemory.CPU, works_ns, self._over)
+
+    def _slowed(self, works_ns: Sequence[int]) -> list[int]:
+        """The same works, longer by what they overlap with work that the GPU has been given."""
+        slowed, start = [], self._start
+        for work_ns in works_ns:
+            slowed.append(self._gpu.slowed(work_ns, start))
+            start += slowed[-1]
+        return slowed
 
     def _over(self, ends: list[int]) -> None:
         batch, recorder = self._running, self._recorder

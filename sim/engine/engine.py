@@ -17,7 +17,8 @@ from sim.costs.cost_table import CostTable
 from sim.demand import StepDemand
 from sim.engine.approximation import Approximation
 from sim.engine.copy_lane import CopyLane
-from sim.engine.lanes import GpuLane, Lane
+from sim.engine.lanes import GpuLane, Lane, Neighbour
+from sim.engine.launching import Launching
 from sim.engine.layer_parts import Lanes, LayerParts, TokenBytes
 from sim.engine.score_rows import ScoreRows
 from sim.engine.spans import Recorder
@@ -42,11 +43,12 @@ class Engine:
         self.session, self.costs, self.demand, self.token_bytes = session, costs, demand, token_bytes
         self.approximation = approximation
         self._decision = session.policy.decision_cost or session.policy.name
-        self.host, self.gpu, self.d2h = lanes = Lanes(*(Lane(name, self.recorder) for name in Lanes._fields))
-        if costs.gpu_permille < 1000:
-            self.gpu = GpuLane(self.recorder, costs.gpu_permille, lambda: int(self.env.now), self._copies_left_ns)
-            lanes = lanes._replace(gpu=self.gpu)
-        self.parts = LayerParts(self.env, lanes, session, costs, token_bytes)
+        lanes = Lanes(*(Lane(name, self.recorder) for name in Lanes._fields))
+        if min(costs.gpu_permille, costs.gpu_with_cpu_permille) < 1000:
+            lanes = lanes._replace(gpu=GpuLane(self.recorder, self._neighbours(costs)))
+        self.host, self.d2h = lanes.host, lanes.d2h
+        self.gpu = Launching(lanes.host, lanes.gpu, costs)
+        self.parts = LayerParts(self.env, lanes, self.gpu, session, costs, token_bytes)
         self.h2d: CopyLane = self.parts.h2d
 
     def run(self) -> None:
@@ -57,8 +59,12 @@ class Engine:
         self.env.process(self._steps())
         self.env.run()
 
-    def _copies_left_ns(self) -> int:
-        return self.h2d.backlog_ns()
+    def _neighbours(self, costs: CostTable) -> list[Neighbour]:
+        """What slows the GPU down on machines where it shares cores or memory."""
+        return [
+            Neighbour(costs.gpu_permille, lambda: int(self.env.now) + self.h2d.backlog_ns()),
+            Neighbour(costs.gpu_with_cpu_permille, lambda: self.parts.cpu_until_ns()),
+        ]
 
     # --- the course of the model ----------------------------------------------------------------------------------
 
@@ -134,18 +140,20 @@ class Engine:
         """Attention, gate, forecasts, shared experts; returns the end of the forecasts, if there are any."""
         gpu, costs, tokens = self.gpu, self.parts.step_costs, self.parts.tokens
         launch_ns = self.costs.launch_ns + self.costs.dense_launch_ns if layer == 0 else self.costs.launch_ns
-        launched = self.host.reserve(self.host.free_ns, launch_ns, "launch", layer)
+        launch = gpu.launch(self.host.free_ns, launch_ns, layer)
+        gated = launch.until(launch.end_ns - self.costs.shared_launch_ns)
+        attended = launch.until(gated.end_ns - self.costs.gate_launch_ns)
         attention_ns = costs.attention_ns + costs.dense_ns if layer == 0 else costs.attention_ns
-        self.parts.hidden_at = gpu.reserve(launched, attention_ns, "attention", layer, -1, tokens)
+        self.parts.hidden_at = gpu.run(attended, attention_ns, "attention", layer, -1, tokens)
         if not self.session.committed:
-            self.parts.hidden_at = gpu.reserve(launched, costs.gate_ns, "gate", layer, -1, tokens)
+            self.parts.hidden_at = gpu.run(gated, costs.gate_ns, "gate", layer, -1, tokens)
         speculated = None
         for forecast in forecasts:
             if forecast.kind in FROM_GATE_INPUT:
                 duration = costs.estimator_ns if forecast.kind == "estimator" else costs.speculate_ns
-                speculated = gpu.reserve(launched, duration, "speculate", layer, -1, tokens, 0, forecast.layer)
+                speculated = gpu.run(gated, duration, "speculate", layer, -1, tokens, 0, forecast.layer)
         if costs.shared_ns:
-            gpu.reserve(launched, costs.shared_ns, "shared", layer, -1, tokens)
+            gpu.run(launch, costs.shared_ns, "shared", layer, -1, tokens)
         return speculated
 
     def _speculate_late(self, layer: int, planned: int, forecasts: Sequence[Forecast]) -> int | None:
@@ -153,11 +161,9 @@ class Engine:
         costs, ready = self.parts.step_costs, None
         for forecast in forecasts:
             if forecast.kind in FROM_EXPERTS:
-                launched = self.host.reserve(planned, self.costs.launch_ns, "launch", layer)
+                launch = self.gpu.launch(planned, self.costs.launch_ns, layer)
                 duration = costs.attention_ns + costs.speculate_ns
-                ready = self.gpu.reserve(
-                    launched, duration, "speculate", layer, -1, self.parts.tokens, 0, forecast.layer
-                )
+                ready = self.gpu.run(launch, duration, "speculate", layer, -1, self.parts.tokens, 0, forecast.layer)
         return ready
 
     def _bring(self, computed: int, layer: int, target_layer: int = -1) -> int:
@@ -190,7 +196,7 @@ class Engine:
     def _head(self) -> int:
         """LM head and the chosen tokens' way to the host; returns when the host has them."""
         costs, tokens = self.parts.step_costs, self.parts.tokens
-        launched = self.host.reserve(self.host.free_ns, self.costs.head_launch_ns, "launch", -1)
-        computed = self.gpu.reserve(launched, costs.head_ns, "attention", -1, -1, tokens)
+        launch = self.gpu.launch(self.host.free_ns, self.costs.head_launch_ns, -1)
+        computed = self.gpu.run(launch, costs.head_ns, "attention", -1, -1, tokens)
         here = self.d2h.reserve(computed, costs.routing_ns, "routing", -1, -1, tokens, tokens * 4)
         return self.host.reserve(here, self.costs.sync_ns, "wait", -1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import simpy
 
@@ -23,13 +23,17 @@ class Lane:
 
     def reserve(
         self, ready: int, duration: int, kind: str, layer: int, expert: int = -1, tokens: int = 0, bytes: int = 0,
-        target_layer: int = -1,
+        target_layer: int = -1, until: int = 0,
     ) -> int:  # fmt: skip
-        """Take the lane for ``duration`` ns from the first moment at or after ``ready``; return the end."""
+        """Take the lane for ``duration`` ns, and at least until ``until``, from the first moment at or after ``ready``;
+        return the end."""
         start = self.free_ns
         if ready > start:
             start = ready
-        end = self.free_ns = start + duration
+        end = start + duration
+        if until > end:
+            end = until
+        self.free_ns = end
         recorder = self.recorder
         recorder.rows.append(
             (self.name, ready, start, end, kind, recorder.phase, recorder.step, layer, target_layer, expert, tokens,
@@ -38,30 +42,39 @@ class Lane:
         return end
 
 
-class GpuLane(Lane):
-    """The GPU, which may be slower while copies run: on machines where it shares their memory.
+class Neighbour(NamedTuple):
+    """A lane that slows another one down, to ``permille`` of its rate, until ``until_ns()`` if nothing is added."""
 
-    ``copies_left_ns`` tells for how long from now, ``now_ns``, copies will run if nothing more is asked for. A span is
-    made longer by what it overlaps with that (its order and its start are those of a ``Lane``).
+    permille: int
+    until_ns: Callable[[], int]
+
+    def slowed(self, duration: int, start: int) -> int:
+        """What takes ``duration`` alone, from ``start`` on."""
+        shared = min(duration * 1000 // self.permille, self.until_ns() - start)
+        return duration + max(0, shared) * (1000 - self.permille) // 1000
+
+
+class GpuLane(Lane):
+    """The GPU of a machine on which it shares cores or memory with ``neighbours``, which run already.
+
+    A span is made longer by what it overlaps with them (its order and its start are those of a ``Lane``).
     """
 
-    __slots__ = ("_left_ns", "_now_ns", "_permille")
+    __slots__ = ("_neighbours",)
 
-    def __init__(
-        self, recorder: Recorder, permille: int, now_ns: Callable[[], int], left_ns: Callable[[], int]
-    ) -> None:
+    def __init__(self, recorder: Recorder, neighbours: Sequence[Neighbour]) -> None:
         super().__init__("gpu", recorder)
-        self._permille, self._now_ns, self._left_ns = permille, now_ns, left_ns
+        self._neighbours = [each for each in neighbours if each.permille < 1000]
 
     def reserve(
         self, ready: int, duration: int, kind: str, layer: int, expert: int = -1, tokens: int = 0, bytes: int = 0,
-        target_layer: int = -1,
+        target_layer: int = -1, until: int = 0,
     ) -> int:  # fmt: skip
         """See ``Lane``."""
         start = max(ready, self.free_ns)
-        beside = min(duration * 1000 // self._permille, self._now_ns() + self._left_ns() - start)
-        duration += max(0, beside) * (1000 - self._permille) // 1000
-        return super().reserve(ready, duration, kind, layer, expert, tokens, bytes, target_layer)
+        for neighbour in self._neighbours:
+            duration = neighbour.slowed(duration, start)
+        return super().reserve(ready, duration, kind, layer, expert, tokens, bytes, target_layer, until)
 
 
 class Side:

@@ -11,7 +11,8 @@ from policies.views import Commitment, Copy, Plan
 from sim.costs.cost_table import CostTable, StepCosts
 from sim.engine.copy_lane import CopyLane
 from sim.engine.cpu_lane import CpuLane
-from sim.engine.lanes import Lane, SharedMemory
+from sim.engine.lanes import Lane, Neighbour, SharedMemory
+from sim.engine.launching import Launch, Launching
 
 
 class TokenBytes(NamedTuple):
@@ -33,21 +34,24 @@ class LayerParts:
     """Plays the plan of one layer after another on the lanes; ``cpu`` and ``h2d`` report here when work has ended."""
 
     def __init__(
-        self, env: simpy.Environment, lanes: Lanes, session: Session, costs: CostTable, token_bytes: TokenBytes
-    ) -> None:
+        self, env: simpy.Environment, lanes: Lanes, gpu: Launching, session: Session, costs: CostTable,
+        token_bytes: TokenBytes,
+    ) -> None:  # fmt: skip
         self.env, self.session, self.costs, self.token_bytes = env, session, costs, token_bytes
-        self.host, self.gpu, self.d2h = lanes
-        memory, recorder = SharedMemory(env, costs.cpu_permille, costs.copy_permille), self.host.recorder
-        self.cpu = CpuLane(env, memory, recorder, costs.experts, self._cpu_ended)
+        self.gpu, self.d2h = gpu, lanes.d2h
+        memory, recorder = SharedMemory(env, costs.cpu_permille, costs.copy_permille), lanes.host.recorder
+        beside = Neighbour(costs.cpu_with_gpu_permille, lambda: lanes.gpu.free_ns)
+        self.cpu = CpuLane(env, memory, recorder, costs.experts, beside, self._cpu_ended)
         self.h2d = CopyLane(env, memory, recorder, costs.experts, session, self.d2h, self._arrived)
         self.layer = self._planned = -1
         self.tokens, self.step_costs = 0, costs.step(1, (1,))
         self.hidden_at = 0  # when the layer's hidden states are computed
-        self._pending: list[tuple[int, int, int]] = []  # (expert, tokens, launched): on the GPU once they are copied
+        self._pending: list[tuple[int, int, Launch]] = []  # (expert, tokens, launch): on the GPU once they are copied
+        self._cpu_until = 0  # when the CPU's share of the layer would end, if it began with the plan
         self._streamed: set[int] = set()  # experts that the layer waits for though nobody uses them
         self._cpu_batches = 0  # that the layer waits for: its experts, and what was begun ahead
         self._outstanding = 0  # pending and streamed experts, and 1 for the CPU's share
-        self._combine_ready = 0
+        self._combine = Launch(0, 0)
         self._with_cpu = False
         self._activations_here = -1  # when the CPU has this layer's activations; -1: not sent
         self._precomputed = False  # has the CPU computed, ahead, all that it was to compute of the next layer? (A plan
@@ -66,6 +70,8 @@ class LayerParts:
         """Put a plan into effect: GPU experts that are here, the CPU's share, loads."""
         layer = self._planned = plan.layer
         workload = plan.routing.workload()
+        if plan.cpu and self.costs.gpu_with_cpu_permille < 1000:
+            self._cpu_until = planned + sum(self.cpu.works_ns([workload[e] for e in plan.cpu], layer))
         self._launch(plan, planned, workload)
         if plan.cpu:
             self.cpu.add(plan.cpu, workload, self._send_activations(planned), "expert", layer, layer)
@@ -86,6 +92,10 @@ class LayerParts:
         layer = self.layer
         self.cpu.add(commit.precompute, commit.routing.workload(), ready, "precompute", layer, layer + 1)
 
+    def cpu_until_ns(self) -> int:
+        """When the CPU will have computed all it has been given or, by the plan that is put into effect, will be."""
+        return max(self.cpu.until_ns(), self._cpu_until)
+
     def over(self) -> simpy.Event | None:
         """An event at the end of the last part; None if all have ended, or have been given their end."""
         if not self._outstanding:
@@ -98,41 +108,39 @@ class LayerParts:
         duration = self.step_costs.combine_ns
         if self._with_cpu and self.costs.result_path == "direct":
             duration += self.step_costs.result_ns
-        return self.gpu.reserve(self._combine_ready, duration, "combine", self.layer, -1, self.tokens)
+        return self.gpu.run(self._combine, duration, "combine", self.layer, -1, self.tokens)
 
     def _launch(self, plan: Plan, planned: int, workload: dict[int, int]) -> None:
         """Launch the GPU's experts in stream order; those that are not here yet stay pending."""
-        layer, launch_ns, host, gpu = plan.layer, self.costs.expert_launch_ns, self.host, self.gpu
+        layer, launch_ns, gpu = plan.layer, self.costs.expert_launch_ns, self.gpu
         gpu_ns, bytes = self.costs.experts[layer].gpu_ns, self.costs.experts[layer].bytes
         ids, residency = self.session.residency.ids[layer], self.session.residency
-        coming = plan.awaited is not None and not residency.holds(ids[plan.awaited])
+        coming = sum([not residency.holds(ids[e]) for e in plan.awaited])
         here = len(plan.gpu) - len(plan.loads) - coming
         staged = self.session.staged(layer)
         for place, expert in enumerate(plan.gpu):
-            launched = host.reserve(planned, launch_ns, "launch", layer, expert)
+            launch = gpu.launch(planned, launch_ns, layer, expert)
             tokens = workload[expert]
             if place >= here:
-                self._pending.append((expert, tokens, launched))
+                self._pending.append((expert, tokens, launch))
                 continue
-            end = gpu.reserve(launched, gpu_ns[tokens], "expert", layer, expert, tokens, bytes)
+            end = gpu.run(launch, gpu_ns[tokens], "expert", layer, expert, tokens, bytes)
             if expert in staged:
                 self.h2d.free_staged_at(end, ids[expert])
-        self._combine_ready = host.reserve(planned, self.costs.combine_launch_ns, "launch", layer)
+        self._combine = gpu.launch(planned, self.costs.combine_launch_ns, layer)
 
     def _arrived(self, copy: Copy) -> None:
         """A copy has ended; if the layer at work waits for it, its expert may run."""
         if copy.id.layer == self.layer and copy.id.expert in self._streamed:
             self._streamed.remove(copy.id.expert)
-            self._combine_ready = max(self._combine_ready, int(self.env.now))
+            self._combine = self._combine.after(int(self.env.now))
             self._part_over()
             return
         if not self._pending or copy.id.layer != self.layer or copy.id.expert != self._pending[0][0]:
             return
-        expert, tokens, launched = self._pending.pop(0)
-        costs = self.costs.experts[self.layer]
-        end = self.gpu.reserve(
-            max(launched, int(self.env.now)), costs.gpu_ns[tokens], "expert", self.layer, expert, tokens, costs.bytes
-        )
+        expert, tokens, launch = self._pending.pop(0)
+        costs, here = self.costs.experts[self.layer], launch.after(int(self.env.now))
+        end = self.gpu.run(here, costs.gpu_ns[tokens], "expert", self.layer, expert, tokens, costs.bytes)
         if copy.into == "staging":
             self.h2d.free_staged_at(end, copy.id)
         self._part_over()
@@ -165,7 +173,7 @@ class LayerParts:
             self._result_here()
 
     def _result_here(self) -> None:
-        self._combine_ready = max(self._combine_ready, int(self.env.now))
+        self._combine = self._combine.after(int(self.env.now))
         self._part_over()
 
     def _part_over(self) -> None:

@@ -32,6 +32,9 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
         swap         end of the layer that asked for it; prefetch: end of `foresee`; both after every queued demand
         result       end of the layer's last CPU expert; goes before every copy that has not started
 
+"Its launch", on gpu: the lead, after which the GPU can start, is over. The span lasts at least a tail longer than the
+launch (``sim.engine.launching``).
+
 The gpu lane runs in order, so that `combine` also waits for every GPU expert, and `attention` for the layer before;
 their ready_ns does not repeat it. On h2d, ``layer`` is the expert's own layer (`withdraw` names it as target_layer).
 

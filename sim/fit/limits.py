@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from policies.views import ExpertCosts
-from sim.costs.cost_table import CostTable
+from sim.costs.cost_table import LAUNCHES, CostTable
 from sim.fit.asked import Asked, asked_of
 from sim.fit.question import Question
-from sim.fit.question_costs import LAUNCHES, quicker
+from sim.fit.question_costs import quicker
 from sim.fit.yardstick import Yardstick
 from sim.machine.hardware import Hardware
 from sim.processes import Each
@@ -59,7 +59,7 @@ PARTS = (
     Part("GPU compute", "the GPU's arithmetic", DIALS["gpu_tflops"].keys),
     Part("GPU memory", "the size of the GPU's memory", ("gpu.memory_bytes",), steers=True),
     Part("GPU kernels", "the fixed time of every kernel on the GPU", times=("gpu.kernel_ns",)),
-    Part("kernel launches", "the host program, which launches kernels", program=LAUNCHES),
+    Part("kernel launches", "the host program, which launches kernels", program=(*LAUNCHES, "lead_ns")),
     Part("synchronisation", "the host program, which waits for the GPU", program=("sync_ns",)),
     Part("decisions", "the host program, which decides", program=("plan_factor",)),
 )  # fmt: skip
@@ -129,8 +129,8 @@ def _step_of(asked: Asked) -> tuple[object, ...]:
     expert = costs.experts[0]
     return (
         expert.gpu_ns[: batch + 1], expert.cpu_ns[: batch + 1], expert.copy_ns, costs.sync_ns, costs.launch_ns,
-        costs.combine_launch_ns, costs.plan_factor, costs.step(batch, (asked.question.tokens,) * batch),
-        asked.setting.hardware.gpu.memory_bytes,
+        costs.lead_ns, costs.tail_ns, costs.combine_launch_ns, costs.plan_factor,
+        costs.step(batch, (asked.question.tokens,) * batch), asked.setting.hardware.gpu.memory_bytes,
     )  # fmt: skip
 
 

@@ -16,8 +16,6 @@ from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCosts
 from traces.model_shape import ModelShape
 
-LAUNCHES = ("launch_ns", "expert_launch_ns", "combine_launch_ns", "head_launch_ns", "dense_launch_ns")
-
 
 def costs_of(question: Question, shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTable:
     """The cost table of a question's model on a machine; a measured profile is left as it was measured.
@@ -32,8 +30,10 @@ def costs_of(question: Question, shape: ModelShape, hardware: Hardware, max_toke
 
 
 def quicker(costs: CostTable, names: Sequence[str], factor: float) -> CostTable:
-    """The costs with some of the host program's times (``LAUNCHES``, ``sync_ns``, ``plan_factor``) times ``factor``."""
-    scaled: dict[str, Any] = {name: getattr(costs, name) * factor for name in names}
+    """The costs with some of the host program's times (``LAUNCHES``, ``lead_ns``, ``sync_ns``, ``plan_factor``) times
+    ``factor``."""
+    times = {name: getattr(costs, name) for name in names}
+    scaled: dict[str, Any] = {name: time * factor for name, time in times.items() if time is not None}
     return replace(costs, **{name: time if name == "plan_factor" else round(time) for name, time in scaled.items()})
 
 

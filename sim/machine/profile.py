@@ -71,7 +71,10 @@ class MeasuredModel:
 
     Expert times are what they were found to be, so a table need not rise: a product of two rows in 32 bits may take
     longer than one of four. The cost table takes the running maximum. ``shared`` is None without a shared expert,
-    ``dense_ffn`` and ``dense_launch`` without dense layers. Launches are host time per group of kernels.
+    ``dense_ffn`` and ``dense_launch`` without dense layers. Launches are host time per group of kernels, of which
+    ``launch_lead`` passes until the GPU starts, and after which it needs ``launch_tail``; None in a profile from before
+    they were measured, whose GPU is taken to start when the launch has ended. So are the rates of GPU and CPU experts
+    next to each other, which are then taken not to slow each other down.
     """
 
     sizes: Sizes
@@ -101,6 +104,10 @@ class MeasuredModel:
     shared: Table | None = None  # by tokens of the step
     dense_ffn: Table | None = None  # feed-forward part of ONE dense layer, by tokens of the step
     dense_launch: Measured | None = None  # one dense layer
+    launch_lead: Measured | None = None  # from the beginning of ``launch`` to the start of its first kernel
+    launch_tail: Measured | None = None  # from the end of a launch to the end of its last kernel, on an idle GPU
+    gpu_with_cpu_permille: Share | None = None  # rate of GPU experts while CPU experts run, and no copy
+    cpu_with_gpu_permille: Share | None = None  # rate of CPU experts while GPU experts run, and no copy
 
 
 @dataclass(frozen=True)

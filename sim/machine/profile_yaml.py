@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MAX_NS = 10**15  # eleven days: a longer "time" is a slip
 _SECOND_AXIS = {"attention_decode": "context", "attention_prefill": "tokens"}
 _SCALARS: Mapping[str, Any] = {name: hint for name, hint in get_type_hints(MeasuredModel).items() if name != "sizes"}
+# All or none: earlier profiles have none.
+_LATER = ("launch_lead", "launch_tail", "gpu_with_cpu_permille", "cpu_with_gpu_permille")
 _ONLY_WITH = {"shared": "shared_width", "dense_ffn": "dense_width", "dense_launch": "dense_width"}
 
 
@@ -84,6 +86,7 @@ def _model(document: object, where: str) -> MeasuredModel:
     parts = _mapping(document, where)
     sizes = _sizes(parts.get("sizes"), f"{where}, sizes")
     absent = [name for name, width in _ONLY_WITH.items() if not getattr(sizes, width)]
+    absent += [] if any(name in parts for name in _LATER) else _LATER
     only(parts, ["sizes", *(name for name in _SCALARS if name not in absent)], where, complete=True)
     values = {name: _reader(name)(parts[name], f"{where}, {name}") for name in _SCALARS if name in parts}
     return MeasuredModel(sizes=sizes, **values)
@@ -101,7 +104,7 @@ def _reader(name: str) -> Callable[[object, str], Any]:
     hint = _SCALARS[name]
     if name in _SECOND_AXIS:
         return lambda document, where: _grid(document, _SECOND_AXIS[name], where)
-    if hint is Share:
+    if hint in (Share, Share | None):
         return _share
     return _measured if hint in (Measured, Measured | None) else _table
 

@@ -1,22 +1,25 @@
-"""What stands beside every prediction: a lower bound that no policy beats, and a null model without any timeline.
+"""What stands beside every prediction: a lower bound that no policy beats, and the null model (``null_model``).
 
-**The lower bound** holds for every policy that runs the experts that the router chose, each on its own layer's input
+The lower bound holds for every policy that runs the experts that the router chose, each on its own layer's input
 (so not for changed routing, nor for results precomputed on an earlier layer's), under the rules of DESIGN section 5,
 and for clairvoyant policies too. It is the larger of two bounds, for the prefill and for all decode steps together.
 
 *Chain.* A step is a chain, since each link needs the one before: launch, dense layers, then for every layer attention,
 gate, routing to the host, synchronisation, experts, combine; then head, tokens to the host, synchronisation; only then
-the host launches the next step. Suppose every expert is resident and planning is free, and let t be the time from the
-end of a layer's gate. With n of its N experts on the GPU,
+the host launches the next step. The GPU can start as soon as a launch's lead is over, and is not done before its tail
+(``sim.engine.launching``). Suppose every expert is resident and planning is free, and let t be the time from the end of
+a layer's gate. With n of its N experts on the GPU,
 
-- the GPU is done no earlier than max(shared, t_sync + launch) + the n shortest GPU times, nor before the n-th launch
-  and one expert after it;
+- the GPU is done no earlier than max(shared, t_sync + lead) + the n shortest GPU times, nor before n - 1 launches, a
+  lead and one expert after them, nor before the n-th launch and its tail;
 - the CPU is done no earlier than t_sync + activations + first-expert time + the N - n shortest CPU times (+ result);
 - with both at work, no earlier than the fractional split of all experts that balances the two (a linear programme,
   whose optimum gives the GPU the experts with the least GPU time per ns of CPU time that it saves);
-- the launches take t_sync + n experts + combine, and the next layer's own launch follows them.
+- the launches take t_sync + n experts + combine, and the lead of the next layer's own launch, or the head's, follows.
 
-The least over n of the latest of these is what the layer takes at least. Contention and waiting only add to it.
+The latest of these is when the next attention, or the head, starts at the earliest. The end of the next gate, or of the
+head, is also no earlier than its launch and a tail after the launch of combine. The least over n of the later of the
+two is what is added up. Contention and waiting only add to it.
 
 *Traffic.* Let u be the start of an expert's run in one layer event, and u' in its next one. If no copy of it started in
 (u, u'] and the later run is on the GPU, it was in memory all of that time: the run is a *hit*. (For its first event,
@@ -40,6 +43,7 @@ from policies.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts
 from sim.demand import StepDemand
 from sim.machine.hardware import Hardware
+from sim.results.null_model import active_expert_bytes, null_model
 from traces.model_shape import ModelShape
 
 
@@ -69,9 +73,6 @@ def bounds_of(
     return values
 
 
-# --- the lower bound --------------------------------------------------------------------------------------------------
-
-
 def lower_bound(demand: Sequence[StepDemand], costs: CostTable, capacity_bytes: int) -> LowerBound:
     """Lower bound on TTFT and TPOT of every policy that keeps the routing (proof: top of this file).
 
@@ -90,45 +91,82 @@ def _window_ns(steps: Sequence[StepDemand], costs: CostTable, capacity_bytes: in
 
 
 def _chain_ns(steps: Sequence[StepDemand], costs: CostTable) -> int:
-    known: dict[tuple[int, tuple[int, ...], StepCosts], int] = {}  # most layers repeat a workload
+    known: dict[tuple[int, tuple[int, ...], StepCosts, int], list[_Split]] = {}  # most layers repeat a workload
     total = 0
     for step in steps:
         step_costs = costs.step(step.tokens, step.context)
-        total += _once_ns(step_costs, costs)
         alike = step_costs._replace(attention_ns=0, dense_ns=0)
-        for expert_costs, routing in zip(costs.experts, step.routings, strict=True):
-            key = (id(expert_costs), routing.tokens, alike)
+        gated, headed = _next_gate(step_costs, costs), _head(step_costs, costs)
+        total += _first_gate_ns(step_costs, costs) + step_costs.routing_ns + costs.sync_ns
+        for layer, (expert_costs, routing) in enumerate(zip(costs.experts, step.routings, strict=True), 1):
+            after = gated if layer < len(costs.experts) else headed
+            key = (id(expert_costs), routing.tokens, alike, after.launch_ns)
             if key not in known:
-                known[key] = _experts_ns(expert_costs, routing.tokens, alike, costs)
-            total += step_costs.attention_ns + step_costs.gate_ns + known[key]
+                known[key] = _splits(expert_costs, routing.tokens, alike, costs, after.launch_ns)
+            splits = known[key]
+            total += min([max(start + after.gpu_ns, launched + after.launched_ns) for start, launched in splits])
     return total
 
 
-def _once_ns(step: StepCosts, costs: CostTable) -> int:
-    """The links of the chain that a step has once."""
-    return costs.launch_ns + costs.dense_launch_ns + step.dense_ns + step.head_ns + step.routing_ns + costs.sync_ns
+class _Split(NamedTuple):
+    """From the end of a layer's gate, for one number of its experts on the GPU, at least."""
+
+    next_ns: int  # to the start of the next layer's attention, or of the head
+    launched_ns: int  # to the end of the launch of combine
 
 
-def _experts_ns(expert: ExpertCosts, tokens: Sequence[int], step: StepCosts, costs: CostTable) -> int:
-    """The least time from the end of a layer's gate to the start of the next layer's attention (or of the head)."""
+class _After(NamedTuple):
+    """What follows a layer's experts: its launch, the GPU's time for it, and its least time from the launch on."""
+
+    launch_ns: int
+    gpu_ns: int
+    launched_ns: int
+
+
+def _next_gate(step: StepCosts, costs: CostTable) -> _After:
+    """Attention and gate of the next layer."""
+    launched = costs.attention_launch_ns + costs.gate_launch_ns + costs.tail_of(step.gate_ns)
+    return _After(costs.launch_ns, step.attention_ns + step.gate_ns, launched)
+
+
+def _head(step: StepCosts, costs: CostTable) -> _After:
+    return _After(costs.head_launch_ns, step.head_ns, costs.head_launch_ns + costs.tail_of(step.head_ns))
+
+
+def _first_gate_ns(step: StepCosts, costs: CostTable) -> int:
+    """From the beginning of a step to the end of its first gate."""
+    gate, dense_launch_ns = _next_gate(step, costs), costs.dense_launch_ns
+    first = costs.lead_of(dense_launch_ns + gate.launch_ns)
+    return max(first + step.dense_ns + gate.gpu_ns, dense_launch_ns + gate.launched_ns)
+
+
+def _splits(
+    expert: ExpertCosts, tokens: Sequence[int], step: StepCosts, costs: CostTable, next_launch_ns: int
+) -> list[_Split]:
+    """For 0, 1, 2, ... experts on the GPU."""
     gpu, cpu = ([table[w] for w in tokens] for table in (expert.gpu_ns, expert.cpu_ns))
     synced = step.routing_ns + costs.sync_ns
     on_link = costs.result_path == "h2d"
-    gpu_from = max(step.shared_ns, synced + costs.expert_launch_ns)
+    each, lead = costs.expert_launch_ns, costs.lead_of(costs.expert_launch_ns)
+    gpu_from = max(step.shared_ns, synced + lead)
     cpu_from = synced + step.activations_ns + expert.first_cpu_ns + step.result_ns * on_link
     split = _fractional_split(gpu, cpu, gpu_from, cpu_from)
     gpu_sums, cpu_sums = _prefix_sums(gpu), _prefix_sums(cpu)
-    least = []
+    splits = []
     for n, gpu_sum in enumerate(gpu_sums):
         on_cpu = len(gpu) - n
-        launched = synced + n * costs.expert_launch_ns
-        done = max(gpu_from + gpu_sum, launched + gpu_sums[1]) if n else step.shared_ns
+        launched, done = synced + n * each, step.shared_ns
+        if n:
+            last = max(lead - each + gpu_sums[1], costs.tail_of(gpu_sums[1]))
+            done = max(gpu_from + gpu_sum, launched + last)
         if on_cpu:
             done = max(done, cpu_from + cpu_sums[on_cpu], split if n else 0)
-        launched += costs.combine_launch_ns
         combine = step.combine_ns + step.result_ns * (on_cpu > 0 and not on_link)
-        least.append(max(max(done, launched) + combine, launched + min(costs.launch_ns, costs.head_launch_ns)))
-    return min(least)
+        added = max(done, launched + costs.lead_of(costs.combine_launch_ns)) + combine
+        launched += costs.combine_launch_ns
+        next_ns = max(added, launched + max(costs.tail_of(combine), costs.lead_of(next_launch_ns)))
+        splits.append(_Split(next_ns, launched))
+    return splits
 
 
 def _prefix_sums(times: Sequence[int]) -> list[int]:
@@ -165,8 +203,9 @@ def _traffic_ns(steps: Sequence[StepDemand], costs: CostTable, capacity_bytes: i
 def _fixed_ns(step: StepDemand, costs: CostTable) -> int:
     """All of a step's chain beside its experts."""
     c = costs.step(step.tokens, step.context)
-    layer = c.attention_ns + c.gate_ns + c.routing_ns + costs.sync_ns + c.combine_ns
-    return _once_ns(c, costs) + layer * len(costs.experts)
+    synced = c.routing_ns + costs.sync_ns
+    once = costs.lead_of(costs.launch_ns + costs.dense_launch_ns) + c.dense_ns + c.head_ns + synced
+    return once + (c.attention_ns + c.gate_ns + synced + c.combine_ns) * len(costs.experts)
 
 
 def least_misses(events: Sequence[Sequence[int]], capacity: int) -> int:
@@ -203,29 +242,3 @@ def _next_uses(events: Sequence[Sequence[int]]) -> list[dict[int, int]]:
         following.append({expert: coming[expert] for expert in events[place] if expert in coming})
         coming.update(dict.fromkeys(events[place], place))
     return [*reversed(following), coming]
-
-
-# --- the null model ---------------------------------------------------------------------------------------------------
-
-
-def active_expert_bytes(steps: Sequence[StepDemand], shape: ModelShape) -> float:
-    """Bytes of the experts that a step activates, averaged over ``steps``."""
-    sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
-    active = sum(size * len(r.active) for step in steps for size, r in zip(sizes, step.routings, strict=True))
-    return active / len(steps)
-
-
-def null_model(
-    shape: ModelShape, hardware: Hardware, active_bytes: float, cached_share: float, gpu_only: bool
-) -> float:
-    """Seconds of one decode step from bandwidths and bytes alone, as if everything happened one after the other.
-
-    Every non-expert weight and the cached share of ``active_bytes`` (routed experts of a step) is read at the GPU's
-    bandwidth, the rest at the CPU's, or at the link's where the policy computes on the GPU alone. The idea is llmfit's
-    closed form (AlexsJones/llmfit, llmfit-core/src/fit.rs), which adds the same two terms; the effective bandwidths are
-    the hardware profile's own.
-    """
-    embedding = 0 if shape.tied_embeddings else shape.vocab * shape.hidden * shape.dense_bits / 8  # one row is read
-    on_gpu = shape.non_expert_bytes - embedding + cached_share * active_bytes
-    slow = hardware.link.expert_bytes_per_s if gpu_only else hardware.cpu.read_bytes_per_s
-    return on_gpu / hardware.gpu.read_bytes_per_s + (1 - cached_share) * active_bytes / slow

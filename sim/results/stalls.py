@@ -10,6 +10,7 @@ to what the waiter waited for last, read off its ``ready_ns``:
   else ``host``;
 - the time after the last gpu span: ``host``.
 
+A span that lasts as long as the host launches it is no stall, although the GPU waits between its kernels.
 A tie (launch and copy end in the same ns) is charged to the copy or the CPU. A gap that straddles the edge of a window
 counts with the part inside. So in every window the three sum exactly, in whole ns, to the GPU's idle time.
 """

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from realrun.generation.generate import generate_hosted
 from realrun.generation.hosted_model import HostedModel
-from realrun.generation.preparation import GenerateRequest, playing_its_part
+from realrun.generation.preparation import GenerateRequest
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.lanes import Machine
 from sim.scenario import Scenario
@@ -94,7 +94,7 @@ def by_library(
 ) -> Turn:
     """The library's own passes over a model that accelerate has put its hooks on."""
     clock = Clock()
-    with torch.inference_mode(), playing_its_part(lanes):
+    with torch.inference_mode(), lanes.hosting():
         for _ in library_passes(model, Batch((0,), torch.tensor([prompt])), generated, clock):  # type: ignore[arg-type]
             pass
     experts = there.layers_here * model.config.num_experts

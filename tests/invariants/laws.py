@@ -10,8 +10,10 @@ from itertools import pairwise
 from typing import Protocol
 
 from policies.views import Routing
+from sim.costs.cost_table import CostTable
 from sim.engine.spans import INSTANT, Span
 from tests.invariants.accounting import law_12_accounting
+from tests.invariants.launches import law_2_launches
 from tests.invariants.log import Expert, Layer, Log, Routings, Spans, Stay, home, log_of
 from tests.invariants.work_conservation import law_5_work_conservation
 
@@ -36,15 +38,18 @@ def routings_of(demand: Sequence[Step]) -> Routings:
 
 
 def check_all(
-    spans: Spans, routings: Routings, budget_bytes: int, batch: int, demand_slots: int | None = None
-) -> None:
-    """All laws that spans alone can show."""
+    spans: Spans, routings: Routings, budget_bytes: int, batch: int, demand_slots: int | None = None,
+    costs: CostTable | None = None,
+) -> None:  # fmt: skip
+    """All laws that spans alone can show, and with ``costs`` those of launches."""
     spans = list(log_of(spans).spans)
     law_3_exclusivity(spans)
     law_1_conservation(spans, routings)
     law_2_causality(spans)
+    if costs is not None:
+        law_2_launches(spans, costs)
     law_4_capacity(spans, budget_bytes)
-    law_5_work_conservation(spans, demand_slots)
+    law_5_work_conservation(spans, demand_slots, costs)
     law_12_accounting(spans, batch)
 
 

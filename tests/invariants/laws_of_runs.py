@@ -37,7 +37,7 @@ from traces.trace import Trace
 def check_run(world: World, played: Played) -> None:
     """Laws 1 to 5 and 12."""
     law_1_routing(played)
-    check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots)
+    check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs)
     law_5_background_copies(played.spans, played.session)
     law_12_hits(played)
 

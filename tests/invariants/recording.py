@@ -11,6 +11,7 @@ import pandas as pd
 from policies.protocols import When
 from policies.session import Session
 from policies.views import Copy, Forecast, Foresight, LayerInput, Plan, Swap, Updates
+from sim.costs.cost_table import CostTable
 from sim.demand import StepDemand
 from tests.invariants.log import Routings
 
@@ -67,6 +68,7 @@ class Played:
     session: RecordingSession
     demand: list[StepDemand]
     budget_bytes: int  # all GPU memory that experts may hold
+    costs: CostTable
 
     @property
     def routings(self) -> Routings:

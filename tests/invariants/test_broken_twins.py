@@ -12,9 +12,11 @@ import pytest
 from policies.residency import Residency
 from policies.session import Session
 from policies.views import Assignment, ExpertId, Forecast, LayerView, PolicyError, Routing, Updates
+from sim.costs.cost_table import LAUNCHES
 from sim.engine.copy_lane import CopyLane
 from sim.engine.cpu_lane import CpuLane
 from sim.engine.lanes import Lane
+from sim.engine.launching import Launch, Launching
 from tests.invariants.background import law_5_background_copies
 from tests.invariants.laws import check_all, law_1_conservation, law_5_work_conservation, routings_of
 from tests.invariants.worlds import SpoiltAssigner, World, fixed_world, part, play
@@ -46,6 +48,34 @@ def test_a_broken_lane_that_idles_is_caught(lane: str, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Lane, "reserve", lazy)
     _caught("law 5")
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda launch: launch.until(0), "law 2: the last kernel has been launched and has run at"),
+        (lambda launch: launch._replace(first_ns=launch.first_ns - 3), "law 2: the first kernel can run at"),
+        (lambda launch: launch.after(launch.end_ns), "law 5: .* could have started at"),
+        (lambda launch: launch.until(launch.end_ns + 1), "law 5: the GPU could be done at"),
+    ],
+    ids=["overtakes its launches", "starts before its launch", "waits for its whole launch", "lingers"],
+)
+def test_a_broken_gpu_next_to_its_launches_is_caught(
+    broken: Callable[[Launch], Launch], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a world bound by its launches."""
+    sound = Launching.launch
+
+    def launch(self: Launching, *given: Any) -> Launch:
+        return broken(sound(self, *given))
+
+    world = fixed_world("on-demand")
+    slow = dict.fromkeys(LAUNCHES, 30)
+    world = replace(world, costs=replace(world.costs, **slow, lead_ns=4, tail_ns=2))
+    _check(world)
+    monkeypatch.setattr(Launching, "launch", launch)
+    with pytest.raises(AssertionError, match=message):
+        _check(world)
 
 
 def test_a_broken_cpu_that_does_not_wait_for_activations_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,10 +113,13 @@ def test_a_broken_memory_that_promises_more_than_there_is_stops_the_run(monkeypa
 
 
 def _caught(message: str, policy: str = "fiddler") -> None:
-    world = fixed_world(policy)
-    played = play(world)
     with pytest.raises(AssertionError, match=message):
-        check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots)
+        _check(fixed_world(policy))
+
+
+def _check(world: World) -> None:
+    played = play(world)
+    check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs)
 
 
 # --- law 1, once nobody checks assignments ----------------------------------------------------------------------------
@@ -178,10 +211,10 @@ class Ahead:
         return frozenset()
 
 
-SWAPPING = fixed_world("dali")
+SWAPPING = replace(fixed_world("dali"), cache_bytes=800)
 
 
 def _lawful(world: World) -> None:
     played = play(world)
-    law_5_work_conservation(played.spans, played.demand_slots)
+    law_5_work_conservation(played.spans, played.demand_slots, played.costs)
     law_5_background_copies(played.spans, played.session)

@@ -35,7 +35,7 @@ some = settings(
 def test_laws_1_to_5_and_12_hold_for_free_compositions(seed: int) -> None:
     world, played = play_freely(seed)
     assert sum(s.kind == "wait" and s.layer < 0 for s in log_of(played.spans).spans) == len(played.demand)
-    check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots)
+    check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs)
     law_5_background_copies(played.spans, played.session)
 
 

@@ -18,6 +18,7 @@ from policies.registry import SYSTEMS, policy_names
 from sim.costs.roofline_costs import scaled
 from sim.results.bounds import lower_bound
 from tests.invariants.background import law_5_background_copies
+from tests.invariants.launches import law_2_launches
 from tests.invariants.laws import (
     law_1_conservation,
     law_2_causality,
@@ -58,7 +59,9 @@ def test_law_1_conservation(world: World) -> None:
 @some
 @given(worlds())
 def test_law_2_causality(world: World) -> None:
-    law_2_causality(play(world).spans)
+    played = play(world)
+    law_2_causality(played.spans)
+    law_2_launches(played.spans, world.costs)
 
 
 @some
@@ -78,7 +81,7 @@ def test_law_4_capacity(world: World) -> None:
 @given(worlds())
 def test_law_5_work_conservation(world: World) -> None:
     played = play(world)
-    law_5_work_conservation(played.spans, played.demand_slots)
+    law_5_work_conservation(played.spans, played.demand_slots, played.costs)
     law_5_background_copies(played.spans, played.session)
 
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from sim.costs.cost_table import CostTable
 from sim.engine.spans import INSTANT, Span
+from tests.invariants.launches import first_ns, launch_of, law_5_launches
 from tests.invariants.log import Expert, Layer, Log, Spans, Stay, home, log_of
 
 
-def law_5_work_conservation(spans: Spans, demand_slots: int | None = None) -> None:
+def law_5_work_conservation(
+    spans: Spans, demand_slots: int | None = None, costs: CostTable | None = None
+) -> None:
     """No lane is idle while its next piece of work is ready; ``ready_ns`` is what the dependencies say.
 
-    ``demand_slots``: staging slots for demand loads; the link may rest while all of them hold experts.
+    ``demand_slots``: staging slots for demand loads; the link may rest while all of them hold experts. ``costs``: the
+    world's; without them the GPU is taken to start when a launch has ended.
     """
     log = log_of(spans)
+    if costs is not None:
+        law_5_launches(log.spans, costs)
     for lane, on_lane in log.lanes.items():
         free = 0
         for span in on_lane:
@@ -27,13 +34,15 @@ def law_5_work_conservation(spans: Spans, demand_slots: int | None = None) -> No
     stays = log.stays()
     for layer in log.routed_layers():
         for span in log.layers[layer]:
-            expected = _ready(log, stays, layer, span)
+            expected = _ready(log, stays, layer, span, costs)
             assert expected is None or span.ready_ns == expected, f"law 5: {span} could have started at {expected} ns"
         _arrival_order(log, stays, layer)
     _link_serves_demand(log, stays, demand_slots)
 
 
-def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span) -> int | None:
+def _ready(
+    log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span, costs: CostTable | None
+) -> int | None:
     """When the inputs of a span were complete; None where it has none but the span before it."""
 
     def end(*kinds: str) -> int:
@@ -42,20 +51,15 @@ def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span) 
     launches = [s for s in log.of(layer, "launch") if s.expert < 0]  # attention and so on, combine, late forecasts
     forecast = span.target_layer >= 0
     match span.lane, span.kind:
-        case "gpu", "speculate":
-            late = len(launches) - 2  # those from a partial forward pass come last, each with a launch
-            place = log.of(layer, "speculate")[::-1].index(span)
-            return launches[-1 - place if place < late else 0].end_ns
-        case "gpu", "attention" | "gate" | "shared":
-            return launches[0].end_ns
+        case "gpu", "attention" | "gate" | "speculate" | "shared":
+            return first_ns(launch_of(log, layer, span), costs)
         case "gpu", "expert":
-            launched = [s.end_ns for s in log.of(layer, "launch") if s.expert == span.expert]
-            return max(launched[0], _stay_at(stays, layer, span).readable)
+            return max(first_ns(launch_of(log, layer, span), costs), _stay_at(stays, layer, span).readable)
         case "gpu", "combine":
             parts = log.of(layer, "result") or [s for s in log.computed(layer) if s.lane == "cpu"]
             used = {s.expert for s in log.computed(layer)}
             streamed = [s for s in log.demanded(layer) if s.expert not in used]
-            return max([launches[1].end_ns, *(s.end_ns for s in [*parts, *streamed])])
+            return max([first_ns(launches[1], costs), *(s.end_ns for s in [*parts, *streamed])])
         case "host", "wait" if forecast:
             return end("routing")
         case "host", "wait":

@@ -103,7 +103,7 @@ def play_policy(
     session.clock = lambda: engine.env.now
     engine.run()
     staging = (policy.demand_slots + policy.prefetch_slots) * max(sizes)
-    return Played(spans_frame(engine.recorder.rows), session, demand, world.cache_bytes + staging)
+    return Played(spans_frame(engine.recorder.rows), session, demand, world.cache_bytes + staging, world.costs)
 
 
 def part(world: World, name: str) -> Any:
@@ -159,15 +159,20 @@ def random_costs(sizes: Sequence[int], rng: random.Random, contention: bool) -> 
     step = StepCosts(*(rng.randint(0, 20) for _ in StepCosts._fields))
     plans = [PlanCost(rng.randint(0, 9), rng.randint(0, 3)) for _ in range(2)]
     costs = CostTable(
-        tuple(_expert_costs(size, rng) for size in sizes), ConstantSteps(step), launch_ns=rng.randint(0, 20),
+        tuple(_expert_costs(size, rng) for size in sizes), ConstantSteps(step), attention_launch_ns=rng.randint(0, 20),
+        gate_launch_ns=0, shared_launch_ns=0,
         expert_launch_ns=rng.randint(0, 9), combine_launch_ns=rng.randint(0, 9), head_launch_ns=rng.randint(0, 9),
         dense_launch_ns=rng.randint(0, 9), sync_ns=rng.randint(0, 20),
         cpu_permille=rng.randint(300, 999) if contention else 1000,
         copy_permille=rng.randint(300, 999) if contention else 1000,
         result_path=rng.choice(("direct", "h2d")), plan_costs=PlanCosts({"default": plans[0]}, {"default": plans[1]}),
     )  # fmt: skip
-    costs.validate()
-    return costs
+    overlapped = replace(
+        costs, gate_launch_ns=rng.randint(0, 9), shared_launch_ns=rng.randint(0, 9),
+        lead_ns=rng.choice((None, 0, 1, 15)), tail_ns=rng.randint(0, 9),
+    )  # fmt: skip
+    overlapped.validate()
+    return overlapped
 
 
 def _expert_costs(size: int, rng: random.Random) -> ExpertCosts:

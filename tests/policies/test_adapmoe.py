@@ -212,6 +212,6 @@ def test_laws_hold_when_experts_are_dropped(seed: int) -> None:
     world = random_world("adapmoe", trace, draw)
     policy = compose("adapmoe", {"drop_below": 0.6}, context=CONTEXT)  # weights are 0.5: every second expert goes
     played = play_policy(policy, world, world.demand(policy.needs))
-    check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots)
+    check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs)
     tokens = [sum(routing.values()) for routing in played.routings.values()]
     assert tokens == [5] * 3 + [1] * 21

@@ -56,7 +56,7 @@ def test_a_prefetch_that_arrived_is_there_for_its_layer_and_keeps_its_slot_until
     assert it.next_copy() is None  # one prefetch slot
     it.end_layer()
     decided = plan(it, 1, 0, 2)
-    assert (decided.loads, decided.awaited, decided.resident) == ((), None, (0, 2))
+    assert (decided.loads, decided.awaited, decided.resident) == ((), (), (0, 2))
     it.computed(e(1, 2))
     assert it.residency.staging["prefetch"] == 1
 
@@ -94,7 +94,7 @@ def test_a_running_prefetch_is_awaited_if_the_plan_puts_its_expert_on_the_gpu(le
     copy = start(it)
     it.end_layer()
     decided = plan(it, 1, 0, 2, 3, left_ns=left_ns)
-    assert (decided.gpu, decided.loads, decided.awaited) == ((0, 2, 3), (3,), 2)
+    assert (decided.gpu, decided.loads, decided.awaited) == ((0, 2, 3), (3,), (2,))
     assert decided.resident == (0,)
     with pytest.raises(PolicyError, match=r"still waits for copies of .*\[2, 3\]"):
         it.end_layer()
@@ -107,7 +107,7 @@ def test_a_running_prefetch_that_the_plan_does_not_use_is_wasted() -> None:
     copy = start(it)
     it.end_layer()
     decided = plan(it, 1, 0, 1)
-    assert (decided.awaited, decided.withdrawn, decided.released) == (None, (), ())
+    assert (decided.awaited, decided.withdrawn, decided.released) == ((), (), ())
     it.end_layer()
     it.end_step()
     assert not it.copied(copy)  # even after the step
@@ -218,7 +218,7 @@ def test_a_running_swap_is_awaited_when_its_expert_is_needed() -> None:
     it = played_with_swap(Swap(e(0, 2), e(0, 0)))
     copy = start(it)
     decided = begin(it, 1, 2, step=1)
-    assert (decided.awaited, decided.loads, decided.gpu) == (2, (), (1, 2))
+    assert (decided.awaited, decided.loads, decided.gpu) == ((2,), (), (1, 2))
     assert it.copied(copy)
     it.end_layer()
 

@@ -277,7 +277,7 @@ def test_laws_1_to_5_and_12_hold_under_prediction(world: World) -> None:
     """The registry's worlds have fewer layers than DAOP leaves to their own gates."""
     for degrade in (True, False):
         played = play(world, {"router": PredictingRouter(degrade), "needs": replace(NEEDS, forecast_layers={})})
-        check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots)
+        check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs)
         law_5_background_copies(played.spans, played.session)
         decode = [(step, layer) for step, layer in played.session.plans if played.demand[step].phase == "decode"]
         gated = set(zip(played.spans.step, played.spans.layer, played.spans.kind, strict=True))

@@ -163,4 +163,4 @@ def test_laws_hold_for_every_variant(parameters: Mapping[str, object], world: Wo
     context = BuildContext("toy", shape.experts, shape.moe_layers, shape.top_k, calibration=calibration)
     policy = compose("edgemoe", parameters, context=context)
     played = play_policy(policy, world, world.demand(policy.needs))
-    check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots)
+    check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs)

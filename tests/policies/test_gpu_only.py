@@ -131,7 +131,7 @@ def test_taking_in_a_used_guest_never_needs_a_copy(world: World) -> None:
 @given(worlds(["mixtral-offloading"]))
 def test_speculation_is_made_and_paid_for_in_decode_only(world: World) -> None:
     played = play(world)
-    check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots)
+    check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs)
     speculated = played.spans[played.spans.kind == "speculate"]
     assert set(speculated.phase) <= {"decode"}
     assert not len(played.spans[(played.spans.kind == "prefetch") & (played.spans.phase == "prefill")])

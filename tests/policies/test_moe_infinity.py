@@ -238,7 +238,7 @@ def test_only_prefetches_are_declined() -> None:
 @given(worlds(["moe-infinity", "moe-infinity@impl"]))
 def test_laws_hold(world: World) -> None:
     played = play(world)
-    check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots)
+    check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs)
 
 
 def context(**fields: object) -> BuildContext:

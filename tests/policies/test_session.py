@@ -12,7 +12,18 @@ from policies.lru import LruCache
 from policies.protocols import Budget, Composition, Needs
 from policies.routers import TrueRouter
 from policies.session import Session
-from policies.views import Commitment, Copy, ExpertId, Forecast, LayerInput, LayerView, PolicyError, Routing, Swap
+from policies.views import (
+    Assignment,
+    Commitment,
+    Copy,
+    ExpertId,
+    Forecast,
+    LayerInput,
+    LayerView,
+    PolicyError,
+    Routing,
+    Swap,
+)
 from tests.policies.scripted_session import (
     COSTS,
     Placed,
@@ -26,6 +37,15 @@ from tests.policies.scripted_session import (
     session,
     start,
 )
+
+
+class Sees(LoadAll):
+    """Loads everything, and keeps what it was told of when experts are ready."""
+
+    def assign(self, view: LayerView) -> Assignment:
+        self.ready_ns = view.ready_ns
+        return super().assign(view)
+
 
 # --- order of calls ---------------------------------------------------------------------------------------------------
 
@@ -71,17 +91,51 @@ def test_a_plan_for_another_layer_or_step_is_an_error(layer: int, step: int) -> 
         plan(it, layer, 0, step=step)
 
 
-def test_one_copy_runs_at_a_time_and_only_it_can_arrive() -> None:
-    it = session(demand_slots=2)
-    begin(it, 2, 3)
-    running = start(it)
-    with pytest.raises(PolicyError, match=r"next_copy: the copy of .*expert=2.* is still running"):
+def test_two_copies_may_be_in_flight_and_only_the_older_can_arrive() -> None:
+    it = session(demand_slots=3)
+    begin(it, 0, 2, 3)
+    first, second = start(it), start(it)
+    with pytest.raises(PolicyError, match=r"next_copy: expected fewer than 2 copies .*expert=2.*expert=3"):
         it.next_copy()
-    with pytest.raises(PolicyError, match=r"copied: .*expert=3.* is not the running copy"):
-        it.copied(running._replace(id=e(0, 3)))
-    it.copied(running)
-    with pytest.raises(PolicyError, match="is not the running copy"):
-        it.copied(running)
+    with pytest.raises(PolicyError, match=r"copied: expected the oldest copy in flight, got .*expert=3"):
+        it.copied(second)
+    assert it.copied(first)
+    with pytest.raises(PolicyError, match=r"copied: expected the oldest copy in flight, got .*expert=2"):
+        it.copied(first)
+    assert it.copied(second)
+    it.end_layer()
+
+
+def test_copies_in_flight_for_the_next_layer_are_awaited_in_their_order_and_the_last_takes_all_the_backlog() -> None:
+    wants, seen = Wants(), Sees()
+    it = session(prefetcher=wants, prefetch_slots=2, assigner=seen)
+    begin(it, 0)
+    wants.now = (e(1, 3), e(1, 2))
+    it.foresee(())
+    first, second = start(it), start(it)
+    it.end_layer()
+    decided = plan(it, 1, 0, 2, 3, left_ns=27)
+    assert seen.ready_ns == {0: 0, 3: 7, 2: 27}  # a copy takes 20
+    assert (decided.gpu, decided.awaited, decided.loads) == ((0, 3, 2), (3, 2), ())
+    with pytest.raises(PolicyError, match=r"still waits for copies of .*\[2, 3\]"):
+        it.end_layer()
+    assert it.copied(first)
+    assert it.copied(second)
+    it.end_layer()
+
+
+def test_copies_in_flight_that_come_too_late_give_up_their_slots_as_they_arrive() -> None:
+    wants = Wants()
+    it = session(prefetcher=wants, prefetch_slots=2)
+    begin(it, 0)
+    wants.now = (e(1, 3), e(1, 2))
+    it.foresee(())
+    first, second = start(it), start(it)
+    it.end_layer()
+    assert plan(it, 1, 0, 2).awaited == (2,)
+    assert not it.copied(first)
+    assert it.copied(second)
+    assert (it.staged(1), it.residency.staging["prefetch"]) == ({2}, 1)
 
 
 def test_only_a_staged_expert_can_give_up_its_staging_slot() -> None:

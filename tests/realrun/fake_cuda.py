@@ -1,15 +1,19 @@
 """A GPU for tests: the parts of ``torch.cuda`` that the CUDA machine uses, on virtual time.
 
-Streams are queues of deferred work. Inside ``torch.cuda.stream(s)`` every operation is queued instead of done; only
+Streams are queues of deferred work. Inside ``on_stream(s)`` every operation is queued instead of done; only
 views are made at once, and new tensors, which get their values later. The device always does next what ends first, so
 data change in the order of the virtual clock, and work that forgets to wait reads what was there before. Time passes
-only while somebody synchronises. As on a real GPU, waiting for an event that was never recorded is no waiting, and
-times are float32. What the host thread does outside a stream's context is done at once.
+only while a thread synchronises, and by ``QUERY_NS`` with each query. As on a real GPU, waiting for an event that was
+never recorded is no waiting, a stream that waits for a flag goes on only once a thread has set it, and times are
+float32; its processors idle at low clocks, which rise after some work. A stream that is captured does nothing, and
+refuses to be waited for; a replay does what was captured on what memory holds then, and spoils all that other graphs of
+its pool have made. What the host thread does outside a stream's context is done at once.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,6 +31,8 @@ from torch.utils._pytree import tree_leaves
 from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
 
 GB = 10**9
+QUERY_NS = 1000  # of the host
+IDLE_GHZ, BOOST_GHZ = 0.345, 1.98  # of an H200's processors
 
 
 class FakeCuda:
@@ -42,10 +48,14 @@ class FakeCuda:
         self.error: RuntimeError | None = None
         self.fraction = 1.0
         self.free_bytes, self.total_bytes, self.devices = 80 * GB, 100 * GB, 2
+        self.l2_bytes = 50_000_000
+        self.busy_ns, self.rises_after_ns = 0, 0  # work done, and how much of it raises the clocks
+        self.current: dict[int, Any] = {}  # stream by thread
         self.turn = threading.Condition(threading.RLock())
         self.is_held = False
         self.registered: dict[int, int] = {}  # bytes by address
         self.maps_pinned_memory = True
+        self.has_flags, self.flag_code = True, 0  # can the driver wait for one, and what it answers when asked to
         self.cached: dict[int, torch.Tensor] | None = None  # what kernels have read, if they never look again
 
     def stream(self, name: str) -> FakeStream:
@@ -71,13 +81,36 @@ class FakeCuda:
             if self.error is not None:
                 raise self.error
             while not reached():
-                self._do_next()
+                if not self._do_next():
+                    self._wait_for_flag()
             self.turn.notify_all()
 
     def returned(self, at_ns: int) -> None:
         """The host learns of something that happened at ``at_ns``."""
         with self.turn:
             self.now_ns = max(self.now_ns, at_ns) + (self.delays_ns.popleft() if self.delays_ns else 0)
+
+    def sleep(self, cycles: int) -> None:
+        """A kernel that counts cycles."""
+        risen = self.busy_ns >= self.rises_after_ns
+        self.current[threading.get_ident()].put(lambda now: None, round(cycles / (BOOST_GHZ if risen else IDLE_GHZ)))
+
+    @contextmanager
+    def capture(
+        self, graph: FakeGraph, pool: list[FakeGraph], stream: FakeStream, capture_error_mode: str
+    ) -> Iterator[None]:  # fmt: skip
+        """What ``torch.cuda.graph`` does; ``pool``: the graphs that share memory."""
+        assert capture_error_mode == "thread_local", "other threads poll events meanwhile"
+        assert stream is self.current[threading.get_ident()]
+        graph.pool = pool
+        pool.append(graph)
+        for each in self.streams:
+            each.synchronize()
+        stream.captured = graph
+        try:
+            yield
+        finally:
+            stream.captured = None
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
         self.registered[address] = size
@@ -96,10 +129,57 @@ class FakeCuda:
             )
         return torch.from_numpy(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)))
 
-    def _do_next(self) -> None:
-        ready = [stream for stream in self.streams if stream.queue and stream.ends_ns() is not None]
-        assert ready, f"deadlock: {[(stream.name, len(stream.queue)) for stream in self.streams if stream.queue]}"
-        min(ready, key=lambda stream: stream.ends_ns() or 0).do()
+    def run_to(self, until_ns: int) -> None:
+        """All that ends by then, if the device is not held."""
+        with self.turn:
+            while not self.is_held and self.error is None and self._do_next(until_ns):
+                pass
+            self.turn.notify_all()
+
+    def wait_value(self, handle: int, address: int, value: int, flags: int) -> int:
+        """``cuStreamWaitValue32``."""
+        assert flags == 0
+        self.log.append(("flag", self.streams[handle].name, str(value)))
+        if self.flag_code == 0:
+            self.streams[handle].put(lambda now: None, gate=FakeFlag(self, address, value))
+        return self.flag_code
+
+    def _do_next(self, until_ns: float = math.inf) -> bool:
+        ends = [(end, stream) for stream in self.streams if stream.queue and (end := stream.ends_ns()) is not None]
+        end, stream = min(ends, key=lambda pair: pair[0], default=(math.inf, None))
+        if stream is None or end > until_ns:
+            return False
+        stream.do()
+        return True
+
+    def _wait_for_flag(self) -> None:
+        """Nothing can run before a thread, which is no part of the device, has set a flag that a stream waits for."""
+        heads = {stream.name: stream.queue[0][1] for stream in self.streams if stream.queue}
+        assert any(isinstance(gate, FakeFlag) for gate in heads.values()), f"deadlock: {list(heads)} wait"
+        self.turn.wait(0.001)  # meanwhile that thread may use the device
+
+
+class FakeGraph:
+    """What was captured; ``made``: tensors in the memory of its ``pool``."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+        self.work: list[Callable[[int], None]] = []
+        self.takes_ns = 0
+        self.made: list[torch.Tensor] = []
+        self.pool: list[FakeGraph] = []
+
+    def replay(self) -> None:
+        stream = self.cuda.current[threading.get_ident()]
+        self.cuda.log.append(("do", stream.name, "graph"))
+        stream.put(self._do, self.takes_ns)
+
+    def _do(self, now_ns: int) -> None:
+        for other in self.pool:
+            for tensor in other.made:
+                tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
+        for work in self.work:
+            work(now_ns)
 
 
 class FakeStream:
@@ -107,11 +187,17 @@ class FakeStream:
 
     def __init__(self, cuda: FakeCuda) -> None:
         self.cuda, self.name = cuda, next(cuda.names, "another")
-        self.queue: deque[tuple[int, FakeEvent | None, Callable[[int], None], int]] = deque()
+        self.cuda_stream = len(cuda.streams)  # the handle that the driver knows it by
+        self.queue: deque[tuple[int, FakeEvent | FakeFlag | None, Callable[[int], None], int]] = deque()
         self.now_ns, self.op_ns = 0, 1000
+        self.captured: FakeGraph | None = None
         cuda.streams.append(self)
 
-    def put(self, do: Callable[[int], None], takes_ns: int = 0, gate: FakeEvent | None = None) -> None:
+    def put(self, do: Callable[[int], None], takes_ns: int = 0, gate: FakeEvent | FakeFlag | None = None) -> None:
+        if self.captured is not None:
+            self.captured.work.append(do)
+            self.captured.takes_ns += takes_ns
+            return
         with self.cuda.turn:
             self.queue.append((self.cuda.now_ns, gate, do, takes_ns))
 
@@ -124,7 +210,8 @@ class FakeStream:
 
     def do(self) -> None:
         self.now_ns = self.ends_ns() or 0
-        _, _, do, _ = self.queue.popleft()
+        _, _, do, takes_ns = self.queue.popleft()
+        self.cuda.busy_ns += takes_ns
         with _disable_current_modes(), torch.inference_mode():
             do(self.now_ns)
 
@@ -134,21 +221,48 @@ class FakeStream:
             self.put(lambda now: None, gate=event)
 
     def synchronize(self) -> None:
+        if self.captured is not None:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         self.cuda.run_until(lambda: not self.queue)
         self.cuda.returned(self.now_ns)
 
 
+class FakeFlag:
+    """A wait until the word at ``address`` has reached ``value``; ``at_ns``: when it was seen to have, or None."""
+
+    def __init__(self, cuda: FakeCuda, address: int, value: int) -> None:
+        self._cuda, self._value = cuda, value
+        self._word = ctypes.c_uint32.from_address(address)
+        self._seen_ns: int | None = None
+        _ = self.at_ns  # it may be reached already
+
+    @property
+    def at_ns(self) -> int | None:
+        if self._seen_ns is None and ctypes.c_int32(self._word.value - self._value).value >= 0:
+            self._seen_ns = self._cuda.now_ns
+        return self._seen_ns
+
+
 class FakeEvent:
-    def __init__(self, cuda: FakeCuda, enable_timing: bool, blocking: bool) -> None:
-        self.cuda, self.enable_timing, self.blocking = cuda, enable_timing, blocking
+    def __init__(self, cuda: FakeCuda, enable_timing: bool) -> None:
+        self.cuda, self.enable_timing = cuda, enable_timing
         self.is_recorded = False
         self.at_ns: int | None = None
         self.of: str | None = None
 
     def record(self, stream: FakeStream) -> None:
         self.is_recorded, self.of = True, stream.name
-        self.cuda.log.append(("record", stream.name, "blocking" if self.blocking else "spinning"))
+        self.cuda.log.append(("record", stream.name))
         stream.put(self._happen)
+
+    def query(self) -> bool:
+        if not self.is_recorded:
+            return True
+        self.cuda.run_to(self.cuda.now_ns)
+        with self.cuda.turn:
+            has_happened = self.at_ns is not None and self.at_ns <= self.cuda.now_ns
+            self.cuda.now_ns += QUERY_NS
+        return has_happened
 
     def synchronize(self) -> None:
         if self.is_recorded:
@@ -173,6 +287,15 @@ class Deferred(TorchDispatchMode):
         super().__init__()
         self.stream = stream
 
+    def __enter__(self) -> Any:
+        current = self.stream.cuda.current
+        self.before, current[threading.get_ident()] = current.get(threading.get_ident(), "default"), self.stream
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.stream.cuda.current[threading.get_ident()] = self.before
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func._schema.is_mutable:
@@ -183,11 +306,14 @@ class Deferred(TorchDispatchMode):
             self.stream.synchronize()
             return func(*args, **kwargs)
         if not _memory(first) <= _memory((args, kwargs)):  # no view: it is computed again when the stream gets there
+            if self.stream.captured is not None:
+                self.stream.captured.made.extend(tree_leaves(first))
             self._put(func, lambda: _fill(first, func(*args, **kwargs)))
         return first
 
     def _put(self, func: Any, compute: Callable[[], object]) -> None:
-        self.stream.cuda.log.append(("do", self.stream.name, func.overloadpacket.__name__))
+        if self.stream.captured is None:
+            self.stream.cuda.log.append(("do", self.stream.name, func.overloadpacket.__name__))
         self.stream.put(lambda now: compute(), self.stream.op_ns)
 
 
@@ -224,15 +350,23 @@ class OnDevice(TorchFunctionMode):
         return func(*(torch.device("cpu") if isinstance(arg, torch.device) else arg for arg in args), **kwargs)
 
 
+class HostGenerator(torch.Generator):
+    """Random numbers of the GPU are drawn on the CPU."""
+
+    def __new__(cls, device: Any = None) -> Any:
+        return super().__new__(cls, "cpu")
+
+
 def install(patch: Any, cuda: FakeCuda) -> None:
     """Put ``cuda`` where torch has its own; ``patch``: pytest's monkeypatch."""
-    current: dict[int, Any] = {}
 
     def set_stream(stream: Any) -> None:
-        current[threading.get_ident()] = stream
+        cuda.current[threading.get_ident()] = stream
 
     def properties(device: Any) -> SimpleNamespace:
-        return SimpleNamespace(name="Fake", total_memory=cuda.total_bytes, uuid="ffc79498")
+        return SimpleNamespace(
+            name="Fake", total_memory=cuda.total_bytes, uuid="ffc79498", L2_cache_size=cuda.l2_bytes
+        )  # fmt: skip
 
     def synchronize(device: Any) -> None:
         for stream in cuda.streams:
@@ -251,14 +385,20 @@ def install(patch: Any, cuda: FakeCuda) -> None:
         "set_device": lambda device: cuda.log.append(("set_device", str(device))),
         "synchronize": synchronize,
         "Stream": lambda device: FakeStream(cuda),
-        "Event": lambda enable_timing=False, blocking=False: FakeEvent(cuda, enable_timing, blocking),
-        "stream": Deferred,
-        "current_stream": lambda device=None: current.get(threading.get_ident(), "default"),
+        "Event": lambda enable_timing=False: FakeEvent(cuda, enable_timing),
+        "current_stream": lambda device=None: cuda.current.get(threading.get_ident(), "default"),
         "set_stream": set_stream,
+        "_sleep": cuda.sleep,
+        "CUDAGraph": lambda: FakeGraph(cuda),
+        "graph_pool_handle": list,
+        "graph": cuda.capture,
     }
     for name, function in instead.items():
         patch.setattr(torch.cuda, name, function)
+    patch.setattr("realrun.machine.cuda_marks.on_stream", lambda stream, is_current: Deferred(stream))
+    patch.setattr(torch, "Generator", HostGenerator)
     patch.setattr("time.perf_counter_ns", lambda: cuda.now_ns)
+    patch.setattr("realrun.machine.stream_flags.driver_wait_value", lambda: cuda.wait_value if cuda.has_flags else None)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,9 @@ class FakeMark:
 
     def issued(self) -> FakeMark:
         return self
+
+    def has_ended(self) -> bool:
+        return True
 
     def wait(self) -> None:
         if threading.current_thread() is threading.main_thread():  # the copy thread has no say in the host's time
@@ -92,7 +96,12 @@ class FakeMachine:
     def readable(self, host: Tensor) -> Tensor:
         return host
 
+    def hosting(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def begin_copying(self) -> None: ...
+
+    def poll(self) -> None: ...
 
     def copy_in(self, target: Tensor, source: Tensor) -> FakeMark:
         return self.link.submit(lambda: target.copy_(source))

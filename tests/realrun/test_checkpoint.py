@@ -20,7 +20,7 @@ from realrun.errors import RealRunError, RefusedError  # noqa: E402
 from realrun.experts import checkpoint  # noqa: E402
 from realrun.experts.checkpoint import load_streamed, move, take_experts  # noqa: E402
 from realrun.experts.expert_store import ExpertStore  # noqa: E402
-from realrun.machine import pinned  # noqa: E402
+from realrun.machine.memory_check import host_memory_given  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
 from tests.realrun.tiny_experts import ALL, model_of  # noqa: E402
 from tests.traces.tiny_families import COMMON, LOCAL, build  # noqa: E402
@@ -235,10 +235,9 @@ def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
         load_streamed(tmp_path, torch.float32, "cpu", never)
 
 
-def test_experts_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     model_of("qwen3_moe").save_pretrained(tmp_path)
-    monkeypatch.setattr(pinned, "available_host_bytes", lambda: 1000)
-    with pytest.raises(RefusedError, match="short"):
+    with host_memory_given(1e-6), pytest.raises(RefusedError, match="short"):
         load_streamed(tmp_path, torch.float32, "cpu", never)
 
 

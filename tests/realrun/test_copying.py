@@ -12,13 +12,13 @@ import torch
 
 from policies.views import Copy, ExpertCosts, ExpertId, Swap, Updates
 from realrun.errors import LaneError
-from realrun.execution.copying import Arrival, Copying
+from realrun.execution.copying import AHEAD_NS, Arrival, Copying
 from realrun.execution.recorder import Recorder
 from realrun.experts.expert_layout import ExpertLayout
 from realrun.experts.expert_store import ExpertStore, Slab
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.machine.host_lanes import HostLanes
-from realrun.machine.thread_lane import InlineLane
+from realrun.machine.thread_lane import InlineLane, ThreadLane
 from sim.engine.spans import Span
 from tests.realrun.tiny_bench import Instead, fill, machine
 
@@ -173,6 +173,54 @@ def test_victims_are_written_back_where_the_policy_does_so_but_not_over_the_weig
     assert [kind for kind, _ in lab.kinds()] == ["demand", "evict", "writeback", "demand"]
     assert lab.copying._scratch.any()
     assert torch.equal(lab.store.buffer(*A), weights)
+
+
+def link_thread(lab: Lab, copy_ns: int) -> ThreadLane:
+    """From now on copies run by themselves, as a GPU's do, and are believed to take ``copy_ns``."""
+    link = ThreadLane("link")
+    lab.copying._machine = Instead(
+        lab.copying._machine, copy_in=lambda target, source: link.submit(lambda: lab.copy(target, source))
+    )
+    lab.session.costs = [ExpertCosts((0,), (0,), 0, copy_ns, 100)]
+    return link
+
+
+def test_a_copy_that_runs_by_itself_is_followed_at_once_by_the_next(lab: Lab) -> None:
+    link = link_thread(lab, copy_ns=AHEAD_NS)
+    lab.gate.clear()
+    first, second, third = lab.ask(cached(A), staged(B), cached(C))
+    assert second.issued() is not first.issued()  # though the first has not ended
+    with lab.copying.turn:
+        assert 1 + AHEAD_NS <= lab.copying.left_ns() <= 2 * AHEAD_NS
+        assert lab.session.log == [("began", A), ("began", B)]  # one behind the other, and not a third
+    lab.gate.set()
+    for arrival in (first, second, third):
+        arrival.wait_known()
+    began, copied = ([(what, e) for e in (A, B, C)] for what in ("began", "copied"))
+    assert [entry for entry in lab.session.log if entry[0] == "began"] == began
+    assert [entry for entry in lab.session.log if entry[0] == "copied"] == copied
+    assert lab.copying.left_ns() == 0
+    link.close()
+
+
+def test_no_copy_is_asked_for_long_before_the_running_one_ends(lab: Lab) -> None:
+    link = link_thread(lab, copy_ns=COPY_NS)
+    for arrival in lab.ask(cached(A), cached(B)):
+        arrival.wait_known()
+    assert lab.session.log == [("began", A), ("copied", A), ("began", B), ("copied", B)]
+    link.close()
+
+
+def test_a_failing_copy_lets_down_the_one_behind_it(lab: Lab) -> None:
+    link = link_thread(lab, copy_ns=0)
+    lab.gate.clear()
+    first, second = lab.ask(cached(A), cached(B))
+    second.issued()
+    lab.error = OSError("no link")
+    lab.gate.set()
+    for arrival in (first, second):
+        raises(arrival.wait_known, "no link")
+    link.close()
 
 
 # --- staging ----------------------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from realrun.errors import LaneError, RefusedError
-from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
+from realrun.machine.cuda_lanes import POLL_S, REST_S, CudaLanes, CudaSettings
 from realrun.machine.cuda_marks import StreamMark
+from realrun.machine.stream_flags import StreamFlag
 from tests.realrun.fake_cuda import GB, FakeCuda, fake_machine
 
 SLOW_NS = 10_000_000
@@ -80,10 +81,34 @@ class LaneLaws:
         marks[-1].wait()
         assert told == [0, 1, 2, 3, 4]
 
-    def test_done_is_called_though_nobody_waits(self, machine, slow):
-        told, value = threading.Event(), self.gpu(machine)
-        machine.d2h.submit(lambda: value.add_(1), done=told.set)
-        assert told.wait(60)
+    def test_done_is_called_by_polling_though_no_thread_waits(self, machine, slow):
+        told, value, linger = threading.Event(), self.gpu(machine), slow("d2h")
+        machine.d2h.submit(lambda: (linger(), value.add_(1)), done=told.set)
+        assert machine.poll() == POLL_S
+        while not told.is_set():
+            machine.poll()
+        assert machine.poll() == REST_S
+
+    def test_work_that_needs_the_cpu_is_launched_before_the_cpu_has_ended(self, machine, slow):
+        may_go_on, result, seen = threading.Event(), self.host(machine, 0), self.gpu(machine)
+        read = machine.readable(result)
+        on_cpu = machine.cpu.submit(lambda: (may_go_on.wait(60), result.fill_(5)))
+        summed = machine.gpu.submit(lambda: torch.add(read, 1, out=seen), (on_cpu,))
+        behind = machine.gpu.submit(lambda: seen.mul_(2))
+        assert not summed.has_ended()
+        may_go_on.set()
+        behind.wait()
+        assert seen.tolist() == [12] * 8
+        assert on_cpu.end_ns <= summed.start_ns
+
+    def test_a_failure_of_the_cpu_lets_the_stream_go_on_and_fails_what_waits_for_it(self, machine, slow):
+        may_go_on = threading.Event()
+        on_cpu = machine.cpu.submit(lambda: (may_go_on.wait(60), self.failing_work()))
+        summed = machine.gpu.submit(lambda: None, (on_cpu,))
+        may_go_on.set()
+        with pytest.raises(LaneError, match="no such expert"):
+            summed.wait()
+        machine.gpu.submit(lambda: None).wait()  # the stream is not stuck
 
     def test_a_failing_done_fails_the_wait(self, machine, slow):
         mark = machine.back.submit(lambda: None, done=lambda: 1 // 0)
@@ -125,7 +150,7 @@ class LaneLaws:
 
     def test_work_that_waits_for_failed_cpu_work_fails(self, machine, slow):
         with pytest.raises(LaneError, match="no such expert"):
-            machine.gpu.submit(lambda: None, (machine.cpu.submit(self.failing_work),))
+            machine.gpu.submit(lambda: None, (machine.cpu.submit(self.failing_work),)).wait()
 
     @staticmethod
     def failing_work() -> None:
@@ -158,6 +183,40 @@ class TestOnAFake(LaneLaws):
         monkeypatch.setattr(StreamMark, "hold_up", lambda self, stream: None)
         with pytest.raises(AssertionError, match=r"\[0, 0, 0"):
             self.test_work_waits_for_the_copy_that_it_needs(machine, slow)
+
+
+    def test_the_fake_tells_when_a_flag_is_forgotten(self, machine, monkeypatch):
+        monkeypatch.setattr(StreamFlag, "hold_up", lambda *_: None)
+        may_go_on, result, seen = threading.Event(), self.host(machine, 0), self.gpu(machine)
+        on_cpu = machine.cpu.submit(lambda: (may_go_on.wait(60), result.fill_(5)))
+        machine.gpu.submit(lambda: torch.add(machine.readable(result), 1, out=seen), (on_cpu,))
+        torch.cuda.synchronize(machine.device)  # which would wait for the flag
+        may_go_on.set()
+        assert seen.tolist() == [1] * 8
+
+
+class TestWhereTheDriverKnowsNoFlags(LaneLaws):
+    """The host waits in the stream's place."""
+
+    @pytest.fixture(params=["no such function", "refused"])
+    def machine(self, cuda: FakeCuda, request: pytest.FixtureRequest) -> Iterator[CudaLanes]:
+        cuda.has_flags, cuda.flag_code = request.param == "refused", 801  # CUDA_ERROR_NOT_SUPPORTED
+        with fake_machine(cuda) as machine:
+            yield machine
+
+    @pytest.fixture
+    def slow(self) -> Slow:
+        return lambda lane: lambda: None
+
+    def test_work_that_needs_the_cpu_is_launched_before_the_cpu_has_ended(self, machine, slow):
+        on_cpu = machine.cpu.submit(lambda: time.sleep(0.01))
+        machine.gpu.submit(lambda: None, (on_cpu,))
+        assert on_cpu.has_ended()
+        assert machine.facts()["cpu_results_awaited_by"] == "the host"
+
+    def test_a_failure_of_the_cpu_lets_the_stream_go_on_and_fails_what_waits_for_it(self, machine, slow):
+        with pytest.raises(LaneError, match="no such expert"):
+            machine.gpu.submit(lambda: None, (machine.cpu.submit(self.failing_work),))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realrun.errors import LaneError
+from realrun.machine.cuda_lanes import POLL_S
 from tests.realrun.fake_cuda import GB, FakeCuda, fake_machine
 
 
@@ -32,18 +33,18 @@ class TestWhatIsSaidToTheDevice:
             expert = machine.gpu.submit(lambda: slot.add_(1), (copy,), done=lambda: None)
             machine.d2h.submit(lambda: host.copy_(slot, non_blocking=True), (expert,))
             assert cuda.log == [
-                ("record", "link", "spinning"),
+                ("record", "link"),
                 ("do", "link", "copy_"),
                 ("do", "link", "copy_"),
-                ("record", "link", "spinning"),
+                ("record", "link"),
                 ("wait", "gpu", "link"),
-                ("record", "gpu", "spinning"),
+                ("record", "gpu"),
                 ("do", "gpu", "add_"),
-                ("record", "gpu", "blocking"),  # a watcher waits for it
+                ("record", "gpu"),
                 ("wait", "d2h", "gpu"),
-                ("record", "d2h", "spinning"),
+                ("record", "d2h"),
                 ("do", "d2h", "copy_"),
-                ("record", "d2h", "spinning"),
+                ("record", "d2h"),
             ]
 
     def test_launching_and_copying_do_not_wait(self, cuda):
@@ -56,13 +57,47 @@ class TestWhatIsSaidToTheDevice:
             machine.settle()
             assert slot.tolist() == [4] * 8
 
-    def test_a_watcher_tells_while_the_host_is_busy_elsewhere(self, cuda):
-        told = threading.Event()
+    def test_a_flag_is_waited_for_before_the_work_that_needs_it_and_only_once(self, cuda):
+        may_go_on = threading.Event()
         with fake_machine(cuda) as machine:
-            with cuda.held():
-                machine.gpu.submit(lambda: None, done=told.set)
-                assert not told.wait(0.05)
-            assert told.wait(60)
+            host, slot = bytes_on(machine.host_tensor, 8), bytes_on(machine.gpu_tensor, 8)
+            cuda.log.clear()
+            sent = machine.d2h.submit(lambda: host.copy_(slot, non_blocking=True))
+            on_cpu = machine.cpu.submit(lambda: may_go_on.wait(60), (sent,))
+            machine.gpu.submit(lambda: slot.add_(1), (on_cpu,))
+            assert cuda.log[-5:] == [
+                ("wait", "gpu", "d2h"),  # CUDA must see what the CPU waits for, too
+                ("flag", "gpu", "1"),
+                ("record", "gpu"),
+                ("do", "gpu", "add_"),
+                ("record", "gpu"),
+            ]
+            may_go_on.set()
+            on_cpu.wait()
+            cuda.log.clear()
+            machine.gpu.submit(lambda: slot.add_(1), (on_cpu,))
+            assert [entry[0] for entry in cuda.log] == ["record", "do", "record"]
+
+    def test_waiting_does_not_read_the_clock_of_the_device(self, cuda, monkeypatch):
+        with fake_machine(cuda) as machine:
+            mark = machine.gpu.submit(lambda: None)
+            monkeypatch.setattr("tests.realrun.fake_cuda.FakeEvent.elapsed_time", lambda *_: 1 / 0)
+            mark.wait()
+            with pytest.raises(ZeroDivisionError):
+                _ = mark.start_ns
+
+    def test_a_callback_that_another_thread_is_calling_is_waited_for_but_polling_is_not(self, cuda):
+        begun, may_go_on, told = threading.Event(), threading.Event(), []
+        with fake_machine(cuda) as machine:
+            mark = machine.gpu.submit(lambda: None, done=lambda: (begun.set(), may_go_on.wait(60), told.append(1)))
+            other = threading.Thread(target=mark.wait)
+            other.start()
+            begun.wait(60)
+            assert machine.poll() == POLL_S
+            may_go_on.set()
+            mark.wait()
+            assert told == [1]
+            other.join()
 
     def test_nothing_waits_for_what_is_known_to_have_ended(self, cuda):
         with fake_machine(cuda) as machine:

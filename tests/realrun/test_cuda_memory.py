@@ -49,20 +49,34 @@ class TestMemory:
         with fake_machine(cuda) as machine, pytest.raises(ValueError, match="contiguous"):
             machine.readable(machine.host_tensor((4, 4), torch.float32).t())
 
-    def test_a_gpu_that_sees_old_values_is_refused(self, cuda):
+    def test_a_gpu_reads_results_in_place_where_it_can(self, cuda):
+        with fake_machine(cuda) as machine:
+            assert (machine.result_path, machine.settings.result_path) == ("direct", "direct")
+            assert not [remark for remark in machine.remarks() if "pinned" in remark]
+
+    def test_from_a_gpu_that_sees_old_values_results_go_over_the_link(self, cuda):
         cuda.maps_pinned_memory = False
-        with pytest.raises(RefusedError, match="use result_path=h2d"), fake_machine(cuda):
-            pass
+        self.falls_back(cuda, "it read something else")
 
-    def test_a_gpu_that_looks_only_once_is_refused(self, cuda):
+    def test_so_they_do_if_it_looks_only_once(self, cuda):
         cuda.cached = {}
-        with pytest.raises(RefusedError, match="it read something else; use result_path=h2d"), fake_machine(cuda):
-            pass
+        self.falls_back(cuda, "it read something else")
 
-    def test_a_gpu_that_cannot_see_them_at_all_is_refused(self, cuda, monkeypatch):
+    def test_and_if_it_cannot_see_them_at_all(self, cuda, monkeypatch):
         monkeypatch.setattr(cuda, "cudaHostRegister", lambda address, size, flags: 0)
         monkeypatch.setattr(cuda, "cudaHostUnregister", lambda address: 0)
-        with pytest.raises(RefusedError, match=r"not registered.*use result_path=h2d"), fake_machine(cuda):
+        self.falls_back(cuda, "not registered")
+
+    @staticmethod
+    def falls_back(cuda: FakeCuda, why: str) -> None:
+        with fake_machine(cuda) as machine:
+            assert (machine.result_path, machine.settings.result_path) == ("h2d", "h2d")  # and so in a profile's facts
+            [remark] = [each for each in machine.remarks() if "pinned" in each]
+            assert remark.startswith("the GPU does not read what the CPU writes to pinned memory, so the CPU's results")
+            assert "(result path h2d): " in remark
+            assert why in remark
+        asked = pytest.raises(RefusedError, match=f"needs: .*{why}.*; choose --result-path h2d, or leave it out")
+        with asked, fake_machine(cuda, result_path="direct"):
             pass
 
     def test_results_over_the_link_need_no_views(self, cuda):
@@ -83,6 +97,8 @@ class TestSettingsAreRefused:
             ({"result_path": "pigeon"}, "got .* and pigeon"),
             ({"cpu_cores": (4000,)}, r"got \[4000\]"),
             ({"cpu_cores": ()}, "got none"),
+            ({"copy_core": 4000}, r"got \[4000\]"),
+            ({"host_core": 4000}, r"got \[4000\]"),
         ],
     )
     def test_what_the_computer_does_not_have(self, cuda, monkeypatch, given, why):

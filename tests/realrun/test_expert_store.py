@@ -13,7 +13,7 @@ from realrun.experts import expert_store  # noqa: E402
 from realrun.experts.expert_ffn import SwiGlu, expert_ffn  # noqa: E402
 from realrun.experts.expert_layout import ExpertLayout  # noqa: E402
 from realrun.experts.expert_store import ExpertStore, Slab, random_store  # noqa: E402
-from realrun.machine import pinned  # noqa: E402
+from realrun.machine.memory_check import host_memory_given  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
 
 LAYOUT = ExpertLayout.from_shape(hidden=32, width=48, dtype=torch.bfloat16)
@@ -71,9 +71,8 @@ def test_random_experts_differ_and_come_of_the_seed(monkeypatch: pytest.MonkeyPa
     assert not torch.equal(first(1), first(2))
 
 
-def test_a_store_larger_than_the_free_memory_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinned, "available_host_bytes", lambda: 1000)
+def test_a_store_larger_than_the_free_memory_is_refused_before_it_is_allocated() -> None:
     asked: list[int] = []
-    with pytest.raises(RefusedError, match=r"need 0\.00 GB of host memory"):
+    with host_memory_given(1e-6), pytest.raises(RefusedError, match=r"need 0\.00 GB of host memory"):
         random_store(LAYOUT, layers=1, experts=1, allocate=noting(asked))
     assert asked == []

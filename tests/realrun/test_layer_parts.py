@@ -47,6 +47,7 @@ class Lab:
             for expert in range(EXPERTS):
                 self.slots.place(ExpertId(layer, expert)).copy_(self.store.buffer(layer, expert))
         self.lanes, self.recorder, self.used, self.error = lanes, Recorder(), [], None
+        self.staged: set[int] = set()
         copying: Any = SimpleNamespace(used=self.use, expert_bytes=lambda layer: 100, send_result=self.send)
         self.parts = LayerParts(
             lanes, copying, self.store, self.slots, [SwiGlu()] * LAYERS, self.recorder,
@@ -68,7 +69,7 @@ class Lab:
     def start(self, plan: Plan, tokens: RoutedTokens, arrivals: Mapping[ExpertId, Arrival] = {}) -> None:
         hidden = self.hidden[plan.layer]
         ready = self.lanes.gpu.submit(lambda: None)
-        self.parts.start(plan, tokens, Asked(lambda: hidden, tokens.weights, ready), arrivals)
+        self.parts.start(plan, tokens, Asked(lambda: hidden, tokens.weights, ready), arrivals, self.staged)
 
     def combine(self) -> Tensor:
         """The layer's partial results [N, k, H]."""
@@ -102,7 +103,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 def plan_of(layer: int = 0, routing: Routing | None = None, **fields: Any) -> Plan:
     empty = {"gpu": (), "cpu": (), "loads": (), "precomputed": (), "withdrawn": (), "released": (), "swaps": ()}
-    values = {**empty, "awaited": None, "resident": (), "makespan_ns": 0, **fields}
+    values = {**empty, "awaited": (), "resident": (), "makespan_ns": 0, **fields}
     return Plan(layer=layer, routing=routing or routing_of(own()), **values)
 
 
@@ -121,7 +122,13 @@ def test_it_does_not_matter_who_computes_what(lab: Lab, gpu: tuple[int, ...], cp
     assert [span.expert for span in lab.spans("expert") if span.lane == "gpu"] == list(gpu)
     assert [span.expert for span in lab.spans("expert") if span.lane == "cpu"] == list(cpu)
     assert {span.expert: span.tokens for span in lab.spans("expert")} == {0: 1, 1: 1, 2: 2}
-    assert lab.used == [ExpertId(0, expert) for expert in gpu]
+    assert lab.used == []
+
+
+def test_the_session_is_told_when_experts_in_staging_slots_are_computed_and_only_those(lab: Lab) -> None:
+    lab.staged = {2, 0}
+    lab.play(plan_of(gpu=(2, 1, 0)), own())
+    assert lab.used == [ExpertId(0, 2), ExpertId(0, 0)]
 
 
 def test_activations_go_to_the_cpu_once_and_only_if_it_has_work(lab: Lab) -> None:
@@ -260,7 +267,7 @@ def test_a_copy_that_never_comes_fails_the_layer(lab: Lab) -> None:
 
 
 def test_a_session_that_refuses_what_the_gpu_has_done_fails_the_layer(lab: Lab) -> None:
-    lab.error = ValueError("not in a staging slot")
+    lab.error, lab.staged = ValueError("not in a staging slot"), {1}
     lab.start(plan_of(gpu=(0, 1, 2)), own())
     with pytest.raises(LaneError, match="not in a staging slot"):
         lab.combine()

@@ -27,6 +27,7 @@ class TestFacts:
         assert facts == cpu_facts() | {
             "gpu": "Fake", "gpu_memory_bytes": "100000000000", "cuda": torch.version.cuda or "unknown",
             "torch": torch.__version__, "driver": "595.58.03", "pcie_generation": "4", "pcie_width": "unknown",
+            "cpu_results_awaited_by": "the GPU's streams",
         }  # fmt: skip
 
     @pytest.mark.parametrize("answer", ["", "a, b, c, d", FileNotFoundError(), subprocess.TimeoutExpired("smi", 30)])

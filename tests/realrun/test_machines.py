@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, replace
 from typing import get_args
 
@@ -10,14 +11,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from realrun.errors import RefusedError  # noqa: E402
+from realrun.machine.cores import usable_cores  # noqa: E402
 from realrun.machine.cuda_lanes import CudaLanes, CudaSettings  # noqa: E402
 from realrun.machine.host_lanes import HostLanes  # noqa: E402
-from realrun.machine.lane_kinds import LaneKind  # noqa: E402
-from realrun.machine.machine_facts import usable_cores  # noqa: E402
+from realrun.machine.lane_kinds import LaneKind, ResultPathName  # noqa: E402
 from realrun.machine.machines import Facts, LaneOptions, check_same, facts_of, machine_for, machine_of  # noqa: E402
 from realrun.machine.thread_lane import InlineLane  # noqa: E402
 from realrun.replay.measure import generating_machine, machine_on  # noqa: E402
-from sim.machine.hardware import Hardware, load_hardware  # noqa: E402
+from sim.machine.hardware import Hardware, ResultPath, load_hardware  # noqa: E402
 from sim.machine.profile import Kind, Profile  # noqa: E402
 from tests.realrun.tiny_bench import tiny_lanes  # noqa: E402
 
@@ -61,6 +62,7 @@ def test_date_and_load_are_no_part_of_a_machine() -> None:
 
 def test_the_kinds_to_choose_from_are_those_of_profiles() -> None:
     assert {"auto", *get_args(Kind)} == set(get_args(LaneKind))
+    assert get_args(ResultPathName) == get_args(ResultPath)
 
 
 def test_options_of_host_lanes() -> None:
@@ -81,7 +83,7 @@ def test_by_default_the_gpu_has_a_core_of_its_own_where_there_are_two() -> None:
 
 def test_one_core_is_enough_to_generate_on(monkeypatch: pytest.MonkeyPatch) -> None:
     core = max(usable_cores())
-    monkeypatch.setattr("realrun.machine.machines.usable_cores", lambda: {core})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {core}, raising=False)
     machine = generating_machine(load_hardware("rtx3090-ddr4"), "host-lanes")
     machine.close()
     assert isinstance(machine, HostLanes)
@@ -96,8 +98,13 @@ def test_cores_that_are_not_there_are_refused() -> None:
 
 def test_a_gpu_takes_no_options_of_host_lanes() -> None:
     for options in (LaneOptions(link_bytes_per_s=4e9), LaneOptions(gpu_core=0)):
-        with pytest.raises(RefusedError, match="host lanes only"):
+        with pytest.raises(RefusedError, match=r"cuda: a .*: chosen for host lanes only"):
             machine_for("cuda", options)
+
+
+def test_only_a_gpu_has_a_runtime_to_choose() -> None:
+    with pytest.raises(RefusedError, match="host-lanes: a runtime: chosen for a CUDA GPU only"):
+        machine_for("host-lanes", LaneOptions(runtime="graphs"))
 
 
 # --- the machine of a profile -----------------------------------------------------------------------------------------
@@ -138,14 +145,18 @@ def test_other_lanes_than_the_profile_has_are_refused(lanes: LaneKind, options: 
         machine_on(on(profile), lanes, options)
 
 
-def test_a_gpu_s_memory_limit_is_part_of_its_settings_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_s_memory_limit_and_runtime_are_part_of_its_settings_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaSettings, "check", lambda _: None)
     monkeypatch.setattr(CudaLanes, "__init__", lambda lanes, settings: setattr(lanes, "settings", settings))
     monkeypatch.setattr(CudaLanes, "facts", lambda _: {"gpu": "a card"})
     monkeypatch.setattr(CudaLanes, "close", lambda _: None)
-    limited = machine_for("cuda", LaneOptions(memory_bytes=24 * 10**9))
+    monkeypatch.setattr(CudaLanes, "crowding", "", raising=False)
+    limited = machine_for("cuda", LaneOptions(memory_bytes=24 * 10**9, runtime="graphs"))
     assert isinstance(limited.settings, CudaSettings)
-    assert limited.settings.memory_bytes == 24 * 10**9
+    assert (limited.settings.memory_bytes, limited.settings.runtime) == (24 * 10**9, "graphs")
     assert facts_of(limited)["lanes_memory_bytes"] == 24 * 10**9
+    assert facts_of(limited)["lanes_runtime"] == "graphs"
+    with pytest.raises(RefusedError, match="the profile has lanes_runtime 'graphs' and not 'eager'"):
+        machine_on(on(profile_of(facts_of(limited))), "cuda", LaneOptions(runtime="eager"))
     again = machine_of(profile_of(facts_of(limited)))
     assert asdict(again.settings) == asdict(limited.settings)

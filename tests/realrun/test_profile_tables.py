@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from realrun.execution import layer_parts  # noqa: E402
 from realrun.profiling import profile_kernels  # noqa: E402
 from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
-from realrun.profiling.profile_timing import Effort  # noqa: E402
+from realrun.profiling.profile_timing import Effort, Samples  # noqa: E402
 from realrun.profiling.profiling import measure, measured_model  # noqa: E402
 from sim.machine.interpolation import Grid, Measured, Table  # noqa: E402
 from sim.machine.profile import MeasuredModel, Share, Sizes  # noqa: E402
@@ -43,16 +43,18 @@ def slowed(machine: FakeMachine, ns: int, function: Callable[..., Any]) -> Calla
     return slow
 
 
-def measured_on(
-    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, shape: ModelShape = TOY
-) -> MeasuredModel:  # fmt: skip
+def measured_on(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, shape: ModelShape = TOY) -> MeasuredModel:
     """All of a model's tables."""
+    return measured_model(shape, samples_on(machine, monkeypatch, shape, FakeModel(machine, shape.top_k)))
+
+
+def samples_on(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, shape: ModelShape, model: Any) -> Samples:
+    """All that is measured of a model."""
     monkeypatch.setattr(profile_kernels, "routed", slowed(machine, SORTING_NS, profile_kernels.routed))
     monkeypatch.setattr(layer_parts, "_upload", slowed(machine, UPLOAD_NS, layer_parts._upload))
-    model: Any = FakeModel(machine, shape.top_k)
     lab = Lab(cast(Any, machine), shape, POINTS, model, FakeKernel(machine=machine))
     with lab.open():
-        return measured_model(shape, measure(lab, Effort(rounds=2, most=2, probe_ns=10**9)))
+        return measure(lab, Effort(rounds=2, most=2, probe_ns=10**9))
 
 
 @pytest.fixture
@@ -107,6 +109,26 @@ def test_results_read_in_place_cost_what_the_sum_does_not(found: MeasuredModel) 
     assert found.result == table(lambda _: HAND_OVER_NS["gpu"])
 
 
+class BusyLink(FakeModel):
+    """A sum takes 500 longer while copies are under way."""
+
+    def combine(self, parts: Any, top_k: int, shared: Any, residual: Any) -> Any:
+        machine = self.machine
+        if machine.link.free_ns > machine.clock_ns:
+            machine.spend(500)
+        return super().combine(parts, top_k, shared, residual)
+
+
+def test_results_read_in_place_are_also_timed_while_the_link_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = FakeMachine()
+    found = samples_on(machine, monkeypatch, TOY, BusyLink(machine, TOY.top_k))
+    for tokens in POINTS.batches:
+        assert set(found["sum_of_results_ns", tokens]) == {30 + tokens}
+        assert set(found["sum_of_results_beside_copies_ns", tokens]) == {530 + tokens}
+    queued = samples_on(FakeMachine(result_path="h2d"), monkeypatch, TOY, FakeModel(machine, TOY.top_k))
+    assert not any("sum_of_results" in str(name) for name, *_ in queued)
+
+
 def test_results_that_queue_cost_their_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured_on(FakeMachine(result_path="h2d"), monkeypatch)
     assert found.result == table(lambda _: EACH_NS["link"])
@@ -129,6 +151,14 @@ def test_a_launch_lasts_until_the_host_goes_on_or_the_work_begins(found: Measure
     assert found.head_launch == always(waking)
     assert found.combine_launch == always(SUBMIT_NS)
     assert found.dense_launch == always(0)  # in the same piece of work as attention
+
+
+def test_the_first_work_begins_while_the_host_launches_the_others(found: MeasuredModel) -> None:
+    assert found.launch_lead == always(SUBMIT_NS + HAND_OVER_NS["gpu"])
+
+
+def test_what_is_left_after_a_launch_is_a_gate_that_began_when_the_lane_woke(found: MeasuredModel) -> None:
+    assert found.launch_tail == always(HAND_OVER_NS["gpu"] + 21)
 
 
 def test_lanes_that_do_not_disturb_each_other_keep_their_rates(found: MeasuredModel) -> None:

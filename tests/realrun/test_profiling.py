@@ -97,6 +97,13 @@ def test_rates_are_finite_and_stand_beside_aims(found: Findings) -> None:
     assert [aim.share for aim in found.aims] == [copied / plain[0], read / plain[1]]
 
 
+def test_sums_of_results_stand_with_the_rates_by_batch_alone_and_beside_copies(found: Findings) -> None:
+    names = {name for name in profile_in(found).rates if "sum_of_results" in name}
+    assert names == {
+        f"mini-moe, sum_of_results{beside}_ns, {batch} tokens" for beside in ("", "_beside_copies") for batch in (1, 2)
+    }
+
+
 @pytest.mark.parametrize(("share", "met"), [(0.79, False), (0.8, True), (1.3, True)])
 def test_an_aim_is_met_from_the_wanted_share_on(share: float, met: bool) -> None:
     assert Aim("read", share, 0.8).met == met
@@ -185,12 +192,12 @@ def test_a_line_through_decisions() -> None:
     assert fit([(0.0, 0.0)]) == PlanCost(0.0, 0.0)  # it forecasts nothing
 
 
-def test_thread_counts_are_tried_up_to_all_cores() -> None:
+def test_thread_counts_are_tried_up_to_the_most() -> None:
     assert counts_up_to(1) == [1]
     assert counts_up_to(10) == [1, 2, 3, 4, 6, 8, 10]
 
 
 def test_every_thread_count_has_its_times() -> None:
-    times = thread_times(SHAPE, [1, 2], None)
+    times = thread_times(SHAPE, [1, 2], None, [None])
     assert set(times) == {(count, tokens) for count in (1, 2) for tokens in (1, 8, 64)}
     assert min(times.values()) > 0

@@ -44,6 +44,32 @@ def test_times_of_marks_are_read_when_the_work_has_ended() -> None:
     assert [row[1:4] for row in it.rows] == [(mark.ready_ns, mark.start_ns, mark.end_ns)]
 
 
+class Endless(Timed):
+    """Work that goes on, whose times cannot be read yet."""
+
+    start_ns = property(lambda self: 1 / 0)  # type: ignore[assignment]
+
+    def __init__(self) -> None: ...
+
+    def has_ended(self) -> bool:
+        return False
+
+
+def test_in_a_long_run_the_times_of_earlier_steps_are_read_at_the_end_of_a_step() -> None:
+    it = Recorder(most_open=3)
+    it.step = 0
+    it.add("gpu", Timed(1, 2, 3), "gate", 0)
+    it.add("h2d", Endless(), "prefetch", 0, 1)
+    it.step = 1
+    it.add("gpu", Timed(4, 5, 6), "gate", 0)
+    it.end_step()
+    assert it.rows == []  # there is little of it
+    it.add("gpu", Timed(7, 8, 9), "gate", 1)
+    it.end_step()
+    assert [row[1:4] for row in it.rows] == [(1, 2, 3)]  # not what goes on, and not what this step did
+    assert len(it._open) == 3
+
+
 def test_instants_last_nothing_and_what_was_before_the_run_was_at_its_start() -> None:
     it = recorder()
     it.instant(130, "evict", 1, -1, 6, 64)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from torch import Tensor  # noqa: E402
 
 from realrun.train_estimator import Settings, main, train_file, training_head  # noqa: E402
+from tests.traces.tiny_families import build  # noqa: E402
 from traces.capture import CaptureError, capture  # noqa: E402
 from traces.capture_vectors import Vectors, read_vectors  # noqa: E402
 from traces.hf_layers import find_moe_layers  # noqa: E402
@@ -23,6 +27,8 @@ from traces.mini_models import build_model  # noqa: E402
 from traces.mini_train import export  # noqa: E402
 from traces.text_sketch import hashes  # noqa: E402
 from traces.trace_file import read_trace  # noqa: E402
+
+Array: TypeAlias = NDArray[Any]
 
 VOCAB, LAYERS, EXPERTS, TOP_K = 300, 3, 16, 2
 SMALL = Settings(
@@ -64,7 +70,7 @@ def test_the_estimator_learns_what_the_next_router_will_say(model: Path, corpus:
     vectors, recall = trained(model, corpus, tmp_path / "v.safetensors")
     said = vectors.provenance["estimator"]
     assert said["last_loss"] < 0.6 * said["first_loss"]
-    assert list(recall) == ["gate@1", "quasi_hidden@1", "estimator@1"]
+    assert list(recall) == ["gate@1", "residual@1", "quasi_hidden@1", "estimator@1"]
     assert all(len(values) == LAYERS - 1 for values in recall.values())
     assert min(recall["estimator@1"]) > 2 * TOP_K / EXPERTS
     assert said["held_out_recall"]["estimator@1"] == pytest.approx(np.mean(recall["estimator@1"]), abs=1e-4)
@@ -90,7 +96,7 @@ def test_the_command_writes_a_file_that_capture_takes(
     monkeypatch.setattr(sys, "argv", words.split())
     main()
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].split() == ["layer", "gate@1", "quasi_hidden@1", "estimator@1"]
+    assert printed[0].split() == ["layer", "gate@1", "residual@1", "quasi_hidden@1", "estimator@1"]
     assert [line.split()[0] for line in printed[1:]] == ["0", "1", "mean"]
     (tmp_path / "p.txt").write_text("alpha beta gamma delta\n")
     traced = capture(model, tmp_path / "p.txt", tmp_path / "t.safetensors", vectors=output, dtype="float32",
@@ -101,7 +107,37 @@ def test_the_command_writes_a_file_that_capture_takes(
 def test_without_tokens_there_are_vectors_alone(model: Path, corpus: Path, tmp_path: Path) -> None:
     vectors, recall = trained(model, corpus, tmp_path / "v", Settings(**{**vars(SMALL), "tokens": 0}))
     assert vectors.estimator == {}
-    assert list(recall) == ["gate@1", "quasi_hidden@1"]
+    assert list(recall) == ["gate@1", "residual@1", "quasi_hidden@1"]
+
+
+def test_a_model_without_the_usual_residual_stream_has_residual_vectors_and_no_estimator(
+    model: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are means of what gates see, whatever lies between two of them."""
+    other = replace(build("jamba", vocab_size=VOCAB), tokenizer=load(model, "float32").tokenizer)
+    settings = replace(SMALL, tokens=0)
+    recall = train_file(other, corpus, tmp_path / "v", settings)
+    vectors = read_vectors(tmp_path / "v")
+    assert vectors.default is None
+    assert list(recall.by_layer()) == ["gate@1", "residual@1"]
+    assert "default vectors are left out: model.layers.1: forecast quasi_hidden@1 expects" in capsys.readouterr().err
+    np.testing.assert_allclose(vectors.residual, mean_changes(other, corpus, settings), atol=1e-6)
+    with pytest.raises(CaptureError, match=r"forecast estimator@1 expects input_layernorm"):
+        train_file(other, corpus, tmp_path / "w", SMALL)
+    assert not (tmp_path / "w").exists()
+
+
+def mean_changes(loaded: Loaded, corpus: Path, settings: Settings) -> Array:
+    """DALI's equation 11 by hooks of this test's own: [L-1, H]."""
+    seen: list[list[Tensor]] = [[] for _ in loaded.layers]
+    for inputs, layer in zip(seen, loaded.layers, strict=True):
+        layer.router.register_forward_pre_hook(lambda _m, args, inputs=inputs: inputs.append(args[0].flatten(0, -2)))
+    text = training_head(load_corpus(corpus, loaded.tokenizer.backend_tokenizer))
+    with torch.inference_mode():
+        for step in range(settings.calibration_steps):
+            loaded.model(input_ids=settings.calibration_batch(text, step))
+    states = [torch.cat(inputs).double().mean(0).numpy() for inputs in seen]
+    return np.diff(states, axis=0)
 
 
 def test_a_folder_that_is_not_there_is_refused_before_training(model: Path, corpus: Path, tmp_path: Path) -> None:

@@ -126,7 +126,8 @@ def test_every_scenario_is_measured_and_predicted(tmp_path: Path) -> None:
     assert found.hardware.profile is not None
     again, before = (hardware.profile.models["mini-moe"] for hardware in (validated.hardware, found.hardware))
     assert again != before, "predictions are made from what was measured meanwhile"
-    assert len(validated.notes) == 2
+    assert validated.notes[:-2] == list(lanes.remarks())
+    assert [note.split()[0] for note in validated.notes[-2:]] == ["predictions:", "predicted"]
 
 
 def test_scenarios_of_two_models_are_refused(tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ def toy_model(shape: ModelShape = TOY, **parts: Any) -> MeasuredModel:
         combine_launch=time(72), head_launch=time(73), sync=time(80), cpu_permille=Share(800, 790, 810),
         copy_permille=Share(900, 890, 910), gpu_permille=Share(1000, 990, 1000), shared=table((1, 90), (11, 190)),
         dense_ffn=level(500),
-        dense_launch=time(74),
+        dense_launch=time(74), launch_lead=time(25), launch_tail=time(9),
+        gpu_with_cpu_permille=Share(970, 960, 980), cpu_with_gpu_permille=Share(880, 870, 890),
     )  # fmt: skip
     return replace(model, **parts)
 

@@ -43,8 +43,8 @@ def machine(layers: int, *, attention: int, route: int, ffn: int, copy: int) -> 
     """Nothing but the paper's terms takes time; ``ffn`` and ``copy`` are of one expert."""
     return uniform_costs(
         layers, attention_ns=attention, gate_ns=route, speculate_ns=route, gpu_ns=ffn, copy_ns=copy, combine_ns=0,
-        head_ns=0, routing_ns=0, activations_ns=0, result_ns=0, launch_ns=0, expert_launch_ns=0, combine_launch_ns=0,
-        head_launch_ns=0, sync_ns=0, plan_ns=0, foresee_ns=0,
+        head_ns=0, routing_ns=0, activations_ns=0, result_ns=0, attention_launch_ns=0, expert_launch_ns=0,
+        combine_launch_ns=0, head_launch_ns=0, sync_ns=0, plan_ns=0, foresee_ns=0,
     )  # fmt: skip
 
 

@@ -114,12 +114,19 @@ def build(family: str, **changes: Any) -> Loaded:
     config = transformers.AutoConfig.for_model(family, **{**COMMON, **FAMILIES[family][0], **changes})
     torch.manual_seed(5)
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    spread(model)
+    return Loaded(family, "random", model, Numbers(), find_moe_layers(model), 32)
+
+
+def spread(model: Any) -> None:
+    """Weights with which routers choose, norms scale and biases correct, where a fresh model's do not."""
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             if value.ndim == 2 and ("gate.weight" in name or "router" in name):
                 value.normal_(std=0.5)  # spread the routers, which families initialise in many ways
             elif "norm.weight" in name:
                 value.uniform_(0.5, 1.5)  # so that one norm is not as good as another
-            elif "correction_bias" in name:
+            elif "correction_bias" in name or "balancing_bias" in name:
                 value.uniform_(-0.5, 0.5)  # a bias that changes what is chosen
-    return Loaded(family, "random", model, Numbers(), find_moe_layers(model), 32)
+            elif "tid2eid" in name:
+                value.copy_(torch.rand(len(value), EXPERTS).argsort(-1)[:, : value.shape[1]])  # tokens' own experts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+LOCKED = "page-locked 28.80 GB of host memory in 4.1 s, 7.02 GB/s"  # as a GPU's machine says
 TINY = ("trace=mini-moe:2", "model=null", "prompt_tokens=4", "generated_tokens=2", "cached_share=0.3")
 SETS = tuple(word for change in TINY for word in ("--set", change))
 PROFILE = (

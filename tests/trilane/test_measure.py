@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from realrun.machine.host_lanes import HostLanes
 from sim.machine.profile_yaml import write_profile
 from tests.sim.hand_measured import toy_machine, toy_model
-from tests.trilane.measuring import SETS
+from tests.trilane.measuring import LOCKED, SETS
 from tests.trilane.running import ROOT, Trilane
 from traces.catalogue import load_model
 
@@ -27,12 +28,14 @@ def write_prompts(count: int = 2) -> None:
     Path("p.txt").write_text("\n".join(lines[:count]) + "\n")
 
 
-def test_a_replay_is_a_run_with_its_spans(trilane: Trilane) -> None:
+def test_a_replay_is_a_run_with_its_spans(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostLanes, "remarks", lambda self: (LOCKED,))
     words = ("measure", "--lanes", "host-lanes", "--policy", "fiddler", *SETS)
     done = trilane(*words, "--spans", "s.parquet", "--json", "run.json")
     assert done.status == 0, done.err
     assert "fiddler  (measured on host-lanes): " in done.out
     assert "time per output token" in done.out
+    assert done.err.splitlines()[0] == f"host-lanes: {LOCKED}"
     assert {path.name for path in Path().iterdir()} == {"s.parquet", "run.json"}
 
 
@@ -44,12 +47,16 @@ def test_a_replay_as_json(trilane: Trilane) -> None:
     assert found["run"]["tpot_ms"] > 0
 
 
-def test_a_generation_gives_text_and_a_trace_that_is_simulated(trilane: Trilane) -> None:
+def test_a_generation_gives_text_and_a_trace_that_is_simulated(
+    trilane: Trilane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostLanes, "remarks", lambda self: (LOCKED,))
     write_prompts()
     done = trilane(*GENERATE, "--set", "batch=2", "--trace", "t.safetensors", "--json", "run.json")
     assert done.status == 0, done.err
     for expected in ("sequence 0", "sequence 1", f"(generated on host-lanes): {MODEL}, 2 sequences"):
         assert expected in done.out
+    assert f"host-lanes: {LOCKED}" in done.err.splitlines()
     assert {path.name for path in Path().iterdir()} == {"p.txt", "t.safetensors", "run.json"}
     simulated = trilane("simulate", "--policy", "on-demand", "--set", "trace=t.safetensors", "--set", "model=null",
                         "--set", "cached_share=0.3", "--set", "batch=2", "--json", "-")  # fmt: skip
@@ -74,6 +81,15 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "chunks": ((*GENERATE, "--set", "prefill_chunk_tokens=2"), "prefill_chunk_tokens is for simulations"),
     "made-up forecasts": ((*GENERATE, "--set", "noisy_forecast_recall=[0.5]"), "noisy_forecast_recall is for simul"),
     "the future": ((*GENERATE, "--policy", "oracle"), "needs the routing of layers to come"),
+    "a replay in too little memory": (
+        ("measure", "--lanes", "host-lanes", *SETS, "--host-memory-gb", "0.000001"),
+        "0.00 GB are given by --host-memory-gb",
+    ),
+    "a generation in too little memory": ((*GENERATE, "--host-memory-gb", "0.000001"), "given by --host-memory-gb"),
+    "no host memory": (
+        ("measure", *SETS, "--host-memory-gb", "0"),
+        "--host-memory-gb: expected a number of GB (10^9 bytes) above 0, got 0",
+    ),
     "lanes that the profile is not of": (
         ("measure", *SETS, "--set", "hardware=lanes.yaml", "--lanes", "cuda"), "kind 'host-lanes' and not 'cuda'",
     ),

@@ -12,13 +12,15 @@ import typer
 
 pytest.importorskip("torch")
 
-from realrun.machine.machines import machine_for
+from realrun.machine.cores import usable_cores
+from realrun.machine.host_lanes import HostLanes, HostLaneSettings
 from realrun.profiling.profile_lab import Points
 from realrun.profiling.profile_timing import Effort
 from realrun.profiling.profiling import profile
 from realrun.validation.validation_plan import ValidationPlan
 from sim.machine.hardware import load_hardware
 from sim.machine.profile_yaml import write_profile
+from tests.trilane.measuring import LOCKED
 from tests.trilane.running import ROOT, Trilane
 from traces.catalogue import load_model
 from trilane.cli import app
@@ -33,8 +35,9 @@ policies: [fiddler, on-demand]
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A profile of these host lanes, made in no time: its numbers are poor, and no test looks at them."""
-    path, machine = tmp_path_factory.mktemp("profile") / "here.yaml", machine_for("host-lanes")
+    """A profile of host lanes without a core for the link, made in no time: its numbers are poor, and not looked at."""
+    first, last = min(usable_cores()), max(usable_cores())
+    path, machine = tmp_path_factory.mktemp("profile") / "here.yaml", HostLanes(HostLaneSettings(first, (last,)))
     try:
         found = profile(machine, [load_model("mini-moe:2")], Points((1,), (4,), (2,)), ["fiddler"], name="here",
                         effort=Effort(rounds=2, most=1, probe_ns=0))  # fmt: skip
@@ -51,17 +54,26 @@ def plan() -> str:
     return "my plan.yaml"
 
 
-def test_a_plan_is_measured_predicted_and_reported(trilane: Trilane, plan: str, profiled: Path) -> None:
+def test_a_plan_is_measured_predicted_and_reported(
+    trilane: Trilane, plan: str, profiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostLanes, "remarks", lambda self: (LOCKED, self.crowding))
     before = profiled.read_bytes()
-    words = ("validate", plan, "--profile", str(profiled), "--set", "seed=1", "--repeats", "1", "--out", "report",
-             "--json", "agreement.json")  # fmt: skip
+    words = ("validate", plan, "--profile", str(profiled), "--set", "seed=1", "--repeats", "1", "--host-memory-gb",
+             "2.5", "--out", "report", "--json", "agreement.json")  # fmt: skip
     done = trilane(*words)
     assert done.status == 0, done.err
+    assert f"\n{LOCKED}\n" in done.out
     assert "2 scenarios, 1 runs each, on here" in done.out
     assert {path.name for path in Path("report").iterdir()} == set(FILES)
     page = Path("report/report.md").read_text()
     assert f"## How to repeat it\n\n```\n{shlex.join(['trilane', *words])}\n```" in page
     assert "- profile made: 20" in page
+    said = load_hardware(str(profiled)).profile.machine["fidelity"]  # type: ignore[union-attr]
+    assert str(said).startswith("not for fidelity: more threads than cores: 4 threads (GPU, CPU experts, link, host)")
+    assert f"- fidelity: {said}\n" in page.partition("## What was asked")[0]
+    assert f"\n- {said}\n" in page.partition("## What came out")[2]
+    assert f"\n{said}\n" in done.out
     assert profiled.read_bytes() == before
     repeated = load_hardware("report/repeated-profile.yaml").profile
     asked = load_hardware(str(profiled)).profile
@@ -95,6 +107,9 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "no plan": (("nowhere.yaml", "--profile", "{profile}"), "nowhere.yaml: No such file or directory"),
     "no profile": (("my plan.yaml", "--profile", "nowhere.yaml"), "no hardware preset or file 'nowhere.yaml'"),
     "a preset": (("my plan.yaml", "--profile", "rtx3090-ddr4"), "expected a profile, measured on this machine"),
+    "too little host memory": (
+        ("my plan.yaml", "--profile", "{profile}", "--host-memory-gb", "0.000001"), "are given by --host-memory-gb",
+    ),
     "a key that there is not": (("my plan.yaml", "--profile", "{profile}", "--set", "bach=2"), "did you mean 'batch'"),
     "a model that was not measured": (
         ("my plan.yaml", "--profile", "{profile}", "--set", "trace=mini-deepseek:1", "--set", f"model={OTHER}"),

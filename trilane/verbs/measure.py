@@ -7,6 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from realrun.machine.lane_kinds import LaneKind
+from trilane.lane_options import (
+    Chosen,
+    ChunkOption,
+    CpuThreadsOption,
+    DeviceOption,
+    HostMemoryOption,
+    ResultPathOption,
+    tell,
+)
 from trilane.output import JsonOption, check_picture, check_targets, heading, show, working, write_json
 from trilane.question import PolicyOption, ScenarioOption, SetOption, describe, inputs_of, scenario_of
 from trilane.run_page import keep_run, record_of, run_page
@@ -39,6 +48,10 @@ def measure(
                           "sequences, prefill_chunk_tokens and noisy_forecast_recall are refused."),
     ] = "replay",
     lanes: LanesOption = "auto",
+    cpu_threads: CpuThreadsOption = None,
+    device: DeviceOption = None,
+    result_path: ResultPathOption = None,
+    chunk_mb: ChunkOption = None,
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="generate: a folder, or the id of a Hugging Face model.")
     ] = None,
@@ -54,6 +67,7 @@ def measure(
     trace: Annotated[
         str | None, typer.Option(metavar="F", help="generate: write the trace of what was routed, to be simulated.")
     ] = None,
+    host_memory_gb: HostMemoryOption = None,
     spans: SpansOption = None,
     perfetto: PerfettoOption = None,
     gantt: GanttOption = None,
@@ -68,15 +82,20 @@ def measure(
 
     Policies decide by what the scenario's hardware says, as in a simulation.
     Name a profile of this machine (--set hardware=F.yaml), or they believe in the numbers of a preset.
+    A profile has its own lanes: what is asked for besides must be as it was measured.
     """
+    from realrun.machine.memory_check import host_memory_given
+
     check_picture(gantt)
+    chosen = Chosen(cpu_threads, device, result_path, chunk_mb)
     asked = scenario_of(scenario, changes, policy)
     check_targets(spans, perfetto, gantt, json, trace, inputs=(*inputs_of(scenario, asked), model, prompts, vectors))
-    if mode == "generate":
-        found = _generated(asked, lanes, model, prompts, vectors, trace)
-    else:
-        _refuse_model(model, prompts, vectors, trace)
-        found = _replayed(asked, lanes)
+    with host_memory_given(host_memory_gb):
+        if mode == "generate":
+            found = _generated(asked, lanes, chosen, model, prompts, vectors, trace)
+        else:
+            _refuse_model(model, prompts, vectors, trace)
+            found = _replayed(asked, lanes, chosen)
     show(json, *_texts(found.texts), *run_page(found.about, found.run.to_dict()))
     record = record_of(found.run)
     write_json({**record, "texts": found.texts} if found.texts else record, json)
@@ -92,16 +111,17 @@ class _Found(NamedTuple):
     texts: list[str]
 
 
-def _replayed(asked: Scenario, lanes: LaneKind) -> _Found:
+def _replayed(asked: Scenario, lanes: LaneKind, chosen: Chosen) -> _Found:
     from realrun.replay.measure import measure as run_scenario
 
     with working(f"measuring {asked.policy}"):
-        return _Found(run_scenario(asked, lanes).run, describe(asked), [])
+        return _Found(run_scenario(asked, lanes, chosen.options(), tell).run, describe(asked), [])
 
 
 def _generated(
-    asked: Scenario, lanes: LaneKind, model: str | None, prompts: str | None, vectors: str | None, trace: str | None
-) -> _Found:
+    asked: Scenario, lanes: LaneKind, chosen: Chosen, model: str | None, prompts: str | None, vectors: str | None,
+    trace: str | None,
+) -> _Found:  # fmt: skip
     from realrun.generation.generate import generate
     from realrun.generation.preparation import GenerateRequest
     from realrun.replay.measure import generating_machine
@@ -115,10 +135,11 @@ def _generated(
         vectors=vectors, trace=trace,
     )  # fmt: skip
     request.check()
-    machine = generating_machine(load_hardware(asked.hardware), lanes)
+    machine = generating_machine(load_hardware(asked.hardware), lanes, chosen.options())
     try:
         with working(f"generating under {asked.policy}"):
             found = generate(request, machine)
+        tell(machine)
     finally:
         machine.close()
     return _Found(found.run, f"{model}, {len(found.texts)} sequences", found.texts)

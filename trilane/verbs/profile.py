@@ -10,6 +10,15 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from realrun.machine.lane_kinds import LaneKind
+from trilane.lane_options import (
+    Chosen,
+    ChunkOption,
+    CpuThreadsOption,
+    DeviceOption,
+    HostMemoryOption,
+    ResultPathOption,
+    tell,
+)
 from trilane.output import JsonOption, check_targets, heading, note, show, table, working, write_json
 from trilane.profile_page import profile_page
 from trilane.question import names_in
@@ -52,7 +61,13 @@ def profile(
         str | None, typer.Option(metavar="A,B", help="Policies whose decisions are timed. Default: all.")
     ] = None,
     gpu_core: Annotated[int | None, typer.Option(metavar="N", help="Host lanes: the core that plays the GPU.")] = None,
-    cpu_cores: Annotated[str | None, typer.Option(metavar="N,M", help="Cores that compute experts.")] = None,
+    cpu_cores: Annotated[
+        str | None,
+        typer.Option(metavar="N,M", help="Cores that compute experts. Default: host and copies get a physical core "
+                                         "each where there are enough, the GPU of host lanes another, and experts the "
+                                         "rest."),
+    ] = None,
+    cpu_threads: CpuThreadsOption = None,
     link_gb_per_s: Annotated[
         float | None, typer.Option(metavar="X", help="Host lanes: GB/s that the link is paced to. Default: 4.")
     ] = None,
@@ -61,6 +76,15 @@ def profile(
         typer.Option(metavar="X", help="cuda: GPU memory (10^9 bytes) that may be allocated, now and in every run on "
                                        "the profile's lanes; default: all. Host lanes: memory that policies are told "
                                        "the GPU has; default: 40% of the computer's."),
+    ] = None,
+    host_memory_gb: HostMemoryOption = None,
+    device: DeviceOption = None,
+    result_path: ResultPathOption = None,
+    chunk_mb: ChunkOption = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(metavar="R", help="cuda: eager (kernel by kernel) or graphs (decode steps outside routed experts "
+                                       "are recorded), now and in every run on the profile's lanes. Default: eager."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, in a third of the time.")] = False,
     json: JsonOption = None,
@@ -73,7 +97,7 @@ def profile(
 
     Nothing is run end to end, so what is simulated with the file can be compared with real runs.
     """
-    from realrun.machine.machines import LaneOptions
+    from realrun.machine.memory_check import host_memory_given
     from realrun.profiling.profile_lab import Points
     from realrun.profiling.profile_timing import QUICK, Effort
     from sim.machine.profile_yaml import write_profile
@@ -85,10 +109,14 @@ def profile(
     names = None if policies is None else names_in(policies)
     cores = None if cpu_cores is None else _numbers("cpu-cores", cpu_cores, least=0)
     link_bytes_per_s, memory = _bytes("link-gb-per-s", link_gb_per_s), _bytes("memory-gb", memory_gb)
-    options = LaneOptions(gpu_core, cores, link_bytes_per_s, None if memory is None else round(memory))
+    options = Chosen(cpu_threads, device, result_path, chunk_mb).options(
+        gpu_core=gpu_core, cpu_cores=cores, link_bytes_per_s=link_bytes_per_s,
+        memory_bytes=None if memory is None else round(memory), runtime=runtime,
+    )  # fmt: skip
     into = _earlier(out)
-    asked = _Asked(shapes, points, names, options.memory_bytes, QUICK if quick else Effort())
-    found = asked.measure(_machine(into, lanes, options), Path(out).stem, into)
+    asked = _Asked(shapes, points, names, options, QUICK if quick else Effort())
+    with host_memory_given(host_memory_gb):
+        found = asked.measure(_machine(into, lanes, options), Path(out).stem, into)
     write_profile(found.hardware, out)
     _report(found, out, json)
 
@@ -99,7 +127,7 @@ class _Asked(NamedTuple):
     shapes: Sequence[ModelShape]
     points: Points
     policies: Sequence[str] | None
-    memory_bytes: int | None
+    options: LaneOptions
     effort: Effort
 
     def measure(self, machine: RealMachine, name: str, into: Hardware | None) -> Findings:
@@ -107,15 +135,17 @@ class _Asked(NamedTuple):
         from realrun.profiling.profile_threads import with_best_threads
         from realrun.profiling.profiling import profile as measured
 
-        kept = into if self.memory_bytes is None else None
+        memory_bytes, counted = self.options.memory_bytes, into is not None or self.options.cpu_threads is not None
+        kept = into if memory_bytes is None else None
         with working("measuring") as say:
-            machine, rates = (machine, None) if into else with_best_threads(machine, self.shapes[0])
+            machine, rates = (machine, None) if counted else with_best_threads(machine, self.shapes[0])
             try:
                 found = measured(
                     machine, self.shapes, self.points, self.policies, name=name, into=into,
-                    memory_bytes=kept.gpu.memory_bytes if kept else self.memory_bytes, known_rates=rates,
+                    memory_bytes=kept.gpu.memory_bytes if kept else memory_bytes, known_rates=rates,
                     effort=self.effort, progress=say,
                 )  # fmt: skip
+                tell(machine)
             finally:
                 machine.close()
         return _with_origin_of(kept, "gpu.memory_bytes", found) if kept else found

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trilane.lane_options import HostMemoryOption
 from trilane.output import (
     JsonOption,
     check_folder,
@@ -50,6 +51,7 @@ def validate(
     repeats: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Measured runs of each scenario. Default: the plan's.")
     ] = None,
+    host_memory_gb: HostMemoryOption = None,
     out: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Write report.md, its pictures, and repeated-profile.yaml, which the "
@@ -69,17 +71,20 @@ def validate(
     """
     from datetime import UTC, datetime
 
+    from realrun.machine.memory_check import host_memory_given
+
     check_folder(out)
     files = [Path(out) / name for name in FILES] if out and Path(out).is_dir() else []
     check_targets(json, *files, inputs=(plan, profile))
     asked = _asked(plan, profile, changes, repeats)
     begin = datetime.now(UTC)
-    found = _run(asked, profile)
+    with host_memory_given(host_memory_gb):
+        found = _run(asked, profile)
     _show(found, asked, json)
     write_json(found.agreement.to_dict(), json)
     if out:
         when = f"{begin:%Y-%m-%d %H:%M} to {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        _report(found, Path(out), when, command_of(plan, profile, changes, repeats, out, json))
+        _report(found, Path(out), when, command_of(plan, profile, changes, repeats, out, json, host_memory_gb))
 
 
 def _asked(plan: str, profile: str, changes: Sequence[str] | None, repeats: int | None) -> ValidationPlan:
@@ -121,12 +126,13 @@ def _show(found: Validated, asked: ValidationPlan, json: str | None) -> None:
 
 
 def command_of(
-    plan: str, profile: str, changes: Sequence[str] | None, repeats: int | None, out: str | None, json: str | None
-) -> str:
+    plan: str, profile: str, changes: Sequence[str] | None, repeats: int | None, out: str | None, json: str | None,
+    host_memory_gb: float | None = None,
+) -> str:  # fmt: skip
     """The command line with every option that was given, for a shell."""
     words = ["trilane", "validate", plan, "--profile", profile]
     words += [word for change in changes or () for word in ("--set", change)]
-    given = {"--repeats": repeats, "--out": out, "--json": json}
+    given = {"--repeats": repeats, "--host-memory-gb": host_memory_gb, "--out": out, "--json": json}
     return shlex.join([*words, *(str(word) for pair in given.items() if pair[1] is not None for word in pair)])
 
 

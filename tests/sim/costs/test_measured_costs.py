@@ -46,6 +46,10 @@ def test_what_an_expert_costs_beside_its_time() -> None:
     assert (expert.copy_ns, expert.writeback_ns, expert.first_cpu_ns) == (7000, 8000, 300)
     shared = costs_on(toy_machine(models={"toy": toy_model(gpu_permille=Share(950, 940, 960))}), TOY, 10)
     assert (COSTS.gpu_permille, shared.gpu_permille) == (1000, 950)
+    assert (COSTS.gpu_with_cpu_permille, COSTS.cpu_with_gpu_permille) == (970, 880)
+    before = costs_on(toy_machine(models={"toy": toy_model(gpu_with_cpu_permille=None, cpu_with_gpu_permille=None)}),
+                      TOY, 10)  # fmt: skip
+    assert (before.gpu_with_cpu_permille, before.cpu_with_gpu_permille) == (1000, 1000)
     assert (expert.cpu_permille, expert.copy_permille) == (COSTS.cpu_permille, COSTS.copy_permille) == (800, 900)
     assert expert.bytes == 3 * 8 * 4 * 2
     assert expert.between_ns == 30 + 1000 + 20 + 40 + 80  # combine, attention of one token, gate, routing, sync
@@ -56,6 +60,25 @@ def test_launches_and_synchronisation() -> None:
     assert launches == (70, 71, 72, 73)
     assert COSTS.dense_launch_ns == 2 * 74
     assert COSTS.sync_ns == 80
+
+
+def test_a_layers_launch_is_shared_out_by_kernels() -> None:
+    """Measured as a whole: 70 ns for 12 kernels of attention, 3 of the gate, 5 of shared experts; rests go first."""
+    parts = (COSTS.attention_launch_ns, COSTS.gate_launch_ns, COSTS.shared_launch_ns)
+    assert parts == (70 - 10 - 17, 10, 17)
+    alone = costs_on(toy_machine(models={"toy": toy_model(shared=None)}), TOY, 10)
+    assert (alone.attention_launch_ns, alone.gate_launch_ns, alone.shared_launch_ns) == (70 - 14, 14, 0)
+
+
+def test_the_gpu_starts_after_the_lead_and_has_the_tail_left() -> None:
+    assert (COSTS.lead_ns, COSTS.tail_ns) == (25, 9)
+    assert [COSTS.lead_of(launch_ns) for launch_ns in (0, 20, 70)] == [0, 20, 25]
+    assert [COSTS.tail_of(gpu_ns) for gpu_ns in (0, 5, 1000)] == [0, 5, 9]
+
+
+def test_without_a_measured_lead_the_gpu_starts_when_all_is_launched() -> None:
+    before = costs_on(toy_machine(models={"toy": toy_model(launch_lead=None, launch_tail=None)}), TOY, 10)
+    assert (before.lead_ns, before.tail_ns, before.lead_of(70)) == (None, 0, 70)
 
 
 def test_a_decode_step_by_hand() -> None:

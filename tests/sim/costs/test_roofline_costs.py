@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.costs.cost_table import LAUNCHES
 from sim.costs.roofline_costs import CostError, CostTable, StepCosts, _pairs, roofline, scaled, uniform_costs
 from sim.machine.hardware import hardware_names, load_hardware
 from traces.model_shape import ModelShape
@@ -90,6 +91,12 @@ def test_bandwidth_and_fixed_time_enter_as_documented() -> None:
     assert costs.experts[0].copy_ns == 20_003_000
     assert costs.experts[0].first_cpu_ns == 60_000
     assert costs.launch_ns == 15 * 5000
+
+
+def test_the_gpu_starts_on_the_first_kernel_and_ends_with_the_last() -> None:
+    costs, hardware = costs_of("rtx3090-ddr4", DEEPSEEK), load_hardware("rtx3090-ddr4")
+    assert (costs.attention_launch_ns, costs.gate_launch_ns, costs.shared_launch_ns) == (60_000, 15_000, 25_000)
+    assert (costs.lead_ns, costs.tail_ns) == (hardware.host.launch_ns, hardware.gpu.kernel_ns)
 
 
 def test_weights_of_fewer_bits_are_read_at_their_formats_fraction() -> None:
@@ -181,7 +188,7 @@ def test_scaled_multiplies_every_time_exactly(c: int, tokens: int, context: list
     big = scaled(costs, c)
     big.validate()
     assert big.step(tokens, context) == StepCosts(*(ns * c for ns in costs.step(tokens, context)))
-    for name in ("launch_ns", "expert_launch_ns", "combine_launch_ns", "sync_ns"):
+    for name in (*LAUNCHES, "sync_ns", "lead_ns", "tail_ns"):
         assert getattr(big, name) == c * getattr(costs, name)
     for name in ("gpu_ns", "cpu_ns"):
         assert list(getattr(big.experts[0], name)) == [c * ns for ns in getattr(costs.experts[0], name)]

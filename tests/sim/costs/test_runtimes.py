@@ -14,7 +14,8 @@ from traces.catalogue import load_model
 
 SHORT = Scenario(policy="on-demand", prompt_tokens=8, generated_tokens=4, cached_share=0.5)
 CHANGED = {
-    "experts", "launch_ns", "expert_launch_ns", "combine_launch_ns", "head_launch_ns", "dense_launch_ns", "sync_ns"
+    "experts", "attention_launch_ns", "gate_launch_ns", "shared_launch_ns", "expert_launch_ns", "combine_launch_ns",
+    "head_launch_ns", "dense_launch_ns", "sync_ns", "lead_ns",
 }  # fmt: skip
 
 
@@ -23,6 +24,7 @@ def test_launches_are_replays_and_experts_share_their_kernels() -> None:
     eager, hardware = setting.costs, setting.hardware
     graphs = graph_costs(eager, hardware, sharing=6)
     assert (graphs.launch_ns, graphs.expert_launch_ns, graphs.sync_ns) == (REPLAY_NS, REPLAY_NS // 6, SPIN_NS)
+    assert graphs.attention_launch_ns == graphs.lead_of(graphs.launch_ns) == REPLAY_NS  # then the GPU has all of it
     saved = round(5 * hardware.gpu.kernel_ns * 5 / 6)  # five kernels an expert, a sixth of them its own
     assert [a - b for a, b in zip(eager.experts[0].gpu_ns[1:], graphs.experts[0].gpu_ns[1:], strict=True)] == [
         saved

@@ -11,7 +11,9 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.engine.lanes import GpuLane, Lane, SharedMemory
+from policies.views import ExpertCosts
+from sim.engine.cpu_lane import CpuLane
+from sim.engine.lanes import GpuLane, Lane, Neighbour, SharedMemory
 from sim.engine.spans import Recorder, Span
 
 CPU, H2D = SharedMemory.CPU, SharedMemory.H2D
@@ -46,13 +48,47 @@ def test_a_span_of_no_length_leaves_the_lane_free() -> None:
     assert (lane.reserve(5, 0, "plan", 0), lane.reserve(0, 2, "launch", 0), lane.free_ns) == (5, 7, 7)
 
 
+def test_a_span_that_lasts_until_some_time_keeps_the_lane_until_then() -> None:
+    lane = Lane("gpu", Recorder())
+    assert [lane.reserve(3, 10, "gate", 0, until=until) for until in (0, 20, 25)] == [13, 23, 33]
+    assert lane.reserve(3, 10, "gate", 0, until=50) == lane.free_ns == 50
+
+
+def test_what_copies_add_counts_before_a_span_is_drawn_out() -> None:
+    gpu = GpuLane(Recorder(), [Neighbour(500, lambda: 100)])  # copies run until 100
+    assert gpu.reserve(0, 20, "expert", 0, until=30) == 40
+    assert gpu.reserve(0, 20, "expert", 0, until=90) == 90
+
+
 def test_a_gpu_that_shares_memory_takes_longer_by_what_it_overlaps_with_copies() -> None:
-    recorder, now, left = Recorder(), 100, 50  # copies run until 150, as far as is known
-    gpu = GpuLane(recorder, 500, lambda: now, lambda: left)
+    gpu = GpuLane(Recorder(), [Neighbour(500, lambda: 150)])  # copies run until 150, as far as is known
     assert gpu.reserve(100, 20, "expert", 0) == 140  # half as fast while copies run: 40 ns
     assert gpu.reserve(100, 20, "expert", 0) == 140 + 20 + 5  # beside them for 10 ns, in which 5 are done
     assert gpu.reserve(100, 20, "expert", 0) == 165 + 20  # they are over
     assert gpu.reserve(200, 0, "combine", 0) == 200
+
+
+def test_a_gpu_that_shares_memory_and_cores_is_slowed_by_copies_and_by_experts_on_the_cpu() -> None:
+    gpu = GpuLane(Recorder(), [Neighbour(500, lambda: 20), Neighbour(800, lambda: 100), Neighbour(1000, lambda: 10**9)])
+    assert gpu.reserve(0, 30, "expert", 0) == 50  # 20 next to copies do 10; 40 next to the CPU's experts take 50
+
+
+def slowed_cpu(gpu_until: int) -> list[tuple[int, int]]:
+    """When two experts of 100 ns start and end, given at 10, on a CPU that is half as fast until ``gpu_until``."""
+    env, recorder = simpy.Environment(), Recorder()
+    memory = SharedMemory(env, 1000, 1000)
+    costs = [ExpertCosts((0, 1), (0, 100), 0, 1, 1)]
+    cpu = CpuLane(env, memory, recorder, costs, Neighbour(500, lambda: gpu_until), lambda target: None)
+    cpu.add((0, 1), {0: 1, 1: 1}, 10, "expert", 0, 0)
+    assert cpu.until_ns() == 210  # as far as is known before they start
+    env.run()
+    return [(span.start_ns, span.end_ns) for span in (Span(*row) for row in recorder.rows)]
+
+
+def test_experts_on_the_cpu_take_longer_by_what_they_overlap_with_work_that_the_gpu_has_been_given() -> None:
+    assert slowed_cpu(0) == [(10, 110), (110, 210)]
+    assert slowed_cpu(70) == [(10, 140), (140, 240)]  # 60 ns, in which 30 are done
+    assert slowed_cpu(250) == [(10, 210), (210, 330)]  # the first takes 200, the second 40 longer for 20
 
 
 # --- CPU experts and copies -------------------------------------------------------------------------------------------

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sim.costs.cost_table import LAUNCHES
 from sim.costs.measured_costs import costs_on
 from sim.costs.runtimes import graph_costs
 from sim.fit.question import Question
-from sim.fit.question_costs import LAUNCHES, costs_of, quicker, undecided
+from sim.fit.question_costs import costs_of, quicker, undecided
 from sim.machine.hardware import load_hardware
 from traces.catalogue import load_model
 
@@ -44,5 +45,8 @@ def test_a_quicker_host_launches_waits_or_decides_faster() -> None:
     half = quicker(EAGER, LAUNCHES, 0.5)
     assert [getattr(half, name) for name in LAUNCHES] == [getattr(EAGER, name) / 2 for name in LAUNCHES]
     assert (half.sync_ns, half.experts) == (EAGER.sync_ns, EAGER.experts)
+    assert EAGER.lead_ns is not None
+    assert quicker(EAGER, ("lead_ns",), 0.5).lead_ns == EAGER.lead_ns / 2
+    assert quicker(GRAPHS, ("lead_ns",), 0.5) == GRAPHS  # a graph's lead is its launch
     assert quicker(EAGER, ("sync_ns",), 0.5).sync_ns == EAGER.sync_ns / 2
     assert quicker(EAGER, ("plan_factor",), 0.5).plan_ns("dali", 8) == round(EAGER.plan_ns("dali", 8) / 2)

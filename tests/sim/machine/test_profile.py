@@ -85,6 +85,17 @@ def test_a_model_has_only_the_tables_that_its_sizes_ask_for(tmp_path: Path) -> N
     assert "shared:" not in (tmp_path / "plain.yaml").read_text()
 
 
+def test_a_profile_of_before_what_was_measured_later_is_read_without_it(path: Path) -> None:
+    document = yaml.safe_load(path.read_text())
+    later = ("launch_lead", "launch_tail", "gpu_with_cpu_permille", "cpu_with_gpu_permille")
+    for name in later:
+        del document["measured"]["models"]["toy"][name]
+    path.write_text(yaml.safe_dump(document))
+    assert load_hardware(path) == toy_machine(models={"toy": toy_model(**dict.fromkeys(later))})
+    write_profile(load_hardware(path), path)
+    assert "launch_lead" not in path.read_text()
+
+
 samples = st.lists(st.floats(0, 1e9), min_size=1, max_size=5)
 sizes = st.integers(1, 4096)
 names = st.text(min_size=1, max_size=8)
@@ -139,6 +150,7 @@ MODEL = "models.toy"
         (f"{MODEL}.sizes.hidden", None, "models, toy, sizes: hidden missing; needed: hidden, expert_width"),
         (f"{MODEL}.sizes.hidden", 8.5, "models, toy, sizes: hidden must be whole"),
         (f"{MODEL}.sizes.shared_width", 0, "models, toy: unknown key shared; valid keys: sizes, expert_gpu"),
+        (f"{MODEL}.launch_tail", None, "models, toy: launch_tail missing; needed: sizes, expert_gpu"),
         (f"{MODEL}.gate", None, "models, toy: gate missing; needed: sizes, expert_gpu"),
         (f"{MODEL}.dense_launch", None, "models, toy: dense_launch missing"),
         (f"{MODEL}.attention", {}, "models, toy: unknown key attention; valid keys: "),

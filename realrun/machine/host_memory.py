@@ -1,0 +1,77 @@
+"""How much host memory there is: in the machine, free of it, and within the limits of control groups."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+# Limit and use of a control group: https://docs.kernel.org/admin-guide/cgroup-v2.html and .../cgroup-v1/memory.html
+CGROUP_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+CACHE = ("inactive_file", "active_file")  # of memory.stat: in use, but given up for programs
+
+
+class HostMemory(NamedTuple):
+    """What the system says; ``sys.maxsize`` where it says nothing.
+
+    ``available_bytes``: what programs may still take without swapping. ``allowed_bytes``: what control groups still let
+    this process take, which growing does not change.
+    """
+
+    total_bytes: int
+    available_bytes: int
+    allowed_bytes: int
+
+
+def host_memory(root: Path = Path("/")) -> HostMemory:
+    """As it is now. ``root``: of the files of the system."""
+    allowed = min(_allowances(root), default=sys.maxsize)
+    total, available = _meminfo(root / "proc/meminfo")
+    return HostMemory(total, min(available, allowed), allowed)
+
+
+def gb(size_bytes: float) -> str:
+    """For messages."""
+    return f"{size_bytes / 1e9:.2f} GB"
+
+
+def _meminfo(file: Path) -> tuple[int, int]:
+    """Bytes in all and available; without Linux's figures: free pages."""
+    if not file.exists():
+        return _pages("SC_PHYS_PAGES"), _pages("SC_AVPHYS_PAGES")
+    lines = (line.split() for line in file.read_text().splitlines())
+    kib = {words[0]: int(words[1]) for words in lines if words[0] in ("MemTotal:", "MemAvailable:")}
+    return kib["MemTotal:"] * 1024, kib["MemAvailable:"] * 1024
+
+
+def _pages(name: str) -> int:
+    try:
+        return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError):  # Windows has no sysconf, macOS no figure of free pages
+        return sys.maxsize
+
+
+def _allowances(root: Path) -> Iterator[int]:
+    """Of each control group with a limit that this process is in."""
+    for folder in _cgroups(root):
+        for limit, used in CGROUP_FILES:
+            if (folder / limit).exists() and (text := (folder / limit).read_text().strip()) != "max":
+                yield max(0, int(text) - int((folder / used).read_text()) + _cache_bytes(folder / "memory.stat"))
+
+
+def _cgroups(root: Path) -> Iterator[Path]:
+    """Folders that may have limits: a process's own group, those that it is in, and, seen from a container, the top."""
+    file = root / "proc/self/cgroup"
+    for line in file.read_text().splitlines() if file.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            top = root / "sys/fs/cgroup" / controllers
+            own = top / path.strip("/")
+            yield from (own, *(folder for folder in own.parents if folder.is_relative_to(top)))
+
+
+def _cache_bytes(stat: Path) -> int:
+    pairs = (line.split() for line in stat.read_text().splitlines()) if stat.exists() else ()
+    return sum(int(size) for name, size in pairs if name in CACHE)

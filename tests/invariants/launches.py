@@ -1,0 +1,90 @@
+"""Laws 2 and 5 of DESIGN section 6 between host and GPU: what is launched when, and how long the GPU has it.
+
+Told by the rule alone (sim/engine/launching.py): a span does not start before its launch's lead is over, nor end before
+its tail, and the GPU has it no longer than that asks for.
+"""
+
+from __future__ import annotations
+
+from sim.costs.cost_table import CostTable, StepCosts
+from sim.engine.spans import Span
+from tests.invariants.log import Layer, Log, Spans, log_of
+
+
+def law_2_launches(spans: Spans, costs: CostTable) -> None:
+    """No GPU span starts before its first kernel can run, nor ends before its last one is launched and has run."""
+    log = log_of(spans)
+    for layer, span in _on_gpu(log):
+        first, end = first_ns(launch_of(log, layer, span), costs), min(_ends(log, layer, span, costs))
+        assert first <= span.start_ns, f"law 2: the first kernel can run at {first} ns, of {span}"
+        assert end <= span.end_ns, f"law 2: the last kernel has been launched and has run at {end} ns, of {span}"
+
+
+def law_5_launches(spans: Spans, costs: CostTable) -> None:
+    """The GPU is done with a span as soon as its own time is over and its last kernel has been launched and has run."""
+    log = log_of(spans)
+    for layer, span in _on_gpu(log):
+        ends = _ends(log, layer, span, costs)
+        assert span.end_ns in ends, f"law 5: the GPU could be done at {ends} ns, with {span}"
+
+
+def launch_of(log: Log, layer: Layer, span: Span) -> Span:
+    """The launch of the group that a span of the GPU belongs to."""
+    if span.kind == "expert":
+        return next(s for s in log.of(layer, "launch") if s.expert == span.expert)
+    launches = [s for s in log.of(layer, "launch") if s.expert < 0]  # attention and so on, combine, late forecasts
+    if span.kind == "combine":
+        return launches[1]
+    if span.kind == "speculate":
+        place = log.of(layer, "speculate")[::-1].index(span)
+        return launches[-1 - place if place < len(launches) - 2 else 0]  # those from a partial forward pass come last
+    return launches[0]
+
+
+def first_ns(launch: Span, costs: CostTable | None) -> int:
+    """When the GPU can start on what is launched; without costs, when all of it has been."""
+    launch_ns = launch.end_ns - launch.start_ns
+    return launch.start_ns + (costs.lead_of(launch_ns) if costs else launch_ns)
+
+
+def _on_gpu(log: Log) -> list[tuple[Layer, Span]]:
+    return [((span.step, span.layer), span) for span in log.lanes["gpu"]]
+
+
+def _ends(log: Log, layer: Layer, span: Span, costs: CostTable) -> list[int]:
+    """When a span can have ended: one of them, since a forecast does not say which kind it is."""
+    launched = launch_of(log, layer, span).end_ns - _launched_later_ns(log, layer, span, costs)
+    return [
+        max(span.start_ns + own_ns, launched + min(costs.tail_ns, own_ns))
+        for own_ns in _own_times(log, layer, span, costs)
+    ]
+
+
+def _launched_later_ns(log: Log, layer: Layer, span: Span, costs: CostTable) -> int:
+    """What the host takes for the kernels of the group that come after those of this span."""
+    if span.layer < 0 or span.kind == "shared" or _alone(log, layer, span):
+        return 0
+    return costs.shared_launch_ns + (costs.gate_launch_ns if span.kind == "attention" else 0)
+
+
+def _alone(log: Log, layer: Layer, span: Span) -> bool:
+    """Whether a span has a launch of its own: not the layer's first, which is for attention, gate and so on."""
+    return launch_of(log, layer, span) != log.of(layer, "launch")[0]
+
+
+def _own_times(log: Log, layer: Layer, span: Span, costs: CostTable) -> list[int]:
+    """What the GPU takes for a span by itself."""
+    step: StepCosts = costs.step(span.tokens, (1,))
+    match span.kind:
+        case "attention":
+            return [step.head_ns if span.layer < 0 else step.attention_ns + (step.dense_ns if span.layer == 0 else 0)]
+        case "speculate":
+            partial = _alone(log, layer, span)
+            return [step.attention_ns + step.speculate_ns] if partial else [step.speculate_ns, step.estimator_ns]
+        case "expert":
+            return [costs.experts[span.layer].gpu_ns[span.tokens]]
+        case "combine":
+            read = costs.result_path == "direct" and any(s.lane == "cpu" for s in log.computed(layer))
+            return [step.combine_ns + (step.result_ns if read else 0)]
+        case kind:
+            return [getattr(step, f"{kind}_ns")]

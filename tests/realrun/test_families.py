@@ -1,0 +1,94 @@
+"""The page of model families: true of a handful of them, and complete for the installed library."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from realrun.generation.generate import generate_hosted  # noqa: E402
+from realrun.generation.hosted_model import look_at, taken_apart  # noqa: E402
+from realrun.machine.host_lanes import HostLanes  # noqa: E402
+from realrun.machine.pinned import plain  # noqa: E402
+from tests.realrun import families as tool  # noqa: E402
+from tests.realrun.families import PAGE, Row, line, tried  # noqa: E402
+from tests.realrun.family_models import build, families, left_out  # noqa: E402
+from tests.realrun.generating import CPU, request  # noqa: E402
+from traces.hf_record import LayerRecord, Recorder  # noqa: E402
+from traces.hf_scores import scoring_rule  # noqa: E402
+
+# Routers that read tokens, several residual streams, rows of a checkpoint by turns, shared experts that look routed,
+# experts without weights, no gate in an expert, a mixture that can be skipped.
+HANDFUL = ("deepseek_v4", "hy_v4", "inkling2_text", "inkling_text", "longcat_flash", "nemotron_h", "zaya")
+
+
+def rows() -> dict[str, str]:
+    """Of the page, by family."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    return {text.split(" | ")[0].removeprefix("| "): text for text in lines if text.startswith("| ")}
+
+
+def available(family: str) -> str:
+    if family not in families():
+        pytest.skip(f"the installed transformers has no {family}")
+    return family
+
+
+@pytest.mark.parametrize("family", HANDFUL)
+def test_a_family_does_what_its_row_says(family: str) -> None:
+    assert line(tried(available(family))) == rows()[family]
+
+
+def test_every_family_of_the_installed_library_has_its_row_or_is_left_out_by_name() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert set(families()) <= set(rows())
+    assert len(families()) > 50
+    assert all(name in page for name in left_out())
+
+
+def test_no_row_is_wrong_and_dali_runs_on_more_than_45() -> None:
+    cells = [text.split(" | ")[1:5] for name, text in rows().items() if name != "family"]
+    assert not any(cell in ("WRONG", "TRACEBACK") for row in cells for cell in row)
+    assert sum(row[2] == "exact" for row in cells) > 45
+
+
+def test_a_wrong_result_and_an_error_that_is_not_ours_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> str:
+        raise IndexError("of the library's")
+
+    monkeypatch.setattr(tool, "TOLERANCE", -1.0)
+    monkeypatch.setattr(tool, "ATTEMPTS", {"generate": tool.generated, "capture": broken})
+    row = tried("mixtral")
+    assert row.cells == {"generate": "WRONG", "capture": "TRACEBACK"}
+    assert row.failed
+    assert not Row("mixtral", {"generate": "exact", "capture": "refused"}, {}).failed
+
+
+def record_of(family: str) -> LayerRecord:
+    loaded = build(available(family))
+    with torch.inference_mode(), Recorder(loaded.layers) as recorder:
+        loaded.model(input_ids=torch.arange(3, 67).view(2, 32))
+        return recorder.take()[0]
+
+
+def test_tokens_that_skip_a_mixture_leave_the_scores_of_its_experts_as_they_are() -> None:
+    """Zaya's router has a class more than experts; a token that takes it goes to expert 0 with weight 0."""
+    record = record_of("zaya")
+    assert record.ids is not None
+    assert record.weights is not None
+    kept = record.weights[:, 0] > 0
+    assert 0 < kept.sum() < len(kept)
+    assert record.logits.shape[1] == 8
+    assert (record.logits.sum(-1) < 1).all()
+    torch.testing.assert_close(record.weights[kept], record.logits[kept].gather(1, record.ids[kept]))
+    assert scoring_rule([record]) == ("identity", True)
+
+
+def test_routers_that_choose_by_tokens_are_asked_with_those_of_the_pass(inline_lanes: HostLanes) -> None:
+    """DeepSeek-V4 in its first layers: forecasts for the second are certain, in the prompt and after it."""
+    model = look_at(*taken_apart(build(available("deepseek_v4")), CPU, plain))
+    trace = generate_hosted(model, request("mix", 8), inline_lanes).trace
+    forecast = trace.tensors()["forecast/gate@1/ids"][:, 0, : model.shape.top_k]
+    assert set(trace.phase.tolist()) == {0, 1}
+    assert [sorted(row) for row in forecast.tolist()] == [sorted(row) for row in trace.topk_ids[:, 1].tolist()]
