@@ -49,7 +49,7 @@ class InOneCall(ABC):
         self, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int, out: Tensor, *,
         scattered: bool,
     ) -> bool:  # fmt: skip
-        """As ``weighted_ffn`` or, ``scattered``, as ``compute_into`` with parts ``out``; False: torch has to."""
+        """As ``weighted_ffn`` or, ``scattered``, as ``compute_into`` with parts ``out``; False: not this one."""
 
 
 def check_kernel(experts: nn.Module) -> None:

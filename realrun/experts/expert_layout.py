@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from realrun.errors import RefusedError
+from realrun.machine.weight_formats import BlockFormat
 
 ALIGNMENT_BYTES = 64  # a cache line, and what torch gives ordinary tensors: kernels choose by alignment
 
@@ -61,8 +62,15 @@ class ExpertLayout:
     @classmethod
     def from_shape(cls, hidden: int, width: int, dtype: torch.dtype, gated: bool = True) -> ExpertLayout:
         """Of an expert that is known by its shape alone; with a gate, its rows come first in ``gate_up_proj``."""
-        first = ("gate_up_proj", (2 * width, hidden)) if gated else ("up_proj", (width, hidden))
-        return cls.of_parts((name, shape, dtype) for name, shape in (first, ("down_proj", (hidden, width))))
+        return cls.of_parts((name, shape, dtype) for name, shape in _matrices(hidden, width, gated))
+
+    @classmethod
+    def in_blocks(cls, hidden: int, width: int, blocks: BlockFormat, gated: bool = True) -> ExpertLayout:
+        """As ``from_shape``, of rows of bytes."""
+        return cls.of_parts(
+            (name, (rows, blocks.row_bytes(columns)), torch.uint8)
+            for name, (rows, columns) in _matrices(hidden, width, gated)
+        )
 
     @property
     def bytes(self) -> int:
@@ -77,6 +85,11 @@ class ExpertLayout:
 def expert_parameters(experts: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of an experts module that hold all experts: those with at least 2 dimensions."""
     return {name: value for name, value in experts.named_parameters(recurse=False) if value.ndim >= 2}
+
+
+def _matrices(hidden: int, width: int, gated: bool) -> tuple[tuple[str, tuple[int, int]], ...]:
+    first = ("gate_up_proj", (2 * width, hidden)) if gated else ("up_proj", (width, hidden))
+    return first, ("down_proj", (hidden, width))
 
 
 def _bytes_of(part: Part, buffer: Tensor) -> Tensor:

@@ -8,17 +8,21 @@ from typing import NamedTuple
 import torch
 
 from realrun.errors import RefusedError
+from realrun.experts.block_swiglu import BlockSwiGlu
 from realrun.experts.expert_ffn import SwiGlu
 from realrun.experts.expert_layout import ExpertLayout
 from realrun.experts.native_swiglu import NativeSwiGlu
 from realrun.machine.native_ffn import native_ffn
+from realrun.machine.weight_formats import BLOCK, FORMATS, BlockFormat
 from traces.model_shape import ModelShape
 
 _DTYPES: Mapping[float, torch.dtype] = {16.0: torch.bfloat16, 32.0: torch.float32}
 
 
 class ExpertShape(NamedTuple):
-    """``dtype``: of its weights, and of what it is applied to; ``layout`` of its buffer; ``kernel``."""
+    """``dtype``: of what it is applied to, and of its weights unless they are in blocks; ``layout`` of its buffer;
+    ``kernel``.
+    """
 
     dtype: torch.dtype
     layout: ExpertLayout
@@ -27,23 +31,33 @@ class ExpertShape(NamedTuple):
     @classmethod
     def of(cls, shape: ModelShape) -> ExpertShape:
         """Of every routed expert of a model. Raises RefusedError where we have no kernels for its weights."""
-        dtype, gated = _dtype_of(shape), shape.matrices_per_expert == 3
-        layout = ExpertLayout.from_shape(shape.hidden, shape.expert_width, dtype, gated)
-        return cls(dtype, layout, _kernel(dtype, gated))
+        gated, sizes = shape.matrices_per_expert == 3, (shape.hidden, shape.expert_width)
+        if len(set(shape.expert_bytes)) > 1:
+            raise RefusedError(f"{shape.name}: expected experts of one size, this file's differ by layer; simulate it")
+        if blocks := _blocks_of(shape):
+            kernel = BlockSwiGlu(gated, blocks=blocks, ffn=native_ffn())
+            return cls(torch.bfloat16, ExpertLayout.in_blocks(*sizes, blocks, gated), kernel)
+        dtype = _dtype_of(shape)
+        return cls(dtype, ExpertLayout.from_shape(*sizes, dtype, gated), _kernel(dtype, gated))
 
 
 def _kernel(dtype: torch.dtype, gated: bool) -> SwiGlu:
-    """The CPU's own kernel is of bfloat16."""
+    """The CPU's own kernel is not of float32."""
     ffn = native_ffn() if dtype == torch.bfloat16 else None
     return SwiGlu(gated) if ffn is None else NativeSwiGlu(gated, ffn=ffn)
 
 
+def _blocks_of(shape: ModelShape) -> BlockFormat | None:
+    """None where weights are not in blocks, or not in whole ones."""
+    whole = shape.hidden % BLOCK == shape.expert_width % BLOCK == 0
+    return FORMATS.get(shape.weight_bits) if whole else None
+
+
 def _dtype_of(shape: ModelShape) -> torch.dtype:
-    if len(set(shape.expert_bytes)) > 1:
-        raise RefusedError(f"{shape.name}: expected experts of one size, this file's differ by layer; simulate it")
     if shape.weight_bits not in _DTYPES:
         raise RefusedError(
-            f"{shape.name}: expected weights of 16 or 32 bits (bfloat16, float32), got {shape.weight_bits:g}: "
-            "quantised experts are simulated, not measured"
+            f"{shape.name}: expected weights of 16 or 32 bits (bfloat16, float32), 8.5 (q8_0) or 4.5 (q4_0), got "
+            f"{shape.weight_bits:g}: other quantised experts, and rows that are no multiples of 32, are simulated, not "
+            "measured"
         )
     return _DTYPES[shape.weight_bits]

@@ -53,8 +53,8 @@ class ExpertStore:
 def random_store(layout: ExpertLayout, layers: int, experts: int, allocate: Allocate, seed: int = 0) -> ExpertStore:
     """Experts to measure with, each in memory of its own, for which the caller has checked that there is room.
 
-    Parts have one floating point type. Magnitudes are 0.01 to 0.03, so that nothing overflows or is denormal, even in
-    half precision: both would cost time that real weights do not. Values repeat from block to block.
+    Parts have one type. Magnitudes are 0.01 to 0.03, so that nothing overflows or is denormal, even in half precision:
+    both would cost time that real weights do not. Values repeat from block to block.
     """
     block = _random_block(layout.parts[0].dtype, seed)
     slabs = [Slab.allocated(layout, experts, allocate) for _ in range(layers)]
@@ -66,6 +66,8 @@ def random_store(layout: ExpertLayout, layers: int, experts: int, allocate: Allo
 
 def _random_block(dtype: torch.dtype, seed: int) -> Tensor:
     random = torch.Generator().manual_seed(seed)
+    if dtype == torch.uint8:  # weights in blocks: wherever one begins, its scale is 2^-11 to 2^-9, its numbers 16 to 23
+        return torch.randint(0x10, 0x18, (BLOCK_ELEMENTS,), dtype=dtype, generator=random)
     magnitudes = torch.rand(BLOCK_ELEMENTS, generator=random) * 0.02 + 0.01
     signs = torch.randint(0, 2, (BLOCK_ELEMENTS,), generator=random) * 2 - 1
     return (magnitudes * signs).to(dtype)

@@ -20,7 +20,7 @@ SMI_FIELDS = {
 
 
 def cpu_facts() -> dict[str, str]:
-    """Model and usable cores, the system's kernel, and what computes experts of bfloat16 in replays."""
+    """Model and usable cores, the system's kernel, and what computes the CPU's experts in replays."""
     return {
         "cpu": _cpu_model(),
         "cores": str(len(usable_cores())),

@@ -1,7 +1,8 @@
-"""The native kernel of bfloat16 experts on the CPU: compiled, compared with torch, and called by ctypes.
+"""The native kernel of experts on the CPU: compiled, compared with torch, and called by ctypes.
 
 torch's product of a single bfloat16 row reads its weights at a third of what the memory gives; native/ffn.c reads them
-as fast as they can be read, and does a whole expert in one call without the interpreter's lock.
+as fast as they can be read, and does a whole expert in one call without the interpreter's lock. It also multiplies
+weights in blocks (``weight_formats``), for which torch has no product.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -20,11 +22,13 @@ from torch.nn import functional
 
 from realrun.errors import RefusedError
 from realrun.machine.native_library import NotCompiledError, compiled
+from realrun.machine.weight_formats import BLOCK, FORMATS, BlockFormat
 
 SOURCE = Path(__file__).parent / "native" / "ffn.c"
 CHOICE = "TRILANE_CPU_KERNEL"  # torch, native, or not set: native where it compiles
-TOLERANCE = 2**-6  # of the largest result: 4 roundings of bfloat16; what is computed wrongly is off by far more
-CHECKED = ((32, 48, 1), (70, 33, 3), (130, 64, 7), (96, 160, 40))  # hidden, width, tokens: of every kind of tile
+TOLERANCE = 2**-6  # of the largest result: 4 roundings to bfloat16; what is computed wrongly is off by far more
+BLOCKS_TOLERANCE = 2**-5  # two roundings to 8 bits
+CHECKED = ((32, 48, 1), (70, 33, 3), (130, 64, 7), (96, 160, 40), (64, 32, 2))  # hidden, width, tokens: every tile
 
 
 class _Expert(ctypes.Structure):
@@ -33,7 +37,7 @@ class _Expert(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("first", "down", "x", "choices", "weights", "out")),
         *((name, ctypes.c_int64) for name in ("hidden", "width", "rows", "top_k")),
-        *((name, ctypes.c_int32) for name in ("gated", "scattered")),
+        *((name, ctypes.c_int32) for name in ("gated", "scattered", "format")),
     )
 
 
@@ -72,19 +76,22 @@ class NativeFfn:
 
     def __call__(
         self, first: Tensor, down: Tensor, x: Tensor, choices: Tensor, weights: Tensor, top_k: int, out: Tensor, *,
-        scattered: bool, threads: int,
+        scattered: bool, threads: int, blocks: BlockFormat | None = None,
     ) -> None:  # fmt: skip
         """One expert's weighted rows, by ``threads``, the calling one among them.
 
-        ``first`` [2 W, H] (gate, then up) or, without a gate, [W, H]; ``down`` [H, W]; ``x`` [N, H]: all bfloat16.
+        ``x`` [N, H] is bfloat16, and so are ``first`` [2 W, H] (gate, then up) or, without a gate, [W, H], and ``down``
+        [H, W]; or their rows are ``blocks``, uint8, with H and W multiples of 32.
         ``choices`` int64: number n * top_k + j has row n of ``x``, and the share ``weights``[number], float32. ``out``
         float32 [.., H]: rows in the order of the choices or, if ``scattered``, each in the row of its number. All are
         contiguous and in host memory; nothing is checked here.
         """
-        hidden, width = down.shape
+        hidden, width = len(down), down.shape[1]
+        if blocks is not None:
+            width = width // blocks.bytes * BLOCK
         expert = _Expert(
             *(tensor.data_ptr() for tensor in (first, down, x, choices, weights, out)),
-            hidden, width, len(choices), top_k, len(first) != width, scattered,
+            hidden, width, len(choices), top_k, len(first) != width, scattered, 0 if blocks is None else blocks.number,
         )  # fmt: skip
         if self._library.compute(self._team(threads).pointer, expert) != 0:
             raise MemoryError(f"the native CPU kernel: no memory for {len(choices)} rows of an expert")
@@ -116,47 +123,65 @@ def native_ffn() -> NativeFfn | None:
 
 
 def cpu_kernel() -> str:
-    """What computes the CPU's experts of bfloat16 in replays, as a fact of the machine."""
+    """What computes the CPU's experts in replays, unless they are of float32, as a fact of the machine."""
     ffn = native_ffn()
     return "torch" if ffn is None else ffn.name
 
 
 def loaded(source: Path = SOURCE, extra: Sequence[str] = ()) -> NativeFfn:
     """The kernel of ``source``, compiled with ``extra`` flags. Raises NotCompiledError also if torch does not agree."""
-    path = compiled(source, extra)
     try:
-        ffn = NativeFfn(path)
-    except OSError:  # cut off, say, when a disk was full
-        path.unlink(missing_ok=True)
         ffn = NativeFfn(compiled(source, extra))
+    except OSError:  # cut off, say, when a disk was full
+        ffn = _built_anew(source, extra)
     check(ffn)
     return ffn
+
+
+def _built_anew(source: Path, extra: Sequence[str]) -> NativeFfn:
+    compiled(source, extra).unlink(missing_ok=True)
+    try:
+        return NativeFfn(compiled(source, extra))
+    except OSError as error:
+        raise NotCompiledError(f"{source.name}: expected a library that can be loaded: {error}") from error
 
 
 def check(ffn: NativeFfn) -> None:
     """Raises NotCompiledError where results are not torch's but for rounding."""
     random = torch.Generator().manual_seed(0)
-    for hidden, width, tokens in CHECKED:
-        for gated in (True, False):
-            off = _difference(ffn, hidden, width, tokens, gated, random)
-            if not off <= TOLERANCE:
+    formats = (None, *FORMATS.values())
+    for (hidden, width, tokens), gated, blocks in product(CHECKED, (True, False), formats):
+        if blocks is None or not (hidden % BLOCK or width % BLOCK):
+            off = _difference(ffn, hidden, width, tokens, gated, blocks, random)
+            most = TOLERANCE if blocks is None else BLOCKS_TOLERANCE
+            if not off <= most:
                 raise NotCompiledError(
-                    f"{ffn.name}: expected torch's results within {TOLERANCE:.3f} of the largest, got {off:.3f} for "
+                    f"{ffn.name}: expected torch's results within {most:.3f} of the largest, got {off:.3f} for "
                     f"{tokens} tokens of an expert of {hidden} x {width}; report it with processor and compiler"
                 )
 
 
-def _difference(ffn: NativeFfn, hidden: int, width: int, tokens: int, gated: bool, random: torch.Generator) -> float:
+def _difference(
+    ffn: NativeFfn, hidden: int, width: int, tokens: int, gated: bool, blocks: BlockFormat | None,
+    random: torch.Generator,
+) -> float:  # fmt: skip
     """The largest, as a share of the largest result."""
-    first, down, x = (
-        (torch.randn(shape, generator=random) * shape[1] ** -0.5).bfloat16()
-        for shape in ((width * (1 + gated), hidden), (hidden, width), (tokens, hidden))
-    )  # fmt: skip
-    x *= hidden**0.5  # values of order 1 come in and go out
+    first, down = (_matrix(shape, blocks, random) for shape in ((width * (1 + gated), hidden), (hidden, width)))
+    x = torch.randn(tokens, hidden, generator=random).bfloat16()
     choices = torch.randperm(2 * tokens, generator=random)[:tokens]
     weights, out = torch.rand(2 * tokens, generator=random), torch.full((2 * tokens, hidden), torch.nan)
-    ffn(first, down, x, choices, weights, 2, out, scattered=True, threads=2)
+    ffn(first, down, x, choices, weights, 2, out, scattered=True, threads=2, blocks=blocks)
+    if blocks is not None:
+        first, down = blocks.unpacked(first), blocks.unpacked(down)
     inner = x[choices // 2] @ first.T
     inner = functional.silu(inner[:, :width]) * inner[:, width:] if gated else functional.silu(inner)
     expected = (inner @ down.T) * weights[choices].unsqueeze(1)
     return float((out[choices] - expected).abs().max() / expected.abs().max())
+
+
+def _matrix(shape: tuple[int, int], blocks: BlockFormat | None, random: torch.Generator) -> Tensor:
+    """Random weights; products of rows with values of order 1 are of order 1."""
+    rows, columns = shape
+    if blocks is None:
+        return torch.randn(shape, generator=random).mul_(columns**-0.5).bfloat16()
+    return blocks.random(rows, columns, random)

@@ -10,8 +10,10 @@ torch = pytest.importorskip("torch")
 
 from realrun.errors import RefusedError  # noqa: E402
 from realrun.experts import expert_shape  # noqa: E402
+from realrun.experts.block_swiglu import BlockSwiGlu  # noqa: E402
 from realrun.experts.expert_ffn import SwiGlu  # noqa: E402
 from realrun.experts.expert_shape import ExpertShape  # noqa: E402
+from traces.catalogue import load_model  # noqa: E402
 from traces.model_shape import ModelShape  # noqa: E402
 
 TOY = ModelShape("toy", moe_layers=2, dense_layers=0, experts=4, top_k=2, hidden=32, expert_width=16)
@@ -33,8 +35,19 @@ def test_type_layout_and_kernel_follow_from_the_shape(
     assert found.layout.bytes == shape.expert_bytes_of(0)
 
 
+@pytest.mark.parametrize("quantisation", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("model", ["deepseek-v2-lite", "qwen3-30b-a3b", "mixtral-8x7b"])
+def test_weights_in_blocks_take_the_bytes_that_the_catalogue_says(model: str, quantisation: str) -> None:
+    shape = load_model(f"{model}@{quantisation}")
+    found = ExpertShape.of(shape)
+    assert isinstance(found.kernel, BlockSwiGlu)
+    assert found.layout.bytes == shape.expert_bytes_of(0)
+    assert {part.dtype for part in found.layout.parts} == {torch.uint8}
+
+
 def test_what_we_have_no_kernels_for_is_refused() -> None:
-    with pytest.raises(RefusedError, match=r"toy: expected weights of 16 or 32 bits .*, got 4.5: quantised experts"):
-        ExpertShape.of(replace(TOY, weight_bits=4.5))
+    for bits, width in ((4.84375, 32), (4.5, 16)):
+        with pytest.raises(RefusedError, match=rf"toy: expected weights of 16 or 32 bits .*, got {bits:g}: other"):
+            ExpertShape.of(replace(TOY, weight_bits=bits, expert_width=width))
     with pytest.raises(RefusedError, match="toy: expected experts of one size, this file's differ by layer"):
         ExpertShape.of(replace(TOY, expert_bytes=(3072, 1536)))

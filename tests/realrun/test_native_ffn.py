@@ -22,8 +22,9 @@ from realrun.experts.expert_shape import ExpertShape  # noqa: E402
 from realrun.experts.native_swiglu import NativeSwiGlu  # noqa: E402
 from realrun.machine.native_ffn import SOURCE, NativeFfn, loaded  # noqa: E402
 from realrun.machine.native_library import NotCompiledError, find_compiler  # noqa: E402
+from realrun.replay.replay_bench import ReplayBench, room_for  # noqa: E402
 from tests.realrun.test_expert_shape import TOY  # noqa: E402
-from tests.realrun.tiny_bench import bench_for, machine, prepared, run, tiny_setting  # noqa: E402
+from tests.realrun.tiny_bench import machine, prepared, tiny_setting  # noqa: E402
 
 VARIANTS: dict[str, Sequence[str]] = {
     "this processor": (),
@@ -163,7 +164,8 @@ class TestKernel:
         compute_into(alone := expert.new(10), kernel, *expert.given(addressed(one)))
         assert torch.equal(alone[one], rows[2:3])
 
-    def test_is_used_on_both_lanes_of_a_replay(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("bits", [16.0, 8.5, 4.5])
+    def test_is_used_on_both_lanes_of_a_replay(self, bits: float, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: set[str] = set()
         call = NativeFfn.__call__
 
@@ -174,9 +176,9 @@ class TestKernel:
         monkeypatch.setattr(expert_shape, "native_ffn", lambda: variant("this processor"))
         monkeypatch.setattr(NativeFfn, "__call__", watched)
         setting = tiny_setting(policy="fiddler")
-        setting = replace(setting, shape=replace(setting.shape, weight_bits=16.0))
+        setting = replace(setting, shape=replace(setting.shape, weight_bits=bits, expert_width=32))
         with machine() as lanes:
-            run(bench_for(lanes, [prepared(setting, "fiddler")]), setting, "fiddler")
+            ReplayBench(lanes, setting.shape, room_for([prepared(setting, "fiddler")])).measure(setting, "fiddler", {})
         assert seen == {"gpu", "cpu"}
 
     @pytest.mark.parametrize("change", ["rows", "type", "gaps"])

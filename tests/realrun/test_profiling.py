@@ -174,9 +174,9 @@ def test_a_profile_of_another_machine_is_not_added_to(lanes: HostLanes, found: F
         profile(lanes, [SHAPE], POINTS, [], name="tiny", into=replace(found.hardware, profile=elsewhere))
 
 
-def test_quantised_weights_are_refused(lanes: HostLanes) -> None:
+def test_weights_without_kernels_are_refused(lanes: HostLanes) -> None:
     with pytest.raises(RefusedError, match="weights of 16 or 32 bits"):
-        Lab(lanes, replace(SHAPE, weight_bits=4.5), POINTS)
+        Lab(lanes, replace(SHAPE, weight_bits=4.84375), POINTS)
 
 
 def test_no_expert_is_used_twice_in_a_row(lanes: HostLanes) -> None:
