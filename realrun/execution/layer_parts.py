@@ -174,7 +174,7 @@ class LayerParts:
         rows = [now.cpu.rows[e] for e in (*now.plan.precomputed, *now.plan.cpu)]
         source, after = self._source(rows)
         choices = upload(torch.cat([row.choices for row in rows]), self._machine.device) if rows else None
-        places = upload(_places(rows), self._machine.device) if rows else None
+        places = _places(rows, self._machine.device) if rows else None
         parts = self._parts[: now.tokens.tokens * now.tokens.top_k]
         shape = (now.tokens.tokens, now.tokens.top_k, -1)
 
@@ -289,6 +289,10 @@ def _upload(tokens: RoutedTokens, device: torch.device) -> Mapping[int, Choices]
     return found | dict(zip(lists, there, strict=True))
 
 
-def _places(rows: Sequence[Rows]) -> Tensor:
-    """Where the results of all rows lie in the host buffer."""
-    return torch.cat([torch.arange(row.begin, row.begin + len(row.choices)) for row in rows])
+def _places(rows: Sequence[Rows], device: torch.device) -> Choices:
+    """Where the results of all rows, of one expert at least, lie in the host buffer: a slice where they are adjacent."""
+    ends = [row.begin + len(row.choices) for row in rows]
+    if all(row.begin == end for row, end in zip(rows[1:], ends, strict=False)):
+        return slice(rows[0].begin, ends[-1])
+    places = [torch.arange(row.begin, end) for row, end in zip(rows, ends, strict=True)]
+    return upload(torch.cat(places), device)

@@ -15,7 +15,7 @@ from torch import Tensor
 from policies.views import Commitment, ExpertCosts, ExpertId, Plan, Routing
 from realrun.errors import LaneError
 from realrun.execution.copying import Arrival
-from realrun.execution.layer_parts import Asked, LayerParts, LayerSizes, Rows
+from realrun.execution.layer_parts import Asked, CpuShare, LayerParts, LayerSizes, _places
 from realrun.execution.recorder import Recorder
 from realrun.execution.routed_tokens import RoutedTokens, rerouted, routed, routing_of
 from realrun.experts.expert_ffn import SwiGlu
@@ -123,6 +123,18 @@ def test_it_does_not_matter_who_computes_what(lab: Lab, gpu: tuple[int, ...], cp
     assert [span.expert for span in lab.spans("expert") if span.lane == "cpu"] == list(cpu)
     assert {span.expert: span.tokens for span in lab.spans("expert")} == {0: 1, 1: 1, 2: 2}
     assert lab.used == []
+
+
+@pytest.mark.parametrize("order", [(2, 0, 1), (0, 1), (1, 2), (1,), (1, 0), (0, 2)], ids=str)
+def test_results_are_found_by_a_slice_where_they_are_adjacent_and_by_a_list_elsewhere(order: tuple[int, ...]) -> None:
+    share, results = CpuShare(), torch.arange(10)
+    for expert, count in ((0, 2), (1, 1), (2, 3)):  # at 0, 2 and 3
+        share.take(expert, torch.zeros(count, dtype=torch.int64))
+    rows = [share.rows[expert] for expert in order]
+    places = _places(rows, torch.device("cpu"))
+    expected = [place for expert in order for place in {0: (0, 1), 1: (2,), 2: (3, 4, 5)}[expert]]
+    assert results[places].tolist() == expected
+    assert isinstance(places, slice) == (order in {(0, 1), (1, 2), (1,)})
 
 
 def test_the_session_is_told_when_experts_in_staging_slots_are_computed_and_only_those(lab: Lab) -> None:
