@@ -290,7 +290,7 @@ def _upload(tokens: RoutedTokens, device: torch.device) -> Mapping[int, Choices]
 
 
 def _places(rows: Sequence[Rows], device: torch.device) -> Choices:
-    """Where the results of all rows, of one expert at least, lie in the host buffer: a slice where they are adjacent."""
+    """Where the results of rows, of one expert at least, lie in the host buffer: a slice where they are adjacent."""
     ends = [row.begin + len(row.choices) for row in rows]
     if all(row.begin == end for row, end in zip(rows[1:], ends, strict=False)):
         return slice(rows[0].begin, ends[-1])
