@@ -57,7 +57,10 @@ class Neighbour(NamedTuple):
 class GpuLane(Lane):
     """The GPU of a machine on which it shares cores or memory with ``neighbours``, which run already.
 
-    A span is made longer by what it overlaps with them (its order and its start are those of a ``Lane``).
+    A span is made longer by what it overlaps with them (its order and its start are those of a ``Lane``), as far as is
+    known when it is reserved. Work reserved before a layer's plan, such as its shared experts, is therefore not slowed
+    by that layer's CPU experts, while they are slowed by it. And what a neighbour has yet to do is taken to last as
+    long as without slowing.
     """
 
     __slots__ = ("_neighbours",)

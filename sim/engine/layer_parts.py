@@ -47,7 +47,7 @@ class LayerParts:
         self.tokens, self.step_costs = 0, costs.step(1, (1,))
         self.hidden_at = 0  # when the layer's hidden states are computed
         self._pending: list[tuple[int, int, Launch]] = []  # (expert, tokens, launch): on the GPU once they are copied
-        self._cpu_until = 0  # when the CPU's share of the layer would end, if it began with the plan
+        self._cpu_until = 0  # when the CPU's share of the layer would end, begun with the plan and not slowed
         self._streamed: set[int] = set()  # experts that the layer waits for though nobody uses them
         self._cpu_batches = 0  # that the layer waits for: its experts, and what was begun ahead
         self._outstanding = 0  # pending and streamed experts, and 1 for the CPU's share
