@@ -28,6 +28,7 @@ from sim.simulate import Setting
 from traces.written_aside import written_aside
 
 PACKAGES = ("policies", "realrun", "sim", "traces")  # whose code has a say in a measured run
+SOURCES = (".py", ".c", ".h")
 _META = b"trilane"
 
 
@@ -121,8 +122,8 @@ def question_of(settings: Sequence[Setting]) -> dict[str, str]:
 
 
 def code_digest(root: Path) -> str:
-    """Of all sources of ``PACKAGES`` below ``root``."""
-    files = (file for package in PACKAGES for file in sorted((root / package).rglob("*.py")))
+    """Of all sources of ``PACKAGES`` below ``root``: Python, and the C of the CPU's experts."""
+    files = (file for package in PACKAGES for file in sorted((root / package).rglob("*")) if file.suffix in SOURCES)
     return _sha(*(part for file in files for part in (str(file.relative_to(root)).encode(), file.read_bytes())))
 
 

@@ -184,9 +184,10 @@ def test_another_question_begins_anew_and_says_so(
     assert "the journal was begun anew: what was in it had another plan" in found.notes
 
 
-def test_other_code_is_another_question(tmp_path: Path) -> None:
-    source = tmp_path / "realrun" / "a.py"
-    source.parent.mkdir()
+@pytest.mark.parametrize("name", ["a.py", "machine/native/ffn.c", "machine/native/ffn.h"])
+def test_other_code_is_another_question(tmp_path: Path, name: str) -> None:
+    source = tmp_path / "realrun" / name
+    source.parent.mkdir(parents=True)
     source.write_text("1\n")
     before = code_digest(tmp_path)
     assert code_digest(tmp_path) == before
