@@ -77,7 +77,8 @@ def validate(
     What a decision costs is the profile's too.
 
     Every run is kept in the journal, DIR/journal, as soon as it ends. With the same plan, profile and code no run is
-    measured twice, however the command ended; after a change of these the journal begins anew.
+    measured twice, however the command ended; after a change of these the journal begins anew, and the one before is
+    kept as DIR/journal.before.
     SIGINT and SIGTERM let the run at work end, and are followed by a report on what there is; a second one kills.
 
     Aims that are missed are reported, and the exit status is 0 all the same. It is 2 where nothing could be run, or a
