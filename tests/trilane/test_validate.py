@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from itertools import count
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from sim.machine.hardware import load_hardware
 from sim.machine.profile_yaml import write_profile
 from tests.trilane.measuring import LOCKED
 from tests.trilane.running import ROOT, Trilane
+from tests.waiting import wait_until
 from traces.catalogue import load_model
 from trilane.verbs.validate import FILES, JOURNAL, STOPPED, command_of
 
@@ -114,8 +114,11 @@ def begun(profiled: Path, *words: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([*command, "--repeats", MANY, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                text=True, env=environment)  # fmt: skip
-    while len(measured_runs()) < 2 and process.poll() is None:
-        time.sleep(0.02)
+    try:
+        wait_until(lambda: len(measured_runs()) >= 2 or process.poll() is not None, "two measured runs")
+    except TimeoutError:
+        process.kill()
+        raise
     return process
 
 
