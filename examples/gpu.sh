@@ -63,7 +63,7 @@ profile() {
 }
 
 validate() {  # NAME
-  local name=$1 model routing=(--set "trace=$traced")
+  local name=$1 model limit routing=(--set "trace=$traced")
   for model in "${models[@]}"; do [ "${model%%:*}" = "$name" ] && break; done
   if [ "$name" != deepseek-v2-lite ]; then
     once "$name-trace" $trilane trace synth --like "$model" -o "$out/$name.safetensors" --seed 1
@@ -71,9 +71,10 @@ validate() {  # NAME
     routing=(--set "trace=$out/$name.safetensors" --set "calibration=$out/$name-calibration.safetensors")
   fi
   mkdir -p "$out/$name"
+  limit=$((deadline - SECONDS - report_seconds))
   once "$name" $trilane validate "$root/examples/gpu.yaml" --profile "$out/profile.yaml" --set "model=$model" \
     "${routing[@]}" ${smaller[@]+"${smaller[@]}"} --out "$out/$name" --json "$out/$name/agreement.json" \
-    --time-limit $((deadline - SECONDS - report_seconds))
+    --time-limit $((limit > 0 ? limit : 1))
 }
 
 peer() {

@@ -16,7 +16,7 @@ TIMES_CACHE = 4
 
 
 def cache_bytes(device: torch.device) -> int:
-    """The second-level cache of a GPU, or, where a core plays it, the processor's largest; 0 where the system does not say."""
+    """The second-level cache of a GPU, or, where a core plays it, the processor's largest; 0 where that is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     sizes = [path.read_text().strip() for path in CPU_CACHES.glob("index*/size")]
