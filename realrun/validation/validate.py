@@ -39,9 +39,9 @@ class Ended(NamedTuple):
 
 
 class Validated(NamedTuple):
-    """Measured beside predicted, and the machine with the profile that the predictions were made from.
+    """Measured next to predicted, and the machine with the profile that the predictions were made from.
 
-    ``by_file``: the same beside predictions from the profile as it was in its file. ``remarks``: the machine's.
+    ``by_file``: the same next to predictions from the profile as it was in its file. ``remarks``: the machine's.
     Scenarios without a measured run are in neither agreement.
     """
 
@@ -195,7 +195,7 @@ def _prepared(setting: Setting, session: type[Session] = LoggedSession) -> Prepa
 
 
 def _pairing(setting: Setting, measured: Sequence[Kept], hardware: Hardware) -> Pairing:
-    """Measured runs beside the prediction; the answers in all of them are compared with its."""
+    """Measured runs next to the prediction; the answers in all of them are compared with its."""
     prepared = _prepared(setting)
     predicted, session = play_in(prepared, hardware), prepared.session
     assert isinstance(session, LoggedSession)

@@ -40,8 +40,8 @@ class LayerParts:
         self.env, self.session, self.costs, self.token_bytes = env, session, costs, token_bytes
         self.gpu, self.d2h = gpu, lanes.d2h
         memory, recorder = SharedMemory(env, costs.cpu_permille, costs.copy_permille), lanes.host.recorder
-        beside = Neighbour(costs.cpu_with_gpu_permille, lambda: lanes.gpu.free_ns)
-        self.cpu = CpuLane(env, memory, recorder, costs.experts, beside, self._cpu_ended)
+        gpu_at_work = Neighbour(costs.cpu_with_gpu_permille, lambda: lanes.gpu.free_ns)
+        self.cpu = CpuLane(env, memory, recorder, costs.experts, gpu_at_work, self._cpu_ended)
         self.h2d = CopyLane(env, memory, recorder, costs.experts, session, self.d2h, self._arrived)
         self.layer = self._planned = -1
         self.tokens, self.step_costs = 0, costs.step(1, (1,))

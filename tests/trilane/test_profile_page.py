@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.machine.profile_yaml import profile_document, write_profile
-from tests.sim.hand_measured import toy_machine, toy_model, toy_profile
+from tests.sim.hand_measured import time, toy_machine, toy_model, toy_profile
 from tests.trilane.running import SHORT, Trilane
 
 
@@ -35,9 +35,11 @@ def test_a_profile_says_what_it_was_measured_on(trilane: Trilane, lanes: str) ->
     assert line_of(out, "pinned_copy_bytes_per_s") == ["pinned_copy_bytes_per_s", "1.2e+10"]
 
 
-def test_a_profile_says_which_models_were_measured(trilane: Trilane, lanes: str) -> None:
-    times, rates = lines_of(trilane("hardware", lanes).out, "toy ")
-    assert times == "toy 0.1 (0.1-0.1) 1.0 (1.0-1.0) 7.0 (7.0-7.0) 0.0 (0.0-0.0) 0.0 (0.0-0.0) 1-8"
+def test_a_profile_says_which_models_were_measured(trilane: Trilane) -> None:
+    model = toy_model(launch_lead=time(2500), launch_tail=time(900))
+    write_profile(toy_machine(models={"toy": model}), "lanes.yaml")
+    times, rates = lines_of(trilane("hardware", "lanes.yaml").out, "toy ")
+    assert times == "toy 0.1 (0.1-0.1) 1.0 (1.0-1.0) 7.0 (7.0-7.0) 2.5 (2.5-2.5) 0.9 (0.9-0.9) 1-8"
     assert rates == "toy 80% (79-81) 90% (89-91) 100% (99-100) 97% (96-98) 88% (87-89)"
 
 
