@@ -84,7 +84,7 @@ def facts(link_bytes_per_s: float) -> dict[str, Cell]:
 def measure(
     folder: Path, size: Size, memory_gb: float, link_bytes_per_s: float, keep: Callable[[Section], None]
 ) -> Section:
-    """Each contestant once to warm up, then ``RUNS`` times in alternating order; ``keep`` gets the figures after each."""
+    """All once to warm up, then ``RUNS`` times in alternating order; ``keep`` gets the figures after each."""
     say = partial(print, file=sys.stderr, flush=True)
     checkpoint = folder / "model"
     say("writing a model")
