@@ -15,7 +15,7 @@
 # It needs no checkpoint and no internet: experts and attention have their full size and random weights. 64 GB of host memory.
 #
 # Other than torch (2.11 or newer) and transformers (5.17 or newer), simpy, pandas, pyarrow, scipy, safetensors, typer, rich,
-# matplotlib and pyyaml must be importable. On a machine without internet, bring them as wheels:
+# matplotlib, pyyaml and what these depend on must be importable. On a machine without internet, bring them as wheels:
 #   pip install --no-index --no-deps --target DIR *.whl; export PYTHONPATH=DIR
 # (`make gpu` is for a machine with internet: it installs all of it, with the pinned torch, into .venv.)
 #

@@ -31,7 +31,7 @@ from sim.simulate import Setting
 from traces.locked_file import locked
 from traces.written_aside import written_aside
 
-PACKAGES = ("policies", "realrun", "sim", "traces")  # whose code has a say in a measured run
+PACKAGES = ("policies", "realrun", "sim", "traces")  # whose code affects a measured run
 SOURCES = (".py", ".c", ".h")
 _META = b"trilane"
 
