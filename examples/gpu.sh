@@ -7,15 +7,21 @@
 #   deepseek-v2-lite  measured and predicted, the whole model, on a bundled trace
 #   qwen3-30b-a3b     the same of its first 24 layers, on made-up routing
 #   mixtral-8x7b      the same of its first 4 layers: with 8 experts and microbenchmarks together fill 24 GB
-#   peer              the same model, memory and prompt under accelerate's offload and llama-bench, where these are installed
+#   peer              Trilane, accelerate's offload and llama-bench, where these are installed: all on one small model made for
+#                     that, of 1.2 GB of experts in 0.7 GB of GPU memory; it is none of the models above
 #   pack              OUT/results.zip of at most 16 MB
 # A stage that fails does not stop the next. The same command again goes on where it was stopped, also within a validation;
 # what is done is not repeated (OUT/done says what that is: remove a file there to do it again).
 # It needs no checkpoint and no internet: experts and attention have their full size and random weights. 64 GB of host memory.
 #
+# Other than torch (2.11 or newer) and transformers (5.17 or newer), simpy, pandas, pyarrow, scipy, safetensors, typer, rich,
+# matplotlib, pyyaml and what these depend on must be importable. On a machine without internet, bring them as wheels:
+#   pip install --no-index --no-deps --target DIR *.whl; export PYTHONPATH=DIR
+# (`make gpu` is for a machine with internet: it installs all of it, with the pinned torch, into .venv.)
+#
 # From the environment, with defaults:
 #   TRILANE=trilane    the command; in a checkout without installation TRILANE="python3 -m trilane"
-#   PYTHON=python3     with torch, transformers and what Trilane needs
+#   PYTHON=python3     with the machine's own torch and transformers, and what else Trilane needs (below)
 #   LANES=cuda         host-lanes: without a GPU, with models of 1 or 2 layers and short texts
 #   MEMORY_GB=24       GPU memory that may be used
 #   STAGE_SECONDS=500  given to each stage
@@ -66,7 +72,7 @@ profile() {
 }
 
 validate() {  # NAME
-  local name=$1 model routing=(--set "trace=$traced")
+  local name=$1 model limit routing=(--set "trace=$traced")
   for model in "${models[@]}"; do [ "${model%%:*}" = "$name" ] && break; done
   if [ "$name" != deepseek-v2-lite ]; then
     once "$name-trace" $trilane trace synth --like "$model" -o "$out/$name.safetensors" --seed 1
@@ -74,9 +80,10 @@ validate() {  # NAME
     routing=(--set "trace=$out/$name.safetensors" --set "calibration=$out/$name-calibration.safetensors")
   fi
   mkdir -p "$out/$name"
+  limit=$((deadline - SECONDS - report_seconds))
   once "$name" $trilane validate "$root/examples/gpu.yaml" --profile "$out/profile.yaml" --set "model=$model" \
     "${routing[@]}" ${smaller[@]+"${smaller[@]}"} --out "$out/$name" --json "$out/$name/agreement.json" \
-    --time-limit $((deadline - SECONDS - report_seconds))
+    --time-limit $((limit > 0 ? limit : 1))
 }
 
 peer() {

@@ -14,7 +14,7 @@ from pathlib import Path
 LIMIT_BYTES = 16_000_000
 NOT_PACKED = (".safetensors", ".gguf", ".part", ".zip")
 MANIFEST = "MANIFEST.txt"
-HEADERS_BYTES = 150  # of a file, besides twice its name (zip: a local header of 30 bytes, a central one of 46, extras)
+HEADERS_BYTES = 150  # of a file, and twice its name (zip: a local header of 30 bytes, a central one of 46, extras)
 
 
 def pack(folder: Path, archive: Path, limit_bytes: int = LIMIT_BYTES) -> list[Path]:

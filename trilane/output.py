@@ -54,12 +54,6 @@ def note(message: str) -> None:
     errors().print(message, markup=False, soft_wrap=True)
 
 
-def note_all(messages: Iterable[str]) -> None:
-    """A line each."""
-    for message in messages:
-        note(message)
-
-
 def heading(text: str) -> Text:
     """A line over a table."""
     return Text(text, style="bold")

@@ -25,7 +25,7 @@ from realrun.machine.lanes import Machine, Mark, Work
 
 # So long before the end of a copy the next one is asked for: launching it takes an estimated 80 to 200 us.
 AHEAD_NS = 300_000
-LOOK_S = 50e-6  # between looks at a copy that is under way
+LOOK_S = 50e-6  # between looks at a copy that is under way: a choice, a sixth of AHEAD_NS
 
 
 class Arrival:

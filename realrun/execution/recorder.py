@@ -49,7 +49,8 @@ class Waited:
         return True
 
 
-MOST_OPEN = 100_000  # pieces of work whose times are not read yet: on CUDA each holds two events
+# Pieces of work whose times are not read yet: on CUDA each holds two events. A choice: many steps, and little memory.
+MOST_OPEN = 100_000
 
 
 class Recorder:

@@ -12,7 +12,9 @@ from realrun.experts.expert_ffn import Choices, InOneCall, SwiGlu, compute_into,
 from realrun.machine.native_ffn import NativeFfn
 from realrun.machine.weight_formats import BlockFormat
 
-MOST_ROWS = 64  # of the native kernel: for more, unpacking weights once and torch's product take less (on AVX512-BF16)
+# Of the native kernel: with many rows, unpacking the weights once and torch's product take less. Where that begins
+# differs between processors; this is a choice, not a measurement.
+MOST_ROWS = 64
 
 
 @dataclass(frozen=True)

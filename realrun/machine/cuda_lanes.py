@@ -39,7 +39,9 @@ from realrun.machine.thread_lane import ThreadLane, settle_thread, settled, wake
 from sim.costs.runtimes import RUNTIMES
 from sim.machine.hardware import ResultPath
 
-POLL_S, REST_S = 50e-6, 1e-3  # between looks for ended work: while there is any to look for, and otherwise
+# Between looks for ended work: while there is any to look for, and otherwise. Choices: short next to a copy of an
+# expert (about 1 ms), and rare enough to leave Python to the host thread.
+POLL_S, REST_S = 50e-6, 1e-3
 
 
 @dataclass(frozen=True)

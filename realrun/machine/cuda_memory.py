@@ -1,4 +1,4 @@
-"""Memory of a CUDA machine: a limit on what is allocated, pinned host memory, and views of it that the GPU reads."""
+"""Memory of a CUDA machine: a limit on what is allocated, tensors, and views of pinned host memory for the GPU."""
 
 from __future__ import annotations
 

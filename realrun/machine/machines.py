@@ -23,8 +23,11 @@ Facts: TypeAlias = dict[str, str | int | float]
 RealMachine: TypeAlias = "HostLanes | CudaLanes"
 
 _PASSING = ("date", "load_average", "fidelity")  # facts that may differ between two profiles of one machine
-# of profiles made before these could be chosen
-_EARLIER = {"lanes_copy_core": "any", "lanes_host_core": "any", "lanes_runtime": "eager"}
+# of profiles made before these could be chosen or were told
+_EARLIER = {
+    "lanes_copy_core": "any", "lanes_host_core": "any", "lanes_runtime": "eager", "cpu_kernel": "torch",
+    "cpu_results_awaited_by": "the host",
+}  # fmt: skip
 _OF_CUDA = {
     "result_path": "a result path", "cpu_threads": "a number of CPU threads", "device_index": "a device",
     "runtime": "a runtime",
@@ -92,7 +95,7 @@ def check_asked(profile: Profile, lanes: LaneKind, options: LaneOptions) -> None
     asked: Facts = {} if lanes == "auto" else {"kind": lanes}
     if lanes in ("auto", profile.kind):
         asked |= {f"lanes_{key}": _plain(value) for key, value in options.given(profile.kind).items()}
-    check_same({key: profile.machine.get(key) for key in asked}, asked, "what was asked for")
+    check_same({key: value for key, value in profile.machine.items() if key in asked}, asked, "what was asked for")
 
 
 def facts_of(machine: RealMachine) -> Facts:

@@ -27,7 +27,7 @@ from realrun.machine.weight_formats import BLOCK, FORMATS, BlockFormat
 SOURCE = Path(__file__).parent / "native" / "ffn.c"
 CHOICE = "TRILANE_CPU_KERNEL"  # torch, native, or not set: native where it compiles
 TOLERANCE = 2**-6  # of the largest result: 4 roundings to bfloat16; what is computed wrongly is off by far more
-BLOCKS_TOLERANCE = 2**-5  # two roundings to 8 bits
+BLOCKS_TOLERANCE = 2**-5  # twice that, a choice: inputs and inner values are rounded to 8 bits too
 CHECKED = ((32, 48, 1), (70, 33, 3), (130, 64, 7), (96, 160, 40), (64, 32, 2))  # hidden, width, tokens: every tile
 
 
@@ -67,8 +67,7 @@ class NativeFfn:
     def __init__(self, path: Path) -> None:
         """Raises OSError where the file is no library."""
         library = ctypes.CDLL(str(path))
-        library.team_of.restype = library.kernel_name.restype = ctypes.c_void_p
-        library.kernel_name.restype = ctypes.c_char_p
+        library.team_of.restype, library.kernel_name.restype = ctypes.c_void_p, ctypes.c_char_p
         library.team_end.argtypes = [ctypes.c_void_p]
         library.compute.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Expert)]
         self._library, self._teams = library, _Teams()
@@ -129,7 +128,7 @@ def cpu_kernel() -> str:
 
 
 def loaded(source: Path = SOURCE, extra: Sequence[str] = ()) -> NativeFfn:
-    """The kernel of ``source``, compiled with ``extra`` flags. Raises NotCompiledError also if torch does not agree."""
+    """The kernel of ``source``, compiled with ``extra`` flags. Raises NotCompiledError also where its results are not torch's."""
     try:
         ffn = NativeFfn(compiled(source, extra))
     except OSError:  # cut off, say, when a disk was full

@@ -11,11 +11,12 @@ from traces.model_shape import ModelShape
 
 # sizes in kB, as "32768K": Documentation/ABI/testing/sysfs-devices-system-cpu of Linux
 CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-TIMES_CACHE = 4  # read between two uses of a layer's weights: caches are no perfect queues
+# Caches' worth of other weights read between two uses of a layer's: caches do not evict strictly in order. A choice.
+TIMES_CACHE = 4
 
 
 def cache_bytes(device: torch.device) -> int:
-    """The second-level cache of a GPU, or, where a core plays it, the processor's largest; 0 where nobody says."""
+    """The second-level cache of a GPU, or, where a core plays it, the processor's largest; 0 where that is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     sizes = [path.read_text().strip() for path in CPU_CACHES.glob("index*/size")]

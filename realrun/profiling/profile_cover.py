@@ -26,7 +26,7 @@ class GpuCover:
     def __init__(self, machine: Machine, load: Callable[[], Work]) -> None:
         self._machine = machine
         _warm_up(machine, load)
-        tried_ns = median(_ended_ns(self._sleep(TRIED_CYCLES)) for _ in range(TRIES))
+        tried_ns = median(took_ns(self._sleep(TRIED_CYCLES)) for _ in range(TRIES))
         self._cycles = round(TRIED_CYCLES * COVER_NS / tried_ns)
 
     def __call__(self) -> Mark:
@@ -44,7 +44,7 @@ def _warm_up(machine: Machine, load: Callable[[], Work]) -> None:
         last.wait()
 
 
-def _ended_ns(mark: Mark) -> int:
+def took_ns(mark: Mark) -> int:
     """How long it took; waits for its end."""
     mark.wait()
     return mark.end_ns - mark.start_ns

@@ -21,7 +21,8 @@ from statistics import median
 from torch import Tensor
 
 from realrun.execution.routed_tokens import RoutedTokens, routed
-from realrun.machine.lanes import Mark, Work
+from realrun.machine.lanes import Work
+from realrun.profiling.profile_cover import took_ns
 from realrun.profiling.profile_lab import Lab
 from realrun.profiling.profile_timing import Key, Probe
 
@@ -88,7 +89,7 @@ class _Step:
         sync_ns = lab.machine.now_ns() - here.end_ns + lab.start(sorted_by_expert, layer)
         if lab.shape.dense_layers and not self.forecast:
             marks["dense_ffn", tokens] = gpu.submit(lambda: model.dense_ffn(hidden))
-        found: dict[Key, Sequence[float]] = {key: [_ns(mark)] for key, mark in marks.items()}
+        found: dict[Key, Sequence[float]] = {key: [took_ns(mark)] for key, mark in marks.items()}
         if self.forecast:
             return {(self.forecast, tokens): found[self.forecast, tokens]}
         found["routing", tokens] = [here.end_ns - gated.end_ns]
@@ -155,12 +156,6 @@ def head(lab: Lab, batch: int) -> Probe:
         gpu, model = lab.machine.gpu, lab.model
         gpu.submit(lambda: model.begin_step((1,) * batch, (0,) * batch))
         lab.cover()
-        return {("head", batch): [_ns(gpu.submit(lambda: model.head(lab.hidden[:batch])))]}
+        return {("head", batch): [took_ns(gpu.submit(lambda: model.head(lab.hidden[:batch])))]}
 
     return probe
-
-
-def _ns(mark: Mark) -> int:
-    """How long it took; waits for its end."""
-    mark.wait()
-    return mark.end_ns - mark.start_ns

@@ -19,9 +19,10 @@ COPIES_OF_RESULTS = 4  # bytes copied while results are read, in bytes of these
 
 
 def link_probes(lab: Lab) -> list[Probe]:
-    """Experts over the link and back, alone and beside the CPU; results over the link, alone and beside copies."""
+    """Experts over the link and back, alone and next to the CPU; results over the link, alone and next to
+    copies."""
     probes: list[Probe] = [lambda: copies(lab), lambda: writeback(lab), lambda: contention(lab)]
-    if lab.machine.result_path == "h2d":  # they wait for the copy at work, and nothing is read beside it
+    if lab.machine.result_path == "h2d":  # they wait for the copy at work, and nothing is read next to it
         return probes
     return [*probes, *(busy_results(lab, tokens) for tokens in lab.points.batches)]
 
@@ -29,7 +30,7 @@ def link_probes(lab: Lab) -> list[Probe]:
 def busy_results(lab: Lab, tokens: int) -> Probe:
     """The sum that reads the CPU's results in place, launched on an idle GPU: while the link rests, and during copies.
 
-    What it takes longer beside copies is printed; simulated sums take what they take while the link rests.
+    What it takes longer next to copies is printed; simulated sums take what they take while the link rests.
     """
 
     def probe() -> Found:

@@ -38,7 +38,6 @@ _TIMES = (
     "copy", "writeback", "first_cpu_expert", "launch", "launch_lead", "launch_tail", "expert_launch", "combine_launch",
     "head_launch", "sync", "dense_launch",
 )  # fmt: skip
-_SHARES = RATES
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def measured_model(shape: ModelShape, samples: Samples) -> MeasuredModel:
     parts: dict[str, Any] = {name: Table.of(sized[name]) for name in (*_TABLES, "result") if name in sized}
     parts |= {name: Grid.of(sized[name]) for name in _GRIDS}
     parts |= {name: Measured.of(samples[name,]) for name in _TIMES if (name,) in samples}
-    parts |= {name: Share.of(samples[name,]) for name in _SHARES}
+    parts |= {name: Share.of(samples[name,]) for name in RATES}
     return MeasuredModel(sizes=Sizes.of(shape), **parts)
 
 

@@ -27,7 +27,7 @@ def checked(name: str, check: Callable[[], str]) -> Check:
         return Check(name, "ok", check())
     except SkippedError as skipped:
         return Check(name, "skipped", why=str(skipped))
-    except Exception as error:  # on a machine that nobody has seen before, anything may go wrong
+    except Exception as error:  # on a machine that was never tried before, anything may go wrong
         return Check(name, "failed", why=f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 

@@ -8,8 +8,10 @@ Files are written aside and then renamed: what is there is whole, whenever the p
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,15 +21,18 @@ import pyarrow as pa
 from pyarrow import parquet
 
 import realrun
+from realrun.errors import RefusedError
 from realrun.profiling.profile_timing import Samples
 from realrun.validation.parity import Answers
 from sim.engine.spans import TEXTS
 from sim.machine.hardware import Power
 from sim.results.run import Run
 from sim.simulate import Setting
+from traces.locked_file import locked
 from traces.written_aside import written_aside
 
-PACKAGES = ("policies", "realrun", "sim", "traces")  # whose code has a say in a measured run
+PACKAGES = ("policies", "realrun", "sim", "traces")  # whose code affects a measured run
+SOURCES = (".py", ".c", ".h")
 _META = b"trilane"
 
 
@@ -42,7 +47,8 @@ class Kept(NamedTuple):
 class Journal:
     """The journal in ``folder``, which is made with the first thing that is kept.
 
-    One of another ``question`` that is there counts as empty, and is removed then; ``changed`` says what is different.
+    One of another ``question`` that is there counts as empty, and is renamed then, to ``before``; ``changed`` says what
+    is different.
     """
 
     def __init__(self, folder: Path, question: Mapping[str, str]) -> None:
@@ -89,6 +95,11 @@ class Journal:
         return sum(self.has(scenario, turn) for scenario in range(scenarios) for turn in range(rounds))
 
     @property
+    def before(self) -> Path:
+        """Where the journal of another question goes that was in ``folder``."""
+        return self.folder.with_name(f"{self.folder.name}.before")
+
+    @property
     def _question(self) -> Path:
         return self.folder / "question.json"
 
@@ -96,14 +107,35 @@ class Journal:
         return self.folder / f"run-{scenario:03d}-{turn:02d}.parquet"
 
     def _begin(self) -> None:
-        """Make the folder, unless it is there already."""
+        """Make the folder, unless it is there already; keep the one of another question, and no earlier one."""
         if self._is_ours:
             return
+        if self._question.exists():
+            shutil.rmtree(self.before, ignore_errors=True)
+            self.folder.rename(self.before)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         with written_aside(self._question) as aside:
             aside.write_text(json.dumps(self._asked, indent=2) + "\n", encoding="utf-8")
         self._is_ours = True
+
+
+@contextmanager
+def journal_of(folder: Path, question: Mapping[str, str]) -> Iterator[Journal]:
+    """The journal in ``folder``, for this validation alone. Raises RefusedError if another one has it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.with_name(f"{folder.name}.lock")
+    try:
+        descriptor = locked(lock)
+    except BlockingIOError:
+        raise RefusedError(
+            f"{folder}: another validation is writing there; wait until it has ended, or name another folder"
+        ) from None
+    try:
+        yield Journal(folder, question)
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def question_of(settings: Sequence[Setting]) -> dict[str, str]:
@@ -121,8 +153,8 @@ def question_of(settings: Sequence[Setting]) -> dict[str, str]:
 
 
 def code_digest(root: Path) -> str:
-    """Of all sources of ``PACKAGES`` below ``root``."""
-    files = (file for package in PACKAGES for file in sorted((root / package).rglob("*.py")))
+    """Of all sources of ``PACKAGES`` below ``root``: Python, and the C of the CPU's experts."""
+    files = (file for package in PACKAGES for file in sorted((root / package).rglob("*")) if file.suffix in SOURCES)
     return _sha(*(part for file in files for part in (str(file.relative_to(root)).encode(), file.read_bytes())))
 
 

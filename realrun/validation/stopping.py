@@ -30,7 +30,7 @@ class Stop:
 
 @contextmanager
 def stopping(limit_s: float | None = None) -> Iterator[Stop]:
-    """A Stop that the first SIGINT or SIGTERM is told to; a second one ends the process as ever.
+    """A Stop that notes the first SIGINT or SIGTERM; a second one ends the process as ever.
 
     Signals are left alone outside the main thread, where Python cannot handle them.
     """

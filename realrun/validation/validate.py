@@ -13,7 +13,7 @@ from realrun.execution.call_log import LoggedSession
 from realrun.machine.machines import RealMachine
 from realrun.profiling.profile_again import Reprofile, profile_of, profiled_again
 from realrun.replay.replay_bench import Measurement, ReplayBench, room_for
-from realrun.validation.journal import Journal, Kept, question_of
+from realrun.validation.journal import Journal, Kept, journal_of, question_of
 from realrun.validation.parity import answers_of, parity_of_repeats, replays
 from realrun.validation.stopping import Stop
 from realrun.validation.validation_plan import ValidationPlan, alternating
@@ -39,9 +39,9 @@ class Ended(NamedTuple):
 
 
 class Validated(NamedTuple):
-    """Measured beside predicted, and the machine with the profile that the predictions were made from.
+    """Measured next to predicted, and the machine with the profile that the predictions were made from.
 
-    ``by_file``: the same beside predictions from the profile as it was in its file. ``remarks``: the machine's.
+    ``by_file``: the same next to predictions from the profile as it was in its file. ``remarks``: the machine's.
     Scenarios without a measured run are in neither agreement.
     """
 
@@ -56,7 +56,10 @@ class Validated(NamedTuple):
         """What is missing, remarks on the machine, how predictions were made, and what the file alone would give."""
         found, ended = self.by_file.summary, self.ended
         partly = f"stopped early: {ended.why}; {ended.runs} of {ended.asked} runs are measured, the rest is left out"
-        anew = f"the journal was begun anew: what was in it had another {' and '.join(ended.changed)}"
+        anew = (
+            f"the journal was begun anew: what was in it had another {' and '.join(ended.changed)}, and is kept in "
+            "journal.before"
+        )
         return [
             *([partly] if ended.why else []),
             *([anew] if ended.changed else []),
@@ -81,14 +84,17 @@ def validate(
 
     ``folder``: where the journal is kept. What it holds of the same plan, profile and code is not measured again.
     ``stop`` is asked before every run; a lane that fails stops the validation too. Raises RefusedError where nothing
-    can be measured, or nothing was before it stopped, and the LaneError of a lane that fails before.
+    can be measured, another validation uses the folder, or nothing was measured before it stopped, and the LaneError
+    of a lane that fails before.
     """
     settings = [setting_of(scenario) for scenario in plan.scenarios]
     _check_one_model(settings)
     prepared = [_prepared(setting) for setting in settings]  # refuse what cannot run before anything is measured
     profile_of(settings[0])
-    with TemporaryDirectory() as scratch:
-        journal = Journal(folder or Path(scratch), question_of(settings))
+    with (
+        TemporaryDirectory() as scratch,
+        journal_of(folder or Path(scratch, "journal"), question_of(settings)) as journal,
+    ):
         rounds = _Rounds(plan, settings, journal, stop or Stop(), progress)
         ended = rounds.measure(machine, prepared)
         if not ended.runs:
@@ -189,7 +195,7 @@ def _prepared(setting: Setting, session: type[Session] = LoggedSession) -> Prepa
 
 
 def _pairing(setting: Setting, measured: Sequence[Kept], hardware: Hardware) -> Pairing:
-    """Measured runs beside the prediction; the answers in all of them are compared with its."""
+    """Measured runs next to the prediction; the answers in all of them are compared with its."""
     prepared = _prepared(setting)
     predicted, session = play_in(prepared, hardware), prepared.session
     assert isinstance(session, LoggedSession)

@@ -60,8 +60,10 @@ class CpuLane:
 
     def until_ns(self) -> int:
         """When all that is queued and running will have ended, without contention for what has not started."""
-        ready = max([batch.ready for batch in self._batches], default=0)
-        return max(ready, int(self._env.now)) + self.left_ns()
+        until = int(self._env.now) + self._memory.left_ns(SharedMemory.CPU)
+        for batch in self._batches:
+            until = max(until, batch.ready) + sum(batch.works_ns)
+        return until
 
     def left_ns(self) -> int:
         """Work queued and running, in ns without contention for what has not started."""

@@ -58,7 +58,8 @@ class GpuLane(Lane):
     """The GPU of a machine on which it shares memory with ``copies``, and memory or cores with ``experts`` on the CPU.
 
     A span is made longer by what it overlaps with what they have been given when it is reserved (its order and its
-    start are those of a ``Lane``).
+    start are those of a ``Lane``), or when a layer is planned while it lasts (``slow_down``). What a neighbour has yet
+    to do is taken to last as long as without slowing.
     """
 
     __slots__ = ("_last", "copies", "experts")

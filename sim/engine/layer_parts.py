@@ -40,14 +40,14 @@ class LayerParts:
         self.env, self.session, self.costs, self.token_bytes = env, session, costs, token_bytes
         self.gpu, self.d2h, self._gpu_lane = gpu, lanes.d2h, lanes.gpu
         memory, recorder = SharedMemory(env, costs.cpu_permille, costs.copy_permille), lanes.host.recorder
-        beside = Neighbour(costs.cpu_with_gpu_permille, lambda: lanes.gpu.free_ns)
-        self.cpu = CpuLane(env, memory, recorder, costs.experts, beside, self._cpu_ended)
+        gpu_at_work = Neighbour(costs.cpu_with_gpu_permille, lambda: lanes.gpu.free_ns)
+        self.cpu = CpuLane(env, memory, recorder, costs.experts, gpu_at_work, self._cpu_ended)
         self.h2d = CopyLane(env, memory, recorder, costs.experts, session, self.d2h, self._arrived)
         self.layer = self._planned = -1
         self.tokens, self.step_costs = 0, costs.step(1, (1,))
         self.hidden_at = 0  # when the layer's hidden states are computed
         self._pending: list[tuple[int, int, Launch]] = []  # (expert, tokens, launch): on the GPU once they are copied
-        self._cpu_until = 0  # when the CPU's share of the layer would end, if it began with the plan
+        self._cpu_until = 0  # when the CPU's share of the layer would end, begun with the plan and not slowed
         self._streamed: set[int] = set()  # experts that the layer waits for though nobody uses them
         self._cpu_batches = 0  # that the layer waits for: its experts, and what was begun ahead
         self._outstanding = 0  # pending and streamed experts, and 1 for the CPU's share

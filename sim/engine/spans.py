@@ -45,7 +45,8 @@ A layer ends with `combine`, or with `foresee` if that ends later; the next laye
 After the last layer a step ends with spans of layer -1: `launch`, the LM head (an `attention`), a `routing` copy of
 the chosen tokens, and a `wait`, whose end is the step's end. The next step's first `launch` comes after it.
 While a CPU expert and a copy run at the same time, each runs at its contended rate (``SharedMemory``). Where the GPU
-shares their memory, as on host lanes, its spans are longer by what they overlap with copies (``GpuLane``).
+shares their memory or cores, as on host lanes, its spans are longer by what they overlap with copies and with CPU
+experts (``GpuLane``), and CPU experts by what they overlap with work that the GPU has been given (``CpuLane``).
 
 Zero-length spans on h2d say what became of memory: `place` (resident before the first token: step -1; later: a cache
 update found the expert in a staging slot that was free again, and no copy is needed), `evict`

@@ -1,4 +1,4 @@
-"""What stands beside every prediction: a lower bound that no policy beats, and the null model (``null_model``).
+"""What stands next to every prediction: a lower bound that no policy beats, and the null model (``null_model``).
 
 The lower bound holds for every policy that runs the experts that the router chose, each on its own layer's input
 (so not for changed routing, nor for results precomputed on an earlier layer's), under the rules of DESIGN section 5,

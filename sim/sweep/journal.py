@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sim.sweep.axes import SweepError
-
-if sys.platform != "win32":
-    import fcntl
+from traces.locked_file import locked
 
 HEAD = b'{"journal": "trilane sweep", "format": 1}\n'
 
@@ -86,20 +83,12 @@ def journal_of(output: Path) -> Iterator[Journal]:
 
 
 def _locked(path: Path, output: Path) -> int:
-    """The open file, locked until it is closed or the process ends, however it ends."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o644)
-        try:
-            if sys.platform != "win32":
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
-            raise SweepError(
-                f"{output}: another sweep is writing there; wait until it has ended, or name another file"
-            ) from None
-        os.close(descriptor)  # its owner has removed it between our two calls: begin again
+    try:
+        return locked(path)
+    except BlockingIOError:
+        raise SweepError(
+            f"{output}: another sweep is writing there; wait until it has ended, or name another file"
+        ) from None
 
 
 def _read_all(descriptor: int) -> bytes:

@@ -1,8 +1,8 @@
-"""Beside what people use: ``python -m tests.bench.beside_accelerate [--write | --out FOLDER]``.
+"""Next to what people use: ``python -m tests.bench.beside_accelerate [--write | --out FOLDER]``.
 
 One model, one prompt and one limit of GPU memory: through Hugging Face accelerate's offload, and through ours. With a
 GPU both use it. Without one, a core plays the GPU and a paced memory copy is the link, for accelerate as well (see
-``realrun.machine.host_lanes``). ``--write`` keeps the figures beside this file, ``--out`` in a folder, in
+``realrun.machine.host_lanes``). ``--write`` keeps the figures next to this file, ``--out`` in a folder, in
 ``accelerate.json`` and ``.md``: after every round, so that those of the rounds before remain if one fails.
 """
 
@@ -67,7 +67,7 @@ def write(where: dict[str, Cell], folder: Path, section: Section) -> None:
     """Keep what has been measured so far."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(where, [section], folder / "accelerate.json")
-    text = markdown_of(where, [section], "Beside Hugging Face accelerate", "make bench-accelerate")
+    text = markdown_of(where, [section], "Next to Hugging Face accelerate", "make bench-accelerate")
     with written_aside(folder / "accelerate.md") as aside:
         aside.write_text(text, encoding="utf-8")
 
@@ -84,7 +84,7 @@ def facts(link_bytes_per_s: float) -> dict[str, Cell]:
 def measure(
     folder: Path, size: Size, memory_gb: float, link_bytes_per_s: float, keep: Callable[[Section], None]
 ) -> Section:
-    """Everybody once to warm up, then ``RUNS`` times in alternating order; ``keep`` gets the figures after each."""
+    """All once to warm up, then ``RUNS`` times in alternating order; ``keep`` gets the figures after each."""
     say = partial(print, file=sys.stderr, flush=True)
     checkpoint = folder / "model"
     say("writing a model")

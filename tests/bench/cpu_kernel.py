@@ -1,6 +1,6 @@
 """Bytes of weights that a CPU expert reads in a second: the native kernel, torch, and plain reading, in turn.
 
-``python -m tests.bench.cpu_kernel [--write]``; ``--write`` keeps the figures beside this file, in ``cpu_kernel.json``
+``python -m tests.bench.cpu_kernel [--write]``; ``--write`` keeps the figures next to this file, in ``cpu_kernel.json``
 and ``cpu_kernel.md``. One thread on one core, by its CPU time, so that it counts little what else the machine does. The
 experts are DeepSeek-V2-Lite's, and lie in more memory than caches hold.
 """

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from realrun.execution.call_log import replay as play_log
 from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
@@ -56,7 +55,7 @@ class TestOnAFake(ReplayLaws):
             yield bench_on(machine)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.device
 class TestOnADevice(ReplayLaws):
     @pytest.fixture
     def bench(self) -> Iterator[WatchedBench]:

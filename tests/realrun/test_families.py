@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 from realrun.generation.generate import generate_hosted  # noqa: E402
 from realrun.generation.hosted_model import look_at, taken_apart  # noqa: E402
 from realrun.machine.host_lanes import HostLanes  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
 from tests.realrun import families as tool  # noqa: E402
-from tests.realrun.families import PAGE, Row, line, tried  # noqa: E402
+from tests.realrun.families import ATTEMPTS, PAGE, Row, line, tried  # noqa: E402
 from tests.realrun.family_models import build, families, left_out  # noqa: E402
 from tests.realrun.generating import CPU, request  # noqa: E402
 from traces.hf_record import LayerRecord, Recorder  # noqa: E402
@@ -23,10 +23,18 @@ from traces.hf_scores import scoring_rule  # noqa: E402
 HANDFUL = ("deepseek_v4", "hy_v4", "inkling2_text", "inkling_text", "longcat_flash", "nemotron_h", "zaya")
 
 
-def rows() -> dict[str, str]:
-    """Of the page, by family."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    return {text.split(" | ")[0].removeprefix("| "): text for text in lines if text.startswith("| ")}
+TEXT = PAGE.read_text(encoding="utf-8")
+VERSION = TEXT.partition(" in transformers ")[2].split()[0]
+
+of_the_page_s_version = pytest.mark.skipif(
+    transformers.__version__ != VERSION, reason=f"the page is of transformers {VERSION}"
+)
+
+
+def rows() -> dict[str, list[str]]:
+    """The page's cells of every attempt, by family."""
+    lines = [line.split(" | ") for line in TEXT.splitlines() if line.startswith("| ")]
+    return {cells[0].removeprefix("| "): cells[1 : 1 + len(ATTEMPTS)] for cells in lines if cells[0] != "| family"}
 
 
 def available(family: str) -> str:
@@ -35,22 +43,26 @@ def available(family: str) -> str:
     return family
 
 
+@of_the_page_s_version
 @pytest.mark.parametrize("family", HANDFUL)
 def test_a_family_does_what_its_row_says(family: str) -> None:
-    assert line(tried(available(family))) == rows()[family]
+    assert list(tried(family).cells.values()) == rows()[family]
 
 
-def test_every_family_of_the_installed_library_has_its_row_or_is_left_out_by_name() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert set(families()) <= set(rows())
-    assert len(families()) > 50
-    assert all(name in page for name in left_out())
+@of_the_page_s_version
+def test_every_family_of_the_library_has_its_row_or_is_left_out_by_name() -> None:
+    assert set(families()) == set(rows())
+    assert all(name in TEXT for name in left_out())
+
+
+def test_a_line_of_the_page_has_the_cells_and_which_attempts_were_refused_and_why() -> None:
+    row = Row("new", {"capture": "gate", "generate": "refused", "`dali`": "refused"}, {"a | b": ["generate", "`dali`"]})
+    assert line(row) == "| new | gate | refused | refused | generate, `dali`: a &#124; b |"
 
 
 def test_no_row_is_wrong_and_dali_runs_on_more_than_45() -> None:
-    cells = [text.split(" | ")[1:5] for name, text in rows().items() if name != "family"]
-    assert not any(cell in ("WRONG", "TRACEBACK") for row in cells for cell in row)
-    assert sum(row[2] == "exact" for row in cells) > 45
+    assert not any(cell in ("WRONG", "TRACEBACK") for cells in rows().values() for cell in cells)
+    assert sum(cells[list(ATTEMPTS).index("`dali`")] == "exact" for cells in rows().values()) > 45
 
 
 def test_a_wrong_result_and_an_error_that_is_not_ours_fail(monkeypatch: pytest.MonkeyPatch) -> None:

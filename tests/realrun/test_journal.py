@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from realrun.profiling.profile_lab import Points
 from realrun.profiling.profile_timing import Effort
 from realrun.profiling.profiling import profile
 from realrun.replay.replay_bench import Measurement, ReplayBench
-from realrun.validation.journal import Journal, code_digest
+from realrun.validation.journal import Journal, code_digest, journal_of
 from realrun.validation.stopping import Stop
 from realrun.validation.validate import Validated, validate
 from realrun.validation.validation_plan import ValidationPlan
@@ -174,19 +175,51 @@ def test_more_repeats_go_on_with_what_there_is(run: Validate, measured: list[str
     [(PLAN.replace("fiddler", "naive-cpu"), {}, ("plan",)), (PLAN, {"seed": 1}, ("plan",))],
 )
 def test_another_question_begins_anew_and_says_so(
-    run: Validate, measured: list[str], text: str, changes: dict[str, Any], what: tuple[str, ...]
+    run: Validate, measured: list[str], tmp_path: Path, text: str, changes: dict[str, Any], what: tuple[str, ...]
 ) -> None:
     run()
     measured.clear()
+    kept = contents(tmp_path / "journal")
     found = run(text, **changes)
     assert len(measured) == len(ALL)
     assert found.ended.changed == what
-    assert "the journal was begun anew: what was in it had another plan" in found.notes
+    assert "the journal was begun anew: what was in it had another plan, and is kept in journal.before" in found.notes
+    assert contents(tmp_path / "journal.before") == kept
+    assert contents(tmp_path / "journal").keys() >= {"question.json", "run-000-00.parquet"}
 
 
-def test_other_code_is_another_question(tmp_path: Path) -> None:
-    source = tmp_path / "realrun" / "a.py"
-    source.parent.mkdir()
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def kept_in(folder: Path, question: str) -> None:
+    """A journal with one repetition of the microbenchmarks."""
+    with journal_of(folder, {"plan": question}) as journal:
+        journal.add_samples(0, {("gate", 1): [5.0]})
+
+
+def test_of_earlier_journals_only_the_last_is_kept_and_what_was_never_begun_replaces_none(tmp_path: Path) -> None:
+    folder, before = tmp_path / "journal", tmp_path / "journal.before"
+    for question in ("first", "second", "third"):
+        kept_in(folder, question)
+    assert json.loads((before / "question.json").read_text()) == {"plan": "second"}
+    (folder / "question.json").unlink()  # as of a process that was killed while it began
+    kept_in(folder, "fourth")
+    assert json.loads((before / "question.json").read_text()) == {"plan": "second"}
+    assert {path.name for path in tmp_path.iterdir()} == {"journal", "journal.before"}
+
+
+def test_a_journal_that_another_validation_has_is_refused_until_that_has_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    with journal_of(folder, {"plan": "this"}), pytest.raises(RefusedError, match="another validation is writing there"):
+        kept_in(folder, "this")
+    kept_in(folder, "this")
+
+
+@pytest.mark.parametrize("name", ["a.py", "machine/native/ffn.c", "machine/native/ffn.h"])
+def test_other_code_is_another_question(tmp_path: Path, name: str) -> None:
+    source = tmp_path / "realrun" / name
+    source.parent.mkdir(parents=True)
     source.write_text("1\n")
     before = code_digest(tmp_path)
     assert code_digest(tmp_path) == before

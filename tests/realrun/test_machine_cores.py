@@ -155,7 +155,7 @@ def test_cores_for_copies_and_host_must_be_there(setting: str) -> None:
         HostLanes(tiny_lanes(**{setting: 10_000}))
 
 
-# --- beside a GPU -----------------------------------------------------------------------------------------------------
+# --- next to a GPU ----------------------------------------------------------------------------------------------------
 
 
 def test_beside_a_gpu_host_copies_and_experts_have_disjoint_physical_cores(cores: Make) -> None:

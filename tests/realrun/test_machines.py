@@ -15,7 +15,15 @@ from realrun.machine.cores import usable_cores  # noqa: E402
 from realrun.machine.cuda_lanes import CudaLanes, CudaSettings  # noqa: E402
 from realrun.machine.host_lanes import HostLanes  # noqa: E402
 from realrun.machine.lane_kinds import LaneKind, ResultPathName  # noqa: E402
-from realrun.machine.machines import Facts, LaneOptions, check_same, facts_of, machine_for, machine_of  # noqa: E402
+from realrun.machine.machines import (  # noqa: E402
+    Facts,
+    LaneOptions,
+    check_asked,
+    check_same,
+    facts_of,
+    machine_for,
+    machine_of,
+)
 from realrun.machine.thread_lane import InlineLane  # noqa: E402
 from realrun.replay.measure import generating_machine, machine_on  # noqa: E402
 from sim.machine.hardware import Hardware, ResultPath, load_hardware  # noqa: E402
@@ -58,6 +66,28 @@ def test_date_and_load_are_no_part_of_a_machine() -> None:
     with pytest.raises(RefusedError, match=r"the profile has cpu 'another' and not '[^;]*'\. Measure") as refused:
         check_same({**facts(), **passing, "cpu": "another"}, facts(), "this computer")
     assert not [fact for fact in passing if fact in str(refused.value)]
+
+
+def without(facts: Facts, *keys: str) -> Facts:
+    return {key: value for key, value in facts.items() if key not in keys}
+
+
+def test_a_profile_from_before_some_facts_were_told_is_of_a_machine_as_it_was_then() -> None:
+    now = {**facts(), "cpu_kernel": "torch", "cpu_results_awaited_by": "the host", "lanes_runtime": "eager"}
+    before = without(now, "cpu_kernel", "cpu_results_awaited_by", "lanes_runtime", "lanes_copy_core", "lanes_host_core")
+    assert now["lanes_copy_core"] == now["lanes_host_core"] == "any"
+    check_same(before, now, "this computer")
+    with pytest.raises(RefusedError, match="the profile has cpu_kernel 'torch' and not 'native-avx2'"):
+        check_same(before, {**now, "cpu_kernel": "native-avx2"}, "this computer")
+    with pytest.raises(RefusedError, match="cpu_results_awaited_by 'the host' and not \"the GPU"):
+        check_same(before, {**now, "cpu_results_awaited_by": "the GPU's streams"}, "this computer")
+
+
+def test_what_was_asked_for_is_compared_with_what_an_earlier_profile_had() -> None:
+    before = profile_of({"kind": "cuda"})
+    check_asked(before, "cuda", LaneOptions(runtime="eager"))
+    with pytest.raises(RefusedError, match="the profile has lanes_runtime 'eager' and not 'graphs'"):
+        check_asked(before, "cuda", LaneOptions(runtime="graphs"))
 
 
 def test_the_kinds_to_choose_from_are_those_of_profiles() -> None:

@@ -38,7 +38,7 @@ class FakeCudart:
         return 0
 
     def launch(self) -> None:
-        """As torch does: an error that is there, whoever made it, is read and raised."""
+        """As torch does: an error that is there, of any call before, is read and raised."""
         error, self.last_error = self.last_error, 0
         if error:
             raise RuntimeError(f"CUDA error {error}")

@@ -30,7 +30,6 @@ BATCH, CONTEXT = 2, 100
 Steps = list[tuple[tuple[int, ...], tuple[int, ...]]]
 # a prompt, two sequences of different lengths, and a third step beyond 64 keys; then the first of them alone
 STEPS: Steps = [((61, 58), (0, 0)), ((1, 1), (61, 58)), ((1, 1), (62, 59)), ((1, 1), (64, 60)), ((1,), (65,))]
-DECODED = STEPS[1:]
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ pytest.importorskip("torch")
 from examples.pack_results import LIMIT_BYTES, pack
 from realrun.validation.validation_plan import ValidationPlan
 from tests.trilane.running import ROOT
+from tests.waiting import wait_until
 from traces.catalogue import load_model
 from trilane.cli import app
 from trilane.question import changes_of
@@ -199,8 +199,13 @@ def test_a_failure_outweighs_what_has_passed_in_part(play: Play) -> None:
 
 
 def test_a_stage_that_takes_too_long_is_ended(play: Play) -> None:
-    done = play("smoke", "profile", SLOW="smoke", STAGE_SECONDS="1")
-    assert (done.status, done.said) == (1, {"smoke": "failed (status 124)", "profile": "passed"})
+    done = play("smoke", SLOW="smoke", STAGE_SECONDS="1")
+    assert (done.status, done.said) == (1, {"smoke": "failed (status 124)"})
+
+
+def test_a_stage_shorter_than_its_report_gives_its_validation_a_second(play: Play) -> None:
+    [call] = called(play("deepseek-v2-lite", STAGE_SECONDS="60").commands, "validate")
+    assert call["time_limit"] == 1
 
 
 def test_a_stage_that_there_is_not_is_refused(tmp_path: Path) -> None:
@@ -215,8 +220,11 @@ def test_a_signal_is_handed_on_and_ends_the_script_with_its_summary(tmp_path: Pa
     environment = {**environment_for(tmp_path), "SLOW": "smoke"}
     process = subprocess.Popen(["bash", str(SCRIPT), "a folder"], cwd=tmp_path, env=environment,
                                stdout=subprocess.PIPE, text=True)  # fmt: skip
-    while not (tmp_path / "recorded.slow").exists():
-        time.sleep(0.02)
+    try:
+        wait_until((tmp_path / "recorded.slow").exists, "the first stage has begun")
+    except TimeoutError:
+        process.kill()
+        raise
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate()
     assert process.returncode == 1
@@ -235,14 +243,14 @@ def test_make_gpu_runs_it() -> None:
 
 
 def test_the_smallest_stages_for_real(tmp_path: Path) -> None:
-    """The tests of CUDA lanes on the fake, and packing; ``trilane smoke`` itself is tested by itself."""
-    environment = {**os.environ, "TRILANE": "true", "PYTHON": sys.executable, "LANES": "host-lanes"}
+    """One small file of the tests of CUDA lanes, on the fake, and packing; ``trilane smoke`` has tests of its own."""
+    environment = {**os.environ, "TRILANE": "true", "PYTHON": sys.executable, "LANES": "host-lanes",
+                   "PYTEST_ADDOPTS": "-k test_cuda_memory"}  # fmt: skip
     done = subprocess.run(["bash", str(SCRIPT), "out", "smoke", "pack"], cwd=tmp_path, env=environment,
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     with zipfile.ZipFile(tmp_path / "out" / "results.zip") as packed:
-        assert {"MANIFEST.txt", "logs/device-tests.log", "done/smoke"} <= set(packed.namelist())
-        assert b"s" * 20 in packed.read("logs/device-tests.log"), "the tests that need a device are skipped"
+        assert {"MANIFEST.txt", "logs/device-tests.log", "done/smoke", "done/device-tests"} <= set(packed.namelist())
 
 
 # --- the archive ------------------------------------------------------------------------------------------------------

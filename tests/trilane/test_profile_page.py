@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.machine.profile_yaml import profile_document, write_profile
-from tests.sim.hand_measured import toy_machine, toy_profile
+from tests.sim.hand_measured import time, toy_machine, toy_model, toy_profile
 from tests.trilane.running import SHORT, Trilane
 
 
@@ -16,9 +16,14 @@ def lanes(trilane: Trilane) -> str:
     return "lanes.yaml"
 
 
+def lines_of(out: str, start: str) -> list[str]:
+    """The lines that begin so, with single spaces."""
+    return [" ".join(line.split()) for line in out.splitlines() if line.startswith(start)]
+
+
 def line_of(out: str, start: str) -> list[str]:
     """The words of the only line that begins so."""
-    [line] = [line for line in out.splitlines() if line.startswith(start)]
+    [line] = lines_of(out, start)
     return line.split()
 
 
@@ -30,9 +35,21 @@ def test_a_profile_says_what_it_was_measured_on(trilane: Trilane, lanes: str) ->
     assert line_of(out, "pinned_copy_bytes_per_s") == ["pinned_copy_bytes_per_s", "1.2e+10"]
 
 
-def test_a_profile_says_which_models_were_measured(trilane: Trilane, lanes: str) -> None:
-    words = " ".join(line_of(trilane("hardware", lanes).out, "toy "))
-    assert words == "toy 0.1 (0.1-0.1) 1.0 (1.0-1.0) 7.0 (7.0-7.0) 80% (79-81) 90% (89-91) 1-8"
+def test_a_profile_says_which_models_were_measured(trilane: Trilane) -> None:
+    model = toy_model(launch_lead=time(2500), launch_tail=time(900))
+    write_profile(toy_machine(models={"toy": model}), "lanes.yaml")
+    times, rates = lines_of(trilane("hardware", "lanes.yaml").out, "toy ")
+    assert times == "toy 0.1 (0.1-0.1) 1.0 (1.0-1.0) 7.0 (7.0-7.0) 2.5 (2.5-2.5) 0.9 (0.9-0.9) 1-8"
+    assert rates == "toy 80% (79-81) 90% (89-91) 100% (99-100) 97% (96-98) 88% (87-89)"
+
+
+def test_what_an_earlier_profile_lacks_is_a_dash(trilane: Trilane) -> None:
+    later = ("launch_lead", "launch_tail", "gpu_with_cpu_permille", "cpu_with_gpu_permille")
+    earlier = {"toy": toy_model(**dict.fromkeys(later))}
+    write_profile(toy_machine(models=earlier), "earlier.yaml")
+    times, rates = lines_of(trilane("hardware", "earlier.yaml").out, "toy ")
+    assert times.endswith("7.0 (7.0-7.0) - - 1-8")
+    assert rates == "toy 80% (79-81) 90% (89-91) 100% (99-100) - -"
 
 
 def test_decisions_that_were_measured_are_named(trilane: Trilane, lanes: str) -> None:

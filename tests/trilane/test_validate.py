@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from itertools import count
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from sim.machine.hardware import load_hardware
 from sim.machine.profile_yaml import write_profile
 from tests.trilane.measuring import LOCKED
 from tests.trilane.running import ROOT, Trilane
+from tests.waiting import wait_until
 from traces.catalogue import load_model
 from trilane.verbs.validate import FILES, JOURNAL, STOPPED, command_of
 
@@ -72,8 +72,8 @@ def test_a_plan_is_measured_predicted_and_reported(
     assert "- profile made: 20" in page
     said = load_hardware(str(profiled)).profile.machine["fidelity"]  # type: ignore[union-attr]
     assert str(said).startswith("not for fidelity: more threads than cores: 4 threads (GPU, CPU experts, link, host)")
-    assert f"- fidelity: {said}\n" in page.partition("## What was asked")[0]
     assert f"\n- {said}\n" in page.partition("## What came out")[2]
+    assert page.count(str(said)) == 1
     assert f"\n{said}\n" in done.out
     assert profiled.read_bytes() == before
     repeated = load_hardware("report/repeated-profile.yaml").profile
@@ -114,8 +114,11 @@ def begun(profiled: Path, *words: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([*command, "--repeats", MANY, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                text=True, env=environment)  # fmt: skip
-    while len(measured_runs()) < 2 and process.poll() is None:
-        time.sleep(0.02)
+    try:
+        wait_until(lambda: len(measured_runs()) >= 2 or process.poll() is not None, "two measured runs")
+    except TimeoutError:
+        process.kill()
+        raise
     return process
 
 

@@ -82,7 +82,7 @@ def measure(
 
     Policies decide by what the scenario's hardware says, as in a simulation.
     Name a profile of this machine (--set hardware=F.yaml), or they believe in the numbers of a preset.
-    A profile has its own lanes: what is asked for besides must be as it was measured.
+    A profile has its own lanes: what else is asked for must be as it was measured.
     """
     from realrun.machine.memory_check import host_memory_given
 

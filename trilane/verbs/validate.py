@@ -77,7 +77,8 @@ def validate(
     What a decision costs is the profile's too.
 
     Every run is kept in the journal, DIR/journal, as soon as it ends. With the same plan, profile and code no run is
-    measured twice, however the command ended; after a change of these the journal begins anew.
+    measured twice, however the command ended; after a change of these the journal begins anew, and the one before is
+    kept as DIR/journal.before.
     SIGINT and SIGTERM let the run at work end, and are followed by a report on what there is; a second one kills.
 
     Aims that are missed are reported, and the exit status is 0 all the same. It is 2 where nothing could be run, or a
@@ -185,11 +186,12 @@ def _report(found: Validated, folder: Path, when: str, command: str) -> None:
     write_profile(hardware, folder / repeated)
     worst = furthest_off(agreement)
     title, error = agreement.title(worst), agreement.pairings[worst].tpot_ms.error
+    facts = hardware.profile.machine.items()
     save_figure(scatter(agreement, hardware.name), folder / dots)
     save_figure(overlay(agreement.pairings[worst], about=title), folder / timeline)
     write_report(
         agreement, folder / report, when=when, command=command,
-        machine={_OF_THE_PROFILE.get(name, name): str(fact) for name, fact in hardware.profile.machine.items()},
+        machine={_OF_THE_PROFILE.get(name, name): str(fact) for name, fact in facts if fact not in found.remarks},
         pictures={
             dots: "Time per output token, predicted against measured; the band is 10 % wide to either side.",
             timeline: f"The scenario whose time per output token is predicted worst, {error:+.1%}: {title}. One decode "

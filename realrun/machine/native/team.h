@@ -37,7 +37,7 @@ typedef struct {
     pthread_cond_t wake;
     atomic_long calls, busy; /* how many there were; threads at work on the last one */
     share_t *share;          /* what each of them does */
-    void *job;               /* NULL: done, so that whoever wakes too late is not waited for */
+    void *job;               /* NULL: done, so that a thread that wakes too late is not waited for */
     int ends, others;
     pthread_t threads[];
 } team_t;

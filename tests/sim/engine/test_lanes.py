@@ -105,6 +105,21 @@ def test_experts_on_the_cpu_take_longer_by_what_they_overlap_with_work_that_the_
     assert slowed_cpu(250) == [(10, 210), (210, 330)]  # the first takes 200, the second 40 longer for 20
 
 
+def test_until_when_the_cpu_is_busy_counts_each_batch_from_when_it_is_ready_or_the_one_before_it_ended() -> None:
+    env = simpy.Environment()
+    costs = [ExpertCosts((0, 1), (0, 100), 0, 1, 1)]
+    alone = Neighbour(1000, lambda: 0)
+    cpu = CpuLane(env, SharedMemory(env, 1000, 1000), Recorder(), costs, alone, lambda target: None)
+    seen = list[int]()
+    for at in (0, 30, 60, 250):
+        _at(env, at, lambda: seen.append(cpu.until_ns()))
+    for experts, ready in (((0, 1), 0), ((2,), 50), ((3,), 400)):
+        cpu.add(experts, dict.fromkeys(experts, 1), ready, "expert", 0, 0)
+    env.run()
+    assert seen == [500] * 4  # 0-200; ready at 50 and done at 300; 400-500
+    assert cpu.until_ns() == 500
+
+
 # --- CPU experts and copies -------------------------------------------------------------------------------------------
 
 
