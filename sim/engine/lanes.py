@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import simpy
@@ -67,7 +67,7 @@ class GpuLane(Lane):
     def __init__(self, recorder: Recorder, copies: Neighbour, experts: Neighbour) -> None:
         super().__init__("gpu", recorder)
         self.copies, self.experts = copies, experts
-        self._last = -1  # row of the last span
+        self._last = -1, 0, 0  # row of the last span, when it started, and how long it takes by itself
 
     def reserve(
         self, ready: int, duration: int, kind: str, layer: int, expert: int = -1, tokens: int = 0, bytes: int = 0,
@@ -75,23 +75,26 @@ class GpuLane(Lane):
     ) -> int:  # fmt: skip
         """See ``Lane``."""
         start = max(ready, self.free_ns)
-        duration = self.experts.slowed(self.copies.slowed(duration, start), start)
-        self._last = len(self.recorder.rows)
+        self._last = len(self.recorder.rows), start, duration
+        duration = self._slowed(duration, start)
         return super().reserve(ready, duration, kind, layer, expert, tokens, bytes, target_layer, until)
 
-    def slow_down(self, now: int, neighbours: Iterable[Neighbour]) -> None:
-        """These have just been given work: what is left of the last span is made longer by what it overlaps with it.
+    def slow_down(self, now: int) -> None:
+        """Neighbours may have been given work since the last span was reserved: what is left of it takes as long as now.
 
         That span is mostly of shared experts, during which a layer is planned, its copies and CPU experts begin.
         """
-        left = longer = self.free_ns - now
-        if left <= 0:
-            return
-        for neighbour in neighbours:
-            longer = neighbour.slowed(longer, now)
-        self.free_ns = now + longer
-        row = self.recorder.rows[self._last]
-        self.recorder.rows[self._last] = (*row[:3], self.free_ns, *row[4:])
+        place, start, own = self._last
+        begin = max(now, start)
+        left = self.free_ns - begin
+        if left > 0:
+            end = begin + self._slowed(own * left // (self.free_ns - start), begin)
+            self.free_ns = max(self.free_ns, end)
+            row = self.recorder.rows[place]
+            self.recorder.rows[place] = (*row[:3], self.free_ns, *row[4:])
+
+    def _slowed(self, duration: int, start: int) -> int:
+        return self.experts.slowed(self.copies.slowed(duration, start), start)
 
 
 class Side:

@@ -111,15 +111,11 @@ class LayerParts:
         return self.gpu.run(self._combine, duration, "combine", self.layer, -1, self.tokens)
 
     def _slow_down(self, gpu: GpuLane, plan: Plan, planned: int) -> None:
-        """What the GPU is at is slowed by what the plan gives the CPU and, if it rests, the link."""
-        begins: list[Neighbour] = []
+        """What the GPU is at is slowed by what the plan gives the CPU and the link."""
         if plan.cpu:
             workload = plan.routing.workload()
             self._cpu_until = planned + sum(self.cpu.works_ns([workload[e] for e in plan.cpu], plan.layer))
-            begins.append(gpu.experts)
-        if (plan.loads or plan.streamed) and not self.h2d.left_ns():
-            begins.append(gpu.copies)
-        gpu.slow_down(planned, begins)
+        gpu.slow_down(planned)
 
     def _launch(self, plan: Plan, planned: int, workload: dict[int, int]) -> None:
         """Launch the GPU's experts in stream order; those that are not here yet stay pending."""

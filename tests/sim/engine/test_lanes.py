@@ -80,11 +80,16 @@ def test_what_the_gpu_is_at_is_slowed_by_what_begins_meanwhile() -> None:
     gpu.reserve(0, 10, "gate", 0)
     gpu.reserve(0, 30, "shared", 0)
     until = 200
-    gpu.slow_down(20, [gpu.experts])  # 20 ns of it are left
+    gpu.slow_down(20)  # 20 of its 30 ns are left
     assert gpu.free_ns == 60
     assert [row[2:4] for row in recorder.rows] == [(0, 10), (10, 60)]
-    gpu.slow_down(60, [gpu.experts])  # nothing is left
+    gpu.slow_down(60)  # nothing is left
     assert gpu.free_ns == 60
+    gpu.reserve(70, 10, "combine", 0)
+    assert gpu.free_ns == 90  # that they are at work was known
+    gpu.slow_down(65)
+    gpu.slow_down(80)
+    assert gpu.free_ns == 90
 
 
 def slowed_cpu(gpu_until: int) -> list[tuple[int, int]]:
