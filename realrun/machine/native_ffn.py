@@ -128,7 +128,7 @@ def cpu_kernel() -> str:
 
 
 def loaded(source: Path = SOURCE, extra: Sequence[str] = ()) -> NativeFfn:
-    """The kernel of ``source``, compiled with ``extra`` flags. Raises NotCompiledError also where its results are not torch's."""
+    """The kernel of ``source``, compiled with ``extra`` flags. Raises NotCompiledError also for results that differ."""
     try:
         ffn = NativeFfn(compiled(source, extra))
     except OSError:  # cut off, say, when a disk was full
