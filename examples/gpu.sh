@@ -37,6 +37,9 @@ stage_seconds=${STAGE_SECONDS:-500} report_seconds=120  # of these, what a valid
 policies=fiddler,on-demand,mixtral-offloading,dali,hybrimoe,best-exact
 stages=(smoke profile deepseek-v2-lite qwen3-30b-a3b mixtral-8x7b peer pack)
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+# A stream that waits for the CPU's experts must hold up no other: a hardware queue for each, and kernels loaded before.
+export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER
+export PYTHONFAULTHANDLER=1  # a command that hangs and is ended tells where
 
 case $lanes in
   cuda)

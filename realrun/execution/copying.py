@@ -23,9 +23,9 @@ from realrun.experts.expert_store import ExpertStore
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.machine.lanes import Machine, Mark, Work
 
-# So long before the end of a copy the next one is asked for: launching it took an estimated 80 to 200 us.
-AHEAD_NS = 150_000
-LOOK_S = 50e-6  # between looks at a copy that is under way: a choice, a third of AHEAD_NS
+# So long before the end of a copy the next one is asked for: launching it takes an estimated 80 to 200 us.
+AHEAD_NS = 300_000
+LOOK_S = 50e-6  # between looks at a copy that is under way: a choice, a sixth of AHEAD_NS
 
 
 class Arrival:

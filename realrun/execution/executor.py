@@ -19,7 +19,7 @@ from policies.views import ExpertId, Forecast, LayerInput, Phase, Plan
 from realrun.errors import LaneError
 from realrun.execution.copying import Copying
 from realrun.execution.layer_parts import Asked, Finish, LayerParts, LayerSizes
-from realrun.execution.recorder import Recorder, Timed
+from realrun.execution.recorder import Recorder, Timed, Waited
 from realrun.execution.routed_tokens import RoutedTokens, Weigh, as_it_is, rerouted
 from realrun.execution.undisturbed import undisturbed
 from realrun.experts.expert_store import ExpertStore
@@ -133,7 +133,8 @@ class Executor:
         began = self.machine.now_ns()
         mark.wait()
         yield
-        self._span("wait", max(began, mark.end_ns), layer, target_layer)
+        waited = Waited(began, mark, self.machine.now_ns())
+        self.recorder.add("host", waited, "wait", layer, target_layer=target_layer)
 
     def launched(self, layer: int, since_ns: int) -> None:
         """The host has launched work outside the routed experts."""

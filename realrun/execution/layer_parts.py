@@ -116,6 +116,7 @@ class LayerParts:
         self._sent = [machine.host_tensor(activations, sizes.dtype) for _ in range(2)]
         self._results = [machine.host_tensor(results, sizes.sum_dtype) for _ in range(2)]
         self._arrived = machine.gpu_tensor(results, sizes.sum_dtype)  # results that came over the link
+        self._in_place = [machine.readable(each) for each in self._results] if machine.result_path == "direct" else []
         self._ahead = CpuShare()  # of the layer after the one at work
         self._now: AtWork
 
@@ -257,8 +258,10 @@ class LayerParts:
         """Where the GPU finds the CPU's results, and when."""
         now, layer = self._now, self._now.plan.layer
         results, marks = self._results[layer % 2], [row.mark for row in rows]
-        if not rows or self._machine.result_path == "direct":
-            return self._machine.readable(results), marks
+        if not rows:
+            return self._arrived, ()
+        if self._in_place:
+            return self._in_place[layer % 2], marks
         began_ns = self._machine.now_ns()
         for mark in marks:
             mark.wait()

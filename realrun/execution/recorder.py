@@ -10,7 +10,7 @@ from realrun.machine.lanes import Mark
 from sim.engine.spans import Row
 
 # lane, mark, kind, phase, step, layer, target layer, expert, tokens, bytes
-Entry: TypeAlias = "tuple[str, Timed | Mark, str, str, int, int, int, int, int, int]"
+Entry: TypeAlias = "tuple[str, Timed | Waited | Mark, str, str, int, int, int, int, int, int]"
 
 
 @dataclass
@@ -20,6 +20,29 @@ class Timed:
     ready_ns: int
     start_ns: int
     end_ns: int
+
+    def has_ended(self) -> bool:
+        """See ``Mark``."""
+        return True
+
+
+@dataclass
+class Waited:
+    """The host's reading of what ``mark`` has brought: from its end, or ``began_ns`` if that is later, to ``end_ns``.
+
+    When the mark ended is read with all other times, not while the layer waits.
+    """
+
+    began_ns: int
+    mark: Mark
+    end_ns: int
+
+    @property
+    def start_ns(self) -> int:
+        """When it was there."""
+        return max(self.began_ns, self.mark.end_ns)
+
+    ready_ns = start_ns
 
     def has_ended(self) -> bool:
         """See ``Mark``."""
@@ -42,8 +65,8 @@ class Recorder:
         self._lock = threading.Lock()
 
     def add(
-        self, lane: str, mark: Timed | Mark, kind: str, layer: int, expert: int = -1, tokens: int = 0, bytes: int = 0,
-        target_layer: int = -1, place: tuple[str, int] | None = None,
+        self, lane: str, mark: Timed | Waited | Mark, kind: str, layer: int, expert: int = -1, tokens: int = 0,
+        bytes: int = 0, target_layer: int = -1, place: tuple[str, int] | None = None,
     ) -> None:  # fmt: skip
         """Remember a piece of work, which need not have ended, of the present phase and step or another ``place``."""
         phase, step = place or self.place

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 TOPOLOGY = Path("/sys/devices/system/cpu")  # https://docs.kernel.org/admin-guide/cputopology.html
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: https://docs.kernel.org/admin-guide/cgroup-v2.html
 Cores: TypeAlias = tuple[int, ...]
 
 
@@ -22,9 +23,13 @@ def usable_cores() -> set[int]:
 
 
 def physical_cores() -> list[Cores]:
-    """The usable logical cores of every physical core, ascending; each is one where the system says nothing."""
+    """The usable logical cores of every physical core, ascending; each is one where the system says nothing.
+
+    In a container that may use less CPU time than it sees cores, no more than that time is worth: threads beyond it
+    would all be halted once it is used up.
+    """
     usable = usable_cores()
-    return sorted({tuple(sorted(_siblings(core) & usable)) for core in usable})
+    return sorted({tuple(sorted(_siblings(core) & usable)) for core in usable})[: _quota_cores()]
 
 
 def most_cpu_threads(cpu_cores: Collection[int] | None = None) -> int:
@@ -95,6 +100,15 @@ def crowding(teams: Mapping[str, Team]) -> str:
 def _free(taken: Collection[int]) -> list[int]:
     """One logical core of every physical one that has nothing of ``taken``."""
     return [core[0] for core in physical_cores() if set(core).isdisjoint(taken)]
+
+
+def _quota_cores() -> int | None:
+    """Cores that the container's CPU time is worth, one at least; None where there is no limit."""
+    try:
+        quota, period = CPU_QUOTA.read_text().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError, ZeroDivisionError):  # "max 100000": no limit
+        return None
 
 
 def _siblings(core: int) -> set[int]:

@@ -35,7 +35,7 @@ from realrun.machine.lanes import Lane, nothing
 from realrun.machine.machine_facts import cpu_facts, gpu_facts
 from realrun.machine.pinned import Pinned
 from realrun.machine.stream_flags import stream_flag
-from realrun.machine.thread_lane import ThreadLane, settle_thread, settled
+from realrun.machine.thread_lane import ThreadLane, settle_thread, settled, wake_in_time
 from sim.costs.runtimes import RUNTIMES
 from sim.machine.hardware import ResultPath
 
@@ -154,6 +154,7 @@ class CudaLanes:
         """The current device is a thread's own; its core would be that of the thread that began it."""
         torch.cuda.set_device(self.device)
         settle_thread(alone(self.settings.copy_core) or self._cores, 1)
+        wake_in_time()
 
     def copy_in(self, target: Tensor, source: Tensor) -> StreamMark:
         """Under way when it returns; ``source`` [bytes] must be pinned, ``target`` has as many bytes or more."""

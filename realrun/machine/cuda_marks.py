@@ -14,7 +14,7 @@ from realrun.errors import LaneError
 from realrun.machine.completions import Completion, Completions
 from realrun.machine.cuda_memory import memory_in_words
 from realrun.machine.lanes import Mark, Work
-from realrun.machine.thread_lane import ThreadMark
+from realrun.machine.thread_lane import Flag, ThreadMark
 
 TRIES = 5
 BASE_LIFE_NS = 100_000_000
@@ -43,11 +43,16 @@ class GpuClock:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = new_stream(device)
+        self._home = threading.get_ident()
         self.base = self._take()
 
     def refresh(self) -> None:
-        """Take a new base if the present one is old."""
-        if time.perf_counter_ns() - self.base.host_ns > BASE_LIFE_NS:
+        """Take a new base if the present one is old.
+
+        The thread that made the clock does, no other: a stream may be waiting for the flag of a thread's work, and what
+        that thread then gave to a stream could be queued behind it (streams share the GPU's hardware queues).
+        """
+        if threading.get_ident() == self._home and time.perf_counter_ns() - self.base.host_ns > BASE_LIFE_NS:
             self.rebase()
 
     def rebase(self) -> None:
@@ -140,8 +145,7 @@ class StreamMark:
         """Do ``work`` with ``stream`` as the current one; it runs once all it waits for on other streams has ended."""
         assert self._events is not None
         start, end = self._events
-        for mark in self._after:
-            hold_up(stream, mark)
+        hold_up(stream, self._after)
         start.record(stream)
         work()
         end.record(stream)
@@ -174,19 +178,24 @@ class StreamMark:
         return Times(min(ready, start), start, end)
 
 
-def hold_up(stream: torch.cuda.Stream, mark: Mark) -> None:
-    """What ``stream`` is given from now on waits for ``mark``, if that has not ended.
+def hold_up(stream: torch.cuda.Stream, marks: Sequence[Mark]) -> None:
+    """What ``stream`` is given from now on waits for all ``marks`` that have not ended.
 
-    For work of a thread it waits for a flag in memory. CUDA does not see that order, and asks that it be expressed in
-    events too where it is between streams (driver API, ``cuStreamWaitValue32``): the stream waits for what the thread
-    waits for as well.
+    For work of a thread it waits for a flag in memory; a thread's work ends in order, so the last flag is enough. CUDA
+    does not see that order, and asks that it be expressed in events too where it is between streams (driver API,
+    ``cuStreamWaitValue32``): the stream waits for what the thread waits for as well.
     """
-    if isinstance(mark, StreamMark):
-        mark.hold_up(stream)
-    elif isinstance(mark, ThreadMark) and mark.flag is not None and not mark.has_ended():
-        for earlier in mark.after:
-            hold_up(stream, earlier)
-        mark.flag.hold_up(stream, mark.number)
+    flags: dict[Flag, int] = {}
+    earlier: list[Mark] = []
+    for mark in marks:
+        if isinstance(mark, ThreadMark) and mark.flag is not None and not mark.has_ended():
+            flags[mark.flag] = max(flags.get(mark.flag, 0), mark.number)
+            earlier += mark.after
+    for mark in dict.fromkeys((*marks, *earlier)):
+        if isinstance(mark, StreamMark):
+            mark.hold_up(stream)
+    for flag, number in flags.items():
+        flag.hold_up(stream, number)
 
 
 def _can_hold_up(mark: Mark) -> bool:

@@ -8,12 +8,14 @@ it does for work that waits for other streams.
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any, Protocol
 
 import torch
 
 from realrun.errors import LaneError
 
+VARIABLE = "TRILANE_STREAM_FLAGS"  # of the environment; 0: the host waits for the CPU's experts in the stream's place
 LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
 WAIT_UNTIL_REACHED = 0  # CU_STREAM_WAIT_VALUE_GEQ: (int32_t)(*addr - value) >= 0, so the word may wrap around
 WORD = 1 << 32
@@ -28,7 +30,9 @@ class WaitValue(Protocol):
 
 
 def driver_wait_value() -> WaitValue | None:
-    """The driver's own; None where there is no such library or function."""
+    """The driver's own; None where there is no such library or function, or where it is not wanted."""
+    if os.environ.get(VARIABLE) == "0":
+        return None
     for name in LIBRARIES:
         try:
             function = ctypes.CDLL(name).cuStreamWaitValue32_v2  # as of CUDA 11.7, the header's cuStreamWaitValue32

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torch import Tensor
+
 from realrun.machine.lanes import Work, nothing
 from realrun.profiling.profile_kernels import Found
 from realrun.profiling.profile_lab import Lab
@@ -31,8 +33,11 @@ def host_probes(lab: Lab) -> list[Probe]:
 def layer_launch(lab: Lab) -> Found:
     """Attention, gate and shared experts."""
     model, layer, hidden = lab.model, lab.next_layer(), lab.hidden[:1]
-    shared: list[Work] = [lambda: model.shared(layer, hidden)] if lab.shape.shared_width else []
-    work: list[Work] = [lambda: model.attention(layer, hidden), lambda: model.gate(layer, hidden), *shared]
+    normed: list[Tensor] = []  # as in a run, where recorded graphs find it where they read it
+    shared: list[Work] = [lambda: model.shared(layer, normed[0])] if lab.shape.shared_width else []
+    work: list[Work] = [
+        lambda: normed.append(model.attention(layer, hidden)[1]), lambda: model.gate(layer, normed[0]), *shared
+    ]  # fmt: skip
     launched = _launched(lab, work)
     return {("launch",): [launched.ns], ("launch_lead",): [launched.lead_ns]}
 

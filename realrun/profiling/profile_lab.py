@@ -162,6 +162,10 @@ class Lab:
 
         return work
 
+    def believe_copies_take(self, copy_ns: int) -> None:
+        """By this the copy thread puts one copy behind another, as in a run it does by the planner's costs."""
+        self.script.cost.copy_ns = copy_ns
+
     def ask_for(self, many: int) -> list[Arrival]:
         """Queue ``many`` copies, as a plan does; their arrivals. At most as many as there are experts."""
         ids = [ExpertId(*divmod(next(self._copied) % (self.layers * self.experts), self.experts)) for _ in range(many)]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from realrun.machine.lanes import Mark, nothing
+from realrun.profiling.profile_cover import COVER_NS
 from realrun.profiling.profile_kernels import Found
 from realrun.profiling.profile_lab import Lab
 from realrun.profiling.profile_timing import Probe
@@ -94,7 +95,9 @@ def contention(lab: Lab) -> Found:
     many = max(8, round(STEADY_COPIES * copy_ns / max(cpu_ns, 1)))
     both = _together(lab, many, ("cpu",), round(2 * many * cpu_ns / max(copy_ns, 1)) + 2)
     beside_copies = _together(lab, many, ("gpu",), round(2 * many * gpu_ns / max(copy_ns, 1)) + 2)
-    experts = _together(lab, many, ("cpu", "gpu"), 0)
+    experts = {"cpu": cpu_ns, "gpu": gpu_ns}  # a GPU of its own shares neither cores nor memory with the CPU
+    if lab.machine.kind == "host-lanes":
+        experts = _together(lab, many, ("cpu", "gpu"), 0)
     three = _together(lab, many, ("cpu", "gpu"), round(2 * many * cpu_ns / max(copy_ns, 1)) + 2)
     return {
         ("cpu_permille",): [1000 * cpu_ns / both["cpu"]],
@@ -110,9 +113,12 @@ def contention(lab: Lab) -> Found:
 
 def _together(lab: Lab, many: int, lanes: Sequence[str], copies: int) -> dict[str, float]:
     """Median ns of an expert of each lane, and of a copy if there are any, while all are at work."""
-    arrivals = lab.ask_for(min(copies, lab.layers * lab.experts))
+    covered = round(COVER_NS / lab.script.cost.copy_ns) if copies and "gpu" in lanes else 0
+    arrivals = lab.ask_for(min(copies + covered, lab.layers * lab.experts))
     for arrival in arrivals[:1]:
         arrival.issued()
+    if "gpu" in lanes:
+        lab.cover()
     marks: dict[str, list[Mark]] = {lane: [] for lane in lanes}
     for _ in range(many):
         for lane in lanes:
@@ -144,6 +150,8 @@ def _copies_alone(lab: Lab) -> float:
 
 
 def _alone(lab: Lab, lane: str, many: int) -> float:
+    if lane == "gpu":
+        lab.cover()  # so that what is launched runs without a gap
     marks = [_expert_on(lab, lane) for _ in range(many)]
     marks[-1].wait()
     return _middle_ns(marks[1:])

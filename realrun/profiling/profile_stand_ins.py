@@ -12,11 +12,15 @@ from realrun.execution.recorder import Timed
 
 
 class CopyScript:
-    """What the copy thread asks of a session, answered from a list: nothing is decided here."""
+    """What the copy thread asks of a session, answered from a list: nothing is decided here.
+
+    ``cost``: of the experts of every layer; its ``copy_ns`` is what the copy thread believes that a copy takes.
+    """
 
     def __init__(self, layers: int, expert_bytes: int) -> None:
         self.queue: deque[Copy] = deque()
-        self.costs = [SimpleNamespace(bytes=expert_bytes, copy_ns=1)] * layers
+        self.cost = SimpleNamespace(bytes=expert_bytes, copy_ns=1)
+        self.costs = [self.cost] * layers
         self.policy = SimpleNamespace(writes_back=False)
 
     def next_copy(self) -> Copy | None:

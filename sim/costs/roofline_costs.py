@@ -232,6 +232,8 @@ def uniform_costs(
     cpu_permille: int = 1000,
     copy_permille: int = 1000,
     gpu_permille: int = 1000,
+    gpu_with_cpu_permille: int = 1000,
+    cpu_with_gpu_permille: int = 1000,
     lead_ns: int | None = None,
     tail_ns: int = 0,
     result_path: ResultPath = "direct",
@@ -252,7 +254,8 @@ def uniform_costs(
     costs = CostTable(
         (expert,) * layers, steps, attention_launch_ns, gate_launch_ns, shared_launch_ns, expert_launch_ns,
         combine_launch_ns, head_launch_ns, dense_launch_ns, sync_ns, cpu_permille, copy_permille, result_path,
-        decisions, gpu_permille=gpu_permille, lead_ns=lead_ns, tail_ns=tail_ns,
+        decisions, gpu_permille=gpu_permille, gpu_with_cpu_permille=gpu_with_cpu_permille,
+        cpu_with_gpu_permille=cpu_with_gpu_permille, lead_ns=lead_ns, tail_ns=tail_ns,
     )  # fmt: skip
     costs.validate()
     return costs

@@ -45,7 +45,7 @@ class Engine:
         self._decision = session.policy.decision_cost or session.policy.name
         lanes = Lanes(*(Lane(name, self.recorder) for name in Lanes._fields))
         if min(costs.gpu_permille, costs.gpu_with_cpu_permille) < 1000:
-            lanes = lanes._replace(gpu=GpuLane(self.recorder, self._neighbours(costs)))
+            lanes = lanes._replace(gpu=self._shared_gpu(costs))
         self.host, self.d2h = lanes.host, lanes.d2h
         self.gpu = Launching(lanes.host, lanes.gpu, costs)
         self.parts = LayerParts(self.env, lanes, self.gpu, session, costs, token_bytes)
@@ -59,12 +59,11 @@ class Engine:
         self.env.process(self._steps())
         self.env.run()
 
-    def _neighbours(self, costs: CostTable) -> list[Neighbour]:
-        """What slows the GPU down on machines where it shares cores or memory."""
-        return [
-            Neighbour(costs.gpu_permille, lambda: int(self.env.now) + self.h2d.backlog_ns()),
-            Neighbour(costs.gpu_with_cpu_permille, lambda: self.parts.cpu_until_ns()),
-        ]
+    def _shared_gpu(self, costs: CostTable) -> GpuLane:
+        """The GPU of a machine where it shares cores or memory."""
+        copies = Neighbour(costs.gpu_permille, lambda: int(self.env.now) + self.h2d.backlog_ns())
+        experts = Neighbour(costs.gpu_with_cpu_permille, lambda: self.parts.cpu_until_ns())
+        return GpuLane(self.recorder, copies, experts)
 
     # --- the course of the model ----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, cast
 
 import simpy
@@ -55,19 +55,19 @@ class Neighbour(NamedTuple):
 
 
 class GpuLane(Lane):
-    """The GPU of a machine on which it shares cores or memory with ``neighbours``, which run already.
+    """The GPU of a machine on which it shares memory with ``copies``, and memory or cores with ``experts`` on the CPU.
 
-    A span is made longer by what it overlaps with them (its order and its start are those of a ``Lane``), as far as is
-    known when it is reserved. Work reserved before a layer's plan, such as its shared experts, is therefore not slowed
-    by that layer's CPU experts, while they are slowed by it. And what a neighbour has yet to do is taken to last as
-    long as without slowing.
+    A span is made longer by what it overlaps with what they have been given when it is reserved (its order and its
+    start are those of a ``Lane``), or when a layer is planned while it lasts (``slow_down``). What a neighbour has yet
+    to do is taken to last as long as without slowing.
     """
 
-    __slots__ = ("_neighbours",)
+    __slots__ = ("_last", "copies", "experts")
 
-    def __init__(self, recorder: Recorder, neighbours: Sequence[Neighbour]) -> None:
+    def __init__(self, recorder: Recorder, copies: Neighbour, experts: Neighbour) -> None:
         super().__init__("gpu", recorder)
-        self._neighbours = [each for each in neighbours if each.permille < 1000]
+        self.copies, self.experts = copies, experts
+        self._last = -1  # row of the last span
 
     def reserve(
         self, ready: int, duration: int, kind: str, layer: int, expert: int = -1, tokens: int = 0, bytes: int = 0,
@@ -75,9 +75,23 @@ class GpuLane(Lane):
     ) -> int:  # fmt: skip
         """See ``Lane``."""
         start = max(ready, self.free_ns)
-        for neighbour in self._neighbours:
-            duration = neighbour.slowed(duration, start)
+        duration = self.experts.slowed(self.copies.slowed(duration, start), start)
+        self._last = len(self.recorder.rows)
         return super().reserve(ready, duration, kind, layer, expert, tokens, bytes, target_layer, until)
+
+    def slow_down(self, now: int, neighbours: Iterable[Neighbour]) -> None:
+        """These have just been given work: what is left of the last span is made longer by what it overlaps with it.
+
+        That span is mostly of shared experts, during which a layer is planned, its copies and CPU experts begin.
+        """
+        left = longer = self.free_ns - now
+        if left <= 0:
+            return
+        for neighbour in neighbours:
+            longer = neighbour.slowed(longer, now)
+        self.free_ns = now + longer
+        row = self.recorder.rows[self._last]
+        self.recorder.rows[self._last] = (*row[:3], self.free_ns, *row[4:])
 
 
 class Side:

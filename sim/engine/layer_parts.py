@@ -11,7 +11,7 @@ from policies.views import Commitment, Copy, Plan
 from sim.costs.cost_table import CostTable, StepCosts
 from sim.engine.copy_lane import CopyLane
 from sim.engine.cpu_lane import CpuLane
-from sim.engine.lanes import Lane, Neighbour, SharedMemory
+from sim.engine.lanes import GpuLane, Lane, Neighbour, SharedMemory
 from sim.engine.launching import Launch, Launching
 
 
@@ -38,7 +38,7 @@ class LayerParts:
         token_bytes: TokenBytes,
     ) -> None:  # fmt: skip
         self.env, self.session, self.costs, self.token_bytes = env, session, costs, token_bytes
-        self.gpu, self.d2h = gpu, lanes.d2h
+        self.gpu, self.d2h, self._gpu_lane = gpu, lanes.d2h, lanes.gpu
         memory, recorder = SharedMemory(env, costs.cpu_permille, costs.copy_permille), lanes.host.recorder
         gpu_at_work = Neighbour(costs.cpu_with_gpu_permille, lambda: lanes.gpu.free_ns)
         self.cpu = CpuLane(env, memory, recorder, costs.experts, gpu_at_work, self._cpu_ended)
@@ -70,8 +70,8 @@ class LayerParts:
         """Put a plan into effect: GPU experts that are here, the CPU's share, loads."""
         layer = self._planned = plan.layer
         workload = plan.routing.workload()
-        if plan.cpu and self.costs.gpu_with_cpu_permille < 1000:
-            self._cpu_until = planned + sum(self.cpu.works_ns([workload[e] for e in plan.cpu], layer))
+        if isinstance(self._gpu_lane, GpuLane):
+            self._slow_down(self._gpu_lane, plan, planned)
         self._launch(plan, planned, workload)
         if plan.cpu:
             self.cpu.add(plan.cpu, workload, self._send_activations(planned), "expert", layer, layer)
@@ -109,6 +109,17 @@ class LayerParts:
         if self._with_cpu and self.costs.result_path == "direct":
             duration += self.step_costs.result_ns
         return self.gpu.run(self._combine, duration, "combine", self.layer, -1, self.tokens)
+
+    def _slow_down(self, gpu: GpuLane, plan: Plan, planned: int) -> None:
+        """What the GPU is at is slowed by what the plan gives the CPU and, if it rests, the link."""
+        begins: list[Neighbour] = []
+        if plan.cpu:
+            workload = plan.routing.workload()
+            self._cpu_until = planned + sum(self.cpu.works_ns([workload[e] for e in plan.cpu], plan.layer))
+            begins.append(gpu.experts)
+        if (plan.loads or plan.streamed) and not self.h2d.left_ns():
+            begins.append(gpu.copies)
+        gpu.slow_down(planned, begins)
 
     def _launch(self, plan: Plan, planned: int, workload: dict[int, int]) -> None:
         """Launch the GPU's experts in stream order; those that are not here yet stay pending."""

@@ -12,10 +12,10 @@ import pytest
 from policies.residency import Residency
 from policies.session import Session
 from policies.views import Assignment, ExpertId, Forecast, LayerView, PolicyError, Routing, Updates
-from sim.costs.cost_table import LAUNCHES
+from sim.costs.cost_table import LAUNCHES, ConstantSteps
 from sim.engine.copy_lane import CopyLane
 from sim.engine.cpu_lane import CpuLane
-from sim.engine.lanes import Lane
+from sim.engine.lanes import Lane, Neighbour
 from sim.engine.launching import Launch, Launching
 from tests.invariants.background import law_5_background_copies
 from tests.invariants.laws import check_all, law_1_conservation, law_5_work_conservation, routings_of
@@ -74,6 +74,25 @@ def test_a_broken_gpu_next_to_its_launches_is_caught(
     world = replace(world, costs=replace(world.costs, **slow, lead_ns=4, tail_ns=2))
     _check(world)
     monkeypatch.setattr(Launching, "launch", launch)
+    with pytest.raises(AssertionError, match=message):
+        _check(world)
+
+
+@pytest.mark.parametrize(
+    ("wrong_ns", "message"),
+    [(-1, "law 2: the last kernel has been launched and has run at"), (500, "law 5: the GPU could be done at")],
+    ids=["helped", "slowed beyond both rates"],
+)
+def test_a_broken_gpu_next_to_its_neighbours_is_caught(
+    wrong_ns: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a world whose GPU shares cores and memory, and need not wait for its launches."""
+    sound = Neighbour.slowed
+    world = fixed_world("fiddler")
+    rates = {"gpu_permille": 500, "gpu_with_cpu_permille": 500}
+    world = replace(world, costs=replace(world.costs, **dict.fromkeys(LAUNCHES, 0), **rates))
+    _check(world)
+    monkeypatch.setattr(Neighbour, "slowed", lambda self, *given: max(0, sound(self, *given) + wrong_ns))
     with pytest.raises(AssertionError, match=message):
         _check(world)
 
@@ -182,8 +201,10 @@ def test_law_5_finds_a_link_that_sleeps_after_a_layer(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("into", ["staging", "cache"])
 def test_law_5_finds_a_link_that_sleeps_after_a_foresight(into: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefetches start with the next event that wakes it."""
+    """Prefetches start with the next event that wakes it: the layer's end, long after the foresight here."""
     world = replace(fixed_world("oracle"), cache_bytes=800)
+    step = world.costs.step(1, (1,))._replace(combine_ns=500)
+    world = replace(world, costs=replace(world.costs, steps=ConstantSteps(step)))
     changes = {"prefetcher": Ahead(into), "prefetch_slots": 2}
     law_5_background_copies((played := play(world, changes)).spans, played.session)
     queued = CopyLane.queued

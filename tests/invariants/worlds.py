@@ -155,24 +155,30 @@ def random_world(policy: str | System, trace: Trace, rng: random.Random, content
 
 
 def random_costs(sizes: Sequence[int], rng: random.Random, contention: bool) -> CostTable:
-    """Whole, positive, growing with the workload; anything from a slow link to a slow host may be the bottleneck."""
+    """Whole, positive, growing with the workload; anything from a slow link to a slow host may be the bottleneck.
+
+    With ``contention``, CPU experts and copies slow each other down, and in half of these tables the GPU shares cores
+    and memory with them.
+    """
     step = StepCosts(*(rng.randint(0, 20) for _ in StepCosts._fields))
     plans = [PlanCost(rng.randint(0, 9), rng.randint(0, 3)) for _ in range(2)]
+    gpu_shares = contention and rng.random() < 0.5
     costs = CostTable(
         tuple(_expert_costs(size, rng) for size in sizes), ConstantSteps(step), attention_launch_ns=rng.randint(0, 20),
-        gate_launch_ns=0, shared_launch_ns=0,
-        expert_launch_ns=rng.randint(0, 9), combine_launch_ns=rng.randint(0, 9), head_launch_ns=rng.randint(0, 9),
-        dense_launch_ns=rng.randint(0, 9), sync_ns=rng.randint(0, 20),
-        cpu_permille=rng.randint(300, 999) if contention else 1000,
-        copy_permille=rng.randint(300, 999) if contention else 1000,
+        gate_launch_ns=rng.randint(0, 9), shared_launch_ns=rng.randint(0, 9), expert_launch_ns=rng.randint(0, 9),
+        combine_launch_ns=rng.randint(0, 9), head_launch_ns=rng.randint(0, 9), dense_launch_ns=rng.randint(0, 9),
+        sync_ns=rng.randint(0, 20), cpu_permille=_rate(rng, contention), copy_permille=_rate(rng, contention),
         result_path=rng.choice(("direct", "h2d")), plan_costs=PlanCosts({"default": plans[0]}, {"default": plans[1]}),
+        gpu_permille=_rate(rng, gpu_shares), gpu_with_cpu_permille=_rate(rng, gpu_shares),
+        cpu_with_gpu_permille=_rate(rng, gpu_shares), lead_ns=rng.choice((None, 0, 1, 15)), tail_ns=rng.randint(0, 9),
     )  # fmt: skip
-    overlapped = replace(
-        costs, gate_launch_ns=rng.randint(0, 9), shared_launch_ns=rng.randint(0, 9),
-        lead_ns=rng.choice((None, 0, 1, 15)), tail_ns=rng.randint(0, 9),
-    )  # fmt: skip
-    overlapped.validate()
-    return overlapped
+    costs.validate()
+    return costs
+
+
+def _rate(rng: random.Random, contended: bool) -> int:
+    """In permille of the rate alone."""
+    return rng.randint(300, 999) if contended else 1000
 
 
 def _expert_costs(size: int, rng: random.Random) -> ExpertCosts:

@@ -36,6 +36,7 @@ class FakeCores:
                 listed.parent.mkdir(parents=True)
                 listed.write_text(_listed(group))
         patch.setattr(cores, "TOPOLOGY", folder)
+        patch.setattr(cores, "CPU_QUOTA", folder / "cpu.max")
         patch.setattr(os, "sched_getaffinity", self._get, raising=False)
         patch.setattr(os, "sched_setaffinity", self._set, raising=False)
 

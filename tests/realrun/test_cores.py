@@ -69,6 +69,18 @@ def test_a_list_that_makes_no_sense_says_nothing(cores: Make, tmp_path: Path) ->
     assert physical_cores() == [(0,), (1,)]
 
 
+@pytest.mark.parametrize(
+    ("quota", "count"), [("max 100000", 8), ("400000 100000", 4), ("150000 100000", 1), ("50000 100000", 1), ("?", 8)]
+)
+def test_a_container_has_no_more_cores_than_its_time_is_worth(
+    cores: Make, tmp_path: Path, quota: str, count: int
+) -> None:
+    cores(SMT)
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert physical_cores() == SMT[:count]
+    assert most_cpu_threads() == max(1, count - 2)
+
+
 def test_this_computer_has_a_core() -> None:
     listed = [core for siblings in physical_cores() for core in siblings]
     assert sorted(listed) == sorted(usable_cores())

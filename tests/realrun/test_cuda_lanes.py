@@ -92,6 +92,8 @@ class LaneLaws:
     def test_work_that_needs_the_cpu_is_launched_before_the_cpu_has_ended(self, machine, slow):
         may_go_on, result, seen = threading.Event(), self.host(machine, 0), self.gpu(machine)
         read = machine.readable(result)
+        seen.copy_(torch.add(read, 1)).mul_(2)  # kernels that CUDA loads while a stream waits may wait for that stream
+        machine.settle()
         on_cpu = machine.cpu.submit(lambda: (may_go_on.wait(60), result.fill_(5)))
         summed = machine.gpu.submit(lambda: torch.add(read, 1, out=seen), (on_cpu,))
         behind = machine.gpu.submit(lambda: seen.mul_(2))

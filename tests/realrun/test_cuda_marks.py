@@ -78,6 +78,28 @@ class TestWhatIsSaidToTheDevice:
             machine.gpu.submit(lambda: slot.add_(1), (on_cpu,))
             assert [entry[0] for entry in cuda.log] == ["record", "do", "record"]
 
+    def test_the_last_flag_stands_for_all_and_what_they_wait_for_is_waited_for_once(self, cuda):
+        may_go_on = threading.Event()
+        with fake_machine(cuda) as machine:
+            host, slot = bytes_on(machine.host_tensor, 8), bytes_on(machine.gpu_tensor, 8)
+            sent = machine.d2h.submit(lambda: host.copy_(slot, non_blocking=True))
+            experts = [machine.cpu.submit(lambda: may_go_on.wait(60), (sent,)) for _ in range(3)]
+            cuda.log.clear()
+            machine.gpu.submit(lambda: None, (experts[2], experts[0], experts[1]))
+            assert cuda.log[:-2] == [("wait", "gpu", "d2h"), ("flag", "gpu", "3")]
+            may_go_on.set()
+            machine.settle()
+
+    def test_no_thread_but_the_host_gives_a_stream_anything_to_take_its_time(self, cuda, monkeypatch):
+        monkeypatch.setattr("realrun.machine.cuda_marks.BASE_LIFE_NS", -1)
+        with fake_machine(cuda) as machine:
+            sent = machine.d2h.submit(lambda: None)
+            cuda.log.clear()
+            machine.cpu.submit(lambda: None, (sent,)).wait()
+            assert cuda.log == []  # or it could lie behind a flag that this very thread is to set
+            sent.wait()
+            assert ("record", "clock") in cuda.log
+
     def test_waiting_does_not_read_the_clock_of_the_device(self, cuda, monkeypatch):
         with fake_machine(cuda) as machine:
             mark = machine.gpu.submit(lambda: None)

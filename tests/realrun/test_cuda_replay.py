@@ -25,6 +25,17 @@ class ReplayLaws:
         assert play_log(measured.session.log, prepared(setting, policy).session) is None
 
 
+def test_where_the_gpu_reads_no_host_memory_a_whole_replay_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda()
+    cuda.maps_pinned_memory = False
+    with fake_machine(cuda) as machine:
+        assert machine.result_path == "h2d"
+        monkeypatch.setattr(machine, "readable", lambda host: pytest.fail("it has been asked to read host memory"))
+        bench = bench_on(machine)
+        run(bench, tiny_setting(policy="fiddler"), "fiddler")
+        check_outputs(bench)
+
+
 def bench_on(machine: CudaLanes) -> WatchedBench:
     return bench_for(machine, [prepared(tiny_setting(policy=policy), policy) for policy in POLICIES])  # type: ignore[arg-type]
 

@@ -180,7 +180,7 @@ def check_outputs(bench: WatchedBench) -> None:
     """Every layer's experts gave what plain arithmetic gives for the routing in force."""
     before: Played | None = None
     assert bench.played
-    for played in bench.played:
+    for played in (replace(each, hidden=each.hidden.cpu(), parts=each.parts.cpu()) for each in bench.played):
         stale = before.hidden if before is not None and played.plan.precomputed else played.hidden
         expected = expected_output(bench.store, played, stale)
         where = f"step {played.step}, layer {played.plan.layer}: {played.plan}"

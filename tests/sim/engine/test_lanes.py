@@ -17,6 +17,7 @@ from sim.engine.lanes import GpuLane, Lane, Neighbour, SharedMemory
 from sim.engine.spans import Recorder, Span
 
 CPU, H2D = SharedMemory.CPU, SharedMemory.H2D
+NO_NEIGHBOUR = Neighbour(1000, lambda: 10**9)
 
 
 # --- lanes that are reserved ahead ------------------------------------------------------------------------------------
@@ -55,13 +56,13 @@ def test_a_span_that_lasts_until_some_time_keeps_the_lane_until_then() -> None:
 
 
 def test_what_copies_add_counts_before_a_span_is_drawn_out() -> None:
-    gpu = GpuLane(Recorder(), [Neighbour(500, lambda: 100)])  # copies run until 100
+    gpu = GpuLane(Recorder(), Neighbour(500, lambda: 100), NO_NEIGHBOUR)  # copies run until 100
     assert gpu.reserve(0, 20, "expert", 0, until=30) == 40
     assert gpu.reserve(0, 20, "expert", 0, until=90) == 90
 
 
 def test_a_gpu_that_shares_memory_takes_longer_by_what_it_overlaps_with_copies() -> None:
-    gpu = GpuLane(Recorder(), [Neighbour(500, lambda: 150)])  # copies run until 150, as far as is known
+    gpu = GpuLane(Recorder(), Neighbour(500, lambda: 150), NO_NEIGHBOUR)  # copies run until 150, as far as is known
     assert gpu.reserve(100, 20, "expert", 0) == 140  # half as fast while copies run: 40 ns
     assert gpu.reserve(100, 20, "expert", 0) == 140 + 20 + 5  # beside them for 10 ns, in which 5 are done
     assert gpu.reserve(100, 20, "expert", 0) == 165 + 20  # they are over
@@ -69,8 +70,21 @@ def test_a_gpu_that_shares_memory_takes_longer_by_what_it_overlaps_with_copies()
 
 
 def test_a_gpu_that_shares_memory_and_cores_is_slowed_by_copies_and_by_experts_on_the_cpu() -> None:
-    gpu = GpuLane(Recorder(), [Neighbour(500, lambda: 20), Neighbour(800, lambda: 100), Neighbour(1000, lambda: 10**9)])
+    gpu = GpuLane(Recorder(), Neighbour(500, lambda: 20), Neighbour(800, lambda: 100))
     assert gpu.reserve(0, 30, "expert", 0) == 50  # 20 next to copies do 10; 40 next to the CPU's experts take 50
+
+
+def test_what_the_gpu_is_at_is_slowed_by_what_begins_meanwhile() -> None:
+    recorder, until = Recorder(), 0
+    gpu = GpuLane(recorder, NO_NEIGHBOUR, Neighbour(500, lambda: until))
+    gpu.reserve(0, 10, "gate", 0)
+    gpu.reserve(0, 30, "shared", 0)
+    until = 200
+    gpu.slow_down(20, [gpu.experts])  # 20 ns of it are left
+    assert gpu.free_ns == 60
+    assert [row[2:4] for row in recorder.rows] == [(0, 10), (10, 60)]
+    gpu.slow_down(60, [gpu.experts])  # nothing is left
+    assert gpu.free_ns == 60
 
 
 def slowed_cpu(gpu_until: int) -> list[tuple[int, int]]:
