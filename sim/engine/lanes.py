@@ -80,7 +80,7 @@ class GpuLane(Lane):
         return super().reserve(ready, duration, kind, layer, expert, tokens, bytes, target_layer, until)
 
     def slow_down(self, now: int) -> None:
-        """Neighbours may have been given work since the last span was reserved: what is left of it takes as long as now.
+        """Neighbours may have been given work since the last span was reserved: time what is left of it anew.
 
         That span is mostly of shared experts, during which a layer is planned, its copies and CPU experts begin.
         """
