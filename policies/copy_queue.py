@@ -176,7 +176,7 @@ class CopyQueue:
         if not self._prefetches or prefetcher is None:
             return None
         id = self._prefetches[0]
-        if prefetcher.into == "cache" and residency.overcommitted(id.layer):
+        if prefetcher.into == "cache" and self._overcommitted():
             return None
         victims = residency.promise(id, pinned) if prefetcher.into == "cache" else None
         if victims is None and residency.staging["prefetch"] < 1:
@@ -185,6 +185,19 @@ class CopyQueue:
         if victims is None:
             return Copy(id, "prefetch", "staging", (), residency.bytes[id.layer])
         return Copy(id, "prefetch", "cache", victims, residency.bytes[id.layer])
+
+    def _overcommitted(self) -> bool:
+        """Do victims of queued loads still hold room that counts as free? (Only where sizes differ in a pool.)
+
+        They do where, from some load on, the victims are larger than what replaces them: until then there is less room.
+        """
+        bytes, more = self._residency.bytes, 0
+        for load in reversed(self._demand):
+            if load.into == "cache":
+                more += load.bytes - sum([bytes[victim.layer] for victim in load.victims])
+                if more < 0:
+                    return True
+        return False
 
     def _next_swap(self, pinned: Set[ExpertId]) -> Copy | None:
         """The first swap that is possible now; those that have lost their sense are dropped."""

@@ -52,11 +52,6 @@ class Residency:
         """Bytes of the layer's group that nobody holds or has been promised."""
         return self._free[self.group(layer)]
 
-    def overcommitted(self, layer: int) -> bool:
-        """Has room been promised that victims of copies to come still hold? (Only where sizes differ in a pool.)"""
-        group = self.group(layer)
-        return self._room[group] < self._free[group]
-
     def holds(self, id: ExpertId) -> bool:
         """Could a GPU kernel read it now?"""
         return id.expert in self.resident[id.layer] or id.expert in self.staged[id.layer]

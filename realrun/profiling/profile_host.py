@@ -69,7 +69,8 @@ def dense_launch(lab: Lab) -> Found:
 def expert_launch(lab: Lab) -> Found:
     """One expert: the host's time for one that is not a layer's first, and the waking of the lane by the first.
 
-    Where the model has shared experts, the lane is at work on them, and need not be woken.
+    Where the model has shared experts, the lane is at work on them, and need not be woken. The waking counts as the
+    host's time, as in the other launches, since a lead is never longer than its launch (``sim.engine.launching``).
     """
     layer, experts = lab.next_experts(2)
     alike = lab.alike(experts, 1)

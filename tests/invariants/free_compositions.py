@@ -16,7 +16,7 @@ from policies.placements import NoPlacement, PoolPlacement, RandomPlacement
 from policies.protocols import Cache, Composition, Needs, Prefetcher, Router, When
 from policies.routers import TrueRouter
 from policies.views import Assignment, Commitment, ExpertId, Forecast, LayerView, Routing, Swap
-from sim.demand import demand_of
+from sim.demand import StepDemand, demand_of
 from tests.invariants.worlds import Played, World, play_policy, random_world, with_forecasts
 from tests.strategies import toy_shape
 from traces.batches import compose as compose_batch
@@ -112,6 +112,12 @@ class FreeCache:
 
 def play_freely(seed: int, **parts: object) -> tuple[World, Played]:
     """A free composition in a random world; ``parts`` fixes fields of the composition."""
+    world, policy, demand = free_question(seed, **parts)
+    return world, play_policy(policy, world, demand)
+
+
+def free_question(seed: int, **parts: object) -> tuple[World, Composition, list[StepDemand]]:
+    """A random world, a free composition that has not run, and what is asked of it; the same for the same seed."""
     rng = random.Random(seed)
     layers, experts = rng.randint(1, 5), rng.choice((1, 3, 4, 8))
     trace = _trace(np.random.default_rng(seed), layers, experts, rng.randint(1, min(experts, 3)), rng.randint(1, 3))
@@ -120,7 +126,7 @@ def play_freely(seed: int, **parts: object) -> tuple[World, Played]:
     policy = replace(free_composition(rng, seed, experts), **parts)
     trace = with_forecasts(trace, policy.needs, rng)
     batch = compose_batch(trace, batch=world.batch, prefill_chunk_tokens=rng.choice((None, 1, 2)))
-    return world, play_policy(policy, world, demand_of(trace, batch, policy.needs))
+    return world, policy, demand_of(trace, batch, policy.needs)
 
 
 def free_composition(rng: random.Random, seed: int, experts: int) -> Composition:

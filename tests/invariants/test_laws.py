@@ -127,15 +127,20 @@ def test_law_9_scaling_is_exact_without_contention(world: World, c: int) -> None
 @some
 @given(worlds(contention=True), st.integers(2, 9))
 def test_law_9_scaling_is_close_with_contention(world: World, c: int) -> None:
-    """Each of the spans so far that others slow down may have added c ns: times are rounded to whole ns."""
+    """Each of the spans that share the DRAM so far may have added c ns: times are rounded up to whole ns.
+
+    The GPU shares nothing here. Where it does, what slows a span down is looked up once, as it is reserved: whether
+    that is before or after another event may turn on a ns, and then no number of roundings bounds the difference.
+    """
+    alone = dict.fromkeys(("gpu_permille", "gpu_with_cpu_permille", "cpu_with_gpu_permille"), 1000)
+    world = replace(world, costs=replace(world.costs, **alone))
     one, times_c = play(world), play(replace(world, costs=scaled(world.costs, c)))
     assume(_calls(one) == _calls(times_c))
     ends = [_ends_by_name(played) for played in (one, times_c)]
     assume(ends[0].keys() == ends[1].keys())
-    lanes = ["cpu", "h2d"] if world.costs.gpu_permille == 1000 else ["cpu", "h2d", "gpu"]
-    slowed = np.sort(one.spans.end_ns[one.spans.lane.isin(lanes) & (one.spans.end_ns > one.spans.start_ns)])
+    shared = np.sort(one.spans.end_ns[one.spans.lane.isin(["cpu", "h2d"]) & (one.spans.end_ns > one.spans.start_ns)])
     for name, end in ends[0].items():
-        earlier = int(np.searchsorted(slowed, end, side="right"))
+        earlier = int(np.searchsorted(shared, end, side="right"))
         assert abs(ends[1][name] - c * end) <= c * earlier, name
 
 
