@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,80 +17,15 @@ import torch
 from policies.session import Session
 from policies.views import Copy, ExpertId, Updates
 from realrun.errors import LaneError
+from realrun.execution.arrivals import Arrival
 from realrun.execution.recorder import Recorder
 from realrun.experts.expert_store import ExpertStore
 from realrun.experts.gpu_slots import GpuSlots
-from realrun.machine.lanes import Machine, Mark, Work
+from realrun.machine.lanes import Machine, Work
 
 # So long before the end of a copy the next one is asked for: launching it takes an estimated 80 to 200 us.
 AHEAD_NS = 300_000
 LOOK_S = 50e-6  # between looks at a copy that is under way: a choice, a sixth of AHEAD_NS
-
-
-class Arrival:
-    """A copy to come, for those who wait: issued by the copy thread, then under way, then known to the session."""
-
-    def __init__(self) -> None:
-        self._mark: Mark | None = None
-        self._error: BaseException | None = None
-        self._issued, self._known = threading.Lock(), threading.Lock()  # held until then: quicker than events
-        self._issued.acquire()
-        self._known.acquire()
-
-    def issued(self) -> Mark:
-        """Block until the copy has begun; its mark. Raises LaneError if it never will."""
-        with self._issued:
-            pass
-        if self._mark is None:
-            assert self._error is not None
-            raise LaneError.of("the copy lane", self._error) from self._error
-        return self._mark
-
-    def wait(self) -> None:
-        """Block until the copy has ended."""
-        self.issued().wait()
-
-    def wait_known(self) -> None:
-        """Block until the session has been told too."""
-        self.wait()
-        with self._known:
-            pass
-        if self._error is not None:
-            raise LaneError.of("the copy lane", self._error) from self._error
-
-    ready_ns = property(lambda self: self.issued().ready_ns)
-    start_ns = property(lambda self: self.issued().start_ns)
-    end_ns = property(lambda self: self.issued().end_ns)
-
-    def has_ended(self) -> bool:
-        """See ``Mark``: is the copy over, or will it never come?"""
-        return self._error is not None or (self._mark is not None and self._mark.has_ended())
-
-    def begin(self, mark: Mark) -> None:
-        """The copy is under way."""
-        self._mark = mark
-        self._issued.release()
-
-    def know(self) -> None:
-        """The session knows that it has arrived."""
-        self._known.release()
-
-    def fail(self, error: BaseException) -> None:
-        """It will never come, or will never be known."""
-        if self._error is None:
-            self._error = error
-            self._known.release()
-            if self._mark is None:
-                self._issued.release()
-
-    @contextmanager
-    def failing(self) -> Iterator[None]:
-        """Threads that wait for it are told if the block fails."""
-        try:
-            yield
-        except BaseException as error:
-            self.fail(error)
-            raise
 
 
 @dataclass

@@ -18,7 +18,8 @@ from policies.session import Session
 from policies.views import ExpertId, Forecast, LayerInput, Phase, Plan
 from realrun.errors import LaneError
 from realrun.execution.copying import Copying
-from realrun.execution.layer_parts import Asked, Finish, LayerParts, LayerSizes
+from realrun.execution.layer_parts import Finish, LayerParts
+from realrun.execution.layer_state import Asked, LayerSizes
 from realrun.execution.recorder import Recorder, Timed, Waited
 from realrun.execution.routed_tokens import RoutedTokens, Weigh, as_it_is, rerouted
 from realrun.execution.undisturbed import undisturbed

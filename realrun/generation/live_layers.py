@@ -18,7 +18,7 @@ from torch import Tensor
 
 from policies.views import Forecast, LayerInput, Phase, Routing
 from realrun.execution.executor import Executor
-from realrun.execution.layer_parts import Asked
+from realrun.execution.layer_state import Asked
 from realrun.execution.routed_tokens import rerouted
 from realrun.generation.live_forecasts import LiveForecasts, LiveRecorder
 from realrun.generation.model_routing import Scores, own_routing, scaled_by, weighed_like

@@ -16,7 +16,7 @@ from policies.registry import system
 from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
-from realrun.execution.layer_parts import LayerSizes
+from realrun.execution.layer_state import LayerSizes
 from realrun.experts.gpu_slots import GpuSlots, slots_needed
 from realrun.generation.generated_trace import blank_trace
 from realrun.generation.hf_experts import computed_in_place, routed_through

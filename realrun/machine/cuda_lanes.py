@@ -29,8 +29,9 @@ from torch import Tensor
 
 from realrun.errors import RefusedError
 from realrun.machine.cores import Team, alone, crowding, most_cpu_threads, usable_cores
-from realrun.machine.cuda_marks import GpuClock, StreamLane, StreamMark
+from realrun.machine.cuda_marks import StreamLane, StreamMark
 from realrun.machine.cuda_memory import gpu_tensor, gpu_view, limit_gpu_memory, why_unreadable
+from realrun.machine.gpu_clock import GpuClock
 from realrun.machine.lanes import Lane, nothing
 from realrun.machine.machine_facts import cpu_facts, gpu_facts
 from realrun.machine.pinned import Pinned

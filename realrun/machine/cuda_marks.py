@@ -13,62 +13,9 @@ import torch
 from realrun.errors import LaneError
 from realrun.machine.completions import Completion, Completions
 from realrun.machine.cuda_memory import memory_in_words
+from realrun.machine.gpu_clock import GpuClock, new_event, new_stream
 from realrun.machine.lanes import Mark, Work
 from realrun.machine.thread_lane import Flag, ThreadMark
-
-TRIES = 5
-BASE_LIFE_NS = 100_000_000
-
-
-class Base(NamedTuple):
-    """An event, and the host's time at which the host learned of it."""
-
-    event: torch.cuda.Event
-    host_ns: int
-
-    def host_ns_of(self, event: torch.cuda.Event) -> int:
-        """When ``event``, which has ended, ended."""
-        return self.host_ns + round(float(self.event.elapsed_time(event)) * 1e6)
-
-
-class GpuClock:
-    """Translates GPU time to host time, by a base on a stream of its own that is taken anew ten times a second.
-
-    CUDA tells how long after another event an event came, as a float32 of milliseconds and by a clock that drifts from
-    the host's. 0.1 s behind its base that rounds to about 10 ns, and a drift of 50 ppm makes 5 us; after 1000 s, 60 us
-    and 50 ms. (CUDA itself promises 0.5 us.) A base is the quickest of several tries. Its time is the host's when
-    ``synchronize`` returned, so that all GPU times are late by the least delay with which the host can learn of an
-    event: nothing seems to start before it was launched, or to end after the host knew.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = new_stream(device)
-        self._home = threading.get_ident()
-        self.base = self._take()
-
-    def refresh(self) -> None:
-        """Take a new base if the present one is old.
-
-        The thread that made the clock does, no other: a stream may be waiting for the flag of a thread's work, and what
-        that thread then gave to a stream could be queued behind it (streams share the GPU's hardware queues).
-        """
-        if threading.get_ident() == self._home and time.perf_counter_ns() - self.base.host_ns > BASE_LIFE_NS:
-            self.rebase()
-
-    def rebase(self) -> None:
-        """Take a new base. Work that was launched before keeps the base it had."""
-        self.base = self._take()
-
-    def _take(self) -> Base:
-        return min((self._try() for _ in range(TRIES)), key=lambda found: found[0])[1]
-
-    def _try(self) -> tuple[int, Base]:
-        event = _new_event()
-        before = time.perf_counter_ns()
-        event.record(self._stream)
-        event.synchronize()
-        after = time.perf_counter_ns()
-        return after - before, Base(event, after)
 
 
 class Times(NamedTuple):
@@ -91,7 +38,7 @@ class StreamMark:
         self._completions = completions
         self._completion: Completion | None = None
         self.held_ns = time.perf_counter_ns() - asked_ns  # see ``Given``
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = _new_event(), _new_event()
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = new_event(), new_event()
         self._times: Times | None = None
         self._lock = threading.Lock()
         self._is_over = False  # as far as is known
@@ -261,12 +208,3 @@ class StreamLane:
 def on_stream(stream: torch.cuda.Stream, is_current: bool) -> AbstractContextManager[object]:
     """The block's work goes to ``stream``, which may be the calling thread's current one already."""
     return nullcontext() if is_current else torch.cuda.stream(stream)
-
-
-def new_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream that does not wait for the default stream."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _new_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

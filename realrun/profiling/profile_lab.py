@@ -19,8 +19,10 @@ from torch import Tensor
 
 from policies.session import Session
 from policies.views import Copy, ExpertId, Plan, Routing
-from realrun.execution.copying import Arrival, Copying
-from realrun.execution.layer_parts import Asked, LayerParts, LayerSizes
+from realrun.execution.arrivals import Arrival
+from realrun.execution.copying import Copying
+from realrun.execution.layer_parts import LayerParts
+from realrun.execution.layer_state import Asked, LayerSizes
 from realrun.execution.recorder import Recorder
 from realrun.execution.routed_tokens import RoutedTokens, routed
 from realrun.execution.undisturbed import undisturbed

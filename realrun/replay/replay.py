@@ -13,7 +13,7 @@ from torch import Tensor
 
 from policies.views import Forecast, LayerInput
 from realrun.execution.executor import Executor
-from realrun.execution.layer_parts import Asked
+from realrun.execution.layer_state import Asked
 from realrun.execution.routed_tokens import RoutedTokens, routed
 from realrun.machine.lanes import Mark, Work
 from realrun.replay.replay_model import ReplayModel

@@ -10,7 +10,7 @@ import torch
 from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
-from realrun.execution.layer_parts import LayerSizes
+from realrun.execution.layer_state import LayerSizes
 from realrun.experts.expert_shape import ExpertShape
 from realrun.experts.expert_store import random_store
 from realrun.experts.gpu_slots import GpuSlots, slots_needed

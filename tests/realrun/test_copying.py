@@ -12,7 +12,8 @@ import torch
 
 from policies.views import Copy, ExpertCosts, ExpertId, Swap, Updates
 from realrun.errors import LaneError
-from realrun.execution.copying import AHEAD_NS, Arrival, Copying
+from realrun.execution.arrivals import Arrival
+from realrun.execution.copying import AHEAD_NS, Copying
 from realrun.execution.recorder import Recorder
 from realrun.experts.expert_layout import ExpertLayout
 from realrun.experts.expert_store import ExpertStore, Slab

@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 
 from policies.views import ExpertId, Plan, Routing  # noqa: E402
 from realrun.execution import layer_parts  # noqa: E402
-from realrun.execution.layer_parts import Asked, LayerParts, LayerSizes  # noqa: E402
+from realrun.execution.layer_parts import LayerParts  # noqa: E402
+from realrun.execution.layer_state import Asked, LayerSizes  # noqa: E402
 from realrun.execution.recorder import Recorder  # noqa: E402
 from realrun.execution.routed_tokens import routed, routing_of  # noqa: E402
 from realrun.experts.expert_ffn import SwiGlu  # noqa: E402

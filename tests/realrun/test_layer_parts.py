@@ -14,8 +14,9 @@ from torch import Tensor
 
 from policies.views import Commitment, ExpertCosts, ExpertId, Plan, Routing
 from realrun.errors import LaneError
-from realrun.execution.copying import Arrival
-from realrun.execution.layer_parts import Asked, CpuShare, LayerParts, LayerSizes, Rows, _places
+from realrun.execution.arrivals import Arrival
+from realrun.execution.layer_parts import LayerParts, _places
+from realrun.execution.layer_state import Asked, CpuShare, LayerSizes, Rows
 from realrun.execution.recorder import Recorder
 from realrun.execution.routed_tokens import RoutedTokens, rerouted, routed, routing_of
 from realrun.experts.expert_ffn import SwiGlu
