@@ -1,0 +1,146 @@
+"""What slows down the work of host lanes: each kind of it alone, and next to what runs at the same time in a run.
+
+``python -m tests.bench.host_lanes [--write]``; ``--write`` keeps the figures next to this file, in ``host_lanes.json``
+and ``host_lanes.md``. A profile measures most kinds of work while the other lanes rest; the rows say by how much that
+is too fast, and so which part of a prediction's error is whose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+from realrun.machine.lanes import Mark, Work
+from realrun.machine.machines import machine_for
+from realrun.profiling.profile_lab import Lab, Points
+from tests.bench.figures import Cell, Section, asked, report
+from traces.catalogue import load_model
+
+HERE = Path(__file__).parent
+MODEL = "deepseek-v2-lite"
+ROUNDS = 15
+REST_S = 0.01  # about as long as the GPU of a run waits for the CPU's experts of a layer
+KINDS = ("attention", "shared", "expert on the GPU", "expert on the CPU")
+
+
+def main() -> None:
+    """Measure, print, and keep the figures if asked to."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.host_lanes", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write host_lanes.json and host_lanes.md")
+    given = parser.parse_args()
+    where = asked("tests.bench.host_lanes", sys.argv[1:])
+    machine = machine_for("host-lanes")
+    try:
+        lab = Lab(machine, load_model(MODEL), Points((1,), (16,), (8,)))
+        with lab.open():
+            section = measure(lab, ROUNDS)
+    finally:
+        machine.close()
+    report(where, [section], HERE / "host_lanes", "Host lanes next to each other", given.write)
+
+
+def measure(lab: Lab, rounds: int) -> Section:
+    """One row a kind of work: its time alone, and times of that next to something else."""
+    situations = situations_of(lab)
+    times: dict[tuple[str, str], list[float]] = {(kind, name): [] for kind in KINDS for name in situations}
+    for _ in range(rounds):
+        for kind, name in times:
+            times[kind, name].append(situations[name](kind))
+    rows: list[list[Cell]] = []
+    for kind in KINDS:
+        alone = median(times[kind, "alone"])
+        others = [median(times[kind, name]) / alone for name in list(situations)[1:]]
+        rows.append([kind, alone / 1e6, *others])
+    columns = ("work, batch 1", "alone, ms", *list(situations)[1:])
+    notes = (
+        f"{MODEL}; median of {rounds} rounds in which all take turns; the other columns are times of the first",
+        f"lanes: {lab.machine.facts()['cores']} cores, {vars(lab.machine.settings)}",  # type: ignore[attr-defined]
+        "next to a Python thread: one that computes without rest on any core, as the host does while it plans",
+    )
+    return Section("Work of host lanes", columns, rows, (), notes)
+
+
+def situations_of(lab: Lab) -> Mapping[str, Callable[[str], float]]:
+    """By name: ns of one piece of work of a kind in that situation."""
+
+    def rested(kind: str) -> float:
+        time.sleep(REST_S)
+        return _ns(_submitted(lab, kind))
+
+    def next_to_expert(kind: str) -> float:
+        """Experts on the other lane, from before until after."""
+        other = "expert on the GPU" if kind == "expert on the CPU" else "expert on the CPU"
+        queue = [_submitted(lab, other) for _ in range(8)]
+        found = _ns(_submitted(lab, kind))
+        queue[-1].wait()
+        return found
+
+    def next_to_copies(kind: str) -> float:
+        arrivals = lab.ask_for(2)
+        arrivals[0].issued()
+        found = _ns(_submitted(lab, kind))
+        for arrival in arrivals:
+            arrival.wait_known()
+        return found
+
+    def next_to_python(kind: str) -> float:
+        with spinning():
+            return _ns(_submitted(lab, kind))
+
+    return {
+        "alone": lambda kind: _ns(_covered(lab, kind)),
+        "after a rest": rested,
+        "next to experts on the other lane": next_to_expert,
+        "next to copies": next_to_copies,
+        "next to a Python thread": next_to_python,
+    }
+
+
+@contextmanager
+def spinning() -> Iterator[None]:
+    """A thread that computes in Python."""
+    over = threading.Event()
+
+    def spin() -> None:
+        while not over.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _covered(lab: Lab, kind: str) -> Mark:
+    """Behind other work of the same lane, as the profile measures it."""
+    _submitted(lab, "expert on the CPU" if kind == "expert on the CPU" else "expert on the GPU")
+    return _submitted(lab, kind)
+
+
+def _submitted(lab: Lab, kind: str) -> Mark:
+    model, layer, hidden = lab.model, lab.next_layer(), lab.hidden[:1]
+    if kind == "expert on the CPU":
+        return lab.machine.cpu.submit(lab.expert_work(lab.memory))
+    work: dict[str, Work] = {
+        "attention": lambda: model.attention(layer, hidden), "shared": lambda: model.shared(layer, hidden),
+    }  # fmt: skip
+    lab.machine.gpu.submit(lambda: model.begin_step((1,), (15,)))
+    return lab.machine.gpu.submit(work[kind] if kind in work else lab.expert_work(lab.arena))
+
+
+def _ns(mark: Mark) -> float:
+    mark.wait()
+    return mark.end_ns - mark.start_ns
+
+
+if __name__ == "__main__":
+    main()
