@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
+from realrun.machine.cores import host_lane_cores, usable_cores
+from realrun.machine.host_lanes import HostLanes, HostLaneSettings
 from realrun.machine.lanes import Mark, Work
-from realrun.machine.machines import machine_for
 from realrun.profiling.profile_lab import Lab, Points
 from tests.bench.figures import Cell, Section, asked, report
 from traces.catalogue import load_model
@@ -35,17 +36,17 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write host_lanes.json and host_lanes.md")
     given = parser.parse_args()
     where = asked("tests.bench.host_lanes", sys.argv[1:])
-    machine = machine_for("host-lanes")
+    machine = HostLanes(HostLaneSettings(**host_lane_cores()))  # type: ignore[arg-type]
     try:
         lab = Lab(machine, load_model(MODEL), Points((1,), (16,), (8,)))
         with lab.open():
-            section = measure(lab, ROUNDS)
+            section = measure(lab, machine, ROUNDS)
     finally:
         machine.close()
     report(where, [section], HERE / "host_lanes", "Host lanes next to each other", given.write)
 
 
-def measure(lab: Lab, rounds: int) -> Section:
+def measure(lab: Lab, machine: HostLanes, rounds: int) -> Section:
     """One row a kind of work: its time alone, and times of that next to something else."""
     situations = situations_of(lab)
     times: dict[tuple[str, str], list[float]] = {(kind, name): [] for kind in KINDS for name in situations}
@@ -60,10 +61,21 @@ def measure(lab: Lab, rounds: int) -> Section:
     columns = ("work, batch 1", "alone, ms", *list(situations)[1:])
     notes = (
         f"{MODEL}; median of {rounds} rounds in which all take turns; the other columns are times of the first",
-        f"lanes: {lab.machine.facts()['cores']} cores, {vars(lab.machine.settings)}",  # type: ignore[attr-defined]
+        _where(machine.settings),
         "next to a Python thread: one that computes without rest on any core, as the host does while it plans",
     )
     return Section("Work of host lanes", columns, rows, (), notes)
+
+
+def _where(made: HostLaneSettings) -> str:
+    """Which thread has which cores."""
+    experts = "CPU experts have core" + "s" * (len(made.cpu_cores) > 1) + " " + ", ".join(map(str, made.cpu_cores))
+    if made.copy_core is None:
+        others = f"{experts.replace('experts', 'experts and the link')}, the host any"
+    else:
+        others = f"{experts}, the link {made.copy_core}, the host {made.host_core}"
+    rate = made.link_bytes_per_s / 1e9
+    return f"{len(usable_cores())} cores: the GPU is core {made.gpu_core}, {others}; the link brings {rate:g} GB/s"
 
 
 def situations_of(lab: Lab) -> Mapping[str, Callable[[str], float]]:
