@@ -6,7 +6,7 @@
 #   profile           microbenchmarks of the models of the next three, into OUT/profile.yaml
 #   deepseek-v2-lite  measured and predicted, the whole model, on a bundled trace
 #   qwen3-30b-a3b     the same of its first 24 layers, on made-up routing
-#   mixtral-8x7b      the same of its first 4 layers: with 8 experts and microbenchmarks together fill 24 GB
+#   mixtral-8x7b      the same of its first 4 layers: the experts of 8, and those of the microbenchmarks, fill 24 GB
 #   peer              Trilane, accelerate's offload and llama-bench, where these are installed: all on one small model made for
 #                     that, of 1.2 GB of experts in 0.7 GB of GPU memory; it is none of the models above
 #   pack              OUT/results.zip of at most 16 MB
@@ -23,13 +23,19 @@
 #   TRILANE=trilane    the command; in a checkout without installation TRILANE="python3 -m trilane"
 #   PYTHON=python3     with the machine's own torch and transformers, and what else Trilane needs (below)
 #   LANES=cuda         host-lanes: without a GPU, with models of 1 or 2 layers and short texts
-#   MEMORY_GB=24       GPU memory that may be used
+#   MEMORY_GB          GPU memory that may be used; default: what is free, 24 at most
 #   STAGE_SECONDS=500  given to each stage
 #   TRILANE_HOST_MEMORY_GB  host memory that experts may take, where a virtual machine shows less than it has
 # Exit status: 0 all passed, 1 one failed or was stopped, 3 one has run out of time and goes on when asked again.
 set -uo pipefail
 
-out=${1:?"expected a folder to write to, as in: examples/gpu.sh docs/validation/my-gpu"}
+refuse() { echo "examples/gpu.sh: $*" >&2; exit 2; }
+
+case ${1:-} in
+  -h|--help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "$0"; exit 0 ;;
+  ""|-*) refuse "expected a folder to write to, got '${1:-}'; usage: examples/gpu.sh OUT [STAGE...], as in examples/gpu.sh out/gpu" ;;
+esac
+out=$1
 shift
 root=$(cd "$(dirname "$0")/.." && pwd)
 trilane=${TRILANE:-trilane} python=${PYTHON:-python3} lanes=${LANES:-cuda}
@@ -41,16 +47,25 @@ export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER
 export PYTHONFAULTHANDLER=1  # a command that hangs and is ended tells where
 
+[[ $stage_seconds =~ ^[1-9][0-9]*$ ]] || refuse "expected STAGE_SECONDS as a whole number, got $stage_seconds"
+for command in "${trilane%% *}" "$python" timeout; do
+  command -v "$command" > /dev/null || refuse "$command: no such command; in a checkout TRILANE='python3 -m trilane' PYTHON=python3"
+done
+
+free_gb() {  # GB (10^9 bytes) free on the GPU, 24 at most
+  $python -c 'import torch; print(f"{min(24.0, torch.cuda.mem_get_info()[0] / 1e9 - 0.5):.1f}")' 2>/dev/null || echo 24
+}
+
 case $lanes in
   cuda)
     models=(deepseek-v2-lite qwen3-30b-a3b:24 mixtral-8x7b:4) traced=mini-deepseek device=cuda
-    profiling=(--lanes cuda --memory-gb "${MEMORY_GB:-24}" --quick --batch 1,4 --context 32,64 --prompt 32)
+    profiling=(--lanes cuda --memory-gb "${MEMORY_GB:-$(free_gb)}" --quick --batch 1,4 --context 32,64 --prompt 32)
     smaller=() ;;
   host-lanes)
     models=(deepseek-v2-lite:2 qwen3-30b-a3b:2 mixtral-8x7b:1) traced=mini-deepseek:2 device=fake
     profiling=(--lanes host-lanes --quick --batch 1,4 --context 8,12 --prompt 8)
     smaller=(--set prompt_tokens=8 --set generated_tokens=4 --repeats 1) ;;
-  *) echo "expected LANES=cuda or LANES=host-lanes, got $lanes" >&2; exit 2 ;;
+  *) refuse "expected LANES=cuda or LANES=host-lanes, got $lanes" ;;
 esac
 
 # --- the stages -------------------------------------------------------------------------------------------------------

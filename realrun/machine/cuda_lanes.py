@@ -32,6 +32,7 @@ from realrun.machine.cores import Team, alone, crowding, most_cpu_threads, usabl
 from realrun.machine.cuda_marks import StreamLane, StreamMark
 from realrun.machine.cuda_memory import gpu_tensor, gpu_view, limit_gpu_memory, why_unreadable
 from realrun.machine.gpu_clock import GpuClock
+from realrun.machine.host_memory import gb
 from realrun.machine.lanes import Lane, nothing
 from realrun.machine.machine_facts import cpu_facts, gpu_facts
 from realrun.machine.pinned import Pinned
@@ -94,7 +95,8 @@ class CudaSettings:
         free, total = torch.cuda.mem_get_info(self.device_index)
         if self.memory_bytes is not None and not 0 < self.memory_bytes <= free:
             raise RefusedError(
-                f"cuda: expected memory_bytes from 1 to the {free} that are free of {total}, got {self.memory_bytes}"
+                f"cuda: expected GPU memory of at most the {gb(free)} that are free of {gb(total)}, got "
+                f"{gb(self.memory_bytes)}; ask for less (--memory-gb; MEMORY_GB of examples/gpu.sh)"
             )
 
 

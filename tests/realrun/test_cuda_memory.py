@@ -90,7 +90,7 @@ class TestSettingsAreRefused:
         ("given", "why"),
         [
             ({"device_index": 2}, "expected a device from 0 to 1, got 2"),
-            ({"memory_bytes": 90 * GB}, "from 1 to the 80000000000 that are free of 100000000000, got 90000000000"),
+            ({"memory_bytes": 90 * GB}, "at most the 80.00 GB that are free of 100.00 GB, got 90.00 GB; ask for less"),
             ({"memory_bytes": 0}, "got 0"),
             ({"cpu_threads": 0}, "cpu_threads >= 1"),
             ({"chunk_bytes": -1}, "chunk_bytes >= 0"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from policies.registry import system
 from realrun.machine.lane_kinds import LaneKind
 from trilane.lane_options import (
     Chosen,
@@ -106,6 +107,8 @@ def profile(
     shapes = [load_model(name) for name in model or ["deepseek-v2-lite"]]
     points = Points(_numbers("batch", batch), _numbers("context", context), _numbers("prompt", prompt))
     names = None if policies is None else names_in(policies)
+    for each in names or ():
+        system(each)  # refused now, not after minutes of measuring
     cores = None if cpu_cores is None else _numbers("cpu-cores", cpu_cores, least=0)
     link_bytes_per_s, memory = _bytes("link-gb-per-s", link_gb_per_s), _bytes("memory-gb", memory_gb)
     options = Chosen(cpu_threads, device, result_path, chunk_mb).options(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from realrun.machine.lane_kinds import LaneKind
-from trilane.output import JsonOption, check_targets, show, write_json
+from trilane.output import JsonOption, check_targets, note, show, write_json
 
 if TYPE_CHECKING:
     from realrun.smoke.check import Check
@@ -31,11 +31,15 @@ def smoke(
 
     The exit status is 1 if a check failed, and 2 where there are no such lanes.
     """
+    import torch
+
     from realrun.machine.machines import machine_for
     from realrun.smoke.smoke import smoke as run
 
     check_targets(json)
     done = []
+    if lanes == "auto" and not torch.cuda.is_available():
+        note(f"no CUDA GPU found (torch {torch.__version__}): host lanes are checked instead")
     for check in run(lambda inline: machine_for(lanes, inline=inline)):
         show(json, line(check))
         done.append(check)

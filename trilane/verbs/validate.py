@@ -59,12 +59,12 @@ def validate(
         str | None,
         typer.Option(metavar="DIR", help="Write report.md, its pictures, and repeated-profile.yaml, which the "
                                          "predictions were made from; and keep a journal there of what was "
-                                         "measured: the same command goes on where it was stopped."),
+                                         "measured: the same command resumes where it stopped."),
     ] = None,
     time_limit: Annotated[
         float | None,
-        typer.Option(min=0, metavar="SECONDS", help="Begin no further run after so many seconds, and report on those "
-                                                    "there are. Default: no limit."),
+        typer.Option(min=0, metavar="SECONDS", help="Start no new run after this many seconds, then report on the "
+                                                    "completed ones. Default: no limit."),
     ] = None,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
@@ -79,10 +79,11 @@ def validate(
     Every run is kept in the journal, DIR/journal, as soon as it ends. With the same plan, profile and code no run is
     measured twice, however the command ended; after a change of these the journal begins anew, and the one before is
     kept as DIR/journal.before.
-    SIGINT and SIGTERM let the run at work end, and are followed by a report on what there is; a second one kills.
+    SIGINT and SIGTERM let the present run end, and are followed by a report on what there is; a second signal kills
+    the process.
 
-    Aims that are missed are reported, and the exit status is 0 all the same. It is 2 where nothing could be run, or a
-    run failed; 3 where the time limit, 130 or 143 where a signal came before the last run.
+    Exit status: 0 when done, whether or not the aims were met; 2 when nothing could be run, or a run failed; 3 when the
+    time limit, 130 or 143 when a signal came before the last run.
     """
     from datetime import UTC, datetime
 
