@@ -138,9 +138,8 @@ def hold_up(stream: torch.cuda.Stream, marks: Sequence[Mark]) -> None:
         if isinstance(mark, ThreadMark) and mark.flag is not None and not mark.has_ended():
             flags[mark.flag] = max(flags.get(mark.flag, 0), mark.number)
             earlier += mark.after
-    for mark in dict.fromkeys((*marks, *earlier)):
-        if isinstance(mark, StreamMark):
-            mark.hold_up(stream)
+    for awaited in dict.fromkeys(mark for mark in (*marks, *earlier) if isinstance(mark, StreamMark)):
+        awaited.hold_up(stream)
     for flag, number in flags.items():
         flag.hold_up(stream, number)
 
