@@ -47,13 +47,18 @@ export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER
 export PYTHONFAULTHANDLER=1  # a command that hangs and is ended tells where
 
+for stage in "$@"; do
+  [[ " ${stages[*]} " == *" $stage "* ]] || refuse "expected stages among ${stages[*]}, got $stage"
+done
 [[ $stage_seconds =~ ^[1-9][0-9]*$ ]] || refuse "expected STAGE_SECONDS as a whole number, got $stage_seconds"
 for command in "${trilane%% *}" "$python" timeout; do
   command -v "$command" > /dev/null || refuse "$command: no such command; in a checkout TRILANE='python3 -m trilane' PYTHON=python3"
 done
 
 free_gb() {  # GB (10^9 bytes) free on the GPU, 24 at most
-  $python -c 'import torch; print(f"{min(24.0, torch.cuda.mem_get_info()[0] / 1e9 - 0.5):.1f}")' 2>/dev/null || echo 24
+  local found
+  found=$($python -c 'import torch; print(f"{min(24.0, torch.cuda.mem_get_info()[0] / 1e9 - 0.5):.1f}")' 2>/dev/null)
+  [[ $found =~ ^[0-9]+\.[0-9]$ ]] && echo "$found" || echo 24
 }
 
 case $lanes in
@@ -150,9 +155,6 @@ in_words() {  # EXIT STATUS
   case $1 in 0) echo passed ;; 3) echo "passed in part, goes on when run again" ;; *) echo "failed (status $1)" ;; esac
 }
 
-for stage in "$@"; do
-  [[ " ${stages[*]} " == *" $stage "* ]] || { echo "expected stages among ${stages[*]}, got $stage" >&2; exit 2; }
-done
 [ $# -eq 0 ] || stages=("$@")
 mkdir -p "$out/done" "$out/logs"
 child="" stopped="" worst=0

@@ -216,6 +216,38 @@ def test_a_stage_that_there_is_not_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "changes", "why"),
+    [
+        ((), {}, "expected a folder to write to, got ''; usage"),
+        (("-o",), {}, "expected a folder to write to, got '-o'"),
+        (("out",), {"STAGE_SECONDS": "soon"}, "expected STAGE_SECONDS as a whole number, got soon"),
+        (("out",), {"TRILANE": "trilain"}, "trilain: no such command; in a checkout TRILANE='python3 -m trilane'"),
+        (("out",), {"LANES": "foo"}, "expected LANES=cuda or LANES=host-lanes, got foo"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_sentence(
+    tmp_path: Path, words: tuple[str, ...], changes: dict[str, str], why: str
+) -> None:
+    environment = {**environment_for(tmp_path), **changes}
+    done = subprocess.run(["bash", str(SCRIPT), *words], cwd=tmp_path, env=environment, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert why in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_is_the_head_of_the_script() -> None:
+    done = subprocess.run(["bash", str(SCRIPT), "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Check, profile and validate one CUDA GPU")
+    assert "set -uo" not in done.stdout
+
+
+@pytest.mark.parametrize(("chosen", "taken"), [({}, 24.0), ({"MEMORY_GB": "11"}, 11.0)], ids=["not known", "chosen"])
+def test_the_gpu_s_free_memory_is_used_unless_it_is_chosen(play: Play, chosen: dict[str, str], taken: float) -> None:
+    assert [call["memory_gb"] for call in called(play("profile", **chosen).commands, "profile")] == [taken] * 3
+
+
 def test_a_signal_is_handed_on_and_ends_the_script_with_its_summary(tmp_path: Path) -> None:
     environment = {**environment_for(tmp_path), "SLOW": "smoke"}
     process = subprocess.Popen(["bash", str(SCRIPT), "a folder"], cwd=tmp_path, env=environment,
