@@ -63,6 +63,11 @@ class LaneOptions:
         return {key: value for key, value in given.items() if kind == "cuda" or key != "memory_bytes"}
 
 
+def has_gpu() -> bool:
+    """Is there a CUDA GPU that torch can use?"""
+    return torch.cuda.is_available()
+
+
 def machine_for(lanes: LaneKind = "auto", options: LaneOptions | None = None, *, inline: bool = False) -> RealMachine:
     """A machine of this computer; "auto": its GPU where there is one. ``inline``: see ``HostLanes``.
 
@@ -70,7 +75,7 @@ def machine_for(lanes: LaneKind = "auto", options: LaneOptions | None = None, *,
     know of the machine is in its ``remarks``. Raises RefusedError for what this computer does not have.
     """
     options = options or LaneOptions()
-    if lanes == "cuda" or (lanes == "auto" and torch.cuda.is_available()):
+    if lanes == "cuda" or (lanes == "auto" and has_gpu()):
         return _cuda({**cuda_cores(options.cpu_cores), **options.given("cuda")})
     return _host({**host_lane_cores(options.gpu_core, options.cpu_cores), **options.given("host-lanes")}, inline)
 

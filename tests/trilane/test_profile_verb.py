@@ -208,3 +208,12 @@ def test_a_gpu_s_profile_is_added_to_with_its_own_kind_and_memory(trilane: Trila
     assert made == [{"cpu_cores": None, "cpu_threads": 6, "memory_bytes": 24_000_000_000}]
     refused = trilane("profile", "-o", OUT, "--lanes", "cuda", "--memory-gb", "12", "--quick")
     assert "lanes_memory_bytes 24000000000 and not 12000000000" in refused.err
+
+
+def test_a_policy_that_there_is_not_is_refused_before_anything_is_measured(
+    trilane: Trilane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("realrun.profiling.profiling.profile", lambda *_, **__: pytest.fail("it was measured"))
+    done = trilane("profile", "-o", OUT, *PROFILE, "--policies", "fiddler,eliza")
+    assert (done.status, "eliza" in done.err) == (2, True)
+    assert not Path(OUT).exists()

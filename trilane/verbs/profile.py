@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from policies.registry import system
 from realrun.machine.lane_kinds import LaneKind
 from trilane.lane_options import (
     Chosen,
@@ -98,6 +97,7 @@ def profile(
 
     Nothing is run end to end, so what is simulated with the file can be compared with real runs.
     """
+    from policies.registry import system
     from realrun.machine.memory_check import host_memory_given
     from realrun.profiling.profile_lab import Points
     from realrun.profiling.profile_timing import QUICK, Effort

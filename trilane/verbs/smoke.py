@@ -31,15 +31,13 @@ def smoke(
 
     The exit status is 1 if a check failed, and 2 where there are no such lanes.
     """
-    import torch
-
-    from realrun.machine.machines import machine_for
+    from realrun.machine.machines import has_gpu, machine_for
     from realrun.smoke.smoke import smoke as run
 
     check_targets(json)
     done = []
-    if lanes == "auto" and not torch.cuda.is_available():
-        note(f"no CUDA GPU found (torch {torch.__version__}): host lanes are checked instead")
+    if lanes == "auto" and not has_gpu():
+        note("no CUDA GPU that torch can use: host lanes are checked instead")
     for check in run(lambda inline: machine_for(lanes, inline=inline)):
         show(json, line(check))
         done.append(check)
