@@ -8,9 +8,9 @@ from pathlib import Path
 from traces.cut import first_layers
 from traces.file import read_trace
 from traces.layout import TraceError
-from traces.names import unknown
 from traces.synthesis.named import is_synthetic, load_synthetic, synthetic_calibration_of
 from traces.trace import Trace
+from trilane.common.names import unknown
 
 FOLDER = Path(__file__).parent / "bundled"
 _CALIBRATION = "-calibration"

@@ -11,8 +11,8 @@ from typing import Any
 from traces.library import load_trace, trace_names
 from traces.models.quantisation import quantised
 from traces.models.shape import ModelShape, ShapeError
-from traces.names import unknown
-from traces.yaml_data import read_yaml
+from trilane.common.names import unknown
+from trilane.common.yaml_files import read_yaml
 
 _FILE = Path(__file__).with_name("models.yaml")
 _MINI_MODELS = ("mini-deepseek", "mini-moe")

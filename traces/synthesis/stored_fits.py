@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from traces.synthesis.routing_model import RoutingFit
-from traces.yaml_data import read_yaml
+from trilane.common.yaml_files import read_yaml
 
 FITS = Path(__file__).with_name("fits.yaml")
 
