@@ -1,4 +1,4 @@
-"""The words of runs as data: labels and kinds of policies. Marks and sentences are made of them in figures and pages."""
+"""The words of runs as data: labels and kinds of policies. Figures and pages make marks and sentences of them."""
 
 from __future__ import annotations
 
