@@ -21,8 +21,8 @@ from typing import Any
 
 from policies.registry import policy_names, system
 from policies.system import ChoiceError
-from sim.memory import BudgetError
-from sim.scenario import Scenario, ScenarioError
+from sim.runs.memory import BudgetError
+from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import Setting, setting_of, simulate_setting
 from traces.written_aside import written_aside
 

@@ -12,14 +12,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from policies.assigners import LoadAll, ResidentOrCpu
-from policies.caches import StaticCache
-from policies.placements import NoPlacement, Pooled, PoolPlacement
+from policies.mechanism.views import Assignment, ExpertId, Forecast, LayerView
+from policies.papers.adapmoe.slots_by_misses import SlotsByMisses
+from policies.parts.assigners import LoadAll, ResidentOrCpu
+from policies.parts.caches import StaticCache
+from policies.parts.placements import NoPlacement, Pooled, PoolPlacement
+from policies.parts.routers import TrueRouter
 from policies.protocols import Budget, Cache, Composition, InitialPlacement, Needs, Placement, Prefetcher
-from policies.routers import TrueRouter
-from policies.slots_by_misses import SlotsByMisses
 from policies.system import ChoiceError
-from policies.views import Assignment, ExpertId, Forecast, LayerView
 
 PARTS = ("placement", "assigner", "cache", "prefetcher", "router")  # in the order in which a ladder adds them
 PREFETCH_SLOTS = 4  # staging slots of prefetches that have no cache to go to

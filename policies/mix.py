@@ -9,25 +9,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from policies.assigners import CostRule, LoadAll, ResidentOrCpu
-from policies.caches import StaticCache
-from policies.dali import BeamAssigner, GreedyAssigner
-from policies.exact_assignment import ExactAssigner
-from policies.forecast_prefetch import ForecastPrefetcher
-from policies.hybrimoe_prefetch import ImpactPrefetcher
-from policies.hybrimoe_schedule import Schedule, SimulationAssigner
-from policies.lfu import LfuCache
-from policies.lru import LruCache
-from policies.mrs import MrsCache
-from policies.pipeline_assigner import PipelineAssigner
-from policies.placements import NoPlacement, Pooled, PopularityPlacement, RandomPlacement
+from policies.papers.dali.assignment import BeamAssigner, GreedyAssigner
+from policies.papers.hybrimoe.mrs import MrsCache
+from policies.papers.hybrimoe.prefetch import ImpactPrefetcher
+from policies.papers.hybrimoe.schedule import Schedule, SimulationAssigner
+from policies.papers.smoe.router import CacheRouter
+from policies.papers.smoe.score_window import ScoreWindowCache
+from policies.papers.smoe.two_pointer import TwoPointer
+from policies.parts.assigners import CostRule, LoadAll, ResidentOrCpu
+from policies.parts.caches import StaticCache
+from policies.parts.exact_assignment import ExactAssigner
+from policies.parts.forecast_prefetch import ForecastPrefetcher
+from policies.parts.lfu import LfuCache
+from policies.parts.lru import LruCache
+from policies.parts.pipeline_assigner import PipelineAssigner
+from policies.parts.placements import NoPlacement, Pooled, PopularityPlacement, RandomPlacement
+from policies.parts.routers import TrueRouter
+from policies.parts.top_prefetch import TopPrefetcher
 from policies.protocols import Assigner, Cache, Composition, Needs, Placement, Prefetcher, Router
-from policies.routers import TrueRouter
-from policies.score_window import ScoreWindowCache
-from policies.smoe_router import CacheRouter
 from policies.system import BuildContext, System, at_least, shares
-from policies.top_prefetch import TopPrefetcher
-from policies.two_pointer import TwoPointer
 
 Assigners = Literal[
     "stay", "load-all", "cost-rule", "greedy", "beam", "exact", "simulation", "two_pointer", "two_pointer_min",

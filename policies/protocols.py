@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from policies.views import (
+from policies.mechanism.views import (
     Assignment,
     Commitment,
     ExpertId,

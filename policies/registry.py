@@ -8,31 +8,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from policies.adapmoe import ADAPMOE
-from policies.best import BEST_APPROX, BEST_EXACT
-from policies.dali_system import DALI, DALI_BEAM, DALI_ILP
-from policies.daop_system import DAOP, DAOP_IMPL
-from policies.deepspeed import DEEPSPEED
-from policies.edgemoe import EDGEMOE
-from policies.fiddler import FIDDLER, FIDDLER_IMPL
-from policies.hybrimoe_system import HYBRIMOE, HYBRIMOE_IMPL
-from policies.ktransformers import KTRANSFORMERS, KTRANSFORMERS_LAYER_WISE
-from policies.layer_wise import LAYER_WISE
-from policies.llama_cpp import LLAMA_CPP, LLAMA_CPP_IMPL
+from policies.baselines.best import BEST_APPROX, BEST_EXACT
+from policies.baselines.naive_cpu import NAIVE_CPU
+from policies.baselines.on_demand import ON_DEMAND
+from policies.baselines.oracle import ORACLE
+from policies.mechanism.views import PolicyError
 from policies.mix import MIX
-from policies.mixtral_offloading import MIXTRAL_OFFLOADING, MIXTRAL_OFFLOADING_IMPL
-from policies.moe_infinity_system import MOE_INFINITY, MOE_INFINITY_IMPL
-from policies.moe_lightning import MOE_LIGHTNING
-from policies.naive_cpu import NAIVE_CPU
-from policies.on_demand import ON_DEMAND
-from policies.oracle import ORACLE
+from policies.papers.adapmoe.adapmoe import ADAPMOE
+from policies.papers.dali.random_prefetch import RANDOM_PREFETCH
+from policies.papers.dali.static_threshold import STATIC_THRESHOLD
+from policies.papers.dali.system import DALI, DALI_BEAM, DALI_ILP
+from policies.papers.daop.system import DAOP, DAOP_IMPL
+from policies.papers.deepspeed import DEEPSPEED
+from policies.papers.edgemoe import EDGEMOE
+from policies.papers.fiddler import FIDDLER, FIDDLER_IMPL
+from policies.papers.hybrimoe.system import HYBRIMOE, HYBRIMOE_IMPL
+from policies.papers.ktransformers import KTRANSFORMERS, KTRANSFORMERS_LAYER_WISE
+from policies.papers.llama_cpp import LLAMA_CPP, LLAMA_CPP_IMPL
+from policies.papers.mixtral_offloading import MIXTRAL_OFFLOADING, MIXTRAL_OFFLOADING_IMPL
+from policies.papers.moe_infinity.system import MOE_INFINITY, MOE_INFINITY_IMPL
+from policies.papers.moe_lightning import MOE_LIGHTNING
+from policies.papers.smoe.system import SMOE
+from policies.papers.speculating_experts.systems import SPECULATING_EXPERTS
+from policies.parts.layer_wise import LAYER_WISE
 from policies.protocols import Composition
-from policies.random_prefetch import RANDOM_PREFETCH
-from policies.smoe_system import SMOE
-from policies.speculation_systems import SPECULATING_EXPERTS
-from policies.static_threshold import STATIC_THRESHOLD
 from policies.system import BuildContext, ChoiceError, System
-from policies.views import PolicyError
 
 __all__ = ["SYSTEMS", "BuildContext", "ChoiceError", "System", "added", "compose", "policy_names", "register", "system"]
 

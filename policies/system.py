@@ -8,9 +8,9 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from policies.calibration import Calibration
-from policies.future import Future
+from policies.mechanism.views import ExpertCosts
+from policies.parts.future import Future
 from policies.protocols import Composition, Needs
-from policies.views import ExpertCosts
 
 
 class ChoiceError(ValueError):

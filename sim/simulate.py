@@ -7,33 +7,33 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from policies.calibration import Calibration
+from policies.mechanism.session import Session
+from policies.mechanism.views import PolicyError
 from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
-from policies.session import Session
-from policies.views import PolicyError
-from sim.calibration import calibration_name, check_calibration, load_calibration
 from sim.costs.cost_table import CostTable
 from sim.costs.measured_costs import costs_on
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES
 from sim.costs.runtimes import graph_costs
-from sim.demand import KnownDemand, StepDemand, future_of, lacking, shared_demand
-from sim.engine.approximation import Approximation
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
-from sim.engine.spans import Row, spans_frame
 from sim.machine.hardware import Hardware, load_hardware
-from sim.memory import MemoryPlan, plan_memory
-from sim.results.bounds import LowerBound, bounds_of, lower_bound
-from sim.results.run import Run
-from sim.scenario import Scenario, ScenarioError
-from sim.uncollected import uncollected
+from sim.runs.bounds import LowerBound, bounds_of, lower_bound
+from sim.runs.calibration import calibration_name, check_calibration, load_calibration
+from sim.runs.demand import KnownDemand, StepDemand, future_of, lacking, shared_demand
+from sim.runs.memory import MemoryPlan, plan_memory
+from sim.runs.routing_error import Approximation
+from sim.runs.run import Run
+from sim.runs.scenario import Scenario, ScenarioError
+from sim.runs.spans import Row, spans_frame
 from traces.batches import StepRows
 from traces.batches import compose as compose_batch
-from traces.catalogue import load_model
 from traces.library import load_trace
-from traces.model_shape import ModelShape
-from traces.noisy_forecast import NoisyForecasts
+from traces.models.catalogue import load_model
+from traces.models.shape import ModelShape
+from traces.noise import NoisyForecasts
 from traces.trace import Trace
+from trilane.common.gc_paused import gc_paused
 
 CLAIRVOYANT = "clairvoyant"
 
@@ -175,7 +175,7 @@ def simulate_composition(setting: Setting, composition: Composition) -> Run:
 
 def play(prepared: Prepared) -> Run:
     """Simulate what has been prepared, once."""
-    with uncollected():
+    with gc_paused():
         return prepared.run(spans_of(prepared))
 
 

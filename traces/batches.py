@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.layout import DECODE, PREFILL
 from traces.trace import Trace
-from traces.trace_layout import DECODE, PREFILL
 
 Rows: TypeAlias = NDArray[np.intp]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
+from traces.cut import first_layers
+from traces.file import read_trace
+from traces.layout import TraceError
 from traces.names import unknown
 from traces.synthesis.named import is_synthetic, load_synthetic, synthetic_calibration_of
 from traces.trace import Trace
-from traces.trace_cut import first_layers
-from traces.trace_file import read_trace
-from traces.trace_layout import TraceError
 
 FOLDER = Path(__file__).parent / "bundled"
 _CALIBRATION = "-calibration"

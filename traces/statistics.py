@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from traces.layout import DECODE, PREFILL, ForecastKey
 from traces.trace import Trace
-from traces.trace_layout import DECODE, PREFILL, ForecastKey
 
 LAGS = range(1, 17)
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.model_shape import ModelShape
-from traces.trace_layout import (
+from traces.layout import (
     SCHEMA_VERSION,
     ForecastKey,
     Tensors,
@@ -22,7 +21,8 @@ from traces.trace_layout import (
     forecast_keys,
     specs_of,
 )
-from traces.trace_rules import check_order, check_rows
+from traces.models.shape import ModelShape
+from traces.rules import check_order, check_rows
 
 _PLAIN = ("sequence", "position", "phase", "topk_ids", "topk_weights", "scores")  # fields that are one tensor each
 
@@ -42,7 +42,7 @@ class Forecast:
 class Trace:
     """Rows are T tokens in capture order; L MoE layers, E experts, k chosen per token.
 
-    Build one with ``Trace.from_tensors``, which validates it, or ``traces.trace_file.read_trace``.
+    Build one with ``Trace.from_tensors``, which validates it, or ``traces.file.read_trace``.
     """
 
     shape: ModelShape

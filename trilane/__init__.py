@@ -16,58 +16,58 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from policies.registry import policy_names
     from realrun.replay.measure import measure
-    from realrun.validation.validate import validate
-    from sim.ablation import ablate
-    from sim.comparison import compare
-    from sim.fit.fit import Fit, fit
-    from sim.fit.question import Question
     from sim.machine.hardware import Hardware, hardware_names, load_hardware
-    from sim.pictures.gantt import save_gantt
-    from sim.pictures.perfetto import write_perfetto
-    from sim.results.run import Run
-    from sim.scenario import Scenario
+    from sim.runs.run import Run
+    from sim.runs.scenario import Scenario
     from sim.simulate import simulate
-    from sim.sweep.grid import Grid
-    from sim.sweep.sweep import sweep
-    from sim.sweep.table import read_results
-    from traces.catalogue import load_model, model_names
+    from traces.file import read_trace, write_trace
+    from traces.importers.route_trace_v1 import import_route_trace
     from traces.library import load_trace, trace_names
-    from traces.model_shape import ModelShape
-    from traces.route_trace_v1 import import_route_trace
+    from traces.models.catalogue import load_model, model_names
+    from traces.models.shape import ModelShape
     from traces.statistics import trace_statistics
     from traces.trace import Trace
-    from traces.trace_file import read_trace, write_trace
+    from trilane.figures.gantt import save_gantt
+    from trilane.figures.perfetto import write_perfetto
+    from trilane.study.ablate import ablate
+    from trilane.study.compare import compare
+    from trilane.study.fit.fit import Fit, fit
+    from trilane.study.fit.question import Question
+    from trilane.study.sweep.grid import Grid
+    from trilane.study.sweep.sweep import sweep
+    from trilane.study.sweep.table import read_results
+    from trilane.study.validation.validate import validate
 
 _HOME = {
-    "Grid": "sim.sweep.grid",
-    "Fit": "sim.fit.fit",
+    "Grid": "trilane.study.sweep.grid",
+    "Fit": "trilane.study.fit.fit",
     "Hardware": "sim.machine.hardware",
-    "ModelShape": "traces.model_shape",
-    "Question": "sim.fit.question",
-    "Run": "sim.results.run",
-    "Scenario": "sim.scenario",
+    "ModelShape": "traces.models.shape",
+    "Question": "trilane.study.fit.question",
+    "Run": "sim.runs.run",
+    "Scenario": "sim.runs.scenario",
     "Trace": "traces.trace",
-    "ablate": "sim.ablation",
-    "compare": "sim.comparison",
-    "fit": "sim.fit.fit",
+    "ablate": "trilane.study.ablate",
+    "compare": "trilane.study.compare",
+    "fit": "trilane.study.fit.fit",
     "hardware_names": "sim.machine.hardware",
-    "import_route_trace": "traces.route_trace_v1",
+    "import_route_trace": "traces.importers.route_trace_v1",
     "load_hardware": "sim.machine.hardware",
-    "load_model": "traces.catalogue",
+    "load_model": "traces.models.catalogue",
     "load_trace": "traces.library",
     "measure": "realrun.replay.measure",
-    "model_names": "traces.catalogue",
+    "model_names": "traces.models.catalogue",
     "policy_names": "policies.registry",
-    "read_results": "sim.sweep.table",
-    "read_trace": "traces.trace_file",
-    "save_gantt": "sim.pictures.gantt",
+    "read_results": "trilane.study.sweep.table",
+    "read_trace": "traces.file",
+    "save_gantt": "trilane.figures.gantt",
     "simulate": "sim.simulate",
-    "sweep": "sim.sweep.sweep",
+    "sweep": "trilane.study.sweep.sweep",
     "trace_names": "traces.library",
     "trace_statistics": "traces.statistics",
-    "validate": "realrun.validation.validate",
-    "write_perfetto": "sim.pictures.perfetto",
-    "write_trace": "traces.trace_file",
+    "validate": "trilane.study.validation.validate",
+    "write_perfetto": "trilane.figures.perfetto",
+    "write_trace": "traces.file",
 }
 
 __all__ = [

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from policies.mechanism.session import Session
+from policies.mechanism.views import Copy, ExpertCosts, ExpertId, Forecast, Foresight, LayerInput, Plan, Updates
 from policies.protocols import Budget, Composition
-from policies.session import Session
-from policies.views import Copy, ExpertCosts, ExpertId, Forecast, Foresight, LayerInput, Plan, Updates
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from policies.session import Session
-from policies.views import Copy, ExpertId, Updates
+from policies.mechanism.session import Session
+from policies.mechanism.views import Copy, ExpertId, Updates
 from realrun.errors import LaneError
 from realrun.execution.arrivals import Arrival
 from realrun.execution.recorder import Recorder

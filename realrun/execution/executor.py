@@ -14,20 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from policies.session import Session
-from policies.views import ExpertId, Forecast, LayerInput, Phase, Plan
+from policies.mechanism.session import Session
+from policies.mechanism.views import ExpertId, Forecast, LayerInput, Phase, Plan
 from realrun.errors import LaneError
 from realrun.execution.copying import Copying
 from realrun.execution.layer_parts import Finish, LayerParts
 from realrun.execution.layer_state import Asked, LayerSizes
+from realrun.execution.low_jitter import low_jitter
 from realrun.execution.recorder import Recorder, Timed, Waited
 from realrun.execution.routed_tokens import RoutedTokens, Weigh, as_it_is, rerouted
-from realrun.execution.undisturbed import undisturbed
 from realrun.experts.expert_store import ExpertStore
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.machine.lanes import Machine, Mark
 from realrun.machine.upload import upload
-from sim.engine.approximation import Approximation
+from sim.runs.routing_error import Approximation
 
 
 class Executor:
@@ -52,7 +52,7 @@ class Executor:
         """
         self.machine.settle()
         self._place()
-        with undisturbed(), self.machine.hosting():
+        with low_jitter(), self.machine.hosting():
             self.recorder.zero_ns = self.machine.now_ns()
             self.copying.start()
             try:

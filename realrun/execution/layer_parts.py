@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from policies.views import Commitment, ExpertCosts, ExpertId, Plan
+from policies.mechanism.views import Commitment, ExpertCosts, ExpertId, Plan
 from realrun.execution.arrivals import Arrival
 from realrun.execution.copying import Copying
 from realrun.execution.layer_state import Asked, AtWork, CpuShare, LayerSizes, Rows

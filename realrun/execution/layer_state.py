@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from policies.views import ExpertId, Plan
+from policies.mechanism.views import ExpertId, Plan
 from realrun.execution.arrivals import Arrival
 from realrun.execution.routed_tokens import RoutedTokens
 from realrun.experts.expert_ffn import Choices

@@ -1,4 +1,4 @@
-"""What the lanes of a real machine did, as the spans of ``sim.engine.spans``; times are read once a step is over."""
+"""What the lanes of a real machine did, as the spans of ``sim.runs.spans``; times are read once a step is over."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from realrun.machine.lanes import Mark
-from sim.engine.spans import Row
+from sim.runs.spans import Row
 
 # lane, mark, kind, phase, step, layer, target layer, expert, tokens, bytes
 Entry: TypeAlias = "tuple[str, Timed | Waited | Mark, str, str, int, int, int, int, int, int]"

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from policies.views import Routing
+from policies.mechanism.views import Routing
 
 Weigh: TypeAlias = Callable[[Routing], Routing]  # routing that a policy has made up -> the same in the model's weights
 

@@ -24,8 +24,8 @@ from realrun.experts.expert_ffn import check_kernel
 from realrun.experts.expert_layout import ExpertLayout, expert_parameters
 from realrun.experts.expert_store import Allocate, ExpertStore, Slab
 from realrun.machine.memory_check import check_host_memory
-from traces.capture_settings import CaptureError
-from traces.hf_layers import MoeLayer, find_moe_layers
+from traces.capture.layers import MoeLayer, find_moe_layers
+from traces.capture.settings import CaptureError
 
 CAUSAL_MODELS: Any = AutoModelForCausalLM  # whose own annotations are incomplete
 

@@ -14,7 +14,7 @@ from realrun.experts.expert_layout import ExpertLayout
 from realrun.experts.native_swiglu import NativeSwiGlu
 from realrun.machine.native_ffn import native_ffn
 from realrun.machine.weight_formats import BLOCK, FORMATS, BlockFormat
-from traces.model_shape import ModelShape
+from traces.models.shape import ModelShape
 
 _DTYPES: Mapping[float, torch.dtype] = {16.0: torch.bfloat16, 32.0: torch.float32}
 

@@ -1,7 +1,8 @@
 """The GPU's arena of slots: equal buffers that experts are copied into. Who sits where follows the session's decisions.
 
 Cache slots are alike, and so are the staging slots of one quota. A staging slot that is free again keeps its expert
-until another copy takes the slot (the session may still adopt the expert), in the same order as ``policies.residency``.
+until another copy takes the slot (the session may still adopt the expert), in the same order as
+``policies.mechanism.residency``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from policies.views import Copy, ExpertId, Swap
+from policies.mechanism.views import Copy, ExpertId, Swap
 from sim.simulate import Prepared
 
 Group = Literal["cache", "demand", "prefetch"]

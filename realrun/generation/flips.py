@@ -12,8 +12,8 @@ from realrun.generation.generate import Pick, generate_hosted
 from realrun.generation.hosted_model import HostedModel
 from realrun.generation.preparation import GenerateRequest, tokens_of
 from realrun.machine.lanes import Machine
-from traces.hf_generate import Batch, Sampler
-from traces.hf_generate import generate as library_passes
+from traces.capture.generate import Batch, Sampler
+from traces.capture.generate import generate as library_passes
 
 
 class Said(NamedTuple):

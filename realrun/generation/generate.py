@@ -28,13 +28,13 @@ from realrun.generation.preparation import (
 )
 from realrun.machine.lanes import Machine
 from realrun.machine.machines import machine_for
-from sim.calibration import check_other_prompts
-from sim.demand import StepDemand, demand_of
-from sim.engine.approximation import Approximation
+from sim.runs.calibration import check_other_prompts
+from sim.runs.demand import StepDemand, demand_of
+from sim.runs.routing_error import Approximation
 from sim.simulate import Prepared
-from traces.hf_generate import Pass, Sampler
-from traces.trace_file import write_trace
-from traces.trace_layout import DECODE, PREFILL
+from traces.capture.generate import Pass, Sampler
+from traces.file import write_trace
+from traces.layout import DECODE, PREFILL
 
 # (logits [B, V], sequences, step) -> tokens [B, 1]
 Pick: TypeAlias = Callable[[Tensor, Sequence[int], int], Tensor]

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from policies.protocols import Needs
 from realrun.generation.live_layers import MadeForecasts
-from traces.capture_rows import place_rows, routing_rows, score_rows
-from traces.hf_generate import Pass
-from traces.hf_record import LayerRecord
-from traces.model_shape import ModelShape
+from traces.capture.generate import Pass
+from traces.capture.record import LayerRecord
+from traces.capture.rows import place_rows, routing_rows, score_rows
+from traces.layout import DECODE, PREFILL, ForecastKey, tensor_specs
+from traces.models.shape import ModelShape
 from traces.trace import Trace
-from traces.trace_layout import DECODE, PREFILL, ForecastKey, tensor_specs
 
 Rows = dict[str, NDArray[Any]]
 

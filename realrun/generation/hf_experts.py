@@ -19,7 +19,7 @@ from realrun.errors import RefusedError
 from realrun.execution.routed_tokens import choices_of
 from realrun.experts.expert_ffn import check_kernel, compute_into
 from realrun.experts.expert_store import ExpertStore
-from traces.hf_layers import MoeLayer
+from traces.capture.layers import MoeLayer
 
 NAME = "trilane"
 

@@ -14,13 +14,13 @@ from realrun.experts.expert_store import Allocate, ExpertStore
 from realrun.generation.hf_experts import check_layers, computed_in_place, routed_through
 from realrun.generation.live_layers import RouterFacts
 from realrun.generation.model_routing import layer_scale
-from traces.capture_run import Probe, Run
-from traces.capture_settings import CaptureError, CaptureSettings, check_model
-from traces.hf_layers import config_value
-from traces.hf_load import Loaded, load, revision_of
-from traces.hf_record import Recorder
-from traces.hf_shape import shape_of
-from traces.model_shape import ModelShape
+from traces.capture.layers import config_value
+from traces.capture.load import Loaded, load, revision_of
+from traces.capture.model_shape import shape_of
+from traces.capture.record import Recorder
+from traces.capture.run import Probe, Run
+from traces.capture.settings import CaptureError, CaptureSettings, check_model
+from traces.models.shape import ModelShape
 
 PROBE_TOKENS = 32  # from all over the vocabulary: enough to tell one scoring rule from another
 

@@ -1,6 +1,6 @@
 """Forecasts of later layers while the pass that they are about is running: made at a layer from what is known there.
 
-The kinds, their meaning and their networks are those of ``traces.hf_forecast``. Routers of later layers are asked with
+The kinds, their meaning and their networks are those of ``traces.capture.router_forecast``. Routers of later layers get
 the other arguments that they had in an earlier pass: parameters of their own, or the model is refused.
 """
 
@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from policies.mechanism.views import Forecast, Phase
 from policies.protocols import Needs
-from policies.views import Forecast, Phase
 from sim.engine.engine import FROM_EXPERTS
-from traces.capture_settings import CaptureError
-from traces.hf_forecast import Forecaster
-from traces.hf_partial import gate_input_after
-from traces.hf_record import LayerRecord, Recorder, reading
-from traces.hf_residual_stream import ResidualStream
-from traces.trace_layout import ForecastKey
+from traces.capture.partial import gate_input_after
+from traces.capture.record import LayerRecord, Recorder, reading
+from traces.capture.residual_stream import ResidualStream
+from traces.capture.router_forecast import Forecaster
+from traces.capture.settings import CaptureError
+from traces.layout import ForecastKey
 
 
 class LiveRecorder(Recorder):
@@ -33,7 +33,7 @@ class LiveRecorder(Recorder):
 
 
 class PartialStates:
-    """The next gate's input, from the experts that are on the GPU alone (see ``traces.hf_partial``). A context manager.
+    """The next gate's input, from the experts on the GPU alone (see ``traces.capture.partial``). A context manager.
 
     The next layer's attention is run with the arguments that this layer's had, so all must take the same.
     """

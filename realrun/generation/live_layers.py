@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from policies.views import Forecast, LayerInput, Phase, Routing
+from policies.mechanism.views import Forecast, LayerInput, Phase, Routing
 from realrun.execution.executor import Executor
 from realrun.execution.layer_state import Asked
 from realrun.execution.routed_tokens import rerouted
@@ -25,9 +25,9 @@ from realrun.generation.model_routing import Scores, own_routing, scaled_by, wei
 from realrun.machine.lanes import Mark, nothing
 from realrun.machine.thread_lane import InlineLane
 from realrun.machine.upload import upload
-from traces.hf_record import LayerRecord
-from traces.hf_scores import probabilities
-from traces.trace_layout import ForecastKey
+from traces.capture.record import LayerRecord
+from traces.capture.scores import probabilities
+from traces.layout import ForecastKey
 
 
 class Coming(NamedTuple):

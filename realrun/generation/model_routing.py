@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from policies.mechanism.views import Routing
+from policies.parts.token_routing import combine_weights
 from policies.protocols import Needs
-from policies.token_routing import combine_weights
-from policies.views import Routing
 from realrun.execution.routed_tokens import RoutedTokens, Weigh, descending, routed, routing_of
-from traces.hf_record import LayerRecord
-from traces.hf_scores import probabilities
+from traces.capture.record import LayerRecord
+from traces.capture.scores import probabilities
 
 Scores: TypeAlias = Sequence[Sequence[float]] | None  # [tokens][experts]
 

@@ -24,15 +24,15 @@ from realrun.generation.hosted_model import HostedModel
 from realrun.generation.live_forecasts import LiveForecasts, LiveRecorder, PartialStates
 from realrun.machine.lanes import Machine
 from sim.engine.engine import FROM_EXPERTS
-from sim.results.run import Run
-from sim.scenario import Scenario
+from sim.runs.run import Run
+from sim.runs.scenario import Scenario
 from sim.simulate import Prepared, compose_policy, prepare, setting_of
-from traces import capture_forecasts
-from traces.capture_forecasts import check_vectors, checked_stream
-from traces.capture_run import Run as ModelRun
-from traces.capture_settings import CaptureError, CaptureSettings
-from traces.capture_vectors import Vectors, read_vectors
-from traces.hf_forecast import GATE_INPUT, parse_forecasts
+from traces.capture import forecasts as capture_forecasts
+from traces.capture.forecasts import check_vectors, checked_stream
+from traces.capture.router_forecast import GATE_INPUT, parse_forecasts
+from traces.capture.run import Run as ModelRun
+from traces.capture.settings import CaptureError, CaptureSettings
+from traces.capture.vectors import Vectors, read_vectors
 from traces.trace import Trace
 
 
@@ -137,7 +137,7 @@ def vectors_for(request: GenerateRequest, model: HostedModel, needs: Needs) -> V
     if request.vectors is None:
         raise RefusedError(
             f"policy {request.scenario.policy!r} needs forecasts of the kind {', '.join(kinds)}, and these the vectors "
-            "of a calibration: make a file of them with python -m realrun.train_estimator (--tokens 0 unless it is for "
+            "of a calibration: make a file of them with python -m tools.train_estimator (--tokens 0 unless it is for "
             "an estimator), or take a bundled one, and pass it: vectors=FILE, or --vectors FILE"
         )
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from realrun.replay.replay_attention import attention_params_of
-from traces.model_shape import ModelShape
+from traces.models.shape import ModelShape
 
 # sizes in kB, as "32768K": Documentation/ABI/testing/sysfs-devices-system-cpu of Linux
 CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")

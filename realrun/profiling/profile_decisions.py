@@ -13,17 +13,17 @@ from typing import Any, TypeVar
 import numpy as np
 from scipy.optimize import nnls
 
+from policies.mechanism.views import ExpertCosts, ExpertId, Forecast, Foresight, LayerInput, Plan, PolicyError
 from policies.protocols import Budget, Composition
 from policies.registry import system
-from policies.views import ExpertCosts, ExpertId, Forecast, Foresight, LayerInput, Plan, PolicyError
 from realrun.execution.call_log import LoggedSession
 from sim.costs.measured_costs import costs_on
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCost
-from sim.scenario import Scenario
+from sim.runs.scenario import Scenario
 from sim.simulate import Setting, compose_policy, play, prepare, setting_of
-from traces.catalogue import load_model
-from traces.model_shape import ModelShape
+from traces.models.catalogue import load_model
+from traces.models.shape import ModelShape
 
 T = TypeVar("T")
 TRACE, MODEL, LAYERS = "mini-deepseek", "deepseek-v2-lite", 4

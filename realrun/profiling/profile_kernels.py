@@ -1,6 +1,6 @@
 """Probes of everything that computes: attention, gate and the like by the sizes of a step, experts by workload.
 
-What each span of the simulator (``sim.engine.spans``) is measured as. A hand-over between threads or streams takes
+What each span of the simulator (``sim.runs.spans``) is measured as. A hand-over between threads or streams takes
 time too, and is counted once, with what it delays:
 
 - attention, gate, speculate, shared, combine, expert on the GPU: from start to end, in a queue that is not empty.

@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policies.session import Session
-from policies.views import Copy, ExpertId, Plan, Routing
+from policies.mechanism.session import Session
+from policies.mechanism.views import Copy, ExpertId, Plan, Routing
 from realrun.execution.arrivals import Arrival
 from realrun.execution.copying import Copying
 from realrun.execution.layer_parts import LayerParts
 from realrun.execution.layer_state import Asked, LayerSizes
+from realrun.execution.low_jitter import low_jitter
 from realrun.execution.recorder import Recorder
 from realrun.execution.routed_tokens import RoutedTokens, routed
-from realrun.execution.undisturbed import undisturbed
 from realrun.experts.expert_ffn import SwiGlu, weighted_ffn
 from realrun.experts.expert_shape import ExpertShape
 from realrun.experts.expert_store import ExpertStore, random_store
@@ -39,8 +39,8 @@ from realrun.profiling.profile_stand_ins import AllThere, CopyScript, Ended
 from realrun.replay.recorded_model import RecordedModel, model_on
 from realrun.replay.replay_bench import WEIGHTS_DTYPE
 from realrun.replay.replay_model import ReplayModel
-from sim.engine.spans import Span
-from traces.model_shape import ModelShape
+from sim.runs.spans import Span
+from traces.models.shape import ModelShape
 
 LAYERS = 4  # with weights of their own, at least
 EXPERTS_BYTES = 1_000_000_000  # of all experts together
@@ -184,7 +184,7 @@ class Lab:
         self.parts = LayerParts(
             self.machine, self.copying, self.store, self._slots, [self.kernel] * self.layers, self.recorder, self._sizes
         )
-        with undisturbed(), self.machine.hosting():
+        with low_jitter(), self.machine.hosting():
             self.copying.start()
             try:
                 self._record()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from torch import Tensor
 
-from policies.views import Copy, ExpertId
+from policies.mechanism.views import Copy, ExpertId
 from realrun.execution.recorder import Timed
 
 

@@ -13,7 +13,7 @@ from statistics import median
 
 import torch
 
-from realrun.execution.undisturbed import undisturbed
+from realrun.execution.low_jitter import low_jitter
 from realrun.experts.expert_ffn import weighted_ffn
 from realrun.experts.expert_shape import ExpertShape
 from realrun.experts.expert_store import random_store
@@ -24,7 +24,7 @@ from realrun.machine.memory_check import check_host_memory
 from realrun.machine.pinned import plain
 from realrun.machine.thread_lane import ThreadLane, settle_thread
 from realrun.profiling.profile_lab import EXPERTS_BYTES
-from traces.model_shape import ModelShape
+from traces.models.shape import ModelShape
 
 TOKENS = (1, 8, 64)
 REPEATS = 9
@@ -67,7 +67,7 @@ def thread_times(
     experts = _experts(shape)
     lanes = {count: ThreadLane(f"cpu of {count}", cores, count) for count in counts}
     samples: dict[tuple[int, int], list[float]] = {(count, tokens): [] for count in counts for tokens in TOKENS}
-    with undisturbed(), spinning(busy):
+    with low_jitter(), spinning(busy):
         for _ in range(REPEATS):
             for count, tokens in samples:
                 samples[count, tokens].append(_expert_ns(lanes[count], shape, experts, tokens))

@@ -25,7 +25,7 @@ from sim.costs.cost_table import RATES
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import Grid, Measured, Table
 from sim.machine.profile import MeasuredModel, Profile, Share, Sizes
-from traces.model_shape import ModelShape
+from traces.models.shape import ModelShape
 
 Progress = Callable[[str], None]
 

@@ -13,7 +13,7 @@ from realrun.machine.cuda_graphs import CudaGraphs, Recorded
 from realrun.machine.lanes import Machine
 from realrun.replay.replay_model import Chosen, ReplayModel
 from realrun.replay.replay_step import StepPlaces, places_of
-from traces.model_shape import ModelShape
+from traces.models.shape import ModelShape
 
 if TYPE_CHECKING:
     from realrun.machine.cuda_lanes import CudaLanes

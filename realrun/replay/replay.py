@@ -11,15 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from policies.views import Forecast, LayerInput
+from policies.mechanism.views import Forecast, LayerInput
 from realrun.execution.executor import Executor
 from realrun.execution.layer_state import Asked
 from realrun.execution.routed_tokens import RoutedTokens, routed
 from realrun.machine.lanes import Mark, Work
 from realrun.replay.replay_model import ReplayModel
 from sim.costs.roofline_costs import ROUTING_BYTES
-from sim.demand import StepDemand
 from sim.engine.engine import FROM_EXPERTS, FROM_GATE_INPUT
+from sim.runs.demand import StepDemand
 from traces.batches import StepRows
 from traces.trace import Trace
 

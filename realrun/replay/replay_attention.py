@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from realrun.errors import RefusedError
 from realrun.replay.replay_step import Block, StepPlaces
-from traces.model_shape import ModelShape
+from traces.models.shape import ModelShape
 
 ROTARY_BASE = 10000.0
 

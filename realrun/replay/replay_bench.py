@@ -18,9 +18,9 @@ from realrun.machine.lanes import Machine
 from realrun.machine.memory_check import check_host_memory
 from realrun.replay.recorded_model import RecordedModel, model_on
 from realrun.replay.replay import Replay, step_routings
-from sim.results.run import Run
+from sim.runs.run import Run
 from sim.simulate import Prepared, Setting, compose_policy, prepare
-from traces.model_shape import ModelShape
+from traces.models.shape import ModelShape
 
 WEIGHTS_DTYPE = torch.float32  # of routing weights, and so of sums over experts
 

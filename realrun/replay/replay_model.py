@@ -9,8 +9,8 @@ from torch.nn import functional
 from realrun.errors import RefusedError
 from realrun.replay.replay_attention import AttentionPart, RandomWeights, Rotary, normalised
 from realrun.replay.replay_step import places_of
-from traces.hf_estimator import Estimator
-from traces.model_shape import ModelShape
+from traces.capture.estimator import Estimator
+from traces.models.shape import ModelShape
 
 Chosen = tuple[Tensor, Tensor]  # ids int64 and weights float32, both [T, k]
 

@@ -15,8 +15,8 @@ from realrun.generation.hosted_model import HostedModel, load_model, look_at
 from realrun.generation.preparation import GenerateRequest
 from realrun.machine.lanes import Machine
 from realrun.smoke.check import Check, checked, expect
-from sim.scenario import Scenario
-from traces.hf_load import load
+from sim.runs.scenario import Scenario
+from traces.capture.load import load
 from traces.library import FOLDER
 
 MODEL, VECTORS, CALIBRATION = FOLDER / "mini-moe", FOLDER / "mini-moe-vectors.safetensors", "mini-moe-calibration"

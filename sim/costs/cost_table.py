@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from policies.views import ExpertCosts
+from policies.mechanism.views import ExpertCosts
 from sim.machine.hardware import ResultPath
 from sim.machine.plan_costs import PlanCosts
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from policies.views import ExpertCosts
+from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostError, CostTable, StepCosts
 from sim.costs.roofline_costs import ATTENTION_KERNELS, EXPERT_KERNELS, GATE_KERNELS, roofline
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import Table, whole
 from sim.machine.plausibility import HardwareError
 from sim.machine.profile import MeasuredModel
-from traces.model_shape import ModelShape
+from traces.models.shape import ModelShape
 
 
 def costs_on(hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:

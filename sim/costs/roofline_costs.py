@@ -23,12 +23,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.views import ExpertCosts
+from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import ConstantSteps, CostError, CostTable, StepCosts, StepModel, scaled
 from sim.machine.hardware import Hardware, ResultPath
 from sim.machine.plan_costs import PlanCost, PlanCosts
 from sim.machine.weight_formats import read_fraction
-from traces.model_shape import ModelShape
+from traces.models.shape import ModelShape
 
 __all__ = [
     "ConstantSteps", "CostError", "CostTable", "ExpertCosts", "RooflineSteps", "StepCosts", "StepModel", "roofline",

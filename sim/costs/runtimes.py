@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from policies.views import ExpertCosts
+from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable
 from sim.costs.roofline_costs import EXPERT_KERNELS
 from sim.machine.hardware import Hardware

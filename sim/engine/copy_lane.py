@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import simpy
 
-from policies.session import Session
-from policies.views import Copy, ExpertCosts, ExpertId, Swap
+from policies.mechanism.session import Session
+from policies.mechanism.views import Copy, ExpertCosts, ExpertId, Swap
 from sim.engine.lanes import Lane, SharedMemory
-from sim.engine.spans import Recorder
+from sim.runs.spans import Recorder
 
 
 class CopyLane:
@@ -68,7 +68,7 @@ class CopyLane:
         return self._memory.left_ns(SharedMemory.H2D) if self._busy else 0
 
     def backlog_ns(self) -> int:
-        """What is left of the running transfer, and all that waits for the lane, at the rate of undisturbed copies."""
+        """What is left of the running transfer, and all that waits for the lane, at the rate of low_jitter copies."""
         return self.left_ns() + self._session.queued_copies * self._costs[0].copy_ns
 
     def send_result(self, layer: int, tokens: int, duration: int, bytes: int, done: Callable[[], None]) -> None:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import simpy
 
-from policies.views import ExpertCosts
+from policies.mechanism.views import ExpertCosts
 from sim.engine.lanes import Neighbour, SharedMemory
-from sim.engine.spans import Recorder
+from sim.runs.spans import Recorder
 
 
 class CpuBatch(NamedTuple):

@@ -2,7 +2,7 @@
 
 `host`, `gpu` and `d2h` are reserved ahead. `cpu` and `h2d` are served one job at a time and share the DRAM. The process
 stops at the moments of a layer at which something can change: the plan is made, the forecast is known, the layer has
-ended. (Rules: DESIGN section 5; what each span means: sim/engine/spans.py.)
+ended. (Rules: DESIGN section 5; what each span means: sim/runs/spans.py.)
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Generator, Sequence
 
 import simpy
 
-from policies.session import Session
-from policies.views import Forecast, LayerInput, Plan, Updates
+from policies.mechanism.session import Session
+from policies.mechanism.views import Forecast, LayerInput, Plan, Updates
 from sim.costs.cost_table import CostTable
-from sim.demand import StepDemand
-from sim.engine.approximation import Approximation
 from sim.engine.copy_lane import CopyLane
 from sim.engine.lanes import GpuLane, Lane, Neighbour
 from sim.engine.launching import Launching
 from sim.engine.layer_parts import Lanes, LayerParts, TokenBytes
 from sim.engine.score_rows import ScoreRows
-from sim.engine.spans import Recorder
+from sim.runs.demand import StepDemand
+from sim.runs.routing_error import Approximation
+from sim.runs.spans import Recorder
 
 Events = Generator[simpy.Event, None, None]
 FROM_GATE_INPUT = ("gate", "residual", "quasi_hidden", "estimator")  # forecasts that cost the GPU one more gate

@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 
 import simpy
 
-from sim.engine.spans import Recorder
+from sim.runs.spans import Recorder
 
 
 class Lane:

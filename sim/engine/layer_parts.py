@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import simpy
 
-from policies.session import Session
-from policies.views import Commitment, Copy, Plan
+from policies.mechanism.session import Session
+from policies.mechanism.views import Commitment, Copy, Plan
 from sim.costs.cost_table import CostTable, StepCosts
 from sim.engine.copy_lane import CopyLane
 from sim.engine.cpu_lane import CpuLane

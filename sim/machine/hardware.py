@@ -22,7 +22,7 @@ __all__ = [
 ]  # fmt: skip
 
 ResultPath = Literal["direct", "h2d"]
-_PRESETS = Path(str(files("sim"))) / "presets"
+_PRESETS = Path(str(files("sim.machine"))) / "presets"
 
 
 @dataclass(frozen=True)

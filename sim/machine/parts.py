@@ -1,6 +1,6 @@
 """The catalogue of parts that machines are assembled from: GPUs, memories, CPUs, and the rules that fill the gaps.
 
-Files in ``sim/presets/parts``; every number says where it is from, as in a preset.
+Files in ``sim/machine/presets/parts``; every number says where it is from, as in a preset.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sim.machine.sourced_yaml import Origin, entries, only, read_mapping, typed
 
 PartKind = Literal["gpu", "memory", "cpu"]
 
-_FOLDER = Path(str(files("sim"))) / "presets" / "parts"
+_FOLDER = Path(str(files("sim.machine"))) / "presets" / "parts"
 _FILES: Mapping[PartKind, str] = {"gpu": "gpus.yaml", "memory": "memories.yaml", "cpu": "cpus.yaml"}
 _NUMBERS: Mapping[PartKind, Mapping[str, type]] = {
     "gpu": {

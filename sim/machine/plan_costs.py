@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sim.machine.plausibility import HardwareError
 from sim.machine.strict_yaml import load_yaml
 
-_FILE = Path(str(files("sim"))) / "presets" / "plan_costs.yaml"
+_FILE = Path(str(files("sim.machine"))) / "presets" / "plan_costs.yaml"
 _ROW = ("base_ns", "per_active_expert_ns", "source", "confidence")
 
 

@@ -13,13 +13,13 @@ from typing import Literal, NamedTuple
 from sim.machine.interpolation import Grid, Measured, Table, quartiles
 from sim.machine.plan_costs import PlanCost
 from sim.machine.plausibility import HardwareError
-from traces.model_shape import ModelShape
+from traces.models.shape import ModelShape
 
 Kind = Literal["host-lanes", "cuda"]
 
 
 class Share(NamedTuple):
-    """A rate in permille of the undisturbed one: the median and its quartiles, 1..1000."""
+    """A rate in permille of the low_jitter one: the median and its quartiles, 1..1000."""
 
     permille: int
     low: int

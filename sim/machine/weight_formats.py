@@ -13,7 +13,7 @@ from sim.machine.plausibility import HardwareError
 from sim.machine.sourced_yaml import only, read_mapping
 
 Processor = Literal["cpu", "gpu"]
-_FILE = Path(str(files("sim"))) / "presets" / "parts" / "weight_formats.yaml"
+_FILE = Path(str(files("sim.machine"))) / "presets" / "parts" / "weight_formats.yaml"
 
 
 class FormatRate(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from realrun.generation.hosted_model import HostedModel
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.lanes import Machine
-from traces.model_shape import ModelShape
+from traces.models.shape import ModelShape
 
 
 def about(shape: ModelShape, memory_gb: float, lanes: Machine) -> list[str]:

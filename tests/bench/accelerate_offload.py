@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from realrun.machine.host_lanes import HostLanes
-from traces.hf_layers import find_moe_layers
+from traces.capture.layers import find_moe_layers
 
 Place = str | int
 Arena = dict[tuple[str, torch.Size], Tensor]  # of the one layer that has come: a weight's name and shape

@@ -28,15 +28,15 @@ from realrun.machine.machines import LaneOptions, RealMachine, machine_for
 from realrun.profiling.profile_lab import Points
 from realrun.profiling.profile_timing import QUICK
 from realrun.profiling.profiling import profile
-from realrun.validation.validation_plan import alternating
 from sim.machine.profile_yaml import write_profile
-from sim.scenario import Scenario
+from sim.runs.scenario import Scenario
 from tests.bench import llama_bench
 from tests.bench.accelerate_notes import about, link_beside_copies
 from tests.bench.contestants import Contestant, with_accelerate, with_ours
 from tests.bench.figures import Cell, Section, machine, markdown_of, print_section, write_json
 from tests.bench.offload_model import Size, Tokens, learn, prompts, write_model
 from traces.written_aside import written_aside
+from trilane.study.validation.plan import alternating
 
 HERE = Path(__file__).parent
 POLICIES = ("on-demand", "fiddler", "dali")

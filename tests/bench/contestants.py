@@ -17,11 +17,11 @@ from realrun.generation.hosted_model import HostedModel
 from realrun.generation.preparation import GenerateRequest
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.lanes import Machine
-from sim.scenario import Scenario
+from sim.runs.scenario import Scenario
 from tests.bench.accelerate_offload import Split, load, send_over_link, split
 from tests.bench.offload_model import Learnt, Tokens
-from traces.hf_generate import Batch
-from traces.hf_generate import generate as library_passes
+from traces.capture.generate import Batch
+from traces.capture.generate import generate as library_passes
 
 
 @dataclass(frozen=True)

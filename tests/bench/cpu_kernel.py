@@ -30,7 +30,7 @@ from realrun.machine.native_library import NotCompiledError
 from realrun.machine.pinned import plain
 from tests.bench.__main__ import pin
 from tests.bench.figures import Cell, Section, Target, asked, report
-from traces.catalogue import load_model
+from traces.models.catalogue import load_model
 
 HERE = Path(__file__).parent
 MODEL = "deepseek-v2-lite"

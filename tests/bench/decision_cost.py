@@ -20,11 +20,11 @@ import yaml
 from scipy.optimize import nnls
 
 import sim.simulate
+from policies.mechanism.session import Session
+from policies.mechanism.views import Forecast, Foresight, LayerInput, Plan
 from policies.registry import SYSTEMS
-from policies.session import Session
-from policies.views import Forecast, Foresight, LayerInput, Plan
 from sim.machine.plan_costs import load_plan_costs
-from sim.scenario import Scenario
+from sim.runs.scenario import Scenario
 from tests.bench.figures import Cell, Section, Target, cpu_model
 from tests.bench.traffic import BOOTSTRAP, base_scenario, wide_scenario
 from traces.written_aside import written_aside

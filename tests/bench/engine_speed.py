@@ -20,8 +20,8 @@ from unittest.mock import patch
 import sim.simulate
 from policies.registry import policy_names, system
 from sim.engine.engine import Engine
-from sim.results.run import Run
-from sim.scenario import Scenario
+from sim.runs.run import Run
+from sim.runs.scenario import Scenario
 from tests.bench.figures import Cell, Section, Target
 from tests.bench.traffic import BOOTSTRAP, SETTING, base_scenario
 

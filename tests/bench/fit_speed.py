@@ -1,7 +1,8 @@
 """How fast ``trilane fit`` answers: ``python -m tests.bench.fit_speed [--write]``.
 
 Every question is asked three times on the command line, from the start of Python to the end; the median counts. The
-ten machine-model pairs are those of ``tests/sim/fit/test_ten_pairs.py``; the others are of larger models or batches.
+ten machine-model pairs are those of ``tests/trilane/study/fit/test_ten_pairs.py``; the others are of larger models or
+batches.
 ``--write`` keeps the figures beside this file, in ``fit.json`` and ``fit.md``. Quiet, please: whatever else runs on the
 machine is measured too.
 """
@@ -18,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from tests.bench.figures import Cell, Section, Target, asked, report
-from tests.sim.fit.test_ten_pairs import PAIRS
+from tests.trilane.study.fit.test_ten_pairs import PAIRS
 
 HERE = Path(__file__).parent
 SECONDS = 5.0

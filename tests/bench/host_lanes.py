@@ -21,7 +21,7 @@ from realrun.machine.host_lanes import HostLanes, HostLaneSettings
 from realrun.machine.lanes import Mark, Work
 from realrun.profiling.profile_lab import Lab, Points
 from tests.bench.figures import Cell, Section, asked, report
-from traces.catalogue import load_model
+from traces.models.catalogue import load_model
 
 HERE = Path(__file__).parent
 MODEL = "deepseek-v2-lite"

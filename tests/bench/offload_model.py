@@ -17,13 +17,13 @@ from realrun.generation.hf_experts import computed_in_place, routed_through
 from realrun.generation.hosted_model import HostedModel
 from realrun.generation.preparation import GenerateRequest
 from realrun.machine.lanes import Machine
-from sim.scenario import Scenario
-from traces.capture_forecasts import calibrate
-from traces.capture_prompts import read_prompts
-from traces.capture_run import Run
-from traces.capture_settings import CaptureSettings
-from traces.capture_vectors import write_vectors
-from traces.hf_record import Recorder
+from sim.runs.scenario import Scenario
+from traces.capture.forecasts import calibrate
+from traces.capture.prompts import read_prompts
+from traces.capture.record import Recorder
+from traces.capture.run import Run
+from traces.capture.settings import CaptureSettings
+from traces.capture.vectors import write_vectors
 
 SEED = 11
 Tokens = tuple[int, ...]

@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from sim.scenario import Scenario
+from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 
 

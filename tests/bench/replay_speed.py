@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from statistics import median
 
-from sim.cache_curve import CURVE_POLICIES, CacheCurve
 from tests.bench.figures import Cell, Section, Target
 from tests.bench.traffic import BUNDLED, side_by_side
 from traces.library import load_trace
+from trilane.study.cache_curve import CURVE_POLICIES, CacheCurve
 
 LOOKUPS_PER_S = 300_000
 LAYERS, TOP_K = 48, 6

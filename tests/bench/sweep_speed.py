@@ -23,9 +23,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from policies.registry import policy_names
-from sim.sweep.table import read_results
 from tests.bench.figures import Cell, Section, Target, asked, report
-from tests.processes import children_of
+from tests.kit.processes import children_of
+from trilane.study.sweep.table import read_results
 
 HERE = Path(__file__).parent
 JOBS = 2

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install -e '.[test]'")
 
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings  # noqa: E402
-from sim.scenario import Scenario  # noqa: E402
+from sim.runs.scenario import Scenario  # noqa: E402
 from tests.bench.accelerate_offload import split  # noqa: E402
 from tests.bench.beside_accelerate import (  # noqa: E402
     POLICIES,

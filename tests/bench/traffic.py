@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.scenario import Scenario
-from traces.catalogue import load_model
+from sim.runs.scenario import Scenario
+from traces.file import write_trace
+from traces.layout import DECODE, PREFILL, forecast_keys
 from traces.library import load_trace
+from traces.models.catalogue import load_model
 from traces.trace import Trace
-from traces.trace_file import write_trace
-from traces.trace_layout import DECODE, PREFILL, forecast_keys
 
 BUNDLED = "mini-deepseek"
 SEED = 20_250

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.future import Future
+from policies.mechanism.views import ExpertId, LayerView, ResidencyView, Routing
+from policies.parts.future import Future
 from policies.protocols import Cache
-from policies.views import ExpertId, LayerView, ResidencyView, Routing
 
 LAYERS, EXPERTS = 2, 6
 

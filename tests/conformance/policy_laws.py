@@ -29,14 +29,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from policies.mechanism.views import Assignment, LayerView
 from policies.registry import System
 from policies.system import ChoiceError
-from policies.views import Assignment, LayerView
-from sim.results.bounds import lower_bound
-from sim.scenario import ScenarioError
+from sim.runs.bounds import lower_bound
+from sim.runs.scenario import ScenarioError
 from sim.simulate import check_needs
 from tests.conformance.purity import check_answers, shared_state, snapshot, watched
-from tests.conformance.sizes import ORDINARY, SIZES, Size, unsuited
 from tests.invariants.laws_of_runs import (
     check_run,
     law_6_determinism,
@@ -45,7 +44,8 @@ from tests.invariants.laws_of_runs import (
     law_9_scaling,
     other_future,
 )
-from tests.invariants.worlds import composition_of, digest, fixed_world, play, play_composition, worlds
+from tests.kit.sizes import ORDINARY, SIZES, Size, unsuited
+from tests.kit.worlds import composition_of, digest, fixed_world, play, play_composition, worlds
 
 few = settings(
     max_examples=6, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck),

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from policies.assigners import LoadAll, ResidentOrCpu, settle
-from policies.caches import StaticCache
-from policies.lru import LruCache
+from policies.mechanism.views import Assignment, Commitment, ExpertId, Forecast, LayerView, Routing, Swap
+from policies.parts.assigners import LoadAll, ResidentOrCpu, settle
+from policies.parts.caches import StaticCache
+from policies.parts.lru import LruCache
+from policies.parts.routers import TrueRouter
 from policies.protocols import Budget, InitialPlacement, Needs, When
-from policies.routers import TrueRouter
-from policies.views import Assignment, Commitment, ExpertId, Forecast, LayerView, Routing, Swap
 from tests.conformance.policy_laws import PolicyLaws
-from tests.conformance.twins import HASHING, SOUND, UNSEEDED, caught, twin
-from tests.invariants.worlds import World
+from tests.kit.twins import HASHING, SOUND, UNSEEDED, caught, twin
+from tests.kit.worlds import World
 
 AT_EVERY_SIZE = "test_laws_1_to_5_and_12_at_every_size"
 

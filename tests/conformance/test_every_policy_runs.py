@@ -8,9 +8,9 @@ from functools import lru_cache
 import pytest
 
 from policies.registry import SYSTEMS
-from sim.demand import MissingFromTraceError, lacking
 from sim.machine.hardware import hardware_names
-from sim.scenario import Scenario, ScenarioError
+from sim.runs.demand import MissingFromTraceError, lacking
+from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import Setting, setting_of, simulate_setting
 
 MODELS = {"mini-deepseek": "deepseek-v2-lite", "mini-moe": None}  # of each bundled trace, whose sizes count

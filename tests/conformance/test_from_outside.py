@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from policies.protocols import Needs
-from tests.conformance.twins import twin
 from tests.invariants.laws_of_runs import law_6_determinism
+from tests.kit.twins import twin
 
 ROOT = Path(__file__).parents[2]
 LAWS = "law_6 or law_7 or (every_size and ordinary) or instances"

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from policies.assigners import LoadAll, ResidentOrCpu, settle
-from policies.caches import StaticCache
-from policies.lru import LruCache
+from policies.mechanism.views import Assignment, ExpertId, LayerView, Swap
+from policies.parts.assigners import LoadAll, ResidentOrCpu, settle
+from policies.parts.caches import StaticCache
+from policies.parts.lru import LruCache
 from policies.protocols import Budget, InitialPlacement, When
-from policies.views import Assignment, ExpertId, LayerView, Swap
-from tests.conformance.twins import caught, twin
+from tests.kit.twins import caught, twin
 
 
 class Shared(LruCache):

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from sim.engine.spans import COPIES, LANES, Span, spans_frame
-from sim.results.metrics import metrics_of
-from sim.results.stalls import stalls_of
+from sim.runs.metrics import metrics_of
+from sim.runs.spans import COPIES, LANES, Span, spans_frame
+from sim.runs.stalls import stalls_of
 from tests.invariants.log import NEVER, Layer, Log, Stay, home, log_of
 
 Value = float | None
@@ -53,7 +53,7 @@ def _busy(log: Log, lane: str, begin: int, end: int) -> int:
 
 
 def stall_times(log: Log, begin: int, end: int) -> dict[str, int]:
-    """GPU idle time within a window, by the lane that it waited for: the rule of sim/results/stalls.py, gap by gap."""
+    """GPU idle time within a window, by the lane that it waited for: the rule of sim/runs/stalls.py, gap by gap."""
     total = {"h2d_ns": 0, "cpu_ns": 0, "host_ns": 0}
     starts = {s.start_ns: s for s in reversed(log.lanes["gpu"])}
     for gap_begin, gap_end in gaps(log, "gpu", max((s.end_ns for s in log.spans), default=0)):

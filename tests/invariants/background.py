@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from policies.views import ExpertId
-from sim.engine.spans import INSTANT, Span
+from policies.mechanism.views import ExpertId
+from sim.runs.spans import INSTANT, Span
 from tests.invariants.log import NEVER, Layer, Log, Spans, Stay, log_of
-from tests.invariants.recording import RecordingSession
+from tests.kit.recording import RecordingSession
 
 Interval = tuple[int, int]
 

@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from policies.assigners import settle
-from policies.caches import RandomCache
-from policies.lfu import LfuCache
-from policies.lru import LruCache
-from policies.placements import NoPlacement, PoolPlacement, RandomPlacement
+from policies.mechanism.views import Assignment, Commitment, ExpertId, Forecast, LayerView, Routing, Swap
+from policies.parts.assigners import settle
+from policies.parts.caches import RandomCache
+from policies.parts.lfu import LfuCache
+from policies.parts.lru import LruCache
+from policies.parts.placements import NoPlacement, PoolPlacement, RandomPlacement
+from policies.parts.routers import TrueRouter
 from policies.protocols import Cache, Composition, Needs, Prefetcher, Router, When
-from policies.routers import TrueRouter
-from policies.views import Assignment, Commitment, ExpertId, Forecast, LayerView, Routing, Swap
-from sim.demand import StepDemand, demand_of
-from tests.invariants.worlds import Played, World, play_policy, random_world, with_forecasts
-from tests.strategies import toy_shape
+from sim.runs.demand import StepDemand, demand_of
+from tests.kit.strategies import toy_shape
+from tests.kit.worlds import Played, World, play_policy, random_world, with_forecasts
 from traces.batches import compose as compose_batch
 from traces.trace import Trace
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sim.costs.cost_table import CostTable, StepCosts
-from sim.engine.spans import Span
+from sim.runs.spans import Span
 from tests.invariants.log import Layer, Log, Spans, log_of
 
 

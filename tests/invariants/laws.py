@@ -1,6 +1,6 @@
 """Laws 1 to 5 and 12 of DESIGN section 6, checked on spans alone: each raises AssertionError naming law and culprit.
 
-They know how spans look (sim/engine/spans.py) and what the rules are, and nothing of how the engine works.
+They know how spans look (sim/runs/spans.py) and what the rules are, and nothing of how the engine works.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Protocol
 
-from policies.views import Routing
+from policies.mechanism.views import Routing
 from sim.costs.cost_table import CostTable
-from sim.engine.spans import INSTANT, Span
+from sim.runs.spans import INSTANT, Span
 from tests.invariants.accounting import law_12_accounting
 from tests.invariants.launches import law_2_launches
 from tests.invariants.log import Expert, Layer, Log, Routings, Spans, Stay, home, log_of

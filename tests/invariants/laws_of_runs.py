@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from policies.assigners import CostRule, LoadAll, ResidentOrCpu
-from policies.dali import BeamAssigner, GreedyAssigner
+from policies.mechanism.views import Assignment, LayerView, Routing
+from policies.papers.dali.assignment import BeamAssigner, GreedyAssigner
+from policies.parts.assigners import CostRule, LoadAll, ResidentOrCpu
 from policies.protocols import Assigner
 from policies.registry import SYSTEMS, System
-from policies.views import Assignment, LayerView, Routing
 from sim.costs.cost_table import CostTable
 from sim.costs.roofline_costs import scaled
-from sim.demand import StepDemand
-from sim.results.bounds import LowerBound
-from sim.results.metrics import layer_frame, metrics_of
+from sim.runs.bounds import LowerBound
+from sim.runs.demand import StepDemand
+from sim.runs.metrics import layer_frame, metrics_of
 from tests.invariants.background import law_5_background_copies
 from tests.invariants.laws import check_all
 from tests.invariants.log import log_of
-from tests.invariants.recording import Played
-from tests.invariants.worlds import SpoiltAssigner, World, digest, fixed_world, part, play
+from tests.kit.recording import Played
+from tests.kit.worlds import SpoiltAssigner, World, digest, fixed_world, part, play
 from traces.trace import Trace
 
 

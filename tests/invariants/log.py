@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from sim.engine.spans import COPIES, INSTANT, LANES, Span
+from sim.runs.spans import COPIES, INSTANT, LANES, Span
 
 Layer = tuple[int, int]  # (step, layer)
 Expert = tuple[int, int]  # (layer, expert)

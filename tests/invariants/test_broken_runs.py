@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from policies.assigners import LoadAll, ResidentOrCpu
-from policies.dali import GreedyAssigner
+from policies.papers.dali.assignment import GreedyAssigner
+from policies.parts.assigners import LoadAll, ResidentOrCpu
 from policies.protocols import Assigner
 from policies.registry import policy_names
 from sim.costs.cost_table import CostTable
 from sim.engine.lanes import Lane
-from sim.results.bounds import LowerBound, lower_bound
+from sim.runs.bounds import LowerBound, lower_bound
 from tests.invariants.laws_of_runs import law_8_bound, law_8_exact, law_9_scaling
-from tests.invariants.worlds import fixed_world
+from tests.kit.worlds import fixed_world
 
 ON_DEMAND = fixed_world("on-demand")
 

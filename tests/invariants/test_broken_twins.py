@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from policies.residency import Residency
-from policies.session import Session
-from policies.views import Assignment, ExpertId, Forecast, LayerView, PolicyError, Routing, Updates
+from policies.mechanism.residency import Residency
+from policies.mechanism.session import Session
+from policies.mechanism.views import Assignment, ExpertId, Forecast, LayerView, PolicyError, Routing, Updates
 from sim.costs.cost_table import LAUNCHES, ConstantSteps
 from sim.engine.copy_lane import CopyLane
 from sim.engine.cpu_lane import CpuLane
@@ -19,7 +19,7 @@ from sim.engine.lanes import Lane, Neighbour
 from sim.engine.launching import Launch, Launching
 from tests.invariants.background import law_5_background_copies
 from tests.invariants.laws import check_all, law_1_conservation, law_5_work_conservation, routings_of
-from tests.invariants.worlds import SpoiltAssigner, World, fixed_world, part, play
+from tests.kit.worlds import SpoiltAssigner, World, fixed_world, part, play
 
 
 @pytest.mark.parametrize("lane", ["gpu", "host", "d2h"])
@@ -156,7 +156,7 @@ def test_law_1_finds_a_policy_that_no_check_holds_back(
     spoil: Callable[[LayerView, Assignment], Assignment], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It computes an expert twice, not at all, or (with a workload, so that it can be computed) one nobody chose."""
-    monkeypatch.setattr("policies.session.check_assignment", lambda *_: None)
+    monkeypatch.setattr("policies.mechanism.session.check_assignment", lambda *_: None)
     monkeypatch.setattr(Routing, "workload", lambda self: _Everything(zip(self.active, self.tokens, strict=True)))
     world = fixed_world("fiddler")
     played = play(world, {"assigner": SpoiltAssigner(part(world, "assigner"), spoil)})

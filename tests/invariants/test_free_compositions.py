@@ -8,20 +8,20 @@ from itertools import zip_longest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from policies.assigners import LoadAll
-from policies.lru import LruCache
+from policies.mechanism.session import Session
+from policies.mechanism.views import ExpertId, LayerInput, LayerView, Routing, Swap
+from policies.parts.assigners import LoadAll
+from policies.parts.lru import LruCache
+from policies.parts.routers import TrueRouter
 from policies.protocols import Budget, Composition, When
-from policies.routers import TrueRouter
-from policies.session import Session
-from policies.views import ExpertId, LayerInput, LayerView, Routing, Swap
 from sim.costs.roofline_costs import uniform_costs
-from sim.engine.spans import Span
-from sim.results.metrics import layer_frame
+from sim.runs.metrics import layer_frame
+from sim.runs.spans import Span
 from tests.invariants.background import law_5_background_copies
 from tests.invariants.free_compositions import play_freely
 from tests.invariants.laws import check_all
 from tests.invariants.log import log_of
-from tests.sim.hand_worked import Placed
+from tests.kit.hand_worked import Placed
 
 SEEDS = st.integers(0, 2**32 - 1)
 some = settings(

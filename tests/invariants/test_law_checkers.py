@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from sim.engine.spans import Span, spans_frame
-from sim.results.metrics import metrics_of
-from sim.results.stalls import Stalls
+from sim.runs.metrics import metrics_of
+from sim.runs.spans import Span, spans_frame
+from sim.runs.stalls import Stalls
 from tests.invariants import accounting
-from tests.invariants.hand_made import BUDGET_BYTES, ROUTINGS, change, hand_made, spans_of, without
 from tests.invariants.laws import (
     check_all,
     law_1_conservation,
@@ -21,6 +20,7 @@ from tests.invariants.laws import (
     law_5_work_conservation,
     law_12_accounting,
 )
+from tests.kit.hand_made import BUDGET_BYTES, ROUTINGS, change, hand_made, spans_of, without
 
 RUN = hand_made()
 

@@ -13,10 +13,10 @@ import numpy as np
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from policies.exact_assignment import ExactAssigner
+from policies.parts.exact_assignment import ExactAssigner
 from policies.registry import SYSTEMS, policy_names
 from sim.costs.roofline_costs import scaled
-from sim.results.bounds import lower_bound
+from sim.runs.bounds import lower_bound
 from tests.invariants.background import law_5_background_copies
 from tests.invariants.launches import law_2_launches
 from tests.invariants.laws import (
@@ -36,8 +36,8 @@ from tests.invariants.laws_of_runs import (
     law_12_hits,
 )
 from tests.invariants.log import log_of
-from tests.invariants.recording import Played
-from tests.invariants.worlds import World, play, worlds
+from tests.kit.recording import Played
+from tests.kit.worlds import World, play, worlds
 
 KEEPS_ROUTING = [name for name in policy_names() if not SYSTEMS[name].needs.changes_routing]
 NO_FUTURE = [name for name in policy_names() if not SYSTEMS[name].needs.future]

@@ -15,16 +15,16 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from policies.copy_queue import CopyQueue
+from policies.mechanism.copy_queue import CopyQueue
+from policies.mechanism.residency import Residency
+from policies.mechanism.session import Session
+from policies.mechanism.views import Copy, ExpertId
 from policies.protocols import Budget, Composition
-from policies.residency import Residency
-from policies.session import Session
-from policies.views import Copy, ExpertId
 from realrun.execution.call_log import LoggedSession, replay
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from tests.invariants.free_compositions import free_question
-from tests.invariants.worlds import World
+from tests.kit.worlds import World
 
 T = TypeVar("T")
 

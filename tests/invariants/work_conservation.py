@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from sim.costs.cost_table import CostTable
-from sim.engine.spans import INSTANT, Span
+from sim.runs.spans import INSTANT, Span
 from tests.invariants.launches import first_ns, launch_of, law_5_launches
 from tests.invariants.log import Expert, Layer, Log, Spans, Stay, home, log_of
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from policies.ablation import PARTS, PREFETCH_SLOTS, EmptyPlacement, FrozenCache, StagedPrefetcher, rungs, without
-from policies.assigners import LoadAll, ResidentOrCpu
-from policies.mrs import MrsCache
-from policies.placements import RandomPlacement
+from policies.mechanism.views import ExpertCosts, ExpertId
+from policies.papers.hybrimoe.mrs import MrsCache
+from policies.papers.smoe.router import CacheRouter
+from policies.parts.assigners import LoadAll, ResidentOrCpu
+from policies.parts.placements import RandomPlacement
+from policies.parts.routers import TrueRouter
 from policies.protocols import Budget, Composition, InitialPlacement, Needs
 from policies.registry import SYSTEMS, BuildContext, ChoiceError, compose
-from policies.routers import TrueRouter
-from policies.smoe_router import CacheRouter
-from policies.views import ExpertCosts, ExpertId
-from tests.policies.views_with_scores import scored_view
-from tests.strategies import toy_calibration
+from tests.kit.strategies import toy_calibration
+from tests.kit.views_with_scores import scored_view
 
 
 def build(name: str, **parameters: Any) -> Composition:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from policies.caches import StaticCache
-from policies.mixtral_offloading import LastExperts, SpeculativeLruCache
+from policies.mechanism.views import INFINITE_NS, ExpertId, Forecast, ResidencyView, Swap
+from policies.papers.mixtral_offloading import LastExperts, SpeculativeLruCache
+from policies.parts.caches import StaticCache
 from policies.protocols import Budget, Cache
 from policies.registry import BuildContext, ChoiceError, compose
-from policies.views import INFINITE_NS, ExpertId, Forecast, ResidencyView, Swap
 from tests.conformance.cache_laws import CacheLaws, Scenario
 from tests.invariants.laws import check_all
-from tests.invariants.worlds import World, play, worlds
-from tests.policies.views_for_tests import costs, view
-from tests.sim.hand_worked import lane, lines, registered, step, told
-from tests.sim.hand_worked import play as play_by_hand
-from tests.strategies import toy_calibration
+from tests.kit.hand_worked import lane, lines, registered, step, told
+from tests.kit.hand_worked import play as play_by_hand
+from tests.kit.strategies import toy_calibration
+from tests.kit.views_for_tests import costs, view
+from tests.kit.worlds import World, play, worlds
 
 COST = costs((10,), (30,), copy_ns=100)
 CONTEXT = BuildContext("toy", 8, 3, 2, calibration=toy_calibration(3, 8, 2))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from policies.papers.smoe.two_pointer import TwoPointer
 from policies.protocols import Composition
 from policies.registry import ChoiceError, compose
 from policies.system import BuildContext
-from policies.two_pointer import TwoPointer
-from tests.strategies import toy_calibration
+from tests.kit.strategies import toy_calibration
 
 LAYERS, EXPERTS = 3, 8
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.exact_assignment import ExactAssigner
-from policies.future import Future
-from policies.placements import PoolPlacement
+from policies.mechanism.session import Session
+from policies.mechanism.views import ExpertCosts, Forecast, LayerInput, PolicyError, Routing
+from policies.parts.exact_assignment import ExactAssigner
+from policies.parts.future import Future
+from policies.parts.placements import PoolPlacement
 from policies.protocols import Budget, Composition
 from policies.registry import SYSTEMS, BuildContext, ChoiceError, added, compose, policy_names, register, system
-from policies.session import Session
-from policies.views import ExpertCosts, Forecast, LayerInput, PolicyError, Routing
-from tests.strategies import toy_calibration
+from tests.kit.strategies import toy_calibration
 
 LAYERS, EXPERTS, STEPS = 3, 8, 6
 COST = ExpertCosts((0, 10), (0, 40), 5, 70, 1)

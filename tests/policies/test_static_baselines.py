@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from policies.mechanism.views import Assignment, LayerView, Phase
 from policies.protocols import Budget, Composition, InitialPlacement
 from policies.registry import BuildContext, compose
-from policies.views import Assignment, LayerView, Phase
-from tests.policies.views_for_tests import costs, view
-from tests.strategies import toy_calibration
+from tests.kit.strategies import toy_calibration
+from tests.kit.views_for_tests import costs, view
 
 LAYERS, EXPERTS, TOP_K = 3, 4, 2
 POPULARITY = np.array([[0.1, 0.4, 0.3, 0.2], [0.7, 0.1, 0.1, 0.1], [0.25, 0.25, 0.25, 0.25]])

@@ -25,18 +25,18 @@ from realrun.generation.flips import Said, flips, said_by_library, said_by_ours
 from realrun.generation.hosted_model import HostedModel, look_at, taken_apart
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
-from tests.realrun.family_models import build, families, left_out
-from tests.realrun.generating import CPU, PROMPTS, every_slot, request
-from traces.capture import capture_loaded
-from traces.capture_forecasts import calibrate, stream_if_any
-from traces.capture_prompts import PromptFile, read_prompts
-from traces.capture_run import Run
-from traces.capture_settings import FORECASTS, CaptureError, CaptureSettings
-from traces.capture_vectors import write_vectors
-from traces.hf_forecast import parse_forecasts
-from traces.hf_load import Loaded
-from traces.hf_record import Recorder
-from traces.trace_file import read_trace
+from tests.kit.family_models import build, families, left_out
+from tests.kit.generating import CPU, PROMPTS, every_slot, request
+from traces.capture.capture import capture_loaded
+from traces.capture.forecasts import calibrate, stream_if_any
+from traces.capture.load import Loaded
+from traces.capture.prompts import PromptFile, read_prompts
+from traces.capture.record import Recorder
+from traces.capture.router_forecast import parse_forecasts
+from traces.capture.run import Run
+from traces.capture.settings import FORECASTS, CaptureError, CaptureSettings
+from traces.capture.vectors import write_vectors
+from traces.file import read_trace
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 FORECAST_KINDS = tuple(dict.fromkeys(key.kind for key in parse_forecasts(FORECASTS)))

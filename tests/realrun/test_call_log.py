@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from policies.session import Session
-from policies.views import Copy, ExpertId, Foresight, Plan, PolicyError, Swap, Updates
+from policies.mechanism.session import Session
+from policies.mechanism.views import Copy, ExpertId, Foresight, Plan, PolicyError, Swap, Updates
 from realrun.execution.call_log import LoggedSession, replay
-from realrun.validation.parity import answers_of, plans_changed
 from sim.simulate import compose_policy, play, prepare
-from tests.realrun.tiny_bench import prepared, tiny_setting
+from tests.kit.tiny_bench import prepared, tiny_setting
+from trilane.study.validation.parity import answers_of, plans_changed
 
 POLICY = "dali"  # it prefetches and swaps
 

@@ -22,9 +22,9 @@ from realrun.experts.checkpoint import load_streamed, move, take_experts  # noqa
 from realrun.experts.expert_store import ExpertStore  # noqa: E402
 from realrun.machine.memory_check import host_memory_given  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
-from tests.realrun.tiny_experts import ALL, model_of  # noqa: E402
-from tests.traces.tiny_families import COMMON, LOCAL, build  # noqa: E402
-from traces.hf_layers import MoeLayer, find_moe_layers  # noqa: E402
+from tests.kit.tiny_experts import ALL, model_of  # noqa: E402
+from tests.kit.tiny_families import COMMON, LOCAL, build  # noqa: E402
+from traces.capture.layers import MoeLayer, find_moe_layers  # noqa: E402
 
 Experts = list[dict[str, Tensor]]  # of every layer: all experts, by parameter
 FAMILIES = pytest.mark.parametrize("family", ALL)

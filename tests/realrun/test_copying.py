@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from policies.views import Copy, ExpertCosts, ExpertId, Swap, Updates
+from policies.mechanism.views import Copy, ExpertCosts, ExpertId, Swap, Updates
 from realrun.errors import LaneError
 from realrun.execution.arrivals import Arrival
 from realrun.execution.copying import AHEAD_NS, Copying
@@ -20,8 +20,8 @@ from realrun.experts.expert_store import ExpertStore, Slab
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.thread_lane import InlineLane, ThreadLane
-from sim.engine.spans import Span
-from tests.realrun.tiny_bench import Instead, fill, machine
+from sim.runs.spans import Span
+from tests.kit.tiny_bench import Instead, fill, machine
 
 pytestmark = pytest.mark.timeout(30)  # nothing may hang
 A, B, C, D = (ExpertId(0, expert) for expert in range(4))

@@ -19,7 +19,7 @@ from realrun.machine.cores import (
     physical_cores,
     usable_cores,
 )
-from tests.realrun.fake_cores import SMT, FakeCores
+from tests.kit.fake_cores import SMT, FakeCores
 
 Make: TypeAlias = Callable[..., FakeCores]
 SINGLES = [(core,) for core in range(16)]

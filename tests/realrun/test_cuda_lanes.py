@@ -14,7 +14,7 @@ from realrun.errors import LaneError, RefusedError
 from realrun.machine.cuda_lanes import POLL_S, REST_S, CudaLanes, CudaSettings
 from realrun.machine.cuda_marks import StreamMark
 from realrun.machine.stream_flags import StreamFlag
-from tests.realrun.fake_cuda import GB, FakeCuda, fake_machine
+from tests.kit.fake_cuda import GB, FakeCuda, fake_machine
 
 SLOW_NS = 10_000_000
 Slow = Callable[[str], Callable[[], object]]

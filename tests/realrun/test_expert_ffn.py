@@ -18,8 +18,8 @@ from realrun.experts.expert_ffn import Choices, SwiGlu, addressed, check_kernel,
 from realrun.experts.expert_layout import ExpertLayout  # noqa: E402
 from realrun.experts.expert_store import Slab  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
-from tests.realrun.tiny_experts import ALL, model_of  # noqa: E402
-from traces.hf_layers import find_moe_layers  # noqa: E402
+from tests.kit.tiny_experts import ALL, model_of  # noqa: E402
+from traces.capture.layers import find_moe_layers  # noqa: E402
 
 TOKENS = 7
 

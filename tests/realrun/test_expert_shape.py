@@ -13,8 +13,8 @@ from realrun.experts import expert_shape  # noqa: E402
 from realrun.experts.block_swiglu import BlockSwiGlu  # noqa: E402
 from realrun.experts.expert_ffn import SwiGlu  # noqa: E402
 from realrun.experts.expert_shape import ExpertShape  # noqa: E402
-from traces.catalogue import load_model  # noqa: E402
-from traces.model_shape import ModelShape  # noqa: E402
+from traces.models.catalogue import load_model  # noqa: E402
+from traces.models.shape import ModelShape  # noqa: E402
 
 TOY = ModelShape("toy", moe_layers=2, dense_layers=0, experts=4, top_k=2, hidden=32, expert_width=16)
 

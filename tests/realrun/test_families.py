@@ -11,12 +11,12 @@ from realrun.generation.generate import generate_hosted  # noqa: E402
 from realrun.generation.hosted_model import look_at, taken_apart  # noqa: E402
 from realrun.machine.host_lanes import HostLanes  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
+from tests.kit.family_models import build, families, left_out  # noqa: E402
+from tests.kit.generating import CPU, request  # noqa: E402
 from tests.realrun import families as tool  # noqa: E402
 from tests.realrun.families import ATTEMPTS, PAGE, Row, line, tried  # noqa: E402
-from tests.realrun.family_models import build, families, left_out  # noqa: E402
-from tests.realrun.generating import CPU, request  # noqa: E402
-from traces.hf_record import LayerRecord, Recorder  # noqa: E402
-from traces.hf_scores import scoring_rule  # noqa: E402
+from traces.capture.record import LayerRecord, Recorder  # noqa: E402
+from traces.capture.scores import scoring_rule  # noqa: E402
 
 # Routers that read tokens, several residual streams, rows of a checkpoint by turns, shared experts that look routed,
 # experts without weights, no gate in an expert, a mixture that can be skipped.

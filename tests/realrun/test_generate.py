@@ -15,8 +15,8 @@ from realrun.generation.hosted_model import HostedModel, look_at, taken_apart
 from realrun.generation.preparation import GenerateRequest
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
-from sim.scenario import Scenario
-from tests.realrun.generating import (
+from sim.runs.scenario import Scenario
+from tests.kit.generating import (
     CPU,
     MINI,
     MINI_VECTORS,
@@ -29,14 +29,14 @@ from tests.realrun.generating import (
     library,
     request,
 )
-from tests.traces.tiny_families import FAMILIES, build
-from traces.capture_forecasts import calibrate, checked_stream
-from traces.capture_prompts import read_prompts
-from traces.capture_run import Run
-from traces.capture_settings import CaptureSettings
-from traces.capture_vectors import Vectors, write_vectors
-from traces.hf_record import Recorder
-from traces.trace_file import read_trace
+from tests.kit.tiny_families import FAMILIES, build
+from traces.capture.forecasts import calibrate, checked_stream
+from traces.capture.prompts import read_prompts
+from traces.capture.record import Recorder
+from traces.capture.run import Run
+from traces.capture.settings import CaptureSettings
+from traces.capture.vectors import Vectors, write_vectors
+from traces.file import read_trace
 
 PRESERVING = [name for name, entry in SYSTEMS.items() if not (entry.needs.changes_routing or entry.needs.future)]
 SIZES = ("none", "one", "some", "all")

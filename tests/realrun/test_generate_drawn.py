@@ -14,8 +14,8 @@ from realrun.generation.flips import flips_against_library, said_by_library, sai
 from realrun.generation.hosted_model import look_at, taken_apart
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
-from tests.realrun.generating import CPU, MINI_VECTORS, every_slot, hosted, library, request
-from tests.traces.tiny_families import VOCAB, build
+from tests.kit.generating import CPU, MINI_VECTORS, every_slot, hosted, library, request
+from tests.kit.tiny_families import VOCAB, build
 
 BY_ITSELF = [
     name for name, entry in SYSTEMS.items()

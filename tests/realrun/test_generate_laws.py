@@ -13,8 +13,7 @@ from realrun.execution.call_log import LoggedSession, replay
 from realrun.generation.generate import generate_hosted
 from realrun.generation.preparation import Generated
 from realrun.machine.host_lanes import HostLanes
-from realrun.validation.parity import answers_of, plans_changed
-from sim.scenario import Scenario
+from sim.runs.scenario import Scenario
 from sim.simulate import Prepared, compose_policy, play, prepare, setting_of
 from tests.invariants.accounting import law_12_accounting
 from tests.invariants.laws import (
@@ -24,13 +23,14 @@ from tests.invariants.laws import (
     law_4_capacity,
     routings_of,
 )
-from tests.realrun.generating import MINI, MINI_VECTORS, PROMPTS, every_slot, hosted, request
-from traces.capture import CaptureSettings, capture_loaded
-from traces.capture_prompts import read_prompts
-from traces.hf_load import load
+from tests.kit.generating import MINI, MINI_VECTORS, PROMPTS, every_slot, hosted, request
+from traces.capture.capture import CaptureSettings, capture_loaded
+from traces.capture.load import load
+from traces.capture.prompts import read_prompts
+from traces.file import read_trace
+from traces.layout import ForecastKey
 from traces.trace import Trace
-from traces.trace_file import read_trace
-from traces.trace_layout import ForecastKey
+from trilane.study.validation.parity import answers_of, plans_changed
 
 LIVE = [name for name, entry in SYSTEMS.items() if not entry.needs.future]
 

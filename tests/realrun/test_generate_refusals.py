@@ -15,12 +15,12 @@ from realrun.generation.hosted_model import taken_apart
 from realrun.generation.preparation import GenerateRequest
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
-from sim.memory import BudgetError
-from sim.scenario import Scenario, ScenarioError
-from tests.realrun.generating import CPU, MINI, MINI_VECTORS, PROMPTS, assert_says_the_same, expected, hosted, request
-from tests.traces.tiny_families import build
-from traces.hf_layers import find_moe_layers
-from traces.hf_load import Loaded
+from sim.runs.memory import BudgetError
+from sim.runs.scenario import Scenario, ScenarioError
+from tests.kit.generating import CPU, MINI, MINI_VECTORS, PROMPTS, assert_says_the_same, expected, hosted, request
+from tests.kit.tiny_families import build
+from traces.capture.layers import find_moe_layers
+from traces.capture.load import Loaded
 
 
 def test_the_future(inline_lanes: HostLanes) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from policies.parts.token_routing import combine_weights, routing_of_tokens
 from policies.protocols import Needs
 from policies.registry import SYSTEMS
-from policies.token_routing import combine_weights, routing_of_tokens
 from realrun.generation.flips import said_by_ours
 from realrun.generation.generate import generate_hosted
 from realrun.generation.model_routing import own_routing, scale_of, scaled_by, weighed_like
 from realrun.machine.host_lanes import HostLanes
-from tests.realrun.generating import MINI_VECTORS, assert_says_the_same, every_slot, expected, hosted, request
+from tests.kit.generating import MINI_VECTORS, assert_says_the_same, every_slot, expected, hosted, request
 
 CHANGING = [name for name, entry in SYSTEMS.items() if entry.needs.changes_routing]
 LEARNT = {"calibration": "mini-moe-calibration", "vectors": MINI_VECTORS}

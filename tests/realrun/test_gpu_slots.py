@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from policies.mechanism.session import Session
+from policies.mechanism.views import Copy, ExpertCosts, ExpertId, LayerInput, Plan, Swap, Updates
 from policies.protocols import Budget, Composition
-from policies.session import Session
-from policies.views import Copy, ExpertCosts, ExpertId, LayerInput, Plan, Swap, Updates
 from realrun.experts.gpu_slots import GpuSlots
-from sim.demand import demand_of
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
+from sim.runs.demand import demand_of
 from tests.invariants.free_compositions import free_composition
-from tests.invariants.worlds import fixed_trace, random_costs, with_forecasts
+from tests.kit.worlds import fixed_trace, random_costs, with_forecasts
 from traces.batches import compose as compose_batch
 
 A, B, C, D = (ExpertId(0, expert) for expert in range(4))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from realrun.errors import LaneError, RefusedError
 from realrun.machine.host_lanes import HostLanes
-from tests.realrun.tiny_bench import OverTheLink, cores, machine, tiny_lanes
+from tests.kit.tiny_bench import OverTheLink, cores, machine, tiny_lanes
 
 pytestmark = pytest.mark.timeout(60)
 NOWHERE = 10_000  # a core that no computer has

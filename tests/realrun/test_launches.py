@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from policies.views import ExpertId, Plan, Routing  # noqa: E402
+from policies.mechanism.views import ExpertId, Plan, Routing  # noqa: E402
 from realrun.execution import layer_parts  # noqa: E402
 from realrun.execution.layer_parts import LayerParts  # noqa: E402
 from realrun.execution.layer_state import Asked, LayerSizes  # noqa: E402
@@ -24,8 +24,8 @@ from realrun.experts.gpu_slots import GpuSlots  # noqa: E402
 from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
 from realrun.machine.lanes import Mark  # noqa: E402
 from realrun.machine.thread_lane import ThreadMark  # noqa: E402
-from sim.engine.spans import Span  # noqa: E402
-from tests.realrun.fake_cuda import FakeCuda, fake_machine  # noqa: E402
+from sim.runs.spans import Span  # noqa: E402
+from tests.kit.fake_cuda import FakeCuda, fake_machine  # noqa: E402
 
 pytestmark = pytest.mark.timeout(30)
 COPY_NS, CPU_NS, HOST_NS, HIDDEN = 3_000_000, 5_000_000, 1000, 8

@@ -19,16 +19,16 @@ from typing import Any
 import pytest
 import torch
 
+from policies.mechanism.views import Commitment, Forecast, LayerView, Plan, Routing
+from policies.parts.routers import TrueRouter
+from policies.parts.token_routing import routing_of_tokens
 from policies.protocols import Composition
 from policies.registry import SYSTEMS, policy_names
-from policies.routers import TrueRouter
-from policies.token_routing import routing_of_tokens
-from policies.views import Commitment, Forecast, LayerView, Plan, Routing
 from realrun.execution.executor import Executor
 from realrun.machine.host_lanes import HostLanes
 from realrun.replay.replay_bench import Measurement
-from sim.engine.spans import COPIES, Span
-from sim.results.metrics import layer_frame
+from sim.runs.metrics import layer_frame
+from sim.runs.spans import COPIES, Span
 from sim.simulate import Prepared, prepare
 from tests.invariants.free_compositions import free_composition
 from tests.invariants.laws import (
@@ -39,7 +39,7 @@ from tests.invariants.laws import (
     law_12_accounting,
 )
 from tests.invariants.log import log_of
-from tests.realrun.tiny_bench import (
+from tests.kit.tiny_bench import (
     SHARES,
     Instead,
     OverTheLink,

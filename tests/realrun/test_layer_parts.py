@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from policies.views import Commitment, ExpertCosts, ExpertId, Plan, Routing
+from policies.mechanism.views import Commitment, ExpertCosts, ExpertId, Plan, Routing
 from realrun.errors import LaneError
 from realrun.execution.arrivals import Arrival
 from realrun.execution.layer_parts import LayerParts, _places
@@ -25,8 +25,8 @@ from realrun.experts.expert_store import ExpertStore, Slab
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.thread_lane import InlineLane
-from sim.engine.spans import Span
-from tests.realrun.tiny_bench import OverTheLink, by_hand, fill, machine
+from sim.runs.spans import Span
+from tests.kit.tiny_bench import OverTheLink, by_hand, fill, machine
 
 pytestmark = pytest.mark.timeout(30)
 LAYERS, EXPERTS, HIDDEN = 2, 4, 8

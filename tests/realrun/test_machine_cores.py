@@ -19,10 +19,10 @@ from realrun.machine.machines import LaneOptions, check_same, facts_of, machine_
 from realrun.profiling import profile_threads  # noqa: E402
 from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
 from sim.machine.profile import Profile  # noqa: E402
-from tests.realrun.fake_cores import SMT, FakeCores  # noqa: E402
-from tests.realrun.fake_cuda import FakeCuda, OnDevice, install  # noqa: E402
-from tests.realrun.tiny_bench import Instead, bench_for, machine, prepared, run, tiny_lanes, tiny_setting  # noqa: E402
-from traces.catalogue import load_model  # noqa: E402
+from tests.kit.fake_cores import SMT, FakeCores  # noqa: E402
+from tests.kit.fake_cuda import FakeCuda, OnDevice, install  # noqa: E402
+from tests.kit.tiny_bench import Instead, bench_for, machine, prepared, run, tiny_lanes, tiny_setting  # noqa: E402
+from traces.models.catalogue import load_model  # noqa: E402
 
 pytestmark = pytest.mark.timeout(60)
 SHAPE = load_model("mini-moe:3")

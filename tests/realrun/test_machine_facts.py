@@ -11,7 +11,7 @@ import torch
 
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.machine_facts import cpu_facts
-from tests.realrun.fake_cuda import FakeCuda, fake_machine
+from tests.kit.fake_cuda import FakeCuda, fake_machine
 
 
 @pytest.fixture

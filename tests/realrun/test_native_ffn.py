@@ -23,8 +23,8 @@ from realrun.experts.native_swiglu import NativeSwiGlu  # noqa: E402
 from realrun.machine.native_ffn import SOURCE, NativeFfn, loaded  # noqa: E402
 from realrun.machine.native_library import NotCompiledError, find_compiler  # noqa: E402
 from realrun.replay.replay_bench import ReplayBench, room_for  # noqa: E402
+from tests.kit.tiny_bench import machine, prepared, tiny_setting  # noqa: E402
 from tests.realrun.test_expert_shape import TOY  # noqa: E402
-from tests.realrun.tiny_bench import machine, prepared, tiny_setting  # noqa: E402
 
 VARIANTS: dict[str, Sequence[str]] = {
     "this processor": (),

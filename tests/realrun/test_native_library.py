@@ -23,9 +23,9 @@ from realrun.machine import native_library as library  # noqa: E402
 from realrun.machine.machines import facts_of  # noqa: E402
 from realrun.machine.native_ffn import CHOICE, SOURCE, NativeFfn, check, cpu_kernel, loaded  # noqa: E402
 from realrun.machine.native_library import NotCompiledError, cache_folder, compiled  # noqa: E402
+from tests.kit.tiny_bench import machine  # noqa: E402
 from tests.realrun.test_expert_shape import TOY  # noqa: E402
 from tests.realrun.test_native_ffn import needs_compiler  # noqa: E402
-from tests.realrun.tiny_bench import machine  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("-O1",)  # to compile

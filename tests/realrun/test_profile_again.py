@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from realrun.profiling.profile_again import points_of  # noqa: E402
-from tests.realrun.tiny_bench import tiny_setting  # noqa: E402
+from tests.kit.tiny_bench import tiny_setting  # noqa: E402
 
 
 def test_sizes_are_those_that_the_settings_play() -> None:

@@ -16,9 +16,9 @@ from realrun.profiling import profile_caches, profile_lab  # noqa: E402
 from realrun.profiling.profile_caches import cache_bytes, layers_beyond  # noqa: E402
 from realrun.profiling.profile_cover import COVER_NS, WARM_NS, GpuCover  # noqa: E402
 from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
-from tests.realrun.fake_cuda import BOOST_GHZ, IDLE_GHZ, FakeCuda, fake_machine  # noqa: E402
-from tests.realrun.fake_machine import FakeMachine, FakeModel  # noqa: E402
-from traces.catalogue import load_model  # noqa: E402
+from tests.kit.fake_cuda import BOOST_GHZ, IDLE_GHZ, FakeCuda, fake_machine  # noqa: E402
+from tests.kit.fake_machine import FakeMachine, FakeModel  # noqa: E402
+from traces.models.catalogue import load_model  # noqa: E402
 
 pytestmark = pytest.mark.timeout(30)
 POINTS = Points((1,), (4,), (2,))

@@ -17,7 +17,7 @@ from realrun.profiling.profile_timing import Effort, Samples  # noqa: E402
 from realrun.profiling.profiling import measure, measured_model  # noqa: E402
 from sim.machine.interpolation import Grid, Measured, Table  # noqa: E402
 from sim.machine.profile import MeasuredModel, Share, Sizes  # noqa: E402
-from tests.realrun.fake_machine import (  # noqa: E402
+from tests.kit.fake_machine import (  # noqa: E402
     EACH_NS,
     FIRST_NS,
     HAND_OVER_NS,
@@ -26,8 +26,8 @@ from tests.realrun.fake_machine import (  # noqa: E402
     FakeMachine,
     FakeModel,
 )
-from tests.sim.hand_measured import TOY  # noqa: E402
-from traces.model_shape import ModelShape  # noqa: E402
+from tests.kit.hand_measured import TOY  # noqa: E402
+from traces.models.shape import ModelShape  # noqa: E402
 
 POINTS = Points(batches=(1, 2), contexts=(4, 16), prompts=(2, 4))  # so steps of 1, 2, 4, 8 tokens
 SORTING_NS, UPLOAD_NS = 90, 11

@@ -27,10 +27,10 @@ from sim.machine.interpolation import Grid, Table  # noqa: E402
 from sim.machine.plan_costs import PlanCost  # noqa: E402
 from sim.machine.profile import MeasuredModel, Profile, Sizes  # noqa: E402
 from sim.machine.profile_yaml import write_profile  # noqa: E402
-from sim.scenario import Scenario  # noqa: E402
+from sim.runs.scenario import Scenario  # noqa: E402
 from sim.simulate import simulate  # noqa: E402
-from tests.realrun.tiny_bench import machine as tiny_machine  # noqa: E402
-from traces.catalogue import load_model  # noqa: E402
+from tests.kit.tiny_bench import machine as tiny_machine  # noqa: E402
+from traces.models.catalogue import load_model  # noqa: E402
 
 SHAPE = load_model("mini-moe:3")
 POINTS = Points(batches=(1, 2), contexts=(4, 8), prompts=(2, 4))

@@ -20,10 +20,10 @@ from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
 from realrun.profiling.profile_timing import Effort, repeated  # noqa: E402
 from realrun.replay.recorded_model import FixedStep, RecordedModel  # noqa: E402
 from realrun.replay.replay_model import ReplayModel  # noqa: E402
-from tests.realrun.fake_cuda import FakeCuda, fake_machine  # noqa: E402
+from tests.kit.fake_cuda import FakeCuda, fake_machine  # noqa: E402
 from tests.realrun.test_replay_model import GROUPED, LATENT  # noqa: E402
-from traces.catalogue import load_model  # noqa: E402
-from traces.model_shape import ModelShape  # noqa: E402
+from traces.models.catalogue import load_model  # noqa: E402
+from traces.models.shape import ModelShape  # noqa: E402
 
 pytestmark = pytest.mark.timeout(60)
 BATCH, CONTEXT = 2, 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from realrun.execution.recorder import Recorder, Timed
 from realrun.machine.thread_lane import InlineLane
-from sim.engine.spans import Span
+from sim.runs.spans import Span
 
 
 def recorder() -> Recorder:

@@ -12,7 +12,7 @@ from torch.nn import functional  # noqa: E402
 from realrun.errors import RefusedError  # noqa: E402
 from realrun.machine.memory_check import host_memory_given  # noqa: E402
 from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
-from tests.realrun.tiny_bench import bench_for, choices_of, machine, prepared, run, tiny_setting  # noqa: E402
+from tests.kit.tiny_bench import bench_for, choices_of, machine, prepared, run, tiny_setting  # noqa: E402
 
 
 def test_experts_without_a_gate_are_computed_without_one() -> None:

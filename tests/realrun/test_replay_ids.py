@@ -12,12 +12,12 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
-from policies.views import Forecast  # noqa: E402
+from policies.mechanism.views import Forecast  # noqa: E402
 from realrun.execution.recorder import Recorder  # noqa: E402
 from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
 from realrun.machine.lanes import Mark  # noqa: E402
 from realrun.replay.replay import Launched, Replay  # noqa: E402
-from tests.realrun.fake_cuda import FakeCuda, fake_machine  # noqa: E402
+from tests.kit.fake_cuda import FakeCuda, fake_machine  # noqa: E402
 
 pytestmark = pytest.mark.timeout(30)
 HIDDEN, TOKENS, SLOW_NS = 4, 3, 10_000_000

@@ -14,8 +14,8 @@ from realrun.errors import RefusedError  # noqa: E402
 from realrun.replay.replay_attention import AttentionPart  # noqa: E402
 from realrun.replay.replay_model import ReplayModel  # noqa: E402
 from sim.costs.roofline_costs import _estimator_params  # noqa: E402
-from traces.catalogue import load_model  # noqa: E402
-from traces.model_shape import ModelShape  # noqa: E402
+from traces.models.catalogue import load_model  # noqa: E402
+from traces.models.shape import ModelShape  # noqa: E402
 
 GROUPED = ModelShape(
     "grouped", moe_layers=2, dense_layers=1, experts=6, top_k=2, hidden=24, expert_width=16, shared_experts=1,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.views import Routing
+from policies.mechanism.views import Routing
 from realrun.execution.routed_tokens import as_it_is, choices_of, descending, rerouted, routed, routing_of
 
 

@@ -15,8 +15,8 @@ from realrun.machine.host_lanes import HostLanes
 from realrun.smoke import generation_checks, machine_checks
 from realrun.smoke.check import Check, SkippedError, checked
 from realrun.smoke.smoke import smoke
-from tests.realrun.fake_cuda import Deferred, FakeCuda, fake_machine
-from tests.realrun.tiny_bench import Instead, machine, tiny_lanes
+from tests.kit.fake_cuda import Deferred, FakeCuda, fake_machine
+from tests.kit.tiny_bench import Instead, machine, tiny_lanes
 
 SOME = ("on-demand", "fiddler", "dali", "smoe", "oracle")
 

@@ -13,7 +13,7 @@ import torch
 
 from realrun.errors import LaneError
 from realrun.machine.thread_lane import InlineLane, ThreadLane, settle_thread
-from tests.realrun.tiny_bench import cores
+from tests.kit.tiny_bench import cores
 
 pytestmark = pytest.mark.timeout(30)  # nothing may hang
 

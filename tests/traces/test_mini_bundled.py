@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from traces.capture_vectors import popular_half, read_vectors
-from traces.text_sketch import KEPT
+from traces.capture.text_sketch import KEPT
+from traces.capture.vectors import popular_half, read_vectors
+from traces.file import read_trace
 from traces.trace import Trace
-from traces.trace_file import read_trace
 
 BUNDLED = Path(__file__).parents[2] / "traces" / "bundled"
 KINDS = ("gate@1", "gate@2", "gate@3", "residual@1", "quasi_hidden@1", "partial@1", "estimator@1")

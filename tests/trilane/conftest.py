@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trilane.running import Result, Trilane
+from tests.kit.running import Result, Trilane
 from trilane.cli import main
 
 

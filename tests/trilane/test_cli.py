@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from policies.registry import SYSTEMS, policy_names
-from sim.engine.spans import Span
-from sim.scenario import Scenario
-from tests.trilane.running import ROOT, SHORT, Trilane, write_route_csv
-from trilane.draws import processes
+from sim.runs.scenario import Scenario
+from sim.runs.spans import Span
+from tests.kit.running import ROOT, SHORT, Trilane, write_route_csv
 from trilane.verbs.cache_curve import SizeError, parse_size
+from trilane.verbs.draw_options import processes
 
 # --- compare and simulate ---------------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from policies.registry import policy_names
-from sim.scenario import Scenario
-from tests.trilane.running import ROOT, SHORT, Trilane, write_route_csv
+from sim.runs.scenario import Scenario
+from tests.kit.running import ROOT, SHORT, Trilane, write_route_csv
 from trilane.cli import main
 
 # --- help and errors --------------------------------------------------------------------------------------------------

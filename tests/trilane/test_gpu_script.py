@@ -17,12 +17,12 @@ import typer
 pytest.importorskip("torch")
 
 from examples.pack_results import LIMIT_BYTES, pack
-from realrun.validation.validation_plan import ValidationPlan
-from tests.trilane.running import ROOT
-from tests.waiting import wait_until
-from traces.catalogue import load_model
+from tests.kit.running import ROOT
+from tests.kit.waiting import wait_until
+from traces.models.catalogue import load_model
 from trilane.cli import app
-from trilane.question import changes_of
+from trilane.study.validation.plan import ValidationPlan
+from trilane.verbs.scenario_options import changes_of
 
 SCRIPT = ROOT / "examples" / "gpu.sh"
 STAGES = ["smoke", "profile", "deepseek-v2-lite", "qwen3-30b-a3b", "mixtral-8x7b", "peer", "pack"]

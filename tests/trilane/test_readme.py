@@ -99,6 +99,6 @@ def test_pictures_and_links_are_there() -> None:
     for name in PICTURES:
         assert f"docs/{name}" in text
         assert (ROOT / "docs" / name).stat().st_size < 300_000
-    for link in ("examples/reference.yaml", "traces/models.yaml", "sim/presets", "policies"):
+    for link in ("examples/reference.yaml", "traces/models/models.yaml", "sim/presets", "policies"):
         assert f"]({link})" in text
         assert (ROOT / link).exists()

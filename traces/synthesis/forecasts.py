@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.model_shape import ModelShape
+from traces.layout import ForecastKey, parse_forecast_name
+from traces.models.shape import ModelShape
 from traces.synthesis.latent import Singles, Texts, layer_logits
-from traces.synthesis.ranking import best, coarse
-from traces.synthesis.routing_fit import RoutingFit
-from traces.trace_layout import ForecastKey, parse_forecast_name
+from traces.synthesis.routing_model import RoutingFit
+from traces.synthesis.topk import best, coarse
 
 _SCORED = "partial"  # the forecast whose scores are recorded
 _PILOT = Texts(((0,),), prompt_tokens=1, generated_tokens=48)  # a text to try accuracies on

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.synthesis.routing_fit import RoutingFit
+from traces.synthesis.routing_model import RoutingFit
 from traces.synthesis.skewed_scores import skewed_scores
 from traces.synthesis.token_states import token_states
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.layout import DECODE, PREFILL
 from traces.statistics import likeness_gain
 from traces.trace import Trace
-from traces.trace_layout import DECODE, PREFILL
 
 LAGS = 16  # tokens apart, at which persistence is looked at one by one; further apart is "far"
 FAR_LAYERS = 8

@@ -16,8 +16,8 @@ import numpy as np
 from traces.synthesis.latent import Texts, layer_logits
 from traces.synthesis.measured import Choices, Floats, Measured, measure, middle
 from traces.synthesis.normal_overlap import correlation_of
-from traces.synthesis.ranking import best
-from traces.synthesis.routing_fit import RoutingFit
+from traces.synthesis.routing_model import RoutingFit
+from traces.synthesis.topk import best
 
 ROUNDS = 16
 SLOWER, FASTER, PACES = 0.6, 1.15, (0.1, 1.5)  # a parameter that overshot moves slower, one that did not faster

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
+from traces.layout import TraceError
 from traces.trace import Trace
-from traces.trace_layout import TraceError
 
 PREFIX = "synthetic:"
 CALIBRATION = "-calibration"
@@ -33,8 +33,8 @@ def load_synthetic(name: str) -> Trace:
     Raises ShapeError for an unknown model and TraceError for lengths that cannot be read.
     """
     # Here, because the catalogue reads traces itself, and because most who load traces make none up.
-    from traces.catalogue import load_model
-    from traces.synthesis.like import like
+    from traces.models.catalogue import load_model
+    from traces.synthesis.nearest import like
     from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 
     model, calibration, counts, forecasts = _parsed(name)

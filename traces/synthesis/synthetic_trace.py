@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.model_shape import ModelShape
+from traces.layout import DECODE, PREFILL, TraceError
+from traces.models.shape import ModelShape
 from traces.synthesis.forecasts import Forecaster, correlations, softmax
 from traces.synthesis.latent import Texts, layer_logits
-from traces.synthesis.ranking import best, coarse
-from traces.synthesis.routing_fit import RoutingFit
+from traces.synthesis.routing_model import RoutingFit
+from traces.synthesis.topk import best, coarse
 from traces.trace import Trace
-from traces.trace_layout import DECODE, PREFILL, TraceError
 
 _ERRORS = 3  # kind of random stream
 

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim import DRAWS
-from trilane.columns import CHANGED, HITS, PCIE, SPREAD, TPOT, TTFT, Column, mark, tabulate
-from trilane.draws import DrawsOption, JobsOption, processes
-from trilane.output import (
+from trilane.pages.columns import CHANGED, HITS, PCIE, SPREAD, TPOT, TTFT, Column, mark, tabulate
+from trilane.pages.output import (
     JsonOption,
     check_picture,
     check_targets,
@@ -19,10 +17,12 @@ from trilane.output import (
     show,
     write_json,
 )
-from trilane.question import ScenarioOption, SetOption, describe, inputs_of, scenario_of
+from trilane.study import DRAWS
+from trilane.verbs.draw_options import DrawsOption, JobsOption, processes
+from trilane.verbs.scenario_options import ScenarioOption, SetOption, describe, inputs_of, scenario_of
 
 if TYPE_CHECKING:
-    from sim.ablation import Ablation
+    from trilane.study.ablate import Ablation
 
 COLUMNS = (
     Column("", lambda row: row["label"] + mark(row)),
@@ -63,7 +63,7 @@ def ablate(
 
     Prefetcher and router off: no prefetches, and the experts that the model's own router chose.
     """
-    from sim.ablation import ablate as take_apart
+    from trilane.study.ablate import ablate as take_apart
 
     check_picture(png)
     asked = scenario_of(scenario, changes, policy)
@@ -81,8 +81,8 @@ def ablate(
 
 
 def _draw(found: Ablation, target: str, about: str) -> None:
-    from sim.pictures.figure_files import save_figure
-    from sim.pictures.ladder import ladder
+    from trilane.figures.figure_files import save_figure
+    from trilane.figures.ladder import ladder
 
     save_figure(ladder(found, about), target)
     note(f"picture: {target}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from trilane.output import (
+from trilane.pages.output import (
     JsonOption,
     check_picture,
     check_targets,
@@ -22,10 +22,10 @@ from trilane.output import (
     working,
     write_json,
 )
-from trilane.question import names_in, read_any, short_name, trace_in_words
+from trilane.verbs.scenario_options import names_in, read_any, short_name, trace_in_words
 
 if TYPE_CHECKING:
-    from sim.cache_curve import CacheCurve, CurvePoint
+    from trilane.study.cache_curve import CacheCurve, CurvePoint
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -58,7 +58,7 @@ def cache_curve(
 
     All experts of a layer are looked up together, and an expert counts once for a whole prompt.
     """
-    from sim.cache_curve import CURVE_POLICIES
+    from trilane.study.cache_curve import CURVE_POLICIES
 
     check_targets(json, png, inputs=[trace])
     check_picture(png)
@@ -73,8 +73,8 @@ def cache_curve(
     synthetic = curve.trace.provenance.get("synthetic")
     write_json({"trace": trace, "synthetic": synthetic, "points": [point._asdict() for point in points]}, json)
     if png:
-        from sim.pictures.figure_files import save_figure
-        from sim.pictures.hit_rate_curve import hit_rate_curve
+        from trilane.figures.figure_files import save_figure
+        from trilane.figures.hit_rate_curve import hit_rate_curve
 
         about = f"routing of {trace_in_words(short_name(trace), curve.trace)}"
         save_figure(hit_rate_curve([point._asdict() for point in points], about), png)
@@ -83,7 +83,7 @@ def cache_curve(
 
 def _ready(trace: str, names: list[str], seed: int) -> CacheCurve:
     """The trace, made ready once, before a progress bar starts to move."""
-    from sim.cache_curve import CacheCurve, curve_policy
+    from trilane.study.cache_curve import CacheCurve, curve_policy
 
     for name in names:
         curve_policy(name)
@@ -94,7 +94,7 @@ def _ready(trace: str, names: list[str], seed: int) -> CacheCurve:
 def _sizes(curve: CacheCurve, pool: str | None) -> list[int]:
     """Cache sizes in bytes, ascending."""
     if pool is None:
-        from sim.cache_curve import DEFAULT_SHARES
+        from trilane.study.cache_curve import DEFAULT_SHARES
 
         return [max(curve.least_bytes, round(share * curve.trace.shape.routed_bytes)) for share in DEFAULT_SHARES]
     sizes = sorted({parse_size(text) for text in pool.split(",")})
@@ -112,7 +112,7 @@ def parse_size(text: str) -> int:
 
 
 def _table(curve: CacheCurve, names: list[str], points: list[CurvePoint]) -> Table:
-    from sim.cache_curve import unit_of
+    from trilane.study.cache_curve import unit_of
 
     whole = curve.trace.shape.routed_bytes
     sizes = sorted({point.capacity_bytes for point in points})

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sim.machine.units import GB
-from trilane.output import JsonOption, check_targets, heading, pairs, show, table, write_json
-from trilane.parts_page import all_parts, part_facts, parts_page, quantisation_facts, quantisation_page
-from trilane.profile_page import decisions_note, profile_page
+from trilane.pages.output import JsonOption, check_targets, heading, pairs, show, table, write_json
+from trilane.pages.parts import all_parts, part_facts, parts_page, quantisation_facts, quantisation_page
+from trilane.pages.profile import decisions_note, profile_page
 
 if TYPE_CHECKING:
     from policies.protocols import Needs
     from policies.registry import System
     from sim.machine.hardware import Hardware
-    from traces.model_shape import ModelShape
+    from traces.models.shape import ModelShape
 
 _EXAMPLE = "qwen3-30b-a3b"  # the model that formats of weights are shown with
 
@@ -120,7 +120,7 @@ def models(
     json: JsonOption = None,
 ) -> None:
     """Model shapes: sizes that time and memory depend on."""
-    from traces.catalogue import load_model, model_names
+    from traces.models.catalogue import load_model, model_names
 
     check_targets(json)
     if quantisations:
@@ -203,7 +203,7 @@ def _machine_page(machine: Hardware) -> list[Any]:
         *([heading("what to know"), *(f"- {text}" for text in machine.notes), ""] if machine.notes else []),
         *([*profile_page(machine.profile), ""] if machine.profile else []),
         heading("what deciding costs on the host, in every layer"), table(headers, decisions), "",
-        f"The numbers of sim/presets/plan_costs.yaml, which names their sources, times {scale}.",
+        f"The numbers of sim/machine/presets/plan_costs.yaml, which names their sources, times {scale}.",
         *([decisions_note(machine.profile)] if machine.profile else []),
     ]  # fmt: skip
 

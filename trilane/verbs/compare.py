@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sim import DRAWS
-from trilane.columns import CHANGED, HITS, PCIE, SPREAD, TPOT, TTFT, Column, mark, tabulate
-from trilane.draws import DrawsOption, JobsOption, processes
-from trilane.output import (
+from trilane.pages.columns import CHANGED, HITS, PCIE, SPREAD, TPOT, TTFT, Column, mark, tabulate
+from trilane.pages.output import (
     JsonOption,
     check_folder,
     check_targets,
@@ -22,10 +20,12 @@ from trilane.output import (
     show,
     write_json,
 )
-from trilane.question import ScenarioOption, SetOption, describe, inputs_of, names_in, scenario_of
+from trilane.study import DRAWS
+from trilane.verbs.draw_options import DrawsOption, JobsOption, processes
+from trilane.verbs.scenario_options import ScenarioOption, SetOption, describe, inputs_of, names_in, scenario_of
 
 if TYPE_CHECKING:
-    from sim.results.run import Run
+    from sim.runs.run import Run
 
 Row = Mapping[str, Any]
 TIMELINE_STEPS = 6  # of each policy, so that the combined timeline stays small
@@ -79,7 +79,7 @@ def compare(
 
     Every policy gets the same routing, machine and memory. The fastest on average comes first.
     """
-    from sim.comparison import compare as run_all
+    from trilane.study.compare import compare as run_all
 
     check_folder(out)
     asked = scenario_of(scenario, changes)
@@ -99,10 +99,10 @@ def compare(
 
 def _draw(runs: Sequence[Run], rows: Sequence[Row], folder: Path, about: str) -> None:
     """A bar chart, a Gantt picture of each run, and one timeline of all."""
-    from sim.pictures.figure_files import save_figure
-    from sim.pictures.gantt import save_gantt
-    from sim.pictures.perfetto import write_perfetto
-    from sim.pictures.tpot_bars import tpot_bars
+    from trilane.figures.figure_files import save_figure
+    from trilane.figures.gantt import save_gantt
+    from trilane.figures.perfetto import write_perfetto
+    from trilane.figures.tpot_bars import tpot_bars
 
     folder.mkdir(parents=True, exist_ok=True)
     save_figure(tpot_bars(rows, about), folder / "tpot.png")

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from trilane.draws import JobsOption, processes
-from trilane.output import JsonOption, check_targets, show, working, write_json
-from trilane.question import names_in
+from trilane.pages.output import JsonOption, check_targets, show, working, write_json
+from trilane.verbs.draw_options import JobsOption, processes
+from trilane.verbs.scenario_options import names_in
 
 
 def fit(
@@ -59,9 +59,9 @@ def fit(
     json: JsonOption = None,
 ) -> None:  # fmt: skip
     """Say whether a model runs on a machine, how, how fast, and what limits it."""
-    from sim.fit.fit import fit as answer
-    from sim.fit.question import Question
-    from trilane.fit_page import fit_page
+    from trilane.pages.fit import fit_page
+    from trilane.study.fit.fit import fit as answer
+    from trilane.study.fit.question import Question
 
     check_targets(json, inputs=(trace, calibration, machine))
     question = Question(

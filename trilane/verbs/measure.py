@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from realrun.machine.lane_kinds import LaneKind
-from trilane.lane_options import (
+from trilane.pages.output import JsonOption, check_picture, check_targets, heading, show, working, write_json
+from trilane.pages.run import keep_run, record_of, run_page
+from trilane.verbs.lane_options import (
     Chosen,
     ChunkOption,
     CpuThreadsOption,
@@ -16,14 +18,12 @@ from trilane.lane_options import (
     ResultPathOption,
     tell,
 )
-from trilane.output import JsonOption, check_picture, check_targets, heading, show, working, write_json
-from trilane.question import PolicyOption, ScenarioOption, SetOption, describe, inputs_of, scenario_of
-from trilane.run_page import keep_run, record_of, run_page
+from trilane.verbs.scenario_options import PolicyOption, ScenarioOption, SetOption, describe, inputs_of, scenario_of
 from trilane.verbs.simulate import GanttOption, PerfettoOption, SpansOption
 
 if TYPE_CHECKING:
-    from sim.results.run import Run
-    from sim.scenario import Scenario
+    from sim.runs.run import Run
+    from sim.runs.scenario import Scenario
 
 
 class MeasureError(ValueError):
@@ -147,7 +147,7 @@ def _generated(
 
 def _prompts(path: str, batch: int) -> list[str]:
     """The first ``batch`` prompts of a file. Raises MeasureError where there are fewer."""
-    from traces.capture_prompts import read_prompts
+    from traces.capture.prompts import read_prompts
 
     texts = [prompt.text for prompt in read_prompts(path).prompts]
     if len(texts) < batch:

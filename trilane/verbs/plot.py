@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from trilane.output import check_folder, note
-from trilane.question import names_in
+from trilane.pages.output import check_folder, note
+from trilane.verbs.scenario_options import names_in
 
-KINDS = ("tpot", "speedup", "heat", "hits")  # those of sim.pictures.sweep_pictures, which is slow to import
+KINDS = ("tpot", "speedup", "heat", "hits")  # those of trilane.figures.sweep_pictures, which is slow to import
 
 
 _BASELINE = "Of speedup. Default: llama.cpp; else on-demand, layer-wise, or the first of the table."
@@ -55,10 +55,10 @@ def plot(
     Each picture comes with a CSV of what it draws. The lower bound and the clairvoyant run are in every picture of
     times, to show what is left to gain.
     """
-    from sim.pictures.figure_files import save_picture
-    from sim.pictures.sweep_means import means_of
-    from sim.pictures.sweep_pictures import Asked, pictures_of
-    from sim.sweep.table import read_results
+    from trilane.figures.figure_files import save_picture
+    from trilane.figures.sweep_means import means_of
+    from trilane.figures.sweep_pictures import Asked, pictures_of
+    from trilane.study.sweep.table import read_results
 
     kinds = _kinds(kind)
     folder = Path(out) if out else Path(results).with_suffix("")

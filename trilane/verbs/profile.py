@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from realrun.machine.lane_kinds import LaneKind
-from trilane.lane_options import (
+from trilane.pages.output import JsonOption, check_targets, heading, note, show, table, working, write_json
+from trilane.pages.profile import profile_page
+from trilane.verbs.lane_options import (
     Chosen,
     ChunkOption,
     CpuThreadsOption,
@@ -19,9 +21,7 @@ from trilane.lane_options import (
     ResultPathOption,
     tell,
 )
-from trilane.output import JsonOption, check_targets, heading, note, show, table, working, write_json
-from trilane.profile_page import profile_page
-from trilane.question import names_in
+from trilane.verbs.scenario_options import names_in
 
 if TYPE_CHECKING:
     from realrun.machine.machines import LaneOptions, RealMachine
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from realrun.profiling.profile_timing import Effort
     from realrun.profiling.profiling import Findings
     from sim.machine.hardware import Hardware
-    from traces.model_shape import ModelShape
+    from traces.models.shape import ModelShape
 
 QUIET_LOAD = 1.0  # of a computer that does nothing else, or has just been measured
 
@@ -101,7 +101,7 @@ def profile(
     from realrun.machine.memory_check import host_memory_given
     from realrun.profiling.profile_lab import Points
     from realrun.profiling.profile_timing import QUICK, Effort
-    from traces.catalogue import load_model
+    from traces.models.catalogue import load_model
 
     check_targets(out, json)
     shapes = [load_model(name) for name in model or ["deepseek-v2-lite"]]

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trilane.output import JsonOption, check_picture, check_targets, show, working, write_json
-from trilane.question import PolicyOption, ScenarioOption, SetOption, describe, inputs_of, scenario_of
-from trilane.run_page import keep_run, record_of, run_page
+from trilane.pages.output import JsonOption, check_picture, check_targets, show, working, write_json
+from trilane.pages.run import keep_run, record_of, run_page
+from trilane.verbs.scenario_options import PolicyOption, ScenarioOption, SetOption, describe, inputs_of, scenario_of
 
 if TYPE_CHECKING:
-    from sim.results.run import Run
+    from sim.runs.run import Run
 
 SpansOption = Annotated[
     str | None, typer.Option("--spans", metavar="F.parquet", help="Write what every lane did, a row a span.")

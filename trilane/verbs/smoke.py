@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from realrun.machine.lane_kinds import LaneKind
-from trilane.output import JsonOption, check_targets, note, show, write_json
+from trilane.pages.output import JsonOption, check_targets, note, show, write_json
 
 if TYPE_CHECKING:
     from realrun.smoke.check import Check

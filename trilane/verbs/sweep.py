@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilane.draws import JobsOption, processes
-from trilane.output import check_targets, errors, note
-from trilane.reasons import reason_of
+from trilane.pages.output import check_targets, errors, note
+from trilane.pages.reasons import reason_of
+from trilane.verbs.draw_options import JobsOption, processes
 
 if TYPE_CHECKING:
-    from sim.sweep.sweep import Progress
+    from trilane.study.sweep.sweep import Progress
 
 DASK_HELP = (
     "Play on this Dask cluster, such as tcp://10.0.0.1:8786, instead. Its workers need the same Trilane, and the same "
@@ -47,8 +47,8 @@ def sweep(
 
     A point that cannot be played is a row with its error. [bold]trilane plot[/] draws the table.
     """
-    from sim.sweep.grid import Grid
-    from sim.sweep.sweep import sweep as play
+    from trilane.study.sweep.grid import Grid
+    from trilane.study.sweep.sweep import sweep as play
 
     check_targets(output, inputs=[file])
     grid = Grid.from_yaml(file)

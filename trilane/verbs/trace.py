@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from traces.capture_settings import FORECASTS
-from trilane.output import (
+from traces.capture.settings import FORECASTS
+from trilane.pages.output import (
     JsonOption,
     OutputError,
     check_targets,
@@ -21,7 +21,7 @@ from trilane.output import (
     working,
     write_json,
 )
-from trilane.question import read_any, trace_in_words
+from trilane.verbs.scenario_options import read_any, trace_in_words
 from trilane.verbs.trace_stats import stats
 from trilane.verbs.trace_synth import synth
 
@@ -35,7 +35,7 @@ TraceArgument = Annotated[
 ]
 
 VECTORS_HELP = (
-    "Vectors of an earlier calibration, instead of prompts: a file that [bold]python -m realrun.train_estimator[/] "
+    "Vectors of an earlier calibration, instead of prompts: a file that [bold]python -m tools.train_estimator[/] "
     "wrote, which estimator@1 needs. Without it, capture makes its own from the calibration prompts."
 )
 FORECASTS_HELP = (
@@ -97,8 +97,8 @@ def import_(
     """Turn a route_trace v1 CSV into a trace file."""
     _check_trace_target(output, inputs=[csv])
     with working(f"reading {csv}"):
-        from traces.route_trace_v1 import import_route_trace
-        from traces.trace_file import write_trace
+        from traces.file import write_trace
+        from traces.importers.route_trace_v1 import import_route_trace
 
         trace = import_route_trace(csv)
         write_trace(trace, output)
@@ -161,9 +161,9 @@ def _check_capture(
     settings: Mapping[str, Any],
 ) -> None:
     """Refuse what capture would refuse, before torch is imported. Raises CaptureError."""
-    from traces.capture_prompts import read_prompts
-    from traces.capture_settings import CaptureSettings, check_model
-    from traces.capture_vectors import known_vectors
+    from traces.capture.prompts import read_prompts
+    from traces.capture.settings import CaptureSettings, check_model
+    from traces.capture.vectors import known_vectors
 
     CaptureSettings(**settings)
     check_model(model, dtype)
@@ -171,9 +171,9 @@ def _check_capture(
 
 
 def _capture_function() -> Any:
-    """``traces.capture.capture``. Raises OutputError saying how to install what it needs."""
+    """``traces.capture.capture.capture``. Raises OutputError saying how to install what it needs."""
     try:
-        from traces.capture import capture as run
+        from traces.capture.capture import capture as run
     except ModuleNotFoundError as error:
         raise OutputError(
             f"capture needs {error.name}; in the folder of Trilane: "

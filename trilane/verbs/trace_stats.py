@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from trilane.output import (
+from trilane.pages.output import (
     JsonOption,
     check_targets,
     heading,
@@ -25,10 +25,10 @@ from trilane.output import (
     working,
     write_json,
 )
-from trilane.question import read_any, short_name, trace_in_words
+from trilane.verbs.scenario_options import read_any, short_name, trace_in_words
 
 if TYPE_CHECKING:
-    from traces.published import Published
+    from traces.models.published import Published
     from traces.trace import Trace
 
 Statistics = Mapping[str, Any]
@@ -115,7 +115,7 @@ _ROWS: Mapping[str, _Row] = {
 
 
 def _compare(names: Sequence[str], published: bool, markdown: bool, json: str | None) -> None:
-    from traces.published import published_figures
+    from traces.models.published import published_figures
 
     found = {name: comparable_statistics(read_any(name)) for name in progress(names, "counting")}
     figures = published_figures() if published else ()
@@ -135,8 +135,8 @@ def comparable_statistics(trace: Trace) -> dict[str, Any]:
     ``one_sequence``: popularity as a sequence sees it. ``layer_lru_hit_rate``: that of an LRU cache in decode, which
     has room for a quarter of every layer.
     """
-    from sim.cache_curve import CacheCurve
     from traces.statistics import trace_statistics
+    from trilane.study.cache_curve import CacheCurve
 
     values = trace_statistics(trace)
     point = CacheCurve(trace).point("layer-lru", trace.shape.routed_bytes // 4)
@@ -151,8 +151,8 @@ def _one_sequence(trace: Trace) -> dict[str, float | None]:
     """
     import pandas as pd
 
+    from traces.layout import DECODE
     from traces.statistics import popularity, popularity_skew
-    from traces.trace_layout import DECODE
 
     skews = ["gini", "top_10_percent_share", "entropy"]
     found = []

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from trilane.output import (
+from trilane.pages.output import (
     JsonOption,
     OutputError,
     check_targets,
@@ -21,11 +21,11 @@ from trilane.output import (
     working,
     write_json,
 )
-from trilane.question import read_any
+from trilane.verbs.scenario_options import read_any
 
 if TYPE_CHECKING:
-    from traces.model_shape import ModelShape
-    from traces.synthesis.routing_fit import RoutingFit
+    from traces.models.shape import ModelShape
+    from traces.synthesis.routing_model import RoutingFit
 
 
 def synth(
@@ -58,8 +58,8 @@ def synth(
         raise OutputError("expected --like MODEL, --fit TRACE or both, got neither: nothing says what to be like")
     check_targets(output, json, inputs=[fit])
     with working("making routing up"):
+        from traces.file import write_trace
         from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
-        from traces.trace_file import write_trace
 
         shape, routing = _routing(like, fit)
         asked = Synthesis(routing, sequences, prompt_tokens, generated_tokens, seed)
@@ -71,9 +71,9 @@ def synth(
 
 def _routing(model: str | None, trace_name: str | None) -> tuple[ModelShape, RoutingFit]:
     """Whose topology, and the parameters."""
-    from traces.catalogue import load_model
-    from traces.synthesis.fit_routing import fit_routing
-    from traces.synthesis.like import like
+    from traces.models.catalogue import load_model
+    from traces.synthesis.estimate import fit_routing
+    from traces.synthesis.nearest import like
 
     if trace_name is None:
         assert model is not None

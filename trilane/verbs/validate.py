@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilane.lane_options import HostMemoryOption
-from trilane.output import (
+from trilane.pages.output import (
     JsonOption,
     check_folder,
     check_targets,
@@ -22,13 +21,14 @@ from trilane.output import (
     working,
     write_json,
 )
-from trilane.question import SetOption, changes_of
+from trilane.verbs.lane_options import HostMemoryOption
+from trilane.verbs.scenario_options import SetOption, changes_of
 
 if TYPE_CHECKING:
-    from realrun.validation.stopping import Stop
-    from realrun.validation.validate import Validated
-    from realrun.validation.validation_plan import ValidationPlan
-    from sim.agreement.agreement import Agreement
+    from trilane.study.validation.agreement import Agreement
+    from trilane.study.validation.plan import ValidationPlan
+    from trilane.study.validation.stopping import Stop
+    from trilane.study.validation.validate import Validated
 
 
 FILES = ("report.md", "scatter.png", "timeline.png", "repeated-profile.yaml")
@@ -88,7 +88,7 @@ def validate(
     from datetime import UTC, datetime
 
     from realrun.machine.memory_check import host_memory_given
-    from realrun.validation.stopping import stopping
+    from trilane.study.validation.stopping import stopping
 
     check_folder(out)
     files = [Path(out) / name for name in FILES] if out and Path(out).is_dir() else []
@@ -110,7 +110,7 @@ def _asked(plan: str, profile: str, changes: Sequence[str] | None, repeats: int 
     """The plan, on the profile's machine, with what the command line changes."""
     from dataclasses import replace
 
-    from realrun.validation.validation_plan import ValidationPlan
+    from trilane.study.validation.plan import ValidationPlan
 
     asked = ValidationPlan.from_yaml(plan, {**changes_of(changes), "hardware": profile})
     return asked if repeats is None else replace(asked, repeats=repeats)
@@ -134,8 +134,8 @@ def _run(asked: ValidationPlan, profile: str, journal: Path | None, stop: Stop) 
     """Everything, on the lanes that the profile was measured on. Raises RefusedError for a machine without one."""
     from realrun.errors import RefusedError
     from realrun.replay.measure import machine_on
-    from realrun.validation.validate import validate as run_all
     from sim.machine.hardware import load_hardware
+    from trilane.study.validation.validate import validate as run_all
 
     hardware = load_hardware(profile)
     if hardware.profile is None:
@@ -149,7 +149,7 @@ def _run(asked: ValidationPlan, profile: str, journal: Path | None, stop: Stop) 
 
 
 def _show(found: Validated, asked: ValidationPlan, json: str | None) -> None:
-    from sim.agreement.report import MEANINGS, failure_lines, summary_lines, table_of
+    from trilane.pages.validation import MEANINGS, failure_lines, summary_lines, table_of
 
     agreement = found.agreement
     headers, lines = table_of(agreement)
@@ -174,11 +174,11 @@ def command_of(
 
 def _report(found: Validated, folder: Path, when: str, command: str) -> None:
     """The page with its pictures, and the profile that predictions were made from."""
-    from sim.agreement.agreement_pictures import scatter
-    from sim.agreement.report import write_report
-    from sim.agreement.timeline import overlay
     from sim.machine.profile_yaml import write_profile
-    from sim.pictures.figure_files import save_figure
+    from trilane.figures.agreement_scatter import scatter
+    from trilane.figures.figure_files import save_figure
+    from trilane.figures.measured_timeline import overlay
+    from trilane.pages.validation import write_report
 
     agreement, hardware = found.agreement, found.hardware
     assert hardware.profile is not None

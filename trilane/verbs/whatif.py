@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trilane.draws import JobsOption, processes
-from trilane.output import JsonOption, check_picture, check_targets, note, show, working, write_json
-from trilane.question import ScenarioOption, SetOption, inputs_of, names_in, scenario_of
+from trilane.pages.output import JsonOption, check_picture, check_targets, note, show, working, write_json
+from trilane.verbs.draw_options import JobsOption, processes
+from trilane.verbs.scenario_options import ScenarioOption, SetOption, inputs_of, names_in, scenario_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sim.scenario import Scenario
+    from sim.runs.scenario import Scenario
 
 POLICIES = ("llama.cpp", "mixtral-offloading", "fiddler", "hybrimoe", "dali", "smoe", "daop", "best-exact")
 MOST_AXES = 2
@@ -63,8 +63,8 @@ def whatif(
 
     dram_gbps (what CPU experts read), gpu_gbps, gpu_tflops, cpu_gflops.
     """
-    from sim.pictures.sweep_means import means_of
-    from trilane.whatif_page import failures, findings, page
+    from trilane.figures.sweep_means import means_of
+    from trilane.pages.whatif import failures, findings, page
 
     check_picture(png)
     asked = scenario_of(scenario, changes)
@@ -92,7 +92,7 @@ def whatif(
 
 def axes_in(vary: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """Axes and values of ``--vary AXIS=VALUES``. Raises WhatIfError, and SweepError for an unknown axis or value."""
-    from sim.sweep.values import values_in
+    from trilane.study.sweep.values import values_in
 
     axes: dict[str, tuple[Any, ...]] = {}
     for text in vary:
@@ -113,8 +113,8 @@ def axes_in(vary: Sequence[str]) -> dict[str, tuple[Any, ...]]:
 def _played(
     scenario: Scenario, axes: Mapping[str, tuple[Any, ...]], names: Sequence[str], draws: int, jobs: int
 ) -> pd.DataFrame:
-    from sim.sweep.grid import Grid, points
-    from sim.sweep.sweep import sweep
+    from trilane.study.sweep.grid import Grid, points
+    from trilane.study.sweep.sweep import sweep
 
     grid = Grid(scenario, ({**axes, "policy": tuple(names)},), draws=draws)
     if (count := len(points(grid))) > MANY:
@@ -130,9 +130,9 @@ def _beside(png: str | None) -> str | None:
 
 
 def _draw(means: Any, axes: Sequence[str], png: str) -> None:
-    from sim.pictures.figure_files import save_picture
-    from sim.pictures.heat_map import heat_map
-    from sim.pictures.tpot_lines import tpot_lines
+    from trilane.figures.figure_files import save_picture
+    from trilane.figures.heat_map import heat_map
+    from trilane.figures.tpot_lines import tpot_lines
 
     picture = tpot_lines(means, axes[0]) if len(axes) == 1 else heat_map(means, axes[0], axes[1])
     note(f"picture: {png}, and what it draws: {save_picture(picture, png)}")

@@ -14,10 +14,10 @@ from sim.costs.roofline_costs import CostError, StepCosts, roofline
 from sim.machine.hardware import HardwareError, load_hardware
 from sim.machine.profile import Share
 from sim.machine.profile_yaml import write_profile
-from sim.scenario import Scenario
+from sim.runs.scenario import Scenario
 from sim.simulate import simulate
-from tests.sim.hand_measured import TOY, table, toy_machine, toy_model
-from tests.strategies import toy_shape
+from tests.kit.hand_measured import TOY, table, toy_machine, toy_model
+from tests.kit.strategies import toy_shape
 from traces.library import load_trace
 
 COSTS = costs_on(toy_machine(), TOY, 10)

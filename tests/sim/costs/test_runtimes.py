@@ -8,9 +8,9 @@ import pytest
 
 from sim.costs.runtimes import REPLAY_NS, SPIN_NS, graph_costs
 from sim.machine.hardware import load_hardware
-from sim.scenario import Scenario, ScenarioError
+from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import costs_in, setting_of, simulate
-from traces.catalogue import load_model
+from traces.models.catalogue import load_model
 
 SHORT = Scenario(policy="on-demand", prompt_tokens=8, generated_tokens=4, cached_share=0.5)
 CHANGED = {

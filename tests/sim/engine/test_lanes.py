@@ -11,10 +11,10 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.views import ExpertCosts
+from policies.mechanism.views import ExpertCosts
 from sim.engine.cpu_lane import CpuLane
 from sim.engine.lanes import GpuLane, Lane, Neighbour, SharedMemory
-from sim.engine.spans import Recorder, Span
+from sim.runs.spans import Recorder, Span
 
 CPU, H2D = SharedMemory.CPU, SharedMemory.H2D
 NO_NEIGHBOUR = Neighbour(1000, lambda: 10**9)

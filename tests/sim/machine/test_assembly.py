@@ -16,7 +16,7 @@ from sim.machine.plausibility import LIMITS, check_plausible
 from sim.machine.sourced_yaml import typed
 from sim.machine.units import GB, GIB
 from sim.machine.weight_formats import read_fraction
-from tests.sim.machine.assembled import assemble
+from tests.kit.assembled import assemble
 
 
 def refusal(name: str) -> str:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.machine.interpolation import Grid, Measured, Table, whole
-from tests.sim.hand_measured import grid, table
+from tests.kit.hand_measured import grid, table
 
 THREE = table((2, 100), (4, 140), (8, 160))
 FOUR = grid((1, 3), (10, 20), (100, 200), (300, 600))

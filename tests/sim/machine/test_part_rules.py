@@ -8,7 +8,7 @@ from sim.machine.hardware import Cpu, load_hardware
 from sim.machine.parts import cpu_names, gpu_names, memory_names, part
 from sim.machine.units import GB
 from sim.machine.weight_formats import read_fraction
-from tests.sim.machine.assembled import assemble
+from tests.kit.assembled import assemble
 
 
 def test_the_slower_of_card_and_slot_decides() -> None:

@@ -16,8 +16,8 @@ from sim.machine.interpolation import Grid, Measured, Table
 from sim.machine.plan_costs import PlanCost
 from sim.machine.profile import Share
 from sim.machine.profile_yaml import profile_document, read_profile, write_profile
-from tests.sim.hand_measured import TOY, toy_machine, toy_model, toy_profile
-from tests.strategies import toy_shape
+from tests.kit.hand_measured import TOY, toy_machine, toy_model, toy_profile
+from tests.kit.strategies import toy_shape
 
 
 @pytest.fixture

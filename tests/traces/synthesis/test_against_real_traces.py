@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sim.cache_curve import cache_curve
 from tests.traces.synthesis.logs import LOGS, needs_logs
-from traces.route_trace_v1 import import_route_trace
+from traces.importers.route_trace_v1 import import_route_trace
 from traces.statistics import lag_profile, prefill_decode_similarity
 from traces.synthesis.measured import choices_of
 from traces.synthesis.moments import Layout
 from traces.synthesis.stored_fits import stored_fits
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace
+from trilane.study.cache_curve import cache_curve
 
 SEEDS, OTHER = range(6), 1000  # other texts, and other models, than those that were made up for the fit
 SHARES = (0.05, 0.1, 0.2, 0.4, 0.8)  # of all experts

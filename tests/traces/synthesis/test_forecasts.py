@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import bisect
 
+from traces.layout import ForecastKey, TraceError
 from traces.library import load_trace
-from traces.model_shape import ModelShape
+from traces.models.shape import ModelShape
 from traces.synthesis.forecasts import bisected, correlations
-from traces.synthesis.like import like
+from traces.synthesis.nearest import like
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
-from traces.trace_layout import ForecastKey, TraceError
 
 SHAPE = ModelShape("made-up", moe_layers=4, dense_layers=0, experts=32, top_k=4, hidden=8, expert_width=4)
 ROUTING = like(SHAPE)

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from tests.traces.synthesis.logs import LOGS, needs_logs
-from traces.catalogue import model_names
+from tools.refit_routing import BUNDLED, refit_bundled
+from tools.refit_routing import LOGS as LOG_NAMES
+from traces.importers.route_trace_v1 import import_route_trace
+from traces.layout import TraceError
 from traces.library import load_trace
-from traces.route_trace_v1 import import_route_trace
+from traces.models.catalogue import model_names
 from traces.synthesis.measured import choices_of, measure_trace
 from traces.synthesis.moments import Layout, simulated
-from traces.synthesis.refit import BUNDLED, refit_bundled
-from traces.synthesis.refit import LOGS as LOG_NAMES
-from traces.synthesis.routing_fit import RoutingFit
+from traces.synthesis.routing_model import RoutingFit
 from traces.synthesis.stored_fits import stored_fits
 from traces.trace import Trace
-from traces.trace_layout import TraceError
 
 
 def recorded(name: str) -> Trace:

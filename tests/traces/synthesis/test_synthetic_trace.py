@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.scenario import Scenario, ScenarioError
+from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import simulate
-from traces.model_shape import ModelShape
+from traces.file import write_trace
+from traces.layout import TraceError
+from traces.models.shape import ModelShape
 from traces.statistics import cross_layer_gain, forecast_statistics, lag_profile, popularity
-from traces.synthesis.like import like
-from traces.synthesis.routing_fit import RoutingFit
+from traces.synthesis.nearest import like
+from traces.synthesis.routing_model import RoutingFit
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace
-from traces.trace_file import write_trace
-from traces.trace_layout import TraceError
 
 SHAPE = ModelShape("made-up", moe_layers=4, dense_layers=0, experts=32, top_k=4, hidden=8, expert_width=4)
 ROUTING = like(SHAPE)

@@ -1,0 +1,1 @@
+"""Baselines, the clairvoyant run, and the best compositions found by search."""

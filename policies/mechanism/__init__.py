@@ -1,0 +1,1 @@
+"""The mechanism that simulator and executor share: session, residency, copy queue."""

@@ -1,0 +1,35 @@
+"""What the session holds every decision against, before it takes effect."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from policies.mechanism.views import INFINITE_NS, Assignment, LayerView, PolicyError, Swap
+
+
+def check_assignment(policy: str, view: LayerView, assignment: Assignment, experts: int) -> None:
+    """Every active expert once, on one device; loads are exactly the absent experts of the GPU's share; what is
+    streamed besides is not active, and one of the layer's ``experts``."""
+    gpu, cpu, loads, streamed = assignment.gpu, assignment.cpu, assignment.loads, assignment.streamed
+    active = view.routing.active
+    chosen = set(gpu)
+    chosen.update(cpu)
+    if len(gpu) + len(cpu) != len(active) or not chosen.issuperset(active):
+        raise _error(policy, view, f"assigned gpu {gpu} and cpu {cpu}; expected each of {active} once")
+    ready = view.ready_ns
+    absent = tuple([e for e in gpu if ready[e] == INFINITE_NS])
+    if absent != loads and (len(absent) != len(loads) or set(absent) != set(loads)):
+        raise _error(policy, view, f"loads {loads}; expected the absent experts among its gpu share, {absent}")
+    if streamed and not (len(set(streamed)) == len(streamed) and set(range(experts)) - chosen >= set(streamed)):
+        raise _error(policy, view, f"streams {streamed}; expected experts of {experts} without workload, each once")
+
+
+def check_swap(policy: str, swap: Swap, resident: Sequence[Collection[int]]) -> None:
+    """A swap brings an absent expert into the slot of a resident one of the same layer."""
+    (layer, new), (layer_out, old) = swap
+    if layer != layer_out or new in resident[layer] or old not in resident[layer]:
+        raise PolicyError(f"policy {policy!r} swaps {swap}: expected an absent expert for a resident one of its layer")
+
+
+def _error(policy: str, view: LayerView, what: str) -> PolicyError:
+    return PolicyError(f"policy {policy!r}, step {view.step}, layer {view.layer}: {what}")

@@ -1,0 +1,236 @@
+"""What waits for the copy lane: demand loads, prefetches and swaps, and who comes next."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence, Set
+from typing import TypeAlias
+
+from policies.mechanism.checks import check_swap
+from policies.mechanism.residency import Residency
+from policies.mechanism.views import Copy, ExpertId, PolicyError, Swap, Updates
+from policies.protocols import Composition
+
+MOST_IN_FLIGHT = 2  # the one on the link, and one behind it
+
+Slots: TypeAlias = dict[ExpertId, tuple[ExpertId, ...] | None]  # who leaves for each; None: it gets no cache slot
+
+
+class CopyQueue:
+    """Three queues over one residency manager. No expert is in flight twice, and none is copied that is there.
+
+    ``in_flight``: copies that have started and not arrived, oldest first. The first is on the link; a second one may be
+    submitted behind it, so that a real link does not rest while the host learns of the first one's end.
+    """
+
+    def __init__(self, policy: Composition, residency: Residency) -> None:
+        self.in_flight: list[Copy] = []
+        self._policy, self._residency = policy, residency
+        self._demand: deque[Copy] = deque()
+        self._prefetches: list[ExpertId] = []
+        self._swaps: dict[ExpertId, Swap] = {}  # by who comes in, oldest first
+
+    @property
+    def flying(self) -> tuple[ExpertId, ...]:
+        """The experts of the copies in flight."""
+        return tuple([copy.id for copy in self.in_flight])
+
+    @property
+    def queued(self) -> int:
+        """How many copies wait for the lane."""
+        return len(self._demand) + len(self._prefetches) + len(self._swaps)
+
+    def next(self, pinned: Set[ExpertId], demand: bool = True) -> Copy | None:
+        """Start the next copy: demand loads (if they may start) first, and one without a staging slot blocks the rest.
+
+        ``pinned`` experts are not displaced.
+        """
+        if len(self.in_flight) >= MOST_IN_FLIGHT:
+            raise PolicyError(f"next_copy: expected fewer than {MOST_IN_FLIGHT} copies in flight, got {self.flying}")
+        guarded = {*pinned, *self.flying} if self.in_flight else pinned
+        copy = self._next_demand() if self._demand and demand else self._next_background(guarded)
+        if copy is not None:
+            self._residency.start(copy)
+            self.in_flight.append(copy)
+        return copy
+
+    def add_loads(self, layer: int, loads: Sequence[int], pinned: Set[ExpertId]) -> list[ExpertId]:
+        """Queue demand loads in order, each with its slot and victims; those not admitted go through staging.
+
+        Returns the victims: they stay until their copies start, and nobody else may displace them.
+        """
+        residency = self._residency
+        copies, size = [residency.ids[layer][expert] for expert in loads], residency.bytes[layer]
+        free = residency.free(layer)
+        slots = self._slots_for(copies, pinned)
+        if residency.pooled and not residency.uniform and len(slots) > 1:
+            slots = victims_in_time(slots, copies, free, residency.bytes)
+        for id in copies:
+            victims = slots[id]
+            if victims is None:
+                self._check_staging(id)
+                self._demand.append(Copy(id, "demand", "staging", (), size))
+            else:
+                self._demand.append(Copy(id, "demand", "cache", victims, size))
+        return [victim for victims in slots.values() for victim in victims or ()]
+
+    def _slots_for(self, copies: Sequence[ExpertId], pinned: Set[ExpertId]) -> Slots:
+        """A cache slot, with its victims, for each copy that the cache admits or has asked for; None for the others."""
+        cache, swaps = self._policy.cache, self._swaps
+        if not (cache.admits or swaps):
+            return dict.fromkeys(copies)
+        guarded = {*pinned, *self.flying}
+        slots: Slots = {}
+        for id in cache.order(copies):
+            swap = swaps.pop(id, None)
+            slots[id] = self._residency.promise(id, guarded) if swap is None else self._promote(swap, guarded)
+            guarded.update((id, *(slots[id] or ())))
+        return slots
+
+    def still_absent(self, layer: int, experts: Sequence[int], ahead: Sequence[int]) -> tuple[int, ...]:
+        """Those that are neither on the GPU nor on their way, nor computed ``ahead`` by the CPU."""
+        if not experts:
+            return ()
+        ids, flying = self._residency.ids[layer], self.flying
+        return tuple(
+            e for e in experts if ids[e] not in flying and e not in ahead and not self._residency.holds(ids[e])
+        )
+
+    def add_streamed(self, layer: int, streamed: Sequence[int]) -> None:
+        """Queue experts that only pass through staging because their whole layer is brought.
+
+        A queued swap of one of them is dropped, as its expert comes now and leaves again; a cache may ask once more.
+        """
+        for expert in streamed:
+            id = self._residency.ids[layer][expert]
+            self._check_staging(id)
+            self._swaps.pop(id, None)
+            self._demand.append(Copy(id, "demand", "staging", (), self._residency.bytes[layer]))
+
+    def take_prefetches_of(self, layer: int, loads: Sequence[int]) -> tuple[ExpertId, ...]:
+        """Drop what is queued for ``layer``: ``loads`` become demand loads, the others (returned) are withdrawn."""
+        if not self._prefetches:
+            return ()
+        mine = [id for id in self._prefetches if id.layer <= layer]
+        self._prefetches = [id for id in self._prefetches if id.layer > layer]
+        return tuple(id for id in mine if id.expert not in loads)
+
+    def replace_prefetches(self, ranked: Sequence[ExpertId]) -> tuple[tuple[ExpertId, ...], tuple[ExpertId, ...]]:
+        """A new foresight: returns what is queued now, and what is withdrawn."""
+        flying = self.flying
+        wanted: dict[ExpertId, None] = {}
+        for id in ranked:
+            if id not in flying and not self._residency.holds(id):
+                wanted[id] = None
+        withdrawn = tuple(id for id in self._prefetches if id not in wanted)
+        self._prefetches = list(wanted)
+        return tuple(wanted), withdrawn
+
+    def replace_swaps(self, swaps: Sequence[Swap], kept: Set[ExpertId] | None = None) -> Updates:
+        """New swaps of a layer replace its queued ones.
+
+        With ``kept``, those that need no copy and displace none of these are done at once.
+        """
+        if not swaps:
+            return Updates()
+        layers = {swap.incoming.layer for swap in swaps}
+        self._swaps = {id: swap for id, swap in self._swaps.items() if id.layer not in layers}
+        flying = self.flying
+        for swap in swaps:
+            check_swap(self._policy.name, swap, self._residency.resident)
+        adopted: tuple[Swap, ...] = ()
+        if kept is not None:
+            adopted = tuple(swap for swap in swaps if swap.outgoing not in kept and self._residency.adopt(*swap))
+        queued = tuple(swap for swap in swaps if swap.incoming not in flying and swap not in adopted)
+        self._swaps.update((swap.incoming, swap) for swap in queued)
+        return Updates(queued, adopted)
+
+    def _promote(self, swap: Swap, guarded: Set[ExpertId]) -> tuple[ExpertId, ...] | None:
+        """A queued swap whose expert is needed now: a demand load into the same slot, if that slot may be had."""
+        outgoing = swap.outgoing
+        if outgoing in guarded or outgoing.expert not in self._residency.resident[outgoing.layer]:
+            return None
+        return self._residency.promise_slot_of(swap.incoming, outgoing)
+
+    def _check_staging(self, id: ExpertId) -> None:
+        if self._policy.demand_slots < 1:
+            raise PolicyError(
+                f"policy {self._policy.name!r} loads {id}, which its cache does not admit, without any staging slot: "
+                f"give it demand_slots >= 1"
+            )
+
+    def _next_demand(self) -> Copy | None:
+        if self._demand[0].into == "staging" and self._residency.staging["demand"] < 1:
+            return None
+        return self._demand.popleft()
+
+    def _next_background(self, pinned: Set[ExpertId]) -> Copy | None:
+        if self._policy.swaps_before_prefetches:
+            return self._next_swap(pinned) or self._next_prefetch(pinned)
+        return self._next_prefetch(pinned) or self._next_swap(pinned)
+
+    def _next_prefetch(self, pinned: Set[ExpertId]) -> Copy | None:
+        prefetcher, residency = self._policy.prefetcher, self._residency
+        while self._prefetches and (residency.holds(self._prefetches[0]) or self._prefetches[0] in self.flying):
+            self._prefetches.pop(0)  # a swap has brought it since, or is bringing it
+        if not self._prefetches or prefetcher is None:
+            return None
+        id = self._prefetches[0]
+        if prefetcher.into == "cache" and self._overcommitted():
+            return None
+        victims = residency.promise(id, pinned) if prefetcher.into == "cache" else None
+        if victims is None and residency.staging["prefetch"] < 1:
+            return None
+        self._prefetches.pop(0)
+        if victims is None:
+            return Copy(id, "prefetch", "staging", (), residency.bytes[id.layer])
+        return Copy(id, "prefetch", "cache", victims, residency.bytes[id.layer])
+
+    def _overcommitted(self) -> bool:
+        """Do victims of queued loads still hold room that counts as free? (Only where sizes differ in a pool.)
+
+        They do where, from some load on, the victims are larger than what replaces them: until then there is less room.
+        """
+        bytes, more = self._residency.bytes, 0
+        for load in reversed(self._demand):
+            if load.into == "cache":
+                more += load.bytes - sum([bytes[victim.layer] for victim in load.victims])
+                if more < 0:
+                    return True
+        return False
+
+    def _next_swap(self, pinned: Set[ExpertId]) -> Copy | None:
+        """The first swap that is possible now; those that have lost their sense are dropped."""
+        residency = self._residency
+        for swap in tuple(self._swaps.values()):
+            (layer, new), old = swap.incoming, swap.outgoing
+            if new in residency.resident[layer] or old.expert not in residency.resident[layer]:
+                del self._swaps[swap.incoming]
+            elif new not in residency.staged[layer] and old not in pinned and swap.incoming not in self.flying:
+                del self._swaps[swap.incoming]
+                victims = residency.promise_slot_of(swap.incoming, old)
+                return Copy(swap.incoming, "swap", "cache", victims, residency.bytes[layer])
+        return None
+
+
+def victims_in_time(slots: Slots, copies: Sequence[ExpertId], free: int, bytes: Sequence[int]) -> Slots:
+    """The same slots, with victims handed to earlier ``copies`` where these would start before there is room.
+
+    In a pool of experts of different size, who asks first may evict more than it takes, and another that is copied
+    sooner may have been promised the rest.
+    """
+    pending = [victim for victims in slots.values() for victim in victims or ()]
+    timely = dict(slots)
+    for id in copies:
+        if slots[id] is None:
+            continue
+        mine = [victim for victim in slots[id] or () if victim in pending]
+        others = (victim for victim in pending if victim not in mine)
+        free -= bytes[id.layer] - sum(bytes[victim.layer] for victim in mine)
+        while free < 0:
+            victim = next(others)
+            mine.append(victim)
+            free += bytes[victim.layer]
+        pending = [victim for victim in pending if victim not in mine]
+        timely[id] = tuple(mine)
+    return timely

@@ -1,0 +1,1 @@
+"""DALI, and the controls of its ablation."""

@@ -1,0 +1,131 @@
+"""MRS, HybriMoE's score-aware cache ("Minus Recent Score", Section IV-D, Eq. 3)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Container, Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from policies.mechanism.views import ExpertId, LayerView, PolicyError
+from policies.parts.caches import DemandCache
+
+_Ranked: TypeAlias = tuple[float, int, int]  # S, layer, expert: who leaves first is the least
+
+
+class MrsCache(DemandCache):
+    """Evicts the member of least S, where each routing of a layer makes S = ``alpha`` TopP(s) + (1 - ``alpha``) S.
+
+    ``keep``: TopP keeps the so many largest router probabilities of a token and sets the others to 0 (2K in the paper;
+    equal ones: the lower id), so experts outside it decay. ``alpha`` is unpublished. S starts at 0, or at ``prior``
+    ([layers][experts], ours); ties go to the lower id. Many tokens are the mean of their TopP (our reading); ``tokens``
+    "first" looks at the first one alone, as the released code does. Members come in by demand loads and prefetches, not
+    by being computed on the CPU (our reading). Whether layers share one pool is the placement's business: S is kept by
+    layer, and compared as it is. The views must have scores.
+    """
+
+    def __init__(
+        self, layers: int, experts: int, keep: int, alpha: float = 0.3, tokens: Literal["mean", "first"] = "mean",
+        prior: Sequence[Sequence[float]] | None = None,
+    ) -> None:  # fmt: skip
+        self.keep = keep
+        self.alpha = alpha
+        self.tokens = tokens
+        self._scores = np.zeros((layers, experts)) if prior is None else np.array(prior, np.float64)
+        self._members: list[set[int]] = [set() for _ in range(layers)]
+        self._orders: list[list[int] | None] = [None] * layers  # members by S; None: to be sorted again
+        self._layers: dict[int, set[int]] = {}  # that share a group's slots
+        self._head: list[_Ranked | None] = [None] * layers  # the member that is to leave first
+        self._heads: dict[int, list[_Ranked]] = {}  # of each group's layers, ascending
+        self._stale: set[int] = set()  # layers whose head is to be found again
+
+    def scores(self, layer: int) -> Sequence[float]:
+        """S of every expert of a layer."""
+        scores: list[float] = self._scores[layer].tolist()
+        return scores
+
+    def observe(self, view: LayerView) -> None:
+        """Eq. 3 with the scores of the layer that was routed."""
+        if view.scores is None:
+            raise PolicyError(
+                f"MRS, step {view.step}, layer {view.layer}: expected router scores of all experts, the view has none: "
+                f"declare Needs(scores=True), and give a trace that holds them"
+            )
+        rows = np.asarray(view.scores if self.tokens == "mean" else view.scores[:1], np.float64)
+        scores = self._scores[view.layer]
+        scores *= 1 - self.alpha
+        scores += self.alpha * (top(rows, self.keep).sum(axis=0) / len(rows))
+        self._orders[view.layer] = None
+        self._stale.add(view.layer)
+
+    def admitted(self, id: ExpertId, group: int) -> None:
+        """A member, with the S that it has."""
+        layer, expert = id
+        self._layers.setdefault(group, set()).add(layer)
+        self._members[layer].add(expert)
+        order, score = self._orders[layer], self._scores[layer].item
+        if order is not None:
+            insort(order, expert, key=lambda other: (score(other), other))
+        if order is None or order[0] == expert:
+            self._stale.add(layer)
+
+    def evicted(self, id: ExpertId, group: int) -> None:
+        """A member no more; its S goes on."""
+        layer, expert = id
+        self._members[layer].remove(expert)
+        self._stale.add(layer)
+        order = self._orders[layer]
+        if order is not None:
+            order.remove(expert)
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        """The member of least S that is not blocked."""
+        least: _Ranked | None = None
+        for head in self._heads_of(group):
+            if least is not None and least < head:
+                break
+            free = self._first_free(head[1], blocked)
+            if free is not None and (least is None or free < least):
+                least = free
+        return None if least is None else ExpertId(*least[1:])
+
+    def _first_free(self, layer: int, blocked: Container[ExpertId]) -> _Ranked | None:
+        """The layer's member of least S that is not blocked."""
+        for expert in self._lowest_first(layer):
+            if (layer, expert) not in blocked:
+                return self._scores.item(layer, expert), layer, expert
+        return None
+
+    def _heads_of(self, group: int) -> list[_Ranked]:
+        """The first of each layer's members, of the layers that have any, ascending. A layer stays in its group."""
+        heads = self._heads.setdefault(group, [])
+        stale = self._stale & self._layers.get(group, set())
+        self._stale -= stale
+        for layer in stale:
+            old, new = self._head[layer], self._first_free(layer, ())
+            if old is not None:
+                del heads[bisect_left(heads, old)]
+            if new is not None:
+                insort(heads, new)
+            self._head[layer] = new
+        return heads
+
+    def _lowest_first(self, layer: int) -> list[int]:
+        """A layer's members by S."""
+        order = self._orders[layer]
+        if order is None:
+            order = sorted(sorted(self._members[layer]), key=self._scores[layer].tolist().__getitem__)
+            self._orders[layer] = order
+        return order
+
+
+def top(rows: np.ndarray, keep: int) -> np.ndarray:
+    """TopP of each row ([tokens, experts]): its ``keep`` largest entries, the others 0; ties go to the lower column."""
+    if keep >= rows.shape[1]:
+        return rows
+    kept = rows >= np.partition(rows, -keep, axis=1)[:, -keep, None]
+    if np.count_nonzero(kept) > keep * len(rows):  # in some rows more than one entry is the last
+        crowded = np.flatnonzero(np.count_nonzero(kept, axis=1) > keep)
+        kept[crowded[:, None], np.argsort(-rows[crowded], axis=1, kind="stable")[:, keep:]] = False
+    return np.where(kept, rows, 0.0)

@@ -1,0 +1,151 @@
+"""Mixtral-Offloading (Eliseev & Mazur): an LRU cache in every layer, speculative loading by the next layer's gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from policies.mechanism.views import INFINITE_NS, ExpertId, LayerView, Swap
+from policies.parts.assigners import LoadAll
+from policies.parts.lru import LruCache
+from policies.parts.placements import even_slots
+from policies.parts.routers import TrueRouter
+from policies.parts.top_prefetch import TopPrefetcher
+from policies.protocols import Budget, Composition, InitialPlacement, Needs, When
+from policies.system import BuildContext, System, at_least
+
+NEEDS = Needs(tokens=True, forecasts=(("gate", 1),), forecast_phases=("decode",), uniform_sizes=True, gpu_only=True)
+WITHOUT_SPECULATION = Needs(gpu_only=True)
+
+
+class LastExperts:
+    """Even slots, full from the start: each layer keeps its highest ids, as the released code does (build_model.py)."""
+
+    def place(self, budget: Budget) -> InitialPlacement:
+        """Seat the last experts of each layer."""
+        slots = even_slots(budget)
+        residents = tuple(tuple(range(budget.experts - count, budget.experts)) for count in slots)
+        return InitialPlacement(tuple(slots), residents)
+
+
+class SpeculativeLruCache(LruCache):
+    """LRU by layer that takes in a speculatively loaded expert only when it has been used: it then replaces the least
+    recently used expert that the layer did not use just now. It still lies in its staging slot, so nothing is copied.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._guests: list[ExpertId] = []  # active experts of the layer at work that came by speculation
+
+    def observe(self, view: LayerView) -> None:
+        """Note what is there, or on its way, without being resident."""
+        super().observe(view)
+        layer, ready = view.layer, view.ready_ns
+        there = view.residency.resident[layer]
+        came = (e for e in view.routing.active if ready.get(e, INFINITE_NS) != INFINITE_NS and e not in there)
+        self._guests = [ExpertId(layer, expert) for expert in came]
+
+    def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
+        """At the end of the layer: its guests for the least recent of those that it did not use."""
+        if when != "layer_end" or not self._guests:
+            return ()
+        layer, swaps = view.layer, []
+        there = view.residency.resident[layer]
+        blocked = {ExpertId(layer, expert) for expert in view.routing.active}
+        for guest in self._guests:
+            outgoing = self.victim(guest, layer, blocked)
+            if outgoing is not None and guest.expert not in there:
+                blocked.add(outgoing)
+                swaps.append(Swap(guest, outgoing))
+        return swaps
+
+
+@dataclass(frozen=True)
+class MixtralOffloadingParameters:
+    """Eliseev & Mazur, Section 3.
+
+    speculate: experts of the next layer that are loaded ahead, 0 for none. The paper loads one or two; 2 is Mixtral's
+        top-k. They are taken from the next gate's choice for the present hidden state, the likeliest absent ones first,
+        in decode only, which is what the paper speeds up.
+    demand_slots: staging slots for loads of an event that is larger than the cache (ours).
+
+    Speculated experts wait in 2 x ``speculate`` staging slots (the paper's four buffers), half of them for the layer at
+    work and half for the next, and enter the cache only if they are used (our reading of a cache and a buffer apart).
+    The start is the released code's: the last experts of each layer are resident. Quantisation is the model's affair.
+    """
+
+    speculate: int = 2
+    demand_slots: int = 2
+
+    def __post_init__(self) -> None:
+        """Loads need a slot."""
+        at_least(self, speculate=0, demand_slots=1)
+
+
+def build(parameters: MixtralOffloadingParameters, context: BuildContext) -> Composition:
+    """LRU by layer with speculative loading."""
+    size = parameters.speculate
+    return Composition(
+        name="mixtral-offloading",
+        placement=LastExperts(),
+        router=TrueRouter(),
+        assigner=LoadAll(),
+        prefetcher=TopPrefetcher(size, "gate", "staging", ties="place") if size else None,
+        cache=SpeculativeLruCache(),
+        needs=NEEDS if size else WITHOUT_SPECULATION,
+        demand_slots=parameters.demand_slots,
+        prefetch_slots=2 * size,
+        parameters=asdict(parameters),
+    )
+
+
+@dataclass(frozen=True)
+class MixtralOffloadingImplParameters:
+    """The released code (commit ce54518, ``expert_cache.py``).
+
+    buffers: its ``buffer_size``, the staging slots. There each load, here only one that the cache cannot take, passes
+        through them; there at most 3 are under way, here the link carries one copy at a time anyway.
+
+    Where an event is larger than the cache, the code writes an expert back for each of its loads; here those beyond the
+    cache displace, and write back, nobody.
+    """
+
+    buffers: int = 4
+
+    def __post_init__(self) -> None:
+        """Loads need a slot."""
+        at_least(self, buffers=1)
+
+
+def build_impl(parameters: MixtralOffloadingImplParameters, context: BuildContext) -> Composition:
+    """LRU by layer; whoever leaves is copied back to the host."""
+    return Composition(
+        name="mixtral-offloading@impl",
+        placement=LastExperts(),
+        router=TrueRouter(),
+        assigner=LoadAll(),
+        prefetcher=None,
+        cache=LruCache(),
+        needs=WITHOUT_SPECULATION,
+        writes_back=True,
+        demand_slots=parameters.buffers,
+        parameters=asdict(parameters),
+    )
+
+
+MIXTRAL_OFFLOADING = System(
+    name="mixtral-offloading",
+    summary="LRU by layer; the next gate loads ahead",
+    source="Eliseev & Mazur, Sections 3.1-3.2; algorithms.md, Section 6",
+    parameters=MixtralOffloadingParameters,
+    build=build,
+    needs=NEEDS,
+)
+MIXTRAL_OFFLOADING_IMPL = System(
+    name="mixtral-offloading@impl",
+    summary="LRU by layer; evicted experts are written back",
+    source="dvmazur/mixtral-offloading ce54518; implementations.md, Section 1.5",
+    parameters=MixtralOffloadingImplParameters,
+    build=build_impl,
+    needs=WITHOUT_SPECULATION,
+)

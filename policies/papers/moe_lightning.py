@@ -1,0 +1,218 @@
+"""MoE-Lightning (Cao et al. 2025): where experts are is searched for before the run, with a performance model, and then
+fixed. A share of every layer's experts stays on the GPU, a share is streamed through it in each step, the rest is the
+CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import accumulate
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, ExpertId, Forecast, LayerView, PolicyError
+from policies.parts.assigners import settle
+from policies.parts.caches import StaticCache
+from policies.parts.forecasts import ProtectsNobody
+from policies.parts.objective import together
+from policies.parts.routers import TrueRouter
+from policies.protocols import Budget, Composition, InitialPlacement, Needs
+from policies.system import BuildContext, ChoiceError, System, at_least
+
+NEEDS = Needs(calibration=True)
+ONE = 1_000_000  # a probability of 1 in the search, whose times are whole numbers
+
+
+@dataclass(frozen=True)
+class MoeLightningParameters:
+    """The search is for throughput at a large batch; at batch 1 most of what is streamed is copied for nothing.
+
+    steps: the grid has shares of 0, 1/steps, ..., 1 of all experts (ours).
+    prefetch_slots: staging slots for what is streamed ahead; no layer streams more. They are reserved before the search
+        knows the memory, and are lost to residents whether it streams or not: hence few. A link that keeps up with
+        the GPU can use more (ours).
+    demand_slots: staging slots for streamed experts that are needed before their turn (ours).
+
+    Ours besides: the shares are of every layer's experts, where algorithms.md, Section 6, has a share of the layers.
+    The CPU computes experts; in the released code it computes attention, and all experts run on the GPU. One plan is
+    for prefill, too, though it is searched for decode steps.
+    """
+
+    steps: int = 400
+    prefetch_slots: int = 4
+    demand_slots: int = 2
+
+    def __post_init__(self) -> None:
+        """A grid has two ends, and loads pass through staging."""
+        at_least(self, steps=1, prefetch_slots=0, demand_slots=1)
+
+
+class Split(NamedTuple):
+    """Experts over all layers: the ``resident`` and, with them, all that run on the ``gpu``; the CPU has the rest."""
+
+    resident: int
+    gpu: int
+
+
+def spread(total: int, layers: int) -> list[int]:
+    """``total`` experts over ``layers``, as evenly as it goes, the first layers with one more."""
+    return [(total + layers - 1 - layer) // layers for layer in range(layers)]
+
+
+class LayerModel:
+    """The expected time of one decode step in one layer, in ns x ONE, from sums over its experts by popularity.
+
+    ``popularity``: share of the layer's (token, expert) pairs, the most popular first. A token is taken to choose an
+    expert independently of the others; an expert that is used has the mean workload of those that are.
+    """
+
+    def __init__(self, costs: ExpertCosts, popularity: Sequence[float], top_k: int, batch: int) -> None:
+        self._costs = costs
+        uses = [_use(min(1.0, top_k * share), batch, len(costs.gpu_ns) - 1) for share in popularity]
+        self._gpu = [0, *accumulate(chance * costs.gpu_ns[tokens] for chance, tokens in uses)]
+        cpu = list(accumulate((chance * costs.cpu_ns[tokens] for chance, tokens in reversed(uses)), initial=0))
+        idle = list(accumulate((ONE - chance for chance, _ in reversed(uses)), _both, initial=ONE))
+        self._cpu, self._idle = cpu[::-1], idle[::-1]
+
+    def time(self, resident: int, gpu: int) -> int:
+        """max(copy, cpu, gpu): ``resident`` experts stay, as many more as make ``gpu`` are streamed, all of them.
+        Copies and the CPU slow each other down."""
+        copies = (gpu - resident) * self._costs.copy_ns * ONE
+        cpu = self._cpu[gpu] + self._costs.first_cpu_ns * (ONE - self._idle[gpu])
+        return max(*together(self._costs, cpu, copies), self._gpu[gpu])
+
+
+def _use(chosen: float, batch: int, most: int) -> tuple[int, int]:
+    """(Chance x ONE that some token of the batch chooses an expert, tokens of it if so, at most ``most``)."""
+    used = 1 - (1 - chosen) ** batch
+    return round(used * ONE), min(round(batch * chosen / used), most) if used else 0
+
+
+def _both(one: int, other: int) -> int:
+    """The chance of two independent events."""
+    return one * other // ONE
+
+
+def search(models: Sequence[LayerModel], budget: Budget, steps: int, streamed: int) -> Split:
+    """The split of the grid with the least time, summed over the layers; among equals the one that streams least, then
+    the one with most residents. Residents fit the budget; no layer streams more than ``streamed`` experts."""
+    everything, times = budget.layers * budget.experts, [cache(model.time) for model in models]
+    grid = {total: spread(total, budget.layers) for total in (everything * step // steps for step in range(steps + 1))}
+    found: list[tuple[int, int, int]] = []
+    for resident, staying in grid.items():
+        if sum(count * size for count, size in zip(staying, budget.expert_bytes, strict=True)) > budget.cache_bytes:
+            break
+        for gpu in (gpu for gpu in grid if 0 <= gpu - resident <= streamed * budget.layers):
+            layers = list(zip(times, staying, grid[gpu], strict=True))
+            if all(run - stay <= streamed for _, stay, run in layers):
+                found.append((sum(time(stay, run) for time, stay, run in layers), gpu - resident, -resident))
+    _, streams, residents = min(found)
+    return Split(-residents, streams - residents)
+
+
+@dataclass
+class FixedPlan:
+    """What the search has found, told by the placement to the parts that carry it out.
+
+    ``streamed``: by layer, as keys in copy order; None until the placement has been asked.
+    """
+
+    streamed: list[dict[int, None]] | None = None
+
+    def of(self, layer: int) -> dict[int, None]:
+        """What a layer streams. Raises PolicyError if nothing has been searched."""
+        if self.streamed is None:
+            raise PolicyError(
+                "policy 'moe-lightning': assigner and prefetcher carry out the plan that its placement searches for, "
+                "and that was not asked: keep the placement, or do without all three"
+            )
+        return self.streamed[layer]
+
+
+class SearchedPlacement:
+    """Searches when the memory is known: the most popular experts of a layer stay, the next are streamed."""
+
+    def __init__(self, models: Sequence[LayerModel], ranked: Sequence[Sequence[int]], plan: FixedPlan,
+                 steps: int, streamed: int) -> None:  # fmt: skip
+        self._models, self._ranked, self._plan, self._steps, self._most = models, ranked, plan, steps, streamed
+
+    def place(self, budget: Budget) -> InitialPlacement:
+        """Search, remember what is streamed, seat the residents."""
+        split = search(self._models, budget, self._steps, self._most)
+        staying, running = spread(split.resident, budget.layers), spread(split.gpu, budget.layers)
+        layers = list(zip(self._ranked, staying, running, strict=True))
+        self._plan.streamed = [dict.fromkeys(ranked[stay:run]) for ranked, stay, run in layers]
+        return InitialPlacement(tuple(staying), tuple(tuple(sorted(ranked[:stay])) for ranked, stay, _ in layers))
+
+
+class FixedAssigner:
+    """Streamed experts that are active are loaded unless they are there; the CPU's stay on the CPU."""
+
+    def __init__(self, plan: FixedPlan) -> None:
+        self._plan = plan
+
+    def assign(self, view: LayerView) -> Assignment:
+        """As planned, whatever the workload."""
+        ready, streamed = view.ready_ns, self._plan.of(view.layer)
+        return settle(view, [ready[e] != INFINITE_NS or e in streamed for e in view.routing.active])
+
+
+class PipelinedPrefetcher(ProtectsNobody):
+    """The next layer's streamed experts, before its routing is known: the weights' part of the CGOPipe schedule. Those
+    without a token have been copied for nothing."""
+
+    into: Literal["cache", "staging"] = "staging"
+
+    def __init__(self, plan: FixedPlan) -> None:
+        self._plan = plan
+
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
+        """The most popular first."""
+        layer = view.layer + 1
+        return [ExpertId(layer, expert) for expert in self._plan.of(layer)]
+
+
+def layer_models(context: BuildContext) -> tuple[list[LayerModel], list[list[int]]]:
+    """By layer: its model, and its experts by popularity in calibrated decode steps."""
+    calibration = context.required_calibration("moe-lightning")
+    if len(context.costs) != context.layers:
+        raise ChoiceError(
+            f"policy 'moe-lightning' searches with the planner's costs of {context.layers} layers, got "
+            f"{len(context.costs)}: build it with `costs`"
+        )
+    popularity = calibration.decode_popularity
+    ranked: list[list[int]] = np.argsort(-popularity, axis=1, kind="stable").tolist()
+    shares = np.take_along_axis(popularity, np.asarray(ranked), axis=1).tolist()
+    layers = zip(context.costs, shares, strict=True)
+    return [LayerModel(costs, share, context.top_k, context.batch) for costs, share in layers], ranked
+
+
+def build(parameters: MoeLightningParameters, context: BuildContext) -> Composition:
+    """Five parts around one plan, which the placement finds."""
+    slots = parameters.prefetch_slots
+    models, ranked = layer_models(context)
+    plan = FixedPlan()
+    return Composition(
+        name="moe-lightning",
+        placement=SearchedPlacement(models, ranked, plan, parameters.steps, slots),
+        router=TrueRouter(),
+        assigner=FixedAssigner(plan),
+        prefetcher=PipelinedPrefetcher(plan) if slots else None,
+        cache=StaticCache(),
+        needs=NEEDS,
+        demand_slots=parameters.demand_slots,
+        prefetch_slots=slots,
+        parameters=asdict(parameters),
+    )
+
+
+MOE_LIGHTNING = System(
+    name="moe-lightning",
+    summary="searched shares: resident, streamed, and on the CPU",
+    source="MoE-Lightning (ASPLOS 2025), performance model and CGOPipe; DALI, Section 6.1 (baseline)",
+    parameters=MoeLightningParameters,
+    build=build,
+    needs=NEEDS,
+)

@@ -1,0 +1,1 @@
+"""Speculating Experts."""

@@ -1,0 +1,1 @@
+"""Parts of policies that are used by several of them."""

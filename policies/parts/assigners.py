@@ -1,0 +1,124 @@
+"""Assigners that look at each expert by itself: load all, stay where it lies, Fiddler's cost rule, a threshold; and two
+that choose between others by the step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, LayerView
+from policies.parts.objective import assignment_of, durations, makespan
+from policies.protocols import Assigner
+
+
+def by_tokens(view: LayerView) -> list[int]:
+    """Positions in ``active`` by descending workload, ties to the lower id."""
+    tokens = view.routing.tokens
+    return sorted(range(len(tokens)), key=tokens.__getitem__, reverse=True)
+
+
+def settle(view: LayerView, on_gpu: list[bool]) -> Assignment:
+    """A choice made expert by expert, run by descending workload, with its makespan in the shared objective."""
+    gpu_ns, cpu_ns = durations(view)
+    expected = makespan(gpu_ns, cpu_ns, on_gpu, view.costs[view.layer].first_cpu_ns)
+    return assignment_of(view, by_tokens(view), on_gpu, expected)
+
+
+class LoadAll:
+    """Everything on the GPU; absent experts are copied, largest workload first (Speculating Experts, "on-demand")."""
+
+    def assign(self, view: LayerView) -> Assignment:
+        """All active experts to the GPU."""
+        return settle(view, [True] * len(view.routing.active))
+
+
+class ResidentOrCpu:
+    """On the GPU what is there, on the CPU the rest. Nothing is ever loaded.
+
+    ``awaits``: what is being copied already counts as there; if not, it runs on the CPU until it has arrived.
+    """
+
+    def __init__(self, awaits: bool = True) -> None:
+        self._absent_ns = INFINITE_NS if awaits else 1
+
+    def assign(self, view: LayerView) -> Assignment:
+        """Every expert where it lies."""
+        ready, absent_ns = view.ready_ns, self._absent_ns
+        return settle(view, [ready[expert] < absent_ns for expert in view.routing.active])
+
+
+class CostRule:
+    """An absent expert is loaded iff copying it and running it on the GPU is faster than the CPU.
+
+    Fiddler, Section 3.3, Algorithm 1; what is resident, or on its way, runs on the GPU. Each expert by itself: neither
+    the others' loads nor the first CPU expert's extra time count.
+    """
+
+    def assign(self, view: LayerView) -> Assignment:
+        """Compare copy + GPU with CPU for every absent expert."""
+        return settle(view, sooner_on_gpu(view))
+
+
+def sooner_on_gpu(view: LayerView) -> list[bool]:
+    """Of every active expert, by itself: is the GPU done with it before the CPU would be?"""
+    active, tokens = view.routing.active, view.routing.tokens
+    costs = view.costs[view.layer]
+    gpu_ns, cpu_ns, copy_ns = costs.gpu_ns, costs.cpu_ns, costs.copy_ns
+    ready = view.ready_ns
+    return [
+        ready[expert] != INFINITE_NS or copy_ns + gpu_ns[workload] < cpu_ns[workload]
+        for expert, workload in zip(active, tokens, strict=True)
+    ]
+
+
+class ThresholdAssigner:
+    """An expert with a workload above ``theta`` runs on the GPU, loaded if absent; any other on the CPU.
+
+    ``theta`` None: the break-even of the planner's costs, layer by layer. ``residents`` "stay": only who is absent is
+    asked, as in Fiddler, and what is on the GPU, or on its way, runs there; "split": everybody is asked.
+    """
+
+    def __init__(self, theta: int | None = None, residents: Literal["stay", "split"] = "stay") -> None:
+        self.theta = theta
+        self.stay = residents == "stay"
+        self._break_even: dict[int, int] = {}
+
+    def assign(self, view: LayerView) -> Assignment:
+        """Compare every workload with the threshold."""
+        theta = self._theta(view) if self.theta is None else self.theta
+        here = {expert for expert, ready in view.ready_ns.items() if self.stay and ready != INFINITE_NS}
+        pairs = zip(view.routing.active, view.routing.tokens, strict=True)
+        return settle(view, [tokens > theta or expert in here for expert, tokens in pairs])
+
+    def _theta(self, view: LayerView) -> int:
+        if view.layer not in self._break_even:
+            self._break_even[view.layer] = break_even(view.costs[view.layer])
+        return self._break_even[view.layer]
+
+
+def break_even(costs: ExpertCosts) -> int:
+    """The largest workload that, like all smaller ones, the CPU finishes no later than copy + GPU would."""
+    workloads = range(1, len(costs.cpu_ns))
+    pays = (tokens for tokens in workloads if costs.copy_ns + costs.gpu_ns[tokens] < costs.cpu_ns[tokens])
+    return next(pays, len(costs.cpu_ns)) - 1
+
+
+class FromTokens:
+    """One assigner for layers with at least ``least`` (token, expert) pairs, another for smaller ones."""
+
+    def __init__(self, least: int, large: Assigner, small: Assigner) -> None:
+        self.least, self.large, self.small = least, large, small
+
+    def assign(self, view: LayerView) -> Assignment:
+        """Count and choose."""
+        return (self.large if sum(view.routing.tokens) >= self.least else self.small).assign(view)
+
+
+class ByPhase:
+    """One assigner for prefill, another for decode."""
+
+    def __init__(self, prefill: Assigner, decode: Assigner) -> None:
+        self.prefill, self.decode = prefill, decode
+
+    def assign(self, view: LayerView) -> Assignment:
+        """Choose by the phase."""
+        return (self.prefill if view.phase == "prefill" else self.decode).assign(view)

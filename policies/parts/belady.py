@@ -1,0 +1,61 @@
+"""Belady's clairvoyant caches: who is used again last leaves. Bounds, and built from the future of the very run.
+
+The unit is the event: what a layer uses in a step is looked up together and admitted together, and does not leave
+meanwhile. With equal sizes no cache that only admits what was asked for has fewer misses than the one with bypass; with
+unequal sizes neither is a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+from policies.mechanism.views import ExpertId, LayerView
+from policies.parts.future import NEVER, Future
+from policies.parts.ranking import RankedCache
+
+
+class BeladyCache(RankedCache):
+    """Always admits; evicts the member whose next use is farthest away, ties to the lower id.
+
+    Raises PolicyError as soon as the run is not the one that ``future`` describes.
+    """
+
+    def __init__(self, future: Future) -> None:
+        super().__init__()
+        self._future = future
+        self._place = 0
+        self._next = dict(future.first_use)
+
+    def observe(self, view: LayerView) -> None:
+        """Move on by one event: its experts' next uses become known."""
+        place = self._place
+        self._future.check(place, view)
+        self._place = place + 1
+        uses, home = self._future.next_uses[place], self._home
+        self._next.update(uses)
+        members = {id: -use for id, use in uses if id in home}
+        if members:  # of one layer, and so of one group
+            home[next(iter(members))].change(members)
+
+    def order(self, incoming: Sequence[ExpertId]) -> Sequence[ExpertId]:
+        """Soonest next use first: where not all find room, these are the ones to keep."""
+        return sorted(incoming, key=self.next_use) if len(incoming) > 1 else incoming
+
+    def next_use(self, id: ExpertId) -> int:
+        """The next use of ``id``, as ``Future`` counts them."""
+        return self._next.get(id, NEVER)
+
+    def rank_of(self, id: ExpertId) -> int:
+        """Who is used again last is lowest."""
+        return -self.next_use(id)
+
+
+class BeladyBypassCache(BeladyCache):
+    """Belady's cache that may decline: whoever is not used again before the one it would displace does not come in."""
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        """The member used again last, if that is later than ``incoming``; else None."""
+        farthest = super().victim(incoming, group, blocked)
+        if farthest is None or self.next_use(incoming) >= self.next_use(farthest):
+            return None
+        return farthest

@@ -1,0 +1,96 @@
+"""Assignment by the timeline of a layer instead of a sum of durations: copies follow each other on the link, each
+loaded expert runs when it has come, the CPU works meanwhile, and both slow each other down. Ours.
+
+With experts of one size, the loads of least makespan are the largest absent workloads, and the residents that the CPU
+takes over, if any, are the smallest: whatever else is chosen in the same numbers spares neither side more. So only
+numbers are searched: how many residents stay on the GPU, and how many absent experts are loaded. An expert is taken to
+compute on the GPU no longer than its copy takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from policies.mechanism.views import INFINITE_NS, Assignment, LayerView
+from policies.parts.objective import assignment_of, together
+
+
+class Choice(NamedTuple):
+    """A makespan in ns and the numbers that give it."""
+
+    makespan_ns: int
+    stay: int
+    loads: int
+
+
+class PipelineAssigner:
+    """The choice of least makespan; among equals, the one with the most residents on the GPU and the fewest loads.
+
+    An expert that is being copied runs on the GPU only where waiting for it is no slower than the CPU.
+    """
+
+    def assign(self, view: LayerView) -> Assignment:
+        """Choose the numbers, with the expert on its way (if there is one) on either side."""
+        active, tokens, ready = view.routing.active, view.routing.tokens, view.ready_ns
+        order = sorted(range(len(active)), key=tokens.__getitem__, reverse=True)
+        here = [i for i in order if ready[active[i]] == 0]
+        absent = [i for i in order if ready[active[i]] == INFINITE_NS]
+        coming = [i for i in order if 0 < ready[active[i]] < INFINITE_NS]
+        choice, waits = _choose(view, here, absent, coming, ()), coming
+        if coming:
+            leaves = _choose(view, here, absent, (), coming)
+            if leaves.makespan_ns < choice.makespan_ns:
+                choice, waits = leaves, []
+        on_gpu = [False] * len(active)
+        for i in (*here[: choice.stay], *absent[: choice.loads], *waits):
+            on_gpu[i] = True
+        return assignment_of(view, order, on_gpu, choice.makespan_ns)
+
+
+def _choose(
+    view: LayerView, here: Sequence[int], absent: Sequence[int], awaited: Sequence[int], left: Sequence[int]
+) -> Choice:
+    """The best numbers; ``awaited`` is on its way to the GPU, ``left`` runs on the CPU though it is on its way."""
+    tokens, costs = view.routing.tokens, view.costs[view.layer]
+    gpu_ns, cpu_ns = costs.gpu_ns, costs.cpu_ns
+    gpu = sum([gpu_ns[tokens[i]] for i in (*here, *awaited)])
+    cpu = sum([cpu_ns[tokens[i]] for i in (*absent, *left)])
+    last_ns = gpu_ns[tokens[awaited[0]]] if awaited else None
+    best, floor = _with_loads(view, len(here), gpu, cpu, absent, last_ns)
+    for stay in range(len(here) - 1, -1, -1):
+        if floor >= best.makespan_ns:
+            break  # it is not the GPU's work that takes longest, and the CPU's only grows
+        gpu -= gpu_ns[tokens[here[stay]]]
+        cpu += cpu_ns[tokens[here[stay]]]
+        choice, floor = _with_loads(view, stay, gpu, cpu, absent, last_ns)
+        if choice.makespan_ns < best.makespan_ns:
+            best = choice
+    return best
+
+
+def _with_loads(
+    view: LayerView, stay: int, gpu: int, cpu: int, absent: Sequence[int], last_ns: int | None
+) -> tuple[Choice, int]:
+    """The best number of loads, and the least makespan in ns that a GPU which computes in no time would allow.
+
+    Without any load, the GPU works for ``gpu`` ns, the last ``last_ns`` of them on the expert that is on its way (None:
+    there is none), and the CPU for ``cpu`` ns.
+    """
+    tokens, costs = view.routing.tokens, view.costs[view.layer]
+    start, copies = view.cpu_backlog_ns + costs.first_cpu_ns, view.h2d_backlog_ns
+    cpu_end, arrived = together(costs, start + cpu if cpu else 0, copies)
+    floor = max(cpu_end, 0 if last_ns is None else arrived + last_ns)
+    best = Choice(max(gpu, floor), stay, 0)
+    for loads, i in enumerate(absent, 1):
+        cpu -= costs.cpu_ns[tokens[i]]
+        copies += costs.copy_ns
+        if copies >= best.makespan_ns:
+            break  # too late even on an low_jitter link
+        gpu += costs.gpu_ns[tokens[i]]
+        cpu_end, arrived = together(costs, start + cpu if cpu else 0, copies)
+        others = max(cpu_end, arrived + costs.gpu_ns[tokens[i]])
+        floor = min(floor, others)
+        if max(gpu, others) < best.makespan_ns:
+            best = Choice(max(gpu, others), stay, loads)
+    return best, floor

@@ -1,0 +1,244 @@
+"""What stands next to every prediction: a lower bound that no policy beats, and the null model (``null_model``).
+
+The lower bound holds for every policy that runs the experts that the router chose, each on its own layer's input
+(so not for changed routing, nor for results precomputed on an earlier layer's), under the rules of DESIGN section 5,
+and for clairvoyant policies too. It is the larger of two bounds, for the prefill and for all decode steps together.
+
+*Chain.* A step is a chain, since each link needs the one before: launch, dense layers, then for every layer attention,
+gate, routing to the host, synchronisation, experts, combine; then head, tokens to the host, synchronisation; only then
+the host launches the next step. The GPU can start as soon as a launch's lead is over, and is not done before its tail
+(``sim.engine.launching``). Suppose every expert is resident and planning is free, and let t be the time from the end of
+a layer's gate. With n of its N experts on the GPU,
+
+- the GPU is done no earlier than max(shared, t_sync + lead) + the n shortest GPU times, nor before n - 1 launches, a
+  lead and one expert after them, nor before the n-th launch and its tail;
+- the CPU is done no earlier than t_sync + activations + first-expert time + the N - n shortest CPU times (+ result);
+- with both at work, no earlier than the fractional split of all experts that balances the two (a linear programme,
+  whose optimum gives the GPU the experts with the least GPU time per ns of CPU time that it saves);
+- the launches take t_sync + n experts + combine, and the lead of the next layer's own launch, or the head's, follows.
+
+The latest of these is when the next attention, or the head, starts at the earliest. The end of the next gate, or of the
+head, is also no earlier than its launch and a tail after the launch of combine. The least over n of the later of the
+two is what is added up. Contention and waiting only add to it.
+
+*Traffic.* Let u be the start of an expert's run in one layer event, and u' in its next one. If no copy of it started in
+(u, u'] and the later run is on the GPU, it was in memory all of that time: the run is a *hit*. (For its first event,
+u is the start of the window.) All other runs are on the CPU or can be charged with a copy of their own within the
+window. When an event is planned, every hit that spans this moment holds a slot, and there are C of them (capacity /
+smallest expert). So hits form a set of intervals of which at most C overlap at any event, and keeping, event by event,
+those that end first (Belady with bypass, from the best possible start) gives the most of them. Of the requests that
+are left, n on the CPU take at least the n shortest CPU times, between synchronisation and combine, so beside all other
+links of the chain; the rest take one copy each on the serial link. The least over n of the longer of the two bounds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from policies.mechanism.views import ExpertCosts
+from sim.costs.cost_table import CostTable, StepCosts
+from sim.machine.hardware import Hardware
+from sim.runs.demand import StepDemand
+from sim.runs.null_model import active_expert_bytes, null_model
+from traces.models.shape import ModelShape
+
+
+class LowerBound(NamedTuple):
+    """No run is faster; None where there is no such step."""
+
+    ttft_ns: int | None
+    tpot_ns: float | None
+
+
+def bounds_of(
+    demand: Sequence[StepDemand], costs: CostTable, capacity_bytes: int, shape: ModelShape, hardware: Hardware,
+    cached_share: float, gpu_only: bool, bound: LowerBound | None = None,
+) -> dict[str, float]:  # fmt: skip
+    """Lower bound and null model in ms, by the name of their column; those that do not apply are left out.
+
+    ``bound``: ``lower_bound`` of the same demand, costs and capacity, if it is known already.
+    """
+    bound = lower_bound(demand, costs, capacity_bytes) if bound is None else bound
+    values: dict[str, float] = {}
+    if bound.ttft_ns is not None:
+        values["lower_bound_ttft_ms"] = bound.ttft_ns / 1e6
+    if bound.tpot_ns is not None:
+        values["lower_bound_tpot_ms"] = bound.tpot_ns / 1e6
+        active = active_expert_bytes([step for step in demand if step.phase == "decode"], shape)
+        values["null_model_tpot_ms"] = null_model(shape, hardware, active, cached_share, gpu_only) * 1e3
+    return values
+
+
+def lower_bound(demand: Sequence[StepDemand], costs: CostTable, capacity_bytes: int) -> LowerBound:
+    """Lower bound on TTFT and TPOT of every policy that keeps the routing (proof: top of this file).
+
+    ``capacity_bytes``: all GPU memory that may ever hold routed experts, cache and staging together.
+    """
+    prefill = [step for step in demand if step.phase == "prefill"]
+    decode = [step for step in demand if step.phase == "decode"]
+    return LowerBound(
+        _window_ns(prefill, costs, capacity_bytes) if prefill else None,
+        _window_ns(decode, costs, capacity_bytes) / len(decode) if decode else None,
+    )
+
+
+def _window_ns(steps: Sequence[StepDemand], costs: CostTable, capacity_bytes: int) -> int:
+    return max(_chain_ns(steps, costs), _traffic_ns(steps, costs, capacity_bytes))
+
+
+def _chain_ns(steps: Sequence[StepDemand], costs: CostTable) -> int:
+    known: dict[tuple[int, tuple[int, ...], StepCosts, int], list[_Split]] = {}  # most layers repeat a workload
+    total = 0
+    for step in steps:
+        step_costs = costs.step(step.tokens, step.context)
+        alike = step_costs._replace(attention_ns=0, dense_ns=0)
+        gated, headed = _next_gate(step_costs, costs), _head(step_costs, costs)
+        total += _first_gate_ns(step_costs, costs) + step_costs.routing_ns + costs.sync_ns
+        for layer, (expert_costs, routing) in enumerate(zip(costs.experts, step.routings, strict=True), 1):
+            after = gated if layer < len(costs.experts) else headed
+            key = (id(expert_costs), routing.tokens, alike, after.launch_ns)
+            if key not in known:
+                known[key] = _splits(expert_costs, routing.tokens, alike, costs, after.launch_ns)
+            splits = known[key]
+            total += min([max(start + after.gpu_ns, launched + after.launched_ns) for start, launched in splits])
+    return total
+
+
+class _Split(NamedTuple):
+    """From the end of a layer's gate, for one number of its experts on the GPU, at least."""
+
+    next_ns: int  # to the start of the next layer's attention, or of the head
+    launched_ns: int  # to the end of the launch of combine
+
+
+class _After(NamedTuple):
+    """What follows a layer's experts: its launch, the GPU's time for it, and its least time from the launch on."""
+
+    launch_ns: int
+    gpu_ns: int
+    launched_ns: int
+
+
+def _next_gate(step: StepCosts, costs: CostTable) -> _After:
+    """Attention and gate of the next layer."""
+    launched = costs.attention_launch_ns + costs.gate_launch_ns + costs.tail_of(step.gate_ns)
+    return _After(costs.launch_ns, step.attention_ns + step.gate_ns, launched)
+
+
+def _head(step: StepCosts, costs: CostTable) -> _After:
+    return _After(costs.head_launch_ns, step.head_ns, costs.head_launch_ns + costs.tail_of(step.head_ns))
+
+
+def _first_gate_ns(step: StepCosts, costs: CostTable) -> int:
+    """From the beginning of a step to the end of its first gate."""
+    gate, dense_launch_ns = _next_gate(step, costs), costs.dense_launch_ns
+    first = costs.lead_of(dense_launch_ns + gate.launch_ns)
+    return max(first + step.dense_ns + gate.gpu_ns, dense_launch_ns + gate.launched_ns)
+
+
+def _splits(
+    expert: ExpertCosts, tokens: Sequence[int], step: StepCosts, costs: CostTable, next_launch_ns: int
+) -> list[_Split]:
+    """For 0, 1, 2, ... experts on the GPU."""
+    gpu, cpu = ([table[w] for w in tokens] for table in (expert.gpu_ns, expert.cpu_ns))
+    synced = step.routing_ns + costs.sync_ns
+    on_link = costs.result_path == "h2d"
+    each, lead = costs.expert_launch_ns, costs.lead_of(costs.expert_launch_ns)
+    gpu_from = max(step.shared_ns, synced + lead)
+    cpu_from = synced + step.activations_ns + expert.first_cpu_ns + step.result_ns * on_link
+    split = _fractional_split(gpu, cpu, gpu_from, cpu_from)
+    gpu_sums, cpu_sums = _prefix_sums(gpu), _prefix_sums(cpu)
+    splits = []
+    for n, gpu_sum in enumerate(gpu_sums):
+        on_cpu = len(gpu) - n
+        launched, done = synced + n * each, step.shared_ns
+        if n:
+            last = max(lead - each + gpu_sums[1], costs.tail_of(gpu_sums[1]))
+            done = max(gpu_from + gpu_sum, launched + last)
+        if on_cpu:
+            done = max(done, cpu_from + cpu_sums[on_cpu], split if n else 0)
+        combine = step.combine_ns + step.result_ns * (on_cpu > 0 and not on_link)
+        added = max(done, launched + costs.lead_of(costs.combine_launch_ns)) + combine
+        launched += costs.combine_launch_ns
+        next_ns = max(added, launched + max(costs.tail_of(combine), costs.lead_of(next_launch_ns)))
+        splits.append(_Split(next_ns, launched))
+    return splits
+
+
+def _prefix_sums(times: Sequence[int]) -> list[int]:
+    """Sums of the 0, 1, 2, ... shortest times."""
+    sums = [0]
+    for time in sorted(times):
+        sums.append(sums[-1] + time)
+    return sums
+
+
+def _fractional_split(gpu: Sequence[int], cpu: Sequence[int], gpu_from: int, cpu_from: int) -> int:
+    """The least max(GPU end, CPU end) if experts could be divided, rounded down."""
+    on_gpu, on_cpu = gpu_from, cpu_from + sum(cpu)
+    for g, c in sorted(zip(gpu, cpu, strict=True), key=lambda times: times[0] / times[1]):
+        if on_gpu + g >= on_cpu - c:
+            part = min(max((on_cpu - on_gpu) / (g + c), 0.0), 1.0)  # of this expert, on the GPU
+            return max(on_gpu, int(on_cpu - part * c) - 1)  # less one: the division is not exact
+        on_gpu, on_cpu = on_gpu + g, on_cpu - c
+    return max(on_gpu, on_cpu)
+
+
+def _traffic_ns(steps: Sequence[StepDemand], costs: CostTable, capacity_bytes: int) -> int:
+    """What misses take at least, over all ``steps``."""
+    layers = range(len(costs.experts))
+    events = [[layer << 20 | e for e in step.routings[layer].active] for step in steps for layer in layers]
+    misses = least_misses(events, capacity_bytes // min(expert.bytes for expert in costs.experts))
+    tables = [expert.cpu_ns for expert in costs.experts]
+    cpu = np.sort([tables[layer][w] for step in steps for layer in layers for w in step.routings[layer].tokens])
+    on_cpu = np.concatenate([[0], np.cumsum(cpu[:misses])]) + sum(_fixed_ns(step, costs) for step in steps)
+    on_link = np.arange(misses, -1, -1) * min(expert.copy_ns for expert in costs.experts)
+    return int(np.maximum(on_cpu, on_link).min())
+
+
+def _fixed_ns(step: StepDemand, costs: CostTable) -> int:
+    """All of a step's chain beside its experts."""
+    c = costs.step(step.tokens, step.context)
+    synced = c.routing_ns + costs.sync_ns
+    once = costs.lead_of(costs.launch_ns + costs.dense_launch_ns) + c.dense_ns + c.head_ns + synced
+    return once + (c.attention_ns + c.gate_ns + synced + c.combine_ns) * len(costs.experts)
+
+
+def least_misses(events: Sequence[Sequence[int]], capacity: int) -> int:
+    """Requests that no cache of ``capacity`` equal slots can serve, whatever it holds at the start.
+
+    Each event asks for several experts together, in any order; a miss need not be kept.
+    """
+    following = _next_uses(events)
+    held: set[int] = set()
+    furthest: list[tuple[int, int]] = []  # (-next use, expert); those used already sink to the bottom
+    misses = 0
+
+    def keep(uses: Mapping[int, int]) -> None:
+        held.update(uses)
+        for expert, use in uses.items():
+            heapq.heappush(furthest, (-use, expert))
+        while len(held) > capacity:
+            held.remove(heapq.heappop(furthest)[1])
+
+    keep(following[-1])
+    for event, uses in zip(events, following, strict=False):
+        hits = held.intersection(event)
+        misses += len(event) - len(hits)
+        held -= hits
+        keep(uses)
+    return misses
+
+
+def _next_uses(events: Sequence[Sequence[int]]) -> list[dict[int, int]]:
+    """For each event, when its experts are next used, if ever; last, the first use of every expert."""
+    coming: dict[int, int] = {}
+    following = []
+    for place in range(len(events) - 1, -1, -1):
+        following.append({expert: coming[expert] for expert in events[place] if expert in coming})
+        coming.update(dict.fromkeys(events[place], place))
+    return [*reversed(following), coming]

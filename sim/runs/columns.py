@@ -1,0 +1,143 @@
+"""Spans as plain arrays: the form in which metrics, stalls and hits read them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.runs.spans import LANES
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+KINDS = (
+    "launch", "plan", "foresee", "wait", "attention", "gate", "shared", "expert", "combine", "speculate", "precompute",
+    "demand", "prefetch", "swap", "writeback", "activations", "result", "routing", "place", "evict", "release",
+    "withdraw",
+)  # fmt: skip
+_LANE = {name: code for code, name in enumerate(LANES)}
+_KIND = {name: code for code, name in enumerate(KINDS)}
+
+
+class Columns(NamedTuple):
+    """The columns of a spans frame, in its order; times in ns.
+
+    ``home`` is the layer whose weights or results a span is about: its target layer, or its layer where it has none.
+    """
+
+    lane: NDArray[np.int8]  # place in LANES
+    kind: NDArray[np.int8]  # place in KINDS
+    decode: Bools
+    ready: Ints
+    start: Ints
+    end: Ints
+    step: Ints
+    layer: Ints
+    home: Ints
+    expert: Ints
+    tokens: Ints
+    bytes: Ints
+
+    def on(self, lane: str) -> Bools:
+        """Which spans are on ``lane``."""
+        return np.asarray(self.lane == _LANE[lane])
+
+    def of(self, *kinds: str) -> Bools:
+        """Which spans are of one of ``kinds``."""
+        mask = np.zeros(len(self.kind), dtype=np.bool_)
+        for kind in kinds:
+            mask |= self.kind == _KIND[kind]
+        return mask
+
+    def within(self, begin: int, end: int) -> Ints:
+        """How much of each span lies between two times, in ns."""
+        return np.clip(self.end, begin, end) - np.clip(self.start, begin, end)
+
+    def where(self, mask: Bools | Ints) -> Columns:
+        """The spans that a mask selects, or those of the given rows, in that order."""
+        rows = np.flatnonzero(mask) if mask.dtype == np.bool_ else mask
+        return Columns._make(column.take(rows) for column in self)
+
+
+def columns_of(spans: pd.DataFrame) -> Columns:
+    """Read a spans frame. Raises ValueError on a lane or kind that the vocabulary does not have."""
+    ints = {
+        name: spans[name].to_numpy(np.int64)
+        for name in ("ready_ns", "start_ns", "end_ns", "step", "layer", "target_layer", "expert", "tokens", "bytes")
+    }
+    layer, target = ints["layer"], ints["target_layer"]
+    return Columns(
+        lane=_codes(spans["lane"], _LANE),
+        kind=_codes(spans["kind"], _KIND),
+        decode=_codes(spans["phase"], {"prefill": 0, "decode": 1}) == 1,
+        ready=ints["ready_ns"], start=ints["start_ns"], end=ints["end_ns"],
+        step=ints["step"], layer=layer, home=np.where(target >= 0, target, layer), expert=ints["expert"],
+        tokens=ints["tokens"], bytes=ints["bytes"],
+    )  # fmt: skip
+
+
+def _codes(column: pd.Series, names: dict[str, int]) -> NDArray[np.int8]:
+    categories = column.astype("category").cat
+    unknown = [name for name in categories.categories if name not in names]
+    if unknown:
+        raise ValueError(f"spans: unknown {column.name} {unknown[0]!r}; known: {', '.join(names)}")
+    table = np.array([names[name] for name in categories.categories], dtype=np.int8)
+    return table[categories.codes.to_numpy()] if len(table) else np.empty(0, np.int8)
+
+
+class Cells(NamedTuple):
+    """Numbers for (step, layer) and (layer, expert), dense enough to index arrays and to pack with a time."""
+
+    layers: int
+    experts: int
+    horizon: int  # later than every time in the spans
+
+    def layer(self, step: Ints, layer: Ints) -> Ints:
+        """One number for each layer of each step, in the order of time."""
+        return step * self.layers + layer
+
+    def expert(self, layer: Ints, expert: Ints) -> Ints:
+        """One number for each expert of the model."""
+        return layer * self.experts + expert
+
+    def use(self, step: Ints, layer: Ints, expert: Ints) -> Ints:
+        """One number for each expert of each layer of each step."""
+        return self.layer(step, layer) * self.experts + expert
+
+    def at(self, expert: Ints, time: Ints) -> Ints:
+        """An expert (as numbered above) and a time in one sortable number."""
+        return expert * self.horizon + time
+
+
+def cells_of(c: Columns) -> Cells:
+    """The numbering that fits these spans."""
+    if not len(c.end):
+        return Cells(1, 1, 2)
+    return Cells(max(1, int(c.home.max()) + 1), max(1, int(c.expert.max()) + 1), int(c.end.max()) + 2)
+
+
+def last_at_or_before(sorted_keys: Ints, keys: Ints) -> Ints:
+    """Place of the last sorted key <= each key; -1 where there is none."""
+    return np.searchsorted(sorted_keys, keys, side="right") - 1
+
+
+def first_at_or_after(sorted_keys: Ints, keys: Ints) -> Ints:
+    """Place of the first sorted key >= each key; the length where there is none."""
+    return np.searchsorted(sorted_keys, keys, side="left")
+
+
+def among(sorted_keys: Ints, keys: Ints) -> Bools:
+    """Whether each key (none is -1) is one of the sorted ones."""
+    return np.asarray(np.append(sorted_keys, -1)[first_at_or_after(sorted_keys, keys)] == keys)
+
+
+def routed_at(c: Columns, cells: Cells) -> Ints:
+    """When each layer of each step was routed (its plan began), by ``Cells.layer``; -1 where it was not."""
+    plans = c.where(c.of("plan"))
+    size = (int(c.step.max()) + 1) * cells.layers if len(c.step) else 0
+    times = np.full(max(size, 0), -1, dtype=np.int64)
+    times[cells.layer(plans.step, plans.layer)] = plans.start
+    return times

@@ -1,0 +1,179 @@
+"""What a trace asks of a machine: steps, with the routing and the forecasts of every layer, ready for a session."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from policies.mechanism.views import Forecast, Phase, Routing
+from policies.parts.future import Future
+from policies.protocols import Needs
+from traces.batches import StepRows, count_experts
+from traces.layout import ForecastKey
+from traces.noise import NoisyForecasts
+from traces.trace import Trace
+
+WITH_SCORES = ("partial",)  # forecasts of which policies that look at tokens read the scores
+
+
+class StepDemand(NamedTuple):
+    """One forward pass. ``context`` is the KV length of each sequence once the step's tokens are in it."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    phase: Phase
+    tokens: int
+    context: tuple[int, ...]
+    routings: tuple[Routing, ...]  # by layer
+    forecasts: tuple[tuple[Forecast, ...], ...]  # by layer at which they are made
+    scores: np.ndarray | None  # [tokens, layers, experts]
+    sequences: tuple[int, ...] = ()  # whose each token is; empty unless the policy needs tokens
+
+
+KnownDemand: TypeAlias = dict[tuple[Hashable, ...], list[StepDemand]]  # by all that it depends on
+
+
+class MissingFromTraceError(ValueError):
+    """A policy needs what the trace does not hold; the message says what, and how to get it."""
+
+
+def demand_of(
+    trace: Trace, steps: Sequence[StepRows], needs: Needs, noisy: NoisyForecasts | None = None
+) -> list[StepDemand]:
+    """Turn composed steps into demand, with what ``needs`` asks for and nothing more.
+
+    ``noisy`` forecasts take the place of those that the trace lacks. Raises MissingFromTraceError where scores or
+    forecasts are lacking all the same.
+    """
+    _check_needs(trace, needs, noisy)
+    return [_step(trace, step, needs, noisy) for step in steps]
+
+
+def shared_demand(
+    known: KnownDemand, trace: Trace, steps: tuple[StepRows, ...], needs: Needs, noisy: NoisyForecasts | None
+) -> Sequence[StepDemand]:
+    """``demand_of``, worked out once for all who share ``known``; what holds every token is large, and not kept."""
+    if needs.tokens:
+        return demand_of(trace, steps, needs, noisy)
+    layers = tuple(sorted(needs.forecast_layers.items()))
+    key = (trace, steps, noisy, needs.scores, needs.forecasts, layers, needs.forecast_phases)
+    if key not in known:
+        known[key] = demand_of(trace, steps, needs, noisy)
+    return known[key]
+
+
+def lacking(trace: Trace, needs: Needs) -> list[ForecastKey]:
+    """The forecasts that a policy needs and the trace does not hold."""
+    return [key for key in (ForecastKey(*pair) for pair in needs.forecasts) if not _holds(trace, key)]
+
+
+def future_of(demand: Sequence[StepDemand]) -> Future:
+    """All layer events of a run in order: what only a clairvoyant policy may see."""
+    return Future([(s.index, layer, r.active) for s in demand for layer, r in enumerate(s.routings)])
+
+
+def _step(trace: Trace, step: StepRows, needs: Needs, noisy: NoisyForecasts | None) -> StepDemand:
+    ids = np.asarray(trace.topk_ids[step.rows])
+    layers, experts = ids.shape[1], trace.shape.experts
+    routings = _routings(ids, experts)
+    if needs.tokens:
+        weights = np.asarray(trace.topk_weights[step.rows])
+        routings = [
+            r._replace(token_ids=ids[:, layer].tolist(), token_weights=weights[:, layer].tolist())
+            for layer, r in enumerate(routings)
+        ]
+    by_layer: list[list[Forecast]] = [[] for _ in range(layers)]
+    for key in needs.forecasts if step.phase in needs.forecast_phases else ():
+        kind, lookahead = key
+        reached = needs.forecast_layers.get(kind)
+        for forecast in _forecasts(trace, step, routings, ForecastKey(*key), needs.tokens, noisy):
+            if reached is None or forecast.layer in reached:
+                by_layer[forecast.layer - lookahead].append(forecast)
+    scores = np.asarray(trace.scores[step.rows]) if needs.scores and trace.scores is not None else None
+    if scores is not None:
+        scores.flags.writeable = False  # all policies of a setting look at the same
+    context = tuple(before + tokens for before, tokens in zip(step.context, step.tokens, strict=True))
+    return StepDemand(
+        step.index, step.phase, len(step.rows), context, tuple(routings),
+        tuple(tuple(f) for f in by_layer), scores, _owners(step) if needs.tokens else (),
+    )  # fmt: skip
+
+
+def _split(counts: np.ndarray, *, by_tokens: bool) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(active, tokens) of each layer; ascending by expert, or descending by tokens with ties to the lower expert."""
+    layer, expert = np.nonzero(counts)
+    tokens = counts[layer, expert]
+    if by_tokens:
+        order = np.lexsort((expert, -tokens, layer))
+        layer, expert, tokens = layer[order], expert[order], tokens[order]
+    ends = np.searchsorted(layer, np.arange(1, counts.shape[0] + 1)).tolist()
+    experts, counted = expert.tolist(), tokens.tolist()
+    return [(tuple(experts[a:b]), tuple(counted[a:b])) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _routings(ids: np.ndarray, experts: int) -> list[Routing]:
+    return [Routing(active, tokens) for active, tokens in _split(count_experts(ids, experts), by_tokens=False)]
+
+
+def _owners(step: StepRows) -> tuple[int, ...]:
+    """The sequence of every token."""
+    return tuple(np.repeat(step.sequences, step.tokens).tolist())
+
+
+def _forecasts(
+    trace: Trace, step: StepRows, routings: Sequence[Routing], key: ForecastKey, by_token: bool,
+    noisy: NoisyForecasts | None,
+) -> list[Forecast]:  # fmt: skip
+    """Forecasts of one kind for every layer that has one; what each token's are only where asked for."""
+    kind, lookahead = key
+    if kind == "oracle":
+        return [_oracle(layer, routing) for layer, routing in enumerate(routings) if layer >= lookahead]
+    held, scores = trace.forecasts.get(key), None
+    if held is not None:
+        ids = np.asarray(held.ids[step.rows])
+        scores = None if held.scores is None else np.asarray(held.scores[step.rows])
+    else:
+        assert noisy is not None
+        ids = noisy.ids(trace, step.rows, lookahead)
+    split = _split(count_experts(ids[:, :, : trace.shape.top_k], trace.shape.experts), by_tokens=True)
+    forecasts = [Forecast(layer + lookahead, kind, *split[layer]) for layer in range(ids.shape[1] - lookahead)]
+    if not by_token:
+        return forecasts
+    return [
+        forecast._replace(
+            token_ids=ids[:, layer].tolist(), token_scores=() if scores is None else scores[:, layer].tolist()
+        )
+        for layer, forecast in enumerate(forecasts)
+    ]
+
+
+def _oracle(layer: int, routing: Routing) -> Forecast:
+    pairs = sorted(zip(routing.active, routing.tokens, strict=True), key=lambda pair: (-pair[1], pair[0]))
+    return Forecast(layer, "oracle", tuple(e for e, _ in pairs), tuple(w for _, w in pairs))
+
+
+def _holds(trace: Trace, key: ForecastKey) -> bool:
+    return key.kind == "oracle" or key in trace.forecasts
+
+
+def _check_needs(trace: Trace, needs: Needs, noisy: NoisyForecasts | None) -> None:
+    """Raises MissingFromTraceError where a trace, with noisy forecasts, cannot give what a policy needs."""
+    if needs.scores and trace.scores is None:
+        raise MissingFromTraceError("the policy needs the scores of all experts, the trace has none: capture them too")
+    for key in lacking(trace, needs):
+        scored = needs.tokens and key.kind in WITH_SCORES
+        if scored or noisy is None or not noisy.reach(key.lookahead):
+            held = ", ".join(map(str, trace.forecasts)) or "none"
+            noise = f"`noisy_forecast_recall` in the scenario, up to look-ahead {key.lookahead}"
+            raise MissingFromTraceError(
+                f"the policy needs the forecast {key}, the trace has {held}: capture the model with "
+                f"`trilane trace capture`, choose a policy without it (`trilane policies` lists what each needs)"
+                + (" (noisy forecasts have no scores)" if scored else f", or state how good it shall be ({noise})")
+            )
+    for key, forecast in trace.forecasts.items():
+        if needs.tokens and key in needs.forecasts and key.kind in WITH_SCORES and forecast.scores is None:
+            raise MissingFromTraceError(
+                f"the policy needs the scores of the forecast {key}, the trace has its experts alone: capture the "
+                f"model again with `trilane trace capture`, or choose a policy without it"
+            )

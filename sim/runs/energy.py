@@ -1,0 +1,19 @@
+"""Energy: busy and idle watts of GPU and CPU over the decode steps (DESIGN section 7)."""
+
+from __future__ import annotations
+
+from sim.machine.hardware import Power
+from sim.runs.metrics import Metrics
+
+
+def joules_per_token(metrics: Metrics, power: Power | None, batch: int) -> float | None:
+    """Joules of GPU and CPU per generated token; None without decode steps or watts.
+
+    A device draws its busy watts while its lane works and its idle watts otherwise; DRAM, link and board are left out.
+    """
+    if power is None or metrics.tpot_ms is None:
+        return None
+    shares = metrics.gpu_busy_share or 0.0, metrics.cpu_busy_share or 0.0
+    idle, busy = (power.gpu_idle_w, power.cpu_idle_w), (power.gpu_busy_w, power.cpu_busy_w)
+    watts = sum(low + share * (high - low) for low, high, share in zip(idle, busy, shares, strict=True))
+    return watts * metrics.tpot_ms / 1e3 / batch

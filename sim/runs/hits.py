@@ -1,0 +1,113 @@
+"""Which active experts were on the GPU when their layer was routed, and where each one ran."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from sim.runs.columns import (
+    Bools,
+    Cells,
+    Columns,
+    Ints,
+    among,
+    cells_of,
+    columns_of,
+    routed_at,
+)
+
+
+class Memory(NamedTuple):
+    """When experts came into and left GPU memory: sorted packed keys (``Cells.at``) of arrivals and departures."""
+
+    arrivals: Ints
+    departures: Ints
+
+    def readable(self, cells: Cells, expert: Ints, time: Ints) -> Bools:
+        """Whether each expert could be read at the moment a layer was routed.
+
+        An arrival at that very ns counts as before it, a departure as after it: victims leave when a copy that this
+        plan asked for starts. Who has arrived more often than left is there.
+        """
+        first, now = np.arange(cells.layers * cells.experts) * cells.horizon, cells.at(expert, time)
+        before = np.searchsorted(self.arrivals, first, "left") - np.searchsorted(self.departures, first, "left")
+        until = np.searchsorted(self.arrivals, now, "right") - np.searchsorted(self.departures, now, "left")
+        return np.asarray(until > before[expert])
+
+
+class Uses(NamedTuple):
+    """Active experts, one row for each (step, layer, expert) that was computed."""
+
+    step: Ints
+    layer: Ints
+    expert: Ints
+    tokens: Ints
+    start: Ints  # ns
+    routed: Ints  # when its layer was, ns
+    decode: Bools
+    on_gpu: Bools
+    resident: Bools  # readable on the GPU when the layer was routed
+    loaded: Bools  # copied by demand for this layer
+
+
+class HitRates(NamedTuple):
+    """DESIGN section 7; fractions of active experts, None where there was none."""
+
+    resident: float | None  # resident when routed / active
+    token: float | None  # the same, weighted by workload
+    gpu: float | None  # resident when routed and run on the GPU / run on the GPU
+    served: float | None  # run on the GPU without a demand load / active
+
+
+def memory_of(c: Columns, cells: Cells) -> Memory:
+    """Arrivals (placed, or a copy's end) and departures (evicted or released)."""
+    came, left = c.of("place", "demand", "prefetch", "swap"), c.of("evict", "release")
+    return Memory(*(np.sort(cells.at(cells.expert(c.home[x], c.expert[x]), c.end[x])) for x in (came, left)))
+
+
+def uses_of(c: Columns, cells: Cells) -> Uses:
+    """Every active expert of every layer, from the spans that computed it (ahead or not)."""
+    # Of each expert the first counts: a precomputation that was dropped was computed again
+    computed = np.concatenate([np.flatnonzero(c.of(kind)) for kind in ("expert", "precompute")])
+    key, first = np.unique(cells.use(c.step[computed], c.home[computed], c.expert[computed]), return_index=True)
+    used = c.where(computed[first])
+    routed = routed_at(c, cells)[cells.layer(used.step, used.home)]
+    demand = c.where(c.of("demand"))
+    loads = np.sort(cells.use(demand.step, demand.home, demand.expert))
+    return Uses(
+        used.step, used.home, used.expert, used.tokens, used.start, routed, used.decode, used.on("gpu"),
+        memory_of(c, cells).readable(cells, cells.expert(used.home, used.expert), routed),
+        among(loads, key),
+    )  # fmt: skip
+
+
+def hit_rates(uses: Uses, decode_only: bool) -> HitRates:
+    """The four hit rates, over the whole run or its decode steps."""
+    of = uses.decode if decode_only else np.ones(len(uses.step), dtype=np.bool_)
+    hits = uses.resident & of
+    gpu = uses.on_gpu & of
+    return HitRates(
+        resident=share(int(hits.sum()), int(of.sum())),
+        token=share(int(uses.tokens[hits].sum()), int(uses.tokens[of].sum())),
+        gpu=share(int((hits & gpu).sum()), int(gpu.sum())),
+        served=share(int((gpu & ~uses.loaded).sum()), int(of.sum())),
+    )
+
+
+def share(part: float, whole: float) -> float | None:
+    """part / whole; None where there is no whole."""
+    return part / whole if whole else None
+
+
+def layer_frame(spans: pd.DataFrame) -> pd.DataFrame:
+    """One row for each layer of each step: active experts, tokens, hits (resident when routed), gpu, cpu, loads."""
+    c = columns_of(spans)
+    uses = uses_of(c, cells_of(c))
+    frame = pd.DataFrame({
+        "step": uses.step, "phase": np.where(uses.decode, "decode", "prefill"), "layer": uses.layer, "active": 1,
+        "tokens": uses.tokens, "hits": uses.resident.astype(int), "gpu": uses.on_gpu.astype(int),
+        "cpu": (~uses.on_gpu).astype(int), "loads": uses.loaded.astype(int),
+    })  # fmt: skip
+    return frame.groupby(["step", "phase", "layer"], as_index=False).sum()

@@ -1,0 +1,110 @@
+"""Where the GPU's memory goes, and how much of it is left for cached experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.machine.hardware import Hardware
+from sim.machine.units import GB
+from traces.models.shape import ModelShape
+
+
+class BudgetError(ValueError):
+    """The GPU memory does not hold what was asked of it; the message says by how many GB."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """GPU memory divided, in bytes. ``slots`` are experts of average size over all layers; 0 is legal."""
+
+    gpu_memory_bytes: int
+    reserve_bytes: int  # context, workspace
+    non_expert_bytes: int  # attention, gates, shared experts, dense layers, embeddings
+    kv_bytes: int
+    staging_bytes: int
+    cache_bytes: int  # room that cached experts take or may take
+    slots: int
+
+    @property
+    def fixed_bytes(self) -> int:
+        """All that is not the expert cache."""
+        return self.reserve_bytes + self.non_expert_bytes + self.kv_bytes + self.staging_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """What nobody uses."""
+        return self.gpu_memory_bytes - self.fixed_bytes - self.cache_bytes
+
+
+def plan_memory(
+    shape: ModelShape,
+    memory: Hardware | int,
+    *,
+    batch: int,
+    tokens: int,
+    demand_slots: int = 2,
+    prefetch_slots: int = 0,
+    cached_share: float | None = None,
+) -> MemoryPlan:
+    """Divide the GPU memory.
+
+    ``memory``: a machine, or bytes that are all ours (no reserve). ``tokens``: prompt + generated, a sequence.
+    ``demand_slots`` and ``prefetch_slots``: staging slots, each of the largest expert. ``cached_share``: cache
+    round(share x layers x experts) slots instead of as many as fit.
+    Raises BudgetError saying how many GB are missing.
+    """
+    _check(batch, tokens, demand_slots, prefetch_slots, cached_share)
+    total, reserve = _given(memory)
+    kv = batch * tokens * shape.kv_bytes_per_token
+    staging = (demand_slots + prefetch_slots) * max(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
+    room = total - reserve - shape.non_expert_bytes - kv - staging
+    if room < 0:
+        raise _too_small(total, reserve, shape.non_expert_bytes, kv, staging)
+    cache, slots = _cache(shape, room, cached_share)
+    return MemoryPlan(total, reserve, shape.non_expert_bytes, kv, staging, cache, slots)
+
+
+def _given(memory: Hardware | int) -> tuple[int, int]:
+    """GPU memory and reserve, in bytes."""
+    if isinstance(memory, Hardware):
+        return memory.gpu.memory_bytes, memory.gpu.reserve_bytes
+    return int(memory), 0
+
+
+def _cache(shape: ModelShape, room: int, share: float | None) -> tuple[int, int]:
+    """Bytes and slots of the expert cache."""
+    experts = shape.moe_layers * shape.experts
+    if share is None:
+        cache = min(room, shape.routed_bytes)
+        return cache, cache * experts // shape.routed_bytes
+    slots = int(share * experts + 0.5)
+    cache = -(-shape.routed_bytes * slots // experts)
+    if cache > room:
+        largest = room * experts // shape.routed_bytes * 1000 // experts / 1000
+        raise BudgetError(
+            f"{shape.name}: a cached share of {share:g} is {slots} of {experts} experts and takes {cache / GB:.2f} GB, "
+            f"but {room / GB:.2f} GB are free beside the rest: {(cache - room) / GB:.2f} GB are missing; "
+            f"the largest share that fits is {largest:.3f}"
+        )
+    return cache, slots
+
+
+def _too_small(total: int, reserve: int, non_expert: int, kv: int, staging: int) -> BudgetError:
+    need = reserve + non_expert + kv + staging
+    return BudgetError(
+        f"the GPU memory of {total / GB:.2f} GB is below what runs without any cached expert, {need / GB:.2f} GB "
+        f"(non-expert weights {non_expert / GB:.2f}, KV cache {kv / GB:.2f}, staging slots {staging / GB:.2f}, "
+        f"reserve {reserve / GB:.2f}): {(need - total) / GB:.2f} GB are missing; use a smaller batch, fewer tokens, "
+        f"fewer staging slots or a larger GPU"
+    )
+
+
+def _check(batch: int, tokens: int, demand: int, prefetch: int, share: float | None) -> None:
+    """Refuse counts and shares that mean nothing. Raises BudgetError."""
+    for name, value, low in (
+        ("batch", batch, 1), ("tokens", tokens, 1), ("demand_slots", demand, 0), ("prefetch_slots", prefetch, 0),
+    ):  # fmt: skip
+        if value < low:
+            raise BudgetError(f"{name} must be >= {low}, got {value}")
+    if share is not None and not 0 <= share <= 1:
+        raise BudgetError(f"cached_share must be within 0..1 of all experts, got {share}")

@@ -1,0 +1,62 @@
+"""A run: what one scenario gave, as spans and the numbers made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sim.machine.hardware import Power
+from sim.runs.energy import joules_per_token
+from sim.runs.metrics import Metrics, metrics_of
+from sim.runs.routing_error import totals_of
+from traces.written_aside import written_aside
+
+
+@dataclass(frozen=True)
+class Run:
+    """The result of simulating (or measuring) one scenario.
+
+    ``scenario`` is the resolved one; ``spans`` has the columns of :class:`sim.runs.spans.Span`; ``labels`` says
+    what a reader must know of the run, such as "clairvoyant" or "changes routing"; ``bounds`` holds the lower bound
+    and the null model in ms.
+    """
+
+    scenario: Mapping[str, Any]
+    policy: str
+    spans: pd.DataFrame
+    labels: tuple[str, ...] = ()
+    trace_checksum: str = ""
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)
+    power: Power | None = None  # of the machine, for the energy
+    approximation: pd.DataFrame | None = None  # ``Approximation.frame()``; None: the routing was kept
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """Every number of DESIGN section 7, made from the spans alone."""
+        return metrics_of(self.spans, batch=int(self.scenario["batch"]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat, JSON-ready row: policy, labels, metrics, approximation in decode, energy, bounds, memory."""
+        energy = joules_per_token(self.metrics, self.power, int(self.scenario["batch"]))
+        return {
+            "policy": self.policy,
+            "parameters": dict(self.scenario["parameters"]),
+            "labels": list(self.labels),
+            **self.metrics.to_dict(),
+            **totals_of(self.approximation),
+            "energy_j_per_token": energy,
+            **self.bounds,
+            **self.memory,
+        }
+
+    def save_spans(self, path: str | Path) -> None:
+        """Write the spans as Parquet, aside first and then renamed."""
+        frame = self.spans.astype({"lane": str, "kind": str, "phase": str})
+        with written_aside(path) as aside:
+            frame.to_parquet(aside, index=False)

@@ -1,0 +1,116 @@
+"""Stalls: the time in which the GPU ran nothing, charged to the lane that it waited for.
+
+The rule. Every idle gap of the gpu lane ends with a gpu span (the *waiter*) or with the end of the run, and is charged
+to what the waiter waited for last, read off its ``ready_ns``:
+
+- attention, gate, shared, speculate: ``host`` (their launch);
+- expert: ``h2d`` if the copy of this expert ended at its ``ready_ns``, else ``host`` (its launch came later);
+- combine: if the CPU's part (the ``result`` copy where results queue on the link, else the last CPU expert), or a copy
+  for the layer, came at its ``ready_ns``, the gap up to the end of the last CPU expert is ``cpu`` and the rest ``h2d``;
+  else ``host``;
+- the time after the last gpu span: ``host``.
+
+A span that lasts as long as the host launches it is no stall, although the GPU waits between its kernels.
+A tie (launch and copy end in the same ns) is charged to the copy or the CPU. A gap that straddles the edge of a window
+counts with the part inside. So in every window the three sum exactly, in whole ns, to the GPU's idle time.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from sim.runs.columns import Bools, Cells, Columns, Ints, among, cells_of, columns_of, first_at_or_after
+
+
+class Stalls(NamedTuple):
+    """GPU idle time in ns by the lane that it waited for."""
+
+    h2d_ns: int
+    cpu_ns: int
+    host_ns: int
+
+
+class Gaps(NamedTuple):
+    """Idle gaps of the gpu lane: each is cpu up to ``cpu_until``, from there h2d up to ``h2d_until``, then host."""
+
+    begin: Ints
+    cpu_until: Ints
+    h2d_until: Ints
+    end: Ints
+
+    def within(self, begin: int, end: int) -> Stalls:
+        """What lies between two times, by cause."""
+        edges = [np.clip(edge, begin, end) for edge in self]
+        cpu, h2d, host = (int((after - before).sum()) for before, after in pairwise(edges))
+        return Stalls(h2d, cpu, host)
+
+
+def stalls_of(spans: pd.DataFrame) -> Stalls:
+    """Stalls of a whole run: they sum to its makespan (last end of any span) less the GPU's busy time."""
+    c = columns_of(spans)
+    return gaps_of(c, cells_of(c)).within(0, int(c.end.max()) if len(c.end) else 0)
+
+
+def gaps_of(c: Columns, cells: Cells) -> Gaps:
+    """All idle gaps of the GPU from 0 to the last end of any span."""
+    gpu = np.flatnonzero(c.on("gpu"))
+    free = np.append(0, np.maximum.accumulate(c.end[gpu]))
+    makespan = int(c.end.max()) if len(c.end) else 0
+    starts = np.append(c.start[gpu], makespan)
+    rows = np.flatnonzero(starts > free)
+    begin, end = free[rows], starts[rows]
+    tail = rows == len(gpu)
+    waiter = c.where(gpu[rows[~tail]])
+    cpu_until, h2d_until = begin.copy(), begin.copy()
+    cpu_until[~tail], h2d_until[~tail] = _edges(c, cells, waiter, begin[~tail], end[~tail])
+    return Gaps(begin, cpu_until, h2d_until, end)
+
+
+def _edges(c: Columns, cells: Cells, waiter: Columns, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Up to where each gap before ``waiter`` is charged to cpu, and from there to h2d."""
+    copied = waiter.of("expert") & _copy_ends_at(c, cells, waiter)
+    h2d_until = np.where(copied, end, begin)
+    cpu_until = begin.copy()
+    combine = np.flatnonzero(waiter.of("combine"))
+    if len(combine):
+        cpu_end, part_end = _cpu_part(c, cells, waiter.where(waiter.of("combine")))
+        waited = part_end == waiter.ready[combine]
+        cpu_until[combine] = np.where(waited, np.clip(cpu_end, begin[combine], end[combine]), begin[combine])
+        h2d_until[combine] = np.where(waited, end[combine], begin[combine])
+    return cpu_until, h2d_until
+
+
+def _copy_ends_at(c: Columns, cells: Cells, waiter: Columns) -> Bools:
+    """Whether a copy of the waiter's expert ended in the very ns in which the waiter was ready."""
+    copies = c.where(c.of("demand", "prefetch", "swap"))
+    keys = np.sort(cells.at(cells.expert(copies.home, copies.expert), copies.end))
+    wanted = cells.at(cells.expert(waiter.home, waiter.expert), waiter.ready)
+    return among(keys, wanted)
+
+
+def _cpu_part(c: Columns, cells: Cells, combine: Columns) -> tuple[Ints, Ints]:
+    """For each combine: the last end of its CPU experts, and of any part that came without a span on the GPU; else -1.
+
+    Only what ended by the combine's ``ready_ns`` counts: it did not wait for anything later (a dropped precomputation).
+    """
+    place = np.argsort(cells.layer(combine.step, combine.layer), kind="stable")
+    layers = cells.layer(combine.step, combine.layer)[place]
+    cpu_end, part_end = np.full((2, len(layers)), -1, dtype=np.int64)
+    ready = combine.ready[place]
+    _latest(cpu_end, layers, ready, c.where(c.on("cpu")), cells)
+    _latest(part_end, layers, ready, c.where(c.of("result", "demand")), cells)
+    part_end = np.maximum(part_end, cpu_end)
+    back = np.argsort(place, kind="stable")
+    return cpu_end[back], part_end[back]
+
+
+def _latest(into: Ints, layers: Ints, ready: Ints, spans: Columns, cells: Cells) -> None:
+    """Raise ``into`` to the last end of ``spans`` of each of the sorted ``layers``, not later than ``ready``."""
+    keys = cells.layer(spans.step, spans.home)
+    place = np.minimum(first_at_or_after(layers, keys), len(layers) - 1)
+    mine = (layers[place] == keys) & (spans.end <= ready[place])
+    np.maximum.at(into, place[mine], spans.end[mine])

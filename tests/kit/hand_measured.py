@@ -1,0 +1,75 @@
+"""A profile typed by hand: a toy model on host lanes, with numbers that a reader can interpolate in the head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.interpolation import Grid, Measured, Table
+from sim.machine.plan_costs import PlanCost
+from sim.machine.profile import MeasuredModel, Profile, Share, Sizes
+from tests.kit.strategies import toy_shape
+from traces.models.shape import ModelShape
+
+TOY = toy_shape(3, 4, 2, shared_width=4, dense_layers=2, dense_width=16, kv_width=8, attention_params=256)
+FACTS = {"kind": "host-lanes", "cpu": "two slow cores", "cpu_threads": 2, "date": "2026-11-20", "load": 0.25}
+
+
+def table(*points: tuple[int, int]) -> Table:
+    """A table through (at, ns), whose quartiles are 1 ns off."""
+    at, ns = zip(*points, strict=True)
+    return Table(at, ns, tuple(n - 1 for n in ns), tuple(n + 1 for n in ns))
+
+
+def level(ns: int) -> Table:
+    """The same time whatever the size."""
+    return table((1, ns))
+
+
+def grid(batch: tuple[int, ...], length: tuple[int, ...], *ns: tuple[int, ...]) -> Grid:
+    """A grid whose quartiles are all the median."""
+    return Grid(batch, length, ns, ns, ns)
+
+
+def time(ns: int) -> Measured:
+    """A time that came out the same every time."""
+    return Measured(ns, ns, ns)
+
+
+def toy_model(shape: ModelShape = TOY, **parts: Any) -> MeasuredModel:
+    """``shape`` measured; ``parts`` replaces some tables."""
+    model = MeasuredModel(
+        sizes=Sizes.of(shape), expert_gpu=table((1, 100), (2, 140), (4, 120), (8, 200)),
+        expert_cpu=table((1, 1000), (3, 1500)), gate=level(20), speculate=level(21), estimator=level(22),
+        combine=level(30), head=table((1, 400), (4, 700)), routing=level(40), activations=level(50), result=level(60),
+        attention_decode=grid((1, 2), (10, 110), (1000, 1500), (1400, 2400)),
+        attention_prefill=grid((1, 2), (8, 16), (3000, 6000), (5000, 11000)),
+        copy=time(7000), writeback=time(8000), first_cpu_expert=time(300), launch=time(70), expert_launch=time(71),
+        combine_launch=time(72), head_launch=time(73), sync=time(80), cpu_permille=Share(800, 790, 810),
+        copy_permille=Share(900, 890, 910), gpu_permille=Share(1000, 990, 1000), shared=table((1, 90), (11, 190)),
+        dense_ffn=level(500),
+        dense_launch=time(74), launch_lead=time(25), launch_tail=time(9),
+        gpu_with_cpu_permille=Share(970, 960, 980), cpu_with_gpu_permille=Share(880, 870, 890),
+    )  # fmt: skip
+    return replace(model, **parts)
+
+
+def toy_profile(**parts: Any) -> Profile:
+    """Two policies and one model measured; ``parts`` replaces some of it."""
+    profile = Profile(
+        machine=FACTS, plan={"dali": PlanCost(11.0, 2.0)}, foresee={"default": PlanCost(5.0, 0.0)},
+        rates={"pinned_copy_bytes_per_s": 12e9}, models={"toy": toy_model()},
+    )  # fmt: skip
+    return replace(profile, **parts)
+
+
+def toy_machine(**parts: Any) -> Hardware:
+    """A machine with a profile: a core that plays the GPU, a copy paced to 1 GB/s; ``parts`` as of ``toy_profile``."""
+    plain = load_hardware("rtx3090-ddr4")
+    return replace(
+        plain, name="lanes", about="Host lanes.", profile=toy_profile(**parts), power=None,
+        gpu=replace(plain.gpu, bandwidth_bytes_per_s=1e10, flops_per_s=1e11, memory_bytes=10**9, reserve_bytes=0),
+        link=replace(plain.link, h2d_bytes_per_s=1e9, d2h_bytes_per_s=1e9),
+        origins={key: origin for key, origin in plain.origins.items() if not key.startswith("power.")},
+    )  # fmt: skip

@@ -1,0 +1,243 @@
+"""Small worlds to hold the laws against: random traces and costs, any policy and memory."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from policies.mechanism.views import Assignment, ExpertCosts, LayerView
+from policies.protocols import Assigner, Budget, Composition, Needs
+from policies.registry import SYSTEMS, BuildContext, System
+from sim.costs.roofline_costs import ConstantSteps, CostTable, StepCosts
+from sim.engine.engine import Engine
+from sim.engine.layer_parts import TokenBytes
+from sim.machine.plan_costs import PlanCost, PlanCosts
+from sim.runs.demand import StepDemand, demand_of, future_of
+from sim.runs.routing_error import Approximation
+from sim.runs.spans import spans_frame
+from tests.kit.recording import Played, RecordingSession
+from tests.kit.strategies import toy_calibration, toy_shape, traces
+from traces.batches import compose as compose_batch
+from traces.layout import ForecastKey
+from traces.models.shape import ModelShape
+from traces.trace import Trace
+
+MAX_TOKENS = 32  # more than any step of a small trace has
+
+
+@dataclass(frozen=True)
+class World:
+    """One question, small: everything that a run depends on."""
+
+    system: System
+    trace: Trace
+    costs: CostTable
+    batch: int
+    cache_bytes: int
+    seed: int = 0
+    prefill_chunk_tokens: int | None = None
+    parameters: Mapping[str, object] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """What a failing example prints."""
+        shape = self.trace.shape
+        return (
+            f"World({self.system.name!r}, {shape.moe_layers} layers x {shape.experts} experts, top {shape.top_k}, "
+            f"batch {self.batch}, {self.cache_bytes} bytes, seed {self.seed}, {self.trace.provenance}, {self.costs})"
+        )
+
+    @property
+    def needs(self) -> Needs:
+        """What the policy must be given."""
+        return self.system.needs
+
+    def demand(self, needs: Needs) -> list[StepDemand]:
+        """What the trace asks for, with what a policy needs."""
+        steps = compose_batch(self.trace, batch=self.batch, prefill_chunk_tokens=self.prefill_chunk_tokens)
+        return demand_of(self.trace, steps, needs)
+
+    @property
+    def context(self) -> BuildContext:
+        """What the policy may look at when it is built; made anew each time."""
+        shape = self.trace.shape
+        return BuildContext(
+            model=shape.name, experts=shape.experts, layers=shape.moe_layers, top_k=shape.top_k, batch=self.batch,
+            seed=self.seed, costs=self.costs.experts,
+            calibration=toy_calibration(shape.moe_layers, shape.experts, shape.top_k, self.seed),
+            future=future_of(self.demand(Needs())) if self.needs.future else None,
+        )  # fmt: skip
+
+
+def play(world: World, changes: dict[str, Any] | None = None) -> Played:
+    """Run a world. ``changes`` replaces parts of the policy (a broken one, say)."""
+    return play_composition(world, replace(composition_of(world), **(changes or {})))
+
+
+def composition_of(world: World, context: BuildContext | None = None) -> Composition:
+    """The world's policy, ready to run once."""
+    return world.system.build(world.system.parse(world.parameters), context or world.context)
+
+
+def play_composition(world: World, policy: Composition) -> Played:
+    """Run a world under a policy that was composed for it."""
+    calibration = world.context.calibration if policy.needs.calibration else None
+    popularity = None if calibration is None else calibration.popularity
+    return play_policy(policy, world, world.demand(policy.needs), popularity)
+
+
+def play_policy(
+    policy: Composition, world: World, demand: list[StepDemand], popularity: np.ndarray | None = None
+) -> Played:
+    """Run any policy on the machine of a world."""
+    sizes = tuple(costs.bytes for costs in world.costs.experts)
+    budget = Budget(world.trace.shape.experts, sizes, world.cache_bytes, popularity)
+    session = RecordingSession(policy, budget, world.costs.experts)
+    approximation = Approximation() if policy.needs.changes_routing else None
+    engine = Engine(session, world.costs, demand, TokenBytes(16, 8), approximation)
+    session.clock = lambda: engine.env.now
+    engine.run()
+    staging = (policy.demand_slots + policy.prefetch_slots) * max(sizes)
+    return Played(spans_frame(engine.recorder.rows), session, demand, world.cache_bytes + staging, world.costs)
+
+
+def part(world: World, name: str) -> Any:
+    """A part of the world's policy."""
+    return getattr(play(world).session.policy, name)
+
+
+class SpoiltAssigner:
+    """An assigner whose answer is spoilt (or only looked at)."""
+
+    def __init__(self, inner: Assigner, spoil: Callable[[LayerView, Assignment], Assignment]) -> None:
+        self.inner, self.spoil = inner, spoil
+
+    def assign(self, view: LayerView) -> Assignment:
+        """The inner one's answer, spoilt."""
+        return self.spoil(view, self.inner.assign(view))
+
+
+# --- random worlds ----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def worlds(
+    draw: st.DrawFn, policies: Sequence[str | System] = (), contention: bool | None = None, min_decode: int = 0
+) -> World:
+    """A policy (of ``policies``) in a random world. ``contention``: whether CPU and copies slow each other down."""
+    system = _system(draw(st.sampled_from(policies or list(SYSTEMS))))
+    scores = True if system.needs.scores else None
+    trace = draw(traces(scores=scores, max_layers=3, max_experts=6, min_decode=min_decode))
+    rng = random.Random(draw(st.integers(0, 2**32 - 1)))
+    return random_world(system, trace, rng, contention)
+
+
+def _system(policy: str | System) -> System:
+    return SYSTEMS[policy] if isinstance(policy, str) else policy
+
+
+def random_world(policy: str | System, trace: Trace, rng: random.Random, contention: bool | None = None) -> World:
+    """Draw costs, memory and batch for a trace."""
+    system, shape = _system(policy), trace.shape
+    needs = system.needs
+    sizes = [100 if needs.uniform_sizes else rng.choice((100, 100, 160)) for _ in range(shape.moe_layers)]
+    total = sum(sizes) * shape.experts
+    cache = rng.choice((0, max(sizes), total // 4, total // 2, total))
+    sequences = len(set(trace.sequence.tolist()))
+    batch = rng.randint(1, min(sequences, needs.max_batch or sequences))
+    costs = random_costs(sizes, rng, rng.random() < 0.5 if contention is None else contention)
+    return World(system, with_forecasts(trace, needs, rng), costs, batch, cache, rng.randrange(1000))
+
+
+def random_costs(sizes: Sequence[int], rng: random.Random, contention: bool) -> CostTable:
+    """Whole, positive, growing with the workload; anything from a slow link to a slow host may be the bottleneck.
+
+    With ``contention``, CPU experts and copies slow each other down, and in half of these tables the GPU shares cores
+    and memory with them.
+    """
+    step = StepCosts(*(rng.randint(0, 20) for _ in StepCosts._fields))
+    plans = [PlanCost(rng.randint(0, 9), rng.randint(0, 3)) for _ in range(2)]
+    gpu_shares = contention and rng.random() < 0.5
+    costs = CostTable(
+        tuple(_expert_costs(size, rng) for size in sizes), ConstantSteps(step), attention_launch_ns=rng.randint(0, 20),
+        gate_launch_ns=rng.randint(0, 9), shared_launch_ns=rng.randint(0, 9), expert_launch_ns=rng.randint(0, 9),
+        combine_launch_ns=rng.randint(0, 9), head_launch_ns=rng.randint(0, 9), dense_launch_ns=rng.randint(0, 9),
+        sync_ns=rng.randint(0, 20), cpu_permille=_rate(rng, contention), copy_permille=_rate(rng, contention),
+        result_path=rng.choice(("direct", "h2d")), plan_costs=PlanCosts({"default": plans[0]}, {"default": plans[1]}),
+        gpu_permille=_rate(rng, gpu_shares), gpu_with_cpu_permille=_rate(rng, gpu_shares),
+        cpu_with_gpu_permille=_rate(rng, gpu_shares), lead_ns=rng.choice((None, 0, 1, 15)), tail_ns=rng.randint(0, 9),
+    )  # fmt: skip
+    costs.validate()
+    return costs
+
+
+def _rate(rng: random.Random, contended: bool) -> int:
+    """In permille of the rate alone."""
+    return rng.randint(300, 999) if contended else 1000
+
+
+def _expert_costs(size: int, rng: random.Random) -> ExpertCosts:
+    gpu, cpu = (
+        [0, *np.cumsum([rng.randint(1, first), *(rng.randint(0, more) for _ in range(MAX_TOKENS - 1))]).tolist()]
+        for first, more in ((20, 2), (60, 20))
+    )
+    return ExpertCosts(tuple(gpu), tuple(cpu), rng.randint(0, 9), rng.randint(1, 90), size, rng.randint(0, 90))
+
+
+def with_forecasts(trace: Trace, needs: Needs, rng: random.Random) -> Trace:
+    """The trace with every forecast that the policy needs: half of them right, the others random."""
+    tensors, shape = trace.tensors(), trace.shape
+    draw = np.random.default_rng(rng.randrange(2**32))
+    for kind, lookahead in needs.forecasts:
+        key = ForecastKey(kind, lookahead)
+        if kind == "oracle" or key in trace.forecasts:
+            continue
+        likely = draw.random((len(trace), shape.moe_layers, shape.experts))
+        reach = max(shape.moe_layers - lookahead, 0)
+        for row, layer in np.argwhere(draw.random((len(trace), reach)) < 0.5):
+            likely[row, layer, trace.topk_ids[row, layer + lookahead]] += 1
+        ids = np.argsort(-likely, axis=-1).astype(np.int16)
+        scores = np.take_along_axis(likely, ids.astype(np.int64), axis=-1).astype(np.float16)
+        ids[:, reach:] = -1
+        tensors |= {key.ids_name: ids, key.scores_name: scores}
+    return Trace.from_tensors(shape, tensors, trace.provenance)
+
+
+# --- fixed worlds -----------------------------------------------------------------------------------------------------
+
+
+def fixed_world(policy: str | System) -> World:
+    """The same world in every process."""
+    system = _system(policy)
+    rng = random.Random(f"world of {system.name}")
+    return replace(random_world(system, fixed_trace(np.random.default_rng(5)), rng), cache_bytes=1500)
+
+
+def fixed_trace(rng: np.random.Generator) -> Trace:
+    """Three sequences of 4 prompt and 6 decode tokens; 3 layers of 8 experts, 2 of them chosen."""
+    return scored_trace(rng, toy_shape(3, 8, 2), sequences=3, prompt=4, decode=6)
+
+
+def scored_trace(rng: np.random.Generator, shape: ModelShape, sequences: int, prompt: int, decode: int) -> Trace:
+    """Equal sequences, routed at random, with the scores of all experts."""
+    length = prompt + decode
+    scores = rng.dirichlet(np.ones(shape.experts), (sequences * length, shape.moe_layers)).astype(np.float16)
+    ids = np.argsort(-scores, axis=-1, kind="stable")[..., : shape.top_k]
+    tensors = {
+        "sequence": np.repeat(np.arange(sequences), length).astype(np.int32),
+        "position": np.tile(np.arange(length), sequences).astype(np.int32),
+        "phase": np.tile([0] * prompt + [1] * decode, sequences).astype(np.uint8),
+        "topk_ids": ids.astype(np.int16),
+        "topk_weights": np.take_along_axis(scores, ids, axis=-1), "scores": scores,
+    }  # fmt: skip
+    return Trace.from_tensors(shape, tensors, {"model": "fixed"})
+
+
+def digest(played: Played) -> str:
+    """A hash of all spans."""
+    return hashlib.sha256(played.spans.to_csv(index=False).encode()).hexdigest()

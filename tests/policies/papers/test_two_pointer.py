@@ -1,0 +1,113 @@
+"""SMoE's split of missing experts: Algorithm 2 as printed, and with the objective of Eq. 4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.mechanism.views import Assignment, LayerView
+from policies.papers.smoe.two_pointer import TwoPointer, best_scores, split
+from tests.kit.views_for_tests import costs
+from tests.kit.views_with_scores import scored_view
+
+LOAD, CPU = 30, 10  # the paper's S3: a CPU expert takes a third of a load (Section VI-C)
+
+
+def slower(loads: int, missing: int, load: int = LOAD, cpu: int = CPU) -> int:
+    """max(n_load C_load, n_cpu C_cpu), Eq. 4."""
+    return max(loads * load, (missing - loads) * cpu)
+
+
+@pytest.mark.parametrize(
+    ("missing", "as_printed", "sooner"),
+    [(1, (1, 30), (0, 10)), (2, (1, 30), (0, 20)), (3, (1, 30), (1, 30)), (8, (2, 60), (2, 60))],
+)
+def test_the_s3_ratio(missing: int, as_printed: tuple[int, int], sooner: tuple[int, int]) -> None:
+    """As printed the first is always loaded: one missing expert takes 1.0 instead of 0.33, two 1.0 instead of 0.67."""
+    loads = [split(missing, LOAD, CPU, sooner=choice) for choice in (False, True)]
+    assert [(n, slower(n, missing)) for n in loads] == [as_printed, sooner]
+
+
+def algorithm_2(missing: Sequence[int], c_load: int, c_cpu: int) -> tuple[list[int], list[int]]:
+    """The listing, with its two pointers."""
+    loaded, computed = [], []
+    t_load = t_cpu = left = 0
+    right = len(missing) - 1
+    while left <= right:
+        if t_load <= t_cpu:
+            t_load += c_load
+            loaded.append(missing[left])
+            left += 1
+        else:
+            t_cpu += c_cpu
+            computed.append(missing[right])
+            right -= 1
+    return loaded, computed
+
+
+costs_drawn = st.integers(1, 100)
+
+
+@given(st.integers(0, 20), costs_drawn, costs_drawn)
+def test_the_split_is_the_listings(missing: int, load: int, cpu: int) -> None:
+    loads = split(missing, load, cpu, sooner=False)
+    assert loads == len(algorithm_2(range(missing), load, cpu)[0])
+    assert loads >= min(missing, 1), "the first is always loaded"
+
+
+@given(st.integers(0, 20), costs_drawn, costs_drawn)
+def test_with_eq_4_the_split_is_the_best_there_is(missing: int, load: int, cpu: int) -> None:
+    loads = split(missing, load, cpu, sooner=True)
+    assert slower(loads, missing, load, cpu) == min(slower(n, missing, load, cpu) for n in range(missing + 1))
+    assert slower(loads, missing, load, cpu) <= slower(split(missing, load, cpu, sooner=False), missing, load, cpu)
+
+
+# --- the assigner -----------------------------------------------------------------------------------------------------
+
+SCORES = (0.25, 0.05, 0.2, 0.15, 0.1, 0.25)
+COST = costs((5, 6), (10, 14), first_cpu_ns=4, copy_ns=LOAD)
+
+
+def view_of(*scores: Sequence[float], k: int = 6, **there: Any) -> LayerView:
+    return scored_view(scores, k, cost=there.pop("cost", COST), **there)
+
+
+def assign(view: LayerView, **choices: Any) -> Assignment:
+    return TwoPointer(**choices).assign(view)
+
+
+def test_what_is_there_or_coming_runs_on_the_gpu_and_the_rest_is_split_by_score() -> None:
+    view = view_of(SCORES, resident=(1,), loading={4: 7})
+    # Missing by score: 0 and 5 (the lower id first), 2, 3. C_cpu = 10: load 0 (30), CPU 3, 2, 5 (10, 20, 30).
+    assert assign(view) == Assignment((1, 4, 0), (3, 2, 5), (0,), makespan_ns=5 + 7 + 30)
+    few = view_of(SCORES, resident=(1, 3, 5), loading={4: 7})  # 0 and 2 miss
+    assert assign(few) == Assignment((1, 3, 5, 4, 0), (2,), (0,), makespan_ns=15 + 7 + 30)
+    # Done sooner on the CPU: 10 < 30, then 20 < 30. The first CPU expert takes 4 more than planned with.
+    assert assign(few, sooner=True) == Assignment((1, 3, 5, 4), (2, 0), (), makespan_ns=4 + 20)
+
+
+def test_an_expert_of_several_tokens_counts_once_with_its_best_score() -> None:
+    view = view_of((0.5, 0.4, 0.1), (0.1, 0.3, 0.6), k=2)  # tokens of 0, 1 and 2, 1
+    assert best_scores(view) == {0: 0.5, 1: 0.4, 2: 0.6}
+    assert assign(view).loads == (2,)
+    assert assign(view).cpu == (1, 0)
+
+
+def test_c_cpu_is_the_mean_of_the_last_ones() -> None:
+    """A history of two. Layers with two tokens on each expert (14 on the CPU), then with one (10)."""
+    two_tokens = view_of(SCORES[:3], SCORES[:3], k=3, cost=costs((5, 6), (10, 28), first_cpu_ns=4, copy_ns=LOAD))
+    one_token = view_of(SCORES[:4], k=4, cost=costs((5, 6), (10, 28), first_cpu_ns=4, copy_ns=LOAD))
+    it = TwoPointer(history=2)
+    # First: C_cpu = mean(28, 28, 28): load 0 (30 > 0), CPU 1 (28 < 30), CPU 2 (56). History: 28 + 4, 28.
+    assert it.assign(two_tokens).cpu == (1, 2)
+    # Four missing, C_cpu = 30: load 0 (30), CPU 1 (30), load 2 (a tie loads), CPU 3. History: 10 + 4, 10.
+    assert (it.assign(one_token).loads, it.assign(one_token).cpu) == ((0, 2), (1, 3, 2))
+    # The second look already has C_cpu = 12: load 0 (30), CPU 12, 24, 36.
+
+
+def test_nothing_missing_nothing_to_split() -> None:
+    assert assign(view_of(SCORES, resident=range(6))) == Assignment((0, 1, 2, 3, 4, 5), (), (), makespan_ns=30)

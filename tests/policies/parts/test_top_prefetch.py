@@ -1,0 +1,88 @@
+"""Prefetching the top of the next layer's forecast: whom, in what order, who is protected, and what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from policies.mechanism.views import ExpertId, Forecast, LayerInput, Routing
+from policies.parts.assigners import ResidentOrCpu
+from policies.parts.forecasts import next_forecast
+from policies.parts.lru import LruCache
+from policies.parts.top_prefetch import TopPrefetcher, likeliest
+from tests.kit.scripted_session import Placed, session, start
+from tests.kit.views_for_tests import NO_PLAN, costs, view
+
+COST = costs((10,), (30,), copy_ns=100)
+
+
+def forecast(active: Sequence[int], tokens: Sequence[int], *token_ids: Sequence[int], kind: str = "gate") -> Forecast:
+    return Forecast(1, kind, tuple(active), tuple(tokens), token_ids)
+
+
+def test_the_next_forecast_is_that_of_the_next_layer_of_the_kind_if_one_is_named() -> None:
+    here = view({0: 1}, COST, layer=1)
+    later, gate, residual = (Forecast(*which, (1,), (1,)) for which in ((3, "gate"), (2, "gate"), (2, "residual")))
+    assert next_forecast(here, (later, gate, residual), "residual") is residual
+    assert next_forecast(here, (later, residual, gate)) is residual
+    assert next_forecast(here, (later, residual), "gate") is None
+    assert next_forecast(here, ()) is None
+
+
+def test_prefetches_the_busiest_absent_experts_of_the_next_layer() -> None:
+    layer = view({0: 1}, COST, layer=1, resident=[(), (), (5, 6), ()])
+    forecasts = [
+        Forecast(3, "residual", (1,), (9,)),
+        Forecast(2, "gate", (2,), (9,)),
+        Forecast(2, "residual", (6, 3, 5, 0, 7), (9, 8, 7, 6, 5)),
+    ]
+    residual = TopPrefetcher(2, "residual", "staging")
+    assert residual.rank(layer, forecasts, NO_PLAN) == [ExpertId(2, 3), ExpertId(2, 0)]
+    assert TopPrefetcher(2, "gate", "staging").rank(layer, forecasts, NO_PLAN) == [ExpertId(2, 2)]
+    assert residual.rank(layer, (), NO_PLAN) == ()
+
+
+@pytest.mark.parametrize(
+    ("given_forecast", "order"),
+    [
+        (forecast((2, 5), (1, 1), (5, 2, 7, 0)), [5, 2]),  # one token: its order; 7 and 0 are beyond the top-k
+        (forecast((4, 2, 5), (2, 1, 1), (5, 4, 0), (4, 2, 0)), [4, 5, 2]),  # two tokens want 4; 5 is first of one
+        (forecast((4, 5, 7), (2, 2, 2), (5, 4), (7, 5), (7, 4)), [5, 7, 4]),  # 5 is first once, 4 never
+        (forecast((2, 5), (1, 1)), [2, 5]),
+    ],
+)
+def test_likelier_is_who_more_tokens_choose_then_who_stands_higher(given_forecast: Forecast, order: list[int]) -> None:
+    assert likeliest(given_forecast) == order
+
+
+def test_ties_go_to_the_lower_id_or_to_the_better_place_in_a_token_s_choice() -> None:
+    here = view({0: 1}, COST, resident=[(), (5,), ()])
+    forecasts = [forecast((1,), (1,), (1,), kind="residual"), forecast((2, 4, 5), (1, 1, 1), (5, 4, 2))]
+    by_place = TopPrefetcher(4, "gate", "staging", ties="place")
+    assert by_place.rank(here, forecasts, NO_PLAN) == [ExpertId(1, 4), ExpertId(1, 2)]
+    assert by_place.rank(here, forecasts[:1], NO_PLAN) == ()
+    by_id = TopPrefetcher(1, "gate", "staging")
+    assert by_id.rank(here, forecasts, NO_PLAN) == [ExpertId(1, 2)]
+
+
+def test_whom_the_forecast_names_is_protected_where_prefetches_displace() -> None:
+    here = view({0: 1}, COST, resident=[(), (5,), ()])
+    forecasts = [forecast((1,), (1,), kind="residual"), forecast((2, 4, 5), (1, 1, 1))]
+    into_cache = TopPrefetcher(1, "gate", "cache")
+    assert into_cache.protect(here, forecasts) == {ExpertId(1, 2), ExpertId(1, 4), ExpertId(1, 5)}
+    assert into_cache.protect(here, ()) == frozenset()
+    assert TopPrefetcher(1, "gate", "staging").protect(here, forecasts) == frozenset()
+    assert TopPrefetcher(1, "gate", "cache", guard=False).protect(here, forecasts) == frozenset()
+
+
+@pytest.mark.parametrize(("guard", "victims"), [(True, [(1, 1)]), (False, [(1, 0)])])
+def test_a_prefetch_displaces_nobody_who_is_forecast(guard: bool, victims: list[tuple[int, int]]) -> None:
+    # Layer 1 holds 0 and 1, of which 0 is the least recent; the forecast names 0 and 2.
+    cache, prefetcher = LruCache(), TopPrefetcher(2, "gate", "cache", guard=guard)
+    it = session(Placed((), (0, 1)), assigner=ResidentOrCpu(), prefetcher=prefetcher, cache=cache, prefetch_slots=0)
+    it.begin_step(0)
+    it.plan_layer(LayerInput(0, 0, "decode", Routing((0,), (1,))))
+    foresight, _ = it.foresee([forecast((0, 2), (1, 1))])
+    assert foresight.prefetches == (ExpertId(1, 2),)
+    assert list(start(it).victims) == victims

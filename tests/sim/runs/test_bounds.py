@@ -1,0 +1,168 @@
+"""The lower bound by hand and against brute force; the null model by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.mechanism.views import Phase, Routing
+from sim.costs.roofline_costs import scaled, uniform_costs
+from sim.machine.hardware import load_hardware
+from sim.runs.bounds import LowerBound, _fractional_split, bounds_of, least_misses, lower_bound
+from sim.runs.demand import StepDemand
+from sim.runs.null_model import null_model
+from tests.kit.strategies import toy_shape
+
+
+def step(index: int, phase: Phase, *routings: dict[int, int]) -> StepDemand:
+    layers = tuple(Routing(tuple(r), tuple(r.values())) for r in routings)
+    return StepDemand(index, phase, max(sum(r.values()) for r in routings), (8,), layers, ((),) * len(layers), None)
+
+
+PLENTY = 100 * 100
+
+
+class TestChain:
+    def test_one_layer_split_between_the_devices(self) -> None:
+        """7 once (launch, head, tokens home, sync), 12 to the gate, then 2 to sync, 1 + 7 on the CPU, combine 2."""
+        demand = [step(0, "prefill", {0: 1, 1: 1})]
+        assert lower_bound(demand, uniform_costs(1), PLENTY) == LowerBound(7 + 12 + 12, None)
+
+    def test_all_on_the_gpu_where_the_cpu_is_slow(self) -> None:
+        """From the gate: 2 to sync, launch 1, two experts 10, combine 1."""
+        demand = [step(0, "prefill", {0: 1, 1: 1})]
+        assert lower_bound(demand, uniform_costs(1, cpu_ns=70), PLENTY).ttft_ns == 7 + 12 + 14
+
+    def test_all_on_the_cpu_where_the_gpu_is_slow(self) -> None:
+        """From the gate: 2 to sync, activations 1, first 3, experts 2 x 7, result 1 on the link, combine 1."""
+        demand = [step(0, "prefill", {0: 1, 1: 1})]
+        costs = uniform_costs(1, gpu_ns=70, first_cpu_ns=3, result_path="h2d")
+        assert lower_bound(demand, costs, PLENTY).ttft_ns == 7 + 12 + 2 + 1 + 3 + 14 + 1 + 1
+
+    def test_launches_bound_it_where_the_host_is_slow(self) -> None:
+        """CPU alone needs the fewest launches: 2 to sync, combine 50, and the next layer's, or the head's, own 50."""
+        demand = [step(0, "prefill", {0: 1, 1: 1})]
+        costs = uniform_costs(1, attention_launch_ns=50, expert_launch_ns=50, combine_launch_ns=50, head_launch_ns=50)
+        assert lower_bound(demand, costs, PLENTY).ttft_ns == (50 + 4 + 1 + 1) + 12 + 2 + 50 + 50
+
+    @pytest.mark.parametrize(("head_launch_ns", "last"), [(1, 2), (2, 2), (20, 20), (60, 60)])
+    def test_the_heads_launch_follows_the_last_layer(self, head_launch_ns: int, last: int) -> None:
+        """After the launch of combine: combine itself, with the result 2, or the launch behind it."""
+        demand = [step(0, "prefill", {0: 1, 1: 1})]
+        costs = uniform_costs(
+            1, attention_launch_ns=50, expert_launch_ns=50, combine_launch_ns=50, head_launch_ns=head_launch_ns
+        )
+        assert lower_bound(demand, costs, PLENTY).ttft_ns == (50 + 4 + 1 + 1) + 12 + 2 + 50 + last
+
+    def test_the_dense_layers_are_launched_once_a_step(self) -> None:
+        demand = [step(0, "prefill", {0: 1, 1: 1}, {0: 1, 1: 1})]
+        one, more = (lower_bound(demand, uniform_costs(2, dense_launch_ns=ns), PLENTY).ttft_ns for ns in (0, 30))
+        assert more == (one or 0) + 30
+
+    def test_tpot_is_the_mean_of_the_decode_steps(self) -> None:
+        demand = [step(0, "prefill", {0: 2, 1: 2}), step(1, "decode", {0: 1, 1: 1}), step(2, "decode", {0: 1})]
+        one = 7 + 12 + 2 + 1 + 5 + 1
+        assert lower_bound(demand, uniform_costs(1, cpu_ns=70), PLENTY).tpot_ns == (33 + one) / 2
+
+    @given(
+        st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=7),
+        st.integers(0, 30), st.integers(0, 30),
+    )  # fmt: skip
+    def test_the_fractional_split_is_below_every_whole_one(
+        self, times: list[tuple[int, int]], gpu_from: int, cpu_from: int
+    ) -> None:
+        def ends(on_gpu: tuple[bool, ...]) -> int:
+            gpu = sum(g for (g, _), there in zip(times, on_gpu, strict=True) if there)
+            cpu = sum(c for (_, c), there in zip(times, on_gpu, strict=True) if not there)
+            return max(gpu_from + gpu, cpu_from + cpu)
+
+        best = min(ends(on_gpu) for on_gpu in product([False, True], repeat=len(times)))
+        gpu, cpu = zip(*times, strict=True)
+        assert _fractional_split(gpu, cpu, gpu_from, cpu_from) <= best
+
+
+class TestTraffic:
+    def test_a_copy_for_each_miss_where_the_cpu_is_slow(self) -> None:
+        """Two experts by turns and one slot: every other request misses, and a copy takes 1000."""
+        demand = [step(n, "decode", {n % 2: 1}) for n in range(8)]
+        costs = uniform_costs(1, copy_ns=1000, cpu_ns=10**6)
+        assert lower_bound(demand, costs, 100).tpot_ns == 4 * 1000 / 8  # keep one of the two
+
+    def test_the_cpu_and_the_link_share_the_misses(self) -> None:
+        """No slot: the CPU does 5 of 8 runs, 1000 each beside 22 a step, while the link copies 3, 2000 each."""
+        demand = [step(n, "decode", {n % 2: 1}) for n in range(8)]
+        costs = uniform_costs(1, copy_ns=2000, cpu_ns=1000)
+        assert lower_bound(demand, costs, 0).tpot_ns == 3 * 2000 / 8
+        slower = uniform_costs(1, copy_ns=2000, cpu_ns=1200)
+        assert lower_bound(demand, slower, 0).tpot_ns == (8 * 22 + 5 * 1200) / 8
+
+    @given(
+        st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=3), min_size=1, max_size=7), st.integers(0, 5)
+    )
+    def test_least_misses_is_what_trying_everything_finds(self, events: list[set[int]], capacity: int) -> None:
+        assert least_misses([sorted(event) for event in events], capacity) == _tried(events, capacity)
+
+    def test_bigger_experts_count_as_the_smallest(self) -> None:
+        """What fits is counted in the smallest experts, and a copy takes the shortest copy's time: never too much."""
+        small, large = uniform_costs(1).experts[0], uniform_costs(1, expert_bytes=300, copy_ns=60).experts[0]
+        costs = replace(uniform_costs(2), experts=(small, large))
+        demand = [step(n, "decode", {n % 2: 1}, {n % 2: 1}) for n in range(8)]
+        assert lower_bound(demand, costs, 299) == lower_bound(demand, costs, 200)
+
+
+def _tried(events: list[set[int]], capacity: int) -> int:
+    """Fewest misses over all that a cache could hold between events."""
+
+    def subsets(experts: set[int]) -> list[frozenset[int]]:
+        return [frozenset(c) for n in range(min(capacity, len(experts)) + 1) for c in combinations(sorted(experts), n)]
+
+    best = dict.fromkeys(subsets(set(range(5))), 0)
+    for event in events:
+        after: dict[frozenset[int], int] = {}
+        for held, misses in best.items():
+            for kept in subsets(held | event):
+                after[kept] = min(after.get(kept, 10**9), misses + len(event - held))
+        best = after
+    return min(best.values())
+
+
+DEMAND = [
+    step(0, "prefill", {0: 3, 1: 2}, {1: 3, 3: 2}),
+    *(step(n, "decode", {n % 4: 1, (n + 1) % 4: 1}, {n % 3: 1, 3: 1}) for n in range(1, 9)),
+]
+
+
+def test_more_memory_never_raises_the_bound() -> None:
+    bounds = [lower_bound(DEMAND, uniform_costs(2, copy_ns=300, cpu_ns=400), slots * 100) for slots in range(9)]
+    assert bounds == sorted(bounds, reverse=True)
+    assert bounds[0] > bounds[-1]
+
+
+def test_the_bound_scales_with_the_costs() -> None:
+    one = lower_bound(DEMAND, uniform_costs(2, copy_ns=300, cpu_ns=400), 200)
+    ten = lower_bound(DEMAND, scaled(uniform_costs(2, copy_ns=300, cpu_ns=400), 10), 200)
+    assert (ten.ttft_ns, ten.tpot_ns) == ((one.ttft_ns or 0) * 10, (one.tpot_ns or 0) * 10)
+
+
+def test_bounds_of_names_its_columns_and_leaves_out_what_does_not_apply() -> None:
+    shape, hardware = toy_shape(2, 4, 2), load_hardware("rtx3090-ddr4")
+    both = bounds_of(DEMAND, uniform_costs(2), 200, shape, hardware, 0.25, gpu_only=False)
+    assert list(both) == ["lower_bound_ttft_ms", "lower_bound_tpot_ms", "null_model_tpot_ms"]
+    assert both["lower_bound_ttft_ms"] == (lower_bound(DEMAND, uniform_costs(2), 200).ttft_ns or 0) / 1e6
+    assert list(bounds_of(DEMAND[:1], uniform_costs(2), 200, shape, hardware, 0.25, False)) == ["lower_bound_ttft_ms"]
+
+
+def test_the_null_model_by_hand() -> None:
+    """Half of 4 GB of active experts at 10 GB/s or over the link at 4, all else at 100 GB/s."""
+    shape = toy_shape(1, 4, 2, vocab=1000)
+    hardware = load_hardware("rtx3090-ddr4", {
+        "gpu.bandwidth_bytes_per_s": 125e9, "gpu.bandwidth_fraction": 0.8, "cpu.read_bytes_per_s": 10e9,
+        "link.h2d_bytes_per_s": 4e9, "link.copies": "pinned",
+    })  # fmt: skip
+    rest = shape.non_expert_bytes - 1000 * 8 * 2  # of the input embedding one row is read
+    assert null_model(shape, hardware, 4e9, 0.5, gpu_only=False) == pytest.approx((rest + 2e9) / 100e9 + 2e9 / 10e9)
+    assert null_model(shape, hardware, 4e9, 0.5, gpu_only=True) == pytest.approx((rest + 2e9) / 100e9 + 2e9 / 4e9)

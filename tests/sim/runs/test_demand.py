@@ -1,0 +1,47 @@
+"""Demand is worked out once for all plays of one trace that need the same of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from policies.protocols import Needs
+from sim.machine.hardware import load_hardware
+from sim.runs.demand import KnownDemand, demand_of, shared_demand
+from sim.runs.scenario import Scenario
+from sim.simulate import Setting, setting_of
+from traces.noise import NoisyForecasts
+
+GATE = Needs(forecasts=(("gate", 1),))
+
+
+def setting() -> Setting:
+    return setting_of(Scenario(prompt_tokens=4, generated_tokens=2))
+
+
+def test_policies_with_the_same_needs_share_their_demand_on_every_machine() -> None:
+    here = setting()
+    there = replace(here, hardware=load_hardware("rtx4090-ddr5", {}))
+    first = here.demand(GATE)
+    assert first == demand_of(here.trace, here.steps, GATE)
+    assert here.demand(replace(GATE, gpu_only=True, max_batch=1)) is first  # not what a demand depends on
+    assert there.demand(GATE) is first
+
+
+def test_whatever_changes_a_demand_asks_for_another() -> None:
+    here, known = setting(), KnownDemand()
+    others = (
+        Needs(), Needs(scores=True), Needs(forecasts=(("oracle", 1),)), replace(GATE, forecast_phases=("decode",)),
+        replace(GATE, forecast_layers={"gate": frozenset({3})}),
+    )  # fmt: skip
+    for needs in (GATE, *others):
+        assert len(shared_demand(known, here.trace, here.steps, needs, None)) == 3
+    shared_demand(known, here.trace, here.steps, GATE, NoisyForecasts((0.5,)))
+    shared_demand(known, here.trace, here.steps[1:], GATE, None)
+    shared_demand(known, replace(here.trace), here.steps, GATE, None)
+    assert len(known) == 9
+
+
+def test_what_each_token_has_is_not_kept() -> None:
+    here, known = setting(), KnownDemand()
+    tokens = shared_demand(known, here.trace, here.steps, Needs(tokens=True), None)
+    assert (len(tokens[0].routings[0].token_ids), known) == (4, {})

@@ -1,0 +1,24 @@
+"""Energy, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sim.machine.hardware import Power
+from sim.runs.energy import joules_per_token
+from sim.runs.scenario import Scenario
+from sim.simulate import simulate
+
+POWER = Power(gpu_idle_w=20, gpu_busy_w=320, cpu_idle_w=40, cpu_busy_w=140)
+
+
+def test_busy_and_idle_watts_over_a_decode_step() -> None:
+    run = simulate(Scenario(trace="mini-moe", model=None, generated_tokens=2, cached_share=0.5))
+    metrics = replace(run.metrics, tpot_ms=10.0, gpu_busy_share=0.5, cpu_busy_share=0.25)
+    # gpu 20 + 0.5 x 300 = 170 W, cpu 40 + 0.25 x 100 = 65 W; 235 W x 10 ms = 2.35 J for a batch of 2
+    assert joules_per_token(metrics, POWER, batch=2) == pytest.approx(2.35 / 2)
+    assert joules_per_token(metrics, None, batch=2) is None
+    assert joules_per_token(replace(metrics, tpot_ms=None), POWER, batch=2) is None
+    assert run.to_dict()["energy_j_per_token"] > 0

@@ -1,0 +1,89 @@
+"""The catalogue of model shapes: the numbers add up to the published totals."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from traces.models.catalogue import bundled_trace, load_model, model_names, published_params, recognise
+from traces.models.shape import ModelShape, ShapeError
+
+MINI_MODELS = ("mini-deepseek", "mini-moe")
+PUBLISHED = [name for name in model_names() if name not in MINI_MODELS]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_weights_add_up_to_the_published_total(name: str) -> None:
+    assert load_model(name).params == pytest.approx(published_params(name), rel=0.03)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_number_has_a_source(name: str) -> None:
+    shape = load_model(name)
+    defaults = {f.name: f.default for f in fields(ModelShape)}
+    given = {n for n, default in defaults.items() if n not in ("name", "sources") and getattr(shape, n) != default}
+    assert given <= set(shape.sources)
+    assert all(shape.sources.values())
+
+
+# Latent attention and Gemma's two kinds of layers have formulas of their own, in models.yaml.
+OF_THEIR_OWN = {"deepseek-v2-lite", "deepseek-v3", "glm-4.7-flash", "gemma-4-26b-a4b"}
+
+
+@pytest.mark.parametrize("name", sorted({*PUBLISHED} - OF_THEIR_OWN))
+def test_widths_of_attention_fit_its_weights(name: str) -> None:
+    shape = load_model(name)
+    assert shape.kv_width == 2 * shape.kv_heads * shape.head_dim
+    assert shape.attention_params == 2 * shape.hidden * (shape.heads + shape.kv_heads) * shape.head_dim
+
+
+@pytest.mark.parametrize(
+    ("name", "megabytes"),
+    [
+        ("mixtral-8x7b", 3 * 4096 * 14336 * 2 / 1e6),
+        ("qwen2-57b-a14b", 3 * 3584 * 2560 * 2 / 1e6),
+        ("gpt-oss-20b", 3 * 2880 * 2880 * 4.25 / 8 / 1e6),
+    ],
+)
+def test_an_expert_has_the_bytes_of_its_three_matrices(name: str, megabytes: float) -> None:
+    assert load_model(name).expert_bytes_of(0) / 1e6 == pytest.approx(megabytes)
+
+
+def test_the_layers_of_deepseek_v2_lite() -> None:
+    shape = load_model("deepseek-v2-lite")
+    assert (shape.layers, shape.moe_layers, shape.experts, shape.top_k) == (27, 26, 64, 6)
+    assert shape.kv_bytes_per_token == 27 * 576 * 2
+
+
+def test_an_unknown_name_is_refused_with_the_valid_ones() -> None:
+    with pytest.raises(ShapeError, match=r"no model 'Mixtral-8x7'; did you mean 'mixtral-8x7b'\? There are .*, "):
+        load_model("Mixtral-8x7")
+
+
+def test_a_model_is_recognised_by_architecture_and_counts() -> None:
+    assert recognise("qwen3moe", 48, 128) == load_model("qwen3-30b-a3b")
+    assert recognise("qwen3moe", 94, 128) == load_model("qwen3-235b-a22b")
+    assert recognise("qwen3moe", 12, 128) is None
+
+
+@pytest.mark.parametrize("name", MINI_MODELS)
+def test_a_mini_model_has_the_shape_of_its_bundled_trace(name: str) -> None:
+    if not bundled_trace(name):
+        pytest.skip(f"no trace of {name} is bundled in this checkout")
+    assert name in model_names()
+    assert load_model(name).name == name
+
+
+def test_a_shape_survives_its_dict() -> None:
+    for name in PUBLISHED:
+        assert ModelShape.from_dict(load_model(name).to_dict()) == load_model(name)
+
+
+def test_a_model_may_be_cut_after_some_of_its_layers() -> None:
+    whole, cut = load_model("phi-3.5-moe"), load_model("phi-3.5-moe:8")
+    assert (cut.name, cut.moe_layers, cut.experts) == ("phi-3.5-moe:8", 8, whole.experts)
+    assert cut.routed_bytes == whole.routed_bytes // 4
+    for wrong in ("phi-3.5-moe:0", "phi-3.5-moe:33", "phi-3.5-moe:x", "phi-3.5-moe:"):
+        with pytest.raises(ShapeError, match="expected 1 to 32 layers after the colon"):
+            load_model(wrong)

@@ -1,0 +1,54 @@
+"""Fitting: what was put in comes out, and what a trace is too short to say is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from traces.layout import TraceError
+from traces.models.shape import ModelShape
+from traces.synthesis.estimate import fit_routing
+from traces.synthesis.nearest import like
+from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
+from traces.trace import Trace
+
+SHAPE = ModelShape("made-up", moe_layers=10, dense_layers=0, experts=32, top_k=4, hidden=8, expert_width=4)
+TRUE = replace(
+    like(SHAPE), preference_share=tuple(np.linspace(0.2, 0.6, 10).tolist()), preference_tail=0.1, model_share=0.2,
+    autocorrelation=(0.6, 0.3, *[0.0] * 14), state_width=4, noise_share=0.1, layer_drift=0.02, sharpness=1.7,
+)  # fmt: skip
+
+
+def trace(prompt_tokens: int, generated_tokens: int) -> Trace:
+    return synthetic_trace(SHAPE, Synthesis(TRUE, 8, prompt_tokens, generated_tokens))
+
+
+@pytest.fixture(scope="module")
+def fitted():  # type: ignore[no-untyped-def]
+    return fit_routing(trace(24, 96), "known", "made-up", "a test")
+
+
+def test_what_was_put_in_comes_out(fitted) -> None:  # type: ignore[no-untyped-def]
+    assert abs(fitted.state_width - TRUE.state_width) <= 1
+    np.testing.assert_allclose(fitted.preference_share, TRUE.preference_share, atol=0.15)
+    np.testing.assert_allclose(fitted.autocorrelation, TRUE.autocorrelation, atol=0.12)
+    for name, tolerance in {"model_share": 0.1, "noise_share": 0.1, "layer_drift": 0.02, "sharpness": 0.2}.items():
+        assert getattr(fitted, name) == pytest.approx(getattr(TRUE, name), abs=tolerance), name
+    assert fitted.forecast_accuracy == pytest.approx(TRUE.forecast_accuracy, abs=0.05)
+
+
+def test_its_residuals_are_small_and_say_what_was_not_fitted(fitted) -> None:  # type: ignore[no-untyped-def]
+    by_name = {residual.statistic: residual for residual in fitted.residuals}
+    assert [name for name, one in by_name.items() if not one.fitted] == [
+        "prompt token's used in the prompt", "different experts of 2 tokens"
+    ]  # fmt: skip
+    for residual in fitted.residuals:
+        assert residual.synthetic == pytest.approx(residual.real, rel=0.12, abs=0.01), residual
+
+
+def test_a_trace_too_short_to_see_what_persists_is_refused() -> None:
+    for lengths in ((24, 31), (3, 64)):
+        with pytest.raises(TraceError, match="at least 4 prompt and 32 decode tokens, found none"):
+            fit_routing(trace(*lengths), "short", "made-up", "a test")

@@ -1,0 +1,42 @@
+"""Without the collector: it is off meanwhile and then as it was, and spans do not wait for it."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from sim.runs.scenario import Scenario
+from sim.simulate import compose_policy, prepare, setting_of, spans_of
+from trilane.common.gc_paused import gc_paused
+
+
+def _fails() -> None:
+    with gc_paused():
+        with gc_paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+        raise KeyError
+
+
+@pytest.fixture(params=[True, False])
+def collects(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def test_the_collector_is_then_as_it_was(collects: bool) -> None:
+    was = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        with pytest.raises(KeyError):
+            _fails()
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
+def test_nobody_but_the_caller_keeps_the_spans_of_a_run() -> None:
+    setting = setting_of(Scenario(prompt_tokens=2, generated_tokens=1))
+    with gc_paused():
+        rows = spans_of(prepare(setting, compose_policy(setting, "dali", {})))
+        assert not [holder for holder in gc.get_referrers(rows) if isinstance(holder, dict | list)]

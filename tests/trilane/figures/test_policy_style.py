@@ -1,0 +1,22 @@
+"""Policies look the same in every picture, each in its own way, in colours that everybody can tell apart."""
+
+from __future__ import annotations
+
+from policies.registry import policy_names
+from trilane.figures.policy_style import CLAIRVOYANT, look_of
+
+OKABE_ITO = {"#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "black"}
+
+
+def test_every_policy_has_a_look_of_its_own() -> None:
+    looks = {name: look_of(name) for name in policy_names() if name != "oracle"}
+    assert len(set(looks.values())) == len(looks)
+    assert {look.colour for look in looks.values()} <= OKABE_ITO
+
+
+def test_who_knows_the_future_is_black_and_dashed() -> None:
+    assert look_of("anything", " *") == CLAIRVOYANT == ("black", "--", "")
+
+
+def test_a_policy_of_ones_own_has_a_look_too() -> None:
+    assert look_of("mine").colour not in OKABE_ITO

@@ -1,0 +1,96 @@
+"""What fits, to the byte; and refusals, which say by how many GB and what would do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.units import GIB
+from traces.models.catalogue import load_model
+from traces.models.shape import ModelShape
+from trilane.study.fit.fit import fit
+from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES, ROUND, all_on_gpu, check_fits, need_of, surely_runs
+from trilane.study.fit.question import FitError, Question
+
+RESERVE, MEMORY = 1_500_000_000, 12 * GIB
+
+
+def told(asked: Question) -> tuple[ModelShape, Hardware, Question]:
+    return load_model(asked.shape), load_hardware(asked.hardware), asked
+
+
+def qwen(**more: Any) -> tuple[ModelShape, Hardware, Question]:
+    return told(Question("qwen3-30b-a3b", gpu="rtx-3060", ram="ddr4-3200", **more))
+
+
+def test_the_least_need_is_every_tokens_weights_the_cache_of_keys_and_values_and_the_reserve() -> None:
+    shape, hardware, asked = qwen(weights="bf16", context=1000, generated=24, batch=2)
+    weights = 2 * (48 * (18_874_368 + 2048 * 128) + 2 * 151_936 * 2048)
+    fixed = weights + 2 * 1024 * (48 * 1024 * 2) + RESERVE
+    experts = 48 * 128 * 3 * 2048 * 768 * 2
+    need = need_of(shape, hardware, asked)
+    assert (need.fixed, need.host) == (fixed, experts - (MEMORY - fixed) + HOST_RESERVE_BYTES)
+
+
+def test_every_expert_may_be_on_the_gpu() -> None:
+    assert all_on_gpu(*told(Question("qwen3-30b-a3b", gpu="rtx-4090", ram="ddr5-5600")))
+    assert not all_on_gpu(*told(Question("qwen3-30b-a3b", gpu="rtx-4080", ram="ddr5-5600")))
+
+
+def test_a_context_that_the_gpu_cannot_hold_is_refused_with_the_longest_that_it_can() -> None:
+    with pytest.raises(FitError, match=r"RTX 3060 12GB.*: 7\.7 GB are missing; .*a context of ") as error:
+        check_fits(*qwen(context=184_000))
+    longest = advised(error.value)
+    check_fits(*qwen(context=longest))
+    assert surely_runs(*qwen(context=longest))
+    assert not surely_runs(*qwen(context=longest + 256))
+
+
+def advised(error: object) -> int:
+    """The context that a refusal advises."""
+    return int(str(error).rpartition("a context of ")[2].split()[0].replace(",", ""))
+
+
+@pytest.mark.parametrize("ram_gb", [64, None])
+def test_an_advised_context_runs(ram_gb: int | None) -> None:
+    """Experts are staged, and slots are whole: what leaves no room for that is not advised."""
+    more: dict[str, Any] = {"gpu": "rtx-4090", "ram": "ddr5-5600", "ram_gb": ram_gb, "generated": 4}
+    with pytest.raises(FitError, match=r"21\.8 GB are missing; a context of ") as error:
+        fit(Question("llama-4-scout", **more, context=200_000))
+    assert str(error.value).endswith(" tokens fits with these weights")
+    assert fit(Question("llama-4-scout", **more, context=advised(error.value))).best.tpot_ms > 0
+
+
+def test_a_short_context_is_advised_to_the_token() -> None:
+    shape, hardware, asked = qwen(weights="bf16", context=4000, generated=1)
+    fixed = shape.non_expert_bytes + hardware.gpu.reserve_bytes
+    kept = 100 * shape.kv_bytes_per_token + 2 * shape.expert_bytes_of(0)
+    little = load_hardware("rtx-3060+ddr4-3200", {"gpu.memory_bytes": fixed + kept})
+    with pytest.raises(FitError) as error:
+        check_fits(shape, little, asked)
+    assert advised(error.value) == 99 < ROUND
+
+
+def test_weights_that_the_host_cannot_hold_are_refused_with_those_that_it_can() -> None:
+    with pytest.raises(FitError, match=r"17\.2 GB of host memory: .* GB are missing; these weights fit: ") as error:
+        check_fits(*qwen(weights="bf16", ram_gb=16))
+    fitting = str(error.value).partition("these weights fit: ")[2].partition(";")[0].split(", ")
+    assert "q4_k_m" in fitting
+    assert "q8_0" not in fitting
+    for name in fitting:
+        check_fits(*qwen(weights=name, ram_gb=16))
+
+
+def test_what_no_weights_help_says_so() -> None:
+    with pytest.raises(FitError, match="no smaller weights and no shorter context help"):
+        check_fits(*told(Question("qwen3-235b-a22b", weights="q2_k", gpu="rtx-3060", ram="ddr4-3200", ram_gb=8)))
+
+
+def test_the_missing_gb_are_those_that_would_do() -> None:
+    shape, hardware, asked = qwen(weights="bf16")
+    need = need_of(shape, hardware, asked)
+    assert need.missing(hardware.gpu.memory_bytes, need.host) == (need.fixed - MEMORY, 0)
+    assert need.missing(need.fixed - 7, need.host - 9) == (7, 9)
+    assert need.missing(need.fixed, None) == (0, 0)

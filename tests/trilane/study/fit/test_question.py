@@ -1,0 +1,66 @@
+"""What can be asked, and how parts and weights become names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trilane.study.fit.question import FitError, Question, with_weights
+
+PARTS: dict[str, Any] = {"gpu": "rtx-4080", "ram": "ddr5-5600"}
+
+
+@pytest.mark.parametrize(
+    ("more", "hardware"),
+    [
+        ({}, "rtx-4080+ddr5-5600"),
+        ({"cores": 16}, "rtx-4080+ddr5-5600+16-cores"),
+        (
+            {"cpu": "ryzen-9-7950x", "cores": 8, "channels": 2, "pcie": "4x8"},
+            "rtx-4080+ddr5-5600+ryzen-9-7950x+8-cores+2-channels+pcie-4x8",
+        ),
+    ],
+)
+def test_parts_make_the_name_of_a_machine(more: dict[str, Any], hardware: str) -> None:
+    assert Question("qwen3-30b-a3b", **PARTS, **more).hardware == hardware
+
+
+def test_a_whole_machine_is_its_own_name() -> None:
+    assert Question("qwen3-30b-a3b", machine="rtx3090-ddr4").hardware == "rtx3090-ddr4"
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "shape"),
+    [
+        ("qwen3-30b-a3b", None, "qwen3-30b-a3b@q4_k_m"),
+        ("qwen3-30b-a3b", "bf16", "qwen3-30b-a3b@bf16"),
+        ("qwen3-30b-a3b@q8_0", None, "qwen3-30b-a3b@q8_0"),
+        ("phi-3.5-moe:8", "q8_0", "phi-3.5-moe@q8_0:8"),
+        ("gpt-oss-20b", None, "gpt-oss-20b"),
+    ],
+)
+def test_weights_are_q4_k_m_unless_said_or_published_smaller(model: str, weights: str | None, shape: str) -> None:
+    assert Question(model, **PARTS, weights=weights).shape == shape
+
+
+def test_other_weights_replace_those_that_a_model_has() -> None:
+    assert with_weights("phi-3.5-moe@q8_0:8", "bf16") == "phi-3.5-moe@bf16:8"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({}, "expected gpu and ram"),
+        ({"gpu": "rtx-4080"}, "expected gpu and ram"),
+        ({"machine": "rtx3090-ddr4", "gpu": "rtx-4080", "cores": 8}, "got machine 'rtx3090-ddr4' and gpu and cores"),
+        ({**PARTS, "context": 0}, "context must be a whole number >= 1, got 0"),
+        ({**PARTS, "batch": 1.5}, "batch must be a whole number >= 1, got 1.5"),
+        ({**PARTS, "ram_gb": -64}, "ram_gb must be a whole number >= 1, got -64"),
+        ({**PARTS, "runtime": "fast"}, "runtime must be one of graphs, eager, got 'fast'"),
+        ({**PARTS, "weights": "q4", "model": "qwen3-30b-a3b@q8_0"}, "names its weights twice"),
+    ],
+)
+def test_a_question_that_is_none_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(FitError, match=message):
+        Question(**{"model": "qwen3-30b-a3b", **asked})

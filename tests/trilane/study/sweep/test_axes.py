@@ -1,0 +1,163 @@
+"""What can be varied, and what a value does to a scenario."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sim.machine.hardware import hardware_keys, load_hardware
+from sim.machine.plausibility import HardwareError
+from sim.runs.scenario import Scenario, ScenarioError
+from sim.simulate import setting_of
+from trilane.study.sweep.axes import DIALS, SCENARIO_KEYS, SweepError, axis_label, check_together, takers, vary
+
+BASE = Scenario()
+MACHINE = load_hardware(BASE.hardware).flat()
+
+
+def test_a_key_of_the_scenario() -> None:
+    assert vary(BASE, "batch", 4) == BASE.with_(batch=4)
+    assert vary(BASE, "sequences", [3, 1]) == BASE.with_(sequences=(3, 1))
+    assert vary(BASE, "model", None) == BASE.with_(model=None)
+
+
+def test_one_number_where_a_list_is_meant_is_a_list_of_one() -> None:
+    assert vary(BASE, "sequences", 3) == BASE.with_(sequences=(3,))
+    assert vary(BASE, "noisy_forecast_recall", 0.8) == BASE.with_(noisy_forecast_recall=(0.8,))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("cached_share", 0), ("gpu_memory_gb", 12), ("noisy_forecast_recall", [1])]
+)
+def test_whole_numbers_and_others_are_written_alike(name: str, value: Any) -> None:
+    """They are equal in Python, and would not be in JSON."""
+    kept = vary(BASE, name, value).to_dict()[name]
+    assert json.dumps(kept) == json.dumps([1.0] if name == "noisy_forecast_recall" else float(value))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("pcie", "pcie_gbps"),
+        ("pcie_gbps", "link.h2d_bytes_per_s"),
+        ("batch", "link.theory_bytes_per_s", "pcie"),
+        ("dram_gbps", "cpu.read_bytes_per_s"),
+        ("cpu.flops_per_s", "cpu_gflops"),
+        ("gpu_memory_gb", "gpu.memory_bytes"),
+    ],
+)
+def test_two_axes_that_set_the_same_number(names: tuple[str, ...]) -> None:
+    with pytest.raises(SweepError, match="set the same number of the machine; vary one of them"):
+        check_together(names)
+
+
+def test_what_a_dial_takes_along_can_be_set_beside_it() -> None:
+    check_together(("pcie_gbps", "link.d2h_bytes_per_s", "dram_gbps", "cpu.dram_bytes_per_s", "gpu_tflops", "batch"))
+    check_together(("pcie", "link.h2d_bytes_per_s", *SCENARIO_KEYS, "gpu_gbps", "cpu_gflops"))
+
+
+def test_another_policy_starts_from_its_own_defaults() -> None:
+    base = BASE.with_(policy="dali", parameters={"window": 8})
+    assert vary(base, "policy", "dali") == base
+    assert vary(base, "policy", "fiddler") == base.with_(policy="fiddler", parameters={})
+    assert vary(base, "policy", {"dali": {"window": 2}}) == base.with_(parameters={"window": 2})
+
+
+def test_a_number_of_the_machine() -> None:
+    base = BASE.with_(hardware_overrides={"host.sync_ns": 1000})
+    changed = vary(base, "link.h2d_bytes_per_s", 12e9)
+    assert changed == base.with_(hardware_overrides={"host.sync_ns": 1000, "link.h2d_bytes_per_s": 12e9})
+
+
+def test_a_parameter_of_the_policy() -> None:
+    base = BASE.with_(policy="dali", parameters={"prefetch": 0})
+    assert vary(base, "parameters.window", 2).parameters == {"prefetch": 0, "window": 2}
+    assert "dali" in takers("parameters.window")
+    assert "fiddler" not in takers("parameters.window")
+
+
+@pytest.mark.parametrize(
+    ("dial", "value", "expected"),
+    [
+        (
+            "pcie_gbps", 47.6,
+            {"link.h2d_bytes_per_s": 47.6e9, "link.theory_bytes_per_s": 63e9, "link.d2h_bytes_per_s": 40.2e9},
+        ),
+        ("dram_gbps", 17.2, {"cpu.read_bytes_per_s": 17.2e9, "cpu.dram_bytes_per_s": 25.6e9}),
+        ("gpu_gbps", 1008, {"gpu.bandwidth_bytes_per_s": 1008e9}),
+        ("gpu_tflops", 165, {"gpu.flops_per_s": 165e12}),
+        ("cpu_gflops", 800, {"cpu.flops_per_s": 800e9}),
+    ],
+)  # fmt: skip
+def test_a_dial_scales_what_belongs_together(dial: str, value: float, expected: dict[str, float]) -> None:
+    """By hand from the preset: 23.8 of 31.5 GB/s there, 20.1 back; 34.4 of 51.2 GB/s of DRAM."""
+    assert vary(BASE, dial, value).hardware_overrides == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("text", "theory"), [("3x16", 15.75e9), ("4x16", 31.5e9), ("5x8", 31.5e9), ("2x16", 8e9)])
+def test_a_slot_by_generation_and_lanes(text: str, theory: float) -> None:
+    changed = vary(BASE, "pcie", text).hardware_overrides
+    assert changed["link.theory_bytes_per_s"] == pytest.approx(theory, rel=1e-3)
+    for way in ("link.h2d_bytes_per_s", "link.d2h_bytes_per_s"):
+        ratio = changed[way] / changed["link.theory_bytes_per_s"]
+        assert ratio == pytest.approx(MACHINE[way] / MACHINE["link.theory_bytes_per_s"])
+
+
+@pytest.mark.parametrize("dial", DIALS)
+def test_a_dialled_machine_is_plausible(dial: str) -> None:
+    """Half and double what the machine has: no rate is above what carries it."""
+    first, unit = DIALS[dial].keys[0], DIALS[dial].unit
+    for factor in (0.5, 2):
+        assert setting_of(vary(BASE, dial, MACHINE[first] * factor / unit)).hardware.flat()[first] == pytest.approx(
+            MACHINE[first] * factor
+        )
+
+
+def test_a_dial_stands_on_the_numbers_that_were_changed_before() -> None:
+    base = BASE.with_(hardware_overrides={"link.d2h_bytes_per_s": 11.9e9})
+    assert vary(base, "pcie_gbps", 11.9).hardware_overrides["link.d2h_bytes_per_s"] == pytest.approx(5.95e9)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "says"),
+    [
+        ("bath", 1, SweepError, "there is no axis 'bath'; did you mean 'batch'?"),
+        ("pcie_gbs", 1, SweepError, "did you mean 'pcie_gbps'"),
+        ("link.h2d_bytes", 1, SweepError, "did you mean 'link.h2d_bytes_per_s'"),
+        ("gpu.name", "x", SweepError, "there is no axis 'gpu.name'"),
+        ("parameters.windw", 1, SweepError, "did you mean 'window'"),
+        ("batch", "four", ScenarioError, "batch: expected a whole number, got 'four'"),
+        ("pcie", "6x16", SweepError, "expected generation x lanes such as 3x16"),
+        ("pcie_gbps", 0, SweepError, "expected a number above 0"),
+        ("pcie_gbps", True, SweepError, "expected a number above 0"),
+        ("policy", ["dali"], SweepError, "expected a name, or `name: {parameter: value}`"),
+    ],
+)
+def test_what_cannot_be_varied(name: str, value: object, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says.replace("?", r"\?").replace("{", r"\{")):
+        vary(BASE, name, value)
+
+
+def test_a_parameter_that_the_policy_lacks() -> None:
+    with pytest.raises(SweepError, match="there is no parameter of 'fiddler' 'window'"):
+        vary(BASE.with_(policy="fiddler"), "parameters.window", 2)
+
+
+def test_a_dial_of_no_machine() -> None:
+    with pytest.raises(HardwareError, match="no hardware preset or file 'none'"):
+        vary(BASE.with_(hardware="none"), "pcie_gbps", 8)
+
+
+def test_every_axis_has_a_label() -> None:
+    assert axis_label("pcie_gbps") == "PCIe bandwidth (GB/s)"
+    assert axis_label("gpu_memory_gb") == "GPU memory (GB)"
+    assert axis_label("cached_share") == "share of experts cached"
+    assert axis_label("batch") == "batch (sequences)"
+    assert axis_label("link.h2d_bytes_per_s") == "link h2d (bytes/s)"
+    assert axis_label("host.sync_ns") == "host sync (ns)"
+    assert axis_label("parameters.window") == "window"
+    assert all(axis_label(name) for name in (*SCENARIO_KEYS, *DIALS, *hardware_keys()))
+    with pytest.raises(SweepError, match="no axis 'x'"):
+        axis_label("x")

@@ -1,0 +1,246 @@
+"""A sweep keeps what is done: in whatever order rows come, wherever it is interrupted, the table is the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.runs.scenario import Scenario
+from sim.simulate import simulate
+from tests.kit.small_sweeps import GRID, SMALL
+from trilane.study.sweep import sweep as sweep_file
+from trilane.study.sweep.axes import SweepError
+from trilane.study.sweep.grid import Grid
+from trilane.study.sweep.journal import HEAD
+from trilane.study.sweep.point import Row
+from trilane.study.sweep.setting_queue import Task
+from trilane.study.sweep.sweep import Progress, sweep
+from trilane.study.sweep.table import read_results
+from trilane.study.sweep.workers import play_here
+
+
+class Whole:
+    """An low_jitter sweep: its bytes, and its rows in the order of points."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "whole.parquet"
+        self.frame = sweep(GRID, self.path)
+        self.bytes = self.path.read_bytes()
+        self.rows: list[Row] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sweep_file, "play_here", lambda tasks: self._noting(tasks))
+            sweep(GRID)
+
+    def _noting(self, tasks: Sequence[Task]) -> Iterator[Row]:
+        for row in play_here(tasks):
+            self.rows.append(row)
+            yield row
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return Whole(tmp_path_factory.mktemp("whole"))
+
+
+def journal(rows: Sequence[Row]) -> bytes:
+    return HEAD + b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def test_rows_stand_in_the_order_of_points_and_are_those_of_the_runs(whole: Whole) -> None:
+    frame = whole.frame
+    assert len(frame) == 16
+    assert list(frame["policy"]) == [p for p in ("fiddler", "dali", "on-demand", "oracle") for _ in range(4)]
+    assert list(frame["cached_share"][:4]) == [0.25, 0.25, 0.5, 0.5]
+    assert list(frame["batch"][:4]) == [1, 2, 1, 2]
+    for row in frame.to_dict("records"):
+        asked = {name: row[name] for name in ("policy", "cached_share", "batch")}
+        assert row["tpot_ms"] == simulate(Scenario.from_dict({**SMALL, **asked})).metrics.tpot_ms
+    pd.testing.assert_frame_equal(read_results(whole.path), frame)
+    assert [path.name for path in whole.path.parent.iterdir()] == ["whole.parquet"]
+
+
+def test_processes_give_the_same_bytes(whole: Whole, tmp_path: Path) -> None:
+    sweep(GRID, tmp_path / "o.parquet", jobs=2)
+    assert (tmp_path / "o.parquet").read_bytes() == whole.bytes
+
+
+def test_a_grid_may_be_a_file_a_mapping_or_itself(whole: Whole, tmp_path: Path) -> None:
+    path = tmp_path / "g.yaml"
+    path.write_text(json.dumps(GRID))
+    for grid in (path, str(path), Grid.from_dict(GRID)):
+        pd.testing.assert_frame_equal(sweep(grid), whole.frame)
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_any_order_of_finishing_gives_the_same_table(
+    data: st.DataObject, whole: Whole, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    order = data.draw(st.permutations(whole.rows))
+    output = tmp_path_factory.mktemp("order") / "o.parquet"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep_file, "_played", lambda tasks, jobs, dask: (row for row in order))
+        sweep(GRID, output)
+    assert output.read_bytes() == whole.bytes
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_any_rows_that_were_kept_are_not_played_again_and_the_whole_is_the_same(
+    data: st.DataObject, whole: Whole, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Killed after any of the rows, in any order, at any byte of the next one."""
+    order = data.draw(st.permutations(whole.rows))
+    kept = data.draw(st.integers(0, len(order)))
+    torn = journal(order[kept : kept + 1])[len(HEAD) :][: data.draw(st.integers(0, 4000))].rstrip(b"\n")
+    output = tmp_path_factory.mktemp("resumed") / "o.parquet"
+    output.with_name("o.parquet.journal").write_bytes(journal(order[:kept]) + torn)
+    played: list[str] = []
+
+    def play(tasks: Sequence[Task], jobs: int, dask: str | None) -> Iterator[Row]:
+        played.extend(task.key for task in tasks)
+        return (row for row in whole.rows if row["point"] in played)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep_file, "_played", play)
+        sweep(GRID, output)
+    assert sorted(played) == sorted(row["point"] for row in order[kept:])
+    assert output.read_bytes() == whole.bytes
+    assert [path.name for path in output.parent.iterdir()] == ["o.parquet"]
+
+
+def refuse_to_play(patch: pytest.MonkeyPatch) -> None:
+    def play(tasks: Sequence[Task], jobs: int, dask: str | None) -> Iterator[Row]:
+        assert not tasks
+        yield from ()
+
+    patch.setattr(sweep_file, "_played", play)
+
+
+def test_a_finished_sweep_plays_nothing_and_a_larger_grid_only_what_is_new(
+    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "o.parquet"
+    output.write_bytes(whole.bytes)
+    played: list[Task] = []
+    monkeypatch.setattr(sweep_file, "play_here", lambda tasks: played.extend(tasks) or play_here(tasks))
+    sweep(GRID, output)
+    assert played == []
+    assert output.read_bytes() == whole.bytes
+    larger = {**GRID, "grid": {**GRID["grid"], "batch": [1, 2, 3]}}
+    frame = sweep(larger, output)
+    assert [task.point.axes["batch"] for task in played] == [3] * 8
+    monkeypatch.undo()
+    sweep(larger, tmp_path / "fresh.parquet")
+    assert output.read_bytes() == (tmp_path / "fresh.parquet").read_bytes()
+    assert len(frame) == 24
+
+
+def test_killed_between_the_table_and_the_journals_end(
+    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "o.parquet"
+    output.write_bytes(whole.bytes)
+    (tmp_path / "o.parquet.journal").write_bytes(journal(whole.rows))
+    refuse_to_play(monkeypatch)
+    sweep(GRID, output)
+    assert output.read_bytes() == whole.bytes
+    assert not (tmp_path / "o.parquet.journal").exists()
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_points_that_fail_are_rows_and_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = {"scenario": SMALL, "grid": {"batch": [1, 999]}, "clairvoyant": False}
+    output = tmp_path / "o.parquet"
+    frame = sweep(grid, output)
+    assert frame["error"][0] == ""
+    assert frame["error"][1].startswith("BatchError: ")
+    assert pd.isna(frame["tpot_ms"][1])
+    before = output.read_bytes()
+    played: list[Any] = []
+    monkeypatch.setattr(sweep_file, "play_here", lambda tasks: played.extend(tasks) or play_here(tasks))
+    sweep(grid, output)
+    assert played == []
+    sweep(grid, output, retry_errors=True)
+    assert [task.point.axes["batch"] for task in played] == [999]
+    assert output.read_bytes() == before
+
+
+def test_errors_of_points_that_the_grid_lacks_are_no_loss(tmp_path: Path) -> None:
+    output = tmp_path / "o.parquet"
+    sweep({"scenario": SMALL, "grid": {"batch": [1, 999]}}, output)
+    assert list(sweep({"scenario": SMALL, "grid": {"batch": [1, 2]}}, output)["error"]) == [""] * 4
+
+
+@pytest.mark.parametrize("where", ["o.parquet", "o.parquet.journal"])
+def test_results_that_the_grid_lacks_are_never_lost(whole: Whole, tmp_path: Path, where: str) -> None:
+    content = whole.bytes if where == "o.parquet" else journal(whole.rows)
+    (tmp_path / where).write_bytes(content)
+    smaller = {**GRID, "grid": {**GRID["grid"], "batch": [1]}}
+    with pytest.raises(SweepError, match=r"o\.parquet: 8 of the results there belong to none of this grid's 8 points"):
+        sweep(smaller, tmp_path / "o.parquet")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(where, content)]
+
+
+def test_an_output_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+    output = tmp_path / "o.parquet"
+    output.write_text("mine")
+    with pytest.raises(SweepError, match="expected the results of a sweep"):
+        sweep(GRID, output)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("o.parquet", "mine")]
+
+
+@pytest.mark.parametrize(
+    ("output", "more", "says"),
+    [
+        ("o.csv", {}, "expected the name of a Parquet file"),
+        ("no/o.parquet", {}, "the folder .*no does not exist"),
+        ("folder.parquet", {}, "this is something else"),
+        ("o.parquet", {"jobs": 0}, "jobs: expected a whole number >= 1, got 0"),
+    ],
+)
+def test_what_cannot_be_written_is_found_out_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, more: dict[str, Any], says: str
+) -> None:
+    (tmp_path / "folder.parquet").mkdir()
+    refuse_to_play(monkeypatch)
+    with pytest.raises(SweepError, match=says):
+        sweep(GRID, tmp_path / output, **more)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.parquet"]
+
+
+# --- watching, and being interrupted ----------------------------------------------------------------------------------
+
+
+def test_watchers_hear_of_every_row_after_it_is_kept(tmp_path: Path) -> None:
+    heard: list[tuple[Progress, int]] = []
+    path = tmp_path / "o.parquet.journal"
+    grid = {"scenario": SMALL, "grid": {"batch": [1, 2, 999]}, "clairvoyant": False}
+    sweep(grid, path.with_suffix(""), watch=lambda now: heard.append((now, path.read_bytes().count(b"\n") - 1)))
+    assert heard == [(Progress(3, 0, 1, 0), 1), (Progress(3, 0, 2, 0), 2), (Progress(3, 0, 3, 1), 3)]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_keeps_what_is_done_and_the_rest_follows(whole: Whole, tmp_path: Path, jobs: int) -> None:
+    output = tmp_path / "o.parquet"
+
+    def interrupt(now: Progress) -> None:
+        if now.done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(GRID, output, jobs=jobs, watch=interrupt)
+    assert not output.exists()
+    heard: list[Progress] = []
+    sweep(GRID, output, watch=heard.append)
+    assert (heard[0], heard[-1]) == (Progress(16, 3, 4, 0), Progress(16, 3, 16, 0))
+    assert output.read_bytes() == whole.bytes

@@ -1,0 +1,87 @@
+"""The table: columns and types that depend on the grid alone, and files that are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from sim.runs.scenario import Scenario
+from sim.simulate import simulate
+from tests.kit.small_sweeps import SMALL
+from trilane.study.sweep.axes import SweepError
+from trilane.study.sweep.grid import Grid, points
+from trilane.study.sweep.point import row_of
+from trilane.study.sweep.table import COLUMNS, frame_of, read_results, read_table, table_of, write_table
+
+
+def made(grid: Grid) -> pa.Table:
+    found = points(grid)
+    return table_of(grid, [point.axes for point in found], [row_of(point) for point in found])
+
+
+def test_every_number_of_a_run_has_a_column() -> None:
+    row = simulate(Scenario.from_dict(SMALL)).to_dict()
+    assert set(row) <= set(COLUMNS)
+    assert set(Scenario().to_dict()) <= set(COLUMNS)
+
+
+def test_columns_and_types_are_the_same_whether_points_fail_or_not() -> None:
+    base, axes = Scenario.from_dict(SMALL), ({"pcie_gbps": (8, 16.5), "batch": (1,), "link.copies": ("pinned",)},)
+    good, bad = made(Grid(base, axes)), made(Grid(base.with_(trace="nowhere"), axes))
+    assert all(bad["error"].to_pylist())
+    assert not any(good["error"].to_pylist())
+    assert good.schema == bad.schema
+    assert good.schema.metadata == bad.schema.metadata
+    assert good.column_names == ["point", "pcie_gbps", "link.copies", *COLUMNS]
+    assert pa.null() not in good.schema.types
+
+
+def test_axes_have_the_narrowest_type_and_what_does_not_apply_is_empty() -> None:
+    grid = Grid(
+        Scenario.from_dict(SMALL),
+        ({"policy": ("fiddler", "dali"), "parameters.window": (2, 4), "pcie_gbps": (8, 9.5)}, {"pcie": ("3x16",)}),
+        clairvoyant=False,
+    )
+    table = made(grid)
+    types = {name: str(table.schema.field(name).type) for name in ("parameters.window", "pcie_gbps", "pcie")}
+    assert types == {"parameters.window": "int64", "pcie_gbps": "double", "pcie": "string"}
+    assert table["parameters.window"].to_pylist() == [None, None, 2, 2, 4, 4, None]
+    assert table["pcie_gbps"].to_pylist() == [8, 9.5, 8, 9.5, 8, 9.5, None]
+    assert table["pcie"].to_pylist() == [None] * 6 + ["3x16"]
+
+
+def test_a_frame_is_what_is_read_back(tmp_path: Path) -> None:
+    table = made(Grid(Scenario.from_dict(SMALL), ({"batch": (1, 2)},)))
+    write_table(table, tmp_path / "a.parquet")
+    write_table(table, tmp_path / "b.parquet")
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+    frame = read_results(tmp_path / "a.parquet")
+    pd.testing.assert_frame_equal(frame, frame_of(table))
+    assert frame.attrs["axes"] == ["batch"]
+    assert frame["tpot_ms"].dtype == np.float64
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "b.parquet"]
+
+
+def test_what_is_no_table_of_a_sweep(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    with pytest.raises(SweepError, match=r"x\.parquet: there is no such file"):
+        read_results(path)
+    path.write_text("hello")
+    with pytest.raises(SweepError, match="this is not Parquet"):
+        read_results(path)
+    path.write_bytes(b"")
+    with pytest.raises(SweepError, match="this is not Parquet"):
+        read_results(path)
+    pd.DataFrame({"point": ["a"]}).to_parquet(path)
+    with pytest.raises(SweepError, match="this is some other table"):
+        read_results(path)
+    table = made(Grid(Scenario.from_dict(SMALL), clairvoyant=False))
+    write_table(table.drop_columns(["tpot_ms"]), path)
+    with pytest.raises(SweepError, match="of another version of Trilane: it lacks tpot_ms"):
+        read_table(path)
+    with pytest.raises(SweepError, match=r"Is a directory"):
+        read_results(tmp_path)

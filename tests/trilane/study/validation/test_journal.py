@@ -1,0 +1,281 @@
+"""The journal of a validation: nothing is measured twice, nothing half-written counts, and a stopped run reports."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from realrun.errors import LaneError, RefusedError
+from realrun.machine.host_lanes import HostLanes
+from realrun.profiling.profile_lab import Points
+from realrun.profiling.profile_timing import Effort
+from realrun.profiling.profiling import profile
+from realrun.replay.replay_bench import Measurement, ReplayBench
+from sim.machine.profile_yaml import write_profile
+from tests.kit.tiny_bench import machine
+from traces.models.catalogue import load_model
+from trilane.study.validation.journal import Journal, code_digest, journal_of
+from trilane.study.validation.plan import ValidationPlan
+from trilane.study.validation.stopping import Stop
+from trilane.study.validation.validate import Validated, validate
+
+PLAN = """
+repeats: 2
+scenario: {trace: "mini-moe:2", model: null, prompt_tokens: 4, generated_tokens: 2, cached_share: 0.5}
+policies: [on-demand, smoe, fiddler]
+"""
+ROUND = ["on-demand", "smoe", "fiddler"]
+WARM = [policy for policy in ROUND for _ in ("to warm up", "to count")]  # each once before its first measured run
+ALL = WARM + ROUND[::-1]
+
+
+@pytest.fixture(scope="module")
+def lanes() -> Iterator[HostLanes]:
+    with machine(link_bytes_per_s=4e9) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def profiled(lanes: HostLanes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("profile") / "here.yaml"
+    points = Points(batches=(1,), contexts=(4, 6), prompts=(4,))
+    effort = Effort(rounds=1, most=1, probe_ns=0)
+    found = profile(lanes, [load_model("mini-moe:2")], points, ROUND, name="here", effort=effort)
+    write_profile(found.hardware, path)
+    return path
+
+
+Validate = Callable[..., Validated]
+
+
+@pytest.fixture
+def run(lanes: HostLanes, profiled: Path, tmp_path: Path) -> Validate:
+    """Validates with a journal in ``tmp_path``."""
+
+    def validated(text: str = PLAN, stop: Stop | None = None, **changes: Any) -> Validated:
+        (tmp_path / "plan.yaml").write_text(text)
+        plan = ValidationPlan.from_yaml(tmp_path / "plan.yaml", {"hardware": str(profiled), **changes})
+        return validate(plan, lanes, folder=tmp_path / "journal", stop=stop)
+
+    return validated
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The policies that were run, in order."""
+    ran: list[str] = []
+    real = ReplayBench.measure
+
+    def measure(self: ReplayBench, setting: Any, policy: str, parameters: Any) -> Measurement:
+        ran.append(policy)
+        return real(self, setting, policy, parameters)
+
+    monkeypatch.setattr(ReplayBench, "measure", measure)
+    return ran
+
+
+class Killed(BaseException):
+    """What no code expects."""
+
+
+class After(Stop):
+    """Stops after so many runs have been begun."""
+
+    def __init__(self, runs: int) -> None:
+        super().__init__()
+        self.left = runs
+
+    def why(self) -> str | None:
+        self.left -= 1
+        return "enough is enough" if self.left < 0 else None
+
+
+def kill_after(runs: int, ran: list[str], run: Validate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validate, and die in the middle of the next run."""
+    real = ReplayBench.measure
+
+    def measure(self: ReplayBench, *given: Any) -> Measurement:
+        if len(ran) == runs:
+            raise Killed
+        return real(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplayBench, "measure", measure)
+        with pytest.raises(Killed):
+            run()
+
+
+def test_every_scenario_is_warmed_up_once_and_measured_in_every_round(run: Validate, measured: list[str]) -> None:
+    found = run()
+    assert measured == ALL
+    assert (found.ended.runs, found.ended.asked, found.ended.why) == (6, 6, None)
+
+
+@pytest.mark.parametrize("killed_after", range(0, len(ALL), 2))
+def test_killed_and_begun_again_gives_every_run_once(
+    run: Validate, measured: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, killed_after: int
+) -> None:
+    kill_after(killed_after, measured, run, monkeypatch)
+    kept = {file.name: file.read_bytes() for file in (tmp_path / "journal").glob("run-*")}
+    before, measured[:] = len(kept), []
+    found = run()
+    left = Counter(dict.fromkeys(ROUND, 2)) - Counter(ROUND[int(name[4:7])] for name in kept)
+    again = Counter(policy for policy, runs in left.items() if runs)  # to warm this process up
+    assert Counter(measured) == left + again
+    assert (found.ended.runs, found.ended.why) == (6, None)
+    assert [len(pairing.measured) for pairing in found.agreement.pairings] == [2, 2, 2]
+    assert all((tmp_path / "journal" / name).read_bytes() == content for name, content in kept.items())
+    assert len(kept) == before == (killed_after // 2 if killed_after <= 6 else killed_after - 3)
+
+
+def test_what_is_complete_is_not_measured_again_and_says_the_same(run: Validate, measured: list[str]) -> None:
+    first = run()
+    measured.clear()
+    again = run()
+    assert measured == []
+    assert again.agreement.to_dict() == first.agreement.to_dict()
+    assert again.hardware == first.hardware
+    for one, other in zip(first.agreement.pairings, again.agreement.pairings, strict=True):
+        for mine, theirs in zip(one.measured, other.measured, strict=True):
+            pd.testing.assert_frame_equal(mine.spans, theirs.spans)
+
+
+def test_a_run_comes_back_from_the_journal_as_it_was_measured(run: Validate, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    add = Journal.add
+
+    def kept(self: Journal, scenario: int, turn: int, it: Any) -> None:
+        given.append(it)
+        add(self, scenario, turn, it)
+
+    monkeypatch.setattr(Journal, "add", kept)
+    found = run()
+    for measured, read in zip(given[:3], [pairing.measured[0] for pairing in found.agreement.pairings], strict=True):
+        assert measured.run.to_dict() == read.to_dict()
+        pd.testing.assert_frame_equal(measured.run.spans, read.spans, check_categorical=False)
+        assert (measured.run.approximation is None) == (read.approximation is None)
+    assert any(read.approximation is not None for pairing in found.agreement.pairings for read in pairing.measured)
+
+
+def test_more_repeats_go_on_with_what_there_is(run: Validate, measured: list[str]) -> None:
+    run()
+    measured.clear()
+    assert run(PLAN.replace("repeats: 2", "repeats: 3")).ended.runs == 9
+    assert measured == WARM
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "what"),
+    [(PLAN.replace("fiddler", "naive-cpu"), {}, ("plan",)), (PLAN, {"seed": 1}, ("plan",))],
+)
+def test_another_question_begins_anew_and_says_so(
+    run: Validate, measured: list[str], tmp_path: Path, text: str, changes: dict[str, Any], what: tuple[str, ...]
+) -> None:
+    run()
+    measured.clear()
+    kept = contents(tmp_path / "journal")
+    found = run(text, **changes)
+    assert len(measured) == len(ALL)
+    assert found.ended.changed == what
+    assert "the journal was begun anew: what was in it had another plan, and is kept in journal.before" in found.notes
+    assert contents(tmp_path / "journal.before") == kept
+    assert contents(tmp_path / "journal").keys() >= {"question.json", "run-000-00.parquet"}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def kept_in(folder: Path, question: str) -> None:
+    """A journal with one repetition of the microbenchmarks."""
+    with journal_of(folder, {"plan": question}) as journal:
+        journal.add_samples(0, {("gate", 1): [5.0]})
+
+
+def test_of_earlier_journals_only_the_last_is_kept_and_what_was_never_begun_replaces_none(tmp_path: Path) -> None:
+    folder, before = tmp_path / "journal", tmp_path / "journal.before"
+    for question in ("first", "second", "third"):
+        kept_in(folder, question)
+    assert json.loads((before / "question.json").read_text()) == {"plan": "second"}
+    (folder / "question.json").unlink()  # as of a process that was killed while it began
+    kept_in(folder, "fourth")
+    assert json.loads((before / "question.json").read_text()) == {"plan": "second"}
+    assert {path.name for path in tmp_path.iterdir()} == {"journal", "journal.before"}
+
+
+def test_a_journal_that_another_validation_has_is_refused_until_that_has_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    with journal_of(folder, {"plan": "this"}), pytest.raises(RefusedError, match="another validation is writing there"):
+        kept_in(folder, "this")
+    kept_in(folder, "this")
+
+
+@pytest.mark.parametrize("name", ["a.py", "machine/native/ffn.c", "machine/native/ffn.h"])
+def test_other_code_is_another_question(tmp_path: Path, name: str) -> None:
+    source = tmp_path / "realrun" / name
+    source.parent.mkdir(parents=True)
+    source.write_text("1\n")
+    before = code_digest(tmp_path)
+    assert code_digest(tmp_path) == before
+    source.write_text("2\n")
+    assert code_digest(tmp_path) != before
+
+
+def test_a_file_that_is_half_written_does_not_count(run: Validate, measured: list[str], tmp_path: Path) -> None:
+    run()
+    whole = tmp_path / "journal" / "run-001-00.parquet"
+    whole.rename(f"{whole}.part")
+    measured.clear()
+    assert run().ended.runs == 6
+    assert measured == ["smoe", "smoe"]
+
+
+# --- stopped early ----------------------------------------------------------------------------------------------------
+
+
+def test_what_was_measured_before_the_end_of_time_is_reported(run: Validate, measured: list[str]) -> None:
+    found = run(stop=After(3))  # asked before the microbenchmarks too
+    assert measured == WARM[:4]
+    assert (found.ended.runs, found.ended.asked) == (2, 6)
+    assert [pairing.predicted.policy for pairing in found.agreement.pairings] == ROUND[:2]
+    assert found.notes[0] == "stopped early: enough is enough; 2 of 6 runs are measured, the rest is left out"
+
+
+def test_with_nothing_measured_there_is_nothing_to_report(run: Validate) -> None:
+    with pytest.raises(RefusedError, match="nothing was measured: the time limit of 0 s is used up; give it more time"):
+        run(stop=Stop(0))
+
+
+def test_the_limit_is_in_seconds_from_when_it_is_set() -> None:
+    now = [100.0]
+    stop = Stop(60, lambda: now[0])
+    now[0] = 159.9
+    assert stop.why() is None
+    now[0] = 160.0
+    assert stop.why() == "the time limit of 60 s is used up"
+
+
+def test_a_lane_that_fails_ends_it_with_a_report_on_what_there_is(
+    run: Validate, measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ReplayBench.measure
+
+    def failing(self: ReplayBench, setting: Any, policy: str, parameters: Any) -> Measurement:
+        if policy == "fiddler":
+            raise LaneError("the gpu lane has stopped: no such expert")
+        return real(self, setting, policy, parameters)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplayBench, "measure", failing)
+        found = run()
+    assert [pairing.predicted.policy for pairing in found.agreement.pairings] == ROUND[:2]
+    assert isinstance(found.ended.error, LaneError)
+    measured.clear()
+    assert run().ended.runs == 6
+    assert Counter(measured) == Counter({"on-demand": 2, "smoe": 2, "fiddler": 3})

@@ -1,0 +1,118 @@
+"""Law 10: the executor's logs say the same when they are replayed, and what the simulator's say where timing plays no
+part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from policies.mechanism.session import Session
+from policies.registry import policy_names
+from realrun.execution.call_log import LoggedSession
+from sim.simulate import Prepared, Setting, compose_policy, play, prepare
+from tests.kit.tiny_bench import WatchedBench, bench_for, machine, prepared, run, tiny_setting
+from trilane.study.validation.comparison import Parity
+from trilane.study.validation.parity import answers_of, parity_of, parity_of_repeats, replays
+
+SHARE = 0.3
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[WatchedBench]:
+    with machine() as lanes:
+        yield bench_for(lanes, [prepared(tiny_setting(SHARE), name) for name in policy_names()])
+
+
+def session_of(setting: Setting, policy: str) -> Session:
+    return prepare(setting, compose_policy(setting, policy, {})).session
+
+
+@cache
+def predicted(policy: str) -> Prepared:
+    made = prepared(tiny_setting(SHARE), policy)
+    play(made)
+    return made
+
+
+def timing_plays_no_part(policy: str) -> bool:
+    """It has no prefetcher, and asks for no cache update."""
+    made = predicted(policy)
+    assert isinstance(made.session, LoggedSession)
+    ends = [call.answer for call in made.session.log if call.name in ("end_layer", "end_step")]
+    swaps = [swap for plan in made.session.plans().values() for swap in plan.swaps]
+    return made.composition.prefetcher is None and not swaps and not any(up.queued or up.adopted for up in ends)
+
+
+TIMING_FREE = [name for name in policy_names() if timing_plays_no_part(name)]
+
+
+def parity(bench: WatchedBench, policy: str) -> Parity:
+    setting, simulated = tiny_setting(SHARE), predicted(policy).session
+    assert isinstance(simulated, LoggedSession)
+    return compared(run(bench, setting, policy).session, simulated, setting, policy)
+
+
+def compared(measured: LoggedSession, simulated: LoggedSession, setting: Setting, policy: str) -> Parity:
+    """``policy``: of the fresh session."""
+    replayed = replays(measured, lambda: session_of(setting, policy))
+    return parity_of(answers_of(measured), replayed, answers_of(simulated))
+
+
+def test_there_are_policies_of_both_kinds() -> None:
+    assert {"on-demand", "naive-cpu", "fiddler"} <= set(TIMING_FREE)
+    assert not {"dali", "moe-lightning", "quasi-pf"} & set(TIMING_FREE)
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_law_10_a_log_replayed_in_a_fresh_session_gives_identical_answers(bench: WatchedBench, policy: str) -> None:
+    checked = parity(bench, policy)
+    assert checked.replay_identical
+    assert checked.changed_plans_share < 1  # the first plan is made before anything has taken time
+    assert checked.held
+
+
+@pytest.mark.parametrize("policy", TIMING_FREE)
+def test_law_10_logs_agree_by_themselves_without_prefetches_and_swaps(bench: WatchedBench, policy: str) -> None:
+    checked = parity(bench, policy)
+    assert checked.timing_free
+    assert checked.logs_identical
+    assert checked.changed_plans_share == 0
+    assert checked.measured == checked.predicted
+
+
+def test_hits_loads_and_bytes_are_those_of_the_log(bench: WatchedBench) -> None:
+    session, checked = run(bench, tiny_setting(SHARE), "on-demand").session, parity(bench, "on-demand")
+    copies = [call.answer for call in session.log if call.name == "next_copy" and call.answer is not None]
+    assert checked.measured.loads == len(copies) > 0
+    assert checked.measured.bytes == len(copies) * tiny_setting(SHARE).shape.expert_bytes_of(0)
+    assert checked.measured.hits == sum(len(plan.resident) for plan in session.plans().values()) > 0
+
+
+def test_every_repeat_is_checked(bench: WatchedBench) -> None:
+    setting, simulated = tiny_setting(SHARE), predicted("on-demand").session
+    assert isinstance(simulated, LoggedSession)
+    sound, other = (run(bench, setting, policy).session for policy in ("on-demand", "naive-cpu"))
+    kept = {
+        session: (answers_of(session), replays(session, lambda: session_of(setting, "on-demand")))
+        for session in (sound, other)
+    }
+    held = [
+        parity_of_repeats([kept[session] for session in repeats], answers_of(simulated)).held
+        for repeats in ((sound, sound), (sound, other), (other, sound))
+    ]
+    assert held == [True, False, False]
+
+
+def test_another_policys_log_is_not_taken_for_the_same(bench: WatchedBench) -> None:
+    """The check can fail, in both its parts."""
+    setting, other = tiny_setting(SHARE), predicted("naive-cpu").session
+    assert isinstance(other, LoggedSession)
+    measured = run(bench, setting, "on-demand").session
+    parity = compared(measured, other, setting, "naive-cpu")
+    assert not parity.replay_identical
+    assert not parity.logs_identical
+    assert parity.timing_free
+    assert not parity.held

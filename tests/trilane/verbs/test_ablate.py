@@ -1,0 +1,66 @@
+"""``trilane ablate``: the table shows what is written, and what cannot run is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.kit.running import SHORT, Trilane, write_route_csv
+
+MINE = ("--set", "trace=mine.safetensors", "--set", "model=null", "--set", "cached_share=0.5")
+
+
+def test_the_table_shows_what_is_written(trilane: Trilane) -> None:
+    done = trilane("ablate", "dali", *SHORT, "--draws", "2", "--json", "a.json", "--png", "a.png", "--jobs", "1")
+    assert done.status == 0
+    assert Path("a.png").stat().st_size > 1000
+    found = json.loads(Path("a.json").read_text())
+    assert (found["policy"], found["scenario"]["policy"]) == ("dali", "dali")
+    rows = [*found["ladder"], *found["all_but_one"]]
+    assert len(rows) == 5 + 4
+    for row in rows:
+        [line] = [line for line in done.out.splitlines() if line.startswith(row["label"])]
+        cells = line.removeprefix(row["label"]).split()
+        assert cells[1] == f"{row['tpot_ms']:,.2f}"
+        assert cells[2] in ("-", f"{row['tpot_ms_min']:,.1f}-{row['tpot_ms_max']:,.1f}")
+        assert cells[3] == f"{row['speedup']:.2f}x"
+    assert "over 2 draws" in done.out
+    assert max(map(len, done.out.splitlines())) < 120
+
+
+def test_one_draw_has_no_spread(trilane: Trilane) -> None:
+    done = trilane("ablate", "fiddler", *SHORT, "--draws", "1", "--jobs", "1", "--json", "-")
+    assert [len(row["draws"]) for row in done.json["ladder"]] == [1, 1, 1]
+    assert "spread" not in trilane("ablate", "fiddler", *SHORT, "--draws", "1", "--jobs", "1").out
+
+
+def test_parameters_belong_to_the_scenarios_policy(trilane: Trilane) -> None:
+    Path("s.yaml").write_text("policy: dali\nparameters: {prefetch: 0}\nprompt_tokens: 4\ngenerated_tokens: 3\n")
+    words = ("--scenario", "s.yaml", "--draws", "1", "--jobs", "1", "--json", "-")
+    parts = {name: trilane("ablate", name, *words).json["ladder"][-1]["parts"] for name in ("dali", "dali-ilp")}
+    assert parts["dali"] == ["placement", "assigner", "cache"]
+    assert parts["dali-ilp"] == ["placement", "assigner", "cache", "prefetcher"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("dalii",), "did you mean 'dali'"),
+        ((), "Missing argument"),
+        (("dali", "--png", "x.docx"), "ending in .png"),
+        (("dali", "--draws", "0"), "Invalid value for '--draws'"),
+        (("dali", "--json", "x.png", "--png", "x.png"), "a file of its own"),
+        (("dali", "--jobs", "1", *MINE), "needs the forecast residual@1"),
+    ],
+)
+def test_bad_input_is_one_sentence(trilane: Trilane, words: tuple[str, ...], expected: str) -> None:
+    write_route_csv(Path("mine.csv"))
+    trilane("trace", "import", "mine.csv", "-o", "mine.safetensors")
+    done = trilane("ablate", *words)
+    assert done.status == 2
+    assert done.out == ""
+    [line] = done.err.splitlines()
+    assert expected in line
+    assert {path.name for path in Path().iterdir()} == {"mine.csv", "mine.safetensors"}

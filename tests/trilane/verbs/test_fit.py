@@ -1,0 +1,149 @@
+"""``trilane fit``: the page, the refusals, the JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sim.machine.hardware import load_hardware
+from tests.kit.running import Result, Trilane
+from trilane.pages.fit import fit_page
+from trilane.study.fit.fit import Fit, fit
+from trilane.study.fit.question import Question
+from trilane.study.fit.sensitivity import Gain
+
+MINI = ("fit", "--model", "deepseek-v2-lite", "--trace", "mini-deepseek", "--weights", "bf16", "--gpu", "rtx-3060",
+        "--ram", "ddr4-3200", "--context", "64", "--policies", "fiddler,on-demand")  # fmt: skip
+
+
+def facts(done: Result) -> dict[str, str]:
+    """Names and values of the page's lines; of those that stand twice, the first."""
+    assert done.status == 0, done.err
+    lines = [line.split("  ", 1) for line in done.out.splitlines() if "  " in line]
+    return {name: value.strip() for name, value in reversed(lines)}
+
+
+def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane) -> None:
+    done = trilane(*MINI, "--json", "fit.json")
+    told, kept = facts(done), json.loads(Path("fit.json").read_text())
+    best, memory, llama = kept["best"], kept["memory"], kept["llama_cpp"]
+    assert done.out.startswith("deepseek-v2-lite@bf16 on rtx-3060+ddr4-3200: a prompt of 64 tokens and 256 generated\n")
+    assert told["best policy"] == "fiddler: popular experts stay; copies where they beat the CPU"
+    bound, null = kept["bounds"]["lower_bound_tpot_ms"], kept["bounds"]["null_model_tpot_ms"]
+    assert told["time per output token"] == (
+        f"{best['tpot_ms']:.2f} ms (no policy below {bound:.2f} in this model of costs, "
+        f"clairvoyant run {kept['clairvoyant']['tpot_ms']:.2f}, "
+        f"null model {null:.2f})"
+    )
+    assert told["time to first token"].startswith(f"{best['ttft_ms'] / 1e3:.2f} s (no policy below ")
+    assert told["limited by"] == kept["limited_by"]
+    assert told["with llama.cpp"] == (
+        f"-ngl 99 --n-cpu-moe 20 -c 320  (experts of 20 of 27 layers on the CPU): {llama['tpot_ms']:.2f} ms a token "
+        f"({1000 / llama['tpot_ms']:.1f} tokens/s), first after {llama['ttft_ms'] / 1e3:.2f} s"
+    )
+    assert told["routing"] == "mini-deepseek (recorded)"
+    assert told["GPU memory"].startswith("12.9 GB = weights that every token needs 2.6 + KV cache 0.0 + staging 0.0 + ")
+    cached = memory["cached_experts"]
+    assert told["experts on the GPU"] == f"{cached} of 1,664, {cached / 26:.1f} of 64 a layer ({cached / 1664:.0%})"
+
+
+def test_the_table_has_every_policy_and_marks_who_knows_the_future(trilane: Trilane) -> None:
+    done = trilane(*MINI, "--policies", "fiddler,on-demand,daop")
+    table = done.out.partition("beside the others\n")[2].partition("\n\n")[0].splitlines()
+    names = [line.split("  ")[0] for line in table[1:]]
+    assert names == ["fiddler", "on-demand", "llama.cpp@impl +", "oracle *", "daop ~"]
+    assert "*         knows the future" in done.out
+    assert "+         stands beside, was not among those to choose from" in done.out
+    assert "~         executes other experts" in done.out
+
+
+def test_parts_and_weak_numbers_and_traps_are_told(trilane: Trilane) -> None:
+    out = trilane(*MINI).out
+    parts = out.partition("what a part 25% better gives with fiddler, to about 2%\n")[2].partition("\n\n")[0]
+    assert len(parts.splitlines()[1:]) == 10
+    read = load_hardware("rtx-3060+ddr4-3200").cpu.read_bytes_per_s
+    assert f"low         cpu.read_bytes_per_s  {read:.4g}  " in out
+    assert "- On Windows, pinned host memory" in out
+
+
+def test_the_page_says_of_how_many_steps_the_times_are_the_mean(trilane: Trilane) -> None:
+    some, every = (facts(trilane(*MINI, "--generated", str(count))) for count in (1000, 8))
+    stands = "whose mean stands for all later ones"
+    assert some["decode steps played"] == f"56 of 1000: the first 28, and 28 {stands}"
+    assert every["decode steps played"] == "all 8"
+
+
+def test_an_answer_of_one_token_has_no_time_per_token(trilane: Trilane) -> None:
+    told = facts(trilane(*MINI, "--generated", "1"))
+    assert told["time per output token"].startswith("- ms (")
+    assert told["tokens/s"] == "-"
+    assert told["fiddler"].split()[1:3] == ["-", "-"]
+
+
+def test_what_gets_worse_and_a_slower_clairvoyant_run_are_explained() -> None:
+    found = fit(Question("deepseek-v2-lite", gpu="rtx-3060", ram="ddr4-3200", trace="mini-deepseek", weights="bf16",
+                         context=64, generated=8, policies=("fiddler",)))  # fmt: skip
+    assert found.clairvoyant is not None
+    slower = replace(found.clairvoyant, tpot_ms=found.best.tpot_ms + 1, pcie_bytes_per_token=700 * 2**20)
+    gains = (Gain("PCIe", "the link", 0.1), Gain("GPU kernels", "", -0.019), Gain("DRAM", "", -0.042))
+    odd = replace(found, clairvoyant=slower, gains=gains,
+                  best=replace(found.best, pcie_bytes_per_token=30 * 2**20))  # fmt: skip
+    page = printed(odd)
+    assert "-4%  (the policy uses it badly)" in page
+    assert page.count("uses it badly") == 1
+    assert (
+        "the clairvoyant run is slower here: it copies 700 MiB a token where fiddler copies 30, and knowing the "
+        "future, it still decides layer by layer"
+    ) in page
+    assert "is slower here" not in printed(replace(odd, clairvoyant=found.best))
+
+
+def printed(found: Fit) -> str:
+    """The page as text."""
+    console = Console(file=StringIO(), width=300)
+    for part in fit_page(found):
+        console.print(part)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_where_all_fits_no_offloading_is_needed(trilane: Trilane) -> None:
+    done = trilane(*MINI, "--gpu", "rtx-4090", "--weights", "q4_k_m", "--json", "fit.json")
+    assert facts(done)["best policy"] == "none needed: every expert is on the GPU, nothing is offloaded"
+    assert "beside the others" not in done.out
+    assert facts(done)["host memory"] == "none for experts, once the model is loaded"
+    assert json.loads(Path("fit.json").read_text())["offloads"] is False
+
+
+def test_made_up_routing_says_so(trilane: Trilane) -> None:
+    done = trilane("fit", "--model", "deepseek-v2-lite:2", "--gpu", "rtx-3060", "--ram", "ddr4-3200")
+    assert facts(done)["routing"].startswith("synthetic, like ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--gpu", "rtx-3060"), "expected gpu and ram"),
+        (("--gpu", "rtx-3060x", "--ram", "ddr4-3200"), "there is no gpu 'rtx-3060x' among the parts; did you mean"),
+        (("--machine", "rtx3090-ddr4", "--cores", "4"), "got machine 'rtx3090-ddr4' and cores"),
+        (("--machine", "rtx3090-ddr4", "--weights", "q4"), "there is no quantisation 'q4'; did you mean"),
+        (("--machine", "rtx3090-ddr4", "--ram-gb", "8", "--weights", "bf16"), "GB are missing; these weights fit: "),
+        (("--machine", "rtx3090-ddr4", "--policies", "none"), "there is no policy 'none'"),
+        (("--machine", "rtx3090-ddr4", "--json", "no/where.json"), "the folder no does not exist"),
+    ],
+)
+def test_what_cannot_be_answered_is_a_sentence(trilane: Trilane, arguments: tuple[str, ...], sentence: str) -> None:
+    done = trilane("fit", "--model", "deepseek-v2-lite", "--trace", "mini-deepseek", *arguments)
+    assert (done.status, done.out) == (2, "")
+    assert sentence in done.err
+
+
+def test_a_preset_is_a_machine_and_json_can_be_printed(trilane: Trilane) -> None:
+    done = trilane(*MINI[:7], "--machine", "rtx3090-ddr4", "--context", "64", "--policies", "fiddler", "--json", "-")
+    assert done.json["machine"] == "rtx3090-ddr4"
+    assert done.json["best"]["policy"] == "fiddler"

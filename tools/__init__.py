@@ -1,0 +1,1 @@
+"""Scripts that train models or make bundled data; not installed."""

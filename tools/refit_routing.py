@@ -1,0 +1,63 @@
+"""Makes ``fits.yaml``: ``python -m tools.refit_routing --logs FOLDER``.
+
+The folder holds the two logs that are not bundled, ``qwen.route.csv`` and ``gemma.route.csv``, of Helldez/BigMoeOnEdge
+(https://github.com/Helldez/BigMoeOnEdge, Apache-2.0). Without it, their stored fits stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from traces.importers.route_trace_v1 import import_route_trace
+from traces.library import load_trace
+from traces.synthesis.estimate import fit_routing
+from traces.synthesis.routing_model import RoutingFit
+from traces.synthesis.stored_fits import FITS, stored_fits
+
+LOGS: Mapping[str, str] = {"qwen": "qwen3-30b-a3b", "gemma": "gemma-4-26b-a4b"}  # file -> model
+BUNDLED = ("mini-deepseek", "mini-moe")
+_HEAD = "# Made by `python -m tools.refit_routing`: see there, and traces/synthesis/routing_model.py for the keys.\n"
+
+
+def refit_bundled(name: str) -> RoutingFit:
+    """The fit of a bundled trace, which is called as its model is."""
+    return fit_routing(load_trace(name), name, name, f"the bundled trace {name}")
+
+
+def refit_log(folder: Path, name: str) -> RoutingFit:
+    """The fit of a log that is not bundled."""
+    file = f"{name}.route.csv"
+    return fit_routing(import_route_trace(folder / file), name, LOGS[name], f"Helldez/BigMoeOnEdge, {file}")
+
+
+def main() -> None:
+    """Fit, and write the file aside and rename it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="with qwen.route.csv and gemma.route.csv")
+    folder = parser.parse_args().logs
+    text = _HEAD + _text([*_logs(folder), *map(refit_bundled, BUNDLED)])
+    part = FITS.with_name(f"{FITS.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(FITS)
+
+
+def _logs(folder: Path | None) -> Iterator[RoutingFit]:
+    for name in LOGS:
+        yield stored_fits()[name] if folder is None else refit_log(folder, name)
+
+
+def _text(fits: list[RoutingFit]) -> str:
+    documents: dict[str, dict[str, Any]] = {}
+    for fit in fits:
+        values = fit.to_dict()
+        documents[values.pop("name")] = values
+    return yaml.safe_dump(documents, sort_keys=False, default_flow_style=None, width=118)
+
+
+if __name__ == "__main__":
+    main()

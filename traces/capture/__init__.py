@@ -1,0 +1,1 @@
+"""Capture: routing traces from Hugging Face models. Needs torch and transformers."""

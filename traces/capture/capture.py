@@ -1,0 +1,126 @@
+"""Capture: run a Hugging Face mixture of experts on prompts and write what it routed into a trace file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from traces.capture.forecasts import check_vectors, choose, prepare
+from traces.capture.generate import make_batches
+from traces.capture.load import Loaded, load
+from traces.capture.model_shape import shape_of
+from traces.capture.prompts import PromptFile, read_prompts
+from traces.capture.record import Recorder
+from traces.capture.router_forecast import Forecaster, has_scores
+from traces.capture.rows import place_rows, routing_rows, score_rows
+from traces.capture.run import Probe, Run
+from traces.capture.settings import FORECASTS, CaptureError, CaptureSettings, check_model
+from traces.capture.vectors import Vectors, known_vectors
+from traces.file import TraceWriter
+from traces.layout import ForecastKey
+
+__all__ = ["FORECASTS", "CaptureError", "CaptureSettings", "capture", "capture_loaded"]
+
+
+def capture(
+    model: str | Path,
+    prompts: str | Path,
+    output: str | Path,
+    *,
+    calibration_prompts: str | Path | None = None,
+    vectors: str | Path | None = None,
+    dtype: str = "auto",
+    name: str = "",
+    load_options: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Path:
+    """Run ``model`` (folder or hub id) on the prompts of a file and write the trace to ``output``.
+
+    ``settings`` are the fields of CaptureSettings. If they name no forecasts, those that the model cannot give are left
+    out, with a note in the trace and on stderr. All forecasts but the gate's need ``calibration_prompts``, a file
+    of other prompts, or ``vectors``, the file of an earlier calibration. Raises CaptureError, and leaves nothing at
+    ``output``, if the model cannot be captured.
+    """
+    wanted = CaptureSettings(**settings)
+    check_model(model, dtype)
+    evaluated = read_prompts(prompts)
+    calibration = read_prompts(calibration_prompts) if calibration_prompts else None
+    known_vectors(evaluated, calibration, vectors)  # refuse what does not fit before a model is loaded
+    loaded = load(model, dtype, name, **(load_options or {}))
+    return capture_loaded(loaded, evaluated, Path(output), wanted, calibration, vectors)
+
+
+def capture_loaded(
+    loaded: Loaded,
+    prompts: PromptFile,
+    output: Path,
+    settings: CaptureSettings,
+    calibration: PromptFile | None = None,
+    vectors: str | Path | None = None,
+) -> Path:
+    """Capture with a model that is in memory already; see ``capture``."""
+    known = known_vectors(prompts, calibration, vectors)
+    if known:
+        check_vectors(known, loaded)
+    with torch.inference_mode(), ExitStack() as stack:
+        run = Run(loaded, settings, stack.enter_context(Recorder(loaded.layers)))
+        tokens = loaded.tokenize(prompts, settings.prompt_tokens)
+        probe = run.probe(tokens[0])
+        keys, left_out = choose(run, probe)
+        forecaster, used = prepare(run, probe, stack, keys, calibration, known)
+        said = _provenance(run, probe, prompts, used, keys) | ({"left_out": left_out} if left_out else {})
+        _write(run, output, tokens, probe, forecaster, said)
+    for note in left_out:
+        print(note, file=sys.stderr)
+    return output
+
+
+def _write(
+    run: Run, output: Path, prompts: list[list[int]], probe: Probe, forecaster: Forecaster, provenance: dict[str, Any]
+) -> None:
+    settings, loaded = run.settings, run.loaded
+    shape = shape_of(loaded.model, loaded.layers, loaded.name, probe.top_k, loaded.weight_bits)
+    kept = {(key.kind, key.lookahead): (forecaster.count, has_scores(key)) for key in forecaster.keys}
+    with TraceWriter(output, shape, provenance, scores=settings.scores, forecasts=kept) as writer:
+        for batch in make_batches(prompts, settings.batch_size):
+            for done, records in run.passes(batch, settings.generated_tokens):
+                rows = {**place_rows(done), **routing_rows(records), **forecaster.rows(records)}
+                if settings.scores:
+                    rows["scores"] = score_rows(records, probe.rule)
+                writer.append(rows)
+
+
+def _provenance(
+    run: Run, probe: Probe, prompts: PromptFile, vectors: Vectors | None, keys: Sequence[ForecastKey]
+) -> dict[str, Any]:
+    settings = run.settings
+    return {
+        "source": "capture",
+        **run.loaded.describe(),
+        "seed": settings.seed,
+        "sampling": f"temperature {settings.temperature}" if settings.temperature else "greedy",
+        "prompt_tokens": settings.prompt_tokens,
+        "generated_tokens": settings.generated_tokens,
+        "prompts": prompts.description,
+        "domains": [p.domain for p in prompts.prompts],
+        "scores": f"{probe.rule} of the router's output" + ("" if probe.certain else " (assumed)"),
+        "calibration": _calibration(keys, vectors),
+        **({"read_in_calibration": prompts.overlap(vectors.read)} if vectors else {}),
+    }
+
+
+def _calibration(keys: Sequence[ForecastKey], vectors: Vectors | None) -> str:
+    """What forecasts were calibrated on, and what ``partial`` assumed."""
+    if vectors is None:
+        return "none"
+    kinds = [key.kind for key in keys if key.kind != "gate"]
+    said = f"{', '.join(kinds)} forecasts: {vectors.provenance.get('prompts', 'unknown text')}"
+    if "partial" in kinds:
+        said += f"; partial takes for resident {vectors.provenance['resident']} there"
+        said += ": approximate, the true ones depend on the run"
+    return said

@@ -1,0 +1,160 @@
+"""What the wanted forecasts need, made ready: the hooks on the model, the calibration or its file, and the checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from traces.capture.calibration import Calibration
+from traces.capture.default_vectors import quasi_hidden
+from traces.capture.estimator import Estimator, estimator_from
+from traces.capture.generate import make_batches
+from traces.capture.load import Loaded
+from traces.capture.partial import PartialPass
+from traces.capture.prompts import PromptFile
+from traces.capture.residual_stream import ResidualStream
+from traces.capture.router_forecast import GATE_INPUT, Forecaster, Guess, check_forecastable, parse_forecasts
+from traces.capture.run import Probe, Run
+from traces.capture.settings import FORECASTS, CaptureError
+from traces.capture.vectors import Vectors
+from traces.layout import ForecastKey
+
+CALIBRATION_FIRST_SEQUENCE = 1 << 20  # so that calibration draws other random numbers than any traced sequence
+QUASI = ("quasi_hidden", "estimator")  # kinds that need default vectors
+STREAMED = (*QUASI, "partial")  # kinds that need the residual stream
+
+
+def choose(run: Run, probe: Probe) -> tuple[tuple[ForecastKey, ...], list[str]]:
+    """The forecasts to make, and a note on each that the model cannot give: they are left out where nobody asked."""
+    if run.settings.forecasts is not None:
+        return parse_forecasts(run.settings.forecasts), []
+    keys, notes = parse_forecasts(FORECASTS), []
+    for key in keys:
+        try:
+            _try(run, probe, key)
+        except CaptureError as error:
+            notes.append(f"{key} is left out: {error}")
+            keys = tuple(other for other in keys if other != key)
+    return keys, notes
+
+
+def _try(run: Run, probe: Probe, key: ForecastKey) -> None:
+    """Raise CaptureError if the model cannot give a forecast."""
+    check_forecastable(run.loaded.layers, probe.records, probe.prompt)
+    if key.kind in STREAMED:
+        with checked_stream(run, probe, str(key)) as stream:
+            if key.kind == "partial":
+                everyone = torch.ones(len(run.loaded.layers), run.loaded.layers[0].experts_count, dtype=torch.bool)
+                _checked_partial(run, probe, stream, everyone)
+
+
+def prepare(
+    run: Run,
+    probe: Probe,
+    stack: ExitStack,
+    keys: tuple[ForecastKey, ...],
+    calibration: PromptFile | None,
+    known: Vectors | None,
+) -> tuple[Forecaster, Vectors | None]:
+    """The forecaster for ``keys``, its hooks on until ``stack`` closes, and the vectors that it uses.
+
+    They are those ``known``, or taken on the calibration prompts, or none if no forecast needs any. Raises
+    CaptureError.
+    """
+    kinds = {key.kind for key in keys}
+    if keys:
+        check_forecastable(run.loaded.layers, probe.records, probe.prompt)
+    estimator = _estimator(run, known) if "estimator" in kinds else None
+    streamed = [str(key) for key in keys if key.kind in STREAMED]
+    stream = stack.enter_context(checked_stream(run, probe, streamed[0])) if streamed else None
+    vectors = None
+    if kinds - set(GATE_INPUT):
+        vectors = known or calibrate(run, stream if kinds & set(QUASI) else None, calibration)
+    guesses = {**GATE_INPUT, **_guesses(run, probe, stack, stream, vectors, kinds)}
+    count = min(2 * probe.top_k, run.loaded.layers[0].experts_count)
+    return Forecaster(run.loaded.layers, keys, count, probe.rule, guesses, estimator), vectors
+
+
+def checked_stream(run: Run, probe: Probe, forecast: str) -> ResidualStream:
+    """The residual stream of a model that was found to have one. Raises CaptureError naming ``forecast``."""
+    with ResidualStream(run.loaded.model, run.recorder, forecast) as stream:
+        stream.check(run.prefill(probe.prompt))
+    return stream
+
+
+def stream_if_any(run: Run, probe: Probe, forecast: str) -> tuple[ResidualStream | None, str]:
+    """The residual stream, or None and the reason: without one there are residual vectors, but no default vectors."""
+    try:
+        return checked_stream(run, probe, forecast), ""
+    except CaptureError as error:
+        return None, str(error)
+
+
+def calibrate(run: Run, stream: ResidualStream | None, prompts: PromptFile | None) -> Vectors:
+    """Vectors from the prompts and what the model makes of them. Raises CaptureError without prompts."""
+    sums = Calibration(stream)
+    tokens = run.loaded.tokenize(prompts, run.settings.prompt_tokens) if prompts else []
+    for batch in make_batches(tokens, run.settings.batch_size, CALIBRATION_FIRST_SEQUENCE):
+        for _, records in run.passes(batch, run.settings.generated_tokens):
+            sums.add(records)
+    text = {"prompts": prompts.description} if prompts else {}
+    return sums.vectors({**run.loaded.describe(), **text}, prompts.sketch if prompts else None)
+
+
+def check_vectors(vectors: Vectors, loaded: Loaded) -> None:
+    """Raise CaptureError if vectors are of another model."""
+    mine, theirs = loaded.describe(), vectors.provenance
+    for fact in ("model_class", "revision"):
+        if theirs.get(fact) != mine[fact]:
+            raise CaptureError(
+                f"expected vectors of {loaded.name} ({fact} {mine[fact]}), got those of {theirs.get('model')} "
+                f"({fact} {theirs.get(fact)}); calibrate this model"
+            )
+    first = loaded.layers[0]
+    shape = (len(loaded.layers), first.experts_count)
+    if vectors.tokens.shape != shape:
+        raise CaptureError(f"expected vectors for {shape} layers and experts, got {vectors.tokens.shape}")
+
+
+def _guesses(
+    run: Run, probe: Probe, stack: ExitStack, stream: ResidualStream | None, vectors: Vectors | None, kinds: set[str]
+) -> Mapping[str, Guess]:
+    """For every kind that needs vectors, how to guess the next gate input."""
+    if vectors is None:
+        return {}
+    residual = torch.from_numpy(vectors.residual)
+    guesses: dict[str, Guess] = {
+        "residual": lambda records, at: records[at].gate_input + residual[at].to(records[at].gate_input)
+    }
+    if stream and kinds & set(QUASI):
+        guesses |= dict.fromkeys(QUASI, _quasi(stream, vectors))
+    if stream and "partial" in kinds:
+        partial = stack.enter_context(_checked_partial(run, probe, stream, torch.from_numpy(vectors.resident)))
+        guesses["partial"] = lambda _records, at: partial.state(at)
+    return guesses
+
+
+def _quasi(stream: ResidualStream, vectors: Vectors) -> Guess:
+    if vectors.default is None:
+        raise CaptureError("quasi_hidden@1 needs default vectors, the given vectors have none; calibrate again")
+    default = torch.from_numpy(vectors.default)
+    return lambda _records, at: quasi_hidden(stream, default, at)
+
+
+def _checked_partial(run: Run, probe: Probe, stream: ResidualStream, resident: Tensor) -> PartialPass:
+    """Partial passes of a model in which, with all experts resident, they gave the true gate inputs."""
+    with PartialPass(stream, torch.ones_like(resident)) as complete:
+        complete.check(run.prefill(probe.prompt))
+    return PartialPass(stream, resident)
+
+
+def _estimator(run: Run, known: Vectors | None) -> Estimator:
+    if known is None or not known.estimator:
+        raise CaptureError(
+            "estimator@1 needs a trained estimator, there is none in the vectors given; train one with "
+            "`python -m tools.train_estimator` and pass its file: vectors=FILE, or --vectors FILE"
+        )
+    return estimator_from(known.estimator).to(run.loaded.model.device)

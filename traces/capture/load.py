@@ -1,0 +1,87 @@
+"""Loading a causal language model of the Hugging Face library for capture, and saying what was loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from traces.capture.layers import MoeLayer, config_value, find_moe_layers
+from traces.capture.prompts import PromptFile
+from traces.capture.settings import CaptureError
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to run. ``weight_bits``: of its checkpoint, whatever type it runs in."""
+
+    name: str
+    revision: str
+    model: Any
+    tokenizer: Any
+    layers: list[MoeLayer]
+    weight_bits: int
+
+    def tokenize(self, prompts: PromptFile, limit: int) -> list[list[int]]:
+        """The first ``limit`` tokens of every prompt. Raises CaptureError on a prompt without tokens."""
+        ids = [list(self.tokenizer(p.text)["input_ids"][:limit]) for p in prompts.prompts]
+        if empty := [n for n, tokens in enumerate(ids) if not tokens]:
+            raise CaptureError(f"{prompts.path}: prompt {empty[0]} has no tokens; remove it")
+        return ids
+
+    def describe(self) -> dict[str, Any]:
+        """For the provenance of a trace: what ran, and on which libraries."""
+        return {
+            "model": self.name,
+            "revision": self.revision,
+            "model_class": type(self.model).__name__,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "device": str(self.model.device).partition(":")[0],
+            "versions": {
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+                "numpy": np.__version__,
+            },
+        }
+
+
+def load(model: str | Path, dtype: str = "auto", name: str = "", **options: Any) -> Loaded:
+    """Load ``model``, a folder or a hub id, to run in ``dtype``; ``options`` go to ``from_pretrained`` (``revision``,
+    ``device_map``...). Raises CaptureError if the library cannot load it, or if it has no mixture that capture knows.
+    """
+    where = str(model)
+    revision = {"revision": options["revision"]} if options.get("revision") else {}
+    try:
+        config = AutoConfig.from_pretrained(where, **revision)
+        loaded = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options).train(False)
+        tokenizer = AutoTokenizer.from_pretrained(where, **revision)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        said = str(error).partition("\n")[0]  # a list of all that the library knows may follow
+        raise CaptureError(
+            f"{where}: expected a causal language model and tokenizer; could not load: {said}"
+        ) from error
+    stored = config_value(config.get_text_config(), "dtype", default=None) or loaded.dtype
+    bits = torch.empty(0, dtype=stored).element_size() * 8
+    layers = find_moe_layers(loaded)
+    called = name or (Path(where).name if Path(where).is_dir() else where)
+    return Loaded(called, revision_of(config, Path(where)), loaded, tokenizer, layers, bits)
+
+
+def revision_of(config: Any, folder: Path) -> str:
+    """The hub's commit, or, for a folder, a digest of its weights."""
+    if not folder.is_dir():
+        return str(getattr(config, "_commit_hash", None) or "unknown")
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            while block := file.read(1 << 24):
+                digest.update(block)
+    return f"sha256:{digest.hexdigest()[:16]}"

@@ -1,0 +1,149 @@
+"""What the routers of a model saw and chose in one forward pass, taken by hooks that change nothing.
+
+Ids and weights are what the experts were called with, never recomputed from logits: correction biases, group limits and
+custom gates make the two differ in half of the families, and routers return them in different orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from traces.capture.layers import MoeLayer
+from traces.capture.settings import CaptureError
+
+
+@dataclass
+class LayerRecord:
+    """One MoE layer in one pass over N tokens."""
+
+    gate_input: Tensor  # [N, H], what the router saw
+    logits: Tensor  # [N, E], what it returned for all experts: logits, or probabilities
+    batched: bool  # was the router called with [B, S, H]
+    extra_args: tuple[Any, ...] = ()  # what it was called with besides
+    extra_kwargs: dict[str, Any] = field(default_factory=dict)
+    ids: Tensor | None = None  # [N, k] int64, in the order of the experts' call
+    weights: Tensor | None = None  # [N, k]
+
+
+class Recorder:
+    """Hooks on all MoE layers of a model. Use as a context manager: on leaving, the model is as it was."""
+
+    def __init__(self, layers: list[MoeLayer]) -> None:
+        self.layers = layers
+        self._records: dict[int, LayerRecord] = {}
+        self._handles: list[Any] = []
+        self._muted = False
+
+    def __enter__(self) -> Recorder:
+        for number, layer in enumerate(self.layers):
+            self._handles.append(layer.router.register_forward_hook(self._on_router(number), with_kwargs=True))
+            self._handles.append(layer.experts.register_forward_pre_hook(self._on_experts(number), with_kwargs=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def take(self) -> list[LayerRecord]:
+        """The records of the pass that just ended, in layer order. Raises CaptureError if a layer left none."""
+        records, self._records = self._records, {}
+        silent = [layer.path for n, layer in enumerate(self.layers) if n not in records or records[n].ids is None]
+        if silent:
+            raise CaptureError(
+                f"expected router and experts of every layer to run as modules, but {silent[0]} did not; "
+                "load the model without fused kernels (use_kernels=False) and without quantised expert blocks"
+            )
+        return [records[n] for n in range(len(self.layers))]
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Within the block, routers and experts may be called without leaving records."""
+        before, self._muted = self._muted, True
+        try:
+            yield
+        finally:
+            self._muted = before
+
+    def _on_router(self, number: int) -> Any:
+        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if self._muted:
+                return
+            hidden, rest, named = gate_input(args, kwargs)
+            experts = self.layers[number].experts_count
+            logits = find_logits(output, experts, self.layers[number].path)
+            flat = hidden.detach().reshape(-1, hidden.shape[-1]).clone()
+            self._records[number] = LayerRecord(flat, logits, hidden.ndim == 3, rest, named)
+
+        return keep
+
+    def _on_experts(self, number: int) -> Any:
+        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._muted:
+                return
+            values = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
+            ids = [v for v in values if not v.is_floating_point()]
+            weights = [v for v in values[1:] if v.is_floating_point()]
+            if len(ids) != 1 or len(weights) != 1 or ids[0].shape != weights[0].shape or number not in self._records:
+                raise CaptureError(
+                    f"{self.layers[number].path}: expected the experts to be called with (hidden states, ids, weights) "
+                    f"after their router, got {[tuple(v.shape) for v in values]}; this family is not supported"
+                )
+            self._records[number].ids = ids[0].detach().clone()
+            self._records[number].weights = weights[0].detach().clone()
+
+        return keep
+
+
+def reading(record: LayerRecord, tokens: Tensor) -> LayerRecord:
+    """The record with ``tokens`` [B, S] where its router was called with those of another pass (DeepSeek-V4 chooses by
+    them in some layers). No router of the library takes other integers."""
+
+    def now(value: Any) -> Any:
+        return tokens if isinstance(value, Tensor) and not value.is_floating_point() else value
+
+    args, kwargs = tuple(map(now, record.extra_args)), {name: now(v) for name, v in record.extra_kwargs.items()}
+    return replace(record, extra_args=args, extra_kwargs=kwargs)
+
+
+def gate_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
+    """Split a router's call into the hidden states and everything else."""
+    if args:
+        return args[0], args[1:], kwargs
+    name = next(iter(kwargs))
+    return kwargs[name], (), {k: v for k, v in kwargs.items() if k != name}
+
+
+def find_logits(output: Any, experts: int, where: str) -> Tensor:
+    """The scores of all experts [N, E] in what a router returned, whatever their place. Raises CaptureError.
+
+    Where it has a class more than experts, for skipping the mixture (Zaya: a softmax over all), they are probabilities.
+    """
+    values = output if isinstance(output, tuple) else (output,)
+    floats = [v.detach() for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+    for value in floats:
+        if value.shape[-1] == experts:
+            return value.reshape(-1, experts).clone()
+    for value in floats:
+        if value.shape[-1] == experts + 1:
+            return value.softmax(-1)[..., :experts].reshape(-1, experts)
+    raise CaptureError(f"{where}: expected the router to return a tensor [tokens, {experts}], got {_kinds(values)}")
+
+
+def find_ids(output: Any) -> Tensor | None:
+    """The chosen ids [N, k] in what a router returned; None where the block chooses, not the router."""
+    values = output if isinstance(output, tuple) else (output,)
+    for value in values:
+        if isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32):
+            return value.detach().reshape(-1, value.shape[-1])
+    return None
+
+
+def _kinds(values: tuple[Any, ...]) -> list[str]:
+    return [f"{v.dtype} {tuple(v.shape)}" if isinstance(v, Tensor) else type(v).__name__ for v in values]

@@ -1,0 +1,140 @@
+"""The residual stream around each mixture: what attention left there, and the mixture run again with other experts.
+
+A decoder layer that this serves computes r = x + attention(norm(x)), then r + mixture(norm'(r)). Its parts are found by
+the names that most families share, and then tried on one prompt: run again, they must give what the model computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from traces.capture.layers import MoeLayer
+from traces.capture.record import LayerRecord, Recorder
+from traces.capture.settings import CaptureError
+
+PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm")
+TOLERANCE = 1e-3  # of the norm: the same operations in the same order differ by nothing
+
+# (own forward, hidden [N, H], ids [N, k], weights [N, k]) -> what the experts add up to, [N, H]
+Experts: TypeAlias = Callable[[Callable[..., Tensor], Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """The decoder layer around one mixture, and its parts."""
+
+    path: str
+    mixture: MoeLayer
+    whole: nn.Module
+    attention_norm: nn.Module
+    attention: nn.Module
+    mixture_norm: nn.Module
+
+
+class ResidualStream:
+    """Keeps the post-attention residual [B, S, H] of every layer in the pass that runs. Use as a context manager."""
+
+    def __init__(self, model: nn.Module, recorder: Recorder, forecast: str) -> None:
+        """``forecast`` names, in errors, what needs the stream. Raises CaptureError where parts have other names."""
+        self.recorder, self.forecast = recorder, forecast
+        self.parts = [_decoder_layer(model, mixture, forecast) for mixture in recorder.layers]
+        self.residuals: dict[int, Tensor] = {}
+        self._outputs: dict[int, Tensor] = {}
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> ResidualStream:
+        for number, part in enumerate(self.parts):
+            self._handles.append(part.mixture_norm.register_forward_pre_hook(self._on_norm(number)))
+            self._handles.append(part.whole.register_forward_hook(self._on_output(number)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def after(self, number: int, experts: Experts) -> Tensor:
+        """The stream [B, S, H] after a layer, had ``experts`` been its experts; shared experts, scaling and router are
+        the model's own.
+        """
+        part, residual = self.parts[number], self.residuals[number]
+        with self.recorder.muted(), _replaced(part.mixture.experts, experts):
+            added = first_tensor(part.mixture.block.forward(part.mixture_norm.forward(residual)))
+        return residual + added.view_as(residual)
+
+    def check(self, records: list[LayerRecord]) -> None:
+        """Raise CaptureError where the pass that just ran shows that a layer computes something else."""
+        for number, (part, record) in enumerate(zip(self.parts, records, strict=True)):
+            if not self._computes_the_same(number, record):
+                raise CaptureError(
+                    f"{part.path}: forecast {self.forecast} expects a layer that computes r + mixture(norm(r)), "
+                    "this one gives another result; capture with --forecasts gate@1,residual@1"
+                )
+
+    def _computes_the_same(self, number: int, record: LayerRecord) -> bool:
+        """Run again from its residual, does a layer give its own gate input and output?"""
+        try:
+            seen = self.parts[number].mixture_norm.forward(self.residuals[number])
+            again = self.after(number, lambda own, *call: own(*call))
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
+            return False  # its parts are called in another way: several streams, a router with arguments of its own
+        return alike(seen, record.gate_input) and alike(again, self._outputs[number])
+
+    def _on_norm(self, number: int) -> Any:
+        def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            self.residuals[number] = args[0]
+
+        return keep
+
+    def _on_output(self, number: int) -> Any:
+        def keep(_module: nn.Module, _args: Any, output: Any) -> None:
+            self._outputs[number] = first_tensor(output)
+
+        return keep
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Are the elements of two tensors, in whatever shape, the same but for rounding?"""
+    first, second = a.flatten().double(), b.flatten().double()
+    return len(first) == len(second) and bool((first - second).norm() <= TOLERANCE * second.norm())
+
+
+def first_tensor(output: Any) -> Tensor:
+    """The tensor that a module returned, alone or first of several."""
+    found: Tensor = output[0] if isinstance(output, tuple) else output
+    return found
+
+
+def _decoder_layer(model: nn.Module, mixture: MoeLayer, forecast: str) -> DecoderLayer:
+    path = mixture.path.rpartition(".")[0]
+    whole = model.get_submodule(path)
+    children = dict(whole.named_children())
+    missing = [name for name in PARTS if name not in children]
+    if missing:
+        raise CaptureError(
+            f"{path}: forecast {forecast} expects {', '.join(PARTS)} in a decoder layer, found {sorted(children)}; "
+            "capture with --forecasts gate@1,residual@1"
+        )
+    return DecoderLayer(path, mixture, whole, *(children[name] for name in PARTS))
+
+
+@contextmanager
+def _replaced(module: nn.Module, experts: Experts) -> Iterator[None]:
+    """The experts module computes ``experts`` within the block; ``forward`` is shadowed on the instance."""
+    own, shadow = module.forward, vars(module).get("forward")
+
+    def forward(hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return experts(own, hidden, ids, weights)
+
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if shadow is not None:
+            module.forward = shadow

@@ -1,0 +1,126 @@
+"""Forecasts of later layers' routing: the experts that a later layer's router ranks best on a guess of its input.
+
+``gate@d``: the gate input of layer l as it is, for layer l+d (HybriMoE, DAOP). ``residual@1``: with the mean change to
+layer l+1 added (DALI, eq. 10-11). ``quasi_hidden@1``: see hf_default_vectors. ``partial@1``: see hf_partial.
+``estimator@1``: the quasi-hidden state again, ranked not by the router but by a small network (hf_estimator).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from traces.capture.estimator import Estimator
+from traces.capture.layers import MoeLayer
+from traces.capture.record import LayerRecord, find_ids, find_logits
+from traces.capture.scores import probabilities
+from traces.capture.settings import CaptureError
+from traces.layout import ForecastKey
+
+KINDS = ("gate", "residual", "quasi_hidden", "partial", "estimator")
+
+# (records of the pass that just ran, layer l) -> a guess [N, H] at the gate input of a later layer
+Guess: TypeAlias = Callable[[list[LayerRecord], int], Tensor]
+GATE_INPUT: Mapping[str, Guess] = {"gate": lambda records, layer: records[layer].gate_input}
+
+
+@dataclass(frozen=True)
+class Forecaster:
+    """Makes forecasts of ``count`` (m) experts a token, by ``guesses`` of every kind that is in ``keys``."""
+
+    layers: list[MoeLayer]
+    keys: tuple[ForecastKey, ...]
+    count: int
+    rule: str
+    guesses: Mapping[str, Guess]
+    estimator: Estimator | None = None
+
+    def rows(self, records: list[LayerRecord]) -> dict[str, NDArray[Any]]:
+        """The forecast tensors of one pass, by name: ids, and scores where they are kept, [N, L, m]."""
+        tensors = {}
+        for key in self.keys:
+            ids, scores = self._forecast(key, records)
+            tensors[key.ids_name] = ids
+            if has_scores(key):
+                tensors[key.scores_name] = scores
+        return tensors
+
+    def _forecast(self, key: ForecastKey, records: list[LayerRecord]) -> tuple[NDArray[Any], NDArray[Any]]:
+        shape = (len(records[0].gate_input), len(records), self.count)
+        ids, scores = np.full(shape, -1, np.int16), np.zeros(shape, np.float16)
+        for at in range(len(records) - key.lookahead):
+            guess = self.guesses[key.kind](records, at)
+            target = at + key.lookahead
+            if key.kind == "estimator":
+                best, values = self._estimate(guess, at)
+            else:
+                best, values = self.rank(self.layers[target], records[target], guess)
+            ids[:, at], scores[:, at] = best.cpu().numpy(), values.cpu().numpy()
+        return ids, scores
+
+    def rank(self, layer: MoeLayer, record: LayerRecord, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The ``count`` best experts [N, m]: those that the router chooses, then the most probable others."""
+        logits, chosen = run_router(layer, record, hidden)
+        scores = probabilities(logits, self.rule)
+        order = scores.double()
+        if chosen is not None:
+            order = order.scatter_add(1, chosen, torch.full_like(order, 2.0)[:, : chosen.shape[1]])
+        best = order.topk(self.count, dim=-1).indices
+        # A correction bias may choose an expert less probable than another: scores never rise along the ranking.
+        return best, scores.gather(1, best).cummin(-1).values
+
+    def _estimate(self, quasi: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        assert self.estimator is not None
+        best = self.estimator(quasi.float(), layer).softmax(-1).topk(self.count, dim=-1)
+        return best.indices, best.values
+
+
+def run_router(layer: MoeLayer, record: LayerRecord, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Logits [N, E] and choices [N, k] of the layer's router on ``hidden`` [N, H], with the other arguments that it was
+    called with. ``forward`` itself, so that hooks do not see the call.
+    """
+    output = layer.router.forward(
+        hidden.unsqueeze(0) if record.batched else hidden, *record.extra_args, **record.extra_kwargs
+    )
+    return find_logits(output, layer.experts_count, layer.path), find_ids(output)
+
+
+def check_forecastable(layers: list[MoeLayer], records: list[LayerRecord], prompt: list[int]) -> None:
+    """Raise CaptureError where a router takes more than is known layers ahead: gate input, parameters, and the tokens
+    that are read, here ``prompt``.
+    """
+    for layer, record in zip(layers, records, strict=True):
+        own = {t.data_ptr() for t in _state(layer.block)}
+        for value in (*record.extra_args, *record.extra_kwargs.values()):
+            if isinstance(value, Tensor) and value.data_ptr() not in own and value.flatten().tolist() != prompt:
+                raise CaptureError(
+                    f"{layer.path}: its router needs {tuple(value.shape)} of the running pass besides its gate input, "
+                    "which is not known a layer ahead; capture without forecasts (forecasts=())"
+                )
+
+
+def has_scores(key: ForecastKey) -> bool:
+    """Are the scores of this forecast recorded? Of ``partial`` alone: SMoE compares them; all would double a file."""
+    return key.kind == "partial"
+
+
+def parse_forecasts(names: Sequence[str]) -> tuple[ForecastKey, ...]:
+    """Keys of names such as ``gate@1``. Raises CaptureError on a kind or a lookahead that capture cannot make."""
+    keys = []
+    for name in names:
+        kind, _, ahead = name.partition("@")
+        if kind not in KINDS or not ahead.isdigit() or int(ahead) < 1 or (kind != "gate" and ahead != "1"):
+            others = ", ".join(f"{kind}@1" for kind in KINDS[1:])
+            raise CaptureError(f"forecast {name!r}: expected gate@1, gate@2, ... or one of {others}")
+        keys.append(ForecastKey(kind, int(ahead)))
+    return tuple(dict.fromkeys(keys))
+
+
+def _state(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]

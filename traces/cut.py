@@ -1,0 +1,35 @@
+"""The first layers of a trace: to play a model that was cut as short, because it is too large whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from traces.layout import TraceError, parse_forecast_name
+from traces.trace import Trace
+
+_BY_LAYER = ("topk_ids", "topk_weights", "scores")
+
+
+def first_layers(trace: Trace, layers: int) -> Trace:
+    """``trace`` with its MoE layers 0 to ``layers`` - 1; what was forecast for later ones is gone.
+
+    Its checksum is that of the whole trace with ``:layers`` behind it. Raises TraceError for layers that are not there.
+    """
+    shape = trace.shape
+    if not 1 <= layers <= shape.moe_layers:
+        raise TraceError(f"trace {shape.name}:{layers}: expected 1 to {shape.moe_layers} layers after the colon")
+    tensors = {}
+    for name, array in trace.tensors().items():
+        forecast = parse_forecast_name(name)
+        if name in _BY_LAYER or forecast:
+            array = array[:, :layers]
+        if forecast:
+            nothing, past = (-1 if forecast[1] == "ids" else 0), max(0, layers - forecast[0].lookahead)
+            array = np.where(np.arange(layers)[:, None] < past, array, array.dtype.type(nothing))
+        tensors[name] = array
+    cut = replace(
+        shape, name=f"{shape.name}:{layers}", moe_layers=layers, expert_bytes=shape.expert_bytes[:layers]
+    )  # fmt: skip
+    return Trace.trusted(cut, tensors, trace.provenance, f"{trace.checksum}:{layers}")

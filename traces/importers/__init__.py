@@ -1,0 +1,1 @@
+"""Importers of other programs' routing logs, one file a format."""

@@ -1,0 +1,124 @@
+"""What a trace file holds: its tensors by name, their types and shapes, and the error for everything else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.models.shape import ModelShape
+
+SCHEMA_VERSION = 1
+PREFILL, DECODE = 0, 1
+
+Tensors: TypeAlias = Mapping[str, NDArray[Any]]
+
+_FORECAST_NAME = re.compile(r"forecast/([a-z][a-z_]*)@([1-9][0-9]*)/(ids|scores)")
+
+
+class TraceError(ValueError):
+    """A trace, or a trace file, that breaks the format. Says what was expected, what came, where, and what to do."""
+
+
+class ForecastKey(NamedTuple):
+    """Which forecast: made by ``kind`` at layer l for layer l + ``lookahead``."""
+
+    kind: str
+    lookahead: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}@{self.lookahead}"
+
+    @property
+    def ids_name(self) -> str:
+        return f"forecast/{self}/ids"
+
+    @property
+    def scores_name(self) -> str:
+        return f"forecast/{self}/scores"
+
+
+class TensorSpec(NamedTuple):
+    """Type and shape of one tensor; the leading dimension, tokens, is left out of ``row_shape``."""
+
+    dtype: np.dtype[Any]
+    row_shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype.name} [{', '.join(('tokens', *map(str, self.row_shape)))}]"
+
+
+def parse_forecast_name(name: str) -> tuple[ForecastKey, str] | None:
+    """The key and the part ("ids" or "scores") of a forecast tensor's name; None for other tensors."""
+    match = _FORECAST_NAME.fullmatch(name)
+    return (ForecastKey(match[1], int(match[2])), match[3]) if match else None
+
+
+def forecast_keys(names: Iterable[str]) -> list[ForecastKey]:
+    """The forecasts that tensors of these names belong to, sorted."""
+    return sorted({parsed[0] for name in names if (parsed := parse_forecast_name(name))})
+
+
+def tensor_specs(
+    shape: ModelShape, *, scores: bool, forecasts: Mapping[ForecastKey, tuple[int, bool]]
+) -> dict[str, TensorSpec]:
+    """Every tensor of a trace of ``shape``, by name.
+
+    ``forecasts`` gives for each key how many experts are recorded (m) and whether their scores are too.
+    """
+    i4, u1, i2, f2 = (np.dtype(code) for code in ("<i4", "u1", "<i2", "<f2"))
+    layers = shape.moe_layers
+    specs = {"sequence": TensorSpec(i4, ()), "position": TensorSpec(i4, ()), "phase": TensorSpec(u1, ())}
+    specs["topk_ids"] = TensorSpec(i2, (layers, shape.top_k))
+    specs["topk_weights"] = TensorSpec(f2, (layers, shape.top_k))
+    if scores:
+        specs["scores"] = TensorSpec(f2, (layers, shape.experts))
+    for key, (count, with_scores) in sorted(forecasts.items()):
+        specs[key.ids_name] = TensorSpec(i2, (layers, count))
+        if with_scores:
+            specs[key.scores_name] = TensorSpec(f2, (layers, count))
+    return specs
+
+
+def specs_of(where: str, shape: ModelShape, tensors: Tensors) -> dict[str, TensorSpec]:
+    """The specs that ``tensors`` should meet, judged by their names and, for forecasts, the width of the ids."""
+    forecasts = {}
+    for key in forecast_keys(tensors):
+        ids = tensors.get(key.ids_name)
+        if ids is None or ids.ndim != 3:
+            came = "none" if ids is None else f"shape {list(ids.shape)}"
+            raise TraceError(f"{where}: forecast {key} needs {key.ids_name} of shape [tokens, layers, m], got {came}")
+        check_forecast_width(where, shape, key, ids.shape[2])
+        forecasts[key] = (ids.shape[2], key.scores_name in tensors)
+    return tensor_specs(shape, scores="scores" in tensors, forecasts=forecasts)
+
+
+def check_forecast_width(where: str, shape: ModelShape, key: ForecastKey, count: int) -> None:
+    """Raise TraceError unless ``count`` experts per token are enough, and not more than there are."""
+    if parse_forecast_name(key.ids_name) is None:
+        raise TraceError(f"{where}: forecast names are <kind>@<lookahead>, such as gate@1 (lookahead >= 1), got {key}")
+    least = min(2 * shape.top_k, shape.experts)
+    if not least <= count <= shape.experts:
+        raise TraceError(
+            f"{where}: {key.ids_name} must record m = {least} to {shape.experts} experts per token "
+            f"(2 x top_k, up to all), got {count}; record more of the predicted experts"
+        )
+
+
+def check_layout(where: str, specs: Mapping[str, TensorSpec], tensors: Tensors) -> int:
+    """Check names, types and shapes; return the number of tokens. Raises TraceError."""
+    missing, unknown = sorted(set(specs) - set(tensors)), sorted(set(tensors) - set(specs))
+    if missing or unknown:
+        raise TraceError(f"{where}: expected tensors {sorted(specs)}; missing {missing}, unknown {unknown}")
+    tokens = len(tensors["sequence"]) if tensors["sequence"].ndim else 0
+    for name, spec in specs.items():
+        array = tensors[name]
+        if array.dtype != spec.dtype or array.shape != (tokens, *spec.row_shape):
+            raise TraceError(
+                f"{where}: {name} must be {spec} with {tokens} tokens, got {array.dtype.name} {list(array.shape)}; "
+                "convert it, or check that the model shape beside it is the captured model's"
+            )
+    return tokens

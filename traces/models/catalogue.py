@@ -1,0 +1,83 @@
+"""The catalogue of model shapes: published models from ``models.yaml``, mini models from their bundled traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from traces.library import load_trace, trace_names
+from traces.models.quantisation import quantised
+from traces.models.shape import ModelShape, ShapeError
+from traces.names import unknown
+from traces.yaml_data import read_yaml
+
+_FILE = Path(__file__).with_name("models.yaml")
+_MINI_MODELS = ("mini-deepseek", "mini-moe")
+_NOT_SHAPE = ("gguf_arch", "published_params")  # keys of models.yaml that say something about the model, not its shape
+
+
+def model_names() -> list[str]:
+    """Every name that ``load_model`` knows now: a mini model only where its trace is bundled."""
+    return sorted([*_entries(), *(name for name in _MINI_MODELS if bundled_trace(name))])
+
+
+@cache
+def load_model(name: str) -> ModelShape:
+    """The shape of a model by its name, such as ``qwen3-30b-a3b``. Raises ShapeError naming the valid ones.
+
+    ``phi-3.5-moe:8`` is that model cut after 8 MoE layers, ``phi-3.5-moe@q4_k_m`` in that weight format
+    (``traces.models.quantisation``), ``phi-3.5-moe@q4_k_m:8`` both.
+    """
+    whole, colon, layers = name.partition(":")
+    if colon:
+        return _cut(load_model(whole), layers)
+    model, at, quantisation = name.partition("@")
+    if at:
+        return quantised(load_model(model), quantisation)
+    if name in _MINI_MODELS and (trace := bundled_trace(name)):
+        return replace(load_trace(trace).shape, name=name)
+    if name not in _entries():
+        raise ShapeError(unknown("model", name, model_names()))
+    return _shape(name, _entries()[name])
+
+
+def _cut(shape: ModelShape, layers: str) -> ModelShape:
+    """The first so many MoE layers of a model."""
+    if not (layers.isascii() and layers.isdecimal()) or not 1 <= int(layers) <= shape.moe_layers:
+        raise ShapeError(f"model {shape.name}:{layers}: expected 1 to {shape.moe_layers} layers after the colon")
+    count = int(layers)
+    return replace(shape, name=f"{shape.name}:{count}", moe_layers=count, expert_bytes=shape.expert_bytes[:count])
+
+
+def published_params(name: str) -> float:
+    """How many weights the model has by its authors' count; see models.yaml for the source."""
+    return float(_entries()[name]["published_params"])
+
+
+def recognise(gguf_arch: str, moe_layers: int, experts: int) -> ModelShape | None:
+    """The catalogue's model with this architecture name (as GGUF files write it) and these counts, if there is one."""
+    for name, entry in _entries().items():
+        if (entry["gguf_arch"], entry["moe_layers"], entry["experts"]) == (gguf_arch, moe_layers, experts):
+            return load_model(name)
+    return None
+
+
+def bundled_trace(name: str) -> str | None:
+    """The first bundled trace of model ``name``: of that name, or ``<name>-<anything>``."""
+    return next((trace for trace in trace_names() if trace == name or trace.startswith(f"{name}-")), None)
+
+
+@cache
+def _entries() -> dict[str, Mapping[str, Any]]:
+    entries: dict[str, Mapping[str, Any]] = read_yaml(_FILE)
+    return entries
+
+
+def _shape(name: str, entry: Mapping[str, Any]) -> ModelShape:
+    values = {key: value for key, value in entry.items() if key not in (*_NOT_SHAPE, "sources")}
+    given = dict(entry["sources"])
+    rest = given.pop("*")
+    return ModelShape.from_dict({"name": name, **values, "sources": {key: given.get(key, rest) for key in values}})

@@ -1,0 +1,88 @@
+"""The numbers that made-up routing is made with, and where each is from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+from traces.layout import TraceError, parse_forecast_name
+
+
+class Residual(NamedTuple):
+    """One statistic of a trace, and of routing made up with the parameters that were fitted to it."""
+
+    statistic: str
+    real: float
+    synthetic: float
+    fitted: bool  # False: left to check the others with
+
+
+@dataclass(frozen=True)
+class RoutingFit:
+    """Parameters of made-up routing; :mod:`traces.synthesis.latent` says how they make it.
+
+    Shares are of the variance of a router's logits, 0 to 1.
+    """
+
+    name: str
+    model: str  # whose trace it was, by its name in the catalogue
+    source: str  # of the trace that it was fitted to, or the rule by which it was put together
+    moe_layers: int
+    experts: int
+    top_k: int
+    preference_share: tuple[float, ...]  # by layer: the same for all tokens of a text; the rest changes with the token
+    preference_tail: float  # above 0: the least liked are further from the others than the best liked
+    prompt_preference_share: float  # of the prompt's preferences, relative to the above
+    prompt_likeness: float  # correlation of the prompt's preferences with the answer's
+    model_share: float  # of the preferences: the same for all texts
+    autocorrelation: tuple[float, ...]  # of what changes with the token, 1, 2, ... tokens apart; then none
+    state_width: int  # numbers that a token's state has, which all layers see
+    layer_drift: float  # share of that state which is new from one layer to the next
+    noise_share: float  # of what changes with the token: each layer's and expert's own
+    sharpness: float  # scores are the softmax of so many times the logits
+    forecast_accuracy: Mapping[str, float]  # accuracy@k by forecast, such as gate@1
+    residuals: tuple[Residual, ...] = ()  # of the trace that it was fitted to
+
+    def __post_init__(self) -> None:
+        if len(self.preference_share) != self.moe_layers or not self.autocorrelation:
+            raise TraceError(f"routing fit {self.name!r}: expected {self.moe_layers} preference_shares, one a layer")
+        shares = (*self.preference_share, self.model_share, self.layer_drift, self.noise_share, self.prompt_likeness)
+        if not all(0 <= share <= 1 for share in (*shares, *self.forecast_accuracy.values())):
+            raise TraceError(f"routing fit {self.name!r}: expected shares from 0 to 1, got {self.to_dict()}")
+        strangers = [name for name in self.forecast_accuracy if parse_forecast_name(f"forecast/{name}/ids") is None]
+        if strangers:
+            raise TraceError(f"routing fit {self.name!r}: expected forecasts such as gate@1, got {strangers}")
+
+    def __hash__(self) -> int:
+        """Of names and sizes: mappings have none, and equal fits have these in common."""
+        return hash((self.name, self.source, self.moe_layers, self.experts, self.top_k, self.preference_share))
+
+    def to_dict(self) -> dict[str, Any]:
+        """YAML- and JSON-ready; ``from_dict`` is the inverse."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        lists = {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
+        residuals = [residual._asdict() for residual in self.residuals]
+        return {**values, **lists, "forecast_accuracy": dict(self.forecast_accuracy), "residuals": residuals}
+
+    def rounded(self, digits: int) -> RoutingFit:
+        """With so many digits after the point."""
+
+        def round_off(value: Any) -> Any:
+            if isinstance(value, dict | list):
+                pairs = value.items() if isinstance(value, dict) else enumerate(value)
+                made = {key: round_off(part) for key, part in pairs}
+                return made if isinstance(value, dict) else list(made.values())
+            return round(value, digits) if isinstance(value, float) else value
+
+        return self.from_dict(round_off(self.to_dict()))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RoutingFit:
+        """Raises TraceError for a key too many or too few."""
+        known = {field.name for field in fields(cls)}
+        if set(values) != known:
+            raise TraceError(f"routing fit: expected the keys {sorted(known)}, got {sorted(values)}")
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        residuals = tuple(Residual(**residual) for residual in values["residuals"])
+        return cls(**{**values, **lists, "residuals": residuals})

@@ -1,0 +1,1 @@
+"""Code that every floor may import; it imports nothing else of Trilane."""

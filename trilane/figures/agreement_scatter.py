@@ -1,0 +1,171 @@
+"""A picture of an agreement: predicted against measured times per token, and how far off each scenario is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import PercentFormatter
+
+from trilane.figures.axis_words import round_ticks
+from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, page
+from trilane.study.validation.agreement import Agreement
+from trilane.study.validation.comparison import Pairing
+
+_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, "#000000")  # a second round is hollow
+_SHAPES = ("o", "s", "^", "D", "v", "P", "X")  # by batch
+_NULL, _BAND, _WHISKER = "#9A9A9A", "#E3F1EA", "#444444"
+_NEAR = 0.10  # the band
+_LOG_FROM = 5.0  # highest over lowest time, from where on an axis is logarithmic
+
+
+class _Look(NamedTuple):
+    """How the marks of a policy look."""
+
+    colour: str
+    hollow: bool
+
+    @property
+    def face(self) -> str:
+        return "white" if self.hollow else self.colour
+
+
+def scatter(agreement: Agreement, about: str = "") -> Figure:
+    """To the left predicted against measured TPOT of every scenario, to the right the errors by policy.
+
+    Colours are policies, shapes batches, whiskers go from the lowest to the highest repeat, grey marks are the null
+    model, the band is 10 % to either side. ``about`` says what was run, and where.
+    """
+    looks, shapes = _looks(agreement.names), _shapes(agreement.pairings)
+    figure, part = page(12.5, max(6.4, 2.4 + 0.38 * len(looks)), _headline(agreement), about)
+    times, errors = part.subplots(1, 2, width_ratios=[1.15, 1])
+    _identity(times, _range(agreement.pairings))
+    for name, pairing in zip(agreement.names, agreement.pairings, strict=True):
+        _point(times, pairing, looks[name], shapes[pairing.scenario["batch"]])
+    _errors(errors, agreement, looks, shapes)
+    part.legend(handles=_handles(shapes), loc="outside lower center", ncols=6, frameon=False, fontsize=9)
+    return figure
+
+
+def _headline(agreement: Agreement) -> str:
+    found = agreement.summary
+    tau = "" if found.tau is None else f", Kendall's tau {found.tau:.2f}"
+    return (
+        f"Predicted times per token are {found.median_error:.1%} off (median of {found.scenarios}), "
+        f"at worst {found.worst_error:.0%}{tau}"
+    )
+
+
+def _looks(names: Sequence[str]) -> dict[str, _Look]:
+    return {
+        name: _Look(_COLOURS[place % len(_COLOURS)], hollow=place % (2 * len(_COLOURS)) >= len(_COLOURS))
+        for place, name in enumerate(dict.fromkeys(names))
+    }
+
+
+def _shapes(pairings: Sequence[Pairing]) -> dict[int, str]:
+    batches = sorted({int(pairing.scenario["batch"]) for pairing in pairings})
+    return {batch: _SHAPES[place % len(_SHAPES)] for place, batch in enumerate(batches)}
+
+
+def _range(pairings: Sequence[Pairing]) -> tuple[float, float]:
+    """Lowest and highest time in the picture, ms."""
+    measured = [ms for pairing in pairings for ms in pairing.tpot_ms.measured]
+    predicted = [pairing.tpot_ms.predicted for pairing in pairings]
+    null = [pairing.null_tpot_ms for pairing in pairings if pairing.null_tpot_ms]
+    return min(*measured, *predicted, *null), max(*measured, *predicted, *null)
+
+
+def _identity(ax: Axes, between: tuple[float, float]) -> None:
+    """Two axes of one range, the line on which predictions should lie, and the band about it."""
+    low, high = between
+    logarithmic = high > _LOG_FROM * low
+    ends = (low / 1.15, high * 1.15) if logarithmic else (max(0.0, low - 0.1 * high), 1.1 * high)
+    if logarithmic:
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        for axis in (ax.xaxis, ax.yaxis):
+            round_ticks(axis, *ends)
+    ax.fill_between(ends, [(1 - _NEAR) * x for x in ends], [(1 + _NEAR) * x for x in ends], color=_BAND, linewidth=0)
+    ax.plot(ends, ends, color="black", linewidth=1)
+    ax.set(xlim=ends, ylim=ends, aspect="equal")
+    ax.set_xlabel("measured TPOT (ms per output token)")
+    ax.set_ylabel("predicted TPOT (ms per output token)")
+    ax.grid(color="#EEEEEE")
+    ax.set_axisbelow(True)
+    ax.spines[["right", "top"]].set_visible(False)
+
+
+def _point(ax: Axes, pairing: Pairing, look: _Look, shape: str) -> None:
+    tpot = pairing.tpot_ms
+    if pairing.null_tpot_ms is not None:
+        ax.plot(tpot.median, pairing.null_tpot_ms, marker="x", color=_NULL, markersize=5, linestyle="", zorder=2)
+    ends = [min(tpot.measured), max(tpot.measured)]
+    ax.plot(ends, [tpot.predicted] * 2, color=_WHISKER, linewidth=1.2, marker="|", markersize=6, zorder=3)
+    ax.plot(tpot.median, tpot.predicted, marker=shape, markersize=8, linestyle="", zorder=4,
+            markerfacecolor=look.face, markeredgecolor=look.colour if look.hollow else "white")  # fmt: skip
+
+
+def _errors(ax: Axes, agreement: Agreement, looks: dict[str, _Look], shapes: dict[int, str]) -> None:
+    """A row a policy, its scenarios by how far off they are; what is further off than the axis stands at its edge."""
+    edge = 1.25 * max(0.16, agreement.summary.worst_error)
+    rows, heights = list(looks), _heights(agreement.names)
+    ax.axvspan(-_NEAR, _NEAR, color=_BAND, linewidth=0)
+    ax.axvline(0, color="black", linewidth=1)
+    for name, pairing, height in zip(agreement.names, agreement.pairings, heights, strict=True):
+        _error_marks(ax, pairing, height, looks[name], shapes[int(pairing.scenario["batch"])], edge)
+    for row in range(1, len(rows)):
+        ax.axhline(row - 0.5, color="#DDDDDD", linewidth=0.8)
+    ax.set_yticks(range(len(rows)), rows, fontsize=10)
+    for label, look in zip(ax.get_yticklabels(), looks.values(), strict=True):
+        label.set_color(look.colour)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_xlim(-edge, edge)
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.set_xlabel("TPOT error: predicted / measured - 1")
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="x", color="#EEEEEE")
+    ax.set_axisbelow(True)
+    ax.spines[["right", "top", "left"]].set_visible(False)
+
+
+def _heights(names: Sequence[str]) -> list[float]:
+    """Where the marks of each scenario stand: in the row of its policy, one below the other."""
+    rows, seen = list(dict.fromkeys(names)), Counter[str]()
+    heights = []
+    for name in names:
+        heights.append(rows.index(name) - 0.5 + (seen[name] + 1) / (names.count(name) + 1))
+        seen[name] += 1
+    return heights
+
+
+def _error_marks(ax: Axes, pairing: Pairing, row: float, look: _Look, shape: str, edge: float) -> None:
+    tpot = pairing.tpot_ms
+    if pairing.null_error is not None:
+        inside = abs(pairing.null_error) < edge
+        side = "x" if inside else ">" if pairing.null_error > 0 else "<"
+        ax.plot(max(-edge, min(edge, pairing.null_error)), row, marker=side, color=_NULL, markersize=4.5,
+                linestyle="", clip_on=False)  # fmt: skip
+    ends = [tpot.predicted / max(tpot.measured) - 1, tpot.predicted / min(tpot.measured) - 1]
+    ax.plot(ends, [row] * 2, color=_WHISKER, linewidth=1.2, marker="|", markersize=6, zorder=3)
+    ax.plot(tpot.predicted / tpot.median - 1, row, marker=shape, markersize=7, linestyle="", zorder=4,
+            markerfacecolor=look.face, markeredgecolor=look.colour if look.hollow else "white")  # fmt: skip
+
+
+def _handles(shapes: dict[int, str]) -> list[Line2D | Patch]:
+    batches = [
+        Line2D([], [], linestyle="", marker=shape, color="#555555", markersize=8, label=f"batch {batch}")
+        for batch, shape in shapes.items()
+    ]
+    return [
+        *batches,
+        Line2D([], [], color=_WHISKER, linewidth=1.2, marker="|", markersize=6, label="lowest to highest repeat"),
+        Line2D([], [], linestyle="", marker="x", color=_NULL, markersize=5, label="null model (arrow: beyond axis)"),
+        Line2D([], [], color="black", linewidth=1, label="predicted = measured"),
+        Patch(facecolor=_BAND, label=f"within {_NEAR:.0%}"),
+    ]

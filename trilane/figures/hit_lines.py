@@ -1,0 +1,98 @@
+"""Hit rate against capacity: a line a policy, by the share of experts that the cache holds and by its GB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+
+from sim.machine.units import GB
+from trilane.figures.figure_files import Picture, PictureError
+from trilane.figures.line_labels import label_ends
+from trilane.figures.panels import Panel, axes_of_panels, page_size, panels_of
+from trilane.figures.policy_lines import MOST, policy_lines
+from trilane.figures.style import marks_in_words, page, tidy
+from trilane.figures.sweep_means import SweepMeans
+from trilane.figures.winners import among
+
+CAPACITIES = ("cached_share", "gpu_memory_gb")  # what makes caches of different sizes
+_HITS, _SHARE = "decode_resident_hit_rate", "cache_share"
+
+
+def hit_lines(means: SweepMeans) -> Picture:
+    """Resident hit rate in decode steps (share of active experts) against capacity, a panel for each other setting.
+
+    Raises PictureError if neither the cached share nor the GPU's memory varies, or all else has too many values.
+    """
+    sizes = [name for name in CAPACITIES if name in means.axes]
+    rows = means.rows.dropna(subset=[_HITS])
+    real = rows[rows["mark"] != " *"]
+    if not sizes or len(real[sizes].drop_duplicates()) < 2:
+        raise PictureError(f"expected caches of different sizes: {' or '.join(CAPACITIES)} must vary, it does not")
+    panels = panels_of(means, sizes)
+    best = _best_first(real)
+    coloured = best[:MOST]
+    figure, part = page(*page_size(len(panels)), _headline(real, panels, sizes), means.about, _below(means, best))
+    for place, (panel, ax) in enumerate(axes_of_panels(part, panels)):
+        mine = panel.of(rows)
+        _style(ax, mine, first=place == 0)
+        ends = policy_lines(ax, mine, _SHARE, _HITS, coloured, lambda last: f"{last[_HITS]:.0%}")
+        label_ends(ax, ends, 10 if len(panels) == 1 else 8.5)
+    columns = ["policy", *means.axes, _SHARE, "cache_bytes", _HITS, "draws"]
+    return Picture(figure, rows[columns].reset_index(drop=True).astype({"cache_bytes": "int64"}))
+
+
+def _best_first(real: pd.DataFrame) -> list[str]:
+    """Policies by their mean hit rate; the clairvoyant ones, which are always drawn, left out."""
+    return real.groupby("policy")[_HITS].mean().sort_values(ascending=False, kind="stable").index.tolist()
+
+
+def _headline(real: pd.DataFrame, panels: Sequence[Panel], sizes: Sequence[str]) -> str:
+    """Who hits most with the smallest and with the largest cache; of many panels, in how many settings."""
+    if len(panels) == 1:
+        return _first_and_last(_leaders(panels[0].of(real), sizes))
+    names = [f"{row['policy']}{row['mark']}" for panel in panels for row in _leaders(panel.of(real), sizes)]
+    return among(names, "hits most")
+
+
+def _leaders(real: pd.DataFrame, sizes: Sequence[str]) -> list[dict[Hashable, Any]]:
+    """The row with most hits of each setting of the sizes, from the smallest cache on."""
+    ranked = real.sort_values(_HITS, kind="stable").drop_duplicates(list(sizes), keep="last")
+    return ranked.sort_values(_SHARE, kind="stable").to_dict("records")
+
+
+def _first_and_last(leaders: Sequence[Mapping[Hashable, Any]]) -> str:
+    least, most = leaders[0], leaders[-1]
+    texts = [f"{row[_HITS]:.0%} with {row[_SHARE]:.0%} cached" for row in (least, most)]
+    if least["policy"] == most["policy"]:
+        return f"{least['policy']}{least['mark']} hits most: {texts[0]}, {texts[1]}"
+    names = [f"{row['policy']}{row['mark']}" for row in (least, most)]
+    return f"{names[0]} hits most at first, {texts[0]}; {names[1]} at last, {texts[1]}"
+
+
+def _below(means: SweepMeans, best: Sequence[str]) -> str:
+    grey = f"thin and grey, fewer hits: {', '.join(best[MOST:])}" if best[MOST:] else ""
+    return "\n".join(filter(None, ["; ".join(marks_in_words(means.rows["mark"])), grey, *means.notes]))
+
+
+def _style(ax: Axes, rows: pd.DataFrame, *, first: bool) -> None:
+    """Shares below, GB above, hit rates to the left."""
+    ax.set_xlim(max(0.0, rows[_SHARE].min() - 0.03), min(1.0, rows[_SHARE].max()) + 0.03)
+    ax.set_ylim(0, 1.02)
+    ax.set_xlabel("cache: share of all experts that it holds")
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    if first:
+        ax.set_ylabel("hit rate (resident; decode steps)")
+    tidy(ax)
+    filled = rows[rows[_SHARE] > 0]
+    whole = float((filled["cache_bytes"] / filled[_SHARE]).median()) / GB  # GB of all experts
+    above = ax.secondary_xaxis("top", functions=(_times(whole), _times(1 / whole)))
+    above.set_xlabel("cache (GB)", fontsize=9)
+
+
+def _times(factor: float) -> Callable[[Any], Any]:
+    return lambda values: values * factor

@@ -1,0 +1,56 @@
+"""The picture of a cache curve: hit rate against cache size, a line a cache policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from trilane.figures.figure_files import PictureError
+from trilane.figures.line_labels import LineEnd, label_ends
+from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, VERMILLION, page, tidy
+from trilane.study.cache_curve import unit_of
+
+_CURVES: Mapping[str, tuple[str, str, str]] = {  # colour, line, marker
+    "belady-bypass": ("black", "--", "^"),
+    "belady": ("#666666", "--", "v"),
+    "lru": (BLUE, "-", "o"),
+    "lfu": (VERMILLION, "-", "s"),
+    "layer-lru": (GREEN, "-", "D"),
+    "random": (PURPLE, ":", "X"),
+}
+_OTHER_CURVE = (ORANGE, "-.", "P")
+
+
+def hit_rate_curve(points: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
+    """Hit rate against cache size, a line a policy; clairvoyant ones are dashed.
+
+    ``points`` hold policy, capacity_bytes, hit_rate and hit_rate_decode.
+    """
+    if not points:
+        raise PictureError("expected at least one point to draw, got none")
+    figure, part = page(10, 5.6, "Hit rate of one expert cache, by its size", about)
+    ax = part.subplots()
+    ends: list[LineEnd] = []
+    unit, factor = unit_of(min(point["capacity_bytes"] for point in points))
+    for policy in dict.fromkeys(point["policy"] for point in points):
+        mine = sorted((p for p in points if p["policy"] == policy), key=lambda point: point["capacity_bytes"])
+        sizes, rates = [p["capacity_bytes"] / factor for p in mine], [p["hit_rate"] for p in mine]
+        colour, line, marker = _CURVES.get(policy, _OTHER_CURVE)
+        ax.plot(sizes, rates, color=colour, linestyle=line, marker=marker, markersize=5, linewidth=2)
+        ends.append(LineEnd(sizes[-1], rates[-1], f"{policy}  {rates[-1]:.1%}", colour))
+    ax.set_xlabel(f"cache size ({unit})")
+    _style(ax)
+    label_ends(ax, ends)
+    return figure
+
+
+def _style(ax: Axes) -> None:
+    ax.margins(x=0.03)
+    ax.set_ylim(0, 1.02)
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.set_ylabel("hit rate, prefill and decode (share of lookups)")
+    tidy(ax)

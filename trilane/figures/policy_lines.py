@@ -1,0 +1,59 @@
+"""A line a policy: the best in colour and named at their ends, clairvoyant runs dashed, all others thin and grey."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from trilane.figures.line_labels import LineEnd
+from trilane.figures.policy_style import ALSO_RAN, Look, look_of
+
+MOST = 8  # policies in colour: the best
+_MARKERS = 12  # on a line, or it would look like a chain
+
+
+def policy_lines(
+    ax: Axes, rows: pd.DataFrame, across: str, up: str, coloured: Collection[str], words: Callable[[pd.Series], str],
+    places: Sequence[float] = (),
+) -> list[LineEnd]:  # fmt: skip
+    """Draw column ``up`` against column ``across``; where lines end that are named, with ``words`` of the last row.
+
+    A line is broken at those of ``places`` at which its policy has no row. Columns ``UP_min`` and ``UP_max``, if there,
+    make a band.
+    """
+    ends = []
+    for (policy, mark), mine in rows.groupby(["policy", "mark"], sort=False):
+        seer = mark == " *"
+        look = look_of(str(policy), str(mark)) if seer or policy in coloured else ALSO_RAN
+        points = mine.set_index(across).sort_index()
+        _line(ax, points, up, look, places)
+        if look is not ALSO_RAN:
+            last = points.iloc[-1]
+            text = f"{policy}{mark}  {words(last)}"
+            ends.append(LineEnd(float(points.index[-1]), float(last[up]), text, look.colour, bold=not seer))
+    return ends
+
+
+def _line(ax: Axes, points: pd.DataFrame, up: str, look: Look, places: Sequence[float]) -> None:
+    thick, alone = look is not ALSO_RAN, len(points) == 1
+    marker, size = (look.marker, 5) if look.marker or not alone else ("_", 14)
+    style: dict[str, Any] = {"color": look.colour, "linestyle": look.line, "marker": marker, "markersize": size}
+    inside = [place for place in places if points.index[0] < place < points.index[-1]]
+    points = points.reindex(points.index.union(inside))
+    ax.plot(points.index, points[up], markevery=1 + len(points) // _MARKERS, linewidth=2 if thick else 0.8,
+            zorder=3 if thick else 2, **style)  # fmt: skip
+    if thick and f"{up}_min" in points:
+        _band(ax, points[f"{up}_min"], points[f"{up}_max"], look.colour, alone=alone)
+
+
+def _band(ax: Axes, low: pd.Series, high: pd.Series, colour: str, *, alone: bool) -> None:
+    """From the lowest to the highest; of a point alone, a stroke."""
+    if (low.dropna() == high.dropna()).all():
+        return
+    if alone:
+        ax.vlines(low.index, low, high, color=colour, linewidth=1.5)
+    else:
+        ax.fill_between(low.index, low, high, color=colour, alpha=0.12, linewidth=0)

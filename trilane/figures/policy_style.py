@@ -1,0 +1,52 @@
+"""How each policy looks: one colour a family, one line and marker a member, the same in every picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from trilane.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
+
+LineStyle = str | tuple[int, tuple[float, ...]]
+
+
+class Look(NamedTuple):
+    """What matplotlib draws a policy with."""
+
+    colour: str
+    line: LineStyle
+    marker: str
+
+
+_LINES: tuple[LineStyle, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.5, 1.5)))
+_MARKERS = "osD^vP"
+_FAMILIES: Mapping[str, tuple[str, ...]] = {
+    BLUE: ("dali", "dali-beam", "dali-ilp", "random-prefetch"),
+    VERMILLION: ("hybrimoe", "hybrimoe@impl", "static-threshold"),
+    GREEN: ("best-exact", "best-approx", "mix"),
+    ORANGE: (
+        "fiddler", "ktransformers", "llama.cpp", "layer-wise", "moe-lightning", "naive-cpu", "fiddler@impl",
+        "ktransformers@layer-wise", "llama.cpp@impl",
+    ),
+    SKY: (
+        "mixtral-offloading", "on-demand", "moe-infinity", "edgemoe", "adapmoe", "deepspeed", "mixtral-offloading@impl",
+        "moe-infinity@impl",
+    ),
+    PURPLE: (
+        "smoe", "daop", "quasi-pf", "router-pf", "est-pf", "hybrid-pf", "daop@impl", "quasi-pf@impl", "quasi-pf@exact",
+        "router-pf@exact", "est-pf@exact", "hybrid-pf@exact",
+    ),
+}  # fmt: skip
+_LOOKS = {
+    name: Look(colour, _LINES[place % len(_LINES)], _MARKERS[place % len(_MARKERS)])
+    for colour, family in _FAMILIES.items()
+    for place, name in enumerate(family)
+}
+CLAIRVOYANT = Look("black", "--", "")
+_UNKNOWN = Look(INK, "-", "X")
+ALSO_RAN = Look("#C4C4C4", "-", "")  # of very many policies, those that are only there to show where the field lies
+
+
+def look_of(policy: str, mark: str = "") -> Look:
+    """The look of a policy with its mark (``trilane.figures.marks``); those that have no family are dark grey."""
+    return CLAIRVOYANT if mark == " *" else _LOOKS.get(policy, _UNKNOWN)

@@ -1,0 +1,108 @@
+"""Time per output token along an axis: a line a policy, over the lower bound and beside the clairvoyant run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from trilane.figures.axis_words import places, round_ticks, style_values, value_text
+from trilane.figures.figure_files import Picture
+from trilane.figures.line_labels import LineEnd, label_ends
+from trilane.figures.panels import Panel, axes_of_panels, page_size, panels_of
+from trilane.figures.policy_lines import MOST, policy_lines
+from trilane.figures.style import IMPOSSIBLE, marks_in_words, page, tidy
+from trilane.figures.sweep_means import BOUND, SweepMeans, fastest_first
+from trilane.figures.winners import along, overall, times_table
+
+_LOG_FROM = 6.0  # highest over lowest time in colour, from where the axis is logarithmic
+
+
+def tpot_lines(means: SweepMeans, x: str) -> Picture:
+    """TPOT (ms) against the axis ``x``, a panel for each setting of the other axes.
+
+    Means over the draws, with a band from the lowest to the highest; of many policies the slower are thin and grey.
+    Raises PictureError if ``x`` has no values or the other axes too many.
+    """
+    where = places(means.axis(x))
+    panels = panels_of(means, [x])
+    coloured = fastest_first(means.real)[:MOST]
+    figure, part = page(*page_size(len(panels)), _headline(means, panels, x), means.about, _below(means, coloured))
+    for place, (panel, ax) in enumerate(axes_of_panels(part, panels)):
+        style_values(ax, x, list(where))
+        tidy(ax)
+        _style_times(ax, means, coloured, first=place == 0)
+        _bound(ax, panel.of(means.bounds), x, where)
+        ends = _lines(ax, panel.of(means.rows), x, where, coloured)
+        label_ends(ax, [*ends, *_bound_end(panel.of(means.bounds), x, where)], 10 if len(panels) == 1 else 8.5)
+    return Picture(figure, means.frame())
+
+
+def _headline(means: SweepMeans, panels: Sequence[Panel], x: str) -> str:
+    """What the picture says: along the axis, or of many panels in how many settings."""
+    tables = [times_table(panel.of(means.real), x, means.axis(x)) for panel in panels]
+    if len(tables) == 1:
+        return along(tables[0], x)
+    return overall(means.real, [str(name) for table in tables for name in table.idxmin(axis=1)])
+
+
+def _below(means: SweepMeans, coloured: Sequence[str]) -> str:
+    """The marks, the grey lines, and what was left out."""
+    grey = [name for name in fastest_first(means.real) if name not in coloured]
+    named = f"thin and grey, slower: {', '.join(grey)}" if grey else ""
+    impossible = "grey area: below the lower bound, where no policy that keeps the routing can be"
+    return "\n".join(filter(None, ["; ".join([*marks_in_words(means.rows["mark"]), impossible]), named, *means.notes]))
+
+
+def _style_times(ax: Axes, means: SweepMeans, coloured: Collection[str], *, first: bool) -> None:
+    """A vertical axis for the times in colour, the same in all panels; grey lines may leave it."""
+    shown = means.rows[means.rows["policy"].isin(coloured) | (means.rows["mark"] == " *")]
+    low = min([shown["tpot_ms"].min(), *means.bounds["tpot_ms"]])
+    high = shown["tpot_ms_max"].max()
+    if high > _LOG_FROM * low:
+        ax.set_yscale("log")
+        ax.set_ylim(0.8 * low, 1.15 * high)
+        round_ticks(ax.yaxis, 0.8 * low, 1.15 * high)
+    else:
+        ax.set_ylim(0, 1.06 * high)
+    if first:
+        ax.set_ylabel("time per output token, TPOT (ms)")
+
+
+def _lines(
+    ax: Axes, rows: pd.DataFrame, x: str, where: Mapping[Any, float], coloured: Collection[str]
+) -> list[LineEnd]:
+    """A line a policy, broken where it could not run and others could; where those end that are named there."""
+    end = max(where.values())
+
+    def words(last: pd.Series) -> str:
+        early = "" if last.name == end else f" at {value_text(x, last[x])}"
+        return f"{last['tpot_ms']:.1f}{early}"
+
+    placed = rows.assign(across=rows[x].map(where))
+    return policy_lines(ax, placed, "across", "tpot_ms", coloured, words, placed["across"].unique().tolist())
+
+
+def _bound(ax: Axes, bounds: pd.DataFrame, x: str, where: Mapping[Any, float]) -> None:
+    """The lower bound, and the area below it; of a single value, across the whole panel."""
+    times = _bound_times(bounds, x, where)
+    if times.empty:
+        return
+    if len(times) == 1:
+        times = pd.Series([times.iloc[0]] * 2, index=ax.get_xlim())
+    ax.fill_between(times.index, ax.get_ylim()[0], times, facecolor=IMPOSSIBLE, linewidth=0, zorder=1)
+    ax.plot(times.index, times, color="black", linewidth=2, zorder=4)
+
+
+def _bound_end(bounds: pd.DataFrame, x: str, where: Mapping[Any, float]) -> list[LineEnd]:
+    times = _bound_times(bounds, x, where)
+    if times.empty:
+        return []
+    return [LineEnd(float(times.index[-1]), times.iloc[-1], f"{BOUND}  {times.iloc[-1]:.1f}", "black")]
+
+
+def _bound_times(bounds: pd.DataFrame, x: str, where: Mapping[Any, float]) -> pd.Series:
+    """The bound by place on the axis."""
+    return bounds.set_index(bounds[x].map(where))["tpot_ms"].sort_index()

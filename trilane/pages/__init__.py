@@ -1,0 +1,1 @@
+"""Text pages of the command line."""

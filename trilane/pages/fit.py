@@ -1,0 +1,235 @@
+"""The page of ``trilane fit``: the answer first, then what it takes, what else there is, and what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from sim.machine.units import in_gb
+from trilane.pages.output import heading, legend, number, pairs, percent, table
+
+if TYPE_CHECKING:
+    from trilane.study.fit.fit import Fit
+    from trilane.study.fit.memory_needed import Memory
+    from trilane.study.fit.policy_result import Answer
+    from trilane.study.fit.question import Question
+
+_LANES = {"h2d": "copies", "cpu": "the CPU's experts", "host": "the host program"}
+_MARKS = {"clairvoyant": " *", "changes routing": " ~"}
+_RUNTIMES = {
+    "graphs": "recorded graphs, kernels that experts share, as in llama.cpp (--runtime eager: as plain PyTorch)",
+    "measured": "the one that was profiled",
+    "eager": "every kernel started by itself, as plain PyTorch does (--runtime graphs: as llama.cpp)",
+}
+_WORSE = -0.02  # what is nearer to 0 may be the error of a few steps (trilane.study.fit.warm_window)
+_BADLY = "(the policy uses it badly)"
+_COLUMNS = ("policy", "TTFT s", "TPOT ms", "tokens/s", "answer s", "hit rate", "PCIe MiB/tok", "host GB")
+_LEGEND = {
+    "answer": "until the last of the generated tokens is there; the order of the table",
+    "hit rate": "active experts that were on the GPU when their layer was routed, in decode steps",
+    "host GB": "expert weights that the host's memory must hold (10^9 bytes)",
+}
+_MARK_LEGEND = {
+    "*": "knows the future: a yardstick of what is left to gain, and no bound",
+    "+": "stands beside, was not among those to choose from",
+    "~": "executes other experts than the router chose in places; its prompt was not played (no TTFT)",
+}
+
+
+def fit_page(fit: Fit) -> list[Text | Table | str]:
+    """Everything that is printed."""
+    return [
+        *_answer(fit), *_memory(fit), *_others(fit), *_limits(fit), *_supports(fit), *_traps(fit),
+    ]  # fmt: skip
+
+
+# --- the answer -------------------------------------------------------------------------------------------------------
+
+
+def _answer(fit: Fit) -> list[Text | Table | str]:
+    best, asked = fit.best, fit.question
+    batch = "" if asked.batch == 1 else f", batch {asked.batch}"
+    about = f"a prompt of {asked.context:,} tokens and {asked.generated:,} generated{batch}"
+    facts = [
+        ("best policy", _best(fit)),
+        ("time per output token", f"{_token(best.tpot_ms, asked)} ms ({', '.join(_beside(fit))})"),
+        ("tokens/s", _speeds(best, asked)),
+        ("time to first token", _first(fit)),
+        ("limited by", fit.limited_by),
+        *_waits(best),
+        *_llama_cpp(fit),
+        ("decode steps played", _steps(fit)),
+        ("routing", fit.routing),
+        ("runtime", _RUNTIMES[fit.runtime]),
+    ]
+    return [heading(f"{fit.model} on {fit.machine}: {about}"), *([fit.about] if fit.about else []), pairs(facts)]
+
+
+def _best(fit: Fit) -> str:
+    from policies.registry import system
+
+    if not fit.offloads:
+        return "none needed: every expert is on the GPU, nothing is offloaded"
+    return f"{fit.best.policy}: {system(fit.best.policy).summary}"
+
+
+def _beside(fit: Fit) -> list[str]:
+    """What stands beside every time."""
+    seer = [] if fit.clairvoyant is None else [f"clairvoyant run {number(fit.clairvoyant.tpot_ms, 2)}"]
+    bound, null = fit.bounds["lower_bound_tpot_ms"], fit.bounds["null_model_tpot_ms"]
+    return [f"no policy below {number(bound, 2)} in this model of costs", *seer, f"null model {number(null, 2)}"]
+
+
+def _first(fit: Fit) -> str:
+    bound = _seconds(fit.bounds["lower_bound_ttft_ms"])
+    return f"{_seconds(fit.best.ttft_ms)} s (no policy below {bound} in this model of costs)"
+
+
+def _speeds(answer: Answer, asked: Question) -> str:
+    each = number(answer.tokens_per_s if asked.generated > 1 else None)
+    if asked.batch == 1 or asked.generated == 1:
+        return each
+    return f"{each} per sequence, {number(answer.throughput_tokens_per_s)} in all"
+
+
+def _token(ms: float, asked: Question) -> str:
+    """TPOT; an answer of one token has none."""
+    return number(ms if asked.generated > 1 else None, 2)
+
+
+def _steps(fit: Fit) -> str:
+    """Of how many decode steps the times are the mean."""
+    from trilane.study.fit.answer_steps import one_by_one
+
+    played, generated = fit.steps, fit.question.generated
+    if played >= generated:
+        return f"all {played}"
+    first = one_by_one(played, generated)
+    return f"{played} of {generated}: the first {first}, and {played - first} whose mean stands for all later ones"
+
+
+def _waits(answer: Answer) -> list[tuple[str, str]]:
+    shares = {lane: share for lane, share in answer.stall_shares.items() if share and share >= 0.005}
+    told = ", ".join(f"{percent(share)} of the time for {_LANES[lane]}" for lane, share in shares.items())
+    return [("the GPU waits", told)] if told else []
+
+
+def _llama_cpp(fit: Fit) -> list[tuple[str, str]]:
+    """What can be run today, and what to expect of it."""
+    setting = fit.llama_cpp
+    if setting is None:
+        return [("with llama.cpp", f"not: {fit.refused.get('llama.cpp@impl', 'it was not asked')}")]
+    layers = f"experts of {setting.cpu_layers} of {setting.layers} layers on the CPU"
+    where = layers if setting.cpu_layers else "all on the GPU"
+    rate = number(1000 / setting.tpot_ms if fit.question.generated > 1 else None)
+    each = f"{_token(setting.tpot_ms, fit.question)} ms a token ({rate} tokens/s)"
+    return [("with llama.cpp", f"{setting.arguments}  ({where}): {each}, first after {_seconds(setting.ttft_ms)} s")]
+
+
+# --- what fits --------------------------------------------------------------------------------------------------------
+
+
+def _memory(fit: Fit) -> list[Text | Table | str]:
+    memory = fit.memory
+    free = memory.gpu_bytes - memory.fixed_bytes - memory.cache_bytes
+    parts = {
+        "weights that every token needs": memory.every_token_bytes, "KV cache": memory.kv_bytes,
+        "staging": memory.staging_bytes, "reserve": memory.reserve_bytes, "expert cache": memory.cache_bytes,
+        "free": free,
+    }  # fmt: skip
+    divided = " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
+    rows = [
+        ("GPU memory", f"{in_gb(memory.gpu_bytes)} GB = {divided}"),
+        ("experts on the GPU", _cached(memory)),
+        ("host memory", _host(memory)),
+    ]
+    return ["", heading("what fits"), pairs(rows)]
+
+
+def _cached(memory: Memory) -> str:
+    per_layer = memory.experts // memory.layers
+    return (
+        f"{memory.cached_experts:,} of {memory.experts:,}, {memory.cached_experts / memory.layers:.1f} of {per_layer} "
+        f"a layer ({percent(memory.cached_experts / memory.experts)})"
+    )
+
+
+def _host(memory: Memory) -> str:
+    if memory.all_fits:
+        return "none for experts, once the model is loaded"
+    experts, reserve = memory.host_bytes, memory.host_reserve_bytes
+    return f"{in_gb(experts + reserve)} GB: experts {in_gb(experts)}, the system and the program {in_gb(reserve)}"
+
+
+# --- the others -------------------------------------------------------------------------------------------------------
+
+
+def _others(fit: Fit) -> list[Text | Table | str]:
+    if not fit.offloads:
+        return []
+    seer = [] if fit.clairvoyant is None else [fit.clairvoyant]
+    shown = [(answer, _mark(answer)) for answer in (fit.best, *fit.runners_up)]
+    shown += [(answer, " +") for answer in fit.beside]
+    shown += [(answer, _mark(answer)) for answer in (*seer, *fit.changing)]
+    marks = {mark: text for mark, text in _MARK_LEGEND.items() if any(f" {mark}" == one for _, one in shown)}
+    refused = [f"not played: {name}: {why}" for name, why in fit.refused.items()]
+    return ["", heading("beside the others"), table(_COLUMNS, [_row(one, mark, fit.question) for one, mark in shown]),
+            legend({**_LEGEND, **marks}), *_slower_seer(fit), *refused]  # fmt: skip
+
+
+def _slower_seer(fit: Fit) -> list[str]:
+    """Why the clairvoyant run may be behind."""
+    seer, best = fit.clairvoyant, fit.best
+    if seer is None or seer.tpot_ms <= best.tpot_ms:
+        return []
+    copied = [answer.pcie_bytes_per_token or 0 for answer in (seer, best)]
+    why = f"it copies {copied[0] / 2**20:,.0f} MiB a token where {best.policy} copies {copied[1] / 2**20:,.0f}, and "
+    return [f"the clairvoyant run is slower here: {why * (copied[0] > copied[1])}knowing the future, it still decides "
+            f"layer by layer"]  # fmt: skip
+
+
+def _row(answer: Answer, mark: str, asked: Question) -> list[str]:
+    pcie = None if answer.pcie_bytes_per_token is None else answer.pcie_bytes_per_token / 2**20
+    whole = answer.ttft_ms is not None
+    return [
+        answer.policy + mark, _seconds(answer.ttft_ms), _token(answer.tpot_ms, asked),
+        number(answer.tokens_per_s if asked.generated > 1 else None),
+        number(answer.answer_ms / 1e3 if whole else None), percent(answer.hit_rate), number(pcie),
+        in_gb(answer.host_bytes),
+    ]  # fmt: skip
+
+
+def _mark(answer: Answer) -> str:
+    return "".join(mark for label, mark in _MARKS.items() if label in answer.labels)
+
+
+# --- what it rests on -------------------------------------------------------------------------------------------------
+
+
+def _limits(fit: Fit) -> list[Text | Table | str]:
+    rows = [[gain.part, percent(gain.tpot), _BADLY * (gain.tpot < _WORSE)] for gain in fit.gains]
+    title = f"what a part 25% better gives with {fit.best.policy}, to about 2%"
+    return ["", heading(title), table(("part", "more tokens/s", ""), rows)]
+
+
+def _supports(fit: Fit) -> list[Text | Table | str]:
+    rows = [(support.confidence, support.key, f"{support.value:.4g}", support.source) for support in fit.supports]
+    if not rows:
+        return []
+    return ["", heading("the weakest numbers that it depends on most"),
+            table(("confidence", "number", "value", "source"), rows, text_columns=4, wrap=True)]  # fmt: skip
+
+
+def _traps(fit: Fit) -> list[Text | Table | str]:
+    return ["", heading("mind"), *_bullets(fit.traps)] if fit.traps else []
+
+
+def _bullets(lines: Sequence[str]) -> list[str]:
+    return [f"- {line}" for line in lines]
+
+
+def _seconds(ms: float | None) -> str:
+    return number(None if ms is None else ms / 1e3, 2)

@@ -1,0 +1,194 @@
+"""What verbs print and write: tables, JSON, progress; results go to standard output, all else to standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from traces.written_aside import written_aside
+
+T = TypeVar("T")
+
+JsonOption = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Write the result as JSON too; [bold]-[/] prints it instead."),
+]
+
+
+class OutputError(ValueError):
+    """A result that cannot be written where it was asked for."""
+
+
+def errors() -> Console:
+    """The console of messages and progress."""
+    return Console(stderr=True, highlight=False)
+
+
+def show(json_target: str | None, *parts: Table | Text | str) -> None:
+    """Print tables and lines, unless standard output belongs to JSON."""
+    if json_target == "-":
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a pipe or a file has no width: let no table be cut there
+        console = Console(highlight=False, width=250)
+    for part in parts:
+        if isinstance(part, Table):
+            console.print(part)
+        else:
+            console.print(part, markup=False, soft_wrap=True)
+
+
+def note(message: str) -> None:
+    """A remark that is no result."""
+    errors().print(message, markup=False, soft_wrap=True)
+
+
+def heading(text: str) -> Text:
+    """A line over a table."""
+    return Text(text, style="bold")
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    text_columns: int = 1,
+    wrap: bool = False,
+    widest: Mapping[str, int] | None = None,
+) -> Table:
+    """A table whose first ``text_columns`` columns are text; the others are numbers and stand to the right.
+
+    ``wrap``: the last column may take several lines. ``widest``: so may these, from so many characters on.
+    """
+    lines = [list(row) for row in rows]
+    made = Table(box=None, pad_edge=False, padding=(0, _gap([columns, *lines]), 0, 0))
+    for place, column in enumerate(columns):
+        most = (widest or {}).get(column)
+        folded = most is not None or (wrap and place == len(columns) - 1)
+        made.add_column(column, justify="left" if place < text_columns or folded else "right", header_style="bold",
+                        no_wrap=not folded, overflow="fold" if folded else "ellipsis", max_width=most)  # fmt: skip
+    for line in lines:
+        made.add_row(*(Text(cell) for cell in line))
+    return made
+
+
+def _gap(lines: Sequence[Sequence[str]]) -> int:
+    """Spaces between columns: two, or one where a terminal is too narrow for two."""
+    if not sys.stdout.isatty():
+        return 2
+    widths = [max(len(part) for cell in column for part in cell.split("\n")) for column in zip(*lines, strict=True)]
+    return 2 if sum(widths) + 2 * len(widths) <= Console().width else 1
+
+
+def legend(meanings: Mapping[str, str]) -> str:
+    """What the columns and marks of a table mean, a line each, below an empty one."""
+    width = max(map(len, meanings)) + 2
+    return "\n".join(["", *(f"{name:<{width}}{meaning}" for name, meaning in meanings.items())])
+
+
+def pairs(values: Iterable[tuple[str, ...]]) -> Table:
+    """Names and what they stand for; a third column may say where that is from."""
+    made = Table(box=None, pad_edge=False, show_header=False)
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column(overflow="fold")
+    made.add_column(style="dim", overflow="fold")
+    for row in values:
+        made.add_row(*(Text(cell) for cell in row))
+    return made
+
+
+def write_json(value: Any, target: str | None) -> None:
+    """Write ``value`` to a file, or to standard output for ``-``; nothing for None."""
+    if target is None:
+        return
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    with written_aside(writable(target)) as path:
+        path.write_text(text, encoding="utf-8")
+
+
+def writable(target: str | Path) -> Path:
+    """``target``, if a file can be put there: found out before the work, not after. Raises OutputError."""
+    path = Path(target)
+    if not path.parent.is_dir():
+        raise OutputError(f"{path}: the folder {path.parent} does not exist; create it first")
+    if path.is_dir():
+        raise OutputError(f"{path}: expected the name of a file, this is a folder")
+    if path.exists() and not path.is_file():
+        raise OutputError(f"{path}: expected the name of a file, this is a device or a pipe")
+    return path
+
+
+def check_targets(*targets: str | Path | None, inputs: Iterable[str | Path | None] = ()) -> None:
+    """Refuse, before any work, targets that cannot be written, that are one file, or that would overwrite an input.
+
+    ``inputs`` are what the user named; a name that is no file is none that can be lost, and a folder stands for the
+    files in it. Raises OutputError.
+    """
+    paths = [writable(target) for target in targets if target is not None and str(target) != "-"]
+    for place, path in enumerate(paths):
+        if any(_same(path, other) for other in paths[:place]):
+            raise OutputError(f"{path}: expected a file of its own for every result, two go there; name another")
+    for given in (Path(name) for name in inputs if name):
+        files = given.iterdir() if given.is_dir() else (given,)
+        for file, path in product((file for file in files if file.exists()), paths):
+            if _same(path, file):
+                raise OutputError(f"{path}: expected another file than the input, which would be lost; name another")
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths, of files that may be there or not, are one file."""
+    if one.exists() and other.exists():
+        return one.samefile(other)
+    return one.resolve() == other.resolve()
+
+
+def check_folder(target: str | None) -> None:
+    """Refuse, before any work, a folder that cannot be used or made. Raises OutputError."""
+    path = Path(target or ".")
+    nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not nearest.is_dir():
+        raise OutputError(f"{path}: expected a folder, {nearest} is a file")
+
+
+def check_picture(target: str | None) -> None:
+    """Refuse, before any work, a picture of a kind that cannot be drawn. Raises PictureError."""
+    if target is not None:
+        from trilane.figures.figure_files import picture_format
+
+        picture_format(target)
+
+
+def progress(items: Sequence[T], label: str) -> Iterator[T]:
+    """``items``, with a bar on standard error while it is a terminal."""
+    console = errors()
+    return iter(track(items, label, console=console, transient=True, disable=not console.is_terminal))
+
+
+@contextmanager
+def working(label: str) -> Iterator[Callable[[str], None]]:
+    """A sign of life on standard error for work whose end is not known; the block may say what it is about now."""
+    with errors().status(label) as status:
+        yield status.update
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """A fraction in percent."""
+    return "-" if value is None else f"{round(100 * value, digits) + 0.0:.{digits}f}%"  # + 0.0: no minus before a zero
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A number, or a dash where there is none."""
+    return "-" if value is None else f"{value:,.{digits}f}"

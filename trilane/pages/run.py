@@ -1,0 +1,106 @@
+"""Everything that one run says, from the answer down to the details, and the files that it can be kept in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from trilane.pages.output import heading, note, number, pairs, percent
+
+if TYPE_CHECKING:
+    from sim.runs.run import Run
+
+MIB = 2**20
+LOSSES = ("substituted", "speculated_wrongly", "degraded", "dropped")
+LANES = ("host", "gpu", "cpu", "h2d", "d2h")
+
+
+def run_page(about: str, row: Mapping[str, Any]) -> tuple[Text, Table]:
+    """The page of a run, given as ``Run.to_dict``."""
+    labels = f"  ({', '.join(row['labels'])})" if row["labels"] else ""
+    facts = [*_times(row), *_approximation(row), *_experts(row), *_lanes(row)]
+    return heading(f"{row['policy']}{labels}: {about}"), pairs(facts)
+
+
+def _times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("time to first token", _ms(row["ttft_ms"], row.get("lower_bound_ttft_ms"))),
+        ("time per output token", _ms(row["tpot_ms"], row.get("lower_bound_tpot_ms"))),
+        *_null_model(row.get("null_model_tpot_ms")),
+        ("tokens/s", f"{number(row['tokens_per_s'])} per sequence, {number(row['throughput_tokens_per_s'])} in all"),
+        ("steps", f"{row['steps']} ({row['decode_steps']} decode)"),
+    ]
+
+
+def _null_model(ms: float | None) -> list[tuple[str, str]]:
+    return [] if ms is None else [("  null model", f"{number(ms, 2)} ms (bandwidths and active bytes alone)")]
+
+
+def _approximation(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How much of the model's own routing the run left undone; nothing if it keeps the routing."""
+    if row["approximated_weight_share"] is None:
+        return []
+    shares = {cause: row[f"{cause}_weight_share"] for cause in (*LOSSES, "stale")}
+    causes = ", ".join(f"{cause.replace('_', ' ')} {percent(share, 1)}" for cause, share in shares.items() if share)
+    tokens = percent(row["approximated_token_share"], 1)
+    weight = percent(row["approximated_weight_share"], 1)
+    return [("approximated, decode", f"{weight} of the routing weight{f' ({causes})' if causes else ''}, "
+                                     f"{tokens} of the tokens of a layer")]  # fmt: skip
+
+
+def _ms(value: float | None, bound: float | None) -> str:
+    least = "" if bound is None else f" (no policy can be faster than {number(bound, 2)} ms)"
+    return f"{number(value, 2)} ms{least}"
+
+
+def _experts(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    kinds = ("resident", "token", "gpu", "served")
+    outcomes = ("used", "late", "wasted", "withdrawn")
+    causes = ("demand", "prefetch_used", "prefetch_wasted", "swap")
+    copied = {cause: row[f"pcie_{cause}_bytes_per_token"] for cause in causes}
+    return [
+        ("GPU memory", f"{row['cache_bytes'] / MIB:,.0f} MiB expert cache ({row['cache_slots']} slots), "
+                       f"{row['staging_bytes'] / MIB:,.0f} MiB staging"),
+        ("hit rate, decode", ", ".join(f"{kind} {percent(row[f'decode_{kind}_hit_rate'], 1)}" for kind in kinds)),
+        ("prefetches", ", ".join(f"{row[f'prefetches_{outcome}']} {outcome}" for outcome in outcomes)),
+        ("copied per token", ", ".join(f"{c.replace('_', ' ')} {_mib(v)}" for c, v in copied.items()) + " MiB"),
+    ]  # fmt: skip
+
+
+def _mib(value: float | None) -> str:
+    return number(None if value is None else value / MIB)
+
+
+def _lanes(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    stalls = ((lane, row[f"stall_{lane}_ms"], row[f"stall_{lane}_share"]) for lane in ("h2d", "cpu", "host"))
+    return [
+        ("lanes busy", ", ".join(f"{lane} {percent(row[f'{lane}_busy_share'])}" for lane in LANES)),
+        ("GPU waits for", ", ".join(f"{lane} {number(ms, 2)} ms ({percent(part)})" for lane, ms, part in stalls)),
+        ("planning", f"{percent(row['plan_overhead_share'], 1)} of the time"),
+    ]
+
+
+def record_of(run: Run) -> dict[str, Any]:
+    """A run as verbs write it with ``--json``: the resolved scenario, the numbers, how far each layer approximates."""
+    layers = None if run.approximation is None else run.approximation.to_dict("records")
+    return {"scenario": dict(run.scenario), "run": run.to_dict(), "approximation": layers}
+
+
+def keep_run(run: Run, about: str, spans: str | None, perfetto: str | None, gantt: str | None) -> None:
+    """Write what was asked for, and say where it is."""
+    if spans:
+        run.save_spans(spans)
+    if perfetto:
+        from trilane.figures.perfetto import write_perfetto
+
+        write_perfetto([run], perfetto)
+    if gantt:
+        from trilane.figures.gantt import save_gantt
+
+        save_gantt(run, gantt, about=about)
+    for what, path in (("spans", spans), ("timeline for https://ui.perfetto.dev", perfetto), ("picture", gantt)):
+        if path:
+            note(f"{what}: {path}")

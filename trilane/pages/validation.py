@@ -1,0 +1,227 @@
+"""The report on an agreement: a table for terminals and pages, and a Markdown page that stands by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from sim.runs.spans import LANES
+from traces.written_aside import written_aside
+from trilane.study.validation.agreement import WORST_AIM, Agreement, in_words, name_of
+from trilane.study.validation.by_policy import HEADERS, policy_lines
+from trilane.study.validation.comparison import Pairing
+from trilane.study.validation.error_breakdown import causes
+
+MIB = 2**20
+MEANINGS = {
+    "measured": "median TPOT of the repeated runs; +/-: half their interquartile range over the median (noise floor)",
+    "error": "predicted / measured - 1; null: the same of the null model, which knows bandwidths and bytes alone",
+    "host ... d2h": "busy time of the lane, predicted less measured, in percent of the measured TPOT",
+    "hits": "active experts on the GPU when their layer was routed (kind: resident), decode: predicted - measured",
+    "copies": "expert copies of the run: predicted - measured",
+    "plans": "plans that timing changed between simulator and executor; ! law 10 broken, blank: not checked",
+}
+_Table = tuple[list[str], list[list[str]]]
+
+
+def table_of(agreement: Agreement) -> _Table:
+    """Headers and a line of text cells a scenario: groups in the order given, fastest measured first in each."""
+    headers = [
+        "\npolicy", *(f"\n{name_of(key)}" for key in agreement.varying),
+        "TPOT ms\nmeasured", "TPOT\n+/-", "TPOT ms\npredicted", "TPOT\nerror", "null\nerror",
+        "TTFT ms\nmeasured", "TTFT\nerror", *(f"busy\n{lane}" for lane in LANES), "\nhits", "\ncopies", "\nplans",
+    ]  # fmt: skip
+    places = [place for group in agreement.groups for place in _fastest_first(agreement, group)]
+    return headers, [_line(agreement, place) for place in places]
+
+
+def summary_lines(agreement: Agreement) -> list[str]:
+    """What came out, a line each: verdicts first, then the numbers that they are to be read beside."""
+    found = agreement.summary
+    within = ", ".join(f"{count} within {limit}" for limit, count in found.within.items())
+    return [
+        *map(str, agreement.verdicts),
+        f"TPOT error of {found.scenarios} scenarios: median {found.median_error:.1%}, 90th percentile "
+        f"{found.p90_error:.1%}, worst {found.worst_error:.1%}; {within}",
+        f"beside it: null model {_plain(found.median_null_error)} (median), repeated runs "
+        f"{_plain(found.median_spread)} (median spread of {found.repeats} or more), TTFT "
+        f"{_plain(found.median_ttft_error)} (median)",
+        f"tau {_number(found.tau)}, null model's {_number(found.null_tau)}; without the {found.tied_pairs} of "
+        f"{found.pairs} pairs that the repeats cannot tell apart {_number(found.tau_beyond_spread)}",
+    ]
+
+
+def failure_lines(agreement: Agreement) -> list[str]:
+    """Every scenario that is too far off, worst first, and under it what its error is made of."""
+    lines = []
+    for place in agreement.far_off:
+        tpot = agreement.pairings[place].tpot_ms
+        lines.append(
+            f"{agreement.title(place)}: {_percent(tpot.error)} ({tpot.predicted:.4g} ms predicted, "
+            f"{tpot.median:.4g} measured)"
+        )
+        lines += [f"  - {cause}" for cause in causes(agreement.pairings[place])]
+    return lines
+
+
+def write_report(
+    agreement: Agreement, path: str | Path, *, machine: Mapping[str, str], when: str, command: str,
+    pictures: Mapping[str, str] | None = None, notes: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Write the page: aside first, then renamed.
+
+    ``machine``: what it is, by name; ``when``: it was measured; ``command``: that measures it again; ``pictures``:
+    captions by file, as seen from the page; ``notes``: what else came out, a line each.
+    """
+    with written_aside(path) as aside:
+        aside.write_text(_page(agreement, machine, when, command, pictures or {}, notes), encoding="utf-8")
+
+
+def _page(
+    agreement: Agreement, machine: Mapping[str, str], when: str, command: str, pictures: Mapping[str, str],
+    notes: Sequence[str],
+) -> str:  # fmt: skip
+    found = agreement.summary
+    parts = [
+        "# Simulated and measured",
+        f"{found.scenarios} scenarios, each measured at least {found.repeats} times and predicted from "
+        f"microbenchmarks alone: the median TPOT error is {found.median_error:.1%}, that of the null model "
+        f"{_plain(found.median_null_error)}.",
+        _bullets(map(str, agreement.verdicts)),
+        "## The machine", _bullets([f"{name}: {fact}" for name, fact in machine.items()] + [f"measured: {when}"]),
+        "## What was asked", _bullets(_asked(agreement)),
+        "## What came out", _bullets([*summary_lines(agreement)[len(agreement.verdicts) :], *notes]),
+        *(f"![{caption}]({file})\n\n{caption}" for file, caption in pictures.items()),
+        f"## More than {WORST_AIM:.0%} off", "\n".join(_indented(failure_lines(agreement))) or "No scenario is.",
+        "## Every scenario", _markdown(*table_of(agreement)), _bullets(f"*{k}*: {v}" for k, v in MEANINGS.items()),
+        "## Lane by lane", _lanes(agreement),
+        "## Policy by policy", _markdown(HEADERS, policy_lines(agreement)),
+        "## Ranking", _rankings(agreement),
+        "## Hits, copies and bytes, of the whole run", _memory(agreement),
+        *_law(agreement),
+        "## How to repeat it", f"```\n{command}\n```",
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def _asked(agreement: Agreement) -> list[str]:
+    """The settings that all have in common, and those that vary."""
+    scenario, varying = agreement.pairings[0].scenario, agreement.varying
+    same = [
+        f"{name_of(key)}: {in_words(key, value)}" for key, value in scenario.items()
+        if key not in (*varying, "policy", "parameters") and value not in (None, {}, [])
+    ]  # fmt: skip
+    names = f"policies: {', '.join(f'`{name}`' for name in dict.fromkeys(agreement.names))}"
+    return [names, *(_values(agreement, key) for key in varying), *same]
+
+
+def _values(agreement: Agreement, key: str) -> str:
+    texts = dict.fromkeys(in_words(key, pairing.scenario[key]) for pairing in agreement.pairings)
+    return f"{name_of(key)}: {', '.join(texts)}"
+
+
+def _fastest_first(agreement: Agreement, group: Iterable[int]) -> list[int]:
+    return sorted(group, key=lambda place: agreement.pairings[place].tpot_ms.median)
+
+
+def _line(agreement: Agreement, place: int) -> list[str]:
+    pairing = agreement.pairings[place]
+    tpot, ttft, memory = pairing.tpot_ms, pairing.ttft_ms, pairing.memory
+    copies = [memory[f"{kind}_copies"].difference for kind in ("demand", "prefetch", "swap")]
+    return [
+        agreement.names[place], *agreement.settings(place).values(),
+        f"{tpot.median:,.2f}", _plain(tpot.spread), f"{tpot.predicted:,.2f}", _percent(tpot.error),
+        _percent(pairing.null_error), f"{ttft.median:,.1f}" if ttft else "-", _percent(ttft.error if ttft else None),
+        *(_percent(pairing.lane_points(lane)) for lane in LANES),
+        _percent(memory["decode_resident_hit_rate"].difference), f"{sum(copies):+,.0f}", _plans(pairing),
+    ]  # fmt: skip
+
+
+def _plans(pairing: Pairing) -> str:
+    if pairing.parity is None:
+        return ""
+    return f"{pairing.parity.changed_plans_share:.0%}{'' if pairing.parity.held else ' !'}"
+
+
+def _lanes(agreement: Agreement) -> str:
+    headers = ["lane", "median error of its busy time, of TPOT", "of the lane's own", "largest, of TPOT", "where"]
+    lines = [
+        [lane, f"{error.median_of_tpot:.1%}", _plain(error.median_of_lane), f"{error.worst_of_tpot:.1%}",
+         agreement.title(error.worst_place)]
+        for lane, error in agreement.lane_errors.items()
+    ]  # fmt: skip
+    return _markdown(headers, lines, text_columns=(0, 4))
+
+
+def _memory(agreement: Agreement) -> str:
+    """Law 10's numbers of every scenario in which they differ, and how many those are."""
+    places = [
+        place for place, pairing in enumerate(agreement.pairings)
+        if any(number.difference for number in pairing.memory.values())
+    ]  # fmt: skip
+    same = f"{len(agreement.pairings) - len(places)} of {len(agreement.pairings)} scenarios have the same of all."
+    if not places:
+        return same
+    lines = [[agreement.title(place), *_memory_cells(agreement.pairings[place])] for place in places]
+    headers = ["measured (median) / predicted", "hits", "demand", "prefetches", "swaps", "MiB copied"]
+    return f"{same} Where not:\n\n{_markdown(headers, lines)}"
+
+
+def _memory_cells(pairing: Pairing) -> list[str]:
+    counts = ("hits", "demand_copies", "prefetch_copies", "swap_copies")
+    cells = [f"{pairing.memory[name].median:,.0f} / {pairing.memory[name].predicted:,.0f}" for name in counts]
+    moved = pairing.memory["copied_bytes"]
+    return [*cells, f"{moved.median / MIB:,.1f} / {moved.predicted / MIB:,.1f}"]
+
+
+def _rankings(agreement: Agreement) -> str:
+    if not agreement.rankings:
+        return "No two policies were asked the same."
+    headers = ["setting", "policies", "tau", "null's", "beyond the spread", "wrong way round", "ties of repeats"]
+    lines = [
+        [", ".join(f"{name_of(k)} {v}" for k, v in agreement.settings(place).items()) or "all", str(len(r.policies)),
+         _number(r.tau), _number(r.null_tau), _number(r.tau_beyond_spread), _pairs(r.discordant), str(len(r.ties))]
+        for place, r in agreement.rankings.items()
+    ]  # fmt: skip
+    return _markdown(headers, lines, text_columns=(0, 5))
+
+
+def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{fast} before {slow}" for fast, slow in pairs) or "none"
+
+
+def _law(agreement: Agreement) -> list[str]:
+    """The scenarios in which law 10 is broken, if any was checked."""
+    if not any(pairing.parity for pairing in agreement.pairings):
+        return []
+    broken = [
+        f"{agreement.title(place)}: {pairing.parity.to_dict()}"
+        for place, pairing in enumerate(agreement.pairings) if pairing.parity and not pairing.parity.held
+    ]  # fmt: skip
+    return ["## Parity", f"{agreement.verdicts[-1]}.", *([_bullets(broken)] if broken else [])]
+
+
+def _markdown(headers: Sequence[str], lines: Sequence[Sequence[str]], text_columns: Sequence[int] = (0,)) -> str:
+    rule = ["---" if place in text_columns else "---:" for place in range(len(headers))]
+    rows = [[header.replace("\n", " ").strip() for header in headers], rule, *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [line if line.startswith(" ") else f"- {line}" for line in lines]
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:+.1f}%".replace("-0.0%", "+0.0%")
+
+
+def _plain(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

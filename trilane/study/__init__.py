@@ -1,0 +1,3 @@
+"""Questions over many runs."""
+
+DRAWS = 5  # how often a comparison plays a scenario, unless told otherwise

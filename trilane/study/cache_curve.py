@@ -1,0 +1,143 @@
+"""Hit rates of one expert cache against its size: a logical replay of a trace, without time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from policies.mechanism.cache_replay import ReplayEvent, replay
+from policies.mechanism.views import Phase
+from policies.parts.belady import BeladyBypassCache, BeladyCache
+from policies.parts.caches import RandomCache
+from policies.parts.future import Future
+from policies.parts.lfu import LfuCache
+from policies.parts.lru import LruCache
+from policies.parts.placements import NoPlacement, PoolPlacement
+from policies.protocols import Budget, Cache, Placement
+from traces.batches import compose, step_workloads
+from traces.names import unknown
+from traces.trace import Trace
+
+
+class CurveError(ValueError):
+    """A cache policy or a size that there is not; the message lists what there is."""
+
+
+class CurvePoint(NamedTuple):
+    """One cache: hits by lookup, of the whole trace and of its decode steps alone (fractions)."""
+
+    policy: str
+    capacity_bytes: int
+    hit_rate: float
+    hit_rate_decode: float
+    lookups: int
+
+
+class _Kind(NamedTuple):
+    about: str
+    make: Callable[[Future, int], Cache]
+    placement: Callable[[], Placement] = PoolPlacement
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "lru": _Kind("evicts the least recently used", lambda future, seed: LruCache()),
+    "lfu": _Kind("evicts the least often used so far", lambda future, seed: LfuCache()),
+    "random": _Kind("evicts at random", lambda future, seed: RandomCache(seed)),
+    "layer-lru": _Kind("LRU with the same room for every layer", lambda future, seed: LruCache(), NoPlacement),
+    "belady": _Kind("clairvoyant; admits every miss", lambda future, seed: BeladyCache(future)),
+    "belady-bypass": _Kind("clairvoyant; may decline a miss", lambda future, seed: BeladyBypassCache(future)),
+}
+CURVE_POLICIES: Mapping[str, str] = {name: kind.about for name, kind in _KINDS.items()}
+DEFAULT_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)  # of all routed experts
+
+
+@dataclass(frozen=True)
+class CacheCurve:
+    """A trace made ready for replays: sequence by sequence, each alone (batch 1), the cache staying warm."""
+
+    trace: Trace
+    seed: int = 0
+
+    @classmethod
+    def prepared(cls, trace: Trace, seed: int = 0) -> CacheCurve:
+        """The same with events and future made now rather than at the first replay."""
+        curve = cls(trace, seed)
+        assert curve.future is not None
+        return curve
+
+    @cached_property
+    def events(self) -> list[ReplayEvent]:
+        """Every layer of every step; a prefill is one step, so an expert counts once a layer however many tokens."""
+        events: list[ReplayEvent] = []
+        step = 0
+        for sequence in dict.fromkeys(self.trace.sequence.tolist()):
+            for rows in compose(self.trace, batch=1, sequences=[sequence]):
+                events += _layers(self.trace, rows.rows, step, rows.phase)
+                step += 1
+        return events
+
+    @cached_property
+    def future(self) -> Future:
+        """What the clairvoyant caches know."""
+        return Future([(event.step, event.layer, event.active) for event in self.events])
+
+    @property
+    def least_bytes(self) -> int:
+        """The smallest cache that any expert fits: the size of the largest."""
+        shape = self.trace.shape
+        return max(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
+
+    def check(self, capacity_bytes: int) -> None:
+        """Raise CurveError for a cache that some expert does not fit."""
+        if capacity_bytes < self.least_bytes:
+            raise CurveError(
+                f"expected a cache of at least one expert, {self.least_bytes:,} bytes, got {capacity_bytes:,} bytes; "
+                f"all experts of the trace take {self.trace.shape.routed_bytes:,} bytes"
+            )
+
+    def point(self, policy: str, capacity_bytes: int) -> CurvePoint:
+        """Replay one cache, empty at first. Raises CurveError for an unknown policy or a size below zero."""
+        kind = curve_policy(policy)
+        if capacity_bytes < 0:
+            raise CurveError(f"expected a cache size >= 0, got {capacity_bytes} bytes")
+        shape = self.trace.shape
+        sizes = tuple(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
+        budget = Budget(shape.experts, sizes, capacity_bytes)
+        result = replay(self.events, kind.make(self.future, self.seed), budget, kind.placement())
+        return CurvePoint(policy, capacity_bytes, result.hit_rate, result.hit_rate_decode, result.lookups)
+
+
+def cache_curve(trace: Trace, policies: Sequence[str], capacities: Sequence[int], seed: int = 0) -> list[CurvePoint]:
+    """Hit rates of every policy at every capacity (bytes)."""
+    curve = CacheCurve(trace, seed)
+    return [curve.point(policy, capacity) for policy in policies for capacity in capacities]
+
+
+def unit_of(size: int) -> tuple[str, int]:
+    """The unit to show ``size`` bytes and more in, and its bytes."""
+    units = (("MiB", 2**20), ("KiB", 2**10))
+    return next(((name, factor) for name, factor in units if size >= factor), ("bytes", 1))
+
+
+def curve_policy(name: str) -> _Kind:
+    """The cache of that name. Raises CurveError listing the names there are."""
+    if name not in _KINDS:
+        raise CurveError(unknown("cache policy", name, _KINDS))
+    return _KINDS[name]
+
+
+def _layers(trace: Trace, rows: np.ndarray, step: int, phase: Phase) -> list[ReplayEvent]:
+    """The events of one step, layer by layer."""
+    workloads = step_workloads(trace, rows)
+    layer, expert = np.nonzero(workloads)
+    tokens = workloads[layer, expert].tolist()
+    ends = np.searchsorted(layer, np.arange(1, len(workloads) + 1)).tolist()
+    experts = expert.tolist()
+    return [
+        ReplayEvent(step, number, phase, tuple(experts[start:end]), tuple(tokens[start:end]))
+        for number, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))
+    ]

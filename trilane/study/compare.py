@@ -1,0 +1,92 @@
+"""One scenario under several policies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from policies.registry import ChoiceError, policy_names, system
+from sim.runs.run import Run
+from sim.runs.scenario import Scenario
+from sim.simulate import CLAIRVOYANT, simulate_setting
+from trilane.study import DRAWS
+from trilane.study.draws import Row, Watch, draws_of, play, refused, summary
+
+
+class Comparison(NamedTuple):
+    """Policies in several draws of one scenario, best mean TPOT first, and why each that was refused cannot run.
+
+    ``scenario`` is the resolved one, but for policy and parameters: those of each run are in its row. ``runs`` are
+    those of the scenario itself (draw 0); ``draws`` holds the rows of all draws of each policy.
+    """
+
+    scenario: dict[str, Any]
+    runs: list[Run]
+    draws: dict[str, list[Row]]
+    refused: dict[str, str]
+
+    def rows(self) -> list[Row]:
+        """One JSON-ready row a policy: means over the draws, the spread of TPOT, and ``draws`` (see ``draws.summary``).
+
+        ``regret`` is TPOT over that of the clairvoyant run of the same draw, minus 1; of several clairvoyant policies,
+        the best is meant.
+        """
+        seers = (run.policy for run in self.runs if CLAIRVOYANT in run.labels)
+        best = self.draws.get(next(seers, ""))
+        return [summary(_with_regret(self.draws[run.policy], best)) for run in self.runs]
+
+
+def compare(
+    scenario: Scenario, policies: Sequence[str] | None = None, *, draws: int = DRAWS, jobs: int = 1, watch: Watch = iter
+) -> Comparison:
+    """Simulate one scenario under several policies; by default under all that it can serve.
+
+    Every policy plays the same ``draws``: the scenario itself, and others like it (``draws.draws_of``). ``jobs``
+    processes share the work; more than one needs a caller that can be imported (``if __name__ == "__main__"``).
+    ``scenario.parameters`` go to ``scenario.policy`` alone; the others run with their defaults. ``watch`` goes through
+    the names, to show progress. Raises what ``simulate`` raises, if a policy was asked for; ChoiceError with all
+    reasons, if none can run.
+    """
+    names = policy_names() if policies is None else policies
+    if not names:
+        raise ChoiceError("expected at least one policy to compare, got none")
+    for name in names:
+        system(name)
+    simulations = {
+        name: partial(simulate_setting, policy=name, parameters=scenario.parameters if name == scenario.policy else {})
+        for name in names
+    }
+    found = play(simulations, draws_of(scenario, draws), jobs, watch, insist=policies or ())
+    refusals = {name: str(error) for name, outcomes in found.items() if (error := refused(outcomes))}
+    if len(refusals) == len(found):
+        raise ChoiceError(f"none of the policies can run: {_reasons(refusals)}")
+    runs = [outcomes[0].run for name, outcomes in found.items() if name not in refusals]
+    rows = {name: [outcome.row for outcome in outcomes] for name, outcomes in found.items() if name not in refusals}
+    ranked = sorted((run for run in runs if run), key=lambda run: _rank(rows[run.policy]))
+    resolved = {**ranked[0].scenario, "policy": scenario.policy, "parameters": scenario.parameters}
+    return Comparison(resolved, ranked, rows, refusals)
+
+
+def _reasons(refusals: Mapping[str, str]) -> str:
+    """Every reason once, with all whom it stops; of reasons that differ in numbers alone, the first."""
+    stopped: dict[str, list[str]] = {}
+    for name, reason in refusals.items():
+        stopped.setdefault(re.sub(r"[\d.]+", "", reason), []).append(name)
+    return "; ".join(f"{', '.join(names)}: {refusals[names[0]]}" for names in stopped.values())
+
+
+def _rank(rows: Sequence[Row]) -> tuple[float, str]:
+    row = summary(rows)
+    return (row["ttft_ms"] or 0.0) if row["tpot_ms"] is None else row["tpot_ms"], row["policy"]
+
+
+def _with_regret(rows: Sequence[Row], best: Sequence[Row] | None) -> list[Row]:
+    return [{**row, "regret": _regret(row, seer)} for row, seer in zip(rows, best or [{}] * len(rows), strict=True)]
+
+
+def _regret(row: Row, seer: Row) -> float | None:
+    if row["tpot_ms"] is None or not seer.get("tpot_ms"):
+        return None
+    return float(row["tpot_ms"] / seer["tpot_ms"] - 1)

@@ -1,0 +1,131 @@
+"""Draws: one scenario over other sequences and seeds, so that results have a spread; every policy gets the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
+from statistics import fmean
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from policies.registry import ChoiceError
+from sim.runs.demand import MissingFromTraceError
+from sim.runs.memory import BudgetError
+from sim.runs.run import Run
+from sim.runs.scenario import Scenario, ScenarioError
+from sim.simulate import Setting, setting_of
+from traces.layout import DECODE, PREFILL
+from trilane.study.pool import shared
+
+REFUSALS = (BudgetError, ChoiceError, MissingFromTraceError, ScenarioError)
+
+Row: TypeAlias = dict[str, Any]
+Simulation: TypeAlias = Callable[[Setting], Run]  # it goes to other processes: a function of a module, or a partial one
+Watch: TypeAlias = Callable[[Sequence[str]], Iterable[str]]
+
+
+class Outcome(NamedTuple):
+    """One simulation in one draw: a row (``Run.to_dict()``, ``seed``, ``sequences``), or the error that refused it.
+
+    ``run``, with all its spans, is there in draw 0 alone.
+    """
+
+    row: Row
+    run: Run | None = None
+    refusal: Exception | None = None
+
+
+def draws_of(scenario: Scenario, count: int) -> list[Scenario]:
+    """The scenario itself and ``count`` - 1 like it, with the seeds that follow its own.
+
+    Unless the scenario names ``sequences``, each draw takes ``batch`` others of the trace, at random without
+    replacement: of those that are long enough, the ones that the fewest draws before it took. Raises ScenarioError for
+    a count below 1, and what ``setting_of`` raises.
+    """
+    if count < 1:
+        raise ScenarioError(f"expected at least 1 draw, the scenario itself, got {count}")
+    setting = setting_of(scenario)
+    draws = [scenario.with_(seed=scenario.seed + place) for place in range(count)]
+    if scenario.sequences is not None:
+        return draws
+    taken = Counter({sequence for step in setting.steps for sequence in step.sequences})
+    usable = _long_enough(setting)
+    for place, draw in enumerate(draws[1:], 1):
+        rng = np.random.default_rng((scenario.seed % 2**32, place))
+        shuffled = sorted(rng.permutation(usable).tolist(), key=taken.__getitem__)
+        draws[place] = draw.with_(sequences=tuple(sorted(shuffled[: scenario.batch])))
+        taken.update(shuffled[: scenario.batch])
+    return draws
+
+
+def _long_enough(setting: Setting) -> list[int]:
+    """Sequences with the prompt and decode tokens that the scenario asks for; with any, if it asks for no number."""
+    scenario, trace = setting.scenario, setting.trace
+    prompts, decodes = (Counter(trace.sequence[trace.phase == phase].tolist()) for phase in (PREFILL, DECODE))
+    decoding = setting.steps[-1].phase == "decode"
+    return [
+        sequence
+        for sequence in dict.fromkeys(trace.sequence.tolist())
+        if prompts[sequence] >= (scenario.prompt_tokens or 0)
+        and decodes[sequence] >= (scenario.generated_tokens or int(decoding))
+    ]
+
+
+# --- playing them -----------------------------------------------------------------------------------------------------
+
+
+def play(
+    simulations: Mapping[str, Simulation], draws: Sequence[Scenario], jobs: int = 1, watch: Watch = iter,
+    insist: Collection[str] = (),
+) -> dict[str, list[Outcome]]:  # fmt: skip
+    """Run every simulation in every draw, over ``jobs`` processes; the results do not depend on their number.
+
+    ``watch`` goes through the names, to show progress. The first refusal of one that is named in ``insist`` is
+    raised instead of noted.
+    """
+    tasks = [(simulate, draw, place == 0) for simulate in simulations.values() for place, draw in enumerate(draws)]
+    found = {}
+    with shared(min(jobs, len(tasks))) as each:
+        outcomes = each(_outcome, tasks)
+        for name in watch(list(simulations)):
+            found[name] = list(islice(outcomes, len(draws)))
+            if name in insist and (refusal := refused(found[name])):
+                raise refusal
+    return found
+
+
+def refused(outcomes: Sequence[Outcome]) -> Exception | None:
+    """Why a simulation cannot run in all draws, if so."""
+    return next((outcome.refusal for outcome in outcomes if outcome.refusal), None)
+
+
+def _outcome(task: tuple[Simulation, Scenario, bool]) -> Outcome:
+    simulate, draw, keep = task
+    try:
+        run = simulate(setting_of(draw))
+    except REFUSALS as error:
+        return Outcome({}, refusal=error)
+    row = {**run.to_dict(), "seed": draw.seed, "sequences": run.scenario["sequences"]}
+    return Outcome(row, run if keep else None)
+
+
+# --- one row out of many ----------------------------------------------------------------------------------------------
+
+
+def summary(rows: Sequence[Row]) -> Row:
+    """Means over the draws' rows, ``tpot_ms_min`` and ``tpot_ms_max``, and the rows themselves as ``draws``."""
+    names = [name for name in rows[0] if name not in ("seed", "sequences")]
+    means = {name: _mean([row.get(name) for row in rows]) for name in names}
+    times = [row["tpot_ms"] for row in rows if row["tpot_ms"] is not None]
+    spread = {"tpot_ms_min": min(times, default=None), "tpot_ms_max": max(times, default=None)}
+    return {**means, **spread, "draws": list(rows)}
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Mean of those that are numbers; what is the same in all draws, or no number, stays as it is."""
+    if all(value == values[0] for value in values):
+        return values[0]
+    numbers = [value for value in values if isinstance(value, int | float)]
+    return fmean(numbers) if numbers else values[0]

@@ -1,0 +1,154 @@
+"""What fits where, and what to do where it does not: GPU memory without any expert, and the host's for the others."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from sim.machine.hardware import Hardware
+from sim.machine.units import GIB, in_gb
+from sim.runs.memory import MemoryPlan
+from traces.models.catalogue import load_model
+from traces.models.quantisation import quantisations_of
+from traces.models.shape import ModelShape, ShapeError
+from trilane.study.fit.question import FitError, Question, parted, with_weights
+
+HOST_RESERVE_BYTES = 4_000_000_000  # estimate: operating system, the program, its buffers
+STAGED = 2  # slots with which ktransformers and best-exact stage experts
+ROUND = 1024  # tokens; a longer context is advised in whole 256
+
+
+class Need(NamedTuple):
+    """What cannot be done without, in bytes."""
+
+    fixed: int  # on the GPU: weights that every token needs, KV cache, reserve
+    host: int  # of the host: the experts that the GPU has no room for, and what the host needs itself
+
+    def missing(self, gpu: int, host: int | None) -> tuple[int, int]:
+        """Bytes that GPU and host lack; at most 0 where it fits."""
+        return self.fixed - gpu, 0 if host is None else self.host - host
+
+
+@dataclass(frozen=True)
+class Memory:
+    """GPU memory divided, in bytes, as the recommended policy uses it, and the experts in it."""
+
+    gpu_bytes: int
+    every_token_bytes: int  # weights that every token needs
+    kv_bytes: int
+    staging_bytes: int
+    reserve_bytes: int
+    cache_bytes: int
+    cached_experts: int
+    experts: int
+    layers: int
+    routed_bytes: int  # of all experts
+    host_bytes: int  # of those that the host must hold
+    host_reserve_bytes: int = HOST_RESERVE_BYTES
+
+    @property
+    def fixed_bytes(self) -> int:
+        """All that is not the expert cache."""
+        return self.every_token_bytes + self.kv_bytes + self.staging_bytes + self.reserve_bytes
+
+    @property
+    def all_fits(self) -> bool:
+        """Is every expert on the GPU?"""
+        return self.cached_experts == self.experts
+
+
+def memory_of(plan: MemoryPlan, shape: ModelShape, host_bytes: int) -> Memory:
+    """The memory of a policy's plan."""
+    return Memory(
+        plan.gpu_memory_bytes, plan.non_expert_bytes, plan.kv_bytes, plan.staging_bytes, plan.reserve_bytes,
+        plan.cache_bytes, plan.slots, shape.moe_layers * shape.experts, shape.moe_layers, shape.routed_bytes,
+        host_bytes,
+    )  # fmt: skip
+
+
+def host_memory_of(question: Question, hardware: Hardware) -> int | None:
+    """Bytes of the host's memory, if the question or the machine's description says."""
+    return hardware.cpu.ram_bytes if question.ram_gb is None else question.ram_gb * GIB
+
+
+def need_of(shape: ModelShape, hardware: Hardware, question: Question) -> Need:
+    """The least that any policy needs: as many experts on the GPU as there is room for, without staging."""
+    fixed = shape.non_expert_bytes + question.batch * question.tokens * shape.kv_bytes_per_token
+    fixed += hardware.gpu.reserve_bytes
+    left = max(shape.routed_bytes - max(hardware.gpu.memory_bytes - fixed, 0), 0)
+    return Need(fixed, left + HOST_RESERVE_BYTES)
+
+
+def all_on_gpu(shape: ModelShape, hardware: Hardware, question: Question) -> bool:
+    """Is there room for every expert?"""
+    return need_of(shape, hardware, question).host == HOST_RESERVE_BYTES
+
+
+def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> None:
+    """Raises FitError saying how many GB are missing, and which weights or context would do."""
+    memory, host = hardware.gpu.memory_bytes, host_memory_of(question, hardware)
+    need = need_of(shape, hardware, question)
+    on_gpu, on_host = need.missing(memory, host)
+    if on_gpu > 0:
+        raise FitError(
+            f"{shape.name} does not run on {hardware.gpu.name}: before the first expert it needs "
+            f"{in_gb(need.fixed)} GB of GPU memory (weights that every token needs {in_gb(shape.non_expert_bytes)}, KV "
+            f"cache {in_gb(need.fixed - shape.non_expert_bytes - hardware.gpu.reserve_bytes)}, reserve "
+            f"{in_gb(hardware.gpu.reserve_bytes)}), and there are {in_gb(memory)}: {in_gb(on_gpu)} GB are missing; "
+            f"{_help(shape, hardware, question)}"
+        )
+    if on_host > 0:
+        raise FitError(
+            f"{shape.name} does not run with {in_gb(host or 0)} GB of host memory: for "
+            f"{in_gb(need.host - HOST_RESERVE_BYTES)} GB of experts there is no room on {hardware.gpu.name}, and the "
+            f"host keeps {in_gb(HOST_RESERVE_BYTES)} GB for itself: {in_gb(on_host)} GB are missing; "
+            f"{_help(shape, hardware, question)}"
+        )
+
+
+def _help(shape: ModelShape, hardware: Hardware, question: Question) -> str:
+    """What would do: smaller weights by name, a shorter context."""
+    smaller = _weights_that_fit(shape, hardware, question)
+    ways = [f"these weights fit: {', '.join(smaller)}"] if smaller else []
+    if longest := _longest_context(shape, hardware, question):
+        ways.append(f"a context of {longest:,} tokens fits with these weights")
+    return "; ".join(ways) or "no smaller weights and no shorter context help: it takes a larger machine"
+
+
+def _weights_that_fit(shape: ModelShape, hardware: Hardware, question: Question) -> list[str]:
+    """Quantisations with fewer bytes that fit."""
+    fitting = []
+    try:
+        names = quantisations_of(load_model("".join(parted(question.model))))
+    except ShapeError:
+        return []
+    for name in names:
+        other = load_model(with_weights(question.model, name))
+        less = other.routed_bytes + other.non_expert_bytes < shape.routed_bytes + shape.non_expert_bytes
+        if less and surely_runs(other, hardware, question):
+            fitting.append(name)
+    return fitting
+
+
+def _longest_context(shape: ModelShape, hardware: Hardware, question: Question) -> int:
+    """Prompt tokens that would fit with these weights, above ``ROUND`` in whole 256; 0 if none do."""
+    shorter = range(1, question.context)
+    longest = bisect_left(
+        shorter, True, key=lambda context: not surely_runs(shape, hardware, replace(question, context=context))
+    )
+    return longest if longest <= ROUND else longest // 256 * 256
+
+
+def surely_runs(shape: ModelShape, hardware: Hardware, question: Question) -> bool:
+    """Will a policy be found that can run? More is asked than ``need_of`` does: staging slots, and room in the host's
+    memory for what no longer fits the cache then, or for all experts where the question names policies."""
+    memory, host = hardware.gpu.memory_bytes, host_memory_of(question, hardware)
+    need = need_of(shape, hardware, question)
+    if max(need.missing(memory, host)) > 0 or need.host == HOST_RESERVE_BYTES:
+        return max(need.missing(memory, host)) <= 0
+    largest = max(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
+    staged = need.fixed + STAGED * largest
+    left_over = (STAGED + shape.moe_layers) * largest  # slots are whole ones, layer by layer
+    on_host = shape.routed_bytes + HOST_RESERVE_BYTES if question.policies else need.host + left_over
+    return max(Need(staged, on_host).missing(memory, host)) <= 0

@@ -1,0 +1,225 @@
+"""What a sweep can vary: keys of a scenario, single numbers of its machine, parameters of its policy, and *dials*.
+
+A dial is a short name with a unit. It scales what belongs together, so that the machine stays a plausible one: a link
+of twice the bandwidth is twice as fast in both directions and on paper.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from itertools import combinations
+from typing import Any, get_type_hints
+
+from policies.registry import SYSTEMS, ChoiceError, system
+from sim.machine.hardware import Hardware, hardware_keys, load_hardware
+from sim.machine.units import GB
+from sim.runs.scenario import Scenario
+from traces.names import unknown
+
+PARAMETER = "parameters."
+SCENARIO_KEYS = tuple(f.name for f in fields(Scenario))
+_HINTS = get_type_hints(Scenario)
+LISTS = ("sequences", "noisy_forecast_recall")  # keys that hold lists of numbers
+NUMBERS: Mapping[str, type] = {
+    name: kind for kind in (int, float) for name, hint in _HINTS.items()
+    if hint in (kind, kind | None, tuple[kind, ...] | None)  # type: ignore[valid-type]
+}  # fmt: skip  # keys that hold a number, or several
+MachineOf = Callable[[Scenario], Hardware]
+
+LANE_BYTES_PER_S = {  # one PCIe lane, one way, after line coding: 8b/10b, then 128b/130b (PCI-SIG base specifications)
+    1: 0.25e9, 2: 0.5e9, 3: 8e9 * 128 / 130 / 8, 4: 16e9 * 128 / 130 / 8, 5: 32e9 * 128 / 130 / 8,
+}  # fmt: skip
+_LINK = ("link.theory_bytes_per_s", "link.h2d_bytes_per_s", "link.d2h_bytes_per_s")
+
+
+class SweepError(ValueError):
+    """A sweep that cannot be understood or kept; the message says where, what was expected and what to do."""
+
+
+@dataclass(frozen=True)
+class Dial:
+    """Sets the first of ``keys`` to a value x ``unit``; the others keep their ratio to it."""
+
+    label: str
+    keys: tuple[str, ...]
+    unit: float
+
+    def turned(self, numbers: Mapping[str, Any], value: float) -> dict[str, float]:
+        """What changes among the ``numbers`` of a machine, by dotted key."""
+        factor = value * self.unit / numbers[self.keys[0]]
+        return {key: numbers[key] * factor for key in self.keys}
+
+
+PCIE = "pcie"
+DIALS: Mapping[str, Dial] = {
+    "pcie_gbps": Dial("PCIe bandwidth (GB/s)", (_LINK[1], _LINK[0], _LINK[2]), GB),
+    "dram_gbps": Dial("DRAM bandwidth of CPU experts (GB/s)", ("cpu.read_bytes_per_s", "cpu.dram_bytes_per_s"), GB),
+    "gpu_gbps": Dial("GPU memory bandwidth (GB/s)", ("gpu.bandwidth_bytes_per_s",), GB),
+    "gpu_tflops": Dial("GPU matrix rate (TFLOP/s)", ("gpu.flops_per_s",), 1e12),
+    "cpu_gflops": Dial("CPU matrix rate (GFLOP/s)", ("cpu.flops_per_s",), 1e9),
+}
+_SETS: Mapping[str, tuple[str, ...]] = {
+    **{name: dial.keys for name, dial in DIALS.items()}, PCIE: _LINK, "gpu_memory_gb": ("gpu.memory_bytes",),
+}  # fmt: skip  # numbers of the machine, the one that is meant first
+_LABELS: Mapping[str, str] = {
+    **{name: dial.label for name, dial in DIALS.items()},
+    PCIE: "PCIe generation x lanes",
+    "gpu_memory_gb": "GPU memory (GB)",
+    "cached_share": "share of experts cached",
+    "batch": "batch (sequences)",
+    "prompt_tokens": "prompt (tokens)",
+    "generated_tokens": "generated (tokens)",
+    "prefill_chunk_tokens": "prefill chunk (tokens)",
+    "noisy_forecast_recall": "recall of made-up forecasts",
+}
+_UNITS = {"_bytes_per_s": "bytes/s", "_flops_per_s": "FLOP/s", "_bytes": "bytes", "_ns": "ns", "_permille": "permille",
+          "_w": "W", "_tokens": "tokens"}  # fmt: skip
+
+
+def axis_label(name: str) -> str:
+    """The name of an axis as tables and pictures write it, with its unit. Raises SweepError for no axis."""
+    check_axis(name)
+    if name in _LABELS:
+        return _LABELS[name]
+    plain = name.removeprefix(PARAMETER)
+    ending = next((end for end in _UNITS if plain.endswith(end)), "")
+    words = plain.removesuffix(ending).replace("_", " ").replace(".", " ") if ending else plain.replace("_", " ")
+    return f"{words} ({_UNITS[ending]})" if ending else words
+
+
+def check_axis(name: str) -> None:
+    """Raises SweepError, naming the valid ones, for what cannot be varied."""
+    if not isinstance(name, str):
+        raise SweepError(f"expected the name of an axis, got {name!r}")
+    if name.startswith(PARAMETER):
+        takers(name)
+    elif name not in (known := (*SCENARIO_KEYS, *DIALS, PCIE, *hardware_keys())):
+        raise SweepError(f"{unknown('axis', name, known)}, and parameters.NAME for those of policies")
+
+
+def check_together(names: Iterable[str]) -> None:
+    """Raises SweepError for two axes that set the same number: one would win, and the other's values would be untrue.
+
+    A dial may stand beside a number that it only takes along, such as ``pcie_gbps`` beside ``link.d2h_bytes_per_s``.
+    """
+    for one, other in combinations(names, 2):
+        first, second = _SETS.get(one, ()), _SETS.get(other, ())
+        if set(first) & set(second) or one in second[:1] or other in first[:1]:
+            raise SweepError(f"{one} and {other} set the same number of the machine; vary one of them")
+
+
+def takers(name: str) -> list[str]:
+    """The policies that have the parameter of ``parameters.X``. Raises SweepError if none has."""
+    parameter = name.removeprefix(PARAMETER)
+    having = [policy for policy, entry in SYSTEMS.items() if parameter in (row[0] for row in entry.parameter_table())]
+    if not having:
+        every = dict.fromkeys(row[0] for entry in SYSTEMS.values() for row in entry.parameter_table())
+        raise SweepError(unknown("policy with the parameter", parameter, every))
+    return having
+
+
+def vary(scenario: Scenario, name: str, value: object) -> Scenario:
+    """The scenario with one axis at ``value``.
+
+    ``name`` is a key of a scenario, a dotted key of its hardware, ``parameters.NAME`` or a dial. Another ``policy``
+    starts from its own defaults, since ``parameters`` belong to the scenario's. Raises SweepError for an unknown name,
+    and what the value cannot be.
+    """
+    return varied(scenario, {name: value}, machine_of)
+
+
+def machine_of(scenario: Scenario) -> Hardware:
+    """The machine that a scenario names, with its overrides."""
+    return load_hardware(scenario.hardware, scenario.hardware_overrides)
+
+
+def varied(scenario: Scenario, values: Mapping[str, Any], machine_of: MachineOf) -> Scenario:
+    """The scenario with several axes at their values, whatever their order: what is named first, then what it has."""
+    for name in values:
+        check_axis(name)
+    scenario = _with_keys(scenario, {name: value for name, value in values.items() if name in SCENARIO_KEYS})
+    for name, value in values.items():
+        if name in DIALS or name == PCIE:
+            scenario = _override(scenario, turned(machine_of(scenario), name, value))
+    scenario = _override(scenario, {name: value for name, value in values.items() if name in hardware_keys()})
+    given = {name.removeprefix(PARAMETER): value for name, value in values.items() if name.startswith(PARAMETER)}
+    return _with_parameters(scenario, given) if given else scenario
+
+
+def _with_keys(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
+    return scenario.with_(**asked_keys(scenario, values))
+
+
+def asked_keys(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of the scenario as it takes them; ``policy`` may be a name with parameters, ``{dali: {window: 8}}``."""
+    values = {name: _taken(name, value) for name, value in values.items()}
+    if "policy" in values:
+        policy, parameters = policy_in(values["policy"])
+        own = scenario.parameters if policy == scenario.policy and not isinstance(values["policy"], Mapping) else {}
+        values = {"parameters": parameters or own, **values, "policy": policy}
+    return values
+
+
+def with_floats(scenario: Scenario) -> Scenario:
+    """The same scenario; 0 and 0.0 are one value, and are written as one."""
+    return scenario.with_(**{name: _taken(name, getattr(scenario, name)) for name in NUMBERS})
+
+
+def _taken(name: str, value: Any) -> Any:
+    """A list as a tuple; one number where a list of them is meant as a list of one; whole numbers as what they are."""
+    if isinstance(value, list | tuple):
+        return tuple(_number(name, item) for item in value)
+    one = _number(name, value)
+    return (one,) if name in LISTS and type(one) in (int, float) else one
+
+
+def _number(name: str, value: Any) -> Any:
+    return float(value) if NUMBERS.get(name) is float and type(value) is int else value
+
+
+def policy_in(value: object) -> tuple[str, dict[str, Any]]:
+    """A policy and its parameters from a name, or from ``{name: {parameter: value}}``. Raises SweepError."""
+    if isinstance(value, str):
+        return value, {}
+    if isinstance(value, Mapping) and len(value) == 1:
+        [(name, parameters)] = value.items()
+        if isinstance(parameters, Mapping):
+            return str(name), dict(parameters)
+    raise SweepError(f"policy: expected a name, or `name: {{parameter: value}}`, got {value!r}")
+
+
+def _override(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
+    return scenario.with_(hardware_overrides={**scenario.hardware_overrides, **changes}) if changes else scenario
+
+
+def _with_parameters(scenario: Scenario, given: Mapping[str, Any]) -> Scenario:
+    """The scenario's policy with these parameters. Raises SweepError for one that it has not."""
+    try:
+        has = [row[0] for row in system(scenario.policy).parameter_table()]
+    except ChoiceError as error:
+        raise SweepError(str(error)) from None
+    for name in given:
+        if name not in has:
+            raise SweepError(unknown(f"parameter of {scenario.policy!r}", name, has))
+    return scenario.with_(parameters={**scenario.parameters, **given})
+
+
+def turned(machine: Hardware, dial: str, value: object) -> dict[str, float]:
+    """What a dial changes of a machine, by dotted key. Raises SweepError for a value that it cannot have."""
+    numbers = machine.flat()
+    if dial == PCIE:
+        factor = link_bytes_per_s(value) / numbers[_LINK[0]]
+        return {key: numbers[key] * factor for key in _LINK}
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise SweepError(f"{dial}: expected a number above 0 ({DIALS[dial].label}), got {value!r}")
+    return DIALS[dial].turned(numbers, value)
+
+
+def link_bytes_per_s(value: object) -> float:
+    """One direction of a link such as ``4x16``, on paper. Raises SweepError."""
+    found = re.fullmatch(r"([1-5])x(1|2|4|8|16)", str(value))
+    if found is None:
+        raise SweepError(f"{PCIE}: expected generation x lanes such as 3x16, 4x8 or 5x16, got {value!r}")
+    return LANE_BYTES_PER_S[int(found[1])] * int(found[2])

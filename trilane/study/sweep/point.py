@@ -1,0 +1,157 @@
+"""Playing one point: what it is identified by, and the row that comes of it, whatever happens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any
+
+from sim.machine.hardware import load_hardware
+from sim.runs.calibration import calibration_name
+from sim.runs.run import Run
+from sim.runs.scenario import Scenario
+from sim.simulate import Setting, setting_of, simulate_setting
+from traces.library import load_trace
+from traces.models.catalogue import load_model
+from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, SweepError, asked_keys
+from trilane.study.sweep.code_fingerprint import source_checksum
+from trilane.study.sweep.grid import Point, canonical, setting_key
+from trilane.study.sweep.table import COLUMNS, cell
+from trilane.study.sweep.user_policies import own_source
+
+Row = dict[str, Any]
+
+
+@lru_cache(maxsize=1)
+def trilane_version() -> str:
+    """Of the package that plays."""
+    return version("trilane")
+
+
+class Contents:
+    """What stands behind the names of scenarios, read once: a changed file makes another point."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str | None], Any] = {}
+
+    def of(self, scenario: Scenario) -> dict[str, Any]:
+        """Checksums of trace, calibration, model, machine and a policy of one's own; null for what cannot be loaded."""
+        return {
+            "trace": self._look_up("trace", scenario.trace),
+            "calibration": self._look_up("trace", _calibration(scenario)),
+            "model": self._look_up("model", scenario.model),
+            "hardware": self._look_up("hardware", scenario.hardware),
+            "policy": self._look_up("policy", scenario.policy),
+        }
+
+    def _look_up(self, kind: str, name: str | None) -> str | None:
+        if (kind, name) not in self._known:
+            self._known[kind, name] = None if name is None else _content(kind, name)
+        found: str | None = self._known[kind, name]
+        return found
+
+
+def _calibration(scenario: Scenario) -> str | None:
+    try:
+        return calibration_name(scenario)
+    except (ValueError, OSError):
+        return None
+
+
+def _content(kind: str, name: str) -> str | None:
+    """Checksum of what a name stands for; None if it stands for nothing that can be loaded."""
+    try:
+        if kind == "trace":
+            return load_trace(name).checksum
+        if kind == "policy":
+            return own_source(name)
+        if kind == "model":
+            return _digest(load_model(name).to_dict())
+        machine = load_hardware(name)
+        return _digest([machine.document(), asdict(machine.decisions)])
+    except (ValueError, OSError):
+        return None
+
+
+def _digest(value: object) -> str:
+    return f"sha256:{hashlib.sha256(canonical(value).encode()).hexdigest()}"
+
+
+def key_of(point: Point, contents: Contents | None = None) -> str:
+    """What a point is known by: a checksum of its scenario, its draw, the contents behind its names, and our code.
+
+    A point that has no scenario is known by what was asked and its problem.
+    """
+    if point.scenario is None:
+        return _digest([_asked(point), dict(point.axes), point.problem, source_checksum()])
+    behind = (contents or Contents()).of(point.scenario)
+    return _digest([point.scenario.to_dict(), point.draw, behind, source_checksum()])
+
+
+class Player:
+    """Plays points one after the other. What points of one setting share is made once, for the last setting."""
+
+    def __init__(self) -> None:
+        self._held: tuple[str, Setting] | None = None
+
+    def row(self, point: Point, key: str | None = None) -> Row:
+        """The point's row. Whatever goes wrong is in its ``error``: "NameOfError: what it says".
+
+        ``key`` is what the point is known by where it was handed out: another one here means other files.
+        """
+        try:
+            if point.scenario is None:
+                return failed(point, key, point.problem)
+            setting = self._setting(point.scenario, point, key)
+            run = simulate_setting(setting, point.scenario.policy, point.scenario.parameters)
+            return _row(point, key or key_of(point), run, setting)
+        except Exception as error:  # whatever it is, it is this point's, and no reason to stop the others
+            return failed(point, key, f"{type(error).__name__}: {error}")
+
+    def _setting(self, scenario: Scenario, point: Point, key: str | None) -> Setting:
+        shared = setting_key(scenario)
+        if self._held is None or self._held[0] != shared:
+            if key not in (None, key_of(point)):
+                raise SweepError(
+                    "the files behind this point, or those of Trilane, are not those that the sweep started "
+                    "with: a file was changed meanwhile, or another machine has another; start the sweep again"
+                )
+            self._held = shared, setting_of(scenario)
+        return self._held[1]
+
+
+def row_of(point: Point) -> Row:
+    """Play one point. Never raises for what belongs to the point: its row then holds the ``error``."""
+    return Player().row(point)
+
+
+def _row(point: Point, key: str, run: Run, setting: Setting) -> Row:
+    """Everything about a run: the resolved scenario and all numbers."""
+    values = {**run.scenario, **run.to_dict()}
+    share = values["cache_bytes"] / setting.shape.routed_bytes
+    return _complete(point, key, values, cache_share=share, trace_checksum=run.trace_checksum)
+
+
+def failed(point: Point, key: str | None, error: str) -> Row:
+    """The row of a point that gave no run: the scenario as asked, no numbers, and why."""
+    return _complete(point, key or key_of(point), {"labels": [], **_asked(point)}, error=" ".join(error.split()))
+
+
+def _asked(point: Point) -> dict[str, Any]:
+    """The keys of the point's scenario, also where its values do not make one."""
+    if point.scenario is not None:
+        return point.scenario.to_dict()
+    base = point.base or Scenario()
+    asked = asked_keys(base, {name: value for name, value in point.axes.items() if name in SCENARIO_KEYS})
+    keys = {**base.to_dict(), **asked} if point.base else asked
+    given = {name.removeprefix(PARAMETER): v for name, v in point.axes.items() if name.startswith(PARAMETER)}
+    return {**keys, "parameters": {**keys.get("parameters", {}), **given}}
+
+
+def _complete(point: Point, key: str, values: Mapping[str, Any], **more: Any) -> Row:
+    """Every column of the table; text is empty where there is nothing to say."""
+    said = {"draw": point.draw, "trilane_version": trilane_version(), "trace_checksum": "", "error": "", **more}
+    return {"point": key, **{name: cell(said[name] if name in said else values.get(name)) for name in COLUMNS}}

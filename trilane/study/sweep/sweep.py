@@ -1,0 +1,148 @@
+"""A sweep: play every point of a grid, keep each row as it finishes, and give the table of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from trilane.study.sweep.axes import SweepError, policy_in
+from trilane.study.sweep.cluster import play_on_cluster
+from trilane.study.sweep.grid import Grid, points
+from trilane.study.sweep.journal import Journal, journal_of
+from trilane.study.sweep.point import Contents, Row, key_of
+from trilane.study.sweep.setting_queue import Task
+from trilane.study.sweep.table import COLUMNS, frame_of, read_table, table_of, write_table
+from trilane.study.sweep.user_policies import check_kept, check_shared
+from trilane.study.sweep.workers import play_here, play_in_processes
+
+
+class Progress(NamedTuple):
+    """How far a sweep is. ``kept``: points that an earlier, interrupted sweep has done; they count as ``done``."""
+
+    total: int
+    kept: int
+    done: int
+    failed: int
+
+
+Watch = Callable[[Progress], None]
+
+
+def sweep(
+    grid: Grid | Mapping[str, Any] | str | Path,
+    output: str | Path | None = None,
+    *,
+    jobs: int = 1,
+    dask: str | None = None,
+    watch: Watch | None = None,
+    retry_errors: bool = False,
+) -> pd.DataFrame:
+    """Play a grid: a ``Grid``, a mapping with the keys of a sweep file, or the path of one. One row a point.
+
+    ``output``: a Parquet file for the table. Rows are kept as they finish in ``OUTPUT.journal``; a sweep that was
+    interrupted, however, goes on where it was when the same call is made again, and gives the same bytes. Points that
+    OUTPUT holds already are not played again, those with an ``error`` only if ``retry_errors``.
+
+    A policy that the caller has registered (``policies.registry.register``) is played in this process alone; OUTPUT
+    holds its results for as long as the file that defines it stays as it is.
+
+    ``jobs`` processes share the work (more than one needs a caller that can be imported: ``if __name__ ==
+    "__main__"``), or the workers of the Dask cluster at the address ``dask``; the table is the same. ``watch`` is told
+    after every row how far it is. A point that cannot be played is a row with its ``error``. Raises SweepError for a
+    grid that cannot be understood, and an output that is something else or holds results which this grid lacks.
+    """
+    if jobs < 1:
+        raise SweepError(f"jobs: expected a whole number >= 1, got {jobs!r}")
+    asked = grid_of(grid)
+    target = None if output is None else _target(output)
+    _check_policies(asked, target, jobs, dask)
+    with nullcontext() if target is None else journal_of(target) as journal:
+        tasks = _tasks(asked)
+        rows = {} if journal is None or target is None else _kept(target, journal, tasks, retry_errors)
+        waiting = [task for task in tasks if task.key not in rows]
+        with closing(_played(waiting, jobs, dask)) as played:
+            for row in _watched(played, rows, len(tasks), watch):
+                if journal is not None:
+                    journal.add(row)
+                rows[row["point"]] = row
+        table = table_of(asked, [task.point.axes for task in tasks], [rows[task.key] for task in tasks])
+        if journal is not None and target is not None:
+            write_table(table, target)
+            journal.remove()
+    return frame_of(table)
+
+
+def _check_policies(grid: Grid, target: Path | None, jobs: int, dask: str | None) -> None:
+    """Raises SweepError for a registered policy that cannot be played, or kept, as asked."""
+    asked = (value for axes in grid.axes for value in axes.get("policy", (grid.scenario.policy,)))
+    names = list(dict.fromkeys(policy_in(value)[0] for value in asked))
+    if dask is not None or jobs > 1:
+        check_shared(names, f"jobs={jobs}" if dask is None else "a Dask cluster")
+    if target is not None:
+        check_kept(names)
+
+
+def grid_of(grid: Grid | Mapping[str, Any] | str | Path) -> Grid:
+    """A grid from itself, from a mapping or from a file. Raises SweepError."""
+    if isinstance(grid, Grid):
+        return grid
+    return Grid.from_dict(grid) if isinstance(grid, Mapping) else Grid.from_yaml(grid)
+
+
+def _target(output: str | Path) -> Path:
+    """The file to write, if it can be: found out before the work. Raises SweepError."""
+    path = Path(output)
+    if path.suffix != ".parquet":
+        raise SweepError(f"{path}: expected the name of a Parquet file, ending in .parquet")
+    if not path.parent.is_dir():
+        raise SweepError(f"{path}: the folder {path.parent} does not exist; create it first")
+    if path.exists() and not path.is_file():
+        raise SweepError(f"{path}: expected the name of a file, this is something else")
+    return path
+
+
+def _tasks(grid: Grid) -> list[Task]:
+    contents = Contents()
+    return [Task.of(key_of(point, contents), point) for point in points(grid)]
+
+
+def _kept(target: Path, journal: Journal, tasks: Sequence[Task], retry_errors: bool) -> dict[str, Row]:
+    """Rows that are done already, of this grid's points. Raises SweepError rather than lose those of others."""
+    held = {**_rows_of(target), **journal.rows}
+    wanted = {task.key for task in tasks}
+    others = sum(not row["error"] for key, row in held.items() if key not in wanted)
+    if others:
+        raise SweepError(
+            f"{target}: {others:,} of the results there belong to none of this grid's {len(tasks):,} points (they are "
+            f"another grid's, or a file or Trilane has changed since); name another file, or move this one and its "
+            f"journal"
+        )
+    return {key: row for key, row in held.items() if key in wanted and not (retry_errors and row["error"])}
+
+
+def _rows_of(target: Path) -> dict[str, Row]:
+    """The rows of a finished table, by point."""
+    if not target.exists():
+        return {}
+    return {row["point"]: row for row in read_table(target).select(["point", *COLUMNS]).to_pylist()}
+
+
+def _played(tasks: Sequence[Task], jobs: int, dask: str | None) -> Generator[Row, None, None]:
+    """Rows as they finish, wherever they are played."""
+    if dask is not None:
+        return play_on_cluster(tasks, dask)
+    return play_here(tasks) if jobs == 1 else play_in_processes(tasks, jobs)
+
+
+def _watched(played: Iterator[Row], before: Mapping[str, Row], total: int, watch: Watch | None) -> Iterator[Row]:
+    """Rows as they come; ``watch`` hears of each once it is kept."""
+    kept, failed = len(before), sum(bool(row["error"]) for row in before.values())
+    for done, row in enumerate(played, kept + 1):
+        yield row
+        failed += bool(row["error"])
+        if watch is not None:
+            watch(Progress(total, kept, done, failed))

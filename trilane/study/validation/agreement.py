@@ -1,0 +1,249 @@
+"""Agreement: how well predictions match measurements over many scenarios, and whether that is what we aim at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sim.runs.spans import LANES
+from trilane.study.validation.comparison import AgreementError, Pairing
+from trilane.study.validation.error_breakdown import causes, parts_of
+from trilane.study.validation.rank_agreement import Ranking, groups_of, names_of, ranking_of
+from trilane.study.validation.repeated import Quantity
+
+MEDIAN_AIM, WORST_AIM, TAU_AIM = 0.05, 0.15, 0.9
+_WITHIN = (0.05, 0.10, 0.15)
+_NEVER_TOLD = ("policy", "parameters", "hardware_overrides")
+
+
+class Verdict(NamedTuple):
+    """One aim: whether it was reached (None: nothing there to judge by), and in words what came."""
+
+    held: bool | None
+    text: str
+
+    def __str__(self) -> str:
+        return f"{'not judged' if self.held is None else 'held' if self.held else 'not held'}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Errors are absolute and fractions of what was measured; None where no scenario has the number."""
+
+    scenarios: int
+    repeats: int  # the fewest of any scenario
+    median_error: float  # of TPOT, as all but the TTFT's
+    p90_error: float
+    worst_error: float
+    within: Mapping[str, int]  # scenarios at most so far off
+    median_null_error: float | None
+    median_ttft_error: float | None
+    median_spread: float | None  # of repeated runs: the noise floor
+    tau: float | None  # mean over the groups that have one
+    null_tau: float | None
+    tau_beyond_spread: float | None
+    pairs: int
+    discordant_pairs: int
+    tied_pairs: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+class LaneError(NamedTuple):
+    """Absolute errors of a lane's busy time, over all scenarios."""
+
+    median_of_tpot: float  # as a fraction of the measured TPOT
+    worst_of_tpot: float
+    worst_place: int  # which pairing that is
+    median_of_lane: float | None  # as a fraction of the lane's own busy time; None where it was never used
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Pairings of many scenarios, each asked once. Raises AgreementError if there is none, or one twice."""
+
+    pairings: tuple[Pairing, ...]
+
+    def __post_init__(self) -> None:
+        if not self.pairings:
+            raise AgreementError("expected at least one scenario, measured and predicted, got none")
+        seen: list[Mapping[str, Any]] = []
+        for scenario in (pairing.scenario for pairing in self.pairings):
+            if scenario in seen:
+                raise AgreementError(f"{scenario['policy']}: expected every scenario once, got this twice: {scenario}")
+            seen.append(scenario)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Of each pairing: its policy, with the parameters that tell it from others."""
+        return names_of(self.pairings)
+
+    @cached_property
+    def groups(self) -> list[list[int]]:
+        """Places of pairings that differ only in policy."""
+        return groups_of(self.pairings)
+
+    @cached_property
+    def varying(self) -> list[str]:
+        """Keys of the scenarios, beside policy and parameters, in which groups differ; batch stands for sequences."""
+        first = [self.pairings[group[0]].scenario for group in self.groups]
+        keys = [key for key in first[0] if key not in _NEVER_TOLD and any(s[key] != first[0][key] for s in first)]
+        return [key for key in keys if key != "sequences" or "batch" not in keys]
+
+    def settings(self, place: int) -> dict[str, str]:
+        """What tells a pairing's group from others, in words."""
+        scenario = self.pairings[place].scenario
+        return {key: in_words(key, scenario[key]) for key in self.varying}
+
+    def title(self, place: int) -> str:
+        """A pairing in a few words."""
+        return ", ".join([self.names[place], *(f"{name_of(k)} {v}" for k, v in self.settings(place).items())])
+
+    @cached_property
+    def rankings(self) -> dict[int, Ranking]:
+        """Of each group of two policies or more, by the place of its first pairing."""
+        ranked = {group[0]: ranking_of(*self._members(group)) for group in self.groups}
+        return {place: ranking for place, ranking in ranked.items() if ranking}
+
+    def _members(self, group: Sequence[int]) -> tuple[list[str], list[Pairing]]:
+        return [self.names[place] for place in group], [self.pairings[place] for place in group]
+
+    @cached_property
+    def summary(self) -> Summary:
+        """The numbers that the verdicts are about."""
+        errors = np.array([abs(_error(pairing.tpot_ms)) for pairing in self.pairings])
+        rankings, ttfts = self.rankings.values(), [pairing.ttft_ms for pairing in self.pairings]
+        return Summary(
+            scenarios=len(errors), repeats=min(len(pairing.measured) for pairing in self.pairings),
+            median_error=float(np.median(errors)), p90_error=float(np.percentile(errors, 90)),
+            worst_error=float(errors.max()),
+            within={f"{limit:.0%}": int((errors <= limit).sum()) for limit in _WITHIN},
+            median_null_error=_median([pairing.null_error for pairing in self.pairings]),
+            median_ttft_error=_median([ttft.error for ttft in ttfts if ttft]),
+            median_spread=_median([pairing.tpot_ms.spread for pairing in self.pairings]),
+            tau=_mean([ranking.tau for ranking in rankings]),
+            null_tau=_mean([ranking.null_tau for ranking in rankings]),
+            tau_beyond_spread=_mean([ranking.tau_beyond_spread for ranking in rankings]),
+            pairs=sum(ranking.pairs for ranking in rankings),
+            discordant_pairs=sum(len(ranking.discordant) for ranking in rankings),
+            tied_pairs=sum(len(ranking.ties) for ranking in rankings),
+        )  # fmt: skip
+
+    @cached_property
+    def far_off(self) -> list[int]:
+        """Places of the pairings whose TPOT error is beyond what we aim at, worst first."""
+        errors = {place: abs(_error(pairing.tpot_ms)) for place, pairing in enumerate(self.pairings)}
+        return sorted((place for place, error in errors.items() if error > WORST_AIM), key=lambda p: -errors[p])
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """The aims, one by one."""
+        found, off = self.summary, len(self.far_off)
+        tau = "no two policies were asked the same" if found.tau is None else f"{found.tau:.2f}"
+        return [
+            Verdict(
+                found.median_error <= MEDIAN_AIM,
+                f"median TPOT error {found.median_error:.1%} (aim: at most {MEDIAN_AIM:.0%})",
+            ),
+            Verdict(
+                None if found.tau is None else found.tau >= TAU_AIM,
+                f"ranking of policies, Kendall's tau: {tau} (aim: at least {TAU_AIM}); "
+                f"{found.discordant_pairs} of {found.pairs} pairs the wrong way round",
+            ),
+            Verdict(
+                not off,
+                f"worst TPOT error {found.worst_error:.1%} (aim: none above {WORST_AIM:.0%}); "
+                f"{off} of {found.scenarios} above",
+            ),
+            self._parity_verdict(),
+        ]
+
+    def _parity_verdict(self) -> Verdict:
+        checked = [pairing.parity for pairing in self.pairings if pairing.parity]
+        kept = sum(parity.held for parity in checked)
+        text = f"parity of plans, hits, loads and bytes (law 10) in {kept} of {len(checked)} scenarios checked"
+        return Verdict(kept == len(checked) if checked else None, text)
+
+    @cached_property
+    def lane_errors(self) -> dict[str, LaneError]:
+        """How far off the busy time of each lane is."""
+        return {lane: self._lane_error(lane) for lane in LANES}
+
+    def _lane_error(self, lane: str) -> LaneError:
+        points = [abs(pairing.lane_points(lane)) for pairing in self.pairings]
+        own = _median([pairing.lane_ms[lane].error for pairing in self.pairings])
+        return LaneError(float(np.median(points)), max(points), int(np.argmax(points)), own)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One JSON-ready row a scenario, in the order given."""
+        return [self._row(place) for place in range(len(self.pairings))]
+
+    def _row(self, place: int) -> dict[str, Any]:
+        pairing = self.pairings[place]
+        lanes = {
+            lane: {**ms.to_dict(), "error_of_tpot": pairing.lane_points(lane)} for lane, ms in pairing.lane_ms.items()
+        }
+        return {
+            "name": self.names[place], "scenario": dict(pairing.scenario), "labels": list(pairing.predicted.labels),
+            "tpot_ms": pairing.tpot_ms.to_dict(), "ttft_ms": pairing.ttft_ms and pairing.ttft_ms.to_dict(),
+            "null_model_tpot_ms": pairing.null_tpot_ms, "null_model_error": pairing.null_error,
+            "lane_ms": lanes, "work": _work(pairing), "memory": _dicts(pairing.memory),
+            "stall_ms": _dicts(pairing.stall_ms), "parts": [part.to_dict() for part in parts_of(pairing)],
+            "causes": [str(cause) for cause in causes(pairing)],
+            "parity": pairing.parity and pairing.parity.to_dict(),
+        }  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, JSON-ready."""
+        return {
+            "summary": self.summary.to_dict(),
+            "verdicts": [{"held": verdict.held, "text": verdict.text} for verdict in self.verdicts],
+            "lanes": {lane: error._asdict() for lane, error in self.lane_errors.items()},
+            "rankings": [{"setting": self.settings(place), **r.to_dict()} for place, r in self.rankings.items()],
+            "scenarios": self.rows(),
+        }
+
+
+def name_of(key: str) -> str:
+    """A key of a scenario, to be read."""
+    return {"cached_share": "cached", "gpu_memory_gb": "GPU memory"}.get(key, key.replace("_", " "))
+
+
+def in_words(key: str, value: Any) -> str:
+    """The value of a key of a scenario, to be read."""
+    if value is None:
+        return "-"
+    if key == "cached_share":
+        return f"{value:.0%}"
+    return f"{value:g} GB" if key == "gpu_memory_gb" else str(value)
+
+
+def _work(pairing: Pairing) -> list[dict[str, Any]]:
+    return [
+        {"lane": lane, "kind": kind, "ms": ms.to_dict(), "spans": pairing.work_spans[lane, kind].to_dict()}
+        for (lane, kind), ms in pairing.work_ms.items()
+    ]
+
+
+def _dicts(quantities: Mapping[str, Quantity]) -> dict[str, Any]:
+    return {name: quantity.to_dict() for name, quantity in quantities.items()}
+
+
+def _error(quantity: Quantity) -> float:
+    return quantity.predicted / quantity.median - 1
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [abs(value) for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None

@@ -1,0 +1,212 @@
+"""A pairing: the measured runs of one scenario beside its predicted run, number by number.
+
+It knows nothing of how a run was measured: both sides are spans, and every number has the one definition that
+``sim.runs.metrics`` gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from sim.runs.columns import KINDS, columns_of
+from sim.runs.metrics import layer_frame, step_times
+from sim.runs.run import Run
+from sim.runs.spans import COPIES, INSTANT, LANES
+from trilane.study.validation.repeated import Quantity
+
+_MAY_DIFFER = ("hardware", "hardware_overrides")  # the machine itself, and the profile that stands for it
+
+
+class AgreementError(ValueError):
+    """Runs that cannot be laid side by side; the message says in what they differ or what they lack."""
+
+
+class Work(NamedTuple):
+    """What a lane did of one kind in a mean decode step."""
+
+    ms: float  # in the decode window
+    spans: float  # how many, of decode steps
+
+
+_NONE = Work(0.0, 0.0)
+
+
+class Counts(NamedTuple):
+    """What a call log says of memory: hits, expert copies and their bytes."""
+
+    hits: int
+    loads: int
+    bytes: int
+
+
+class Parity(NamedTuple):
+    """Law 10, as found from the call logs by whoever ran the scenario."""
+
+    replay_identical: bool  # the executor's log, replayed in a fresh session, gave identical plans, hits, loads, bytes
+    logs_identical: bool  # the simulator's and the executor's own logs gave identical plans
+    timing_free: bool  # the policy neither prefetches nor swaps, so that its logs must be identical
+    changed_plans_share: float  # plans in which the two logs differ / plans
+    measured: Counts
+    predicted: Counts
+
+    @property
+    def held(self) -> bool:
+        """Whether the law holds: logs may differ where timing has a say in them."""
+        agrees = self.logs_identical and self.measured == self.predicted
+        return self.replay_identical and (agrees or not self.timing_free)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        counts = {"measured": self.measured._asdict(), "predicted": self.predicted._asdict()}
+        return {**self._asdict(), **counts, "held": self.held}
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Repeated measured runs of one scenario, its predicted run, and the parity of their logs where it was checked.
+
+    Raises AgreementError if they are not of one scenario (the hardware's name apart) or did not decode.
+    """
+
+    measured: tuple[Run, ...]
+    predicted: Run
+    parity: Parity | None = None
+
+    def __post_init__(self) -> None:
+        if not self.measured:
+            raise AgreementError(f"{self.predicted.policy}: expected at least one measured run, got none")
+        for run in self.measured:
+            _check_same(run, self.predicted)
+        if not self.predicted.metrics.decode_steps:
+            raise AgreementError(f"{self.predicted.policy}: expected decode steps, got none; set generated_tokens >= 1")
+
+    @property
+    def scenario(self) -> Mapping[str, Any]:
+        """That of the prediction, which names the profile it was made from."""
+        return self.predicted.scenario
+
+    @cached_property
+    def tpot_ms(self) -> Quantity:
+        """Time per output token."""
+        return self._metric("tpot_ms")
+
+    @cached_property
+    def ttft_ms(self) -> Quantity | None:
+        """Time to first token; None without a prefill."""
+        return None if self.predicted.metrics.ttft_ms is None else self._metric("ttft_ms")
+
+    @property
+    def null_tpot_ms(self) -> float | None:
+        """What the null model says, if the prediction carries it."""
+        return self.predicted.bounds.get("null_model_tpot_ms")
+
+    @property
+    def null_error(self) -> float | None:
+        """null model / measured TPOT - 1."""
+        return None if self.null_tpot_ms is None else self.null_tpot_ms / self.tpot_ms.median - 1
+
+    @cached_property
+    def lane_ms(self) -> dict[str, Quantity]:
+        """Busy time of each lane in a mean decode step."""
+        return {lane: self._each(lambda run, lane=lane: _busy_ms(run, lane)) for lane in LANES}  # type: ignore[misc]
+
+    def lane_points(self, lane: str) -> float:
+        """Error of a lane's busy time as a fraction of the measured TPOT."""
+        return self.lane_ms[lane].difference / self.tpot_ms.median
+
+    @cached_property
+    def stall_ms(self) -> dict[str, Quantity]:
+        """Time of a mean decode step without GPU work, by the lane it waited for (``sim.runs.stalls``)."""
+        return {lane: self._metric(f"stall_{lane}_ms") for lane in ("h2d", "cpu", "host")}
+
+    @cached_property
+    def work_ms(self) -> dict[tuple[str, str], Quantity]:
+        """Busy time of a mean decode step by lane and kind of span."""
+        return self._work(lambda work: work.ms)
+
+    @cached_property
+    def work_spans(self) -> dict[tuple[str, str], Quantity]:
+        """Spans of a mean decode step by lane and kind."""
+        return self._work(lambda work: work.spans)
+
+    @cached_property
+    def memory(self) -> dict[str, Quantity]:
+        """What law 10 is about, counted in the spans: hits and hit rate, expert copies by kind, their bytes."""
+        counted = [_memory(run) for run in (*self.measured, self.predicted)]
+        return {name: _quantity([count[name] for count in counted]) for name in counted[0]}
+
+    @cached_property
+    def median_run(self) -> Run:
+        """The repeat of median TPOT (the faster of two), to be looked at for all."""
+        ranked = sorted(self.measured, key=lambda run: run.metrics.tpot_ms or 0.0)
+        return ranked[(len(ranked) - 1) // 2]
+
+    @cached_property
+    def _works(self) -> list[dict[tuple[str, str], Work]]:
+        return [work_of(run.spans) for run in (*self.measured, self.predicted)]
+
+    def _work(self, number: Callable[[Work], float]) -> dict[tuple[str, str], Quantity]:
+        keys = dict.fromkeys(key for work in self._works for key in work)
+        return {key: _quantity([number(work.get(key, _NONE)) for work in self._works]) for key in keys}
+
+    def _metric(self, name: str) -> Quantity:
+        return self._each(lambda run: float(getattr(run.metrics, name)))
+
+    def _each(self, number: Callable[[Run], float]) -> Quantity:
+        return _quantity([number(run) for run in (*self.measured, self.predicted)])
+
+
+def work_of(spans: pd.DataFrame) -> dict[tuple[str, str], Work]:
+    """What lanes did in the decode window, by (lane, kind)."""
+    c, steps = columns_of(spans), step_times(spans).query("phase == 'decode'")
+    window = round(steps["start_ms"].min() * 1e6), round(steps["end_ms"].max() * 1e6)
+    inside = np.clip(c.end, *window) - np.clip(c.start, *window)
+    masks = {(lane, kind): c.on(lane) & c.of(kind) for lane, kind in product(LANES, KINDS) if kind not in INSTANT}
+    return {
+        key: Work(int(inside[mask].sum()) / 1e6 / len(steps), int((mask & c.decode).sum()) / len(steps))
+        for key, mask in masks.items() if mask.any()
+    }  # fmt: skip
+
+
+def _check_same(run: Run, predicted: Run) -> None:
+    """Refuse to compare what was not asked the same."""
+    mine, other = run.scenario, predicted.scenario
+    for key in (key for key in other if key in mine and key not in _MAY_DIFFER):
+        if mine[key] != other[key]:
+            raise AgreementError(
+                f"{predicted.policy}: expected one scenario, measured and predicted; {key} was {mine[key]!r} when "
+                f"measured and {other[key]!r} when predicted"
+            )
+    if run.trace_checksum != predicted.trace_checksum:
+        raise AgreementError(f"{predicted.policy}: measured and predicted with different contents of the trace")
+    if run.metrics.decode_steps != predicted.metrics.decode_steps:
+        raise AgreementError(
+            f"{predicted.policy}: expected as many decode steps measured as predicted, got "
+            f"{run.metrics.decode_steps} and {predicted.metrics.decode_steps}"
+        )
+
+
+def _quantity(numbers: list[float]) -> Quantity:
+    """The last number is the predicted one."""
+    return Quantity(tuple(numbers[:-1]), numbers[-1])
+
+
+def _busy_ms(run: Run, lane: str) -> float:
+    return float(getattr(run.metrics, f"{lane}_busy_share") * (run.metrics.tpot_ms or 0.0))
+
+
+def _memory(run: Run) -> dict[str, float]:
+    copies = run.spans[run.spans["kind"].isin(COPIES)]
+    return {
+        "decode_resident_hit_rate": float(run.metrics.decode_resident_hit_rate or 0.0),
+        "hits": int(layer_frame(run.spans)["hits"].sum()),
+        **{f"{kind}_copies": int((copies["kind"] == kind).sum()) for kind in COPIES},
+        "copied_bytes": int(copies["bytes"].sum()),
+    }

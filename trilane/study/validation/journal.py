@@ -1,0 +1,188 @@
+"""What a validation has measured so far: a folder to which every run is added as it ends, so that none is lost.
+
+``question.json`` says what was asked; ``run-SCENARIO-ROUND.parquet`` holds the spans of one measured run and, in the
+file's metadata, the rest of it; ``microbenchmarks-ROUND-N.json`` the samples of one repetition of the microbenchmarks.
+Files are written aside and then renamed: what is there is whole, whenever the process was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import pyarrow as pa
+from pyarrow import parquet
+
+import realrun
+from realrun.errors import RefusedError
+from realrun.profiling.profile_timing import Samples
+from sim.machine.hardware import Power
+from sim.runs.run import Run
+from sim.runs.spans import TEXTS
+from sim.simulate import Setting
+from traces.locked_file import locked
+from traces.written_aside import written_aside
+from trilane.study.validation.parity import Answers
+
+PACKAGES = ("policies", "realrun", "sim", "traces")  # whose code affects a measured run
+SOURCES = (".py", ".c", ".h")
+_META = b"trilane"
+
+
+class Kept(NamedTuple):
+    """A measured run; what its session answered; and whether a fresh session answers the same."""
+
+    run: Run
+    answers: Answers
+    replayed: bool
+
+
+class Journal:
+    """The journal in ``folder``, which is made with the first thing that is kept.
+
+    One of another ``question`` that is there counts as empty, and is renamed then, to ``before``; ``changed`` says what
+    is different.
+    """
+
+    def __init__(self, folder: Path, question: Mapping[str, str]) -> None:
+        self.folder, self._asked = folder, question
+        there = json.loads(self._question.read_text(encoding="utf-8")) if self._question.exists() else None
+        self._is_ours = there == question
+        self.changed = () if there is None else tuple(key for key in question if there.get(key) != question[key])
+
+    def has(self, scenario: int, turn: int) -> bool:
+        """Whether a scenario's run of a round is in it."""
+        return self._is_ours and self._run(scenario, turn).exists()
+
+    def add(self, scenario: int, turn: int, kept: Kept) -> None:
+        """Keep a measured run."""
+        self._begin()
+        spans = kept.run.spans.astype(dict.fromkeys(TEXTS, "category"))
+        table = pa.Table.from_pandas(spans, preserve_index=False)
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), _META: _described(kept)})
+        with written_aside(self._run(scenario, turn)) as aside:
+            parquet.write_table(table, aside, compression="zstd")
+
+    def runs(self, scenario: int, rounds: int, power: Power | None) -> list[Kept]:
+        """A scenario's measured runs, in order; ``power``: that of the machine."""
+        return [_read(self._run(scenario, turn), power) for turn in range(rounds) if self.has(scenario, turn)]
+
+    def has_samples(self, turn: int) -> bool:
+        """Whether the microbenchmarks before a round (after the last: that of the round to follow) are in it."""
+        return self._is_ours and any(self.folder.glob(f"microbenchmarks-{turn:02d}-*.json"))
+
+    def add_samples(self, turn: int, samples: Samples) -> None:
+        """Keep one repetition of the microbenchmarks."""
+        self._begin()
+        number = len(list(self.folder.glob("microbenchmarks-*.json")))
+        with written_aside(self.folder / f"microbenchmarks-{turn:02d}-{number:03d}.json") as aside:
+            aside.write_text(json.dumps([[*key, ns] for key, ns in samples.items()]), encoding="utf-8")
+
+    def samples(self) -> list[Samples]:
+        """All repetitions, in order."""
+        files = sorted(self.folder.glob("microbenchmarks-*.json")) if self._is_ours else []
+        return [{tuple(key): ns for *key, ns in json.loads(file.read_text(encoding="utf-8"))} for file in files]
+
+    def count(self, scenarios: int, rounds: int) -> int:
+        """How many of the runs of so many scenarios and rounds are in it."""
+        return sum(self.has(scenario, turn) for scenario in range(scenarios) for turn in range(rounds))
+
+    @property
+    def before(self) -> Path:
+        """Where the journal of another question goes that was in ``folder``."""
+        return self.folder.with_name(f"{self.folder.name}.before")
+
+    @property
+    def _question(self) -> Path:
+        return self.folder / "question.json"
+
+    def _run(self, scenario: int, turn: int) -> Path:
+        return self.folder / f"run-{scenario:03d}-{turn:02d}.parquet"
+
+    def _begin(self) -> None:
+        """Make the folder, unless it is there already; keep the one of another question, and no earlier one."""
+        if self._is_ours:
+            return
+        if self._question.exists():
+            shutil.rmtree(self.before, ignore_errors=True)
+            self.folder.rename(self.before)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        with written_aside(self._question) as aside:
+            aside.write_text(json.dumps(self._asked, indent=2) + "\n", encoding="utf-8")
+        self._is_ours = True
+
+
+@contextmanager
+def journal_of(folder: Path, question: Mapping[str, str]) -> Iterator[Journal]:
+    """The journal in ``folder``, for this validation alone. Raises RefusedError if another one has it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.with_name(f"{folder.name}.lock")
+    try:
+        descriptor = locked(lock)
+    except BlockingIOError:
+        raise RefusedError(
+            f"{folder}: another validation is writing there; wait until it has ended, or name another folder"
+        ) from None
+    try:
+        yield Journal(folder, question)
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def question_of(settings: Sequence[Setting]) -> dict[str, str]:
+    """What was asked, as digests: scenarios and their traces' contents, the profile, and the code that measures.
+
+    The number of repeats is no part of it: with more of them, a validation goes on.
+    """
+    asked = [[setting.scenario.to_dict(), setting.trace.checksum] for setting in settings]
+    profile = settings[0].hardware.document()
+    return {
+        "plan": _sha(json.dumps(asked).encode()),
+        "profile": _sha(json.dumps(profile, default=str).encode()),
+        "code": code_digest(Path(realrun.__file__).parents[2]),
+    }
+
+
+def code_digest(root: Path) -> str:
+    """Of all sources of ``PACKAGES`` below ``root``: Python, and the C of the CPU's experts."""
+    files = (file for package in PACKAGES for file in sorted((root / package).rglob("*")) if file.suffix in SOURCES)
+    return _sha(*(part for file in files for part in (str(file.relative_to(root)).encode(), file.read_bytes())))
+
+
+def _sha(*parts: bytes) -> str:
+    return sha256(b"".join(sha256(part).digest() for part in parts)).hexdigest()[:16]
+
+
+def _described(kept: Kept) -> bytes:
+    run = kept.run
+    values = {
+        "scenario": run.scenario, "policy": run.policy, "labels": run.labels, "trace_checksum": run.trace_checksum,
+        "bounds": run.bounds, "memory": run.memory, "approximation": _records(run.approximation),
+        "answers": kept.answers.to_dict(), "replayed": kept.replayed,
+    }  # fmt: skip
+    return json.dumps(values).encode()
+
+
+def _records(frame: pd.DataFrame | None) -> dict[str, Any] | None:
+    return None if frame is None else frame.to_dict("list")  # type: ignore[return-value]
+
+
+def _read(file: Path, power: Power | None) -> Kept:
+    table = parquet.read_table(file)
+    values = json.loads(table.schema.metadata[_META])
+    answers, replayed = Answers.from_dict(values.pop("answers")), bool(values.pop("replayed"))
+    changed = values.pop("approximation")
+    run = Run(
+        spans=table.to_pandas(), power=power, approximation=None if changed is None else pd.DataFrame(changed),
+        labels=tuple(values.pop("labels")), **values,
+    )  # fmt: skip
+    return Kept(run, answers, replayed)

@@ -1,0 +1,88 @@
+"""Law 10: whether measured runs and the simulator were given the same answers by the policy, in a few numbers a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from policies.mechanism.session import Session
+from realrun.execution.call_log import LoggedSession, replay
+from trilane.study.validation.comparison import Counts, Parity
+
+
+class Answers(NamedTuple):
+    """What a session answered in a run: equal answers have equal digests.
+
+    ``plans``: one digest for each step and layer, in order, of everything that the plan says but its makespan.
+    """
+
+    plans: tuple[str, ...]
+    copies: str
+    demand_only: bool  # every copy was a demand load
+    counts: Counts
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; ``from_dict`` is its inverse."""
+        return {**self._asdict(), "counts": self.counts._asdict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Answers:
+        """What ``to_dict`` gave."""
+        return cls(**{**values, "plans": tuple(values["plans"]), "counts": Counts(**values["counts"])})
+
+
+def answers_of(session: LoggedSession) -> Answers:
+    """The answers in a session's log."""
+    copies, plans = session.copies(), session.plans()
+    resident = sum(len(plan.resident) for plan in plans.values())
+    return Answers(
+        plans=tuple(_digest(plans[place]._replace(makespan_ns=0)) for place in sorted(plans)),
+        copies=_digest(copies),
+        demand_only=all(copy.kind == "demand" for copy in copies),
+        counts=Counts(resident, len(copies), sum(copy.bytes for copy in copies)),
+    )
+
+
+def replays(session: LoggedSession, fresh: Callable[[], Session]) -> bool:
+    """Whether a fresh session of the same policy answers the same calls in the same way."""
+    return replay(session.log, fresh()) is None
+
+
+def plans_changed(one: Answers, other: Answers) -> float:
+    """The share of layers that two runs decided differently; where policy and routing are the same, it was timing."""
+    same = sum(plan == theirs for plan, theirs in zip(one.plans, other.plans, strict=False))
+    return (len(one.plans) - same) / max(1, len(one.plans))
+
+
+def parity_of(measured: Answers, replay_identical: bool, predicted: Answers) -> Parity:
+    """DESIGN, law 10, in both its parts."""
+    changed = plans_changed(measured, predicted)
+    return Parity(
+        replay_identical=replay_identical,
+        logs_identical=changed == 0 and measured.copies == predicted.copies,
+        timing_free=measured.demand_only and predicted.demand_only,
+        changed_plans_share=changed,
+        measured=measured.counts,
+        predicted=predicted.counts,
+    )
+
+
+def parity_of_repeats(repeats: Sequence[tuple[Answers, bool]], predicted: Answers) -> Parity:
+    """Of the first repeat that breaks law 10, or else of the last; with each, whether its log ``replays``."""
+    found = [parity_of(answers, replayed, predicted) for answers, replayed in repeats]
+    return next((parity for parity in found if not parity.held), found[-1])
+
+
+def _digest(answer: object) -> str:
+    return blake2b(json.dumps(answer, default=_plain).encode(), digest_size=8).hexdigest()
+
+
+def _plain(value: Any) -> object:
+    """Sets, and numbers of numpy, as JSON has them. Raises TypeError for anything else."""
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"expected numbers, texts, tuples and sets in an answer, got {type(value).__name__}")

@@ -1,0 +1,109 @@
+"""Ranking agreement: whether the prediction orders policies as the measurement does."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from scipy.stats import kendalltau
+
+from trilane.study.validation.comparison import Pairing
+
+_OF_THE_POLICY = ("policy", "parameters")
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Policies that were asked the same, by TPOT. A tau is None where one side puts all of them level.
+
+    ``tau`` is Kendall's tau-b of the measured medians and the predictions. Pairs that the measurement itself cannot
+    order (``ties``: their medians are no further apart than the half interquartile ranges of both together) count in
+    it like all others; ``tau_beyond_spread`` leaves them out: pairs ordered rightly less wrongly, over pairs.
+    """
+
+    policies: tuple[str, ...]  # as measured, fastest first
+    tau: float | None
+    null_tau: float | None
+    tau_beyond_spread: float | None
+    pairs: int
+    discordant: tuple[tuple[str, str], ...]  # the faster as measured comes first; predicted the other way round
+    ties: tuple[tuple[str, str], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        pairs = {"discordant": [list(pair) for pair in self.discordant], "ties": [list(pair) for pair in self.ties]}
+        return {**asdict(self), "policies": list(self.policies), **pairs}
+
+
+def setting_key(scenario: Mapping[str, Any]) -> str:
+    """What scenarios have in common that differ only in policy."""
+    return json.dumps({key: scenario[key] for key in scenario if key not in _OF_THE_POLICY}, sort_keys=True)
+
+
+def groups_of(pairings: Sequence[Pairing]) -> list[list[int]]:
+    """Places of the pairings that differ only in policy, in the order given."""
+    groups: dict[str, list[int]] = {}
+    for place, pairing in enumerate(pairings):
+        groups.setdefault(setting_key(pairing.scenario), []).append(place)
+    return list(groups.values())
+
+
+def names_of(pairings: Sequence[Pairing]) -> list[str]:
+    """A name for each: its policy, and the parameters that tell it from others of its policy in the same setting."""
+    telling: dict[str, set[str]] = {}
+    for group in groups_of(pairings):
+        for one, other in combinations([pairings[place].scenario for place in group], 2):
+            if one["policy"] == other["policy"]:
+                telling.setdefault(one["policy"], set()).update(_differing(one["parameters"], other["parameters"]))
+    return [_name(pairing.scenario, sorted(telling.get(pairing.scenario["policy"], ()))) for pairing in pairings]
+
+
+def ranking_of(names: Sequence[str], pairings: Sequence[Pairing]) -> Ranking | None:
+    """How the policies of one setting are ordered; None if there are fewer than two."""
+    if len(pairings) < 2:
+        return None
+    order = sorted(range(len(names)), key=lambda place: pairings[place].tpot_ms.median)
+    sides = list(combinations(order, 2))
+    measured = np.array([pairing.tpot_ms.median for pairing in pairings])
+    predicted = np.array([pairing.tpot_ms.predicted for pairing in pairings])
+    signs = [_sign(measured[b] - measured[a]) * _sign(predicted[b] - predicted[a]) for a, b in sides]
+    tied = [_tied(pairings[a], pairings[b]) for a, b in sides]
+    told = [sign for sign, tie in zip(signs, tied, strict=True) if not tie]
+    return Ranking(
+        policies=tuple(names[place] for place in order),
+        tau=_tau(measured, predicted),
+        null_tau=_tau(measured, [math.nan if p.null_tpot_ms is None else p.null_tpot_ms for p in pairings]),
+        tau_beyond_spread=sum(told) / len(told) if told else None,
+        pairs=len(sides),
+        discordant=tuple((names[a], names[b]) for (a, b), sign in zip(sides, signs, strict=True) if sign < 0),
+        ties=tuple((names[a], names[b]) for (a, b), tie in zip(sides, tied, strict=True) if tie),
+    )
+
+
+def _tau(measured: Sequence[float] | Any, predicted: Sequence[float] | Any) -> float | None:
+    tau = float(kendalltau(measured, predicted).statistic)
+    return None if math.isnan(tau) else tau
+
+
+def _tied(one: Pairing, other: Pairing) -> bool:
+    """Whether the repeats cannot tell which of the two is faster."""
+    room = (one.tpot_ms.half_iqr or 0.0) + (other.tpot_ms.half_iqr or 0.0)
+    return abs(one.tpot_ms.median - other.tpot_ms.median) <= room
+
+
+def _sign(difference: float) -> int:
+    return int(np.sign(difference))
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    return {key for key in {*one, *other} if one.get(key) != other.get(key)}
+
+
+def _name(scenario: Mapping[str, Any], parameters: Sequence[str]) -> str:
+    told = ", ".join(f"{key}={scenario['parameters'][key]}" for key in parameters if key in scenario["parameters"])
+    return f"{scenario['policy']}({told})" if told else str(scenario["policy"])

@@ -1,0 +1,203 @@
+"""Validation: scenarios measured on a machine, and predicted from microbenchmarks alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from policies.mechanism.session import Session
+from realrun.errors import LaneError, RefusedError
+from realrun.execution.call_log import LoggedSession
+from realrun.machine.machines import RealMachine
+from realrun.profiling.profile_again import Reprofile, profile_of, profiled_again
+from realrun.replay.replay_bench import Measurement, ReplayBench, room_for
+from sim.machine.hardware import Hardware
+from sim.simulate import Prepared, Setting, compose_policy, play_in, prepare, setting_of
+from trilane.study.validation.agreement import Agreement
+from trilane.study.validation.comparison import Pairing
+from trilane.study.validation.journal import Journal, Kept, journal_of, question_of
+from trilane.study.validation.parity import answers_of, parity_of_repeats, replays
+from trilane.study.validation.plan import ValidationPlan, alternating
+from trilane.study.validation.stopping import Stop
+
+Progress = Callable[[str], None]
+
+
+class Ended(NamedTuple):
+    """How a validation ended: runs in its journal, of how many; why it stopped before the last one; and the error.
+
+    ``changed``: what had changed since the journal that was there before, which was begun anew.
+    """
+
+    runs: int
+    asked: int
+    why: str | None = None
+    error: LaneError | None = None
+    changed: tuple[str, ...] = ()
+
+
+class Validated(NamedTuple):
+    """Measured next to predicted, and the machine with the profile that the predictions were made from.
+
+    ``by_file``: the same next to predictions from the profile as it was in its file. ``remarks``: the machine's.
+    Scenarios without a measured run are in neither agreement.
+    """
+
+    agreement: Agreement
+    hardware: Hardware
+    by_file: Agreement
+    ended: Ended
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """What is missing, remarks on the machine, how predictions were made, and what the file alone would give."""
+        found, ended = self.by_file.summary, self.ended
+        partly = f"stopped early: {ended.why}; {ended.runs} of {ended.asked} runs are measured, the rest is left out"
+        anew = (
+            f"the journal was begun anew: what was in it had another {' and '.join(ended.changed)}, and is kept in "
+            "journal.before"
+        )
+        return [
+            *([partly] if ended.why else []),
+            *([anew] if ended.changed else []),
+            *self.remarks,
+            "predictions: medians of microbenchmarks repeated before every round of runs and after the last; decision "
+            "costs, and what planners believe, are the file's",
+            f"predicted from the profile as it was in its file, measured before: median TPOT error "
+            f"{found.median_error:.1%}, worst {found.worst_error:.1%}, tau "
+            f"{'-' if found.tau is None else format(found.tau, '.2f')}",
+        ]
+
+
+def validate(
+    plan: ValidationPlan, machine: RealMachine, progress: Progress = lambda _: None, *, folder: Path | None = None,
+    stop: Stop | None = None,
+) -> Validated:  # fmt: skip
+    """Measure and predict every scenario of the plan, all of one model, on the machine of their profile.
+
+    Each is run ``repeats`` times in alternating order, and once before its first run, to warm up. The microbenchmarks
+    of the profile are repeated before every round and after the last, since a machine may be slower for minutes;
+    predictions are made from these alone, while planners believe in the profile as it was.
+
+    ``folder``: where the journal is kept. What it holds of the same plan, profile and code is not measured again.
+    ``stop`` is asked before every run; a lane that fails stops the validation too. Raises RefusedError where nothing
+    can be measured, another validation uses the folder, or nothing was measured before it stopped, and the LaneError
+    of a lane that fails before.
+    """
+    settings = [setting_of(scenario) for scenario in plan.scenarios]
+    _check_one_model(settings)
+    prepared = [_prepared(setting) for setting in settings]  # refuse what cannot run before anything is measured
+    profile_of(settings[0])
+    with (
+        TemporaryDirectory() as scratch,
+        journal_of(folder or Path(scratch, "journal"), question_of(settings)) as journal,
+    ):
+        rounds = _Rounds(plan, settings, journal, stop or Stop(), progress)
+        ended = rounds.measure(machine, prepared)
+        if not ended.runs:
+            raise ended.error or RefusedError(f"validation: nothing was measured: {ended.why}; give it more time")
+        return _validated(plan, settings, journal, ended)._replace(remarks=machine.remarks())
+
+
+class _Rounds(NamedTuple):
+    """What is measured, and where to."""
+
+    plan: ValidationPlan
+    settings: Sequence[Setting]
+    journal: Journal
+    stop: Stop
+    progress: Progress
+
+    def measure(self, machine: RealMachine, prepared: list[Prepared]) -> Ended:
+        """All that is not in the journal yet, or until it is stopped."""
+        why: str | None = None
+        error: LaneError | None = None
+        try:
+            why = self._measure(machine, prepared)
+        except LaneError as failed:
+            why, error = str(failed), failed
+        scenarios, repeats = len(self.settings), self.plan.repeats
+        return Ended(self.journal.count(scenarios, repeats), scenarios * repeats, why, error, self.journal.changed)
+
+    def _measure(self, machine: RealMachine, prepared: list[Prepared]) -> str | None:
+        """Why it was stopped, if it was."""
+        last, due = self.plan.repeats, list(self._due())
+        if not due and self.journal.has_samples(last):
+            return None
+        self.progress(f"making experts of {self.settings[0].shape.name}")
+        bench = ReplayBench(machine, self.settings[0].shape, room_for(prepared))
+        again = Reprofile(machine, self.settings)
+        warm: set[int] = set()
+        for turn, places in due:
+            self._repeat_microbenchmarks(again, turn)
+            for place in places:
+                why = self.stop.why()
+                if why:
+                    return why
+                self._run(bench, place, turn, warm)
+        self._repeat_microbenchmarks(again, last)
+        return None
+
+    def _due(self) -> Iterator[tuple[int, list[int]]]:
+        """Rounds, and which scenarios are to be measured in them, in order."""
+        for turn, order in enumerate(alternating(len(self.settings), self.plan.repeats)):
+            places = [place for place in order if not self.journal.has(place, turn)]
+            if places:
+                yield turn, places
+
+    def _repeat_microbenchmarks(self, again: Reprofile, turn: int) -> None:
+        if self.stop.why() is None:
+            self.progress(f"microbenchmarks, {turn + 1} of {self.plan.repeats + 1}")
+            self.journal.add_samples(turn, again.measure())
+
+    def _run(self, bench: ReplayBench, place: int, turn: int, warm: set[int]) -> None:
+        setting = self.settings[place]
+        scenario = setting.scenario
+        self.progress(f"measuring {scenario.policy}, round {turn + 1} of {self.plan.repeats}")
+        if place not in warm:
+            bench.measure(setting, scenario.policy, scenario.parameters)
+            warm.add(place)
+        self.journal.add(place, turn, _kept(setting, bench.measure(setting, scenario.policy, scenario.parameters)))
+
+
+def _kept(setting: Setting, measured: Measurement) -> Kept:
+    replayed = replays(measured.session, lambda: _prepared(setting, Session).session)
+    return Kept(measured.run, answers_of(measured.session), replayed)
+
+
+def _validated(plan: ValidationPlan, settings: Sequence[Setting], journal: Journal, ended: Ended) -> Validated:
+    hardware = profiled_again(settings[0], journal.samples())
+    runs = [journal.runs(place, plan.repeats, setting.hardware.power) for place, setting in enumerate(settings)]
+    pairs = [(setting, kept) for setting, kept in zip(settings, runs, strict=True) if kept]
+    by_file = settings[0].hardware
+    return Validated(_agreement(pairs, hardware), hardware, _agreement(pairs, by_file), ended)
+
+
+def _agreement(pairs: Sequence[tuple[Setting, list[Kept]]], hardware: Hardware) -> Agreement:
+    return Agreement(tuple(_pairing(setting, kept, hardware) for setting, kept in pairs))
+
+
+def _check_one_model(settings: Sequence[Setting]) -> None:
+    for setting in settings:
+        if setting.shape != settings[0].shape:
+            raise RefusedError(
+                f"validation: expected scenarios of one model, got {settings[0].shape.name!r} and "
+                f"{setting.shape.name!r}; write a plan for each"
+            )
+
+
+def _prepared(setting: Setting, session: type[Session] = LoggedSession) -> Prepared:
+    scenario = setting.scenario
+    return prepare(setting, compose_policy(setting, scenario.policy, scenario.parameters), session)
+
+
+def _pairing(setting: Setting, measured: Sequence[Kept], hardware: Hardware) -> Pairing:
+    """Measured runs next to the prediction; the answers in all of them are compared with its."""
+    prepared = _prepared(setting)
+    predicted, session = play_in(prepared, hardware), prepared.session
+    assert isinstance(session, LoggedSession)
+    parity = parity_of_repeats([(each.answers, each.replayed) for each in measured], answers_of(session))
+    return Pairing(tuple(each.run for each in measured), predicted, parity)
