@@ -38,7 +38,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> Metrics:
-        """Every number of DESIGN section 7, made from the spans alone."""
+        """Every number of docs/design.md, Metrics, made from the spans alone."""
         return metrics_of(self.spans, batch=int(self.scenario["batch"]))
 
     def to_dict(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class Probe:
 
     prompt: list[int]
     top_k: int
-    rule: str  # of hf_scores.RULES
+    rule: str  # of scores.RULES
     certain: bool
     records: list[LayerRecord]
 
