@@ -95,6 +95,6 @@ class RoutingModel:
 
 @cache
 def stored_models() -> Mapping[str, RoutingModel]:
-    """The models that come with the package, by the name of their trace: the bundled traces, and two published ones that
-    are not bundled. ``python -m tools.refit_routing`` wrote the file; its order is kept."""
+    """The models that come with the package, by the name of their trace: the bundled traces, and two published ones
+    that are not bundled. ``python -m tools.refit_routing`` wrote the file; its order is kept."""
     return {name: RoutingModel.from_dict({"name": name, **entry}) for name, entry in read_yaml(STORED).items()}
