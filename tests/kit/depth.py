@@ -25,7 +25,7 @@ def examples(count: int) -> int:
 def part_of(cases: Sequence[T], every: int) -> list[T]:
     """One of ``every`` cases; all of them in the deep profile.
 
-    Choose an ``every`` without a common factor with the length of the product's inner axes: then each value of each axis
-    is still played.
+    Choose an ``every`` without a common factor with the length of the inner axes of a product: then each value of each
+    axis is still played.
     """
     return list(cases) if DEEP else list(cases[::every])
