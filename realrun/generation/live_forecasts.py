@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from policies.mechanism.views import Forecast, Phase
 from policies.protocols import Needs
-from sim.engine.engine import FROM_EXPERTS
+from sim.runs.vocabulary import FROM_EXPERTS
 from traces.capture.partial import gate_input_after
 from traces.capture.record import LayerRecord, RouterRecorder, reading
 from traces.capture.residual_stream import ResidualStream
