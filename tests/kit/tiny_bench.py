@@ -22,7 +22,7 @@ from realrun.experts.expert_store import ExpertStore
 from realrun.experts.gpu_slots import slots_needed
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
 from realrun.replay.replay_bench import Measurement, ReplayBench, Room
-from sim.costs.measured_costs import costs_on
+from sim.costs.runtimes import costs_on
 from sim.runs.scenario import Scenario
 from sim.simulate import Prepared, Setting, compose_policy, prepare, setting_of
 
