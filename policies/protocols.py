@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal, Protocol
 
 import numpy as np
@@ -126,6 +127,14 @@ class Cache(Protocol):
         ...
 
 
+class PolicyKind(StrEnum):
+    """What a policy does to the routing, and whether it could run at all."""
+
+    KEEPS = "keeps the routing"
+    CHANGES = "changes the routing"
+    CLAIRVOYANT = "clairvoyant"  # reads the future of the run
+
+
 @dataclass(frozen=True)
 class Needs:
     """What a policy must be given. Anything missing is refused before the run, with the way to get it."""
@@ -141,6 +150,13 @@ class Needs:
     gpu_only: bool = False  # every expert runs on the GPU, so at least one staging slot is needed
     changes_routing: bool = False
     max_batch: int | None = None
+
+    @property
+    def kind(self) -> PolicyKind:
+        """A clairvoyant policy counts as that alone."""
+        if self.future:
+            return PolicyKind.CLAIRVOYANT
+        return PolicyKind.CHANGES if self.changes_routing else PolicyKind.KEEPS
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ GATE_INPUT: Mapping[str, Guess] = {"gate": lambda records, layer: records[layer]
 
 
 @dataclass(frozen=True)
-class Forecaster:
+class RouterForecaster:
     """Makes forecasts of ``count`` (m) experts a token, by ``guesses`` of every kind that is in ``keys``."""
 
     layers: list[MoeLayer]
