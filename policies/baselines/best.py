@@ -9,6 +9,10 @@ from policies.mix import MixParameters, build, needs_of
 from policies.protocols import Composition
 from policies.system import BuildContext, System
 
+TUNED_POLICIES = ("best-exact", "best-approx")
+TUNED_ON_TRACES = ("mini-deepseek", "mini-moe")  # notebooks/search_compositions.py: TRACES and TUNING_SEQUENCES
+TUNED_ON_SEQUENCES = range(10)
+
 
 @dataclass(frozen=True)
 class BestExactParameters(MixParameters):
