@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from traces.names import unknown
+from trilane.common.names import unknown
 from trilane.figures.figure_files import PictureError
 from trilane.figures.words import null_text, numeric, value_text
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from policies.protocols import PolicyKind
-from traces.names import unknown
+from trilane.common.names import unknown
 from trilane.figures.figure_files import Picture, PictureError
 from trilane.figures.marks import marked
 from trilane.figures.panels import MOST, Panel, axes_of_panels, page_size, settings_of

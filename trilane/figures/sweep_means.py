@@ -12,7 +12,7 @@ import pandas as pd
 
 from policies.protocols import PolicyKind
 from sim.runs.vocabulary import kind_of
-from traces.names import unknown
+from trilane.common.names import unknown
 from trilane.figures.axis_values import chosen, of_policies, on_axes, takers, values_of, with_words
 from trilane.figures.figure_files import PictureError
 from trilane.figures.words import about, tuned

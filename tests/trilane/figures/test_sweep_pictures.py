@@ -47,7 +47,7 @@ def test_nothing_but_the_policy_varies() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (FigureOptions(x="policy"), "--x: .*'policy'; there are cached_share"),
+        (FigureOptions(x="policy"), "--x: .*'policy'; choose from cached_share"),
         (FigureOptions(y="cache_share"), "--y: .*did you mean 'cached_share'"),
         (FigureOptions(x="cached_share", y="cached_share"), "expected two axes, got one twice"),
         (FigureOptions(baseline="nope"), "--baseline: there is no policy in these results 'nope'"),
