@@ -8,6 +8,10 @@ from typing import Literal
 from policies.mix import Mix
 from policies.system import register
 
+TUNED_POLICIES = ("best-exact", "best-approx")
+TUNED_ON_TRACES = ("mini-deepseek", "mini-moe")  # notebooks/search_compositions.py: TRACES and TUNING_SEQUENCES
+TUNED_ON_SEQUENCES = range(10)
+
 
 @register(
     "best-exact",
