@@ -17,10 +17,10 @@ import torch
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertId, Updates
 from realrun.errors import LaneError
-from realrun.execution.arrivals import Arrival
+from realrun.execution.copy_future import Arrival
 from realrun.execution.recorder import Recorder
-from realrun.experts.expert_store import ExpertStore
 from realrun.experts.gpu_slots import GpuSlots
+from realrun.experts.store import ExpertStore
 from realrun.machine.lanes import Machine, Work
 
 # So long before the end of a copy the next one is asked for: launching it takes an estimated 80 to 200 us.

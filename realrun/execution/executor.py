@@ -18,13 +18,13 @@ from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertId, Forecast, LayerInput, Phase, Plan
 from realrun.errors import LaneError
 from realrun.execution.copying import Copying
-from realrun.execution.layer_parts import Finish, LayerParts
+from realrun.execution.layer_execution import Finish, LayerParts
 from realrun.execution.layer_state import Asked, LayerSizes
 from realrun.execution.low_jitter import low_jitter
 from realrun.execution.recorder import Recorder, Timed, Waited
 from realrun.execution.routed_tokens import RoutedTokens, Weigh, as_it_is, rerouted
-from realrun.experts.expert_store import ExpertStore
 from realrun.experts.gpu_slots import GpuSlots
+from realrun.experts.store import ExpertStore
 from realrun.machine.lanes import Machine, Mark
 from realrun.machine.upload import upload
 from sim.runs.routing_error import Approximation

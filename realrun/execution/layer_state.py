@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from policies.mechanism.views import ExpertId, Plan
-from realrun.execution.arrivals import Arrival
+from realrun.execution.copy_future import Arrival
 from realrun.execution.routed_tokens import RoutedTokens
-from realrun.experts.expert_ffn import Choices
+from realrun.experts.ffn import Choices
 from realrun.machine.lanes import Mark
 
 

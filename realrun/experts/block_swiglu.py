@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from realrun.experts.expert_ffn import Choices, InOneCall, SwiGlu, compute_into, weighted_ffn
+from realrun.experts.ffn import Choices, InOneCall, SwiGlu, compute_into, weighted_ffn
 from realrun.machine.native_ffn import NativeFfn
 from realrun.machine.weight_formats import BlockFormat
 

@@ -20,9 +20,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from realrun.errors import RealRunError, RefusedError
 from realrun.experts.checkpoint_tensors import ExpertTensors, Piece, stored_tensors
-from realrun.experts.expert_ffn import check_kernel
-from realrun.experts.expert_layout import ExpertLayout, expert_parameters
-from realrun.experts.expert_store import Allocate, ExpertStore, Slab
+from realrun.experts.ffn import check_kernel
+from realrun.experts.layout import ExpertLayout, expert_parameters
+from realrun.experts.store import Allocate, ExpertStore, Slab
 from realrun.machine.memory_check import check_host_memory
 from traces.capture.layers import MoeLayer, find_moe_layers
 from traces.capture.settings import CaptureError

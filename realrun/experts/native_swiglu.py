@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from realrun.experts.expert_ffn import Choices, InOneCall, SwiGlu
+from realrun.experts.ffn import Choices, InOneCall, SwiGlu
 from realrun.machine.native_ffn import NativeFfn
 
 

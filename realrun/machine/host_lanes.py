@@ -18,8 +18,8 @@ from torch import Tensor
 
 from realrun.errors import RefusedError
 from realrun.machine.cores import Team, alone, crowding, usable_cores
+from realrun.machine.facts import cpu_facts
 from realrun.machine.lanes import Lane, Mark, nothing
-from realrun.machine.machine_facts import cpu_facts
 from realrun.machine.pinned import plain
 from realrun.machine.thread_lane import InlineLane, ThreadLane, settle_thread, settled
 from sim.machine.hardware import ResultPath

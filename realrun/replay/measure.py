@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from realrun.machine.lane_kinds import LaneKind
 from realrun.machine.machines import LaneOptions, RealMachine, check_asked, machine_for, machine_of
-from realrun.replay.replay_bench import Measurement, ReplayBench, room_for
+from realrun.replay.bench import Measurement, ReplayBench, room_for
 from sim.machine.hardware import Hardware
 from sim.runs.scenario import Scenario
 from sim.simulate import compose_policy, prepare, setting_of

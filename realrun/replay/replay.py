@@ -16,7 +16,7 @@ from realrun.execution.executor import Executor
 from realrun.execution.layer_state import Asked
 from realrun.execution.routed_tokens import RoutedTokens, routed
 from realrun.machine.lanes import Mark, Work
-from realrun.replay.replay_model import ReplayModel
+from realrun.replay.model import ReplayModel
 from sim.costs.roofline_costs import ROUTING_BYTES
 from sim.engine.engine import FROM_EXPERTS, FROM_GATE_INPUT
 from sim.runs.demand import StepDemand

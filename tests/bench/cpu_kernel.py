@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from realrun.errors import RefusedError
-from realrun.experts.expert_ffn import SwiGlu, weighted_ffn
-from realrun.experts.expert_layout import ExpertLayout
-from realrun.experts.expert_shape import ExpertShape
-from realrun.experts.expert_store import random_store
+from realrun.experts.ffn import SwiGlu, weighted_ffn
+from realrun.experts.layout import ExpertLayout
 from realrun.experts.native_swiglu import NativeSwiGlu
+from realrun.experts.shape import ExpertShape
+from realrun.experts.store import random_store
 from realrun.machine.native_ffn import SOURCE, NativeFfn, loaded
 from realrun.machine.native_library import NotCompiledError
 from realrun.machine.pinned import plain

@@ -19,7 +19,7 @@ from statistics import median
 from realrun.machine.cores import host_lane_cores, usable_cores
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
 from realrun.machine.lanes import Mark, Work
-from realrun.profiling.profile_lab import Lab, Points
+from realrun.profiling.lab import Lab, Points
 from tests.bench.figures import Cell, Section, asked, report
 from traces.models.catalogue import load_model
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from realrun.experts.expert_ffn import SwiGlu
+from realrun.experts.ffn import SwiGlu
 from realrun.machine.lanes import Mark, Work
 
 SUBMIT_NS = 10  # of the host, each time

@@ -17,11 +17,11 @@ from torch.nn import functional
 from policies.mechanism.views import ExpertId, Plan, Routing
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
-from realrun.execution.layer_parts import Finish
-from realrun.experts.expert_store import ExpertStore
+from realrun.execution.layer_execution import Finish
 from realrun.experts.gpu_slots import slots_needed
+from realrun.experts.store import ExpertStore
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
-from realrun.replay.replay_bench import Measurement, ReplayBench, Room
+from realrun.replay.bench import Measurement, ReplayBench, Room
 from sim.costs.measured_costs import costs_on
 from sim.runs.scenario import Scenario
 from sim.simulate import Prepared, Setting, compose_policy, prepare, setting_of

@@ -19,7 +19,7 @@ from torch import Tensor  # noqa: E402
 from realrun.errors import RealRunError, RefusedError  # noqa: E402
 from realrun.experts import checkpoint  # noqa: E402
 from realrun.experts.checkpoint import load_streamed, move, take_experts  # noqa: E402
-from realrun.experts.expert_store import ExpertStore  # noqa: E402
+from realrun.experts.store import ExpertStore  # noqa: E402
 from realrun.machine.memory_check import host_memory_given  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
 from tests.kit.tiny_experts import ALL, model_of  # noqa: E402

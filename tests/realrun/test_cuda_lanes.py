@@ -12,7 +12,7 @@ import torch
 
 from realrun.errors import LaneError, RefusedError
 from realrun.machine.cuda_lanes import POLL_S, REST_S, CudaLanes, CudaSettings
-from realrun.machine.cuda_marks import StreamMark
+from realrun.machine.cuda_streams import StreamMark
 from realrun.machine.stream_flags import StreamFlag
 from tests.kit.fake_cuda import GB, FakeCuda, fake_machine
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from realrun.errors import RefusedError  # noqa: E402
-from realrun.experts.expert_layout import ExpertLayout, Part  # noqa: E402
+from realrun.experts.layout import ExpertLayout, Part  # noqa: E402
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARTS = st.lists(

@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from realrun.experts import expert_store  # noqa: E402
-from realrun.experts.expert_ffn import SwiGlu, expert_ffn  # noqa: E402
-from realrun.experts.expert_layout import ExpertLayout  # noqa: E402
-from realrun.experts.expert_store import ExpertStore, Slab, random_store  # noqa: E402
+from realrun.experts import store as expert_store  # noqa: E402
+from realrun.experts.ffn import SwiGlu, expert_ffn  # noqa: E402
+from realrun.experts.layout import ExpertLayout  # noqa: E402
+from realrun.experts.store import ExpertStore, Slab, random_store  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
 
 LAYOUT = ExpertLayout.from_shape(hidden=32, width=48, dtype=torch.bfloat16)

@@ -12,15 +12,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from policies.mechanism.views import ExpertId, Plan, Routing  # noqa: E402
-from realrun.execution import layer_parts  # noqa: E402
-from realrun.execution.layer_parts import LayerParts  # noqa: E402
+from realrun.execution import layer_execution  # noqa: E402
+from realrun.execution.layer_execution import LayerParts  # noqa: E402
 from realrun.execution.layer_state import Asked, LayerSizes  # noqa: E402
 from realrun.execution.recorder import Recorder  # noqa: E402
 from realrun.execution.routed_tokens import routed, routing_of  # noqa: E402
-from realrun.experts.expert_ffn import SwiGlu  # noqa: E402
-from realrun.experts.expert_layout import ExpertLayout  # noqa: E402
-from realrun.experts.expert_store import ExpertStore, Slab  # noqa: E402
+from realrun.experts.ffn import SwiGlu  # noqa: E402
 from realrun.experts.gpu_slots import GpuSlots  # noqa: E402
+from realrun.experts.layout import ExpertLayout  # noqa: E402
+from realrun.experts.store import ExpertStore, Slab  # noqa: E402
 from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
 from realrun.machine.lanes import Mark  # noqa: E402
 from realrun.machine.thread_lane import ThreadMark  # noqa: E402
@@ -158,7 +158,7 @@ def test_lists_go_to_the_gpu_for_experts_of_several_rows_alone(
         sent.append(values.tolist())
         return values
 
-    monkeypatch.setattr(layer_parts, "upload", noted)
+    monkeypatch.setattr(layer_execution, "upload", noted)
     parts, tokens = parts_on(machine, cuda, Recorder()), routed(ids, torch.full(ids.shape, 0.5))
     hidden, ready = torch.ones(len(ids), HIDDEN), machine.gpu.submit(lambda: None)
     routing = routing_of(tokens)

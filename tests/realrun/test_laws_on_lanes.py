@@ -26,7 +26,7 @@ from policies.protocols import Composition
 from policies.registry import SYSTEMS, policy_names
 from realrun.execution.executor import Executor
 from realrun.machine.host_lanes import HostLanes
-from realrun.replay.replay_bench import Measurement
+from realrun.replay.bench import Measurement
 from sim.runs.metrics import layer_frame
 from sim.runs.spans import COPIES, Span
 from sim.simulate import Prepared, prepare
@@ -182,7 +182,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[WatchedBench,
             router = FreeTokenRouter(seed, shape.experts, shape.top_k) if routers else TrueRouter()
             return replace(it, router=router, needs=replace(it.needs, tokens=True, changes_routing=routers))
 
-        monkeypatch.setattr("realrun.replay.replay_bench.compose_policy", compose)
+        monkeypatch.setattr("realrun.replay.bench.compose_policy", compose)
         with machine(kind, link_latency_ns=rng.choice((0, 200_000))) as lanes:
             bench = bench_for(lanes, [prepare(setting, compose())])
             return bench, run(bench, setting, "free")

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from policies.mechanism.views import Commitment, ExpertCosts, ExpertId, Plan, Routing
 from realrun.errors import LaneError
-from realrun.execution.arrivals import Arrival
-from realrun.execution.layer_parts import LayerParts, _places
+from realrun.execution.copy_future import Arrival
+from realrun.execution.layer_execution import LayerParts, _places
 from realrun.execution.layer_state import Asked, CpuShare, LayerSizes, Rows
 from realrun.execution.recorder import Recorder
 from realrun.execution.routed_tokens import RoutedTokens, rerouted, routed, routing_of
-from realrun.experts.expert_ffn import SwiGlu
-from realrun.experts.expert_layout import ExpertLayout
-from realrun.experts.expert_store import ExpertStore, Slab
+from realrun.experts.ffn import SwiGlu
 from realrun.experts.gpu_slots import GpuSlots
+from realrun.experts.layout import ExpertLayout
+from realrun.experts.store import ExpertStore, Slab
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.thread_lane import InlineLane
 from sim.runs.spans import Span

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from realrun.errors import RefusedError  # noqa: E402
-from realrun.replay.replay_attention import AttentionPart  # noqa: E402
-from realrun.replay.replay_model import ReplayModel  # noqa: E402
+from realrun.replay.attention import AttentionPart  # noqa: E402
+from realrun.replay.model import ReplayModel  # noqa: E402
 from sim.costs.roofline_costs import _estimator_params  # noqa: E402
 from traces.models.catalogue import load_model  # noqa: E402
 from traces.models.shape import ModelShape  # noqa: E402

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from policies.registry import SYSTEMS
-from realrun.execution.layer_parts import LayerParts
-from realrun.machine.cuda_marks import StreamMark
+from realrun.execution.layer_execution import LayerParts
+from realrun.machine.cuda_streams import StreamMark
 from realrun.machine.host_lanes import HostLanes
 from realrun.smoke import generation_checks, machine_checks
 from realrun.smoke.check import Check, SkippedError, checked

@@ -22,7 +22,7 @@ from pyarrow import parquet
 
 import realrun
 from realrun.errors import RefusedError
-from realrun.profiling.profile_timing import Samples
+from realrun.profiling.timing import Samples
 from sim.machine.hardware import Power
 from sim.runs.run import Run
 from sim.runs.spans import TEXTS

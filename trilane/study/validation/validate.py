@@ -11,8 +11,8 @@ from policies.mechanism.session import Session
 from realrun.errors import LaneError, RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.machine.machines import RealMachine
-from realrun.profiling.profile_again import Reprofile, profile_of, profiled_again
-from realrun.replay.replay_bench import Measurement, ReplayBench, room_for
+from realrun.profiling.reprofile import Reprofile, profile_of, profiled_again
+from realrun.replay.bench import Measurement, ReplayBench, room_for
 from sim.machine.hardware import Hardware
 from sim.simulate import Prepared, Setting, compose_policy, play_in, prepare, setting_of
 from trilane.study.validation.agreement import Agreement

@@ -13,10 +13,10 @@ import pytest
 
 from realrun.errors import LaneError, RefusedError
 from realrun.machine.host_lanes import HostLanes
-from realrun.profiling.profile_lab import Points
-from realrun.profiling.profile_timing import Effort
-from realrun.profiling.profiling import profile
-from realrun.replay.replay_bench import Measurement, ReplayBench
+from realrun.profiling.lab import Points
+from realrun.profiling.profile import profile
+from realrun.profiling.timing import Effort
+from realrun.replay.bench import Measurement, ReplayBench
 from sim.machine.profile_yaml import write_profile
 from tests.kit.tiny_bench import machine
 from traces.models.catalogue import load_model

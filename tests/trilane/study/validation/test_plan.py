@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from realrun.errors import RefusedError
-from realrun.profiling.profile_lab import Points
-from realrun.profiling.profile_timing import Effort
-from realrun.profiling.profiling import profile
+from realrun.profiling.lab import Points
+from realrun.profiling.profile import profile
+from realrun.profiling.timing import Effort
 from sim.machine.profile_yaml import write_profile
 from sim.runs.scenario import Scenario, ScenarioError
 from tests.kit.tiny_bench import TRACE, machine

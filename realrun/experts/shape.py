@@ -9,8 +9,8 @@ import torch
 
 from realrun.errors import RefusedError
 from realrun.experts.block_swiglu import BlockSwiGlu
-from realrun.experts.expert_ffn import SwiGlu
-from realrun.experts.expert_layout import ExpertLayout
+from realrun.experts.ffn import SwiGlu
+from realrun.experts.layout import ExpertLayout
 from realrun.experts.native_swiglu import NativeSwiGlu
 from realrun.machine.native_ffn import native_ffn
 from realrun.machine.weight_formats import BLOCK, FORMATS, BlockFormat

@@ -1,7 +1,7 @@
 """Probes of the host: launches on idle lanes.
 
 A launch lasts until the host goes on, or, where the lane was idle, until the work begins: a sleeping thread takes some
-20 us to wake. The other hand-overs are counted in ``profile_kernels`` and ``profile_link``. What of a launch the lane
+20 us to wake. The other hand-overs are counted in ``kernels`` and ``link``. What of a launch the lane
 works under (``sim.engine.launching``):
 
 - ``launch_lead``: from the first submission of a group until its first work begins.
@@ -17,9 +17,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from realrun.machine.lanes import Work, nothing
-from realrun.profiling.profile_kernels import Found
-from realrun.profiling.profile_lab import Lab
-from realrun.profiling.profile_timing import Probe
+from realrun.profiling.kernels import Found
+from realrun.profiling.lab import Lab
+from realrun.profiling.timing import Probe
 
 
 def host_probes(lab: Lab) -> list[Probe]:

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from policies.mechanism.views import Commitment, ExpertCosts, ExpertId, Plan
-from realrun.execution.arrivals import Arrival
+from realrun.execution.copy_future import Arrival
 from realrun.execution.copying import Copying
 from realrun.execution.layer_state import Asked, AtWork, CpuShare, LayerSizes, Rows
 from realrun.execution.recorder import Recorder, Timed
 from realrun.execution.routed_tokens import RoutedTokens
-from realrun.experts.expert_ffn import Choices, addressed, compute_into, weighted_ffn
-from realrun.experts.expert_store import ExpertStore
+from realrun.experts.ffn import Choices, addressed, compute_into, weighted_ffn
 from realrun.experts.gpu_slots import GpuSlots
+from realrun.experts.store import ExpertStore
 from realrun.machine.lanes import Given, Machine, Mark
 from realrun.machine.upload import upload
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from realrun.experts.expert_layout import ExpertLayout
+from realrun.experts.layout import ExpertLayout
 
 Allocate: TypeAlias = Callable[[int], Tensor]  # bytes -> uint8 [bytes], 64-byte aligned: see realrun.machine.pinned
 

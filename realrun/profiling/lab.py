@@ -19,26 +19,26 @@ from torch import Tensor
 
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertId, Plan, Routing
-from realrun.execution.arrivals import Arrival
+from realrun.execution.copy_future import Arrival
 from realrun.execution.copying import Copying
-from realrun.execution.layer_parts import LayerParts
+from realrun.execution.layer_execution import LayerParts
 from realrun.execution.layer_state import Asked, LayerSizes
 from realrun.execution.low_jitter import low_jitter
 from realrun.execution.recorder import Recorder
 from realrun.execution.routed_tokens import RoutedTokens, routed
-from realrun.experts.expert_ffn import SwiGlu, weighted_ffn
-from realrun.experts.expert_shape import ExpertShape
-from realrun.experts.expert_store import ExpertStore, random_store
+from realrun.experts.ffn import SwiGlu, weighted_ffn
 from realrun.experts.gpu_slots import GpuSlots
+from realrun.experts.shape import ExpertShape
+from realrun.experts.store import ExpertStore, random_store
 from realrun.machine.lanes import Machine, Mark, Work
 from realrun.machine.memory_check import check_host_memory
 from realrun.machine.upload import upload
-from realrun.profiling.profile_caches import cache_bytes, layers_beyond
-from realrun.profiling.profile_cover import GpuCover
-from realrun.profiling.profile_stand_ins import AllThere, CopyScript, Ended
+from realrun.profiling.caches import cache_bytes, layers_beyond
+from realrun.profiling.cover import GpuCover
+from realrun.profiling.stand_ins import AllThere, CopyScript, Ended
+from realrun.replay.bench import WEIGHTS_DTYPE
+from realrun.replay.model import ReplayModel
 from realrun.replay.recorded_model import RecordedModel, model_on
-from realrun.replay.replay_bench import WEIGHTS_DTYPE
-from realrun.replay.replay_model import ReplayModel
 from sim.runs.spans import Span
 from traces.models.shape import ModelShape
 

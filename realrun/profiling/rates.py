@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from realrun.machine.lanes import Mark
-from realrun.profiling.profile_hardware import LEAST_NS, LinkFigures
-from realrun.profiling.profile_lab import Lab
+from realrun.profiling.hardware import LEAST_NS, LinkFigures
+from realrun.profiling.lab import Lab
 from sim.machine.profile import MeasuredModel
 
 REPEATS = 7

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from statistics import median
 
 from realrun.machine.lanes import Mark, nothing
-from realrun.profiling.profile_cover import COVER_NS
-from realrun.profiling.profile_kernels import Found
-from realrun.profiling.profile_lab import Lab
-from realrun.profiling.profile_timing import Probe
+from realrun.profiling.cover import COVER_NS
+from realrun.profiling.kernels import Found
+from realrun.profiling.lab import Lab
+from realrun.profiling.timing import Probe
 
 BURST = 4  # copies of a layer that loads several experts
 STEADY_COPIES = 6  # during which experts are computed

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from realrun.execution.routed_tokens import RoutedTokens, routed
 from realrun.machine.lanes import Work
-from realrun.profiling.profile_cover import took_ns
-from realrun.profiling.profile_lab import Lab
-from realrun.profiling.profile_timing import Key, Probe
+from realrun.profiling.cover import took_ns
+from realrun.profiling.lab import Lab
+from realrun.profiling.timing import Key, Probe
 
 FORECASTS = ("speculate", "estimator")
 Found = Mapping[Key, Sequence[float]]

@@ -11,9 +11,9 @@ from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
 from realrun.execution.layer_state import LayerSizes
-from realrun.experts.expert_shape import ExpertShape
-from realrun.experts.expert_store import random_store
 from realrun.experts.gpu_slots import GpuSlots, slots_needed
+from realrun.experts.shape import ExpertShape
+from realrun.experts.store import random_store
 from realrun.machine.lanes import Machine
 from realrun.machine.memory_check import check_host_memory
 from realrun.replay.recorded_model import RecordedModel, model_on

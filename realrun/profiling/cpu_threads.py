@@ -14,16 +14,16 @@ from statistics import median
 import torch
 
 from realrun.execution.low_jitter import low_jitter
-from realrun.experts.expert_ffn import weighted_ffn
-from realrun.experts.expert_shape import ExpertShape
-from realrun.experts.expert_store import random_store
+from realrun.experts.ffn import weighted_ffn
+from realrun.experts.shape import ExpertShape
+from realrun.experts.store import random_store
 from realrun.machine.cores import alone, most_cpu_threads
 from realrun.machine.lanes import Lane
 from realrun.machine.machines import RealMachine
 from realrun.machine.memory_check import check_host_memory
 from realrun.machine.pinned import plain
 from realrun.machine.thread_lane import ThreadLane, settle_thread
-from realrun.profiling.profile_lab import EXPERTS_BYTES
+from realrun.profiling.lab import EXPERTS_BYTES
 from traces.models.shape import ModelShape
 
 TOKENS = (1, 8, 64)

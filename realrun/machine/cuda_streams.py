@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 from realrun.errors import LaneError
-from realrun.machine.completions import Completion, Completions
 from realrun.machine.cuda_memory import memory_in_words
+from realrun.machine.done_callbacks import Completion, Completions
 from realrun.machine.gpu_clock import GpuClock, new_event, new_stream
 from realrun.machine.lanes import Mark, Work
 from realrun.machine.thread_lane import Flag, ThreadMark

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from realrun.errors import RefusedError
-from realrun.replay.replay_step import Block, StepPlaces
+from realrun.replay.step_places import Block, StepPlaces
 from traces.models.shape import ModelShape
 
 ROTARY_BASE = 10000.0
