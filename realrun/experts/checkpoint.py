@@ -59,7 +59,7 @@ def load_streamed(
     names = _names(skeleton, layers)
     tensors = ExpertTensors(skeleton, stored_tensors(folder))
     pieces = [_pieces(tensors, name, layout) for name, layout in zip(names, layouts, strict=True)]
-    check_host_memory(sum(layout.bytes * len(experts) for layout, experts in zip(layouts, pieces, strict=True)))
+    check_host_memory(sum(layout.size_bytes * len(experts) for layout, experts in zip(layouts, pieces, strict=True)))
     model = _without_experts(folder, dtype, {type(layer.experts) for layer in layers})
     for name, layer in zip(names, layers, strict=True):
         _empty(name, model.get_submodule(name), expert_parameters(layer.experts))

@@ -30,13 +30,13 @@ class GpuSlots:
         self._free["cache"] = deque((buffer, None) for buffer in buffers)
         self._held: dict[ExpertId, tuple[Tensor, Group]] = {}
 
-    def buffer(self, id: ExpertId) -> Tensor:
+    def buffer(self, expert_id: ExpertId) -> Tensor:
         """Where an expert lies that is on the GPU, or on its way there."""
-        return self._held[id][0]
+        return self._held[expert_id][0]
 
-    def place(self, id: ExpertId) -> Tensor:
+    def place(self, expert_id: ExpertId) -> Tensor:
         """A cache slot before the first token; the caller fills it."""
-        return self._take(id, "cache")
+        return self._take(expert_id, "cache")
 
     def begin(self, copy: Copy) -> Tensor:
         """A copy starts: its victims leave; the slot that it goes to."""
@@ -47,15 +47,15 @@ class GpuSlots:
         self._forget(copy.id)
         return buffer
 
-    def release(self, id: ExpertId) -> None:
+    def release(self, expert_id: ExpertId) -> None:
         """A staging slot is free again; its expert stays readable until the slot is taken."""
-        self._give(id, keep=True)
+        self._give(expert_id, keep=True)
 
     def adopt(self, swap: Swap) -> None:
         """An expert in a free staging slot and one in a cache slot exchange their slots; nothing is copied."""
         group, place = next(
-            (group, place) for group, free in self._free.items() for place, (_, id) in enumerate(free)
-            if id == swap.incoming
+            (group, place) for group, free in self._free.items() for place, (_, expert_id) in enumerate(free)
+            if expert_id == swap.incoming
         )  # fmt: skip
         buffer, _ = self._free[group][place]
         del self._free[group][place]
@@ -63,24 +63,24 @@ class GpuSlots:
         self._free[group].appendleft((emptied, None))  # slots that hold nothing are taken first
         self._held[swap.incoming] = buffer, "cache"
 
-    def _forget(self, id: ExpertId) -> None:
+    def _forget(self, expert_id: ExpertId) -> None:
         """An expert that comes anew is nobody's to adopt: a free slot that still has it counts as empty."""
         for free in self._free.values():
             for place, (buffer, intact) in enumerate(free):
-                if intact == id:
+                if intact == expert_id:
                     del free[place]
                     free.appendleft((buffer, None))
                     return
 
-    def _take(self, id: ExpertId, group: Group) -> Tensor:
+    def _take(self, expert_id: ExpertId, group: Group) -> Tensor:
         buffer, _ = self._free[group].popleft()
-        self._held[id] = buffer, group
+        self._held[expert_id] = buffer, group
         return buffer
 
-    def _give(self, id: ExpertId, keep: bool) -> None:
-        buffer, group = self._held.pop(id)
+    def _give(self, expert_id: ExpertId, keep: bool) -> None:
+        buffer, group = self._held.pop(expert_id)
         if keep:
-            self._free[group].append((buffer, id))
+            self._free[group].append((buffer, expert_id))
         else:
             self._free[group].appendleft((buffer, None))
 

@@ -16,7 +16,7 @@ ALIGNMENT_BYTES = 64  # a cache line, and what torch gives ordinary tensors: ker
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightPart:
     """One weight matrix or bias of an expert, ``offset_bytes`` into its buffer."""
 
     name: str  # as the library's experts modules call it, such as gate_up_proj
@@ -25,7 +25,7 @@ class Part:
     offset_bytes: int
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """Of the weights, without what fills the buffer up to the next part."""
         return math.prod(self.shape) * self.dtype.itemsize
 
@@ -34,14 +34,14 @@ class Part:
 class ExpertLayout:
     """The parts of every expert of a layer; each begins at a multiple of 64 bytes."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[WeightPart, ...]
 
     @classmethod
     def of_parts(cls, parts: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> ExpertLayout:
         """Parts one behind another, in the order given."""
-        placed: list[Part] = []
+        placed: list[WeightPart] = []
         for name, shape, dtype in parts:
-            placed.append(Part(name, shape, dtype, _end_bytes(placed)))
+            placed.append(WeightPart(name, shape, dtype, _end_bytes(placed)))
         return cls(tuple(placed))
 
     @classmethod
@@ -73,7 +73,7 @@ class ExpertLayout:
         )
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """Of one expert's buffer, a multiple of 64."""
         return _end_bytes(self.parts)
 
@@ -92,10 +92,10 @@ def _matrices(hidden: int, width: int, gated: bool) -> tuple[tuple[str, tuple[in
     return first, ("down_proj", (hidden, width))
 
 
-def _bytes_of(part: Part, buffer: Tensor) -> Tensor:
-    return buffer[part.offset_bytes : part.offset_bytes + part.bytes]
+def _bytes_of(part: WeightPart, buffer: Tensor) -> Tensor:
+    return buffer[part.offset_bytes : part.offset_bytes + part.size_bytes]
 
 
-def _end_bytes(parts: Iterable[Part]) -> int:
-    end = max((part.offset_bytes + part.bytes for part in parts), default=0)
+def _end_bytes(parts: Iterable[WeightPart]) -> int:
+    end = max((part.offset_bytes + part.size_bytes for part in parts), default=0)
     return math.ceil(end / ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -18,7 +18,7 @@ BLOCK_ELEMENTS = (1 << 21) + 32  # random values that are repeated; no power of 
 
 @dataclass(frozen=True)
 class Slab:
-    """One layer's experts: ``memory`` uint8 [E, layout.bytes]."""
+    """One layer's experts: ``memory`` uint8 [E, layout.size_bytes]."""
 
     layout: ExpertLayout
     memory: Tensor
@@ -26,7 +26,7 @@ class Slab:
     @classmethod
     def allocated(cls, layout: ExpertLayout, experts: int, allocate: Allocate) -> Slab:
         """Room for a layer's experts, not filled."""
-        return cls(layout, allocate(layout.bytes * experts).view(experts, layout.bytes))
+        return cls(layout, allocate(layout.size_bytes * experts).view(experts, layout.size_bytes))
 
     def views(self, expert: int) -> dict[str, Tensor]:
         """One expert's weights by name, in place."""
@@ -41,7 +41,7 @@ class ExpertStore:
         self.layouts = tuple(slab.layout for slab in self._slabs)
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """Of all experts of all layers."""
         return sum(slab.memory.numel() for slab in self._slabs)
 

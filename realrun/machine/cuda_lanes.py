@@ -6,7 +6,7 @@ What callers must keep to, besides the protocol:
   that what it does on the GPU outside ``submit`` is in order with the GPU lane. No lane waits for the default stream.
 - torch gives freed GPU memory to the next tensor of the stream on which it was made, without regard to other streams.
   A tensor that is used on another lane than its own, and host memory that is copied, must therefore be held until the
-  host has waited for the mark of that work. Fixed buffers always are; nobody calls ``record_stream``.
+  host has waited for the completion of that work. Fixed buffers always are; nobody calls ``record_stream``.
 - Work copies with ``non_blocking=True``, else the submitting thread waits for all that its stream has been given.
 - The host and the copy thread wait by spinning: leave them a physical core each, as ``cores.cuda_cores`` does.
 - GPU work that needs results of the CPU's experts is launched before these are there: its stream waits for a flag that
@@ -30,11 +30,11 @@ from torch import Tensor
 from realrun.errors import RefusedError
 from realrun.machine.cores import Team, alone, crowding, most_cpu_threads, usable_cores
 from realrun.machine.cuda_memory import gpu_tensor, gpu_view, limit_gpu_memory, why_unreadable
-from realrun.machine.cuda_streams import StreamLane, StreamMark
+from realrun.machine.cuda_streams import StreamCompletion, StreamLane
 from realrun.machine.facts import cpu_facts, gpu_facts
 from realrun.machine.gpu_clock import GpuClock
 from realrun.machine.host_memory import gb
-from realrun.machine.lanes import Lane, nothing
+from realrun.machine.lanes import MachineLane, nothing
 from realrun.machine.pinned import Pinned
 from realrun.machine.stream_flags import stream_flag
 from realrun.machine.thread_lane import ThreadLane, settle_thread, settled, wake_in_time
@@ -121,11 +121,11 @@ class CudaLanes:
         self._streams = {name: StreamLane(name, self.device, self._clock, home) for name, home in homes.items()}
         self._flag = stream_flag(self._streams["gpu"].stream)
         self._cpu = ThreadLane("cpu", self.settings.cpu_cores, self.settings.cpu_threads, self._flag)
-        self.gpu: Lane = self._streams["gpu"]
-        self.cpu: Lane = self._cpu
-        self.d2h: Lane = self._streams["d2h"]
-        self.back: Lane = self._streams["back"]
-        self.link: Lane = self._streams["link"]
+        self.gpu: MachineLane = self._streams["gpu"]
+        self.cpu: MachineLane = self._cpu
+        self.d2h: MachineLane = self._streams["d2h"]
+        self.back: MachineLane = self._streams["back"]
+        self.link: MachineLane = self._streams["link"]
         self._outer_stream = torch.cuda.current_stream(self.device)
         torch.cuda.set_stream(self._streams["gpu"].stream)
 
@@ -159,13 +159,13 @@ class CudaLanes:
         settle_thread(alone(self.settings.copy_core) or self._cores, 1)
         wake_in_time()
 
-    def copy_in(self, target: Tensor, source: Tensor) -> StreamMark:
+    def copy_in(self, target: Tensor, source: Tensor) -> StreamCompletion:
         """Under way when it returns; ``source`` [bytes] must be pinned, ``target`` has as many bytes or more."""
         return self._streams["link"].submit(lambda: self._copy_chunks(target[: len(source)], source))
 
     def poll(self) -> float:
         """See ``Machine``: soon while work has a ``done``, else now and then, since the host may submit some."""
-        pending = [lane.completions.run(wait=False) for lane in self._streams.values()]
+        pending = [lane.callbacks.run(wait=False) for lane in self._streams.values()]
         return POLL_S if any(pending) else REST_S
 
     def rebase(self) -> None:

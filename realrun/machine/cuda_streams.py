@@ -1,4 +1,4 @@
-"""Work on CUDA streams: marks made of events whose times are on the host's clock, and the lane that launches it."""
+"""Work on CUDA streams: the lane that launches it, and completions made of events, timed on the host's clock."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 
 from realrun.errors import LaneError
 from realrun.machine.cuda_memory import memory_in_words
-from realrun.machine.done_callbacks import Completion, Completions
+from realrun.machine.done_callbacks import DoneCallback, DoneCallbacks
 from realrun.machine.gpu_clock import GpuClock, new_event, new_stream
-from realrun.machine.lanes import Mark, Work
-from realrun.machine.thread_lane import Flag, ThreadMark
+from realrun.machine.lanes import Completion, Work
+from realrun.machine.thread_lane import Flag, ThreadCompletion
 
 
-class Times(NamedTuple):
+class WorkTimes(NamedTuple):
     """When work could have started, started and ended, on the host's clock."""
 
     ready_ns: int
@@ -26,61 +26,61 @@ class Times(NamedTuple):
     end_ns: int
 
 
-class StreamMark:
+class StreamCompletion:
     """Work between two events of a stream.
 
     The start is when the stream reached the work: where it had nothing else to do, launching is part of the time.
     Waiting spins without the interpreter lock.
     """
 
-    def __init__(self, clock: GpuClock, asked_ns: int, after: Sequence[Mark], completions: Completions) -> None:
+    def __init__(self, clock: GpuClock, asked_ns: int, after: Sequence[Completion], callbacks: DoneCallbacks) -> None:
         self._clock, self._base, self._asked_ns, self._after = clock, clock.base, asked_ns, after
-        self._completions = completions
-        self._completion: Completion | None = None
-        self.held_ns = time.perf_counter_ns() - asked_ns  # see ``Given``
+        self._callbacks = callbacks
+        self._callback: DoneCallback | None = None
+        self.blocked_ns = time.perf_counter_ns() - asked_ns  # see ``Submitted``
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = new_event(), new_event()
-        self._times: Times | None = None
+        self._times: WorkTimes | None = None
         self._lock = threading.Lock()
         self._is_over = False  # as far as is known
 
     @property
     def ready_ns(self) -> int:
-        """See ``Mark``."""
+        """See ``Completion``."""
         return self.times().ready_ns
 
     @property
     def start_ns(self) -> int:
-        """See ``Mark``."""
+        """See ``Completion``."""
         return self.times().start_ns
 
     @property
     def end_ns(self) -> int:
-        """See ``Mark``."""
+        """See ``Completion``."""
         return self.times().end_ns
 
-    def issued(self) -> StreamMark:
+    def issued(self) -> StreamCompletion:
         """Itself: it is launched as soon as it exists."""
         return self
 
     def wait(self) -> None:
-        """See ``Mark``."""
+        """See ``Completion``."""
         self._synchronize()
-        for mark in self._after:
-            if isinstance(mark, ThreadMark):
-                mark.wait()  # it has ended, or failed
-        if self._completion is not None:
-            self._completions.run(wait=True)
-            if self._completion.error is not None:
-                self._completions.raise_error()
+        for completion in self._after:
+            if isinstance(completion, ThreadCompletion):
+                completion.wait()  # it has ended, or failed
+        if self._callback is not None:
+            self._callbacks.run(wait=True)
+            if self._callback.error is not None:
+                self._callbacks.raise_error()
         self._clock.refresh()
 
     def has_ended(self) -> bool:
-        """See ``Mark``."""
+        """See ``Completion``."""
         events = self._events
         self._is_over = self._is_over or events is None or bool(events[1].query())  # type: ignore[no-untyped-call]
         return self._is_over
 
-    def times(self) -> Times:
+    def times(self) -> WorkTimes:
         """Block until the work, but not its ``done``, has ended. Raises LaneError if the device reports an error."""
         with self._lock:
             if self._times is None:
@@ -97,8 +97,8 @@ class StreamMark:
         work()
         end.record(stream)
         if done is not None:
-            self._completion = Completion(self.has_ended, done)
-            self._completions.add(self._completion)
+            self._callback = DoneCallback(self.has_ended, done)
+            self._callbacks.add(self._callback)
 
     def hold_up(self, stream: torch.cuda.Stream) -> None:
         """What ``stream`` is given from now on waits for this work."""
@@ -115,39 +115,39 @@ class StreamMark:
                 raise LaneError(f"a lane has stopped: the GPU reports: {error}") from error
         self._is_over = True
 
-    def _read(self) -> Times:
+    def _read(self) -> WorkTimes:
         self._synchronize()
         assert self._events is not None
-        for mark in self._after:
-            mark.wait()
+        for completion in self._after:
+            completion.wait()
         start, end = map(self._base.host_ns_of, self._events)
-        ready = max((self._asked_ns, *(mark.end_ns for mark in self._after)))
-        return Times(min(ready, start), start, end)
+        ready = max((self._asked_ns, *(completion.end_ns for completion in self._after)))
+        return WorkTimes(min(ready, start), start, end)
 
 
-def hold_up(stream: torch.cuda.Stream, marks: Sequence[Mark]) -> None:
-    """What ``stream`` is given from now on waits for all ``marks`` that have not ended.
+def hold_up(stream: torch.cuda.Stream, completions: Sequence[Completion]) -> None:
+    """What ``stream`` is given from now on waits for all ``completions`` that have not ended.
 
     For work of a thread it waits for a flag in memory; a thread's work ends in order, so the last flag is enough. CUDA
     does not see that order, and asks that it be expressed in events too where it is between streams (driver API,
     ``cuStreamWaitValue32``): the stream waits for what the thread waits for as well.
     """
     flags: dict[Flag, int] = {}
-    earlier: list[Mark] = []
-    for mark in marks:
-        if isinstance(mark, ThreadMark) and mark.flag is not None and not mark.has_ended():
-            flags[mark.flag] = max(flags.get(mark.flag, 0), mark.number)
-            earlier += mark.after
-    for awaited in dict.fromkeys(mark for mark in (*marks, *earlier) if isinstance(mark, StreamMark)):
+    earlier: list[Completion] = []
+    for completion in completions:
+        if isinstance(completion, ThreadCompletion) and completion.flag is not None and not completion.has_ended():
+            flags[completion.flag] = max(flags.get(completion.flag, 0), completion.number)
+            earlier += completion.after
+    for awaited in dict.fromkeys(each for each in (*completions, *earlier) if isinstance(each, StreamCompletion)):
         awaited.hold_up(stream)
     for flag, number in flags.items():
         flag.hold_up(stream, number)
 
 
-def _can_hold_up(mark: Mark) -> bool:
+def _can_hold_up(completion: Completion) -> bool:
     """Can a stream wait for it in the host's place?"""
-    return isinstance(mark, StreamMark) or (
-        isinstance(mark, ThreadMark) and mark.flag is not None and not mark.has_ended()
+    return isinstance(completion, StreamCompletion) or (
+        isinstance(completion, ThreadCompletion) and completion.flag is not None and not completion.has_ended()
     )
 
 
@@ -160,24 +160,24 @@ class StreamLane:
 
     def __init__(self, name: str, device: torch.device, clock: GpuClock, home: int | None = None) -> None:
         self.stream = new_stream(device)
-        self.completions = Completions()
+        self.callbacks = DoneCallbacks()
         self._name, self._device, self._clock, self._home = name, device, clock, home
         self._error: LaneError | None = None
 
-    def submit(self, work: Work, after: Sequence[Mark] = (), done: Work | None = None) -> StreamMark:
-        """See ``Lane.submit``. Blocks until ``after`` is issued, or has ended if a stream cannot wait for it.
+    def submit(self, work: Work, after: Sequence[Completion] = (), done: Work | None = None) -> StreamCompletion:
+        """See ``MachineLane.submit``. Blocks until ``after`` is issued, or has ended if a stream cannot wait for it.
 
         Raises LaneError if that, or launching, fails.
         """
         self._raise_error()
         asked_ns = time.perf_counter_ns()
-        issued = [mark.issued() for mark in after]
+        issued = [completion.issued() for completion in after]
         for earlier in issued:
             if not _can_hold_up(earlier):
                 earlier.wait()
-        mark = StreamMark(self._clock, asked_ns, issued, self.completions)
-        self._launch(mark, work, done)
-        return mark
+        completion = StreamCompletion(self._clock, asked_ns, issued, self.callbacks)
+        self._launch(completion, work, done)
+        return completion
 
     def settle(self) -> None:
         """Block until all has ended and every ``done`` has been called. Raises LaneError if something has failed."""
@@ -186,13 +186,13 @@ class StreamLane:
             self.stream.synchronize()
         except RuntimeError as error:
             raise LaneError(f"the {self._name} lane has stopped: the GPU reports: {error}") from error
-        self.completions.run(wait=True)
-        self.completions.raise_error()
+        self.callbacks.run(wait=True)
+        self.callbacks.raise_error()
 
-    def _launch(self, mark: StreamMark, work: Work, done: Work | None) -> None:
+    def _launch(self, completion: StreamCompletion, work: Work, done: Work | None) -> None:
         try:
             with torch.inference_mode(), on_stream(self.stream, threading.get_ident() == self._home):
-                mark.launch(self.stream, work, done)
+                completion.launch(self.stream, work, done)
         except Exception as error:
             full = isinstance(error, torch.OutOfMemoryError)
             why = f"out of GPU memory: {memory_in_words(self._device)}" if full else str(error)

@@ -15,7 +15,7 @@ from realrun.errors import LaneError
 from realrun.machine.lanes import Work
 
 
-class Completion:
+class DoneCallback:
     """One callback; ``has_ended`` says whether its work has. ``error``: what stopped the callback, or one before it."""
 
     def __init__(self, has_ended: Callable[[], bool], done: Work) -> None:
@@ -33,17 +33,17 @@ class Completion:
         return self.error
 
 
-class Completions:
+class DoneCallbacks:
     """Of one lane, in the order of its work."""
 
     def __init__(self) -> None:
-        self._pending: deque[Completion] = deque()
+        self._pending: deque[DoneCallback] = deque()
         self._lock = threading.Lock()  # held by the thread that calls
         self._broken: BaseException | None = None
 
-    def add(self, completion: Completion) -> None:
+    def add(self, callback: DoneCallback) -> None:
         """Its work comes after that of all before it."""
-        self._pending.append(completion)
+        self._pending.append(callback)
 
     def run(self, *, wait: bool) -> bool:
         """Call those whose work has ended; are any left?

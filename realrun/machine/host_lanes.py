@@ -19,7 +19,7 @@ from torch import Tensor
 from realrun.errors import RefusedError
 from realrun.machine.cores import Team, alone, crowding, usable_cores
 from realrun.machine.facts import cpu_facts
-from realrun.machine.lanes import Lane, Mark, nothing
+from realrun.machine.lanes import Completion, MachineLane, nothing
 from realrun.machine.pinned import plain
 from realrun.machine.thread_lane import InlineLane, ThreadLane, settle_thread, settled
 from sim.machine.hardware import ResultPath
@@ -70,11 +70,11 @@ class HostLanes:
         self._gpu = None if inline else ThreadLane("gpu", (self.settings.gpu_core,))
         self._cpu = ThreadLane("cpu", cpu_cores, len(cpu_cores))
         self._back = ThreadLane("back", self.settings.copy_cores)
-        self.gpu: Lane = self._gpu or InlineLane()
-        self.cpu: Lane = self._cpu
-        self.d2h: Lane = InlineLane()
-        self.back: Lane = self._back
-        self.link: Lane = InlineLane()
+        self.gpu: MachineLane = self._gpu or InlineLane()
+        self.cpu: MachineLane = self._cpu
+        self.d2h: MachineLane = InlineLane()
+        self.back: MachineLane = self._back
+        self.link: MachineLane = InlineLane()
         self.crowding = crowding(self._teams())  # "", or why fidelity cannot be judged here
 
     def now_ns(self) -> int:
@@ -103,7 +103,7 @@ class HostLanes:
         """The link's thread has a core of its own, or shares the CPU experts': it never disturbs the GPU."""
         settle_thread(self.settings.copy_cores, 1)
 
-    def copy_in(self, target: Tensor, source: Tensor) -> Mark:
+    def copy_in(self, target: Tensor, source: Tensor) -> Completion:
         """A paced copy in the calling thread; over when it returns."""
         return self.link.submit(lambda: self.paced_copy(target, source))
 

@@ -22,7 +22,7 @@ def nothing() -> None:
     """Work that takes no time: submitted to learn when all before it, or all that it waits for, has ended."""
 
 
-class Mark(Protocol):
+class Completion(Protocol):
     """One piece of work on a lane: that it has ended, and when it ran."""
 
     @property
@@ -40,8 +40,8 @@ class Mark(Protocol):
         """When it ended, likewise."""
         ...
 
-    def issued(self) -> Mark:
-        """Block until the work has been given to its lane; the mark that stands for it there."""
+    def issued(self) -> Completion:
+        """Block until the work has been given to its lane; the completion that stands for it there."""
         ...
 
     def wait(self) -> None:
@@ -53,24 +53,24 @@ class Mark(Protocol):
         ...
 
 
-class Given(Mark, Protocol):
-    """A mark as ``Lane.submit`` returns it."""
+class Submitted(Completion, Protocol):
+    """A completion as ``MachineLane.submit`` returns it."""
 
     @property
-    def held_ns(self) -> int:
+    def blocked_ns(self) -> int:
         """How long ``submit`` kept its caller waiting: for others, or, where the caller is the lane, for the work."""
         ...
 
 
-class Lane(Protocol):
+class MachineLane(Protocol):
     """A serial resource."""
 
-    def submit(self, work: Work, after: Sequence[Mark] = (), done: Work | None = None) -> Given:
+    def submit(self, work: Work, after: Sequence[Completion] = (), done: Work | None = None) -> Submitted:
         """Do ``work`` once what was submitted before, and all of ``after``, have ended; then call ``done``.
 
         ``work`` must not block on another lane: what it needs of others is in ``after``.
         ``done`` is not part of the time. It is called by the lane's thread or, where a lane has none, by whichever
-        thread waits for a mark of the machine or calls ``Machine.poll``. Work after failed work fails too.
+        thread waits for a completion of the machine or calls ``Machine.poll``. Work after failed work fails too.
         """
         ...
 
@@ -81,11 +81,11 @@ class Machine(Protocol):
     kind: str  # "host-lanes" or "cuda"
     device: torch.device  # of GPU tensors
     result_path: ResultPath
-    gpu: Lane
-    cpu: Lane  # experts on the CPU, on a chosen number of threads
-    d2h: Lane  # routing and activations
-    back: Lane  # victims that are written back
-    link: Lane  # what else goes to the GPU over the link: used by the copy thread only
+    gpu: MachineLane
+    cpu: MachineLane  # experts on the CPU, on a chosen number of threads
+    d2h: MachineLane  # routing and activations
+    back: MachineLane  # victims that are written back
+    link: MachineLane  # what else goes to the GPU over the link: used by the copy thread only
 
     def now_ns(self) -> int:
         """The machine's clock, ns."""
@@ -111,7 +111,7 @@ class Machine(Protocol):
         """Called once by the thread that will call ``copy_in``."""
         ...
 
-    def copy_in(self, target: Tensor, source: Tensor) -> Mark:
+    def copy_in(self, target: Tensor, source: Tensor) -> Completion:
         """Copy ``source`` (host) to ``target`` (GPU) over the link, after the copies before it."""
         ...
 

@@ -87,7 +87,7 @@ class NativeFfn:
         """
         hidden, width = len(down), down.shape[1]
         if blocks is not None:
-            width = width // blocks.bytes * BLOCK
+            width = width // blocks.block_bytes * BLOCK
         expert = _Expert(
             *(tensor.data_ptr() for tensor in (first, down, x, choices, weights, out)),
             hidden, width, len(choices), top_k, len(first) != width, scattered, 0 if blocks is None else blocks.number,

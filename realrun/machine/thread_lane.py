@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from realrun.errors import LaneError
-from realrun.machine.lanes import Mark, Work
+from realrun.machine.lanes import Completion, Work
 
 PR_SET_TIMERSLACK = 29  # https://man7.org/linux/man-pages/man2/PR_SET_TIMERSLACK.2const.html
 
@@ -31,29 +31,39 @@ class Flag(Protocol):
         ...
 
 
-class ThreadMark:
+class ThreadCompletion:
     """Work that a thread does. A held lock stands for "not ended": waiting for it costs next to nothing.
 
     ``number``: of the work on its lane, from 1; ``flag``: the lane's, if GPU streams can wait for its work.
     """
 
     __slots__ = (
-        "_done", "_ended", "_work", "after", "end_ns", "error", "flag", "held_ns", "number", "ready_ns", "start_ns",
+        "_done",
+        "_ended",
+        "_work",
+        "after",
+        "blocked_ns",
+        "end_ns",
+        "error",
+        "flag",
+        "number",
+        "ready_ns",
+        "start_ns",
     )  # fmt: skip
 
     def __init__(
-        self, work: Work, after: Sequence[Mark], done: Work | None, number: int = 0, flag: Flag | None = None
+        self, work: Work, after: Sequence[Completion], done: Work | None, number: int = 0, flag: Flag | None = None
     ) -> None:
         self._work: Work | None = work
         self.after, self._done = after, done
         self.number, self.flag = number, flag
         self.ready_ns, self.start_ns, self.end_ns = time.perf_counter_ns(), 0, 0
-        self.held_ns = 0  # nobody: see ``Given``
+        self.blocked_ns = 0  # nobody: see ``Submitted``
         self.error: BaseException | None = None
         self._ended = threading.Lock()
         self._ended.acquire()
 
-    def issued(self) -> ThreadMark:
+    def issued(self) -> ThreadCompletion:
         """Itself: a thread's work is known from the beginning."""
         return self
 
@@ -65,7 +75,7 @@ class ThreadMark:
             raise LaneError.of("a lane", self.error) from self.error
 
     def has_ended(self) -> bool:
-        """See ``Mark``."""
+        """See ``Completion``."""
         return not self._ended.locked()
 
     def do(self, broken: BaseException | None) -> BaseException | None:
@@ -73,9 +83,9 @@ class ThreadMark:
         try:
             if broken is not None:
                 raise broken
-            for mark in self.after:
-                mark.wait()
-                self.ready_ns = max(self.ready_ns, mark.end_ns)
+            for completion in self.after:
+                completion.wait()
+                self.ready_ns = max(self.ready_ns, completion.end_ns)
             assert self._work is not None
             self.start_ns = time.perf_counter_ns()
             self._work()
@@ -102,16 +112,16 @@ class ThreadLane:
         self, name: str, cores: Collection[int] | None = None, threads: int = 1, flag: Flag | None = None
     ) -> None:
         self._flag, self._submitted = flag, 0
-        self._queue: SimpleQueue[ThreadMark | None] = SimpleQueue()
+        self._queue: SimpleQueue[ThreadCompletion | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, args=(cores, threads), name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, work: Work, after: Sequence[Mark] = (), done: Work | None = None) -> ThreadMark:
-        """See ``Lane.submit``."""
+    def submit(self, work: Work, after: Sequence[Completion] = (), done: Work | None = None) -> ThreadCompletion:
+        """See ``MachineLane.submit``."""
         self._submitted += 1
-        mark = ThreadMark(work, after, done, self._submitted, self._flag)
-        self._queue.put(mark)
-        return mark
+        completion = ThreadCompletion(work, after, done, self._submitted, self._flag)
+        self._queue.put(completion)
+        return completion
 
     def close(self) -> None:
         """Let the thread end after what it has been given."""
@@ -122,8 +132,8 @@ class ThreadLane:
         settle_thread(cores, threads)
         broken: BaseException | None = None
         with torch.inference_mode():
-            while (mark := self._queue.get()) is not None:
-                broken = mark.do(broken)
+            while (completion := self._queue.get()) is not None:
+                broken = completion.do(broken)
 
 
 class InlineLane:
@@ -132,14 +142,14 @@ class InlineLane:
     def __init__(self) -> None:
         self._broken: BaseException | None = None
 
-    def submit(self, work: Work, after: Sequence[Mark] = (), done: Work | None = None) -> ThreadMark:
-        """See ``Lane.submit``. Raises LaneError if the work fails."""
-        mark = ThreadMark(work, after, done)
-        given_ns = mark.ready_ns
-        self._broken = mark.do(self._broken)
-        mark.wait()
-        mark.held_ns = time.perf_counter_ns() - given_ns
-        return mark
+    def submit(self, work: Work, after: Sequence[Completion] = (), done: Work | None = None) -> ThreadCompletion:
+        """See ``MachineLane.submit``. Raises LaneError if the work fails."""
+        completion = ThreadCompletion(work, after, done)
+        given_ns = completion.ready_ns
+        self._broken = completion.do(self._broken)
+        completion.wait()
+        completion.blocked_ns = time.perf_counter_ns() - given_ns
+        return completion
 
 
 def wake_in_time() -> None:

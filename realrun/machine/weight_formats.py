@@ -16,26 +16,26 @@ BLOCK = 32  # weights, QK8_0 and QK4_0
 
 
 class BlockFormat(NamedTuple):
-    """``number``: of native/blocks.h; ``bytes`` of a block; ``numbers``: int8 [.., 32] of all it has but the scale."""
+    """``number``: of native/blocks.h; ``block_bytes`` of a block; ``numbers``: int8 [.., 32] without the scale."""
 
     number: int
-    bytes: int
+    block_bytes: int
     numbers: Callable[[Tensor], Tensor]
 
     def row_bytes(self, weights: int) -> int:
         """Of a row of so many weights, a multiple of 32."""
-        return weights // BLOCK * self.bytes
+        return weights // BLOCK * self.block_bytes
 
     def unpacked(self, packed: Tensor) -> Tensor:
         """uint8 [R, row bytes] -> bfloat16 [R, C]; on any device."""
-        blocks = packed.view(len(packed), -1, self.bytes)
+        blocks = packed.view(len(packed), -1, self.block_bytes)
         scales = blocks[..., :2].contiguous().view(torch.float16)
         return (self.numbers(blocks[..., 2:]) * scales).bfloat16().view(len(packed), -1)
 
     def random(self, rows: int, columns: int, random: torch.Generator) -> Tensor:
         """uint8 [rows, row bytes] of weights of the order of columns^-1/2."""
-        blocks = torch.randint(0, 256, (rows, columns // BLOCK, self.bytes), dtype=torch.uint8, generator=random)
-        largest = 2.0 ** (8 * (self.bytes - 2) / BLOCK - 1)  # of its numbers
+        blocks = torch.randint(0, 256, (rows, columns // BLOCK, self.block_bytes), dtype=torch.uint8, generator=random)
+        largest = 2.0 ** (8 * (self.block_bytes - 2) / BLOCK - 1)  # of its numbers
         scales = (torch.rand(rows, columns // BLOCK, 1, generator=random) + 1) / largest * columns**-0.5
         blocks[..., :2] = scales.half().view(torch.uint8)
         return blocks.view(rows, -1)

@@ -60,9 +60,9 @@ def dense_launch(lab: Lab) -> Found:
     for work in (nothing, lambda: lab.model.dense(hidden)):
         lab.cover()
         began = lab.machine.now_ns()
-        mark = lane.submit(work)
+        completion = lane.submit(work)
         times.append(lab.machine.now_ns() - began)
-        mark.wait()
+        completion.wait()
     return {("dense_launch",): [max(0, times[1] - times[0]) / lab.shape.dense_layers]}
 
 
@@ -94,10 +94,10 @@ class _Launched(NamedTuple):
 def _launched(lab: Lab, works: Sequence[Work]) -> _Launched:
     _one_token(lab)
     began = lab.machine.now_ns()
-    marks = [lab.machine.gpu.submit(work) for work in works]
+    completions = [lab.machine.gpu.submit(work) for work in works]
     ended = lab.machine.now_ns()
-    marks[-1].wait()
-    starts, ends = max(began, marks[0].start_ns), marks[-1].end_ns
+    completions[-1].wait()
+    starts, ends = max(began, completions[0].start_ns), completions[-1].end_ns
     return _Launched(max(ended, starts) - began, starts - began, max(0, ends - ended))
 
 

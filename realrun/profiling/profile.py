@@ -104,7 +104,7 @@ def _measured(
     progress(f"measuring {shape.name}")
     with lab.open():
         link, rates = plain_rates(lab)
-        lab.believe_copies_take(round(lab.layout.bytes / link.h2d_bytes_per_s * 1e9) + link.h2d_latency_ns)
+        lab.believe_copies_take(round(lab.layout.size_bytes / link.h2d_bytes_per_s * 1e9) + link.h2d_latency_ns)
         samples = measure(lab, effort)
     model, short = measured_model(shape, samples), shape.base_name
     reached, aims = achieved(short, model, link)

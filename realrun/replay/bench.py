@@ -49,7 +49,7 @@ class ReplayBench:
         dtype, self.layout, kernel = ExpertShape.of(shape)
         count = shape.moe_layers * shape.experts
         on_host = machine.device.type == "cpu"
-        check_host_memory(self.layout.bytes * (count + (room.slots if on_host else 0)))
+        check_host_memory(self.layout.size_bytes * (count + (room.slots if on_host else 0)))
         self.machine, self.room = machine, room
         self.store = random_store(
             self.layout, shape.moe_layers, shape.experts,
@@ -60,7 +60,7 @@ class ReplayBench:
         )  # fmt: skip
         self.kernels = [kernel] * shape.moe_layers
         self._sizes = LayerSizes(room.step_tokens, shape.top_k, shape.hidden, dtype, WEIGHTS_DTYPE)
-        self._arena = machine.gpu_tensor((room.slots, self.layout.bytes), torch.uint8)
+        self._arena = machine.gpu_tensor((room.slots, self.layout.size_bytes), torch.uint8)
 
     def measure(self, setting: Setting, policy: str, parameters: Mapping[str, object]) -> Measurement:
         """Run one policy in a resolved setting; again, if graphs were recorded meanwhile."""

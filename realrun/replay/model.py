@@ -68,9 +68,9 @@ class ReplayModel:
         self.begin_step((1,), (0,))
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """What weights and KV cache take on the device."""
-        return self._weights.bytes
+        return self._weights.size_bytes
 
     @property
     def attention_params(self) -> int:

@@ -111,7 +111,7 @@ def test_no_more_than_one_matrix_of_one_expert_is_read_at_once(
     model_of(family).save_pretrained(tmp_path)
     _, layers, store = load_streamed(tmp_path, torch.float32, "cpu", plain)
     assert max(read) == largest
-    assert sum(read) == sum(layer.expert_elements * layer.experts_count for layer in layers) == store.bytes // 4
+    assert sum(read) == sum(layer.expert_elements * layer.experts_count for layer in layers) == store.size_bytes // 4
 
 
 def test_weights_that_are_not_experts_lie_in_aligned_memory(tmp_path: Path) -> None:

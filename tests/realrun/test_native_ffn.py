@@ -64,7 +64,7 @@ class Expert:
             return (torch.randint(-2, 3, shape, generator=random) / 8).bfloat16()
 
         layout = ExpertLayout.from_shape(hidden, width, torch.bfloat16, gated)
-        self.views = layout.views(torch.zeros(layout.bytes, dtype=torch.uint8))
+        self.views = layout.views(torch.zeros(layout.size_bytes, dtype=torch.uint8))
         for value in self.views.values():
             value.copy_(draw(*value.shape))
         self.x, self.top_k = draw(tokens, hidden) * 8, top_k

@@ -46,17 +46,17 @@ def test_a_cover_lasts_3_ms_however_low_the_clocks_are_at_first(
     cuda: FakeCuda, machine: CudaLanes, rises_after_ns: int
 ) -> None:
     cuda.rises_after_ns = rises_after_ns
-    mark = GpuCover(machine, lambda: sleeping(cuda))()
-    mark.wait()
-    assert mark.end_ns - mark.start_ns == pytest.approx(COVER_NS, rel=1e-3)
+    completion = GpuCover(machine, lambda: sleeping(cuda))()
+    completion.wait()
+    assert completion.end_ns - completion.start_ns == pytest.approx(COVER_NS, rel=1e-3)
     assert cuda.busy_ns > WARM_NS
 
 
 def test_nor_does_it_depend_on_what_they_rise_to(cuda: FakeCuda, machine: CudaLanes) -> None:
     cuda.rises_after_ns = 10**15  # never
-    mark = GpuCover(machine, lambda: sleeping(cuda))()
-    mark.wait()
-    assert mark.end_ns - mark.start_ns == pytest.approx(COVER_NS, rel=1e-3)
+    completion = GpuCover(machine, lambda: sleeping(cuda))()
+    completion.wait()
+    assert completion.end_ns - completion.start_ns == pytest.approx(COVER_NS, rel=1e-3)
     assert BOOST_GHZ > 5 * IDLE_GHZ  # in which the sleep that was measured took longer
 
 

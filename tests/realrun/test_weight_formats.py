@@ -77,7 +77,7 @@ class Expert:
 
 def exact(blocks: BlockFormat, packed: Tensor) -> Tensor:
     """Weights in float64, which ``unpacked`` rounds to bfloat16."""
-    each = packed.unflatten(1, (-1, blocks.bytes))
+    each = packed.unflatten(1, (-1, blocks.block_bytes))
     return (blocks.numbers(each[..., 2:]) * each[..., :2].contiguous().view(torch.float16).double()).flatten(1)
 
 
