@@ -22,8 +22,9 @@ from typing import Any
 from policies.registry import policy_names, system
 from policies.system import ChoiceError
 from sim.runs.memory import BudgetError
+from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario, ScenarioError
-from sim.simulate import Setting, setting_of, simulate_setting
+from sim.simulate import play as simulated
 from traces.written_aside import written_aside
 
 DATA = Path(__file__).parent / "data"
@@ -65,15 +66,15 @@ def scenarios(machines: Iterable[str], sequences: Sequence[int]) -> list[Scenari
 
 
 @cache
-def _setting(scenario: str) -> Setting:
-    return setting_of(Scenario.from_dict(json.loads(scenario)))
+def _prepared(scenario: str) -> Prepared:
+    return prepare(Scenario.from_dict(json.loads(scenario)))
 
 
 def play(task: tuple[str, str, str]) -> dict[str, Any]:
     """One policy in one scenario: what the CSV files keep of it."""
     scenario, policy, parameters = task
     try:
-        row = simulate_setting(_setting(scenario), policy, json.loads(parameters)).to_dict()
+        row = simulated(_prepared(scenario).with_policy(policy, json.loads(parameters))).to_dict()
     except (BudgetError, ChoiceError, ScenarioError) as error:
         return {"policy": policy, "tpot_ms": None, "error": str(error)}
     keys = ("tpot_ms", "ttft_ms", "approximated_weight_share", "lower_bound_tpot_ms", "null_model_tpot_ms")

@@ -19,6 +19,7 @@ import numpy as np
 import yaml
 from scipy.optimize import nnls
 
+import sim.runs.prepare
 import sim.simulate
 from policies.mechanism.session import Session
 from policies.mechanism.views import Forecast, Foresight, LayerInput, Plan
@@ -29,7 +30,7 @@ from tests.bench.figures import Cell, Section, Target, cpu_model
 from tests.bench.traffic import BOOTSTRAP, base_scenario, wide_scenario
 from traces.written_aside import written_aside
 
-TABLE = Path(sim.simulate.__file__).parent / "presets" / "plan_costs.yaml"
+TABLE = Path(sim.simulate.__file__).parent / "machine" / "presets" / "plan_costs.yaml"
 VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {"dali-ilp@highs": ("dali-ilp", {"solver": "highs"})}
 SLOW = ("dali-ilp@highs",)  # milliseconds a decision: fewer of them
 MICROSECONDS = {  # (policy, case): plan and foresee together
@@ -123,7 +124,7 @@ def _point(policy: str, scenario: Scenario) -> Point:
     if limit is not None and scenario.batch > limit:
         raise ValueError(f"takes batches of at most {limit}")
     TimedSession.plans, TimedSession.foresees = [], []
-    with patch.object(sim.simulate, "Session", TimedSession):
+    with patch.object(sim.runs.prepare, "Session", TimedSession):
         sim.simulate.simulate(
             scenario.with_(policy=name, parameters=parameters, prompt_tokens=prompt, generated_tokens=generated)
         )

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from policies.protocols import Needs
+from sim.runs.prepare import check_needs, prepare
 from sim.runs.scenario import Scenario, ScenarioError
-from sim.simulate import check_needs, setting_of, simulate
+from sim.simulate import simulate
 from trilane.study.compare import compare
 
 SHORT: dict[str, Any] = {"trace": "mini-moe", "model": None, "generated_tokens": 2, "cached_share": 0.5}
@@ -97,7 +98,7 @@ def test_a_model_of_another_topology_is_refused() -> None:
     ],
 )
 def test_what_a_policy_needs_of_batch_and_sizes_is_checked(needs: Needs, message: str) -> None:
-    setting = setting_of(Scenario(**SHORT, batch=2))
+    setting = prepare(Scenario(**SHORT, batch=2))
     uneven = replace(setting, shape=replace(setting.shape, expert_bytes=(10, *[20] * 7)))
     check_needs("mine", Needs(), uneven)
     with pytest.raises(ScenarioError, match=message):
