@@ -25,8 +25,8 @@ from realrun.execution.recorder import MachineRecorder, Timed, Waited
 from realrun.execution.routed_tokens import RoutedTokens, Weigh, as_it_is, rerouted
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.experts.store import ExpertStore
+from realrun.machine.cuda_memory import upload
 from realrun.machine.lanes import Completion, Machine
-from realrun.machine.upload import upload
 from sim.runs.routing_error import RoutingErrors
 
 

@@ -22,8 +22,8 @@ from realrun.execution.routed_tokens import RoutedTokens
 from realrun.experts.ffn import Choices, addressed, compute_into, weighted_ffn
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.experts.store import ExpertStore
+from realrun.machine.cuda_memory import upload
 from realrun.machine.lanes import Completion, Machine, Submitted
-from realrun.machine.upload import upload
 
 Finish = Callable[[Tensor], Tensor]  # partial results [N, k, H] -> what the layer gives
 

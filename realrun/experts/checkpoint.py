@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from realrun.errors import RealRunError, RefusedError
+from realrun.errors import RefusedError
 from realrun.experts.checkpoint_tensors import ExpertTensors, Piece, stored_tensors
 from realrun.experts.ffn import check_kernel
 from realrun.experts.layout import ExpertLayout, expert_parameters
@@ -104,7 +104,7 @@ def _empty(name: str, experts: Any, parameters: Mapping[str, Tensor]) -> None:
 
 def _refuse_to_run(name: str) -> Callable[..., NoReturn]:
     def forward(*given: object, **named: object) -> NoReturn:
-        raise RealRunError(f"{name}: its weights lie in an expert store; run the model through the executor")
+        raise RuntimeError(f"{name}: its weights are in an expert store; run the model through the executor")
 
     return forward
 

@@ -22,9 +22,9 @@ from realrun.execution.layer_state import RoutedInput
 from realrun.execution.routed_tokens import rerouted
 from realrun.generation.live_forecasts import LiveForecasts, LiveRecorder
 from realrun.generation.model_routing import Scores, own_routing, scaled_by, weighed_like
+from realrun.machine.cuda_memory import upload
 from realrun.machine.lanes import Completion, nothing
 from realrun.machine.thread_lane import InlineLane
-from realrun.machine.upload import upload
 from traces.capture.record import LayerRecord
 from traces.capture.scores import probabilities
 from traces.layout import ForecastKey

@@ -10,16 +10,17 @@ from typing import NamedTuple
 
 import torch
 
-from realrun.errors import LaneError
+from realrun.errors import LaneError, LaneInputError
 from realrun.machine.cuda_memory import memory_in_words
 from realrun.machine.done_callbacks import DoneCallback, DoneCallbacks
 from realrun.machine.gpu_clock import GpuClock, new_event, new_stream
 from realrun.machine.lanes import Completion, Work
 from realrun.machine.thread_lane import Flag, ThreadCompletion
+from trilane.common.errors import TrilaneError
 
 
 class WorkTimes(NamedTuple):
-    """When work could have started, started and ended, on the host's clock."""
+    """When work was ready to start, started and ended, on the host's clock."""
 
     ready_ns: int
     start_ns: int
@@ -29,15 +30,15 @@ class WorkTimes(NamedTuple):
 class StreamCompletion:
     """Work between two events of a stream.
 
-    The start is when the stream reached the work: where it had nothing else to do, launching is part of the time.
-    Waiting spins without the interpreter lock.
+    It starts when the stream reaches it: if the stream is idle, launching is part of the time. Waiting spins without
+    the interpreter lock.
     """
 
     def __init__(self, clock: GpuClock, asked_ns: int, after: Sequence[Completion], callbacks: DoneCallbacks) -> None:
         self._clock, self._base, self._asked_ns, self._after = clock, clock.base, asked_ns, after
         self._callbacks = callbacks
         self._callback: DoneCallback | None = None
-        self.blocked_ns = time.perf_counter_ns() - asked_ns  # see ``Submitted``
+        self.blocked_ns = time.perf_counter_ns() - asked_ns
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = new_event(), new_event()
         self._times: WorkTimes | None = None
         self._lock = threading.Lock()
@@ -45,25 +46,25 @@ class StreamCompletion:
 
     @property
     def ready_ns(self) -> int:
-        """See ``Completion``."""
+        """When the work was ready to start."""
         return self.times().ready_ns
 
     @property
     def start_ns(self) -> int:
-        """See ``Completion``."""
+        """When the stream reached it."""
         return self.times().start_ns
 
     @property
     def end_ns(self) -> int:
-        """See ``Completion``."""
+        """When it ended."""
         return self.times().end_ns
 
     def issued(self) -> StreamCompletion:
-        """Itself: it is launched as soon as it exists."""
+        """Itself: stream work is launched when it is submitted."""
         return self
 
     def wait(self) -> None:
-        """See ``Completion``."""
+        """Block until it has ended and its ``done`` has been called."""
         self._synchronize()
         for completion in self._after:
             if isinstance(completion, ThreadCompletion):
@@ -75,7 +76,7 @@ class StreamCompletion:
         self._clock.refresh()
 
     def has_ended(self) -> bool:
-        """See ``Completion``."""
+        """Whether it has ended."""
         events = self._events
         self._is_over = self._is_over or events is None or bool(events[1].query())  # type: ignore[no-untyped-call]
         return self._is_over
@@ -89,7 +90,7 @@ class StreamCompletion:
             return self._times
 
     def launch(self, stream: torch.cuda.Stream, work: Work, done: Work | None) -> None:
-        """Do ``work`` with ``stream`` as the current one; it runs once all it waits for on other streams has ended."""
+        """Call ``work`` with ``stream`` as the current one; it runs after all that it waits for on other streams."""
         assert self._events is not None
         start, end = self._events
         hold_up(stream, self._after)
@@ -101,7 +102,7 @@ class StreamCompletion:
             self._callbacks.add(self._callback)
 
     def hold_up(self, stream: torch.cuda.Stream) -> None:
-        """What ``stream`` is given from now on waits for this work."""
+        """Make ``stream`` wait for this work."""
         events = self._events
         if events is not None and not self._is_over:
             stream.wait_event(events[1])
@@ -126,11 +127,11 @@ class StreamCompletion:
 
 
 def hold_up(stream: torch.cuda.Stream, completions: Sequence[Completion]) -> None:
-    """What ``stream`` is given from now on waits for all ``completions`` that have not ended.
+    """Make ``stream`` wait for all ``completions`` that have not ended.
 
-    For work of a thread it waits for a flag in memory; a thread's work ends in order, so the last flag is enough. CUDA
-    does not see that order, and asks that it be expressed in events too where it is between streams (driver API,
-    ``cuStreamWaitValue32``): the stream waits for what the thread waits for as well.
+    For work of a thread it waits for a flag in memory. A thread's work ends in order, so the last flag is enough. CUDA
+    does not see that order, and requires events in addition for an order between streams (driver API,
+    ``cuStreamWaitValue32``): so the stream also waits for what the thread waits for.
     """
     flags: dict[Flag, int] = {}
     earlier: list[Completion] = []
@@ -145,17 +146,16 @@ def hold_up(stream: torch.cuda.Stream, completions: Sequence[Completion]) -> Non
 
 
 def _can_hold_up(completion: Completion) -> bool:
-    """Can a stream wait for it in the host's place?"""
+    """Whether a stream can wait for it instead of the host."""
     return isinstance(completion, StreamCompletion) or (
         isinstance(completion, ThreadCompletion) and completion.flag is not None and not completion.has_ended()
     )
 
 
 class StreamLane:
-    """A CUDA stream. Work is launched by the thread that submits it, one thread at a time.
+    """A CUDA stream as a lane. Work is launched by the submitting thread, one thread at a time.
 
-    ``home``: a thread whose current stream it is from the first submission on, so that nothing need be set for work of
-    that thread: an estimated 8 us each time.
+    ``home``: the thread that has it as its current stream, which saves an estimated 8 us for each of its submissions.
     """
 
     def __init__(self, name: str, device: torch.device, clock: GpuClock, home: int | None = None) -> None:
@@ -165,9 +165,9 @@ class StreamLane:
         self._error: LaneError | None = None
 
     def submit(self, work: Work, after: Sequence[Completion] = (), done: Work | None = None) -> StreamCompletion:
-        """See ``MachineLane.submit``. Blocks until ``after`` is issued, or has ended if a stream cannot wait for it.
+        """Launch ``work``. Blocks until ``after`` is issued, or has ended if a stream cannot wait for it.
 
-        Raises LaneError if that, or launching, fails.
+        Raises LaneError if waiting or launching fails.
         """
         self._raise_error()
         asked_ns = time.perf_counter_ns()
@@ -196,7 +196,8 @@ class StreamLane:
         except Exception as error:
             full = isinstance(error, torch.OutOfMemoryError)
             why = f"out of GPU memory: {memory_in_words(self._device)}" if full else str(error)
-            self._error = LaneError(f"the {self._name} lane has stopped: {why}")
+            kind = LaneInputError if full or isinstance(error, TrilaneError) else LaneError
+            self._error = kind(f"the {self._name} lane has stopped: {why}")
             raise self._error from error
 
     def _raise_error(self) -> None:
@@ -205,5 +206,5 @@ class StreamLane:
 
 
 def on_stream(stream: torch.cuda.Stream, is_current: bool) -> AbstractContextManager[object]:
-    """The block's work goes to ``stream``, which may be the calling thread's current one already."""
+    """In the block, ``stream`` is the current one; nothing is set if it is already."""
     return nullcontext() if is_current else torch.cuda.stream(stream)

@@ -1,4 +1,4 @@
-"""Lanes made of threads: a worker with cores and torch threads of its own, or the calling thread itself."""
+"""Lanes made of threads: a worker thread with its own cores and torch threads, or the calling thread."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ PR_SET_TIMERSLACK = 29  # https://man7.org/linux/man-pages/man2/PR_SET_TIMERSLAC
 
 
 class Flag(Protocol):
-    """Where a GPU stream sees how many pieces of a lane's work have ended."""
+    """A signal to GPU streams: how many pieces of a lane's work have ended."""
 
     def set(self, number: int) -> None:
-        """All work up to ``number`` has ended."""
+        """Signal that all work up to ``number`` has ended."""
         ...
 
     def hold_up(self, stream: Any, number: int) -> None:
-        """What ``stream`` is given from now on waits for ``number``."""
+        """Make ``stream`` wait for ``number``."""
         ...
 
 
 class ThreadCompletion:
-    """Work that a thread does. A held lock stands for "not ended": waiting for it costs next to nothing.
+    """Work of a thread. Its end is signalled by releasing a lock, the cheapest way to wait.
 
     ``number``: of the work on its lane, from 1; ``flag``: the lane's, if GPU streams can wait for its work.
     """
@@ -58,13 +58,13 @@ class ThreadCompletion:
         self.after, self._done = after, done
         self.number, self.flag = number, flag
         self.ready_ns, self.start_ns, self.end_ns = time.perf_counter_ns(), 0, 0
-        self.blocked_ns = 0  # nobody: see ``Submitted``
+        self.blocked_ns = 0
         self.error: BaseException | None = None
         self._ended = threading.Lock()
         self._ended.acquire()
 
     def issued(self) -> ThreadCompletion:
-        """Itself: a thread's work is known from the beginning."""
+        """Itself: a thread's work is issued when it is submitted."""
         return self
 
     def wait(self) -> None:
@@ -75,11 +75,11 @@ class ThreadCompletion:
             raise LaneError.of("a lane", self.error) from self.error
 
     def has_ended(self) -> bool:
-        """See ``Completion``."""
+        """Whether it has ended or failed."""
         return not self._ended.locked()
 
     def do(self, broken: BaseException | None) -> BaseException | None:
-        """Do the work in this thread, unless the lane is broken; returns what broke it, if anything has."""
+        """Do the work in this thread, unless the lane is ``broken``; returns the error, if there is any."""
         try:
             if broken is not None:
                 raise broken
@@ -96,16 +96,16 @@ class ThreadCompletion:
             self.error = error
         finally:
             if self.flag is not None:
-                self.flag.set(self.number)  # after a failure too, or the streams that wait would never go on
-        self._work, self.after, self._done = None, (), None  # let go of what they hold
+                self.flag.set(self.number)  # after a failure too, or waiting streams would never continue
+        self._work, self.after, self._done = None, (), None  # release what they refer to
         self._ended.release()
         return self.error
 
 
 class ThreadLane:
-    """A worker thread. ``cores``: where it may run (None: anywhere); ``threads``: of torch's operations in it.
+    """A worker thread. ``cores``: where it may run (None: anywhere); ``threads``: for torch's operations in it.
 
-    ``flag`` is set to the number of each piece of work once that has ended. Work is submitted by one thread.
+    ``flag`` is set to the number of each piece of work when it has ended. Work is submitted by one thread.
     """
 
     def __init__(
@@ -117,14 +117,14 @@ class ThreadLane:
         self._thread.start()
 
     def submit(self, work: Work, after: Sequence[Completion] = (), done: Work | None = None) -> ThreadCompletion:
-        """See ``MachineLane.submit``."""
+        """As in ``MachineLane``."""
         self._submitted += 1
         completion = ThreadCompletion(work, after, done, self._submitted, self._flag)
         self._queue.put(completion)
         return completion
 
     def close(self) -> None:
-        """Let the thread end after what it has been given."""
+        """End the thread after the work that has been submitted."""
         self._queue.put(None)
         self._thread.join()
 
@@ -137,13 +137,13 @@ class ThreadLane:
 
 
 class InlineLane:
-    """The calling thread: ``submit`` returns when the work has ended."""
+    """The calling thread as a lane: ``submit`` returns when the work has ended."""
 
     def __init__(self) -> None:
         self._broken: BaseException | None = None
 
     def submit(self, work: Work, after: Sequence[Completion] = (), done: Work | None = None) -> ThreadCompletion:
-        """See ``MachineLane.submit``. Raises LaneError if the work fails."""
+        """As in ``MachineLane``. Raises LaneError if the work fails."""
         completion = ThreadCompletion(work, after, done)
         given_ns = completion.ready_ns
         self._broken = completion.do(self._broken)
@@ -153,22 +153,22 @@ class InlineLane:
 
 
 def wake_in_time() -> None:
-    """Let the calling thread sleep for tens of microseconds: Linux lets sleeps last 50 us longer unless it is told."""
+    """Let the calling thread sleep for tens of microseconds only; by default Linux adds up to 50 us to a sleep."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 def settle_thread(cores: Collection[int] | None, threads: int) -> None:
-    """Bind the calling thread to cores, where the system lets it, and set how many threads its torch operations use."""
+    """Bind the calling thread to cores, if the system can, and set the number of threads of its torch operations."""
     if cores is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(threading.get_native_id(), cores)
-    torch.get_num_threads()  # a thread asks for torch's number when it first works, and takes what any thread set last
+    torch.get_num_threads()  # on its first use, a thread takes over the number that any thread set last
     torch.set_num_threads(threads)
 
 
 @contextmanager
 def settled(core: int | None) -> Iterator[None]:
-    """Bind the calling thread to ``core``, with one thread for torch, until the block ends; None: leave it alone."""
+    """In the block, bind the calling thread to ``core``, with one torch thread; None: change nothing."""
     if core is None:
         yield
         return

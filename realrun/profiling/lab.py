@@ -30,9 +30,9 @@ from realrun.experts.ffn import SwiGlu, weighted_ffn
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.experts.shape import ExpertShape
 from realrun.experts.store import ExpertStore, random_store
+from realrun.machine.cuda_memory import upload
 from realrun.machine.lanes import Completion, Machine, Work
 from realrun.machine.memory_check import check_host_memory
-from realrun.machine.upload import upload
 from realrun.profiling.caches import cache_bytes, layers_beyond
 from realrun.profiling.cover import GpuCover
 from realrun.profiling.stand_ins import AllThere, CopyScript, Ended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from realrun.machine.lane_kinds import LaneKind
+from realrun.machine import LaneKind
 from realrun.machine.machines import LaneOptions, RealMachine, check_asked, machine_for, machine_of
 from realrun.replay.bench import Measurement, ReplayBench, room_for
 from sim.machine.hardware import Hardware

@@ -14,7 +14,7 @@ from sim.runs.run import Run
 from sim.runs.scenario import Scenario
 from sim.runs.spans import Span, spans_frame
 from trilane.study.validation.agreement import Agreement
-from trilane.study.validation.comparison import Comparison, Parity
+from trilane.study.validation.comparison import Parity, RunComparison
 
 MS = 1_000_000
 
@@ -62,12 +62,12 @@ def run(
 def comparison(
     policy: str = "dali", measured: tuple[float, ...] = (20,), predicted: float = 20, parity: Parity | None = None,
     *, null: float | None = None, **asked: Any,
-) -> Comparison:  # fmt: skip
+) -> RunComparison:  # fmt: skip
     """Repeats and a prediction of the TPOTs given, ms."""
     repeats = tuple(run(policy, tpot - 12, **asked) for tpot in measured)
-    return Comparison(repeats, run(policy, predicted - 12, null=null, **asked), parity)
+    return RunComparison(repeats, run(policy, predicted - 12, null=null, **asked), parity)
 
 
-def agreement(*comparisons: Comparison) -> Agreement:
+def agreement(*comparisons: RunComparison) -> Agreement:
     """What the comparisons say together."""
     return Agreement(comparisons)

@@ -16,7 +16,7 @@ from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from realrun.errors import RealRunError, RefusedError  # noqa: E402
+from realrun.errors import RefusedError  # noqa: E402
 from realrun.experts import checkpoint  # noqa: E402
 from realrun.experts.checkpoint import load_streamed, move, take_experts  # noqa: E402
 from realrun.experts.store import ExpertStore  # noqa: E402
@@ -149,7 +149,7 @@ def test_layers_leave_the_model_one_by_one() -> None:
 def test_a_model_without_its_experts_does_not_run_by_accident() -> None:
     loaded = build("mixtral")
     take_experts(loaded.model, loaded.layers, plain)
-    with pytest.raises(RealRunError, match=r"model\.layers\.0\.mlp\.experts: its weights lie in an expert store"):
+    with pytest.raises(RuntimeError, match=r"model\.layers\.0\.mlp\.experts: its weights are in an expert store"):
         loaded.model(torch.tensor([[3, 4]]))
 
 

@@ -215,7 +215,7 @@ def test_options_of_a_gpu_reach_its_settings(cores: Make) -> None:
 
 @pytest.mark.parametrize("given", [{"cpu_threads": 2}, {"device_index": 0}, {"result_path": "h2d"}])
 def test_host_lanes_take_no_options_of_a_gpu(given: dict[str, Any]) -> None:
-    with pytest.raises(RefusedError, match=r"host-lanes: .*: chosen for a CUDA GPU only; leave that out"):
+    with pytest.raises(RefusedError, match=r"host-lanes: .*: an option for a CUDA GPU only; leave it out"):
         machine_for("host-lanes", LaneOptions(**given))
 
 

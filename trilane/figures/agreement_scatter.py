@@ -15,7 +15,7 @@ from matplotlib.ticker import PercentFormatter
 from trilane.figures.axis_words import round_ticks
 from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, page
 from trilane.study.validation.agreement import Agreement
-from trilane.study.validation.comparison import Comparison
+from trilane.study.validation.comparison import RunComparison
 
 _COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, "#000000")  # a second round is hollow
 _SHAPES = ("o", "s", "^", "D", "v", "P", "X")  # by batch
@@ -68,12 +68,12 @@ def _looks(names: Sequence[str]) -> dict[str, _Look]:
     }
 
 
-def _shapes(comparisons: Sequence[Comparison]) -> dict[int, str]:
+def _shapes(comparisons: Sequence[RunComparison]) -> dict[int, str]:
     batches = sorted({int(comparison.scenario["batch"]) for comparison in comparisons})
     return {batch: _SHAPES[place % len(_SHAPES)] for place, batch in enumerate(batches)}
 
 
-def _range(comparisons: Sequence[Comparison]) -> tuple[float, float]:
+def _range(comparisons: Sequence[RunComparison]) -> tuple[float, float]:
     """Lowest and highest time in the picture, ms."""
     measured = [ms for comparison in comparisons for ms in comparison.tpot_ms.measured]
     predicted = [comparison.tpot_ms.predicted for comparison in comparisons]
@@ -101,7 +101,7 @@ def _identity(ax: Axes, between: tuple[float, float]) -> None:
     ax.spines[["right", "top"]].set_visible(False)
 
 
-def _point(ax: Axes, comparison: Comparison, look: _Look, shape: str) -> None:
+def _point(ax: Axes, comparison: RunComparison, look: _Look, shape: str) -> None:
     tpot = comparison.tpot_ms
     if comparison.null_tpot_ms is not None:
         ax.plot(tpot.median, comparison.null_tpot_ms, marker="x", color=_NULL, markersize=5, linestyle="", zorder=2)
@@ -144,7 +144,7 @@ def _heights(names: Sequence[str]) -> list[float]:
     return heights
 
 
-def _error_marks(ax: Axes, comparison: Comparison, row: float, look: _Look, shape: str, edge: float) -> None:
+def _error_marks(ax: Axes, comparison: RunComparison, row: float, look: _Look, shape: str, edge: float) -> None:
     tpot = comparison.tpot_ms
     if comparison.null_error is not None:
         inside = abs(comparison.null_error) < edge

@@ -12,14 +12,14 @@ from sim.runs.run import Run
 from sim.runs.spans import LANES
 from trilane.figures.gantt import median_decode_step
 from trilane.figures.span_style import COLOURS, FAMILIES, LANE_NAMES
-from trilane.study.validation.comparison import Comparison
+from trilane.study.validation.comparison import RunComparison
 
 _HALF = 0.19  # of a row; measured above the lane's middle, predicted below
 _SIDES = (("measured", -0.21), ("predicted", 0.21))
 _DOTS = 1200  # across a panel: no bar is drawn thinner than one, or it would vanish
 
 
-def overlay(comparison: Comparison, zoom_layers: int = 3, about: str = "") -> Figure:
+def overlay(comparison: RunComparison, zoom_layers: int = 3, about: str = "") -> Figure:
     """Draw the measured decode step of median duration, in the repeat of median TPOT, and the same step as predicted.
 
     Above the whole step from its beginning; below ``zoom_layers`` of its middle layers, each side from where it began

@@ -9,7 +9,7 @@ from sim.runs.spans import LANES
 from traces.written_aside import written_aside
 from trilane.study.validation.agreement import WORST_AIM, Agreement, in_words, name_of
 from trilane.study.validation.by_policy import HEADERS, policy_lines
-from trilane.study.validation.comparison import Comparison
+from trilane.study.validation.comparison import RunComparison
 from trilane.study.validation.error_breakdown import error_breakdown
 
 MIB = 2**20
@@ -137,7 +137,7 @@ def _line(agreement: Agreement, place: int) -> list[str]:
     ]  # fmt: skip
 
 
-def _plans(comparison: Comparison) -> str:
+def _plans(comparison: RunComparison) -> str:
     if comparison.parity is None:
         return ""
     return f"{comparison.parity.changed_plans_share:.0%}{'' if comparison.parity.held else ' !'}"
@@ -167,7 +167,7 @@ def _memory(agreement: Agreement) -> str:
     return f"{same} Where not:\n\n{_markdown(headers, lines)}"
 
 
-def _memory_cells(comparison: Comparison) -> list[str]:
+def _memory_cells(comparison: RunComparison) -> list[str]:
     counts = ("hits", "demand_copies", "prefetch_copies", "swap_copies")
     cells = [f"{comparison.memory[name].median:,.0f} / {comparison.memory[name].predicted:,.0f}" for name in counts]
     moved = comparison.memory["copied_bytes"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from realrun.machine.lane_kinds import LaneKind
+from realrun.machine import LaneKind
 from trilane.pages.output import JsonOption, check_targets, heading, note, show, table, working, write_json
 from trilane.pages.profile import profile_page
 from trilane.verbs.lane_options import (

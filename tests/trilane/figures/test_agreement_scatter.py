@@ -15,7 +15,7 @@ from tests.kit.agreement_runs import agreement, comparison, decode_spans, run
 from trilane.figures.agreement_scatter import scatter
 from trilane.figures.figure_files import save_figure
 from trilane.figures.measured_timeline import overlay
-from trilane.study.validation.comparison import Comparison
+from trilane.study.validation.comparison import RunComparison
 
 
 def marks(ax: Axes, *shapes: str) -> list[tuple[float, float]]:
@@ -114,7 +114,7 @@ class TestOverlay:
     def test_close_by_both_sides_begin_with_the_layer(self) -> None:
         """Attention is the layer's first work on the GPU, 1 ms into the step; it starts at 0 on either side."""
         late = run(spans=decode_spans(attention=2))
-        _, below = overlay(Comparison((run(),), late)).axes
+        _, below = overlay(RunComparison((run(),), late)).axes
         gpu = [bar for bar in bars(below) if 0.5 < bar[0] < 1.5]
         assert (0.79, 0, 4) in gpu
         assert (1.21, 0, 2) in gpu
@@ -122,7 +122,7 @@ class TestOverlay:
     def test_a_step_of_a_simulated_run_is_drawn_whole(self, tmp_path: Path) -> None:
         asked = Scenario(prompt_tokens=4, generated_tokens=3, cached_share=0.4)
         slower = simulate(asked.with_(hardware_overrides={"link.h2d_bytes_per_s": 9e9}))
-        figure = overlay(Comparison((slower,), simulate(asked)), about="somewhere")
+        figure = overlay(RunComparison((slower,), simulate(asked)), about="somewhere")
         save_figure(figure, tmp_path / "step.png")
         assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
         assert "somewhere" in figure.axes[0].get_title(loc="left")

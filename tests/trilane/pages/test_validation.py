@@ -9,7 +9,7 @@ import pytest
 from tests.kit.agreement_runs import agreement, comparison, decode_spans, run
 from trilane.pages.validation import failure_lines, summary_lines, table_of, write_report
 from trilane.study.validation.agreement import Agreement
-from trilane.study.validation.comparison import Comparison, Counts, Parity
+from trilane.study.validation.comparison import Counts, Parity, RunComparison
 
 MACHINE = {"CPU": "two cores", "GPU": "none: host lanes"}
 
@@ -106,6 +106,6 @@ def _folder(tmp_path: Path) -> Path:
 def test_the_page_lists_where_hits_and_copies_differ(tmp_path: Path) -> None:
     """As predicted, the expert is there before it is needed: a hit, and nothing is copied."""
     there = [s._replace(kind="place", start_ns=0, end_ns=0) if s.kind == "demand" else s for s in decode_spans()]
-    text = page(tmp_path, agreement(comparison("fiddler"), Comparison((run(), run()), run(spans=there))))
+    text = page(tmp_path, agreement(comparison("fiddler"), RunComparison((run(), run()), run(spans=there))))
     assert "1 of 2 scenarios have the same of all. Where not:" in text
     assert "| dali | 0 / 1 | 1 / 0 | 0 / 0 | 0 / 0 | 0.0 / 0.0 |" in text

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.runs.spans import LANES
-from trilane.study.validation.comparison import AgreementError, Comparison
+from trilane.study.validation.comparison import AgreementError, RunComparison
 from trilane.study.validation.error_breakdown import error_breakdown, parts_of
 from trilane.study.validation.rank_agreement import RankAgreement, groups_of, names_of, ranking_of
 from trilane.study.validation.repeated import Repeated
@@ -68,7 +68,7 @@ class LaneAccuracy(NamedTuple):
 class Agreement:
     """Comparisons of many scenarios, each asked once. Raises AgreementError if there is none, or one twice."""
 
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[RunComparison, ...]
 
     def __post_init__(self) -> None:
         if not self.comparisons:
@@ -111,7 +111,7 @@ class Agreement:
         ranked = {group[0]: ranking_of(*self._members(group)) for group in self.groups}
         return {place: ranking for place, ranking in ranked.items() if ranking}
 
-    def _members(self, group: Sequence[int]) -> tuple[list[str], list[Comparison]]:
+    def _members(self, group: Sequence[int]) -> tuple[list[str], list[RunComparison]]:
         return [self.names[place] for place in group], [self.comparisons[place] for place in group]
 
     @cached_property
@@ -226,7 +226,7 @@ def in_words(key: str, value: Any) -> str:
     return f"{value:g} GB" if key == "gpu_memory_gb" else str(value)
 
 
-def _work(comparison: Comparison) -> list[dict[str, Any]]:
+def _work(comparison: RunComparison) -> list[dict[str, Any]]:
     return [
         {"lane": lane, "kind": kind, "ms": ms.to_dict(), "spans": comparison.work_spans[lane, kind].to_dict()}
         for (lane, kind), ms in comparison.work_ms.items()

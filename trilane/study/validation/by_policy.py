@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from trilane.study.validation.agreement import Agreement
-from trilane.study.validation.comparison import Comparison
+from trilane.study.validation.comparison import RunComparison
 
 HOST_AIM = 0.10  # of TPOT, at full size
 _HOST = ("launch", "plan", "foresee")
@@ -19,18 +19,18 @@ HEADERS = [
 
 def policy_lines(agreement: Agreement) -> list[list[str]]:
     """A line of text cells for every policy, in the order of ``HEADERS``; medians over its scenarios."""
-    by_name: dict[str, list[Comparison]] = defaultdict(list)
+    by_name: dict[str, list[RunComparison]] = defaultdict(list)
     for name, comparison in zip(agreement.names, agreement.comparisons, strict=True):
         by_name[name].append(comparison)
     return [[name, str(len(comparisons)), *_cells(comparisons)] for name, comparisons in by_name.items()]
 
 
-def host_share(comparison: Comparison) -> float:
+def host_share(comparison: RunComparison) -> float:
     """Measured time of planning and launching / measured TPOT."""
     return sum(_host_ms(comparison, kind) for kind in _HOST) / comparison.tpot_ms.median
 
 
-def _cells(comparisons: Sequence[Comparison]) -> list[str]:
+def _cells(comparisons: Sequence[RunComparison]) -> list[str]:
     planning = median(_us_a_layer(comparison, "plan", "foresee") for comparison in comparisons)
     launching = median(_us_a_layer(comparison, "launch") for comparison in comparisons)
     changed = [comparison.parity.changed_plans_share for comparison in comparisons if comparison.parity]
@@ -41,11 +41,11 @@ def _cells(comparisons: Sequence[Comparison]) -> list[str]:
     ]  # fmt: skip
 
 
-def _us_a_layer(comparison: Comparison, *kinds: str) -> float:
+def _us_a_layer(comparison: RunComparison, *kinds: str) -> float:
     layers = int(comparison.predicted.spans["layer"].max()) + 1
     return 1e3 * sum(_host_ms(comparison, kind) for kind in kinds) / layers
 
 
-def _host_ms(comparison: Comparison, kind: str) -> float:
+def _host_ms(comparison: RunComparison, kind: str) -> float:
     found = comparison.work_ms.get(("host", kind))
     return found.median if found else 0.0

@@ -69,7 +69,7 @@ class Parity(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Repeated measured runs of one scenario, its predicted run, and the parity of their logs where it was checked.
 
     Raises AgreementError if they are not of one scenario (the hardware's name apart) or did not decode.

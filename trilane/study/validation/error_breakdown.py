@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trilane.study.validation.comparison import Comparison
+from trilane.study.validation.comparison import RunComparison
 from trilane.study.validation.repeated import Repeated
 
 _WAITS = {"h2d": "the GPU waits for copies", "cpu": "the GPU waits for the CPU", "host": "the GPU waits for the host"}
@@ -37,13 +37,13 @@ class ErrorPart:
         }  # fmt: skip
 
 
-def parts_of(comparison: Comparison) -> list[ErrorPart]:
+def parts_of(comparison: RunComparison) -> list[ErrorPart]:
     """All parts of a mean decode step: the GPU's work by kind, and its waits."""
     work = [ErrorPart(f"{kind} on the GPU", ms) for (lane, kind), ms in comparison.work_ms.items() if lane == "gpu"]
     return work + [ErrorPart(_WAITS[lane], ms, _behind(comparison, lane)) for lane, ms in comparison.stall_ms.items()]
 
 
-def error_breakdown(comparison: Comparison, most: int = 3) -> list[ErrorPart]:
+def error_breakdown(comparison: RunComparison, most: int = 3) -> list[ErrorPart]:
     """The parts that differ most, largest first, whichever way; none that is small beside the error of the whole.
 
     Parts may differ more than the whole: errors that cancel out are errors.
@@ -53,7 +53,7 @@ def error_breakdown(comparison: Comparison, most: int = 3) -> list[ErrorPart]:
     return [part for part in parts[:most] if part.ms.difference and abs(part.ms.difference) >= least]
 
 
-def _behind(comparison: Comparison, waited_for: str) -> str:
+def _behind(comparison: RunComparison, waited_for: str) -> str:
     """The work of the lane waited for that was mispredicted the same way as the wait, if any was."""
     wait = comparison.stall_ms[waited_for].difference
     if not wait:

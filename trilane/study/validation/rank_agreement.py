@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import kendalltau
 
-from trilane.study.validation.comparison import Comparison
+from trilane.study.validation.comparison import RunComparison
 
 _OF_THE_POLICY = ("policy", "parameters")
 
@@ -45,7 +45,7 @@ def setting_key(scenario: Mapping[str, Any]) -> str:
     return json.dumps({key: scenario[key] for key in scenario if key not in _OF_THE_POLICY}, sort_keys=True)
 
 
-def groups_of(comparisons: Sequence[Comparison]) -> list[list[int]]:
+def groups_of(comparisons: Sequence[RunComparison]) -> list[list[int]]:
     """Places of the comparisons that differ only in policy, in the order given."""
     groups: dict[str, list[int]] = {}
     for place, comparison in enumerate(comparisons):
@@ -53,7 +53,7 @@ def groups_of(comparisons: Sequence[Comparison]) -> list[list[int]]:
     return list(groups.values())
 
 
-def names_of(comparisons: Sequence[Comparison]) -> list[str]:
+def names_of(comparisons: Sequence[RunComparison]) -> list[str]:
     """A name for each: its policy, and the parameters that tell it from others of its policy in the same setting."""
     telling: dict[str, set[str]] = {}
     for group in groups_of(comparisons):
@@ -64,7 +64,7 @@ def names_of(comparisons: Sequence[Comparison]) -> list[str]:
     return [_name(scenario, sorted(telling.get(scenario["policy"], ()))) for scenario in scenarios]
 
 
-def ranking_of(names: Sequence[str], comparisons: Sequence[Comparison]) -> RankAgreement | None:
+def ranking_of(names: Sequence[str], comparisons: Sequence[RunComparison]) -> RankAgreement | None:
     """How the policies of one setting are ordered; None if there are fewer than two."""
     if len(comparisons) < 2:
         return None
@@ -91,7 +91,7 @@ def _tau(measured: Sequence[float] | Any, predicted: Sequence[float] | Any) -> f
     return None if math.isnan(tau) else tau
 
 
-def _tied(one: Comparison, other: Comparison) -> bool:
+def _tied(one: RunComparison, other: RunComparison) -> bool:
     """Whether the repeats cannot tell which of the two is faster."""
     room = (one.tpot_ms.half_iqr or 0.0) + (other.tpot_ms.half_iqr or 0.0)
     return abs(one.tpot_ms.median - other.tpot_ms.median) <= room

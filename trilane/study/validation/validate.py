@@ -16,7 +16,7 @@ from sim.machine.hardware import Hardware
 from sim.runs.prepare import Prepared, prepare
 from sim.simulate import play
 from trilane.study.validation.agreement import Agreement
-from trilane.study.validation.comparison import Comparison
+from trilane.study.validation.comparison import RunComparison
 from trilane.study.validation.journal import Kept, ValidationJournal, journal_of, question_of
 from trilane.study.validation.parity import answers_of, parity_of_repeats, replays
 from trilane.study.validation.plan import ValidationPlan, alternating
@@ -192,10 +192,10 @@ def _check_one_model(settings: Sequence[Prepared]) -> None:
             )
 
 
-def _comparison(setting: Prepared, measured: Sequence[Kept], hardware: Hardware) -> Comparison:
+def _comparison(setting: Prepared, measured: Sequence[Kept], hardware: Hardware) -> RunComparison:
     """Measured runs next to the prediction; the answers in all of them are compared with its."""
     elsewhere = setting.on(hardware, planner=setting.costs)
     session = elsewhere.session_of(LoggedSession)
     predicted = play(elsewhere, session)
     parity = parity_of_repeats([(each.answers, each.replayed) for each in measured], answers_of(session))
-    return Comparison(tuple(each.run for each in measured), predicted, parity)
+    return RunComparison(tuple(each.run for each in measured), predicted, parity)

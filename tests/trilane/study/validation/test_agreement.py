@@ -8,14 +8,14 @@ import pytest
 
 from tests.kit.agreement_runs import agreement, comparison
 from trilane.study.validation.agreement import Agreement
-from trilane.study.validation.comparison import AgreementError, Comparison, Counts, Parity
+from trilane.study.validation.comparison import AgreementError, Counts, Parity, RunComparison
 
 COUNTS = Counts(3, 2, 200)
 KEPT = Parity(True, True, True, 0.0, COUNTS, COUNTS)
 BROKEN = Parity(True, False, True, 0.25, COUNTS, Counts(3, 3, 300))
 
 
-def good() -> list[Comparison]:
+def good() -> list[RunComparison]:
     """Two settings of three policies, 1 to 3 % off, in the right order."""
     return [
         comparison("dali", (19.8, 20, 20.2), 20.2, batch=1, null=18.0),
@@ -68,7 +68,7 @@ class TestSummary:
 
 class TestVerdicts:
     def test_all_held(self) -> None:
-        verdicts = agreement(*[Comparison(p.measured, p.predicted, KEPT) for p in good()]).verdicts
+        verdicts = agreement(*[RunComparison(p.measured, p.predicted, KEPT) for p in good()]).verdicts
         assert [str(verdict) for verdict in verdicts] == [
             "held: median TPOT error 2.0% (aim: at most 5%)",
             "held: ranking of policies, Kendall's tau: 1.00 (aim: at least 0.9); 0 of 6 pairs the wrong way round",

@@ -11,7 +11,7 @@ from sim.runs.scenario import Scenario
 from sim.runs.spans import LANES
 from sim.simulate import simulate
 from tests.kit.agreement_runs import comparison, decode_spans, run
-from trilane.study.validation.comparison import AgreementError, Comparison, Counts, Parity, work_of
+from trilane.study.validation.comparison import AgreementError, Counts, Parity, RunComparison, work_of
 from trilane.study.validation.repeated import Repeated
 
 
@@ -45,7 +45,7 @@ class TestTimes:
 
     def test_without_a_prefill_there_is_no_ttft(self) -> None:
         alone = run(spans=[span for span in decode_spans() if span.step])
-        assert Comparison((alone,), alone).ttft_ms is None
+        assert RunComparison((alone,), alone).ttft_ms is None
 
     def test_the_null_model_stands_beside_it(self) -> None:
         assert comparison(null=15.0).null_error == pytest.approx(-0.25)
@@ -80,7 +80,7 @@ class TestLanes:
 
     def test_work_that_only_one_side_did(self) -> None:
         ahead = [s._replace(kind="prefetch") if s.kind == "demand" else s for s in decode_spans()]
-        got = Comparison((run(),), run(spans=ahead))
+        got = RunComparison((run(),), run(spans=ahead))
         assert (got.work_ms["h2d", "demand"], got.work_ms["h2d", "prefetch"]) == (Repeated((8,), 0), Repeated((0,), 8))
 
     def test_work_before_the_first_token_does_not_count(self) -> None:
@@ -91,7 +91,7 @@ class TestLanes:
 
     def test_kinds_of_a_lane_add_up_to_its_busy_time(self) -> None:
         played = simulate(Scenario(prompt_tokens=4, generated_tokens=3, cached_share=0.4))
-        got = Comparison((played,), played)
+        got = RunComparison((played,), played)
         for lane in LANES:
             parts = sum(ms.predicted for (of, _), ms in got.work_ms.items() if of == lane)
             assert parts == pytest.approx(got.lane_ms[lane].predicted, abs=1e-9)
@@ -111,7 +111,7 @@ class TestMemory:
 
     def test_an_expert_that_is_there_is_a_hit_and_not_copied(self) -> None:
         there = [s._replace(kind="place", start_ns=0, end_ns=0) if s.kind == "demand" else s for s in decode_spans()]
-        got = Comparison((run(),), run(spans=there)).memory
+        got = RunComparison((run(),), run(spans=there)).memory
         assert (got["hits"], got["decode_resident_hit_rate"]) == (Repeated((0,), 1), Repeated((0,), 1))
         assert (got["demand_copies"], got["copied_bytes"]) == (Repeated((1,), 0), Repeated((100,), 0))
 
@@ -130,28 +130,28 @@ def test_law_10_wants_equal_counts_where_timing_has_no_say() -> None:
 class TestWhatCannotBeCompared:
     def test_another_question(self) -> None:
         with pytest.raises(AgreementError, match="batch was 1 when measured and 4 when predicted"):
-            Comparison((run(),), run(batch=4))
+            RunComparison((run(),), run(batch=4))
         with pytest.raises(AgreementError, match=r"parameters was \{'window': 8\} when measured"):
-            Comparison((run(parameters={"window": 8}),), run())
+            RunComparison((run(parameters={"window": 8}),), run())
 
     def test_another_policy_in_one_of_the_repeats(self) -> None:
         with pytest.raises(AgreementError, match="policy was 'fiddler' when measured and 'dali' when predicted"):
-            Comparison((run(), run("fiddler")), run())
+            RunComparison((run(), run("fiddler")), run())
 
     def test_another_trace_of_the_same_name(self) -> None:
         with pytest.raises(AgreementError, match="different contents of the trace"):
-            Comparison((run(checksum="a"),), run(checksum="b"))
+            RunComparison((run(checksum="a"),), run(checksum="b"))
 
     def test_another_number_of_steps(self) -> None:
         shorter = [s._replace(phase="prefill") for s in decode_spans()]
         with pytest.raises(AgreementError, match="as many decode steps measured as predicted, got 0 and 1"):
-            Comparison((run(spans=shorter),), run())
+            RunComparison((run(spans=shorter),), run())
         with pytest.raises(AgreementError, match="expected decode steps, got none; set generated_tokens"):
-            Comparison((run(spans=shorter),), run(spans=shorter))
+            RunComparison((run(spans=shorter),), run(spans=shorter))
 
     def test_nothing_measured(self) -> None:
         with pytest.raises(AgreementError, match="dali: expected at least one measured run, got none"):
-            Comparison((), run())
+            RunComparison((), run())
 
     def test_the_hardware_has_another_name_when_predicted(self) -> None:
-        assert Comparison((run(hardware="here"),), run(hardware="profile.yaml")).tpot_ms.error == 0
+        assert RunComparison((run(hardware="here"),), run(hardware="profile.yaml")).tpot_ms.error == 0

@@ -8,11 +8,11 @@ from sim.runs.scenario import Scenario
 from sim.runs.spans import Span
 from sim.simulate import simulate
 from tests.kit.agreement_runs import comparison, decode_spans, run
-from trilane.study.validation.comparison import Comparison
+from trilane.study.validation.comparison import RunComparison
 from trilane.study.validation.error_breakdown import error_breakdown, parts_of
 
 
-def found(measured: Comparison) -> list[str]:
+def found(measured: RunComparison) -> list[str]:
     return [str(cause) for cause in error_breakdown(measured)]
 
 
@@ -25,12 +25,12 @@ def test_a_copy_predicted_too_long() -> None:
 
 def test_work_of_the_gpu_predicted_too_short() -> None:
     quick = run(spans=decode_spans(attention=2))
-    assert found(Comparison((run(),), quick)) == ["attention on the GPU: 2 ms predicted, 4 measured (-2)"]
+    assert found(RunComparison((run(),), quick)) == ["attention on the GPU: 2 ms predicted, 4 measured (-2)"]
 
 
 def test_errors_that_cancel_out_are_named_both() -> None:
     shifted = run(spans=decode_spans(copy=10, attention=2))
-    got = Comparison((run(),), shifted)
+    got = RunComparison((run(),), shifted)
     assert got.tpot_ms.error == 0
     named = {cause.what: cause.ms.difference for cause in error_breakdown(got)}
     assert named == {"attention on the GPU": -2, "the GPU waits for copies": 2}
@@ -39,7 +39,7 @@ def test_errors_that_cancel_out_are_named_both() -> None:
 def test_a_wait_that_no_work_explains() -> None:
     """The copy starts 5 ms later than predicted and takes as long."""
     waited = run(spans=decode_spans(late=5))
-    [text] = found(Comparison((waited,), run()))
+    [text] = found(RunComparison((waited,), run()))
     assert text == (
         "the GPU waits for copies: 10 ms predicted, 15 measured (-5); "
         "work on h2d does not explain it: see when, and in which order, it starts"
@@ -49,7 +49,7 @@ def test_a_wait_that_no_work_explains() -> None:
 def test_copies_that_were_not_made_are_counted() -> None:
     """The expert waits for its launch instead, until 108: 3 ms."""
     none = [s for s in decode_spans() if s.kind != "demand"]
-    assert found(Comparison((run(),), run(spans=_earlier(none)))) == [
+    assert found(RunComparison((run(),), run(spans=_earlier(none)))) == [
         "the GPU waits for copies: 0 ms predicted, 10 measured (-10); "
         "demand on h2d: 0 ms predicted, 8 measured (-8), 0 of them predicted, 1 measured",
         "the GPU waits for the host: 5 ms predicted, 2 measured (+3); "
@@ -74,13 +74,13 @@ def test_a_perfect_prediction_has_none() -> None:
 def test_what_is_small_beside_the_error_is_not_named() -> None:
     """The copy is 4 ms off, attention 0.3 (less than a tenth of 4.3)."""
     both = run(spans=decode_spans(copy=12, attention=4.3))
-    assert [cause.what for cause in error_breakdown(Comparison((run(),), both))] == ["the GPU waits for copies"]
+    assert [cause.what for cause in error_breakdown(RunComparison((run(),), both))] == ["the GPU waits for copies"]
 
 
 def test_the_parts_of_a_step_add_up_to_it() -> None:
     asked = Scenario(prompt_tokens=4, generated_tokens=3, cached_share=0.4)
     slower = simulate(asked.with_(hardware_overrides={"link.h2d_bytes_per_s": 9e9}))
-    got = Comparison((slower,), simulate(asked))
+    got = RunComparison((slower,), simulate(asked))
     parts = [part.ms for part in parts_of(got)]
     assert sum(ms.median for ms in parts) == pytest.approx(got.tpot_ms.median)
     assert sum(ms.predicted for ms in parts) == pytest.approx(got.tpot_ms.predicted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kit.agreement_runs import comparison
-from trilane.study.validation.comparison import Comparison
+from trilane.study.validation.comparison import RunComparison
 from trilane.study.validation.rank_agreement import RankAgreement, groups_of, names_of, ranking_of
 
 
@@ -67,7 +67,7 @@ def test_one_policy_alone_has_no_rank() -> None:
     assert ranking_of(["a"], [comparison("a")]) is None
 
 
-def asked() -> list[Comparison]:
+def asked() -> list[RunComparison]:
     return [
         comparison("dali", batch=1, parameters={"window": 4, "spread": 1}),
         comparison("fiddler", batch=1, parameters={"threads": 4}),
