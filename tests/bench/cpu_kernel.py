@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from realrun.errors import RefusedError
+from realrun.experts.cpu_kernels import NativeSwiGlu
 from realrun.experts.ffn import SwiGlu, weighted_ffn
 from realrun.experts.layout import ExpertLayout
-from realrun.experts.native_swiglu import NativeSwiGlu
 from realrun.experts.shape import ExpertShape
 from realrun.experts.store import random_store
 from realrun.machine.native_ffn import SOURCE, NativeFfn, loaded

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from realrun.errors import RefusedError  # noqa: E402
 from realrun.experts import shape as expert_shape  # noqa: E402
-from realrun.experts.block_swiglu import BlockSwiGlu  # noqa: E402
+from realrun.experts.cpu_kernels import BlockSwiGlu  # noqa: E402
 from realrun.experts.ffn import SwiGlu  # noqa: E402
 from realrun.experts.shape import ExpertShape  # noqa: E402
 from traces.models.catalogue import load_model  # noqa: E402

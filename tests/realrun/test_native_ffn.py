@@ -16,9 +16,9 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from realrun.experts import shape as expert_shape  # noqa: E402
+from realrun.experts.cpu_kernels import NativeSwiGlu  # noqa: E402
 from realrun.experts.ffn import SwiGlu, addressed, compute_into, expert_ffn, weighted_ffn  # noqa: E402
 from realrun.experts.layout import ExpertLayout  # noqa: E402
-from realrun.experts.native_swiglu import NativeSwiGlu  # noqa: E402
 from realrun.experts.shape import ExpertShape  # noqa: E402
 from realrun.machine.native_ffn import SOURCE, NativeFfn, loaded  # noqa: E402
 from realrun.machine.native_library import NotCompiledError, find_compiler  # noqa: E402

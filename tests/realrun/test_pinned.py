@@ -71,7 +71,7 @@ def test_where_no_more_can_be_locked_the_refusal_says_how_much_is() -> None:
     cudart = FakeCudart(room_bytes=100_000_000)
     allocate = Pinned(cudart, cudart.launch)
     held = allocate(60_000_000)
-    with pytest.raises(RefusedError, match=r"cudaHostRegister of 0\.05 GB, with 0\.06 GB locked already.*error 2.*ulimit -l"):
+    with pytest.raises(RefusedError, match=r"of 0\.05 GB, with 0\.06 GB locked already.*error 2.*ulimit -l"):
         allocate(50_000_000)
     del held
     gc.collect()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from realrun.experts.block_swiglu import MOST_ROWS, BlockSwiGlu  # noqa: E402
+from realrun.experts.cpu_kernels import MOST_ROWS, BlockSwiGlu  # noqa: E402
 from realrun.experts.ffn import SwiGlu, addressed, compute_into, weighted_ffn  # noqa: E402
 from realrun.experts.layout import ExpertLayout  # noqa: E402
 from realrun.experts.store import random_store  # noqa: E402
