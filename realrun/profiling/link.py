@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from realrun.machine.lanes import Mark, nothing
-from realrun.profiling.profile_cover import COVER_NS
-from realrun.profiling.profile_kernels import Found
-from realrun.profiling.profile_lab import Lab
-from realrun.profiling.profile_timing import Probe
+from realrun.machine.lanes import Completion, nothing
+from realrun.profiling.cover import COVER_NS
+from realrun.profiling.kernels import Found
+from realrun.profiling.lab import Lab
+from realrun.profiling.timing import Probe
 
 BURST = 4  # copies of a layer that loads several experts
 STEADY_COPIES = 6  # during which experts are computed
@@ -35,7 +35,7 @@ def busy_results(lab: Lab, tokens: int) -> Probe:
 
     def probe() -> Found:
         found: Found = {("sum_of_results_ns", tokens): [_sum_ns(lab, tokens, 0)]}
-        experts = -(-COPIES_OF_RESULTS * lab.result_bytes(tokens) // lab.layout.bytes)
+        experts = -(-COPIES_OF_RESULTS * lab.result_bytes(tokens) // lab.layout.size_bytes)
         many = min(max(BURST, experts), lab.layers * lab.experts)
         return {**found, ("sum_of_results_beside_copies_ns", tokens): [_sum_ns(lab, tokens, many)]}
 
@@ -47,12 +47,12 @@ def _sum_ns(lab: Lab, tokens: int, copies: int) -> int:
     layer, experts = lab.next_experts(lab.at_once)
     lab.start(lab.alike(experts, tokens), layer, cpu=experts)
     lab.machine.cpu.submit(nothing).wait()
-    arrivals = lab.ask_for(copies)
-    for arrival in arrivals[:1]:
-        arrival.issued()
+    futures = lab.ask_for(copies)
+    for future in futures[:1]:
+        future.issued()
     lab.combine(tokens)
-    for arrival in arrivals:
-        arrival.wait_known()
+    for future in futures:
+        future.wait_known()
     [summed] = [span for span in lab.spans() if span.kind == "combine"]
     return summed.end_ns - summed.start_ns
 
@@ -63,11 +63,11 @@ def copies(lab: Lab) -> Found:
     So the way of the demand to the copy thread, the time between copies, and the way of the news to the GPU are in it.
     """
     began = lab.machine.now_ns()
-    arrivals = lab.ask_for(BURST)
-    waiting = [lab.machine.gpu.submit(nothing, (arrival,)) for arrival in arrivals]
+    futures = lab.ask_for(BURST)
+    waiting = [lab.machine.gpu.submit(nothing, (future,)) for future in futures]
     waiting[-1].wait()
-    for arrival in arrivals:
-        arrival.wait_known()
+    for future in futures:
+        future.wait_known()
     _forget_spans(lab)
     return {("copy",): [(waiting[-1].start_ns - began) / BURST]}
 
@@ -76,9 +76,9 @@ def writeback(lab: Lab) -> Found:
     """One expert from the GPU to scratch memory of the host, on an idle lane."""
     layer, [expert] = lab.next_experts(1)
     target, source = lab.scratch, lab.arena[layer, expert]
-    mark = lab.machine.back.submit(lambda: target.copy_(source, non_blocking=True))
-    mark.wait()
-    return {("writeback",): [mark.end_ns - mark.ready_ns]}
+    completion = lab.machine.back.submit(lambda: target.copy_(source, non_blocking=True))
+    completion.wait()
+    return {("writeback",): [completion.end_ns - completion.ready_ns]}
 
 
 # --- together ---------------------------------------------------------------------------------------------------------
@@ -114,54 +114,54 @@ def contention(lab: Lab) -> Found:
 def _together(lab: Lab, many: int, lanes: Sequence[str], copies: int) -> dict[str, float]:
     """Median ns of an expert of each lane, and of a copy if there are any, while all are at work."""
     covered = round(COVER_NS / lab.script.cost.copy_ns) if copies and "gpu" in lanes else 0
-    arrivals = lab.ask_for(min(copies + covered, lab.layers * lab.experts))
-    for arrival in arrivals[:1]:
-        arrival.issued()
+    futures = lab.ask_for(min(copies + covered, lab.layers * lab.experts))
+    for future in futures[:1]:
+        future.issued()
     if "gpu" in lanes:
         lab.cover()
-    marks: dict[str, list[Mark]] = {lane: [] for lane in lanes}
+    completions: dict[str, list[Completion]] = {lane: [] for lane in lanes}
     for _ in range(many):
         for lane in lanes:
-            marks[lane].append(_expert_on(lab, lane))
-    for arrival in arrivals:
-        arrival.wait_known()
-    for queue in marks.values():
+            completions[lane].append(_expert_on(lab, lane))
+    for future in futures:
+        future.wait_known()
+    for queue in completions.values():
         queue[-1].wait()
-    if arrivals:
-        marks["h2d"] = [arrival.issued() for arrival in arrivals]
-    begin = max(queue[1].start_ns for queue in marks.values())  # the first of a rested lane takes longer
-    end = min(queue[-1].end_ns for queue in marks.values())
+    if futures:
+        completions["h2d"] = [future.issued() for future in futures]
+    begin = max(queue[1].start_ns for queue in completions.values())  # the first of a rested lane takes longer
+    end = min(queue[-1].end_ns for queue in completions.values())
     _forget_spans(lab)
-    return {lane: _middle_within(queue, begin, end) for lane, queue in marks.items()}
+    return {lane: _middle_within(queue, begin, end) for lane, queue in completions.items()}
 
 
-def _middle_within(queue: Sequence[Mark], begin: int, end: int) -> float:
+def _middle_within(queue: Sequence[Completion], begin: int, end: int) -> float:
     """Of what ran while everything ran; of all, if nothing did from start to end."""
-    within = [mark for mark in queue if begin <= mark.start_ns and mark.end_ns <= end]
+    within = [completion for completion in queue if begin <= completion.start_ns and completion.end_ns <= end]
     return _middle_ns(within or queue)
 
 
 def _copies_alone(lab: Lab) -> float:
-    arrivals = lab.ask_for(BURST)
-    for arrival in arrivals:
-        arrival.wait_known()
+    futures = lab.ask_for(BURST)
+    for future in futures:
+        future.wait_known()
     _forget_spans(lab)
-    return _middle_ns([arrival.issued() for arrival in arrivals])
+    return _middle_ns([future.issued() for future in futures])
 
 
 def _alone(lab: Lab, lane: str, many: int) -> float:
     if lane == "gpu":
         lab.cover()  # so that what is launched runs without a gap
-    marks = [_expert_on(lab, lane) for _ in range(many)]
-    marks[-1].wait()
-    return _middle_ns(marks[1:])
+    completions = [_expert_on(lab, lane) for _ in range(many)]
+    completions[-1].wait()
+    return _middle_ns(completions[1:])
 
 
-def _middle_ns(marks: Sequence[Mark]) -> float:
-    return median(mark.end_ns - mark.start_ns for mark in marks)
+def _middle_ns(completions: Sequence[Completion]) -> float:
+    return median(completion.end_ns - completion.start_ns for completion in completions)
 
 
-def _expert_on(lab: Lab, lane: str) -> Mark:
+def _expert_on(lab: Lab, lane: str) -> Completion:
     """One expert of one token, in turn from all there are."""
     if lane == "gpu":
         return lab.machine.gpu.submit(lab.expert_work(lab.arena))

@@ -1,7 +1,7 @@
 """Probes of the host: launches on idle lanes.
 
 A launch lasts until the host goes on, or, where the lane was idle, until the work begins: a sleeping thread takes some
-20 us to wake. The other hand-overs are counted in ``profile_kernels`` and ``profile_link``. What of a launch the lane
+20 us to wake. The other hand-overs are counted in ``kernels`` and ``link``. What of a launch the lane
 works under (``sim.engine.launching``):
 
 - ``launch_lead``: from the first submission of a group until its first work begins.
@@ -17,9 +17,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from realrun.machine.lanes import Work, nothing
-from realrun.profiling.profile_kernels import Found
-from realrun.profiling.profile_lab import Lab
-from realrun.profiling.profile_timing import Probe
+from realrun.profiling.kernels import Found
+from realrun.profiling.lab import Lab
+from realrun.profiling.timing import Probe
 
 
 def host_probes(lab: Lab) -> list[Probe]:
@@ -60,9 +60,9 @@ def dense_launch(lab: Lab) -> Found:
     for work in (nothing, lambda: lab.model.dense(hidden)):
         lab.cover()
         began = lab.machine.now_ns()
-        mark = lane.submit(work)
+        completion = lane.submit(work)
         times.append(lab.machine.now_ns() - began)
-        mark.wait()
+        completion.wait()
     return {("dense_launch",): [max(0, times[1] - times[0]) / lab.shape.dense_layers]}
 
 
@@ -94,10 +94,10 @@ class _Launched(NamedTuple):
 def _launched(lab: Lab, works: Sequence[Work]) -> _Launched:
     _one_token(lab)
     began = lab.machine.now_ns()
-    marks = [lab.machine.gpu.submit(work) for work in works]
+    completions = [lab.machine.gpu.submit(work) for work in works]
     ended = lab.machine.now_ns()
-    marks[-1].wait()
-    starts, ends = max(began, marks[0].start_ns), marks[-1].end_ns
+    completions[-1].wait()
+    starts, ends = max(began, completions[0].start_ns), completions[-1].end_ns
     return _Launched(max(ended, starts) - began, starts - began, max(0, ends - ended))
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from realrun.errors import RefusedError
-from realrun.replay.replay_step import Block, StepPlaces
+from realrun.replay.step_places import Block, StepPlaces
 from traces.models.shape import ModelShape
 
 ROTARY_BASE = 10000.0
@@ -17,7 +17,7 @@ class RandomWeights:
     """Makes the tensors of a model on one device, the same for the same seed, and adds up their bytes."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, seed: int) -> None:
-        self.device, self.dtype, self.bytes = device, dtype, 0
+        self.device, self.dtype, self.size_bytes = device, dtype, 0
         generator_device = "cpu" if device.type == "meta" else device
         self._generator = torch.Generator(device=generator_device).manual_seed(seed)
 
@@ -32,7 +32,7 @@ class RandomWeights:
 
     def add(self, tensor: Tensor) -> Tensor:
         """Count a tensor that was made elsewhere."""
-        self.bytes += tensor.nbytes
+        self.size_bytes += tensor.nbytes
         return tensor
 
 
@@ -57,7 +57,7 @@ class Rotary:
         return torch.addcmul(vectors * cos, vectors.roll(self._half, -1), sin)
 
 
-class Cache:
+class KeyValueCache:
     """One layer's keys, or values, of every sequence: [batch x context, heads, width]; at first random."""
 
     def __init__(self, batch: int, context: int, heads: int, width: int, weights: RandomWeights) -> None:
@@ -85,8 +85,8 @@ class GroupedAttention:
         self._heads, self._kv_heads, self._width = shape.heads, shape.kv_heads, shape.head_dim
         self.enter = weights.matrix((shape.heads + 2 * shape.kv_heads) * shape.head_dim, shape.hidden)
         self.leave = weights.matrix(shape.hidden, shape.heads * shape.head_dim)
-        self.keys = Cache(batch, context, shape.kv_heads, shape.head_dim, weights)
-        self.values = Cache(batch, context, shape.kv_heads, shape.head_dim, weights)
+        self.keys = KeyValueCache(batch, context, shape.kv_heads, shape.head_dim, weights)
+        self.values = KeyValueCache(batch, context, shape.kv_heads, shape.head_dim, weights)
         self.turning_width, self.sharing = shape.head_dim, shape.heads // shape.kv_heads
         self.params = self.enter.numel() + self.leave.numel()
 
@@ -114,7 +114,7 @@ class LatentAttention:
         self.lift = weights.matrix(shape.heads, self._width, shape.kv_width)
         self.drop = weights.matrix(shape.heads, shape.kv_width, self._width)
         self.leave = weights.matrix(shape.hidden, shape.heads * self._width)
-        self.cache = Cache(batch, context, 1, shape.kv_width, weights)
+        self.cache = KeyValueCache(batch, context, 1, shape.kv_width, weights)
         self.turning_width, self.sharing = shape.kv_width, shape.heads
         self.params = sum(w.numel() for w in (self.enter, self.lift, self.drop, self.leave))
 
@@ -164,7 +164,7 @@ def normalised(hidden: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(hidden, weight.shape, weight, 1e-6)
 
 
-def attended(queries: Tensor, keys: Cache, values: Cache, places: StepPlaces) -> Tensor:
+def attended(queries: Tensor, keys: KeyValueCache, values: KeyValueCache, places: StepPlaces) -> Tensor:
     """Attention of ``queries`` [T, heads, width] over the caches, [T, heads x width]."""
     parts = [_attended(queries[b.rows], keys.read(b), values.read(b), b) for b in places.blocks]
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,4 +1,4 @@
-"""Every routed expert's weights in host memory: experts are copied to the GPU from here, and the CPU reads them."""
+"""The weights of all routed experts in host memory, from which experts are copied to the GPU and read by the CPU."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from realrun.experts.expert_layout import ExpertLayout
+from realrun.experts.layout import ExpertLayout
 
 Allocate: TypeAlias = Callable[[int], Tensor]  # bytes -> uint8 [bytes], 64-byte aligned: see realrun.machine.pinned
 
-BLOCK_ELEMENTS = (1 << 21) + 32  # random values that are repeated; no power of two, so that experts differ
+BLOCK_ELEMENTS = (1 << 21) + 32  # random values that are repeated; not a power of two, so that experts differ
 
 
 @dataclass(frozen=True)
 class Slab:
-    """One layer's experts: ``memory`` uint8 [E, layout.bytes]."""
+    """One layer's experts: ``memory`` uint8 [E, layout.size_bytes]."""
 
     layout: ExpertLayout
     memory: Tensor
 
     @classmethod
     def allocated(cls, layout: ExpertLayout, experts: int, allocate: Allocate) -> Slab:
-        """Room for a layer's experts, not filled."""
-        return cls(layout, allocate(layout.bytes * experts).view(experts, layout.bytes))
+        """Memory for a layer's experts, not filled."""
+        return cls(layout, allocate(layout.size_bytes * experts).view(experts, layout.size_bytes))
 
     def views(self, expert: int) -> dict[str, Tensor]:
         """One expert's weights by name, in place."""
@@ -34,27 +34,27 @@ class Slab:
 
 
 class ExpertStore:
-    """One slab a layer; experts lie one behind another in it."""
+    """One slab for each layer."""
 
     def __init__(self, slabs: Iterable[Slab]) -> None:
         self._slabs = tuple(slabs)
         self.layouts = tuple(slab.layout for slab in self._slabs)
 
     @property
-    def bytes(self) -> int:
-        """Of all experts of all layers."""
+    def size_bytes(self) -> int:
+        """Size of all experts of all layers."""
         return sum(slab.memory.numel() for slab in self._slabs)
 
     def buffer(self, layer: int, expert: int) -> Tensor:
-        """Where one expert's weights lie: uint8 [layouts[layer].bytes]."""
+        """One expert's weights: uint8 [layouts[layer].size_bytes]."""
         return self._slabs[layer].memory[expert]
 
 
 def random_store(layout: ExpertLayout, layers: int, experts: int, allocate: Allocate, seed: int = 0) -> ExpertStore:
-    """Experts to measure with, each in memory of its own, for which the caller has checked that there is room.
+    """Random experts to measure with, each in its own memory, for which the caller has checked that there is room.
 
-    Parts have one type. Magnitudes are 0.01 to 0.03, so that nothing overflows or is denormal, even in half precision:
-    both would cost time that real weights do not. Values repeat from block to block.
+    All parts must have one type. Magnitudes are 0.01 to 0.03, so that nothing overflows or is denormal, even in half
+    precision: both would take time that real weights do not. Values repeat from block to block.
     """
     block = _random_block(layout.parts[0].dtype, seed)
     slabs = [Slab.allocated(layout, experts, allocate) for _ in range(layers)]
@@ -66,7 +66,7 @@ def random_store(layout: ExpertLayout, layers: int, experts: int, allocate: Allo
 
 def _random_block(dtype: torch.dtype, seed: int) -> Tensor:
     random = torch.Generator().manual_seed(seed)
-    if dtype == torch.uint8:  # weights in blocks: wherever one begins, its scale is 2^-11 to 2^-9, its numbers 16 to 23
+    if dtype == torch.uint8:  # weights in blocks, at any offset: scales are 2^-11 to 2^-9, numbers 16 to 23
         return torch.randint(0x10, 0x18, (BLOCK_ELEMENTS,), dtype=dtype, generator=random)
     magnitudes = torch.rand(BLOCK_ELEMENTS, generator=random) * 0.02 + 0.01
     signs = torch.randint(0, 2, (BLOCK_ELEMENTS,), generator=random) * 2 - 1

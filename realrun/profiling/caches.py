@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from realrun.replay.replay_attention import attention_params_of
+from realrun.replay.attention import attention_params_of
 from traces.models.shape import ModelShape
 
 # sizes in kB, as "32768K": Documentation/ABI/testing/sysfs-devices-system-cpu of Linux

@@ -14,16 +14,16 @@ from statistics import median
 import torch
 
 from realrun.execution.low_jitter import low_jitter
-from realrun.experts.expert_ffn import weighted_ffn
-from realrun.experts.expert_shape import ExpertShape
-from realrun.experts.expert_store import random_store
+from realrun.experts.ffn import weighted_ffn
+from realrun.experts.shape import ExpertShape
+from realrun.experts.store import random_store
 from realrun.machine.cores import alone, most_cpu_threads
-from realrun.machine.lanes import Lane
+from realrun.machine.lanes import MachineLane
 from realrun.machine.machines import RealMachine
 from realrun.machine.memory_check import check_host_memory
 from realrun.machine.pinned import plain
 from realrun.machine.thread_lane import ThreadLane, settle_thread
-from realrun.profiling.profile_lab import EXPERTS_BYTES
+from realrun.profiling.lab import EXPERTS_BYTES
 from traces.models.shape import ModelShape
 
 TOKENS = (1, 8, 64)
@@ -102,19 +102,19 @@ def _spin(core: int | None, ended: threading.Event) -> None:
 def _experts(shape: ModelShape) -> Iterator[Expert]:
     """Experts in turn, of more memory than caches hold."""
     layout = ExpertShape.of(shape).layout
-    many = min(shape.experts * shape.moe_layers, max(2, -(-EXPERTS_BYTES // layout.bytes)))
-    check_host_memory(layout.bytes * many)
+    many = min(shape.experts * shape.moe_layers, max(2, -(-EXPERTS_BYTES // layout.size_bytes)))
+    check_host_memory(layout.size_bytes * many)
     store = random_store(layout, 1, many, plain)
     return cycle([layout.views(store.buffer(0, expert)) for expert in range(many)])
 
 
-def _expert_ns(lane: Lane, shape: ModelShape, experts: Iterator[Expert], tokens: int) -> int:
+def _expert_ns(lane: MachineLane, shape: ModelShape, experts: Iterator[Expert], tokens: int) -> int:
     """One expert, after another one that wakes the threads."""
     dtype, _, kernel = ExpertShape.of(shape)
     hidden, choices, weights = torch.ones(tokens, shape.hidden, dtype=dtype), torch.arange(tokens), torch.ones(tokens)
     given = (hidden, choices, weights, 1, torch.empty(tokens, shape.hidden))
     first, second = (partial(weighted_ffn, kernel, next(experts), *given) for _ in range(2))
     lane.submit(first)
-    mark = lane.submit(second)
-    mark.wait()
-    return mark.end_ns - mark.start_ns
+    completion = lane.submit(second)
+    completion.wait()
+    return completion.end_ns - completion.start_ns

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from policies.mechanism.views import Commitment, ExpertCosts, ExpertId, Plan
-from realrun.execution.arrivals import Arrival
+from realrun.execution.copy_future import CopyFuture
 from realrun.execution.copying import Copying
-from realrun.execution.layer_state import Asked, AtWork, CpuShare, LayerSizes, Rows
-from realrun.execution.recorder import Recorder, Timed
+from realrun.execution.layer_state import ActiveLayer, CpuShare, LayerSizes, RoutedInput, Rows
+from realrun.execution.recorder import MachineRecorder, Timed
 from realrun.execution.routed_tokens import RoutedTokens
-from realrun.experts.expert_ffn import Choices, addressed, compute_into, weighted_ffn
-from realrun.experts.expert_store import ExpertStore
+from realrun.experts.ffn import Choices, addressed, compute_into, weighted_ffn
 from realrun.experts.gpu_slots import GpuSlots
-from realrun.machine.lanes import Given, Machine, Mark
-from realrun.machine.upload import upload
+from realrun.experts.store import ExpertStore
+from realrun.machine.cuda_memory import upload
+from realrun.machine.lanes import Completion, Machine, Submitted
 
 Finish = Callable[[Tensor], Tensor]  # partial results [N, k, H] -> what the layer gives
 
 
-class LayerParts:
+class LayerExecution:
     """Plays plans, one layer at a time. ``kernels``: of each layer, what its experts compute besides their weights.
 
     Two host buffers of each kind, in turn by layer, suffice: what a layer sends to the CPU is also read by the experts
@@ -38,7 +38,7 @@ class LayerParts:
 
     def __init__(
         self, machine: Machine, copying: Copying, store: ExpertStore, slots: GpuSlots, kernels: Sequence[Any],
-        recorder: Recorder, sizes: LayerSizes,
+        recorder: MachineRecorder, sizes: LayerSizes,
     ) -> None:  # fmt: skip
         self._machine, self._copying, self._store, self._slots = machine, copying, store, slots
         self._kernels, self._recorder = kernels, recorder
@@ -49,10 +49,10 @@ class LayerParts:
         self._arrived = machine.gpu_tensor(results, sizes.sum_dtype)  # results that came over the link
         self._in_place = [machine.readable(each) for each in self._results] if machine.result_path == "direct" else []
         self._ahead = CpuShare()  # of the layer after the one at work
-        self._now: AtWork
+        self._now: ActiveLayer
 
     def start(
-        self, plan: Plan, tokens: RoutedTokens, asked: Asked, arrivals: Mapping[ExpertId, Arrival],
+        self, plan: Plan, tokens: RoutedTokens, inputs: RoutedInput, futures: Mapping[ExpertId, CopyFuture],
         staged: Set[int] = frozenset(),
     ) -> None:  # fmt: skip
         """Put a plan into effect: GPU experts that are here, and the CPU's share.
@@ -62,8 +62,8 @@ class LayerParts:
         since_ns = self._machine.now_ns()
         share, self._ahead = self._ahead, CpuShare()
         on_gpu = _upload(tokens, self._machine.device)
-        pending = [e for e in plan.gpu if ExpertId(plan.layer, e) in arrivals]
-        self._now = AtWork(plan, tokens, asked, arrivals, staged, share, on_gpu, pending, since_ns)
+        pending = [e for e in plan.gpu if ExpertId(plan.layer, e) in futures]
+        self._now = ActiveLayer(plan, tokens, inputs, futures, staged, share, on_gpu, pending, since_ns)
         if not tokens.complete:
             count = tokens.tokens * tokens.top_k
             self._machine.gpu.submit(lambda: self._parts[:count].zero_())
@@ -96,13 +96,13 @@ class LayerParts:
             first_ns = 0
         return left_ns
 
-    def combine(self, finish: Finish, keep: Callable[[Tensor], None]) -> Mark:
+    def combine(self, finish: Finish, keep: Callable[[Tensor], None]) -> Completion:
         """Launch what waits for copies, then the sum: ``keep`` gets what ``finish`` makes of the partial results."""
         now, layer = self._now, self._now.plan.layer
         now.since_ns = self._machine.now_ns()
         for expert in now.pending:
-            self._compute(expert, (now.arrivals[ExpertId(layer, expert)],))
-        streamed = [now.arrivals[ExpertId(layer, e)] for e in now.plan.streamed]
+            self._compute(expert, (now.futures[ExpertId(layer, expert)],))
+        streamed = [now.futures[ExpertId(layer, e)] for e in now.plan.streamed]
         rows = [now.cpu.rows[e] for e in (*now.plan.precomputed, *now.plan.cpu)]
         source, after = self._source(rows)
         choices = upload(torch.cat([row.choices for row in rows]), self._machine.device) if rows else None
@@ -115,37 +115,37 @@ class LayerParts:
                 parts[choices] = source[places]
             keep(finish(parts.view(shape)))
 
-        mark = self._machine.gpu.submit(add_up, (*after, *streamed))
-        self._recorder.add("gpu", mark, "combine", layer, -1, now.tokens.tokens)
-        self._launched(-1, mark)
-        return mark
+        completion = self._machine.gpu.submit(add_up, (*after, *streamed))
+        self._recorder.add("gpu", completion, "combine", layer, -1, now.tokens.tokens)
+        self._launched(-1, completion)
+        return completion
 
     def wait(self) -> None:
         """Block until the layer has ended and the session knows all that came of it."""
         if self._now.last is not None:
             self._now.last.wait()
-        for mark in self._now.waits:
-            mark.wait()
-        for arrival in self._now.arrivals.values():
-            arrival.wait_known()
+        for completion in self._now.waits:
+            completion.wait()
+        for future in self._now.futures.values():
+            future.wait_known()
 
-    def _compute(self, expert: int, after: Sequence[Mark]) -> None:
+    def _compute(self, expert: int, after: Sequence[Completion]) -> None:
         """One expert on the GPU, from whichever slot it is in when it runs."""
         now, parts = self._now, self._parts
-        id, asked, choices, top_k = ExpertId(now.plan.layer, expert), now.asked, now.on_gpu[expert], now.tokens.top_k
-        kernel, layout = self._kernels[id.layer], self._store.layouts[id.layer]
+        layer, inputs, choices, top_k = now.plan.layer, now.inputs, now.on_gpu[expert], now.tokens.top_k
+        expert_id, kernel, layout = ExpertId(layer, expert), self._kernels[layer], self._store.layouts[layer]
         rows = len(now.tokens.choices[expert])
 
         def work() -> None:
-            weights = layout.views(self._slots.buffer(id))
-            compute_into(parts, kernel, weights, asked.hidden(), choices, asked.weights, top_k)
+            weights = layout.views(self._slots.buffer(expert_id))
+            compute_into(parts, kernel, weights, inputs.hidden(), choices, inputs.weights, top_k)
 
-        done = (lambda: self._copying.used(id)) if expert in now.staged else None
-        mark = self._machine.gpu.submit(work, after, done)
-        self._recorder.add("gpu", mark, "expert", id.layer, expert, rows, self._bytes(id.layer))
-        self._launched(expert, mark)
+        done = (lambda: self._copying.used(expert_id)) if expert in now.staged else None
+        completion = self._machine.gpu.submit(work, after, done)
+        self._recorder.add("gpu", completion, "expert", layer, expert, rows, self._bytes(layer))
+        self._launched(expert, completion)
         if done is not None:
-            now.waits.append(mark)
+            now.waits.append(completion)
 
     def _on_cpu(
         self, experts: Iterable[int], tokens: RoutedTokens, kind: str, layer: int, share: CpuShare
@@ -155,9 +155,9 @@ class LayerParts:
         target = layer if layer != here else -1
         for expert in experts:
             rows = share.take(expert, tokens.choices[expert])
-            rows.mark = self._machine.cpu.submit(self._cpu_work(layer, expert, rows, tokens), (sent,))
+            rows.completion = self._machine.cpu.submit(self._cpu_work(layer, expert, rows, tokens), (sent,))
             self._recorder.add(
-                "cpu", rows.mark, kind, here, expert, len(rows.choices), self._bytes(layer), target_layer=target
+                "cpu", rows.completion, kind, here, expert, len(rows.choices), self._bytes(layer), target_layer=target
             )
 
     def _cpu_work(self, layer: int, expert: int, rows: Rows, tokens: RoutedTokens) -> Callable[[], None]:
@@ -172,42 +172,42 @@ class LayerParts:
 
         return work
 
-    def _send_activations(self) -> Mark:
+    def _send_activations(self) -> Completion:
         """The CPU gets this layer's hidden states, once."""
         now = self._now
         if now.activations is None:
-            count, hidden, layer = now.tokens.tokens, now.asked.hidden, now.plan.layer
+            count, hidden, layer = now.tokens.tokens, now.inputs.hidden, now.plan.layer
             sent = self._sent[layer % 2][:count]
             now.activations = self._machine.d2h.submit(
-                lambda: sent.copy_(hidden(), non_blocking=True), (now.asked.ready,)
+                lambda: sent.copy_(hidden(), non_blocking=True), (now.inputs.ready,)
             )  # fmt: skip
             self._recorder.add("d2h", now.activations, "activations", layer, -1, count, sent.nbytes)
             now.waits.append(now.activations)
         return now.activations
 
-    def _source(self, rows: Sequence[Rows]) -> tuple[Tensor, Sequence[Mark]]:
+    def _source(self, rows: Sequence[Rows]) -> tuple[Tensor, Sequence[Completion]]:
         """Where the GPU finds the CPU's results, and when."""
         now, layer = self._now, self._now.plan.layer
-        results, marks = self._results[layer % 2], [row.mark for row in rows]
+        results, completions = self._results[layer % 2], [row.completion for row in rows]
         if not rows:
             return self._arrived, ()
         if self._in_place:
-            return self._in_place[layer % 2], marks
+            return self._in_place[layer % 2], completions
         began_ns = self._machine.now_ns()
-        for mark in marks:
-            mark.wait()
+        for completion in completions:
+            completion.wait()
         now.since_ns += self._machine.now_ns() - began_ns
         end = max(row.begin + len(row.choices) for row in rows)
-        arrival = self._copying.send_result(lambda: self._arrived[:end].copy_(results[:end], non_blocking=True))
-        self._recorder.add("h2d", arrival, "result", layer, -1, now.tokens.tokens, results[:end].nbytes)
-        return self._arrived, (arrival,)
+        future = self._copying.send_result(lambda: self._arrived[:end].copy_(results[:end], non_blocking=True))
+        self._recorder.add("h2d", future, "result", layer, -1, now.tokens.tokens, results[:end].nbytes)
+        return self._arrived, (future,)
 
-    def _launched(self, expert: int, mark: Given) -> None:
+    def _launched(self, expert: int, completion: Submitted) -> None:
         """The host has done what it takes to launch this since what was before; time in which it waited is no part."""
         now = self._now
-        since, now.since_ns = now.since_ns + mark.held_ns, self._machine.now_ns()
+        since, now.since_ns = now.since_ns + completion.blocked_ns, self._machine.now_ns()
         self._recorder.add("host", Timed(since, since, now.since_ns), "launch", now.plan.layer, expert)
-        now.last = mark
+        now.last = completion
 
     def _bytes(self, layer: int) -> int:
         return self._copying.expert_bytes(layer)

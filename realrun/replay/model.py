@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from realrun.errors import RefusedError
-from realrun.replay.replay_attention import AttentionPart, RandomWeights, Rotary, normalised
-from realrun.replay.replay_step import places_of
+from realrun.replay.attention import AttentionPart, RandomWeights, Rotary, normalised
+from realrun.replay.step_places import places_of
 from traces.capture.estimator import Estimator
 from traces.models.shape import ModelShape
 
@@ -68,9 +68,9 @@ class ReplayModel:
         self.begin_step((1,), (0,))
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """What weights and KV cache take on the device."""
-        return self._weights.bytes
+        return self._weights.size_bytes
 
     @property
     def attention_params(self) -> int:

@@ -11,9 +11,9 @@ from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
 from realrun.execution.layer_state import LayerSizes
-from realrun.experts.expert_shape import ExpertShape
-from realrun.experts.expert_store import random_store
 from realrun.experts.gpu_slots import GpuSlots, slots_needed
+from realrun.experts.shape import ExpertShape
+from realrun.experts.store import random_store
 from realrun.machine.lanes import Machine
 from realrun.machine.memory_check import check_host_memory
 from realrun.replay.recorded_model import RecordedModel, model_on
@@ -50,7 +50,7 @@ class ReplayBench:
         dtype, self.layout, kernel = ExpertShape.of(shape)
         count = shape.moe_layers * shape.experts
         on_host = machine.device.type == "cpu"
-        check_host_memory(self.layout.bytes * (count + (room.slots if on_host else 0)))
+        check_host_memory(self.layout.size_bytes * (count + (room.slots if on_host else 0)))
         self.machine, self.room = machine, room
         self.store = random_store(
             self.layout, shape.moe_layers, shape.experts,
@@ -61,7 +61,7 @@ class ReplayBench:
         )  # fmt: skip
         self.kernels = [kernel] * shape.moe_layers
         self._sizes = LayerSizes(room.step_tokens, shape.top_k, shape.hidden, dtype, WEIGHTS_DTYPE)
-        self._arena = machine.gpu_tensor((room.slots, self.layout.bytes), torch.uint8)
+        self._arena = machine.gpu_tensor((room.slots, self.layout.size_bytes), torch.uint8)
 
     def measure(self, prepared: Prepared) -> Measurement:
         """Run a prepared scenario; again, if graphs were recorded meanwhile."""

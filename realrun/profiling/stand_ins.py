@@ -42,27 +42,27 @@ class AllThere:
     def __init__(self, arena: Tensor) -> None:
         self._arena = arena
 
-    def buffer(self, id: ExpertId) -> Tensor:
+    def buffer(self, expert_id: ExpertId) -> Tensor:
         """See ``GpuSlots``."""
-        return self._arena[id.layer, id.expert]
+        return self._arena[expert_id.layer, expert_id.expert]
 
     def begin(self, copy: Copy) -> Tensor:
         """See ``GpuSlots``."""
         return self.buffer(copy.id)
 
-    def release(self, id: ExpertId) -> None:
+    def release(self, expert_id: ExpertId) -> None:
         """See ``GpuSlots``."""
 
 
 class Ended(Timed):
-    """A mark of something that is over."""
+    """A completion of something that is over."""
 
     def __init__(self, when_ns: int) -> None:
         super().__init__(when_ns, when_ns, when_ns)
 
     def issued(self) -> Ended:
-        """See ``Mark``."""
+        """See ``Completion``."""
         return self
 
     def wait(self) -> None:
-        """See ``Mark``."""
+        """See ``Completion``."""

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from realrun.errors import LaneError
-from realrun.machine.lanes import Mark
+from realrun.machine.lanes import Completion
 
 
-class Arrival:
+class CopyFuture:
     """A copy to come, for those who wait: issued by the copy thread, then under way, then known to the session."""
 
     def __init__(self) -> None:
-        self._mark: Mark | None = None
+        self._mark: Completion | None = None
         self._error: BaseException | None = None
         self._issued, self._known = threading.Lock(), threading.Lock()  # held until then: quicker than events
         self._issued.acquire()
         self._known.acquire()
 
-    def issued(self) -> Mark:
-        """Block until the copy has begun; its mark. Raises LaneError if it never will."""
+    def issued(self) -> Completion:
+        """Block until the copy has begun; its completion. Raises LaneError if it never will."""
         with self._issued:
             pass
         if self._mark is None:
@@ -46,15 +46,15 @@ class Arrival:
     end_ns = property(lambda self: self.issued().end_ns)
 
     def has_ended(self) -> bool:
-        """See ``Mark``: is the copy over, or will it never come?"""
+        """See ``Completion``: is the copy over, or will it never come?"""
         return self._error is not None or (self._mark is not None and self._mark.has_ended())
 
-    def begin(self, mark: Mark) -> None:
+    def begin(self, completion: Completion) -> None:
         """The copy is under way."""
-        self._mark = mark
+        self._mark = completion
         self._issued.release()
 
-    def know(self) -> None:
+    def set_known(self) -> None:
         """The session knows that it has arrived."""
         self._known.release()
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from realrun.errors import RefusedError
-from realrun.machine.upload import upload
+from realrun.machine.cuda_memory import upload
 
 
 @dataclass(frozen=True)

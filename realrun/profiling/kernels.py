@@ -22,9 +22,9 @@ from torch import Tensor
 
 from realrun.execution.routed_tokens import RoutedTokens, routed
 from realrun.machine.lanes import Work
-from realrun.profiling.profile_cover import took_ns
-from realrun.profiling.profile_lab import Lab
-from realrun.profiling.profile_timing import Key, Probe
+from realrun.profiling.cover import took_ns
+from realrun.profiling.lab import Lab
+from realrun.profiling.timing import Key, Probe
 
 FORECASTS = ("speculate", "estimator")
 Found = Mapping[Key, Sequence[float]]
@@ -46,16 +46,16 @@ def kernel_probes(lab: Lab) -> list[Probe]:
 
 def decode(lab: Lab, batch: int, context: int, forecast: str = "") -> Probe:
     """One new token a sequence; ``context`` counts it."""
-    return _Step(lab, (1,) * batch, (context - 1,) * batch, ("attention_decode", batch, context), forecast)
+    return _LayerProbe(lab, (1,) * batch, (context - 1,) * batch, ("attention_decode", batch, context), forecast)
 
 
 def prefill(lab: Lab, batch: int, prompt: int, forecast: str = "") -> Probe:
     """``prompt`` new tokens a sequence, nothing before them."""
-    return _Step(lab, (prompt,) * batch, (0,) * batch, ("attention_prefill", batch, prompt), forecast)
+    return _LayerProbe(lab, (prompt,) * batch, (0,) * batch, ("attention_prefill", batch, prompt), forecast)
 
 
 @dataclass(frozen=True)
-class _Step:
+class _LayerProbe:
     """A layer outside its routed experts, as a replay launches it; with a ``forecast``, only that counts.
 
     A forecast is computed while the host reads the routing. Where threads play the lanes, each holds the other up.
@@ -75,12 +75,12 @@ class _Step:
         chosen: list[Tensor] = []
         gpu.submit(lambda: model.begin_step(self.new, self.earlier))
         lab.cover()
-        marks = {self.attention: gpu.submit(lambda: normed.append(model.attention(layer, hidden)[1]))}
-        gated = marks["gate", tokens] = gpu.submit(lambda: chosen.append(model.gate(layer, *normed)[0]))
+        completions = {self.attention: gpu.submit(lambda: normed.append(model.attention(layer, hidden)[1]))}
+        gated = completions["gate", tokens] = gpu.submit(lambda: chosen.append(model.gate(layer, *normed)[0]))
         if self.forecast:
-            marks[self.forecast, tokens] = gpu.submit(self._work(layer, normed))
+            completions[self.forecast, tokens] = gpu.submit(self._work(layer, normed))
         if lab.shape.shared_width:
-            marks["shared", tokens] = gpu.submit(lambda: model.shared(layer, *normed))
+            completions["shared", tokens] = gpu.submit(lambda: model.shared(layer, *normed))
         here = lab.machine.d2h.submit(
             lambda: lab.chosen_here[:tokens].copy_(chosen[0], non_blocking=True), (gated,)
         )  # fmt: skip
@@ -88,8 +88,8 @@ class _Step:
         sorted_by_expert = routed(ids, weights)
         sync_ns = lab.machine.now_ns() - here.end_ns + lab.start(sorted_by_expert, layer)
         if lab.shape.dense_layers and not self.forecast:
-            marks["dense_ffn", tokens] = gpu.submit(lambda: model.dense_ffn(hidden))
-        found: dict[Key, Sequence[float]] = {key: [took_ns(mark)] for key, mark in marks.items()}
+            completions["dense_ffn", tokens] = gpu.submit(lambda: model.dense_ffn(hidden))
+        found: dict[Key, Sequence[float]] = {key: [took_ns(completion)] for key, completion in completions.items()}
         if self.forecast:
             return {(self.forecast, tokens): found[self.forecast, tokens]}
         found["routing", tokens] = [here.end_ns - gated.end_ns]

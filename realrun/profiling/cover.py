@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 
-from realrun.machine.lanes import Machine, Mark, Work
+from realrun.machine.lanes import Completion, Machine, Work
 
 COVER_NS = 3_000_000  # longer than anything measured takes to launch
 WARM_NS = 1_000_000_000  # of work, after which clocks have risen
@@ -29,11 +29,11 @@ class GpuCover:
         tried_ns = median(took_ns(self._sleep(TRIED_CYCLES)) for _ in range(TRIES))
         self._cycles = round(TRIED_CYCLES * COVER_NS / tried_ns)
 
-    def __call__(self) -> Mark:
-        """Launch it; the mark of its end."""
+    def __call__(self) -> Completion:
+        """Launch it; the completion of its end."""
         return self._sleep(self._cycles)
 
-    def _sleep(self, cycles: int) -> Mark:
+    def _sleep(self, cycles: int) -> Completion:
         return self._machine.gpu.submit(lambda: torch.cuda._sleep(cycles))  # type: ignore[no-untyped-call]
 
 
@@ -44,7 +44,7 @@ def _warm_up(machine: Machine, load: Callable[[], Work]) -> None:
         last.wait()
 
 
-def took_ns(mark: Mark) -> int:
+def took_ns(completion: Completion) -> int:
     """How long it took; waits for its end."""
-    mark.wait()
-    return mark.end_ns - mark.start_ns
+    completion.wait()
+    return completion.end_ns - completion.start_ns

@@ -1,8 +1,7 @@
-"""Callbacks of GPU work that are called, in order, by whichever thread looks next once the work has ended.
+"""Callbacks for the end of GPU work, called in order by the next thread that polls.
 
-A GPU calls no Python. A thread that waits for each end would be woken by an interrupt and then need the interpreter
-lock, on the way of the layer; the host and the copy thread look anyway, one when it has waited, the other before it
-asks for a copy.
+A GPU calls no Python, and a thread that waits for every end would have to wake up and take the interpreter lock while
+the layer waits. The host thread and the copy thread poll anyway: after a wait, and before a copy is chosen.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from realrun.errors import LaneError
 from realrun.machine.lanes import Work
 
 
-class Completion:
-    """One callback; ``has_ended`` says whether its work has. ``error``: what stopped the callback, or one before it."""
+class DoneCallback:
+    """One callback; ``has_ended`` is about its work. ``error``: what stopped this callback or an earlier one."""
 
     def __init__(self, has_ended: Callable[[], bool], done: Work) -> None:
         self.has_ended, self._done = has_ended, done
         self.error: BaseException | None = None
 
     def call(self, broken: BaseException | None) -> BaseException | None:
-        """Call it, unless one before it has failed; returns what failed, if anything has."""
+        """Call it, unless an earlier one is ``broken``; returns the error, if there is any."""
         self.error = broken
         if broken is None:
             try:
@@ -33,22 +32,22 @@ class Completion:
         return self.error
 
 
-class Completions:
-    """Of one lane, in the order of its work."""
+class DoneCallbacks:
+    """The callbacks of one lane, in the order of its work."""
 
     def __init__(self) -> None:
-        self._pending: deque[Completion] = deque()
+        self._pending: deque[DoneCallback] = deque()
         self._lock = threading.Lock()  # held by the thread that calls
         self._broken: BaseException | None = None
 
-    def add(self, completion: Completion) -> None:
-        """Its work comes after that of all before it."""
-        self._pending.append(completion)
+    def add(self, callback: DoneCallback) -> None:
+        """Append a callback, whose work is later than that of all others."""
+        self._pending.append(callback)
 
     def run(self, *, wait: bool) -> bool:
-        """Call those whose work has ended; are any left?
+        """Call those whose work has ended; returns whether any are left.
 
-        If another thread is calling them, ``wait`` for it to end, or return at once.
+        If another thread is at it, ``wait`` for that thread, or return at once.
         """
         if self._pending and self._lock.acquire(blocking=wait):
             try:

@@ -32,7 +32,7 @@ TRACE, MODEL, LAYERS = "mini-deepseek", "deepseek-v2-lite", 4
 ROUNDS = 3
 REST_S = 0.002  # the host sleeps before a decision where threads are the lanes, and spins beside a GPU
 OTHER_BYTES = 64_000_000  # read between decisions: experts pass through the caches of a real run too
-Times = Mapping[str, list[tuple[int, int]]]  # (active experts, ns) by decision
+DecisionTimes = Mapping[str, list[tuple[int, int]]]  # (active experts, ns) by decision
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class TimedSession(LoggedSession):
     """A session with a stopwatch on its decisions in decode steps."""
 
     def __init__(
-        self, times: Times, rest_s: float, policy: Composition, budget: Budget, costs: Sequence[ExpertCosts]
+        self, times: DecisionTimes, rest_s: float, policy: Composition, budget: Budget, costs: Sequence[ExpertCosts]
     ) -> None:
         super().__init__(policy, budget, costs)
         self._times, self._given = times, LayerInput(-1, -1, "prefill", None)  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ def decision_costs(
     """
     settings = {batch: _setting(hardware, shapes, batch, generated_tokens) for batch in batches}
     found = DecisionCosts({}, {}, {})
-    cases: dict[str, dict[int, Times]] = {}
+    cases: dict[str, dict[int, DecisionTimes]] = {}
     chosen = list(policies)
     rest_s = REST_S if hardware.profile is not None and hardware.profile.kind == "host-lanes" else 0.0
     for turn in range(ROUNDS):  # there and back, as everything is measured
@@ -113,7 +113,7 @@ def fit(points: Sequence[tuple[float, float]]) -> PlanCost:
     return PlanCost(round(float(base)), round(float(slope)))
 
 
-def _decide(setting: Prepared, policy: str, times: Times, rest_s: float, skipped: dict[str, str]) -> None:
+def _decide(setting: Prepared, policy: str, times: DecisionTimes, rest_s: float, skipped: dict[str, str]) -> None:
     """Add the times of one run; none where the policy cannot run there."""
     if system(policy).needs.future:
         skipped[policy] = "an oracle decides for free"

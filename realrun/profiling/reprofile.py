@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from realrun.errors import RefusedError
 from realrun.machine.machines import RealMachine
-from realrun.profiling.profile_lab import Lab, Points
-from realrun.profiling.profile_timing import QUICK, Samples
-from realrun.profiling.profiling import measure, measured_model
+from realrun.profiling.lab import Lab, Points
+from realrun.profiling.profile import measure, measured_model
+from realrun.profiling.timing import QUICK, Samples
 from sim.machine.hardware import Hardware
 from sim.machine.profile import Profile
 from sim.runs.prepare import Prepared

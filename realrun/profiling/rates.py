@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from realrun.machine.lanes import Mark
-from realrun.profiling.profile_hardware import LEAST_NS, LinkFigures
-from realrun.profiling.profile_lab import Lab
+from realrun.machine.lanes import Completion
+from realrun.profiling.hardware import LEAST_NS, LinkFigures
+from realrun.profiling.lab import Lab
 from sim.machine.profile import MeasuredModel
 
 REPEATS = 7
@@ -66,7 +66,7 @@ def achieved(name: str, model: MeasuredModel, link: LinkFigures) -> tuple[dict[s
     return {f"{name}, {key}": rate for key, rate in rates.items()}, aims
 
 
-def _plain_copy(lab: Lab, target: Tensor, source: Tensor) -> Mark:
+def _plain_copy(lab: Lab, target: Tensor, source: Tensor) -> Completion:
     """In one piece, where that can be chosen."""
     with torch.inference_mode():
         if lab.machine.kind == "cuda":
@@ -85,13 +85,13 @@ def _read_bytes_per_s(lab: Lab) -> float:
     return words.nbytes / _middle(lambda: lab.machine.cpu.submit(words.sum)) * 1e9
 
 
-def _middle(copy: Callable[[], Mark]) -> float:
+def _middle(copy: Callable[[], Completion]) -> float:
     """Median ns, after one that warms up."""
     times = []
     for _ in range(REPEATS + 1):
-        mark = copy()
-        mark.wait()
-        times.append(mark.end_ns - mark.start_ns)
+        completion = copy()
+        completion.wait()
+        times.append(completion.end_ns - completion.start_ns)
     return max(median(times[1:]), 1)
 
 

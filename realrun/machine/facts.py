@@ -1,4 +1,4 @@
-"""What a machine is, in words, for the profile that is measured on it; "unknown" for what nobody can say."""
+"""Descriptions of the CPU and the GPU for profiles; "unknown" where the system has no answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMI_FIELDS = {
 
 
 def cpu_facts() -> dict[str, str]:
-    """Model and usable cores, the system's kernel, and what computes the CPU's experts in replays."""
+    """Model and usable cores of the CPU, the system's kernel, and the kernel of CPU experts in replays."""
     return {
         "cpu": _cpu_model(),
         "cores": str(len(usable_cores())),
@@ -30,7 +30,7 @@ def cpu_facts() -> dict[str, str]:
 
 
 def gpu_facts(device: torch.device) -> dict[str, str]:
-    """Name and memory, versions of driver and CUDA, PCIe generation and width that GPU and mainboard agree on."""
+    """Name and memory, versions of driver and CUDA, PCIe generation and width of the GPU in this mainboard."""
     properties = torch.cuda.get_device_properties(device)
     return {
         "gpu": properties.name,
@@ -42,7 +42,7 @@ def gpu_facts(device: torch.device) -> dict[str, str]:
 
 
 def _cpu_model() -> str:
-    """x86 says "model name", other processors say less."""
+    """The name of the processor, which Linux gives on x86 and few others."""
     try:
         lines = CPU_LIST.read_text().splitlines()
     except OSError:
@@ -52,7 +52,7 @@ def _cpu_model() -> str:
 
 
 def _smi(gpu: str) -> dict[str, str]:
-    """What the driver's tool says; it answers "[N/A]" or the like for what it cannot."""
+    """The answers of the driver's tool, which are "[N/A]" or similar for missing ones."""
     query = ["nvidia-smi", f"--id={gpu}", f"--query-gpu={','.join(SMI_FIELDS.values())}", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout

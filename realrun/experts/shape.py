@@ -1,4 +1,4 @@
-"""An expert that is known by its model's shape alone: the type of its weights, how they lie, what it computes."""
+"""Type, layout and kernel of a model's experts, from the model's shape alone."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import NamedTuple
 import torch
 
 from realrun.errors import RefusedError
-from realrun.experts.block_swiglu import BlockSwiGlu
-from realrun.experts.expert_ffn import SwiGlu
-from realrun.experts.expert_layout import ExpertLayout
-from realrun.experts.native_swiglu import NativeSwiGlu
+from realrun.experts.cpu_kernels import BlockSwiGlu, NativeSwiGlu
+from realrun.experts.ffn import SwiGlu
+from realrun.experts.layout import ExpertLayout
 from realrun.machine.native_ffn import native_ffn
 from realrun.machine.weight_formats import BLOCK, FORMATS, BlockFormat
 from traces.models.shape import ModelShape
@@ -20,9 +19,7 @@ _DTYPES: Mapping[float, torch.dtype] = {16.0: torch.bfloat16, 32.0: torch.float3
 
 
 class ExpertShape(NamedTuple):
-    """``dtype``: of what it is applied to, and of its weights unless they are in blocks; ``layout`` of its buffer;
-    ``kernel``.
-    """
+    """``dtype``: of an expert's input, and of its weights unless they are in blocks; the layout of its buffer."""
 
     dtype: torch.dtype
     layout: ExpertLayout
@@ -30,10 +27,12 @@ class ExpertShape(NamedTuple):
 
     @classmethod
     def of(cls, shape: ModelShape) -> ExpertShape:
-        """Of every routed expert of a model. Raises RefusedError where we have no kernels for its weights."""
+        """The shape of a model's routed experts. Raises RefusedError if there are no kernels for their weights."""
         gated, sizes = shape.matrices_per_expert == 3, (shape.hidden, shape.expert_width)
         if len(set(shape.expert_bytes)) > 1:
-            raise RefusedError(f"{shape.name}: expected experts of one size, this file's differ by layer; simulate it")
+            raise RefusedError(
+                f"{shape.name}: expected experts of one size, these differ by layer; it can only be simulated"
+            )
         if blocks := _blocks_of(shape):
             kernel = BlockSwiGlu(gated, blocks=blocks, ffn=native_ffn())
             return cls(torch.bfloat16, ExpertLayout.in_blocks(*sizes, blocks, gated), kernel)
@@ -42,13 +41,13 @@ class ExpertShape(NamedTuple):
 
 
 def _kernel(dtype: torch.dtype, gated: bool) -> SwiGlu:
-    """The CPU's own kernel is not of float32."""
+    """The native kernel supports bfloat16 only."""
     ffn = native_ffn() if dtype == torch.bfloat16 else None
     return SwiGlu(gated) if ffn is None else NativeSwiGlu(gated, ffn=ffn)
 
 
 def _blocks_of(shape: ModelShape) -> BlockFormat | None:
-    """None where weights are not in blocks, or not in whole ones."""
+    """None for weights that are not in blocks, or whose rows are not whole blocks."""
     whole = shape.hidden % BLOCK == shape.expert_width % BLOCK == 0
     return FORMATS.get(shape.weight_bits) if whole else None
 
@@ -57,7 +56,7 @@ def _dtype_of(shape: ModelShape) -> torch.dtype:
     if shape.weight_bits not in _DTYPES:
         raise RefusedError(
             f"{shape.name}: expected weights of 16 or 32 bits (bfloat16, float32), 8.5 (q8_0) or 4.5 (q4_0), got "
-            f"{shape.weight_bits:g}: other quantised experts, and rows that are no multiples of 32, are simulated, not "
-            "measured"
+            f"{shape.weight_bits:g}: other quantised experts, and rows that are not multiples of 32, can only be "
+            "simulated"
         )
     return _DTYPES[shape.weight_bits]

@@ -1,4 +1,4 @@
-"""How one expert's weights lie in one contiguous buffer, so that one copy moves all of them."""
+"""The layout of one expert's weights in one contiguous buffer, so that one copy moves all of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from realrun.errors import RefusedError
 from realrun.machine.weight_formats import BlockFormat
 
-ALIGNMENT_BYTES = 64  # a cache line, and what torch gives ordinary tensors: kernels choose by alignment
+ALIGNMENT_BYTES = 64  # a cache line, and the alignment of ordinary torch tensors, on which kernels may depend
 
 
 @dataclass(frozen=True)
-class Part:
-    """One weight matrix or bias of an expert, ``offset_bytes`` into its buffer."""
+class WeightPart:
+    """One weight matrix or bias of an expert, at ``offset_bytes`` in its buffer."""
 
     name: str  # as the library's experts modules call it, such as gate_up_proj
     shape: tuple[int, ...]
@@ -25,60 +25,60 @@ class Part:
     offset_bytes: int
 
     @property
-    def bytes(self) -> int:
-        """Of the weights, without what fills the buffer up to the next part."""
+    def size_bytes(self) -> int:
+        """Size of the weights, without padding."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """The parts of every expert of a layer; each begins at a multiple of 64 bytes."""
+    """The parts of every expert of a layer, each at a multiple of 64 bytes."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[WeightPart, ...]
 
     @classmethod
     def of_parts(cls, parts: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> ExpertLayout:
-        """Parts one behind another, in the order given."""
-        placed: list[Part] = []
+        """Parts one after another, in the given order."""
+        placed: list[WeightPart] = []
         for name, shape, dtype in parts:
-            placed.append(Part(name, shape, dtype, _end_bytes(placed)))
+            placed.append(WeightPart(name, shape, dtype, _end_bytes(placed)))
         return cls(tuple(placed))
 
     @classmethod
     def from_module(cls, experts: nn.Module) -> ExpertLayout:
-        """Of a module of the library that holds all experts of a layer: one of E slices of each of its parameters.
+        """The layout for a module of the library that holds all E experts of a layer: one slice of each parameter.
 
-        Parameters may be on the meta device. Raises RefusedError where they do not agree about E.
+        Parameters may be on the meta device. Raises RefusedError if they differ in E.
         """
         parameters = expert_parameters(experts)
         if len({len(value) for value in parameters.values()}) != 1:
             shapes = {name: tuple(value.shape) for name, value in parameters.items()}
             raise RefusedError(
                 f"{type(experts).__name__}: expected parameters with one slice for every expert, all of the same "
-                f"leading dimension, found {shapes}; the executor does not know this family"
+                f"leading dimension, found {shapes}; the executor does not support this family"
             )
         return cls.of_parts((name, tuple(value.shape[1:]), value.dtype) for name, value in parameters.items())
 
     @classmethod
     def from_shape(cls, hidden: int, width: int, dtype: torch.dtype, gated: bool = True) -> ExpertLayout:
-        """Of an expert that is known by its shape alone; with a gate, its rows come first in ``gate_up_proj``."""
+        """The layout for an expert of a given shape; with a gate, its rows come first in ``gate_up_proj``."""
         return cls.of_parts((name, shape, dtype) for name, shape in _matrices(hidden, width, gated))
 
     @classmethod
     def in_blocks(cls, hidden: int, width: int, blocks: BlockFormat, gated: bool = True) -> ExpertLayout:
-        """As ``from_shape``, of rows of bytes."""
+        """As ``from_shape``, with weights in blocks."""
         return cls.of_parts(
             (name, (rows, blocks.row_bytes(columns)), torch.uint8)
             for name, (rows, columns) in _matrices(hidden, width, gated)
         )
 
     @property
-    def bytes(self) -> int:
-        """Of one expert's buffer, a multiple of 64."""
+    def size_bytes(self) -> int:
+        """Size of one expert's buffer, a multiple of 64."""
         return _end_bytes(self.parts)
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
-        """The parts of the expert in ``buffer`` (uint8 [bytes or more], 64-byte aligned): views, not copies."""
+        """The parts of the expert in ``buffer`` (uint8 [bytes or more], 64-byte aligned), as views."""
         return {p.name: _bytes_of(p, buffer).view(p.dtype).view(p.shape) for p in self.parts}
 
 
@@ -92,10 +92,10 @@ def _matrices(hidden: int, width: int, gated: bool) -> tuple[tuple[str, tuple[in
     return first, ("down_proj", (hidden, width))
 
 
-def _bytes_of(part: Part, buffer: Tensor) -> Tensor:
-    return buffer[part.offset_bytes : part.offset_bytes + part.bytes]
+def _bytes_of(part: WeightPart, buffer: Tensor) -> Tensor:
+    return buffer[part.offset_bytes : part.offset_bytes + part.size_bytes]
 
 
-def _end_bytes(parts: Iterable[Part]) -> int:
-    end = max((part.offset_bytes + part.bytes for part in parts), default=0)
+def _end_bytes(parts: Iterable[WeightPart]) -> int:
+    end = max((part.offset_bytes + part.size_bytes for part in parts), default=0)
     return math.ceil(end / ALIGNMENT_BYTES) * ALIGNMENT_BYTES

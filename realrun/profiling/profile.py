@@ -13,14 +13,14 @@ from typing import Any
 
 from policies.registry import policy_names
 from realrun.machine.machines import RealMachine, check_same
-from realrun.profiling.profile_decisions import decision_costs
-from realrun.profiling.profile_hardware import LinkFigures, hardware_of, machine_facts
-from realrun.profiling.profile_host import host_probes
-from realrun.profiling.profile_kernels import kernel_probes
-from realrun.profiling.profile_lab import Lab, Points
-from realrun.profiling.profile_link import link_probes
-from realrun.profiling.profile_rates import Aim, achieved, plain_rates
-from realrun.profiling.profile_timing import QUICK, Effort, Samples, repeated
+from realrun.profiling.decisions import decision_costs
+from realrun.profiling.hardware import LinkFigures, hardware_of, machine_facts
+from realrun.profiling.host import host_probes
+from realrun.profiling.kernels import kernel_probes
+from realrun.profiling.lab import Lab, Points
+from realrun.profiling.link import link_probes
+from realrun.profiling.rates import Aim, achieved, plain_rates
+from realrun.profiling.timing import QUICK, Effort, Samples, repeated
 from sim.costs.cost_table import RATES
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import Grid, Measured, Table
@@ -104,7 +104,7 @@ def _measured(
     progress(f"measuring {shape.name}")
     with lab.open():
         link, rates = plain_rates(lab)
-        lab.believe_copies_take(round(lab.layout.bytes / link.h2d_bytes_per_s * 1e9) + link.h2d_latency_ns)
+        lab.believe_copies_take(round(lab.layout.size_bytes / link.h2d_bytes_per_s * 1e9) + link.h2d_latency_ns)
         samples = measure(lab, effort)
     model, short = measured_model(shape, samples), shape.base_name
     reached, aims = achieved(short, model, link)

@@ -1,7 +1,7 @@
 """Where a model is measured: its kernels, some of its experts, and a machine whose lanes are given one thing at a time.
 
-Everything runs through the executor's own ``LayerParts`` and ``Copying``; what a session would decide is written down
-beforehand. Experts are taken in turn from more memory than caches hold.
+Everything runs through the executor's own ``LayerExecution`` and ``Copying``, with decisions that are
+written down beforehand. Experts are taken in turn from more memory than caches hold.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from torch import Tensor
 
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertId, Plan, Routing
-from realrun.execution.arrivals import Arrival
+from realrun.execution.copy_future import CopyFuture
 from realrun.execution.copying import Copying
-from realrun.execution.layer_parts import LayerParts
-from realrun.execution.layer_state import Asked, LayerSizes
+from realrun.execution.layer_execution import LayerExecution
+from realrun.execution.layer_state import LayerSizes, RoutedInput
 from realrun.execution.low_jitter import low_jitter
-from realrun.execution.recorder import Recorder
+from realrun.execution.recorder import MachineRecorder
 from realrun.execution.routed_tokens import RoutedTokens, routed
-from realrun.experts.expert_ffn import SwiGlu, weighted_ffn
-from realrun.experts.expert_shape import ExpertShape
-from realrun.experts.expert_store import ExpertStore, random_store
+from realrun.experts.ffn import SwiGlu, weighted_ffn
 from realrun.experts.gpu_slots import GpuSlots
-from realrun.machine.lanes import Machine, Mark, Work
+from realrun.experts.shape import ExpertShape
+from realrun.experts.store import ExpertStore, random_store
+from realrun.machine.cuda_memory import upload
+from realrun.machine.lanes import Completion, Machine, Work
 from realrun.machine.memory_check import check_host_memory
-from realrun.machine.upload import upload
-from realrun.profiling.profile_caches import cache_bytes, layers_beyond
-from realrun.profiling.profile_cover import GpuCover
-from realrun.profiling.profile_stand_ins import AllThere, CopyScript, Ended
+from realrun.profiling.caches import cache_bytes, layers_beyond
+from realrun.profiling.cover import GpuCover
+from realrun.profiling.stand_ins import AllThere, CopyScript, Ended
+from realrun.replay.bench import WEIGHTS_DTYPE
+from realrun.replay.model import ReplayModel
 from realrun.replay.recorded_model import RecordedModel, model_on
-from realrun.replay.replay_bench import WEIGHTS_DTYPE
-from realrun.replay.replay_model import ReplayModel
 from sim.runs.spans import Span
 from traces.models.shape import ModelShape
 
@@ -72,31 +72,31 @@ class Lab:
         """Raises RefusedError for weights without kernels, and where memory does not hold them."""
         dtype, self.layout, own_kernel = ExpertShape.of(shape)
         self.machine, self.points = machine, points
-        self.layers = _expert_layers(shape, self.layout.bytes)
+        self.layers = _expert_layers(shape, self.layout.size_bytes)
         self.shape = _part_of(shape, max(self.layers, layers_beyond(cache_bytes(machine.device), shape, dtype)))
         self.at_once = min(max(shape.top_k, EXPERTS_AT_ONCE), shape.experts)
-        self.experts = _experts(shape, self.layers, self.layout.bytes)
+        self.experts = _experts(shape, self.layers, self.layout.size_bytes)
         self.store = self._random_store()
-        self.arena = machine.gpu_tensor((self.layers, self.experts, self.layout.bytes), torch.uint8)
+        self.arena = machine.gpu_tensor((self.layers, self.experts, self.layout.size_bytes), torch.uint8)
         self._fill_arena()
         self.model = model or model_on(
             machine, self.shape, dtype=dtype, batch=max(points.batches),
             context=max(*points.contexts, *points.prompts), estimator=True,
         )  # fmt: skip
         self.kernel = kernel or own_kernel
-        self.recorder, self.script = Recorder(), CopyScript(self.layers, self.layout.bytes)
+        self.recorder, self.script = MachineRecorder(), CopyScript(self.layers, self.layout.size_bytes)
         slots = cast(GpuSlots, AllThere(self.arena))
         self._slots, most = slots, max(points.tokens)
         self._sizes = LayerSizes(most, self.at_once, shape.hidden, dtype, WEIGHTS_DTYPE)
         self.copying: Copying
-        self.parts: LayerParts
-        self._cover: Callable[[], Mark]
+        self.parts: LayerExecution
+        self._cover: Callable[[], Completion]
         self.hidden = machine.gpu_tensor((most, shape.hidden), dtype)
         self.hidden.copy_(torch.randn(most, shape.hidden))
         self.on_host = machine.host_tensor((most, shape.hidden), dtype)
         self.on_host.copy_(self.hidden)
         self.chosen_here = machine.host_tensor((most, shape.top_k), torch.int64)
-        self.scratch = machine.host_tensor((self.layout.bytes,), torch.uint8)
+        self.scratch = machine.host_tensor((self.layout.size_bytes,), torch.uint8)
         self._turn, self._copied, self._draw = count(), count(), np.random.default_rng(0)
 
     # --- what is measured with ------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Lab:
         hidden, weights = self.hidden[: tokens.tokens], upload(tokens.weights, self.machine.device)
         plan = Plan(layer, Routing((), ()), gpu, cpu, (), (), (), (), (), (), (), 0)
         began = self.machine.now_ns()
-        self.parts.start(plan, tokens, Asked(lambda: hidden, weights, Ended(began)), {})
+        self.parts.start(plan, tokens, RoutedInput(lambda: hidden, weights, Ended(began)), {})
         return self.machine.now_ns() - began
 
     def combine(self, tokens: int) -> None:
@@ -147,12 +147,12 @@ class Lab:
         rows, self.recorder.rows = self.recorder.rows, []
         return [Span(*row) for row in rows]
 
-    def cover(self) -> Mark:
+    def cover(self) -> Completion:
         """Keep the GPU busy: what is launched now runs without a gap, and does not find its weights in caches."""
         return self._cover()
 
     def expert_work(self, memory: Tensor) -> Work:
-        """One expert of one token in ``memory`` [layers, experts, bytes], with what ``LayerParts`` does around it."""
+        """One expert of one token in ``memory`` [layers, experts, bytes], as ``LayerExecution`` runs it."""
         layer, [expert] = self.next_experts(1)
         on_gpu = memory is self.arena
         hidden, choices = (self.hidden, slice(0, 1)) if on_gpu else (self.on_host, torch.zeros(1, dtype=torch.int64))
@@ -168,20 +168,21 @@ class Lab:
         """By this the copy thread puts one copy behind another, as in a run it does by the planner's costs."""
         self.script.cost.copy_ns = copy_ns
 
-    def ask_for(self, many: int) -> list[Arrival]:
-        """Queue ``many`` copies, as a plan does; their arrivals. At most as many as there are experts."""
+    def ask_for(self, many: int) -> list[CopyFuture]:
+        """Queue ``many`` copies, as a plan does; their futures. At most as many as there are experts."""
         ids = [ExpertId(*divmod(next(self._copied) % (self.layers * self.experts), self.experts)) for _ in range(many)]
-        with self.copying.turn:
-            self.script.queue.extend(Copy(id, "demand", "staging", (), self.layout.bytes) for id in ids)
-            arrivals = self.copying.expect(ids)
-            self.copying.turn.notify_all()
-        return [arrivals[id] for id in ids]
+        with self.copying.lock:
+            size = self.layout.size_bytes
+            self.script.queue.extend(Copy(expert_id, "demand", "staging", (), size) for expert_id in ids)
+            futures = self.copying.expect(ids)
+            self.copying.lock.notify_all()
+        return [futures[expert_id] for expert_id in ids]
 
     @contextmanager
     def open(self) -> Iterator[None]:
         """The copy thread serves, and Python and the host thread are as in a run; once, or again later."""
         self.copying = Copying(cast(Session, self.script), self.machine, self.store, self._slots, self.recorder)
-        self.parts = LayerParts(
+        self.parts = LayerExecution(
             self.machine, self.copying, self.store, self._slots, [self.kernel] * self.layers, self.recorder, self._sizes
         )
         with low_jitter(), self.machine.hosting():
@@ -200,7 +201,7 @@ class Lab:
                 for context in {1, *self.points.contexts}:
                     self.machine.gpu.submit(partial(self.model.record_step, batch, context)).wait()
 
-    def _cover_now(self) -> Callable[[], Mark]:
+    def _cover_now(self) -> Callable[[], Completion]:
         """A sleep, or, where a thread plays the GPU, an expert."""
         machine = self.machine
         if machine.kind == "cuda":
@@ -208,9 +209,9 @@ class Lab:
         return lambda: machine.gpu.submit(self.expert_work(self.arena))
 
     def _random_store(self) -> ExpertStore:
-        machine, size = self.machine, self.layout.bytes * self.layers * self.experts
+        machine, size = self.machine, self.layout.size_bytes * self.layers * self.experts
         check_host_memory(size * (2 if machine.device.type == "cpu" else 1))
-        self.memory = machine.host_tensor((self.layers, self.experts, self.layout.bytes), torch.uint8)
+        self.memory = machine.host_tensor((self.layers, self.experts, self.layout.size_bytes), torch.uint8)
         slabs = iter(self.memory)
         return random_store(self.layout, self.layers, self.experts, lambda size: next(slabs).view(-1))
 

@@ -1,11 +1,11 @@
-"""One expert's feed-forward network, whichever family it is of: what the library computes, for one expert at a time.
+"""The feed-forward network of one expert, as the library computes it for any family, for one expert at a time.
 
-A *kernel* says what an expert computes besides its weights: an experts module of the library (its flags ``has_gate``,
+A *kernel* defines what an expert computes with its weights: an experts module of the library (its flags ``has_gate``,
 ``has_bias`` and ``is_transposed``, its ``_apply_gate`` and ``act_fn``; transformers/integrations/moe.py, 5.17 to 5.23),
-or ``SwiGlu``. The results are those of the library's ``grouped_mm``, bit by bit: same products, same order.
+or ``SwiGlu``. Results equal those of the library's ``grouped_mm`` to the bit: same products, same order.
 
-Which rows an expert computes stands in a list of numbers, unless there is one only: then the host knows it as a slice,
-and a gated expert takes five kernels in place of ten, without a list on the GPU.
+An expert's rows are given by a list of numbers, or by a slice if there is only one row: a gated expert then takes five
+kernels instead of ten, without a list on the GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Choices: TypeAlias = Tensor | slice  # numbers int64 of several choices, or the 
 
 @dataclass(frozen=True)
 class SwiGlu:
-    """The kernel of most families, for experts without a model: silu(gate) * up, or silu(up) where there is no gate."""
+    """The kernel of most families, for experts without a model: silu(gate) * up, or silu(up) without a gate."""
 
     has_gate: bool = True
     has_bias = False
@@ -42,23 +42,24 @@ class SwiGlu:
 
 
 class InOneCall(ABC):
-    """A kernel that computes a whole weighted expert in one call, where it can."""
+    """A kernel that can compute a whole weighted expert in one call."""
 
     @abstractmethod
     def compute(
         self, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int, out: Tensor, *,
         scattered: bool,
     ) -> bool:  # fmt: skip
-        """As ``weighted_ffn`` or, ``scattered``, as ``compute_into`` with parts ``out``; False: not this one."""
+        """As ``weighted_ffn`` or, if ``scattered``, ``compute_into`` with parts ``out``; False: it cannot do this one.
+        """
 
 
 def check_kernel(experts: nn.Module) -> None:
-    """Raises RefusedError where ``expert_ffn`` does not know what an experts module computes."""
+    """Raises RefusedError for an experts module that ``expert_ffn`` cannot compute."""
     name = type(experts).__name__
     if not all(hasattr(experts, flag) for flag in ("has_gate", "has_bias", "is_transposed", "_apply_gate")):
         raise RefusedError(
             f"{name}: expected an experts module of the library's registry (`use_experts_implementation`); this family "
-            "computes its experts in its own way, and is not supported"
+            "computes its experts in another way, which is not supported"
         )
     if getattr(experts, "has_post_expert_norm", False):
         raise RefusedError(f"{name}: its experts end with a norm, which is not supported")
@@ -67,7 +68,7 @@ def check_kernel(experts: nn.Module) -> None:
 
 
 def expert_ffn(kernel: Any, views: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """[rows, H] -> [rows, H] in the weights' type: one expert with the weights ``views`` applied to its rows."""
+    """Apply one expert with the weights ``views`` to its rows: [rows, H] -> [rows, H], in the weights' type."""
     first = "gate_up_proj" if kernel.has_gate else "up_proj"
     inner = _linear(kernel, views, first, x)
     inner = kernel._apply_gate(inner) if kernel.has_gate else kernel.act_fn(inner)
@@ -75,10 +76,10 @@ def expert_ffn(kernel: Any, views: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
 
 def addressed(choices: Tensor) -> Choices:
-    """``choices`` of one expert, in host memory, as what its rows are taken and put by.
+    """The index of rows for the ``choices`` of one expert, which are in host memory.
 
-    One choice is a slice. Several are not, even where they are evenly spaced: an expert's time is measured by how many
-    rows it has, so nothing else may change its kernels.
+    A single choice becomes a slice. Several do not, even if evenly spaced: an expert's time is measured by its number
+    of rows, so nothing else may change its kernels.
     """
     if len(choices) != 1:
         return choices
@@ -90,9 +91,9 @@ def weighted_ffn(
     kernel: Any, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int,
     out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """One expert's rows [choices, H], weighted: number n * top_k + j is choice j of token n of ``x`` [N, H].
+    """One expert's weighted rows [choices, H]: number n * top_k + j is choice j of token n of ``x`` [N, H].
 
-    ``choices``: those of this expert; ``weights`` [N * k]: the router's; ``out``: where the rows go.
+    ``choices``: of this expert; ``weights`` [N * k]: the router's; ``out``: the rows' destination.
     """
     if out is not None and isinstance(kernel, InOneCall) and kernel.compute(
         views, x, choices, weights, top_k, out, scattered=False
@@ -105,9 +106,9 @@ def weighted_ffn(
 def compute_into(
     parts: Tensor, kernel: Any, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int
 ) -> None:
-    """One expert's share of a layer, into its rows of ``parts`` [N * k, H]; see ``weighted_ffn``.
+    """Write one expert's share of a layer into its rows of ``parts`` [N * k, H]; see ``weighted_ffn``.
 
-    The layer's output is the sum of ``parts.view(N, k, H)`` over k, whoever computed which expert when.
+    The layer's output is the sum of ``parts.view(N, k, H)`` over k, independent of where and when experts ran.
     """
     if isinstance(kernel, InOneCall) and kernel.compute(views, x, choices, weights, top_k, parts, scattered=True):
         return
@@ -118,7 +119,7 @@ def compute_into(
 
 
 def _tokens(choices: Choices, top_k: int) -> Choices:
-    """Whose choices they are."""
+    """The tokens of the choices."""
     if isinstance(choices, slice):
         token = choices.start // top_k
         return slice(token, token + 1)
