@@ -11,7 +11,7 @@ from policies.parts.lru import LruCache
 from policies.parts.placements import NoPlacement, PoolPlacement, PopularityPlacement
 from policies.parts.routers import TrueRouter
 from policies.protocols import Composition, Needs, Placement
-from policies.system import BuildContext, System, at_least
+from policies.system import BuildContext, ChoiceError, System, at_least
 
 NEEDS = Needs(gpu_only=True)
 
@@ -29,7 +29,7 @@ class OnDemandParameters:
     pool: one LRU over all layers instead of one a layer (Mixtral-Offloading caches by layer).
     demand_slots: staging slots for loads that are not admitted; 2 let one copy run while another is computed (ours).
     cache: "lru" keeps what was loaded; "none" keeps nothing.
-    start: "empty", or each layer's most "popular" experts on calibration prompts, divided as DAOP does (Section 4.1).
+    start: "empty", or each layer's most "popular" experts on calibration prompts, divided as DAOP does (Section IV-A).
     """
 
     pool: bool = False
@@ -41,7 +41,7 @@ class OnDemandParameters:
         """Refuse a machine on which nothing could run, and residents that nothing describes."""
         at_least(self, demand_slots=1)
         if self.start == "popular" and (self.pool or self.cache == "none"):
-            raise ValueError("parameter 'start': 'popular' fills slots by layer of an LRU; leave 'pool' and 'cache'")
+            raise ChoiceError("parameter 'start': 'popular' fills slots by layer of an LRU; leave 'pool' and 'cache'")
 
 
 def build(parameters: OnDemandParameters, context: BuildContext) -> Composition:

@@ -15,7 +15,7 @@ from policies.parts.placements import NoPlacement, Pooled, PoolPlacement, Popula
 from policies.parts.ranking import RankedCache
 from policies.parts.routers import TrueRouter
 from policies.protocols import Composition, Needs, Placement
-from policies.system import BuildContext, System, at_least
+from policies.system import BuildContext, ChoiceError, System, at_least
 
 NEEDS = Needs(calibration=True, gpu_only=True)
 
@@ -87,7 +87,7 @@ class StatisticalPrefetcher:
 
 @dataclass(frozen=True)
 class EdgeMoeParameters:
-    """EdgeMoE as algorithms.md, Section 6, restates and fills it in.
+    """EdgeMoE, as read in docs/readings.md.
 
     prefetch: experts of the next layer that are predicted, 0 for none. None: the model's top-k.
     among: "all" predicts the most frequent experts and brings the absent ones of them; "absent" brings as many of the
@@ -115,7 +115,7 @@ class EdgeMoeParameters:
         """Loads need a slot; a weight that fell below 0 would favour the idle."""
         at_least(self, prefetch=0, favour=0, demand_slots=1)
         if self.favour > 1:
-            raise ValueError(f"parameter 'favour': expected at most 1, got {self.favour}")
+            raise ChoiceError(f"parameter 'favour': expected at most 1, got {self.favour}")
 
 
 def build(parameters: EdgeMoeParameters, context: BuildContext) -> Composition:
@@ -147,7 +147,7 @@ def _placement(parameters: EdgeMoeParameters, ranks: Floats) -> Placement:
 EDGEMOE = System(
     name="edgemoe",
     summary="prefetches the popular; LFU favours earlier layers",
-    source="EdgeMoE, as restated and filled in by algorithms.md, Section 6",
+    source="EdgeMoE (arXiv 2308.14352), as read in docs/readings.md#edgemoe",
     parameters=EdgeMoeParameters,
     build=build,
     needs=NEEDS,

@@ -41,7 +41,7 @@ class Executor:
         self.session, self.machine, self.recorder = session, machine, Recorder()
         self.copying = Copying(session, machine, store, slots, self.recorder)
         self.parts = LayerParts(machine, self.copying, store, slots, kernels, self.recorder, sizes)
-        self._store, self._slots, self._approximation = store, slots, routing_errors
+        self._store, self._slots, self._routing_errors = store, slots, routing_errors
         self._layer = -1
 
     @contextmanager
@@ -95,8 +95,8 @@ class Executor:
             copying.turn.notify_all()
         if tokens is not true:
             asked = Asked(asked.hidden, upload(tokens.weights, self.machine.device), asked.ready)
-        if self._approximation is not None:
-            self._approximation.observe(given.phase, given.routing, plan, forecasts if committed else None)
+        if self._routing_errors is not None:
+            self._routing_errors.observe(given.phase, given.routing, plan, forecasts if committed else None)
         self.parts.start(plan, tokens, asked, arrivals, staged)
         return plan
 

@@ -30,7 +30,7 @@ from sim.runs.vocabulary import FROM_EXPERTS
 from traces.capture import forecasts as capture_forecasts
 from traces.capture.forecasts import check_vectors, checked_stream
 from traces.capture.router_forecast import GATE_INPUT, parse_forecasts
-from traces.capture.run import Run as ModelRun
+from traces.capture.run import HookedModel
 from traces.capture.settings import CaptureError, CaptureSettings
 from traces.capture.vectors import Vectors, read_vectors
 from traces.trace import Trace
@@ -151,7 +151,7 @@ def forecasts_for(
 ) -> LiveForecasts:
     """What makes the policy's forecasts, its hooks on the model until ``stack`` closes. Raises RefusedError."""
     known = vectors_for(request, model, needs)
-    run, layers = ModelRun(model.loaded, CaptureSettings(temperature=0), recorder), model.loaded.layers
+    run, layers = HookedModel(model.loaded, CaptureSettings(temperature=0), recorder), model.loaded.layers
     try:
         keys = parse_forecasts([f"{kind}@{ahead}" for kind, ahead in needs.forecasts])
         early = tuple(key for key in keys if key.kind not in FROM_EXPERTS)

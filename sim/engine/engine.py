@@ -2,7 +2,7 @@
 
 `host`, `gpu` and `d2h` are reserved ahead. `cpu` and `h2d` are served one job at a time and share the DRAM. The process
 stops at the moments of a layer at which something can change: the plan is made, the forecast is known, the layer has
-ended. (Rules: DESIGN section 5; what each span means: sim/runs/spans.py.)
+ended. (Rules: docs/design.md, Time model; what each span means: sim/runs/spans.py.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Energy: busy and idle watts of GPU and CPU over the decode steps (DESIGN section 7)."""
+"""Energy: busy and idle watts of GPU and CPU over the decode steps (docs/design.md, Metrics)."""
 
 from __future__ import annotations
 

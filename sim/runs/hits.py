@@ -53,7 +53,7 @@ class Uses(NamedTuple):
 
 
 class HitRates(NamedTuple):
-    """DESIGN section 7; fractions of active experts, None where there was none."""
+    """Hit rates by kind (docs/design.md, Metrics); fractions of active experts, None where there was none."""
 
     resident: float | None  # resident when routed / active
     token: float | None  # the same, weighted by workload

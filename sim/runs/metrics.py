@@ -1,4 +1,4 @@
-"""Metrics: the numbers of DESIGN section 7, one definition each, made from the spans alone."""
+"""Metrics: the numbers of docs/design.md, Metrics, one definition each, made from the spans alone."""
 
 from __future__ import annotations
 

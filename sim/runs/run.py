@@ -16,7 +16,7 @@ from sim.runs.metrics import Metrics, metrics_of
 from sim.runs.prepare import Prepared
 from sim.runs.routing_error import RoutingErrors, totals_of
 from sim.runs.spans import Row, spans_frame
-from traces.written_aside import written_aside
+from trilane.common.files import atomic_path
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> Metrics:
-        """Every number of DESIGN section 7, made from the spans alone."""
+        """Every number of docs/design.md, Metrics, made from the spans alone."""
         return metrics_of(self.spans, batch=int(self.scenario["batch"]))
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,5 +82,5 @@ class Run:
     def save_spans(self, path: str | Path) -> None:
         """Write the spans as Parquet, aside first and then renamed."""
         frame = self.spans.astype({"lane": str, "kind": str, "phase": str})
-        with written_aside(path) as aside:
+        with atomic_path(path) as aside:
             frame.to_parquet(aside, index=False)
