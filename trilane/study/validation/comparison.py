@@ -158,7 +158,7 @@ class Pairing:
         return {key: _quantity([number(work.get(key, _NONE)) for work in self._works]) for key in keys}
 
     def _metric(self, name: str) -> Quantity:
-        return self._each(lambda run: float(run.metrics.to_dict()[name]))
+        return self._each(lambda run: float(run.metrics.to_dict()[name] or 0.0))
 
     def _each(self, number: Callable[[Run], float]) -> Quantity:
         return _quantity([number(run) for run in (*self.measured, self.predicted)])
