@@ -8,9 +8,10 @@ from typing import Any
 
 import pandas as pd
 
+from sim.machine.dials import DIALS, PCIE
 from sim.runs.scenario import Scenario
 from trilane.figures.axis_words import setting_words
-from trilane.study.sweep.axes import DIALS, PCIE, SCENARIO_KEYS
+from trilane.study.sweep.axes import SCENARIO_KEYS
 
 _MEMORY = ("cached_share", "gpu_memory_gb", "gpu.memory_bytes")  # axes that say how much room there is
 _LENGTHS = ("prompt_tokens", "generated_tokens")
