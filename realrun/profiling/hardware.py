@@ -15,7 +15,7 @@ from sim.costs.roofline_costs import ATTENTION_KERNELS, EXPERT_KERNELS, GATE_KER
 from sim.machine.hardware import Contention, Cpu, Gpu, Hardware, Host, Link
 from sim.machine.interpolation import Table
 from sim.machine.profile import MeasuredModel, Profile
-from sim.machine.sourced_yaml import Origin
+from sim.machine.sourced import Origin
 
 HOST_MEMORY_SHARE = 0.4  # of the computer's memory that plays the GPU's
 LEAST_NS = 100  # a shorter kernel is none
