@@ -23,8 +23,8 @@ from realrun.profiling.rates import Aim, achieved, plain_rates
 from realrun.profiling.timing import QUICK, Effort, Samples, repeated
 from sim.costs.cost_table import RATES
 from sim.machine.hardware import Hardware
-from sim.machine.interpolation import DecodeGrid, Grid, Measured, PrefillGrid, Table
-from sim.machine.profile import MeasuredModel, MeasuredRate, Profile, Sizes
+from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table, TimeGrid
+from sim.machine.profile import MeasuredModel, MeasuredRate, MeasuredSizes, Profile
 from traces.models.shape import ModelShape
 
 Progress = Callable[[str], None]
@@ -33,7 +33,7 @@ _TABLES = (
     "expert_gpu", "expert_cpu", "gate", "speculate", "estimator", "combine", "head", "routing", "activations", "shared",
     "dense_ffn",
 )  # fmt: skip
-_GRIDS: Mapping[str, type[Grid]] = {"attention_decode": DecodeGrid, "attention_prefill": PrefillGrid}
+_GRIDS: Mapping[str, type[TimeGrid]] = {"attention_decode": DecodeGrid, "attention_prefill": PrefillGrid}
 _TIMES = (
     "copy", "writeback", "first_cpu_expert", "launch", "launch_lead", "launch_tail", "expert_launch", "combine_launch",
     "head_launch", "sync", "dense_launch",
@@ -134,7 +134,7 @@ def measured_model(shape: ModelShape, samples: Samples) -> MeasuredModel:
     parts |= {name: kind.of(sized[name]) for name, kind in _GRIDS.items()}
     parts |= {name: Measured.of(samples[name,]) for name in _TIMES if (name,) in samples}
     parts |= {name: MeasuredRate.of(samples[name,]) for name in RATES}
-    return MeasuredModel(sizes=Sizes.of(shape), **parts)
+    return MeasuredModel(sizes=MeasuredSizes.of(shape), **parts)
 
 
 def _by_name(samples: Samples) -> dict[str, dict[Any, list[float]]]:

@@ -16,7 +16,7 @@ from realrun.profiling.lab import Lab, Points  # noqa: E402
 from realrun.profiling.profile import measure, measured_model  # noqa: E402
 from realrun.profiling.timing import Effort, Samples  # noqa: E402
 from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table  # noqa: E402
-from sim.machine.profile import MeasuredModel, MeasuredRate, Sizes  # noqa: E402
+from sim.machine.profile import MeasuredModel, MeasuredRate, MeasuredSizes  # noqa: E402
 from tests.kit.fake_machine import (  # noqa: E402
     EACH_NS,
     FIRST_NS,
@@ -169,6 +169,6 @@ def test_a_model_has_the_tables_that_its_shape_asks_for(monkeypatch: pytest.Monk
     plain = replace(TOY, shared_width=0, shared_experts=0, dense_layers=0, dense_width=0)
     found = measured_on(FakeMachine(), monkeypatch, plain)
     assert (found.shared, found.dense_ffn, found.dense_launch) == (None, None, None)
-    assert found.sizes == Sizes.of(plain)
+    assert found.sizes == MeasuredSizes.of(plain)
     assert found.launch == always(2 * SUBMIT_NS)
     assert found.expert_launch == always(SUBMIT_NS + HAND_OVER_NS["gpu"])  # nothing keeps the lane awake
