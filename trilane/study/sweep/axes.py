@@ -16,7 +16,8 @@ from policies.registry import SYSTEMS, ChoiceError, system
 from sim.machine.hardware import Hardware, hardware_keys, load_hardware
 from sim.machine.units import GB
 from sim.runs.scenario import Scenario
-from traces.names import unknown
+from trilane.common.errors import TrilaneError
+from trilane.common.names import unknown
 
 PARAMETER = "parameters."
 SCENARIO_KEYS = tuple(f.name for f in fields(Scenario))
@@ -34,7 +35,7 @@ LANE_BYTES_PER_S = {  # one PCIe lane, one way, after line coding: 8b/10b, then 
 _LINK = ("link.theory_bytes_per_s", "link.h2d_bytes_per_s", "link.d2h_bytes_per_s")
 
 
-class SweepError(ValueError):
+class SweepError(TrilaneError):
     """A sweep that cannot be understood or kept; the message says where, what was expected and what to do."""
 
 

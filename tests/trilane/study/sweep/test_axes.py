@@ -9,8 +9,8 @@ import pytest
 
 from sim.machine.hardware import hardware_keys, load_hardware
 from sim.machine.plausibility import HardwareError
+from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario, ScenarioError
-from sim.simulate import setting_of
 from trilane.study.sweep.axes import DIALS, SCENARIO_KEYS, SweepError, axis_label, check_together, takers, vary
 
 BASE = Scenario()
@@ -110,7 +110,7 @@ def test_a_dialled_machine_is_plausible(dial: str) -> None:
     """Half and double what the machine has: no rate is above what carries it."""
     first, unit = DIALS[dial].keys[0], DIALS[dial].unit
     for factor in (0.5, 2):
-        assert setting_of(vary(BASE, dial, MACHINE[first] * factor / unit)).hardware.flat()[first] == pytest.approx(
+        assert prepare(vary(BASE, dial, MACHINE[first] * factor / unit)).hardware.flat()[first] == pytest.approx(
             MACHINE[first] * factor
         )
 
