@@ -1,4 +1,4 @@
-"""What others publish about the routing of large models, to stand beside a trace's own statistics."""
+"""Published figures on the routing of large models, shown next to the statistics of a trace."""
 
 from __future__ import annotations
 
