@@ -128,7 +128,7 @@ def test_a_dial_stands_on_the_numbers_that_were_changed_before() -> None:
         ("link.h2d_bytes", 1, SweepError, "did you mean 'link.h2d_bytes_per_s'"),
         ("gpu.name", "x", SweepError, "there is no axis 'gpu.name'"),
         ("parameters.windw", 1, SweepError, "did you mean 'window'"),
-        ("batch", "four", ScenarioError, "batch: expected a whole number, got 'four'"),
+        ("batch", "four", ScenarioError, "batch: expected a whole number >= 1, got 'four'"),
         ("pcie", "6x16", SweepError, "expected generation x lanes such as 3x16"),
         ("pcie_gbps", 0, SweepError, "expected a number above 0"),
         ("pcie_gbps", True, SweepError, "expected a number above 0"),
