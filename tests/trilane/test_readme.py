@@ -225,6 +225,15 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(path), f"{page.name}: no heading {anchor} in {path.name}"
 
 
+@pytest.mark.parametrize("page", [ROOT / "NOTICE", README, *(ROOT / "docs").glob("*.md")], ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_exist(page: Path) -> None:
+    """Paths from the root that a page names, with or without a link."""
+    packages = "docs|examples|notebooks|policies|realrun|sim|tests|tools|traces|trilane"
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    named = re.findall(rf"(?<![\w/.])(?:{packages})/[\w./-]+", prose)
+    assert [path for path in named if not (ROOT / path.rstrip(".")).exists()] == []
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
