@@ -211,9 +211,10 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
 LINKING = [
-    README, ROOT / "traces/bundled/README.md", *sorted((ROOT / "docs").glob("*.md")),
+    README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "traces/bundled/README.md",
     *sorted((ROOT / "tests/bench").glob("*.md")),
 ]  # fmt: skip
+NAMING = [ROOT / "NOTICE", README, *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
@@ -225,7 +226,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(path), f"{page.name}: no heading {anchor} in {path.name}"
 
 
-@pytest.mark.parametrize("page", [ROOT / "NOTICE", README, *(ROOT / "docs").glob("*.md")], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.name)
 def test_files_that_are_named_exist(page: Path) -> None:
     """Paths from the root that a page names, with or without a link."""
     packages = "docs|examples|notebooks|policies|realrun|sim|tests|tools|traces|trilane"
