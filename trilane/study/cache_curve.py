@@ -12,10 +12,8 @@ import numpy as np
 from policies.mechanism.cache_replay import ReplayEvent, replay
 from policies.mechanism.views import Phase
 from policies.parts.belady import BeladyBypassCache, BeladyCache
-from policies.parts.caches import RandomCache
+from policies.parts.caches import LfuCache, LruCache, RandomCache
 from policies.parts.future import Future
-from policies.parts.lfu import LfuCache
-from policies.parts.lru import LruCache
 from policies.parts.placements import NoPlacement, PoolPlacement
 from policies.protocols import Budget, Cache, Placement
 from traces.batches import compose, step_workloads

@@ -175,9 +175,7 @@ def command_of(
 def _report(found: Validated, folder: Path, when: str, command: str) -> None:
     """The page with its pictures, and the profile that predictions were made from."""
     from sim.machine.profile_yaml import write_profile
-    from trilane.figures.agreement_scatter import scatter
-    from trilane.figures.figure_files import save_figure
-    from trilane.figures.measured_timeline import overlay
+    from trilane.figures import plot_agreement, plot_measured_timeline, save_figure
     from trilane.pages.validation import write_report
 
     agreement, hardware = found.agreement, found.hardware
@@ -188,8 +186,8 @@ def _report(found: Validated, folder: Path, when: str, command: str) -> None:
     worst = furthest_off(agreement)
     title, error = agreement.title(worst), agreement.pairings[worst].tpot_ms.error
     facts = hardware.profile.machine.items()
-    save_figure(scatter(agreement, hardware.name), folder / dots)
-    save_figure(overlay(agreement.pairings[worst], about=title), folder / timeline)
+    save_figure(plot_agreement(agreement, hardware.name), folder / dots)
+    save_figure(plot_measured_timeline(agreement.pairings[worst], about=title), folder / timeline)
     write_report(
         agreement, folder / report, when=when, command=command,
         machine={_OF_THE_PROFILE.get(name, name): str(fact) for name, fact in facts if fact not in found.remarks},

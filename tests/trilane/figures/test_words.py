@@ -1,13 +1,15 @@
-"""Values of axes: in words, and where they stand."""
+"""Words for values and settings."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
-from trilane.figures.axis_words import by_ratio, places, setting_words, style_values, value_text, value_words
+from policies.baselines.best import TUNED_ON_SEQUENCES, TUNED_ON_TRACES, TUNED_POLICIES
+from policies.registry import policy_names
+from trilane.figures.words import setting_words, tuned, value_text, value_words
 
 
 @pytest.mark.parametrize(
@@ -46,39 +48,18 @@ def test_a_setting_names_what_has_the_value() -> None:
     assert setting_words("hardware", "rtx3090-ddr4") == "rtx3090-ddr4"
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [([1, 2, 4, 8, 16], True), ([8.0, 64.0], False), ([0.1, 0.3, 0.5, 0.7], False), ([0, 1, 10, 100], False),
-     ([1, 2, 3], False)],
-)  # fmt: skip
-def test_ratios(values: list[float], expected: bool) -> None:
-    assert by_ratio(values) is expected
+def test_tuned_policies_are_named_where_their_own_sequences_are_played() -> None:
+    """The search played sequences 0 to 9 of both bundled traces (notebooks/search_compositions.py)."""
+    remark = tuned(["dali", "best-exact"], "mini-moe:2", [3, 40])
+    assert "best-exact: parameters were tuned on sequences 0 to 9" in remark
+    assert tuned(["dali"], "mini-moe", [3]) == ""
+    assert tuned(["best-exact"], "mini-moe", [10, 40]) == ""
+    assert tuned(["best-exact"], "my-trace.safetensors", [3]) == ""
 
 
-def test_numbers_stand_where_they_are_and_names_side_by_side() -> None:
-    assert places([8, 64]) == {8: 8.0, 64: 64.0}
-    assert places(["3x16", "5x16"]) == {"3x16": 0.0, "5x16": 1.0}
-
-
-def test_axes_have_names_units_and_ticks_at_the_values() -> None:
-    ax = Figure().subplots()
-    style_values(ax, "batch", [1, 4, 16])
-    assert (ax.get_xlabel(), ax.get_xscale()) == ("batch (sequences)", "log")
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "4", "16"]
-    ax = Figure().subplots()
-    style_values(ax, "hardware", ["rtx-4090+ddr4-3200", "a100"])
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["rtx-4090\n+ddr4-3200", "a100"]
-
-
-def test_many_bytes_are_read_in_gb() -> None:
-    for rates in ([8e9 + 1e9 * step for step in range(12)], [1e9 * 2**step for step in range(12)]):
-        ax = Figure().subplots()
-        style_values(ax, "link.h2d_bytes_per_s", rates)
-        ax.set_xlim(rates[0], rates[-1])
-        assert "10 GB/s" in [label.get_text() for label in ax.get_xticklabels()]
-
-
-def test_a_single_value_stands_in_the_middle() -> None:
-    ax = Figure().subplots()
-    style_values(ax, "pcie_gbps", [16.0])
-    assert ax.get_xlim() == (8.0, 24.0)
+def test_tuned_policies_are_those_of_the_search() -> None:
+    study = Path(__file__).parents[3] / "notebooks" / "search_compositions.py"
+    code = study.read_text(encoding="utf-8")
+    assert f"TUNING_SEQUENCES, HELD_OUT_SEQUENCES = {TUNED_ON_SEQUENCES!r}".replace("range(0, 10)", "range(10)") in code
+    assert all(f'"{trace}":' in code for trace in TUNED_ON_TRACES)
+    assert set(TUNED_POLICIES) <= set(policy_names())

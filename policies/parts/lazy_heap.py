@@ -1,21 +1,18 @@
-"""Who is lowest: members of one cache group ordered by a rank that changes often and is asked for rarely; and the cache
-that evicts by it."""
+"""A heap of experts whose ranks change often and whose minimum is needed rarely."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 
 from policies.mechanism.views import ExpertId
-from policies.parts.caches import DemandCache
 
 
-class Ranking:
-    """A lazy heap. ``rank`` holds the members' present ranks; ties go to the lower id.
+class LazyHeap:
+    """Members and their ranks; ties go to the lower id.
 
-    Ranks that only ever grow may be written to ``rank`` directly, since entries that come up too low are corrected
-    then. A rank that may fall needs ``put``.
+    ``rank`` holds the present ranks. One that has grown may be written there directly, since an entry of the heap that
+    turns out too low is corrected when it comes up. A rank that may fall needs ``put``.
     """
 
     __slots__ = ("_heap", "_held", "rank")
@@ -23,11 +20,14 @@ class Ranking:
     def __init__(self) -> None:
         self.rank: dict[ExpertId, float] = {}
         self._heap: list[tuple[float, ExpertId]] = []
-        self._held: list[tuple[float, ExpertId]] = []  # taken off the heap while blocked: an event asks many times
+        self._held: list[tuple[float, ExpertId]] = []  # taken off the heap while blocked: one event searches many times
 
     def put(self, id: ExpertId, rank: float) -> None:
         """Make ``id`` a member, or change its rank."""
+        grows = id in self.rank and rank >= self.rank[id]
         self.rank[id] = rank
+        if grows:
+            return
         if len(self._heap) > 4 * len(self.rank) + 16:
             self._sort()
         else:
@@ -43,7 +43,7 @@ class Ranking:
                 self.put(id, rank)
 
     def _sort(self) -> None:
-        """Begin the heap anew."""
+        """Build the heap again from the present ranks."""
         self._heap, self._held = [(rank, id) for id, rank in self.rank.items()], []
         heapify(self._heap)
 
@@ -72,32 +72,3 @@ class Ranking:
             else:
                 heappop(heap)
         return None
-
-
-class RankedCache(DemandCache, ABC):
-    """Evicts the member of least rank that is not blocked, ties to the lower id.
-
-    Subclasses say ``rank_of``, and tell the member's Ranking, ``_home[id]``, when that changes.
-    """
-
-    def __init__(self) -> None:
-        self._groups: dict[int, Ranking] = {}
-        self._home: dict[tuple[int, int], Ranking] = {}
-
-    @abstractmethod
-    def rank_of(self, id: ExpertId) -> float:
-        """The rank with which ``id`` comes in."""
-
-    def admitted(self, id: ExpertId, group: int) -> None:
-        """Join the group."""
-        home = self._home[id] = self._groups.setdefault(group, Ranking())
-        home.put(id, self.rank_of(id))
-
-    def evicted(self, id: ExpertId, group: int) -> None:
-        """Leave the group."""
-        self._home.pop(id).drop(id)
-
-    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
-        """The lowest member."""
-        ranking = self._groups.get(group)
-        return ranking.lowest(blocked) if ranking else None

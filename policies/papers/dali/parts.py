@@ -1,7 +1,7 @@
 """DALI's dynamic assignment and workload-aware caching (Sections 4.1 and 4.3).
 
-The exact assignment that the greedy one approximates is in ``exact_assignment``; residual-based prefetching (Section
-4.2) is ``top_prefetch`` with residual forecasts.
+The exact assignment that the greedy one approximates is in ``policies.parts.exact_assignment``; residual-based
+prefetching (Section 4.2) is ``TopPrefetcher`` with residual forecasts.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from policies.protocols import When
 
 
 class GreedyAssigner:
-    """Algorithm 1: by descending |t_gpu - t_cpu|, each expert to the device that would be done with it first.
+    """Algorithm 1: by descending |t_gpu - t_cpu|, each expert to the device that would finish it first.
 
     Ties go to the GPU, equal differences to the lower id. T_cpu starts at the first CPU expert's extra time, which is 0
-    in the paper's profile. As in the listing, nobody is forced to the CPU by a limit on transient memory (Eq. 9), which
-    is not offered: a load waits for its staging slot.
+    in the paper's profile. As in the listing, no expert is forced to the CPU by a limit on transient memory (Eq. 9),
+    which is not offered: a load waits for its staging slot.
     """
 
     def assign(self, view: LayerView) -> Assignment:
@@ -74,10 +74,10 @@ class WindowCache:
     """Section 4.3, Algorithm 2: every ``window`` steps the ``update`` busiest absent experts of a layer replace the
     ``update`` least busy residents; loads are never admitted. One prefill counts as one step, in however many chunks it
     comes: all its tokens count, and an update that is due then is made after the first chunk (our reading, as nothing
-    tells the last one).
+    marks the last one).
 
     Where the listing and the text differ, this is the text, and the listing is a parameter: ``early`` swaps after the
-    first step already (line 9 tests ``i mod w`` from i = 0); ``evict`` "busiest" takes line 11's TopK at its word.
+    first step already (line 9 tests ``i mod w`` from i = 0); ``evict`` "busiest" takes line 11's TopK literally.
     Ours: ``guard`` swaps only while the incoming expert was the busier one; ``stagger`` lets layer l be due l steps
     earlier, so that not all layers flood the link at once. Ties go to the lower id.
     """
@@ -96,8 +96,8 @@ class WindowCache:
         self._scores = [[0] * experts for _ in range(layers)]  # tokens of every expert since the last update
         self._steps = [0] * layers
         self._prefills = [False] * layers  # is the layer's present step a prefill?
-        self._begins = True  # is the layer at work in a step that it had not been in before?
-        self._members: list[set[int]] = [set() for _ in range(layers)]  # those on their way included
+        self._begins = True  # is this the first time that the layer is at work in this step?
+        self._members: list[set[int]] = [set() for _ in range(layers)]  # including those in flight
 
     def observe(self, view: LayerView) -> None:
         """Add the step's workloads (Eq. 12)."""
@@ -119,11 +119,11 @@ class WindowCache:
         self._members[id.layer].discard(id.expert)
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
-        """Nobody leaves but by swaps."""
+        """None: residents change only through swaps."""
         return None
 
     def order(self, incoming: Sequence[ExpertId]) -> Sequence[ExpertId]:
-        """As they come."""
+        """As given."""
         return incoming
 
     def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
