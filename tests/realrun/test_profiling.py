@@ -16,12 +16,12 @@ torch = pytest.importorskip("torch")
 from realrun.errors import RefusedError  # noqa: E402
 from realrun.machine.host_lanes import HostLanes  # noqa: E402
 from realrun.machine.machines import machine_of  # noqa: E402
-from realrun.profiling.profile_decisions import fit  # noqa: E402
-from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
-from realrun.profiling.profile_rates import Aim  # noqa: E402
-from realrun.profiling.profile_threads import counts_up_to, thread_times  # noqa: E402
-from realrun.profiling.profile_timing import Effort  # noqa: E402
-from realrun.profiling.profiling import Findings, profile  # noqa: E402
+from realrun.profiling.cpu_threads import counts_up_to, thread_times  # noqa: E402
+from realrun.profiling.decisions import fit  # noqa: E402
+from realrun.profiling.lab import Lab, Points  # noqa: E402
+from realrun.profiling.profile import Findings, profile  # noqa: E402
+from realrun.profiling.rates import Aim  # noqa: E402
+from realrun.profiling.timing import Effort  # noqa: E402
 from sim.machine.hardware import load_hardware  # noqa: E402
 from sim.machine.interpolation import Table, TimeGrid  # noqa: E402
 from sim.machine.plan_costs import PlanCost  # noqa: E402
