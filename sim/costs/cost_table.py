@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from policies.mechanism.views import ExpertCosts
-from sim.machine.hardware import ResultPath
+from sim.machine.devices import ResultPath
 from sim.machine.plan_costs import PlanCosts
 from trilane.common.errors import TrilaneError
 

@@ -25,7 +25,8 @@ import numpy as np
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import ConstantSteps, CostError, CostTable, StepCosts, StepModel, scaled
-from sim.machine.hardware import Hardware, ResultPath
+from sim.machine.devices import ResultPath
+from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCost, PlanCosts
 from sim.machine.weight_formats import read_fraction
 from traces.models.shape import ModelShape
