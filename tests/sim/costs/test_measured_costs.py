@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from sim.costs.roofline_costs import CostError, StepCosts, roofline
+from sim.costs.cost_table import CostError, StepCosts
+from sim.costs.roofline_costs import roofline
 from sim.costs.runtimes import costs_on
 from sim.machine.hardware import HardwareError, load_hardware
 from sim.machine.profile import MeasuredRate
