@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from importlib import import_module
 
 from policies.mechanism.views import PolicyError
 from policies.protocols import Composition
 from policies.system import SYSTEMS, BuildContext, ChoiceError, Policy, System, register
+from trilane.common.names import unknown
 
 __all__ = [
     "SYSTEMS", "BuildContext", "ChoiceError", "Policy", "System", "added", "compose", "policy_names", "register",
@@ -71,9 +71,7 @@ def policy_names() -> tuple[str, ...]:
 def system(name: str) -> System:
     """The policy of that name. Raises ChoiceError listing the names that exist."""
     if name not in SYSTEMS:
-        near = get_close_matches(name.lower().replace("_", "-"), SYSTEMS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ChoiceError(f"there is no policy {name!r}; {hint}{'There' if near else 'there'} are {', '.join(SYSTEMS)}")
+        raise ChoiceError(unknown("policy", name, SYSTEMS))
     return SYSTEMS[name]
 
 

@@ -26,9 +26,9 @@ from traces.layout import (
 )
 from traces.models.shape import ModelShape, ShapeError
 from traces.rules import check_rows
-from traces.trace import Forecast, Trace, canonical_json, trace_checksum, validate
+from traces.trace import RecordedForecast, Trace, canonical_json, trace_checksum, validate
 
-__all__ = ["Forecast", "ForecastKey", "Trace", "TraceError", "TraceWriter", "read_trace", "write_trace"]
+__all__ = ["ForecastKey", "RecordedForecast", "Trace", "TraceError", "TraceWriter", "read_trace", "write_trace"]
 
 FORMAT = "trilane-trace"
 _CODES = {"int32": "I32", "uint8": "U8", "int16": "I16", "float16": "F16"}  # numpy's name -> safetensors' name
@@ -58,7 +58,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 
     Raises TraceError and leaves ``path`` as it was if the trace is not valid.
     """
-    with _folder_beside(Path(path)) as folder:
+    with _temporary_folder(Path(path)) as folder:
         _write(Path(path), folder, trace.shape, trace.tensors(), trace.provenance)
 
 
@@ -90,7 +90,7 @@ class TraceWriter:
 
     def __enter__(self) -> TraceWriter:
         with ExitStack() as stack:
-            self._folder = stack.enter_context(_folder_beside(self._path))
+            self._folder = stack.enter_context(_temporary_folder(self._path))
             for number, name in enumerate(self._specs):
                 self._files[name] = stack.enter_context((self._folder / f"{number}.spool").open("w+b"))
             stack.callback(self._files.clear)
@@ -174,7 +174,7 @@ def _parse_metadata(where: str, metadata: Mapping[str, str]) -> tuple[ModelShape
 
 
 @contextmanager
-def _folder_beside(path: Path) -> Iterator[Path]:
+def _temporary_folder(path: Path) -> Iterator[Path]:
     """A scratch folder on the same disk as ``path``, gone afterwards whatever happens."""
     if not path.parent.is_dir():
         raise TraceError(f"{path}: the folder {path.parent} does not exist; create it first")
@@ -210,7 +210,7 @@ def _write_safetensors(file: BinaryIO, trace: Trace) -> None:
 
 
 def file_metadata(trace: Trace) -> dict[str, str]:
-    """What the file says about its tensors: all of it text, as safetensors wants."""
+    """The metadata of the file; safetensors stores text only."""
     return {
         "format": FORMAT,
         "schema": str(SCHEMA_VERSION),

@@ -15,7 +15,7 @@ policy that may live anywhere:
 (in a folder without a package ``tests`` of its own). Law 6 plays the system in another process, which must find it: as
 a variable of a module that can be imported, under the name that it has here.
 
-Laws 1 to 9 and 12 of DESIGN section 6, and purity: plans come out of frozen views, and no instance knows another.
+Laws 1 to 9 and 12 (docs/design.md), and purity: plans come out of frozen views, and no instance knows another.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from policies.mechanism.views import Assignment, LayerView
 from policies.registry import System
 from policies.system import ChoiceError
 from sim.runs.bounds import lower_bound
+from sim.runs.prepare import check_needs
 from sim.runs.scenario import ScenarioError
-from sim.simulate import check_needs
 from tests.conformance.purity import check_answers, shared_state, snapshot, watched
 from tests.invariants.laws_of_runs import (
     check_run,

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from traces.layout import TraceError
+from traces.models.catalogue import load_model
+from traces.synthesis.nearest import nearest_routing
+from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace
 
 PREFIX = "synthetic:"
@@ -20,38 +23,33 @@ _EVALUATION_SEED, _CALIBRATION_SEED = 0, 1
 
 
 def is_synthetic(name: str) -> bool:
-    """Does ``name`` ask for a synthetic trace?"""
+    """Whether ``name`` is that of a synthetic trace."""
     return name.startswith(PREFIX)
 
 
 @lru_cache(maxsize=4)
 def load_synthetic(name: str) -> Trace:
     """``synthetic:qwen3-30b-a3b``: 20 sequences of 64 + 64 tokens; ``.../4x4096+32``: 4 of 4,096 + 32;
-    ``.../4x4096+32/gate@1,residual@1``: with these forecasts alone, as far as there are such (``none``: without any),
-    which takes less time. The same name is always the same trace.
+    ``.../4x4096+32/gate@1,residual@1``: with these forecasts only, as far as the routing model has them (``none``:
+    without any), which takes less time. The same name is always the same trace.
 
     Raises ShapeError for an unknown model and TraceError for lengths that cannot be read.
     """
-    # Here, because the catalogue reads traces itself, and because most who load traces make none up.
-    from traces.models.catalogue import load_model
-    from traces.synthesis.nearest import like
-    from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
-
     model, calibration, counts, forecasts = _parsed(name)
     shape = load_model(model)
     seed = _CALIBRATION_SEED if calibration else _EVALUATION_SEED
     lengths = dict(zip(("sequences", "prompt_tokens", "generated_tokens"), counts, strict=bool(counts)))
-    return synthetic_trace(shape, Synthesis(like(shape), seed=seed, forecasts=forecasts, **lengths))
+    return synthetic_trace(shape, Synthesis(nearest_routing(shape), seed=seed, forecasts=forecasts, **lengths))
 
 
 def synthetic_calibration_of(name: str) -> str | None:
-    """The name of the calibration trace: the same model's other texts, of the usual lengths."""
+    """The name of the calibration trace: other texts of the same model, of the default lengths."""
     model, calibration, *_ = _parsed(name)
     return None if calibration else f"{PREFIX}{model}{CALIBRATION}"
 
 
 def with_lengths(name: str, sequences: int, prompt_tokens: int, generated_tokens: int, forecasts: Iterable[str]) -> str:
-    """The name of that model's trace of these lengths, with these forecasts alone."""
+    """The name of the same model's trace with these lengths and these forecasts only."""
     return f"{name}/{sequences}x{prompt_tokens}+{generated_tokens}/{','.join(forecasts) or _NO_FORECAST}"
 
 

@@ -1,26 +1,31 @@
-"""The numbers that made-up routing is made with, and where each is from."""
+"""Parameters of synthetic routing, with their sources."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from traces.layout import TraceError, parse_forecast_name
+from trilane.common.yaml_files import read_yaml
+
+STORED = Path(__file__).with_name("routing_models.yaml")
 
 
 class Residual(NamedTuple):
-    """One statistic of a trace, and of routing made up with the parameters that were fitted to it."""
+    """One statistic of a trace, and of synthetic routing with the parameters that were fitted to it."""
 
     statistic: str
     real: float
     synthetic: float
-    fitted: bool  # False: left to check the others with
+    fitted: bool  # False: a check, not fitted
 
 
 @dataclass(frozen=True)
-class RoutingFit:
-    """Parameters of made-up routing; :mod:`traces.synthesis.latent` says how they make it.
+class RoutingModel:
+    """Parameters of synthetic routing; :mod:`traces.synthesis.latent` explains them.
 
     Shares are of the variance of a router's logits, 0 to 1.
     """
@@ -32,15 +37,15 @@ class RoutingFit:
     experts: int
     top_k: int
     preference_share: tuple[float, ...]  # by layer: the same for all tokens of a text; the rest changes with the token
-    preference_tail: float  # above 0: the least liked are further from the others than the best liked
+    preference_tail: float  # above 0: the lower tail of preferences is longer than the upper
     prompt_preference_share: float  # of the prompt's preferences, relative to the above
-    prompt_likeness: float  # correlation of the prompt's preferences with the answer's
+    prompt_likeness: float  # correlation between the preferences of the prompt and of the answer
     model_share: float  # of the preferences: the same for all texts
     autocorrelation: tuple[float, ...]  # of what changes with the token, 1, 2, ... tokens apart; then none
     state_width: int  # numbers that a token's state has, which all layers see
     layer_drift: float  # share of that state which is new from one layer to the next
     noise_share: float  # of what changes with the token: each layer's and expert's own
-    sharpness: float  # scores are the softmax of so many times the logits
+    sharpness: float  # scores are softmax(sharpness x logits)
     forecast_accuracy: Mapping[str, float]  # accuracy@k by forecast, such as gate@1
     residuals: tuple[Residual, ...] = ()  # of the trace that it was fitted to
 
@@ -65,8 +70,8 @@ class RoutingFit:
         residuals = [residual._asdict() for residual in self.residuals]
         return {**values, **lists, "forecast_accuracy": dict(self.forecast_accuracy), "residuals": residuals}
 
-    def rounded(self, digits: int) -> RoutingFit:
-        """With so many digits after the point."""
+    def rounded(self, digits: int) -> RoutingModel:
+        """The same parameters rounded to ``digits`` decimal places."""
 
         def round_off(value: Any) -> Any:
             if isinstance(value, dict | list):
@@ -78,7 +83,7 @@ class RoutingFit:
         return self.from_dict(round_off(self.to_dict()))
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RoutingFit:
+    def from_dict(cls, values: Mapping[str, Any]) -> RoutingModel:
         """Raises TraceError for a key too many or too few."""
         known = {field.name for field in fields(cls)}
         if set(values) != known:
@@ -86,3 +91,10 @@ class RoutingFit:
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         residuals = tuple(Residual(**residual) for residual in values["residuals"])
         return cls(**{**values, **lists, "residuals": residuals})
+
+
+@cache
+def stored_models() -> Mapping[str, RoutingModel]:
+    """The models that come with the package, by the name of their trace: the bundled traces, and two published ones
+    that are not bundled. ``python -m tools.refit_routing`` wrote the file; its order is kept."""
+    return {name: RoutingModel.from_dict({"name": name, **entry}) for name, entry in read_yaml(STORED).items()}

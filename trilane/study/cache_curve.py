@@ -17,8 +17,8 @@ from policies.parts.future import Future
 from policies.parts.placements import NoPlacement, PoolPlacement
 from policies.protocols import Budget, Cache, Placement
 from traces.batches import compose, step_workloads
-from traces.names import unknown
 from traces.trace import Trace
+from trilane.common.names import unknown
 
 
 class CurveError(ValueError):

@@ -84,7 +84,7 @@ def _kinds(text: str | None) -> Sequence[str]:
     names = KINDS if text is None else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in KINDS:
-            from traces.names import unknown
+            from trilane.common.names import unknown
 
             raise PlotError(f"--kind: {unknown('picture', name, KINDS)}")
     return names

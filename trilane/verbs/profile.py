@@ -158,9 +158,9 @@ def _keep(hardware: Hardware, out: str) -> None:
     from sim.machine.hardware import load_hardware
     from sim.machine.plausibility import HardwareError
     from sim.machine.profile_yaml import write_profile
-    from traces.written_aside import written_aside
+    from trilane.common.files import atomic_path
 
-    with written_aside(out) as aside:
+    with atomic_path(out) as aside:
         write_profile(hardware, aside)
         try:
             load_hardware(aside)
