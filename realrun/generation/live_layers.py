@@ -190,7 +190,7 @@ class LiveLayers:
         made: dict[str, Tensor] = {}
 
         def speculate() -> None:
-            here = None if partial is None else self._executor.parts.so_far().sum(1).to(partial)
+            here = None if partial is None else self._executor.layers.so_far().sum(1).to(partial)
             ids, scores = self._forecasts.make(key, layer, here)
             made.update({key.ids_name: ids.to(torch.int16), key.scores_name: scores.half()})
 
