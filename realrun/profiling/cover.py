@@ -8,12 +8,19 @@ an idle GPU. So its clocks are raised first, and then a short sleep is measured 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 
 import torch
 
 from realrun.machine.lanes import Completion, Machine, Work
+from realrun.replay.attention import attention_params_of
+from traces.models.shape import ModelShape
 
+# sizes in kB, as "32768K": Documentation/ABI/testing/sysfs-devices-system-cpu of Linux
+CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+# Caches' worth of other weights read between two uses of a layer's: caches do not evict strictly in order. A choice.
+TIMES_CACHE = 4
 COVER_NS = 3_000_000  # longer than anything measured takes to launch
 WARM_NS = 1_000_000_000  # of work, after which clocks have risen
 AT_ONCE = 16  # pieces of that work in the queue, so that it is never empty for long
@@ -48,3 +55,16 @@ def took_ns(completion: Completion) -> int:
     """How long it took; waits for its end."""
     completion.wait()
     return completion.end_ns - completion.start_ns
+
+
+def cache_bytes(device: torch.device) -> int:
+    """The second-level cache of a GPU, or, where a core plays it, the processor's largest; 0 where that is unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    sizes = [path.read_text().strip() for path in CPU_CACHES.glob("index*/size")]
+    return max((int(size.removesuffix("K")) << 10 for size in sizes), default=0)
+
+
+def layers_beyond(cache: int, shape: ModelShape, dtype: torch.dtype) -> int:
+    """Layers whose attention weights are ``TIMES_CACHE`` times a cache of so many bytes."""
+    return -(-TIMES_CACHE * cache // (attention_params_of(shape) * dtype.itemsize))

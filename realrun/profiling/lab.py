@@ -24,7 +24,7 @@ from realrun.execution.copying import Copying
 from realrun.execution.layer_execution import LayerExecution
 from realrun.execution.layer_state import LayerSizes, RoutedInput
 from realrun.execution.low_jitter import low_jitter
-from realrun.execution.recorder import MachineRecorder
+from realrun.execution.recorder import MachineRecorder, Timed
 from realrun.execution.routed_tokens import RoutedTokens, routed
 from realrun.experts.ffn import SwiGlu, weighted_ffn
 from realrun.experts.gpu_slots import GpuSlots
@@ -33,10 +33,9 @@ from realrun.experts.store import ExpertStore, random_store
 from realrun.machine.cuda_memory import upload
 from realrun.machine.lanes import Completion, Machine, Work
 from realrun.machine.memory_check import check_host_memory
-from realrun.profiling.caches import cache_bytes, layers_beyond
-from realrun.profiling.cover import GpuCover
-from realrun.profiling.stand_ins import AllThere, CopyScript, Ended
-from realrun.replay.bench import WEIGHTS_DTYPE
+from realrun.profiling.cover import GpuCover, cache_bytes, layers_beyond
+from realrun.profiling.stand_ins import AllThere, CopyScript
+from realrun.replay.measure import WEIGHTS_DTYPE
 from realrun.replay.model import ReplayModel
 from realrun.replay.recorded_model import RecordedModel, model_on
 from sim.runs.spans import Span
@@ -127,7 +126,7 @@ class Lab:
         hidden, weights = self.hidden[: tokens.tokens], upload(tokens.weights, self.machine.device)
         plan = Plan(layer, Routing((), ()), gpu, cpu, (), (), (), (), (), (), (), 0)
         began = self.machine.now_ns()
-        self.parts.start(plan, tokens, RoutedInput(lambda: hidden, weights, Ended(began)), {})
+        self.parts.start(plan, tokens, RoutedInput(lambda: hidden, weights, Timed(began, began, began)), {})
         return self.machine.now_ns() - began
 
     def combine(self, tokens: int) -> None:

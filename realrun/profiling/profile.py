@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from policies.registry import policy_names
+from realrun.errors import RefusedError
 from realrun.machine.machines import RealMachine, check_same
 from realrun.profiling.decisions import decision_costs
 from realrun.profiling.hardware import LinkFigures, hardware_of, machine_facts
@@ -25,6 +26,7 @@ from sim.costs.cost_table import RATES
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import Grid, Measured, Table
 from sim.machine.profile import MeasuredModel, Profile, Share, Sizes
+from sim.runs.prepare import Prepared
 from traces.models.shape import ModelShape
 
 Progress = Callable[[str], None]
@@ -150,3 +152,48 @@ def _by_name(samples: Samples) -> dict[str, dict[Any, list[float]]]:
 def _without(both: Mapping[int, Sequence[float]], one: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
     """What is left of ``both`` once the median of ``one`` is taken away."""
     return {size: [max(0.0, ns - median(one[size])) for ns in samples] for size, samples in both.items()}
+
+
+class Reprofile:
+    """Of the one model of ``settings``, at the sizes that they play."""
+
+    def __init__(self, machine: RealMachine, settings: Sequence[Prepared]) -> None:
+        """Raises RefusedError where memory does not hold what is measured with."""
+        self._lab = Lab(machine, settings[0].shape, points_of(settings))
+
+    def measure(self) -> Samples:
+        """One repetition."""
+        with self._lab.open():
+            return measure(self._lab, QUICK)
+
+
+def profile_of(setting: Prepared) -> Profile:
+    """That of the setting's machine. Raises RefusedError where it has none."""
+    if setting.hardware.profile is None:
+        raise RefusedError(f"{setting.hardware.name}: expected a profile, measured on this machine: trilane profile")
+    return setting.hardware.profile
+
+
+def profiled_again(setting: Prepared, repetitions: Sequence[Samples]) -> Hardware:
+    """The setting's machine, with medians of all repetitions in place of what its profile said of the model."""
+    profile, shape = profile_of(setting), setting.shape
+    samples: Samples = {}
+    for key, ns in (found for repetition in repetitions for found in repetition.items()):
+        samples.setdefault(key, []).extend(ns)
+    models = {**profile.models, shape.base_name: measured_model(shape, samples)}
+    return replace(setting.hardware, profile=replace(profile, models=models))
+
+
+def points_of(settings: Sequence[Prepared]) -> Points:
+    """The batches, prompts and contexts that the settings' steps have; one token where they have none of these."""
+    steps = [step for setting in settings for step in setting.steps]
+    prompts = {max(step.tokens) for step in steps if step.phase == "prefill"}
+    ends = [
+        before + new for step in steps if step.phase == "decode"
+        for before, new in zip(step.context, step.tokens, strict=True)
+    ]  # fmt: skip
+    return Points(
+        batches=tuple(sorted({setting.scenario.batch for setting in settings})),
+        contexts=tuple(sorted({min(ends, default=1), max(ends, default=1)})),
+        prompts=tuple(sorted(prompts)) or (1,),
+    )

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from torch import Tensor
 
 from policies.mechanism.views import Copy, ExpertId
-from realrun.execution.recorder import Timed
 
 
 class CopyScript:
@@ -52,17 +51,3 @@ class AllThere:
 
     def release(self, expert_id: ExpertId) -> None:
         """See ``GpuSlots``."""
-
-
-class Ended(Timed):
-    """A completion of something that is over."""
-
-    def __init__(self, when_ns: int) -> None:
-        super().__init__(when_ns, when_ns, when_ns)
-
-    def issued(self) -> Ended:
-        """See ``Completion``."""
-        return self
-
-    def wait(self) -> None:
-        """See ``Completion``."""

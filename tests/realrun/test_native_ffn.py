@@ -22,7 +22,7 @@ from realrun.experts.layout import ExpertLayout  # noqa: E402
 from realrun.experts.shape import ExpertShape  # noqa: E402
 from realrun.machine.native_ffn import SOURCE, NativeFfn, loaded  # noqa: E402
 from realrun.machine.native_library import NotCompiledError, find_compiler  # noqa: E402
-from realrun.replay.bench import ReplayBench, room_for  # noqa: E402
+from realrun.replay.measure import ReplayBench, room_for  # noqa: E402
 from tests.kit.tiny_bench import machine, prepared, tiny_setting  # noqa: E402
 from tests.realrun.test_expert_shape import TOY  # noqa: E402
 
