@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from tools.mini_data import PAD, Corpus, load_corpus, train_tokenizer
 from tools.mini_eval import RouterTap, evaluate
 from tools.mini_models import VOCAB, build_model
-from traces.written_aside import written_aside
+from trilane.common.files import atomic_path
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Trainer:
         self._log({"held_out": evaluate(self.model, self.tap, self.corpus, self.settings.eval_windows)})
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         self.seconds += self.clock() - began
-        with written_aside(self.folder / "checkpoint.pt") as aside:
+        with atomic_path(self.folder / "checkpoint.pt") as aside:
             torch.save({**state, "step": self.step, "seconds": self.seconds}, aside)
         export(self.model, self.folder)
 

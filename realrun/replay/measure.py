@@ -137,10 +137,10 @@ def machine_on(
     profile's.
     """
     options = options or LaneOptions()
-    if hardware.profile is None:
+    if not hardware.measured:
         return machine_for(lanes, options, inline=inline)
-    check_asked(hardware.profile, lanes, options)
-    return machine_of(hardware.profile, inline=inline)
+    check_asked(hardware.measured_profile(), lanes, options)
+    return machine_of(hardware.measured_profile(), inline=inline)
 
 
 def generating_machine(

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from policies.baselines.oracle import Oracle
 from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertCosts, Forecast, LayerInput, PolicyError, Routing
+from policies.papers.dali.system import Dali
+from policies.papers.fiddler import Fiddler
 from policies.parts.exact_assignment import ExactAssigner
 from policies.parts.future import Future
 from policies.parts.placements import PoolPlacement
-from policies.protocols import Budget, Composition
+from policies.protocols import Budget, Composition, Needs
 from policies.registry import SYSTEMS, BuildContext, ChoiceError, added, compose, policy_names, register, system
+from policies.system import System
 from tests.kit.strategies import toy_calibration
 
+ROOT = Path(__file__).parents[2]
 LAYERS, EXPERTS, STEPS = 3, 8, 6
 COST = ExpertCosts((0, 10), (0, 40), 5, 70, 1)
 Events = list[tuple[int, int, tuple[int, ...]]]
@@ -59,9 +66,9 @@ def test_every_system_says_what_it_is_and_builds_what_it_says(name: str) -> None
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("dahli", "there is no policy 'dahli'; did you mean 'dali'? There are on-demand, layer-wise, "),
+        ("dahli", "there is no policy 'dahli'; did you mean 'dali'? Choose from on-demand, layer-wise, "),
         ("On_Demand", "did you mean 'on-demand'"),
-        ("xyzzy", "there is no policy 'xyzzy'; there are"),
+        ("xyzzy", "there is no policy 'xyzzy'; choose from"),
     ],
 )
 def test_an_unknown_policy_lists_the_known_ones(name: str, message: str) -> None:
@@ -73,14 +80,14 @@ def test_an_unknown_policy_lists_the_known_ones(name: str, message: str) -> None
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
-        ("on-demand", {"slots": 3}, "has no parameter 'slots'; it has pool: bool = False, demand_slots: int = 2"),
-        ("layer-wise", {"n": 3}, "'layer-wise' has no parameter 'n'; it has none"),
-        ("dali", {"window": "4"}, "parameter 'window': expected int or None, got '4'"),
-        ("dali", {"window": True}, "expected int or None, got True"),
+        ("on-demand", {"slots": 3}, "there is no key 'slots'; choose from pool, demand_slots"),
+        ("layer-wise", {"n": 3}, "'layer-wise': there is no key 'n'; choose from none"),
+        ("dali", {"window": "4"}, "window: expected a whole number or null, got '4'"),
+        ("dali", {"window": True}, "expected a whole number or null, got True"),
         ("dali", {"window": 0}, "parameter 'window': expected at least 1, got 0"),
         ("dali", {"evict": "all"}, "expected 'idlest' or 'busiest', got 'all'"),
         ("dali-ilp", {"solver": "gurobi"}, "expected 'own' or 'highs', got 'gurobi'"),
-        ("fiddler", {"uniform": 1}, "expected bool, got 1"),
+        ("fiddler", {"uniform": 1}, "expected true or false, got 1"),
     ],
 )
 def test_a_wrong_parameter_says_what_is_right(name: str, parameters: Mapping[str, object], message: str) -> None:
@@ -124,13 +131,10 @@ def test_dali_takes_its_sizes_from_the_model(experts: int, sizes: tuple[int, int
 
 
 def test_a_system_that_peeks_without_saying_so_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = SYSTEMS["oracle"]
+    class Peeking(Oracle):
+        needs = replace(Oracle.needs, future=False)
 
-    def build(parameters: Any, given: BuildContext) -> Composition:
-        composition = honest.build(parameters, given)
-        return replace(composition, needs=replace(composition.needs, future=False))
-
-    monkeypatch.setitem(SYSTEMS, "oracle", replace(honest, build=build))
+    monkeypatch.setitem(SYSTEMS, "oracle", replace(SYSTEMS["oracle"], parameters=Peeking))
     with pytest.raises(PolicyError, match=r"'oracle' needs forecasts of the kind 'oracle': declare Needs\(future"):
         compose("oracle", context=context())
 
@@ -191,14 +195,36 @@ def test_every_system_runs_and_repeats_itself(name: str) -> None:
 def test_a_program_registers_its_own_and_never_in_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SYSTEMS, "mine", SYSTEMS["dali"])  # to be taken back afterwards
     del SYSTEMS["mine"]
-    mine = replace(SYSTEMS["dali"], name="mine")
     assert not added("mine")
-    register(mine)
-    register(mine)  # a cell of a notebook that is run again
-    assert system("mine") is mine
+    for _ in range(2):  # a cell of a notebook that is run again
+
+        @register("mine", "greedy, and mine")
+        class Mine(Dali):
+            """DALI with another default."""
+
+        assert system("mine") == System("mine", "greedy, and mine", "ours", Mine)
     assert added("mine")
     assert not added("dali")
-    for taken in (replace(mine), replace(mine, name="dali")):
-        with pytest.raises(ChoiceError, match=r"there is a policy '(mine|dali)' already; give yours another name"):
-            register(taken)
-    assert system("dali") is not mine
+    ours = system("dali")
+    for name in ("mine", "dali"):
+        with pytest.raises(ChoiceError, match=f"there is a policy '{name}' already; give yours another name"):
+            register(name, "another")(Fiddler)
+    assert system("dali") is ours
+
+
+def test_what_a_policy_leaves_out_is_filled_in() -> None:
+    """Name, parameters and declared needs; what it gives itself stays."""
+
+    class Mine(Fiddler):
+        def compose(self, context: BuildContext) -> Composition:
+            return replace(super().compose(context), parameters={"demand_slots": context.top_k})
+
+    built = System("mine", "", "", Mine).build(Mine(uniform=True), context())
+    assert (built.name, built.parameters) == ("mine", {"uniform": True, "demand_slots": 2})
+    assert built.needs == Mine.needs == Needs(calibration=True)
+
+
+def test_the_order_of_imports_does_not_change_the_order_of_policies() -> None:
+    code = "import policies.papers.daop; from policies.registry import policy_names; print(*policy_names())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert tuple(done.stdout.split()) == policy_names()

@@ -75,7 +75,7 @@ class TestMemory:
             assert remark.startswith("the GPU does not read what the CPU writes to pinned memory, so the CPU's results")
             assert "(result path h2d): " in remark
             assert why in remark
-        asked = pytest.raises(RefusedError, match=f"pinned memory: .*{why}.*; choose --result-path h2d, or leave it out")
+        asked = pytest.raises(RefusedError, match=f": .*{why}.*; choose --result-path h2d, or leave it out")
         with asked, fake_machine(cuda, result_path="direct"):
             pass
 

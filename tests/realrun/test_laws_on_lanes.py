@@ -20,8 +20,7 @@ import pytest
 import torch
 
 from policies.mechanism.views import Commitment, Forecast, LayerView, Plan, Routing
-from policies.parts.routers import TrueRouter
-from policies.parts.token_routing import routing_of_tokens
+from policies.parts.routers import TrueRouter, routing_of_tokens
 from policies.registry import SYSTEMS, policy_names
 from realrun.execution.executor import Executor
 from realrun.machine.host_lanes import HostLanes

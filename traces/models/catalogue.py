@@ -12,8 +12,8 @@ from traces.bundled_traces import bundled_trace, find_trace
 from traces.file import read_trace
 from traces.models.quantisation import quantised
 from traces.models.shape import ModelShape, ShapeError
-from traces.names import unknown
-from traces.yaml_data import read_yaml
+from trilane.common.names import unknown
+from trilane.common.yaml_files import read_yaml
 
 _FILE = Path(__file__).with_name("models.yaml")
 _MINI_MODELS = ("mini-deepseek", "mini-moe")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from traces.models.shape import ModelShape, ShapeError
-from traces.names import unknown
-from traces.yaml_data import read_yaml
+from trilane.common.names import unknown
+from trilane.common.yaml_files import read_yaml
 
 _FILE = Path(__file__).with_name("quantisations.yaml")
 _CACHE_BITS = 16.0

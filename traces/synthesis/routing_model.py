@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from traces.layout import TraceError, parse_forecast_name
-from traces.yaml_data import read_yaml
+from trilane.common.yaml_files import read_yaml
 
 STORED = Path(__file__).with_name("routing_models.yaml")
 

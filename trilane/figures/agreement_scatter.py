@@ -1,4 +1,4 @@
-"""A picture of an agreement: predicted against measured times per token, and how far off each scenario is."""
+"""A validation as a scatter plot: predicted against measured times per token, and the error of each scenario."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
-from trilane.figures.axis_words import round_ticks
-from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, page
+from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page, round_ticks
 from trilane.study.validation.agreement import Agreement
 from trilane.study.validation.comparison import RunComparison
 
-_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, "#000000")  # a second round is hollow
+_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, "#000000")  # in a second round hollow
 _SHAPES = ("o", "s", "^", "D", "v", "P", "X")  # by batch
 _NULL, _BAND, _WHISKER = "#9A9A9A", "#E3F1EA", "#444444"
 _NEAR = 0.10  # the band
-_LOG_FROM = 5.0  # highest over lowest time, from where on an axis is logarithmic
+_LOG_FROM = 5.0  # highest over lowest time, from which on the axes are logarithmic
 
 
 class _Look(NamedTuple):
-    """How the marks of a policy look."""
+    """Colour of a policy's marks, and whether they are hollow."""
 
     colour: str
     hollow: bool
@@ -35,11 +34,11 @@ class _Look(NamedTuple):
         return "white" if self.hollow else self.colour
 
 
-def scatter(agreement: Agreement, about: str = "") -> Figure:
-    """To the left predicted against measured TPOT of every scenario, to the right the errors by policy.
+def plot_agreement(agreement: Agreement, about: str = "") -> Figure:
+    """On the left predicted against measured TPOT of every scenario, on the right the errors by policy.
 
-    Colours are policies, shapes batches, whiskers go from the lowest to the highest repeat, grey marks are the null
-    model, the band is 10 % to either side. ``about`` says what was run, and where.
+    Colours are policies, shapes are batches, whiskers go from the lowest to the highest repeat, grey marks are the null
+    model, the band is 10 % wide on either side. ``about`` says what was run, and where.
     """
     looks, shapes = _looks(agreement.names), _shapes(agreement.comparisons)
     figure, part = page(12.5, max(6.4, 2.4 + 0.38 * len(looks)), _headline(agreement), about)
@@ -48,7 +47,7 @@ def scatter(agreement: Agreement, about: str = "") -> Figure:
     for name, comparison in zip(agreement.names, agreement.comparisons, strict=True):
         _point(times, comparison, looks[name], shapes[comparison.scenario["batch"]])
     _errors(errors, agreement, looks, shapes)
-    part.legend(handles=_handles(shapes), loc="outside lower center", ncols=6, frameon=False, fontsize=9)
+    legend_of(part, _handles(shapes), 6)
     return figure
 
 
@@ -112,7 +111,7 @@ def _point(ax: Axes, comparison: RunComparison, look: _Look, shape: str) -> None
 
 
 def _errors(ax: Axes, agreement: Agreement, looks: dict[str, _Look], shapes: dict[int, str]) -> None:
-    """A row a policy, its scenarios by how far off they are; what is further off than the axis stands at its edge."""
+    """A row a policy, its scenarios by their error; errors beyond the axis are drawn at its edge."""
     edge = 1.25 * max(0.16, agreement.summary.worst_error)
     rows, heights = list(looks), _heights(agreement.names)
     ax.axvspan(-_NEAR, _NEAR, color=_BAND, linewidth=0)
@@ -135,7 +134,7 @@ def _errors(ax: Axes, agreement: Agreement, looks: dict[str, _Look], shapes: dic
 
 
 def _heights(names: Sequence[str]) -> list[float]:
-    """Where the marks of each scenario stand: in the row of its policy, one below the other."""
+    """The height of each scenario's marks: in the row of its policy, one below the other."""
     rows, seen = list(dict.fromkeys(names)), Counter[str]()
     heights = []
     for name in names:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sim.runs.spans import LANES
-from traces.written_aside import written_aside
+from trilane.common.files import atomic_path
+from trilane.pages.output import number, percent, signed_percent
 from trilane.study.validation.agreement import WORST_AIM, Agreement, in_words, name_of
 from trilane.study.validation.by_policy import HEADERS, policy_lines
 from trilane.study.validation.comparison import RunComparison
@@ -43,11 +44,11 @@ def summary_lines(agreement: Agreement) -> list[str]:
         *map(str, agreement.verdicts),
         f"TPOT error of {found.scenarios} scenarios: median {found.median_error:.1%}, 90th percentile "
         f"{found.p90_error:.1%}, worst {found.worst_error:.1%}; {within}",
-        f"beside it: null model {_plain(found.median_null_error)} (median), repeated runs "
-        f"{_plain(found.median_spread)} (median spread of {found.repeats} or more), TTFT "
-        f"{_plain(found.median_ttft_error)} (median)",
-        f"tau {_number(found.tau)}, null model's {_number(found.null_tau)}; without the {found.tied_pairs} of "
-        f"{found.pairs} pairs that the repeats cannot tell apart {_number(found.tau_beyond_spread)}",
+        f"beside it: null model {percent(found.median_null_error, 1)} (median), repeated runs "
+        f"{percent(found.median_spread, 1)} (median spread of {found.repeats} or more), TTFT "
+        f"{percent(found.median_ttft_error, 1)} (median)",
+        f"tau {number(found.tau, 2)}, null model's {number(found.null_tau, 2)}; without the {found.tied_pairs} of "
+        f"{found.pairs} pairs that the repeats cannot tell apart {number(found.tau_beyond_spread, 2)}",
     ]
 
 
@@ -57,7 +58,7 @@ def failure_lines(agreement: Agreement) -> list[str]:
     for place in agreement.far_off:
         tpot = agreement.comparisons[place].tpot_ms
         lines.append(
-            f"{agreement.title(place)}: {_percent(tpot.error)} ({tpot.predicted:.4g} ms predicted, "
+            f"{agreement.title(place)}: {signed_percent(tpot.error)} ({tpot.predicted:.4g} ms predicted, "
             f"{tpot.median:.4g} measured)"
         )
         lines += [f"  - {cause}" for cause in error_breakdown(agreement.comparisons[place])]
@@ -73,7 +74,7 @@ def write_report(
     ``machine``: what it is, by name; ``when``: it was measured; ``command``: that measures it again; ``pictures``:
     captions by file, as seen from the page; ``notes``: what else came out, a line each.
     """
-    with written_aside(path) as aside:
+    with atomic_path(path) as aside:
         aside.write_text(_page(agreement, machine, when, command, pictures or {}, notes), encoding="utf-8")
 
 
@@ -86,7 +87,7 @@ def _page(
         "# Simulated and measured",
         f"{found.scenarios} scenarios, each measured at least {found.repeats} times and predicted from "
         f"microbenchmarks alone: the median TPOT error is {found.median_error:.1%}, that of the null model "
-        f"{_plain(found.median_null_error)}.",
+        f"{percent(found.median_null_error, 1)}.",
         _bullets(map(str, agreement.verdicts)),
         "## The machine", _bullets([f"{name}: {fact}" for name, fact in machine.items()] + [f"measured: {when}"]),
         "## What was asked", _bullets(_asked(agreement)),
@@ -130,10 +131,11 @@ def _line(agreement: Agreement, place: int) -> list[str]:
     copies = [memory[f"{kind}_copies"].difference for kind in ("demand", "prefetch", "swap")]
     return [
         agreement.names[place], *agreement.settings(place).values(),
-        f"{tpot.median:,.2f}", _plain(tpot.spread), f"{tpot.predicted:,.2f}", _percent(tpot.error),
-        _percent(comparison.null_error), f"{ttft.median:,.1f}" if ttft else "-", _percent(ttft.error if ttft else None),
-        *(_percent(comparison.lane_points(lane)) for lane in LANES),
-        _percent(memory["decode_resident_hit_rate"].difference), f"{sum(copies):+,.0f}", _plans(comparison),
+        f"{tpot.median:,.2f}", percent(tpot.spread, 1), f"{tpot.predicted:,.2f}", signed_percent(tpot.error),
+        signed_percent(comparison.null_error), number(ttft.median if ttft else None),
+        signed_percent(ttft.error if ttft else None),
+        *(signed_percent(comparison.lane_points(lane)) for lane in LANES),
+        signed_percent(memory["decode_resident_hit_rate"].difference), f"{sum(copies):+,.0f}", _plans(comparison),
     ]  # fmt: skip
 
 
@@ -146,7 +148,7 @@ def _plans(comparison: RunComparison) -> str:
 def _lanes(agreement: Agreement) -> str:
     headers = ["lane", "median error of its busy time, of TPOT", "of the lane's own", "largest, of TPOT", "where"]
     lines = [
-        [lane, f"{error.median_of_tpot:.1%}", _plain(error.median_of_lane), f"{error.worst_of_tpot:.1%}",
+        [lane, f"{error.median_of_tpot:.1%}", percent(error.median_of_lane, 1), f"{error.worst_of_tpot:.1%}",
          agreement.title(error.worst_place)]
         for lane, error in agreement.lane_errors.items()
     ]  # fmt: skip
@@ -180,7 +182,8 @@ def _rankings(agreement: Agreement) -> str:
     headers = ["setting", "policies", "tau", "null's", "beyond the spread", "wrong way round", "ties of repeats"]
     lines = [
         [", ".join(f"{name_of(k)} {v}" for k, v in agreement.settings(place).items()) or "all", str(len(r.policies)),
-         _number(r.tau), _number(r.null_tau), _number(r.tau_beyond_spread), _pairs(r.discordant), str(len(r.ties))]
+         number(r.tau, 2), number(r.null_tau, 2), number(r.tau_beyond_spread, 2), _pairs(r.discordant),
+         str(len(r.ties))]
         for place, r in agreement.rankings.items()
     ]  # fmt: skip
     return _markdown(headers, lines, text_columns=(0, 5))
@@ -213,15 +216,3 @@ def _bullets(lines: Iterable[str]) -> str:
 
 def _indented(lines: Iterable[str]) -> list[str]:
     return [line if line.startswith(" ") else f"- {line}" for line in lines]
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:+.1f}%".replace("-0.0%", "+0.0%")
-
-
-def _plain(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

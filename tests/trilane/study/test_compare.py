@@ -191,10 +191,10 @@ def test_the_number_of_processes_changes_no_byte(found: Comparison) -> None:
         assert list(theirs.spans.dtypes) == list(ours.spans.dtypes)
 
 
-def test_progress_goes_through_the_names() -> None:
+def test_progress_goes_through_the_runs_by_their_policies() -> None:
     seen: list[str] = []
     compare(SHORT, NAMES[:2], draws=2, watch=lambda names: (seen.append(name) or name for name in names))
-    assert seen == list(NAMES[:2])
+    assert seen == [*NAMES[:2], *NAMES[:2]]
 
 
 # --- what cannot run --------------------------------------------------------------------------------------------------

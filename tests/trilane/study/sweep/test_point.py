@@ -16,6 +16,7 @@ from sim.simulate import simulate
 from tests.kit.small_sweeps import SMALL
 from tests.kit.strategies import toy_trace
 from traces.file import write_trace
+from trilane.study import draws
 from trilane.study.sweep import point as point_file
 from trilane.study.sweep.grid import Grid, Point, points
 from trilane.study.sweep.point import Player, key_of, row_of
@@ -78,8 +79,8 @@ def test_whatever_is_raised_is_the_points_own(monkeypatch: pytest.MonkeyPatch) -
 
 def test_points_of_one_setting_share_it_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Scenario] = []
-    real = point_file.prepare
-    monkeypatch.setattr(point_file, "prepare", lambda scenario: made.append(scenario) or real(scenario))
+    real = draws.prepare
+    monkeypatch.setattr(draws, "prepare", lambda scenario: made.append(scenario) or real(scenario))
     player = Player()
     names = ("dali", "fiddler", "oracle")
     played = [SCENARIO.with_(batch=batch, policy=policy) for batch in (1, 2) for policy in names]
