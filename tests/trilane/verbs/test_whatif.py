@@ -85,7 +85,7 @@ def test_below_each_winner_is_what_is_left_to_gain(trilane: Trilane) -> None:
     small = [f"* {rows['clairvoyant', batch]:,.1f}, bound {rows['lower bound', batch]:,.1f}" for batch in (1, 2)]
     assert "  ".join(" ".join(small).split()) in "  ".join(done.out.split())
     assert "\n*      knows the future\nbound  no policy that keeps the routing can be faster" in done.out
-    assert f"\nbatch 2: on-demand is fastest at PCIe 4x16: {rows['keeps the routing', 2]:.1f} ms per token.\n" in done.out
+    assert f"\nbatch 2: on-demand is fastest at PCIe 4x16: {rows['keeps the routing', 2]:.1f} ms " in done.out
 
 
 def test_null_is_a_value(trilane: Trilane) -> None:
