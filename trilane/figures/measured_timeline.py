@@ -13,19 +13,19 @@ from sim.runs.spans import LANES
 from trilane.figures.gantt import median_decode_step
 from trilane.figures.lanes import LANE_NAMES, busy_ns, draw_spans, family_handles, within
 from trilane.figures.style import legend_of, page
-from trilane.study.validation.comparison import Pairing
+from trilane.study.validation.comparison import RunComparison
 
 _SIDES = (("measured", -0.21), ("predicted", 0.21))  # above and below the middle of a lane's row
 _HALF = 0.19  # of a bar's height
 
 
-def plot_measured_timeline(pairing: Pairing, zoom_layers: int = 3, about: str = "") -> Figure:
+def plot_measured_timeline(comparison: RunComparison, zoom_layers: int = 3, about: str = "") -> Figure:
     """Draw the measured decode step of median duration, in the repeat of median TPOT, and the same step as predicted.
 
     Above the whole step from its beginning; below ``zoom_layers`` of its middle layers, each side from where it began
     them. ``about`` says what was run.
     """
-    runs = (pairing.median_run, pairing.predicted)
+    runs = (comparison.median_run, comparison.predicted)
     step = median_decode_step(runs[0].spans)
     steps = [_Step(run, step) for run in runs]
     layers = steps[0].middle_layers(zoom_layers)

@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from policies.parts.assigners import LoadAll
-from policies.parts.lru import LruCache
+from policies.parts.caches import LruCache
 from policies.parts.placements import RandomPlacement
 from policies.protocols import Composition, Needs
 from sim.runs import prepare as preparing
