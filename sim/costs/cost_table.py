@@ -19,11 +19,11 @@ RATES = ("cpu_permille", "copy_permille", "gpu_permille", "gpu_with_cpu_permille
 
 
 class CostError(TrilaneError):
-    """A cost table that breaks its own rules; the message names field, layer and value."""
+    """A cost table that violates its rules; the message names field, layer and value."""
 
 
 class StepCosts(NamedTuple):
-    """Times of one step outside the routed experts, in ns. Per layer unless it says "a step"."""
+    """Times of one step outside the routed experts, in ns. Per layer, or "a step"."""
 
     attention_ns: int  # norms and attention
     dense_ns: int  # all dense layers of the model, a step, before MoE layer 0

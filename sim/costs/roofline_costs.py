@@ -7,13 +7,13 @@ expert, GPU, w > 0    max(expert bytes / B, 2 x weights x w / F) + 5 kernels
 expert, CPU, w > 0    max(expert bytes / B, 2 x weights x w / F); the first one of a layer adds ``first_expert_ns``
 copy                  latency + bytes / link rate
 attention, a layer    max((weights + KV read and written) / B, (projections + scores) / F) + 12 kernels
-gate, forecast        max(weights / B, 2 x weights x tokens / F) + 3 kernels; shared expert and head alike
+gate, forecast        max(weights / B, 2 x weights x tokens / F) + 3 kernels; also shared expert, head
 combine               tokens x (top_k + 2) rows of ``hidden`` / B + 2 kernels
 ====================  ==============================================================================================
 
 Weights of fewer than 16 bits are read at a fraction of B (``sim.machine.weight_formats``), since they are unpacked; F
-and copies stay. Results are whole ns, rounded half up, and at least 1 where there is work. Not modelled: weights that
-stay in the L2 cache, activations of wide experts, tile steps in w.
+and copies are unchanged. Results are whole ns, rounded half up, and at least 1 where there is work. Not modelled:
+weights that stay in the L2 cache, activations of wide experts, tile steps in w.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def roofline(shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTabl
 
 
 def _between(one: StepCosts, hardware: Hardware) -> int:
-    """From the end of a layer's experts to the next plan, at least; launches may have been made meanwhile."""
+    """The least time from the end of a layer's experts to the next plan; launches may overlap it."""
     return one.combine_ns + one.attention_ns + one.gate_ns + one.routing_ns + hardware.host.sync_ns
 
 
@@ -155,7 +155,7 @@ class RooflineSteps:
         return self._gpu(self._weight_bytes(weights), 2.0 * weights * tokens, kernels) if weights else 0
 
     def _weight_bytes(self, weights: int) -> float:
-        """Bytes of ``weights``; as many more as unpacking them slows their reading."""
+        """Bytes of ``weights``, increased by the factor by which unpacking slows their reading."""
         bits = self.shape.dense_bits
         return weights * bits / 8 / read_fraction("gpu", bits)
 
@@ -185,7 +185,7 @@ def _pairs(tokens: int, context: Sequence[int]) -> float:
     """Query-key pairs of causal attention.
 
     If the contexts hold no more than this step's tokens, each sequence is prefilled from nothing; otherwise the step's
-    tokens are taken to be spread evenly over the sequences (one each in decode, a chunk each in chunked prefill).
+    tokens are assumed to be spread evenly over the sequences (one each in decode, a chunk each in chunked prefill).
     """
     if sum(context) == tokens:
         return sum(length * (length + 1) / 2 for length in context)

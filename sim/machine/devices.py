@@ -38,12 +38,12 @@ class Cpu:
 
     name: str
     sockets: int
-    cores: int  # used, not owned
+    cores: int  # in use, not all that there are
     dram_bytes_per_s: float  # theory: channels x transfers/s x 8
     read_bytes_per_s: float  # effective, by an expert's matrix-vector product
     flops_per_s: float  # effective, by an expert's matrix-matrix product
     first_expert_ns: int  # extra time of the first CPU expert of a layer
-    ram_bytes: int | None = None  # host memory; None: not known
+    ram_bytes: int | None = None  # host memory; None: unknown
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class HostLink:
     h2d_latency_ns: int
     d2h_bytes_per_s: float
     d2h_latency_ns: int
-    copies: Literal["pinned", "pageable"]  # memory that experts are copied from
+    copies: Literal["pinned", "pageable"]  # host memory from which experts are copied
     pageable_fraction: float  # of ``h2d_bytes_per_s``, reached from pageable memory
     result_path: ResultPath  # CPU results: read in place by the GPU, or queued on h2d behind expert copies
 

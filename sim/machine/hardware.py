@@ -26,8 +26,8 @@ _PRESETS = Path(str(files("sim.machine"))) / "presets"
 class Hardware:
     """One machine. ``origins`` maps every dotted key to its source.
 
-    With a ``profile``, times come from its tables; of the numbers, memory, ``result_path``, ``plan_factor`` and power
-    count, and the rates stand for the null model alone.
+    With a ``profile``, times come from its tables; of the numbers, only memory, ``result_path``, ``plan_factor`` and
+    power apply, and the rates serve the null model alone.
     """
 
     name: str
@@ -177,7 +177,7 @@ def _check_overrides(keys: Iterable[str], measured: bool, where: str) -> None:
             raise HardwareError(f"{where}: {key} only describes the machine; override its rates instead")
         if measured and key not in _NOT_IN_TABLES:
             raise HardwareError(
-                f"{where}: this machine is a measured profile, whose tables decide what {key} would; measure again, "
+                f"{where}: this machine is a measured profile, whose tables replace {key}; measure again, "
                 f"or use a preset; of a profile these can be overridden: {', '.join(_NOT_IN_TABLES)}"
             )
 
