@@ -143,7 +143,7 @@ def _mapping(hint: Any, value: Any, path: str, exact: bool) -> dict[Any, Any]:
 
 def _sequence(hint: Any, value: Any, path: str, exact: bool) -> Sequence[Any]:
     origin, parts = get_origin(hint), get_args(hint)
-    if not isinstance(value, origin if exact else list | tuple):
+    if isinstance(value, str) or not isinstance(value, origin if exact else list | tuple):
         raise _MismatchError(path, hint, value)
     each = parts if origin is tuple and parts[-1] is not Ellipsis else parts[:1] * len(value)
     if len(each) != len(value):
