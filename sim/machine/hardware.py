@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, NamedTuple, get_args
 
 from sim.machine.assembly import is_assembly, parse_assembly
-from sim.machine.devices import Contention, Cpu, Gpu, Host, HostLink, Power
+from sim.machine.devices import Devices
 from sim.machine.part_rules import document_of
 from sim.machine.plan_costs import PlanCosts, load_plan_costs
 from sim.machine.plausibility import HardwareError, check_plausible
@@ -22,8 +23,8 @@ from trilane.common.schema import from_dict, to_dict
 _PRESETS = Path(str(files("sim.machine"))) / "presets"
 
 
-@dataclass(frozen=True)
-class Hardware:
+@dataclass(frozen=True, kw_only=True)
+class Hardware(Devices):
     """One machine. ``origins`` maps every dotted key to its source.
 
     With a ``profile``, times come from its tables; of the numbers, only memory, ``result_path``, ``plan_factor`` and
@@ -31,13 +32,7 @@ class Hardware:
     """
 
     name: str
-    about: str
-    gpu: Gpu
-    cpu: Cpu
-    link: HostLink
-    host: Host
-    contention: Contention
-    power: Power | None = None
+    about: str = ""
     plan_costs: PlanCosts = field(default_factory=load_plan_costs)
     origins: Mapping[str, Origin] = field(default_factory=dict)
     profile: Profile | None = None
@@ -88,43 +83,12 @@ class Hardware:
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
-_Section = Mapping[str, Sourced[Any]]
-
-
-@dataclass(frozen=True)
-class _Document:
-    """A hardware file: numbers with their sources, whose types the sections state."""
-
-    name: str
-    gpu: _Section
-    cpu: _Section
-    link: _Section
-    host: _Section
-    contention: _Section
-    about: str = ""
-    power: _Section = field(default_factory=dict)
-    measured: Profile | None = None
-    notes: tuple[str, ...] = ()
-
-    def numbers(self) -> dict[str, Sourced[Any]]:
-        """Every number by its dotted key."""
-        return {f"{s}.{name}": number for s in _SECTIONS for name, number in getattr(self, s).items()}
-
-
-@dataclass(frozen=True)
-class _Sections:
-    gpu: Gpu
-    cpu: Cpu
-    link: HostLink
-    host: Host
-    contention: Contention
-    power: Power | None = None
-
-
-_SECTIONS: Mapping[str, type] = {
-    "gpu": Gpu, "cpu": Cpu, "link": HostLink, "host": Host, "contention": Contention, "power": Power,
-}  # fmt: skip
+_SECTIONS: Mapping[str, Any] = {  # by name: the class of a section, which may be optional
+    name: next(part for part in (*get_args(hint), hint) if part is not NoneType)
+    for name, hint in hints_of(Devices).items()
+}
 _KEYS = tuple(f"{section}.{name}" for section, kind in _SECTIONS.items() for name in hints_of(kind))
+_FILE_KEYS = ("name", "about", *_SECTIONS, "measured", "notes")
 _DESCRIPTIVE = ("gpu.name", "cpu.name", "cpu.sockets", "cpu.cores")
 _NOT_IN_TABLES = (  # what the tables of a profile do not decide
     "gpu.memory_bytes", "gpu.reserve_bytes", "link.result_path", "host.plan_factor", "cpu.ram_bytes",
@@ -149,23 +113,43 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
     Raises HardwareError for an unknown name, part or key, a missing or wrongly typed number, an override of what a
     profile has measured, and anything that no machine has (see ``sim.machine.plausibility``).
     """
-    given = _document(name_or_path)
-    where = f"hardware {str(given['name'])!r}"
-    document = from_dict(_Document, given, where, HardwareError)
-    numbers = document.numbers()
-    _check_overrides(overrides or {}, document.measured is not None, f"{where}, overrides")
+    document = _document(name_or_path)
+    where = f"hardware {str(document['name'])!r}"
+    for key in document:
+        if key not in _FILE_KEYS:
+            raise HardwareError(f"{where}: {unknown('key', str(key), _FILE_KEYS)}")
+    rest = {key: value for key, value in document.items() if key not in _SECTIONS}
+    text = from_dict(_Text, rest, where, HardwareError)
+    _check_overrides(overrides or {}, text.measured is not None, f"{where}, overrides")
+    numbers = _numbers(document, where)
     numbers |= {key: Sourced(value, "override", "high") for key, value in (overrides or {}).items()}
     values: dict[str, dict[str, Any]] = {}
     for key, number in numbers.items():
         section, _, name = key.partition(".")
         values.setdefault(section, {})[name] = number.value
-    sections = from_dict(_Sections, values, where, HardwareError)
+    devices = from_dict(Devices, values, where, HardwareError)
     found = Hardware(
-        document.name, document.about, **vars(sections), notes=document.notes, profile=document.measured,
+        name=text.name, about=text.about, notes=text.notes, profile=text.measured, **vars(devices),
         origins={key: number.origin for key, number in numbers.items()},
     )  # fmt: skip
-    check_plausible(found.flat(), where, document.measured.kind if document.measured else None)
+    check_plausible(found.flat(), where, None if text.measured is None else text.measured.kind)
     return found
+
+
+class _Text(NamedTuple):
+    """What a hardware file holds in addition to numbers with their sources."""
+
+    name: str
+    about: str = ""
+    notes: tuple[str, ...] = ()
+    measured: Profile | None = None
+
+
+def _numbers(document: Mapping[str, Any], where: str) -> dict[str, Sourced[Any]]:
+    """The numbers of a hardware file, by dotted key. Raises HardwareError for one without a source."""
+    given = {section: document[section] for section in _SECTIONS if section in document}
+    sections = from_dict(Mapping[str, Mapping[str, Sourced[Any]]], given, where, HardwareError)
+    return {f"{section}.{name}": number for section, numbers in sections.items() for name, number in numbers.items()}
 
 
 def _check_overrides(keys: Iterable[str], measured: bool, where: str) -> None:
