@@ -1,1 +1,1 @@
-"""Code that every floor may import; it imports nothing else of Trilane."""
+"""The ground floor: errors, names, files and schemas. It imports nothing of Trilane; every floor may import it."""

@@ -1,0 +1,32 @@
+"""Messages about unknown names."""
+
+from __future__ import annotations
+
+import pytest
+
+from trilane.common.names import unknown
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("dahli", "dali"), ("On_Demand", "on-demand"), ("cache-shar", "cache_share"), ("dali:LRU", "DALI:lru")],
+)
+def test_the_closest_name_is_suggested_whatever_its_case_and_hyphens(name: str, meant: str) -> None:
+    known = ["dali", "on-demand", "cache_share", "DALI:lru"]
+    assert unknown("policy", name, known) == (
+        f"there is no policy {name!r}; did you mean {meant!r}? Choose from dali, on-demand, cache_share, DALI:lru"
+    )
+
+
+def test_where_no_name_is_close_all_are_listed() -> None:
+    assert unknown("policy", "xyz", ["dali", "on-demand"]) == "there is no policy 'xyz'; choose from dali, on-demand"
+
+
+def test_a_long_list_is_left_to_a_command() -> None:
+    assert unknown("GPU", "rtx-408", ["rtx-4080"], "trilane hardware --parts") == (
+        "there is no GPU 'rtx-408'; did you mean 'rtx-4080'? `trilane hardware --parts` lists them all"
+    )
+
+
+def test_without_any_names() -> None:
+    assert unknown("trace", "x", []) == "there is no trace 'x'; choose from none"

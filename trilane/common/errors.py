@@ -1,0 +1,10 @@
+"""The base class of all errors that report bad input."""
+
+from __future__ import annotations
+
+
+class TrilaneError(ValueError):
+    """Input that cannot be used; the message says where, what was expected and what to do.
+
+    The command line prints it as one sentence. An exception of any other class is a bug, and keeps its traceback.
+    """

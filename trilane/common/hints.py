@@ -1,0 +1,79 @@
+"""What type hints say: the rules that they carry, the fields of a class, and words for a type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", NoneType: "null"}
+
+
+class Rule(NamedTuple):
+    """What holds for a value of the right type. ``words`` follow those of the type: "a whole number" + ">= 1"."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def at_least(minimum: float) -> Rule:
+    """The number is ``minimum`` or more."""
+    return Rule(f">= {minimum:g}", lambda value: value >= minimum)
+
+
+def above(limit: float) -> Rule:
+    """The number is more than ``limit``."""
+    return Rule(f"above {limit:g}", lambda value: value > limit)
+
+
+def between(low: float, high: float) -> Rule:
+    """The number is from ``low`` to ``high``, both included."""
+    return Rule(f"from {low:g} to {high:g}", lambda value: low <= value <= high)
+
+
+NOT_EMPTY = Rule("with one entry or more", bool)
+ASCENDING = Rule("in ascending order", lambda values: all(a < b for a, b in pairwise(values)))
+Count = Annotated[int, at_least(1)]
+Share = Annotated[float, between(0, 1)]
+
+
+@cache
+def hints_of(kind: Any) -> Mapping[str, Any]:
+    """The type hint of every field of a dataclass or NamedTuple, with its rules."""
+    plain: Any = get_origin(kind) or kind
+    bound = dict(zip(getattr(plain, "__parameters__", ()), get_args(kind), strict=False))
+    hints = get_type_hints(plain, include_extras=True)
+    names = [f.name for f in fields(plain) if f.init] if is_dataclass(plain) else plain._fields
+    return {name: bound.get(hints[name], hints[name]) for name in names}
+
+
+def in_words(hint: Any) -> str:
+    """A type as a user would write it: "a whole number >= 1 or null"."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return " ".join([in_words(parts[0]), *(rule.words for rule in parts[1:] if isinstance(rule, Rule))])
+    if origin in (Union, UnionType):
+        return " or ".join(map(in_words, sorted(parts, key=lambda part: part is NoneType)))
+    if origin is Literal or is_enum(hint):
+        *first, last = [repr(part.value if isinstance(part, Enum) else part) for part in parts or hint]
+        return f"{', '.join(first)} or {last}" if first else last
+    if is_record(hint):
+        return f"a mapping with the keys {', '.join(hints_of(hint))}"
+    if origin in (tuple, list, Sequence):
+        return "a list"
+    return "a mapping (`key: value`)" if origin is Mapping else _WORDS.get(hint) or str(getattr(hint, "__name__", hint))
+
+
+def is_record(hint: Any) -> bool:
+    """Whether it is a dataclass or a NamedTuple."""
+    kind = get_origin(hint) or hint
+    return isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields"))
+
+
+def is_enum(hint: Any) -> bool:
+    """Whether it is an enumeration."""
+    return isinstance(hint, type) and issubclass(hint, Enum)

@@ -1,0 +1,25 @@
+"""Messages about unknown names, with the name that was probably meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> str:
+    """The message for a ``name`` that no ``kind`` of thing has: the closest known name, then all of them.
+
+    ``listed_by``: a command that lists the names; it is named instead of them where there are too many.
+    """
+    by_form = {_form(each): each for each in known}
+    close = get_close_matches(_form(name), by_form, n=1)
+    meant = f"did you mean {by_form[close[0]]!r}? " if close else ""
+    choice = f"{'Choose' if close else 'choose'} from {', '.join(by_form.values()) or 'none'}"
+    if listed_by:
+        choice = f"`{listed_by}` lists them all"
+    return f"there is no {kind} {name!r}; {meant}{choice}"
+
+
+def _form(name: str) -> str:
+    """A name without the differences that do not matter: case, and hyphen or underscore."""
+    return name.lower().replace("_", "-")
