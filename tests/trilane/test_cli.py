@@ -16,7 +16,7 @@ from sim.runs.scenario import Scenario
 from sim.runs.spans import Span
 from tests.kit.running import ROOT, SHORT, Trilane, write_route_csv
 from trilane.verbs.cache_curve import SizeError, parse_size
-from trilane.verbs.draw_options import processes
+from trilane.verbs.options import processes
 
 # --- compare and simulate ---------------------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import typer
 
 from trilane.pages.output import JsonOption, check_targets, show, working, write_json
-from trilane.verbs.draw_options import JobsOption, processes
-from trilane.verbs.scenario_options import names_in
+from trilane.verbs.inputs import policies_in
+from trilane.verbs.options import JobsOption, processes
 
 
 def fit(
@@ -67,7 +67,7 @@ def fit(
     question = Question(
         model=model, gpu=gpu, ram=ram, cpu=cpu, cores=cores, channels=channels, pcie=pcie, machine=machine,
         ram_gb=ram_gb, runtime=runtime, weights=weights, context=context, generated=generated, batch=batch, trace=trace,
-        calibration=calibration, policies=None if policies is None else tuple(names_in(policies)),
+        calibration=calibration, policies=None if policies is None else tuple(policies_in(policies)),
     )  # fmt: skip
     with working("playing the policies"):
         found = answer(question, processes(jobs))

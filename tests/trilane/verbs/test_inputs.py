@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.runs.scenario import Scenario
-from trilane.verbs.scenario_options import scenario_of
+from trilane.verbs.inputs import scenario_of
 
 WRITTEN = Scenario(policy="dali", parameters={"window": 3}, batch=2)
 
