@@ -5,11 +5,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo test lint types notebooks bench bench-accelerate bench-sweep bench-fit validate gpu clean
+.PHONY: help demo test test-deep lint types notebooks bench bench-accelerate bench-sweep bench-fit validate gpu clean
 
 help:
 	@echo "make demo    compare policies on the bundled scenario; pictures and a timeline go to out/"
 	@echo "make test    lint, types, import rules and all tests (installs torch and transformers)"
+	@echo "make test-deep  the same with more examples, whole cross products, and the notebooks"
 	@echo "make notebooks  execute the notebooks and keep what they show"
 	@echo "make bench   how fast the simulator is, and the native kernel of CPU experts"
 	@echo "make bench-sweep  how long grids of hundreds of scenarios take on all cores (7 minutes on two; quiet, please)"
@@ -29,6 +30,9 @@ demo: $(VENV)/simulator.stamp
 # Two workers with one thread each: torch's own threads would only fight for the same cores.
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-deep: lint types
+	TRILANE_TESTS=deep OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/tests.stamp
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""The five parts that a policy is composed of (DESIGN: one narrow protocol each, usable in any mix)."""
+"""Protocols of the five parts of a policy; any mix of parts is a policy (docs/design.md, Policies)."""
 
 from __future__ import annotations
 

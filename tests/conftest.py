@@ -1,4 +1,4 @@
-"""What every test runs under."""
+"""Settings of every test run."""
 
 import os
 from collections.abc import Sequence
@@ -6,12 +6,15 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.kit.depth import examples
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors on shared cores: more threads only wait for each other
 
-# No example fails for the time that it took: the machine may be busy. In CI everybody draws the same ones.
+# No example fails for the time that it took: the machine may be busy. In CI all runs draw the same ones.
 settings.register_profile(
-    "trilane", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
-)
+    "trilane", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow],
+    max_examples=examples(50),
+)  # fmt: skip
 settings.load_profile("trilane")
 
 

@@ -1,4 +1,4 @@
-"""Makes ``fits.yaml``: ``python -m tools.refit_routing --logs FOLDER``.
+"""Makes ``routing_models.yaml``: ``python -m tools.refit_routing --logs FOLDER``.
 
 The folder holds the two logs that are not bundled, ``qwen.route.csv`` and ``gemma.route.csv``, of Helldez/BigMoeOnEdge
 (https://github.com/Helldez/BigMoeOnEdge, Apache-2.0). Without it, their stored fits stay.
@@ -15,24 +15,23 @@ import yaml
 
 from traces.importers.route_trace_v1 import import_route_trace
 from traces.library import load_trace
-from traces.synthesis.estimate import fit_routing
-from traces.synthesis.routing_model import RoutingFit
-from traces.synthesis.stored_fits import FITS, stored_fits
+from traces.synthesis.estimate import estimate_routing
+from traces.synthesis.routing_model import STORED, RoutingModel, stored_models
 
 LOGS: Mapping[str, str] = {"qwen": "qwen3-30b-a3b", "gemma": "gemma-4-26b-a4b"}  # file -> model
 BUNDLED = ("mini-deepseek", "mini-moe")
 _HEAD = "# Made by `python -m tools.refit_routing`: see there, and traces/synthesis/routing_model.py for the keys.\n"
 
 
-def refit_bundled(name: str) -> RoutingFit:
+def refit_bundled(name: str) -> RoutingModel:
     """The fit of a bundled trace, which is called as its model is."""
-    return fit_routing(load_trace(name), name, name, f"the bundled trace {name}")
+    return estimate_routing(load_trace(name), name, name, f"the bundled trace {name}")
 
 
-def refit_log(folder: Path, name: str) -> RoutingFit:
+def refit_log(folder: Path, name: str) -> RoutingModel:
     """The fit of a log that is not bundled."""
     file = f"{name}.route.csv"
-    return fit_routing(import_route_trace(folder / file), name, LOGS[name], f"Helldez/BigMoeOnEdge, {file}")
+    return estimate_routing(import_route_trace(folder / file), name, LOGS[name], f"Helldez/BigMoeOnEdge, {file}")
 
 
 def main() -> None:
@@ -41,17 +40,17 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="with qwen.route.csv and gemma.route.csv")
     folder = parser.parse_args().logs
     text = _HEAD + _text([*_logs(folder), *map(refit_bundled, BUNDLED)])
-    part = FITS.with_name(f"{FITS.name}.part")
+    part = STORED.with_name(f"{STORED.name}.part")
     part.write_text(text, encoding="utf-8")
-    part.replace(FITS)
+    part.replace(STORED)
 
 
-def _logs(folder: Path | None) -> Iterator[RoutingFit]:
+def _logs(folder: Path | None) -> Iterator[RoutingModel]:
     for name in LOGS:
-        yield stored_fits()[name] if folder is None else refit_log(folder, name)
+        yield stored_models()[name] if folder is None else refit_log(folder, name)
 
 
-def _text(fits: list[RoutingFit]) -> str:
+def _text(fits: list[RoutingModel]) -> str:
     documents: dict[str, dict[str, Any]] = {}
     for fit in fits:
         values = fit.to_dict()

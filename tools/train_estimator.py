@@ -23,16 +23,16 @@ from torch.nn import functional
 
 from tools.estimator_recall import Recall, table
 from tools.mini_data import Corpus, CorpusError, domains_of, load_corpus
-from traces.capture.calibration import Calibration
+from traces.capture.calibration import CalibrationSums
 from traces.capture.default_vectors import quasi_hidden
 from traces.capture.estimator import Estimator
 from traces.capture.forecasts import stream_if_any
 from traces.capture.generate import Batch
 from traces.capture.load import Loaded, load
-from traces.capture.record import LayerRecord, Recorder
+from traces.capture.record import LayerRecord, RouterRecorder
 from traces.capture.residual_stream import ResidualStream
 from traces.capture.router_forecast import check_forecastable
-from traces.capture.run import Probe, Run
+from traces.capture.run import HookedModel, Probe
 from traces.capture.scores import probabilities
 from traces.capture.settings import CaptureError, CaptureSettings, check_model
 from traces.capture.text_sketch import TextSketch, sketch
@@ -94,7 +94,7 @@ class Settings:
 class Teacher:
     """The frozen model: what its layers' gates will see is guessed, what its routers then say is taught."""
 
-    def __init__(self, run: Run, stream: ResidualStream | None, probe: Probe) -> None:
+    def __init__(self, run: HookedModel, stream: ResidualStream | None, probe: Probe) -> None:
         self.run, self.stream, self.probe = run, stream, probe
 
     def read(self, tokens: Tensor) -> list[LayerRecord]:
@@ -124,7 +124,7 @@ class Teacher:
 
 def calibrate(teacher: Teacher, corpus: Corpus, settings: Settings) -> Vectors:
     """Residual and default vectors, popularity and residents of windows of training text."""
-    sums = Calibration(teacher.stream)
+    sums = CalibrationSums(teacher.stream)
     for step in range(settings.calibration_steps):
         sums.add(teacher.read(settings.calibration_batch(corpus, step)))
     domains = ", ".join(corpus.domains)
@@ -196,7 +196,7 @@ def train_file(loaded: Loaded, folder: Path, output: Path, settings: Settings) -
     check_folder(output)
     corpus = training_head(load_corpus(folder, loaded.tokenizer.backend_tokenizer))
     with ExitStack() as stack:
-        run = Run(loaded, CaptureSettings(), stack.enter_context(Recorder(loaded.layers)))
+        run = HookedModel(loaded, CaptureSettings(), stack.enter_context(RouterRecorder(loaded.layers)))
         with torch.no_grad():
             probe = run.probe(corpus.batch(settings.seed, 0, 1, settings.length)[0].tolist())
             check_forecastable(loaded.layers, probe.records, probe.prompt)
@@ -209,7 +209,7 @@ def train_file(loaded: Loaded, folder: Path, output: Path, settings: Settings) -
     return recall
 
 
-def _stream(run: Run, probe: Probe, settings: Settings, stack: ExitStack) -> ResidualStream | None:
+def _stream(run: HookedModel, probe: Probe, settings: Settings, stack: ExitStack) -> ResidualStream | None:
     """The residual stream until ``stack`` closes. An estimator cannot do without it, residual vectors can."""
     stream, reason = stream_if_any(run, probe, "estimator@1" if settings.steps else "quasi_hidden@1")
     if stream is not None:

@@ -26,9 +26,9 @@ from traces.layout import (
 )
 from traces.models.shape import ModelShape, ShapeError
 from traces.rules import check_rows
-from traces.trace import Forecast, Trace, canonical_json, trace_checksum, validate
+from traces.trace import RecordedForecast, Trace, canonical_json, trace_checksum, validate
 
-__all__ = ["Forecast", "ForecastKey", "Trace", "TraceError", "TraceWriter", "read_trace", "write_trace"]
+__all__ = ["ForecastKey", "RecordedForecast", "Trace", "TraceError", "TraceWriter", "read_trace", "write_trace"]
 
 FORMAT = "trilane-trace"
 _CODES = {"int32": "I32", "uint8": "U8", "int16": "I16", "float16": "F16"}  # numpy's name -> safetensors' name

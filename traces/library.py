@@ -1,41 +1,15 @@
-"""Traces by name: those that come with the package, or a file of the reader's own."""
+"""Traces by name: bundled, synthetic, or any file; each also cut after its first layers."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
 
+from traces.bundled_traces import CALIBRATION, FOLDER, find_trace
 from traces.cut import first_layers
 from traces.file import read_trace
-from traces.layout import TraceError
-from traces.names import unknown
 from traces.synthesis.named import is_synthetic, load_synthetic, synthetic_calibration_of
 from traces.trace import Trace
-
-FOLDER = Path(__file__).parent / "bundled"
-_CALIBRATION = "-calibration"
-_BESIDE = (_CALIBRATION, "-vectors")  # files that belong to a trace
-
-
-def trace_names() -> list[str]:
-    """Bundled traces for evaluation; each may have a calibration trace beside it, made from other prompts."""
-    return sorted(path.stem for path in FOLDER.glob("*.safetensors") if not path.stem.endswith(_BESIDE))
-
-
-def find_trace(name_or_path: str | Path) -> Path:
-    """The file of a bundled trace, or of a path. Raises TraceError naming the bundled ones."""
-    bundled = FOLDER / f"{name_or_path}.safetensors"
-    if bundled.is_file():
-        return bundled
-    path = Path(name_or_path)
-    if path.suffix.lower() == ".csv" and path.is_file():
-        raise TraceError(
-            f"{path}: expected a trace file, this is a CSV; import it first: "
-            f"trilane trace import {path} -o {path.with_suffix('').name}.safetensors"
-        )
-    if path.is_file():
-        return path
-    raise TraceError(f"no file {str(name_or_path)!r}, and {unknown('bundled trace', str(name_or_path), trace_names())}")
 
 
 def load_trace(name_or_path: str | Path) -> Trace:
@@ -58,7 +32,7 @@ def calibration_of(name: str) -> str | None:
     if is_synthetic(whole):
         wanted = synthetic_calibration_of(whole)
     else:
-        wanted = f"{whole}{_CALIBRATION}" if (FOLDER / f"{whole}{_CALIBRATION}.safetensors").is_file() else None
+        wanted = f"{whole}{CALIBRATION}" if (FOLDER / f"{whole}{CALIBRATION}.safetensors").is_file() else None
     if wanted is None:
         return None
     return wanted if layers is None else f"{wanted}:{layers}"

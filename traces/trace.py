@@ -28,7 +28,7 @@ _PLAIN = ("sequence", "position", "phase", "topk_ids", "topk_weights", "scores")
 
 
 @dataclass(frozen=True, eq=False)
-class Forecast:
+class RecordedForecast:
     """Routing of layer l + lookahead, predicted at layer l: the m best experts, descending.
 
     Where l + lookahead is past the last layer, the ids are -1.
@@ -52,7 +52,7 @@ class Trace:
     topk_ids: NDArray[np.int16]  # [T, L, k], by descending weight
     topk_weights: NDArray[np.float16]  # [T, L, k]
     scores: NDArray[np.float16] | None  # [T, L, E], router probabilities
-    forecasts: Mapping[ForecastKey, Forecast]
+    forecasts: Mapping[ForecastKey, RecordedForecast]
     provenance: Mapping[str, Any]  # model id, revision, versions, seed, prompt domains: whatever JSON holds
     checksum: str  # "sha256:..." over shape, provenance and tensors
 
@@ -83,7 +83,8 @@ class Trace:
     def trusted(cls, shape: ModelShape, tensors: Tensors, provenance: Mapping[str, Any], checksum: str) -> Trace:
         """The trace of tensors that were validated already."""
         views = {name: _read_only(array) for name, array in tensors.items()}
-        forecasts = {key: Forecast(views[key.ids_name], views.get(key.scores_name)) for key in forecast_keys(tensors)}
+        keys = forecast_keys(tensors)
+        forecasts = {key: RecordedForecast(views[key.ids_name], views.get(key.scores_name)) for key in keys}
         plain = {name: views.get(name) for name in _PLAIN}
         return cls(
             shape=shape,

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from sim.runs.run import Run
     from sim.runs.scenario import Scenario
     from sim.simulate import simulate
+    from traces.bundled_traces import trace_names
     from traces.file import read_trace, write_trace
     from traces.importers.route_trace_v1 import import_route_trace
-    from traces.library import load_trace, trace_names
+    from traces.library import load_trace
     from traces.models.catalogue import load_model, model_names
     from traces.models.shape import ModelShape
     from traces.statistics import trace_statistics
@@ -63,7 +64,7 @@ _HOME = {
     "save_gantt": "trilane.figures.gantt",
     "simulate": "sim.simulate",
     "sweep": "trilane.study.sweep.sweep",
-    "trace_names": "traces.library",
+    "trace_names": "traces.bundled_traces",
     "trace_statistics": "traces.statistics",
     "validate": "trilane.study.validation.validate",
     "write_perfetto": "trilane.figures.perfetto",

@@ -29,7 +29,7 @@ class OnDemandParameters:
     pool: one LRU over all layers instead of one a layer (Mixtral-Offloading caches by layer).
     demand_slots: staging slots for loads that are not admitted; 2 let one copy run while another is computed (ours).
     cache: "lru" keeps what was loaded; "none" keeps nothing.
-    start: "empty", or each layer's most "popular" experts on calibration prompts, divided as DAOP does (Section 4.1).
+    start: "empty", or each layer's most "popular" experts on calibration prompts, divided as DAOP does (Section IV-A).
     """
 
     pool: bool = False

@@ -4,7 +4,7 @@ Both backends, the simulator and the executor, call it in this order; a call out
 begin_step, then for every layer plan_layer, foresee (if the policy looks ahead), end_layer, then end_step. Between
 them, at any time: next_copy when the copy lane is free or about to be, copied when the oldest copy in flight has
 arrived, computed when the GPU span that used a staged expert has ended. What it answers is a function of these calls
-alone (DESIGN, laws 6 and 10).
+alone (docs/design.md, laws 6 and 10).
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class StatisticalPrefetcher:
 
 @dataclass(frozen=True)
 class EdgeMoeParameters:
-    """EdgeMoE as algorithms.md, Section 6, restates and fills it in.
+    """EdgeMoE, as read in docs/readings.md.
 
     prefetch: experts of the next layer that are predicted, 0 for none. None: the model's top-k.
     among: "all" predicts the most frequent experts and brings the absent ones of them; "absent" brings as many of the
@@ -147,7 +147,7 @@ def _placement(parameters: EdgeMoeParameters, ranks: Floats) -> Placement:
 EDGEMOE = System(
     name="edgemoe",
     summary="prefetches the popular; LFU favours earlier layers",
-    source="EdgeMoE, as restated and filled in by algorithms.md, Section 6",
+    source="EdgeMoE (arXiv 2308.14352), as read in docs/readings.md#edgemoe",
     parameters=EdgeMoeParameters,
     build=build,
     needs=NEEDS,

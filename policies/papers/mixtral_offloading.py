@@ -136,7 +136,7 @@ def build_impl(parameters: MixtralOffloadingImplParameters, context: BuildContex
 MIXTRAL_OFFLOADING = System(
     name="mixtral-offloading",
     summary="LRU by layer; the next gate loads ahead",
-    source="Eliseev & Mazur, Sections 3.1-3.2; algorithms.md, Section 6",
+    source="Eliseev & Mazur (arXiv 2312.17238), Sections 3.1-3.2; docs/readings.md#mixtral-offloading",
     parameters=MixtralOffloadingParameters,
     build=build,
     needs=NEEDS,
@@ -144,7 +144,7 @@ MIXTRAL_OFFLOADING = System(
 MIXTRAL_OFFLOADING_IMPL = System(
     name="mixtral-offloading@impl",
     summary="LRU by layer; evicted experts are written back",
-    source="dvmazur/mixtral-offloading ce54518; implementations.md, Section 1.5",
+    source="dvmazur/mixtral-offloading ce54518; docs/readings.md#mixtral-offloading",
     parameters=MixtralOffloadingImplParameters,
     build=build_impl,
     needs=WITHOUT_SPECULATION,

@@ -1,4 +1,4 @@
-"""The log of a session's calls, and what a fresh session answers to the same calls (DESIGN, law 10)."""
+"""The log of a session's calls, and what a fresh session answers to the same calls (docs/design.md, law 10)."""
 
 from __future__ import annotations
 

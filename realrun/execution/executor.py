@@ -27,7 +27,7 @@ from realrun.experts.expert_store import ExpertStore
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.machine.lanes import Machine, Mark
 from realrun.machine.upload import upload
-from sim.runs.routing_error import Approximation
+from sim.runs.routing_error import RoutingErrors
 
 
 class Executor:
@@ -35,13 +35,13 @@ class Executor:
 
     def __init__(
         self, session: Session, machine: Machine, store: ExpertStore, slots: GpuSlots, kernels: Sequence[Any],
-        sizes: LayerSizes, approximation: Approximation | None = None,
+        sizes: LayerSizes, routing_errors: RoutingErrors | None = None,
     ) -> None:  # fmt: skip
         """``kernels``: see ``LayerParts``; ``sizes``: of the largest step."""
         self.session, self.machine, self.recorder = session, machine, Recorder()
         self.copying = Copying(session, machine, store, slots, self.recorder)
         self.parts = LayerParts(machine, self.copying, store, slots, kernels, self.recorder, sizes)
-        self._store, self._slots, self._approximation = store, slots, approximation
+        self._store, self._slots, self._approximation = store, slots, routing_errors
         self._layer = -1
 
     @contextmanager

@@ -13,7 +13,7 @@ from typing import Literal
 from torch import Tensor
 
 from policies.mechanism.views import Copy, ExpertId, Swap
-from sim.simulate import Prepared
+from sim.runs.prepare import Prepared
 
 Group = Literal["cache", "demand", "prefetch"]
 
@@ -87,5 +87,5 @@ class GpuSlots:
 
 def slots_needed(prepared: Prepared) -> int:
     """Cache and staging slots that a run has on the GPU."""
-    size, policy = prepared.setting.shape.expert_bytes_of(0), prepared.composition
+    size, policy = prepared.shape.expert_bytes_of(0), prepared.composition
     return prepared.memory.cache_bytes // size + policy.demand_slots + policy.prefetch_slots

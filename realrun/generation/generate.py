@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -29,9 +28,10 @@ from realrun.generation.preparation import (
 from realrun.machine.lanes import Machine
 from realrun.machine.machines import machine_for
 from sim.runs.calibration import check_other_prompts
-from sim.runs.demand import StepDemand, demand_of
-from sim.runs.routing_error import Approximation
-from sim.simulate import Prepared
+from sim.runs.demand import StepDemand
+from sim.runs.prepare import Prepared
+from sim.runs.routing_error import RoutingErrors
+from sim.runs.run import Run
 from traces.capture.generate import Pass, Sampler
 from traces.file import write_trace
 from traces.layout import DECODE, PREFILL
@@ -71,14 +71,15 @@ def generate_hosted(
         recorder = LiveRecorder(layers)
         stack.enter_context(recorder)
         forecasts = forecasts_for(request, model, needs, recorder, stack)
-        executor = executor_for(prepared, model, machine, prompts.numel())
+        session = prepared.session_of(LoggedSession)
+        executor = executor_for(prepared, session, model, machine, prompts.numel())
         live = LiveLayers(executor, recorder, forecasts, model.facts)
         kept = GeneratedTrace(model.facts.rule, needs, forecasts.count)
         stack.enter_context(routed_through(layers, live))
         with executor.running():
             picked = pick or Sampler(request.scenario.seed, request.temperature)
             said = _passes(model.loaded.model, prompts, request.generated_tokens, live, kept, picked)
-    return _generated(request, model, prepared, executor, kept, said)
+    return _generated(request, model, prepared, session, executor, kept, said)
 
 
 def _passes(
@@ -99,29 +100,24 @@ def _passes(
 
 
 def _generated(
-    request: GenerateRequest, model: HostedModel, prepared: Prepared, executor: Executor, kept: GeneratedTrace,
-    said: list[Tensor],
+    request: GenerateRequest, model: HostedModel, prepared: Prepared, session: LoggedSession, executor: Executor,
+    kept: GeneratedTrace, said: list[Tensor],
 ) -> Generated:  # fmt: skip
     """The results; the trace is written where it was asked for."""
     trace = kept.trace(model.shape, _provenance(request, model))
-    check_other_prompts(prepared.setting.scenario, trace)
+    check_other_prompts(prepared.scenario, trace)
     if request.trace is not None:
         write_trace(trace, request.trace)
-    setting = replace(prepared.setting, trace=trace)
-    demand = demand_of(trace, setting.steps, prepared.composition.needs)
-    session = prepared.session
-    assert isinstance(session, LoggedSession)
-    if prepared.approximation is not None:
-        _observe(prepared.approximation, session.log, demand)
-    label = f"generated on {executor.machine.kind}"
-    run = prepared._replace(setting=setting, demand=demand).run(executor.recorder.rows, label)
+    traced = prepared.with_trace(trace)
+    errors = _routing_errors(session.log, traced.demand) if prepared.needs.changes_routing else None
+    run = Run.of(traced, executor.recorder.rows, errors, f"generated on {executor.machine.kind}")
     tokens = tuple(tuple(row) for row in torch.cat(said, 1).tolist())
     return Generated(tokens, run, session, trace, model.loaded.tokenizer)
 
 
-def _observe(approximation: Approximation, log: Sequence[Call], demand: Sequence[StepDemand]) -> None:
-    """How far the run strayed from what the routers said; of committed layers that is known only now."""
-    committed = False
+def _routing_errors(log: Sequence[Call], demand: Sequence[StepDemand]) -> RoutingErrors:
+    """How far the run deviates from what the routers said; of committed layers that is known only now."""
+    errors, committed = RoutingErrors(), False
     for call in log:
         if call.name == "foresee":
             committed = call.answer[0].commit is not None
@@ -129,8 +125,9 @@ def _observe(approximation: Approximation, log: Sequence[Call], demand: Sequence
             [given] = call.given
             step = demand[given.step]
             forecasts = step.forecasts[given.layer - 1] if committed else None
-            approximation.observe(given.phase, step.routings[given.layer], call.answer, forecasts)
+            errors.observe(given.phase, step.routings[given.layer], call.answer, forecasts)
             committed = False
+    return errors
 
 
 def _provenance(request: GenerateRequest, model: HostedModel) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from realrun.generation.model_routing import layer_scale
 from traces.capture.layers import config_value
 from traces.capture.load import Loaded, load, revision_of
 from traces.capture.model_shape import shape_of
-from traces.capture.record import Recorder
-from traces.capture.run import Probe, Run
+from traces.capture.record import RouterRecorder
+from traces.capture.run import HookedModel, Probe
 from traces.capture.settings import CaptureError, CaptureSettings, check_model
 from traces.models.shape import ModelShape
 
@@ -67,8 +67,8 @@ def look_at(loaded: Loaded, store: ExpertStore) -> HostedModel:
     """One pass over tokens that mean nothing. Raises RefusedError for a model whose layers differ."""
     check_layers(loaded.layers)
     try:
-        with torch.inference_mode(), Recorder(loaded.layers) as recorder:
-            run = Run(loaded, CaptureSettings(temperature=0), recorder)
+        with torch.inference_mode(), RouterRecorder(loaded.layers) as recorder:
+            run = HookedModel(loaded, CaptureSettings(temperature=0), recorder)
             with routed_through(loaded.layers, computed_in_place(loaded.layers, store)):
                 probe = run.probe(_probe(loaded))
         bits = store.layouts[0].parts[0].dtype.itemsize * 8

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from policies.mechanism.views import Forecast, Phase
 from policies.protocols import Needs
-from sim.engine.engine import FROM_EXPERTS
+from sim.runs.vocabulary import FROM_EXPERTS
 from traces.capture.partial import gate_input_after
-from traces.capture.record import LayerRecord, Recorder, reading
+from traces.capture.record import LayerRecord, RouterRecorder, reading
 from traces.capture.residual_stream import ResidualStream
-from traces.capture.router_forecast import Forecaster
+from traces.capture.router_forecast import RouterForecaster
 from traces.capture.settings import CaptureError
 from traces.layout import ForecastKey
 
 
-class LiveRecorder(Recorder):
+class LiveRecorder(RouterRecorder):
     """A recorder whose records can be read while the pass runs."""
 
     def record(self, layer: int) -> LayerRecord:
@@ -77,7 +77,7 @@ class LiveForecasts:
     """Makes the forecasts that a policy needs; a trace of the run holds them for all layers and phases."""
 
     def __init__(
-        self, needs: Needs, forecaster: Forecaster, recorder: LiveRecorder, earlier: Sequence[LayerRecord],
+        self, needs: Needs, forecaster: RouterForecaster, recorder: LiveRecorder, earlier: Sequence[LayerRecord],
         partial: PartialStates | None, top_k: int,
     ) -> None:  # fmt: skip
         self.keys = tuple(ForecastKey(*pair) for pair in needs.forecasts)

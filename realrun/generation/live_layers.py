@@ -45,7 +45,7 @@ MadeForecasts = dict[ForecastKey, tuple[NDArray[np.int16], NDArray[np.float16]]]
 class RouterFacts:
     """What is known of a model's routers: see ``realrun.generation.hosted_model``."""
 
-    rule: str  # of hf_scores.RULES
+    rule: str  # of scores.RULES
     norm_topk: bool
     scales: Sequence[float]  # by layer
 

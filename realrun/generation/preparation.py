@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,14 @@ from realrun.generation.hf_experts import computed_in_place, routed_through
 from realrun.generation.hosted_model import HostedModel
 from realrun.generation.live_forecasts import LiveForecasts, LiveRecorder, PartialStates
 from realrun.machine.lanes import Machine
-from sim.engine.engine import FROM_EXPERTS
+from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
-from sim.simulate import Prepared, compose_policy, prepare, setting_of
+from sim.runs.vocabulary import FROM_EXPERTS
 from traces.capture import forecasts as capture_forecasts
 from traces.capture.forecasts import check_vectors, checked_stream
 from traces.capture.router_forecast import GATE_INPUT, parse_forecasts
-from traces.capture.run import Run as ModelRun
+from traces.capture.run import HookedModel
 from traces.capture.settings import CaptureError, CaptureSettings
 from traces.capture.vectors import Vectors, read_vectors
 from traces.trace import Trace
@@ -120,13 +120,11 @@ def scenario_of(request: GenerateRequest, model: HostedModel) -> Scenario:
 
 
 def prepared_for(request: GenerateRequest, model: HostedModel, prompt_tokens: int) -> Prepared:
-    """The policy, its session and its memory, all that a simulation of the run would have. Raises what it raises."""
+    """The policy and its memory, all that a simulation of the run would have. Raises what it raises."""
     scenario, lengths = scenario_of(request, model), (prompt_tokens, request.generated_tokens)
     sequences = range(len(request.prompts))
-    setting = setting_of(scenario, blank_trace(model.shape, sequences, *lengths, Needs()))
-    composition = compose_policy(setting, scenario.policy, scenario.parameters)
-    blank = blank_trace(model.shape, sequences, *lengths, composition.needs)
-    return prepare(replace(setting, trace=blank), composition, LoggedSession)
+    prepared = prepare(scenario, blank_trace(model.shape, sequences, *lengths, Needs()))
+    return prepared.with_trace(blank_trace(model.shape, sequences, *lengths, prepared.needs)).checked()
 
 
 def vectors_for(request: GenerateRequest, model: HostedModel, needs: Needs) -> Vectors | None:
@@ -153,7 +151,7 @@ def forecasts_for(
 ) -> LiveForecasts:
     """What makes the policy's forecasts, its hooks on the model until ``stack`` closes. Raises RefusedError."""
     known = vectors_for(request, model, needs)
-    run, layers = ModelRun(model.loaded, CaptureSettings(temperature=0), recorder), model.loaded.layers
+    run, layers = HookedModel(model.loaded, CaptureSettings(temperature=0), recorder), model.loaded.layers
     try:
         keys = parse_forecasts([f"{kind}@{ahead}" for kind, ahead in needs.forecasts])
         early = tuple(key for key in keys if key.kind not in FROM_EXPERTS)
@@ -168,7 +166,9 @@ def forecasts_for(
     return LiveForecasts(needs, forecaster, recorder, model.probe.records, partial, model.shape.top_k)
 
 
-def executor_for(prepared: Prepared, model: HostedModel, machine: Machine, step_tokens: int) -> Executor:
+def executor_for(
+    prepared: Prepared, session: LoggedSession, model: HostedModel, machine: Machine, step_tokens: int
+) -> Executor:
     """Slots, buffers and kernels for steps of up to ``step_tokens``."""
     policy, layers, layout = prepared.composition, model.loaded.layers, model.store.layouts[0]
     arena = machine.gpu_tensor((slots_needed(prepared), layout.bytes), torch.uint8)
@@ -176,4 +176,4 @@ def executor_for(prepared: Prepared, model: HostedModel, machine: Machine, step_
     sizes = LayerSizes(
         step_tokens, model.shape.top_k, layers[0].hidden, model.loaded.model.dtype, model.sum_dtype
     )  # fmt: skip
-    return Executor(prepared.session, machine, model.store, slots, [layer.experts for layer in layers], sizes)
+    return Executor(session, machine, model.store, slots, [layer.experts for layer in layers], sizes)

@@ -12,13 +12,13 @@ from realrun.profiling.profile_timing import QUICK, Samples
 from realrun.profiling.profiling import measure, measured_model
 from sim.machine.hardware import Hardware
 from sim.machine.profile import Profile
-from sim.simulate import Setting
+from sim.runs.prepare import Prepared
 
 
 class Reprofile:
     """Of the one model of ``settings``, at the sizes that they play."""
 
-    def __init__(self, machine: RealMachine, settings: Sequence[Setting]) -> None:
+    def __init__(self, machine: RealMachine, settings: Sequence[Prepared]) -> None:
         """Raises RefusedError where memory does not hold what is measured with."""
         self._lab = Lab(machine, settings[0].shape, points_of(settings))
 
@@ -28,14 +28,14 @@ class Reprofile:
             return measure(self._lab, QUICK)
 
 
-def profile_of(setting: Setting) -> Profile:
+def profile_of(setting: Prepared) -> Profile:
     """That of the setting's machine. Raises RefusedError where it has none."""
     if setting.hardware.profile is None:
         raise RefusedError(f"{setting.hardware.name}: expected a profile, measured on this machine: trilane profile")
     return setting.hardware.profile
 
 
-def profiled_again(setting: Setting, repetitions: Sequence[Samples]) -> Hardware:
+def profiled_again(setting: Prepared, repetitions: Sequence[Samples]) -> Hardware:
     """The setting's machine, with medians of all repetitions in place of what its profile said of the model."""
     profile, shape = profile_of(setting), setting.shape
     samples: Samples = {}
@@ -45,7 +45,7 @@ def profiled_again(setting: Setting, repetitions: Sequence[Samples]) -> Hardware
     return replace(setting.hardware, profile=replace(profile, models=models))
 
 
-def points_of(settings: Sequence[Setting]) -> Points:
+def points_of(settings: Sequence[Prepared]) -> Points:
     """The batches, prompts and contexts that the settings' steps have; one token where they have none of these."""
     steps = [step for setting in settings for step in setting.steps]
     prompts = {max(step.tokens) for step in steps if step.phase == "prefill"}

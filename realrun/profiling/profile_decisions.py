@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from scipy.optimize import nnls
 
+from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertCosts, ExpertId, Forecast, Foresight, LayerInput, Plan, PolicyError
 from policies.protocols import Budget, Composition
 from policies.registry import system
@@ -20,8 +21,9 @@ from realrun.execution.call_log import LoggedSession
 from sim.costs.measured_costs import costs_on
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCost
+from sim.runs.demand import StepDemand
+from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
-from sim.simulate import Setting, compose_policy, play, prepare, setting_of
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 
@@ -111,16 +113,44 @@ def fit(points: Sequence[tuple[float, float]]) -> PlanCost:
     return PlanCost(round(float(base)), round(float(slope)))
 
 
-def _decide(setting: Setting, policy: str, times: Times, rest_s: float, skipped: dict[str, str]) -> None:
+def _decide(setting: Prepared, policy: str, times: Times, rest_s: float, skipped: dict[str, str]) -> None:
     """Add the times of one run; none where the policy cannot run there."""
     if system(policy).needs.future:
         skipped[policy] = "an oracle decides for free"
         return
     try:
-        composition = compose_policy(setting, policy, {})
-        play(prepare(setting, composition, partial(TimedSession, times, rest_s)))
+        prepared = setting.with_policy(policy)
+        drive(prepared.session_of(partial(TimedSession, times, rest_s)), prepared.demand)
     except (ValueError, PolicyError) as error:
         skipped[policy] = str(error)
+
+
+def drive(session: Session, demand: Sequence[StepDemand]) -> None:
+    """Take a session through a demand without a machine: a layer's own copies arrive at once, and one other copy after
+    each layer, as on a link that is busy most of the time."""
+    for step in demand:
+        session.begin_step(step.index)
+        for layer, (routing, forecasts) in enumerate(zip(step.routings, step.forecasts, strict=True)):
+            scores = None if step.scores is None else step.scores[:, layer].tolist()
+            plan = session.plan_layer(LayerInput(step.index, layer, step.phase, routing, scores, step.sequences))
+            _compute(session, plan)
+            if session.looks_ahead and layer < len(step.routings) - 1:
+                session.foresee(forecasts)
+            if copy := session.next_copy():
+                session.copied(copy)
+            session.end_layer()
+        session.end_step()
+
+
+def _compute(session: Session, plan: Plan) -> None:
+    """Copy what the layer waits for; staged experts are computed as soon as they are there."""
+    for expert in session.staged(plan.layer) & set(plan.gpu):
+        session.computed(ExpertId(plan.layer, expert))
+    for _ in (*plan.streamed, *plan.loads):
+        copy = session.next_copy()
+        assert copy is not None
+        if session.copied(copy) and copy.into == "staging":
+            session.computed(copy.id)
 
 
 def _middle(times: Sequence[tuple[int, int]]) -> tuple[float, float]:
@@ -128,12 +158,12 @@ def _middle(times: Sequence[tuple[int, int]]) -> tuple[float, float]:
     return (fmean(active for active, _ in times), median(ns for _, ns in times)) if times else (0.0, 0.0)
 
 
-def _setting(hardware: Hardware, shapes: Sequence[ModelShape], batch: int, generated: int) -> Setting:
+def _setting(hardware: Hardware, shapes: Sequence[ModelShape], batch: int, generated: int) -> Prepared:
     scenario = Scenario(
         trace=f"{TRACE}:{LAYERS}", model=f"{MODEL}:{LAYERS}", cached_share=0.3, batch=batch, prompt_tokens=8,
         generated_tokens=generated,
     )  # fmt: skip
-    setting = setting_of(scenario)
+    setting = prepare(scenario)
     like = load_model(MODEL)
     for shape in shapes:
         if (shape.experts, shape.top_k) == (like.experts, like.top_k):

@@ -8,8 +8,8 @@ from realrun.machine.lane_kinds import LaneKind
 from realrun.machine.machines import LaneOptions, RealMachine, check_asked, machine_for, machine_of
 from realrun.replay.replay_bench import Measurement, ReplayBench, room_for
 from sim.machine.hardware import Hardware
+from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
-from sim.simulate import compose_policy, prepare, setting_of
 
 
 def measure(
@@ -22,14 +22,13 @@ def measure(
     before the run, and can pass on its ``remarks``. Raises what ``simulate`` raises, RefusedError before the run, and
     LaneError during it.
     """
-    setting = setting_of(scenario)
-    prepared = prepare(setting, compose_policy(setting, scenario.policy, scenario.parameters))
-    machine = machine_on(setting.hardware, lanes, options)
+    prepared = prepare(scenario).checked()
+    machine = machine_on(prepared.hardware, lanes, options)
     try:
-        bench = ReplayBench(machine, setting.shape, room_for([prepared]))
+        bench = ReplayBench(machine, prepared.shape, room_for([prepared]))
         tell(machine)
-        bench.measure(setting, scenario.policy, scenario.parameters)
-        return bench.measure(setting, scenario.policy, scenario.parameters)
+        bench.measure(prepared)
+        return bench.measure(prepared)
     finally:
         machine.close()
 

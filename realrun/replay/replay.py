@@ -18,8 +18,8 @@ from realrun.execution.routed_tokens import RoutedTokens, routed
 from realrun.machine.lanes import Mark, Work
 from realrun.replay.replay_model import ReplayModel
 from sim.costs.roofline_costs import ROUTING_BYTES
-from sim.engine.engine import FROM_EXPERTS, FROM_GATE_INPUT
 from sim.runs.demand import StepDemand
+from sim.runs.vocabulary import FROM_EXPERTS, FROM_GATE_INPUT
 from traces.batches import StepRows
 from traces.trace import Trace
 

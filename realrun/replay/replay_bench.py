@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,8 +18,9 @@ from realrun.machine.lanes import Machine
 from realrun.machine.memory_check import check_host_memory
 from realrun.replay.recorded_model import RecordedModel, model_on
 from realrun.replay.replay import Replay, step_routings
+from sim.runs.prepare import Prepared
+from sim.runs.routing_error import RoutingErrors
 from sim.runs.run import Run
-from sim.simulate import Prepared, Setting, compose_policy, prepare
 from traces.models.shape import ModelShape
 
 WEIGHTS_DTYPE = torch.float32  # of routing weights, and so of sums over experts
@@ -62,44 +63,41 @@ class ReplayBench:
         self._sizes = LayerSizes(room.step_tokens, shape.top_k, shape.hidden, dtype, WEIGHTS_DTYPE)
         self._arena = machine.gpu_tensor((room.slots, self.layout.bytes), torch.uint8)
 
-    def measure(self, setting: Setting, policy: str, parameters: Mapping[str, object]) -> Measurement:
-        """Run one policy in a resolved setting; again, if graphs were recorded meanwhile."""
+    def measure(self, prepared: Prepared) -> Measurement:
+        """Run a prepared scenario; again, if graphs were recorded meanwhile."""
         recorded = self._recorded()
-        found = self._run(setting, policy, parameters)
-        return found if self._recorded() == recorded else self._run(setting, policy, parameters)
+        found = self._run(prepared)
+        return found if self._recorded() == recorded else self._run(prepared)
 
-    def _run(self, setting: Setting, policy: str, parameters: Mapping[str, object]) -> Measurement:
-        prepared = prepare(setting, compose_policy(setting, policy, parameters), LoggedSession)
-        executor = self._executor(prepared)
-        routings = step_routings(setting.trace, setting.steps, self.machine.device)
+    def _run(self, prepared: Prepared) -> Measurement:
+        session = prepared.session_of(LoggedSession)
+        errors = RoutingErrors() if prepared.needs.changes_routing else None
+        executor = self._executor(prepared, session, errors)
+        routings = step_routings(prepared.trace, prepared.steps, self.machine.device)
         replay = Replay(executor, self.model, self.room.step_tokens)
         with executor.running():
-            for demand, rows, routing in zip(prepared.demand, setting.steps, routings, strict=True):
+            for demand, rows, routing in zip(prepared.demand, prepared.steps, routings, strict=True):
                 replay.step(demand, rows, routing)
-        session = prepared.session
-        assert isinstance(session, LoggedSession)
-        return Measurement(prepared.run(executor.recorder.rows, f"measured on {self.machine.kind}"), session)
+        label = f"measured on {self.machine.kind}"
+        return Measurement(Run.of(prepared, executor.recorder.rows, errors, label), session)
 
     def _recorded(self) -> int:
         """Graphs so far."""
         return self.model.graphs.recorded if isinstance(self.model, RecordedModel) else 0
 
-    def _executor(self, prepared: Prepared) -> Executor:
+    def _executor(self, prepared: Prepared, session: LoggedSession, errors: RoutingErrors | None) -> Executor:
         policy, room, slots = prepared.composition, self.room, slots_needed(prepared)
         if slots > room.slots:
             raise RefusedError(f"replay: expected at most {room.slots} slots on the GPU, the run asks for {slots}")
         arena = GpuSlots(self._arena[:slots], policy.demand_slots, policy.prefetch_slots)
-        return Executor(
-            prepared.session, self.machine, self.store, arena, self.kernels, self._sizes, prepared.approximation
-        )
+        return Executor(session, self.machine, self.store, arena, self.kernels, self._sizes, errors)
 
 
-def room_for(prepared: list[Prepared]) -> Room:
+def room_for(prepared: Sequence[Prepared]) -> Room:
     """What all of these runs need."""
-    settings = [each.setting for each in prepared]
     return Room(
-        batch=max(setting.scenario.batch for setting in settings),
-        context=max(setting.tokens_per_sequence for setting in settings),
-        step_tokens=max(len(step.rows) for setting in settings for step in setting.steps),
+        batch=max(each.scenario.batch for each in prepared),
+        context=max(each.tokens_per_sequence for each in prepared),
+        step_tokens=max(len(step.rows) for each in prepared for step in each.steps),
         slots=max(map(slots_needed, prepared)),
     )

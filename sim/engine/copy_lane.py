@@ -9,7 +9,7 @@ import simpy
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertCosts, ExpertId, Swap
 from sim.engine.lanes import Lane, SharedMemory
-from sim.runs.spans import Recorder
+from sim.runs.spans import SpanRecorder
 
 
 class CopyLane:
@@ -20,7 +20,7 @@ class CopyLane:
     """
 
     def __init__(
-        self, env: simpy.Environment, memory: SharedMemory, recorder: Recorder, costs: Sequence[ExpertCosts],
+        self, env: simpy.Environment, memory: SharedMemory, recorder: SpanRecorder, costs: Sequence[ExpertCosts],
         session: Session, back: Lane, arrived: Callable[[Copy], None],
     ) -> None:  # fmt: skip
         self._env, self._memory, self._recorder, self._costs = env, memory, recorder, costs

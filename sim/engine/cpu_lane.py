@@ -13,7 +13,7 @@ import simpy
 
 from policies.mechanism.views import ExpertCosts
 from sim.engine.lanes import Neighbour, SharedMemory
-from sim.runs.spans import Recorder
+from sim.runs.spans import SpanRecorder
 
 
 class CpuBatch(NamedTuple):
@@ -32,7 +32,7 @@ class CpuLane:
     """Serves batches in order; ``ended(target)`` is called at the end of each."""
 
     def __init__(
-        self, env: simpy.Environment, memory: SharedMemory, recorder: Recorder, costs: Sequence[ExpertCosts],
+        self, env: simpy.Environment, memory: SharedMemory, recorder: SpanRecorder, costs: Sequence[ExpertCosts],
         gpu: Neighbour, ended: Callable[[int], None],
     ) -> None:  # fmt: skip
         self._gpu = gpu

@@ -2,7 +2,7 @@
 
 `host`, `gpu` and `d2h` are reserved ahead. `cpu` and `h2d` are served one job at a time and share the DRAM. The process
 stops at the moments of a layer at which something can change: the plan is made, the forecast is known, the layer has
-ended. (Rules: DESIGN section 5; what each span means: sim/runs/spans.py.)
+ended. (Rules: docs/design.md, Time model; what each span means: sim/runs/spans.py.)
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ from sim.engine.launching import Launching
 from sim.engine.layer_parts import Lanes, LayerParts, TokenBytes
 from sim.engine.score_rows import ScoreRows
 from sim.runs.demand import StepDemand
-from sim.runs.routing_error import Approximation
-from sim.runs.spans import Recorder
+from sim.runs.routing_error import RoutingErrors
+from sim.runs.spans import SpanRecorder
+from sim.runs.vocabulary import FROM_EXPERTS, FROM_GATE_INPUT
 
 Events = Generator[simpy.Event, None, None]
-FROM_GATE_INPUT = ("gate", "residual", "quasi_hidden", "estimator")  # forecasts that cost the GPU one more gate
-FROM_EXPERTS = ("partial",)  # those that cost it the next attention and gate, once the experts that are here have run
 
 
 class Engine:
     """One run of one session over a demand; the spans are in ``recorder``.
 
-    ``approximation`` is told every routing in force, where a policy changes it; the demand holds tokens then.
+    ``routing_errors`` observes every routing in force, where a policy changes it; the demand holds tokens then.
     """
 
     def __init__(
         self, session: Session, costs: CostTable, demand: Sequence[StepDemand], token_bytes: TokenBytes,
-        approximation: Approximation | None = None,
+        routing_errors: RoutingErrors | None = None,
     ) -> None:  # fmt: skip
         self.env = simpy.Environment(initial_time=0)
-        self.recorder = Recorder()
+        self.recorder = SpanRecorder()
         self.session, self.costs, self.demand, self.token_bytes = session, costs, demand, token_bytes
-        self.approximation = approximation
+        self.routing_errors = routing_errors
         self._decision = session.policy.decision_cost or session.policy.name
         lanes = Lanes(*(Lane(name, self.recorder) for name in Lanes._fields))
         if min(costs.gpu_permille, costs.gpu_with_cpu_permille) < 1000:
@@ -123,9 +122,9 @@ class Engine:
         plan = self.session.plan_layer(
             LayerInput(step.index, layer, step.phase, step.routings[layer], scores, step.sequences, *backlogs)
         )
-        if self.approximation is not None:
+        if self.routing_errors is not None:
             forecasts = step.forecasts[layer - 1] if committed else None
-            self.approximation.observe(step.phase, step.routings[layer], plan, forecasts)
+            self.routing_errors.observe(step.phase, step.routings[layer], plan, forecasts)
         now = int(self.env.now)
         for id in plan.withdrawn:
             self.recorder.instant(now, "withdraw", layer, id.layer, id.expert, 0)

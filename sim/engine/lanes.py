@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 
 import simpy
 
-from sim.runs.spans import Recorder
+from sim.runs.spans import SpanRecorder
 
 
 class Lane:
@@ -16,7 +16,7 @@ class Lane:
 
     __slots__ = ("free_ns", "name", "recorder")
 
-    def __init__(self, name: str, recorder: Recorder) -> None:
+    def __init__(self, name: str, recorder: SpanRecorder) -> None:
         self.name = name
         self.recorder = recorder
         self.free_ns = 0
@@ -64,7 +64,7 @@ class GpuLane(Lane):
 
     __slots__ = ("_last", "copies", "experts")
 
-    def __init__(self, recorder: Recorder, copies: Neighbour, experts: Neighbour) -> None:
+    def __init__(self, recorder: SpanRecorder, copies: Neighbour, experts: Neighbour) -> None:
         super().__init__("gpu", recorder)
         self.copies, self.experts = copies, experts
         self._last = -1, 0, 0  # row of the last span, when it started, and how long it takes by itself

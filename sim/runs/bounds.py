@@ -1,7 +1,7 @@
 """What stands next to every prediction: a lower bound that no policy beats, and the null model (``null_model``).
 
 The lower bound holds for every policy that runs the experts that the router chose, each on its own layer's input
-(so not for changed routing, nor for results precomputed on an earlier layer's), under the rules of DESIGN section 5,
+(so not for changed routing, nor for results precomputed on an earlier layer's), under the rules of the time model,
 and for clairvoyant policies too. It is the larger of two bounds, for the prefill and for all decode steps together.
 
 *Chain.* A step is a chain, since each link needs the one before: launch, dense layers, then for every layer attention,

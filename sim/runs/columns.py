@@ -8,16 +8,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.runs.spans import LANES
+from sim.runs.vocabulary import LANES, SpanKind
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-KINDS = (
-    "launch", "plan", "foresee", "wait", "attention", "gate", "shared", "expert", "combine", "speculate", "precompute",
-    "demand", "prefetch", "swap", "writeback", "activations", "result", "routing", "place", "evict", "release",
-    "withdraw",
-)  # fmt: skip
+KINDS = tuple(kind.value for kind in SpanKind)
 _LANE = {name: code for code, name in enumerate(LANES)}
 _KIND = {name: code for code, name in enumerate(KINDS)}
 

@@ -1,9 +1,10 @@
-"""Energy: busy and idle watts of GPU and CPU over the decode steps (DESIGN section 7)."""
+"""Energy: busy and idle watts of GPU and CPU over the decode steps (docs/design.md, Metrics)."""
 
 from __future__ import annotations
 
 from sim.machine.hardware import Power
 from sim.runs.metrics import Metrics
+from sim.runs.vocabulary import Device
 
 
 def joules_per_token(metrics: Metrics, power: Power | None, batch: int) -> float | None:
@@ -13,7 +14,7 @@ def joules_per_token(metrics: Metrics, power: Power | None, batch: int) -> float
     """
     if power is None or metrics.tpot_ms is None:
         return None
-    shares = metrics.gpu_busy_share or 0.0, metrics.cpu_busy_share or 0.0
+    shares = [metrics.busy_share[device] or 0.0 for device in (Device.GPU, Device.CPU)]
     idle, busy = (power.gpu_idle_w, power.cpu_idle_w), (power.gpu_busy_w, power.cpu_busy_w)
     watts = sum(low + share * (high - low) for low, high, share in zip(idle, busy, shares, strict=True))
     return watts * metrics.tpot_ms / 1e3 / batch

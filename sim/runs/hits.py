@@ -19,7 +19,7 @@ from sim.runs.columns import (
 )
 
 
-class Memory(NamedTuple):
+class Occupancy(NamedTuple):
     """When experts came into and left GPU memory: sorted packed keys (``Cells.at``) of arrivals and departures."""
 
     arrivals: Ints
@@ -29,7 +29,7 @@ class Memory(NamedTuple):
         """Whether each expert could be read at the moment a layer was routed.
 
         An arrival at that very ns counts as before it, a departure as after it: victims leave when a copy that this
-        plan asked for starts. Who has arrived more often than left is there.
+        plan asked for starts. An expert that has arrived more often than left is there.
         """
         first, now = np.arange(cells.layers * cells.experts) * cells.horizon, cells.at(expert, time)
         before = np.searchsorted(self.arrivals, first, "left") - np.searchsorted(self.departures, first, "left")
@@ -53,7 +53,7 @@ class Uses(NamedTuple):
 
 
 class HitRates(NamedTuple):
-    """DESIGN section 7; fractions of active experts, None where there was none."""
+    """Hit rates by kind (docs/design.md, Metrics); fractions of active experts, None where there was none."""
 
     resident: float | None  # resident when routed / active
     token: float | None  # the same, weighted by workload
@@ -61,10 +61,10 @@ class HitRates(NamedTuple):
     served: float | None  # run on the GPU without a demand load / active
 
 
-def memory_of(c: Columns, cells: Cells) -> Memory:
+def memory_of(c: Columns, cells: Cells) -> Occupancy:
     """Arrivals (placed, or a copy's end) and departures (evicted or released)."""
     came, left = c.of("place", "demand", "prefetch", "swap"), c.of("evict", "release")
-    return Memory(*(np.sort(cells.at(cells.expert(c.home[x], c.expert[x]), c.end[x])) for x in (came, left)))
+    return Occupancy(*(np.sort(cells.at(cells.expert(c.home[x], c.expert[x]), c.end[x])) for x in (came, left)))
 
 
 def uses_of(c: Columns, cells: Cells) -> Uses:

@@ -1,9 +1,10 @@
-"""Metrics: the numbers of DESIGN section 7, one definition each, made from the spans alone."""
+"""Metrics: the numbers of docs/design.md, Metrics, one definition each, made from the spans alone."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -11,10 +12,12 @@ import pandas as pd
 from sim.runs.columns import Bools, Columns, Ints, cells_of, columns_of
 from sim.runs.hits import Uses, hit_rates, layer_frame, share, uses_of
 from sim.runs.prefetches import Prefetches, prefetches_of
-from sim.runs.spans import LANES
-from sim.runs.stalls import Stalls, gaps_of
+from sim.runs.stalls import STALL_LANES, Stalls, gaps_of
+from sim.runs.vocabulary import LANES
 
-__all__ = ["Metrics", "layer_frame", "metrics_of", "step_times"]
+__all__ = ["METRIC_TYPES", "Metrics", "layer_frame", "metrics_of", "step_times"]
+
+ByLane: TypeAlias = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -54,28 +57,38 @@ class Metrics:
     pcie_swap_bytes_per_token: float | None
     pcie_bytes_per_token: float | None  # the sum of the four
 
-    host_busy_share: float | None  # busy time / window
-    gpu_busy_share: float | None
-    cpu_busy_share: float | None
-    h2d_busy_share: float | None
-    d2h_busy_share: float | None
-    run_host_busy_share: float | None  # the same over the whole run
-    run_gpu_busy_share: float | None
-    run_cpu_busy_share: float | None
-    run_h2d_busy_share: float | None
-    run_d2h_busy_share: float | None
-
-    stall_h2d_ms: float | None  # a decode step; see sim.runs.stalls
-    stall_cpu_ms: float | None
-    stall_host_ms: float | None
-    stall_h2d_share: float | None  # of the window
-    stall_cpu_share: float | None
-    stall_host_share: float | None
+    busy_share: ByLane  # busy time / window
+    run_busy_share: ByLane  # the same over the whole run
+    stall_ms: ByLane  # a decode step, by the lane that the GPU waited for; see sim.runs.stalls
+    stall_share: ByLane  # of the window
     plan_overhead_share: float | None  # plan and foresee / window
 
     def to_dict(self) -> dict[str, float | int | None]:
-        """Flat and JSON-ready, in the order above."""
-        return asdict(self)
+        """Flat and JSON-ready, in the order above; keys and types are those of ``METRIC_TYPES``."""
+        flat: dict[str, float | int | None] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Mapping):
+                flat.update((_FLAT[name].format(lane), of_lane) for lane, of_lane in value.items())
+            else:
+                flat[name] = value
+        return flat
+
+
+_FLAT = {
+    "busy_share": "{}_busy_share", "run_busy_share": "run_{}_busy_share", "stall_ms": "stall_{}_ms",
+    "stall_share": "stall_{}_share",
+}  # fmt: skip
+
+
+def _metric_types() -> dict[str, Any]:
+    types: dict[str, Any] = {}
+    for name, hint in get_type_hints(Metrics).items():
+        lanes = () if name not in _FLAT else STALL_LANES if name.startswith("stall") else LANES
+        types.update({_FLAT[name].format(lane): float | None for lane in lanes} if lanes else {name: hint})
+    return types
+
+
+METRIC_TYPES: Mapping[str, Any] = _metric_types()  # of ``Metrics.to_dict``, by key
 
 
 def metrics_of(spans: pd.DataFrame, batch: int) -> Metrics:
@@ -94,7 +107,7 @@ def metrics_of(spans: pd.DataFrame, batch: int) -> Metrics:
         **_hits(uses),
         **_prefetches(c, prefetches),
         **_link(c, prefetches, count * batch),
-        **_busy(c, window, ""), **_busy(c, (0, makespan), "run_"),
+        "busy_share": _busy(c, window), "run_busy_share": _busy(c, (0, makespan)),
         **_stalls(gaps_of(c, cells).within(*window), window, count),
         "plan_overhead_share": share(int(planning.sum()), window[1] - window[0]),
     }  # fmt: skip
@@ -170,12 +183,14 @@ def _link(c: Columns, prefetches: Prefetches, tokens: int) -> dict[str, float | 
     return {**split, "pcie_bytes_per_token": share(sum(moved.values()), tokens)}
 
 
-def _busy(c: Columns, window: tuple[int, int], prefix: str) -> dict[str, float | None]:
+def _busy(c: Columns, window: tuple[int, int]) -> ByLane:
     within, length = c.within(*window), window[1] - window[0]  # spans of one lane never overlap
-    return {f"{prefix}{lane}_busy_share": share(int(within[c.on(lane)].sum()), length) for lane in LANES}
+    return {lane: share(int(within[c.on(lane)].sum()), length) for lane in LANES}
 
 
-def _stalls(stalls: Stalls, window: tuple[int, int], steps: int) -> dict[str, float | None]:
-    by_lane = {name.removesuffix("_ns"): ns for name, ns in stalls._asdict().items()}
-    per_step = {f"stall_{lane}_ms": share(ns / 1e6, steps) for lane, ns in by_lane.items()}
-    return {**per_step, **{f"stall_{lane}_share": share(ns, window[1] - window[0]) for lane, ns in by_lane.items()}}
+def _stalls(stalls: Stalls, window: tuple[int, int], steps: int) -> dict[str, ByLane]:
+    by_lane = dict(zip(STALL_LANES, stalls, strict=True))
+    return {
+        "stall_ms": {lane: share(ns / 1e6, steps) for lane, ns in by_lane.items()},
+        "stall_share": {lane: share(ns, window[1] - window[0]) for lane, ns in by_lane.items()},
+    }

@@ -1,4 +1,4 @@
-"""How far a run strays from what the model's own router chose. Only policies that change the routing do.
+"""How far a run deviates from what the model's own router chose. Only policies that change the routing do.
 
 A routed (token, expert) pair may be lost: another expert runs in its stead, or none. A token's lost experts are matched
 with those that run instead by descending weight. Why a pair is not what the model asked for:
@@ -6,7 +6,7 @@ with those that run instead by descending weight. Why a pair is not what the mod
   substituted         lost; the layer was routed when it was reached, and a substitute runs
   speculated_wrongly  lost; the layer was committed ahead, and the forecast has the stand-in among the token's first k
   degraded            lost; the layer was committed ahead, to a stand-in that the forecast does not have there
-  dropped             lost; nobody runs instead
+  dropped             lost; no expert runs instead
   added               one more expert runs than were routed
   stale               run, but on the activations of the layer before: stand-ins and the router's own experts alike
 """
@@ -31,7 +31,7 @@ _BASES = {"token": "tokens", "pair": "pairs", "weight": "weight"}  # what a shar
 _SHARES = ("approximated_token", "approximated_weight", *(f"{cause}_{base}" for cause in CAUSES for base in _BASES))
 
 
-class Approximation:
+class RoutingErrors:
     """Counts what a run changes, as a backend plays it, layer by layer."""
 
     def __init__(self) -> None:

@@ -13,7 +13,9 @@ import pandas as pd
 from sim.machine.hardware import Power
 from sim.runs.energy import joules_per_token
 from sim.runs.metrics import Metrics, metrics_of
-from sim.runs.routing_error import totals_of
+from sim.runs.prepare import Prepared
+from sim.runs.routing_error import RoutingErrors, totals_of
+from sim.runs.spans import Row, spans_frame
 from traces.written_aside import written_aside
 
 
@@ -34,22 +36,44 @@ class Run:
     bounds: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)
     power: Power | None = None  # of the machine, for the energy
-    approximation: pd.DataFrame | None = None  # ``Approximation.frame()``; None: the routing was kept
+    routing_errors: pd.DataFrame | None = None  # ``RoutingErrors.frame()``; None: the routing was kept
+
+    @classmethod
+    def of(cls, prepared: Prepared, rows: list[Row], routing_errors: RoutingErrors | None, *labels: str) -> Run:
+        """The run of a prepared scenario that left these spans: simulated or, where ``labels`` say so, measured.
+
+        Bounds and energy are those of the scenario's machine: a measured run has them only where that was profiled.
+        """
+        of_this_machine = not labels or prepared.hardware.profile is not None
+        memory = prepared.memory
+        return cls(
+            scenario=prepared.resolved.to_dict(),
+            policy=prepared.composition.name,
+            spans=spans_frame(rows),
+            labels=(*prepared.labels, *labels),
+            trace_checksum=prepared.trace.checksum,
+            bounds=prepared.bounds if of_this_machine else {},
+            memory={
+                "cache_bytes": memory.cache_bytes, "cache_slots": memory.slots, "staging_bytes": memory.staging_bytes
+            },
+            power=prepared.hardware.power if of_this_machine else None,
+            routing_errors=None if routing_errors is None else routing_errors.frame(),
+        )  # fmt: skip
 
     @cached_property
     def metrics(self) -> Metrics:
-        """Every number of DESIGN section 7, made from the spans alone."""
+        """Every number of docs/design.md, Metrics, made from the spans alone."""
         return metrics_of(self.spans, batch=int(self.scenario["batch"]))
 
     def to_dict(self) -> dict[str, Any]:
-        """One flat, JSON-ready row: policy, labels, metrics, approximation in decode, energy, bounds, memory."""
+        """One flat, JSON-ready row: policy, labels, metrics, routing errors in decode, energy, bounds, memory."""
         energy = joules_per_token(self.metrics, self.power, int(self.scenario["batch"]))
         return {
             "policy": self.policy,
             "parameters": dict(self.scenario["parameters"]),
             "labels": list(self.labels),
             **self.metrics.to_dict(),
-            **totals_of(self.approximation),
+            **totals_of(self.routing_errors),
             "energy_j_per_token": energy,
             **self.bounds,
             **self.memory,

@@ -65,9 +65,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-LANES = ("host", "gpu", "cpu", "h2d", "d2h")
-COPIES = ("demand", "swap", "prefetch")
-INSTANT = ("place", "evict", "release", "withdraw")
+from sim.runs.vocabulary import COPIES, INSTANT, LANES
+
+__all__ = ["COPIES", "INSTANT", "LANES", "TEXTS", "Row", "Span", "SpanRecorder", "spans_frame"]
+
 TEXTS = ("lane", "kind", "phase")
 _AT_ONCE = 1024  # rows
 
@@ -92,7 +93,7 @@ class Span(NamedTuple):
 Row: TypeAlias = tuple[str, int, int, int, str, str, int, int, int, int, int, int]  # a Span's fields
 
 
-class Recorder:
+class SpanRecorder:
     """Collects spans of a run; ``step`` and ``phase`` are those of the step at work."""
 
     __slots__ = ("phase", "rows", "step")

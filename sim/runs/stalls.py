@@ -24,10 +24,13 @@ import numpy as np
 import pandas as pd
 
 from sim.runs.columns import Bools, Cells, Columns, Ints, among, cells_of, columns_of, first_at_or_after
+from sim.runs.vocabulary import H2D, Device
+
+STALL_LANES = (H2D.name, Device.CPU.value, Device.HOST.value)  # what the GPU may wait for
 
 
 class Stalls(NamedTuple):
-    """GPU idle time in ns by the lane that it waited for."""
+    """GPU idle time in ns by the lane that it waited for, in the order of ``STALL_LANES``."""
 
     h2d_ns: int
     cpu_ns: int

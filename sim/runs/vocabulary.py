@@ -1,11 +1,80 @@
-"""The words of runs as data: labels and kinds of policies. Figures and pages make marks and sentences of them."""
+"""The vocabulary of runs as data: devices, links, lanes, kinds of spans, kinds of forecasts, labels.
+
+Figures and pages make colours, marks and sentences of these names; nothing else compares such words.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from enum import StrEnum
+from typing import NamedTuple
 
 from policies.protocols import Needs, PolicyKind
+
+# --- lanes ------------------------------------------------------------------------------------------------------------
+
+
+class Device(StrEnum):
+    """What computes; each device is a lane."""
+
+    HOST = "host"  # the thread that plans and launches kernels
+    GPU = "gpu"
+    CPU = "cpu"  # the cores that compute experts
+
+
+class Link(NamedTuple):
+    """One direction of a connection between two devices' memories; each link is a lane."""
+
+    name: str
+    source: Device
+    target: Device
+
+
+H2D = Link("h2d", Device.HOST, Device.GPU)
+D2H = Link("d2h", Device.GPU, Device.HOST)
+LINKS = (H2D, D2H)
+LANES = (*(device.value for device in Device), *(link.name for link in LINKS))
+
+
+# --- spans ------------------------------------------------------------------------------------------------------------
+
+
+class SpanKind(StrEnum):
+    """What a span is (``sim.runs.spans`` tells when each starts)."""
+
+    LAUNCH = "launch"
+    PLAN = "plan"
+    FORESEE = "foresee"
+    WAIT = "wait"
+    ATTENTION = "attention"
+    GATE = "gate"
+    SHARED = "shared"
+    EXPERT = "expert"
+    COMBINE = "combine"
+    SPECULATE = "speculate"
+    PRECOMPUTE = "precompute"
+    DEMAND = "demand"
+    PREFETCH = "prefetch"
+    SWAP = "swap"
+    WRITEBACK = "writeback"
+    ACTIVATIONS = "activations"
+    RESULT = "result"
+    ROUTING = "routing"
+    PLACE = "place"
+    EVICT = "evict"
+    RELEASE = "release"
+    WITHDRAW = "withdraw"
+
+
+COPIES = (SpanKind.DEMAND, SpanKind.SWAP, SpanKind.PREFETCH)  # of experts, to the GPU
+INSTANT = (SpanKind.PLACE, SpanKind.EVICT, SpanKind.RELEASE, SpanKind.WITHDRAW)  # of no length
+
+# --- forecasts --------------------------------------------------------------------------------------------------------
+
+FROM_GATE_INPUT = ("gate", "residual", "quasi_hidden", "estimator")  # kinds that cost the GPU one more gate
+FROM_EXPERTS = ("partial",)  # kinds that cost it the next attention and gate, after the experts that are on the GPU
+
+# --- labels -----------------------------------------------------------------------------------------------------------
 
 
 class Label(StrEnum):
@@ -17,6 +86,12 @@ class Label(StrEnum):
 
 
 _OF_KIND = {PolicyKind.CLAIRVOYANT: Label.CLAIRVOYANT, PolicyKind.CHANGES: Label.CHANGES_ROUTING}
+
+
+def labels_of_needs(needs: Needs) -> tuple[Label, ...]:
+    """The labels that follow from what a policy needs and does."""
+    marks = ((needs.future, Label.CLAIRVOYANT), (needs.changes_routing, Label.CHANGES_ROUTING))
+    return tuple(label for holds, label in marks if holds)
 
 
 def label_of_kind(needs: Needs) -> Label | None:

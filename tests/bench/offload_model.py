@@ -20,8 +20,8 @@ from realrun.machine.lanes import Machine
 from sim.runs.scenario import Scenario
 from traces.capture.forecasts import calibrate
 from traces.capture.prompts import read_prompts
-from traces.capture.record import Recorder
-from traces.capture.run import Run
+from traces.capture.record import RouterRecorder
+from traces.capture.run import HookedModel
 from traces.capture.settings import CaptureSettings
 from traces.capture.vectors import write_vectors
 
@@ -87,7 +87,7 @@ def learn(model: HostedModel, texts: list[Tokens], generated: int, machine: Mach
     file, layers = folder / "prompts.txt", model.loaded.layers
     file.write_text("".join(" ".join(map(str, text)) + "\n" for text in texts))
     in_place = routed_through(layers, computed_in_place(layers, model.store))
-    with torch.inference_mode(), Recorder(layers) as recorder, in_place:
-        run = Run(model.loaded, CaptureSettings(generated_tokens=generated), recorder)
+    with torch.inference_mode(), RouterRecorder(layers) as recorder, in_place:
+        run = HookedModel(model.loaded, CaptureSettings(generated_tokens=generated), recorder)
         write_vectors(calibrate(run, None, read_prompts(file)), learnt.vectors)
     return learnt

@@ -15,7 +15,7 @@ policy that may live anywhere:
 (in a folder without a package ``tests`` of its own). Law 6 plays the system in another process, which must find it: as
 a variable of a module that can be imported, under the name that it has here.
 
-Laws 1 to 9 and 12 of DESIGN section 6, and purity: plans come out of frozen views, and no instance knows another.
+Laws 1 to 9 and 12 (docs/design.md), and purity: plans come out of frozen views, and no instance knows another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Laws 1 to 5 and 12 of DESIGN section 6, checked on spans alone: each raises AssertionError naming law and culprit.
+"""Laws 1 to 5 and 12 (docs/design.md), checked on spans alone: each raises AssertionError naming law and culprit.
 
 They know how spans look (sim/runs/spans.py) and what the rules are, and nothing of how the engine works.
 """

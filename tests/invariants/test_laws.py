@@ -1,4 +1,4 @@
-"""The laws of DESIGN section 6 on the real engine, for all policies together, in random worlds.
+"""The laws of docs/design.md on the real engine, for all policies together, in random worlds.
 
 What each policy by itself is held to is in tests/conformance; laws 10 and 11 need the executor. The same worlds are
 drawn every time (``derandomize``), so that a red test stays red.

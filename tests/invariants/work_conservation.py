@@ -1,4 +1,4 @@
-"""Law 5 of DESIGN section 6 on spans alone: no lane is idle while its next piece of work is ready."""
+"""Law 5 (docs/design.md) on spans alone: no lane is idle while its next piece of work is ready."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from sim.machine.plan_costs import PlanCost, PlanCosts
 from sim.runs.demand import StepDemand, demand_of, future_of
-from sim.runs.routing_error import Approximation
+from sim.runs.routing_error import RoutingErrors
 from sim.runs.spans import spans_frame
 from tests.kit.recording import Played, RecordingSession
 from tests.kit.strategies import toy_calibration, toy_shape, traces
@@ -98,8 +98,8 @@ def play_policy(
     sizes = tuple(costs.bytes for costs in world.costs.experts)
     budget = Budget(world.trace.shape.experts, sizes, world.cache_bytes, popularity)
     session = RecordingSession(policy, budget, world.costs.experts)
-    approximation = Approximation() if policy.needs.changes_routing else None
-    engine = Engine(session, world.costs, demand, TokenBytes(16, 8), approximation)
+    routing_errors = RoutingErrors() if policy.needs.changes_routing else None
+    engine = Engine(session, world.costs, demand, TokenBytes(16, 8), routing_errors)
     session.clock = lambda: engine.env.now
     engine.run()
     staging = (policy.demand_slots + policy.prefetch_slots) * max(sizes)

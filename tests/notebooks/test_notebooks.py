@@ -11,11 +11,13 @@ import pytest
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from tests.kit.depth import deep
 from tests.notebooks.renew import NOTEBOOKS, executed
 
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
 
 
+@deep
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_runs_and_prints_what_is_committed(path: Path) -> None:
     committed = nbformat.read(path, as_version=4)

@@ -31,9 +31,9 @@ from traces.capture.capture import capture_loaded
 from traces.capture.forecasts import calibrate, stream_if_any
 from traces.capture.load import Loaded
 from traces.capture.prompts import PromptFile, read_prompts
-from traces.capture.record import Recorder
+from traces.capture.record import RouterRecorder
 from traces.capture.router_forecast import parse_forecasts
-from traces.capture.run import Run
+from traces.capture.run import HookedModel
 from traces.capture.settings import FORECASTS, CaptureError, CaptureSettings
 from traces.capture.vectors import write_vectors
 from traces.file import read_trace
@@ -156,8 +156,8 @@ def _assert_exact(model: HostedModel, policy: str, expected: Said, vectors: Path
 
 
 def _vectors(loaded: Loaded, folder: Path) -> Path:
-    with torch.inference_mode(), Recorder(loaded.layers) as recorder:
-        run = Run(loaded, SETTINGS, recorder)
+    with torch.inference_mode(), RouterRecorder(loaded.layers) as recorder:
+        run = HookedModel(loaded, SETTINGS, recorder)
         stream, _ = stream_if_any(run, run.probe(list(OTHER[0])), "quasi_hidden@1")
         if stream is None:
             return write_vectors(calibrate(run, None, _prompts(folder, OTHER)), folder / "vectors.safetensors")

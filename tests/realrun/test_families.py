@@ -15,7 +15,7 @@ from tests.kit.family_models import build, families, left_out  # noqa: E402
 from tests.kit.generating import CPU, request  # noqa: E402
 from tests.realrun import families as tool  # noqa: E402
 from tests.realrun.families import ATTEMPTS, PAGE, Row, line, tried  # noqa: E402
-from traces.capture.record import LayerRecord, Recorder  # noqa: E402
+from traces.capture.record import LayerRecord, RouterRecorder  # noqa: E402
 from traces.capture.scores import scoring_rule  # noqa: E402
 
 # Routers that read tokens, several residual streams, rows of a checkpoint by turns, shared experts that look routed,
@@ -79,7 +79,7 @@ def test_a_wrong_result_and_an_error_that_is_not_ours_fail(monkeypatch: pytest.M
 
 def record_of(family: str) -> LayerRecord:
     loaded = build(available(family))
-    with torch.inference_mode(), Recorder(loaded.layers) as recorder:
+    with torch.inference_mode(), RouterRecorder(loaded.layers) as recorder:
         loaded.model(input_ids=torch.arange(3, 67).view(2, 32))
         return recorder.take()[0]
 

@@ -32,8 +32,8 @@ from tests.kit.generating import (
 from tests.kit.tiny_families import FAMILIES, build
 from traces.capture.forecasts import calibrate, checked_stream
 from traces.capture.prompts import read_prompts
-from traces.capture.record import Recorder
-from traces.capture.run import Run
+from traces.capture.record import RouterRecorder
+from traces.capture.run import HookedModel
 from traces.capture.settings import CaptureSettings
 from traces.capture.vectors import Vectors, write_vectors
 from traces.file import read_trace
@@ -76,8 +76,8 @@ def _vectors(folder: Path) -> Vectors:
     prompts = folder / "prompts.txt"
     prompts.write_text("9 8 7 6 5 4 30 31\n50 51 52 53 9 9 1 2\n")
     loaded = build("deepseek_v3", **dict(FOUR))
-    with torch.inference_mode(), Recorder(loaded.layers) as recorder:
-        run = Run(loaded, CaptureSettings(prompt_tokens=8, generated_tokens=2), recorder)
+    with torch.inference_mode(), RouterRecorder(loaded.layers) as recorder:
+        run = HookedModel(loaded, CaptureSettings(prompt_tokens=8, generated_tokens=2), recorder)
         with checked_stream(run, run.probe([9, 8, 7, 6]), "quasi_hidden@1") as stream:
             return calibrate(run, stream, read_prompts(prompts))
 

@@ -1,4 +1,4 @@
-"""The laws of DESIGN section 6 on measured spans, and what comes out of every layer, for every policy.
+"""The laws of docs/design.md on measured spans, and what comes out of every layer, for every policy.
 
 Laws 1 to 4 and 12 hold for a real machine as they do for the engine. These checks do not, and why:
 

@@ -1,4 +1,7 @@
-"""The parts of README.md that come out of the program. ``python tests/trilane/readme.py`` makes them anew."""
+"""The README and the pages of docs/: their commands, and the parts that the program prints.
+
+``python tests/trilane/readme.py`` renews the printed blocks and the pictures.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in ("fit", "comparing", "traces", "measuring", "extending")))
 PICTURES = ("tpot.png", "gantt-dali.png", "cache.png")
 
 
@@ -23,7 +27,7 @@ def whole(output: str) -> str:
 
 
 def answer(output: str) -> str:
-    """What ``trilane fit`` says first: the lines before it says which routing it played."""
+    """The first lines of ``trilane fit``, up to those on the routing."""
     return "\n".join(takewhile(lambda line: not line.startswith("routing"), output.splitlines()))
 
 
@@ -31,30 +35,31 @@ SHOWN: dict[str, Callable[[str], str]] = {"demo": whole, "fit": answer}  # by th
 
 
 def block(name: str, output: str) -> str:
-    """What a command printed, as README shows it."""
+    """The output of a command, as a page shows it."""
     lines = "\n".join(line.rstrip() for line in SHOWN[name](output).strip().splitlines())
     return f"```text\n{lines}\n```\n"
 
 
 def shown_block(name: str) -> str:
-    """The block of that mark that README shows now."""
-    match = _marked(name).search(README.read_text(encoding="utf-8"))
-    return match[0] if match else ""
+    """The block of that mark, as its page shows it now."""
+    found = (_marked(name).search(page.read_text(encoding="utf-8")) for page in PAGES)
+    return next((match[0] for match in found if match), "")
 
 
 def _marked(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", re.DOTALL)
 
 
-def blocks(language: str) -> list[str]:
-    """Code blocks of README in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+def blocks(language: str, page: Path = README) -> list[str]:
+    """Code blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
 def commands() -> list[str]:
-    """Every command line of the shell blocks, comments removed."""
-    lines = [line.partition(" #")[0].strip() for block in blocks("sh") for line in block.splitlines()]
-    return [line for line in lines if line]
+    """Every command line of the shell blocks of all pages, once, comments removed."""
+    lines = [line for page in PAGES for block in blocks("sh", page) for line in block.splitlines()]
+    found = [line.partition(" #")[0].strip() for line in lines]
+    return [command for command in dict.fromkeys(found) if command]
 
 
 def command_with(words: str) -> str:
@@ -63,24 +68,25 @@ def command_with(words: str) -> str:
 
 
 def demo() -> str:
-    """What ``make demo`` runs."""
+    """The comparison of ``make demo``."""
     match = re.search(r"^DEMO := (\S+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert match, "Makefile: expected a line DEMO := A,B,..."
     return f"trilane compare --policies {match[1]}"
 
 
 def update() -> None:
-    """Run what README shows; put its outputs and pictures where README shows them."""
+    """Run what the pages show; put outputs and pictures where they show them."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = {"demo": _run(f"{demo()} --out {folder}"), "fit": _run(command_with("trilane fit"))}
         _run(command_with("--png cache.png").replace("cache.png", f"{folder}/cache.png"))
         for name in PICTURES:
             shutil.copyfile(Path(folder) / name, ROOT / "docs" / name)
-    text = README.read_text(encoding="utf-8")
-    for name, output in outputs.items():
-        shown = block(name, output)
-        text = _marked(name).sub(lambda _, shown=shown: shown, text)
-    README.write_text(text, encoding="utf-8")
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for name, output in outputs.items():
+            shown = block(name, output)
+            text = _marked(name).sub(lambda _, shown=shown: shown, text)
+        page.write_text(text, encoding="utf-8")
 
 
 def _run(command: str) -> str:

@@ -1,57 +1,107 @@
-"""README keeps its word: every command runs, and the blocks of text are what the commands print."""
+"""Every command of the README and of docs/ runs, and the printed blocks are what the commands print."""
 
 from __future__ import annotations
 
+import re
+import runpy
 import shlex
+import shutil
 import sys
+from collections.abc import Mapping
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.trilane.readme import PICTURES, ROOT, block, blocks, command_with, commands, demo, shown_block
-from tests.trilane.test_cli import write_route_csv
+from tests.kit.running import write_route_csv
+from tests.trilane.readme import (
+    PAGES,
+    PICTURES,
+    README,
+    ROOT,
+    block,
+    blocks,
+    command_with,
+    commands,
+    demo,
+    shown_block,
+)
 from trilane.cli import main
 
-# run by people and by CI; here only their targets are looked up
+OURS = [command for command in commands() if command.startswith("trilane ")]
+FIT = command_with("trilane fit")
 MAKE = {"make demo": "demo", "make test": "test", "make gpu": "gpu"}
+INSTALLATION = {
+    "git clone REPOSITORY trilane && cd trilane", "python3 -m venv .venv && . .venv/bin/activate", "pip install .",
+}  # fmt: skip
+TORCH = ("trace capture", "profile", "measure", "validate", "smoke", "machine.yaml")  # in commands that need torch
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the commands run: one folder, since later ones read what earlier ones wrote."""
-    made = tmp_path_factory.mktemp("reader")
-    for name in ("examples", "traces"):
-        (made / name).symlink_to(ROOT / name)
-    (made / "prompts.txt").write_text("Once upon a time there was a small mixture of experts.\nWhat is a router?\n")
-    write_route_csv(made / "phone.route.csv", size=600 * 2**20)  # 7,200 MiB in all
-    return made
-
-
-SMALL = {  # what takes minutes of measuring, on a model for which it takes seconds
+SMALL = {  # replacements: a model that takes seconds for one that takes minutes
     "trace=mini-deepseek:6": "trace=mini-moe:2",
     "model=deepseek-v2-lite:6": "model=mini-moe:2",
     "--model deepseek-v2-lite": "--model mini-moe --quick --context 16,32 --prompt 8,16 --policies dali,fiddler",
+    "trace capture": "trace capture --prompt-tokens 8 --generated-tokens 4",
     "validate examples": "validate --set trace=mini-moe:2 --set model=mini-moe:2 --repeats 1 examples",
     "trilane smoke": "trilane smoke --lanes host-lanes",
 }
-
-
 ONCE = {"compare": ("--draws", "--jobs"), "ablate": ("--draws", "--jobs"), "whatif": ("--jobs",), "sweep": ("--jobs",)}
+BRIEF = ("whatif", "ablate", "compare")  # with short texts
+WRITES = ("-o", "--out", "--json", "--png", "--spans", "--perfetto", "--gantt")
 
 
 def brief(command: str) -> str:
-    """Small models, short texts, one draw and no other processes, unless the command asks for something else."""
+    """The command on small models and short texts, with one draw and one process unless it asks for more."""
     for large, small in SMALL.items():
         command = command.replace(large, small)
     words = shlex.split(command)
     words += [word for option in ONCE.get(words[1], ()) if option not in words for word in (option, "1")]
-    if words[1] == "whatif":
+    if words[1] in BRIEF and "trace=mine.safetensors" not in words:
         words += ["--set", "prompt_tokens=8", "--set", "generated_tokens=4"]
     return shlex.join(words)
 
 
+def written(command: str) -> list[str]:
+    """The files that a command is to write."""
+    words = shlex.split(command)
+    options = (*WRITES, "--trace") if "generate" in words else WRITES
+    return [value for option, value in pairwise(words) if option in options]
+
+
+MADE_BY = {name: command for command in reversed(OURS) for name in written(command)}  # the first that writes it
+
+
+def read(command: str) -> list[str]:
+    """The files of other commands that a command reads."""
+    values = {part for word in shlex.split(command) for part in word.split("=")}
+    return sorted(values.intersection(MADE_BY).difference(written(command)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reader's folder: the examples, shortened, and the files that the pages take for granted."""
+    made = tmp_path_factory.mktemp("reader")
+    (made / "traces").symlink_to(ROOT / "traces")
+    shutil.copytree(ROOT / "examples", made / "examples")
+    shorten(made / "examples/validation.yaml", vary={"cached_share": [0.25]}, policies=["fiddler", "dali"])
+    shorten(made / "examples/sweep.yaml", scenario={"prompt_tokens": 8, "generated_tokens": 4})
+    (made / "prompts.txt").write_text("Once upon a time there was a small mixture of experts.\nWhat is a router?\n")
+    (made / "my_policy.py").write_text(blocks("python")[0])
+    write_route_csv(made / "phone.route.csv", size=600 * 2**20)  # 7,200 MiB in all
+    return made
+
+
+def shorten(path: Path, **changes: Mapping[str, object] | list[str]) -> None:
+    """Change an example: keys of its mappings, and its lists as a whole."""
+    document = yaml.safe_load(path.read_text())
+    for key, change in changes.items():
+        document[key] = {**document[key], **change} if isinstance(change, Mapping) and key != "vary" else change
+    path.write_text(yaml.safe_dump(document))
+
+
 def run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One command line, which must succeed."""
+    """Run one command line, which must succeed."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", shlex.split(command))
     with pytest.raises(SystemExit) as stop:
@@ -59,46 +109,77 @@ def run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stop.value.code == 0
 
 
-@pytest.mark.xdist_group("readme")
-def test_every_command_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    torch.set_num_threads(1)  # a model this small is only held up by more
-    ours = [command for command in commands() if command not in MAKE]
-    assert all(command.startswith("trilane ") for command in ours)
-    for command in ours:
-        run(brief(command), folder, monkeypatch)
-    for name in ("result.json", "spans.parquet", "timeline.json", "step.png", "mine.safetensors", "curve.png",
-                 "machine.yaml", "made.safetensors", "validation/report.md", "fit.json", "cache.csv", "sweep.parquet",
-                 "sweep/heat.png"):  # fmt: skip
-        assert (folder / name).stat().st_size > 0
+def run_with_inputs(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a command, after those that write what it reads."""
+    for name in read(command):
+        if not (folder / name).exists():
+            run_with_inputs(MADE_BY[name], folder, monkeypatch)
+    run(brief(command), folder, monkeypatch)
+
+
+@pytest.mark.parametrize("command", [command for command in OURS if command != FIT], ids=str)  # FIT: its block
+def test_command_runs(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if any(words in command for words in TORCH):
+        torch = pytest.importorskip("torch")
+        torch.set_num_threads(1)  # more only wait for each other
+    if "smoke" in command:  # every policy takes a minute: tests of the smoke test's own
+        checks = pytest.importorskip("realrun.smoke.generation_checks")
+        monkeypatch.setattr(checks, "generation_checks", partial(checks.generation_checks, policies=("fiddler",)))
+    run_with_inputs(command, folder, monkeypatch)
+    for name in written(command):
+        path = folder / name
+        assert path.stat().st_size > 0
+
+
+def test_every_command_is_run_or_known() -> None:
+    others = {command for command in commands() if not command.startswith("trilane ")}
+    assert others == {*MAKE, *INSTALLATION}
 
 
 @pytest.mark.parametrize("command", MAKE)
 def test_make_targets_are_there(command: str) -> None:
-    assert command in commands()
     assert f"\n{MAKE[command]}:" in (ROOT / "Makefile").read_text()
 
 
-def test_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    [code] = blocks("python")
-    exec(compile(code, "README.md", "exec"), {})
-    assert "ms per token" in capsys.readouterr().out
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_examples_run(
+    page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    for place, code in enumerate(blocks("python", page)):
+        (file := folder / f"{page.stem}_{place}.py").write_text(code)
+        runpy.run_path(str(file), run_name=file.stem)
 
 
 @pytest.mark.parametrize("name", ["demo", "fit"])
 def test_blocks_are_what_the_commands_print(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(demo() if name == "demo" else command_with("trilane fit"), folder, monkeypatch)
+    run(demo() if name == "demo" else FIT, folder, monkeypatch)
     printed = block(name, capsys.readouterr().out)
     assert printed == shown_block(name), "renew it with: .venv/bin/python tests/trilane/readme.py"
 
 
-def test_pictures_and_links_are_there() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_pictures_are_shown_and_small() -> None:
+    text = "".join(page.read_text() for page in PAGES)
     for name in PICTURES:
-        assert f"docs/{name}" in text
+        assert name in text
         assert (ROOT / "docs" / name).stat().st_size < 300_000
-    for link in ("examples/reference.yaml", "traces/models/models.yaml", "sim/presets", "policies"):
-        assert f"]({link})" in text
-        assert (ROOT / link).exists()
+
+
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+@pytest.mark.parametrize("page", [README, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in LINK.findall(page.read_text()):
+        path = page.parent / target if target else page
+        assert path.exists(), f"{page.name}: no {target}"
+        if anchor:
+            assert anchor in anchors(path), f"{page.name}: no heading {anchor} in {path.name}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -19,7 +19,7 @@ from traces.capture.vectors import Vectors, popular_half
 RESIDENT = "the most popular half of each layer's experts"
 
 
-class Calibration:
+class CalibrationSums:
     """Sums over passes. With a ``stream`` default vectors are taken too, otherwise residual vectors and popularity."""
 
     def __init__(self, stream: ResidualStream | None = None) -> None:

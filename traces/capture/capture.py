@@ -15,10 +15,10 @@ from traces.capture.generate import make_batches
 from traces.capture.load import Loaded, load
 from traces.capture.model_shape import shape_of
 from traces.capture.prompts import PromptFile, read_prompts
-from traces.capture.record import Recorder
-from traces.capture.router_forecast import Forecaster, has_scores
+from traces.capture.record import RouterRecorder
+from traces.capture.router_forecast import RouterForecaster, has_scores
 from traces.capture.rows import place_rows, routing_rows, score_rows
-from traces.capture.run import Probe, Run
+from traces.capture.run import HookedModel, Probe
 from traces.capture.settings import FORECASTS, CaptureError, CaptureSettings, check_model
 from traces.capture.vectors import Vectors, known_vectors
 from traces.file import TraceWriter
@@ -39,7 +39,7 @@ def capture(
     load_options: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Path:
-    """Run ``model`` (folder or hub id) on the prompts of a file and write the trace to ``output``.
+    """HookedModel ``model`` (folder or hub id) on the prompts of a file and write the trace to ``output``.
 
     ``settings`` are the fields of CaptureSettings. If they name no forecasts, those that the model cannot give are left
     out, with a note in the trace and on stderr. All forecasts but the gate's need ``calibration_prompts``, a file
@@ -68,7 +68,7 @@ def capture_loaded(
     if known:
         check_vectors(known, loaded)
     with torch.inference_mode(), ExitStack() as stack:
-        run = Run(loaded, settings, stack.enter_context(Recorder(loaded.layers)))
+        run = HookedModel(loaded, settings, stack.enter_context(RouterRecorder(loaded.layers)))
         tokens = loaded.tokenize(prompts, settings.prompt_tokens)
         probe = run.probe(tokens[0])
         keys, left_out = choose(run, probe)
@@ -81,7 +81,8 @@ def capture_loaded(
 
 
 def _write(
-    run: Run, output: Path, prompts: list[list[int]], probe: Probe, forecaster: Forecaster, provenance: dict[str, Any]
+    run: HookedModel, output: Path, prompts: list[list[int]], probe: Probe, forecaster: RouterForecaster,
+    provenance: dict[str, Any],
 ) -> None:
     settings, loaded = run.settings, run.loaded
     shape = shape_of(loaded.model, loaded.layers, loaded.name, probe.top_k, loaded.weight_bits)
@@ -96,7 +97,7 @@ def _write(
 
 
 def _provenance(
-    run: Run, probe: Probe, prompts: PromptFile, vectors: Vectors | None, keys: Sequence[ForecastKey]
+    run: HookedModel, probe: Probe, prompts: PromptFile, vectors: Vectors | None, keys: Sequence[ForecastKey]
 ) -> dict[str, Any]:
     settings = run.settings
     return {

@@ -1,4 +1,4 @@
-"""Default vectors of experts, and the quasi-hidden state that they give (Speculating Experts, 5.1 and 5.2)."""
+"""Default vectors of experts, and the quasi-hidden state that they give (Speculating Experts, Sections 3.1 and 3.2)."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def quasi_hidden(stream: ResidualStream, vectors: Tensor, number: int) -> Tensor
     """q_l [N, H] of layer ``number``, which is not the last: norm_(l+1)(r_l + sum of g_e * vectors[l][e]).
 
     ``vectors`` are default vectors [L, E, H]. The paper sums routed experts alone. Where there are shared ones,
-    their true output is added: they run whatever is routed, and need no copy, so it is known by then. 5.2 does not say
-    whose norm it is; that of layer l+1 feeds the router to be imitated. The other reading, norm_l, is not offered.
+    their true output is added: they run whatever is routed, and need no copy, so it is known by then. The norm is that
+    of layer l+1, as in the released code (yalis, external/model.py): it feeds the router to be imitated.
     """
 
     def default(_own: Callable[..., Tensor], hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from traces.capture.calibration import Calibration
+from traces.capture.calibration import CalibrationSums
 from traces.capture.default_vectors import quasi_hidden
 from traces.capture.estimator import Estimator, estimator_from
 from traces.capture.generate import make_batches
@@ -16,8 +16,8 @@ from traces.capture.load import Loaded
 from traces.capture.partial import PartialPass
 from traces.capture.prompts import PromptFile
 from traces.capture.residual_stream import ResidualStream
-from traces.capture.router_forecast import GATE_INPUT, Forecaster, Guess, check_forecastable, parse_forecasts
-from traces.capture.run import Probe, Run
+from traces.capture.router_forecast import GATE_INPUT, Guess, RouterForecaster, check_forecastable, parse_forecasts
+from traces.capture.run import HookedModel, Probe
 from traces.capture.settings import FORECASTS, CaptureError
 from traces.capture.vectors import Vectors
 from traces.layout import ForecastKey
@@ -27,7 +27,7 @@ QUASI = ("quasi_hidden", "estimator")  # kinds that need default vectors
 STREAMED = (*QUASI, "partial")  # kinds that need the residual stream
 
 
-def choose(run: Run, probe: Probe) -> tuple[tuple[ForecastKey, ...], list[str]]:
+def choose(run: HookedModel, probe: Probe) -> tuple[tuple[ForecastKey, ...], list[str]]:
     """The forecasts to make, and a note on each that the model cannot give: they are left out where nobody asked."""
     if run.settings.forecasts is not None:
         return parse_forecasts(run.settings.forecasts), []
@@ -41,7 +41,7 @@ def choose(run: Run, probe: Probe) -> tuple[tuple[ForecastKey, ...], list[str]]:
     return keys, notes
 
 
-def _try(run: Run, probe: Probe, key: ForecastKey) -> None:
+def _try(run: HookedModel, probe: Probe, key: ForecastKey) -> None:
     """Raise CaptureError if the model cannot give a forecast."""
     check_forecastable(run.loaded.layers, probe.records, probe.prompt)
     if key.kind in STREAMED:
@@ -52,13 +52,13 @@ def _try(run: Run, probe: Probe, key: ForecastKey) -> None:
 
 
 def prepare(
-    run: Run,
+    run: HookedModel,
     probe: Probe,
     stack: ExitStack,
     keys: tuple[ForecastKey, ...],
     calibration: PromptFile | None,
     known: Vectors | None,
-) -> tuple[Forecaster, Vectors | None]:
+) -> tuple[RouterForecaster, Vectors | None]:
     """The forecaster for ``keys``, its hooks on until ``stack`` closes, and the vectors that it uses.
 
     They are those ``known``, or taken on the calibration prompts, or none if no forecast needs any. Raises
@@ -75,17 +75,17 @@ def prepare(
         vectors = known or calibrate(run, stream if kinds & set(QUASI) else None, calibration)
     guesses = {**GATE_INPUT, **_guesses(run, probe, stack, stream, vectors, kinds)}
     count = min(2 * probe.top_k, run.loaded.layers[0].experts_count)
-    return Forecaster(run.loaded.layers, keys, count, probe.rule, guesses, estimator), vectors
+    return RouterForecaster(run.loaded.layers, keys, count, probe.rule, guesses, estimator), vectors
 
 
-def checked_stream(run: Run, probe: Probe, forecast: str) -> ResidualStream:
+def checked_stream(run: HookedModel, probe: Probe, forecast: str) -> ResidualStream:
     """The residual stream of a model that was found to have one. Raises CaptureError naming ``forecast``."""
     with ResidualStream(run.loaded.model, run.recorder, forecast) as stream:
         stream.check(run.prefill(probe.prompt))
     return stream
 
 
-def stream_if_any(run: Run, probe: Probe, forecast: str) -> tuple[ResidualStream | None, str]:
+def stream_if_any(run: HookedModel, probe: Probe, forecast: str) -> tuple[ResidualStream | None, str]:
     """The residual stream, or None and the reason: without one there are residual vectors, but no default vectors."""
     try:
         return checked_stream(run, probe, forecast), ""
@@ -93,9 +93,9 @@ def stream_if_any(run: Run, probe: Probe, forecast: str) -> tuple[ResidualStream
         return None, str(error)
 
 
-def calibrate(run: Run, stream: ResidualStream | None, prompts: PromptFile | None) -> Vectors:
+def calibrate(run: HookedModel, stream: ResidualStream | None, prompts: PromptFile | None) -> Vectors:
     """Vectors from the prompts and what the model makes of them. Raises CaptureError without prompts."""
-    sums = Calibration(stream)
+    sums = CalibrationSums(stream)
     tokens = run.loaded.tokenize(prompts, run.settings.prompt_tokens) if prompts else []
     for batch in make_batches(tokens, run.settings.batch_size, CALIBRATION_FIRST_SEQUENCE):
         for _, records in run.passes(batch, run.settings.generated_tokens):
@@ -120,7 +120,8 @@ def check_vectors(vectors: Vectors, loaded: Loaded) -> None:
 
 
 def _guesses(
-    run: Run, probe: Probe, stack: ExitStack, stream: ResidualStream | None, vectors: Vectors | None, kinds: set[str]
+    run: HookedModel, probe: Probe, stack: ExitStack, stream: ResidualStream | None, vectors: Vectors | None,
+    kinds: set[str],
 ) -> Mapping[str, Guess]:
     """For every kind that needs vectors, how to guess the next gate input."""
     if vectors is None:
@@ -144,14 +145,14 @@ def _quasi(stream: ResidualStream, vectors: Vectors) -> Guess:
     return lambda _records, at: quasi_hidden(stream, default, at)
 
 
-def _checked_partial(run: Run, probe: Probe, stream: ResidualStream, resident: Tensor) -> PartialPass:
+def _checked_partial(run: HookedModel, probe: Probe, stream: ResidualStream, resident: Tensor) -> PartialPass:
     """Partial passes of a model in which, with all experts resident, they gave the true gate inputs."""
     with PartialPass(stream, torch.ones_like(resident)) as complete:
         complete.check(run.prefill(probe.prompt))
     return PartialPass(stream, resident)
 
 
-def _estimator(run: Run, known: Vectors | None) -> Estimator:
+def _estimator(run: HookedModel, known: Vectors | None) -> Estimator:
     if known is None or not known.estimator:
         raise CaptureError(
             "estimator@1 needs a trained estimator, there is none in the vectors given; train one with "

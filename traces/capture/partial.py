@@ -19,8 +19,8 @@ class PartialPass:
     """Runs every layer's attention once more, just before the model does, on the partial state of the layer before:
 
     r_l + shared(h_l) + the sum of g_e * E_e(h_l) over chosen experts that are ``resident`` [L, E]; nothing is
-    renormalised. (Section 3.3 does not say; a sum renormalised over the resident ones is not offered.) It attends to a
-    copy of the key-value cache: what it writes there is lost. Use as a context manager.
+    renormalised (SMoE, Section IV-C, does not say; docs/readings.md). It attends to a copy of the key-value cache, so
+    that what it writes there is lost. Use as a context manager.
     """
 
     def __init__(self, stream: ResidualStream, resident: Tensor) -> None:

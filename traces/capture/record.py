@@ -31,7 +31,7 @@ class LayerRecord:
     weights: Tensor | None = None  # [N, k]
 
 
-class Recorder:
+class RouterRecorder:
     """Hooks on all MoE layers of a model. Use as a context manager: on leaving, the model is as it was."""
 
     def __init__(self, layers: list[MoeLayer]) -> None:
@@ -40,7 +40,7 @@ class Recorder:
         self._handles: list[Any] = []
         self._muted = False
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> RouterRecorder:
         for number, layer in enumerate(self.layers):
             self._handles.append(layer.router.register_forward_hook(self._on_router(number), with_kwargs=True))
             self._handles.append(layer.experts.register_forward_pre_hook(self._on_experts(number), with_kwargs=True))

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from traces.capture.layers import MoeLayer
-from traces.capture.record import LayerRecord, Recorder
+from traces.capture.record import LayerRecord, RouterRecorder
 from traces.capture.settings import CaptureError
 
 PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm")
@@ -39,7 +39,7 @@ class DecoderLayer:
 class ResidualStream:
     """Keeps the post-attention residual [B, S, H] of every layer in the pass that runs. Use as a context manager."""
 
-    def __init__(self, model: nn.Module, recorder: Recorder, forecast: str) -> None:
+    def __init__(self, model: nn.Module, recorder: RouterRecorder, forecast: str) -> None:
         """``forecast`` names, in errors, what needs the stream. Raises CaptureError where parts have other names."""
         self.recorder, self.forecast = recorder, forecast
         self.parts = [_decoder_layer(model, mixture, forecast) for mixture in recorder.layers]

@@ -1,8 +1,8 @@
 """Forecasts of later layers' routing: the experts that a later layer's router ranks best on a guess of its input.
 
 ``gate@d``: the gate input of layer l as it is, for layer l+d (HybriMoE, DAOP). ``residual@1``: with the mean change to
-layer l+1 added (DALI, eq. 10-11). ``quasi_hidden@1``: see hf_default_vectors. ``partial@1``: see hf_partial.
-``estimator@1``: the quasi-hidden state again, ranked not by the router but by a small network (hf_estimator).
+layer l+1 added (DALI, eq. 10-11). ``quasi_hidden@1``: see ``default_vectors``. ``partial@1``: see ``partial``.
+``estimator@1``: the quasi-hidden state again, ranked not by the router but by a small network (``estimator``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GATE_INPUT: Mapping[str, Guess] = {"gate": lambda records, layer: records[layer]
 
 
 @dataclass(frozen=True)
-class Forecaster:
+class RouterForecaster:
     """Makes forecasts of ``count`` (m) experts a token, by ``guesses`` of every kind that is in ``keys``."""
 
     layers: list[MoeLayer]

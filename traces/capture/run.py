@@ -9,7 +9,7 @@ import torch
 
 from traces.capture.generate import Batch, Pass, Sampler, generate
 from traces.capture.load import Loaded
-from traces.capture.record import LayerRecord, Recorder
+from traces.capture.record import LayerRecord, RouterRecorder
 from traces.capture.scores import scoring_rule
 from traces.capture.settings import CaptureError, CaptureSettings
 
@@ -20,18 +20,18 @@ class Probe:
 
     prompt: list[int]
     top_k: int
-    rule: str  # of hf_scores.RULES
+    rule: str  # of scores.RULES
     certain: bool
     records: list[LayerRecord]
 
 
 @dataclass(frozen=True)
-class Run:
+class HookedModel:
     """A model, the settings to run it with, and the recorder that watches it."""
 
     loaded: Loaded
     settings: CaptureSettings
-    recorder: Recorder
+    recorder: RouterRecorder
 
     def passes(self, batch: Batch, new_tokens: int) -> Iterator[tuple[Pass, list[LayerRecord]]]:
         """Every forward pass over a batch, with what its routers did."""

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from traces.library import load_trace, trace_names
+from traces.bundled_traces import bundled_trace, find_trace
+from traces.file import read_trace
 from traces.models.quantisation import quantised
 from traces.models.shape import ModelShape, ShapeError
 from traces.names import unknown
@@ -38,7 +39,7 @@ def load_model(name: str) -> ModelShape:
     if at:
         return quantised(load_model(model), quantisation)
     if name in _MINI_MODELS and (trace := bundled_trace(name)):
-        return replace(load_trace(trace).shape, name=name)
+        return replace(read_trace(find_trace(trace)).shape, name=name)
     if name not in _entries():
         raise ShapeError(unknown("model", name, model_names()))
     return _shape(name, _entries()[name])
@@ -63,11 +64,6 @@ def recognise(gguf_arch: str, moe_layers: int, experts: int) -> ModelShape | Non
         if (entry["gguf_arch"], entry["moe_layers"], entry["experts"]) == (gguf_arch, moe_layers, experts):
             return load_model(name)
     return None
-
-
-def bundled_trace(name: str) -> str | None:
-    """The first bundled trace of model ``name``: of that name, or ``<name>-<anything>``."""
-    return next((trace for trace in trace_names() if trace == name or trace.startswith(f"{name}-")), None)
 
 
 @cache

@@ -22,12 +22,12 @@ from traces.synthesis.measured import (
     LEAST_PROMPT,
     WINDOWS,
     Floats,
-    Measured,
+    OverlapStatistics,
     choices_of,
     measure_trace,
 )
 from traces.synthesis.moments import FITTED_WINDOWS, Layout, simulated, tuned
-from traces.synthesis.routing_model import Residual, RoutingFit
+from traces.synthesis.routing_model import Residual, RoutingModel
 from traces.trace import Trace
 
 WIDTHS = (3, 4, 5, 6, 8, 10, 12, 16, 24)
@@ -38,7 +38,7 @@ _TEXT = Texts(((0,),), prompt_tokens=1, generated_tokens=48)  # to fit the shape
 DIGITS = 4
 
 
-def fit_routing(trace: Trace, name: str, model: str, source: str) -> RoutingFit:
+def estimate_routing(trace: Trace, name: str, model: str, source: str) -> RoutingModel:
     """The parameters that make routing like ``trace``'s up, with the residuals. Takes seconds.
 
     ``name`` is the fit's own, ``model`` the catalogue's name of the trace's model, ``source`` where the trace is from.
@@ -58,9 +58,9 @@ def fit_routing(trace: Trace, name: str, model: str, source: str) -> RoutingFit:
     return replace(fit, residuals=tuple(_residuals(trace, fit, real, made))).rounded(DIGITS)
 
 
-def _start(trace: Trace, name: str, model: str, source: str) -> RoutingFit:
+def _start(trace: Trace, name: str, model: str, source: str) -> RoutingModel:
     shape = trace.shape
-    return RoutingFit(
+    return RoutingModel(
         name=name, model=model, source=source, moe_layers=shape.moe_layers, experts=shape.experts, top_k=shape.top_k,
         preference_share=(0.4,) * shape.moe_layers, preference_tail=0.0, prompt_preference_share=0.6,
         prompt_likeness=0.8, model_share=MODEL_SHARE, autocorrelation=(0.2,) * LAGS, state_width=WIDTHS[0],
@@ -69,11 +69,11 @@ def _start(trace: Trace, name: str, model: str, source: str) -> RoutingFit:
 
 
 class _Tried(NamedTuple):
-    fit: RoutingFit
+    fit: RoutingModel
     miss: float
 
 
-def _of_best_width(real: Measured, start: RoutingFit, layout: Layout) -> RoutingFit:
+def _of_best_width(real: OverlapStatistics, start: RoutingModel, layout: Layout) -> RoutingModel:
     """The wider a token's state, the less alike two tokens are by chance: tried until that is passed."""
     best: _Tried | None = None
     for width in WIDTHS:
@@ -86,11 +86,11 @@ def _of_best_width(real: Measured, start: RoutingFit, layout: Layout) -> Routing
     return best.fit
 
 
-def _miss(real: Measured, made: Measured) -> float:
+def _miss(real: OverlapStatistics, made: OverlapStatistics) -> float:
     return float(abs(np.log(made.spread / real.spread)) + abs(np.log(made.gain / real.gain)))
 
 
-def _sharpness(trace: Trace, fit: RoutingFit) -> float:
+def _sharpness(trace: Trace, fit: RoutingModel) -> float:
     """That makes the weights by rank as the trace's."""
     logits = np.concatenate(list(layer_logits(fit, _TEXT)))
     wanted = _mean_weights(trace)
@@ -116,7 +116,7 @@ def _forecast_accuracy(trace: Trace) -> dict[str, float]:
     return {str(name): float(value) for name, value in means.items()}
 
 
-def _residuals(trace: Trace, fit: RoutingFit, real: Measured, made: Measured) -> list[Residual]:
+def _residuals(trace: Trace, fit: RoutingModel, real: OverlapStatistics, made: OverlapStatistics) -> list[Residual]:
     """Every statistic that the trace can say; the ones that nothing was fitted to are there to check."""
     logits = np.concatenate(list(layer_logits(fit, _TEXT)))
     wanted, weights = _mean_weights(trace), _weights(logits, fit.top_k, fit.sharpness, trace.shape.norm_topk)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from traces.layout import ForecastKey, parse_forecast_name
 from traces.models.shape import ModelShape
 from traces.synthesis.latent import Singles, Texts, layer_logits
-from traces.synthesis.routing_model import RoutingFit
+from traces.synthesis.routing_model import RoutingModel
 from traces.synthesis.topk import best, coarse
 
 _SCORED = "partial"  # the forecast whose scores are recorded
@@ -28,12 +28,12 @@ def softmax(logits: Singles, sharpness: float) -> Singles:
     return np.asarray(scores / scores.sum(axis=1, keepdims=True))
 
 
-class Forecaster:
+class SyntheticForecast:
     """One forecast of all tokens. The forecasts of a layer err alike, the better ones less."""
 
     def __init__(self, shape: ModelShape, name: str, correlation: float, sharpness: float, tokens: int) -> None:
         parsed = parse_forecast_name(f"forecast/{name}/ids")
-        assert parsed is not None  # RoutingFit checked it
+        assert parsed is not None  # RoutingModel checked it
         self.key: ForecastKey = parsed[0]
         self._correlation, self._sharpness = correlation, sharpness
         size = (tokens, shape.moe_layers, min(2 * shape.top_k, shape.experts))
@@ -54,7 +54,7 @@ class Forecaster:
             self.tensors[self.key.scores_name][:, made] = scores
 
 
-def correlations(routing: RoutingFit, model_seed: int, names: Iterable[str]) -> Mapping[str, float]:
+def correlations(routing: RoutingModel, model_seed: int, names: Iterable[str]) -> Mapping[str, float]:
     """For each forecast, the correlation of guess and truth that makes it as accurate as asked (of a short text)."""
     return {name: _correlation(routing, model_seed, name) for name in names}
 
@@ -73,7 +73,7 @@ class _Piece(NamedTuple):
 
 
 @lru_cache(maxsize=2)
-def _pilot(routing: RoutingFit, model_seed: int) -> tuple[_Piece, ...]:
+def _pilot(routing: RoutingModel, model_seed: int) -> tuple[_Piece, ...]:
     """All layers of the text, in pieces that fit the processor's cache: they are gone through many times."""
     logits = np.concatenate([coarse(layer) for layer in layer_logits(routing, _PILOT, model_seed)])
     error = np.random.default_rng(0).standard_normal(logits.shape, dtype=np.float32)
@@ -82,7 +82,7 @@ def _pilot(routing: RoutingFit, model_seed: int) -> tuple[_Piece, ...]:
 
 
 @lru_cache(maxsize=64)
-def _correlation(routing: RoutingFit, model_seed: int, name: str) -> float:
+def _correlation(routing: RoutingModel, model_seed: int, name: str) -> float:
     wanted, pilot = routing.forecast_accuracy[name], _pilot(routing, model_seed)
     choices = sum(piece.true.size for piece in pilot)
 

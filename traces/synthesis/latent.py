@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.synthesis.routing_model import RoutingFit
+from traces.synthesis.routing_model import RoutingModel
 from traces.synthesis.skewed_scores import skewed_scores
 from traces.synthesis.token_states import token_states
 
@@ -41,7 +41,7 @@ class Texts:
         return len(self.seeds) * (self.prompt_tokens + self.generated_tokens)
 
 
-def layer_logits(fit: RoutingFit, texts: Texts, model_seed: int = 0) -> Iterator[Singles]:
+def layer_logits(fit: RoutingModel, texts: Texts, model_seed: int = 0) -> Iterator[Singles]:
     """For each layer the logits [tokens, experts] of all texts, one after the other; prompt first."""
     streams = [np.random.default_rng((_TEXT, *seed)) for seed in texts.seeds]
     quantiles = skewed_scores(fit.experts, fit.preference_tail).astype(np.float32)
@@ -63,27 +63,27 @@ def _mixed(one: Singles, other: Singles, share: float) -> Singles:
     return np.float32(np.sqrt(1 - share)) * one + np.float32(np.sqrt(share)) * other
 
 
-def _fresh_states(fit: RoutingFit, texts: Texts, streams: list[np.random.Generator]) -> Singles:
+def _fresh_states(fit: RoutingModel, texts: Texts, streams: list[np.random.Generator]) -> Singles:
     """[tokens, width]; a prompt and its answer are two texts."""
     lengths = (texts.prompt_tokens, texts.generated_tokens)
     parts = [token_states(streams, fit.autocorrelation, length, fit.state_width) for length in lengths]
     return np.concatenate(parts, axis=1).reshape(texts.tokens, fit.state_width)
 
 
-def _directions(rng: np.random.Generator, fit: RoutingFit) -> Singles:
+def _directions(rng: np.random.Generator, fit: RoutingModel) -> Singles:
     """[width, experts], of length 1."""
     directions = rng.standard_normal((fit.state_width, fit.experts), dtype=np.float32)
     return np.asarray(directions / np.linalg.norm(directions, axis=0))
 
 
-def _noise(fit: RoutingFit, texts: Texts, streams: list[np.random.Generator]) -> Singles:
+def _noise(fit: RoutingModel, texts: Texts, streams: list[np.random.Generator]) -> Singles:
     """[tokens, experts]."""
     length = texts.prompt_tokens + texts.generated_tokens
     return np.concatenate([rng.standard_normal((length, fit.experts), dtype=np.float32) for rng in streams])
 
 
 def _text_preferences(
-    streams: list[np.random.Generator], liked: Singles, fit: RoutingFit, quantiles: Singles
+    streams: list[np.random.Generator], liked: Singles, fit: RoutingModel, quantiles: Singles
 ) -> Singles:
     """[texts, 2, experts]: of the prompt and of the answer. Ranks decide, so that every layer of every text is equally
     particular whatever was drawn."""
@@ -94,7 +94,7 @@ def _text_preferences(
     return np.asarray(quantiles[raw.argsort(axis=-1).argsort(axis=-1)])
 
 
-def _logits(fit: RoutingFit, texts: Texts, share: float, preferences: Singles, changing: Singles) -> Singles:
+def _logits(fit: RoutingModel, texts: Texts, share: float, preferences: Singles, changing: Singles) -> Singles:
     """Preferences [texts, 2, experts] and what changes with the token, put together."""
     logits = changing.reshape(len(texts.seeds), -1, changing.shape[1])
     prompt, answer = np.s_[:, : texts.prompt_tokens], np.s_[:, texts.prompt_tokens :]

@@ -33,7 +33,7 @@ class Choices:
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class OverlapStatistics:
     """Means over texts; *overlap* is the share of a token's experts that another token has too. NaN where a trace is
     too short to say."""
 
@@ -49,17 +49,16 @@ class Measured:
     prompt_distinct: float  # different experts of a prompt
 
 
-def measure_trace(trace: Trace) -> Measured:
+def measure_trace(trace: Trace) -> OverlapStatistics:
     """Of a trace; where its importer filled the last layer of the prompts in, that is left out."""
     layers = trace.shape.moe_layers - bool(trace.provenance.get("filled_rows"))
     return measure(choices_of(trace), trace.shape.experts, layers)
 
 
-def middle(several: list[Measured]) -> Measured:
+def middle(several: list[OverlapStatistics]) -> OverlapStatistics:
     """The mean of each statistic."""
-    return Measured(
-        **{field.name: np.mean([getattr(one, field.name) for one in several], axis=0) for field in fields(Measured)}
-    )
+    names = [field.name for field in fields(OverlapStatistics)]
+    return OverlapStatistics(**{name: np.mean([getattr(one, name) for one in several], axis=0) for name in names})
 
 
 def choices_of(trace: Trace) -> list[Choices]:
@@ -74,14 +73,14 @@ def choices_of(trace: Trace) -> list[Choices]:
     return enough[:MOST_SEQUENCES]
 
 
-def measure(texts: list[Choices], experts: int, prompt_layers: int | None = None) -> Measured:
+def measure(texts: list[Choices], experts: int, prompt_layers: int | None = None) -> OverlapStatistics:
     """Look at all pairs of tokens. ``prompt_layers``: the first so many layers tell of prompts (default: all)."""
     used = [(_used(text.prompt[:, :prompt_layers], experts), _used(text.answer, experts)) for text in texts]
     k = texts[0].answer.shape[2]
     answers = [_overlaps(answer, answer, k) for _, answer in used]
     far = [_apart(overlap, LAGS + 1) for overlap in answers]
     across = list(_across([answer for _, answer in used], k))
-    return Measured(
+    return OverlapStatistics(
         far=_mean([pairs.mean(axis=1) for pairs in far]),
         lags=_mean([[np.diagonal(overlap, lag, 1, 2).mean() for lag in range(1, LAGS + 1)] for overlap in answers]),
         across=float(_mean(across or [np.nan])),

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from traces.synthesis.latent import Texts, layer_logits
-from traces.synthesis.measured import Choices, Floats, Measured, measure, middle
+from traces.synthesis.measured import Choices, Floats, OverlapStatistics, measure, middle
 from traces.synthesis.normal_overlap import correlation_of
-from traces.synthesis.routing_model import RoutingFit
+from traces.synthesis.routing_model import RoutingModel
 from traces.synthesis.topk import best
 
 ROUNDS = 16
@@ -55,7 +55,7 @@ class Layout(NamedTuple):
         return max(1, _TEXTS // self.texts)
 
 
-def tuned(real: Measured, start: RoutingFit, layout: Layout) -> RoutingFit:
+def tuned(real: OverlapStatistics, start: RoutingModel, layout: Layout) -> RoutingModel:
     """``start``, moved until it measures as ``real``; its state_width stays."""
     fit, paces, last = start, {name: _paced(1.0) for name in _LIMITS}, {name: _paced(0.0) for name in _LIMITS}
     for _ in range(ROUNDS):
@@ -67,12 +67,12 @@ def tuned(real: Measured, start: RoutingFit, layout: Layout) -> RoutingFit:
     return fit
 
 
-def simulated(fit: RoutingFit, layout: Layout, seed: int = 0) -> Measured:
+def simulated(fit: RoutingModel, layout: Layout, seed: int = 0) -> OverlapStatistics:
     """What routing made up measures, mean over models. Another ``seed``: other texts, other models."""
     return middle([_simulated(fit, layout, seed, number) for number in range(layout.models)])
 
 
-def _simulated(fit: RoutingFit, layout: Layout, seed: int, number: int) -> Measured:
+def _simulated(fit: RoutingModel, layout: Layout, seed: int, number: int) -> OverlapStatistics:
     texts = Texts(
         tuple((seed, number, text) for text in range(layout.texts)), layout.prompt_tokens, layout.generated_tokens
     )
@@ -82,7 +82,7 @@ def _simulated(fit: RoutingFit, layout: Layout, seed: int, number: int) -> Measu
     return measure([Choices(text[:prompt], text[prompt:]) for text in made], fit.experts)
 
 
-def _moves(fit: RoutingFit, real: Measured, made: Measured) -> dict[str, Any]:
+def _moves(fit: RoutingModel, real: OverlapStatistics, made: OverlapStatistics) -> dict[str, Any]:
     """By how much each parameter seems to be off; NaN where the trace does not say."""
 
     def lacks(name: str) -> Any:

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from traces.layout import TraceError
+from traces.models.catalogue import load_model
+from traces.synthesis.nearest import nearest_routing
+from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace
 
 PREFIX = "synthetic:"
@@ -32,16 +35,11 @@ def load_synthetic(name: str) -> Trace:
 
     Raises ShapeError for an unknown model and TraceError for lengths that cannot be read.
     """
-    # Here, because the catalogue reads traces itself, and because most who load traces make none up.
-    from traces.models.catalogue import load_model
-    from traces.synthesis.nearest import like
-    from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
-
     model, calibration, counts, forecasts = _parsed(name)
     shape = load_model(model)
     seed = _CALIBRATION_SEED if calibration else _EVALUATION_SEED
     lengths = dict(zip(("sequences", "prompt_tokens", "generated_tokens"), counts, strict=bool(counts)))
-    return synthetic_trace(shape, Synthesis(like(shape), seed=seed, forecasts=forecasts, **lengths))
+    return synthetic_trace(shape, Synthesis(nearest_routing(shape), seed=seed, forecasts=forecasts, **lengths))
 
 
 def synthetic_calibration_of(name: str) -> str | None:

@@ -22,20 +22,19 @@ import numpy as np
 
 from traces.models.published import published_figures
 from traces.models.shape import ModelShape
-from traces.synthesis.routing_model import RoutingFit
-from traces.synthesis.stored_fits import stored_fits
+from traces.synthesis.routing_model import RoutingModel, stored_models
 
 _DIGITS = 4
 
 
-def like(shape: ModelShape, fit: RoutingFit | None = None) -> RoutingFit:
+def nearest_routing(shape: ModelShape, fit: RoutingModel | None = None) -> RoutingModel:
     """Routing for ``shape``, from ``fit`` or the nearest stored one; its ``source`` says what was taken from where."""
-    fit = fit or _nearest(shape, stored_fits())
+    fit = fit or _nearest(shape, stored_models())
     accuracy, about = _forecast_accuracy(shape, fit)
     return replace(_made_to(shape, fit), forecast_accuracy=accuracy, source=f"{_taken(shape, fit)}; {about}")
 
 
-def _made_to(shape: ModelShape, fit: RoutingFit) -> RoutingFit:
+def _made_to(shape: ModelShape, fit: RoutingModel) -> RoutingModel:
     """``fit`` for other numbers of layers, experts and experts per token."""
     depth, ours = ((np.arange(layers) + 0.5) / layers for layers in (fit.moe_layers, shape.moe_layers))
     shares = np.interp(ours, depth, fit.preference_share)
@@ -45,11 +44,11 @@ def _made_to(shape: ModelShape, fit: RoutingFit) -> RoutingFit:
     )  # fmt: skip
 
 
-def _forecast_accuracy(shape: ModelShape, fit: RoutingFit) -> tuple[Mapping[str, float], str]:
+def _forecast_accuracy(shape: ModelShape, fit: RoutingModel) -> tuple[Mapping[str, float], str]:
     """Accuracy@k by forecast, and where it is from."""
     same = bool(fit.forecast_accuracy) and fit.model == _base_name(shape)
     published = {} if same else _published(shape)
-    recorded = {name: one for name, one in stored_fits().items() if one.forecast_accuracy}
+    recorded = {name: one for name, one in stored_models().items() if one.forecast_accuracy}
     measured = fit if fit.forecast_accuracy else _nearest(shape, recorded)
     known = measured.forecast_accuracy
     ratio = published["gate@1"] / known["gate@1"] if "gate@1" in published and "gate@1" in known else 1.0
@@ -65,15 +64,15 @@ def _base_name(shape: ModelShape) -> str:
     return shape.name.partition(":")[0].partition("@")[0]
 
 
-def _nearest(shape: ModelShape, fits: Mapping[str, RoutingFit]) -> RoutingFit:
-    def distance(fit: RoutingFit) -> tuple[bool, float]:
+def _nearest(shape: ModelShape, fits: Mapping[str, RoutingModel]) -> RoutingModel:
+    def distance(fit: RoutingModel) -> tuple[bool, float]:
         ratios = (shape.experts / fit.experts, shape.top_k / fit.top_k)
         return fit.model != _base_name(shape), sum(abs(log2(ratio)) for ratio in ratios)
 
     return min(fits.values(), key=distance)
 
 
-def _taken(shape: ModelShape, fit: RoutingFit) -> str:
+def _taken(shape: ModelShape, fit: RoutingModel) -> str:
     of = f"{fit.source}; {fit.moe_layers} layers, {fit.experts} experts, top-{fit.top_k}"
     made = f"made to the {shape.moe_layers} layers, {shape.experts} experts, top-{shape.top_k} of {shape.name}"
     return f"fitted to {fit.name} ({of}), {made}"

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from traces.layout import TraceError, parse_forecast_name
+from traces.yaml_data import read_yaml
+
+STORED = Path(__file__).with_name("routing_models.yaml")
 
 
 class Residual(NamedTuple):
@@ -19,7 +24,7 @@ class Residual(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RoutingFit:
+class RoutingModel:
     """Parameters of made-up routing; :mod:`traces.synthesis.latent` says how they make it.
 
     Shares are of the variance of a router's logits, 0 to 1.
@@ -65,7 +70,7 @@ class RoutingFit:
         residuals = [residual._asdict() for residual in self.residuals]
         return {**values, **lists, "forecast_accuracy": dict(self.forecast_accuracy), "residuals": residuals}
 
-    def rounded(self, digits: int) -> RoutingFit:
+    def rounded(self, digits: int) -> RoutingModel:
         """With so many digits after the point."""
 
         def round_off(value: Any) -> Any:
@@ -78,7 +83,7 @@ class RoutingFit:
         return self.from_dict(round_off(self.to_dict()))
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RoutingFit:
+    def from_dict(cls, values: Mapping[str, Any]) -> RoutingModel:
         """Raises TraceError for a key too many or too few."""
         known = {field.name for field in fields(cls)}
         if set(values) != known:
@@ -86,3 +91,10 @@ class RoutingFit:
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         residuals = tuple(Residual(**residual) for residual in values["residuals"])
         return cls(**{**values, **lists, "residuals": residuals})
+
+
+@cache
+def stored_models() -> Mapping[str, RoutingModel]:
+    """The models that come with the package, by the name of their trace: the bundled traces, and two published ones
+    that are not bundled. ``python -m tools.refit_routing`` wrote the file; its order is kept."""
+    return {name: RoutingModel.from_dict({"name": name, **entry}) for name, entry in read_yaml(STORED).items()}

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from traces.layout import DECODE, PREFILL, TraceError
 from traces.models.shape import ModelShape
-from traces.synthesis.forecasts import Forecaster, correlations, softmax
+from traces.synthesis.forecasts import SyntheticForecast, correlations, softmax
 from traces.synthesis.latent import Texts, layer_logits
-from traces.synthesis.routing_model import RoutingFit
+from traces.synthesis.routing_model import RoutingModel
 from traces.synthesis.topk import best, coarse
 from traces.trace import Trace
 
@@ -27,7 +27,7 @@ class Synthesis:
     trace is the same.
     """
 
-    routing: RoutingFit
+    routing: RoutingModel
     sequences: int = 20
     prompt_tokens: int = 64
     generated_tokens: int = 64
@@ -94,7 +94,7 @@ def _routed(shape: ModelShape, asked: Synthesis) -> dict[str, NDArray[Any]]:
         "scores": np.empty((tokens, layers, shape.experts), np.float16),
     }
     found = correlations(asked.routing, asked.model_seed, asked.forecast_names)
-    makers = [Forecaster(shape, name, how, asked.routing.sharpness, tokens) for name, how in found.items()]
+    makers = [SyntheticForecast(shape, name, how, asked.routing.sharpness, tokens) for name, how in found.items()]
     errors = np.random.default_rng((_ERRORS, asked.seed))
     for layer, exact in enumerate(layer_logits(asked.routing, asked.texts, asked.model_seed)):
         logits = coarse(exact)

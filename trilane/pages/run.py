@@ -85,7 +85,7 @@ def _lanes(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def record_of(run: Run) -> dict[str, Any]:
     """A run as verbs write it with ``--json``: the resolved scenario, the numbers, how far each layer approximates."""
-    layers = None if run.approximation is None else run.approximation.to_dict("records")
+    layers = None if run.routing_errors is None else run.routing_errors.to_dict("records")
     return {"scenario": dict(run.scenario), "run": run.to_dict(), "approximation": layers}
 
 

@@ -11,9 +11,10 @@ from policies.ablation import StagedPrefetcher, rungs, without
 from policies.mechanism.views import PolicyError
 from policies.protocols import Composition
 from policies.system import ChoiceError
+from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
-from sim.simulate import Setting, compose_policy, setting_of, simulate_composition
+from sim.simulate import play as simulated
 from trilane.study import DRAWS
 from trilane.study.draws import Outcome, Row, Watch, draws_of, play, refused, summary
 
@@ -55,7 +56,7 @@ def ablate(scenario: Scenario, *, draws: int = DRAWS, jobs: int = 1, watch: Watc
     """
     policy, parameters = scenario.policy, scenario.parameters
     played = draws_of(scenario, draws)
-    whole = compose_policy(setting_of(scenario), policy, parameters)
+    whole = prepare(scenario).composition
     ladder, all_but_one = _ladder(whole), _all_but_one(whole)
     simulations = {
         mix.key: partial(simulate_parts, policy=policy, parameters=parameters, on=mix.on)
@@ -68,13 +69,14 @@ def ablate(scenario: Scenario, *, draws: int = DRAWS, jobs: int = 1, watch: Watc
     return Ablation(resolved, policy, steps, gaps)
 
 
-def simulate_parts(setting: Setting, policy: str, parameters: Mapping[str, object], on: Sequence[str]) -> Run:
+def simulate_parts(prepared: Prepared, policy: str, parameters: Mapping[str, object], on: Sequence[str]) -> Run:
     """Simulate a policy with those of its parts alone that are in ``on``. Raises ChoiceError where they cannot do
     without the others."""
-    composition = compose_policy(setting, policy, parameters)
+    whole = prepared.with_policy(policy, parameters)
+    composition = whole.composition
     off = [part for part in rungs(composition) if part not in on]
     try:
-        return simulate_composition(setting, without(composition, off))
+        return simulated(whole.with_composition(without(composition, off)))
     except PolicyError as error:
         if not off:
             raise

@@ -8,9 +8,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from policies.registry import ChoiceError, policy_names, system
+from sim.runs.prepare import Prepared
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
-from sim.simulate import CLAIRVOYANT, simulate_setting
+from sim.runs.vocabulary import Label
+from sim.simulate import play as simulated
 from trilane.study import DRAWS
 from trilane.study.draws import Row, Watch, draws_of, play, refused, summary
 
@@ -33,7 +35,7 @@ class Comparison(NamedTuple):
         ``regret`` is TPOT over that of the clairvoyant run of the same draw, minus 1; of several clairvoyant policies,
         the best is meant.
         """
-        seers = (run.policy for run in self.runs if CLAIRVOYANT in run.labels)
+        seers = (run.policy for run in self.runs if Label.CLAIRVOYANT in run.labels)
         best = self.draws.get(next(seers, ""))
         return [summary(_with_regret(self.draws[run.policy], best)) for run in self.runs]
 
@@ -55,7 +57,7 @@ def compare(
     for name in names:
         system(name)
     simulations = {
-        name: partial(simulate_setting, policy=name, parameters=scenario.parameters if name == scenario.policy else {})
+        name: partial(_simulated, policy=name, parameters=scenario.parameters if name == scenario.policy else {})
         for name in names
     }
     found = play(simulations, draws_of(scenario, draws), jobs, watch, insist=policies or ())
@@ -67,6 +69,10 @@ def compare(
     ranked = sorted((run for run in runs if run), key=lambda run: _rank(rows[run.policy]))
     resolved = {**ranked[0].scenario, "policy": scenario.policy, "parameters": scenario.parameters}
     return Comparison(resolved, ranked, rows, refusals)
+
+
+def _simulated(prepared: Prepared, policy: str, parameters: Mapping[str, Any]) -> Run:
+    return simulated(prepared.with_policy(policy, parameters))
 
 
 def _reasons(refusals: Mapping[str, str]) -> str:

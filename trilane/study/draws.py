@@ -13,16 +13,16 @@ import numpy as np
 from policies.registry import ChoiceError
 from sim.runs.demand import MissingFromTraceError
 from sim.runs.memory import BudgetError
+from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario, ScenarioError
-from sim.simulate import Setting, setting_of
 from traces.layout import DECODE, PREFILL
 from trilane.study.pool import shared
 
 REFUSALS = (BudgetError, ChoiceError, MissingFromTraceError, ScenarioError)
 
 Row: TypeAlias = dict[str, Any]
-Simulation: TypeAlias = Callable[[Setting], Run]  # it goes to other processes: a function of a module, or a partial one
+Simulation: TypeAlias = Callable[[Prepared], Run]  # a function of a module, or a partial one: it is pickled
 Watch: TypeAlias = Callable[[Sequence[str]], Iterable[str]]
 
 
@@ -42,11 +42,11 @@ def draws_of(scenario: Scenario, count: int) -> list[Scenario]:
 
     Unless the scenario names ``sequences``, each draw takes ``batch`` others of the trace, at random without
     replacement: of those that are long enough, the ones that the fewest draws before it took. Raises ScenarioError for
-    a count below 1, and what ``setting_of`` raises.
+    a count below 1, and what ``prepare`` raises.
     """
     if count < 1:
         raise ScenarioError(f"expected at least 1 draw, the scenario itself, got {count}")
-    setting = setting_of(scenario)
+    setting = prepare(scenario)
     draws = [scenario.with_(seed=scenario.seed + place) for place in range(count)]
     if scenario.sequences is not None:
         return draws
@@ -60,7 +60,7 @@ def draws_of(scenario: Scenario, count: int) -> list[Scenario]:
     return draws
 
 
-def _long_enough(setting: Setting) -> list[int]:
+def _long_enough(setting: Prepared) -> list[int]:
     """Sequences with the prompt and decode tokens that the scenario asks for; with any, if it asks for no number."""
     scenario, trace = setting.scenario, setting.trace
     prompts, decodes = (Counter(trace.sequence[trace.phase == phase].tolist()) for phase in (PREFILL, DECODE))
@@ -104,7 +104,7 @@ def refused(outcomes: Sequence[Outcome]) -> Exception | None:
 def _outcome(task: tuple[Simulation, Scenario, bool]) -> Outcome:
     simulate, draw, keep = task
     try:
-        run = simulate(setting_of(draw))
+        run = simulate(prepare(draw))
     except REFUSALS as error:
         return Outcome({}, refusal=error)
     row = {**run.to_dict(), "seed": draw.seed, "sequences": run.scenario["sequences"]}

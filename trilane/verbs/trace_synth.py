@@ -25,7 +25,7 @@ from trilane.verbs.options import OptionError
 
 if TYPE_CHECKING:
     from traces.models.shape import ModelShape
-    from traces.synthesis.routing_model import RoutingFit
+    from traces.synthesis.routing_model import RoutingModel
 
 
 def synth(
@@ -70,22 +70,22 @@ def synth(
     note(f"synthetic trace: {output}; compare it with published figures: trilane trace stats {output} --published")
 
 
-def _routing(model: str | None, trace_name: str | None) -> tuple[ModelShape, RoutingFit]:
+def _routing(model: str | None, trace_name: str | None) -> tuple[ModelShape, RoutingModel]:
     """The model whose layers and experts the trace has, and the routing's parameters."""
     from traces.models.catalogue import load_model
-    from traces.synthesis.estimate import fit_routing
-    from traces.synthesis.nearest import like
+    from traces.synthesis.estimate import estimate_routing
+    from traces.synthesis.nearest import nearest_routing
 
     if trace_name is None:
         assert model is not None
         shape = load_model(model)
-        return shape, like(shape)
+        return shape, nearest_routing(shape)
     trace = read_any(trace_name)
     shape = trace.shape if model is None else load_model(model)
-    return shape, like(shape, fit_routing(trace, trace_name, trace.shape.name, trace.checksum))
+    return shape, nearest_routing(shape, estimate_routing(trace, trace_name, trace.shape.name, trace.checksum))
 
 
-def _page(shape: ModelShape, routing: RoutingFit) -> list[Table | Text | str]:
+def _page(shape: ModelShape, routing: RoutingModel) -> list[Table | Text | str]:
     """The statistics of the synthetic routing next to those of the real trace."""
     rows = [
         [row.statistic, "" if row.fitted else "*", *(number(value, 3) for value in (row.real, row.synthetic)),

@@ -51,7 +51,7 @@ def _scaled(weights: Sequence[float], count: int) -> list[float]:
 
 @dataclass(frozen=True)
 class AdapMoeParameters:
-    """AdapMoE as algorithms.md, Section 6, fills it in.
+    """AdapMoE, as read in docs/readings.md.
 
     prefetch: experts of the next layer that are prefetched, in decode only; at most one, the next gate's likeliest that
         is absent. 0 for none.
@@ -118,7 +118,7 @@ def _misses(calibration: Calibration, experts: int) -> Counts:
 ADAPMOE = System(
     name="adapmoe",
     summary="LRU, sizes by layer; the next gate prefetches one",
-    source="AdapMoE, as filled in by algorithms.md, Section 6",
+    source="AdapMoE (arXiv 2408.10284), as read in docs/readings.md#adapmoe",
     parameters=AdapMoeParameters,
     build=build,
     needs=NEEDS,

@@ -19,7 +19,7 @@ NEEDS_IMPL = Needs(gpu_only=True)
 
 @dataclass(frozen=True)
 class MoeInfinityParameters:
-    """MoE-Infinity as algorithms.md, Section 6, fills it in.
+    """MoE-Infinity, as read in docs/readings.md.
 
     library: past sequences that are kept, the last of the calibration's; 1,000 in the released code (trace_capacity).
     lookahead: how many layers ahead prefetches reach. None: to the last layer of the pass.
@@ -102,7 +102,7 @@ def build_impl(parameters: MoeInfinityImplParameters, context: BuildContext) -> 
 MOE_INFINITY = System(
     name="moe-infinity",
     summary="past sequences rank prefetches, and who stays",
-    source="MoE-Infinity, as filled in by algorithms.md, Section 6",
+    source="MoE-Infinity (arXiv 2401.14361), as read in docs/readings.md#moe-infinity",
     parameters=MoeInfinityParameters,
     build=build,
     needs=NEEDS,
@@ -110,7 +110,7 @@ MOE_INFINITY = System(
 MOE_INFINITY_IMPL = System(
     name="moe-infinity@impl",
     summary="one pool, the fewest visits leave; no prefetches",
-    source="EfficientMoE/MoE-Infinity d617801; implementations.md, Section 1.7",
+    source="EfficientMoE/MoE-Infinity d617801; docs/readings.md#moe-infinity",
     parameters=MoeInfinityImplParameters,
     build=build_impl,
     needs=NEEDS_IMPL,

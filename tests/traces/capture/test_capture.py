@@ -20,7 +20,7 @@ from traces.capture.generate import Sampler, make_batches  # noqa: E402
 from traces.capture.layers import find_moe_layers  # noqa: E402
 from traces.capture.load import Loaded  # noqa: E402
 from traces.capture.prompts import read_prompts  # noqa: E402
-from traces.capture.record import Recorder  # noqa: E402
+from traces.capture.record import RouterRecorder  # noqa: E402
 from traces.file import TraceWriter, read_trace  # noqa: E402
 from traces.trace import Trace  # noqa: E402
 
@@ -125,7 +125,7 @@ def test_hooks_are_inert_and_gone_afterwards(loaded: Loaded) -> None:
     tokens = torch.arange(3, 23).view(2, 10)
     with torch.inference_mode():
         plain = loaded.model(input_ids=tokens).logits
-        with Recorder(loaded.layers) as recorder:
+        with RouterRecorder(loaded.layers) as recorder:
             hooked = loaded.model(input_ids=tokens).logits
             assert len(recorder.take()) == LAYERS
     assert torch.equal(plain, hooked)

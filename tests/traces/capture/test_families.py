@@ -17,8 +17,8 @@ from traces.capture.capture import CaptureSettings, capture_loaded  # noqa: E402
 from traces.capture.layers import find_moe_layers  # noqa: E402
 from traces.capture.load import Loaded  # noqa: E402
 from traces.capture.prompts import read_prompts  # noqa: E402
-from traces.capture.record import Recorder  # noqa: E402
-from traces.capture.router_forecast import Forecaster  # noqa: E402
+from traces.capture.record import RouterRecorder  # noqa: E402
+from traces.capture.router_forecast import RouterForecaster  # noqa: E402
 from traces.capture.scores import scoring_rule  # noqa: E402
 from traces.capture.settings import CaptureError  # noqa: E402
 from traces.file import read_trace  # noqa: E402
@@ -72,11 +72,11 @@ def test_the_trace_holds_what_the_experts_got(family: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_router_asked_about_its_own_input_chooses_the_same_again(family: str) -> None:
     loaded = build(family)
-    with torch.inference_mode(), Recorder(loaded.layers) as recorder:
+    with torch.inference_mode(), RouterRecorder(loaded.layers) as recorder:
         loaded.model(input_ids=torch.arange(3, 19).view(2, 8))
         records = recorder.take()
         rule, _ = scoring_rule(records)
-        forecaster = Forecaster(loaded.layers, (), 4, rule, {})
+        forecaster = RouterForecaster(loaded.layers, (), 4, rule, {})
         for layer, record in zip(loaded.layers, records, strict=True):
             best, values = forecaster.rank(layer, record, record.gate_input)
             assert torch.equal(best[:, :2].sort().values, record.ids.sort().values)

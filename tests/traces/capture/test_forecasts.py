@@ -22,9 +22,9 @@ from traces.capture.forecasts import calibrate  # noqa: E402
 from traces.capture.load import Loaded  # noqa: E402
 from traces.capture.partial import PartialPass  # noqa: E402
 from traces.capture.prompts import PromptFile, read_prompts  # noqa: E402
-from traces.capture.record import LayerRecord, Recorder  # noqa: E402
+from traces.capture.record import LayerRecord, RouterRecorder  # noqa: E402
 from traces.capture.residual_stream import ResidualStream  # noqa: E402
-from traces.capture.run import Run  # noqa: E402
+from traces.capture.run import HookedModel  # noqa: E402
 from traces.capture.vectors import Vectors, write_vectors  # noqa: E402
 from traces.file import read_trace  # noqa: E402
 from traces.trace import Trace  # noqa: E402
@@ -51,12 +51,12 @@ def run(loaded: Loaded, folder: Path, *forecasts: str, vectors: Path | None = No
 
 
 @contextmanager
-def watched(loaded: Loaded, resident: Any = None) -> Iterator[tuple[Run, ResidualStream, PartialPass | None]]:
+def watched(loaded: Loaded, resident: Any = None) -> Iterator[tuple[HookedModel, ResidualStream, PartialPass | None]]:
     with torch.inference_mode(), ExitStack() as stack:
-        recorder = stack.enter_context(Recorder(loaded.layers))
+        recorder = stack.enter_context(RouterRecorder(loaded.layers))
         stream = stack.enter_context(ResidualStream(loaded.model, recorder, "partial@1"))
         partial = None if resident is None else stack.enter_context(PartialPass(stream, resident))
-        yield Run(loaded, PLAIN, recorder), stream, partial
+        yield HookedModel(loaded, PLAIN, recorder), stream, partial
 
 
 def taken(loaded: Loaded, folder: Path) -> Vectors:

@@ -22,9 +22,9 @@ from traces.capture.estimator import Estimator, estimator_from  # noqa: E402
 from traces.capture.forecasts import calibrate  # noqa: E402
 from traces.capture.load import Loaded  # noqa: E402
 from traces.capture.prompts import PromptFile, read_prompts  # noqa: E402
-from traces.capture.record import Recorder  # noqa: E402
+from traces.capture.record import RouterRecorder  # noqa: E402
 from traces.capture.residual_stream import ResidualStream  # noqa: E402
-from traces.capture.run import Run  # noqa: E402
+from traces.capture.run import HookedModel  # noqa: E402
 from traces.capture.text_sketch import sketch  # noqa: E402
 from traces.capture.vectors import Vectors, popular_half, read_vectors, write_vectors  # noqa: E402
 from traces.file import read_trace  # noqa: E402
@@ -71,10 +71,10 @@ def captured(
 def calibrated(loaded: Loaded, folder: Path, lines: list[str]) -> Vectors:
     with (
         torch.inference_mode(),
-        Recorder(loaded.layers) as recorder,
+        RouterRecorder(loaded.layers) as recorder,
         ResidualStream(loaded.model, recorder, "quasi_hidden@1") as stream,
     ):
-        return calibrate(Run(loaded, PLAIN, recorder), stream, prompts(folder, "other.txt", lines))
+        return calibrate(HookedModel(loaded, PLAIN, recorder), stream, prompts(folder, "other.txt", lines))
 
 
 @pytest.mark.parametrize("changes", [{}, {"default": None}, {"estimator": {}}, {"read": sketch(["a b c"])}])

@@ -6,7 +6,8 @@ from dataclasses import fields
 
 import pytest
 
-from traces.models.catalogue import bundled_trace, load_model, model_names, published_params, recognise
+from traces.bundled_traces import bundled_trace
+from traces.models.catalogue import load_model, model_names, published_params, recognise
 from traces.models.shape import ModelShape, ShapeError
 
 MINI_MODELS = ("mini-deepseek", "mini-moe")

@@ -15,7 +15,7 @@ from traces.importers.route_trace_v1 import import_route_trace
 from traces.statistics import lag_profile, prefill_decode_similarity
 from traces.synthesis.measured import choices_of
 from traces.synthesis.moments import Layout
-from traces.synthesis.stored_fits import stored_fits
+from traces.synthesis.routing_model import stored_models
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace
 from trilane.study.cache_curve import cache_curve
@@ -31,7 +31,7 @@ pytestmark = needs_logs
 def traces(request: pytest.FixtureRequest) -> tuple[Trace, list[Trace]]:
     """A log, and traces made up like it: another text of another model for each seed."""
     real = import_route_trace(LOGS / f"{request.param}.route.csv")
-    fit, layout = stored_fits()[request.param], Layout.of(choices_of(real))
+    fit, layout = stored_models()[request.param], Layout.of(choices_of(real))
     assert layout.texts == 1
     made = [synthetic_trace(real.shape, Synthesis(fit, *layout, seed, OTHER + seed)) for seed in SEEDS]
     return real, made

@@ -9,14 +9,15 @@ import pytest
 
 from traces.layout import TraceError
 from traces.models.shape import ModelShape
-from traces.synthesis.estimate import fit_routing
-from traces.synthesis.nearest import like
+from traces.synthesis.estimate import estimate_routing
+from traces.synthesis.nearest import nearest_routing
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace
 
 SHAPE = ModelShape("made-up", moe_layers=10, dense_layers=0, experts=32, top_k=4, hidden=8, expert_width=4)
 TRUE = replace(
-    like(SHAPE), preference_share=tuple(np.linspace(0.2, 0.6, 10).tolist()), preference_tail=0.1, model_share=0.2,
+    nearest_routing(SHAPE), preference_share=tuple(np.linspace(0.2, 0.6, 10).tolist()), preference_tail=0.1,
+    model_share=0.2,
     autocorrelation=(0.6, 0.3, *[0.0] * 14), state_width=4, noise_share=0.1, layer_drift=0.02, sharpness=1.7,
 )  # fmt: skip
 
@@ -27,7 +28,7 @@ def trace(prompt_tokens: int, generated_tokens: int) -> Trace:
 
 @pytest.fixture(scope="module")
 def fitted():  # type: ignore[no-untyped-def]
-    return fit_routing(trace(24, 96), "known", "made-up", "a test")
+    return estimate_routing(trace(24, 96), "known", "made-up", "a test")
 
 
 def test_what_was_put_in_comes_out(fitted) -> None:  # type: ignore[no-untyped-def]
@@ -51,4 +52,4 @@ def test_its_residuals_are_small_and_say_what_was_not_fitted(fitted) -> None:  #
 def test_a_trace_too_short_to_see_what_persists_is_refused() -> None:
     for lengths in ((24, 31), (3, 64)):
         with pytest.raises(TraceError, match="at least 4 prompt and 32 decode tokens, found none"):
-            fit_routing(trace(*lengths), "short", "made-up", "a test")
+            estimate_routing(trace(*lengths), "short", "made-up", "a test")

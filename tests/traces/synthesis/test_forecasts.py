@@ -14,11 +14,11 @@ from traces.layout import ForecastKey, TraceError
 from traces.library import load_trace
 from traces.models.shape import ModelShape
 from traces.synthesis.forecasts import bisected, correlations
-from traces.synthesis.nearest import like
+from traces.synthesis.nearest import nearest_routing
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 
 SHAPE = ModelShape("made-up", moe_layers=4, dense_layers=0, experts=32, top_k=4, hidden=8, expert_width=4)
-ROUTING = like(SHAPE)
+ROUTING = nearest_routing(SHAPE)
 
 
 @given(st.floats(1e-9, 1 - 1e-9), st.floats(0.2, 5), st.integers(1, 200))

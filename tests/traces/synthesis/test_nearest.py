@@ -11,8 +11,8 @@ from traces.library import calibration_of, load_trace
 from traces.models.catalogue import load_model, model_names
 from traces.models.shape import ShapeError
 from traces.statistics import lag_profile
-from traces.synthesis.nearest import like
-from traces.synthesis.stored_fits import stored_fits
+from traces.synthesis.nearest import nearest_routing
+from traces.synthesis.routing_model import stored_models
 
 SMALL = "/2x8+16"
 
@@ -29,31 +29,31 @@ SMALL = "/2x8+16"
     ],
 )
 def test_the_nearest_fit_is_taken_and_named(model: str, fit: str) -> None:
-    routing = like(load_model(model))
+    routing = nearest_routing(load_model(model))
     assert routing.name == fit
     assert routing.source.startswith(f"fitted to {fit} (")
 
 
 def test_the_shape_is_the_models_and_layers_are_interpolated() -> None:
-    qwen, shape = stored_fits()["qwen"], load_model("qwen3-30b-a3b")
-    same = like(shape)
+    qwen, shape = stored_models()["qwen"], load_model("qwen3-30b-a3b")
+    same = nearest_routing(shape)
     assert (same.moe_layers, same.experts, same.top_k) == (48, 128, 8)
     assert same.preference_share == pytest.approx(qwen.preference_share)
-    halved = like(replace(shape, moe_layers=24)).preference_share
+    halved = nearest_routing(replace(shape, moe_layers=24)).preference_share
     assert halved[0] == pytest.approx((qwen.preference_share[0] + qwen.preference_share[1]) / 2)
 
 
 def test_accuracy_is_published_for_the_model_or_measured_on_the_bundled_trace() -> None:
-    measured = stored_fits()["mini-deepseek"].forecast_accuracy
-    qwen = like(load_model("qwen3-30b-a3b"))
+    measured = stored_models()["mini-deepseek"].forecast_accuracy
+    qwen = nearest_routing(load_model("qwen3-30b-a3b"))
     assert (qwen.forecast_accuracy["gate@1"], qwen.forecast_accuracy["residual@1"]) == (0.776, 0.933)  # DALI, Table 5
     assert qwen.forecast_accuracy["estimator@1"] == 0.9  # Speculating Experts, Sec. 6.2
     assert qwen.forecast_accuracy["partial@1"] == measured["partial@1"]
     assert qwen.forecast_accuracy["gate@2"] == pytest.approx(measured["gate@2"] * 0.776 / measured["gate@1"], abs=1e-4)
     assert "as published for qwen3-30b-a3b" in qwen.source
-    lite = like(load_model("deepseek-v2-lite"))
+    lite = nearest_routing(load_model("deepseek-v2-lite"))
     assert lite.forecast_accuracy["gate@1"] == 0.726
-    assert like(load_model("mini-deepseek")).forecast_accuracy == measured
+    assert nearest_routing(load_model("mini-deepseek")).forecast_accuracy == measured
 
 
 @pytest.mark.parametrize("model", model_names())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
+from traces.synthesis.routing_model import stored_models
 from traces.synthesis.skewed_scores import skewed_scores
-from traces.synthesis.stored_fits import stored_fits
 
 
 def test_skewed_scores_have_their_longer_tail_where_they_should() -> None:
@@ -19,7 +19,7 @@ def test_skewed_scores_have_their_longer_tail_where_they_should() -> None:
     assert skewed_scores(1, 0.0).tolist() == [0]
 
 
-@pytest.mark.parametrize("tail", sorted({fit.preference_tail for fit in stored_fits().values()}))
+@pytest.mark.parametrize("tail", sorted({fit.preference_tail for fit in stored_models().values()}))
 def test_in_single_precision_they_are_scipys_quantiles(tail: float) -> None:
     for count in (*range(1, 513, 7), 8, 16, 32, 60, 64, 128, 160, 256, 384, 512):
         normal = ndtri((np.arange(count) + 0.5) / count)

@@ -13,16 +13,16 @@ from traces.file import write_trace
 from traces.layout import TraceError
 from traces.models.shape import ModelShape
 from traces.statistics import cross_layer_gain, forecast_statistics, lag_profile, popularity
-from traces.synthesis.nearest import like
-from traces.synthesis.routing_model import RoutingFit
+from traces.synthesis.nearest import nearest_routing
+from traces.synthesis.routing_model import RoutingModel
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace
 
 SHAPE = ModelShape("made-up", moe_layers=4, dense_layers=0, experts=32, top_k=4, hidden=8, expert_width=4)
-ROUTING = like(SHAPE)
+ROUTING = nearest_routing(SHAPE)
 
 
-def made(routing: RoutingFit = ROUTING, seed: int = 0, model_seed: int = 0, sequences: int = 3) -> Trace:
+def made(routing: RoutingModel = ROUTING, seed: int = 0, model_seed: int = 0, sequences: int = 3) -> Trace:
     return synthetic_trace(SHAPE, Synthesis(routing, sequences, 16, 48, seed, model_seed))
 
 
@@ -57,7 +57,7 @@ def test_texts_share_what_the_model_likes_and_other_models_like_others() -> None
 
 
 def test_each_parameter_does_what_it_says() -> None:
-    def persistence(routing: RoutingFit) -> list[float]:
+    def persistence(routing: RoutingModel) -> list[float]:
         return [float(value) for value in lag_profile(made(routing), range(1, 3))["probability"]]
 
     still = replace(ROUTING, preference_share=(0.9,) * 4)
@@ -105,7 +105,7 @@ def test_nonsense_is_refused(wrong: dict[str, int]) -> None:
 @pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (2, 2), (8, 2), (129, 3), (512, 10)])
 def test_any_topology_and_the_shortest_texts_will_do(experts: int, top_k: int) -> None:
     shape = replace(SHAPE, experts=experts, top_k=top_k, moe_layers=2)
-    trace = synthetic_trace(shape, Synthesis(like(shape), 1, 1, 1))
+    trace = synthetic_trace(shape, Synthesis(nearest_routing(shape), 1, 1, 1))
     assert trace.topk_ids.shape == (2, 2, top_k)
     assert {key.kind for key in trace.forecasts} >= {"gate", "residual", "quasi_hidden", "partial", "estimator"}
 

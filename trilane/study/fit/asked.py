@@ -8,8 +8,8 @@ from functools import lru_cache
 from policies.protocols import Composition
 from sim.costs.cost_table import CostTable
 from sim.machine.hardware import Hardware
+from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
-from sim.simulate import Prepared, Setting, compose_policy, prepare, setting_of
 from trilane.study.fit.answer_steps import spread
 from trilane.study.fit.long_prompt import lengths_of, repeated
 from trilane.study.fit.question import Question
@@ -22,24 +22,19 @@ class Asked:
     """What a question comes to. ``setting`` holds the prompt before it is repeated, and the costs of all of it."""
 
     question: Question
-    setting: Setting
+    setting: Prepared
     times: int  # how often the prompt is repeated
     routing: str  # where it is from, as it is told
 
     def ready(self, policy: str) -> Prepared:
         """A policy about to run. What follows the routing token by token plays the short prompt: its TTFT is none."""
-        return self.prepared(self.composed(policy))
+        return self.repeated(self.setting.with_policy(policy).checked())
 
-    def composed(self, policy: str) -> Composition:
-        """A fresh policy for one run."""
-        return compose_policy(self.setting, policy, {})
-
-    def prepared(self, composition: Composition) -> Prepared:
+    def repeated(self, prepared: Prepared) -> Prepared:
         """See ``ready``."""
-        prepared = prepare(self.setting, composition)
-        if token_by_token(composition):
+        if token_by_token(prepared.composition):
             return prepared
-        return prepared._replace(demand=[repeated(step, self.times) for step in prepared.demand])
+        return prepared.over([repeated(step, self.times) for step in prepared.demand])
 
     def on(self, hardware: Hardware) -> Asked:
         """The same question on another machine."""
@@ -53,7 +48,7 @@ class Asked:
 
     def with_costs(self, costs: CostTable) -> Asked:
         """The same question at other costs."""
-        return replace(self, setting=replace(self.setting, costs=costs))
+        return replace(self, setting=self.setting.with_costs(costs))
 
 
 def token_by_token(composition: Composition) -> bool:
@@ -68,12 +63,12 @@ def asked_of(question: Question) -> Asked:
 
 
 def resolved(question: Question, routing: Routing) -> Asked:
-    """Raises what ``setting_of`` raises."""
+    """Raises what ``prepare`` raises."""
     prompt, times, steps = lengths_of(routing.trace, question)
     scenario = Scenario(
         trace=routing.name, model=question.shape, hardware=question.hardware, batch=question.batch,
         calibration=routing.calibration, prompt_tokens=prompt, generated_tokens=steps,
     )  # fmt: skip
-    setting = setting_of(scenario, routing.trace)
+    setting = prepare(scenario, routing.trace)
     costs = costs_of(question, setting.shape, setting.hardware, prompt * times * question.batch)
     return Asked(question, replace(setting, steps=spread(setting.steps, question), costs=costs), times, routing.told)

@@ -10,8 +10,8 @@ from policies.registry import ChoiceError
 from sim.machine.units import in_gb
 from sim.runs.demand import MissingFromTraceError
 from sim.runs.memory import BudgetError
+from sim.runs.prepare import Prepared
 from sim.runs.scenario import ScenarioError
-from sim.simulate import Prepared
 from trilane.common.gc_paused import gc_paused
 from trilane.study.fit.asked import Asked, asked_of
 from trilane.study.fit.candidates import candidates, may_be_recommended
@@ -71,7 +71,7 @@ def _play(question: Question, name: str) -> Played | str:
 def _check_host(asked: Asked, prepared: Prepared) -> None:
     """Raises FitError where the host cannot hold what the policy needs there."""
     host = host_memory_of(asked.question, asked.setting.hardware)
-    missing = 0 if host is None else host_bytes_of(prepared) + HOST_RESERVE_BYTES - host
+    missing = 0 if host is None else host_bytes_of(prepared, prepared.session()) + HOST_RESERVE_BYTES - host
     if missing > 0:
         raise FitError(
             f"{in_gb(missing)} GB of host memory are missing: experts that may leave the GPU stay there, too"

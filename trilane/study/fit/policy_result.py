@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from policies.mechanism.session import Session
 from policies.parts.caches import StaticCache
 from policies.protocols import Needs
 from sim.runs.bounds import bounds_of, lower_bound
 from sim.runs.memory import MemoryPlan
 from sim.runs.metrics import Metrics, metrics_of
+from sim.runs.prepare import Prepared
 from sim.runs.spans import Row, Span, spans_frame
-from sim.simulate import Prepared, labels_of, spans_of
+from sim.simulate import spans_of
 from trilane.study.fit.answer_steps import half_of, mean_of_answer, one_by_one
 from trilane.study.fit.asked import Asked, token_by_token
 
@@ -82,19 +84,20 @@ class Played(NamedTuple):
 
 def play_policy(asked: Asked, prepared: Prepared) -> Played:
     """Play what has been prepared."""
-    host_bytes = host_bytes_of(prepared)
-    rows = spans_of(prepared)
+    session = prepared.session()
+    host_bytes = host_bytes_of(prepared, session)
+    rows = spans_of(prepared, session)
     generated = asked.question.generated
     times, half = times_of(rows, generated), times_of(rows, generated, half_of(asked.steps))
     if token_by_token(prepared.composition):
         times = times._replace(ttft_ms=None)
     answer = _answer(asked, prepared, times, metrics_of(spans_frame(rows), asked.question.batch), host_bytes)
-    return Played(answer, prepared.composition.needs, prepared.memory, residents_of(prepared), half.tpot_ms)
+    return Played(answer, prepared.composition.needs, prepared.memory, residents_of(session), half.tpot_ms)
 
 
-def residents_of(prepared: Prepared) -> Residents:
-    """Who is in the cache now."""
-    return tuple(tuple(sorted(experts)) for experts in prepared.session.residency.resident)
+def residents_of(session: Session) -> Residents:
+    """The experts in the cache now."""
+    return tuple(tuple(sorted(experts)) for experts in session.residency.resident)
 
 
 def _answer(asked: Asked, prepared: Prepared, times: Times, metrics: Metrics, host_bytes: int) -> Answer:
@@ -111,8 +114,8 @@ def _answer(asked: Asked, prepared: Prepared, times: Times, metrics: Metrics, ho
         staging_bytes=prepared.memory.staging_bytes,
         hit_rate=metrics.decode_resident_hit_rate,
         pcie_bytes_per_token=metrics.pcie_bytes_per_token,
-        stall_shares={"h2d": metrics.stall_h2d_share, "cpu": metrics.stall_cpu_share, "host": metrics.stall_host_share},
-        labels=labels_of(prepared.composition.needs, asked.setting.trace),
+        stall_shares=dict(metrics.stall_share),
+        labels=prepared.labels,
     )
 
 
@@ -136,16 +139,16 @@ def bounds_beside(asked: Asked, played: Played) -> Mapping[str, float]:
     )  # fmt: skip
 
 
-def host_bytes_of(prepared: Prepared) -> int:
+def host_bytes_of(prepared: Prepared, session: Session) -> int:
     """Expert weights that the host must hold: all of them, or those not on the GPU where these never change.
 
-    Evicted experts are not copied back, so that whatever may leave the GPU must be in the host's memory too. To be
-    asked before the policy is played: what it placed may have left afterwards.
+    Evicted experts are not copied back, so that whatever may leave the GPU must be in the host's memory too. The
+    session is a fresh one: what it placed may have left afterwards.
     """
-    shape = prepared.setting.shape
+    shape = prepared.shape
     if not isinstance(prepared.composition.cache, StaticCache):
         return shape.routed_bytes
-    placed = prepared.session.residency.resident
+    placed = session.residency.resident
     return sum(
         shape.expert_bytes_of(layer) * (shape.experts - len(experts)) for layer, experts in enumerate(placed)
     )

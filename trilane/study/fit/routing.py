@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from traces.bundled_traces import bundled_trace
 from traces.library import calibration_of, load_trace
-from traces.models.catalogue import bundled_trace
 from traces.synthesis.named import with_lengths
 from traces.trace import Trace
 from trilane.study.fit.answer_steps import most_steps

@@ -62,7 +62,7 @@ def yardstick(asked: Asked, played: Played) -> Yardstick:
 
 
 def _placed(asked: Asked, policy: str) -> Residents:
-    return residents_of(asked.ready(policy))
+    return residents_of(asked.ready(policy).session())
 
 
 def half_tpot_ms(asked: Asked, policy: str) -> float:
@@ -70,17 +70,17 @@ def half_tpot_ms(asked: Asked, policy: str) -> float:
     prepared = asked.ready(policy)
     prompt = [step for step in prepared.demand if step.phase == "prefill"]
     decode = [step for step in prepared.demand if step.phase == "decode"]
-    some = prepared._replace(demand=[*prompt, *decode[: half_of(asked.steps)]])
+    some = prepared.over([*prompt, *decode[: half_of(asked.steps)]])
     return times_of(spans_of(some), asked.question.generated).tpot_ms
 
 
 def warm_tpot_ms(asked: Asked, policy: str, residents: Residents) -> float:
     """TPOT of a few decode steps alone, with these experts on the GPU before them."""
-    composition = asked.composed(policy)
+    composition = asked.setting.with_policy(policy).composition
     warm = replace(composition, placement=WarmPlacement(composition.placement, residents))
-    prepared = asked.prepared(warm)
+    prepared = asked.repeated(asked.setting.with_composition(warm))
     steps = _middle(prepared.demand)
-    return times_of(spans_of(prepared._replace(demand=steps)), len(steps)).tpot_ms
+    return times_of(spans_of(prepared.over(steps)), len(steps)).tpot_ms
 
 
 def _middle(demand: Sequence[StepDemand]) -> list[StepDemand]:

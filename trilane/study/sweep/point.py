@@ -11,9 +11,10 @@ from typing import Any
 
 from sim.machine.hardware import load_hardware
 from sim.runs.calibration import calibration_name
+from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
-from sim.simulate import Setting, setting_of, simulate_setting
+from sim.simulate import play
 from traces.library import load_trace
 from traces.models.catalogue import load_model
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, SweepError, asked_keys
@@ -95,7 +96,7 @@ class Player:
     """Plays points one after the other. What points of one setting share is made once, for the last setting."""
 
     def __init__(self) -> None:
-        self._held: tuple[str, Setting] | None = None
+        self._held: tuple[str, Prepared] | None = None
 
     def row(self, point: Point, key: str | None = None) -> Row:
         """The point's row. Whatever goes wrong is in its ``error``: "NameOfError: what it says".
@@ -106,12 +107,12 @@ class Player:
             if point.scenario is None:
                 return failed(point, key, point.problem)
             setting = self._setting(point.scenario, point, key)
-            run = simulate_setting(setting, point.scenario.policy, point.scenario.parameters)
+            run = play(setting.with_policy(point.scenario.policy, point.scenario.parameters))
             return _row(point, key or key_of(point), run, setting)
         except Exception as error:  # whatever it is, it is this point's, and no reason to stop the others
             return failed(point, key, f"{type(error).__name__}: {error}")
 
-    def _setting(self, scenario: Scenario, point: Point, key: str | None) -> Setting:
+    def _setting(self, scenario: Scenario, point: Point, key: str | None) -> Prepared:
         shared = setting_key(scenario)
         if self._held is None or self._held[0] != shared:
             if key not in (None, key_of(point)):
@@ -119,7 +120,7 @@ class Player:
                     "the files behind this point, or those of Trilane, are not those that the sweep started "
                     "with: a file was changed meanwhile, or another machine has another; start the sweep again"
                 )
-            self._held = shared, setting_of(scenario)
+            self._held = shared, prepare(scenario)
         return self._held[1]
 
 
@@ -128,7 +129,7 @@ def row_of(point: Point) -> Row:
     return Player().row(point)
 
 
-def _row(point: Point, key: str, run: Run, setting: Setting) -> Row:
+def _row(point: Point, key: str, run: Run, setting: Prepared) -> Row:
     """Everything about a run: the resolved scenario and all numbers."""
     values = {**run.scenario, **run.to_dict()}
     share = values["cache_bytes"] / setting.shape.routed_bytes

@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sim.runs.metrics import Metrics
+from sim.runs.metrics import METRIC_TYPES
 from sim.runs.routing_error import TOTALS
 from sim.runs.scenario import Scenario
 from traces.written_aside import written_aside
@@ -40,7 +40,7 @@ COLUMNS: Mapping[str, pa.DataType] = MappingProxyType(
         **_columns_of(Scenario),
         "draw": _WHOLE,
         "labels": _TEXT,
-        **_columns_of(Metrics),
+        **{name: _ARROW[kind] for name, kind in METRIC_TYPES.items()},
         **dict.fromkeys(TOTALS, _NUMBER),
         "energy_j_per_token": _NUMBER,
         **dict.fromkeys(_BOUNDS, _NUMBER),

@@ -199,7 +199,7 @@ def _quantity(numbers: list[float]) -> Quantity:
 
 
 def _busy_ms(run: Run, lane: str) -> float:
-    return float(getattr(run.metrics, f"{lane}_busy_share") * (run.metrics.tpot_ms or 0.0))
+    return float((run.metrics.busy_share[lane] or 0.0) * (run.metrics.tpot_ms or 0.0))
 
 
 def _memory(run: Run) -> dict[str, float]:

@@ -24,9 +24,9 @@ import realrun
 from realrun.errors import RefusedError
 from realrun.profiling.profile_timing import Samples
 from sim.machine.hardware import Power
+from sim.runs.prepare import Prepared
 from sim.runs.run import Run
 from sim.runs.spans import TEXTS
-from sim.simulate import Setting
 from traces.locked_file import locked
 from traces.written_aside import written_aside
 from trilane.study.validation.parity import Answers
@@ -138,7 +138,7 @@ def journal_of(folder: Path, question: Mapping[str, str]) -> Iterator[Journal]:
         os.close(descriptor)
 
 
-def question_of(settings: Sequence[Setting]) -> dict[str, str]:
+def question_of(settings: Sequence[Prepared]) -> dict[str, str]:
     """What was asked, as digests: scenarios and their traces' contents, the profile, and the code that measures.
 
     The number of repeats is no part of it: with more of them, a validation goes on.
@@ -166,7 +166,7 @@ def _described(kept: Kept) -> bytes:
     run = kept.run
     values = {
         "scenario": run.scenario, "policy": run.policy, "labels": run.labels, "trace_checksum": run.trace_checksum,
-        "bounds": run.bounds, "memory": run.memory, "approximation": _records(run.approximation),
+        "bounds": run.bounds, "memory": run.memory, "approximation": _records(run.routing_errors),
         "answers": kept.answers.to_dict(), "replayed": kept.replayed,
     }  # fmt: skip
     return json.dumps(values).encode()
@@ -182,7 +182,7 @@ def _read(file: Path, power: Power | None) -> Kept:
     answers, replayed = Answers.from_dict(values.pop("answers")), bool(values.pop("replayed"))
     changed = values.pop("approximation")
     run = Run(
-        spans=table.to_pandas(), power=power, approximation=None if changed is None else pd.DataFrame(changed),
+        spans=table.to_pandas(), power=power, routing_errors=None if changed is None else pd.DataFrame(changed),
         labels=tuple(values.pop("labels")), **values,
     )  # fmt: skip
     return Kept(run, answers, replayed)

@@ -57,7 +57,7 @@ def plans_changed(one: Answers, other: Answers) -> float:
 
 
 def parity_of(measured: Answers, replay_identical: bool, predicted: Answers) -> Parity:
-    """DESIGN, law 10, in both its parts."""
+    """Law 10 (docs/design.md), in both its parts."""
     changed = plans_changed(measured, predicted)
     return Parity(
         replay_identical=replay_identical,

@@ -7,14 +7,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from policies.mechanism.session import Session
 from realrun.errors import LaneError, RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.machine.machines import RealMachine
 from realrun.profiling.profile_again import Reprofile, profile_of, profiled_again
 from realrun.replay.replay_bench import Measurement, ReplayBench, room_for
 from sim.machine.hardware import Hardware
-from sim.simulate import Prepared, Setting, compose_policy, play_in, prepare, setting_of
+from sim.runs.prepare import Prepared, prepare
+from sim.simulate import play
 from trilane.study.validation.agreement import Agreement
 from trilane.study.validation.comparison import Pairing
 from trilane.study.validation.journal import Journal, Kept, journal_of, question_of
@@ -87,16 +87,17 @@ def validate(
     can be measured, another validation uses the folder, or nothing was measured before it stopped, and the LaneError
     of a lane that fails before.
     """
-    settings = [setting_of(scenario) for scenario in plan.scenarios]
+    settings = [prepare(scenario) for scenario in plan.scenarios]
     _check_one_model(settings)
-    prepared = [_prepared(setting) for setting in settings]  # refuse what cannot run before anything is measured
+    for setting in settings:
+        setting.checked()  # refuse what cannot run before anything is measured
     profile_of(settings[0])
     with (
         TemporaryDirectory() as scratch,
         journal_of(folder or Path(scratch, "journal"), question_of(settings)) as journal,
     ):
         rounds = _Rounds(plan, settings, journal, stop or Stop(), progress)
-        ended = rounds.measure(machine, prepared)
+        ended = rounds.measure(machine)
         if not ended.runs:
             raise ended.error or RefusedError(f"validation: nothing was measured: {ended.why}; give it more time")
         return _validated(plan, settings, journal, ended)._replace(remarks=machine.remarks())
@@ -106,29 +107,29 @@ class _Rounds(NamedTuple):
     """What is measured, and where to."""
 
     plan: ValidationPlan
-    settings: Sequence[Setting]
+    settings: Sequence[Prepared]
     journal: Journal
     stop: Stop
     progress: Progress
 
-    def measure(self, machine: RealMachine, prepared: list[Prepared]) -> Ended:
+    def measure(self, machine: RealMachine) -> Ended:
         """All that is not in the journal yet, or until it is stopped."""
         why: str | None = None
         error: LaneError | None = None
         try:
-            why = self._measure(machine, prepared)
+            why = self._measure(machine)
         except LaneError as failed:
             why, error = str(failed), failed
         scenarios, repeats = len(self.settings), self.plan.repeats
         return Ended(self.journal.count(scenarios, repeats), scenarios * repeats, why, error, self.journal.changed)
 
-    def _measure(self, machine: RealMachine, prepared: list[Prepared]) -> str | None:
+    def _measure(self, machine: RealMachine) -> str | None:
         """Why it was stopped, if it was."""
         last, due = self.plan.repeats, list(self._due())
         if not due and self.journal.has_samples(last):
             return None
         self.progress(f"making experts of {self.settings[0].shape.name}")
-        bench = ReplayBench(machine, self.settings[0].shape, room_for(prepared))
+        bench = ReplayBench(machine, self.settings[0].shape, room_for(self.settings))
         again = Reprofile(machine, self.settings)
         warm: set[int] = set()
         for turn, places in due:
@@ -155,20 +156,19 @@ class _Rounds(NamedTuple):
 
     def _run(self, bench: ReplayBench, place: int, turn: int, warm: set[int]) -> None:
         setting = self.settings[place]
-        scenario = setting.scenario
-        self.progress(f"measuring {scenario.policy}, round {turn + 1} of {self.plan.repeats}")
+        self.progress(f"measuring {setting.scenario.policy}, round {turn + 1} of {self.plan.repeats}")
         if place not in warm:
-            bench.measure(setting, scenario.policy, scenario.parameters)
+            bench.measure(setting)
             warm.add(place)
-        self.journal.add(place, turn, _kept(setting, bench.measure(setting, scenario.policy, scenario.parameters)))
+        self.journal.add(place, turn, _kept(setting, bench.measure(setting)))
 
 
-def _kept(setting: Setting, measured: Measurement) -> Kept:
-    replayed = replays(measured.session, lambda: _prepared(setting, Session).session)
+def _kept(setting: Prepared, measured: Measurement) -> Kept:
+    replayed = replays(measured.session, setting.session)
     return Kept(measured.run, answers_of(measured.session), replayed)
 
 
-def _validated(plan: ValidationPlan, settings: Sequence[Setting], journal: Journal, ended: Ended) -> Validated:
+def _validated(plan: ValidationPlan, settings: Sequence[Prepared], journal: Journal, ended: Ended) -> Validated:
     hardware = profiled_again(settings[0], journal.samples())
     runs = [journal.runs(place, plan.repeats, setting.hardware.power) for place, setting in enumerate(settings)]
     pairs = [(setting, kept) for setting, kept in zip(settings, runs, strict=True) if kept]
@@ -176,11 +176,11 @@ def _validated(plan: ValidationPlan, settings: Sequence[Setting], journal: Journ
     return Validated(_agreement(pairs, hardware), hardware, _agreement(pairs, by_file), ended)
 
 
-def _agreement(pairs: Sequence[tuple[Setting, list[Kept]]], hardware: Hardware) -> Agreement:
+def _agreement(pairs: Sequence[tuple[Prepared, list[Kept]]], hardware: Hardware) -> Agreement:
     return Agreement(tuple(_pairing(setting, kept, hardware) for setting, kept in pairs))
 
 
-def _check_one_model(settings: Sequence[Setting]) -> None:
+def _check_one_model(settings: Sequence[Prepared]) -> None:
     for setting in settings:
         if setting.shape != settings[0].shape:
             raise RefusedError(
@@ -189,15 +189,10 @@ def _check_one_model(settings: Sequence[Setting]) -> None:
             )
 
 
-def _prepared(setting: Setting, session: type[Session] = LoggedSession) -> Prepared:
-    scenario = setting.scenario
-    return prepare(setting, compose_policy(setting, scenario.policy, scenario.parameters), session)
-
-
-def _pairing(setting: Setting, measured: Sequence[Kept], hardware: Hardware) -> Pairing:
+def _pairing(setting: Prepared, measured: Sequence[Kept], hardware: Hardware) -> Pairing:
     """Measured runs next to the prediction; the answers in all of them are compared with its."""
-    prepared = _prepared(setting)
-    predicted, session = play_in(prepared, hardware), prepared.session
-    assert isinstance(session, LoggedSession)
+    elsewhere = setting.on(hardware, planner=setting.costs)
+    session = elsewhere.session_of(LoggedSession)
+    predicted = play(elsewhere, session)
     parity = parity_of_repeats([(each.answers, each.replayed) for each in measured], answers_of(session))
     return Pairing(tuple(each.run for each in measured), predicted, parity)

@@ -11,7 +11,7 @@ import pytest
 
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
-from traces.library import FOLDER
+from traces.bundled_traces import FOLDER
 from trilane.study.fit.fit import Fit, fit
 from trilane.study.fit.long_prompt import lengths_of
 from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES

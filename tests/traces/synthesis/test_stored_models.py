@@ -14,8 +14,7 @@ from traces.library import load_trace
 from traces.models.catalogue import model_names
 from traces.synthesis.measured import choices_of, measure_trace
 from traces.synthesis.moments import Layout, simulated
-from traces.synthesis.routing_model import RoutingFit
-from traces.synthesis.stored_fits import stored_fits
+from traces.synthesis.routing_model import RoutingModel, stored_models
 from traces.trace import Trace
 
 
@@ -27,13 +26,13 @@ NAMES = [pytest.param(name, marks=needs_logs) for name in LOG_NAMES] + list(BUND
 
 
 def test_there_is_one_of_each_trace_at_hand() -> None:
-    assert list(stored_fits()) == [*LOG_NAMES, *BUNDLED]
-    assert {fit.model for fit in stored_fits().values()} <= set(model_names())
+    assert list(stored_models()) == [*LOG_NAMES, *BUNDLED]
+    assert {fit.model for fit in stored_models().values()} <= set(model_names())
 
 
 def test_refitting_a_bundled_trace_gives_what_is_stored() -> None:
     """To the rounding of another processor, which may turn a near tie."""
-    found, stored = refit_bundled("mini-moe").to_dict(), stored_fits()["mini-moe"].to_dict()
+    found, stored = refit_bundled("mini-moe").to_dict(), stored_models()["mini-moe"].to_dict()
     assert found["state_width"] == stored["state_width"]
     for name in ("preference_share", "autocorrelation", "noise_share", "prompt_likeness", "sharpness", "model_share"):
         np.testing.assert_allclose(found[name], stored[name], atol=0.03, err_msg=name)
@@ -43,7 +42,7 @@ def test_refitting_a_bundled_trace_gives_what_is_stored() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_stored_residuals_are_those_of_the_trace(name: str) -> None:
     """What the fit looks at, measured again: on the trace, and on routing made up with the stored parameters."""
-    trace, fit = recorded(name), stored_fits()[name]
+    trace, fit = recorded(name), stored_models()[name]
     real, made = measure_trace(trace), simulated(fit, Layout.of(choices_of(trace)), seed=10_000)
     residuals = {residual.statistic: residual for residual in fit.residuals}
     for statistic, there, here in (
@@ -58,14 +57,14 @@ def test_the_stored_residuals_are_those_of_the_trace(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen", "gemma", "mini-deepseek", "mini-moe"])
 def test_what_was_fitted_is_near(name: str) -> None:
-    for residual in stored_fits()[name].residuals:
+    for residual in stored_models()[name].residuals:
         if residual.fitted:
             assert residual.synthetic == pytest.approx(residual.real, rel=0.2, abs=0.01), residual
 
 
 def test_a_fit_is_its_dict() -> None:
-    fit = stored_fits()["mini-moe"]
-    assert RoutingFit.from_dict(fit.to_dict()) == fit
+    fit = stored_models()["mini-moe"]
+    assert RoutingModel.from_dict(fit.to_dict()) == fit
 
 
 @pytest.mark.parametrize(
@@ -79,4 +78,4 @@ def test_a_fit_is_its_dict() -> None:
 )
 def test_a_fit_with_one_thing_wrong_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(TraceError, match=message):
-        RoutingFit.from_dict({**stored_fits()["mini-moe"].to_dict(), **change})
+        RoutingModel.from_dict({**stored_models()["mini-moe"].to_dict(), **change})

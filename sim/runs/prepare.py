@@ -1,0 +1,288 @@
+"""One prepared object: a scenario with its names resolved, from which both backends start.
+
+``prepare(scenario)`` resolves trace, model, machine and steps. What depends on the policy (composition, memory plan,
+demand, labels, bounds) is worked out when it is first read, and refuses what cannot run. Variants for other policies,
+compositions or machines share the known demand and bounds. A session is made for each play (``Prepared.session``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeVar
+
+from policies.calibration import Calibration
+from policies.mechanism.session import Session
+from policies.mechanism.views import ExpertCosts, PolicyError
+from policies.parts.future import Future
+from policies.protocols import Budget, Composition, Needs
+from policies.registry import BuildContext, compose, system
+from sim.costs.cost_table import CostTable
+from sim.costs.measured_costs import costs_on
+from sim.costs.runtimes import graph_costs
+from sim.machine.hardware import Hardware, load_hardware
+from sim.runs.bounds import LowerBound, bounds_of, lower_bound
+from sim.runs.calibration import calibration_name, check_calibration, load_calibration
+from sim.runs.demand import KnownDemand, StepDemand, future_of, lacking, shared_demand
+from sim.runs.memory import MemoryPlan, plan_memory
+from sim.runs.scenario import Scenario, ScenarioError
+from sim.runs.vocabulary import Label, labels_of_needs
+from traces.batches import StepRows
+from traces.batches import compose as compose_batch
+from traces.library import load_trace
+from traces.models.catalogue import load_model
+from traces.models.shape import ModelShape
+from traces.noise import NoisyForecasts
+from traces.trace import Trace
+
+S = TypeVar("S", bound=Session)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A scenario, resolved.
+
+    ``planner``: the costs that the policy plans with, if these are not those of the machine. ``given``: a composition
+    in place of the scenario's policy; since its parts have state, it serves one play. ``given_demand``: what is played
+    in place of the steps.
+    """
+
+    scenario: Scenario
+    trace: Trace
+    shape: ModelShape
+    hardware: Hardware
+    steps: tuple[StepRows, ...]
+    costs: CostTable
+    planner: CostTable | None = None
+    given: Composition | None = None
+    given_demand: Sequence[StepDemand] | None = None
+    known_demand: KnownDemand = field(default_factory=dict, repr=False, compare=False)
+    known_bounds: dict[int, LowerBound] = field(default_factory=dict, repr=False, compare=False)  # by bytes of memory
+
+    # --- variants -----------------------------------------------------------------------------------------------------
+
+    def with_policy(self, policy: str, parameters: Mapping[str, object] | None = None) -> Prepared:
+        """The same scenario under another policy."""
+        scenario = self.scenario.with_(policy=policy, parameters=dict(parameters or {}))
+        return replace(self, scenario=scenario, given=None)
+
+    def with_composition(self, composition: Composition) -> Prepared:
+        """The same scenario under any composition, registered or not, for one play."""
+        return replace(self, given=composition)
+
+    def with_trace(self, trace: Trace) -> Prepared:
+        """The same steps, with another routing."""
+        return replace(self, trace=trace, known_bounds={})
+
+    def over(self, demand: Sequence[StepDemand]) -> Prepared:
+        """The same policy and memory, played over other steps."""
+        return replace(self, given_demand=demand, known_bounds={})
+
+    def with_costs(self, costs: CostTable) -> Prepared:
+        """The same machine at other costs, which the policy knows."""
+        return replace(self, costs=costs, planner=None, known_bounds={})
+
+    def on(self, hardware: Hardware, planner: CostTable | None = None) -> Prepared:
+        """The same scenario on another machine. ``planner``: costs that the policy plans with all the same."""
+        costs = costs_in(self.scenario, hardware, self.shape, self.costs.max_tokens)
+        return replace(self, hardware=hardware, costs=costs, planner=planner, known_bounds={})
+
+    def checked(self) -> Prepared:
+        """Itself, once all that may refuse the policy has been worked out.
+
+        Raises ChoiceError, PolicyError, ScenarioError, MissingFromTraceError or BudgetError.
+        """
+        _ = self.composition, self.demand, self.memory
+        return self
+
+    # --- the policy ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def composition(self) -> Composition:
+        """The policy: its name, parameters, needs and slots. Its parts are not those of any session."""
+        composition = self._composed()
+        check_needs(composition.name, composition.needs, self)
+        return composition
+
+    @property
+    def needs(self) -> Needs:
+        """What the policy must be given."""
+        return self.composition.needs
+
+    def session(self) -> Session:
+        """A fresh session, for one play. Raises what ``checked`` raises."""
+        return self.session_of(Session)
+
+    def session_of(self, kind: Callable[[Composition, Budget, Sequence[ExpertCosts]], S]) -> S:
+        """The same, of a class that also logs or times its calls."""
+        self.checked()
+        return kind(self._composed(), self._budget, self._planned.experts)
+
+    def _composed(self) -> Composition:
+        """A policy with parts of its own."""
+        if self.given is not None:
+            return self.given
+        policy, shape = self.scenario.policy, self.shape
+        context = BuildContext(
+            model=shape.name, layers=shape.moe_layers, experts=shape.experts, top_k=shape.top_k,
+            batch=self.scenario.batch, seed=self.scenario.seed, costs=self._planned.experts,
+            calibration=self._calibration, future=self._future if system(policy).needs.future else None,
+            norm_topk=shape.norm_topk,
+        )  # fmt: skip
+        return compose(policy, self.scenario.parameters, context=context)
+
+    @property
+    def _planned(self) -> CostTable:
+        return self.costs if self.planner is None else self.planner
+
+    @cached_property
+    def _future(self) -> Future:
+        return future_of(self._demand(Needs()))
+
+    @property
+    def _calibration(self) -> Calibration | None:
+        name = calibration_name(self.scenario)
+        return None if name is None else load_calibration(name)
+
+    # --- what it is played over ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def demand(self) -> Sequence[StepDemand]:
+        """The steps, with the routing and the forecasts that the policy needs."""
+        return self._demand(self.needs) if self.given_demand is None else self.given_demand
+
+    def _demand(self, needs: Needs) -> Sequence[StepDemand]:
+        return shared_demand(self.known_demand, self.trace, self.steps, needs, self._noisy)
+
+    @property
+    def _noisy(self) -> NoisyForecasts | None:
+        """What takes the place of forecasts that the trace lacks, if the scenario says how good it is."""
+        recalls = self.scenario.noisy_forecast_recall
+        return None if recalls is None else NoisyForecasts(recalls, self.scenario.seed)
+
+    @property
+    def tokens_per_sequence(self) -> int:
+        """Longest sequence of the batch, prompt and generated tokens."""
+        return max(
+            before + new for step in self.steps for before, new in zip(step.context, step.tokens, strict=True)
+        )
+
+    @cached_property
+    def memory(self) -> MemoryPlan:
+        """The GPU's memory, divided."""
+        policy, scenario = self.composition, self.scenario
+        return plan_memory(
+            self.shape, self.hardware, batch=scenario.batch, tokens=self.tokens_per_sequence,
+            demand_slots=policy.demand_slots, prefetch_slots=policy.prefetch_slots,
+            cached_share=scenario.cached_share,
+        )  # fmt: skip
+
+    @property
+    def _budget(self) -> Budget:
+        calibration = self._calibration if self.needs.calibration else None
+        return Budget(
+            experts=self.shape.experts,
+            expert_bytes=tuple(self.shape.expert_bytes_of(layer) for layer in range(self.shape.moe_layers)),
+            cache_bytes=self.memory.cache_bytes,
+            popularity=None if calibration is None else calibration.popularity,
+        )
+
+    # --- what a run of it carries -------------------------------------------------------------------------------------
+
+    @cached_property
+    def resolved(self) -> Scenario:
+        """The scenario with everything spelled out that it left to defaults."""
+        return self.scenario.with_(
+            policy=self.composition.name,
+            parameters=dict(self.composition.parameters),
+            sequences=tuple(dict.fromkeys(sequence for step in self.steps for sequence in step.sequences)),
+            generated_tokens=sum(step.phase == "decode" for step in self.steps) or None,
+            calibration=calibration_name(self.scenario),
+        )
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """What a reader must know of a run."""
+        noisy = [str(self._noisy)] if lacking(self.trace, self.needs) else []
+        synthetic = [Label.SYNTHETIC_TRACE] if self.trace.provenance.get("synthetic") else []
+        return (*(label.value for label in labels_of_needs(self.needs)), *noisy, *(label.value for label in synthetic))
+
+    @cached_property
+    def bounds(self) -> dict[str, float]:
+        """Lower bound and null model; the bound's proof does not reach policies that change the routing.
+
+        The lower bound is the same for all policies that have the same memory, and is worked out once for them.
+        """
+        capacity = self.memory.cache_bytes + self.memory.staging_bytes
+        share = self.memory.cache_bytes / self.shape.routed_bytes
+        if capacity not in self.known_bounds:
+            self.known_bounds[capacity] = lower_bound(self.demand, self.costs, capacity)
+        bounds = bounds_of(
+            self.demand, self.costs, capacity, self.shape, self.hardware, share, self.needs.gpu_only,
+            self.known_bounds[capacity],
+        )  # fmt: skip
+        if self.needs.changes_routing:
+            return {name: ms for name, ms in bounds.items() if not name.startswith("lower_bound")}
+        return bounds
+
+
+def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
+    """Resolve a scenario's names, and check that trace, model and calibration belong together.
+
+    ``trace``: the one that the scenario names, if it is in memory already. Raises ScenarioError, TraceError,
+    BatchError, ShapeError or HardwareError; what a policy is refused for: see ``Prepared.checked``.
+    """
+    trace = load_trace(scenario.trace) if trace is None else trace
+    shape = trace.shape if scenario.model is None else load_model(scenario.model)
+    _check_topology(scenario, trace.shape, shape)
+    overrides = dict(scenario.hardware_overrides)
+    if scenario.gpu_memory_gb is not None:
+        overrides["gpu.memory_bytes"] = round(scenario.gpu_memory_gb * 1e9)
+    hardware = load_hardware(scenario.hardware, overrides)
+    check_calibration(scenario, trace)
+    steps = compose_batch(
+        trace, batch=scenario.batch, prompt_tokens=scenario.prompt_tokens,
+        generated_tokens=scenario.generated_tokens, sequences=scenario.sequences,
+        prefill_chunk_tokens=scenario.prefill_chunk_tokens,
+    )  # fmt: skip
+    costs = costs_in(scenario, hardware, shape, max(len(step.rows) for step in steps))
+    return Prepared(scenario, trace, shape, hardware, tuple(steps), costs)
+
+
+def costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:
+    """What everything costs on a machine, in the scenario's runtime.
+
+    Raises ScenarioError for another runtime than that of a measured machine, and what ``costs_on`` raises.
+    """
+    costs = costs_on(hardware, shape, max_tokens)
+    if scenario.runtime == "eager":
+        return costs
+    if hardware.profile is not None:
+        raise ScenarioError(
+            f"scenario: runtime {scenario.runtime!r}: {hardware.name!r} is a profile, whose times are those of "
+            f"the runtime that was measured: leave it at 'eager'"
+        )
+    return graph_costs(costs, hardware, sharing=min(shape.top_k * scenario.batch, shape.experts))
+
+
+def check_needs(policy: str, needs: Needs, prepared: Prepared) -> None:
+    """What a policy needs of batch and model (of the trace: ``demand_of``)."""
+    batch, sizes = prepared.scenario.batch, set(prepared.shape.expert_bytes)
+    if needs.changes_routing and not needs.tokens:
+        raise PolicyError(f"policy {policy!r} changes the routing, token by token: declare Needs(tokens=True) too")
+    if needs.max_batch is not None and batch > needs.max_batch:
+        raise ScenarioError(f"policy {policy!r} takes batches of at most {needs.max_batch}, got {batch}")
+    if needs.uniform_sizes and len(sizes) > 1:
+        raise ScenarioError(
+            f"policy {policy!r} needs experts of one size, those of {prepared.shape.name!r} have {len(sizes)} sizes"
+        )
+
+
+def _check_topology(scenario: Scenario, traced: ModelShape, shape: ModelShape) -> None:
+    for name in ("moe_layers", "experts", "top_k"):
+        if getattr(traced, name) != getattr(shape, name):
+            raise ScenarioError(
+                f"trace {scenario.trace!r} was recorded with {name} = {getattr(traced, name)}, model {shape.name!r} "
+                f"has {getattr(shape, name)}: choose a model of the same topology, or `model: null` for the trace's own"
+            )

@@ -1,0 +1,141 @@
+"""The structure of the source tree, read from the files: what import-linter's contracts cannot say."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("policies", "realrun", "sim", "tools", "traces", "trilane")
+SOURCES = {path: path.read_text(encoding="utf-8") for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
+MOST_LINES_OF_SIM = 6_000
+NOT_OF_THINGS = re.compile(r"\b(beside|nobody|somebody|whoever|whom|anybody|everybody)\b", re.IGNORECASE)
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): ast.parse(text) for path, text in SOURCES.items()}
+
+
+def where(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def lines_with(pattern: str, sources: Iterable[tuple[Path, str]]) -> list[str]:
+    """Where a pattern is found, as FILE:LINE."""
+    found = re.compile(pattern)
+    return [where(p, n) for p, text in sources for n, line in enumerate(text.splitlines(), 1) if found.search(line)]
+
+
+# --- imports ----------------------------------------------------------------------------------------------------------
+
+
+def imported(module: str, tree: ast.Module, known: Iterable[str]) -> Iterator[str]:
+    """The modules among ``known`` that a module imports, wherever in it the import stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        yield from (name for name in names if name in known and name != module)
+
+
+def circle_in(modules: dict[str, ast.Module]) -> list[str] | None:
+    """Modules that import each other in a circle, if there are any. A package's ``__init__`` that only hands on the
+    names of its modules when they are first used is left out."""
+    files = {name: tree for name, tree in modules.items() if name != "trilane" and not name.startswith("trilane.parts")}
+    graph = {name: set(imported(name, tree, files)) for name, tree in files.items()}
+    for name, others in graph.items():
+        others -= {other for other in others if name.startswith(f"{other}.")}
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        return list(error.args[1])
+    return None
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circle_in(MODULES) is None
+
+
+def test_a_circle_would_be_found_in_functions_too() -> None:
+    trees = {"a": "from b import name", "b": "def f():\n    import c", "c": "from a import name"}
+    assert circle_in({name: ast.parse(text) for name, text in trees.items()}) is not None
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def twice(modules: dict[str, ast.Module]) -> dict[str, list[str]]:
+    """Classes of one name in several modules."""
+    homes = defaultdict(list)
+    for name, tree in modules.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(name)
+    return {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def test_no_class_name_exists_twice() -> None:
+    assert twice(MODULES) == {}
+
+
+def test_a_class_name_that_exists_twice_would_be_found() -> None:
+    assert twice({"a": ast.parse("class Lane: ..."), "b": ast.parse("class Lane: ...")}) == {"Lane": ["a", "b"]}
+
+
+@pytest.mark.parametrize("name", ["id", "bytes", "round"])
+def test_builtins_are_not_shadowed(name: str) -> None:
+    names = {}
+    for module, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if (isinstance(node, ast.arg) and node.arg == name) or (
+                isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
+            ):
+                names[module] = node.lineno
+    assert names == {}
+
+
+def test_things_are_not_persons() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    texts = {**SOURCES, **{page: page.read_text(encoding="utf-8") for page in pages}}
+    assert lines_with(NOT_OF_THINGS.pattern, texts.items()) == []
+
+
+# --- rooms ------------------------------------------------------------------------------------------------------------
+
+
+def test_sim_holds_machine_costs_runs_and_engine_and_nothing_else() -> None:
+    rooms = {path.name for path in (ROOT / "sim").iterdir() if path.name != "__pycache__"}
+    assert rooms == {"__init__.py", "machine", "costs", "runs", "engine", "simulate.py"}
+
+
+def test_sim_can_be_read_in_a_day() -> None:
+    lines = sum(text.count("\n") for path, text in SOURCES.items() if (ROOT / "sim") in path.parents)
+    assert lines <= MOST_LINES_OF_SIM
+
+
+def test_whether_a_machine_was_measured_is_asked_of_the_machine_alone() -> None:
+    outside = [(path, text) for path, text in SOURCES.items() if (ROOT / "sim" / "machine") not in path.parents]
+    assert lines_with(r"\.profile is (not )?None|if [\w.]*\.profile\b", outside) == []
+
+
+def test_no_display_mark_is_data() -> None:
+    """Marks are made of the kind of a policy when they are shown, in one file."""
+    outside = [(path, text) for path, text in SOURCES.items() if path.name != "marks.py"]
+    assert lines_with(r"""["'] [*~]["']|endswith\(["'][*~]|[!=]= ["'][*~]["']|name\[-2:\]""", outside) == []
+
+
+def test_labels_are_compared_as_members_of_their_enum() -> None:
+    outside = [(path, text) for path, text in SOURCES.items() if path.name != "vocabulary.py"]
+    assert lines_with(r"""["'](clairvoyant|changes routing|synthetic trace)["']( (not )?in\b|\s*==)""", outside) == []
