@@ -46,7 +46,7 @@ def load_policies(text: str) -> tuple[str, ...]:
         register(entry)
     if str(path) not in _loaded:
         _loaded.append(str(path))
-    return tuple(entry.name for entry in found.values())
+    return tuple(dict.fromkeys(entry.name for entry in found.values()))
 
 
 def _imported(path: Path, file: str) -> ModuleType:

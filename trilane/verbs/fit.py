@@ -26,7 +26,8 @@ def fit(
     channels: Annotated[int | None, typer.Option(metavar="N", help="Memory channels. Default: the CPU's.")] = None,
     pcie: Annotated[str | None, typer.Option(metavar="4x16", help="The slot. Default: the parts' best.")] = None,
     ram_gb: Annotated[
-        int | None, typer.Option("--ram-gb", metavar="N", help="The host's memory (of 2^30 bytes). Default: enough.")
+        int | None,
+        typer.Option("--ram-gb", metavar="N", help="Memory of the host, in GiB (2^30 bytes). Default: enough."),
     ] = None,
     machine: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="A preset or a profile, in place of gpu, ram and cpu.")
