@@ -22,9 +22,10 @@ from typing import Any
 from policies.registry import policy_names, system
 from policies.system import ChoiceError
 from sim.runs.memory import BudgetError
+from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario, ScenarioError
-from sim.simulate import Setting, setting_of, simulate_setting
-from traces.written_aside import written_aside
+from sim.simulate import play as simulated
+from trilane.common.files import atomic_path
 
 DATA = Path(__file__).parent / "data"
 TRACES = {"mini-deepseek": "deepseek-v2-lite", "mini-moe": "phi-3.5-moe:8"}
@@ -65,15 +66,15 @@ def scenarios(machines: Iterable[str], sequences: Sequence[int]) -> list[Scenari
 
 
 @cache
-def _setting(scenario: str) -> Setting:
-    return setting_of(Scenario.from_dict(json.loads(scenario)))
+def _prepared(scenario: str) -> Prepared:
+    return prepare(Scenario.from_dict(json.loads(scenario)))
 
 
 def play(task: tuple[str, str, str]) -> dict[str, Any]:
     """One policy in one scenario: what the CSV files keep of it."""
     scenario, policy, parameters = task
     try:
-        row = simulate_setting(_setting(scenario), policy, json.loads(parameters)).to_dict()
+        row = simulated(_prepared(scenario).with_policy(policy, json.loads(parameters))).to_dict()
     except (BudgetError, ChoiceError, ScenarioError) as error:
         return {"policy": policy, "tpot_ms": None, "error": str(error)}
     keys = ("tpot_ms", "ttft_ms", "approximated_weight_share", "lower_bound_tpot_ms", "null_model_tpot_ms")
@@ -119,7 +120,7 @@ class Search:
 
 def search(pool: ProcessPoolExecutor) -> None:
     """First among mixes that keep the routing, then among those that may approximate a little."""
-    with written_aside(DATA / "search.csv") as path, path.open("w", newline="") as file:
+    with atomic_path(DATA / "search.csv") as path, path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["mean_tpot_ms", "approximated_weight_share", "mix"])
         at_work = Search(pool, writer)
@@ -137,7 +138,7 @@ def evaluate(pool: ProcessPoolExecutor) -> None:
         "trace", "hardware", "cached_share", "batch", "policy", "tpot_ms", "ttft_ms", "approximated_weight_share",
         "lower_bound_tpot_ms", "null_model_tpot_ms", "labels", "error",
     )  # fmt: skip
-    with written_aside(DATA / "held_out.csv") as path, path.open("w", newline="") as file:
+    with atomic_path(DATA / "held_out.csv") as path, path.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
         writer.writeheader()
         for (scenario, _, _), row in zip(tasks, rows, strict=True):

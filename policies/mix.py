@@ -27,7 +27,7 @@ from policies.parts.placements import NoPlacement, Pooled, PopularityPlacement, 
 from policies.parts.routers import TrueRouter
 from policies.parts.top_prefetch import TopPrefetcher
 from policies.protocols import Assigner, Cache, Composition, Needs, Placement, Prefetcher, Router
-from policies.system import BuildContext, System, at_least, shares
+from policies.system import BuildContext, ChoiceError, System, at_least, shares
 
 Assigners = Literal[
     "stay", "load-all", "cost-rule", "greedy", "beam", "exact", "simulation", "two_pointer", "two_pointer_min",
@@ -83,17 +83,17 @@ class MixParameters:
         at_least(self, keep=1, demand_slots=1)
         shares(self, "substitution", "alpha")
         if self.prefetch == "top" and self.lookahead > 1:
-            raise ValueError(
+            raise ChoiceError(
                 f"parameter 'lookahead': prefetch 'top' expects 1, got {self.lookahead}; it looks at the next layer "
                 f"alone: choose prefetch 'forecast' or 'impact' for more"
             )
         if self.prefetch == "impact" and self.lookahead > 1 and self.forecast != "gate":
-            raise ValueError(
+            raise ChoiceError(
                 f"parameter 'forecast': prefetch 'impact' with lookahead {self.lookahead} expects 'gate', got "
                 f"{self.forecast!r}; it reads one kind: choose lookahead 1, or prefetch 'forecast'"
             )
         if self.prefetch == "impact" and self.into == "staging":
-            raise ValueError(
+            raise ChoiceError(
                 "parameter 'into': prefetch 'impact' expects 'cache', got 'staging': choose prefetch 'forecast' or "
                 "'top' for staging"
             )

@@ -6,7 +6,6 @@ A program that has its own registers it: ``register(MINE)``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 
 from policies.baselines.best import BEST_APPROX, BEST_EXACT
 from policies.baselines.naive_cpu import NAIVE_CPU
@@ -33,6 +32,7 @@ from policies.papers.speculating_experts.systems import SPECULATING_EXPERTS
 from policies.parts.layer_wise import LAYER_WISE
 from policies.protocols import Composition
 from policies.system import BuildContext, ChoiceError, System
+from trilane.common.names import unknown
 
 __all__ = ["SYSTEMS", "BuildContext", "ChoiceError", "System", "added", "compose", "policy_names", "register", "system"]
 
@@ -99,9 +99,7 @@ def policy_names() -> tuple[str, ...]:
 def system(name: str) -> System:
     """The system of that name. Raises ChoiceError listing the names there are."""
     if name not in SYSTEMS:
-        near = get_close_matches(name.lower().replace("_", "-"), SYSTEMS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ChoiceError(f"there is no policy {name!r}; {hint}{'There' if near else 'there'} are {', '.join(SYSTEMS)}")
+        raise ChoiceError(unknown("policy", name, SYSTEMS))
     return SYSTEMS[name]
 
 

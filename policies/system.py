@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from policies.calibration import Calibration
 from policies.mechanism.views import ExpertCosts
 from policies.parts.future import Future
 from policies.protocols import Composition, Needs
+from trilane.common.errors import TrilaneError
+from trilane.common.hints import hints_of, in_words
+from trilane.common.schema import from_dict
 
 
-class ChoiceError(ValueError):
+class ChoiceError(TrilaneError):
     """A policy, a parameter or a value that there is not; the message lists what there is."""
 
 
@@ -66,66 +68,26 @@ class System:
     needs: Needs = field(default_factory=Needs)
 
     def parameter_table(self) -> list[tuple[str, str, object]]:
-        """(name, type, default) of every parameter."""
-        hints = get_type_hints(self.parameters)
-        return [(f.name, type_name(hints[f.name]), f.default) for f in fields(self.parameters)]
+        """(name, type in words, default) of every parameter."""
+        hints = hints_of(self.parameters)
+        return [(f.name, in_words(hints[f.name]), f.default) for f in fields(self.parameters)]
 
     def parse(self, given: Mapping[str, object]) -> Any:
         """Turn ``given`` into parameters. Raises ChoiceError for an unknown name or a value of another type."""
-        hints = get_type_hints(self.parameters)
-        for name, value in given.items():
-            if name not in hints:
-                valid = ", ".join(f"{n}: {kind} = {default!r}" for n, kind, default in self.parameter_table())
-                raise ChoiceError(f"policy {self.name!r} has no parameter {name!r}; it has {valid or 'none'}")
-            if not fits(value, hints[name]):
-                expected = type_name(hints[name])
-                raise ChoiceError(f"policy {self.name!r}, parameter {name!r}: expected {expected}, got {value!r}")
-        try:
-            return self.parameters(**given)
-        except ValueError as error:
-            raise ChoiceError(f"policy {self.name!r}: {error}") from None
+        return from_dict(self.parameters, given, f"policy {self.name!r}", ChoiceError)
 
 
 def at_least(parameters: Any, **minima: int) -> None:
-    """For ``__post_init__``: raise ValueError if a parameter that is set is less than its minimum."""
+    """For ``__post_init__``: raise ChoiceError if a parameter that is set is less than its minimum."""
     for name, least in minima.items():
         value = getattr(parameters, name)
         if value is not None and value < least:
-            raise ValueError(f"parameter {name!r}: expected at least {least}, got {value}")
+            raise ChoiceError(f"parameter {name!r}: expected at least {least}, got {value}")
 
 
 def shares(parameters: Any, *names: str) -> None:
-    """For ``__post_init__``: raise ValueError if one of these parameters is less than 0 or more than 1."""
+    """For ``__post_init__``: raise ChoiceError if one of these parameters is less than 0 or more than 1."""
     for name in names:
         value = getattr(parameters, name)
         if not 0 <= value <= 1:
-            raise ValueError(f"parameter {name!r}: expected 0 to 1, got {value}")
-
-
-def type_name(hint: Any) -> str:
-    """A type as a reader would say it."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        *first, last = map(repr, parts)
-        return f"{', '.join(first)} or {last}" if first else last
-    if origin in (Union, UnionType):
-        return " or ".join(map(type_name, parts))
-    if origin is not None:
-        return f"list of {type_name(parts[0])}"
-    return "None" if hint is NoneType else str(hint.__name__)
-
-
-def fits(value: object, hint: Any) -> bool:
-    """Is ``value`` of the type ``hint``? A whole number passes for a float, a truth value for nothing but a bool."""
-    origin = get_origin(hint)
-    if origin is Literal:
-        return any(type(value) is type(allowed) and value == allowed for allowed in get_args(hint))
-    if origin in (Union, UnionType):
-        return any(fits(value, part) for part in get_args(hint))
-    if origin is tuple:
-        return isinstance(value, tuple) and all(fits(item, get_args(hint)[0]) for item in value)
-    if origin is not None:
-        return isinstance(value, origin)
-    if isinstance(value, bool):
-        return hint is bool
-    return isinstance(value, (int, float) if hint is float else hint)
+            raise ChoiceError(f"parameter {name!r}: expected 0 to 1, got {value}")

@@ -93,7 +93,7 @@ def _copy_vectors(name: str, vectors: Path, output: Path) -> Path:
 
 
 def _record(run: Path, stem: Path) -> None:
-    """Settings, the last evaluation and the log of a training run up to its checkpoint, beside the traces."""
+    """Settings, the last evaluation and the log of a training run up to its checkpoint, written next to the traces."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     log = (run / "log.jsonl").read_text().splitlines()
     while "held_out" not in json.loads(log[-1]):

@@ -50,7 +50,7 @@ def _router_losses(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def evaluate(model: PreTrainedModel, tap: RouterTap, corpus: Corpus, windows: int, length: int = 128) -> dict[str, Any]:
-    """Held-out loss by domain, beside the unigram's on the same tokens, and the load balance on all of them."""
+    """Held-out loss by domain, with that of the unigram on the same tokens, and the load balance on all of them."""
     model.train(False)
     results = [_domain(model, tap, corpus, d, windows, length) for d in range(len(corpus.domains))]
     counts = torch.stack([c for _, c in results]).double()

@@ -24,11 +24,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from tools.mini_data import PAD, Corpus, load_corpus, train_tokenizer
 from tools.mini_eval import RouterTap, evaluate
 from tools.mini_models import VOCAB, build_model
-from traces.written_aside import written_aside
+from trilane.common.files import atomic_path
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """What a training run is. With ``minutes`` the schedule follows the clock; with ``steps`` it is reproducible."""
 
     model: str
@@ -49,7 +49,7 @@ class Settings:
     eval_windows: int = 24
 
 
-def learning_rate(settings: Settings, progress: float) -> float:
+def learning_rate(settings: TrainingSettings, progress: float) -> float:
     """Linear warm-up, then a cosine down to ``final_lr`` of the peak; ``progress`` is 0..1 of the run."""
     if progress < settings.warmup:
         return settings.peak_lr * max(progress / settings.warmup, 0.01)
@@ -61,7 +61,8 @@ class Trainer:
     """One training run in ``folder``: everything that a checkpoint must bring back is a field of it."""
 
     def __init__(
-        self, settings: Settings, corpus: Corpus, folder: Path, model: PreTrainedModel, clock: Callable[[], float]
+        self, settings: TrainingSettings, corpus: Corpus, folder: Path, model: PreTrainedModel,
+        clock: Callable[[], float],
     ) -> None:
         self.settings, self.corpus, self.folder, self.model, self.clock = settings, corpus, folder, model, clock
         model.set_experts_implementation("grouped_mm")
@@ -125,7 +126,7 @@ class Trainer:
         self._log({"held_out": evaluate(self.model, self.tap, self.corpus, self.settings.eval_windows)})
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         self.seconds += self.clock() - began
-        with written_aside(self.folder / "checkpoint.pt") as aside:
+        with atomic_path(self.folder / "checkpoint.pt") as aside:
             torch.save({**state, "step": self.step, "seconds": self.seconds}, aside)
         export(self.model, self.folder)
 
@@ -158,7 +159,9 @@ def load_tokenizer(folder: Path, corpus: Path, vocab: int) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def train(settings: Settings, corpus: Path, folder: Path, clock: Callable[[], float] = time.monotonic) -> Trainer:
+def train(
+    settings: TrainingSettings, corpus: Path, folder: Path, clock: Callable[[], float] = time.monotonic
+) -> Trainer:
     """Train, or go on training, in ``folder``. Returns the finished run."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens = load_corpus(corpus, load_tokenizer(folder, corpus, settings.vocab))
@@ -176,10 +179,10 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=50.0)
     parser.add_argument("--steps", type=int, default=None)
-    parser.add_argument("--peak-lr", type=float, default=Settings.peak_lr)
+    parser.add_argument("--peak-lr", type=float, default=TrainingSettings.peak_lr)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    settings = Settings(options.model, options.minutes, options.steps, peak_lr=options.peak_lr)
+    settings = TrainingSettings(options.model, options.minutes, options.steps, peak_lr=options.peak_lr)
     train(settings, options.corpus, options.output)
 
 

@@ -129,8 +129,8 @@ def calibrate(teacher: Teacher, corpus: Corpus, settings: Settings) -> Vectors:
         sums.add(teacher.read(settings.calibration_batch(corpus, step)))
     domains = ", ".join(corpus.domains)
     text = f"{settings.length}-token windows of the first {TRAINED_ON:.0%} of training text ({domains})"
-    said = {**teacher.run.loaded.describe(), "prompts": text, "seed": settings.seed}
-    return sums.vectors(said, text_read(teacher.run.loaded.tokenizer, corpus, settings))
+    facts = {**teacher.run.loaded.describe(), "prompts": text, "seed": settings.seed}
+    return sums.vectors(facts, text_read(teacher.run.loaded.tokenizer, corpus, settings))
 
 
 def text_read(tokenizer: Any, corpus: Corpus, settings: Settings) -> TextSketch:
@@ -167,8 +167,8 @@ def train(teacher: Teacher, corpus: Corpus, vectors: Vectors, settings: Settings
 
 def distance(estimator: Estimator, states: Tensor, scores: Tensor) -> Tensor:
     """KL(teacher || estimator), the mean over layers and tokens, for states [L-1, N, H] and scores [L-1, N, E]."""
-    said = functional.log_softmax(estimator(states, slice(None)), -1).flatten(0, 1)
-    return functional.kl_div(said, scores.flatten(0, 1), reduction="batchmean")
+    log_probabilities = functional.log_softmax(estimator(states, slice(None)), -1).flatten(0, 1)
+    return functional.kl_div(log_probabilities, scores.flatten(0, 1), reduction="batchmean")
 
 
 def _fresh(teacher: Teacher, settings: Settings) -> tuple[Estimator, torch.optim.AdamW]:
@@ -204,8 +204,8 @@ def train_file(loaded: Loaded, folder: Path, output: Path, settings: Settings) -
             vectors = calibrate(teacher, corpus, settings)
         estimator, losses = train(teacher, corpus, vectors, settings) if settings.steps else (None, [])
         recall = measure(teacher, corpus, vectors, estimator, settings)
-    said = _training(settings, losses, recall)
-    write_vectors(_with_estimator(vectors, estimator, said) if estimator else vectors, output)
+    facts = _training(settings, losses, recall)
+    write_vectors(_with_estimator(vectors, estimator, facts) if estimator else vectors, output)
     return recall
 
 
@@ -231,8 +231,8 @@ def _tell(losses: list[float], settings: Settings) -> None:
         print(f"step {len(losses)}/{settings.steps}: KL {sum(recent) / len(recent):.4f}", file=sys.stderr, flush=True)
 
 
-def _with_estimator(vectors: Vectors, estimator: Estimator, said: dict[str, Any]) -> Vectors:
-    return replace(vectors, estimator=estimator.tensors(), provenance={**vectors.provenance, "estimator": said})
+def _with_estimator(vectors: Vectors, estimator: Estimator, facts: dict[str, Any]) -> Vectors:
+    return replace(vectors, estimator=estimator.tensors(), provenance={**vectors.provenance, "estimator": facts})
 
 
 def _training(settings: Settings, losses: list[float], recall: Recall) -> dict[str, Any]:

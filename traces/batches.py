@@ -1,4 +1,4 @@
-"""Batches composed from captures of single sequences: which rows of a trace each step of a run takes."""
+"""Batches composed of recorded sequences: the rows of a trace that each step of a run takes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compose(
     The batch is the first ``batch`` of ``sequences`` (default: all of the trace, by first appearance).
     ``prompt_tokens`` keeps the last tokens of each prompt, those next to the decode tokens (default: all);
     ``generated_tokens`` is the number of decode steps (default: as many as every sequence has);
-    ``prefill_chunk_tokens`` cuts the prefill into steps of at most so many tokens, all sequences together.
+    ``prefill_chunk_tokens`` cuts the prefill into steps of at most this many tokens, summed over the sequences.
     Raises BatchError saying what the trace has.
     """
     _check_counts(batch, prompt_tokens, generated_tokens, prefill_chunk_tokens)
@@ -63,7 +63,7 @@ def compose(
 
 
 def count_experts(ids: NDArray[np.int16], experts: int) -> NDArray[np.intp]:
-    """How often each expert stands in ``ids`` [tokens, layers, k], negative ones ignored: [layers, experts]."""
+    """How often each expert occurs in ``ids`` [tokens, layers, k], ignoring negative entries: [layers, experts]."""
     layers = ids.shape[1]
     slots = ids.astype(np.intp) + np.arange(layers)[:, None] * experts
     return np.bincount(slots[ids >= 0], minlength=layers * experts).reshape(layers, experts)
@@ -95,7 +95,7 @@ def _choose(trace: Trace, batch: int, sequences: Sequence[int] | None) -> list[i
     if batch > len(wanted):
         raise BatchError(
             f"expected at least {batch} sequences for batch {batch}, there are {len(wanted)} ({_brief(wanted)}); "
-            "lower the batch or capture more sequences: none is used twice"
+            "lower the batch or capture more sequences; no sequence is used twice"
         )
     return wanted[:batch]
 

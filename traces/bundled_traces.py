@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from traces.layout import TraceError
-from traces.names import unknown
+from trilane.common.names import unknown
 
 FOLDER = Path(__file__).parent / "bundled"
 CALIBRATION = "-calibration"

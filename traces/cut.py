@@ -1,4 +1,4 @@
-"""The first layers of a trace: to play a model that was cut as short, because it is too large whole."""
+"""Traces cut after their first layers, for models that are too large to run whole."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _BY_LAYER = ("topk_ids", "topk_weights", "scores")
 
 
 def first_layers(trace: Trace, layers: int) -> Trace:
-    """``trace`` with its MoE layers 0 to ``layers`` - 1; what was forecast for later ones is gone.
+    """``trace`` with MoE layers 0 to ``layers`` - 1, without the forecasts of later layers.
 
-    Its checksum is that of the whole trace with ``:layers`` behind it. Raises TraceError for layers that are not there.
+    Its checksum is that of the whole trace followed by ``:layers``. Raises TraceError if the trace has fewer layers.
     """
     shape = trace.shape
     if not 1 <= layers <= shape.moe_layers:

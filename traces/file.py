@@ -58,7 +58,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 
     Raises TraceError and leaves ``path`` as it was if the trace is not valid.
     """
-    with _folder_beside(Path(path)) as folder:
+    with _temporary_folder(Path(path)) as folder:
         _write(Path(path), folder, trace.shape, trace.tensors(), trace.provenance)
 
 
@@ -90,7 +90,7 @@ class TraceWriter:
 
     def __enter__(self) -> TraceWriter:
         with ExitStack() as stack:
-            self._folder = stack.enter_context(_folder_beside(self._path))
+            self._folder = stack.enter_context(_temporary_folder(self._path))
             for number, name in enumerate(self._specs):
                 self._files[name] = stack.enter_context((self._folder / f"{number}.spool").open("w+b"))
             stack.callback(self._files.clear)
@@ -174,7 +174,7 @@ def _parse_metadata(where: str, metadata: Mapping[str, str]) -> tuple[ModelShape
 
 
 @contextmanager
-def _folder_beside(path: Path) -> Iterator[Path]:
+def _temporary_folder(path: Path) -> Iterator[Path]:
     """A scratch folder on the same disk as ``path``, gone afterwards whatever happens."""
     if not path.parent.is_dir():
         raise TraceError(f"{path}: the folder {path.parent} does not exist; create it first")
@@ -210,7 +210,7 @@ def _write_safetensors(file: BinaryIO, trace: Trace) -> None:
 
 
 def file_metadata(trace: Trace) -> dict[str, str]:
-    """What the file says about its tensors: all of it text, as safetensors wants."""
+    """The metadata of the file; safetensors stores text only."""
     return {
         "format": FORMAT,
         "schema": str(SCHEMA_VERSION),

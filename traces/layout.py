@@ -1,4 +1,4 @@
-"""What a trace file holds: its tensors by name, their types and shapes, and the error for everything else."""
+"""The layout of trace files: names, types and shapes of the tensors, and the error for anything else."""
 
 from __future__ import annotations
 
@@ -119,6 +119,6 @@ def check_layout(where: str, specs: Mapping[str, TensorSpec], tensors: Tensors) 
         if array.dtype != spec.dtype or array.shape != (tokens, *spec.row_shape):
             raise TraceError(
                 f"{where}: {name} must be {spec} with {tokens} tokens, got {array.dtype.name} {list(array.shape)}; "
-                "convert it, or check that the model shape beside it is the captured model's"
+                "convert it, or check that the model shape in the metadata is that of the captured model"
             )
     return tokens

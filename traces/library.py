@@ -15,7 +15,7 @@ from traces.trace import Trace
 def load_trace(name_or_path: str | Path) -> Trace:
     """Read a trace by name or path; read once while the file stays as it is.
 
-    ``mini-deepseek:6`` is that trace cut after 6 MoE layers; ``synthetic:MODEL`` is made up
+    ``mini-deepseek:6`` is that trace cut after 6 MoE layers; ``synthetic:MODEL`` is generated
     (:mod:`traces.synthesis.named`). Raises TraceError.
     """
     whole, layers = _parted(str(name_or_path))
@@ -39,7 +39,7 @@ def calibration_of(name: str) -> str | None:
 
 
 def _parted(name: str) -> tuple[str, int | None]:
-    """The name before a colon and the layers behind it, if it ends so."""
+    """The name before the colon and the number of layers after it, if there is one."""
     whole, _, layers = name.rpartition(":")
     return (whole, int(layers)) if whole and layers.isascii() and layers.isdecimal() else (name, None)
 

@@ -1,7 +1,7 @@
 """Forecasts for traces that hold none: the true routing of a later layer, with errors of a stated rate.
 
-No model made them. They say how a policy fares *if* forecasts are that good; wherever they are used they are called
-noisy forecasts, and their recall stands beside.
+No model made them. They show how a policy performs *if* forecasts are that good; results call them noisy forecasts and
+state their recall.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from traces.trace import Trace
 class NoisyForecasts(NamedTuple):
     """``recalls[d - 1]`` is the recall@k of forecasts of the d-th layer ahead, 0 to 1; all of it follows from ``seed``.
 
-    All kinds of one look-ahead are alike, so that policies that ask for different kinds are given the same errors.
+    All kinds of one look-ahead have the same errors, so that policies that need different kinds can be compared.
     """
 
     recalls: tuple[float, ...]
@@ -27,7 +27,7 @@ class NoisyForecasts(NamedTuple):
         return f"noisy forecasts (recall {', '.join(f'{recall:g}' for recall in self.recalls)})"
 
     def reach(self, lookahead: int) -> bool:
-        """Is there a recall for this look-ahead?"""
+        """Whether a recall is given for this look-ahead."""
         return lookahead <= len(self.recalls)
 
     def ids(self, trace: Trace, rows: NDArray[np.intp], lookahead: int) -> NDArray[np.int16]:
@@ -40,10 +40,9 @@ def noisy_ids(
 ) -> NDArray[np.int16]:
     """[rows, L, m], m = min(2k, E): made at layer l for layer l + lookahead, -1 past the last layer.
 
-    Each true expert keeps its place among the first k with probability ``recall``; else another expert, drawn at
-    random, has it. The places after k go to further random experts, and to missed ones only when there is nobody else
-    (so, where E < 2k, the first k cannot miss them all). A row's forecast does not depend on which others are asked
-    for.
+    Each true expert keeps its place among the first k with probability ``recall``; otherwise a random other expert
+    takes it. The places after k go to further random experts, and to missed true experts only when no other is left
+    (so the first k cannot miss all of them where E < 2k). The forecast of a row does not depend on the other ``rows``.
     """
     shape = trace.shape
     made = max(shape.moe_layers - lookahead, 0)
@@ -54,13 +53,13 @@ def noisy_ids(
     draws = np.stack([_draws(seed, lookahead, int(row), (made, experts + k)) for row in rows])
     hit = draws[..., experts:] < recall
     true = np.asarray(trace.topk_ids[rows, lookahead:], np.intp)
-    # Whoever has no place yet queues for the free ones: others in random order, then the missed; hits have theirs.
-    turn = draws[..., :experts].copy()
-    np.put_along_axis(turn, true, np.where(hit, 2 * k, 1) + np.arange(k), axis=-1)
-    taken = np.zeros(turn.shape, np.bool_)
+    # Free places are filled by other experts in random order, then by missed true experts; hits keep their places.
+    order = draws[..., :experts].copy()
+    np.put_along_axis(order, true, np.where(hit, 2 * k, 1) + np.arange(k), axis=-1)
+    taken = np.zeros(order.shape, np.bool_)
     taken[..., :k] = hit
-    ranked = np.empty(turn.shape, np.int16)
-    np.put_along_axis(ranked, np.argsort(taken, axis=-1, kind="stable"), np.argsort(turn, axis=-1), axis=-1)
+    ranked = np.empty(order.shape, np.int16)
+    np.put_along_axis(ranked, np.argsort(taken, axis=-1, kind="stable"), np.argsort(order, axis=-1), axis=-1)
     ids[:, :made] = ranked[..., : ids.shape[-1]]
     return ids
 

@@ -1,4 +1,4 @@
-"""What the numbers in a trace must obey: one rule a line, each checked for all tokens at once."""
+"""Rules for the numbers in a trace, each checked for all tokens at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rule(NamedTuple):
 def check_rows(where: str, shape: ModelShape, tensors: Tensors, first_row: int = 0) -> None:
     """Check every value on its own row. Raises TraceError naming the first offender.
 
-    ``first_row`` is what the first row is called in messages (a writer checks a trace piece by piece).
+    ``first_row``: number of the first row in messages, for writers that check a trace piece by piece.
     """
     for name, array in tensors.items():
         rules = list(_rules(name, shape))
@@ -94,8 +94,8 @@ def _forecast_id_rules(shape: ModelShape, reach: int) -> Iterator[Rule]:
 
 
 def no_probability(scores: Array) -> Mask:
-    """By the bits of the half-precision numbers, with which computers are slow: from 0 up they sort as the numbers do,
-    with infinity and nan above and negative numbers above those."""
+    """Compares bit patterns, since arithmetic on half-precision numbers is slow: from 0 up they sort as the numbers do,
+    infinity and nan come after them, and negative numbers last."""
     bits = scores.view("<u2")
     return np.asarray((bits > _MOST_PROBABLE) & (bits != _MINUS_ZERO))
 

@@ -1,6 +1,6 @@
-"""What a trace says about its model's routing: how skewed, how repetitive, how predictable.
+"""Statistics of a trace: how skewed, how repetitive and how predictable its routing is.
 
-Decode is looked at as batch 1: one step is one token of one sequence.
+Decode statistics are those of batch 1: one step is one token of one sequence.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 
 def trace_statistics(trace: Trace) -> dict[str, Any]:
-    """All statistics as a JSON-ready dict: means over layers. None where the trace has no tokens to say it with."""
+    """All statistics as a JSON-ready dict, as means over layers; None where the trace has no tokens for one."""
     frame = layer_statistics(trace)
     forecasts = forecast_statistics(trace).groupby("forecast")[["accuracy_at_k", "recall_at_m"]].mean()
     return {
@@ -48,7 +48,7 @@ def trace_statistics(trace: Trace) -> dict[str, Any]:
 
 
 def layer_statistics(trace: Trace) -> pd.DataFrame:
-    """One row a layer (index ``layer``); see the functions that make the columns."""
+    """One row per layer (index ``layer``); see the functions that compute the columns."""
     return pd.concat([popularity_skew(trace), reuse_distance(trace), token_overlap(trace)], axis=1)
 
 
@@ -64,7 +64,7 @@ def popularity(trace: Trace, phase: int | None = None) -> Floats:
 def popularity_skew(trace: Trace) -> pd.DataFrame:
     """Per layer, over all tokens: ``gini`` (0 even, 1 - 1/E one expert), ``top_10_percent_share`` of the routed tokens
     that go to the most popular tenth of the experts (rounded up), ``entropy`` (1 even, 0 one expert), and
-    ``distinct_share``: experts that were used at all / experts.
+    ``distinct_share``: experts used at least once / experts.
     """
     shares = np.sort(popularity(trace) / trace.shape.top_k, axis=1)
     experts = shares.shape[1]
@@ -104,7 +104,7 @@ def token_overlap(trace: Trace) -> pd.DataFrame:
 def lag_profile(trace: Trace, lags: range = LAGS) -> pd.DataFrame:
     """Probability that an expert used at decode step t is used at step t + lag in the same sequence, mean over layers.
 
-    Beside it ``chance``: the same if steps were independent draws with the layer's popularity, sum(p^2) / sum(p).
+    ``chance``: the same probability if steps were independent draws with the layer's popularity, sum(p^2) / sum(p).
     """
     frequency = popularity(trace, DECODE)
     chance = float(((frequency**2).sum(axis=1) / frequency.sum(axis=1)).mean())
@@ -112,16 +112,16 @@ def lag_profile(trace: Trace, lags: range = LAGS) -> pd.DataFrame:
 
 
 def cross_layer_gain(trace: Trace, ahead: int = 1) -> float:
-    """How much a layer tells of a later one: a decode token's experts ``ahead`` layers later are guessed to be those of
-    the token of its sequence that has most experts in common with it now (the mean of several such). The share that is
-    right, beyond what any other token of the sequence would get right, of what is left: 0 no better, 1 always right.
+    """How well a layer predicts a later one. A decode token's experts ``ahead`` layers later are predicted to be those
+    of the token of its sequence that shares most experts with it in this layer (the mean of several such). Returns
+    (accuracy - accuracy of a random token of the sequence) / (1 - accuracy of a random token): 0 no better, 1 perfect.
 
     Mean over layers and sequences. NaN for traces without such layers or tokens.
     """
     rows, sequence, _ = _decode_rows(trace)
     gains = [likeness_gain(_likeness(trace, rows[sequence == one]), ahead) for one in np.unique(sequence)]
-    said = [gain for gain in gains if np.isfinite(gain)]
-    return float(np.mean(said)) if said else float("nan")
+    finite = [gain for gain in gains if np.isfinite(gain)]
+    return float(np.mean(finite)) if finite else float("nan")
 
 
 def likeness_gain(likeness: NDArray[np.float32], ahead: int) -> float:

@@ -11,7 +11,7 @@ from policies.parts.lru import LruCache
 from policies.parts.placements import NoPlacement, PoolPlacement, PopularityPlacement
 from policies.parts.routers import TrueRouter
 from policies.protocols import Composition, Needs, Placement
-from policies.system import BuildContext, System, at_least
+from policies.system import BuildContext, ChoiceError, System, at_least
 
 NEEDS = Needs(gpu_only=True)
 
@@ -41,7 +41,7 @@ class OnDemandParameters:
         """Refuse a machine on which nothing could run, and residents that nothing describes."""
         at_least(self, demand_slots=1)
         if self.start == "popular" and (self.pool or self.cache == "none"):
-            raise ValueError("parameter 'start': 'popular' fills slots by layer of an LRU; leave 'pool' and 'cache'")
+            raise ChoiceError("parameter 'start': 'popular' fills slots by layer of an LRU; leave 'pool' and 'cache'")
 
 
 def build(parameters: OnDemandParameters, context: BuildContext) -> Composition:

@@ -15,7 +15,7 @@ from policies.parts.placements import NoPlacement, Pooled, PoolPlacement, Popula
 from policies.parts.ranking import RankedCache
 from policies.parts.routers import TrueRouter
 from policies.protocols import Composition, Needs, Placement
-from policies.system import BuildContext, System, at_least
+from policies.system import BuildContext, ChoiceError, System, at_least
 
 NEEDS = Needs(calibration=True, gpu_only=True)
 
@@ -115,7 +115,7 @@ class EdgeMoeParameters:
         """Loads need a slot; a weight that fell below 0 would favour the idle."""
         at_least(self, prefetch=0, favour=0, demand_slots=1)
         if self.favour > 1:
-            raise ValueError(f"parameter 'favour': expected at most 1, got {self.favour}")
+            raise ChoiceError(f"parameter 'favour': expected at most 1, got {self.favour}")
 
 
 def build(parameters: EdgeMoeParameters, context: BuildContext) -> Composition:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sim.machine.plausibility import HardwareError
-from sim.machine.strict_yaml import load_yaml
+from trilane.common.yaml_files import read_yaml
 
 _FILE = Path(str(files("sim.machine"))) / "presets" / "plan_costs.yaml"
 _ROW = ("base_ns", "per_active_expert_ns", "source", "confidence")
@@ -69,7 +69,7 @@ def _look_up(table: Mapping[str, PlanCost], policy: str) -> PlanCost:
 
 def load_plan_costs(path: Path = _FILE) -> PlanCosts:
     """Read a plan cost table. Raises HardwareError on unknown or missing keys and negative costs."""
-    document = load_yaml(path)
+    document = read_yaml(path)
     if not isinstance(document, dict) or set(document) != {"plan", "foresee"}:
         raise HardwareError(f"{path}: expected the sections plan and foresee, got {document!r:.80}")
     return PlanCosts(**{section: _table(rows, f"{path.name}, {section}") for section, rows in document.items()})

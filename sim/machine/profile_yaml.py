@@ -16,7 +16,7 @@ from sim.machine.plan_costs import PlanCost
 from sim.machine.plausibility import HardwareError
 from sim.machine.profile import Kind, MeasuredModel, Profile, Share, Sizes
 from sim.machine.sourced_yaml import only, typed
-from traces.written_aside import written_aside
+from trilane.common.files import atomic_path
 
 if TYPE_CHECKING:
     from sim.machine.hardware import Hardware
@@ -239,5 +239,5 @@ def write_profile(hardware: Hardware, path: str | Path) -> None:
     measured = document["measured"]
     document["measured"] = {**measured, **{name: _Lines(measured[name]) for name in ("machine", "rates")}}
     text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
-    with written_aside(path) as aside:
+    with atomic_path(path) as aside:
         aside.write_text(text, encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from sim.machine.plausibility import HardwareError
-from sim.machine.strict_yaml import YamlError, load_yaml
+from trilane.common.yaml_files import YamlError, read_yaml
 
 Confidence = Literal["high", "medium", "low"]
 _ENTRY = ("value", "source", "confidence")
@@ -23,7 +23,7 @@ class Origin(NamedTuple):
 def read_mapping(path: Path) -> dict[str, Any]:
     """A YAML mapping. Raises HardwareError if the file holds anything else."""
     try:
-        document = load_yaml(path)
+        document = read_yaml(path)
     except YamlError as error:
         raise HardwareError(str(error)) from None
     if not isinstance(document, dict):

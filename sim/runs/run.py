@@ -16,7 +16,7 @@ from sim.runs.metrics import Metrics, metrics_of
 from sim.runs.prepare import Prepared
 from sim.runs.routing_error import RoutingErrors, totals_of
 from sim.runs.spans import Row, spans_frame
-from traces.written_aside import written_aside
+from trilane.common.files import atomic_path
 
 
 @dataclass(frozen=True)
@@ -82,5 +82,5 @@ class Run:
     def save_spans(self, path: str | Path) -> None:
         """Write the spans as Parquet, aside first and then renamed."""
         frame = self.spans.astype({"lane": str, "kind": str, "phase": str})
-        with written_aside(path) as aside:
+        with atomic_path(path) as aside:
             frame.to_parquet(aside, index=False)

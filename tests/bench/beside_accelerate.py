@@ -35,7 +35,7 @@ from tests.bench.accelerate_notes import about, link_beside_copies
 from tests.bench.contestants import Contestant, with_accelerate, with_ours
 from tests.bench.figures import Cell, Section, machine, markdown_of, print_section, write_json
 from tests.bench.offload_model import Size, Tokens, learn, prompts, write_model
-from traces.written_aside import written_aside
+from trilane.common.files import atomic_path
 from trilane.study.validation.plan import alternating
 
 HERE = Path(__file__).parent
@@ -68,7 +68,7 @@ def write(where: dict[str, Cell], folder: Path, section: Section) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(where, [section], folder / "accelerate.json")
     text = markdown_of(where, [section], "Next to Hugging Face accelerate", "make bench-accelerate")
-    with written_aside(folder / "accelerate.md") as aside:
+    with atomic_path(folder / "accelerate.md") as aside:
         aside.write_text(text, encoding="utf-8")
 
 

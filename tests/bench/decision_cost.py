@@ -19,6 +19,7 @@ import numpy as np
 import yaml
 from scipy.optimize import nnls
 
+import sim.runs.prepare
 import sim.simulate
 from policies.mechanism.session import Session
 from policies.mechanism.views import Forecast, Foresight, LayerInput, Plan
@@ -27,9 +28,9 @@ from sim.machine.plan_costs import load_plan_costs
 from sim.runs.scenario import Scenario
 from tests.bench.figures import Cell, Section, Target, cpu_model
 from tests.bench.traffic import BOOTSTRAP, base_scenario, wide_scenario
-from traces.written_aside import written_aside
+from trilane.common.files import atomic_path
 
-TABLE = Path(sim.simulate.__file__).parent / "presets" / "plan_costs.yaml"
+TABLE = Path(sim.simulate.__file__).parent / "machine" / "presets" / "plan_costs.yaml"
 VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {"dali-ilp@highs": ("dali-ilp", {"solver": "highs"})}
 SLOW = ("dali-ilp@highs",)  # milliseconds a decision: fewer of them
 MICROSECONDS = {  # (policy, case): plan and foresee together
@@ -123,7 +124,7 @@ def _point(policy: str, scenario: Scenario) -> Point:
     if limit is not None and scenario.batch > limit:
         raise ValueError(f"takes batches of at most {limit}")
     TimedSession.plans, TimedSession.foresees = [], []
-    with patch.object(sim.simulate, "Session", TimedSession):
+    with patch.object(sim.runs.prepare, "Session", TimedSession):
         sim.simulate.simulate(
             scenario.with_(policy=name, parameters=parameters, prompt_tokens=prompt, generated_tokens=generated)
         )
@@ -175,7 +176,7 @@ def write_table(fits: Mapping[str, tuple[Line, Line]], path: Path) -> None:
             document[section]["default"] = _entry(typical, f"median of the policies {source}", False, "low")
     header = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     body = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=1000)
-    with written_aside(path) as aside:
+    with atomic_path(path) as aside:
         aside.write_text(header + body, encoding="utf-8")
         load_plan_costs(aside)
 

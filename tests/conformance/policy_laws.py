@@ -33,8 +33,8 @@ from policies.mechanism.views import Assignment, LayerView
 from policies.registry import System
 from policies.system import ChoiceError
 from sim.runs.bounds import lower_bound
+from sim.runs.prepare import check_needs
 from sim.runs.scenario import ScenarioError
-from sim.simulate import check_needs
 from tests.conformance.purity import check_answers, shared_state, snapshot, watched
 from tests.invariants.laws_of_runs import (
     check_run,

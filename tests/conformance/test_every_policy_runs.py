@@ -10,16 +10,17 @@ import pytest
 from policies.registry import SYSTEMS
 from sim.machine.hardware import hardware_names
 from sim.runs.demand import MissingFromTraceError, lacking
+from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario, ScenarioError
-from sim.simulate import Setting, setting_of, simulate_setting
+from sim.simulate import play
 
 MODELS = {"mini-deepseek": "deepseek-v2-lite", "mini-moe": None}  # of each bundled trace, whose sizes count
 
 
 @lru_cache
-def setting(trace: str, hardware: str, batch: int = 1) -> Setting:
+def setting(trace: str, hardware: str, batch: int = 1) -> Prepared:
     """Two prompt and two generated tokens, a quarter of the experts cached."""
-    return setting_of(
+    return prepare(
         Scenario(
             trace=trace, model=MODELS[trace], hardware=hardware, batch=batch, prompt_tokens=2, generated_tokens=2,
             cached_share=0.25,
@@ -27,7 +28,7 @@ def setting(trace: str, hardware: str, batch: int = 1) -> Setting:
     )  # fmt: skip
 
 
-def refusal(policy: str, asked: Setting) -> tuple[type[Exception], str] | None:
+def refusal(policy: str, asked: Prepared) -> tuple[type[Exception], str] | None:
     """Why a policy cannot run there, from what it declares; None if it must."""
     needs = SYSTEMS[policy].needs
     if needs.max_batch is not None and asked.scenario.batch > needs.max_batch:
@@ -35,24 +36,24 @@ def refusal(policy: str, asked: Setting) -> tuple[type[Exception], str] | None:
     if needs.scores and asked.trace.scores is None:
         return MissingFromTraceError, "the policy needs the scores of all experts, the trace has none"
     for key in lacking(asked.trace, needs):
-        if asked.noisy is None or (needs.tokens and key.kind == "partial"):
+        if asked.scenario.noisy_forecast_recall is None or (needs.tokens and key.kind == "partial"):
             return MissingFromTraceError, f"the policy needs the forecast {key}, the trace has none"
     return None
 
 
-def check(policy: str, asked: Setting) -> None:
+def check(policy: str, asked: Prepared) -> None:
     """Run it, or see it refused."""
     if expected := refusal(policy, asked):
         error, message = expected
         with pytest.raises(error, match=message):
-            simulate_setting(asked, policy, {})
+            play(asked.with_policy(policy))
         return
-    run = simulate_setting(asked, policy, {})
+    run = play(asked.with_policy(policy))
     row = run.to_dict()
     assert row["decode_steps"] == 2
     assert 0 < row["tpot_ms"] < row["makespan_ms"]
     changes = SYSTEMS[policy].needs.changes_routing
-    assert ("changes routing" in run.labels) == (run.approximation is not None) == changes
+    assert ("changes routing" in run.labels) == (run.routing_errors is not None) == changes
     assert (row["approximated_weight_share"] is not None) == changes
     assert any("noisy" in label for label in run.labels) == bool(lacking(asked.trace, SYSTEMS[policy].needs))
     assert changes or row["lower_bound_tpot_ms"] <= row["tpot_ms"]

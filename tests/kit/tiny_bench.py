@@ -15,16 +15,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from policies.mechanism.views import ExpertId, Plan, Routing
-from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
 from realrun.execution.layer_parts import Finish
 from realrun.experts.expert_store import ExpertStore
-from realrun.experts.gpu_slots import slots_needed
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
-from realrun.replay.replay_bench import Measurement, ReplayBench, Room
+from realrun.replay.replay_bench import Measurement, ReplayBench, room_for
 from sim.costs.measured_costs import costs_on
+from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
-from sim.simulate import Prepared, Setting, compose_policy, prepare, setting_of
 
 TRACE = "mini-moe:3"  # three layers of 16 experts, top 2, with every kind of forecast
 SHARES = (0.0, 1 / 48, 0.3, 1.0)  # of the 48 experts: no cache slot, one, some, all
@@ -63,9 +61,9 @@ def machine(kind: type[HostLanes] = HostLanes, **changes: Any) -> Iterator[HostL
 @lru_cache
 def tiny_setting(
     cached_share: float = 0.3, batch: int = 1, policy: str = "on-demand", prompt_tokens: int = 5, generated: int = 4
-) -> Setting:
+) -> Prepared:
     """A prompt and some generated tokens of a bundled trace, on a model that is made small, in float32."""
-    setting = setting_of(
+    setting = prepare(
         Scenario(
             trace=TRACE, model=None, policy=policy, cached_share=cached_share, batch=batch,
             prompt_tokens=prompt_tokens, generated_tokens=generated,
@@ -79,9 +77,9 @@ def tiny_setting(
     return replace(setting, shape=shape, costs=costs_on(setting.hardware, shape, tokens))
 
 
-def prepared(setting: Setting, policy: str, parameters: Mapping[str, object] | None = None) -> Prepared:
-    """One run to come, with a session that logs its calls."""
-    return prepare(setting, compose_policy(setting, policy, parameters or {}), LoggedSession)
+def prepared(setting: Prepared, policy: str, parameters: Mapping[str, object] | None = None) -> Prepared:
+    """One run to come."""
+    return setting.with_policy(policy, parameters)
 
 
 @dataclass(frozen=True)
@@ -102,15 +100,15 @@ class WatchedBench(ReplayBench):
 
     meddle: Callable[[Executor], None] = staticmethod(lambda _: None)
 
-    def _executor(self, run: Prepared) -> Executor:
-        executor = super()._executor(run)
+    def _executor(self, run: Prepared, *more: Any) -> Executor:
+        executor = super()._executor(run, *more)
         self.played: list[Played] = []
         self.executor = executor
-        self._watch(executor, run.setting)
+        self._watch(executor, run)
         self.meddle(executor)
         return executor
 
-    def _watch(self, executor: Executor, setting: Setting) -> None:
+    def _watch(self, executor: Executor, setting: Prepared) -> None:
         route, combine = executor.route, executor.combine
         now: dict[str, Any] = {}
 
@@ -136,13 +134,8 @@ class WatchedBench(ReplayBench):
 
 def bench_for(machine: HostLanes, runs: Sequence[Prepared], kind: type[WatchedBench] = WatchedBench) -> WatchedBench:
     """Room for all of these runs. Every expert has weights like no other: whoever reads the wrong ones is seen."""
-    settings = [run.setting for run in runs]
-    room = Room(
-        max(setting.scenario.batch for setting in settings), max(each.tokens_per_sequence for each in settings),
-        max(len(step.rows) for setting in settings for step in setting.steps), max(map(slots_needed, runs)),
-    )  # fmt: skip
-    bench = kind(machine, settings[0].shape, room)
-    fill(bench.store, settings[0].shape.experts)
+    bench = kind(machine, runs[0].shape, room_for(runs))
+    fill(bench.store, runs[0].shape.experts)
     return bench
 
 
@@ -167,10 +160,10 @@ def fill(store: ExpertStore, experts: int) -> None:
 
 
 def run(
-    bench: WatchedBench, setting: Setting, policy: str, parameters: Mapping[str, object] | None = None
+    bench: WatchedBench, setting: Prepared, policy: str, parameters: Mapping[str, object] | None = None
 ) -> Measurement:
     """One measured run."""
-    return bench.measure(setting, policy, parameters or {})
+    return bench.measure(setting.with_policy(policy, parameters))
 
 
 # --- what the outputs must be -----------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_what_a_part_takes_is_not(parameters: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"assigner": "best"}, "parameter 'assigner': expected 'stay', 'load-all', "),
+        ({"assigner": "best"}, "assigner: expected 'stay', 'load-all', "),
         ({"alpha": 1.5}, "parameter 'alpha': expected 0 to 1, got 1.5"),
         ({"substitution": -1}, "parameter 'substitution': expected 0 to 1, got -1"),
         ({"demand_slots": 0}, "'demand_slots': expected at least 1"),

@@ -59,9 +59,9 @@ def test_every_system_says_what_it_is_and_builds_what_it_says(name: str) -> None
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("dahli", "there is no policy 'dahli'; did you mean 'dali'? There are on-demand, layer-wise, "),
+        ("dahli", "there is no policy 'dahli'; did you mean 'dali'? Choose from on-demand, layer-wise, "),
         ("On_Demand", "did you mean 'on-demand'"),
-        ("xyzzy", "there is no policy 'xyzzy'; there are"),
+        ("xyzzy", "there is no policy 'xyzzy'; choose from"),
     ],
 )
 def test_an_unknown_policy_lists_the_known_ones(name: str, message: str) -> None:
@@ -73,14 +73,14 @@ def test_an_unknown_policy_lists_the_known_ones(name: str, message: str) -> None
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
-        ("on-demand", {"slots": 3}, "has no parameter 'slots'; it has pool: bool = False, demand_slots: int = 2"),
-        ("layer-wise", {"n": 3}, "'layer-wise' has no parameter 'n'; it has none"),
-        ("dali", {"window": "4"}, "parameter 'window': expected int or None, got '4'"),
-        ("dali", {"window": True}, "expected int or None, got True"),
+        ("on-demand", {"slots": 3}, "there is no key 'slots'; choose from pool, demand_slots"),
+        ("layer-wise", {"n": 3}, "'layer-wise': there is no key 'n'; choose from none"),
+        ("dali", {"window": "4"}, "window: expected a whole number or null, got '4'"),
+        ("dali", {"window": True}, "expected a whole number or null, got True"),
         ("dali", {"window": 0}, "parameter 'window': expected at least 1, got 0"),
         ("dali", {"evict": "all"}, "expected 'idlest' or 'busiest', got 'all'"),
         ("dali-ilp", {"solver": "gurobi"}, "expected 'own' or 'highs', got 'gurobi'"),
-        ("fiddler", {"uniform": 1}, "expected bool, got 1"),
+        ("fiddler", {"uniform": 1}, "expected true or false, got 1"),
     ],
 )
 def test_a_wrong_parameter_says_what_is_right(name: str, parameters: Mapping[str, object], message: str) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertId, Foresight, Plan, PolicyError, Swap, Updates
 from realrun.execution.call_log import LoggedSession, replay
-from sim.simulate import compose_policy, play, prepare
+from sim.simulate import play
 from tests.kit.tiny_bench import prepared, tiny_setting
 from trilane.study.validation.parity import answers_of, plans_changed
 
@@ -24,14 +23,13 @@ def played() -> LoggedSession:
 
 def simulated(policy: str, cached_share: float = 0.3) -> LoggedSession:
     run = prepared(tiny_setting(cached_share), policy)
-    play(run)
-    assert isinstance(run.session, LoggedSession)
-    return run.session
+    session = run.session_of(LoggedSession)
+    play(run, session)
+    return session
 
 
-def fresh(kind: Callable[..., Session] = Session) -> Session:
-    setting = tiny_setting()
-    return prepare(setting, compose_policy(setting, POLICY, {}), kind).session
+def fresh() -> LoggedSession:
+    return prepared(tiny_setting(), POLICY).session_of(LoggedSession)
 
 
 def test_the_log_has_every_call_in_order(played: LoggedSession) -> None:
@@ -53,8 +51,7 @@ def test_logging_changes_no_answer(played: LoggedSession) -> None:
 
 
 def test_a_replay_can_be_replayed(played: LoggedSession) -> None:
-    again = fresh(LoggedSession)
-    assert isinstance(again, LoggedSession)
+    again = fresh()
     replay(played.log, again)
     assert again.log == played.log
 

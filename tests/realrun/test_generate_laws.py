@@ -13,8 +13,9 @@ from realrun.execution.call_log import LoggedSession, replay
 from realrun.generation.generate import generate_hosted
 from realrun.generation.preparation import Generated
 from realrun.machine.host_lanes import HostLanes
+from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
-from sim.simulate import Prepared, compose_policy, play, prepare, setting_of
+from sim.simulate import play
 from tests.invariants.accounting import law_12_accounting
 from tests.invariants.laws import (
     law_1_conservation,
@@ -46,9 +47,7 @@ def made(policy: str, trace: Path, lanes: HostLanes) -> Generated:
 
 def as_scenario(run: Generated) -> Prepared:
     """The scenario that a run says it was, about to be simulated on the trace that it left."""
-    scenario = Scenario.from_dict(dict(run.run.scenario))
-    setting = setting_of(scenario)
-    return prepare(setting, compose_policy(setting, scenario.policy, scenario.parameters), LoggedSession)
+    return prepare(Scenario.from_dict(dict(run.run.scenario)))
 
 
 @pytest.mark.parametrize("policy", LIVE)
@@ -63,16 +62,15 @@ def test_its_spans_obey_the_laws_and_its_log_can_be_replayed(
     law_12_accounting(run.spans, batch=2)
     if not SYSTEMS[policy].needs.changes_routing:
         law_1_conservation(run.spans, routings_of(as_scenario(generated).demand))
-    assert replay(generated.session.log, as_scenario(generated).session) is None  # law 10, the same answers
-    simulated = as_scenario(generated)
-    play(simulated)
-    assert isinstance(simulated.session, LoggedSession)
-    changed = plans_changed(answers_of(generated.session), answers_of(simulated.session))
+    assert replay(generated.session.log, as_scenario(generated).session()) is None  # law 10, the same answers
+    simulated = as_scenario(generated).session_of(LoggedSession)
+    play(as_scenario(generated), simulated)
+    changed = plans_changed(answers_of(generated.session), answers_of(simulated))
     ahead = {"prefetch", "swap"} & set(run.spans.kind)
     assert changed == 0 or ahead  # law 10, the same plans where nothing depends on when a copy arrives
     if not ahead:
-        assert generated.session.plans() == simulated.session.plans()
-        assert generated.session.copies() == simulated.session.copies()
+        assert generated.session.plans() == simulated.plans()
+        assert generated.session.copies() == simulated.copies()
 
 
 def test_the_trace_is_that_of_the_models_own_routers(tmp_path: Path, inline_lanes: HostLanes) -> None:

@@ -25,8 +25,8 @@ def test_it_generates_and_says_how_far_it_strays(policy: str, inline_lanes: Host
     assert torch.isfinite(said_by_ours(model, asked, inline_lanes).logits).all()
     run = generate_hosted(model, asked, inline_lanes).run
     assert "changes routing" in run.labels
-    assert run.approximation is not None
-    assert list(run.approximation.phase.unique()) == ["prefill", "decode"]
+    assert run.routing_errors is not None
+    assert list(run.routing_errors.phase.unique()) == ["prefill", "decode"]
     assert 0 < run.to_dict()["approximated_weight_share"] < 1
 
 

@@ -22,14 +22,13 @@ import torch
 from policies.mechanism.views import Commitment, Forecast, LayerView, Plan, Routing
 from policies.parts.routers import TrueRouter
 from policies.parts.token_routing import routing_of_tokens
-from policies.protocols import Composition
 from policies.registry import SYSTEMS, policy_names
 from realrun.execution.executor import Executor
 from realrun.machine.host_lanes import HostLanes
 from realrun.replay.replay_bench import Measurement
 from sim.runs.metrics import layer_frame
+from sim.runs.prepare import Prepared
 from sim.runs.spans import COPIES, Span
-from sim.simulate import Prepared, prepare
 from tests.invariants.free_compositions import free_composition
 from tests.invariants.laws import (
     law_1_conservation,
@@ -168,7 +167,7 @@ class FreeTokenRouter:
 
 
 @pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[WatchedBench, Measurement]]:
+def free() -> Callable[[int], tuple[WatchedBench, Measurement]]:
     """Measures compositions whose parts answer at random, on a link that is quick or slow."""
 
     def measure(seed: int) -> tuple[WatchedBench, Measurement]:
@@ -177,15 +176,15 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[WatchedBench,
         shape, kind = setting.shape, rng.choice((HostLanes, OverTheLink))
         routers = rng.choice((True, False))
 
-        def compose(*_: object) -> Composition:
+        def composed() -> Prepared:
             it = free_composition(random.Random(seed), seed, shape.experts)
             router = FreeTokenRouter(seed, shape.experts, shape.top_k) if routers else TrueRouter()
-            return replace(it, router=router, needs=replace(it.needs, tokens=True, changes_routing=routers))
+            needs = replace(it.needs, tokens=True, changes_routing=routers)
+            return setting.with_composition(replace(it, router=router, needs=needs))
 
-        monkeypatch.setattr("realrun.replay.replay_bench.compose_policy", compose)
         with machine(kind, link_latency_ns=rng.choice((0, 200_000))) as lanes:
-            bench = bench_for(lanes, [prepare(setting, compose())])
-            return bench, run(bench, setting, "free")
+            bench = bench_for(lanes, [composed()])
+            return bench, bench.measure(composed())
 
     return measure
 

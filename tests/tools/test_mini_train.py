@@ -21,10 +21,10 @@ from tools.mini_bundle import cut_passages, cut_prompts  # noqa: E402
 from tools.mini_data import CorpusError, load_corpus, train_tokenizer  # noqa: E402
 from tools.mini_eval import RouterTap, _balance, _router_losses  # noqa: E402
 from tools.mini_models import build_model, deepseek_config, moe_config  # noqa: E402
-from tools.mini_train import Settings, Trainer, learning_rate, train  # noqa: E402
+from tools.mini_train import Trainer, TrainingSettings, learning_rate, train  # noqa: E402
 
 VOCAB = 320
-TOY = Settings("mini-moe", steps=3, batch=2, length=16, vocab=VOCAB, eval_windows=2)
+TOY = TrainingSettings("mini-moe", steps=3, batch=2, length=16, vocab=VOCAB, eval_windows=2)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_router_taps_find_every_router_of_both_families(model: str) -> None:
     assert tap.counts().sum(1).tolist() == [12 * top_k] * layers
 
 
-def small_trainer(corpus: Path, folder: Path, settings: Settings) -> Trainer:
+def small_trainer(corpus: Path, folder: Path, settings: TrainingSettings) -> Trainer:
     """Three tiny layers instead of the whole model."""
     folder.mkdir(exist_ok=True)
     path = folder / "tokenizer.json"

@@ -49,7 +49,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "too large a batch": (("simulate", "--set", "batch=1000"), "batch 1000"),
     "unknown cache": (("cache-curve", "mini-moe", "--policies", "lru,fifo"), "there is no cache policy 'fifo'"),
     "no cache": (("cache-curve", "mini-moe", "--policies", ","), "expected at least one name"),
-    "a misspelt cache": (("cache-curve", "mini-moe", "--policies", "layer_lri"), "did you mean 'layer-lru'? There are"),
+    "a misspelt cache": (("cache-curve", "mini-moe", "--policies", "layer_lri"), "did you mean 'layer-lru'? Choose"),
     "a cache below one expert": (("cache-curve", "mini-moe", "--pool", "1kB"), "at least one expert, "),
     "no policies": (("compare", "--policies", ""), "--policies: expected at least one name"),
     "a policy twice": (("compare", "--policies", "dali,fiddler, dali"), "expected every name once, got dali more"),

@@ -7,14 +7,17 @@ import runpy
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
 
+from tests.kit.depth import deep
 from tests.kit.running import write_route_csv
 from tests.trilane.readme import (
     PAGES,
@@ -28,7 +31,7 @@ from tests.trilane.readme import (
     demo,
     shown_block,
 )
-from trilane.cli import main
+from trilane.cli import app, main
 
 OURS = [command for command in commands() if command.startswith("trilane ")]
 FIT = command_with("trilane fit")
@@ -117,7 +120,29 @@ def run_with_inputs(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
     run(brief(command), folder, monkeypatch)
 
 
-@pytest.mark.parametrize("command", [command for command in OURS if command != FIT], ids=str)  # FIT: its block
+def verb(command: str) -> str:
+    """The verb of a command, such as ``trace capture`` or ``measure generate``."""
+    words = shlex.split(command)
+    return " ".join(words[1:3] if words[1] == "trace" else [words[1], *(["generate"] if "generate" in words else [])])
+
+
+FIRST = {verb(command): command for command in reversed(OURS)}  # of each verb; the others run in the deep profile
+RUN = [
+    pytest.param(command, marks=() if command in FIRST.values() else deep, id=command)
+    for command in OURS if command != FIT  # its block is tested
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", OURS, ids=str)
+def test_command_has_valid_options(command: str) -> None:
+    parser: Any = get_command(app)
+    words = shlex.split(command)[1:]
+    while hasattr(parser, "commands"):
+        parser = parser.commands[words.pop(0)]
+    parser.make_context(command, words)  # raises a usage error
+
+
+@pytest.mark.parametrize("command", RUN)
 def test_command_runs(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if any(words in command for words in TORCH):
         torch = pytest.importorskip("torch")
@@ -151,13 +176,28 @@ def test_python_examples_run(
         runpy.run_path(str(file), run_name=file.stem)
 
 
-@pytest.mark.parametrize("name", ["demo", "fit"])
+@pytest.mark.parametrize("name", [pytest.param("demo", marks=deep), "fit"])
 def test_blocks_are_what_the_commands_print(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(demo() if name == "demo" else FIT, folder, monkeypatch)
     printed = block(name, capsys.readouterr().out)
     assert printed == shown_block(name), "renew it with: .venv/bin/python tests/trilane/readme.py"
+
+
+def test_rows_of_the_demo_are_what_compare_prints(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some = ("llama.cpp", "fiddler", "oracle")  # the last one, for the column of regrets
+    run(f"trilane compare --policies {','.join(some)}", folder, monkeypatch)
+    shown, printed = rows(shown_block("demo"), some), rows(capsys.readouterr().out, some)
+    assert printed == shown, "renew it with: .venv/bin/python tests/trilane/readme.py"
+
+
+def rows(table: str, policies: Sequence[str]) -> dict[str, list[str]]:
+    """The cells of some policies' rows."""
+    cells = (line.split() for line in table.splitlines())
+    return {name: rest for name, *rest in filter(None, cells) if name in policies}
 
 
 def test_pictures_are_shown_and_small() -> None:

@@ -20,7 +20,7 @@ from safetensors.numpy import save
 from traces.capture.prompts import PromptFile, check_disjoint, check_unseen
 from traces.capture.settings import CaptureError
 from traces.capture.text_sketch import TextSketch, read_sketch
-from traces.written_aside import written_aside
+from trilane.common.files import atomic_path
 
 FORMAT = "trilane-vectors 1"
 ESTIMATOR = "estimator/"  # prefix of its weights' names
@@ -56,7 +56,7 @@ def write_vectors(vectors: Vectors, path: str | Path) -> Path:
     said = {"format": FORMAT, "provenance": dict(vectors.provenance), "checksum": _checksum(tensors)}
     if vectors.read is not None:
         said["read"] = vectors.read.write()
-    with written_aside(path) as aside:
+    with atomic_path(path) as aside:
         aside.write_bytes(save(tensors, {_METADATA: json.dumps(said, sort_keys=True)}))
     return path
 

@@ -41,7 +41,7 @@ class _Header:
 def import_route_trace(csv_path: str | Path) -> Trace:
     """Read a `route_trace v1` file: one sequence a turn, one token a step. Raises TraceError naming the line.
 
-    An engine need not run the last layer's experts for prompt tokens whose output nobody reads. Such tokens get
+    An engine may skip the last layer's experts for prompt tokens whose output is not used. Such tokens get
     the routing of the last prompt token there, so that the set of experts a prefill touches stays as recorded;
     provenance ``filled_rows`` counts them.
     """
@@ -170,7 +170,7 @@ def _fill_unread_prompt_tokens(
 
 
 def _shape(path: Path, header: _Header) -> ModelShape:
-    """What the header says; widths from the catalogue if it knows the model, else 1 (only bytes and counts hold)."""
+    """Sizes from the header; widths from the catalogue if it has the model, else 1 (only bytes and counts hold)."""
     known = recognise(header.arch, header.layers, header.experts)
     note = f"header of {path.name}"
     base = known or ModelShape(

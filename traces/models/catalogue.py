@@ -12,16 +12,16 @@ from traces.bundled_traces import bundled_trace, find_trace
 from traces.file import read_trace
 from traces.models.quantisation import quantised
 from traces.models.shape import ModelShape, ShapeError
-from traces.names import unknown
-from traces.yaml_data import read_yaml
+from trilane.common.names import unknown
+from trilane.common.yaml_files import read_yaml
 
 _FILE = Path(__file__).with_name("models.yaml")
 _MINI_MODELS = ("mini-deepseek", "mini-moe")
-_NOT_SHAPE = ("gguf_arch", "published_params")  # keys of models.yaml that say something about the model, not its shape
+_NOT_SHAPE = ("gguf_arch", "published_params")  # keys of models.yaml about the model rather than its shape
 
 
 def model_names() -> list[str]:
-    """Every name that ``load_model`` knows now: a mini model only where its trace is bundled."""
+    """All names that ``load_model`` accepts; a mini model only if its trace is bundled."""
     return sorted([*_entries(), *(name for name in _MINI_MODELS if bundled_trace(name))])
 
 
@@ -46,7 +46,7 @@ def load_model(name: str) -> ModelShape:
 
 
 def _cut(shape: ModelShape, layers: str) -> ModelShape:
-    """The first so many MoE layers of a model."""
+    """A model cut after its first MoE layers."""
     if not (layers.isascii() and layers.isdecimal()) or not 1 <= int(layers) <= shape.moe_layers:
         raise ShapeError(f"model {shape.name}:{layers}: expected 1 to {shape.moe_layers} layers after the colon")
     count = int(layers)
@@ -54,7 +54,7 @@ def _cut(shape: ModelShape, layers: str) -> ModelShape:
 
 
 def published_params(name: str) -> float:
-    """How many weights the model has by its authors' count; see models.yaml for the source."""
+    """Number of weights as the model's authors state it; models.yaml has the source."""
     return float(_entries()[name]["published_params"])
 
 

@@ -1,4 +1,4 @@
-"""What others publish about the routing of large models, to stand beside a trace's own statistics."""
+"""Published figures on the routing of large models, shown next to the statistics of a trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from traces.yaml_data import read_yaml
+from trilane.common.yaml_files import read_yaml
 
 _FILE = Path(__file__).with_name("published.yaml")
 _TEXTS = {"quantity", "model", "source", "note"}

@@ -1,6 +1,6 @@
-"""Models in the weight formats that people run them in: ``qwen3-30b-a3b@q4_k_m``, from the layouts of the blocks.
+"""Models in quantised weight formats, such as ``qwen3-30b-a3b@q4_k_m``.
 
-``quantisations.yaml`` says what every format is made of. Bits per weight follow from it and from the model's shape.
+``quantisations.yaml`` has the block layouts of every format; bits per weight follow from them and the model's shape.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from traces.models.shape import ModelShape, ShapeError
-from traces.names import unknown
-from traces.yaml_data import read_yaml
+from trilane.common.names import unknown
+from trilane.common.yaml_files import read_yaml
 
 _FILE = Path(__file__).with_name("quantisations.yaml")
 _CACHE_BITS = 16.0
 
 
 def quantisation_names() -> list[str]:
-    """Every format that ``quantised`` knows, in the order of the file: the largest first, by maker."""
+    """All formats in the order of the file: the largest first, by maker."""
     return list(_document()["quantisations"])
 
 
 def quantisations_of(shape: ModelShape) -> list[str]:
-    """The formats that ``shape`` can be had in: all, or the one that its experts are published in."""
+    """The formats available for ``shape``: all, or the one that its experts are published in."""
     return [name for name in quantisation_names() if _allowed(shape, name)]
 
 
 def quantisation_source(name: str) -> str:
-    """Where what is known of a format is from. Raises ShapeError for an unknown one."""
+    """The source of a format's layout. Raises ShapeError for an unknown one."""
     return str(_entry(name)["source"])
 
 
@@ -59,7 +59,7 @@ def quantised(shape: ModelShape, name: str) -> ModelShape:
 
 
 def _allowed(shape: ModelShape, name: str) -> bool:
-    """Is ``shape`` in 16 bits or more, or published with its experts in just this format?"""
+    """Whether ``shape`` has 16 bits or more, or is published with its experts in this very format."""
     if shape.expert_bytes or "@" in shape.name:
         return False
     return shape.weight_bits >= 16 or _expert_bits(shape, _entry(name)) == shape.weight_bits
@@ -73,7 +73,7 @@ def _expert_bits(shape: ModelShape, entry: Mapping[str, Any]) -> float:
 
 
 def _dense_bits(shape: ModelShape, entry: Mapping[str, Any]) -> float:
-    """Bits per weight of everything else, on average; as they are where nothing is known of it."""
+    """Mean bits per weight of everything else; unchanged for a shape without sizes of it."""
     table = shape.vocab * shape.hidden
     embedding = 0 if shape.tied_embeddings else table
     layers = shape.non_expert_params - table - embedding

@@ -13,7 +13,7 @@ class ShapeError(ValueError):
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of one model. Widths are in elements, counts are per model unless a name says otherwise.
+    """Sizes of one model. Widths are in elements, counts are per model unless the name says otherwise.
 
     ``moe_layers`` counts the layers with routed experts only; layers in a trace are numbered 0..moe_layers-1.
     ``expert_bytes`` gives the size of one routed expert in each MoE layer (files quantised per layer differ);

@@ -1,7 +1,7 @@
-"""Parameters of made-up routing from a trace, and how near they come.
+"""Parameters of synthetic routing, estimated from a trace, with the residuals.
 
 Fitted are overlaps between tokens, numbers of different experts, predictability across layers and router weights.
-Nothing is fitted to the hit rate of a cache: those are left to check the result with.
+Cache hit rates are not fitted; they serve as a check.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from traces.synthesis.routing_model import Residual, RoutingModel
 from traces.trace import Trace
 
 WIDTHS = (3, 4, 5, 6, 8, 10, 12, 16, 24)
-MODEL_SHARE = 0.04  # where one text cannot tell: as in mini-deepseek's fit; 0.03 gives the 10 % of llama.cpp#27861
-_OTHER_SEED = 10_000  # residuals are those of other random numbers than the fit's
+MODEL_SHARE = 0.04  # for traces of one text: that of mini-deepseek; 0.03 gives the 10 % of llama.cpp#27861
+_OTHER_SEED = 10_000  # residuals come from other random numbers than the estimate
 _SHARPNESS = (0.05, 12.0)
-_TEXT = Texts(((0,),), prompt_tokens=1, generated_tokens=48)  # to fit the shape of the weights with
+_TEXT = Texts(((0,),), prompt_tokens=1, generated_tokens=48)  # to which the shape of the weights is fitted
 DIGITS = 4
 
 
 def estimate_routing(trace: Trace, name: str, model: str, source: str) -> RoutingModel:
-    """The parameters that make routing like ``trace``'s up, with the residuals. Takes seconds.
+    """The parameters of routing like that of ``trace``, with the residuals. Takes seconds.
 
-    ``name`` is the fit's own, ``model`` the catalogue's name of the trace's model, ``source`` where the trace is from.
-    Raises TraceError for a trace without enough decode tokens in a sequence to see what persists.
+    ``name``: of the result; ``model``: name of the trace's model in the catalogue; ``source``: of the trace.
+    Raises TraceError if no sequence has enough decode tokens to measure persistence.
     """
     texts = choices_of(trace)
     if not texts:

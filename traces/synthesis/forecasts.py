@@ -1,4 +1,4 @@
-"""Forecasts made up: the true logits of a later layer, with so much error that they are as accurate as asked."""
+"""Synthetic forecasts: the true logits of a later layer plus an error that gives the wanted accuracy."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from traces.synthesis.routing_model import RoutingModel
 from traces.synthesis.topk import best, coarse
 
 _SCORED = "partial"  # the forecast whose scores are recorded
-_PILOT = Texts(((0,),), prompt_tokens=1, generated_tokens=48)  # a text to try accuracies on
-_CACHED = 2**17  # logits that fit a processor's cache, with what is made of them
+_PILOT = Texts(((0,),), prompt_tokens=1, generated_tokens=48)  # the text on which accuracies are tried
+_CACHED = 2**17  # logits that fit a processor's cache together with the arrays computed from them
 _TOLERANCE = 1e-5
 _ROUNDING = 4 * np.finfo(float).eps
 
@@ -29,7 +29,7 @@ def softmax(logits: Singles, sharpness: float) -> Singles:
 
 
 class SyntheticForecast:
-    """One forecast of all tokens. The forecasts of a layer err alike, the better ones less."""
+    """One forecast of all tokens. All forecasts of a layer share the same error, scaled by their accuracy."""
 
     def __init__(self, shape: ModelShape, name: str, correlation: float, sharpness: float, tokens: int) -> None:
         parsed = parse_forecast_name(f"forecast/{name}/ids")
@@ -42,7 +42,7 @@ class SyntheticForecast:
             self.tensors[self.key.scores_name] = np.zeros(size, np.float16)
 
     def add(self, layer: int, logits: Singles, error: Singles) -> None:
-        """Forecast ``layer``, whose true logits these are."""
+        """Add the forecast of ``layer``; ``logits`` are its true ones."""
         made = layer - self.key.lookahead
         if made < 0:
             return
@@ -55,26 +55,26 @@ class SyntheticForecast:
 
 
 def correlations(routing: RoutingModel, model_seed: int, names: Iterable[str]) -> Mapping[str, float]:
-    """For each forecast, the correlation of guess and truth that makes it as accurate as asked (of a short text)."""
+    """For each forecast, the correlation of guess and truth that gives the wanted accuracy (on a short text)."""
     return {name: _correlation(routing, model_seed, name) for name in names}
 
 
 class _Piece(NamedTuple):
-    """Rows of a short text's logits [rows, experts], what was chosen by them, and an error to add."""
+    """Rows of a short text's logits [rows, experts], the experts chosen by them, and an error to add."""
 
     logits: Singles
     true: NDArray[np.int16]
     error: Singles
 
     def hits(self, correlation: float) -> int:
-        """How many of the choices a guess has, too."""
+        """How many of the true choices a guess contains."""
         found = best(_guess(self.logits, self.error, correlation), self.true.shape[1])
         return int((found[:, :, None] == self.true[:, None, :]).sum())
 
 
 @lru_cache(maxsize=2)
 def _pilot(routing: RoutingModel, model_seed: int) -> tuple[_Piece, ...]:
-    """All layers of the text, in pieces that fit the processor's cache: they are gone through many times."""
+    """All layers of the text, in pieces that fit the processor's cache, since they are read many times."""
     logits = np.concatenate([coarse(layer) for layer in layer_logits(routing, _PILOT, model_seed)])
     error = np.random.default_rng(0).standard_normal(logits.shape, dtype=np.float32)
     whole = (logits, best(logits, routing.top_k), error)
@@ -95,7 +95,7 @@ def _correlation(routing: RoutingModel, model_seed: int, name: str) -> float:
 
 
 def bisected(rising: Callable[[float], float]) -> float:
-    """Where a function that is below 0 at 0 and above it at 1 passes 0.
+    """The root of an increasing function that is negative at 0 and positive at 1.
 
     The numbers are those of ``scipy.optimize.bisect(rising, 0, 1, xtol=1e-5)``, which takes 0.1 s to import.
     """

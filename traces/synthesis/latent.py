@@ -1,14 +1,14 @@
-"""The logits of made-up routers, layer by layer.
+"""Logits of synthetic routers, layer by layer.
 
-A router's logit for an expert is a preference of the text plus an answer to the token's state:
+A router's logit for an expert is a preference of the text plus a response to the token's state:
 
     logit = sqrt(p) preference + sqrt(1 - p) (sqrt(1 - n) state . direction + sqrt(n) noise)
 
-with p the layer's preference_share and n the noise_share. Every expert of every layer has a direction of its own, as
-the rows of a router's matrix are; the state is the token's, and layers see nearly the same. So tokens that are alike
-choose alike in all layers, which is what makes a later layer predictable from an earlier one. Preferences are partly
-the model's (the same for all texts), partly the text's, and those of a prompt are not quite those of its answer.
-Each logit is a standard normal variate, nearly.
+where p is the layer's preference_share and n the noise_share. Every expert of every layer has its own direction, like
+the rows of a router's matrix. The state belongs to the token and changes little between layers, so that similar tokens
+choose similar experts in all layers; this makes a later layer predictable from an earlier one. Preferences belong
+partly to the model (the same for all texts) and partly to the text; those of a prompt differ a little from those of its
+answer. Each logit is approximately a standard normal variate.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MODEL, _TEXT = 1, 2  # kinds of random streams
 
 @dataclass(frozen=True)
 class Texts:
-    """Which texts: numbers of their own, so that a text does not depend on which others are made with it."""
+    """Texts by their own seeds, so that a text does not depend on the others that are made with it."""
 
     seeds: tuple[tuple[int, ...], ...]
     prompt_tokens: int
@@ -52,9 +52,9 @@ def layer_logits(fit: RoutingModel, texts: Texts, model_seed: int = 0) -> Iterat
             fresh = _fresh_states(fit, texts, streams) if fit.layer_drift else states
             states = _mixed(states, fresh, fit.layer_drift)
         directions = _directions(model, fit)
-        liked = model.standard_normal(fit.experts, dtype=np.float32)
+        model_preferences = model.standard_normal(fit.experts, dtype=np.float32)
         changing = _mixed(states @ directions, _noise(fit, texts, streams), fit.noise_share)
-        preferences = _text_preferences(streams, liked, fit, quantiles)
+        preferences = _text_preferences(streams, model_preferences, fit, quantiles)
         yield _logits(fit, texts, share, preferences, changing)
 
 
@@ -83,19 +83,19 @@ def _noise(fit: RoutingModel, texts: Texts, streams: list[np.random.Generator]) 
 
 
 def _text_preferences(
-    streams: list[np.random.Generator], liked: Singles, fit: RoutingModel, quantiles: Singles
+    streams: list[np.random.Generator], model_preferences: Singles, fit: RoutingModel, quantiles: Singles
 ) -> Singles:
-    """[texts, 2, experts]: of the prompt and of the answer. Ranks decide, so that every layer of every text is equally
-    particular whatever was drawn."""
+    """[texts, 2, experts]: of the prompt and of the answer. Drawn values are replaced by quantiles of the same rank, so
+    that the preferences of every layer and text are equally strong."""
     drawn = np.stack([rng.standard_normal((2, fit.experts), dtype=np.float32) for rng in streams])
     answer, other = drawn[:, 0], drawn[:, 1]
     prompt = _mixed(other, answer, fit.prompt_likeness**2)
-    raw = _mixed(np.stack([prompt, answer], axis=1), liked, fit.model_share)
+    raw = _mixed(np.stack([prompt, answer], axis=1), model_preferences, fit.model_share)
     return np.asarray(quantiles[raw.argsort(axis=-1).argsort(axis=-1)])
 
 
 def _logits(fit: RoutingModel, texts: Texts, share: float, preferences: Singles, changing: Singles) -> Singles:
-    """Preferences [texts, 2, experts] and what changes with the token, put together."""
+    """The sum of preferences [texts, 2, experts] and the part that changes with the token."""
     logits = changing.reshape(len(texts.seeds), -1, changing.shape[1])
     prompt, answer = np.s_[:, : texts.prompt_tokens], np.s_[:, texts.prompt_tokens :]
     for phase, (part, of) in enumerate(((prompt, share * fit.prompt_preference_share), (answer, share))):

@@ -1,4 +1,4 @@
-"""What a fit looks at: how much the choices of two tokens have in common, by where the two stand."""
+"""Overlap statistics: how many experts two tokens have in common, by their distance and phase."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from traces.layout import DECODE, PREFILL
 from traces.statistics import likeness_gain
 from traces.trace import Trace
 
-LAGS = 16  # tokens apart, at which persistence is looked at one by one; further apart is "far"
+LAGS = 16  # distances in tokens that are measured one by one; larger ones count as "far"
 FAR_LAYERS = 8
-LEAST_PROMPT, LEAST_ANSWER = 4, 2 * LAGS  # tokens of a text that says enough
-NEAR_PROMPT = 3  # tokens of a prompt that are nearer than this say more about persistence than about preferences
-MOST_SEQUENCES, MOST_TOKENS = 20, 256  # of a long trace, the first so many sequences, and tokens of each phase
+LEAST_PROMPT, LEAST_ANSWER = 4, 2 * LAGS  # least tokens of a text that is measured
+NEAR_PROMPT = 3  # prompt tokens nearer than this measure persistence rather than preferences
+MOST_SEQUENCES, MOST_TOKENS = 20, 256  # limits for long traces: sequences, and tokens of each phase
 WINDOWS = (2, 8, 32, 128)
 
 Floats = NDArray[np.float64]
@@ -34,23 +34,23 @@ class Choices:
 
 @dataclass(frozen=True, eq=False)
 class OverlapStatistics:
-    """Means over texts; *overlap* is the share of a token's experts that another token has too. NaN where a trace is
-    too short to say."""
+    """Means over texts; *overlap* is the share of a token's experts that another token has, too. NaN where a trace is
+    too short."""
 
     far: Floats  # [layers], overlap of answer tokens more than LAGS apart
-    lags: Floats  # [LAGS], of answer tokens so far apart, mean over layers
+    lags: Floats  # [LAGS], of answer tokens at each distance, mean over layers
     across: float  # of answer tokens of different texts
     prompt: float  # of tokens of one prompt
     prompt_answer: float  # of a prompt token and an answer token
     spread: float  # standard deviation, over pairs of far answer tokens, of the overlap in all layers together
     gain: float  # see traces.statistics.cross_layer_gain, next layer
     far_gain: float  # the same, FAR_LAYERS ahead
-    distinct: Floats  # [WINDOWS], different experts of so many answer tokens in a row, mean over layers
+    distinct: Floats  # [WINDOWS], different experts in windows of consecutive answer tokens, mean over layers
     prompt_distinct: float  # different experts of a prompt
 
 
 def measure_trace(trace: Trace) -> OverlapStatistics:
-    """Of a trace; where its importer filled the last layer of the prompts in, that is left out."""
+    """Statistics of a trace, without the last layer of prompts if its importer filled that in."""
     layers = trace.shape.moe_layers - bool(trace.provenance.get("filled_rows"))
     return measure(choices_of(trace), trace.shape.experts, layers)
 
@@ -74,7 +74,7 @@ def choices_of(trace: Trace) -> list[Choices]:
 
 
 def measure(texts: list[Choices], experts: int, prompt_layers: int | None = None) -> OverlapStatistics:
-    """Look at all pairs of tokens. ``prompt_layers``: the first so many layers tell of prompts (default: all)."""
+    """Statistics over all pairs of tokens. ``prompt_layers``: layers of which prompts are measured (default: all)."""
     used = [(_used(text.prompt[:, :prompt_layers], experts), _used(text.answer, experts)) for text in texts]
     k = texts[0].answer.shape[2]
     answers = [_overlaps(answer, answer, k) for _, answer in used]
@@ -95,10 +95,10 @@ def measure(texts: list[Choices], experts: int, prompt_layers: int | None = None
 
 
 def _mean(values: Sequence[Any]) -> Floats:
-    """Over texts, of those that say something."""
+    """The mean over texts, ignoring NaN."""
     array = np.asarray(values, np.float64)
-    said = np.isfinite(array)
-    return np.asarray(np.where(said, array, 0).sum(axis=0) / np.where(said.any(axis=0), said.sum(axis=0), np.nan))
+    known = np.isfinite(array)
+    return np.asarray(np.where(known, array, 0).sum(axis=0) / np.where(known.any(axis=0), known.sum(axis=0), np.nan))
 
 
 def _used(ids: Ids, experts: int) -> NDArray[np.float32]:
@@ -115,14 +115,14 @@ def _overlaps(one: NDArray[np.float32], other: NDArray[np.float32], k: int) -> N
 
 
 def _apart(overlap: NDArray[np.float32], least: int) -> NDArray[np.float32]:
-    """[layers, pairs]: of tokens at least so far apart."""
+    """[layers, pairs]: of tokens at least ``least`` apart."""
     row, column = np.triu_indices(overlap.shape[1], least)
     pairs = overlap[:, row, column]
     return pairs if pairs.shape[1] else np.full((len(overlap), 1), np.nan, np.float32)
 
 
 def _across(answers: list[NDArray[np.float32]], k: int) -> Iterator[float]:
-    """Overlap of each two texts' tokens: that of their popularities."""
+    """Overlap between tokens of two texts, for every pair of texts."""
     popularity = [answer.mean(axis=1) for answer in answers]
     for place, one in enumerate(popularity):
         for other in popularity[:place]:
@@ -130,7 +130,7 @@ def _across(answers: list[NDArray[np.float32]], k: int) -> Iterator[float]:
 
 
 def _distinct(used: NDArray[np.float32], window: int) -> float:
-    """Different experts of ``window`` tokens in a row, mean over layers and disjoint windows."""
+    """Different experts in windows of ``window`` tokens, mean over layers and disjoint windows."""
     starts = range(0, used.shape[1] - window + 1, window)
     counts = [(used[:, start : start + window].max(axis=1) > 0).sum(axis=1).mean() for start in starts]
     return float(np.mean(counts)) if counts else float("nan")

@@ -1,8 +1,8 @@
-"""Moving the parameters of made-up routing until it measures as a trace does.
+"""Fitting of the parameters of synthetic routing to the statistics of a trace.
 
-Each parameter is moved by what its own statistic is off; overlaps are translated into correlations first, so that the
-steps are about right. The random numbers are the same in every round, so that the rounds settle and the result is
-determined.
+Each parameter moves by the error of its own statistic. Overlaps are translated into correlations first, which gives
+steps of about the right size. Every round uses the same random numbers, so that the iteration converges and the result
+is reproducible.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from traces.synthesis.topk import best
 ROUNDS = 16
 SLOWER, FASTER, PACES = 0.6, 1.15, (0.1, 1.5)  # a parameter that overshot moves slower, one that did not faster
 FITTED_WINDOWS = 2  # the widest that the trace has
-_TEXTS = 10  # at least so many are made up, of as many models if the trace has but one text
+_TEXTS = 10  # at least this many are generated; of as many models if the trace has a single text
 _LIMITS: Mapping[str, tuple[float, float]] = {
     "preference_share": (0.01, 0.98),
     "preference_tail": (-1.5, 1.5),
@@ -36,7 +36,7 @@ _LIMITS: Mapping[str, tuple[float, float]] = {
 
 
 class Layout(NamedTuple):
-    """How much is made up in a round: the texts of a trace, if they were all as long as the middle one."""
+    """Texts generated per round: as many as the trace has, all of the median length."""
 
     texts: int
     prompt_tokens: int
@@ -51,12 +51,12 @@ class Layout(NamedTuple):
 
     @property
     def models(self) -> int:
-        """How many models make such texts."""
+        """Number of models that generate texts."""
         return max(1, _TEXTS // self.texts)
 
 
 def tuned(real: OverlapStatistics, start: RoutingModel, layout: Layout) -> RoutingModel:
-    """``start``, moved until it measures as ``real``; its state_width stays."""
+    """``start``, moved until its statistics are those of ``real``; state_width does not change."""
     fit, paces, last = start, {name: _paced(1.0) for name in _LIMITS}, {name: _paced(0.0) for name in _LIMITS}
     for _ in range(ROUNDS):
         moves = {name: _paced(move) for name, move in _moves(fit, real, simulated(fit, layout)).items()}
@@ -68,7 +68,7 @@ def tuned(real: OverlapStatistics, start: RoutingModel, layout: Layout) -> Routi
 
 
 def simulated(fit: RoutingModel, layout: Layout, seed: int = 0) -> OverlapStatistics:
-    """What routing made up measures, mean over models. Another ``seed``: other texts, other models."""
+    """Statistics of synthetic routing, as the mean over models. Another ``seed`` gives other texts and models."""
     return middle([_simulated(fit, layout, seed, number) for number in range(layout.models)])
 
 
@@ -83,21 +83,21 @@ def _simulated(fit: RoutingModel, layout: Layout, seed: int, number: int) -> Ove
 
 
 def _moves(fit: RoutingModel, real: OverlapStatistics, made: OverlapStatistics) -> dict[str, Any]:
-    """By how much each parameter seems to be off; NaN where the trace does not say."""
+    """Estimated error of each parameter; NaN where the trace has no statistic for it."""
 
-    def lacks(name: str) -> Any:
+    def deficit(name: str) -> Any:
         share = fit.top_k / fit.experts
         return correlation_of(getattr(real, name), share) - correlation_of(getattr(made, name), share)
 
     preferred = float(np.mean(fit.preference_share))
     widest = np.flatnonzero(np.isfinite(real.distinct))[-FITTED_WINDOWS:]
     return {
-        "preference_share": lacks("far"),
-        "autocorrelation": (lacks("lags") - lacks("far").mean()) / (1 - preferred),
+        "preference_share": deficit("far"),
+        "autocorrelation": (deficit("lags") - deficit("far").mean()) / (1 - preferred),
         "preference_tail": 0.4 * np.log(made.distinct[widest] / real.distinct[widest]).mean(),
         "prompt_preference_share": 2 * np.log(made.prompt_distinct / real.prompt_distinct),
-        "prompt_likeness": lacks("prompt_answer") / (preferred * fit.prompt_preference_share**0.5),
-        "model_share": lacks("across") / preferred,
+        "prompt_likeness": deficit("prompt_answer") / (preferred * fit.prompt_preference_share**0.5),
+        "model_share": deficit("across") / preferred,
         "noise_share": 0.5 * (made.gain - real.gain),
         "layer_drift": 0.1 * (made.far_gain / made.gain - real.far_gain / real.gain),
     }

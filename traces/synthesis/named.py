@@ -23,15 +23,15 @@ _EVALUATION_SEED, _CALIBRATION_SEED = 0, 1
 
 
 def is_synthetic(name: str) -> bool:
-    """Does ``name`` ask for a synthetic trace?"""
+    """Whether ``name`` is that of a synthetic trace."""
     return name.startswith(PREFIX)
 
 
 @lru_cache(maxsize=4)
 def load_synthetic(name: str) -> Trace:
     """``synthetic:qwen3-30b-a3b``: 20 sequences of 64 + 64 tokens; ``.../4x4096+32``: 4 of 4,096 + 32;
-    ``.../4x4096+32/gate@1,residual@1``: with these forecasts alone, as far as there are such (``none``: without any),
-    which takes less time. The same name is always the same trace.
+    ``.../4x4096+32/gate@1,residual@1``: with these forecasts only, as far as the routing model has them (``none``:
+    without any), which takes less time. The same name is always the same trace.
 
     Raises ShapeError for an unknown model and TraceError for lengths that cannot be read.
     """
@@ -43,13 +43,13 @@ def load_synthetic(name: str) -> Trace:
 
 
 def synthetic_calibration_of(name: str) -> str | None:
-    """The name of the calibration trace: the same model's other texts, of the usual lengths."""
+    """The name of the calibration trace: other texts of the same model, of the default lengths."""
     model, calibration, *_ = _parsed(name)
     return None if calibration else f"{PREFIX}{model}{CALIBRATION}"
 
 
 def with_lengths(name: str, sequences: int, prompt_tokens: int, generated_tokens: int, forecasts: Iterable[str]) -> str:
-    """The name of that model's trace of these lengths, with these forecasts alone."""
+    """The name of the same model's trace with these lengths and these forecasts only."""
     return f"{name}/{sequences}x{prompt_tokens}+{generated_tokens}/{','.join(forecasts) or _NO_FORECAST}"
 
 

@@ -1,15 +1,15 @@
-"""Routing for a model whose routing nobody has recorded: of the nearest model that was fitted, made to its shape.
+"""Routing parameters for a model without a recorded trace: those of the nearest stored model, adapted to its shape.
 
-What is taken from where:
+Where each parameter comes from:
 
-1. All but the forecasts is that of the stored fit whose trace is of the same model; else of the one with the most
-   similar number of experts and experts per token (least |log2 of their ratios|, of two equals the first of the file).
-2. Experts, experts per token and layers are the model's. The shares stay, so that more experts per token share more;
-   those of each layer are interpolated over the relative depth.
-3. The accuracy of a forecast is what was measured on a trace of the same model; else what is published for the model
-   (``traces/models/published.yaml``, the middle of several figures); else what was measured on the trace that the rest
-   is taken from, or, if that has no forecasts, on the bundled trace with the most similar shape. Gates further
-   ahead keep their ratio to gate@1.
+1. All but the forecasts come from the stored model of the same name; else from the one with the most similar number
+   of experts and experts per token (least sum of |log2 of the ratios|; the first in the file of equals).
+2. Experts, experts per token and layers are those of the model. Shares are kept; those of the layers are interpolated
+   over the relative depth.
+3. The accuracy of a forecast is that measured on a trace of the same model; else that published for the model
+   (``traces/models/published.yaml``, the median of several figures); else that measured on the trace of the stored
+   model, or, if it has no forecasts, on the bundled trace with the most similar shape. Gates further ahead keep their
+   ratio to gate@1.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _DIGITS = 4
 
 
 def nearest_routing(shape: ModelShape, fit: RoutingModel | None = None) -> RoutingModel:
-    """Routing for ``shape``, from ``fit`` or the nearest stored one; its ``source`` says what was taken from where."""
+    """Routing for ``shape``, from ``fit`` or the nearest stored model; ``source`` says where each part is from."""
     fit = fit or _nearest(shape, stored_models())
     accuracy, about = _forecast_accuracy(shape, fit)
-    return replace(_made_to(shape, fit), forecast_accuracy=accuracy, source=f"{_taken(shape, fit)}; {about}")
+    return replace(_adapted(shape, fit), forecast_accuracy=accuracy, source=f"{_taken(shape, fit)}; {about}")
 
 
-def _made_to(shape: ModelShape, fit: RoutingModel) -> RoutingModel:
-    """``fit`` for other numbers of layers, experts and experts per token."""
+def _adapted(shape: ModelShape, fit: RoutingModel) -> RoutingModel:
+    """``fit`` adapted to the layers, experts and experts per token of ``shape``."""
     depth, ours = ((np.arange(layers) + 0.5) / layers for layers in (fit.moe_layers, shape.moe_layers))
     shares = np.interp(ours, depth, fit.preference_share)
     return replace(
@@ -45,7 +45,7 @@ def _made_to(shape: ModelShape, fit: RoutingModel) -> RoutingModel:
 
 
 def _forecast_accuracy(shape: ModelShape, fit: RoutingModel) -> tuple[Mapping[str, float], str]:
-    """Accuracy@k by forecast, and where it is from."""
+    """Accuracy@k by forecast, and its source."""
     same = bool(fit.forecast_accuracy) and fit.model == _base_name(shape)
     published = {} if same else _published(shape)
     recorded = {name: one for name, one in stored_models().items() if one.forecast_accuracy}
@@ -60,7 +60,7 @@ def _forecast_accuracy(shape: ModelShape, fit: RoutingModel) -> tuple[Mapping[st
 
 
 def _base_name(shape: ModelShape) -> str:
-    """The model's name in the catalogue, without what was cut or quantised."""
+    """The model's name in the catalogue, without the suffixes of cut or quantised ones."""
     return shape.name.partition(":")[0].partition("@")[0]
 
 

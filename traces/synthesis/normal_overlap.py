@@ -1,6 +1,6 @@
-"""How much two choices of the best few have in common, if what they were chosen by is correlated: closed forms.
+"""Expected overlap of two top-k choices by correlated scores, in closed form.
 
-A threshold stands in for "the k best of E": an expert is chosen when its normal variate exceeds the quantile of k / E.
+"The k best of E" is replaced by a threshold: an expert is chosen if its normal variate exceeds the quantile of k / E.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The numbers that made-up routing is made with, and where each is from."""
+"""Parameters of synthetic routing, with their sources."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from traces.layout import TraceError, parse_forecast_name
-from traces.yaml_data import read_yaml
+from trilane.common.yaml_files import read_yaml
 
 STORED = Path(__file__).with_name("routing_models.yaml")
 
 
 class Residual(NamedTuple):
-    """One statistic of a trace, and of routing made up with the parameters that were fitted to it."""
+    """One statistic of a trace, and of synthetic routing with the parameters that were fitted to it."""
 
     statistic: str
     real: float
     synthetic: float
-    fitted: bool  # False: left to check the others with
+    fitted: bool  # False: a check, not fitted
 
 
 @dataclass(frozen=True)
 class RoutingModel:
-    """Parameters of made-up routing; :mod:`traces.synthesis.latent` says how they make it.
+    """Parameters of synthetic routing; :mod:`traces.synthesis.latent` explains them.
 
     Shares are of the variance of a router's logits, 0 to 1.
     """
@@ -37,15 +37,15 @@ class RoutingModel:
     experts: int
     top_k: int
     preference_share: tuple[float, ...]  # by layer: the same for all tokens of a text; the rest changes with the token
-    preference_tail: float  # above 0: the least liked are further from the others than the best liked
+    preference_tail: float  # above 0: the lower tail of preferences is longer than the upper
     prompt_preference_share: float  # of the prompt's preferences, relative to the above
-    prompt_likeness: float  # correlation of the prompt's preferences with the answer's
+    prompt_likeness: float  # correlation between the preferences of the prompt and of the answer
     model_share: float  # of the preferences: the same for all texts
     autocorrelation: tuple[float, ...]  # of what changes with the token, 1, 2, ... tokens apart; then none
     state_width: int  # numbers that a token's state has, which all layers see
     layer_drift: float  # share of that state which is new from one layer to the next
     noise_share: float  # of what changes with the token: each layer's and expert's own
-    sharpness: float  # scores are the softmax of so many times the logits
+    sharpness: float  # scores are softmax(sharpness x logits)
     forecast_accuracy: Mapping[str, float]  # accuracy@k by forecast, such as gate@1
     residuals: tuple[Residual, ...] = ()  # of the trace that it was fitted to
 
@@ -71,7 +71,7 @@ class RoutingModel:
         return {**values, **lists, "forecast_accuracy": dict(self.forecast_accuracy), "residuals": residuals}
 
     def rounded(self, digits: int) -> RoutingModel:
-        """With so many digits after the point."""
+        """The same parameters rounded to ``digits`` decimal places."""
 
         def round_off(value: Any) -> Any:
             if isinstance(value, dict | list):

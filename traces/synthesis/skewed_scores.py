@@ -1,4 +1,4 @@
-"""How much the experts of a layer are liked, from the least liked to the best."""
+"""Standardised quantiles of a skewed distribution (Tukey's g): the preferences of a layer for its experts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 def skewed_scores(count: int, tail: float) -> NDArray[np.float64]:
     """``count`` quantiles, ascending, of mean 0 and variance 1: of a normal variate if ``tail`` is 0; above 0 the lower
-    end is longer, below 0 the upper (J. W. Tukey's g distribution, turned round).
+    end is longer, below 0 the upper (J. W. Tukey's g distribution, mirrored).
 
     In single precision, and as far as stored fits go, they are those of ``scipy.special.ndtri``, which takes 0.2 s to
     import (but where they are 0: then both are within 1e-15 of it).

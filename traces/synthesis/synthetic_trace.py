@@ -1,4 +1,4 @@
-"""A trace made up: routing, scores, and forecasts of stated accuracy."""
+"""Synthetic traces: routing, scores, and forecasts of stated accuracy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ERRORS = 3  # kind of random stream
 
 @dataclass(frozen=True)
 class Synthesis:
-    """What to make. Other ``seed``: other texts of the same model; other ``model_seed``: another model of that kind.
+    """What to generate. Another ``seed`` gives other texts of the same model, another ``model_seed`` another model.
 
     ``forecasts``: these alone (as far as ``routing`` has them), such as ``("gate@1",)``; None: all. The rest of the
     trace is the same.
@@ -52,53 +52,53 @@ class Synthesis:
         return Texts(seeds, self.prompt_tokens, self.generated_tokens)
 
 
-def synthetic_trace(shape: ModelShape, asked: Synthesis) -> Trace:
+def synthetic_trace(shape: ModelShape, request: Synthesis) -> Trace:
     """Routing for ``shape``, with the scores of all experts and forecasts.
 
     Raises TraceError if the routing is for other layers, experts or top-k.
     """
     for name in ("moe_layers", "experts", "top_k"):
-        if getattr(shape, name) != getattr(asked.routing, name):
+        if getattr(shape, name) != getattr(request.routing, name):
             raise TraceError(
                 f"synthetic trace: expected routing with {name} = {getattr(shape, name)} for {shape.name}, got "
-                f"{getattr(asked.routing, name)} of {asked.routing.name}"
+                f"{getattr(request.routing, name)} of {request.routing.name}"
             )
-    tensors = _routed(shape, asked)
-    length = asked.prompt_tokens + asked.generated_tokens
-    phase = np.repeat([PREFILL, DECODE], [asked.prompt_tokens, asked.generated_tokens])
+    tensors = _routed(shape, request)
+    length = request.prompt_tokens + request.generated_tokens
+    phase = np.repeat([PREFILL, DECODE], [request.prompt_tokens, request.generated_tokens])
     tensors |= {
-        "sequence": np.repeat(np.arange(asked.sequences, dtype=np.int32), length),
-        "position": np.tile(np.arange(length, dtype=np.int32), asked.sequences),
-        "phase": np.tile(phase.astype(np.uint8), asked.sequences),
+        "sequence": np.repeat(np.arange(request.sequences, dtype=np.int32), length),
+        "position": np.tile(np.arange(length, dtype=np.int32), request.sequences),
+        "phase": np.tile(phase.astype(np.uint8), request.sequences),
     }
-    return Trace.from_tensors(shape, tensors, _provenance(shape, asked))
+    return Trace.from_tensors(shape, tensors, _provenance(shape, request))
 
 
-def _provenance(shape: ModelShape, asked: Synthesis) -> dict[str, Any]:
-    routing = asked.routing
+def _provenance(shape: ModelShape, request: Synthesis) -> dict[str, Any]:
+    routing = request.routing
     return {
         "model": shape.name,
         "synthetic": routing.source,
-        "seed": asked.seed,
-        "model_seed": asked.model_seed,
+        "seed": request.seed,
+        "model_seed": request.model_seed,
         "routing": replace(routing, residuals=()).to_dict(),
     }
 
 
-def _routed(shape: ModelShape, asked: Synthesis) -> dict[str, NDArray[Any]]:
-    """Everything that routers say: [tokens, layers, ...]."""
-    tokens, layers = asked.texts.tokens, shape.moe_layers
+def _routed(shape: ModelShape, request: Synthesis) -> dict[str, NDArray[Any]]:
+    """All outputs of the routers: [tokens, layers, ...]."""
+    tokens, layers = request.texts.tokens, shape.moe_layers
     tensors: dict[str, NDArray[Any]] = {
         "topk_ids": np.empty((tokens, layers, shape.top_k), np.int16),
         "topk_weights": np.empty((tokens, layers, shape.top_k), np.float16),
         "scores": np.empty((tokens, layers, shape.experts), np.float16),
     }
-    found = correlations(asked.routing, asked.model_seed, asked.forecast_names)
-    makers = [SyntheticForecast(shape, name, how, asked.routing.sharpness, tokens) for name, how in found.items()]
-    errors = np.random.default_rng((_ERRORS, asked.seed))
-    for layer, exact in enumerate(layer_logits(asked.routing, asked.texts, asked.model_seed)):
+    found = correlations(request.routing, request.model_seed, request.forecast_names)
+    makers = [SyntheticForecast(shape, name, how, request.routing.sharpness, tokens) for name, how in found.items()]
+    errors = np.random.default_rng((_ERRORS, request.seed))
+    for layer, exact in enumerate(layer_logits(request.routing, request.texts, request.model_seed)):
         logits = coarse(exact)
-        scores = softmax(logits, asked.routing.sharpness)
+        scores = softmax(logits, request.routing.sharpness)
         ids = best(logits, shape.top_k)
         weights = np.take_along_axis(scores, ids.astype(np.intp), axis=1)
         tensors["topk_ids"][:, layer], tensors["scores"][:, layer] = ids, scores

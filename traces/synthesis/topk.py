@@ -1,4 +1,4 @@
-"""The best few of every row, fast."""
+"""Top-k columns of every row by one vectorised sort."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 def sortable(values: Singles) -> NDArray[np.int32]:
-    """Keys [rows, columns] that sort as ``values`` do, coarser by the low bits: they hold the column.
+    """Keys [rows, columns] that sort as ``values`` do; their low bits hold the column.
 
-    A key's order is that of the number (the bits of a float sort as an integer once negative ones are turned over), so
-    that one sort, which the processor does on many numbers at once, gives order and place together.
+    The bits of a float sort as an integer once those of negative numbers are inverted, so that one vectorised sort
+    gives order and column together.
     """
     bits = values.view(np.int32)
     columns = np.arange(values.shape[1], dtype=np.int32)

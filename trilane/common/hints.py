@@ -10,7 +10,10 @@ from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", NoneType: "null"}
+_WORDS: Mapping[Any, str] = {
+    str: "text", int: "a whole number", float: "a number", bool: "true or false", NoneType: "null",
+    Mapping: "a mapping (`key: value`)",
+}  # fmt: skip
 
 
 class Rule(NamedTuple):
@@ -25,6 +28,11 @@ def at_least(minimum: float) -> Rule:
     return Rule(f">= {minimum:g}", lambda value: value >= minimum)
 
 
+def at_most(maximum: float) -> Rule:
+    """The number is ``maximum`` or less."""
+    return Rule(f"<= {maximum:g}", lambda value: value <= maximum)
+
+
 def above(limit: float) -> Rule:
     """The number is more than ``limit``."""
     return Rule(f"above {limit:g}", lambda value: value > limit)
@@ -35,7 +43,7 @@ def between(low: float, high: float) -> Rule:
     return Rule(f"from {low:g} to {high:g}", lambda value: low <= value <= high)
 
 
-NOT_EMPTY = Rule("with one entry or more", bool)
+NOT_EMPTY = Rule("that is not empty", bool)
 ASCENDING = Rule("in ascending order", lambda values: all(a < b for a, b in pairwise(values)))
 Count = Annotated[int, at_least(1)]
 Share = Annotated[float, between(0, 1)]
@@ -51,21 +59,35 @@ def hints_of(kind: Any) -> Mapping[str, Any]:
     return {name: bound.get(hints[name], hints[name]) for name in names}
 
 
+def plain_types(hint: Any) -> frozenset[type]:
+    """The types of single values that a hint allows, in lists too but not in mappings: of ``Count | None``, int."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return frozenset(map(type, parts))
+    if origin is Annotated:
+        return plain_types(parts[0])
+    if origin in (Union, UnionType, tuple, list, Sequence):
+        return frozenset[type]().union(*(plain_types(part) for part in parts if part is not Ellipsis)) - {NoneType}
+    return frozenset({hint} if isinstance(hint, type) else ())
+
+
 def in_words(hint: Any) -> str:
     """A type as a user would write it: "a whole number >= 1 or null"."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return " ".join([in_words(parts[0]), *(rule.words for rule in parts[1:] if isinstance(rule, Rule))])
+        return f"{in_words(parts[0])} {' and '.join(rule.words for rule in parts[1:] if isinstance(rule, Rule))}"
     if origin in (Union, UnionType):
         return " or ".join(map(in_words, sorted(parts, key=lambda part: part is NoneType)))
     if origin is Literal or is_enum(hint):
         *first, last = [repr(part.value if isinstance(part, Enum) else part) for part in parts or hint]
         return f"{', '.join(first)} or {last}" if first else last
     if is_record(hint):
-        return f"a mapping with the keys {', '.join(hints_of(hint))}"
+        keys = ", ".join(hints_of(hint))
+        return f"a mapping with the keys {keys}" if len(keys) < 80 else _WORDS[Mapping]
     if origin in (tuple, list, Sequence):
-        return "a list"
-    return "a mapping (`key: value`)" if origin is Mapping else _WORDS.get(hint) or str(getattr(hint, "__name__", hint))
+        fixed = origin is tuple and Ellipsis not in parts
+        return f"a list of {len(parts)}" if fixed else f"a list (each {in_words(parts[0])})"
+    return _WORDS.get(origin or hint) or str(getattr(hint, "__name__", hint))
 
 
 def is_record(hint: Any) -> bool:

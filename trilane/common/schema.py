@@ -147,7 +147,7 @@ def _sequence(hint: Any, value: Any, path: str, exact: bool) -> Sequence[Any]:
         raise _MismatchError(path, hint, value)
     each = parts if origin is tuple and parts[-1] is not Ellipsis else parts[:1] * len(value)
     if len(each) != len(value):
-        raise _FaultError(path, f"expected a list of {len(each)}, got {len(value)} entries")
+        raise _MismatchError(path, hint, value)
     found = (_read(one, given, f"{path}[{i}]", exact) for i, (one, given) in enumerate(zip(each, value, strict=True)))
     return list(found) if origin is list else tuple(found)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from traces.written_aside import written_aside
+from trilane.common.files import atomic_path
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -29,7 +29,7 @@ def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> None:
     """Write ``figure`` in the format that the name's ending says. Raises PictureError for an unknown one."""
     kind = picture_format(path)
     metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-    with written_aside(path) as aside:
+    with atomic_path(path) as aside:
         figure.savefig(aside, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
 
 
@@ -44,6 +44,6 @@ def save_picture(picture: Picture, path: str | Path) -> Path:
     """Write the figure, and beside it as CSV what it draws; the path of the CSV. Raises PictureError."""
     save_figure(picture.figure, path)
     target = Path(path).with_suffix(".csv")
-    with written_aside(target) as aside:
+    with atomic_path(target) as aside:
         picture.frame.to_csv(aside, index=False, lineterminator="\n")
     return target

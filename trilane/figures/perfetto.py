@@ -14,7 +14,7 @@ import pandas as pd
 
 from sim.runs.run import Run
 from sim.runs.spans import COPIES, LANES, Span
-from traces.written_aside import written_aside
+from trilane.common.files import atomic_path
 
 Event = dict[str, Any]
 _COURSE = 0  # the thread that shows steps and layers; lanes are 1..5
@@ -45,7 +45,7 @@ def write_perfetto(runs: Sequence[Run], path: str | Path, first_steps: int | Non
     events = (event for pid, run in enumerate(runs, 1) for event in trace_events(run, pid, first_steps))
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
     text = f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n'.encode()
-    with written_aside(path) as aside:
+    with atomic_path(path) as aside:
         aside.write_bytes(_packed(text) if Path(path).suffix == ".gz" else text)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from traces.names import unknown
+from trilane.common.names import unknown
 from trilane.figures.axis_values import filled, of_policies, on_axes, takers, with_words
 from trilane.figures.axis_words import numeric, value_text
 from trilane.figures.caption import about

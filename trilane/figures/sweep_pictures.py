@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from traces.names import unknown
+from trilane.common.names import unknown
 from trilane.figures.axis_words import numeric
 from trilane.figures.figure_files import Picture, PictureError
 from trilane.figures.heat_map import heat_map

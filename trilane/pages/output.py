@@ -16,7 +16,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from traces.written_aside import written_aside
+from trilane.common.files import atomic_path
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ def write_json(value: Any, target: str | None) -> None:
     if target == "-":
         sys.stdout.write(text)
         return
-    with written_aside(writable(target)) as path:
+    with atomic_path(writable(target)) as path:
         path.write_text(text, encoding="utf-8")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sim.runs.spans import LANES
-from traces.written_aside import written_aside
+from trilane.common.files import atomic_path
 from trilane.study.validation.agreement import WORST_AIM, Agreement, in_words, name_of
 from trilane.study.validation.by_policy import HEADERS, policy_lines
 from trilane.study.validation.comparison import Pairing
@@ -73,7 +73,7 @@ def write_report(
     ``machine``: what it is, by name; ``when``: it was measured; ``command``: that measures it again; ``pictures``:
     captions by file, as seen from the page; ``notes``: what else came out, a line each.
     """
-    with written_aside(path) as aside:
+    with atomic_path(path) as aside:
         aside.write_text(_page(agreement, machine, when, command, pictures or {}, notes), encoding="utf-8")
 
 

@@ -19,8 +19,8 @@ from policies.parts.lru import LruCache
 from policies.parts.placements import NoPlacement, PoolPlacement
 from policies.protocols import Budget, Cache, Placement
 from traces.batches import compose, step_workloads
-from traces.names import unknown
 from traces.trace import Trace
+from trilane.common.names import unknown
 
 
 class CurveError(ValueError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import islice
 from statistics import fmean
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,7 +16,7 @@ from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario, ScenarioError
 from traces.layout import DECODE, PREFILL
-from trilane.study.pool import shared
+from trilane.study.pool import WorkerPool
 
 REFUSALS = (BudgetError, ChoiceError, MissingFromTraceError, ScenarioError)
 
@@ -82,18 +81,40 @@ def play(
 ) -> dict[str, list[Outcome]]:  # fmt: skip
     """Run every simulation in every draw, over ``jobs`` processes; the results do not depend on their number.
 
-    ``watch`` goes through the names, to show progress. The first refusal of one that is named in ``insist`` is
-    raised instead of noted.
+    ``watch`` goes through the names of all runs, to show progress. The first refusal of one that is named in ``insist``
+    is raised instead of noted.
     """
-    tasks = [(simulate, draw, place == 0) for simulate in simulations.values() for place, draw in enumerate(draws)]
-    found = {}
-    with shared(min(jobs, len(tasks))) as each:
-        outcomes = each(_outcome, tasks)
-        for name in watch(list(simulations)):
-            found[name] = list(islice(outcomes, len(draws)))
-            if name in insist and (refusal := refused(found[name])):
-                raise refusal
+    tasks = [(simulate, draw, draw is draws[0]) for draw in draws for simulate in simulations.values()]
+    found: dict[str, list[Outcome]] = {name: [] for name in simulations}
+    with WorkerPool(min(jobs, len(tasks)), LastSetting) as pool:
+        outcomes = pool.map(_outcome, tasks, setting=lambda task: task[1].seed)
+        for name in watch(list(simulations) * len(draws)):
+            found[name].append(outcome := next(outcomes))
+            if name in insist and outcome.refusal:
+                raise outcome.refusal
     return found
+
+
+class LastSetting:
+    """The setting of the last scenario. Scenarios that differ in policy and parameters alone share one."""
+
+    def __init__(self) -> None:
+        self._held: tuple[Scenario, Prepared] | None = None
+
+    def of(self, scenario: Scenario) -> Prepared:
+        """The scenario, prepared. Raises what ``prepare`` raises."""
+        if not self.holds(scenario):
+            self._held = _shared_by_policies(scenario), prepare(scenario)
+        assert self._held is not None
+        return self._held[1].with_policy(scenario.policy, scenario.parameters)
+
+    def holds(self, scenario: Scenario) -> bool:
+        """Whether a scenario shares the last setting."""
+        return self._held is not None and self._held[0] == _shared_by_policies(scenario)
+
+
+def _shared_by_policies(scenario: Scenario) -> Scenario:
+    return scenario.with_(policy="", parameters={})
 
 
 def refused(outcomes: Sequence[Outcome]) -> Exception | None:
@@ -101,10 +122,10 @@ def refused(outcomes: Sequence[Outcome]) -> Exception | None:
     return next((outcome.refusal for outcome in outcomes if outcome.refusal), None)
 
 
-def _outcome(task: tuple[Simulation, Scenario, bool]) -> Outcome:
+def _outcome(settings: LastSetting, task: tuple[Simulation, Scenario, bool]) -> Outcome:
     simulate, draw, keep = task
     try:
-        run = simulate(prepare(draw))
+        run = simulate(settings.of(draw))
     except REFUSALS as error:
         return Outcome({}, refusal=error)
     row = {**run.to_dict(), "seed": draw.seed, "sequences": run.scenario["sequences"]}

@@ -1,83 +1,248 @@
-"""Processes that share the work of one question. What comes of it does not depend on how many there are."""
+"""A pool of worker processes. Each keeps a state of its own, and tasks of one setting go to one worker."""
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from multiprocessing import get_context, resource_tracker
-from typing import Any, TypeAlias
+import threading
+import traceback
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
+from multiprocessing import get_context, parent_process, resource_tracker
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]  # map, or something like it
+from trilane.study.setting_queue import SettingQueue
+
+S = TypeVar("S")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_COLLECT = (200_000, 20, 100)  # a run keeps 100,000 spans and more: searching them for garbage once, at its end, and
+# not again and again, saves a tenth of the time
+
+DIED = "a worker process was killed in the middle of its task: if memory ran out, use fewer jobs"
+NOT_BEGUN = (
+    "a worker process ended before it began; a program of your own must start more than one job under "
+    '`if __name__ == "__main__":`'
+)
 
 
 class WorkerError(ValueError):
-    """A process ended before its work did."""
+    """A worker process ended before its task did, or could not be started."""
 
 
-@contextmanager
-def shared(jobs: int) -> Iterator[Each]:
-    """A ``map`` over ``jobs`` processes, of which this is one; for one job, ``map`` itself.
+class WorkerDiedError(WorkerError):
+    """A worker process was killed in the middle of a task."""
 
-    Others begin with the first items as soon as these are handed over; this one takes the last ones that nobody has
-    begun, while it waits for a result.
 
-    Functions go to other processes: those of a module, or partial ones. More than one job needs a caller that can be
-    imported (``if __name__ == "__main__"``). Raises WorkerError if a process is ended by somebody else.
+class Task(NamedTuple):
+    """A call to make, the setting that it shares with others, and where its result goes."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    setting: Hashable
+    future: Future[Any]
+
+
+class WorkerPool(Generic[S]):
+    """``jobs`` processes that share tasks; the results do not depend on their number.
+
+    ``state`` makes what a process keeps from task to task: it is called once in every process, and each task gets its
+    result as the first argument. With ``caller_works`` this process is one of the ``jobs``: it works while it waits for
+    results. Without, it works only if ``jobs`` is 1, so that no task can end the caller.
+
+    Functions and states go to other processes: those of a module, or partial ones. More than one job needs a caller
+    that can be imported (``if __name__ == "__main__"``). Workers end with the ``with`` block, and with this process.
     """
-    if jobs <= 1:
-        yield map
-        return
-    with ProcessPoolExecutor(jobs - 1, get_context("spawn"), leave_interrupts_to_the_parent) as pool:
+
+    def __init__(self, jobs: int, state: Callable[[], S], *, caller_works: bool = True) -> None:
+        self._make_state = state
+        self._caller_works = caller_works or jobs <= 1
+        self._tasks: SettingQueue[Task] = SettingQueue()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._failure: Exception | None = None
+        self._last: Hashable = None
+        self._workers = [_Worker(state) for _ in range(jobs - self._caller_works)]
+        self._threads = [threading.Thread(target=self._drive, args=(place,)) for place in range(len(self._workers))]
+        for thread in self._threads:
+            thread.start()
+
+    @cached_property
+    def state(self) -> S:
+        """The state of this process."""
+        return self._make_state()
+
+    def __enter__(self) -> WorkerPool[S]:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Drop all tasks and kill the workers: their results are here, or no longer needed."""
+        with self._changed:
+            self._closed = True
+            for task in self._tasks.clear():
+                task.future.cancel()
+            for worker in self._workers:
+                worker.process.kill()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    # --- for callers --------------------------------------------------------------------------------------------------
+
+    def submit(self, function: Callable[..., Result], *args: Any, setting: Hashable = None) -> Future[Result]:
+        """Call ``function(state, *args)`` in one of the processes.
+
+        The future raises what the call raises; WorkerError if the worker is killed, or processes cannot be started.
+        """
+        task = Task(function, args, setting, Future())
+        with self._changed:
+            if self._failure is None:
+                self._tasks.add(task)
+                self._changed.notify()
+            else:
+                task.future.set_exception(self._failure)
+        return task.future
+
+    def map(
+        self, function: Callable[[S, Item], Result], items: Iterable[Item],
+        setting: Callable[[Item], Hashable] = lambda item: None,
+    ) -> Iterator[Result]:  # fmt: skip
+        """``function(state, item)`` of all items, which are submitted at once; the results come in their order."""
+        return self._in_order([self.submit(function, item, setting=setting(item)) for item in items])
+
+    def as_completed(self, futures: Sequence[Future[Result]]) -> Iterator[Future[Result]]:
+        """Futures of this pool in the order in which they finish."""
+        finished: SimpleQueue[Future[Result]] = SimpleQueue()
+        for future in futures:
+            future.add_done_callback(finished.put)
+        for _ in futures:
+            while finished.empty() and self._work_here():
+                pass
+            yield finished.get()
+
+    def _in_order(self, futures: Iterable[Future[Result]]) -> Iterator[Result]:
+        for future in futures:
+            while not future.done() and self._work_here():
+                pass
+            yield future.result()
+
+    def _work_here(self) -> bool:
+        """Run one task in this process, if there is one and this process takes part."""
+        if not self._caller_works:
+            return False
+        with self._changed:
+            task = self._tasks.next(self._last)
+        if task is None:
+            return False
+        self._last = task.setting
+        _settle(task.future, *_outcome(lambda: task.function(self.state, *task.args)))
+        return True
+
+    # --- one thread for each worker -----------------------------------------------------------------------------------
+
+    def _drive(self, place: int) -> None:
+        """Hand tasks to the worker at ``place`` until the pool is closed. Where it dies, another takes its place."""
+        last = None
         try:
-            yield lambda do, items: _mapped(pool, do, items)
-        except BrokenProcessPool:
-            raise WorkerError(
-                "a process that shared the work has ended: if memory ran out, ask for fewer jobs; in a program of your "
-                'own, ask for more than one under `if __name__ == "__main__":`'
-            ) from None
+            while task := self._wait_for_task(last):
+                last = task.setting
+                try:
+                    _settle(task.future, *self._worker(place).run(task))
+                except WorkerDiedError as error:
+                    task.future.set_exception(error)
+                except Exception as error:
+                    task.future.set_exception(error)
+                    raise
+        except Exception as error:
+            self._fail(error)
         finally:
-            pool.shutdown(cancel_futures=True)
+            self._workers[place].end()
+
+    def _wait_for_task(self, last: Hashable) -> Task | None:
+        """The next task; None once the pool is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._tasks or self._closed)
+            return None if self._closed else self._tasks.next(last)
+
+    def _worker(self, place: int) -> _Worker:
+        """The worker at ``place``, or a new one if it has died."""
+        if self._workers[place].dead:
+            self._workers[place].end()
+            with self._changed:
+                if self._closed:
+                    raise WorkerDiedError("the pool is closed")
+                self._workers[place] = _Worker(self._make_state)
+        return self._workers[place]
+
+    def _fail(self, error: Exception) -> None:
+        """No worker can be started: every task that waits, or is submitted later, ends with this error."""
+        with self._changed:
+            self._failure = error
+            for task in self._tasks.clear():
+                task.future.set_exception(error)
 
 
-def _mapped(pool: ProcessPoolExecutor, do: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-    given = list(items)
-    with interrupts_held():  # processes are started here
-        futures = [pool.submit(do, item) for item in given]
-    return _gathered(do, given, futures)
-
-
-def _gathered(do: Callable[[Any], Any], given: Sequence[Any], futures: list[Future[Any]]) -> Iterator[Any]:
-    """The results in their order."""
-    last = len(futures)
-    for place in range(len(futures)):
-        while not futures[place].done() and last > place:
-            last -= 1
-            if futures[last].cancel():
-                futures[last] = _done_here(do, given[last])
-        yield futures[place].result()
-
-
-def _done_here(do: Callable[[Any], Any], item: Any) -> Future[Any]:
-    """An error waits for its turn, too."""
-    future: Future[Any] = Future()
+def _outcome(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """The result of a call, or its error."""
     try:
-        future.set_result(do(item))
+        return call(), None
     except Exception as error:
+        return None, error
+
+
+def _settle(future: Future[Any], result: Any, error: Exception | None) -> None:
+    if error is None:
+        future.set_result(result)
+    else:
         future.set_exception(error)
-    return future
+
+
+# --- a worker, seen from the pool -------------------------------------------------------------------------------------
+
+
+class _Worker:
+    """One process at the other end of a pipe."""
+
+    def __init__(self, make_state: Callable[[], Any]) -> None:
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._began = self.dead = False
+        self.process = context.Process(target=_work, args=(theirs, make_state), daemon=True)
+        with interrupts_held():
+            self.process.start()
+        theirs.close()
+
+    def run(self, task: Task) -> tuple[Any, Exception | None]:
+        """The outcome of a task. Raises WorkerDiedError if the process dies, WorkerError if it never began."""
+        try:
+            self._began = self._began or bool(self._pipe.recv())
+            self._pipe.send((task.function, task.args))
+            result: tuple[Any, Exception | None] = self._pipe.recv()
+        except (EOFError, OSError):
+            self.dead = True
+            raise WorkerDiedError(DIED) if self._began else WorkerError(NOT_BEGUN) from None
+        return result
+
+    def end(self) -> None:
+        """At once, whatever it is doing."""
+        self.process.kill()
+        self.process.join()
+        self._pipe.close()
 
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """A process that is started meanwhile never hears of Ctrl-C, from its first import on; ours waits until after."""
+    """A process that is started meanwhile never receives Ctrl-C, from its first import on; this one does afterwards."""
     if sys.platform == "win32":
         yield
         return
-    resource_tracker.ensure_running()  # it would be started within, and lets interrupts through again
+    resource_tracker.ensure_running()  # it would be started within, and would unblock interrupts again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -85,6 +250,61 @@ def interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def leave_interrupts_to_the_parent() -> None:
-    """For worker processes: Ctrl-C is the parent's to answer."""
+# --- in a worker process ----------------------------------------------------------------------------------------------
+
+
+def _work(pipe: Connection[Any, Any], make_state: Callable[[], Any]) -> None:
+    """Run tasks for as long as the parent sends them. Ctrl-C is left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT)
+    with suppress(EOFError, OSError):
+        pipe.send("began")
+        state, failure = _outcome(make_state)
+        while True:
+            function, args = pipe.recv()
+            _send(pipe, *(_run(function, state, args) if failure is None else (None, failure)))
+            gc.collect()
+
+
+def _run(function: Callable[..., Any], state: Any, args: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+    try:
+        return function(state, *args), None
+    except Exception as error:
+        error.add_note(f"in a worker process:\n{traceback.format_exc()}")
+        return None, error
+
+
+def _send(pipe: Connection[Any, Any], result: Any, error: Exception | None) -> None:
+    try:
+        pipe.send((result, error))
+    except (TypeError, AttributeError, ValueError) as refused:  # of pickle
+        pipe.send((None, WorkerError(f"the result of a worker process cannot be sent: {refused}")))
+
+
+def _end_with_parent() -> None:
+    """However the parent ends: a task may take long, and its result is no longer needed."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+# --- until trilane.study.fit has a state of its own -------------------------------------------------------------------
+
+Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
+
+
+@contextmanager
+def shared(jobs: int) -> Iterator[Each]:
+    """A ``map`` over ``jobs`` processes, of which this is one; for one job, ``map`` itself."""
+    if jobs <= 1:
+        yield map
+        return
+    with WorkerPool(jobs, object) as pool:
+        yield lambda do, items: pool.map(partial(_stateless, do), items)
+
+
+def _stateless(do: Callable[[Any], Any], state: object, item: Any) -> Any:
+    return do(item)

@@ -77,7 +77,7 @@ class AdapMoeParameters:
         """At most one prefetch; loads need a slot."""
         at_least(self, prefetch=0, demand_slots=1)
         if self.prefetch > 1:
-            raise ValueError(f"parameter 'prefetch': expected 0 or 1, got {self.prefetch}")
+            raise ChoiceError(f"parameter 'prefetch': expected 0 or 1, got {self.prefetch}")
 
 
 def build(parameters: AdapMoeParameters, context: BuildContext) -> Composition:

@@ -111,7 +111,7 @@ def estimated_layers(name: str, parameters: HybridParameters, context: BuildCont
 
 def _checked(name: str, layers: Sequence[int], count: int) -> list[int]:
     if not all(type(layer) is int and 0 < layer < count for layer in layers):
-        raise ChoiceError(f"policy {name!r}, parameter 'layers': expected layers within 1..{count - 1}, got {layers!r}")
+        raise ChoiceError(f"policy {name!r}: layers: expected numbers from 1 to {count - 1}, got {list(layers)}")
     return sorted(set(layers))
 
 

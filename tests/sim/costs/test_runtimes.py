@@ -8,8 +8,9 @@ import pytest
 
 from sim.costs.runtimes import REPLAY_NS, SPIN_NS, graph_costs
 from sim.machine.hardware import load_hardware
+from sim.runs.prepare import costs_in, prepare
 from sim.runs.scenario import Scenario, ScenarioError
-from sim.simulate import costs_in, setting_of, simulate
+from sim.simulate import simulate
 from traces.models.catalogue import load_model
 
 SHORT = Scenario(policy="on-demand", prompt_tokens=8, generated_tokens=4, cached_share=0.5)
@@ -20,7 +21,7 @@ CHANGED = {
 
 
 def test_launches_are_replays_and_experts_share_their_kernels() -> None:
-    setting = setting_of(SHORT)
+    setting = prepare(SHORT)
     eager, hardware = setting.costs, setting.hardware
     graphs = graph_costs(eager, hardware, sharing=6)
     assert (graphs.launch_ns, graphs.expert_launch_ns, graphs.sync_ns) == (REPLAY_NS, REPLAY_NS // 6, SPIN_NS)
@@ -54,4 +55,4 @@ def test_a_profile_keeps_the_runtime_that_it_measured() -> None:
     profile = "docs/validation/host-lanes/profile.yaml"
     scenario = Scenario(trace="mini-deepseek:6", model="deepseek-v2-lite:6", hardware=profile, runtime="graphs")
     with pytest.raises(ScenarioError, match="is a profile, whose times are those of the runtime"):
-        setting_of(scenario.with_(cached_share=0.5, prompt_tokens=16, generated_tokens=4))
+        prepare(scenario.with_(cached_share=0.5, prompt_tokens=16, generated_tokens=4))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from policies.mechanism.views import ExpertCosts
 from sim.engine.cpu_lane import CpuLane
 from sim.engine.lanes import GpuLane, Lane, Neighbour, SharedMemory
-from sim.runs.spans import Recorder, Span
+from sim.runs.spans import Span, SpanRecorder
 
 CPU, H2D = SharedMemory.CPU, SharedMemory.H2D
 NO_NEIGHBOUR = Neighbour(1000, lambda: 10**9)
@@ -24,7 +24,7 @@ NO_NEIGHBOUR = Neighbour(1000, lambda: 10**9)
 
 
 def test_a_span_starts_when_it_is_ready_and_the_lane_free() -> None:
-    recorder = Recorder()
+    recorder = SpanRecorder()
     lane = Lane("gpu", recorder)
     ends = [
         lane.reserve(3, 10, "attention", 0),  # lane free 0, ready 3
@@ -38,31 +38,31 @@ def test_a_span_starts_when_it_is_ready_and_the_lane_free() -> None:
 
 
 def test_a_span_says_what_it_was_for() -> None:
-    recorder = Recorder()
+    recorder = SpanRecorder()
     recorder.step, recorder.phase = 4, "decode"
     Lane("d2h", recorder).reserve(0, 5, "routing", 2, 7, 3, 144, target_layer=3)
     assert [Span(*row) for row in recorder.rows] == [Span("d2h", 0, 0, 5, "routing", "decode", 4, 2, 3, 7, 3, 144)]
 
 
 def test_a_span_of_no_length_leaves_the_lane_free() -> None:
-    lane = Lane("host", Recorder())
+    lane = Lane("host", SpanRecorder())
     assert (lane.reserve(5, 0, "plan", 0), lane.reserve(0, 2, "launch", 0), lane.free_ns) == (5, 7, 7)
 
 
 def test_a_span_that_lasts_until_some_time_keeps_the_lane_until_then() -> None:
-    lane = Lane("gpu", Recorder())
+    lane = Lane("gpu", SpanRecorder())
     assert [lane.reserve(3, 10, "gate", 0, until=until) for until in (0, 20, 25)] == [13, 23, 33]
     assert lane.reserve(3, 10, "gate", 0, until=50) == lane.free_ns == 50
 
 
 def test_what_copies_add_counts_before_a_span_is_drawn_out() -> None:
-    gpu = GpuLane(Recorder(), Neighbour(500, lambda: 100), NO_NEIGHBOUR)  # copies run until 100
+    gpu = GpuLane(SpanRecorder(), Neighbour(500, lambda: 100), NO_NEIGHBOUR)  # copies run until 100
     assert gpu.reserve(0, 20, "expert", 0, until=30) == 40
     assert gpu.reserve(0, 20, "expert", 0, until=90) == 90
 
 
 def test_a_gpu_that_shares_memory_takes_longer_by_what_it_overlaps_with_copies() -> None:
-    gpu = GpuLane(Recorder(), Neighbour(500, lambda: 150), NO_NEIGHBOUR)  # copies run until 150, as far as is known
+    gpu = GpuLane(SpanRecorder(), Neighbour(500, lambda: 150), NO_NEIGHBOUR)  # copies run until 150, as far as is known
     assert gpu.reserve(100, 20, "expert", 0) == 140  # half as fast while copies run: 40 ns
     assert gpu.reserve(100, 20, "expert", 0) == 140 + 20 + 5  # beside them for 10 ns, in which 5 are done
     assert gpu.reserve(100, 20, "expert", 0) == 165 + 20  # they are over
@@ -70,12 +70,12 @@ def test_a_gpu_that_shares_memory_takes_longer_by_what_it_overlaps_with_copies()
 
 
 def test_a_gpu_that_shares_memory_and_cores_is_slowed_by_copies_and_by_experts_on_the_cpu() -> None:
-    gpu = GpuLane(Recorder(), Neighbour(500, lambda: 20), Neighbour(800, lambda: 100))
+    gpu = GpuLane(SpanRecorder(), Neighbour(500, lambda: 20), Neighbour(800, lambda: 100))
     assert gpu.reserve(0, 30, "expert", 0) == 50  # 20 next to copies do 10; 40 next to the CPU's experts take 50
 
 
 def test_what_the_gpu_is_at_is_slowed_by_what_begins_meanwhile() -> None:
-    recorder, until = Recorder(), 0
+    recorder, until = SpanRecorder(), 0
     gpu = GpuLane(recorder, NO_NEIGHBOUR, Neighbour(500, lambda: until))
     gpu.reserve(0, 10, "gate", 0)
     gpu.reserve(0, 30, "shared", 0)
@@ -94,7 +94,7 @@ def test_what_the_gpu_is_at_is_slowed_by_what_begins_meanwhile() -> None:
 
 def slowed_cpu(gpu_until: int) -> list[tuple[int, int]]:
     """When two experts of 100 ns start and end, given at 10, on a CPU that is half as fast until ``gpu_until``."""
-    env, recorder = simpy.Environment(), Recorder()
+    env, recorder = simpy.Environment(), SpanRecorder()
     memory = SharedMemory(env, 1000, 1000)
     costs = [ExpertCosts((0, 1), (0, 100), 0, 1, 1)]
     cpu = CpuLane(env, memory, recorder, costs, Neighbour(500, lambda: gpu_until), lambda target: None)
@@ -114,7 +114,7 @@ def test_until_when_the_cpu_is_busy_counts_each_batch_from_when_it_is_ready_or_t
     env = simpy.Environment()
     costs = [ExpertCosts((0, 1), (0, 100), 0, 1, 1)]
     alone = Neighbour(1000, lambda: 0)
-    cpu = CpuLane(env, SharedMemory(env, 1000, 1000), Recorder(), costs, alone, lambda target: None)
+    cpu = CpuLane(env, SharedMemory(env, 1000, 1000), SpanRecorder(), costs, alone, lambda target: None)
     seen = list[int]()
     for at in (0, 30, 60, 250):
         _at(env, at, lambda: seen.append(cpu.until_ns()))

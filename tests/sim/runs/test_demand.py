@@ -7,24 +7,27 @@ from dataclasses import replace
 from policies.protocols import Needs
 from sim.machine.hardware import load_hardware
 from sim.runs.demand import KnownDemand, demand_of, shared_demand
+from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
-from sim.simulate import Setting, setting_of
 from traces.noise import NoisyForecasts
 
 GATE = Needs(forecasts=(("gate", 1),))
 
 
-def setting() -> Setting:
-    return setting_of(Scenario(prompt_tokens=4, generated_tokens=2))
+def setting() -> Prepared:
+    return prepare(Scenario(prompt_tokens=4, generated_tokens=2))
 
 
 def test_policies_with_the_same_needs_share_their_demand_on_every_machine() -> None:
-    here = setting()
-    there = replace(here, hardware=load_hardware("rtx4090-ddr5", {}))
-    first = here.demand(GATE)
-    assert first == demand_of(here.trace, here.steps, GATE)
-    assert here.demand(replace(GATE, gpu_only=True, max_batch=1)) is first  # not what a demand depends on
-    assert there.demand(GATE) is first
+    here = setting().with_policy("dali")
+    there = here.on(load_hardware("rtx4090-ddr5", {}))
+    assert here.demand == demand_of(here.trace, here.steps, here.needs)
+    assert here.with_policy("dali", {"window": 2}).demand is here.demand
+    assert there.demand is here.demand
+    other = replace(GATE, gpu_only=True, max_batch=1)  # not what a demand depends on
+    known = KnownDemand()
+    first = shared_demand(known, here.trace, here.steps, GATE, None)
+    assert shared_demand(known, here.trace, here.steps, other, None) is first
 
 
 def test_whatever_changes_a_demand_asks_for_another() -> None:

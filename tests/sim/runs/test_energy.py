@@ -16,7 +16,7 @@ POWER = Power(gpu_idle_w=20, gpu_busy_w=320, cpu_idle_w=40, cpu_busy_w=140)
 
 def test_busy_and_idle_watts_over_a_decode_step() -> None:
     run = simulate(Scenario(trace="mini-moe", model=None, generated_tokens=2, cached_share=0.5))
-    metrics = replace(run.metrics, tpot_ms=10.0, gpu_busy_share=0.5, cpu_busy_share=0.25)
+    metrics = replace(run.metrics, tpot_ms=10.0, busy_share={"gpu": 0.5, "cpu": 0.25})
     # gpu 20 + 0.5 x 300 = 170 W, cpu 40 + 0.25 x 100 = 65 W; 235 W x 10 ms = 2.35 J for a batch of 2
     assert joules_per_token(metrics, POWER, batch=2) == pytest.approx(2.35 / 2)
     assert joules_per_token(metrics, None, batch=2) is None

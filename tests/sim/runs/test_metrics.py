@@ -45,7 +45,7 @@ class TestTimes:
     def test_without_decode_steps_what_they_would_show_is_none(self) -> None:
         got = metrics([s for s in hand_made() if s.step <= 0])
         assert (got.ttft_ms, got.decode_steps) == (47e-6, 0)
-        assert got.tpot_ms is got.tokens_per_s is got.gpu_busy_share is got.stall_cpu_ms is None
+        assert got.tpot_ms is got.tokens_per_s is got.busy_share["gpu"] is got.stall_ms["cpu"] is None
 
     def test_without_a_prefill_decoding_starts_at_0(self) -> None:
         got = metrics([s._replace(phase="decode") for s in hand_made()])
@@ -125,9 +125,9 @@ def test_bytes_per_token_count_the_copies_of_decode_steps() -> None:
 
 def test_busy_shares_of_the_decode_window_and_of_the_run() -> None:
     got = metrics(hand_made())
-    assert (got.gpu_busy_share, got.run_gpu_busy_share) == (27 / 36, 54 / 89)
-    assert (got.h2d_busy_share, got.run_h2d_busy_share) == ((11 + 7) / 36, (13 + 2 + 20 + 13) / 89)
-    assert (got.host_busy_share, got.cpu_busy_share, got.d2h_busy_share) == (13 / 36, 0, 2 / 36)
+    assert (got.busy_share["gpu"], got.run_busy_share["gpu"]) == (27 / 36, 54 / 89)
+    assert (got.busy_share["h2d"], got.run_busy_share["h2d"]) == ((11 + 7) / 36, (13 + 2 + 20 + 13) / 89)
+    assert (got.busy_share["host"], got.busy_share["cpu"], got.busy_share["d2h"]) == (13 / 36, 0, 2 / 36)
 
 
 def test_plan_overhead_is_planning_time_in_the_window() -> None:
@@ -141,8 +141,8 @@ class TestStalls:
 
     def test_a_gap_across_the_first_token_counts_with_its_part(self) -> None:
         got = metrics(hand_made())
-        assert (got.stall_h2d_ms, got.stall_cpu_ms, got.stall_host_ms) == (0, 0, 9e-6)
-        assert got.stall_host_share == 9 / 36
+        assert (got.stall_ms["h2d"], got.stall_ms["cpu"], got.stall_ms["host"]) == (0, 0, 9e-6)
+        assert got.stall_share["host"] == 9 / 36
 
     def test_a_copy_that_ended_before_the_launch_is_not_to_blame(self) -> None:
         early = change(hand_made(), "h2d", "demand", end_ns=29)

@@ -16,9 +16,10 @@ from policies.parts.lru import LruCache
 from policies.parts.placements import NoPlacement
 from policies.parts.routers import TrueRouter
 from policies.protocols import Composition, Needs
-from sim.runs.routing_error import CAUSES, TOTALS, Approximation, totals_of
+from sim.runs.prepare import prepare
+from sim.runs.routing_error import CAUSES, TOTALS, RoutingErrors, totals_of
 from sim.runs.scenario import Scenario
-from sim.simulate import labels_of, setting_of, simulate, simulate_composition
+from sim.simulate import play, simulate
 
 SHORT = Scenario(trace="mini-moe", model=None, prompt_tokens=3, generated_tokens=4, cached_share=0.5)
 Ids = Sequence[Sequence[int]]
@@ -45,7 +46,7 @@ def forecast_of(layer: int, ids: Ids) -> Forecast:
 
 def shares(true: Routing, plan: Plan, forecast: Ids | None = None) -> dict[str, float]:
     """The shares of one layer that are not 0; ``forecast``: what it was committed from."""
-    seen = Approximation()
+    seen = RoutingErrors()
     made = None if forecast is None else [forecast_of(plan.layer, forecast)]
     seen.observe("decode", true, plan, made)
     (row,) = seen.frame().to_dict("records")
@@ -107,7 +108,7 @@ def test_shares_are_of_all_tokens_of_the_layer() -> None:
 
 
 def test_phases_and_layers_stand_apart_and_the_totals_are_of_decode() -> None:
-    seen = Approximation()
+    seen = RoutingErrors()
     one = routing([[0, 1]], [[0.5, 0.5]])
     seen.observe("decode", one, planned([[0, 2]], layer=1), None)  # half of a weight of 1
     seen.observe("decode", routing([[0, 1]] * 3), planned([[0, 1]] * 3, layer=0), None)
@@ -125,14 +126,14 @@ def test_phases_and_layers_stand_apart_and_the_totals_are_of_decode() -> None:
     }
 
 
-@pytest.mark.parametrize("frame", [None, Approximation().frame()])
+@pytest.mark.parametrize("frame", [None, RoutingErrors().frame()])
 def test_without_changes_there_is_nothing_to_tell(frame: object) -> None:
     assert set(totals_of(frame).values()) == {None}  # type: ignore[arg-type]
 
 
 def test_a_routing_that_does_not_say_whose_experts_they_are_is_refused() -> None:
     with pytest.raises(PolicyError, match=r"layer 1, decode: .* the experts of each of 1 tokens .* got those of 0"):
-        Approximation().observe("decode", TOKEN, planned([]), None)
+        RoutingErrors().observe("decode", TOKEN, planned([]), None)
 
 
 # --- a recount --------------------------------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ def test_a_routing_that_does_not_say_whose_experts_they_are_is_refused() -> None
 def test_a_slow_recount_of_random_routings_agrees(seed: int) -> None:
     rng = random.Random(seed)
     experts, k, layers = rng.randint(2, 7), rng.randint(1, 2), 2
-    seen, log = Approximation(), []
+    seen, log = RoutingErrors(), []
     for _ in range(rng.randint(1, 6)):
         tokens, phase, layer = rng.randint(1, 4), rng.choice(("prefill", "decode")), rng.randrange(layers)
         draw = [[rng.sample(range(experts), min(experts, n)) for _ in range(tokens)] for n in (k, k, 2 * k, 2 * k)]
@@ -223,9 +224,9 @@ def changing(router: TrueRouter, needs: Needs) -> Composition:
 
 
 def test_a_run_that_drops_tells_so_layer_by_layer() -> None:
-    setting = setting_of(SHORT)
-    run = simulate_composition(setting, changing(LastLeftOut(), Needs(tokens=True, changes_routing=True)))
-    frame, k = run.approximation, setting.shape.top_k
+    setting = prepare(SHORT)
+    run = play(setting.with_composition(changing(LastLeftOut(), Needs(tokens=True, changes_routing=True))))
+    frame, k = run.routing_errors, setting.shape.top_k
     assert frame is not None
     layers = list(range(setting.shape.moe_layers))
     assert list(zip(frame.phase, frame.layer, frame.tokens, strict=True)) == [
@@ -243,8 +244,8 @@ def test_a_run_that_drops_tells_so_layer_by_layer() -> None:
 
 def test_a_run_that_commits_is_judged_by_the_forecast_that_it_committed_from() -> None:
     needs = Needs(tokens=True, changes_routing=True, forecasts=(("gate", 1),))
-    setting = setting_of(SHORT)
-    frame = simulate_composition(setting, changing(LastLeftOut(setting.shape.top_k), needs)).approximation
+    setting = prepare(SHORT)
+    frame = play(setting.with_composition(changing(LastLeftOut(setting.shape.top_k), needs))).routing_errors
     assert frame is not None
     decode = frame[frame.phase == "decode"].set_index("layer")
     assert decode.dropped_pair_share[0] > 0  # nobody commits the first layer
@@ -258,16 +259,14 @@ def test_a_run_that_commits_is_judged_by_the_forecast_that_it_committed_from() -
     assert later.stale_pair_share.tolist() == pytest.approx([1 / k] * len(later))  # one expert of each step's one token
 
 
-def test_a_policy_that_keeps_the_routing_has_no_approximation() -> None:
+def test_a_policy_that_keeps_the_routing_has_no_routing_errors() -> None:
     run = simulate(replace(SHORT, policy="dali"))
-    assert run.approximation is None
+    assert run.routing_errors is None
     assert {run.to_dict()[name] for name in TOTALS} == {None}
     assert "changes routing" not in run.labels
 
 
 def test_a_policy_that_changes_the_routing_must_look_at_tokens() -> None:
-    setting = setting_of(SHORT)
-    needs = Needs(changes_routing=True)
-    assert "changes routing" in labels_of(needs, setting.trace)
+    composition = changing(LastLeftOut(), Needs(changes_routing=True))
     with pytest.raises(PolicyError, match=r"policy 'changing' changes the routing, .* declare Needs\(tokens=True\)"):
-        simulate_composition(setting, changing(LastLeftOut(), needs))
+        prepare(SHORT).with_composition(composition).checked()

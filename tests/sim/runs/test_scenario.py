@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from policies.protocols import Needs
+from sim.runs.prepare import check_needs, prepare
 from sim.runs.scenario import Scenario, ScenarioError
-from sim.simulate import check_needs, setting_of, simulate
+from sim.simulate import simulate
 from trilane.study.compare import compare
 
 SHORT: dict[str, Any] = {"trace": "mini-moe", "model": None, "generated_tokens": 2, "cached_share": 0.5}
@@ -34,20 +35,20 @@ def test_yaml_there_and_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("polcy: dali", r"unknown key 'polcy' \(did you mean 'policy'\?\); valid keys: trace, model"),
-        ("batch: 1\nbatch: 2", "key 'batch' stands twice"),
+        ("polcy: dali", r"there is no key 'polcy'; did you mean 'policy'\? Choose from trace, model"),
+        ("batch: 1\nbatch: 2", "duplicate key 'batch'"),
         ("batch: [", "not valid YAML"),
-        ("- batch", "expected lines of `key: value`"),
-        ("batch: true", "batch: expected a whole number, got True"),
-        ("batch: 0", "batch must be a whole number >= 1, got 0"),
-        ("cached_share: abc", "cached_share: expected a number or null, got 'abc'"),
-        ("cached_share: 1.5", "cached_share must lie between 0 and 1, got 1.5"),
-        ("gpu_memory_gb: .nan", "gpu_memory_gb must be GB"),
-        ("gpu_memory_gb: .inf", "gpu_memory_gb must be GB"),
-        ("sequences: [a]", "sequences: expected a list of whole numbers or null"),
-        ("noisy_forecast_recall: 0.8", "noisy_forecast_recall: expected a list of numbers or null, got 0.8"),
-        ("noisy_forecast_recall: [high]", "noisy_forecast_recall: expected a list of numbers or null"),
-        ("noisy_forecast_recall: [1.2]", r"noisy_forecast_recall must be numbers between 0 and 1, got \[1.2\]"),
+        ("- batch", "expected a mapping"),
+        ("batch: true", "batch: expected a whole number >= 1, got True"),
+        ("batch: 0", "batch: expected a whole number >= 1, got 0"),
+        ("cached_share: abc", "cached_share: expected a number from 0 to 1 or null, got 'abc'"),
+        ("cached_share: 1.5", "cached_share: expected a number from 0 to 1 or null, got 1.5"),
+        ("gpu_memory_gb: .nan", "gpu_memory_gb: expected a number above 0"),
+        ("gpu_memory_gb: .inf", "gpu_memory_gb: expected a number above 0"),
+        ("sequences: [a]", r"sequences\[0\]: expected a whole number"),
+        ("noisy_forecast_recall: 0.8", "noisy_forecast_recall: expected a list .* got 0.8"),
+        ("noisy_forecast_recall: [high]", r"noisy_forecast_recall\[0\]: expected a number"),
+        ("noisy_forecast_recall: [1.2]", r"noisy_forecast_recall\[0\]: expected a number from 0 to 1, got 1.2"),
         ("gpu_memory_gb: 8\ncached_share: 0.5", "give gpu_memory_gb or cached_share, not both"),
     ],
 )
@@ -97,7 +98,7 @@ def test_a_model_of_another_topology_is_refused() -> None:
     ],
 )
 def test_what_a_policy_needs_of_batch_and_sizes_is_checked(needs: Needs, message: str) -> None:
-    setting = setting_of(Scenario(**SHORT, batch=2))
+    setting = prepare(Scenario(**SHORT, batch=2))
     uneven = replace(setting, shape=replace(setting.shape, expert_bytes=(10, *[20] * 7)))
     check_needs("mine", Needs(), uneven)
     with pytest.raises(ScenarioError, match=message):

@@ -58,7 +58,7 @@ def test_the_layers_of_deepseek_v2_lite() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_valid_ones() -> None:
-    with pytest.raises(ShapeError, match=r"no model 'Mixtral-8x7'; did you mean 'mixtral-8x7b'\? There are .*, "):
+    with pytest.raises(ShapeError, match=r"no model 'Mixtral-8x7'; did you mean 'mixtral-8x7b'\? Choose from .*, "):
         load_model("Mixtral-8x7")
 
 

@@ -102,7 +102,7 @@ def test_16_bits_are_the_model_as_it_is() -> None:
 
 
 def test_an_unknown_format_is_refused_with_the_valid_ones() -> None:
-    with pytest.raises(ShapeError, match=r"no quantisation 'q4_km'; did you mean 'q4_k_m'\? There are bf16, .*gptq"):
+    with pytest.raises(ShapeError, match=r"no quantisation 'q4_km'; did you mean 'q4_k_m'\? Choose from bf16, .*gptq"):
         load_model("mixtral-8x7b@q4_km")
 
 

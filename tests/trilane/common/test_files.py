@@ -7,9 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 
 from trilane.common.files import atomic_path, lock_file
 from trilane.common.yaml_files import YamlError, read_yaml
+
+ROOT = Path(__file__).parents[3]
+YAML_FILES = sorted(
+    path.relative_to(ROOT) for room in ("traces", "sim", "examples") for path in (ROOT / room).rglob("*.yaml")
+)
 
 
 def test_a_file_appears_when_its_block_ends(tmp_path: Path) -> None:
@@ -73,3 +79,10 @@ def test_a_file_with_more_than_one_reading_or_none_is_refused(tmp_path: Path, te
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(YamlError, match=r"none\.yaml: No such file"):
         read_yaml(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("path", YAML_FILES, ids=str)
+def test_the_fast_parser_reads_what_pyyaml_reads(path: Path) -> None:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    # repr tells 1 from 1.0 and from True, and keeps the order of keys
+    assert repr(read_yaml(ROOT / path)) == repr(yaml.load(text, yaml.SafeLoader))

@@ -6,8 +6,9 @@ import gc
 
 import pytest
 
+from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
-from sim.simulate import compose_policy, prepare, setting_of, spans_of
+from sim.simulate import spans_of
 from trilane.common.gc_paused import gc_paused
 
 
@@ -36,7 +37,7 @@ def test_the_collector_is_then_as_it_was(collects: bool) -> None:
 
 
 def test_nobody_but_the_caller_keeps_the_spans_of_a_run() -> None:
-    setting = setting_of(Scenario(prompt_tokens=2, generated_tokens=1))
+    prepared = prepare(Scenario(prompt_tokens=2, generated_tokens=1))
     with gc_paused():
-        rows = spans_of(prepare(setting, compose_policy(setting, "dali", {})))
+        rows = spans_of(prepared)
         assert not [holder for holder in gc.get_referrers(rows) if isinstance(holder, dict | list)]

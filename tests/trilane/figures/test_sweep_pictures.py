@@ -45,7 +45,7 @@ def test_nothing_but_the_policy_varies() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (Asked(x="policy"), "--x: there is no axis, beside the policy, that varies 'policy'; there are cached_share"),
+        (Asked(x="policy"), "--x: there is no axis, beside the policy, that varies 'policy'; choose from cached_share"),
         (Asked(y="cache_share"), "--y: .*did you mean 'cached_share'"),
         (Asked(x="cached_share", y="cached_share"), "expected two axes, got one twice"),
         (Asked(baseline="nope"), "--baseline: there is no policy in these results 'nope'"),

@@ -16,9 +16,9 @@ from policies.parts.assigners import LoadAll
 from policies.parts.lru import LruCache
 from policies.parts.placements import RandomPlacement
 from policies.protocols import Composition, Needs
+from sim.runs import prepare as preparing
 from sim.runs.demand import MissingFromTraceError
 from sim.runs.scenario import Scenario
-from sim.simulate import setting_of
 from tests.kit.strategies import toy_trace
 from traces.file import write_trace
 from trilane.figures.figure_files import PictureError
@@ -134,13 +134,13 @@ def test_the_number_of_processes_changes_no_byte(dali: Ablation) -> None:
 @pytest.fixture
 def no_staging(monkeypatch: pytest.MonkeyPatch) -> Ablation:
     """A policy that loads all into its cache and has no staging: with the cache off, loads have no room."""
-    compose = ablation.compose_policy
+    compose = preparing.compose
 
-    def composed(*given: Any) -> Composition:
+    def composed(*given: Any, **context: Any) -> Composition:
         parts = {"placement": RandomPlacement(0), "assigner": LoadAll(), "cache": LruCache()}
-        return replace(compose(*given), **parts, needs=Needs(), demand_slots=0)
+        return replace(compose(*given, **context), **parts, needs=Needs(), demand_slots=0)
 
-    monkeypatch.setattr(ablation, "compose_policy", composed)
+    monkeypatch.setattr(preparing, "compose", composed)
     return ablate(SCENARIO.with_(policy="layer-wise", cached_share=0.5, prompt_tokens=1), draws=2)
 
 
@@ -160,7 +160,7 @@ def test_an_error_of_the_program_is_no_refusal(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(ablation, "without", broken)
     with pytest.raises(KeyError, match="ours"):
-        simulate_parts(setting_of(SCENARIO), "fiddler", {}, ())
+        simulate_parts(preparing.prepare(SCENARIO), "fiddler", {}, ())
 
 
 def test_a_policy_that_cannot_run_is_refused(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from policies.registry import ChoiceError
+from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario, ScenarioError
-from sim.simulate import Setting, setting_of, simulate, simulate_setting
+from sim.simulate import play as simulated
+from sim.simulate import simulate
 from tests.kit.strategies import toy_trace
 from traces.file import write_trace
 from traces.library import load_trace
@@ -63,13 +65,13 @@ def test_no_sequence_is_drawn_again_before_all_have_been() -> None:
 def test_what_leaves_no_choice_differs_in_the_seed_alone(changes: dict[str, Any]) -> None:
     draws = draws_of(SHORT.with_(**changes), 3)
     assert [draw.seed for draw in draws] == [0, 1, 2]
-    played = {tuple(setting_of(draw).steps[0].sequences) for draw in draws}
+    played = {tuple(prepare(draw).steps[0].sequences) for draw in draws}
     assert played == {changes.get("sequences", tuple(range(SEQUENCES)))}
 
 
 def test_a_prompt_in_chunks_is_drawn_whole() -> None:
     scenario = SHORT.with_(batch=SEQUENCES // 2, prefill_chunk_tokens=3)
-    first, second = (set(setting_of(draw).steps[-1].sequences) for draw in draws_of(scenario, 2))
+    first, second = (set(prepare(draw).steps[-1].sequences) for draw in draws_of(scenario, 2))
     assert len(second) == SEQUENCES // 2
     assert not first & second
 
@@ -189,20 +191,20 @@ def test_the_number_of_processes_changes_no_byte(found: Comparison) -> None:
         assert list(theirs.spans.dtypes) == list(ours.spans.dtypes)
 
 
-def test_progress_goes_through_the_names() -> None:
+def test_progress_goes_through_the_runs_by_their_policies() -> None:
     seen: list[str] = []
     compare(SHORT, NAMES[:2], draws=2, watch=lambda names: (seen.append(name) or name for name in names))
-    assert seen == list(NAMES[:2])
+    assert seen == [*NAMES[:2], *NAMES[:2]]
 
 
 # --- what cannot run --------------------------------------------------------------------------------------------------
 
 
-def refuses_seed_2(setting: Setting) -> Run:
+def refuses_seed_2(prepared: Prepared) -> Run:
     """Runs in all draws but one."""
-    if setting.scenario.seed == 2:
+    if prepared.scenario.seed == 2:
         raise ScenarioError("not with seed 2")
-    return simulate_setting(setting, "fiddler", {})
+    return simulated(prepared.with_policy("fiddler"))
 
 
 def test_who_cannot_run_in_one_draw_is_refused() -> None:
@@ -231,10 +233,10 @@ def test_nobody_can_run() -> None:
 def test_all_reasons_are_told_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = {"on-demand": "2.5 GB are missing", "fiddler": "no calibration", "dali": "3 GB are missing"}
 
-    def refuse(setting: Setting, policy: str, parameters: object) -> Run:
+    def refuse(prepared: Prepared, policy: str, parameters: object) -> Run:
         raise ScenarioError(reasons[policy])
 
-    monkeypatch.setattr(comparison, "simulate_setting", refuse)
+    monkeypatch.setattr(comparison, "_simulated", refuse)
     monkeypatch.setattr(comparison, "policy_names", lambda: tuple(reasons))
     with pytest.raises(ChoiceError) as caught:
         compare(SHORT, draws=2)

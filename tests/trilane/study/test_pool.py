@@ -1,80 +1,152 @@
-"""Processes share work: the results and their order are those of ``map``, whoever works."""
+"""The worker pool: results and their order are those of ``map``, and the death of a worker costs one task."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from functools import partial
+from collections import Counter
 from multiprocessing import parent_process
 from pathlib import Path
 
 import pytest
 
-from trilane.study.pool import WorkerError, shared
+from tests.kit.processes import is_running
+from trilane.study.pool import WorkerDiedError, WorkerPool
 
 PATIENCE_S = 60
 
 
-def scaled(factor: int, value: int) -> int:
-    """A function of a module, as they are handed to other processes."""
-    return factor * value
+def counted(calls: Counter[str], value: int) -> tuple[int, int, int]:
+    """A function of a module, as they are sent to other processes; the state counts its calls."""
+    calls["all"] += 1
+    return value, os.getpid(), calls["all"]
 
 
-def refuse_odd(value: int) -> int:
+def refuse_odd(state: object, value: int) -> int:
     if value % 2:
         raise ValueError(f"not {value}")
     return value
 
 
-def meet(folder: Path, _: int) -> tuple[int, bool]:
-    """Wait until two are here; who came, and whether it is deaf to Ctrl-C."""
+def meet(state: object, place: tuple[Path, int]) -> tuple[int, bool]:
+    """Wait until ``count`` processes are here: this process, and whether it ignores Ctrl-C."""
+    folder, count = place
     (folder / str(os.getpid())).touch()
-    _wait_for(folder, 2)
+    _wait_for(folder, count)
     return os.getpid(), signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def end_elsewhere(folder: Path, _: int) -> None:
-    """Another process ends in the middle of its work; this one waits until it has begun."""
+def process_of(state: object, item: object) -> int:
+    time.sleep(0.01)
+    return os.getpid()
+
+
+def end_elsewhere(state: object, folder: Path) -> None:
+    """The worker is killed in the middle of its task; the caller waits until it has begun."""
     if parent_process() is not None:
         (folder / "begun").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     _wait_for(folder, 1)
 
 
+def unsendable(state: object, item: object) -> object:
+    return lambda: item
+
+
+def no_state() -> object:
+    raise ValueError("no state")
+
+
 def _wait_for(folder: Path, files: int) -> None:
     until = time.monotonic() + PATIENCE_S
     while len(list(folder.iterdir())) < files:
-        assert time.monotonic() < until, "nobody came"
+        assert time.monotonic() < until, "nothing came"
         time.sleep(0.01)
 
 
-def test_one_job_is_map_itself() -> None:
-    with shared(1) as each:
-        assert each is map
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_results_come_in_the_order_of_items_and_every_process_makes_its_state_once(jobs: int) -> None:
+    with WorkerPool(jobs, Counter) as pool:
+        found = list(pool.map(counted, range(50)))
+        assert list(pool.map(counted, [])) == []
+    assert [value for value, _, _ in found] == list(range(50))
+    for process in {pid for _, pid, _ in found}:
+        calls = [count for _, pid, count in found if pid == process]
+        assert calls == list(range(1, len(calls) + 1))
 
 
-def test_several_jobs_give_the_same_results_in_the_same_order() -> None:
-    with shared(2) as each:
-        assert list(each(partial(scaled, 3), range(50))) == [3 * value for value in range(50)]
-        assert list(each(partial(scaled, 3), [])) == []
-
-
-def test_this_process_and_another_work_at_the_same_time_and_the_other_is_deaf_to_interrupts(tmp_path: Path) -> None:
-    with shared(2) as each:
-        found = dict(each(partial(meet, tmp_path), range(2)))
+def test_the_caller_and_a_worker_work_at_the_same_time_and_the_worker_ignores_interrupts(tmp_path: Path) -> None:
+    with WorkerPool(2, dict) as pool:
+        found = dict(pool.map(meet, [(tmp_path, 2)] * 2))
     assert found.pop(os.getpid()) is False
     assert list(found.values()) == [True]
 
 
+def test_a_caller_that_takes_no_part_has_as_many_workers_as_jobs(tmp_path: Path) -> None:
+    with WorkerPool(2, dict, caller_works=False) as pool:
+        found = dict(pool.map(meet, [(tmp_path, 2)] * 2))
+    assert len(found) == 2
+    assert os.getpid() not in found
+
+
+def test_tasks_of_one_setting_go_to_one_worker(tmp_path: Path) -> None:
+    with WorkerPool(2, dict, caller_works=False) as pool:
+        list(pool.map(meet, [(tmp_path, 2)] * 2))
+        by_setting = zip("ab" * 8, pool.map(process_of, "ab" * 8, setting=str), strict=True)
+        pairs = Counter(by_setting)
+    assert sum(count for _, count in pairs.most_common(2)) >= 14, "all but those at the end, which may be shared"
+
+
+def test_futures_come_as_they_finish() -> None:
+    for jobs in (1, 2):
+        with WorkerPool(jobs, Counter) as pool:
+            futures = {pool.submit(counted, value): value for value in range(9)}
+            done = [(future.result()[0], futures[future]) for future in pool.as_completed(list(futures))]
+        assert sorted(done) == [(value, value) for value in range(9)]
+
+
 def test_an_error_comes_in_its_turn_wherever_it_happened() -> None:
-    with shared(2) as each:
-        results = each(refuse_odd, range(8))
+    with WorkerPool(2, dict) as pool:
+        results = pool.map(refuse_odd, range(8))
         assert next(results) == 0
         with pytest.raises(ValueError, match="not 1"):
             next(results)
 
 
-def test_a_process_that_somebody_ends_is_an_error_of_ours(tmp_path: Path) -> None:
-    with pytest.raises(WorkerError, match="ask for fewer jobs"), shared(2) as each:
-        list(each(partial(end_elsewhere, tmp_path), range(2)))
+def test_an_error_of_a_worker_says_where_it_was_raised() -> None:
+    with WorkerPool(2, dict, caller_works=False) as pool, pytest.raises(ValueError, match="not 1") as raised:
+        pool.submit(refuse_odd, 1).result()
+    assert "in refuse_odd" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_state_that_cannot_be_made_is_the_error_of_every_task(jobs: int) -> None:
+    with WorkerPool(jobs, no_state, caller_works=False) as pool:
+        errors = [future.exception() for future in pool.as_completed([pool.submit(refuse_odd, 0) for _ in range(3)])]
+    assert [str(error) for error in errors] == ["no state"] * 3
+
+
+def test_a_worker_that_is_killed_costs_one_task(tmp_path: Path) -> None:
+    with WorkerPool(2, dict) as pool:
+        with pytest.raises(WorkerDiedError, match="use fewer jobs"):
+            list(pool.map(end_elsewhere, [tmp_path] * 2))
+        assert list(pool.map(refuse_odd, [0, 2, 4])) == [0, 2, 4]
+
+
+def test_a_result_that_cannot_be_sent_is_an_error_and_no_hang() -> None:
+    with WorkerPool(2, dict, caller_works=False) as pool:
+        assert "pickle" in str(pool.submit(unsendable, 1).exception())
+        assert pool.submit(refuse_odd, 2).result() == 2
+
+
+def test_no_process_is_left_behind(tmp_path: Path) -> None:
+    with WorkerPool(3, dict, caller_works=False) as pool:
+        found = dict(pool.map(meet, [(tmp_path, 3)] * 3))
+        pool.submit(time_out, None)
+    assert len(found) == 3
+    assert not any(is_running(pid) for pid in found)
+
+
+def time_out(state: object, item: object) -> None:
+    time.sleep(3600)

@@ -74,7 +74,7 @@ def test_the_same_bytes_every_time(trilane: Trilane, table: Path) -> None:
         (("--policies", "dali"), "there is no policy in these results 'dali'"),
         (("--kind", "speedup", "--baseline", "dali"), "there is no policy in these results 'dali'"),
         (("--x", "gpu_memory_gb"), "--x: there is no axis, beside the policy, that varies 'gpu_memory_gb'"),
-        (("--x", "policy"), "that varies 'policy'; there are cached_share, batch"),
+        (("--x", "policy"), "that varies 'policy'; choose from cached_share, batch"),
         (("--x", "cached-share"), "did you mean 'cached_share'"),
         (("--y", "nonsense"), "--y: there is no axis, beside the policy, that varies 'nonsense'"),
         (("--x", "batch", "--y", "batch", "--kind", "heat"), "expected two axes, got one twice"),

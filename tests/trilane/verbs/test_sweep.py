@@ -47,18 +47,18 @@ def test_where_nothing_can_be_played_the_status_says_so(trilane: Trilane) -> Non
 
 def test_an_interrupt_says_what_is_kept_and_how_to_go_on(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
     write(GRID)
-    real = sweep_file.play_here
+    real = sweep_file.played_rows
 
-    def play(tasks: Any) -> Any:
+    def play(tasks: Any, *how: Any) -> Any:
         played = real(tasks)
         yield from (next(played) for _ in range(3))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep_file, "play_here", play)
+    monkeypatch.setattr(sweep_file, "played_rows", play)
     done = trilane("sweep", "f.yaml", "-o", "o.parquet", "--jobs", "1")
     assert done.status == 130
     assert "interrupted: 3 of 4 points are kept in o.parquet.journal; the same command goes on from there" in done.err
-    monkeypatch.setattr(sweep_file, "play_here", lambda tasks: real(tasks) if len(tasks) == 1 else 1 / 0)
+    monkeypatch.setattr(sweep_file, "played_rows", lambda tasks, *how: real(tasks) if len(tasks) == 1 else 1 / 0)
     assert trilane("sweep", "f.yaml", "-o", "o.parquet", "--jobs", "1").err == "4 points in o.parquet\n"
 
 

@@ -10,22 +10,22 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import combinations
-from typing import Any, get_type_hints
+from typing import Any
 
 from policies.registry import SYSTEMS, ChoiceError, system
 from sim.machine.hardware import Hardware, hardware_keys, load_hardware
 from sim.machine.units import GB
 from sim.runs.scenario import Scenario
-from traces.names import unknown
+from trilane.common.hints import hints_of, plain_types
+from trilane.common.names import unknown
 
 PARAMETER = "parameters."
 SCENARIO_KEYS = tuple(f.name for f in fields(Scenario))
-_HINTS = get_type_hints(Scenario)
 LISTS = ("sequences", "noisy_forecast_recall")  # keys that hold lists of numbers
-NUMBERS: Mapping[str, type] = {
-    name: kind for kind in (int, float) for name, hint in _HINTS.items()
-    if hint in (kind, kind | None, tuple[kind, ...] | None)  # type: ignore[valid-type]
-}  # fmt: skip  # keys that hold a number, or several
+_TYPES = {name: plain_types(hint) for name, hint in hints_of(Scenario).items()}
+NUMBERS: Mapping[str, type] = {  # keys that hold a number, or several
+    name: float if float in kinds else int for name, kinds in _TYPES.items() if kinds & {int, float}
+}
 MachineOf = Callable[[Scenario], Hardware]
 
 LANE_BYTES_PER_S = {  # one PCIe lane, one way, after line coding: 8b/10b, then 128b/130b (PCI-SIG base specifications)

@@ -11,9 +11,9 @@ from typing import Any
 
 from policies.registry import policy_names
 from sim.machine.hardware import Hardware, load_hardware
-from sim.machine.strict_yaml import YamlError, load_yaml
 from sim.runs.scenario import Scenario
-from traces.names import unknown
+from trilane.common.names import unknown
+from trilane.common.yaml_files import YamlError, read_yaml
 from trilane.study.draws import draws_of
 from trilane.study.sweep.axes import PARAMETER, MachineOf, SweepError, policy_in, takers, varied, with_floats
 from trilane.study.sweep.checks import check_size, check_value, checked
@@ -71,7 +71,7 @@ class Grid:
     def from_yaml(cls, path: str | Path) -> Grid:
         """Read a sweep file. Raises SweepError with the file's name, and the key's where one is at fault."""
         try:
-            document = load_yaml(path)
+            document = read_yaml(path)
         except OSError as error:
             raise SweepError(f"{path}: {error.strerror}") from None
         except YamlError as error:

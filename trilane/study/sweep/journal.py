@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from traces.locked_file import locked
+from trilane.common.files import lock_file
 from trilane.study.sweep.axes import SweepError
 
 HEAD = b'{"journal": "trilane sweep", "format": 1}\n'
@@ -84,7 +84,7 @@ def journal_of(output: Path) -> Iterator[Journal]:
 
 def _locked(path: Path, output: Path) -> int:
     try:
-        return locked(path)
+        return lock_file(path)
     except BlockingIOError:
         raise SweepError(
             f"{output}: another sweep is writing there; wait until it has ended, or name another file"

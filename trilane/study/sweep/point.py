@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 from sim.machine.hardware import load_hardware
 from sim.runs.calibration import calibration_name
-from sim.runs.prepare import Prepared, prepare
+from sim.runs.prepare import Prepared
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
 from sim.simulate import play
 from traces.library import load_trace
 from traces.models.catalogue import load_model
+from trilane.study.draws import LastSetting
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, SweepError, asked_keys
 from trilane.study.sweep.code_fingerprint import source_checksum
 from trilane.study.sweep.grid import Point, canonical, setting_key
@@ -92,36 +93,46 @@ def key_of(point: Point, contents: Contents | None = None) -> str:
     return _digest([point.scenario.to_dict(), point.draw, behind, source_checksum()])
 
 
+class Task(NamedTuple):
+    """A point to play, its key, and the setting that it shares with others."""
+
+    key: str
+    point: Point
+    setting: str
+
+    @classmethod
+    def of(cls, key: str, point: Point) -> Task:
+        """Points that have no scenario share nothing that could be kept."""
+        return cls(key, point, "" if point.scenario is None else setting_key(point.scenario))
+
+
 class Player:
     """Plays points one after the other. What points of one setting share is made once, for the last setting."""
 
     def __init__(self) -> None:
-        self._held: tuple[str, Prepared] | None = None
+        self._settings = LastSetting()
+
+    def rows(self, tasks: Sequence[Task]) -> list[Row]:
+        """The rows of some tasks."""
+        return [self.row(task.point, task.key) for task in tasks]
 
     def row(self, point: Point, key: str | None = None) -> Row:
-        """The point's row. Whatever goes wrong is in its ``error``: "NameOfError: what it says".
+        """The point's row. Whatever goes wrong is in its ``error``: "NameOfError: message".
 
-        ``key`` is what the point is known by where it was handed out: another one here means other files.
+        ``key`` is the point's key in the process that handed it out: another one here means other files.
         """
         try:
             if point.scenario is None:
                 return failed(point, key, point.problem)
-            setting = self._setting(point.scenario, point, key)
-            run = play(setting.with_policy(point.scenario.policy, point.scenario.parameters))
-            return _row(point, key or key_of(point), run, setting)
-        except Exception as error:  # whatever it is, it is this point's, and no reason to stop the others
-            return failed(point, key, f"{type(error).__name__}: {error}")
-
-    def _setting(self, scenario: Scenario, point: Point, key: str | None) -> Prepared:
-        shared = setting_key(scenario)
-        if self._held is None or self._held[0] != shared:
-            if key not in (None, key_of(point)):
+            if key is not None and not self._settings.holds(point.scenario) and key != key_of(point):
                 raise SweepError(
                     "the files behind this point, or those of Trilane, are not those that the sweep started "
                     "with: a file was changed meanwhile, or another machine has another; start the sweep again"
                 )
-            self._held = shared, prepare(scenario)
-        return self._held[1]
+            prepared = self._settings.of(point.scenario)
+            return _row(point, key or key_of(point), play(prepared), prepared)
+        except Exception as error:  # whatever it is, it belongs to this point, and is no reason to stop the others
+            return failed(point, key, f"{type(error).__name__}: {error}")
 
 
 def row_of(point: Point) -> Row:

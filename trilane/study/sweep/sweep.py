@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from trilane.study.sweep.axes import SweepError, policy_in
-from trilane.study.sweep.cluster import play_on_cluster
 from trilane.study.sweep.grid import Grid, points
 from trilane.study.sweep.journal import Journal, journal_of
-from trilane.study.sweep.point import Contents, Row, key_of
-from trilane.study.sweep.setting_queue import Task
+from trilane.study.sweep.play import played_rows
+from trilane.study.sweep.point import Contents, Row, Task, key_of
 from trilane.study.sweep.table import COLUMNS, frame_of, read_table, table_of, write_table
 from trilane.study.sweep.user_policies import check_kept, check_shared
-from trilane.study.sweep.workers import play_here, play_in_processes
 
 
 class Progress(NamedTuple):
@@ -64,7 +62,7 @@ def sweep(
         tasks = _tasks(asked)
         rows = {} if journal is None or target is None else _kept(target, journal, tasks, retry_errors)
         waiting = [task for task in tasks if task.key not in rows]
-        with closing(_played(waiting, jobs, dask)) as played:
+        with closing(played_rows(waiting, jobs, dask)) as played:
             for row in _watched(played, rows, len(tasks), watch):
                 if journal is not None:
                     journal.add(row)
@@ -129,13 +127,6 @@ def _rows_of(target: Path) -> dict[str, Row]:
     if not target.exists():
         return {}
     return {row["point"]: row for row in read_table(target).select(["point", *COLUMNS]).to_pylist()}
-
-
-def _played(tasks: Sequence[Task], jobs: int, dask: str | None) -> Generator[Row, None, None]:
-    """Rows as they finish, wherever they are played."""
-    if dask is not None:
-        return play_on_cluster(tasks, dask)
-    return play_here(tasks) if jobs == 1 else play_in_processes(tasks, jobs)
 
 
 def _watched(played: Iterator[Row], before: Mapping[str, Row], total: int, watch: Watch | None) -> Iterator[Row]:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from sim.runs.metrics import METRIC_TYPES
 from sim.runs.routing_error import TOTALS
 from sim.runs.scenario import Scenario
-from traces.written_aside import written_aside
+from trilane.common.files import atomic_path
 from trilane.study.sweep.axes import SCENARIO_KEYS, SweepError
 from trilane.study.sweep.grid import Grid, canonical
 
@@ -104,7 +104,7 @@ def _as(kind: pa.DataType, values: Sequence[Any]) -> list[Any]:
 
 def write_table(table: pa.Table, path: Path) -> None:
     """Write a table as Parquet, aside first and then renamed; the same bytes for the same table."""
-    with written_aside(path) as aside:
+    with atomic_path(path) as aside:
         pq.write_table(table, aside, compression="zstd", row_group_size=1 << 16, version="2.6")
 
 

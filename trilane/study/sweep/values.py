@@ -10,6 +10,7 @@ import numpy as np
 import yaml
 
 from policies.registry import SYSTEMS
+from trilane.common.hints import hints_of, plain_types
 from trilane.study.sweep.axes import DIALS, NUMBERS, PARAMETER, SweepError, check_axis, takers
 
 POINTS = 8  # of a range that does not say how many
@@ -79,20 +80,19 @@ def number_in(text: str) -> Any:
 def is_number(name: str) -> bool:
     """Whether the values of an axis are numbers (of some, text or null as well)."""
     if name.startswith(PARAMETER):
-        return bool(_kinds(name) & {"int", "float"})
+        return bool(_kinds(name) & {int, float})
     return name in DIALS or "." in name or name in NUMBERS
 
 
 def _counts(name: str) -> bool:
     """Whether an axis counts something: batches, tokens, a policy's window."""
-    return "float" not in _kinds(name) if name.startswith(PARAMETER) else NUMBERS.get(name) is int
+    return float not in _kinds(name) if name.startswith(PARAMETER) else NUMBERS.get(name) is int
 
 
-def _kinds(name: str) -> frozenset[str]:
-    """Types of ``parameters.X`` in the policies that have it: int, float, and others; a choice of numbers is an int."""
-    rows = [row for policy in takers(name) for row in SYSTEMS[policy].parameter_table()]
-    kinds = [kind for parameter, kind, _ in rows if parameter == name.removeprefix(PARAMETER)]
-    return frozenset("int" if kind[0].isdigit() else kind.split()[0] for kind in kinds)
+def _kinds(name: str) -> frozenset[type]:
+    """Types of ``parameters.X`` in the policies that have it."""
+    hints = (hints_of(SYSTEMS[policy].parameters)[name.removeprefix(PARAMETER)] for policy in takers(name))
+    return frozenset[type]().union(*map(plain_types, hints))
 
 
 # --- ranges -----------------------------------------------------------------------------------------------------------

@@ -27,8 +27,7 @@ from sim.machine.hardware import Power
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run
 from sim.runs.spans import TEXTS
-from traces.locked_file import locked
-from traces.written_aside import written_aside
+from trilane.common.files import atomic_path, lock_file
 from trilane.study.validation.parity import Answers
 
 PACKAGES = ("policies", "realrun", "sim", "traces")  # whose code affects a measured run
@@ -67,7 +66,7 @@ class Journal:
         spans = kept.run.spans.astype(dict.fromkeys(TEXTS, "category"))
         table = pa.Table.from_pandas(spans, preserve_index=False)
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), _META: _described(kept)})
-        with written_aside(self._run(scenario, turn)) as aside:
+        with atomic_path(self._run(scenario, turn)) as aside:
             parquet.write_table(table, aside, compression="zstd")
 
     def runs(self, scenario: int, rounds: int, power: Power | None) -> list[Kept]:
@@ -82,7 +81,7 @@ class Journal:
         """Keep one repetition of the microbenchmarks."""
         self._begin()
         number = len(list(self.folder.glob("microbenchmarks-*.json")))
-        with written_aside(self.folder / f"microbenchmarks-{turn:02d}-{number:03d}.json") as aside:
+        with atomic_path(self.folder / f"microbenchmarks-{turn:02d}-{number:03d}.json") as aside:
             aside.write_text(json.dumps([[*key, ns] for key, ns in samples.items()]), encoding="utf-8")
 
     def samples(self) -> list[Samples]:
@@ -115,7 +114,7 @@ class Journal:
             self.folder.rename(self.before)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        with written_aside(self._question) as aside:
+        with atomic_path(self._question) as aside:
             aside.write_text(json.dumps(self._asked, indent=2) + "\n", encoding="utf-8")
         self._is_ours = True
 
@@ -126,7 +125,7 @@ def journal_of(folder: Path, question: Mapping[str, str]) -> Iterator[Journal]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.with_name(f"{folder.name}.lock")
     try:
-        descriptor = locked(lock)
+        descriptor = lock_file(lock)
     except BlockingIOError:
         raise RefusedError(
             f"{folder}: another validation is writing there; wait until it has ended, or name another folder"

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from realrun.errors import RefusedError
-from sim.machine.strict_yaml import YamlError, load_yaml
 from sim.runs.scenario import Scenario
+from trilane.common.yaml_files import YamlError, read_yaml
 
 _KEYS = ("repeats", "scenario", "vary", "policies")
 _ELSEWHERE = dict.fromkeys(("policy", "parameters"), "in the list of policies")
@@ -54,7 +54,7 @@ class ValidationPlan:
 
 def _read(path: str | Path) -> Any:
     try:
-        return load_yaml(path)
+        return read_yaml(path)
     except OSError as error:
         raise RefusedError(f"{path}: {error.strerror}") from None
     except YamlError as error:

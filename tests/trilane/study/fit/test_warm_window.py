@@ -33,7 +33,7 @@ def test_an_answer_ends_with_the_experts_that_the_next_run_begins_with() -> None
     one = asked()
     played = answered(ADAPTIVE)
     assert yardstick(one, played).residents == played.residents
-    placed = one.ready(ADAPTIVE).session.residency.resident
+    placed = one.ready(ADAPTIVE).session().residency.resident
     assert [set(experts) for experts in played.residents] != placed
     assert [len(experts) for experts in played.residents] == [len(experts) for experts in placed]
 

@@ -9,8 +9,8 @@ import pytest
 
 from sim.machine.hardware import hardware_keys, load_hardware
 from sim.machine.plausibility import HardwareError
+from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario, ScenarioError
-from sim.simulate import setting_of
 from trilane.study.sweep.axes import DIALS, SCENARIO_KEYS, SweepError, axis_label, check_together, takers, vary
 
 BASE = Scenario()
@@ -110,7 +110,7 @@ def test_a_dialled_machine_is_plausible(dial: str) -> None:
     """Half and double what the machine has: no rate is above what carries it."""
     first, unit = DIALS[dial].keys[0], DIALS[dial].unit
     for factor in (0.5, 2):
-        assert setting_of(vary(BASE, dial, MACHINE[first] * factor / unit)).hardware.flat()[first] == pytest.approx(
+        assert prepare(vary(BASE, dial, MACHINE[first] * factor / unit)).hardware.flat()[first] == pytest.approx(
             MACHINE[first] * factor
         )
 
@@ -128,7 +128,7 @@ def test_a_dial_stands_on_the_numbers_that_were_changed_before() -> None:
         ("link.h2d_bytes", 1, SweepError, "did you mean 'link.h2d_bytes_per_s'"),
         ("gpu.name", "x", SweepError, "there is no axis 'gpu.name'"),
         ("parameters.windw", 1, SweepError, "did you mean 'window'"),
-        ("batch", "four", ScenarioError, "batch: expected a whole number, got 'four'"),
+        ("batch", "four", ScenarioError, "batch: expected a whole number >= 1, got 'four'"),
         ("pcie", "6x16", SweepError, "expected generation x lanes such as 3x16"),
         ("pcie_gbps", 0, SweepError, "expected a number above 0"),
         ("pcie_gbps", True, SweepError, "expected a number above 0"),

@@ -15,12 +15,10 @@ from distributed import LocalCluster
 from tests.kit.small_sweeps import GRID, Deadly
 from trilane.study.sweep import cluster
 from trilane.study.sweep.axes import SweepError
-from trilane.study.sweep.cluster import play_on_cluster
 from trilane.study.sweep.grid import Grid, points
-from trilane.study.sweep.point import key_of
-from trilane.study.sweep.setting_queue import Task
+from trilane.study.sweep.play import DIED, played_rows
+from trilane.study.sweep.point import Task, key_of
 from trilane.study.sweep.sweep import Progress, sweep
-from trilane.study.sweep.workers import DIED
 
 ROOT = Path(__file__).parents[4]
 
@@ -46,7 +44,7 @@ def test_the_same_bytes_as_without(address: str, tmp_path: Path) -> None:
 def test_a_worker_that_dies_costs_its_point_alone(address: str) -> None:
     tasks = [Task.of(key_of(point), point) for point in points(Grid.from_dict(GRID))[:6]]
     deadly = Task("deadly", Deadly(None, {"policy": "dali"}, home=os.getpid()), tasks[0].setting)
-    rows = {row["point"]: row for row in play_on_cluster([tasks[0], deadly, *tasks[1:]], address)}
+    rows = {row["point"]: row for row in played_rows([tasks[0], deadly, *tasks[1:]], dask=address)}
     assert rows.pop("deadly")["error"] == DIED
     assert set(rows) == {task.key for task in tasks}
     assert not any(row["error"] for row in rows.values())
@@ -97,7 +95,7 @@ def test_a_scheduler_that_is_killed_is_said_and_the_sweep_goes_on_later(
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as scheduler:
         assert scheduler.stdout is not None
         address = scheduler.stdout.readline().strip()
-        with pytest.raises(SweepError, match=r"scheduler at 'tcp://.*' was lost .* are kept beside its output"):
+        with pytest.raises(SweepError, match=r"scheduler at 'tcp://.*' was lost .* are kept next to its output"):
             sweep(GRID, output, dask=address, watch=lambda now: scheduler.kill())
     assert "Traceback" not in capfd.readouterr().err
     rows = kept.read_bytes().count(b"\n") - 1

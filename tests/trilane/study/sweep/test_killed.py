@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.kit.processes import children_of, is_running, wait_for
 from tests.kit.small_sweeps import SMALL
-from tests.trilane.study.sweep.test_workers import ROOT
+from tests.trilane.study.sweep.test_play import ROOT
 from trilane.study.sweep.sweep import sweep
 
 KILLS = 10

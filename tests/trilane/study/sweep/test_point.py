@@ -16,6 +16,7 @@ from sim.simulate import simulate
 from tests.kit.small_sweeps import SMALL
 from tests.kit.strategies import toy_trace
 from traces.file import write_trace
+from trilane.study import draws
 from trilane.study.sweep import point as point_file
 from trilane.study.sweep.grid import Grid, Point, points
 from trilane.study.sweep.point import Player, key_of, row_of
@@ -72,14 +73,14 @@ def test_whatever_is_raised_is_the_points_own(monkeypatch: pytest.MonkeyPatch) -
     def broken(*_: object) -> None:
         raise KeyError("lost\n  and found")
 
-    monkeypatch.setattr(point_file, "simulate_setting", broken)
+    monkeypatch.setattr(point_file, "play", broken)
     assert row_of(at(SCENARIO))["error"] == r"KeyError: 'lost\n and found'"
 
 
 def test_points_of_one_setting_share_it_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Scenario] = []
-    real = point_file.setting_of
-    monkeypatch.setattr(point_file, "setting_of", lambda scenario: made.append(scenario) or real(scenario))
+    real = draws.prepare
+    monkeypatch.setattr(draws, "prepare", lambda scenario: made.append(scenario) or real(scenario))
     player = Player()
     names = ("dali", "fiddler", "oracle")
     played = [SCENARIO.with_(batch=batch, policy=policy) for batch in (1, 2) for policy in names]

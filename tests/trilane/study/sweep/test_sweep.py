@@ -19,15 +19,14 @@ from trilane.study.sweep import sweep as sweep_file
 from trilane.study.sweep.axes import SweepError
 from trilane.study.sweep.grid import Grid
 from trilane.study.sweep.journal import HEAD
-from trilane.study.sweep.point import Row
-from trilane.study.sweep.setting_queue import Task
+from trilane.study.sweep.play import played_rows
+from trilane.study.sweep.point import Row, Task
 from trilane.study.sweep.sweep import Progress, sweep
 from trilane.study.sweep.table import read_results
-from trilane.study.sweep.workers import play_here
 
 
 class Whole:
-    """An low_jitter sweep: its bytes, and its rows in the order of points."""
+    """An undisturbed sweep: its bytes, and its rows in the order of points."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "whole.parquet"
@@ -35,11 +34,11 @@ class Whole:
         self.bytes = self.path.read_bytes()
         self.rows: list[Row] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sweep_file, "play_here", lambda tasks: self._noting(tasks))
+            patch.setattr(sweep_file, "played_rows", self._noting)
             sweep(GRID)
 
-    def _noting(self, tasks: Sequence[Task]) -> Iterator[Row]:
-        for row in play_here(tasks):
+    def _noting(self, tasks: Sequence[Task], jobs: int, dask: str | None) -> Iterator[Row]:
+        for row in played_rows(tasks):
             self.rows.append(row)
             yield row
 
@@ -86,7 +85,7 @@ def test_any_order_of_finishing_gives_the_same_table(
     order = data.draw(st.permutations(whole.rows))
     output = tmp_path_factory.mktemp("order") / "o.parquet"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep_file, "_played", lambda tasks, jobs, dask: (row for row in order))
+        patch.setattr(sweep_file, "played_rows", lambda tasks, jobs, dask: (row for row in order))
         sweep(GRID, output)
     assert output.read_bytes() == whole.bytes
 
@@ -109,7 +108,7 @@ def test_any_rows_that_were_kept_are_not_played_again_and_the_whole_is_the_same(
         return (row for row in whole.rows if row["point"] in played)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep_file, "_played", play)
+        patch.setattr(sweep_file, "played_rows", play)
         sweep(GRID, output)
     assert sorted(played) == sorted(row["point"] for row in order[kept:])
     assert output.read_bytes() == whole.bytes
@@ -121,7 +120,7 @@ def refuse_to_play(patch: pytest.MonkeyPatch) -> None:
         assert not tasks
         yield from ()
 
-    patch.setattr(sweep_file, "_played", play)
+    patch.setattr(sweep_file, "played_rows", play)
 
 
 def test_a_finished_sweep_plays_nothing_and_a_larger_grid_only_what_is_new(
@@ -130,7 +129,7 @@ def test_a_finished_sweep_plays_nothing_and_a_larger_grid_only_what_is_new(
     output = tmp_path / "o.parquet"
     output.write_bytes(whole.bytes)
     played: list[Task] = []
-    monkeypatch.setattr(sweep_file, "play_here", lambda tasks: played.extend(tasks) or play_here(tasks))
+    monkeypatch.setattr(sweep_file, "played_rows", lambda tasks, *how: played.extend(tasks) or played_rows(tasks))
     sweep(GRID, output)
     assert played == []
     assert output.read_bytes() == whole.bytes
@@ -167,7 +166,7 @@ def test_points_that_fail_are_rows_and_can_be_tried_again(tmp_path: Path, monkey
     assert pd.isna(frame["tpot_ms"][1])
     before = output.read_bytes()
     played: list[Any] = []
-    monkeypatch.setattr(sweep_file, "play_here", lambda tasks: played.extend(tasks) or play_here(tasks))
+    monkeypatch.setattr(sweep_file, "played_rows", lambda tasks, *how: played.extend(tasks) or played_rows(tasks))
     sweep(grid, output)
     assert played == []
     sweep(grid, output, retry_errors=True)

@@ -159,8 +159,8 @@ def test_a_run_comes_back_from_the_journal_as_it_was_measured(run: Validate, mon
     for measured, read in zip(given[:3], [pairing.measured[0] for pairing in found.agreement.pairings], strict=True):
         assert measured.run.to_dict() == read.to_dict()
         pd.testing.assert_frame_equal(measured.run.spans, read.spans, check_categorical=False)
-        assert (measured.run.approximation is None) == (read.approximation is None)
-    assert any(read.approximation is not None for pairing in found.agreement.pairings for read in pairing.measured)
+        assert (measured.run.routing_errors is None) == (read.routing_errors is None)
+    assert any(read.routing_errors is not None for pairing in found.agreement.pairings for read in pairing.measured)
 
 
 def test_more_repeats_go_on_with_what_there_is(run: Validate, measured: list[str]) -> None:

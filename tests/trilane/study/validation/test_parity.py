@@ -8,10 +8,10 @@ from functools import cache
 
 import pytest
 
-from policies.mechanism.session import Session
 from policies.registry import policy_names
 from realrun.execution.call_log import LoggedSession
-from sim.simulate import Prepared, Setting, compose_policy, play, prepare
+from sim.runs.prepare import Prepared
+from sim.simulate import play
 from tests.kit.tiny_bench import WatchedBench, bench_for, machine, prepared, run, tiny_setting
 from trilane.study.validation.comparison import Parity
 from trilane.study.validation.parity import answers_of, parity_of, parity_of_repeats, replays
@@ -26,38 +26,33 @@ def bench() -> Iterator[WatchedBench]:
         yield bench_for(lanes, [prepared(tiny_setting(SHARE), name) for name in policy_names()])
 
 
-def session_of(setting: Setting, policy: str) -> Session:
-    return prepare(setting, compose_policy(setting, policy, {})).session
-
-
 @cache
-def predicted(policy: str) -> Prepared:
-    made = prepared(tiny_setting(SHARE), policy)
-    play(made)
-    return made
+def predicted(policy: str) -> LoggedSession:
+    run = prepared(tiny_setting(SHARE), policy)
+    session = run.session_of(LoggedSession)
+    play(run, session)
+    return session
 
 
 def timing_plays_no_part(policy: str) -> bool:
     """It has no prefetcher, and asks for no cache update."""
-    made = predicted(policy)
-    assert isinstance(made.session, LoggedSession)
-    ends = [call.answer for call in made.session.log if call.name in ("end_layer", "end_step")]
-    swaps = [swap for plan in made.session.plans().values() for swap in plan.swaps]
-    return made.composition.prefetcher is None and not swaps and not any(up.queued or up.adopted for up in ends)
+    session = predicted(policy)
+    ends = [call.answer for call in session.log if call.name in ("end_layer", "end_step")]
+    swaps = [swap for plan in session.plans().values() for swap in plan.swaps]
+    return session.policy.prefetcher is None and not swaps and not any(up.queued or up.adopted for up in ends)
 
 
 TIMING_FREE = [name for name in policy_names() if timing_plays_no_part(name)]
 
 
 def parity(bench: WatchedBench, policy: str) -> Parity:
-    setting, simulated = tiny_setting(SHARE), predicted(policy).session
-    assert isinstance(simulated, LoggedSession)
-    return compared(run(bench, setting, policy).session, simulated, setting, policy)
+    setting = tiny_setting(SHARE)
+    return compared(run(bench, setting, policy).session, predicted(policy), setting, policy)
 
 
-def compared(measured: LoggedSession, simulated: LoggedSession, setting: Setting, policy: str) -> Parity:
+def compared(measured: LoggedSession, simulated: LoggedSession, setting: Prepared, policy: str) -> Parity:
     """``policy``: of the fresh session."""
-    replayed = replays(measured, lambda: session_of(setting, policy))
+    replayed = replays(measured, setting.with_policy(policy).session)
     return parity_of(answers_of(measured), replayed, answers_of(simulated))
 
 
@@ -96,7 +91,7 @@ def test_every_repeat_is_checked(bench: WatchedBench) -> None:
     assert isinstance(simulated, LoggedSession)
     sound, other = (run(bench, setting, policy).session for policy in ("on-demand", "naive-cpu"))
     kept = {
-        session: (answers_of(session), replays(session, lambda: session_of(setting, "on-demand")))
+        session: (answers_of(session), replays(session, setting.with_policy("on-demand").session))
         for session in (sound, other)
     }
     held = [

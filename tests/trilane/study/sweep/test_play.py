@@ -1,4 +1,4 @@
-"""Local processes: the same rows, a death that costs one point, and nobody left behind."""
+"""Playing points: the same rows over worker processes, a death that costs one point, and no process left behind."""
 
 from __future__ import annotations
 
@@ -9,30 +9,26 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.kit.processes import children_of, is_running, wait_for
 from tests.kit.small_sweeps import GRID, SMALL, Deadly
-from trilane.study.sweep import workers
 from trilane.study.sweep.grid import Grid, points
-from trilane.study.sweep.point import key_of
-from trilane.study.sweep.setting_queue import Task
-from trilane.study.sweep.workers import DIED, play_here, play_in_processes
+from trilane.study.sweep.play import DIED, played_rows
+from trilane.study.sweep.point import Task, key_of
 
 ROOT = Path(__file__).parents[4]
 TASKS = [Task.of(key_of(point), point) for point in points(Grid.from_dict(GRID))]
-ALONE = {row["point"]: row for row in play_here(TASKS)}
+ALONE = {row["point"]: row for row in played_rows(TASKS)}
 DEADLY = Task("deadly", Deadly(None, {"policy": "dali"}, home=os.getpid()), "")
 
 
 def test_points_are_played_setting_by_setting() -> None:
-    rows = list(play_here(TASKS))
+    rows = list(played_rows(TASKS))
     assert [(row["cached_share"], row["batch"]) for row in rows[::4]] == [(0.25, 1), (0.25, 2), (0.5, 1), (0.5, 2)]
     assert [row["policy"] for row in rows[:4]] == ["fiddler", "dali", "on-demand", "oracle"]
 
 
 def test_a_process_that_dies_costs_its_point_alone() -> None:
-    rows = {row["point"]: row for row in play_in_processes([TASKS[0], DEADLY, *TASKS[1:]], 2)}
+    rows = {row["point"]: row for row in played_rows([TASKS[0], DEADLY, *TASKS[1:]], 2)}
     assert rows.pop("deadly")["error"] == DIED
     assert rows == ALONE
 
@@ -44,33 +40,25 @@ def test_processes_that_cannot_start_are_an_error_and_not_a_loop(tmp_path: Path)
     command = [sys.executable, str(program)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 1
-    assert "SweepError: a worker process ended before it began" in done.stderr
+    assert "WorkerError: a worker process ended before it began" in done.stderr
 
 
 def test_a_generator_that_is_left_leaves_no_process() -> None:
-    crew: list[int] = []
-    real = workers._Worker.give
-
-    def give(self: workers._Worker, task: Task | None) -> bool:
-        crew.append(self.process.pid or 0)
-        return real(self, task)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers._Worker, "give", give)
-        played = play_in_processes(TASKS, 2)
-        next(played)
-        played.close()
-    assert crew
-    assert not any(is_running(pid) for pid in crew)
+    played = played_rows(TASKS, 2)
+    next(played)
+    workers = [pid for pid in children_of(os.getpid()) if "numpy" in maps_of(pid)]
+    played.close()
+    assert workers
+    assert not any(is_running(pid) for pid in workers)
 
 
 def test_workers_end_with_a_parent_that_was_killed() -> None:
     """Even those that are in the middle of a point: theirs takes an hour."""
     program = (
-        "from tests.trilane.study.sweep.test_workers import *\n"
+        "from tests.trilane.study.sweep.test_play import *\n"
         "from tests.kit.endless import Endless\n"
         "if __name__ == '__main__':\n"
-        "    list(play_in_processes([Task(str(n), Endless(None, {}, home=os.getpid()), '') for n in range(2)], 2))\n"
+        "    list(played_rows([Task(str(n), Endless(None, {}, home=os.getpid()), '') for n in range(2)], 2))\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None

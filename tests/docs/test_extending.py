@@ -1,0 +1,46 @@
+"""The examples of docs/extending.md work, with the files that the page names and no others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.kit.overlay import ROOT, overlay, run_in
+
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+EXAMPLES = {  # by the file that is changed or new
+    match["path"]: match
+    for match in re.finditer(
+        r"^```\w+\n# (?P<path>[\w/.-]+)(?P<end>, at the end)?\n(?P<text>.*?)^```", PAGE, re.DOTALL | re.MULTILINE
+    )
+}
+
+
+def with_example(folder: Path, *paths: str) -> Path:
+    """The source tree with some of the page's examples in it."""
+    texts = {}
+    for path in paths:
+        old = (ROOT / path).read_text(encoding="utf-8") if EXAMPLES[path]["end"] else ""
+        texts[path] = old + "\n" + EXAMPLES[path]["text"]
+    return overlay(folder, texts)
+
+
+def test_a_model_is_a_block_in_one_file(tmp_path: Path) -> None:
+    shown = run_in(with_example(tmp_path, "traces/models/models.yaml"), "models", "my-moe-12b")
+    assert "example/My-MoE-12B config.json" in shown
+
+
+def test_a_part_is_a_block_in_one_file(tmp_path: Path) -> None:
+    folder = with_example(tmp_path, "sim/machine/presets/parts/gpus.yaml")
+    assert "My GPU 24GB" in run_in(folder, "hardware", "my-gpu-24gb+ddr5-5600")
+
+
+def test_the_weights_of_the_example_model_are_those_that_it_states(tmp_path: Path) -> None:
+    text = EXAMPLES["traces/models/models.yaml"]["text"]
+    number = {key: float(value) for key, value in re.findall(r"^  (\w+): ([\d.e+]+)", text, re.MULTILINE)}
+    experts = number["experts"] * 3 * number["hidden"] * number["expert_width"]
+    gate, embeddings = number["experts"] * number["hidden"], 2 * number["vocab"] * number["hidden"]
+    total = number["moe_layers"] * (experts + gate + number["attention_params"]) + embeddings
+    assert total == pytest.approx(number["published_params"], rel=0.01)

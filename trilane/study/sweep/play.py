@@ -1,0 +1,70 @@
+"""Playing the points of a sweep in this process, in worker processes or on a Dask cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from trilane.study.pool import WorkerDiedError, WorkerPool
+from trilane.study.sweep.cluster import dask_pool
+from trilane.study.sweep.point import Player, Row, Task, failed
+
+DIED = "WorkerDiedError: the process that played this point died, and died again when it played it alone"
+
+
+class Pool(Protocol):
+    """Processes that run tasks: of this machine (``trilane.study.pool``), or of a cluster (``sweep.cluster``)."""
+
+    def submit(self, function: Callable[..., Any], *args: Any, setting: str) -> Future[Any]:
+        """Call a method of a Player, with these arguments."""
+        ...
+
+    def as_completed(self, futures: Sequence[Future[Any]]) -> Iterator[Future[Any]]:
+        """Futures in the order in which they finish."""
+        ...
+
+
+def played_rows(tasks: Sequence[Task], jobs: int = 1, dask: str | None = None) -> Generator[Row, None, None]:
+    """Rows in the order in which they finish. Processes end with this generator, and with this process.
+
+    Where a worker dies, its points are played once more at the end, each alone; if the worker dies again, that is an
+    error of the point. Raises WorkerError if processes cannot be started, and what ``dask_pool`` raises.
+    """
+    if not tasks:
+        return
+    if dask is not None:
+        with dask_pool(dask, Player) as cluster:
+            yield from _with_second_tries(cluster, _pieces(tasks, cluster.most_together(len(tasks))))
+    else:
+        with WorkerPool(min(jobs, max(2, len(tasks))), Player, caller_works=False) as pool:
+            yield from _with_second_tries(pool, _pieces(tasks, 1))
+
+
+def _pieces(tasks: Iterable[Task], most: int) -> list[list[Task]]:
+    """Tasks of one setting, at most ``most`` together."""
+    by_setting: dict[str, list[Task]] = {}
+    for task in tasks:
+        by_setting.setdefault(task.setting, []).append(task)
+    return [group[first : first + most] for group in by_setting.values() for first in range(0, len(group), most)]
+
+
+def _with_second_tries(pool: Pool, pieces: Sequence[Sequence[Task]]) -> Iterator[Row]:
+    lost: list[Task] = []
+    yield from _rows(pool, pieces, lost)
+    for task in lost:
+        lost_again: list[Task] = []
+        yield from _rows(pool, [[task]], lost_again)
+        if lost_again:
+            yield failed(task.point, task.key, DIED)
+
+
+def _rows(pool: Pool, pieces: Sequence[Sequence[Task]], lost: list[Task]) -> Iterator[Row]:
+    """Rows as they finish; tasks whose worker has died become ``lost``."""
+    waiting = {pool.submit(Player.rows, piece, setting=piece[0].setting): piece for piece in pieces}
+    for future in pool.as_completed(list(waiting)):
+        piece = waiting.pop(future)
+        try:
+            yield from future.result()
+        except WorkerDiedError:
+            lost.extend(piece)
