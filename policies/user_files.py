@@ -13,7 +13,7 @@ from policies.registry import SYSTEMS, added, register
 from policies.system import ChoiceError, System
 
 _FILE = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w+))?")
-_loaded: list[str] = []
+_loaded: dict[str, str] = {}  # FILE.py or FILE.py:NAME, by the names of the policies
 
 
 def names_file(text: str) -> bool:
@@ -21,9 +21,9 @@ def names_file(text: str) -> bool:
     return _FILE.fullmatch(text) is not None
 
 
-def loaded_files() -> tuple[str, ...]:
-    """The files loaded so far, for processes that need the same policies."""
-    return tuple(_loaded)
+def loaded_policies() -> dict[str, str]:
+    """The policies that have been loaded: name, and the argument of ``load_policies`` with an absolute path."""
+    return dict(_loaded)
 
 
 def load_policies(text: str) -> tuple[str, ...]:
@@ -44,9 +44,9 @@ def load_policies(text: str) -> tuple[str, ...]:
         raise ChoiceError(f"{text}: expected a policy, a variable that holds a System; found none")
     for entry in found.values():
         register(entry)
-    if str(path) not in _loaded:
-        _loaded.append(str(path))
-    return tuple(dict.fromkeys(entry.name for entry in found.values()))
+    names = tuple(dict.fromkeys(entry.name for entry in found.values()))
+    _loaded.update(dict.fromkeys(names, f"{path}{text[len(match['file']):]}"))
+    return names
 
 
 def _imported(path: Path, file: str) -> ModuleType:

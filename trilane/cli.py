@@ -102,8 +102,8 @@ def _sentence(error: Exception) -> str | None:
 
 def _request() -> str:
     """The line before the traceback of a bug."""
-    from policies.user_files import loaded_files
+    from policies.user_files import loaded_policies
 
-    where = " or ".join(["Trilane", *loaded_files()])
+    where = " or ".join(["Trilane", *dict.fromkeys(loaded_policies().values())])
     command = shlex.join(["trilane", *sys.argv[1:]])
     return f"trilane: a bug in {where}; please report it with {_version()}, this command and the traceback: {command}"

@@ -11,7 +11,7 @@ import pytest
 from policies import user_files
 from policies.registry import SYSTEMS, system
 from policies.system import ChoiceError
-from policies.user_files import load_policies, loaded_files, names_file
+from policies.user_files import load_policies, loaded_policies, names_file
 
 CODE = """
 from dataclasses import replace
@@ -33,7 +33,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Registry, modules and search path are restored."""
     systems, modules = dict(SYSTEMS), set(sys.modules)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(user_files, "_loaded", [])
+    monkeypatch.setattr(user_files, "_loaded", {})
     yield
     SYSTEMS.clear()
     SYSTEMS.update(systems)
@@ -63,7 +63,7 @@ def test_policies_are_registered_under_their_names(write: Write, text: str, name
     assert load_policies(text.format(folder=path.parent)) == names
     assert [system(name).name for name in names] == list(names)
     assert ("other" in SYSTEMS) == ("other" in names)
-    assert loaded_files() == (str(path),)
+    assert loaded_policies() == dict.fromkeys(names, f"{path}{text.partition('.py')[2]}")
 
 
 def test_a_file_is_imported_once(write: Write) -> None:
@@ -72,7 +72,7 @@ def test_a_file_is_imported_once(write: Write) -> None:
     first = system("mine")
     assert load_policies("own_file_of_a_test.py") == ("mine", "other")
     assert system("mine") is first
-    assert len(loaded_files()) == 1
+    assert set(loaded_policies()) == {"mine", "other"}
 
 
 def test_a_file_finds_its_neighbours(write: Write) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from trilane.pages.output import check_targets, errors, note
 from trilane.pages.reasons import reason_of
+from trilane.verbs.inputs import policies_in
 from trilane.verbs.options import JobsOption, processes
 
 if TYPE_CHECKING:
@@ -30,12 +31,17 @@ def sweep(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="OUTPUT", help="The table, one row per run: a .parquet file.")
     ],
+    policies: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py", help="Policies of your own that FILE names: FILE.py or FILE.py:NAME, several "
+                                             "with commas between them."),
+    ] = None,
     jobs: JobsOption = None,
     dask: Annotated[str | None, typer.Option(metavar="ADDRESS", help=DASK_HELP)] = None,
     retry_errors: Annotated[
         bool, typer.Option("--retry-errors", help="Simulate points again that ended with an error before.")
     ] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Simulate a grid of scenarios, and keep a row of every run.
 
     Each row is kept in OUTPUT.journal, next to the table, as soon as its run ends. After an interruption of any kind
@@ -50,6 +56,8 @@ def sweep(
     from trilane.study.sweep.sweep import sweep as play
 
     check_targets(output, inputs=[file])
+    if policies is not None:
+        policies_in(policies)
     grid = Grid.from_yaml(file)
     done: list[Progress] = []
     try:
