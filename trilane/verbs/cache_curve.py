@@ -22,7 +22,7 @@ from trilane.pages.output import (
     working,
     write_json,
 )
-from trilane.verbs.inputs import names_in, read_any, short_name, trace_in_words
+from trilane.verbs.inputs import policies_in, read_any, short_name, trace_in_words
 from trilane.verbs.options import OptionError
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def cache_curve(
         str | None,
         typer.Option(
             metavar="A,B",
-            help="Cache policies. Default: lru, lfu, random, layer-lru, belady, belady-bypass; the last two are "
-            "clairvoyant.",
+            help="Cache policies. FILE.py or FILE.py:NAME loads a policy of your own, for its cache. Default: lru, "
+            "lfu, random, layer-lru, belady, belady-bypass; the last two are clairvoyant.",
         ),
     ] = None,
     pool: Annotated[
@@ -60,7 +60,7 @@ def cache_curve(
 
     check_targets(json, png, inputs=[trace])
     check_picture(png)
-    names = list(CURVE_POLICIES) if policies is None else names_in(policies)
+    names = list(CURVE_POLICIES) if policies is None else policies_in(policies)
     curve = _prepared(trace, names, seed)
     points = [
         curve.point(name, size) for name, size in progress(list(product(names, _sizes(curve, pool))), "replaying")

@@ -57,7 +57,7 @@ def test_an_interrupt_says_what_is_kept_and_how_to_go_on(trilane: Trilane, monke
     monkeypatch.setattr(sweep_file, "played_rows", play)
     done = trilane("sweep", "f.yaml", "-o", "o.parquet", "--jobs", "1")
     assert done.status == 130
-    assert "interrupted: 3 of 4 points are kept in o.parquet.journal; the same command goes on from there" in done.err
+    assert "interrupted: 3 of 4 points are kept in o.parquet.journal; the same command continues from there" in done.err
     monkeypatch.setattr(sweep_file, "played_rows", lambda tasks, *how: real(tasks) if len(tasks) == 1 else 1 / 0)
     assert trilane("sweep", "f.yaml", "-o", "o.parquet", "--jobs", "1").err == "4 points in o.parquet\n"
 

@@ -23,6 +23,7 @@ def build(parameters, context):
     return replace(PARENT.build(parameters, context), name="mine")
 
 MINE = replace(PARENT, name="mine", build=build)
+LRU = replace(system("on-demand"), name="mine-lru")
 OTHER = replace(PARENT, name="other", build=lambda p, c: replace(build(p, c), name="other"))
 """
 CARELESS = """
@@ -58,7 +59,7 @@ def _own_policies(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> Iterator
     sys.modules.pop("own_of_verbs", None)
 
 
-@pytest.mark.parametrize(("text", "mine"), [(f"{FILE}:MINE", ["mine"]), (FILE, ["mine", "other"])])
+@pytest.mark.parametrize(("text", "mine"), [(f"{FILE}:MINE", ["mine"]), (FILE, ["mine", "mine-lru", "other"])])
 def test_compare(trilane: Trilane, text: str, mine: list[str]) -> None:
     done = trilane("compare", *SHORT, "--policies", f"on-demand,{text}", "--draws", "1", "--jobs", "1", "--json", "-")
     assert {run["policy"] for run in done.json["runs"]} == {"on-demand", *mine}
@@ -98,6 +99,12 @@ def test_whatif(trilane: Trilane) -> None:
     assert {row["policy"] for row in done.json["rows"]} >= {"mine"}
 
 
+def test_its_cache_is_replayed(trilane: Trilane) -> None:
+    words = ("cache-curve", "mini-moe", "--pool", "2GiB", "--json", "-", "--policies")
+    points = {point["policy"]: point for point in trilane(*words, f"lru,{FILE}:LRU").json["points"]}
+    assert points["mine-lru"]["hit_rate"] == points["lru"]["hit_rate"] > 0
+
+
 def test_fit(trilane: Trilane) -> None:
     machine = ("--gpu", "rtx-4080", "--ram", "ddr5-5600", "--context", "16", "--generated", "2")
     done = trilane("fit", "-m", "olmoe-1b-7b", *machine, "--policies", f"{FILE}:MINE", "--jobs", "2", "--json", "-")
@@ -106,7 +113,9 @@ def test_fit(trilane: Trilane) -> None:
 
 @pytest.mark.parametrize("words", [("simulate", "--policy"), ("compare", "--policies"), ("whatif", "--vary", "batch=1",
                                    "--policies"), ("ablate",), ("measure", "--policy"), ("policies",)])  # fmt: skip
-@pytest.mark.parametrize(("text", "said"), [("no.py:MINE", "no.py: no such file"), (f"{FILE}:YOURS", "MINE, OTHER")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("no.py:MINE", "no.py: no such file"), (f"{FILE}:YOURS", "MINE, LRU, OTHER")]
+)
 def test_refusals_are_one_sentence(trilane: Trilane, words: tuple[str, ...], text: str, said: str) -> None:
     done = trilane(*words, text)
     assert (done.status, done.out) == (2, "")
@@ -117,7 +126,7 @@ def test_refusals_are_one_sentence(trilane: Trilane, words: tuple[str, ...], tex
 def test_one_policy_must_be_named(trilane: Trilane) -> None:
     done = trilane("simulate", "--policy", FILE)
     assert done.status == 2
-    assert "mine, other" in done.err
+    assert "mine, mine-lru, other" in done.err
 
 
 def test_a_broken_rule_in_it_is_reported_with_its_file(trilane: Trilane, capsys: pytest.CaptureFixture[str]) -> None:
