@@ -1,4 +1,4 @@
-"""Policies in a user's own file, such as ``my_policy.py`` or, for one of those in it, ``my_policy.py:MINE``."""
+"""Policies in a user's own file, such as ``my_policy.py`` or, for one of those in it, ``my_policy.py:MyPolicy``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from policies.registry import SYSTEMS, added, register
-from policies.system import ChoiceError, System
+from policies.registry import SYSTEMS, added
+from policies.system import ChoiceError
 
 _FILE = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w+))?")
-_loaded: dict[str, str] = {}  # FILE.py or FILE.py:NAME, by the names of the policies
+_loaded: dict[str, str] = {}  # the absolute paths of files, by the names of the policies in them
 
 
 def names_file(text: str) -> bool:
@@ -22,31 +22,27 @@ def names_file(text: str) -> bool:
 
 
 def loaded_policies() -> dict[str, str]:
-    """The policies that have been loaded: name, and the argument of ``load_policies`` with an absolute path."""
+    """The policies that have been loaded from files: names and absolute paths."""
     return dict(_loaded)
 
 
 def load_policies(text: str) -> tuple[str, ...]:
-    """Import ``FILE.py`` and register the policies in it, or that of ``FILE.py:NAME`` alone; returns their names.
+    """Import ``FILE.py``; returns the names of the policies in it, or of the class in ``FILE.py:NAME`` alone.
 
-    A policy in a file is a variable of its module that holds a ``System``. The file's folder is searched for what it
-    imports. Raises ChoiceError for a file that cannot be imported or that defines no such policy, and for a name that
-    is taken.
+    A policy in a file is a class with the decorator ``register``. The file's folder is searched for what it imports.
+    Raises ChoiceError for a file that cannot be imported or that has no such policy.
     """
     match = _FILE.fullmatch(text)
     if match is None:
         raise ChoiceError(f"expected FILE.py or FILE.py:NAME, got {text!r}")
     path = Path(match["file"]).resolve()
-    found = _systems(_imported(path, match["file"]))
-    if match["name"]:
-        found = {match["name"]: _chosen(text, match["name"], found)}
-    if not found:
-        raise ChoiceError(f"{text}: expected a policy, a variable that holds a System; found none")
-    for entry in found.values():
-        register(entry)
-    names = tuple(dict.fromkeys(entry.name for entry in found.values()))
-    _loaded.update(dict.fromkeys(names, f"{path}{text[len(match['file']):]}"))
-    return names
+    found = _policies(_imported(path, match["file"]))
+    _loaded.update({name: str(path) for name in found})
+    chosen = tuple(name for name, variable in found.items() if match["name"] in (None, variable))
+    if not chosen:
+        classes = ", ".join(found.values()) or "none"
+        raise ChoiceError(f"{text}: expected a policy, a class with the decorator `register`; the file has {classes}")
+    return chosen
 
 
 def _imported(path: Path, file: str) -> ModuleType:
@@ -79,14 +75,8 @@ def _in_words(error: Exception, path: Path, file: str) -> str:
     return f"{file}{f', line {line}' if line else ''}: {type(error).__name__}: {error}"
 
 
-def _systems(module: ModuleType) -> dict[str, System]:
-    """The policies that a module defines, by variable; those that it has from Trilane are not its own."""
-    found = {name: value for name, value in vars(module).items() if isinstance(value, System)}
-    return {name: entry for name, entry in found.items() if SYSTEMS.get(entry.name) is not entry or added(entry.name)}
-
-
-def _chosen(text: str, name: str, found: dict[str, System]) -> System:
-    if name not in found:
-        there = ", ".join(found) or "none"
-        raise ChoiceError(f"{text}: expected a policy, a variable that holds a System; the file has {there}")
-    return found[name]
+def _policies(module: ModuleType) -> dict[str, str]:
+    """The policies of a module that are not Trilane's own: their names, and the variables that hold their classes."""
+    variables = {value: variable for variable, value in vars(module).items() if isinstance(value, type)}
+    mine = {name: entry.parameters for name, entry in SYSTEMS.items() if added(name)}
+    return {name: variables[policy] for name, policy in mine.items() if policy in variables}

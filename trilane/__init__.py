@@ -6,7 +6,7 @@
 
 - One run: ``Scenario``, ``simulate``, ``Run``; ``measure`` runs the same scenario on this machine.
 - Many runs: ``compare``, ``ablate``, ``sweep``, ``fit``, ``validate``.
-- A policy of your own: ``System``, ``Composition``, ``register``, the parts in ``trilane.parts``, and the laws that
+- A policy of your own: ``Policy``, ``Composition``, ``register``, the parts in ``trilane.parts``, and the laws that
   every policy must obey in ``trilane.testing``.
 - Inputs: traces, models and hardware by name or file. Outputs: ``trilane.figures``, ``write_perfetto``.
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from policies.protocols import Composition as Composition
     from policies.protocols import Needs as Needs
     from policies.registry import policy_names as policy_names
-    from policies.registry import register as register
     from policies.registry import system as system
     from policies.system import BuildContext as BuildContext
+    from policies.system import Policy as Policy
     from policies.system import System as System
+    from policies.system import register as register
     from policies.user_files import load_policies as load_policies
     from realrun.replay.measure import measure as measure
     from sim.machine.hardware import Hardware as Hardware

@@ -30,31 +30,31 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from policies.parts.assigners import FromTokens as FromTokens
     from policies.parts.assigners import LoadAll as LoadAll
     from policies.parts.assigners import ResidentOrCpu as ResidentOrCpu
+    from policies.parts.assigners import StreamLayer as StreamLayer
     from policies.parts.assigners import ThresholdAssigner as ThresholdAssigner
     from policies.parts.belady import BeladyBypassCache as BeladyBypassCache
     from policies.parts.belady import BeladyCache as BeladyCache
     from policies.parts.caches import DemandCache as DemandCache
+    from policies.parts.caches import LfuCache as LfuCache
+    from policies.parts.caches import LruCache as LruCache
     from policies.parts.caches import RandomCache as RandomCache
+    from policies.parts.caches import RankedCache as RankedCache
     from policies.parts.caches import StaticCache as StaticCache
     from policies.parts.exact_assignment import ExactAssigner as ExactAssigner
-    from policies.parts.forecast_prefetch import ForecastPrefetcher as ForecastPrefetcher
-    from policies.parts.forecasts import ProtectsNobody as ProtectsNobody
-    from policies.parts.forecasts import next_forecast as next_forecast
     from policies.parts.future import Future as Future
-    from policies.parts.layer_streaming import NextLayer as NextLayer
-    from policies.parts.layer_streaming import StreamLayer as StreamLayer
-    from policies.parts.lfu import LfuCache as LfuCache
-    from policies.parts.lru import LruCache as LruCache
     from policies.parts.pipeline_assigner import PipelineAssigner as PipelineAssigner
     from policies.parts.placements import LayerWisePlacement as LayerWisePlacement
     from policies.parts.placements import NoPlacement as NoPlacement
     from policies.parts.placements import PoolPlacement as PoolPlacement
     from policies.parts.placements import PopularityPlacement as PopularityPlacement
     from policies.parts.placements import RandomPlacement as RandomPlacement
-    from policies.parts.ranking import RankedCache as RankedCache
+    from policies.parts.prefetchers import ForecastPrefetcher as ForecastPrefetcher
+    from policies.parts.prefetchers import NextLayer as NextLayer
+    from policies.parts.prefetchers import NoProtection as NoProtection
+    from policies.parts.prefetchers import TopPrefetcher as TopPrefetcher
+    from policies.parts.prefetchers import next_forecast as next_forecast
     from policies.parts.routers import ForecastRouter as ForecastRouter
     from policies.parts.routers import TrueRouter as TrueRouter
-    from policies.parts.top_prefetch import TopPrefetcher as TopPrefetcher
     from policies.protocols import Assigner as Assigner
     from policies.protocols import Budget as Budget
     from policies.protocols import Cache as Cache
@@ -62,5 +62,7 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from policies.protocols import Placement as Placement
     from policies.protocols import Prefetcher as Prefetcher
     from policies.protocols import Router as Router
+    from policies.system import at_least as at_least
+    from policies.system import shares as shares
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from realrun.machine.lane_kinds import LaneKind
+from realrun.machine import LaneKind
 from realrun.machine.machines import LaneOptions, RealMachine, check_asked, machine_for, machine_of
-from realrun.replay.replay_bench import Measurement, ReplayBench, room_for
+from realrun.replay.bench import Measurement, ReplayBench, room_for
 from sim.machine.hardware import Hardware
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
@@ -41,10 +41,10 @@ def machine_on(
     Raises RefusedError where this is another computer than the profile's, and where other lanes were asked for.
     """
     options = options or LaneOptions()
-    if hardware.profile is None:
+    if not hardware.measured:
         return machine_for(lanes, options, inline=inline)
-    check_asked(hardware.profile, lanes, options)
-    return machine_of(hardware.profile, inline=inline)
+    check_asked(hardware.measured_profile(), lanes, options)
+    return machine_of(hardware.measured_profile(), inline=inline)
 
 
 def generating_machine(

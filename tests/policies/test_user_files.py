@@ -14,16 +14,20 @@ from policies.system import ChoiceError
 from policies.user_files import load_policies, loaded_policies, names_file
 
 CODE = """
-from dataclasses import replace
-from policies.registry import SYSTEMS
+from dataclasses import dataclass
+from trilane import Policy, register, system
 
-PARENT = SYSTEMS["fiddler"]
+PARENT = system("fiddler").parameters
 
-def build(parameters, context):
-    return replace(PARENT.build(parameters, context), name="mine")
+@register("mine", "as Fiddler")
+@dataclass(frozen=True)
+class Mine(PARENT):
+    pass
 
-MINE = ALIAS = replace(PARENT, name="mine", build=build)
-OTHER = replace(PARENT, name="other", build=build)
+@register("other", "the same")
+@dataclass(frozen=True)
+class Other(PARENT):
+    pass
 """
 Write = Callable[[str], Path]
 
@@ -55,28 +59,26 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 @pytest.mark.parametrize(
-    ("text", "names"), [("own_file_of_a_test.py", ("mine", "other")), ("own_file_of_a_test.py:MINE", ("mine",)),
-                        ("{folder}/own_file_of_a_test.py:ALIAS", ("mine",))],
+    ("text", "names"), [("own_file_of_a_test.py", ("mine", "other")), ("own_file_of_a_test.py:Mine", ("mine",)),
+                        ("{folder}/own_file_of_a_test.py:Mine", ("mine",))],
 )  # fmt: skip
 def test_policies_are_registered_under_their_names(write: Write, text: str, names: tuple[str, ...]) -> None:
     path = write(CODE)
     assert load_policies(text.format(folder=path.parent)) == names
     assert [system(name).name for name in names] == list(names)
-    assert ("other" in SYSTEMS) == ("other" in names)
-    assert loaded_policies() == dict.fromkeys(names, f"{path}{text.partition('.py')[2]}")
+    assert loaded_policies() == dict.fromkeys(("mine", "other"), str(path))
 
 
 def test_a_file_is_imported_once(write: Write) -> None:
     write(CODE)
-    load_policies("own_file_of_a_test.py:MINE")
+    load_policies("own_file_of_a_test.py:Mine")
     first = system("mine")
     assert load_policies("own_file_of_a_test.py") == ("mine", "other")
     assert system("mine") is first
-    assert set(loaded_policies()) == {"mine", "other"}
 
 
 def test_a_file_finds_its_neighbours(write: Write) -> None:
-    path = write("from neighbour_of_a_test import MINE")
+    path = write("from neighbour_of_a_test import Mine")
     (path.parent / "neighbour_of_a_test.py").write_text(CODE)
     assert load_policies("own_file_of_a_test.py") == ("mine",)
 
@@ -85,15 +87,15 @@ def test_a_file_finds_its_neighbours(write: Write) -> None:
     ("code", "text", "said"),
     [
         (None, "own_file_of_a_test.py", "own_file_of_a_test.py: no such file"),
-        (CODE, "own_file_of_a_test.py:YOURS", "the file has MINE, ALIAS, OTHER"),
-        (CODE, "own_file_of_a_test.py:PARENT", "the file has MINE, ALIAS, OTHER"),
-        (CODE, "own_file_of_a_test.py:build", "the file has MINE, ALIAS, OTHER"),
+        (CODE, "own_file_of_a_test.py:Yours", "the file has Mine, Other"),
+        (CODE, "own_file_of_a_test.py:PARENT", "the file has Mine, Other"),
+        (CODE, "own_file_of_a_test.py:dataclass", "the file has Mine, Other"),
         ("x = 1\n", "own_file_of_a_test.py", "expected a policy"),
         ("\n1 / 0\n", "own_file_of_a_test.py", "line 2: ZeroDivisionError"),
         ("\n\nimport nothing_of_that_name\n", "own_file_of_a_test.py", "line 3: ModuleNotFoundError"),
         ("a = 1\ndef f(:\n", "own_file_of_a_test.py", "line 2: SyntaxError"),
-        (CODE.replace('"mine"', '"dali"'), "own_file_of_a_test.py:MINE", "there is a policy 'dali' already"),
-        (None, "json.py", "the name 'json' belongs to another Python module"),
+        (CODE.replace('"mine"', '"dali"'), "own_file_of_a_test.py", "there is a policy 'dali' already"),
+        ("", "json.py", "the name 'json' belongs to another Python module"),
         (None, "fiddler", "expected FILE.py or FILE.py:NAME"),
     ],
 )

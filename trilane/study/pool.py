@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from policies.user_files import load_policies, loaded_policies
+from trilane.common.errors import TrilaneError
 from trilane.study.setting_queue import SettingQueue
 
 S = TypeVar("S")
@@ -33,7 +34,7 @@ NOT_BEGUN = (
 )
 
 
-class WorkerError(ValueError):
+class WorkerError(TrilaneError):
     """A worker process ended before its task did, or could not be started."""
 
 

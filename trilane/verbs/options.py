@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from realrun.machine.lane_kinds import ResultPathName
+from realrun.machine import ResultPathName
 from trilane.common.errors import TrilaneError
 from trilane.pages.output import note
 

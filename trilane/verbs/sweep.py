@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilane.pages.output import check_targets, errors, note
-from trilane.pages.reasons import reason_of
+from trilane.pages.output import check_targets, errors, note, reason_of
 from trilane.verbs.inputs import policies_in
 from trilane.verbs.options import JobsOption, processes
 

@@ -62,12 +62,12 @@ def test_an_interrupt_says_what_is_kept_and_how_to_go_on(trilane: Trilane, monke
     assert trilane("sweep", "f.yaml", "-o", "o.parquet", "--jobs", "1").err == "4 points in o.parquet\n"
 
 
-def test_the_help_says_where_rows_are_kept_and_when_they_are_played_again(trilane: Trilane) -> None:
+def test_the_help_says_where_rows_are_kept_and_when_they_are_simulated_again(trilane: Trilane) -> None:
     said = " ".join(trilane("sweep", "--help").out.replace("│", " ").split())
     for words in (
-        "kept as they finish in OUTPUT.journal",
-        "not played again as long as their scenario, the files behind it and Trilane are the same",
-        "One with results that the grid lacks is refused",
+        "OUTPUT.journal",
+        "are not simulated again as long as their scenario, its files and Trilane itself are the same",
+        "is refused, never overwritten",
         "Its workers need the same Trilane, and the same files",
     ):
         assert words in said

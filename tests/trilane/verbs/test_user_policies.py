@@ -14,33 +14,33 @@ from policies.registry import SYSTEMS
 from tests.kit.running import SHORT, Trilane
 
 CODE = """
-from dataclasses import replace
-from trilane import system
+from dataclasses import dataclass
+from trilane import register, system
 
-PARENT = system("fiddler")
+@register("mine", "as Fiddler")
+@dataclass(frozen=True)
+class Mine(system("fiddler").parameters):
+    pass
 
-def build(parameters, context):
-    return replace(PARENT.build(parameters, context), name="mine")
-
-MINE = replace(PARENT, name="mine", build=build)
-LRU = replace(system("on-demand"), name="mine-lru")
-OTHER = replace(PARENT, name="other", build=lambda p, c: replace(build(p, c), name="other"))
+@register("mine-lru", "as on-demand")
+@dataclass(frozen=True)
+class Lru(system("on-demand").parameters):
+    pass
 """
 CARELESS = """
-from dataclasses import replace
-from trilane import system
+from dataclasses import dataclass, replace
+from trilane import register, system
 from trilane.parts import LruCache
-
-PARENT = system("on-demand")
 
 class Careless(LruCache):
     def victim(self, incoming, group, blocked):
         return super().victim(incoming, group, blocked=())
 
-def build(parameters, context):
-    return replace(PARENT.build(parameters, context), name="careless", cache=Careless())
-
-MINE = replace(PARENT, name="careless", build=build)
+@register("careless", "evicts experts that are needed")
+@dataclass(frozen=True)
+class Mine(system("on-demand").parameters):
+    def compose(self, context):
+        return replace(super().compose(context), cache=Careless())
 """
 FILE = "own_of_verbs.py"
 SWEEP = "{scenario: {prompt_tokens: 4, generated_tokens: 2}, grid: {policy: [mine, on-demand]}, clairvoyant: false}"
@@ -59,20 +59,20 @@ def _own_policies(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> Iterator
     sys.modules.pop("own_of_verbs", None)
 
 
-@pytest.mark.parametrize(("text", "mine"), [(f"{FILE}:MINE", ["mine"]), (FILE, ["mine", "mine-lru", "other"])])
+@pytest.mark.parametrize(("text", "mine"), [(f"{FILE}:Mine", ["mine"]), (FILE, ["mine", "mine-lru"])])
 def test_compare(trilane: Trilane, text: str, mine: list[str]) -> None:
     done = trilane("compare", *SHORT, "--policies", f"on-demand,{text}", "--draws", "1", "--jobs", "1", "--json", "-")
     assert {run["policy"] for run in done.json["runs"]} == {"on-demand", *mine}
 
 
 def test_worker_processes_load_the_file(trilane: Trilane) -> None:
-    words = ("compare", *SHORT, "--policies", f"on-demand,{FILE}:MINE", "--draws", "2", "--json", "-", "--jobs")
+    words = ("compare", *SHORT, "--policies", f"on-demand,{FILE}:Mine", "--draws", "2", "--json", "-", "--jobs")
     assert trilane(*words, "2").json == trilane(*words, "1").json
 
 
 def test_a_grid_names_it(trilane: Trilane) -> None:
     Path("grid.yaml").write_text(SWEEP)
-    done = trilane("sweep", "grid.yaml", "-o", "t.parquet", "--policies", f"{FILE}:MINE", "--jobs", "2")
+    done = trilane("sweep", "grid.yaml", "-o", "t.parquet", "--policies", f"{FILE}:Mine", "--jobs", "2")
     assert done.status == 0, done.err
     assert done.err == "2 points in t.parquet\n"
 
@@ -86,7 +86,7 @@ def test_a_grid_names_it(trilane: Trilane) -> None:
     ],
 )  # fmt: skip
 def test_verbs_of_one_policy(trilane: Trilane, words: tuple[str, ...], place: tuple[str | int, ...]) -> None:
-    text = f"policy={FILE}:MINE" if words[-1] == "--set" else f"{FILE}:MINE"
+    text = f"policy={FILE}:Mine" if words[-1] == "--set" else f"{FILE}:Mine"
     found = trilane(*words, text, "--json", "-").json
     for key in place:
         found = found[key]
@@ -94,27 +94,27 @@ def test_verbs_of_one_policy(trilane: Trilane, words: tuple[str, ...], place: tu
 
 
 def test_whatif(trilane: Trilane) -> None:
-    words = ("whatif", *SHORT, "--vary", "cached_share=0.2,0.4", "--policies", f"{FILE}:MINE", "--jobs", "1")
+    words = ("whatif", *SHORT, "--vary", "cached_share=0.2,0.4", "--policies", f"{FILE}:Mine", "--jobs", "1")
     done = trilane(*words, "--json", "-")
     assert {row["policy"] for row in done.json["rows"]} >= {"mine"}
 
 
 def test_its_cache_is_replayed(trilane: Trilane) -> None:
     words = ("cache-curve", "mini-moe", "--pool", "2GiB", "--json", "-", "--policies")
-    points = {point["policy"]: point for point in trilane(*words, f"lru,{FILE}:LRU").json["points"]}
+    points = {point["policy"]: point for point in trilane(*words, f"lru,{FILE}:Lru").json["points"]}
     assert points["mine-lru"]["hit_rate"] == points["lru"]["hit_rate"] > 0
 
 
 def test_fit(trilane: Trilane) -> None:
     machine = ("--gpu", "rtx-4080", "--ram", "ddr5-5600", "--context", "16", "--generated", "2")
-    done = trilane("fit", "-m", "olmoe-1b-7b", *machine, "--policies", f"{FILE}:MINE", "--jobs", "2", "--json", "-")
+    done = trilane("fit", "-m", "olmoe-1b-7b", *machine, "--policies", f"{FILE}:Mine", "--jobs", "2", "--json", "-")
     assert "\"mine\"" in done.out
 
 
 @pytest.mark.parametrize("words", [("simulate", "--policy"), ("compare", "--policies"), ("whatif", "--vary", "batch=1",
                                    "--policies"), ("ablate",), ("measure", "--policy"), ("policies",)])  # fmt: skip
 @pytest.mark.parametrize(
-    ("text", "said"), [("no.py:MINE", "no.py: no such file"), (f"{FILE}:YOURS", "MINE, LRU, OTHER")]
+    ("text", "said"), [("no.py:Mine", "no.py: no such file"), (f"{FILE}:Yours", "Mine, Lru")]
 )
 def test_refusals_are_one_sentence(trilane: Trilane, words: tuple[str, ...], text: str, said: str) -> None:
     done = trilane(*words, text)
@@ -126,14 +126,14 @@ def test_refusals_are_one_sentence(trilane: Trilane, words: tuple[str, ...], tex
 def test_one_policy_must_be_named(trilane: Trilane) -> None:
     done = trilane("simulate", "--policy", FILE)
     assert done.status == 2
-    assert "mine, mine-lru, other" in done.err
+    assert "mine, mine-lru" in done.err
 
 
 def test_a_broken_rule_in_it_is_reported_with_its_file(trilane: Trilane, capsys: pytest.CaptureFixture[str]) -> None:
     """A bug, of Trilane or of that file: a traceback, after a line that asks for a report."""
     Path(FILE).write_text(CARELESS)
     with pytest.raises(PolicyError):
-        trilane("simulate", "--policy", f"{FILE}:MINE", "--set", "cached_share=0.1", "--set", "generated_tokens=2")
+        trilane("simulate", "--policy", f"{FILE}:Mine", "--set", "cached_share=0.1", "--set", "generated_tokens=2")
     line = capsys.readouterr().err.splitlines()[-1]
     assert FILE in line
     assert "report" in line
