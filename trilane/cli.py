@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from trilane.verbs.cache_curve import cache_curve
 from trilane.verbs.catalogues import hardware, models, policies
 from trilane.verbs.compare import compare
 from trilane.verbs.fit import fit
+from trilane.verbs.inputs import command_line
 from trilane.verbs.measure import measure
 from trilane.verbs.plot import plot
 from trilane.verbs.profile import profile
@@ -105,5 +105,4 @@ def _request() -> str:
     from policies.user_files import loaded_policies
 
     where = " or ".join(["Trilane", *dict.fromkeys(loaded_policies().values())])
-    command = shlex.join(["trilane", *sys.argv[1:]])
-    return f"trilane: a bug in {where}; please report it with {_version()}, this command and the traceback: {command}"
+    return f"trilane: a bug in {where}; please report it with {_version()}, the traceback, and {command_line()}"

@@ -209,7 +209,7 @@ def test_a_bug_is_a_traceback_and_asks_for_a_report(
         main()
     line = capsys.readouterr().err
     assert f"trilane {version('trilane')}" in line
-    assert line.endswith(": trilane simulate --set 'parameters={window: 4}'\n")
+    assert line.endswith(" trilane simulate --set 'parameters={window: 4}'\n")
 
 
 def test_every_error_is_bad_input_or_a_named_exception() -> None:

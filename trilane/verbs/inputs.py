@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +59,11 @@ def _change(text: str) -> tuple[str, Any]:
 def inputs_of(file: str | None, scenario: Scenario) -> tuple[str | None, ...]:
     """What a scenario is read from, its file and those that it names: no result may be written there."""
     return (file, scenario.trace, scenario.calibration, scenario.hardware, scenario.model)
+
+
+def command_line() -> str:
+    """The command that is running, for a shell."""
+    return shlex.join(["trilane", *sys.argv[1:]])
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +20,7 @@ from trilane.pages.output import (
     working,
     write_json,
 )
-from trilane.verbs.inputs import changes_of, policies_in
+from trilane.verbs.inputs import changes_of, command_line, policies_in
 from trilane.verbs.options import OWN_POLICY, HostMemoryOption, OptionError, SetOption
 
 if TYPE_CHECKING:
@@ -104,12 +103,7 @@ def validate(
     write_json({**found.agreement.to_dict(), "runs": _runs(found)}, json)
     if out:
         when = f"{begin:%Y-%m-%d %H:%M} to {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        given = {
-            "--policies": policies, "--repeats": repeats, "--host-memory-gb": host_memory_gb,
-            "--time-limit": None if time_limit is None else f"{time_limit:g}", "--out": out, "--json": json,
-        }  # fmt: skip
-        command = command_of(plan, profile, changes, given)
-        _report(found, Path(out), when, command)
+        _report(found, Path(out), when)
     _end(found, stop)
 
 
@@ -171,14 +165,7 @@ def _show(found: Validated, asked: ValidationPlan, json: str | None) -> None:
          *failure_lines(agreement))  # fmt: skip
 
 
-def command_of(plan: str, profile: str, changes: Sequence[str] | None, options: Mapping[str, object]) -> str:
-    """The command line with every option that was given, for a shell."""
-    words = ["trilane", "validate", plan, "--profile", profile]
-    words += [word for change in changes or () for word in ("--set", change)]
-    return shlex.join([*words, *(str(word) for pair in options.items() if pair[1] is not None for word in pair)])
-
-
-def _report(found: Validated, folder: Path, when: str, command: str) -> None:
+def _report(found: Validated, folder: Path, when: str) -> None:
     """The page with its pictures, and the profile from which the predictions were made."""
     from sim.machine.profile_yaml import write_profile
     from trilane.figures import plot_agreement, plot_measured_timeline, save_figure
@@ -194,7 +181,7 @@ def _report(found: Validated, folder: Path, when: str, command: str) -> None:
     save_figure(plot_agreement(agreement, hardware.name), folder / dots)
     save_figure(plot_measured_timeline(agreement.comparisons[worst], about=title), folder / timeline)
     write_report(
-        agreement, folder / report, when=when, command=command,
+        agreement, folder / report, when=when, command=command_line(),
         machine={_OF_THE_PROFILE.get(name, name): str(fact) for name, fact in facts if fact not in found.remarks},
         pictures={
             dots: "Time per output token, predicted against measured; the band is 10 % wide on either side.",
