@@ -180,9 +180,9 @@ class MoeLightning(Policy):
         the GPU can use more (ours).
     demand_slots: staging slots for streamed experts that are needed before their turn (ours).
 
-    Also ours: the shares are of every layer's experts, where docs/readings.md, MoE-Lightning, has a share of the
-    layers. The CPU computes experts; in the released code it computes attention, and all experts run on the GPU. One
-    plan is for prefill, too, though it is searched for decode steps.
+    Also ours (docs/readings.md, MoE-Lightning): the shares are of the experts of every layer. The CPU computes experts;
+    in the released code it computes attention, and all experts run on the GPU. One plan serves prefill too, though it is
+    searched for decode steps.
     """
 
     needs = Needs(calibration=True)
