@@ -181,8 +181,8 @@ class MoeLightning(Policy):
     demand_slots: staging slots for streamed experts that are needed before their turn (ours).
 
     Also ours (docs/readings.md, MoE-Lightning): the shares are of the experts of every layer. The CPU computes experts;
-    in the released code it computes attention, and all experts run on the GPU. One plan serves prefill too, though it is
-    searched for decode steps.
+    in the released code it computes attention, and all experts run on the GPU. One plan serves prefill too, though it
+    is searched for decode steps.
     """
 
     needs = Needs(calibration=True)
