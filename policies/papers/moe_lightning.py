@@ -20,7 +20,8 @@ from policies.parts.caches import StaticCache
 from policies.parts.objective import together
 from policies.parts.prefetchers import NoProtection
 from policies.protocols import Budget, Composition, InitialPlacement, Needs
-from policies.system import BuildContext, ChoiceError, Policy, at_least, register
+from policies.system import BuildContext, ChoiceError, NonNegative, Policy, register
+from trilane.common.hints import Count
 
 ONE = 1_000_000  # a probability of 1 in the search, whose times are whole numbers
 
@@ -187,13 +188,9 @@ class MoeLightning(Policy):
 
     needs = Needs(calibration=True)
 
-    steps: int = 400
-    prefetch_slots: int = 4
-    demand_slots: int = 2
-
-    def __post_init__(self) -> None:
-        """A grid has two ends, and loads pass through staging."""
-        at_least(self, steps=1, prefetch_slots=0, demand_slots=1)
+    steps: Count = 400
+    prefetch_slots: NonNegative = 4
+    demand_slots: Count = 2
 
     def compose(self, context: BuildContext) -> Composition:
         """Parts around one plan, which the placement finds."""
