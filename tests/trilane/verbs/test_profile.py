@@ -142,7 +142,7 @@ def test_what_no_machine_has_does_not_spoil_the_models_that_are_in_the_file(
     done = trilane("profile", "-o", OUT, *PROFILE)
     assert done.status == 2
     assert "cpu.first_expert_ns = 5e+07 is outside 0 or 100..1e+07 ns" in done.err
-    assert f"measure again without other programs. {OUT} is as it was" in done.err
+    assert f"measure again without other programs. {OUT} is unchanged" in done.err
     assert Path(OUT).read_bytes() == before
     assert {path.name for path in Path().iterdir()} == {OUT}
 

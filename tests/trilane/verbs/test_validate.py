@@ -95,12 +95,14 @@ def test_the_picture_is_of_the_worst_scenario_and_says_so(trilane: Trilane, plan
 
 
 def test_the_command_is_whole_and_fit_for_a_shell() -> None:
-    everything = command_of("a b.yaml", "p.yaml", ["model=x:2", "sequences=[1, 2]"], 3, "out dir", None, 100, 60)
+    everything = command_of(
+        "a b.yaml", "p.yaml", ["model=x:2", "sequences=[1, 2]"], {"--repeats": 3, "--json": None, "--out": "out dir"}
+    )
     assert everything == (
         "trilane validate 'a b.yaml' --profile p.yaml --set model=x:2 --set 'sequences=[1, 2]' --repeats 3 "
-        "--host-memory-gb 100 --time-limit 60 --out 'out dir'"
+        "--out 'out dir'"
     )
-    assert command_of("a.yaml", "p.yaml", None) == "trilane validate a.yaml --profile p.yaml"
+    assert command_of("a.yaml", "p.yaml", None, {}) == "trilane validate a.yaml --profile p.yaml"
 
 
 # --- stopped, and begun again -----------------------------------------------------------------------------------------
