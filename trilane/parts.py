@@ -62,7 +62,8 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from policies.protocols import Placement as Placement
     from policies.protocols import Prefetcher as Prefetcher
     from policies.protocols import Router as Router
-    from policies.system import at_least as at_least
-    from policies.system import shares as shares
+    from trilane.common.hints import above as above
+    from trilane.common.hints import at_least as at_least
+    from trilane.common.hints import between as between
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)
