@@ -98,9 +98,9 @@ def import_(
     _check_trace_target(output, inputs=[csv])
     with working(f"reading {csv}"):
         from traces.file import write_trace
-        from traces.importers.route_trace_v1 import import_route_trace
+        from traces.importers import import_trace
 
-        trace = import_route_trace(csv)
+        trace = import_trace(csv)
         write_trace(trace, output)
     note(f"{output}: {len(trace):,} tokens of {trace.shape.name}")
 
