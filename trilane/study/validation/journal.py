@@ -23,7 +23,7 @@ from pyarrow import parquet
 import realrun
 from realrun.errors import RefusedError
 from realrun.profiling.timing import Samples
-from sim.machine.hardware import Power
+from sim.machine.devices import Power
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run
 from sim.runs.spans import TEXTS
