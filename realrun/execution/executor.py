@@ -41,7 +41,7 @@ class Executor:
         self.session, self.machine, self.recorder = session, machine, MachineRecorder()
         self.copying = Copying(session, machine, store, slots, self.recorder)
         self.parts = LayerExecution(machine, self.copying, store, slots, kernels, self.recorder, sizes)
-        self._store, self._slots, self._approximation = store, slots, routing_errors
+        self._store, self._slots, self._routing_errors = store, slots, routing_errors
         self._layer = -1
 
     @contextmanager
@@ -95,8 +95,8 @@ class Executor:
             copying.lock.notify_all()
         if tokens is not true:
             inputs = RoutedInput(inputs.hidden, upload(tokens.weights, self.machine.device), inputs.ready)
-        if self._approximation is not None:
-            self._approximation.observe(given.phase, given.routing, plan, forecasts if committed else None)
+        if self._routing_errors is not None:
+            self._routing_errors.observe(given.phase, given.routing, plan, forecasts if committed else None)
         self.parts.start(plan, tokens, inputs, futures, staged)
         return plan
 

@@ -18,7 +18,7 @@ from policies.mechanism.views import ExpertCosts, ExpertId, Forecast, Foresight,
 from policies.protocols import Budget, Composition
 from policies.registry import system
 from realrun.execution.call_log import LoggedSession
-from sim.costs.measured_costs import costs_on
+from sim.costs.runtimes import costs_on
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCost
 from sim.runs.demand import StepDemand
@@ -88,7 +88,7 @@ def decision_costs(
     found = DecisionCosts({}, {}, {})
     cases: dict[str, dict[int, DecisionTimes]] = {}
     chosen = list(policies)
-    rest_s = REST_S if hardware.profile is not None and hardware.profile.kind == "host-lanes" else 0.0
+    rest_s = REST_S if hardware.measured and hardware.measured_profile().kind == "host-lanes" else 0.0
     for turn in range(ROUNDS):  # there and back, as everything is measured
         for policy in chosen if turn % 2 == 0 else reversed(chosen):
             progress(f"decisions of {policy}")

@@ -12,10 +12,10 @@ import torch
 
 from realrun.machine.machines import RealMachine, facts_of, load_average
 from sim.costs.roofline_costs import ATTENTION_KERNELS, EXPERT_KERNELS, GATE_KERNELS
-from sim.machine.hardware import Contention, Cpu, Gpu, Hardware, Host, Link
+from sim.machine.hardware import Contention, Cpu, Gpu, Hardware, Host, HostLink
 from sim.machine.interpolation import Table
 from sim.machine.profile import MeasuredModel, Profile
-from sim.machine.sourced_yaml import Origin
+from sim.machine.sourced import Origin
 
 HOST_MEMORY_SHARE = 0.4  # of the computer's memory that plays the GPU's
 LEAST_NS = 100  # a shorter kernel is none
@@ -40,7 +40,7 @@ def hardware_of(
     models = list(profile.models.values())
     parts: Mapping[str, Any] = {
         "gpu": _gpu(machine, models, memory_bytes), "cpu": _cpu(machine, models, link),
-        "link": Link(
+        "link": HostLink(
             theory_bytes_per_s=max(_paced(machine) or link.d2h_bytes_per_s, link.h2d_bytes_per_s),
             h2d_bytes_per_s=link.h2d_bytes_per_s, h2d_latency_ns=link.h2d_latency_ns,
             d2h_bytes_per_s=link.d2h_bytes_per_s, d2h_latency_ns=link.d2h_latency_ns, copies="pinned",

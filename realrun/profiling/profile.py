@@ -23,8 +23,8 @@ from realrun.profiling.rates import Aim, achieved, plain_rates
 from realrun.profiling.timing import QUICK, Effort, Samples, repeated
 from sim.costs.cost_table import RATES
 from sim.machine.hardware import Hardware
-from sim.machine.interpolation import Grid, Measured, Table
-from sim.machine.profile import MeasuredModel, Profile, Share, Sizes
+from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table, TimeGrid
+from sim.machine.profile import MeasuredModel, MeasuredRate, MeasuredSizes, Profile
 from traces.models.shape import ModelShape
 
 Progress = Callable[[str], None]
@@ -33,7 +33,7 @@ _TABLES = (
     "expert_gpu", "expert_cpu", "gate", "speculate", "estimator", "combine", "head", "routing", "activations", "shared",
     "dense_ffn",
 )  # fmt: skip
-_GRIDS = ("attention_decode", "attention_prefill")
+_GRIDS: Mapping[str, type[TimeGrid]] = {"attention_decode": DecodeGrid, "attention_prefill": PrefillGrid}
 _TIMES = (
     "copy", "writeback", "first_cpu_expert", "launch", "launch_lead", "launch_tail", "expert_launch", "combine_launch",
     "head_launch", "sync", "dense_launch",
@@ -71,8 +71,8 @@ def profile(
     """
     points, effort = points or Points(), effort or Effort()
     facts = machine_facts(machine)
-    if into is not None and into.profile is not None:
-        check_same(into.profile.machine, facts, f"profile {into.name!r}: this computer")
+    before = into.measured_profile() if into is not None and into.measured else Profile(facts, {}, {}, {}, {})
+    check_same(before.machine, facts, f"profile {name if into is None else into.name!r}: this computer")
     models: dict[str, MeasuredModel] = {}
     rates = dict(known_rates or {})
     aims: list[Aim] = []
@@ -83,7 +83,6 @@ def profile(
         rates |= more
         aims += reached
     assert link is not None
-    before = into.profile if into is not None and into.profile is not None else Profile(facts, {}, {}, {}, {})
     found = replace(before, machine=facts, rates={**before.rates, **rates}, models={**before.models, **models})
     hardware = hardware_of(machine, name, found, link, memory_bytes)
     batches = points.batches if len(points.batches) > 1 else (*points.batches, 4)
@@ -132,10 +131,10 @@ def measured_model(shape: ModelShape, samples: Samples) -> MeasuredModel:
     if "result" not in sized:
         sized["result"] = _without(sized["result_and_combine"], sized["combine"])
     parts: dict[str, Any] = {name: Table.of(sized[name]) for name in (*_TABLES, "result") if name in sized}
-    parts |= {name: Grid.of(sized[name]) for name in _GRIDS}
+    parts |= {name: kind.of(sized[name]) for name, kind in _GRIDS.items()}
     parts |= {name: Measured.of(samples[name,]) for name in _TIMES if (name,) in samples}
-    parts |= {name: Share.of(samples[name,]) for name in RATES}
-    return MeasuredModel(sizes=Sizes.of(shape), **parts)
+    parts |= {name: MeasuredRate.of(samples[name,]) for name in RATES}
+    return MeasuredModel(sizes=MeasuredSizes.of(shape), **parts)
 
 
 def _by_name(samples: Samples) -> dict[str, dict[Any, list[float]]]:

@@ -30,9 +30,9 @@ class Reprofile:
 
 def profile_of(setting: Prepared) -> Profile:
     """That of the setting's machine. Raises RefusedError where it has none."""
-    if setting.hardware.profile is None:
+    if not setting.hardware.measured:
         raise RefusedError(f"{setting.hardware.name}: expected a profile, measured on this machine: trilane profile")
-    return setting.hardware.profile
+    return setting.hardware.measured_profile()
 
 
 def profiled_again(setting: Prepared, repetitions: Sequence[Samples]) -> Hardware:

@@ -41,10 +41,10 @@ def machine_on(
     Raises RefusedError where this is another computer than the profile's, and where other lanes were asked for.
     """
     options = options or LaneOptions()
-    if hardware.profile is None:
+    if not hardware.measured:
         return machine_for(lanes, options, inline=inline)
-    check_asked(hardware.profile, lanes, options)
-    return machine_of(hardware.profile, inline=inline)
+    check_asked(hardware.measured_profile(), lanes, options)
+    return machine_of(hardware.measured_profile(), inline=inline)
 
 
 def generating_machine(

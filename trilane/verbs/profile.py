@@ -172,15 +172,15 @@ def _keep(hardware: Hardware, out: str) -> None:
 
 
 def _report(found: Findings, out: str, json: str | None) -> None:
-    assert found.hardware.profile is not None
-    load = float(found.hardware.profile.machine["load_average"])
+    profile = found.hardware.measured_profile()
+    load = float(profile.machine["load_average"])
     if load > QUIET_LOAD:
         note(f"the load average was {load:g} at the beginning: were other programs at work? Then measure again without")
     for policy, why in found.skipped.items():
         note(f"decisions of {policy} not timed: {why}")
     rows = [[aim.what, f"{aim.share:.0%}", f"{aim.wanted:.0%}", "met" if aim.met else "not met"] for aim in found.aims]
     show(
-        json, heading(f"{found.hardware.name}: {found.hardware.about}"), *profile_page(found.hardware.profile), "",
+        json, heading(f"{found.hardware.name}: {found.hardware.about}"), *profile_page(profile), "",
         heading("rates against aims"), table(("", "reached", "aim", ""), rows), f"\nwritten to {out}",
         f"use it: trilane compare --set {shlex.quote(f'hardware={out}')} ...; "
         f"check it: trilane validate examples/validation.yaml --profile {shlex.quote(out)}",
@@ -196,7 +196,7 @@ def _earlier(out: str) -> Hardware | None:
     if not Path(out).exists():
         return None
     there = load_hardware(out)
-    if there.profile is None:
+    if not there.measured:
         raise ProfileError(f"{out}: expected a profile to add to, or no file; this machine was not measured")
     return there
 

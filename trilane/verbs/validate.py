@@ -138,7 +138,7 @@ def _run(asked: ValidationPlan, profile: str, journal: Path | None, stop: Stop) 
     from trilane.study.validation.validate import validate as run_all
 
     hardware = load_hardware(profile)
-    if hardware.profile is None:
+    if not hardware.measured:
         raise RefusedError(f"{profile}: expected a profile, measured on this machine; make one: trilane profile")
     machine = machine_on(hardware)
     try:
@@ -179,13 +179,12 @@ def _report(found: Validated, folder: Path, when: str, command: str) -> None:
     from trilane.pages.validation import write_report
 
     agreement, hardware = found.agreement, found.hardware
-    assert hardware.profile is not None
     report, dots, timeline, repeated = FILES
     folder.mkdir(parents=True, exist_ok=True)
     write_profile(hardware, folder / repeated)
     worst = furthest_off(agreement)
     title, error = agreement.title(worst), agreement.comparisons[worst].tpot_ms.error
-    facts = hardware.profile.machine.items()
+    facts = hardware.measured_profile().machine.items()
     save_figure(plot_agreement(agreement, hardware.name), folder / dots)
     save_figure(plot_measured_timeline(agreement.comparisons[worst], about=title), folder / timeline)
     write_report(

@@ -110,8 +110,8 @@ def varied(scenario: Scenario, values: Mapping[str, Any], machine_of: MachineOf)
     """The scenario with several axes at their values, in any order: a machine or a policy is set before its numbers."""
     for name in values:
         check_axis(name)
-    keys = {name: value for name, value in values.items() if name in SCENARIO_KEYS}
-    scenario = scenario.with_(**scenario_keys(scenario, keys))
+    keys = scenario_keys(scenario, {name: value for name, value in values.items() if name in SCENARIO_KEYS})
+    scenario = scenario.with_(**{name: _key_value(name, value) for name, value in keys.items()})
     for name, value in values.items():
         if name in DIALS or name == PCIE:
             scenario = _override(scenario, turned(machine_of(scenario), name, value))
@@ -121,13 +121,12 @@ def varied(scenario: Scenario, values: Mapping[str, Any], machine_of: MachineOf)
 
 
 def scenario_keys(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of keys as the scenario takes them; ``policy`` may have parameters, as ``{dali: {window: 8}}``."""
-    keys = {name: value if name == "policy" else _key_value(name, value) for name, value in values.items()}
-    if "policy" in keys:
-        policy, parameters = policy_in(keys["policy"])
-        own = scenario.parameters if policy == scenario.policy and not isinstance(keys["policy"], Mapping) else {}
-        keys = {"parameters": parameters or own, **keys, "policy": policy}
-    return keys
+    """The keys that these values change; ``policy`` may have parameters, as ``{dali: {window: 8}}``."""
+    if "policy" not in values:
+        return dict(values)
+    policy, parameters = policy_in(values["policy"])
+    own = scenario.parameters if policy == scenario.policy and not isinstance(values["policy"], Mapping) else {}
+    return {"parameters": parameters or own, **values, "policy": policy}
 
 
 def with_floats(scenario: Scenario) -> Scenario:

@@ -101,8 +101,11 @@ class Grid:
         products = file.grid if isinstance(file.grid, tuple) else (file.grid or {},)
         try:
             axes = tuple({name: values_of(name, given) for name, given in each.items()} for each in products)
+        except SweepError as error:
+            raise SweepError(f"{where}: grid: {error}") from None
+        try:
             return cls(file.scenario or Scenario(), axes, file.draws, file.clairvoyant)
-        except TrilaneError as error:
+        except SweepError as error:
             raise SweepError(f"{where}: {error}") from None
 
 
@@ -182,7 +185,7 @@ def _combinations(axes: Mapping[str, tuple[Any, ...]], grid: Grid) -> Iterator[d
 def _point(base: Scenario, values: Mapping[str, Any], machines: MachineOf) -> Point:
     try:
         return Point(varied(base, values, machines), values)
-    except TrilaneError as error:
+    except ValueError as error:
         return Point(None, values, problem=f"{type(error).__name__}: {error}", base=base)
 
 
@@ -198,7 +201,7 @@ def _drawn(point: Point, draws: Callable[[Scenario], list[Scenario]]) -> Iterato
 def _draws(scenario: Scenario, count: int) -> list[Scenario]:
     try:
         return [scenario] if count == 1 else draws_of(scenario, count)
-    except (TrilaneError, OSError):
+    except (ValueError, OSError):
         return [scenario]
 
 

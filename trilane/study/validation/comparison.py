@@ -19,6 +19,7 @@ from sim.runs.columns import KINDS, columns_of
 from sim.runs.metrics import layer_frame, step_times
 from sim.runs.run import Run
 from sim.runs.spans import COPIES, INSTANT, LANES
+from sim.runs.stalls import STALL_LANES
 from trilane.study.validation.repeated import Repeated
 
 _MAY_DIFFER = ("hardware", "hardware_overrides")  # the machine itself, and the profile that stands for it
@@ -124,7 +125,7 @@ class RunComparison:
     @cached_property
     def stall_ms(self) -> dict[str, Repeated]:
         """Time of a mean decode step without GPU work, by the lane it waited for (``sim.runs.stalls``)."""
-        return {lane: self._metric(f"stall_{lane}_ms") for lane in ("h2d", "cpu", "host")}
+        return {lane: self._metric(f"stall_{lane}_ms") for lane in STALL_LANES}
 
     @cached_property
     def work_ms(self) -> dict[tuple[str, str], Repeated]:
@@ -157,7 +158,7 @@ class RunComparison:
         return {key: _repeated([number(work.get(key, _NONE)) for work in self._works]) for key in keys}
 
     def _metric(self, name: str) -> Repeated:
-        return self._each(lambda run: float(getattr(run.metrics, name)))
+        return self._each(lambda run: float(run.metrics.to_dict()[name] or 0.0))
 
     def _each(self, number: Callable[[Run], float]) -> Repeated:
         return _repeated([number(run) for run in (*self.measured, self.predicted)])

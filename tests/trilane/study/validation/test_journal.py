@@ -18,6 +18,7 @@ from realrun.profiling.profile import profile
 from realrun.profiling.timing import Effort
 from realrun.replay.bench import Measurement, ReplayBench
 from sim.machine.profile_yaml import write_profile
+from sim.runs.prepare import Prepared
 from tests.kit.tiny_bench import machine
 from traces.models.catalogue import load_model
 from trilane.study.validation.journal import ValidationJournal, code_digest, journal_of
@@ -72,9 +73,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ran: list[str] = []
     real = ReplayBench.measure
 
-    def measure(self: ReplayBench, setting: Any, policy: str, parameters: Any) -> Measurement:
-        ran.append(policy)
-        return real(self, setting, policy, parameters)
+    def measure(self: ReplayBench, prepared: Prepared) -> Measurement:
+        ran.append(prepared.scenario.policy)
+        return real(self, prepared)
 
     monkeypatch.setattr(ReplayBench, "measure", measure)
     return ran
@@ -266,10 +267,10 @@ def test_a_lane_that_fails_ends_it_with_a_report_on_what_there_is(
 ) -> None:
     real = ReplayBench.measure
 
-    def failing(self: ReplayBench, setting: Any, policy: str, parameters: Any) -> Measurement:
-        if policy == "fiddler":
+    def failing(self: ReplayBench, prepared: Prepared) -> Measurement:
+        if prepared.scenario.policy == "fiddler":
             raise LaneError("the gpu lane has stopped: no such expert")
-        return real(self, setting, policy, parameters)
+        return real(self, prepared)
 
     with monkeypatch.context() as patch:
         patch.setattr(ReplayBench, "measure", failing)
