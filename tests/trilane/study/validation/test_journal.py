@@ -16,7 +16,7 @@ from realrun.machine.host_lanes import HostLanes
 from realrun.profiling.lab import Points
 from realrun.profiling.profile import profile
 from realrun.profiling.timing import Effort
-from realrun.replay.bench import Measurement, ReplayBench
+from realrun.replay.measure import Measurement, ReplayBench
 from sim.machine.profile_yaml import write_profile
 from sim.runs.prepare import Prepared
 from tests.kit.tiny_bench import machine
