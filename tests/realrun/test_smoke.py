@@ -119,7 +119,7 @@ def test_a_gpu_that_reads_no_host_memory_in_place_is_said_to_and_goes_on(cuda: F
     with fake_machine(cuda, result_path="h2d") as gpu:
         found = named(machine_checks.machine_checks(gpu), "zero-copy")
     assert found.outcome == "skipped"
-    assert "copied over the link instead (result_path h2d)" in found.why
+    assert "copied over the link (result_path h2d)" in found.why
 
 
 # --- broken twins -----------------------------------------------------------------------------------------------------

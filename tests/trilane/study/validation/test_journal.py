@@ -19,9 +19,9 @@ from realrun.profiling.timing import Effort
 from realrun.replay.measure import Measurement, ReplayBench
 from sim.machine.profile_yaml import write_profile
 from sim.runs.prepare import Prepared
-from tests.kit.tiny_bench import machine
+from tests.kit.tiny_bench import machine, tiny_setting
 from traces.models.catalogue import load_model
-from trilane.study.validation.journal import ValidationJournal, code_digest, journal_of
+from trilane.study.validation.journal import ValidationJournal, code_digest, journal_of, question_of
 from trilane.study.validation.plan import ValidationPlan
 from trilane.study.validation.stopping import Stop
 from trilane.study.validation.validate import Validated, validate
@@ -184,7 +184,7 @@ def test_another_question_begins_anew_and_says_so(
     found = run(text, **changes)
     assert len(measured) == len(ALL)
     assert found.ended.changed == what
-    assert "the journal was begun anew: what was in it had another plan, and is kept in journal.before" in found.notes
+    assert "a new journal was begun: the earlier one was for another plan, and is kept in journal.before" in found.notes
     assert contents(tmp_path / "journal.before") == kept
     assert contents(tmp_path / "journal").keys() >= {"question.json", "run-000-00.parquet"}
 
@@ -226,6 +226,11 @@ def test_other_code_is_another_question(tmp_path: Path, name: str) -> None:
     assert code_digest(tmp_path) == before
     source.write_text("2\n")
     assert code_digest(tmp_path) != before
+
+
+def test_the_code_that_is_compared_is_that_of_this_tree(tmp_path: Path) -> None:
+    """The digest of a folder without sources is that of no code at all."""
+    assert question_of([tiny_setting()])["code"] != code_digest(tmp_path)
 
 
 def test_a_file_that_is_half_written_does_not_count(run: Validate, measured: list[str], tmp_path: Path) -> None:

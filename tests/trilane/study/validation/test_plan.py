@@ -14,6 +14,7 @@ from sim.machine.profile_yaml import write_profile
 from sim.runs.scenario import Scenario, ScenarioError
 from tests.kit.tiny_bench import TRACE, machine
 from traces.models.catalogue import load_model
+from trilane.common.errors import TrilaneError
 from trilane.study.validation.plan import ValidationPlan, alternating
 from trilane.study.validation.validate import validate
 
@@ -61,32 +62,32 @@ def test_nothing_need_vary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1, 2]", r"plan.yaml: expected the keys repeats, scenario, vary, policies"),
-        ("scenario: {}", "scenario and policies at least"),
-        ("scenario: {}\npolicies: [dali]\nrepeat: 3", "expected the keys repeats"),
-        ("scenario: {}\npolicies: [dali]\nrepeats: 0", "repeats must be a whole number >= 1, got 0"),
-        ("scenario: {}\npolicies: [dali]\nrepeats: true", "repeats must be a whole number >= 1, got True"),
-        ("scenario: 3\npolicies: [dali]", "plan.yaml, scenario: expected lines of `key: value`, got 3"),
-        ("scenario: {}\nvary: [batch]\npolicies: [dali]", "plan.yaml, vary: expected lines"),
-        ("scenario: {}\nvary: {batch: 1}\npolicies: [dali]", "vary, batch: expected a list with one entry or more"),
-        ("scenario: {}\nvary: {batch: []}\npolicies: [dali]", "vary, batch: expected a list with one entry or more"),
-        ("scenario: {}\npolicies: []", "policies: expected a list with one entry or more"),
-        ("scenario: {}\npolicies: dali", "policies: expected a list with one entry or more, got 'dali'"),
-        ("scenario: {}\npolicies: [{dali: {}, smoe: {}}]", "policies: expected a name, or `name: {parameter: value}`"),
-        ("scenario: {}\npolicies: [{dali: 3}]", "policies, dali: expected lines of `key: value`, got 3"),
-        ("scenario: {policy: dali}\npolicies: [dali]", "policy is said in the list of policies"),
-        ("scenario: {}\nvary: {hardware: [a, b]}\npolicies: [dali]", "vary: hardware is said as an option"),
+        ("[1, 2]", "plan.yaml: expected a mapping with the keys scenario, policies, repeats, vary, got [1, 2]"),
+        ("scenario: {}", "plan.yaml: missing key: policies"),
+        ("scenario: {}\npolicies: [dali]\nrepeat: 3", "there is no key 'repeat'; did you mean 'repeats'"),
+        ("scenario: {}\npolicies: [dali]\nrepeats: 0", "repeats: expected a whole number >= 1, got 0"),
+        ("scenario: {}\npolicies: [dali]\nrepeats: true", "repeats: expected a whole number >= 1, got True"),
+        ("scenario: 3\npolicies: [dali]", "plan.yaml: scenario: expected a mapping (`key: value`), got 3"),
+        ("scenario: {}\nvary: [batch]\npolicies: [dali]", "plan.yaml: vary: expected a mapping"),
+        ("scenario: {}\nvary: {batch: 1}\npolicies: [dali]", "vary.batch: expected a list"),
+        ("scenario: {}\nvary: {batch: []}\npolicies: [dali]", "vary.batch: expected a list"),
+        ("scenario: {}\npolicies: []", "policies: expected a list"),
+        ("scenario: {}\npolicies: dali", "policies: expected a list"),
+        ("scenario: {}\npolicies: [{dali: {}, smoe: {}}]", "policies[0]: expected text or a mapping"),
+        ("scenario: {}\npolicies: [{dali: 3}]", "policies[0].dali: expected a mapping (`key: value`), got 3"),
+        ("scenario: {policy: dali}\npolicies: [dali]", "scenario: policy is set in the list of policies"),
+        ("scenario: {}\nvary: {hardware: [a, b]}\npolicies: [dali]", "vary: hardware is set as an option"),
         ("scenario: {", "plan.yaml"),
     ],
 )
 def test_what_is_no_plan_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(RefusedError) as raised:
+    with pytest.raises(TrilaneError) as raised:
         read(tmp_path, text)
     assert message in str(raised.value)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match="No such file"):
+    with pytest.raises(TrilaneError, match="No such file"):
         ValidationPlan.from_yaml(tmp_path / "none.yaml", {})
 
 
