@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trilane.common.errors import TrilaneError
+
 FORECASTS = ("gate@1", "gate@2", "gate@3", "residual@1", "quasi_hidden@1", "partial@1")  # estimator@1 needs training
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-class CaptureError(RuntimeError):
+class CaptureError(TrilaneError):
     """A model, a prompt or an option that capture does not support."""
 
 
