@@ -25,11 +25,9 @@ class Flag(Protocol):
 
     def set(self, number: int) -> None:
         """Signal that all work up to ``number`` has ended."""
-        ...
 
     def hold_up(self, stream: Any, number: int) -> None:
         """Make ``stream`` wait for ``number``."""
-        ...
 
 
 class ThreadCompletion:
@@ -118,7 +116,6 @@ class ThreadLane:
         self._thread.start()
 
     def submit(self, work: Work, after: Sequence[Completion] = (), done: Work | None = None) -> ThreadCompletion:
-        """As in ``MachineLane``."""
         self._submitted += 1
         completion = ThreadCompletion(work, after, done, self._submitted, self._flag)
         self._queue.put(completion)
