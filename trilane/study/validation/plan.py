@@ -1,11 +1,11 @@
-"""Validation plans: scenarios that share a base, written as strict YAML.
+"""What is to be validated: scenarios that share a base, written as strict YAML.
 
-repeats: 5                                  # measured runs of each scenario, after one to warm up
-scenario: {trace: ..., model: ..., ...}     # common to all; keys of a Scenario
+repeats: 5                                  # measured runs of each scenario, after one that warms up
+scenario: {trace: ..., model: ..., ...}     # what all have in common; keys of a Scenario
 vary:                                       # every combination of these
   cached_share: [0.25, 0.5]
   batch: [1, 4]
-policies:                                   # each with every combination
+policies:                                   # with each of these
   - fiddler
   - dali: {prefetch: 0}                     # with parameters
 """
@@ -22,10 +22,20 @@ from realrun.errors import RefusedError
 from sim.runs.scenario import Scenario
 from trilane.common.hints import NOT_EMPTY, Constraint, Count
 from trilane.common.schema import from_dict
-from trilane.common.yaml_files import read_yaml
+from trilane.common.yaml_files import YamlError, read_yaml
 
-_ONE_POLICY = Constraint("with one policy, as in `dali: {prefetch: 0}`", lambda entry: len(entry) == 1)
 _ELSEWHERE = dict.fromkeys(("policy", "parameters"), "in the list of policies")
+_Policy = str | Annotated[Mapping[str, Mapping[str, Any]], Constraint("with one policy", lambda given: len(given) == 1)]
+
+
+@dataclass(frozen=True)
+class _PlanFile:
+    """The keys of a plan's file (module docstring)."""
+
+    scenario: Mapping[str, Any]
+    policies: Annotated[tuple[_Policy, ...], NOT_EMPTY]
+    vary: Mapping[str, Annotated[tuple[Any, ...], NOT_EMPTY]] = field(default_factory=dict)
+    repeats: Count = 5
 
 
 @dataclass(frozen=True)
@@ -37,38 +47,33 @@ class ValidationPlan:
 
     @classmethod
     def from_yaml(cls, path: str | Path, changes: Mapping[str, Any]) -> ValidationPlan:
-        """Read a plan; ``changes`` apply to all scenarios. Raises YamlError, RefusedError or ScenarioError."""
-        found = from_dict(_PlanFile, read_yaml(path), str(path), RefusedError)
-        _check_unset(found.scenario, f"{path}: scenario", _ELSEWHERE)
-        _check_unset(found.vary, f"{path}: vary", {**_ELSEWHERE, **dict.fromkeys(changes, "as an option")})
-        varied = [dict(zip(found.vary, values, strict=True)) for values in product(*found.vary.values())]
+        """Read a plan; ``changes`` are made to the common scenario. Raises RefusedError, ScenarioError."""
+        try:
+            plan = from_dict(_PlanFile, read_yaml(path), str(path), RefusedError)
+        except YamlError as error:
+            raise RefusedError(str(error)) from None
+        _check_free(plan.scenario, f"{path}: scenario", _ELSEWHERE)
+        _check_free(plan.vary, f"{path}: vary", {**_ELSEWHERE, **dict.fromkeys(changes, "as an option")})
+        varied = [dict(zip(plan.vary, values, strict=True)) for values in product(*plan.vary.values())]
         scenarios = [
-            Scenario.from_dict({**found.scenario, **changes, **values, **_policy(entry)}, str(path))
-            for values in varied for entry in found.policies
+            Scenario.from_dict({**plan.scenario, **changes, **values, **_policy(policy)}, str(path))
+            for values in varied for policy in plan.policies
         ]  # fmt: skip
-        return cls(tuple(scenarios), found.repeats)
+        return cls(tuple(scenarios), plan.repeats)
 
 
-@dataclass(frozen=True)
-class _PlanFile:
-    """The content of a plan's file."""
-
-    scenario: Mapping[str, Any]
-    policies: Annotated[Sequence[str | Annotated[Mapping[str, Mapping[str, Any]], _ONE_POLICY]], NOT_EMPTY]
-    repeats: Count = 5
-    vary: Mapping[str, Annotated[Sequence[Any], NOT_EMPTY]] = field(default_factory=dict)
-
-
-def _check_unset(keys: Mapping[str, Any], where: str, elsewhere: Mapping[str, str]) -> None:
-    """Raises RefusedError for keys of a scenario that are set elsewhere."""
+def _check_free(keys: Mapping[str, Any], where: str, elsewhere: Mapping[str, str]) -> None:
+    """Raises RefusedError for keys of a scenario that are given elsewhere."""
     for key in keys:
         if key in elsewhere:
-            raise RefusedError(f"{where}: {key} is set {elsewhere[key]}; leave it out here")
+            raise RefusedError(f"{where}: {key} is given {elsewhere[key]}; leave it out here")
 
 
-def _policy(entry: str | Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _policy(given: str | Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The keys of a scenario for an entry of the list of policies."""
-    [(name, parameters)] = [(entry, {})] if isinstance(entry, str) else entry.items()
+    if isinstance(given, str):
+        return {"policy": given}
+    [(name, parameters)] = given.items()
     return {"policy": name, "parameters": dict(parameters)}
 
 
