@@ -140,8 +140,8 @@ def capture(
         others = calibration if vectors else calibration or bundled
         _check_capture(model, dtype, prompts, others, vectors, settings)
         known = {"calibration_prompts": others, "vectors": vectors}
-        with working(f"running {model}"):
-            _capture_function()(model, prompts, output, dtype=dtype, **known, **settings)
+        with working(f"loading {model}") as say:
+            _capture_function()(model, prompts, output, dtype=dtype, progress=say, **known, **settings)
     note(f"written: {output}; look at it with `trilane trace info {output}`")
 
 
@@ -171,8 +171,9 @@ def _check_capture(
 
 
 def _capture_function() -> Any:
-    """``traces.capture.capture.capture``. Raises OutputError saying how to install what it needs."""
+    """``traces.capture.capture.capture``, with fewer torch threads. Raises OutputError if torch is not installed."""
     try:
+        from realrun.machine.thread_lane import limit_torch_threads
         from traces.capture.capture import capture as run
     except ModuleNotFoundError as error:
         raise OutputError(
@@ -180,4 +181,5 @@ def _capture_function() -> Any:
             "`.venv/bin/pip install -c constraints.txt -e '.[torch]'` "
             "(without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"
         ) from None
+    limit_torch_threads()
     return run

@@ -141,7 +141,7 @@ def test_after_sigterm_there_is_a_report_on_what_was_measured(plan: str, profile
     out, err = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, err
     runs = len(measured_runs())
-    assert f"stopped early: SIGTERM came; {runs} of 200 runs are measured, the rest is left out" in out
+    assert f"stopped early: SIGTERM was received; {runs} of 200 runs are measured, the rest is left out" in out
     assert f"{runs} of 200 runs are measured" in Path("out/report.md").read_text()
 
 
