@@ -1,6 +1,7 @@
 """Units that sizes and rates are written in."""
 
 GB = 1e9  # rates, sizes of weights and files
+MIB = 2**20
 GIB = 2**30  # memory, as it is sold; its names say GB too
 
 
