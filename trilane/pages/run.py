@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from sim.machine.units import MIB
 from trilane.pages.output import heading, note, number, pairs, percent
 
 if TYPE_CHECKING:
     from sim.runs.run import Run
 
-MIB = 2**20
 LOSSES = ("substituted", "speculated_wrongly", "degraded", "dropped")
 
 
