@@ -85,6 +85,17 @@ def test_every_sequence_has_its_prompt_and_its_generated_tokens(loaded: Loaded, 
     assert trace.topk_ids.shape == (sum([6, 3, 6, 6]) + 16, LAYERS, TOP_K)
 
 
+def test_progress_is_reported_by_batch_and_token(loaded: Loaded, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("1 2 3\n4 5 6\n7 8 9")
+    said: list[str] = []
+    settings = CaptureSettings(generated_tokens=2, batch_size=2, forecasts=())
+    prompts = read_prompts(tmp_path / "prompts.txt")
+    capture_loaded(loaded, prompts, tmp_path / "t.safetensors", settings, progress=said.append)
+    assert said[-6:] == [
+        f"batch {batch} of 2: {step} of 2 tokens generated" for batch in (1, 2) for step in range(3)
+    ]
+
+
 def test_a_batch_gives_what_single_sequences_give(loaded: Loaded, tmp_path: Path) -> None:
     batched, single = run(loaded, tmp_path, batch_size=3), run(loaded, tmp_path, batch_size=1)
     for name in ("sequence", "position", "phase", "topk_ids", "forecast/gate@1/ids", "forecast/residual@1/ids"):
