@@ -9,6 +9,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple, get_args
 
+import yaml
+
 from sim.machine.assembly import is_assembly, parse_assembly
 from sim.machine.devices import Devices
 from sim.machine.part_rules import document_of
@@ -16,6 +18,7 @@ from sim.machine.plan_costs import PlanCosts, load_plan_costs
 from sim.machine.plausibility import HardwareError, check_plausible
 from sim.machine.profile import Profile
 from sim.machine.sourced import Origin, Sourced, read_document
+from trilane.common.files import atomic_path
 from trilane.common.hints import hints_of
 from trilane.common.names import unknown
 from trilane.common.schema import from_dict, to_dict
@@ -182,3 +185,32 @@ def _document(name_or_path: str | Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise HardwareError(f"{path}: expected a mapping of sections, got {document!r:.40}")
     return {**document, "name": document.get("name", path.stem)}
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+class _Lines(dict[str, Any]):
+    """A mapping with one line per key."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes lists of numbers on one line each, and so innermost mappings other than ``_Lines``."""
+
+
+_Dumper.add_representer(
+    _Lines, lambda dumper, lines: dumper.represent_mapping("tag:yaml.org,2002:map", lines, flow_style=False)
+)
+
+
+def write_hardware(hardware: Hardware, path: str | Path) -> None:
+    """Write a machine as YAML, whole or not at all; ``load_hardware`` reads it back.
+
+    Raises OSError if the file cannot be written.
+    """
+    document = hardware.document()
+    if measured := document.get("measured"):
+        document["measured"] = {**measured, **{name: _Lines(measured[name]) for name in ("machine", "rates")}}
+    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
