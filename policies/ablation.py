@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from policies.mechanism.views import Assignment, ExpertId, Forecast, LayerView
-from policies.papers.adapmoe.slots_by_misses import SlotsByMisses
+from policies.papers.adapmoe import SlotsByMisses
 from policies.parts.assigners import LoadAll, ResidentOrCpu
 from policies.parts.caches import StaticCache
 from policies.parts.placements import NoPlacement, Pooled, PoolPlacement

@@ -1,4 +1,4 @@
-"""Protocols of the five parts of a policy; any mix of parts is a policy (docs/design.md, Policies)."""
+"""The five parts that a policy is composed of, as protocols, and the composition: any parts go together."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from policies.mechanism.views import (
     Routing,
     Swap,
 )
+from policies.parts.routers import TrueRouter
 
 When = Literal["routed", "layer_end", "step_end"]
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Room for cached experts, before a placement has divided it."""
+    """Memory for cached experts, before a placement has divided it."""
 
     experts: int  # routed experts per layer
     expert_bytes: tuple[int, ...]  # by layer
@@ -40,14 +41,18 @@ class Budget:
 
 @dataclass(frozen=True)
 class InitialPlacement:
-    """Slots per layer (None: one pool of bytes over all layers) and who sits in them before the first token."""
+    """Slots per layer (None: one pool of bytes over all layers) and the residents of each layer at the start."""
 
     slots: tuple[int, ...] | None
     residents: tuple[tuple[int, ...], ...]
 
 
 class Placement(Protocol):
-    """Divides the budget and fills it before the first token."""
+    """Divides the budget and fills it before the first token.
+
+    Lifetime: created when a policy is composed. The session calls ``place`` once, before the first step; whatever the
+    placement finds out then, other parts of the same composition may share.
+    """
 
     def place(self, budget: Budget) -> InitialPlacement:
         """Return slots and residents that fit ``budget``; the session checks."""
@@ -55,7 +60,12 @@ class Placement(Protocol):
 
 
 class Router(Protocol):
-    """Whether a layer runs the router's own experts, and what it commits for the next layer."""
+    """Whether a layer runs the experts that its router has chosen, and what is decided ahead for the next layer.
+
+    Lifetime: created when a policy is composed, used for one run. In each layer the session calls ``route`` first,
+    unless ``commit`` has decided the layer before, and ``commit`` once forecasts are known (only where the policy
+    looks ahead). It may remember what it has seen.
+    """
 
     looks_ahead: bool  # may decide the next layer's routing, by a forecast
 
@@ -64,29 +74,35 @@ class Router(Protocol):
         ...
 
     def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
-        """Routing decided now for the next layer, or None to let that layer's own router speak."""
+        """Routing decided now for the next layer; None: that layer's own router decides."""
         ...
 
 
 class Assigner(Protocol):
-    """CPU, GPU-resident or load-to-GPU for every active expert."""
+    """CPU, GPU or load to the GPU, for every active expert.
+
+    Lifetime: created when a policy is composed, used for one run. The session calls ``assign`` exactly once per layer,
+    after the cache has observed the routing, and nothing else calls it: an assigner may remember its decisions.
+    """
 
     def assign(self, view: LayerView) -> Assignment:
-        """Cover ``view.routing.active`` exactly once; loads must be absent experts.
-
-        Called once a layer, by the session alone: an assigner may remember what it has decided.
-        """
+        """Cover ``view.routing.active`` exactly once; loads must be absent experts."""
         ...
 
 
 class Prefetcher(Protocol):
-    """Which absent experts of later layers to bring, best first."""
+    """Which absent experts of later layers to copy, best first.
+
+    Lifetime: created when a policy is composed, used for one run. After each layer's plan, but for the last layer of a
+    step, the session calls ``protect`` and then ``rank``; a new ranking replaces all prefetches that have not started.
+    It may remember what it has seen, and read the other parts of its composition.
+    """
 
     into: Literal["cache", "staging"]
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
-        """Experts to copy while the link is free, now that ``plan`` is under way; the session drops those that are
-        there already."""
+        """Experts to copy while the link is free, now that ``plan`` is in effect; the session drops those that are on
+        the GPU already."""
         ...
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
@@ -95,7 +111,12 @@ class Prefetcher(Protocol):
 
 
 class Cache(Protocol):
-    """Who leaves, whether a load is admitted, when to swap. Slots and bytes are the residency manager's business.
+    """Which resident to evict, whether a load is admitted, when to swap. The mechanism alone owns slots and bytes.
+
+    Lifetime: created when a policy is composed, used for one run. ``admitted`` is called for every initial resident
+    before the first step. In each layer the session calls ``observe`` and ``swaps`` ("routed"), for the layer's loads
+    ``order`` and ``victim``, and ``swaps`` again at the end of the layer and of the step; ``admitted`` and ``evicted``
+    report every change, also those that the cache did not choose. It may remember all of this.
 
     ``group`` is the layer where slots are per layer, 0 where all layers share one pool.
     """
@@ -103,7 +124,7 @@ class Cache(Protocol):
     admits: bool  # may demand loads and cache prefetches take a cache slot at all
 
     def observe(self, view: LayerView) -> None:
-        """A layer was routed: every active expert was looked up, together."""
+        """A layer was routed: every active expert was looked up, all at once."""
         ...
 
     def admitted(self, id: ExpertId, group: int) -> None:
@@ -115,11 +136,11 @@ class Cache(Protocol):
         ...
 
     def order(self, incoming: Sequence[ExpertId]) -> Sequence[ExpertId]:
-        """The copies of one event in the order in which they ask for slots: who asks first is served first."""
+        """The order in which the copies of one event are given slots; the first are served first."""
         ...
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
-        """Who makes room for ``incoming``: a member of ``group`` not in ``blocked``; None declines the admission."""
+        """The resident to evict for ``incoming``: a member of ``group`` not in ``blocked``; None declines admission."""
         ...
 
     def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
@@ -159,20 +180,23 @@ class Needs:
         return PolicyKind.CHANGES if self.changes_routing else PolicyKind.KEEPS
 
 
-@dataclass(frozen=True)
-class Composition:
-    """A policy ready to run: five fresh parts and the parameters of the mechanism."""
+UNDECLARED = Needs()  # of a composition: those that its policy declares
 
-    name: str
+
+@dataclass(frozen=True, kw_only=True)
+class Composition:
+    """A policy ready for one run: five new parts and the parameters of the mechanism."""
+
     placement: Placement
-    router: Router
+    router: Router = field(default_factory=TrueRouter)
     assigner: Assigner
-    prefetcher: Prefetcher | None
+    prefetcher: Prefetcher | None = None
     cache: Cache
-    needs: Needs = field(default_factory=Needs)
     swaps_before_prefetches: bool = False
     writes_back: bool = False  # victims are copied back to the host, as weights that could have changed would be
     demand_slots: int = 2  # staging slots for demand loads
     prefetch_slots: int = 0  # staging slots for prefetches
     decision_cost: str = ""  # entry of the table of decision costs; empty: ``name``
+    name: str = ""
+    needs: Needs = UNDECLARED
     parameters: Mapping[str, object] = field(default_factory=dict)

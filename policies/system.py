@@ -1,29 +1,31 @@
-"""What a published system is to the registry: its name and source, its parameters and needs, and how to build it."""
+"""The base class of policies, the context in which they are composed, and their registration."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
 
 from policies.calibration import Calibration
 from policies.mechanism.views import ExpertCosts
 from policies.parts.future import Future
-from policies.protocols import Composition, Needs
+from policies.protocols import UNDECLARED, Composition, Needs
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import hints_of, in_words
 from trilane.common.schema import from_dict
 
 
 class ChoiceError(TrilaneError):
-    """A policy, a parameter or a value that there is not; the message lists what there is."""
+    """A policy, a parameter or a value that does not exist; the message lists those that do."""
 
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What a system may look at when it is built: the model, the batch, and what was learnt offline.
+    """What a policy may look at when it is composed: the model, the batch, and what was learnt offline.
 
-    ``costs`` are the planner's, by layer. ``norm_topk``: does the model make a token's weights sum up to 1?
+    ``costs`` are the planner's, by layer. ``norm_topk``: does the model scale a token's weights to a sum of 1?
+    ``policy`` is the name of the policy that is composed; the registry fills it in.
     """
 
     model: str
@@ -36,45 +38,97 @@ class BuildContext:
     calibration: Calibration | None = None
     future: Future | None = None
     norm_topk: bool = True
+    policy: str = ""
 
-    def required_future(self, policy: str) -> Future:
-        """The future. Raises ChoiceError if there is none."""
+    def required_future(self) -> Future:
+        """The future of the run. Raises ChoiceError if there is none."""
         if self.future is None:
-            raise ChoiceError(f"policy {policy!r} needs the future of the run: give it a complete trace, no live model")
+            raise ChoiceError(
+                f"policy {self.policy!r} needs the future of the run: give it a complete trace, no live model"
+            )
         return self.future
 
-    def required_calibration(self, policy: str) -> Calibration:
+    def required_calibration(self) -> Calibration:
         """What was counted on calibration prompts. Raises ChoiceError if there is none."""
         if self.calibration is None:
             raise ChoiceError(
-                f"policy {policy!r} needs calibration: a trace of the same model on prompts other than those evaluated "
-                f"(`calibration: FILE` in the scenario)"
+                f"policy {self.policy!r} needs calibration: a trace of the same model on prompts other than those "
+                f"evaluated (`calibration: FILE` in the scenario)"
             )
         return self.calibration
 
 
+class Policy(ABC):
+    """Base of all policies: a frozen dataclass whose fields are the parameters, all with defaults.
+
+    Its docstring explains the parameters and is printed by ``trilane policies NAME``. ``__post_init__`` raises
+    ValueError for values that make no sense (``at_least``, ``shares``). An instance is created whenever parameters are
+    checked and holds nothing but these; ``compose`` is called once per run, and what a run learns lives in the parts.
+    """
+
+    @property
+    def needs(self) -> Needs:
+        """What the policy must be given with these parameters. A constant may be a plain class attribute."""
+        return Needs()
+
+    @abstractmethod
+    def compose(self, context: BuildContext) -> Composition:
+        """Five new parts for one run.
+
+        Name, needs and parameters are filled in by the registry. ``needs`` given here replace the declared ones (where
+        they follow from the model), ``parameters`` given here replace values that were None (with those in force).
+        """
+
+
 @dataclass(frozen=True)
 class System:
-    """One row of the registry. ``needs`` are those with default parameters; a Composition has its own.
-
-    ``build`` gets an instance of ``parameters``, a frozen dataclass, and makes five fresh parts.
-    """
+    """One row of the registry: a policy under its name."""
 
     name: str
     summary: str
     source: str
-    parameters: type
-    build: Callable[[Any, BuildContext], Composition]
-    needs: Needs = field(default_factory=Needs)
+    parameters: type[Policy]
+
+    @property
+    def needs(self) -> Needs:
+        """The needs with default parameters."""
+        return self.parameters().needs
+
+    def build(self, parameters: Any, context: BuildContext) -> Composition:
+        """A fresh policy for one run; ``parameters`` as ``parse`` returns them."""
+        made: Composition = parameters.compose(replace(context, policy=self.name))
+        needs = parameters.needs if made.needs is UNDECLARED else made.needs
+        return replace(made, name=self.name, needs=needs, parameters={**asdict(parameters), **made.parameters})
 
     def parameter_table(self) -> list[tuple[str, str, object]]:
         """(name, type in words, default) of every parameter."""
-        hints = hints_of(self.parameters)
-        return [(f.name, in_words(hints[f.name]), f.default) for f in fields(self.parameters)]
+        policy: Any = self.parameters
+        hints = hints_of(policy)
+        return [(f.name, in_words(hints[f.name]), f.default) for f in fields(policy)]
 
     def parse(self, given: Mapping[str, object]) -> Any:
         """Turn ``given`` into parameters. Raises ChoiceError for an unknown name or a value of another type."""
         return from_dict(self.parameters, given, f"policy {self.name!r}", ChoiceError)
+
+
+SYSTEMS: dict[str, System] = {}  # all policies by name; policies.registry puts them into their order
+P = TypeVar("P", bound=Policy)
+
+
+def register(name: str, summary: str, source: str = "ours") -> Callable[[type[P]], type[P]]:
+    """Class decorator: from now on, ``name`` is this policy wherever a scenario has a ``policy``, in this process.
+
+    A class may be defined again (a notebook's cell that runs twice). Raises ChoiceError if another class has the name.
+    """
+
+    def add(policy: type[P]) -> type[P]:
+        known = SYSTEMS[name].parameters if name in SYSTEMS else policy
+        if (known.__module__, known.__qualname__) != (policy.__module__, policy.__qualname__):
+            raise ChoiceError(f"there is a policy {name!r} already; give yours another name")
+        SYSTEMS[name] = System(name, summary, source, policy)
+        return policy
+
+    return add
 
 
 def at_least(parameters: Any, **minima: int) -> None:

@@ -5,13 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from policies.mix import MixParameters, build, needs_of
-from policies.protocols import Composition
-from policies.system import BuildContext, System
+from policies.mix import Mix
+from policies.system import register
+
+TUNED_POLICIES = ("best-exact", "best-approx")
+TUNED_ON_TRACES = ("mini-deepseek", "mini-moe")  # notebooks/search_compositions.py: TRACES and TUNING_SEQUENCES
+TUNED_ON_SEQUENCES = range(10)
 
 
+@register(
+    "best-exact",
+    "the fastest mix of parts found that keeps the routing",
+    source="ours, notebooks/better_compositions.ipynb",
+)
 @dataclass(frozen=True)
-class BestExactParameters(MixParameters):
+class BestExact(Mix):
     """Those of ``mix``. The defaults have the least mean time per token that the search found among the mixes that keep
     the model's routing."""
 
@@ -23,37 +31,14 @@ class BestExactParameters(MixParameters):
     keep: int | None = 12
 
 
+@register(
+    "best-approx",
+    "best-exact with SMoE's substitution, as far as it changes little",
+    source="ours, notebooks/better_compositions.ipynb; SMoE, Section IV-B",
+)
 @dataclass(frozen=True)
-class BestApproxParameters(BestExactParameters):
+class BestApprox(BestExact):
     """Those of ``mix``. The defaults are best-exact's, with the strongest substitution that changed at most 5 % of the
     routing weight on average where it was searched."""
 
     substitution: float = 0.2
-
-
-def build_exact(parameters: BestExactParameters, context: BuildContext) -> Composition:
-    """Keeps the routing."""
-    return build(parameters, context, "best-exact")
-
-
-def build_approx(parameters: BestApproxParameters, context: BuildContext) -> Composition:
-    """Exchanges some experts that miss for others that are there."""
-    return build(parameters, context, "best-approx")
-
-
-BEST_EXACT = System(
-    name="best-exact",
-    summary="the fastest mix of parts found that keeps the routing",
-    source="ours, notebooks/better_compositions.ipynb",
-    parameters=BestExactParameters,
-    build=build_exact,
-    needs=needs_of(BestExactParameters()),
-)
-BEST_APPROX = System(
-    name="best-approx",
-    summary="best-exact with SMoE's substitution, as far as it changes little",
-    source="ours, notebooks/better_compositions.ipynb; SMoE, Section IV-B",
-    parameters=BestApproxParameters,
-    build=build_approx,
-    needs=needs_of(BestApproxParameters()),
-)

@@ -1,25 +1,25 @@
-"""The clairvoyant run: every part knows the future. A yardstick for the others, and not a bound on time per token:
-each part is the best by its own measure (misses, the layer's makespan), and not all of them together."""
+"""The clairvoyant policy: every part uses the future of the run.
+
+A reference for the other policies, not a bound on the time per token: each part is the best by its own measure (misses,
+the layer's makespan), which does not make their combination the best.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from policies.parts.belady import BeladyBypassCache
 from policies.parts.exact_assignment import ExactAssigner
 from policies.parts.future import Future
 from policies.parts.placements import even_slots
-from policies.parts.routers import TrueRouter
-from policies.parts.top_prefetch import TopPrefetcher
+from policies.parts.prefetchers import TopPrefetcher
 from policies.protocols import Budget, Composition, InitialPlacement, Needs
-from policies.system import BuildContext, System, at_least
-
-NEEDS = Needs(forecasts=(("oracle", 1),), future=True)
+from policies.system import BuildContext, Policy, at_least, register
 
 
 class FuturePlacement:
-    """Who is used first is there already: even slots, or one pool, filled in order of first use."""
+    """Even slots, or one pool, filled with experts in the order of their first use."""
 
     def __init__(self, future: Future, pool: bool = False) -> None:
         self._soonest = sorted(future.first_use, key=lambda expert: (future.first_use[expert], expert))
@@ -37,16 +37,21 @@ class FuturePlacement:
         return InitialPlacement(None if self.pool else tuple(slots), tuple(tuple(sorted(r)) for r in residents))
 
 
+@register(
+    "oracle", "perfect forecasts, Belady with bypass, exact assignment", source="ours; Belady 1966 for the cache"
+)
 @dataclass(frozen=True)
-class OracleParameters:
+class Oracle(Policy):
     """All of it is ours.
 
     pool: one cache over all layers instead of even slots by layer.
-    prefetch: how many of the next layer's absent experts to bring, 0 for none; None: all of them.
-    into: where they go; in the cache they displace who is used again last.
+    prefetch: how many of the next layer's absent experts to copy, 0 for none; None: all of them.
+    into: where they go; in the cache they displace the expert whose next use is farthest away.
     prefetch_slots, demand_slots: staging slots for what the cache declines.
     solver: of the exact assignment.
     """
+
+    needs = Needs(forecasts=(("oracle", 1),), future=True)
 
     pool: bool = False
     prefetch: int | None = None
@@ -59,30 +64,15 @@ class OracleParameters:
         """Counts are not negative, and loads need a slot."""
         at_least(self, prefetch=0, prefetch_slots=0, demand_slots=1)
 
-
-def build(parameters: OracleParameters, context: BuildContext) -> Composition:
-    """Clairvoyant placement, prefetches and cache; exact assignment."""
-    future = context.required_future("oracle")
-    size = context.experts if parameters.prefetch is None else parameters.prefetch
-    return Composition(
-        name="oracle",
-        placement=FuturePlacement(future, parameters.pool),
-        router=TrueRouter(),
-        assigner=ExactAssigner(parameters.solver),
-        prefetcher=TopPrefetcher(size, "oracle", parameters.into, guard=False) if size else None,
-        cache=BeladyBypassCache(future),
-        needs=NEEDS,
-        demand_slots=parameters.demand_slots,
-        prefetch_slots=parameters.prefetch_slots,
-        parameters=asdict(parameters),
-    )
-
-
-ORACLE = System(
-    name="oracle",
-    summary="perfect forecasts, Belady with bypass, exact assignment",
-    source="ours; Belady 1966 for the cache",
-    parameters=OracleParameters,
-    build=build,
-    needs=NEEDS,
-)
+    def compose(self, context: BuildContext) -> Composition:
+        """Clairvoyant placement, prefetches and cache; exact assignment."""
+        future = context.required_future()
+        size = context.experts if self.prefetch is None else self.prefetch
+        return Composition(
+            placement=FuturePlacement(future, self.pool),
+            assigner=ExactAssigner(self.solver),
+            prefetcher=TopPrefetcher(size, "oracle", self.into, guard=False) if size else None,
+            cache=BeladyBypassCache(future),
+            demand_slots=self.demand_slots,
+            prefetch_slots=self.prefetch_slots,
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -11,13 +11,10 @@ import numpy as np
 from policies.calibration import Counts, Floats
 from policies.mechanism.views import Assignment, ExpertId, Forecast, LayerView
 from policies.parts.assigners import LoadAll
+from policies.parts.caches import RankedCache
 from policies.parts.placements import NoPlacement, Pooled, PoolPlacement, PopularityPlacement
-from policies.parts.ranking import RankedCache
-from policies.parts.routers import TrueRouter
 from policies.protocols import Composition, Needs, Placement
-from policies.system import BuildContext, ChoiceError, System, at_least
-
-NEEDS = Needs(calibration=True, gpu_only=True)
+from policies.system import BuildContext, Policy, at_least, register
 
 
 def decayed_counts(activations: Counts) -> Floats:
@@ -33,9 +30,9 @@ def layer_weights(layers: int, favour: float) -> Floats:
 
 
 class LayerWeightedLfuCache(RankedCache):
-    """Evicts the least of frequency x weight of the layer: the earlier of two equally busy experts stays, since every
-    pass needs it sooner. Frequencies are tokens, and start at ``counts`` [layers, experts]; ``weights`` [layers] fall.
-    Ties go to the lower id."""
+    """Evicts the least of frequency x weight of the layer: of two experts of equal frequency the one in the earlier
+    layer stays, since every pass needs it sooner. Frequencies are tokens, and start at ``counts`` [layers, experts];
+    ``weights`` [layers] fall. Ties go to the lower id."""
 
     def __init__(self, counts: Floats, weights: Floats) -> None:
         super().__init__()
@@ -43,17 +40,14 @@ class LayerWeightedLfuCache(RankedCache):
         self._ranks: list[list[float]] = (counts * weights[:, None]).tolist()
 
     def observe(self, view: LayerView) -> None:
-        """Count the tokens of every active expert; ranks only grow, so the heap is corrected when it is asked."""
-        layer, home, ranks = view.layer, self._home, self._ranks[view.layer]
-        weight = self._weights[layer]
+        """Count the tokens of every active expert."""
+        layer, ranks, weight = view.layer, self._ranks[view.layer], self._weights[view.layer]
         for expert, tokens in zip(view.routing.active, view.routing.tokens, strict=True):
             ranks[expert] += tokens * weight
-            group = home.get((layer, expert))
-            if group is not None:
-                group.rank[layer, expert] = ranks[expert]  # type: ignore[index]  # equal to its ExpertId, and cheaper
+            self.rerank(ExpertId(layer, expert))
 
     def rank_of(self, id: ExpertId) -> float:
-        """Weighted frequency; it comes in with its history."""
+        """Weighted frequency, counted outside of the cache too."""
         return self._ranks[id.layer][id.expert]
 
 
@@ -81,28 +75,36 @@ class StatisticalPrefetcher:
         return [id for id in ranked if id.expert not in there][: self.size]
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
-        """The predicted ones."""
+        """The predicted experts."""
         return self._predicted[view.layer + 1]
 
 
+@register(
+    "edgemoe",
+    "prefetches the popular; LFU favours earlier layers",
+    source="EdgeMoE, as restated and filled in by docs/readings.md, EdgeMoE",
+)
 @dataclass(frozen=True)
-class EdgeMoeParameters:
-    """EdgeMoE, as read in docs/readings.md.
+class EdgeMoe(Policy):
+    """EdgeMoE as docs/readings.md, EdgeMoE, restates and fills it in.
 
     prefetch: experts of the next layer that are predicted, 0 for none. None: the model's top-k.
-    among: "all" predicts the most frequent experts and brings the absent ones of them; "absent" brings as many of the
+    among: "all" predicts the most frequent experts and copies the absent ones of them; "absent" copies as many of the
         most frequent absent ones (DALI's reading of its own prefetch, Section 4.2).
     pool: one cache over all layers, which is what makes the weight of a layer matter; False: slots by layer (ours).
     favour: by what share the weight of a layer falls over a whole pass (ours; all that is said is that earlier layers
-        come first). 1 is the strong reading, layers - layer, with which the last layers' experts leave whatever their
-        frequency; 0 gives all layers the same weight.
-    start: who is in the cache at first: the best "ranked" by calibrated frequency and layer, or nobody, "empty" (ours).
+        come first). 1 is the strong reading, layers - layer, with which the last layers' experts are evicted whatever
+        their frequency; 0 gives all layers the same weight.
+    start: which experts are in the cache at first: the best "ranked" by calibrated frequency and layer, or none,
+        "empty" (ours).
     demand_slots: staging slots for loads of an event that is larger than the cache (ours).
 
     A run plays one batch of sequences. Counts are halved per sequence: those of the calibration's sequences one after
     the other and then once more, as the run begins; they are not halved within it. Expert-wise bit-widths are not
     modelled: all experts of a layer have one size.
     """
+
+    needs = Needs(calibration=True, gpu_only=True)
 
     prefetch: int | None = None
     among: Literal["all", "absent"] = "all"
@@ -112,43 +114,28 @@ class EdgeMoeParameters:
     demand_slots: int = 2
 
     def __post_init__(self) -> None:
-        """Loads need a slot; a weight that fell below 0 would favour the idle."""
+        """Loads need a slot; a weight below 0 would favour unused experts."""
         at_least(self, prefetch=0, favour=0, demand_slots=1)
         if self.favour > 1:
-            raise ChoiceError(f"parameter 'favour': expected at most 1, got {self.favour}")
+            raise ValueError(f"parameter 'favour': expected at most 1, got {self.favour}")
 
+    def compose(self, context: BuildContext) -> Composition:
+        """Calibrated frequencies predict and evict."""
+        calibration = context.required_calibration()
+        size = context.top_k if self.prefetch is None else self.prefetch
+        counts, weights = decayed_counts(calibration.activations), layer_weights(context.layers, self.favour)
+        return Composition(
+            placement=self._placement(counts * weights[:, None]),
+            assigner=LoadAll(),
+            prefetcher=StatisticalPrefetcher(calibration.popularity, size, self.among) if size else None,
+            cache=LayerWeightedLfuCache(counts, weights),
+            demand_slots=self.demand_slots,
+            parameters={"prefetch": size},
+        )
 
-def build(parameters: EdgeMoeParameters, context: BuildContext) -> Composition:
-    """Calibrated frequencies predict and evict."""
-    calibration = context.required_calibration("edgemoe")
-    size = context.top_k if parameters.prefetch is None else parameters.prefetch
-    counts, weights = decayed_counts(calibration.activations), layer_weights(context.layers, parameters.favour)
-    return Composition(
-        name="edgemoe",
-        placement=_placement(parameters, counts * weights[:, None]),
-        router=TrueRouter(),
-        assigner=LoadAll(),
-        prefetcher=StatisticalPrefetcher(calibration.popularity, size, parameters.among) if size else None,
-        cache=LayerWeightedLfuCache(counts, weights),
-        needs=NEEDS,
-        demand_slots=parameters.demand_slots,
-        parameters={**asdict(parameters), "prefetch": size},
-    )
-
-
-def _placement(parameters: EdgeMoeParameters, ranks: Floats) -> Placement:
-    if parameters.start == "empty":
-        return PoolPlacement() if parameters.pool else NoPlacement()
-    if parameters.pool:
-        return Pooled(PopularityPlacement(popularity=ranks))
-    return PopularityPlacement(uniform=True, popularity=ranks)
-
-
-EDGEMOE = System(
-    name="edgemoe",
-    summary="prefetches the popular; LFU favours earlier layers",
-    source="EdgeMoE (arXiv 2308.14352), as read in docs/readings.md#edgemoe",
-    parameters=EdgeMoeParameters,
-    build=build,
-    needs=NEEDS,
-)
+    def _placement(self, ranks: Floats) -> Placement:
+        if self.start == "empty":
+            return PoolPlacement() if self.pool else NoPlacement()
+        if self.pool:
+            return Pooled(PopularityPlacement(popularity=ranks))
+        return PopularityPlacement(uniform=True, popularity=ranks)

@@ -3,53 +3,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
+from policies.baselines.whole_layers import whole_layers
 from policies.parts.assigners import ByPhase, LoadAll, ResidentOrCpu
 from policies.parts.caches import StaticCache
-from policies.parts.layer_wise import whole_layers
 from policies.parts.placements import PopularityPlacement, RandomPlacement, even_slots
-from policies.parts.routers import TrueRouter
 from policies.protocols import Assigner, Budget, Composition, InitialPlacement, Needs, Placement
-from policies.system import BuildContext, System
+from policies.system import BuildContext, Policy, register
 
 Prefill = Literal["gpu", "cpu"]
 Strategy = Literal["frequency", "uniform", "front-loading", "random"]
 
-NEEDS = Needs(calibration=True)
 RANDOM_SEED = 42  # the code's
 
 
-@dataclass(frozen=True)
-class KTransformersParameters:
-    """The expert-wise reading.
-
-    prefill: where the experts that are not resident run in prefill. HybriMoE's Table I has KTransformers compute on the
-        CPU in decode only, and its code, a fork, puts all experts of a prefill on the GPU: "gpu" copies them there and
-        does not keep them. "cpu" as in decode.
-    strategy: who is resident, one of the released code's. "frequency": the most activated of the whole model
-        (HybriMoE, Section VI-A); "uniform": as many in every layer, lowest ids first (the code's default, which needs
-        no statistics); "front-loading": from the first layer on; "random": even slots, seed 42.
-    """
-
-    prefill: Prefill = "gpu"
-    strategy: Strategy = "frequency"
-
-
-@dataclass(frozen=True)
-class KTransformersLayerWiseParameters:
-    """DALI's reading.
-
-    prefill: DALI blames KTransformers' slow prefill on the CPU's share of it (Section 6.2, Fig. 13), hence "cpu"; "gpu"
-        copies the experts of CPU layers, and does not keep them.
-    """
-
-    prefill: Prefill = "cpu"
-
-
 class InOrderPlacement:
-    """By layer and id, without statistics: ``even``: the lowest ids of every layer; else from the first layer on."""
+    """By layer and id, without statistics. ``even``: the lowest ids of every layer; else from the first layer on."""
 
     def __init__(self, even: bool) -> None:
         self.even = even
@@ -68,50 +39,65 @@ def _from_the_first(budget: Budget) -> list[int]:
     return slots
 
 
-def build(parameters: KTransformersParameters, context: BuildContext) -> Composition:
-    """Static residents; in decode the CPU computes the rest beside the GPU."""
-    strategies: dict[Strategy, Placement] = {
-        "frequency": PopularityPlacement(),
-        "uniform": InOrderPlacement(even=True),
-        "front-loading": InOrderPlacement(even=False),
-        "random": RandomPlacement(RANDOM_SEED),
-    }
-    assigner, demand_slots = _prefill_on(parameters.prefill)
-    return Composition(
-        name="ktransformers",
-        placement=strategies[parameters.strategy],
-        router=TrueRouter(),
-        assigner=assigner,
-        prefetcher=None,
-        cache=StaticCache(),
-        needs=Needs(calibration=parameters.strategy == "frequency"),
-        demand_slots=demand_slots,
-        parameters=asdict(parameters),
-    )
-
-
-def build_layer_wise(parameters: KTransformersLayerWiseParameters, context: BuildContext) -> Composition:
-    """Whole layers, from the last one backwards."""
-    return whole_layers("ktransformers@layer-wise", parameters, *_prefill_on(parameters.prefill))
-
-
 def _prefill_on(device: Prefill) -> tuple[Assigner, int]:
-    """The assigner, and the staging slots that it takes."""
+    """The assigner, and its number of staging slots."""
     return (ByPhase(LoadAll(), ResidentOrCpu()), 2) if device == "gpu" else (ResidentOrCpu(), 0)
 
 
-KTRANSFORMERS = System(
-    name="ktransformers",
-    summary="popular experts stay; others: CPU, copied in prefill",
+@register(
+    "ktransformers",
+    "popular experts stay; others: CPU, copied in prefill",
     source="HybriMoE, Table I and Section VI-A; KTransformers, kt-kernel/python/experts_base.py",
-    parameters=KTransformersParameters,
-    build=build,
-    needs=NEEDS,
 )
-KTRANSFORMERS_LAYER_WISE = System(
-    name="ktransformers@layer-wise",
-    summary="whole layers on the GPU, as DALI ran KTransformers",
+@dataclass(frozen=True)
+class KTransformers(Policy):
+    """The expert-wise reading.
+
+    prefill: where the experts that are not resident run in prefill. HybriMoE's Table I has KTransformers compute on the
+        CPU in decode only, and its code, a fork, puts all experts of a prefill on the GPU: "gpu" copies them there and
+        does not keep them. "cpu" as in decode.
+    strategy: which experts are resident, as in the released code. "frequency": the most activated of the whole model
+        (HybriMoE, Section VI-A); "uniform": as many in every layer, lowest ids first (the code's default, which needs
+        no statistics); "front-loading": from the first layer on; "random": even slots, seed 42.
+    """
+
+    prefill: Prefill = "gpu"
+    strategy: Strategy = "frequency"
+
+    @property
+    def needs(self) -> Needs:
+        """Calibration counts frequencies."""
+        return Needs(calibration=self.strategy == "frequency")
+
+    def compose(self, context: BuildContext) -> Composition:
+        """Static residents; in decode the CPU computes the rest in parallel with the GPU."""
+        strategies: dict[Strategy, Placement] = {
+            "frequency": PopularityPlacement(),
+            "uniform": InOrderPlacement(even=True),
+            "front-loading": InOrderPlacement(even=False),
+            "random": RandomPlacement(RANDOM_SEED),
+        }
+        assigner, slots = _prefill_on(self.prefill)
+        return Composition(
+            placement=strategies[self.strategy], assigner=assigner, cache=StaticCache(), demand_slots=slots
+        )
+
+
+@register(
+    "ktransformers@layer-wise",
+    "whole layers on the GPU, as DALI ran KTransformers",
     source="DALI, Sections 1 and 6.1",
-    parameters=KTransformersLayerWiseParameters,
-    build=build_layer_wise,
 )
+@dataclass(frozen=True)
+class KTransformersLayerWise(Policy):
+    """DALI's reading.
+
+    prefill: DALI blames KTransformers' slow prefill on the CPU's share of it (Section 6.2, Fig. 13), hence "cpu"; "gpu"
+        copies the experts of CPU layers, and does not keep them.
+    """
+
+    prefill: Prefill = "cpu"
+
+    def compose(self, context: BuildContext) -> Composition:
+        """Whole layers, from the last one backwards."""
+        return whole_layers(*_prefill_on(self.prefill))

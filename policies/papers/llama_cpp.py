@@ -1,23 +1,37 @@
-"""llama.cpp: whole layers' experts on the CPU or the GPU. As published they run where they lie; in the released code a
-large batch is worth the way to the GPU."""
+"""llama.cpp: whole layers' experts on the CPU or the GPU. As published they run where they are; in the released code a
+large batch is worth copying them to the GPU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from policies.baselines.whole_layers import whole_layers
 from policies.parts.assigners import FromTokens, LoadAll, ResidentOrCpu
-from policies.parts.layer_wise import whole_layers
 from policies.protocols import Composition
-from policies.system import BuildContext, System, at_least
+from policies.system import BuildContext, Policy, at_least, register
 
 
+@register(
+    "llama.cpp",
+    "whole layers on the GPU, the last ones; nothing moves",
+    source="llama.cpp --n-cpu-moe; DALI, Section 6.1; HybriMoE, Table I and Section VI-A",
+)
 @dataclass(frozen=True)
-class LlamaCppParameters:
+class LlamaCpp(Policy):
     """No parameters: the cache budget decides how many layers there are on the GPU (``--n-cpu-moe``)."""
 
+    def compose(self, context: BuildContext) -> Composition:
+        """Prefill and decode alike."""
+        return whole_layers()
 
+
+@register(
+    "llama.cpp@impl",
+    "from 32 tokens on, experts of CPU layers are copied",
+    source="llama.cpp, ggml-backend.cpp (PR #15346) and --n-cpu-moe (PR #15077)",
+)
 @dataclass(frozen=True)
-class LlamaCppImplParameters:
+class LlamaCppImpl(Policy):
     """offload_min_tokens: from a step of so many tokens on, CPU layers run on the GPU (``GGML_OP_OFFLOAD_MIN_BATCH``,
     32; ik_llama.cpp takes 32 x experts / top_k instead).
 
@@ -29,32 +43,10 @@ class LlamaCppImplParameters:
     offload_min_tokens: int = 32
 
     def __post_init__(self) -> None:
-        """A step has a token at least."""
+        """A step has at least one token."""
         at_least(self, offload_min_tokens=1)
 
-
-def build(parameters: LlamaCppParameters, context: BuildContext) -> Composition:
-    """Prefill and decode alike."""
-    return whole_layers("llama.cpp", parameters)
-
-
-def build_impl(parameters: LlamaCppImplParameters, context: BuildContext) -> Composition:
-    """The same placement; large steps go through one staging slot."""
-    assigner = FromTokens(parameters.offload_min_tokens * context.top_k, LoadAll(), ResidentOrCpu())
-    return replace(whole_layers("llama.cpp@impl", parameters, assigner, demand_slots=1), decision_cost="")
-
-
-LLAMA_CPP = System(
-    name="llama.cpp",
-    summary="whole layers on the GPU, the last ones; nothing moves",
-    source="llama.cpp --n-cpu-moe; DALI, Section 6.1; HybriMoE, Table I and Section VI-A",
-    parameters=LlamaCppParameters,
-    build=build,
-)
-LLAMA_CPP_IMPL = System(
-    name="llama.cpp@impl",
-    summary="from 32 tokens on, experts of CPU layers are copied",
-    source="llama.cpp, ggml-backend.cpp (PR #15346) and --n-cpu-moe (PR #15077)",
-    parameters=LlamaCppImplParameters,
-    build=build_impl,
-)
+    def compose(self, context: BuildContext) -> Composition:
+        """The same placement; large steps go through one staging slot."""
+        assigner = FromTokens(self.offload_min_tokens * context.top_k, LoadAll(), ResidentOrCpu())
+        return replace(whole_layers(assigner, demand_slots=1), decision_cost="")

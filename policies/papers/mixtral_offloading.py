@@ -3,65 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from policies.mechanism.views import INFINITE_NS, ExpertId, LayerView, Swap
 from policies.parts.assigners import LoadAll
-from policies.parts.lru import LruCache
+from policies.parts.caches import LruCache
 from policies.parts.placements import even_slots
-from policies.parts.routers import TrueRouter
-from policies.parts.top_prefetch import TopPrefetcher
+from policies.parts.prefetchers import TopPrefetcher
 from policies.protocols import Budget, Composition, InitialPlacement, Needs, When
-from policies.system import BuildContext, System, at_least
+from policies.system import BuildContext, Policy, at_least, register
 
 NEEDS = Needs(tokens=True, forecasts=(("gate", 1),), forecast_phases=("decode",), uniform_sizes=True, gpu_only=True)
 WITHOUT_SPECULATION = Needs(gpu_only=True)
 
 
 class LastExperts:
-    """Even slots, full from the start: each layer keeps its highest ids, as the released code does (build_model.py)."""
+    """Even slots, full from the start: each layer holds its highest ids, as in the released code (build_model.py)."""
 
     def place(self, budget: Budget) -> InitialPlacement:
-        """Seat the last experts of each layer."""
+        """Place the last experts of each layer."""
         slots = even_slots(budget)
         residents = tuple(tuple(range(budget.experts - count, budget.experts)) for count in slots)
         return InitialPlacement(tuple(slots), residents)
 
 
 class SpeculativeLruCache(LruCache):
-    """LRU by layer that takes in a speculatively loaded expert only when it has been used: it then replaces the least
-    recently used expert that the layer did not use just now. It still lies in its staging slot, so nothing is copied.
+    """LRU by layer that admits a speculatively loaded expert only when it has been used: it then replaces the least
+    recently used expert that the layer did not use just now. It is still in its staging slot, so nothing is copied.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._guests: list[ExpertId] = []  # active experts of the layer at work that came by speculation
+        self._speculated: list[ExpertId] = []  # active experts of the layer at work that were loaded ahead
 
     def observe(self, view: LayerView) -> None:
-        """Note what is there, or on its way, without being resident."""
+        """Note the active experts that are staged or in flight without being resident."""
         super().observe(view)
         layer, ready = view.layer, view.ready_ns
         there = view.residency.resident[layer]
         came = (e for e in view.routing.active if ready.get(e, INFINITE_NS) != INFINITE_NS and e not in there)
-        self._guests = [ExpertId(layer, expert) for expert in came]
+        self._speculated = [ExpertId(layer, expert) for expert in came]
 
     def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
-        """At the end of the layer: its guests for the least recent of those that it did not use."""
-        if when != "layer_end" or not self._guests:
+        """At the end of the layer: speculated experts that it used for the least recent ones that it did not."""
+        if when != "layer_end" or not self._speculated:
             return ()
         layer, swaps = view.layer, []
         there = view.residency.resident[layer]
         blocked = {ExpertId(layer, expert) for expert in view.routing.active}
-        for guest in self._guests:
-            outgoing = self.victim(guest, layer, blocked)
-            if outgoing is not None and guest.expert not in there:
+        for id in self._speculated:
+            outgoing = self.victim(id, layer, blocked)
+            if outgoing is not None and id.expert not in there:
                 blocked.add(outgoing)
-                swaps.append(Swap(guest, outgoing))
+                swaps.append(Swap(id, outgoing))
         return swaps
 
 
+@register(
+    "mixtral-offloading",
+    "LRU by layer; the next gate loads ahead",
+    source="Eliseev & Mazur, Sections 3.1-3.2; docs/readings.md, Mixtral-Offloading",
+)
 @dataclass(frozen=True)
-class MixtralOffloadingParameters:
+class MixtralOffloading(Policy):
     """Eliseev & Mazur, Section 3.
 
     speculate: experts of the next layer that are loaded ahead, 0 for none. The paper loads one or two; 2 is Mixtral's
@@ -71,7 +75,7 @@ class MixtralOffloadingParameters:
 
     Speculated experts wait in 2 x ``speculate`` staging slots (the paper's four buffers), half of them for the layer at
     work and half for the next, and enter the cache only if they are used (our reading of a cache and a buffer apart).
-    The start is the released code's: the last experts of each layer are resident. Quantisation is the model's affair.
+    The start is the released code's: the last experts of each layer are resident. Quantisation belongs to the model.
     """
 
     speculate: int = 2
@@ -81,34 +85,41 @@ class MixtralOffloadingParameters:
         """Loads need a slot."""
         at_least(self, speculate=0, demand_slots=1)
 
+    @property
+    def needs(self) -> Needs:
+        """Speculation takes forecasts."""
+        return NEEDS if self.speculate else WITHOUT_SPECULATION
 
-def build(parameters: MixtralOffloadingParameters, context: BuildContext) -> Composition:
-    """LRU by layer with speculative loading."""
-    size = parameters.speculate
-    return Composition(
-        name="mixtral-offloading",
-        placement=LastExperts(),
-        router=TrueRouter(),
-        assigner=LoadAll(),
-        prefetcher=TopPrefetcher(size, "gate", "staging", ties="place") if size else None,
-        cache=SpeculativeLruCache(),
-        needs=NEEDS if size else WITHOUT_SPECULATION,
-        demand_slots=parameters.demand_slots,
-        prefetch_slots=2 * size,
-        parameters=asdict(parameters),
-    )
+    def compose(self, context: BuildContext) -> Composition:
+        """LRU by layer with speculative loading."""
+        size = self.speculate
+        return Composition(
+            placement=LastExperts(),
+            assigner=LoadAll(),
+            prefetcher=TopPrefetcher(size, "gate", "staging", ties="place") if size else None,
+            cache=SpeculativeLruCache(),
+            demand_slots=self.demand_slots,
+            prefetch_slots=2 * size,
+        )
 
 
+@register(
+    "mixtral-offloading@impl",
+    "LRU by layer; evicted experts are written back",
+    source="dvmazur/mixtral-offloading ce54518; docs/readings.md, Mixtral-Offloading",
+)
 @dataclass(frozen=True)
-class MixtralOffloadingImplParameters:
+class MixtralOffloadingImpl(Policy):
     """The released code (commit ce54518, ``expert_cache.py``).
 
     buffers: its ``buffer_size``, the staging slots. There each load, here only one that the cache cannot take, passes
         through them; there at most 3 are under way, here the link carries one copy at a time anyway.
 
     Where an event is larger than the cache, the code writes an expert back for each of its loads; here those beyond the
-    cache displace, and write back, nobody.
+    cache displace nothing and write nothing back.
     """
+
+    needs = WITHOUT_SPECULATION
 
     buffers: int = 4
 
@@ -116,36 +127,12 @@ class MixtralOffloadingImplParameters:
         """Loads need a slot."""
         at_least(self, buffers=1)
 
-
-def build_impl(parameters: MixtralOffloadingImplParameters, context: BuildContext) -> Composition:
-    """LRU by layer; whoever leaves is copied back to the host."""
-    return Composition(
-        name="mixtral-offloading@impl",
-        placement=LastExperts(),
-        router=TrueRouter(),
-        assigner=LoadAll(),
-        prefetcher=None,
-        cache=LruCache(),
-        needs=WITHOUT_SPECULATION,
-        writes_back=True,
-        demand_slots=parameters.buffers,
-        parameters=asdict(parameters),
-    )
-
-
-MIXTRAL_OFFLOADING = System(
-    name="mixtral-offloading",
-    summary="LRU by layer; the next gate loads ahead",
-    source="Eliseev & Mazur (arXiv 2312.17238), Sections 3.1-3.2; docs/readings.md#mixtral-offloading",
-    parameters=MixtralOffloadingParameters,
-    build=build,
-    needs=NEEDS,
-)
-MIXTRAL_OFFLOADING_IMPL = System(
-    name="mixtral-offloading@impl",
-    summary="LRU by layer; evicted experts are written back",
-    source="dvmazur/mixtral-offloading ce54518; docs/readings.md#mixtral-offloading",
-    parameters=MixtralOffloadingImplParameters,
-    build=build_impl,
-    needs=WITHOUT_SPECULATION,
-)
+    def compose(self, context: BuildContext) -> Composition:
+        """LRU by layer; an evicted expert is copied back to the host."""
+        return Composition(
+            placement=LastExperts(),
+            assigner=LoadAll(),
+            cache=LruCache(),
+            writes_back=True,
+            demand_slots=self.buffers,
+        )

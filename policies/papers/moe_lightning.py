@@ -1,11 +1,13 @@
-"""MoE-Lightning (Cao et al. 2025): where experts are is searched for before the run, with a performance model, and then
-fixed. A share of every layer's experts stays on the GPU, a share is streamed through it in each step, the rest is the
-CPU's."""
+"""MoE-Lightning (Cao et al. 2025): a placement searched for before the run with a performance model, and then fixed.
+
+A share of every layer's experts stays on the GPU, a share is streamed through it in each step, the CPU computes the
+rest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from typing import Literal, NamedTuple
@@ -15,49 +17,23 @@ import numpy as np
 from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, ExpertId, Forecast, LayerView, PolicyError
 from policies.parts.assigners import settle
 from policies.parts.caches import StaticCache
-from policies.parts.forecasts import ProtectsNobody
 from policies.parts.objective import together
-from policies.parts.routers import TrueRouter
+from policies.parts.prefetchers import NoProtection
 from policies.protocols import Budget, Composition, InitialPlacement, Needs
-from policies.system import BuildContext, ChoiceError, System, at_least
+from policies.system import BuildContext, ChoiceError, Policy, at_least, register
 
-NEEDS = Needs(calibration=True)
 ONE = 1_000_000  # a probability of 1 in the search, whose times are whole numbers
 
 
-@dataclass(frozen=True)
-class MoeLightningParameters:
-    """The search is for throughput at a large batch; at batch 1 most of what is streamed is copied for nothing.
-
-    steps: the grid has shares of 0, 1/steps, ..., 1 of all experts (ours).
-    prefetch_slots: staging slots for what is streamed ahead; no layer streams more. They are reserved before the search
-        knows the memory, and are lost to residents whether it streams or not: hence few. A link that keeps up with
-        the GPU can use more (ours).
-    demand_slots: staging slots for streamed experts that are needed before their turn (ours).
-
-    Ours as well (docs/readings.md, MoE-Lightning): the shares are of the experts of every layer. The CPU computes
-    experts; in the released code it computes attention, and all experts run on the GPU. One plan serves prefill too,
-    though it is searched for decode steps.
-    """
-
-    steps: int = 400
-    prefetch_slots: int = 4
-    demand_slots: int = 2
-
-    def __post_init__(self) -> None:
-        """A grid has two ends, and loads pass through staging."""
-        at_least(self, steps=1, prefetch_slots=0, demand_slots=1)
-
-
 class Split(NamedTuple):
-    """Experts over all layers: the ``resident`` and, with them, all that run on the ``gpu``; the CPU has the rest."""
+    """Numbers of experts over all layers: ``resident``, and all that run on the ``gpu``, residents included."""
 
     resident: int
     gpu: int
 
 
 def spread(total: int, layers: int) -> list[int]:
-    """``total`` experts over ``layers``, as evenly as it goes, the first layers with one more."""
+    """``total`` experts over ``layers``, as evenly as possible, the first layers with one more."""
     return [(total + layers - 1 - layer) // layers for layer in range(layers)]
 
 
@@ -85,13 +61,13 @@ class LayerModel:
 
 
 def _use(chosen: float, batch: int, most: int) -> tuple[int, int]:
-    """(Chance x ONE that some token of the batch chooses an expert, tokens of it if so, at most ``most``)."""
+    """(Probability x ONE that some token of the batch chooses an expert, its tokens if so, at most ``most``)."""
     used = 1 - (1 - chosen) ** batch
     return round(used * ONE), min(round(batch * chosen / used), most) if used else 0
 
 
 def _both(one: int, other: int) -> int:
-    """The chance of two independent events."""
+    """The probability of two independent events."""
     return one * other // ONE
 
 
@@ -114,19 +90,19 @@ def search(models: Sequence[LayerModel], budget: Budget, steps: int, streamed: i
 
 @dataclass
 class FixedPlan:
-    """What the search has found, told by the placement to the parts that carry it out.
+    """The result of the search, shared by the placement with the parts that carry it out.
 
-    ``streamed``: by layer, as keys in copy order; None until the placement has been asked.
+    ``streamed``: by layer, as keys in copy order; None until the placement has been made.
     """
 
     streamed: list[dict[int, None]] | None = None
 
     def of(self, layer: int) -> dict[int, None]:
-        """What a layer streams. Raises PolicyError if nothing has been searched."""
+        """The experts that a layer streams. Raises PolicyError if nothing has been searched."""
         if self.streamed is None:
             raise PolicyError(
                 "policy 'moe-lightning': assigner and prefetcher carry out the plan that its placement searches for, "
-                "and that was not asked: keep the placement, or do without all three"
+                "and that was not called: keep the placement, or do without all three"
             )
         return self.streamed[layer]
 
@@ -139,7 +115,7 @@ class SearchedPlacement:
         self._models, self._ranked, self._plan, self._steps, self._most = models, ranked, plan, steps, streamed
 
     def place(self, budget: Budget) -> InitialPlacement:
-        """Search, remember what is streamed, seat the residents."""
+        """Search, pass on what is streamed, place the residents."""
         split = search(self._models, budget, self._steps, self._most)
         staying, running = spread(split.resident, budget.layers), spread(split.gpu, budget.layers)
         layers = list(zip(self._ranked, staying, running, strict=True))
@@ -148,7 +124,7 @@ class SearchedPlacement:
 
 
 class FixedAssigner:
-    """Streamed experts that are active are loaded unless they are there; the CPU's stay on the CPU."""
+    """Active experts that are streamed are loaded unless they are on the GPU; the CPU's stay on the CPU."""
 
     def __init__(self, plan: FixedPlan) -> None:
         self._plan = plan
@@ -159,9 +135,9 @@ class FixedAssigner:
         return settle(view, [ready[e] != INFINITE_NS or e in streamed for e in view.routing.active])
 
 
-class PipelinedPrefetcher(ProtectsNobody):
+class PipelinedPrefetcher(NoProtection):
     """The next layer's streamed experts, before its routing is known: the weights' part of the CGOPipe schedule. Those
-    without a token have been copied for nothing."""
+    without a token were copied in vain."""
 
     into: Literal["cache", "staging"] = "staging"
 
@@ -176,7 +152,7 @@ class PipelinedPrefetcher(ProtectsNobody):
 
 def layer_models(context: BuildContext) -> tuple[list[LayerModel], list[list[int]]]:
     """By layer: its model, and its experts by popularity in calibrated decode steps."""
-    calibration = context.required_calibration("moe-lightning")
+    calibration = context.required_calibration()
     if len(context.costs) != context.layers:
         raise ChoiceError(
             f"policy 'moe-lightning' searches with the planner's costs of {context.layers} layers, got "
@@ -189,30 +165,46 @@ def layer_models(context: BuildContext) -> tuple[list[LayerModel], list[list[int
     return [LayerModel(costs, share, context.top_k, context.batch) for costs, share in layers], ranked
 
 
-def build(parameters: MoeLightningParameters, context: BuildContext) -> Composition:
-    """Five parts around one plan, which the placement finds."""
-    slots = parameters.prefetch_slots
-    models, ranked = layer_models(context)
-    plan = FixedPlan()
-    return Composition(
-        name="moe-lightning",
-        placement=SearchedPlacement(models, ranked, plan, parameters.steps, slots),
-        router=TrueRouter(),
-        assigner=FixedAssigner(plan),
-        prefetcher=PipelinedPrefetcher(plan) if slots else None,
-        cache=StaticCache(),
-        needs=NEEDS,
-        demand_slots=parameters.demand_slots,
-        prefetch_slots=slots,
-        parameters=asdict(parameters),
-    )
-
-
-MOE_LIGHTNING = System(
-    name="moe-lightning",
-    summary="searched shares: resident, streamed, and on the CPU",
+@register(
+    "moe-lightning",
+    "searched shares: resident, streamed, and on the CPU",
     source="MoE-Lightning (ASPLOS 2025), performance model and CGOPipe; DALI, Section 6.1 (baseline)",
-    parameters=MoeLightningParameters,
-    build=build,
-    needs=NEEDS,
 )
+@dataclass(frozen=True)
+class MoeLightning(Policy):
+    """The search is for throughput at a large batch; at batch 1 most of what is streamed is copied in vain.
+
+    steps: the grid has shares of 0, 1/steps, ..., 1 of all experts (ours).
+    prefetch_slots: staging slots for what is streamed ahead; no layer streams more. They are reserved before the search
+        has the memory's size, and are lost to residents whether it streams or not: hence few. A link that keeps up with
+        the GPU can use more (ours).
+    demand_slots: staging slots for streamed experts that are needed before their turn (ours).
+
+    Also ours: the shares are of every layer's experts, where docs/readings.md, MoE-Lightning, has a share of the
+    layers. The CPU computes experts; in the released code it computes attention, and all experts run on the GPU. One
+    plan is for prefill, too, though it is searched for decode steps.
+    """
+
+    needs = Needs(calibration=True)
+
+    steps: int = 400
+    prefetch_slots: int = 4
+    demand_slots: int = 2
+
+    def __post_init__(self) -> None:
+        """A grid has two ends, and loads pass through staging."""
+        at_least(self, steps=1, prefetch_slots=0, demand_slots=1)
+
+    def compose(self, context: BuildContext) -> Composition:
+        """Parts around one plan, which the placement finds."""
+        slots = self.prefetch_slots
+        models, ranked = layer_models(context)
+        plan = FixedPlan()
+        return Composition(
+            placement=SearchedPlacement(models, ranked, plan, self.steps, slots),
+            assigner=FixedAssigner(plan),
+            prefetcher=PipelinedPrefetcher(plan) if slots else None,
+            cache=StaticCache(),
+            demand_slots=self.demand_slots,
+            prefetch_slots=slots,
+        )

@@ -1,5 +1,5 @@
-"""Assigners that look at each expert by itself: load all, stay where it lies, Fiddler's cost rule, a threshold; and two
-that choose between others by the step."""
+"""Assigners that decide expert by expert: load all, stream the layer, stay in place, Fiddler's cost rule, a threshold;
+and two that choose another assigner by the step."""
 
 from __future__ import annotations
 
@@ -31,17 +31,30 @@ class LoadAll:
         return settle(view, [True] * len(view.routing.active))
 
 
-class ResidentOrCpu:
-    """On the GPU what is there, on the CPU the rest. Nothing is ever loaded.
+class StreamLayer:
+    """All active experts on the GPU; the layer's other experts are copied before them, though no token needs them."""
 
-    ``awaits``: what is being copied already counts as there; if not, it runs on the CPU until it has arrived.
+    def __init__(self, experts: int) -> None:
+        self._experts = range(experts)
+
+    def assign(self, view: LayerView) -> Assignment:
+        """Load the active experts, stream the others (the session leaves out those that were prefetched)."""
+        active = view.ready_ns
+        idle = tuple(expert for expert in self._experts if expert not in active)
+        return settle(view, [True] * len(view.routing.active))._replace(streamed=idle)
+
+
+class ResidentOrCpu:
+    """Experts on the GPU run there, the others on the CPU; nothing is ever loaded.
+
+    ``awaits``: an expert whose copy is in flight counts as on the GPU; if not, it runs on the CPU until it has arrived.
     """
 
     def __init__(self, awaits: bool = True) -> None:
         self._absent_ns = INFINITE_NS if awaits else 1
 
     def assign(self, view: LayerView) -> Assignment:
-        """Every expert where it lies."""
+        """Every expert where it is."""
         ready, absent_ns = view.ready_ns, self._absent_ns
         return settle(view, [ready[expert] < absent_ns for expert in view.routing.active])
 
@@ -49,8 +62,8 @@ class ResidentOrCpu:
 class CostRule:
     """An absent expert is loaded iff copying it and running it on the GPU is faster than the CPU.
 
-    Fiddler, Section 3.3, Algorithm 1; what is resident, or on its way, runs on the GPU. Each expert by itself: neither
-    the others' loads nor the first CPU expert's extra time count.
+    Fiddler, Section 3.3, Algorithm 1; experts that are resident or in flight run on the GPU. Each expert is judged by
+    itself: neither the others' loads nor the first CPU expert's extra time count.
     """
 
     def assign(self, view: LayerView) -> Assignment:
@@ -59,7 +72,7 @@ class CostRule:
 
 
 def sooner_on_gpu(view: LayerView) -> list[bool]:
-    """Of every active expert, by itself: is the GPU done with it before the CPU would be?"""
+    """For every active expert, by itself: would the GPU finish it before the CPU?"""
     active, tokens = view.routing.active, view.routing.tokens
     costs = view.costs[view.layer]
     gpu_ns, cpu_ns, copy_ns = costs.gpu_ns, costs.cpu_ns, costs.copy_ns
@@ -73,8 +86,8 @@ def sooner_on_gpu(view: LayerView) -> list[bool]:
 class ThresholdAssigner:
     """An expert with a workload above ``theta`` runs on the GPU, loaded if absent; any other on the CPU.
 
-    ``theta`` None: the break-even of the planner's costs, layer by layer. ``residents`` "stay": only who is absent is
-    asked, as in Fiddler, and what is on the GPU, or on its way, runs there; "split": everybody is asked.
+    ``theta`` None: the break-even of the planner's costs, layer by layer. ``residents`` "stay": the threshold decides
+    on absent experts alone, as in Fiddler, and those on the GPU, or in flight, run there; "split": it decides on all.
     """
 
     def __init__(self, theta: int | None = None, residents: Literal["stay", "split"] = "stay") -> None:

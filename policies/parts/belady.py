@@ -1,7 +1,7 @@
-"""Belady's clairvoyant caches: who is used again last leaves. Bounds, and built from the future of the very run.
+"""Belady's clairvoyant caches: evict the expert whose next use is farthest away. Built from the future of the same run.
 
-The unit is the event: what a layer uses in a step is looked up together and admitted together, and does not leave
-meanwhile. With equal sizes no cache that only admits what was asked for has fewer misses than the one with bypass; with
+The unit is the event: the experts that a layer uses in a step are looked up together and admitted together, and are not
+evicted meanwhile. With equal sizes no cache that admits on demand alone has fewer misses than the one with bypass; with
 unequal sizes neither is a bound.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from policies.mechanism.views import ExpertId, LayerView
+from policies.parts.caches import RankedCache
 from policies.parts.future import NEVER, Future
-from policies.parts.ranking import RankedCache
 
 
 class BeladyCache(RankedCache):
@@ -27,7 +27,7 @@ class BeladyCache(RankedCache):
         self._next = dict(future.first_use)
 
     def observe(self, view: LayerView) -> None:
-        """Move on by one event: its experts' next uses become known."""
+        """Advance by one event and take up its experts' next uses."""
         place = self._place
         self._future.check(place, view)
         self._place = place + 1
@@ -46,12 +46,12 @@ class BeladyCache(RankedCache):
         return self._next.get(id, NEVER)
 
     def rank_of(self, id: ExpertId) -> int:
-        """Who is used again last is lowest."""
+        """The later the next use, the lower."""
         return -self.next_use(id)
 
 
 class BeladyBypassCache(BeladyCache):
-    """Belady's cache that may decline: whoever is not used again before the one it would displace does not come in."""
+    """Belady's cache with bypass: an expert is admitted only if it is used again before the one it would displace."""
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """The member used again last, if that is later than ``incoming``; else None."""

@@ -1,16 +1,24 @@
-"""What caches have in common, and the two that learn nothing: static and random."""
+"""The simple caches: static, random, least recently used, least frequently used; and bases for others.
+
+Each serves both layouts, one pool over all layers or slots by layer.
+"""
 
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Container, Sequence
 
 from policies.mechanism.views import ExpertId, LayerView, Swap
+from policies.parts.lazy_heap import LazyHeap
 from policies.protocols import When
+
+_TICKS = 1 << 40  # more events than a run can have: frequency decides, then recency
 
 
 class DemandCache:
-    """A cache that changes only by admitting copies: no swaps, admissions in the order of the copies."""
+    """Base of caches that change only by admitting copies: no swaps, admissions in the order of the copies."""
 
     admits = True
 
@@ -18,7 +26,7 @@ class DemandCache:
         """Learn nothing."""
 
     def order(self, incoming: Sequence[ExpertId]) -> Sequence[ExpertId]:
-        """As they come."""
+        """As given."""
         return incoming
 
     def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
@@ -27,23 +35,23 @@ class DemandCache:
 
 
 class StaticCache(DemandCache):
-    """Stays as it was placed; what is loaded passes through staging."""
+    """Stays as it was placed; loads pass through staging."""
 
     admits = False
 
     def admitted(self, id: ExpertId, group: int) -> None:
-        """Only the initial placement comes here."""
+        """Called for the initial residents alone."""
 
     def evicted(self, id: ExpertId, group: int) -> None:
-        """Never happens by this cache's doing."""
+        """Never a decision of this cache."""
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
-        """Nobody leaves."""
+        """None: nothing is evicted."""
         return None
 
 
 class RandomCache(DemandCache):
-    """Evicts a member drawn uniformly among those not blocked: the floor that a cache has to beat."""
+    """Evicts a member drawn uniformly among those not blocked: the least that a cache has to beat."""
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
@@ -51,7 +59,7 @@ class RandomCache(DemandCache):
         self._place: dict[ExpertId, int] = {}
 
     def admitted(self, id: ExpertId, group: int) -> None:
-        """Put it last."""
+        """Append it."""
         members = self._members.setdefault(group, [])
         self._place[id] = len(members)
         members.append(id)
@@ -65,7 +73,7 @@ class RandomCache(DemandCache):
             self._place[last] = place
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
-        """Draw; after a few blocked ones, draw among the others alone."""
+        """Draw; after a few blocked draws, draw among the others alone."""
         members = self._members.get(group, [])
         for _ in range(4 if members else 0):
             id = members[int(self._draw.random() * len(members))]
@@ -73,3 +81,115 @@ class RandomCache(DemandCache):
                 return id
         free = [id for id in members if id not in blocked]
         return self._draw.choice(free) if free else None
+
+
+class LruCache(DemandCache):
+    """Evicts the least recently used member; an admission counts as a use. Experts of one event are used in id order,
+    and its admissions follow its hits."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, OrderedDict[ExpertId, None]] = {}
+        self._home: dict[tuple[int, int], OrderedDict[ExpertId, None]] = {}
+
+    def observe(self, view: LayerView) -> None:
+        """The members used become the most recent."""
+        layer, home = view.layer, self._home
+        for expert in view.routing.active:
+            group = home.get((layer, expert))
+            if group is not None:
+                group.move_to_end((layer, expert))  # type: ignore[arg-type]  # equal to its ExpertId, and cheaper
+
+    def admitted(self, id: ExpertId, group: int) -> None:
+        """A new member is the most recent."""
+        home = self._home[id] = self._groups.setdefault(group, OrderedDict())
+        home[id] = None
+
+    def evicted(self, id: ExpertId, group: int) -> None:
+        """Forget it."""
+        del self._home.pop(id)[id]
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        """The least recent member that is not blocked."""
+        for id in self._groups.get(group, ()):
+            if id not in blocked:
+                return id
+        return None
+
+
+class RankedCache(DemandCache, ABC):
+    """Base of caches that evict the member of least rank, ties to the lower id.
+
+    A subclass defines ``rank_of``, and calls ``rerank`` when the rank of an expert has changed.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[int, LazyHeap] = {}
+        self._home: dict[tuple[int, int], LazyHeap] = {}
+
+    @abstractmethod
+    def rank_of(self, id: ExpertId) -> float:
+        """The present rank of ``id``, whether it is in the cache or not."""
+
+    def rerank(self, id: ExpertId) -> None:
+        """Take up the present rank of ``id``; nothing happens if it is not in the cache."""
+        home = self._home.get(id)
+        if home is not None:
+            home.put(id, self.rank_of(id))
+
+    def admitted(self, id: ExpertId, group: int) -> None:
+        """Join the group."""
+        home = self._home[id] = self._groups.setdefault(group, LazyHeap())
+        home.put(id, self.rank_of(id))
+
+    def evicted(self, id: ExpertId, group: int) -> None:
+        """Leave the group."""
+        self._home.pop(id).drop(id)
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        """The member of least rank that is not blocked."""
+        members = self._groups.get(group)
+        return members.lowest(blocked) if members else None
+
+
+class LfuCache(RankedCache):
+    """Evicts the member used in the fewest events; ties go to the less recently used, then to the lower id.
+
+    ``history``: counts go on while an expert is out of the cache ("perfect" LFU). Without it an expert starts at zero
+    whenever it is admitted (MoE-Infinity's in-cache visit count). ``recency``: without it, ties go to the lower expert,
+    then to the lower layer, whichever was used last (the order in which MoE-Infinity's released code scans).
+    """
+
+    def __init__(self, history: bool = True, recency: bool = True) -> None:
+        super().__init__()
+        self.history = history
+        self.recency = recency
+        self._rank: dict[tuple[int, int], int] = {}  # uses * _TICKS + last event, or expert
+        self._event = 0
+
+    def observe(self, view: LayerView) -> None:
+        """Count one use of every active expert."""
+        self._event += 1
+        layer, home, rank, event = view.layer, self._home, self._rank, self._event
+        for expert in view.routing.active:
+            id = (layer, expert)
+            group = home.get(id)
+            if group is not None or self.history:
+                tie = event if self.recency else expert
+                now = rank[id] = (rank.get(id, 0) // _TICKS + 1) * _TICKS + tie
+                if group is not None:  # as ``rerank``, but cheaper: the rank has grown
+                    group.rank[id] = now  # type: ignore[index]  # equal to its ExpertId
+
+    def rank_of(self, id: ExpertId) -> int:
+        """Uses first; with its history, or from zero."""
+        return self._rank[id]
+
+    def admitted(self, id: ExpertId, group: int) -> None:
+        """Join the group; a first admission counts as a use now."""
+        self._rank.setdefault(id, self._event if self.recency else id.expert)
+        super().admitted(id, group)
+
+    def evicted(self, id: ExpertId, group: int) -> None:
+        """Leave the group; without history also the count."""
+        super().evicted(id, group)
+        if not self.history:
+            del self._rank[id]

@@ -78,7 +78,7 @@ def _search(
 def _core(
     gpu_ns: Sequence[int], cpu_ns: Sequence[int], ranked: Sequence[int], split: int
 ) -> Iterator[tuple[int, bool, Rate | None, Rate | None]]:
-    """Experts from the split outwards: who, whether it leaves the GPU, and the next to leave and to enter after it."""
+    """From the split outwards: an expert, whether it leaves the GPU, and the next to leave and to enter after it."""
     rates = [(gpu_ns[i], cpu_ns[i]) for i in ranked]
     low, high = split - 1, split
     while low >= 0 or high < len(ranked):
@@ -111,9 +111,10 @@ def _promising(states: list[State], best: int, leaving: Rate | None, entering: R
 
 
 def solve_with_highs(gpu_ns: Sequence[int], cpu_ns: Sequence[int], first_cpu_ns: int) -> list[bool]:
-    """The same programme by HiGHS (scipy.optimize.milp), without a gap; to be believed within its tolerance of 1e-6.
+    """The same programme by HiGHS (scipy.optimize.milp), without a gap; exact within its tolerance of 1e-6.
 
-    Variables: x_i (expert i on the GPU), y (anyone on the CPU), T; minimise T. Raises RuntimeError if HiGHS gives up.
+    Variables: x_i (expert i on the GPU), y (any expert on the CPU), T; minimise T. Raises RuntimeError if HiGHS gives
+    up.
     """
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp

@@ -1,4 +1,4 @@
-"""The future of a run: what clairvoyant policies are allowed to know, and nobody else."""
+"""The future of a run, for clairvoyant policies only."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from policies.mechanism.views import ExpertId, LayerView, PolicyError
 
 Event = tuple[int, int, tuple[int, ...]]  # step, layer, active experts
 WIDTH = 1 << 20  # more experts than an event can have
-NEVER = 1 << 62  # the use that does not come
+NEVER = 1 << 62  # no further use
 
 
 class Future:
     """Every layer event of a complete run, in order: event 0, 1, ...
 
     A use is a number that grows with time: event * ``WIDTH`` + order. Experts used in the same event are ordered by
-    what comes after: who is used again sooner comes first, equals stay equal. This matters since an event's residents
-    cannot leave: of two experts that are used together next, the one that is there keeps the other one out.
+    their following uses: the one used again sooner comes first, equals stay equal. This matters since an event's
+    residents cannot be evicted: of two experts that are used together next, the resident one keeps the other one out.
 
     ``first_use`` holds the first use of each expert that is used at all; ``next_uses[i]`` pairs each expert of event i
     with its next use after it (``NEVER`` if there is none).

@@ -1,9 +1,9 @@
 """The objective that assigners share: min max(T_cpu, T_gpu) over the active experts (DALI, Section 4.1, Eq. 3-6).
 
-T_gpu and T_cpu are sums over the experts put there. An expert occupies the GPU for max(transfer, compute): the transfer
-is 0 if it is resident, what is left if it is being copied (our reading: the paper does not say), and a whole copy if it
-is absent. The CPU's first expert of a layer costs ``first_cpu_ns`` more. Active experts always run somewhere (our
-reading of Eq. 7). All times are integer nanoseconds.
+T_gpu and T_cpu are sums over the experts on that device. An expert occupies the GPU for max(transfer, compute): the
+transfer is 0 if it is resident, the rest of its copy if that is in flight (our reading: the paper does not say), and a
+whole copy if it is absent. The CPU's first expert of a layer costs ``first_cpu_ns`` more. Active experts always run
+somewhere (our reading of Eq. 7). All times are integer nanoseconds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def makespan(gpu_ns: Sequence[int], cpu_ns: Sequence[int], on_gpu: Sequence[bool
 
 
 def together(costs: ExpertCosts, cpu_ns: int, copies_ns: int) -> tuple[int, int]:
-    """When the CPU and the link are done, if both begin now and would take ``cpu_ns`` and ``copies_ns`` alone."""
+    """When the CPU and the link finish, if both begin now and would take ``cpu_ns`` and ``copies_ns`` alone."""
     cpu_end, copies_end = cpu_ns * 1000 // costs.cpu_permille, copies_ns * 1000 // costs.copy_permille
     if cpu_end <= copies_end:
         return cpu_end, cpu_end + copies_ns - cpu_end * costs.copy_permille // 1000
@@ -51,8 +51,8 @@ def together(costs: ExpertCosts, cpu_ns: int, copies_ns: int) -> tuple[int, int]
 
 
 def assignment_of(view: LayerView, order: Sequence[int], on_gpu: Sequence[bool], makespan_ns: int) -> Assignment:
-    """The choice as an Assignment. ``order`` holds positions in ``active``, most urgent first; on the GPU, residents go
-    before what is still coming."""
+    """The choice as an Assignment. ``order`` holds positions in ``active``, most urgent first; on the GPU, residents
+    run before experts that are still being copied."""
     active, ready = view.routing.active, view.ready_ns
     there: list[int] = []
     coming: list[int] = []

@@ -1,9 +1,9 @@
-"""Assignment by the timeline of a layer instead of a sum of durations: copies follow each other on the link, each
-loaded expert runs when it has come, the CPU works meanwhile, and both slow each other down. Ours.
+"""Assignment by the timeline of a layer instead of a sum of durations (ours): copies follow each other on the link,
+each loaded expert runs when it has arrived, the CPU works meanwhile, and both slow each other down.
 
 With experts of one size, the loads of least makespan are the largest absent workloads, and the residents that the CPU
-takes over, if any, are the smallest: whatever else is chosen in the same numbers spares neither side more. So only
-numbers are searched: how many residents stay on the GPU, and how many absent experts are loaded. An expert is taken to
+takes over, if any, are the smallest: no other choice of the same numbers relieves either side more. So only numbers are
+searched: how many residents stay on the GPU, and how many absent experts are loaded. An expert is taken to
 compute on the GPU no longer than its copy takes.
 """
 
@@ -31,7 +31,7 @@ class PipelineAssigner:
     """
 
     def assign(self, view: LayerView) -> Assignment:
-        """Choose the numbers, with the expert on its way (if there is one) on either side."""
+        """Choose the numbers, with the expert in flight (if there is one) on either side."""
         active, tokens, ready = view.routing.active, view.routing.tokens, view.ready_ns
         order = sorted(range(len(active)), key=tokens.__getitem__, reverse=True)
         here = [i for i in order if ready[active[i]] == 0]
@@ -51,7 +51,7 @@ class PipelineAssigner:
 def _choose(
     view: LayerView, here: Sequence[int], absent: Sequence[int], awaited: Sequence[int], left: Sequence[int]
 ) -> Choice:
-    """The best numbers; ``awaited`` is on its way to the GPU, ``left`` runs on the CPU though it is on its way."""
+    """The best numbers; ``awaited`` is in flight, ``left`` is in flight too and runs on the CPU all the same."""
     tokens, costs = view.routing.tokens, view.costs[view.layer]
     gpu_ns, cpu_ns = costs.gpu_ns, costs.cpu_ns
     gpu = sum([gpu_ns[tokens[i]] for i in (*here, *awaited)])
@@ -60,7 +60,7 @@ def _choose(
     best, floor = _with_loads(view, len(here), gpu, cpu, absent, last_ns)
     for stay in range(len(here) - 1, -1, -1):
         if floor >= best.makespan_ns:
-            break  # it is not the GPU's work that takes longest, and the CPU's only grows
+            break  # the GPU is not the bottleneck, and the CPU's work only grows
         gpu -= gpu_ns[tokens[here[stay]]]
         cpu += cpu_ns[tokens[here[stay]]]
         choice, floor = _with_loads(view, stay, gpu, cpu, absent, last_ns)
@@ -74,8 +74,8 @@ def _with_loads(
 ) -> tuple[Choice, int]:
     """The best number of loads, and the least makespan in ns that a GPU which computes in no time would allow.
 
-    Without any load, the GPU works for ``gpu`` ns, the last ``last_ns`` of them on the expert that is on its way (None:
-    there is none), and the CPU for ``cpu`` ns.
+    Without any load, the GPU works for ``gpu`` ns, the last ``last_ns`` of them on the expert in flight (None: there is
+    none), and the CPU for ``cpu`` ns.
     """
     tokens, costs = view.routing.tokens, view.costs[view.layer]
     start, copies = view.cpu_backlog_ns + costs.first_cpu_ns, view.h2d_backlog_ns
@@ -86,7 +86,7 @@ def _with_loads(
         cpu -= costs.cpu_ns[tokens[i]]
         copies += costs.copy_ns
         if copies >= best.makespan_ns:
-            break  # too late even on an low_jitter link
+            break  # too late even without contention
         gpu += costs.gpu_ns[tokens[i]]
         cpu_end, arrived = together(costs, start + cpu if cpu else 0, copies)
         others = max(cpu_end, arrived + costs.gpu_ns[tokens[i]])

@@ -1,4 +1,4 @@
-"""Placements: how the cache budget is divided among layers, and who sits in it before the first token.
+"""Placements: how the cache budget is divided among layers, and which experts are resident before the first token.
 
 All of them work in whole experts, which may differ in size from layer to layer. What is left of the budget after an
 even division goes to the layers in a fixed order, at most one more expert each.
@@ -16,7 +16,7 @@ from policies.protocols import Budget, InitialPlacement, Placement
 
 
 def even_slots(budget: Budget, order: Iterable[int] | None = None) -> list[int]:
-    """The same number of slots for every layer; what is left buys one more each, in ``order`` (default: ascending)."""
+    """The same number of slots for every layer; the rest gives one more each, in ``order`` (default: ascending)."""
     base = min(budget.cache_bytes // sum(budget.expert_bytes), budget.experts)
     slots = [base] * budget.layers
     left = budget.cache_bytes - base * sum(budget.expert_bytes)
@@ -29,7 +29,7 @@ def even_slots(budget: Budget, order: Iterable[int] | None = None) -> list[int]:
 
 
 class NoPlacement:
-    """Even slots, nobody in them."""
+    """Even slots, empty."""
 
     def place(self, budget: Budget) -> InitialPlacement:
         """Divide the budget evenly."""
@@ -37,10 +37,10 @@ class NoPlacement:
 
 
 class PoolPlacement:
-    """One pool of bytes over all layers, nobody in it."""
+    """One pool of bytes over all layers, empty."""
 
     def place(self, budget: Budget) -> InitialPlacement:
-        """Leave the budget in one piece."""
+        """Leave the budget undivided."""
         return InitialPlacement(None, ((),) * budget.layers)
 
 
@@ -59,7 +59,7 @@ class RandomPlacement:
 
 
 class LayerWisePlacement:
-    """Whole layers on the GPU from the last one backwards; what does not hold another whole layer stays unused.
+    """Whole layers on the GPU from the last one backwards; memory that does not hold another whole layer stays unused.
 
     llama.cpp's ``--n-cpu-moe n``, which keeps the experts of the first n layers on the CPU (DALI, Section 6.1).
     """
@@ -80,7 +80,7 @@ class PopularityPlacement:
     """The experts that calibration prompts used most, and slots for just these.
 
     Plain: by popularity over the whole model until the budget is spent (Fiddler, Section 3.2). ``uniform``: even slots
-    with each layer's most popular, and what is left to the best of those not placed yet, at most one a layer (DAOP,
+    with each layer's most popular, and the rest to the best of those not placed yet, at most one a layer (DAOP,
     Section IV-A). Ties go to the lower layer, then the lower expert. ``popularity`` [layers, experts] None: the
     budget's, over prompt and decode tokens; raises PolicyError if there is none.
     """
@@ -127,11 +127,11 @@ def _uniform(budget: Budget, popularity: np.ndarray) -> list[list[int]]:
 
 
 class Pooled:
-    """Whoever another placement chooses, in one pool over all layers."""
+    """The residents of another placement, in one pool over all layers."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
 
     def place(self, budget: Budget) -> InitialPlacement:
-        """The same residents, whose slots belong to no layer."""
+        """The same residents, without slots by layer."""
         return InitialPlacement(None, self.placement.place(budget).residents)

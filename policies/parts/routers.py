@@ -1,16 +1,15 @@
-"""The true router, and what those have in common that take a forecast for the next layer's routing.
+"""The model's own router, the base of routers that commit to a forecast, and the building of a routing token by token.
 
-Routers that change what the model computes live with the paper that proposes them.
+Routers that change what the model computes are defined with the paper that proposes them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from policies.mechanism.views import Commitment, Forecast, LayerView, Routing
-from policies.parts.forecasts import next_forecast
-from policies.parts.token_routing import combine_weights, routing_of_tokens, scores_by_expert
+from policies.parts.prefetchers import next_forecast
 
 
 class TrueRouter:
@@ -23,15 +22,16 @@ class TrueRouter:
         return view.routing
 
     def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
-        """Every layer's own router speaks."""
+        """None: every layer's own router decides."""
         return None
 
 
 class ForecastRouter(ABC):
-    """In decode, the forecast of the next layer decides its routing, and the layer's own router is not asked.
+    """Base of routers that commit to a forecast: in decode it decides the next layer's routing, without that layer's
+    own router.
 
-    Weights are the forecast's scores over the experts that a token gets, in the model's way (``norm_topk``); equal
-    shares where the forecast has no scores. A layer without a forecast, and a prefill, are routed truly.
+    Weights are the forecast's scores over the experts that a token gets, normalised as the model does (``norm_topk``);
+    equal shares where the forecast has no scores. A layer without a forecast, and a prefill, use the layer's router.
     """
 
     looks_ahead = True
@@ -41,10 +41,10 @@ class ForecastRouter(ABC):
 
     @abstractmethod
     def select(self, ranked: Sequence[int], view: LayerView) -> Sequence[int]:
-        """One token's experts of the next layer, best first, from all that the forecast names, best first."""
+        """One token's experts of the next layer, from ``ranked``, all that the forecast names; both best first."""
 
     def ahead(self, routing: Routing, view: LayerView) -> tuple[int, ...]:
-        """Who of the next layer is computed on this layer's activations: nobody."""
+        """Experts of the next layer that the CPU computes on this layer's activations: none."""
         return ()
 
     def route(self, view: LayerView) -> Routing:
@@ -60,3 +60,30 @@ class ForecastRouter(ABC):
         tokens = zip(scores_by_expert(forecast), ids, strict=True)
         routing = routing_of_tokens(ids, [combine_weights(*token, self.norm_topk) for token in tokens])
         return Commitment(routing, self.ahead(routing, view))
+
+
+def routing_of_tokens(ids: Sequence[Sequence[int]], weights: Sequence[Sequence[float]]) -> Routing:
+    """The routing that sends each token to its ``ids``; both are [tokens][k], by descending weight."""
+    workload: dict[int, int] = {}
+    for chosen in ids:
+        for expert in chosen:
+            workload[expert] = workload.get(expert, 0) + 1
+    active = tuple(sorted(workload))
+    return Routing(active, tuple(workload[expert] for expert in active), ids, weights)
+
+
+def scores_by_expert(forecast: Forecast) -> list[dict[int, float]]:
+    """For each token, the scores of the experts that the forecast names; empty where it has no scores."""
+    if not forecast.token_scores:
+        return [{} for _ in forecast.token_ids]
+    return [dict(zip(*token, strict=True)) for token in zip(forecast.token_ids, forecast.token_scores, strict=True)]
+
+
+def combine_weights(scores: Mapping[int, float] | Sequence[float], ids: Sequence[int], norm_topk: bool) -> list[float]:
+    """The weights of one token's experts ``ids``: their ``scores``, by expert, scaled to a sum of 1 if the model does
+    so (``norm_topk``); equal shares where there are no scores."""
+    weights = [scores[expert] for expert in ids] if scores else []
+    if weights and not norm_topk:
+        return weights
+    total = sum(weights)
+    return [weight / total for weight in weights] if total > 0 else [1 / len(ids)] * len(ids)

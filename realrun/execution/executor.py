@@ -18,15 +18,15 @@ from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertId, Forecast, LayerInput, Phase, Plan
 from realrun.errors import LaneError
 from realrun.execution.copying import Copying
-from realrun.execution.layer_parts import Finish, LayerParts
-from realrun.execution.layer_state import Asked, LayerSizes
+from realrun.execution.layer_execution import Finish, LayerExecution
+from realrun.execution.layer_state import LayerSizes, RoutedInput
 from realrun.execution.low_jitter import low_jitter
-from realrun.execution.recorder import Recorder, Timed, Waited
+from realrun.execution.recorder import MachineRecorder, Timed, Waited
 from realrun.execution.routed_tokens import RoutedTokens, Weigh, as_it_is, rerouted
-from realrun.experts.expert_store import ExpertStore
 from realrun.experts.gpu_slots import GpuSlots
-from realrun.machine.lanes import Machine, Mark
-from realrun.machine.upload import upload
+from realrun.experts.store import ExpertStore
+from realrun.machine.cuda_memory import upload
+from realrun.machine.lanes import Completion, Machine
 from sim.runs.routing_error import RoutingErrors
 
 
@@ -37,10 +37,10 @@ class Executor:
         self, session: Session, machine: Machine, store: ExpertStore, slots: GpuSlots, kernels: Sequence[Any],
         sizes: LayerSizes, routing_errors: RoutingErrors | None = None,
     ) -> None:  # fmt: skip
-        """``kernels``: see ``LayerParts``; ``sizes``: of the largest step."""
-        self.session, self.machine, self.recorder = session, machine, Recorder()
+        """``kernels``: see ``LayerExecution``; ``sizes``: of the largest step."""
+        self.session, self.machine, self.recorder = session, machine, MachineRecorder()
         self.copying = Copying(session, machine, store, slots, self.recorder)
-        self.parts = LayerParts(machine, self.copying, store, slots, kernels, self.recorder, sizes)
+        self.parts = LayerExecution(machine, self.copying, store, slots, kernels, self.recorder, sizes)
         self._store, self._slots, self._routing_errors = store, slots, routing_errors
         self._layer = -1
 
@@ -69,11 +69,11 @@ class Executor:
     def begin_step(self, index: int, phase: Phase) -> None:
         """A forward pass begins."""
         self.recorder.step, self.recorder.phase = index, phase
-        with self.copying.turn:
+        with self.copying.lock:
             self.session.begin_step(index)
 
     def route(
-        self, given: LayerInput, true: RoutedTokens, asked: Asked, forecasts: Sequence[Forecast] = (),
+        self, given: LayerInput, true: RoutedTokens, inputs: RoutedInput, forecasts: Sequence[Forecast] = (),
         weigh: Weigh = as_it_is,
     ) -> Plan:  # fmt: skip
         """The layer's routing is known: decide, and begin. ``forecasts``: those that its routing was committed by;
@@ -81,60 +81,60 @@ class Executor:
         """
         session, copying = self.session, self.copying
         self._layer, committed = given.layer, session.committed is not None
-        with copying.turn:
+        with copying.lock:
             began = self.machine.now_ns()
             ahead_ns = self.parts.ahead_ns(session.costs[given.layer])
             plan = session.plan_layer(given._replace(h2d_backlog_ns=copying.left_ns(), cpu_backlog_ns=ahead_ns))
-            arrivals = copying.expect(self._copied_for(plan))
-            staged = frozenset(session.staged(plan.layer)) | {id.expert for id in arrivals}
+            futures = copying.expect(self._copied_for(plan))
+            staged = frozenset(session.staged(plan.layer)) | {expert_id.expert for expert_id in futures}
             self._give_up(plan)
         kept = plan.routing is given.routing
         tokens = true if kept else rerouted(weigh(plan.routing), true.top_k, true.weights.dtype)
         self._host("plan", began)
-        with copying.turn:
-            copying.turn.notify_all()
+        with copying.lock:
+            copying.lock.notify_all()
         if tokens is not true:
-            asked = Asked(asked.hidden, upload(tokens.weights, self.machine.device), asked.ready)
+            inputs = RoutedInput(inputs.hidden, upload(tokens.weights, self.machine.device), inputs.ready)
         if self._routing_errors is not None:
             self._routing_errors.observe(given.phase, given.routing, plan, forecasts if committed else None)
-        self.parts.start(plan, tokens, asked, arrivals, staged)
+        self.parts.start(plan, tokens, inputs, futures, staged)
         return plan
 
     def foresee(self, forecasts: Sequence[Forecast], top_k: int, dtype: torch.dtype, weigh: Weigh = as_it_is) -> None:
         """Forecasts of later layers are known; ``weigh`` as for the routing of the next layer."""
         began = self.machine.now_ns()
-        with self.copying.turn:
+        with self.copying.lock:
             foresight, withdrawn = self.session.foresee(forecasts)
             self._withdraw(withdrawn)
-            self.copying.turn.notify_all()
+            self.copying.lock.notify_all()
         self._host("foresee", began)
         commit = foresight.commit
         if commit is not None and commit.precompute:
             self.parts.precompute(commit, rerouted(weigh(commit.routing), top_k, dtype))
 
-    def combine(self, finish: Finish, keep: Callable[[Tensor], None]) -> Mark:
+    def combine(self, finish: Finish, keep: Callable[[Tensor], None]) -> Completion:
         """Launch the layer's sum: ``keep`` gets what ``finish`` makes of the partial results [N, k, H]."""
         return self.parts.combine(finish, keep)
 
     def end_layer(self) -> None:
         """Block until the layer has ended, then tell the session."""
         self.parts.wait()
-        with self.copying.turn:
+        with self.copying.lock:
             self.copying.updated(self.session.end_layer())
 
     def end_step(self) -> None:
         """The forward pass is over, and the host has what it gave."""
-        with self.copying.turn:
+        with self.copying.lock:
             self.copying.updated(self.session.end_step())
         self.recorder.end_step()
 
     @contextmanager
-    def waiting(self, mark: Mark, layer: int, target_layer: int = -1) -> Iterator[None]:
-        """The host waits for what comes over, until ``mark`` has ended, and reads it in the block."""
+    def waiting(self, completion: Completion, layer: int, target_layer: int = -1) -> Iterator[None]:
+        """The host waits for what comes over, until ``completion`` has ended, and reads it in the block."""
         began = self.machine.now_ns()
-        mark.wait()
+        completion.wait()
         yield
-        waited = Waited(began, mark, self.machine.now_ns())
+        waited = Waited(began, completion, self.machine.now_ns())
         self.recorder.add("host", waited, "wait", layer, target_layer=target_layer)
 
     def launched(self, layer: int, since_ns: int) -> None:
@@ -167,9 +167,9 @@ class Executor:
     def _give_up(self, plan: Plan) -> None:
         """What the plan has no use for."""
         self._withdraw(plan.withdrawn)
-        for id in plan.released:
-            self.copying.released(id)
+        for expert_id in plan.released:
+            self.copying.released(expert_id)
 
     def _withdraw(self, ids: Sequence[ExpertId]) -> None:
-        for id in ids:
-            self.recorder.instant(self.machine.now_ns(), "withdraw", self._layer, id.layer, id.expert, 0)
+        for expert_id in ids:
+            self.recorder.instant(self.machine.now_ns(), "withdraw", self._layer, expert_id.layer, expert_id.expert, 0)

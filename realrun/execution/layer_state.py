@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from policies.mechanism.views import ExpertId, Plan
-from realrun.execution.arrivals import Arrival
+from realrun.execution.copy_future import CopyFuture
 from realrun.execution.routed_tokens import RoutedTokens
-from realrun.experts.expert_ffn import Choices
-from realrun.machine.lanes import Mark
+from realrun.experts.ffn import Choices
+from realrun.machine.lanes import Completion
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Rows:
 
     choices: Tensor
     begin: int
-    mark: Mark = field(init=False)
+    completion: Completion = field(init=False)
     began_ns: int = 0  # 0: not yet
     has_ended: bool = False
 
@@ -48,30 +48,30 @@ class CpuShare:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RoutedInput:
     """A layer's input on the GPU: ``hidden()`` [N, H], there when ``ready`` has ended, and ``weights`` [N * k]."""
 
     hidden: Callable[[], Tensor]
     weights: Tensor
-    ready: Mark
+    ready: Completion
 
 
 @dataclass
-class AtWork:
+class ActiveLayer:
     """The layer at work. ``start`` makes another one, so that nothing is left of the layer before."""
 
     plan: Plan
     tokens: RoutedTokens
-    asked: Asked
-    arrivals: Mapping[ExpertId, Arrival]
+    inputs: RoutedInput
+    futures: Mapping[ExpertId, CopyFuture]
     staged: Set[int]  # whose slots may be free when they have been computed
     cpu: CpuShare  # begins with what was computed ahead
     on_gpu: Mapping[int, Choices]  # of every expert
     pending: list[int]  # experts of the GPU that wait for copies
     since_ns: int  # when the host began what it launches next
-    activations: Mark | None = None  # their way to the CPU
-    waits: list[Mark] = field(default_factory=list)  # what its end must not miss: GPU work with a `done`, activations
-    last: Mark | None = None  # of the GPU's work, which ends in order
+    activations: Completion | None = None  # their way to the CPU
+    waits: list[Completion] = field(default_factory=list)  # awaited at its end
+    last: Completion | None = None  # of the GPU's work, which ends in order
 
 
 class LayerSizes(NamedTuple):

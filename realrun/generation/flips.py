@@ -16,7 +16,7 @@ from traces.capture.generate import Batch, Sampler
 from traces.capture.generate import generate as library_passes
 
 
-class Said(NamedTuple):
+class ModelOutput(NamedTuple):
     """What a model said: ``tokens`` [B, steps], chosen from ``logits`` [steps, B, V]."""
 
     tokens: Tensor
@@ -32,7 +32,7 @@ class Flips(NamedTuple):
     largest_difference: float
 
 
-def said_by_library(model: Any, prompts: Tensor, generated_tokens: int, implementation: str = "eager") -> Said:
+def said_by_library(model: Any, prompts: Tensor, generated_tokens: int, implementation: str = "eager") -> ModelOutput:
     """The library's own greedy run over ``prompts`` [B, P], with one of its experts implementations."""
     model.set_experts_implementation(implementation)
     pick = _Listener(Sampler(0, 0.0))
@@ -42,7 +42,9 @@ def said_by_library(model: Any, prompts: Tensor, generated_tokens: int, implemen
     return pick.said()
 
 
-def said_by_ours(model: HostedModel, request: GenerateRequest, machine: Machine, teacher: Tensor | None = None) -> Said:
+def said_by_ours(
+    model: HostedModel, request: GenerateRequest, machine: Machine, teacher: Tensor | None = None
+) -> ModelOutput:
     """Our run; with a ``teacher`` [B, steps], whatever we would say, these tokens follow."""
     pick = _Listener(Sampler(0, 0.0) if teacher is None else _taught(teacher))
     generate_hosted(model, request, machine, pick)
@@ -75,8 +77,8 @@ class _Listener:
         self._tokens.append(chosen.cpu())
         return chosen
 
-    def said(self) -> Said:
-        return Said(torch.cat(self._tokens, 1), torch.stack(self._logits))
+    def said(self) -> ModelOutput:
+        return ModelOutput(torch.cat(self._tokens, 1), torch.stack(self._logits))
 
 
 def _taught(teacher: Tensor) -> Pick:

@@ -17,8 +17,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from realrun.errors import RefusedError
 from realrun.execution.routed_tokens import choices_of
-from realrun.experts.expert_ffn import check_kernel, compute_into
-from realrun.experts.expert_store import ExpertStore
+from realrun.experts.ffn import check_kernel, compute_into
+from realrun.experts.store import ExpertStore
 from traces.capture.layers import MoeLayer
 
 NAME = "trilane"

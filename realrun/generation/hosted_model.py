@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from realrun.errors import RefusedError
 from realrun.experts.checkpoint import load_streamed, move, take_experts
-from realrun.experts.expert_store import Allocate, ExpertStore
+from realrun.experts.store import Allocate, ExpertStore
 from realrun.generation.hf_experts import check_layers, computed_in_place, routed_through
 from realrun.generation.live_layers import RouterFacts
 from realrun.generation.model_routing import layer_scale

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from policies.mechanism.views import Routing
-from policies.parts.token_routing import combine_weights
+from policies.parts.routers import combine_weights
 from policies.protocols import Needs
 from realrun.execution.routed_tokens import RoutedTokens, Weigh, descending, routed, routing_of
 from traces.capture.record import LayerRecord

@@ -171,7 +171,7 @@ def executor_for(
 ) -> Executor:
     """Slots, buffers and kernels for steps of up to ``step_tokens``."""
     policy, layers, layout = prepared.composition, model.loaded.layers, model.store.layouts[0]
-    arena = machine.gpu_tensor((slots_needed(prepared), layout.bytes), torch.uint8)
+    arena = machine.gpu_tensor((slots_needed(prepared), layout.size_bytes), torch.uint8)
     slots = GpuSlots(arena, policy.demand_slots, policy.prefetch_slots)
     sizes = LayerSizes(
         step_tokens, model.shape.top_k, layers[0].hidden, model.loaded.model.dtype, model.sum_dtype

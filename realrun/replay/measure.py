@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from realrun.machine.lane_kinds import LaneKind
+from realrun.machine import LaneKind
 from realrun.machine.machines import LaneOptions, RealMachine, check_asked, machine_for, machine_of
-from realrun.replay.replay_bench import Measurement, ReplayBench, room_for
+from realrun.replay.bench import Measurement, ReplayBench, room_for
 from sim.machine.hardware import Hardware
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from realrun.machine.cuda_graphs import CudaGraphs, Recorded
 from realrun.machine.lanes import Machine
-from realrun.replay.replay_model import Chosen, ReplayModel
-from realrun.replay.replay_step import StepPlaces, places_of
+from realrun.replay.model import Chosen, ReplayModel
+from realrun.replay.step_places import StepPlaces, places_of
 from traces.models.shape import ModelShape
 
 if TYPE_CHECKING:

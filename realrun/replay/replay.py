@@ -13,10 +13,10 @@ from torch import Tensor
 
 from policies.mechanism.views import Forecast, LayerInput
 from realrun.execution.executor import Executor
-from realrun.execution.layer_state import Asked
+from realrun.execution.layer_state import RoutedInput
 from realrun.execution.routed_tokens import RoutedTokens, routed
-from realrun.machine.lanes import Mark, Work
-from realrun.replay.replay_model import ReplayModel
+from realrun.machine.lanes import Completion, Work
+from realrun.replay.model import ReplayModel
 from sim.costs.roofline_costs import ROUTING_BYTES
 from sim.runs.demand import StepDemand
 from sim.runs.vocabulary import FROM_EXPERTS, FROM_GATE_INPUT
@@ -42,11 +42,11 @@ def step_routings(trace: Trace, steps: Sequence[StepRows], device: torch.device)
     return made
 
 
-class Said:
-    """Ids [N, k] on the GPU, of a gate, a forecast or the head: there when ``mark`` has ended."""
+class PendingIds:
+    """Ids [N, k] on the GPU, of a gate, a forecast or the head: there when ``completion`` has ended."""
 
     ids: Tensor
-    mark: Mark
+    completion: Completion
 
 
 @dataclass
@@ -57,9 +57,9 @@ class Launched:
     residual: Tensor | None = None  # [N, H]
     normed: Tensor | None = None
     shared: Tensor | None = None
-    ready: Mark | None = None  # the hidden states are there
-    gated: Said | None = None  # None: the routing was committed before
-    forecast: Said | None = None
+    ready: Completion | None = None  # the hidden states are there
+    gated: PendingIds | None = None  # None: the routing was committed before
+    forecast: PendingIds | None = None
 
     def hidden(self) -> Tensor:
         """What the experts are applied to; not before ``ready`` has ended."""
@@ -105,8 +105,8 @@ class Replay:
             given, tokens = self._input(layer), self._tokens(layer)
         weights = self._routing.on_gpu[:, layer].reshape(-1)
         assert launched.ready is not None
-        asked = Asked(launched.hidden, weights, launched.ready)
-        executor.route(given, tokens, asked, demand.forecasts[layer - 1] if layer else ())
+        inputs = RoutedInput(launched.hidden, weights, launched.ready)
+        executor.route(given, tokens, inputs, demand.forecasts[layer - 1] if layer else ())
         if executor.session.looks_ahead and layer < self._layers - 1:
             self._foresee(launched, demand.forecasts[layer])
         executor.combine(lambda parts: self._add_up(launched, parts), self._keep)
@@ -150,7 +150,7 @@ class Replay:
         launched.ready = self._submit(attention, "attention", layer)
         if self._executor.session.committed is None:
             launched.gated = self._say(lambda: model.gate(layer, launched.hidden())[0], "gate", layer)
-            launched.ready = launched.gated.mark
+            launched.ready = launched.gated.completion
         for forecast in self._demand.forecasts[layer]:
             if forecast.kind in FROM_GATE_INPUT:
                 launched.forecast = self._speculate(launched, forecast)
@@ -159,7 +159,7 @@ class Replay:
         self._executor.launched(layer, began)
         return launched
 
-    def _speculate(self, launched: Launched, forecast: Forecast) -> Said:
+    def _speculate(self, launched: Launched, forecast: Forecast) -> PendingIds:
         """The kernels of one forecast; what it says comes from the trace."""
         model, layer = self._model, launched.layer
 
@@ -170,7 +170,7 @@ class Replay:
 
         return self._say(speculate, "speculate", layer, forecast.layer)
 
-    def _speculate_late(self, launched: Launched, forecasts: Sequence[Forecast]) -> Said | None:
+    def _speculate_late(self, launched: Launched, forecasts: Sequence[Forecast]) -> PendingIds | None:
         """Forecasts from a partial forward pass: the next attention and gate, after the experts that are here."""
         model, layer, said = self._model, launched.layer, None
         for forecast in forecasts:
@@ -185,7 +185,7 @@ class Replay:
                 self._executor.launched(layer, began)
         return said
 
-    def _launch_head(self) -> Said:
+    def _launch_head(self) -> PendingIds:
         """The language-model head."""
         began = self._machine.now_ns()
 
@@ -204,27 +204,27 @@ class Replay:
     def _keep(self, hidden: Tensor) -> None:
         self._hidden = hidden
 
-    def _submit(self, work: Work, kind: str, layer: int, target_layer: int = -1) -> Mark:
-        mark = self._machine.gpu.submit(work)
-        self._recorder.add("gpu", mark, kind, layer, -1, self._demand.tokens, target_layer=target_layer)
-        return mark
+    def _submit(self, work: Work, kind: str, layer: int, target_layer: int = -1) -> Completion:
+        completion = self._machine.gpu.submit(work)
+        self._recorder.add("gpu", completion, kind, layer, -1, self._demand.tokens, target_layer=target_layer)
+        return completion
 
-    def _say(self, ask: Callable[[], Tensor], kind: str, layer: int, target_layer: int = -1) -> Said:
-        said = Said()
+    def _say(self, ask: Callable[[], Tensor], kind: str, layer: int, target_layer: int = -1) -> PendingIds:
+        said = PendingIds()
 
         def work() -> None:
             said.ids = ask()
 
-        said.mark = self._submit(work, kind, layer, target_layer)
+        said.completion = self._submit(work, kind, layer, target_layer)
         return said
 
     @contextmanager
-    def _reading(self, said: Said, layer: int, target_layer: int = -1) -> Iterator[None]:
+    def _reading(self, said: PendingIds, layer: int, target_layer: int = -1) -> Iterator[None]:
         """Wait for what was said, which is in ``_here`` then."""
         with self._executor.waiting(self._bring(said, layer, target_layer), layer, target_layer):
             yield
 
-    def _bring(self, said: Said, layer: int, target_layer: int = -1) -> Mark:
+    def _bring(self, said: PendingIds, layer: int, target_layer: int = -1) -> Completion:
         """What was said comes over to the host; what it says is known from the trace. To be waited for by the caller,
         who holds ``said`` meanwhile.
         """
@@ -232,7 +232,7 @@ class Replay:
         def bring() -> None:
             self._here[: said.ids.numel()].view_as(said.ids).copy_(said.ids, non_blocking=True)
 
-        mark, tokens = self._machine.d2h.submit(bring, (said.mark,)), self._demand.tokens
+        completion, tokens = self._machine.d2h.submit(bring, (said.completion,)), self._demand.tokens
         size = tokens * (self._top_k * ROUTING_BYTES if layer >= 0 else 4)
-        self._recorder.add("d2h", mark, "routing", layer, -1, tokens, size, target_layer)
-        return mark
+        self._recorder.add("d2h", completion, "routing", layer, -1, tokens, size, target_layer)
+        return completion

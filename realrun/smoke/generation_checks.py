@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from policies.registry import SYSTEMS
-from realrun.generation.flips import Said, said_by_library, said_by_ours
+from realrun.generation.flips import ModelOutput, said_by_library, said_by_ours
 from realrun.generation.hosted_model import HostedModel, load_model, look_at
 from realrun.generation.preparation import GenerateRequest
 from realrun.machine.lanes import Machine
@@ -28,7 +28,7 @@ TOLERANCE = 1e-5  # of the largest logit, or of 1 where all are smaller: law 11
 
 def generation_checks(machine: Machine, policies: Iterable[str] = tuple(SYSTEMS)) -> Iterator[Check]:
     """Every policy that can generate, as they are done. ``machine``: as ``generate`` needs it."""
-    made: list[tuple[HostedModel, Said]] = []
+    made: list[tuple[HostedModel, ModelOutput]] = []
     yield checked("mini-moe: loaded, and run by the library on the CPU", lambda: _make(machine, made))
     if not made:
         return
@@ -40,16 +40,16 @@ def generation_checks(machine: Machine, policies: Iterable[str] = tuple(SYSTEMS)
             yield checked(f"mini-moe under {policy}", partial(check, policy, model, machine, truth))
 
 
-def _make(machine: Machine, into: list[tuple[HostedModel, Said]]) -> str:
+def _make(machine: Machine, into: list[tuple[HostedModel, ModelOutput]]) -> str:
     allocate = lambda size: machine.host_tensor((size,), torch.uint8)  # noqa: E731
     model = look_at(*load_model(MODEL, "float32", machine.device, allocate))
     unmodified = load(MODEL, "float32").model._apply(torch.clone)  # what is mapped from the file lies at odd addresses
     truth = said_by_library(unmodified, torch.tensor(PROMPTS), GENERATED)
     into.append((model, truth))
-    return f"{model.shape.moe_layers} layers of {model.shape.experts} experts, {model.store.bytes / 1e6:.1f} MB"
+    return f"{model.shape.moe_layers} layers of {model.shape.experts} experts, {model.store.size_bytes / 1e6:.1f} MB"
 
 
-def _is_exact(policy: str, model: HostedModel, machine: Machine, truth: Said) -> str:
+def _is_exact(policy: str, model: HostedModel, machine: Machine, truth: ModelOutput) -> str:
     said = _said(policy, model, machine)
     difference, limit = _difference(said, truth), TOLERANCE * max(1.0, float(truth.logits.abs().max()))
     tokens, expected = said.tokens.tolist(), truth.tokens.tolist()
@@ -58,14 +58,14 @@ def _is_exact(policy: str, model: HostedModel, machine: Machine, truth: Said) ->
     return f"same tokens, logits within {difference:.1e}"
 
 
-def _runs(policy: str, model: HostedModel, machine: Machine, truth: Said) -> str:
+def _runs(policy: str, model: HostedModel, machine: Machine, truth: ModelOutput) -> str:
     """It computes with other experts than the router chose: there is nothing to be equal to."""
     said = _said(policy, model, machine)
     expect(bool(said.logits.isfinite().all()), "expected finite logits")
     return f"runs; changes the routing, and logits by up to {_difference(said, truth):.1g}"
 
 
-def _said(policy: str, model: HostedModel, machine: Machine) -> Said:
+def _said(policy: str, model: HostedModel, machine: Machine) -> ModelOutput:
     request = GenerateRequest(
         model=MODEL, prompts=PROMPTS, generated_tokens=GENERATED, vectors=VECTORS,
         scenario=Scenario(policy=policy, calibration=CALIBRATION, cached_share=CACHED_SHARE),
@@ -74,7 +74,7 @@ def _said(policy: str, model: HostedModel, machine: Machine) -> Said:
         return said_by_ours(model, request, machine)
 
 
-def _difference(said: Said, truth: Said) -> float:
+def _difference(said: ModelOutput, truth: ModelOutput) -> float:
     return float((said.logits.double() - truth.logits.double()).abs().max())
 
 

@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from realrun.machine.lanes import Machine, Mark, nothing
+from realrun.machine.lanes import Completion, Machine, nothing
 from realrun.smoke.check import Check, SkippedError, checked, expect
 
 # Choices: a copy of about 10 ms, whose start and end hardly count; enough page-locked memory to tell its rate, in a
@@ -53,10 +53,10 @@ def _events(machine: Machine) -> str:
     waits = []
     for _ in range(20 * TURNS):
         before = machine.now_ns()
-        mark = machine.gpu.submit(nothing)
-        mark.wait()
+        completion = machine.gpu.submit(nothing)
+        completion.wait()
         after = machine.now_ns()
-        times = [before, mark.ready_ns, mark.start_ns, mark.end_ns, after + CLOCKS_NS]
+        times = [before, completion.ready_ns, completion.start_ns, completion.end_ns, after + CLOCKS_NS]
         expect(times == sorted(times), f"expected ascending ns of asked, ready, started, ended and known, got {times}")
         waits.append(after - before)
     return f"{median(waits) / 1e3:.1f} us from submitting nothing to knowing that it has ended"
@@ -74,10 +74,10 @@ def _flags(machine: Machine) -> str:
 
     on_cpu = machine.cpu.submit(compute)
     began = machine.now_ns()
-    mark = machine.gpu.submit(lambda: seen.copy_(result, non_blocking=True), (on_cpu,))
+    completion = machine.gpu.submit(lambda: seen.copy_(result, non_blocking=True), (on_cpu,))
     took_ns, was_held = machine.now_ns() - began, on_cpu.has_ended()
     submitted.set()
-    mark.wait()
+    completion.wait()
     machine.gpu.submit(lambda: came.copy_(seen)).wait()
     machine.settle()
     expect(came.tolist() == [3.0] * 8, f"expected the CPU's result on the GPU, 3 everywhere, got {came.tolist()}")
@@ -121,13 +121,13 @@ def _gpu_to_host(machine: Machine) -> str:
     return _rate(size, lambda: machine.back.submit(lambda: target.copy_(source, non_blocking=True)))
 
 
-def _rate(size: int, copy: Callable[[], Mark]) -> str:
+def _rate(size: int, copy: Callable[[], Completion]) -> str:
     """Of the median copy, by its own times; the first is thrown away."""
     times_ns = []
     for _ in range(1 + TURNS):
-        mark = copy()
-        mark.wait()
-        times_ns.append(mark.end_ns - mark.start_ns)
+        completion = copy()
+        completion.wait()
+        times_ns.append(completion.end_ns - completion.start_ns)
     middle_ns = median(times_ns[1:])
     expect(middle_ns > 0, f"expected that copying {size} bytes takes time, got {middle_ns} ns")
     return f"{size / middle_ns:.2f} GB/s ({size / 1e6:.0f} MB at a time)"

@@ -61,7 +61,7 @@ class Cpu:
 
 
 @dataclass(frozen=True)
-class Link:
+class HostLink:
     """Host to device and back. A copy takes latency + bytes / rate; copies of one direction queue."""
 
     theory_bytes_per_s: float  # one direction, after line coding
@@ -118,7 +118,7 @@ class Hardware:
     about: str
     gpu: Gpu
     cpu: Cpu
-    link: Link
+    link: HostLink
     host: Host
     contention: Contention
     power: Power | None = None
@@ -199,14 +199,14 @@ class _Document:
 class _Sections:
     gpu: Gpu
     cpu: Cpu
-    link: Link
+    link: HostLink
     host: Host
     contention: Contention
     power: Power | None = None
 
 
 _SECTIONS: Mapping[str, type] = {
-    "gpu": Gpu, "cpu": Cpu, "link": Link, "host": Host, "contention": Contention, "power": Power,
+    "gpu": Gpu, "cpu": Cpu, "link": HostLink, "host": Host, "contention": Contention, "power": Power,
 }  # fmt: skip
 _KEYS = tuple(f"{section}.{name}" for section, kind in _SECTIONS.items() for name in hints_of(kind))
 _DESCRIPTIVE = ("gpu.name", "cpu.name", "cpu.sockets", "cpu.cores")

@@ -87,7 +87,7 @@ class Table:
         return cls(at, *_columns([quartiles(samples[size]) for size in at]))
 
 
-class Grid:
+class TimeGrid:
     """Times in ns by two sizes: ``ns[i][j]`` for ``batch[i]`` sequences of ``length[j]`` tokens each.
 
     Lines between points in both directions: along ``length`` first, then along ``batch``.
@@ -122,7 +122,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class DecodeGrid(Grid):
+class DecodeGrid(TimeGrid):
     """Times of one new token per sequence, by the length of its KV cache with that token in it."""
 
     batch: Axis
@@ -138,7 +138,7 @@ class DecodeGrid(Grid):
 
 
 @dataclass(frozen=True)
-class PrefillGrid(Grid):
+class PrefillGrid(TimeGrid):
     """Times of the new tokens of each sequence, with nothing before them."""
 
     batch: Axis
@@ -153,7 +153,7 @@ class PrefillGrid(Grid):
         return self.tokens
 
 
-def check_length(table: Table | Grid, size: tuple[int, ...]) -> None:
+def check_length(table: Table | TimeGrid, size: tuple[int, ...]) -> None:
     """Refuse a table without one entry per point. Raises HardwareError."""
     for name in ("ns", "low", "high"):
         entries = getattr(table, name)

@@ -23,7 +23,7 @@ _FOLDER = Path(str(files("sim.machine"))) / "presets" / "parts"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class MachinePart:
     """One part. ``notes``: caveats that a reader of results should know."""
 
     kind: ClassVar[PartKind]
@@ -40,7 +40,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuPart(Part):
+class GpuPart(MachinePart):
     """A graphics card."""
 
     kind = "gpu"
@@ -59,7 +59,7 @@ class GpuPart(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryPart(Part):
+class MemoryPart(MachinePart):
     """A kind of memory modules, and the board that usually has it."""
 
     kind = "memory"
@@ -77,7 +77,7 @@ class MemoryPart(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CpuPart(Part):
+class CpuPart(MachinePart):
     """A processor. What a generic one may be given: ``most_cores``, ``most_channels``."""
 
     kind = "cpu"
@@ -170,7 +170,7 @@ class Rules(NamedTuple):
     notes: tuple[str, ...]
 
 
-_CLASSES: Mapping[PartKind, type[Part]] = {"gpu": GpuPart, "memory": MemoryPart, "cpu": CpuPart}
+_CLASSES: Mapping[PartKind, type[MachinePart]] = {"gpu": GpuPart, "memory": MemoryPart, "cpu": CpuPart}
 _FILES: Mapping[PartKind, str] = {"gpu": "gpus.yaml", "memory": "memories.yaml", "cpu": "cpus.yaml"}
 
 
@@ -196,7 +196,7 @@ def cpu_names() -> list[str]:
     return list(_catalogue("cpu"))
 
 
-def all_parts() -> list[Part]:
+def all_parts() -> list[MachinePart]:
     """Every part of the catalogue: GPUs, memories, CPUs."""
     return [found for kind in _CLASSES for found in _catalogue(kind).values()]
 
@@ -213,8 +213,8 @@ def part(kind: Literal["memory"], name: str) -> MemoryPart: ...
 @overload
 def part(kind: Literal["cpu"], name: str) -> CpuPart: ...
 @overload
-def part(kind: PartKind, name: str) -> Part: ...
-def part(kind: PartKind, name: str) -> Part:
+def part(kind: PartKind, name: str) -> MachinePart: ...
+def part(kind: PartKind, name: str) -> MachinePart:
     """One part of the catalogue. Raises HardwareError with the closest name, and the command that lists all."""
     if name not in _catalogue(kind):
         other = kind_of(name)
@@ -222,7 +222,7 @@ def part(kind: PartKind, name: str) -> Part:
             example = _CLASSES[kind].example
             raise HardwareError(f"expected a {kind}, such as {example}, got {name!r}, which is a {other}")
         raise HardwareError(unknown(kind, name, _catalogue(kind), LISTED_BY))
-    found: Part = _catalogue(kind)[name]
+    found: MachinePart = _catalogue(kind)[name]
     return found
 
 

@@ -10,11 +10,11 @@ from typing import Annotated, NamedTuple
 
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Confidence, read_file
-from trilane.common.hints import Rule, at_least, between
+from trilane.common.hints import Constraint, at_least, between
 
 _FILE = Path(str(files("sim.machine"))) / "presets" / "plan_costs.yaml"
 _Ns = Annotated[float, between(0, 1e9)]
-_MEASURED = Rule("that says where the cost is from", lambda source: not source.lower().startswith("to be"))
+_MEASURED = Constraint("that says where the cost is from", lambda source: not source.lower().startswith("to be"))
 
 
 class PlanCost(NamedTuple):
@@ -69,21 +69,21 @@ def _look_up(table: Mapping[str, PlanCost], policy: str) -> PlanCost:
     return table["default"]
 
 
-class _Row(NamedTuple):
+class _CostRow(NamedTuple):
     base_ns: _Ns
     per_active_expert_ns: _Ns
     source: Annotated[str, _MEASURED]
     confidence: Confidence
 
 
-class _File(NamedTuple):
-    plan: Mapping[str, _Row]
-    foresee: Mapping[str, _Row]
+class _CostFile(NamedTuple):
+    plan: Mapping[str, _CostRow]
+    foresee: Mapping[str, _CostRow]
 
 
 def load_plan_costs(path: Path = _FILE) -> PlanCosts:
     """Read a plan cost table. Raises HardwareError."""
-    file: _File = read_file(_File, path)
+    file: _CostFile = read_file(_CostFile, path)
     for section, rows in file._asdict().items():
         if "default" not in rows:
             raise HardwareError(f"{path.name}: {section}: missing key: default, the cost of policies without a row")

@@ -40,7 +40,7 @@ class MeasuredRate:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MeasuredSizes:
     """All sizes of a model that its measured times depend on; a ``ModelShape`` says what each means."""
 
     hidden: int
@@ -61,7 +61,7 @@ class Sizes:
     expert_bytes: int  # of one expert
 
     @classmethod
-    def of(cls, shape: ModelShape) -> Sizes:
+    def of(cls, shape: ModelShape) -> MeasuredSizes:
         """The sizes of ``shape``. Raises HardwareError if its layers' experts differ in size: one is measured."""
         [*sizes] = {shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)}
         if len(sizes) > 1:
@@ -85,7 +85,7 @@ class MeasuredModel:
     next to each other, which are then taken not to slow each other down.
     """
 
-    sizes: Sizes
+    sizes: MeasuredSizes
     expert_gpu: Table  # by workload
     expert_cpu: Table  # by workload
     gate: Table  # from here to combine: by tokens of the step
@@ -164,13 +164,13 @@ class Profile:
                 f"{where}: model {name!r} has not been measured; measured: {', '.join(self.models) or 'none'}; "
                 f"add it: trilane profile --model {name} -o FILE"
             )
-        _check_sizes(self.models[name].sizes, Sizes.of(shape), f"{where}: model {name!r}")
+        _check_sizes(self.models[name].sizes, MeasuredSizes.of(shape), f"{where}: model {name!r}")
         return self.models[name]
 
 
-def _check_sizes(measured: Sizes, asked: Sizes, where: str) -> None:
+def _check_sizes(measured: MeasuredSizes, asked: MeasuredSizes, where: str) -> None:
     """Refuse times of another model of the same name. Raises HardwareError."""
-    pairs = [(f.name, getattr(measured, f.name), getattr(asked, f.name)) for f in fields(Sizes)]
+    pairs = [(f.name, getattr(measured, f.name), getattr(asked, f.name)) for f in fields(MeasuredSizes)]
     wrong = [f"{name} = {was:g}, asked for {now:g}" for name, was, now in pairs if was != now]
     if wrong:
         raise HardwareError(f"{where} was measured with {'; '.join(wrong)}: measure it again as it is now")

@@ -10,8 +10,7 @@ import pytest
 
 from policies.mechanism.views import Assignment, Commitment, ExpertId, Forecast, LayerView, Routing, Swap
 from policies.parts.assigners import LoadAll, ResidentOrCpu, settle
-from policies.parts.caches import StaticCache
-from policies.parts.lru import LruCache
+from policies.parts.caches import LruCache, StaticCache
 from policies.parts.routers import TrueRouter
 from policies.protocols import Budget, InitialPlacement, Needs, When
 from tests.conformance.policy_laws import PolicyLaws

@@ -16,16 +16,16 @@ from tests.kit.twins import twin
 ROOT = Path(__file__).parents[2]
 LAWS = "law_6 or law_7 or (every_size and ordinary) or instances"
 MINE = """
-from dataclasses import replace
-
-from policies.registry import SYSTEMS, System
+from policies.baselines.on_demand import OnDemand
+from policies.registry import System
 from tests.conformance.policy_laws import PolicyLaws
 
 
 def made_by_a_factory(name, **needs):
-    parent = SYSTEMS["on-demand"]
-    build = lambda parameters, context: replace(parent.build(parameters, context), name=name)
-    return replace(parent, name=name, build=build)
+    class Mine(OnDemand):
+        pass
+
+    return System(name, "mine", "ours", Mine)
 
 
 MINE = made_by_a_factory("mine")

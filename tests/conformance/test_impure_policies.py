@@ -9,8 +9,7 @@ import pytest
 
 from policies.mechanism.views import Assignment, ExpertId, LayerView, Swap
 from policies.parts.assigners import LoadAll, ResidentOrCpu, settle
-from policies.parts.caches import StaticCache
-from policies.parts.lru import LruCache
+from policies.parts.caches import LruCache, StaticCache
 from policies.protocols import Budget, InitialPlacement, When
 from tests.kit.twins import caught, twin
 

@@ -10,9 +10,7 @@ import numpy as np
 
 from policies.mechanism.views import Assignment, Commitment, ExpertId, Forecast, LayerView, Routing, Swap
 from policies.parts.assigners import settle
-from policies.parts.caches import RandomCache
-from policies.parts.lfu import LfuCache
-from policies.parts.lru import LruCache
+from policies.parts.caches import LfuCache, LruCache, RandomCache
 from policies.parts.placements import NoPlacement, PoolPlacement, RandomPlacement
 from policies.parts.routers import TrueRouter
 from policies.protocols import Cache, Composition, Needs, Prefetcher, Router, When
@@ -138,9 +136,10 @@ def free_composition(rng: random.Random, seed: int, experts: int) -> Composition
         (None, FreePrefetcher(rng, experts, "cache"), FreePrefetcher(rng, experts, "staging"))
     )
     return Composition(
-        "free", rng.choice((PoolPlacement(), NoPlacement(), RandomPlacement(seed))), router,
-        FreeAssigner(rng, experts, rng.random() < 0.3, rng.choice((0, 0.3, 1))), prefetcher,
-        FreeCache(rng, experts, inner) if rng.random() < 0.7 else inner, Needs(forecasts=rng.choice(FORECASTS)),
+        name="free", placement=rng.choice((PoolPlacement(), NoPlacement(), RandomPlacement(seed))), router=router,
+        assigner=FreeAssigner(rng, experts, rng.random() < 0.3, rng.choice((0, 0.3, 1))), prefetcher=prefetcher,
+        cache=FreeCache(rng, experts, inner) if rng.random() < 0.7 else inner,
+        needs=Needs(forecasts=rng.choice(FORECASTS)),
         swaps_before_prefetches=rng.random() < 0.5, writes_back=rng.random() < 0.5, demand_slots=rng.randint(1, 3),
         prefetch_slots=rng.randint(0, 3),
     )  # fmt: skip

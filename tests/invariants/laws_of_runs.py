@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from policies.mechanism.views import Assignment, LayerView, Routing
-from policies.papers.dali.assignment import BeamAssigner, GreedyAssigner
+from policies.papers.dali.parts import BeamAssigner, GreedyAssigner
 from policies.parts.assigners import CostRule, LoadAll, ResidentOrCpu
 from policies.protocols import Assigner
 from policies.registry import SYSTEMS, System
@@ -93,7 +93,7 @@ def law_6_determinism(system: System) -> None:
 
 def home_of(system: System) -> str:
     """The module that has the system as a variable, so that another process finds it there: best its builder's."""
-    builders = system.build.__module__
+    builders = system.parameters.__module__
     names = [builders, *(name for name in sys.modules if name not in (builders, "__main__"))]
     for name in names:
         variables = getattr(sys.modules.get(name), "__dict__", {})

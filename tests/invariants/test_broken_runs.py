@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from policies.papers.dali.assignment import GreedyAssigner
+from policies.papers.dali.parts import GreedyAssigner
 from policies.parts.assigners import LoadAll, ResidentOrCpu
 from policies.protocols import Assigner
 from policies.registry import policy_names

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertId, LayerInput, LayerView, Routing, Swap
 from policies.parts.assigners import LoadAll
-from policies.parts.lru import LruCache
-from policies.parts.routers import TrueRouter
+from policies.parts.caches import LruCache
 from policies.protocols import Budget, Composition, When
 from sim.costs.roofline_costs import uniform_costs
 from sim.runs.metrics import layer_frame
@@ -91,7 +90,7 @@ class SwapsAtOnce(LruCache):
 
 def test_a_swap_does_not_take_the_slot_that_a_planned_load_was_promised() -> None:
     """While the plan is not in effect the link may serve swaps, but the load's victim is spoken for."""
-    policy = Composition("swaps-at-once", Placed(((0,),)), TrueRouter(), LoadAll(), None, SwapsAtOnce())
+    policy = Composition(placement=Placed(((0,),)), assigner=LoadAll(), cache=SwapsAtOnce())
     session = Session(policy, Budget(3, (100,), 100), uniform_costs(1).experts)
     session.begin_step(0)
     session.plan_layer(LayerInput(0, 0, "decode", Routing((2,), (1,))))

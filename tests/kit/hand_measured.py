@@ -8,7 +8,7 @@ from typing import Any
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table
 from sim.machine.plan_costs import PlanCost
-from sim.machine.profile import MeasuredModel, MeasuredRate, Profile, Sizes
+from sim.machine.profile import MeasuredModel, MeasuredRate, MeasuredSizes, Profile
 from tests.kit.strategies import toy_shape
 from traces.models.shape import ModelShape
 
@@ -45,7 +45,7 @@ def time(ns: int) -> Measured:
 def toy_model(shape: ModelShape = TOY, **parts: Any) -> MeasuredModel:
     """``shape`` measured; ``parts`` replaces some tables."""
     model = MeasuredModel(
-        sizes=Sizes.of(TOY), expert_gpu=table((1, 100), (2, 140), (4, 120), (8, 200)),
+        sizes=MeasuredSizes.of(TOY), expert_gpu=table((1, 100), (2, 140), (4, 120), (8, 200)),
         expert_cpu=table((1, 1000), (3, 1500)), gate=level(20), speculate=level(21), estimator=level(22),
         combine=level(30), head=table((1, 400), (4, 700)), routing=level(40), activations=level(50), result=level(60),
         attention_decode=decode_grid((1, 2), (10, 110), (1000, 1500), (1400, 2400)),
@@ -57,7 +57,7 @@ def toy_model(shape: ModelShape = TOY, **parts: Any) -> MeasuredModel:
         dense_launch=time(74), launch_lead=time(25), launch_tail=time(9),
         gpu_with_cpu_permille=MeasuredRate(970, 960, 980), cpu_with_gpu_permille=MeasuredRate(880, 870, 890),
     )  # fmt: skip
-    return replace(model, sizes=Sizes.of(shape), **parts)
+    return replace(model, sizes=MeasuredSizes.of(shape), **parts)
 
 
 def toy_profile(**parts: Any) -> Profile:

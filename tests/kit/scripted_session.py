@@ -20,7 +20,6 @@ from policies.mechanism.views import (
 )
 from policies.parts.assigners import LoadAll
 from policies.parts.caches import StaticCache
-from policies.parts.routers import TrueRouter
 from policies.protocols import Budget, Composition, InitialPlacement, When
 
 COSTS = ExpertCosts((0, 5, 5), (0, 50, 50), 0, 20, 100)
@@ -85,7 +84,7 @@ def session(placed: Placed | None = None, **parts: Any) -> Session:
     }  # fmt: skip
     placed = placed or Placed((0, 1), (0, 1))
     budget = Budget(4, (100, 100), 100 * sum(placed.slots))
-    return Session(Composition("test", placed, TrueRouter(), **given), budget, (COSTS, COSTS))
+    return Session(Composition(name="test", placement=placed, **given), budget, (COSTS, COSTS))
 
 
 def plan(it: Session, layer: int, *active: int, step: int = 0, left_ns: int = 0) -> Plan:

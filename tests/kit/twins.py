@@ -9,9 +9,11 @@ from typing import Any
 
 from policies.mechanism.views import Assignment, LayerView, PolicyError
 from policies.parts.assigners import ResidentOrCpu, settle
+from policies.parts.caches import LruCache
+from policies.parts.placements import NoPlacement
 from policies.protocols import Composition, Needs
-from policies.registry import SYSTEMS, System
-from policies.system import BuildContext
+from policies.registry import System
+from policies.system import BuildContext, Policy
 from tests.conformance.policy_laws import PolicyLaws
 from tests.kit.sizes import ORDINARY
 
@@ -19,20 +21,25 @@ LAWS = PolicyLaws()
 
 
 @dataclass(frozen=True)
-class NoParameters:
-    """A twin has none."""
+class Recent(Policy):
+    """Keeps recent experts and leaves the others to the CPU. No parameters."""
+
+    def compose(self, context: BuildContext) -> Composition:
+        """As ``on-demand``, but for the assigner."""
+        return Composition(placement=NoPlacement(), assigner=ResidentOrCpu(), cache=LruCache())
 
 
 def twin(name: str, needs: Needs | None = None, **parts: Callable[[], Any]) -> System:
     """A sound policy, that keeps recent experts and leaves the others to the CPU, with some parts replaced."""
-    declared = needs or Needs()
 
-    def build(_: NoParameters, context: BuildContext) -> Composition:
-        sound = SYSTEMS["on-demand"].build(SYSTEMS["on-demand"].parse({}), context)
-        fresh = {part: make() for part, make in parts.items()}
-        return replace(sound, name=name, needs=declared, parameters={}, **{"assigner": ResidentOrCpu(), **fresh})
+    class Twin(Recent):
+        """With other parts."""
 
-    return System(name, "a twin", "nobody", NoParameters, build, declared)
+        def compose(self, context: BuildContext) -> Composition:
+            return replace(super().compose(context), **{part: make() for part, make in parts.items()})
+
+    Twin.needs = needs or Needs()  # type: ignore[method-assign, assignment]
+    return System(name, "a twin", "nobody", Twin)
 
 
 def caught(entry: System, law: str, **given: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from policies.mechanism.views import INFINITE_NS, ExpertCosts, LayerView, Phase, ResidencyView
-from policies.parts.token_routing import routing_of_tokens
+from policies.parts.routers import routing_of_tokens
 from tests.kit.views_for_tests import costs
 
 COST = costs((5, 6, 7), (10, 20, 30), copy_ns=30)

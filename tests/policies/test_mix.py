@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.papers.smoe.two_pointer import TwoPointer
+from policies.papers.smoe.parts import TwoPointer
 from policies.protocols import Composition
 from policies.registry import ChoiceError, compose
 from policies.system import BuildContext

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from policies.baselines.oracle import Oracle
 from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertCosts, Forecast, LayerInput, PolicyError, Routing
+from policies.papers.dali.system import Dali
+from policies.papers.fiddler import Fiddler
 from policies.parts.exact_assignment import ExactAssigner
 from policies.parts.future import Future
 from policies.parts.placements import PoolPlacement
-from policies.protocols import Budget, Composition
+from policies.protocols import Budget, Composition, Needs
 from policies.registry import SYSTEMS, BuildContext, ChoiceError, added, compose, policy_names, register, system
+from policies.system import System
 from tests.kit.strategies import toy_calibration
 
+ROOT = Path(__file__).parents[2]
 LAYERS, EXPERTS, STEPS = 3, 8, 6
 COST = ExpertCosts((0, 10), (0, 40), 5, 70, 1)
 Events = list[tuple[int, int, tuple[int, ...]]]
@@ -124,13 +131,10 @@ def test_dali_takes_its_sizes_from_the_model(experts: int, sizes: tuple[int, int
 
 
 def test_a_system_that_peeks_without_saying_so_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = SYSTEMS["oracle"]
+    class Peeking(Oracle):
+        needs = replace(Oracle.needs, future=False)
 
-    def build(parameters: Any, given: BuildContext) -> Composition:
-        composition = honest.build(parameters, given)
-        return replace(composition, needs=replace(composition.needs, future=False))
-
-    monkeypatch.setitem(SYSTEMS, "oracle", replace(honest, build=build))
+    monkeypatch.setitem(SYSTEMS, "oracle", replace(SYSTEMS["oracle"], parameters=Peeking))
     with pytest.raises(PolicyError, match=r"'oracle' needs forecasts of the kind 'oracle': declare Needs\(future"):
         compose("oracle", context=context())
 
@@ -191,14 +195,36 @@ def test_every_system_runs_and_repeats_itself(name: str) -> None:
 def test_a_program_registers_its_own_and_never_in_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SYSTEMS, "mine", SYSTEMS["dali"])  # to be taken back afterwards
     del SYSTEMS["mine"]
-    mine = replace(SYSTEMS["dali"], name="mine")
     assert not added("mine")
-    register(mine)
-    register(mine)  # a cell of a notebook that is run again
-    assert system("mine") is mine
+    for _ in range(2):  # a cell of a notebook that is run again
+
+        @register("mine", "greedy, and mine")
+        class Mine(Dali):
+            """DALI with another default."""
+
+        assert system("mine") == System("mine", "greedy, and mine", "ours", Mine)
     assert added("mine")
     assert not added("dali")
-    for taken in (replace(mine), replace(mine, name="dali")):
-        with pytest.raises(ChoiceError, match=r"there is a policy '(mine|dali)' already; give yours another name"):
-            register(taken)
-    assert system("dali") is not mine
+    ours = system("dali")
+    for name in ("mine", "dali"):
+        with pytest.raises(ChoiceError, match=f"there is a policy '{name}' already; give yours another name"):
+            register(name, "another")(Fiddler)
+    assert system("dali") is ours
+
+
+def test_what_a_policy_leaves_out_is_filled_in() -> None:
+    """Name, parameters and declared needs; what it gives itself stays."""
+
+    class Mine(Fiddler):
+        def compose(self, context: BuildContext) -> Composition:
+            return replace(super().compose(context), parameters={"demand_slots": context.top_k})
+
+    built = System("mine", "", "", Mine).build(Mine(uniform=True), context())
+    assert (built.name, built.parameters) == ("mine", {"uniform": True, "demand_slots": 2})
+    assert built.needs == Mine.needs == Needs(calibration=True)
+
+
+def test_the_order_of_imports_does_not_change_the_order_of_policies() -> None:
+    code = "import policies.papers.daop; from policies.registry import policy_names; print(*policy_names())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert tuple(done.stdout.split()) == policy_names()

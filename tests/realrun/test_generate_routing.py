@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from policies.parts.token_routing import combine_weights, routing_of_tokens
+from policies.parts.routers import combine_weights, routing_of_tokens
 from policies.protocols import Needs
 from policies.registry import SYSTEMS
 from realrun.generation.flips import said_by_ours

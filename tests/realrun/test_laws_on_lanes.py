@@ -20,12 +20,11 @@ import pytest
 import torch
 
 from policies.mechanism.views import Commitment, Forecast, LayerView, Plan, Routing
-from policies.parts.routers import TrueRouter
-from policies.parts.token_routing import routing_of_tokens
+from policies.parts.routers import TrueRouter, routing_of_tokens
 from policies.registry import SYSTEMS, policy_names
 from realrun.execution.executor import Executor
 from realrun.machine.host_lanes import HostLanes
-from realrun.replay.replay_bench import Measurement
+from realrun.replay.bench import Measurement
 from sim.runs.metrics import layer_frame
 from sim.runs.prepare import Prepared
 from sim.runs.spans import COPIES, Span

@@ -10,13 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from realrun.execution import layer_parts  # noqa: E402
-from realrun.profiling import profile_kernels  # noqa: E402
-from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
-from realrun.profiling.profile_timing import Effort, Samples  # noqa: E402
-from realrun.profiling.profiling import measure, measured_model  # noqa: E402
+from realrun.execution import layer_execution  # noqa: E402
+from realrun.profiling import kernels  # noqa: E402
+from realrun.profiling.lab import Lab, Points  # noqa: E402
+from realrun.profiling.profile import measure, measured_model  # noqa: E402
+from realrun.profiling.timing import Effort, Samples  # noqa: E402
 from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table  # noqa: E402
-from sim.machine.profile import MeasuredModel, MeasuredRate, Sizes  # noqa: E402
+from sim.machine.profile import MeasuredModel, MeasuredRate, MeasuredSizes  # noqa: E402
 from tests.kit.fake_machine import (  # noqa: E402
     EACH_NS,
     FIRST_NS,
@@ -50,8 +50,8 @@ def measured_on(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, shape: Mo
 
 def samples_on(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, shape: ModelShape, model: Any) -> Samples:
     """All that is measured of a model."""
-    monkeypatch.setattr(profile_kernels, "routed", slowed(machine, SORTING_NS, profile_kernels.routed))
-    monkeypatch.setattr(layer_parts, "_upload", slowed(machine, UPLOAD_NS, layer_parts._upload))
+    monkeypatch.setattr(kernels, "routed", slowed(machine, SORTING_NS, kernels.routed))
+    monkeypatch.setattr(layer_execution, "_upload", slowed(machine, UPLOAD_NS, layer_execution._upload))
     lab = Lab(cast(Any, machine), shape, POINTS, model, FakeKernel(machine=machine))
     with lab.open():
         return measure(lab, Effort(rounds=2, most=2, probe_ns=10**9))
@@ -169,6 +169,6 @@ def test_a_model_has_the_tables_that_its_shape_asks_for(monkeypatch: pytest.Monk
     plain = replace(TOY, shared_width=0, shared_experts=0, dense_layers=0, dense_width=0)
     found = measured_on(FakeMachine(), monkeypatch, plain)
     assert (found.shared, found.dense_ffn, found.dense_launch) == (None, None, None)
-    assert found.sizes == Sizes.of(plain)
+    assert found.sizes == MeasuredSizes.of(plain)
     assert found.launch == always(2 * SUBMIT_NS)
     assert found.expert_launch == always(SUBMIT_NS + HAND_OVER_NS["gpu"])  # nothing keeps the lane awake

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from realrun.execution.recorder import Recorder, Timed
+from realrun.execution.recorder import MachineRecorder, Timed
 from realrun.machine.thread_lane import InlineLane
 from sim.runs.spans import Span
 
 
-def recorder() -> Recorder:
-    it = Recorder()
+def recorder() -> MachineRecorder:
+    it = MachineRecorder()
     it.zero_ns, it.step, it.phase = 100, 2, "decode"
     return it
 
@@ -36,12 +36,12 @@ def test_work_belongs_to_the_step_in_which_it_was_given_unless_told_otherwise() 
 def test_times_of_marks_are_read_when_the_work_has_ended() -> None:
     it, lane = recorder(), InlineLane()
     it.zero_ns = 0
-    mark = lane.submit(lambda: None)
-    it.add("gpu", mark, "gate", 0)
+    completion = lane.submit(lambda: None)
+    it.add("gpu", completion, "gate", 0)
     assert it.rows == []
     it.flush()
     it.flush()
-    assert [row[1:4] for row in it.rows] == [(mark.ready_ns, mark.start_ns, mark.end_ns)]
+    assert [row[1:4] for row in it.rows] == [(completion.ready_ns, completion.start_ns, completion.end_ns)]
 
 
 class Endless(Timed):
@@ -56,7 +56,7 @@ class Endless(Timed):
 
 
 def test_in_a_long_run_the_times_of_earlier_steps_are_read_at_the_end_of_a_step() -> None:
-    it = Recorder(most_open=3)
+    it = MachineRecorder(most_open=3)
     it.step = 0
     it.add("gpu", Timed(1, 2, 3), "gate", 0)
     it.add("h2d", Endless(), "prefetch", 0, 1)

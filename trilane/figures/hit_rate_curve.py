@@ -1,4 +1,4 @@
-"""The picture of a cache curve: hit rate against cache size, a line a cache policy."""
+"""A cache curve: hit rate against cache size, a line for each cache policy."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _CURVES: Mapping[str, tuple[str, str, str]] = {  # colour, line, marker
 _OTHER_CURVE = (ORANGE, "-.", "P")
 
 
-def hit_rate_curve(points: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
-    """Hit rate against cache size, a line a policy; clairvoyant ones are dashed.
+def plot_hit_rate_curve(points: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
+    """Hit rate against cache size, a line for each policy; those of clairvoyant policies are dashed.
 
-    ``points`` hold policy, capacity_bytes, hit_rate and hit_rate_decode.
+    ``points`` hold ``policy``, ``capacity_bytes`` and ``hit_rate``, as ``trilane cache-curve --json`` writes them.
+    Raises PictureError without any.
     """
     if not points:
         raise PictureError("expected at least one point to draw, got none")

@@ -9,11 +9,11 @@ from sim.machine.units import GB, GIB
 from trilane.pages.output import heading, table
 
 if TYPE_CHECKING:
-    from sim.machine.parts import CpuPart, GpuPart, MemoryPart, Part
+    from sim.machine.parts import CpuPart, GpuPart, MachinePart, MemoryPart
     from traces.models.shape import ModelShape
 
 
-def parts_page(parts: Sequence[Part]) -> list[Any]:
+def parts_page(parts: Sequence[MachinePart]) -> list[Any]:
     """One table per kind, and how a machine is named."""
     from sim.machine.parts import CpuPart, GpuPart, MemoryPart
 
@@ -56,7 +56,7 @@ def _cpu_row(part: CpuPart) -> list[str]:
     return [part.name, memory, str(part.cores.value), channels, pcie, reads, f"{part.busy_power_w.value:g}"]
 
 
-def part_facts(part: Part) -> dict[str, Any]:
+def part_facts(part: MachinePart) -> dict[str, Any]:
     """A part, JSON-ready, with the source of every number."""
     numbers = [{"key": key, **number._asdict()} for key, number in part.numbers.items()]
     return {"kind": part.kind, "name": part.name, "title": part.title, "numbers": numbers, "notes": list(part.notes)}

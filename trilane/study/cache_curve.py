@@ -12,18 +12,17 @@ import numpy as np
 from policies.mechanism.cache_replay import ReplayEvent, replay
 from policies.mechanism.views import Phase
 from policies.parts.belady import BeladyBypassCache, BeladyCache
-from policies.parts.caches import RandomCache
+from policies.parts.caches import LfuCache, LruCache, RandomCache
 from policies.parts.future import Future
-from policies.parts.lfu import LfuCache
-from policies.parts.lru import LruCache
 from policies.parts.placements import NoPlacement, PoolPlacement
 from policies.protocols import Budget, Cache, Placement
 from traces.batches import compose, step_workloads
 from traces.trace import Trace
+from trilane.common.errors import TrilaneError
 from trilane.common.names import unknown
 
 
-class CurveError(ValueError):
+class CurveError(TrilaneError):
     """A cache policy or a size that there is not; the message lists what there is."""
 
 

@@ -51,10 +51,11 @@ needs      of the trace: forecasts as KIND@LAYERS AHEAD, router scores, single t
 
 def _policy_row(entry: System) -> list[str]:
     """A variant, such as ``fiddler@impl``, is indented below its system."""
+    from trilane.figures.marks import marked
+
     indent = "  " if "@" in entry.name else ""
-    mark = " *" if entry.needs.future else " ~" if entry.needs.changes_routing else ""
     gpu_only = "yes" if entry.needs.gpu_only else ""
-    return [indent + entry.name + mark, gpu_only, _needs(entry.needs) or "-", entry.summary]
+    return [indent + marked(entry.name, entry.needs.kind), gpu_only, _needs(entry.needs) or "-", entry.summary]
 
 
 def _policy_page(entry: System) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from realrun.machine.lane_kinds import LaneKind
+from realrun.machine import LaneKind
 from trilane.pages.output import JsonOption, check_targets, heading, note, show, table, working, write_json
 from trilane.pages.profile import profile_page
 from trilane.verbs.lane_options import (
@@ -25,9 +25,9 @@ from trilane.verbs.scenario_options import names_in
 
 if TYPE_CHECKING:
     from realrun.machine.machines import LaneOptions, RealMachine
-    from realrun.profiling.profile_lab import Points
-    from realrun.profiling.profile_timing import Effort
-    from realrun.profiling.profiling import Findings
+    from realrun.profiling.lab import Points
+    from realrun.profiling.profile import Findings
+    from realrun.profiling.timing import Effort
     from sim.machine.hardware import Hardware
     from traces.models.shape import ModelShape
 
@@ -99,8 +99,8 @@ def profile(
     """
     from policies.registry import system
     from realrun.machine.memory_check import host_memory_given
-    from realrun.profiling.profile_lab import Points
-    from realrun.profiling.profile_timing import QUICK, Effort
+    from realrun.profiling.lab import Points
+    from realrun.profiling.timing import QUICK, Effort
     from traces.models.catalogue import load_model
 
     check_targets(out, json)
@@ -134,8 +134,8 @@ class _Asked(NamedTuple):
 
     def measure(self, machine: RealMachine, name: str, into: Hardware | None) -> Findings:
         """Measure, and close the machine. An earlier profile's memory stays where none was chosen."""
-        from realrun.profiling.profile_threads import with_best_threads
-        from realrun.profiling.profiling import profile as measured
+        from realrun.profiling.cpu_threads import with_best_threads
+        from realrun.profiling.profile import profile as measured
 
         memory_bytes, counted = self.options.memory_bytes, into is not None or self.options.cpu_threads is not None
         kept = into if memory_bytes is None else None

@@ -1,22 +1,19 @@
-"""DALI put together, with the greedy, the beam or the exact assignment."""
+"""DALI, with the greedy, the beam or the exact assignment."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from policies.papers.dali.assignment import BeamAssigner, GreedyAssigner, WindowCache
+from policies.papers.dali.parts import BeamAssigner, GreedyAssigner, WindowCache
 from policies.parts.exact_assignment import ExactAssigner
 from policies.parts.placements import RandomPlacement
-from policies.parts.routers import TrueRouter
-from policies.parts.top_prefetch import TopPrefetcher
+from policies.parts.prefetchers import TopPrefetcher
 from policies.protocols import Assigner, Composition, Needs
-from policies.system import BuildContext, System, at_least
-
-NEEDS = Needs(forecasts=(("residual", 1),))
+from policies.system import BuildContext, Policy, at_least, register
 
 
-class Sizes(NamedTuple):
+class DaliSizes(NamedTuple):
     """Window and update of the cache, and how many experts to prefetch."""
 
     window: int
@@ -24,31 +21,31 @@ class Sizes(NamedTuple):
     prefetch: int
 
 
-FEW_EXPERTS = Sizes(4, 1, 1)  # Mixtral (Fig. 12)
-MANY_EXPERTS = Sizes(4, 8, 4)  # DeepSeek-V2-Lite and Qwen3-30B (Fig. 12; Fig. 19 prefetches 8 for Qwen)
+FEW_EXPERTS = DaliSizes(4, 1, 1)  # Mixtral (Fig. 12)
+MANY_EXPERTS = DaliSizes(4, 8, 4)  # DeepSeek-V2-Lite and Qwen3-30B (Fig. 12; Fig. 19 prefetches 8 for Qwen)
 
 
-def default_sizes(context: BuildContext) -> Sizes:
-    """The paper's sizes; a model that it does not have gets those of its nearest kin by number of experts."""
+def default_sizes(context: BuildContext) -> DaliSizes:
+    """The paper's sizes; another model has those of the paper's model with a similar number of experts."""
     return FEW_EXPERTS if context.experts < 32 else MANY_EXPERTS
 
 
 @dataclass(frozen=True)
-class _Common:
-    """What every DALI has, whoever assigns.
+class _Common(Policy):
+    """Parameters of every DALI, whatever the assigner.
 
     window, update, prefetch: W, U and P. None: the paper's for the model (Fig. 12), that is 4, 1, 1 for Mixtral and
         others of fewer than 32 experts; 4, 8, 4 for DeepSeek, Qwen and the like. Every ``window`` steps the ``update``
-        busiest absent experts of a layer replace as many residents; ``prefetch`` experts are brought for the next one,
+        busiest absent experts of a layer replace as many residents; ``prefetch`` experts are copied for the next one,
         all of them absent: that residents count among the P is not offered (the paper is silent).
     forecast: "residual" (Section 4.2); "gate" is HybriMoE's in Table 2, the same with a residual of zero; "statistical"
         is EdgeMoE's there, by past frequency, which no bundled trace holds.
-    evict: who leaves, the "idlest" residents (text of Section 4.3) or the "busiest" (line 11 of Algorithm 2, as
+    evict: which residents are replaced, the "idlest" (text of Section 4.3) or the "busiest" (line 11 of Algorithm 2, as
         printed). early: swap after the first step already, as line 9 has it.
     guard: swap only where the incoming expert was the busier one (ours). stagger: layer l is due l steps earlier, so
         that not all layers flood the link at once (ours).
-    prefetch_slots: staging slots for prefetches. None: 2 P, so that the next layer's may come while this layer's are
-        in use (the paper is silent).
+    prefetch_slots: staging slots for prefetches. None: 2 P, so that the next layer's may be copied while this layer's
+        are in use (the paper is silent).
     demand_slots: staging slots for loads, which the cache never admits (ours).
     """
 
@@ -64,12 +61,47 @@ class _Common:
     demand_slots: int = 2
 
     def __post_init__(self) -> None:
-        """Counts are not negative, windows not empty, and what is copied needs a slot."""
+        """Counts are not negative, windows not empty, and copies need a slot."""
         at_least(self, window=1, update=0, prefetch=0, prefetch_slots=1, demand_slots=1)
+
+    @property
+    def needs(self) -> Needs:
+        """A forecast, unless nothing is prefetched."""
+        return Needs() if self.prefetch == 0 else Needs(forecasts=((self.forecast, 1),))
+
+    def _with(self, assigner: Assigner, context: BuildContext) -> Composition:
+        sizes = self._sizes(context)
+        slots = 2 * sizes.prefetch if self.prefetch_slots is None else self.prefetch_slots
+        return Composition(
+            placement=RandomPlacement(context.seed),
+            assigner=assigner,
+            prefetcher=self._prefetcher(sizes.prefetch),
+            cache=self._cache(sizes, context),
+            demand_slots=self.demand_slots,
+            prefetch_slots=slots if sizes.prefetch else 0,
+            parameters={**sizes._asdict(), "prefetch_slots": slots},
+        )
+
+    def _prefetcher(self, size: int) -> TopPrefetcher | None:
+        """Section 4.2: of the next layer's experts that are not on the GPU, the P with most forecast workload.
+
+        The paper does not say whether residents count among the P: here they do not, since they need no copy.
+        """
+        return TopPrefetcher(size, self.forecast, "staging") if size else None
+
+    def _sizes(self, context: BuildContext) -> DaliSizes:
+        chosen = {name: value for name in DaliSizes._fields if (value := getattr(self, name)) is not None}
+        return default_sizes(context)._replace(**chosen)
+
+    def _cache(self, sizes: DaliSizes, context: BuildContext) -> WindowCache:
+        return WindowCache(
+            context.layers, context.experts, sizes.window, sizes.update,
+            guard=self.guard, stagger=self.stagger, early=self.early, evict=self.evict,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class DaliIlpParameters(_Common):
+class _WithExact(_Common):
     """The exact assignment. The paper names no solver, and reports that it takes 55 % of the inference time; ours takes
     far less, so that the exact assignment is charged less here than there.
 
@@ -78,9 +110,14 @@ class DaliIlpParameters(_Common):
 
     solver: Literal["own", "highs"] = "own"
 
+    def _exact(self, context: BuildContext) -> Composition:
+        """The optimum of Eq. 3-9 in place of Algorithm 1; the decision costs what its solver costs."""
+        cost = "dali-ilp@highs" if self.solver == "highs" else "dali-ilp"
+        return replace(self._with(ExactAssigner(self.solver), context), decision_cost=cost)
+
 
 @dataclass(frozen=True)
-class DaliBeamParameters(_Common):
+class _WithBeam(_Common):
     """The beam search.
 
     beam_width: the beam's B, 2 in the paper.
@@ -89,13 +126,18 @@ class DaliBeamParameters(_Common):
     beam_width: int = 2
 
     def __post_init__(self) -> None:
-        """Somebody is kept."""
+        """A beam keeps at least one state."""
         super().__post_init__()
         at_least(self, beam_width=1)
 
+    def _beam(self, context: BuildContext) -> Composition:
+        """The beam search of Appendix A.2 in place of Algorithm 1."""
+        return replace(self._with(BeamAssigner(self.beam_width), context), decision_cost="dali-beam")
 
+
+@register("dali", "greedy assignment, residual prefetching, window cache", source="DALI, Sections 4.1-4.3")
 @dataclass(frozen=True)
-class DaliParameters(DaliIlpParameters, DaliBeamParameters):
+class Dali(_WithExact, _WithBeam):
     """Any of the three assignments.
 
     assigner: Algorithm 1 ("greedy"), the beam search of Appendix A.2, or the optimum of Eq. 3-9 ("exact").
@@ -103,92 +145,22 @@ class DaliParameters(DaliIlpParameters, DaliBeamParameters):
 
     assigner: Literal["greedy", "beam", "exact"] = "greedy"
 
-
-def build(parameters: DaliParameters, context: BuildContext) -> Composition:
-    """DALI as evaluated in Section 6, unless parameters say otherwise."""
-    if parameters.assigner == "exact":
-        return replace(build_ilp(parameters, context), name="dali")
-    if parameters.assigner == "beam":
-        return replace(build_beam(parameters, context), name="dali")
-    return _compose("dali", parameters, GreedyAssigner(), context)
+    def compose(self, context: BuildContext) -> Composition:
+        """DALI as evaluated in Section 6, unless parameters say otherwise."""
+        if self.assigner == "exact":
+            return self._exact(context)
+        return self._beam(context) if self.assigner == "beam" else self._with(GreedyAssigner(), context)
 
 
-def build_ilp(parameters: DaliIlpParameters, context: BuildContext) -> Composition:
-    """The same with the optimum of Eq. 3-9 in place of Algorithm 1, which costs what its solver does."""
-    cost = "dali-ilp@highs" if parameters.solver == "highs" else "dali-ilp"
-    return replace(_compose("dali-ilp", parameters, ExactAssigner(parameters.solver), context), decision_cost=cost)
+@register("dali-ilp", "DALI with the exact assignment", source="DALI, Section 4.1, Eq. 3-9")
+class DaliIlp(_WithExact):
+    def compose(self, context: BuildContext) -> Composition:
+        """The optimum."""
+        return self._exact(context)
 
 
-def build_beam(parameters: DaliBeamParameters, context: BuildContext) -> Composition:
-    """The same with the beam search of Appendix A.2."""
-    return _compose("dali-beam", parameters, BeamAssigner(parameters.beam_width), context)
-
-
-def _compose(name: str, parameters: _Common, assigner: Assigner, context: BuildContext) -> Composition:
-    sizes = _sizes(parameters, context)
-    slots = 2 * sizes.prefetch if parameters.prefetch_slots is None else parameters.prefetch_slots
-    return Composition(
-        name=name,
-        placement=RandomPlacement(context.seed),
-        router=TrueRouter(),
-        assigner=assigner,
-        prefetcher=_prefetcher(parameters, sizes.prefetch),
-        cache=_cache(parameters, sizes, context),
-        needs=Needs(forecasts=((parameters.forecast, 1),)) if sizes.prefetch else Needs(),
-        demand_slots=parameters.demand_slots,
-        prefetch_slots=slots if sizes.prefetch else 0,
-        decision_cost=name,
-        parameters={**asdict(parameters), **sizes._asdict(), "prefetch_slots": slots},
-    )
-
-
-def _prefetcher(parameters: _Common, size: int) -> TopPrefetcher | None:
-    """Section 4.2: of the next layer's experts that are not on the GPU, the P with most forecast workload.
-
-    The paper does not say whether residents count among the P: here they do not, since they need no copy.
-    """
-    return TopPrefetcher(size, parameters.forecast, "staging") if size else None
-
-
-def _sizes(parameters: _Common, context: BuildContext) -> Sizes:
-    chosen = {name: value for name in Sizes._fields if (value := getattr(parameters, name)) is not None}
-    return default_sizes(context)._replace(**chosen)
-
-
-def _cache(parameters: _Common, sizes: Sizes, context: BuildContext) -> WindowCache:
-    return WindowCache(
-        context.layers,
-        context.experts,
-        sizes.window,
-        sizes.update,
-        guard=parameters.guard,
-        stagger=parameters.stagger,
-        early=parameters.early,
-        evict=parameters.evict,
-    )
-
-
-DALI = System(
-    name="dali",
-    summary="greedy assignment, residual prefetching, window cache",
-    source="DALI, Sections 4.1-4.3",
-    parameters=DaliParameters,
-    build=build,
-    needs=NEEDS,
-)
-DALI_ILP = System(
-    name="dali-ilp",
-    summary="DALI with the exact assignment",
-    source="DALI, Section 4.1, Eq. 3-9",
-    parameters=DaliIlpParameters,
-    build=build_ilp,
-    needs=NEEDS,
-)
-DALI_BEAM = System(
-    name="dali-beam",
-    summary="DALI with the beam search",
-    source="DALI, Appendix A.2",
-    parameters=DaliBeamParameters,
-    build=build_beam,
-    needs=NEEDS,
-)
+@register("dali-beam", "DALI with the beam search", source="DALI, Appendix A.2")
+class DaliBeam(_WithBeam):
+    def compose(self, context: BuildContext) -> Composition:
+        """The beam."""
+        return self._beam(context)

@@ -11,18 +11,18 @@ import numpy as np
 from policies.mechanism.views import ExpertId, LayerView, PolicyError
 from policies.parts.caches import DemandCache
 
-_Ranked: TypeAlias = tuple[float, int, int]  # S, layer, expert: who leaves first is the least
+_Ranked: TypeAlias = tuple[float, int, int]  # S, layer, expert: the least is evicted first
 
 
 class MrsCache(DemandCache):
     """Evicts the member of least S, where each routing of a layer makes S = ``alpha`` TopP(s) + (1 - ``alpha``) S.
 
-    ``keep``: TopP keeps the so many largest router probabilities of a token and sets the others to 0 (2K in the paper;
+    ``keep``: TopP keeps this many largest router probabilities of a token and sets the others to 0 (2K in the paper;
     equal ones: the lower id), so experts outside it decay. ``alpha`` is unpublished. S starts at 0, or at ``prior``
     ([layers][experts], ours); ties go to the lower id. Many tokens are the mean of their TopP (our reading); ``tokens``
-    "first" looks at the first one alone, as the released code does. Members come in by demand loads and prefetches, not
-    by being computed on the CPU (our reading). Whether layers share one pool is the placement's business: S is kept by
-    layer, and compared as it is. The views must have scores.
+    "first" uses the first one alone, as the released code does. Members are admitted by demand loads and prefetches,
+    not by being computed on the CPU (our reading). Whether layers share one pool is the placement's business: S is kept
+    by layer, and compared as it is. The views must have scores.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class MrsCache(DemandCache):
         self._members: list[set[int]] = [set() for _ in range(layers)]
         self._orders: list[list[int] | None] = [None] * layers  # members by S; None: to be sorted again
         self._layers: dict[int, set[int]] = {}  # that share a group's slots
-        self._head: list[_Ranked | None] = [None] * layers  # the member that is to leave first
+        self._head: list[_Ranked | None] = [None] * layers  # the member to evict first
         self._heads: dict[int, list[_Ranked]] = {}  # of each group's layers, ascending
-        self._stale: set[int] = set()  # layers whose head is to be found again
+        self._stale: set[int] = set()  # layers whose head must be found again
 
     def scores(self, layer: int) -> Sequence[float]:
         """S of every expert of a layer."""
@@ -60,7 +60,7 @@ class MrsCache(DemandCache):
         self._stale.add(view.layer)
 
     def admitted(self, id: ExpertId, group: int) -> None:
-        """A member, with the S that it has."""
+        """A member, with its present S."""
         layer, expert = id
         self._layers.setdefault(group, set()).add(layer)
         self._members[layer].add(expert)
@@ -71,7 +71,7 @@ class MrsCache(DemandCache):
             self._stale.add(layer)
 
     def evicted(self, id: ExpertId, group: int) -> None:
-        """A member no more; its S goes on."""
+        """No longer a member; its S is kept up to date."""
         layer, expert = id
         self._members[layer].remove(expert)
         self._stale.add(layer)

@@ -1,4 +1,4 @@
-"""HybriMoE's impact-driven prefetching (Section IV-C): bring whom the next layers would gain most by."""
+"""HybriMoE's impact-driven prefetching (Section IV-C): copy the experts that save the next layers most time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from policies.papers.hybrimoe.schedule import Schedule
 
 
 class ImpactPrefetcher:
-    """Plays the schedule on the forecast routing of the next layers, with and without each absent expert, and picks the
-    greatest gain in makespan, again and again, each time as if the picks so far were cached.
+    """Simulates the schedule on the forecast routing of the next layers, with and without each absent expert, and picks
+    the greatest gain in makespan, repeatedly, each time as if the picks so far were cached.
 
     ``size``: the most picks at once; fewer if nothing gains. ``discount``: a gain n layers ahead counts ``discount`` to
     the power of n - 1 (ours; 1 in the paper). An expert that would not arrive before its layer's experts start counts
@@ -22,9 +22,9 @@ class ImpactPrefetcher:
     layer starts after this layer's experts, those of the layers between, and what passes between layers. ``arrival``
     False counts gains in full, whenever the copy would arrive (the paper has no such rule).
 
-    Picks go to the cache, and what the forecasts name is protected there: so the victim costs the pretended layer
-    nothing, and a layer gains nothing where nobody else could leave. ``pooled``: layers share one pool, so that
-    somebody can. Ties go to the nearer layer, then to the lower id.
+    Picks go to the cache, and the experts that forecasts name are protected there: so the victim costs the simulated
+    layer nothing, and a layer gains nothing if no other expert could be evicted. ``pooled``: layers share one pool, so
+    that one can. Ties go to the nearer layer, then to the lower id.
     """
 
     into: Literal["cache", "staging"] = "cache"
@@ -41,7 +41,7 @@ class ImpactPrefetcher:
         self.arrival = arrival
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
-        """Whom the forecasts expect, there already or not: a pick must not displace the one before it."""
+        """All forecast experts, resident or not: a pick must not displace the one before it."""
         protected: set[ExpertId] = set()
         for forecast in forecasts:
             if forecast.kind == self.kind:
@@ -50,7 +50,7 @@ class ImpactPrefetcher:
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """The picks, greatest gain first."""
-        layers = self._pretended(view, forecasts)
+        layers = self._forecast_layers(view, forecasts)
         costs = view.costs[view.layer]
         link_ns = view.h2d_backlog_ns + len(plan.loads) * costs.copy_ns
         picks: list[ExpertId] = []
@@ -62,16 +62,16 @@ class ImpactPrefetcher:
             link_ns += best.costs.copy_ns
         return picks
 
-    def _pretended(self, view: LayerView, forecasts: Sequence[Forecast]) -> list[_Pretended]:
+    def _forecast_layers(self, view: LayerView, forecasts: Sequence[Forecast]) -> list[_ForecastLayer]:
         """The forecast layers, nearest first."""
         by_layer = {forecast.layer: forecast for forecast in forecasts if forecast.kind == self.kind}
         resident = view.residency.resident
         return [
-            _Pretended(self.schedule, by_layer[layer], resident[layer], view.costs[layer], self.pooled)
+            _ForecastLayer(self.schedule, by_layer[layer], resident[layer], view.costs[layer], self.pooled)
             for layer in sorted(by_layer)
         ]
 
-    def _best(self, here: int, layers: Sequence[_Pretended], start_ns: int, link_ns: int) -> _Pretended | None:
+    def _best(self, here: int, layers: Sequence[_ForecastLayer], start_ns: int, link_ns: int) -> _ForecastLayer | None:
         """The layer whose best pick counts most, if any counts at all."""
         best, most = None, 0.0
         for layer in layers:
@@ -87,8 +87,8 @@ class ImpactPrefetcher:
         return best
 
 
-class _Pretended:
-    """A later layer as forecast: who would be cached, who absent, and whom to bring first."""
+class _ForecastLayer:
+    """A later layer as forecast: its cached and absent experts, and which to copy first."""
 
     def __init__(
         self, schedule: Schedule, forecast: Forecast, resident: Collection[int], costs: ExpertCosts, pooled: bool
@@ -105,7 +105,7 @@ class _Pretended:
             else:
                 self._absent.append(tokens)
                 self._ids.append(expert)
-        self._room = len(self._ids) if pooled else len(resident) - len(self._cached)  # who may leave for a pick
+        self._room = len(self._ids) if pooled else len(resident) - len(self._cached)  # for picks
         self.makespan_ns = schedule.play(costs, self._cached, self._absent).makespan_ns
         self._best: tuple[int, int] | None = None  # gain, place among the absent
 
@@ -117,7 +117,7 @@ class _Pretended:
         return self._best[0]
 
     def pick(self) -> ExpertId:
-        """Pretend that the best pick is cached."""
+        """Count the best pick as cached."""
         assert self._best is not None, "pick() needs a gain"
         gain_ns, place = self._best
         self._cached, self._absent = self._with(place)
@@ -139,7 +139,7 @@ class _Pretended:
         return best, where
 
     def _with(self, place: int) -> tuple[list[int], list[int]]:
-        """Workloads of the cached and of the absent, were the absent expert at ``place`` cached."""
+        """Workloads of cached and absent experts, if the absent expert at ``place`` were cached."""
         absent, cached = self._absent.copy(), self._cached.copy()
         insort(cached, absent.pop(place), key=neg)
         return cached, absent

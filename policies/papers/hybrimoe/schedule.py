@@ -1,10 +1,10 @@
-"""HybriMoE's scheduling by simulation (Section IV-B): who computes what follows from playing the three timelines.
+"""HybriMoE's scheduling by simulation (Section IV-B): the assignment follows from simulating three timelines.
 
-The GPU runs cached experts, the busiest first; the CPU runs absent ones, the idlest first, and when there are none left
+The GPU runs cached experts, the busiest first; the CPU runs absent ones, the idlest first, and when none are left
 may take cached ones, again the idlest first; the link brings absent ones, the busiest first. The next operation is
 always that of the earliest timeline. All times are integer nanoseconds.
 
-Times depend on workloads alone, so the simulation knows an expert only by its tokens. Experts stand in descending order
+Times depend on workloads alone, so the simulation represents an expert by its tokens. Experts stand in descending order
 (equal workloads: the lower id first): the GPU and the link take from the front, the CPU from the back. What the CPU and
 the link divide among themselves does not depend on the GPU, so it is settled first; the GPU need only be followed step
 by step if the CPU might take some of its work.
@@ -21,7 +21,7 @@ Rule = Literal["finish", "device_free"]
 Coming = tuple[int, int]  # when an expert is on the GPU, its tokens
 
 
-class Outcome(NamedTuple):
+class SimulatedLayer(NamedTuple):
     """How a simulated layer ends: the first ``loaded`` absent experts go over the link, the last ``stolen`` cached ones
     to the CPU."""
 
@@ -51,7 +51,7 @@ class Schedule:
     def play(
         self, costs: ExpertCosts, cached: Sequence[int], absent: Sequence[int], coming: Sequence[Coming] = (),
         link_ns: int = 0, cpu_ns: int = 0,
-    ) -> Outcome:  # fmt: skip
+    ) -> SimulatedLayer:  # fmt: skip
         """Simulate a layer whose ``cached`` and ``absent`` experts have these workloads, both descending.
 
         ``coming`` are being copied already, and there by ``link_ns``. Link and CPU are busy until ``link_ns`` and
@@ -65,7 +65,7 @@ class Schedule:
         if self.guard:
             gpu_end = _finish(gpu_ns, 0, cached, sorted([*coming, *arrivals]) if coming else arrivals)
             if not cached or busy_ns + first_ns + costs.cpu_ns[cached[-1]] > gpu_end:
-                return Outcome(gpu_end if gpu_end > busy_ns else busy_ns, loaded, 0)
+                return SimulatedLayer(gpu_end if gpu_end > busy_ns else busy_ns, loaded, 0)
         gpu = _Gpu(gpu_ns, cached, coming, self)
         for arrival in arrivals:
             gpu.advance(self._load_key(costs, arrival))
@@ -73,7 +73,7 @@ class Schedule:
         gpu.advance(last_ns)
         stolen, busy_ns = self._steal(costs, gpu, busy_ns, first_ns)
         gpu.advance(INFINITE_NS)
-        return Outcome(max(gpu.now, busy_ns), loaded, stolen)
+        return SimulatedLayer(max(gpu.now, busy_ns), loaded, stolen)
 
     def _by_finish(self, costs: ExpertCosts, absent: Sequence[int], link: int, cpu: int) -> tuple[int, int, int]:
         """CPU and link, the earlier finish first: (experts loaded, end of the CPU, key of the last operation)."""
@@ -109,14 +109,14 @@ class Schedule:
         return front, cpu, last
 
     def _load_key(self, costs: ExpertCosts, arrival: Coming) -> int:
-        """With what time a load that was made had been compared with the other timelines."""
+        """The time by which a load was compared with the other timelines."""
         here, tokens = arrival
         if self.rule == "device_free":
             return here - costs.copy_ns
         return here + costs.gpu_ns[tokens] if self.guard else here
 
     def _steal(self, costs: ExpertCosts, gpu: _Gpu, busy_ns: int, first_ns: int) -> tuple[int, int]:
-        """Nobody is absent any more: GPU and CPU race for the cached. Returns how many the CPU gets, and its end."""
+        """No absent experts left: GPU and CPU compete for the cached. Returns how many the CPU takes, and its end."""
         stolen = 0
         while gpu.cached:
             end = busy_ns + first_ns + costs.cpu_ns[gpu.cached[0]]
@@ -130,7 +130,7 @@ class Schedule:
 
 
 class _Gpu:
-    """The GPU's timeline: its clock, and what waits for it (``cached`` workloads ascending)."""
+    """The GPU's timeline: its clock, and the experts that wait for it (``cached`` workloads ascending)."""
 
     def __init__(self, gpu_ns: Sequence[int], cached: Sequence[int], coming: Sequence[Coming], rules: Schedule) -> None:
         self.now = 0
@@ -155,7 +155,7 @@ class _Gpu:
                 self.coming.remove(chosen)
 
     def _next(self) -> Coming | None:
-        """Who is next: one of ``coming``, or None for the busiest cached expert."""
+        """The next expert: one of ``coming``, or None for the busiest cached one."""
         ready = self.coming if self._waits else [expert for expert in self.coming if expert[0] <= self.now]
         best = max(ready, key=lambda expert: (expert[1], -expert[0]), default=None)
         if self.cached:
@@ -163,12 +163,12 @@ class _Gpu:
         return best or min(self.coming)
 
     def finish(self) -> int:
-        """When everything that waits is done."""
+        """When all waiting experts are finished."""
         return _finish(self._gpu_ns, self.now, self.cached, sorted(self.coming))
 
 
 def _finish(gpu_ns: Sequence[int], now: int, cached: Sequence[int], arrivals: Sequence[Coming]) -> int:
-    """When a GPU that never waits in vain is done with all of these; ``arrivals`` in order of time."""
+    """When a GPU that waits only for arrivals has finished all of these; ``arrivals`` in order of time."""
     for tokens in cached:
         now += gpu_ns[tokens]
     for here, tokens in arrivals:
@@ -179,7 +179,7 @@ def _finish(gpu_ns: Sequence[int], now: int, cached: Sequence[int], arrivals: Se
 class SimulationAssigner:
     """Section IV-B as an assigner: the layer runs as it was simulated.
 
-    Copies on their way are awaited, and the link is free when the copy that runs is over.
+    Copies in flight are awaited, and the link is free when the running copy has ended.
     """
 
     def __init__(self, schedule: Schedule) -> None:

@@ -1,4 +1,4 @@
-"""SMoE's expert-cache router (Section IV-B, Algorithm 1): unimportant experts that are not on the GPU make room for
+"""SMoE's expert-cache router (Section IV-B, Algorithm 1): unimportant experts that are not on the GPU are replaced by
 others of nearly the same score that are."""
 
 from __future__ import annotations
@@ -6,23 +6,23 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from policies.mechanism.views import INFINITE_NS, Commitment, Forecast, LayerView, Routing
-from policies.parts.token_routing import combine_weights, routing_of_tokens
+from policies.parts.routers import combine_weights, routing_of_tokens
 
 
 class CacheRouter:
     """Exchanges low-score experts that miss. With S the (k+1)-th highest score of a token (the highest not selected):
 
     - its *top-score* experts are those selected with a score above (1 + ``alpha``) S: they always stay;
-    - its *low-score* experts are the other selected ones: they stay if they are on the GPU, on their way there, or
+    - its *low-score* experts are the other selected ones: they stay if they are on the GPU, in flight, or
       top-score for any token of the batch, since then they are computed anyway;
     - a low-score expert that misses is exchanged for the best one not selected with a score above (1 - ``alpha``) S
       that is on the GPU, or top-score for any token. Where such substitutes run out, the lowest-scored of those that
       miss are exchanged, and the highest-scored stay, to be loaded or computed on the CPU.
 
-    Our readings, where listing and text differ or leave it open: a first pass over all tokens finds who is top-score,
-    a second one exchanges; a score at the bound is low; each token keeps k experts (the listing's ``L <= score`` lets a
-    (k+1)-th in). A token that exchanges weighs its experts by their scores, which sum up to 1 where the model makes
-    them (``norm_topk``).
+    Our readings, where listing and text differ or leave it open: a first pass over all tokens finds the top-score
+    experts, a second one exchanges; a score at the bound is low; each token keeps k experts (the listing's ``L <=
+    score`` lets a (k+1)-th in). A token that exchanges weighs its experts by their scores, which sum up to 1 where the
+    model makes them (``norm_topk``).
 
     ``listing``: two things as printed. One pass, so that a token sees the top-score experts of the tokens before it
     only; and all low-score experts are exchanged as far as there are substitutes, those on the GPU too.
@@ -36,7 +36,7 @@ class CacheRouter:
         self.norm_topk = norm_topk
 
     def route(self, view: LayerView) -> Routing:
-        """The routing in force; ``view.routing`` itself if nobody is exchanged. Needs scores and tokens."""
+        """The routing in force; ``view.routing`` itself if nothing is exchanged. Needs scores and tokens."""
         routing, scores = view.routing, view.scores
         assert scores is not None
         available = {expert for expert, ns in view.ready_ns.items() if ns != INFINITE_NS}
@@ -52,7 +52,7 @@ class CacheRouter:
         return routing_of_tokens(chosen, weights)
 
     def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
-        """Every layer routes when it is reached."""
+        """None: no layer is routed ahead."""
         return None
 
     def _choose(

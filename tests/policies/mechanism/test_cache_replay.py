@@ -9,12 +9,10 @@ import pytest
 
 from policies.mechanism.cache_replay import ReplayEvent, replay
 from policies.mechanism.views import PolicyError
-from policies.papers.dali.assignment import WindowCache
+from policies.papers.dali.parts import WindowCache
 from policies.parts.belady import BeladyBypassCache, BeladyCache
-from policies.parts.caches import RandomCache, StaticCache
+from policies.parts.caches import LfuCache, LruCache, RandomCache, StaticCache
 from policies.parts.future import Future
-from policies.parts.lfu import LfuCache
-from policies.parts.lru import LruCache
 from policies.parts.placements import NoPlacement, RandomPlacement
 from policies.protocols import Budget, Cache, InitialPlacement, Placement
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from policies.mechanism.cache_replay import ReplayEvent, ReplayResult, replay
-from policies.parts.lru import LruCache
+from policies.parts.caches import LruCache
 from policies.protocols import Budget
 
 RECORDED = Path(__file__).resolve().parents[4] / "shared" / "traces" / "route_trace_v1"

@@ -10,9 +10,7 @@ from policies.mechanism.copy_queue import victims_in_time
 from policies.mechanism.session import Session
 from policies.mechanism.views import Assignment, Copy, ExpertId, PolicyError, Swap
 from policies.parts.assigners import LoadAll
-from policies.parts.caches import StaticCache
-from policies.parts.lru import LruCache
-from policies.parts.routers import TrueRouter
+from policies.parts.caches import LruCache, StaticCache
 from policies.protocols import Budget, Composition
 from tests.kit.scripted_session import (
     COSTS,
@@ -128,7 +126,9 @@ def test_a_prefetch_that_outlasts_its_step_is_wasted_too() -> None:
 def test_a_new_foresight_replaces_what_has_not_started() -> None:
     wants = Wants()
     placed = Placed((0,), (0,), (0,))
-    policy = Composition("test", placed, TrueRouter(), LoadAll(), wants, StaticCache(), prefetch_slots=1)
+    policy = Composition(
+        placement=placed, assigner=LoadAll(), prefetcher=wants, cache=StaticCache(), prefetch_slots=1
+    )
     it = Session(policy, Budget(4, (100,) * 3, 300), (COSTS,) * 3)
     begin(it, 0)
     wants.now = [e(1, 2), e(2, 1), e(2, 2)]

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from policies.mechanism.session import Session
 from policies.mechanism.views import Assignment, ExpertCosts, ExpertId, Forecast, LayerInput, LayerView, Routing
 from policies.parts.assigners import LoadAll
-from policies.parts.lru import LruCache
+from policies.parts.caches import LruCache
 from policies.parts.placements import NoPlacement
-from policies.parts.routers import TrueRouter
 from policies.protocols import Budget, Composition, InitialPlacement
 
 SIZES = (160, 100, 60)  # bytes of an expert, by layer
@@ -54,7 +53,7 @@ def test_a_prefetch_leaves_their_room_to_all_loads_that_start_before_a_victim_le
 
 def planned(pool_bytes: int, routing: Routing) -> Session:
     """A session whose plan of layer 1 is made; the prefetch for layer 2 is queued."""
-    policy = Composition("pooled", Seated(), TrueRouter(), LoadAll(), Ahead(), LruCache())
+    policy = Composition(placement=Seated(), assigner=LoadAll(), prefetcher=Ahead(), cache=LruCache())
     session = Session(policy, Budget(2, SIZES, pool_bytes), COSTS)
     session.begin_step(0)
     session.plan_layer(LayerInput(0, 0, "decode", Routing((0,), (1,))))

@@ -8,8 +8,7 @@ import pytest
 
 from policies.mechanism.residency import Residency
 from policies.mechanism.views import Copy, ExpertId, PolicyError
-from policies.parts.caches import DemandCache, StaticCache
-from policies.parts.lru import LruCache
+from policies.parts.caches import DemandCache, LruCache, StaticCache
 from policies.parts.placements import NoPlacement
 from policies.protocols import Budget, Cache, InitialPlacement
 

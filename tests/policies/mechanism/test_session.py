@@ -20,8 +20,7 @@ from policies.mechanism.views import (
     Swap,
 )
 from policies.parts.assigners import LoadAll
-from policies.parts.caches import StaticCache
-from policies.parts.lru import LruCache
+from policies.parts.caches import LruCache, StaticCache
 from policies.parts.routers import TrueRouter
 from policies.protocols import Budget, Composition, Needs
 from tests.kit.scripted_session import (
@@ -316,7 +315,9 @@ class Watching(StaticCache):
 
 def test_nobody_sees_the_scores_of_a_router_that_was_not_asked() -> None:
     cache, scores = Watching(), [[0.4, 0.3, 0.2, 0.1]]
-    policy = Composition("committing", Placed((0, 1), (0, 1)), Committing(), LoadAll(), None, cache)
+    policy = Composition(
+        name="committing", placement=Placed((0, 1), (0, 1)), router=Committing(), assigner=LoadAll(), cache=cache
+    )
     it = Session(policy, Budget(4, (100, 100), 400), (COSTS, COSTS))
     it.begin_step(0)
     for layer in (0, 1):

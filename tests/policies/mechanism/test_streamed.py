@@ -10,7 +10,7 @@ import pytest
 
 from policies.mechanism.session import Session
 from policies.mechanism.views import Assignment, Commitment, Forecast, LayerView, PolicyError, Routing, Swap
-from policies.parts.lru import LruCache
+from policies.parts.caches import LruCache
 from policies.parts.routers import TrueRouter
 from policies.protocols import Budget
 from tests.kit.scripted_session import COSTS, Placed, Swaps, Wants, begin, e, pass_through, plan, session, start

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from policies.mechanism.cache_replay import ReplayEvent, replay
 from policies.mechanism.views import LayerView, Routing
-from policies.papers.adapmoe.adapmoe import WeakExpertsRouter
-from policies.papers.adapmoe.slots_by_misses import SlotsByMisses, SlotsByMissesFull, fewest_misses, lru_misses
-from policies.parts.lru import LruCache
+from policies.papers.adapmoe import SlotsByMisses, SlotsByMissesFull, WeakExpertsRouter, fewest_misses, lru_misses
+from policies.parts.caches import LruCache
+from policies.parts.prefetchers import TopPrefetcher
 from policies.parts.routers import TrueRouter
-from policies.parts.top_prefetch import TopPrefetcher
 from policies.protocols import Budget
 from policies.registry import BuildContext, ChoiceError, compose
 from tests.invariants.laws import check_all

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from policies.mechanism.views import ExpertId, LayerView, Phase, Swap
-from policies.papers.dali.assignment import BeamAssigner, GreedyAssigner, WindowCache
+from policies.papers.dali.parts import BeamAssigner, GreedyAssigner, WindowCache
 from policies.parts.objective import durations, makespan
 from tests.kit.views_for_tests import costs, view, views
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.mechanism.views import ExpertId, LayerView, ResidencyView
-from policies.papers.dali.assignment import BeamAssigner
-from policies.papers.dali.random_prefetch import RandomPrefetcher
+from policies.papers.dali.controls import RandomPrefetcher
+from policies.papers.dali.parts import BeamAssigner
 from policies.registry import BuildContext, ChoiceError, compose
 from tests.kit.views_for_tests import NO_PLAN, costs, view
 

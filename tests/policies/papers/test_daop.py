@@ -23,8 +23,7 @@ from policies.mechanism.views import (
     Routing,
     Swap,
 )
-from policies.papers.daop.parts import AfterSwaps, PredictingRouter, PromptSwapCache
-from policies.papers.daop.system import NEEDS
+from policies.papers.daop import NEEDS, AfterSwaps, PredictingRouter, PromptSwapCache
 from policies.parts.assigners import ResidentOrCpu
 from policies.protocols import Budget
 from policies.registry import BuildContext, compose
@@ -157,7 +156,7 @@ def test_the_released_code_runs_who_is_swapped_in_on_the_gpu_and_loads_it_last()
     for expert in (0, 1):
         cache.admitted(ExpertId(0, expert), 0)
     prompt = view({0: 1, 2: 12, 3: 4, 4: 5, 5: 3}, COST, phase="prefill", ready={0: 0}, resident=((0, 1),))
-    cache.asked = [Swap(ExpertId(0, 4), ExpertId(0, 1)), Swap(ExpertId(0, 3), ExpertId(0, 0))]
+    cache.requested = [Swap(ExpertId(0, 4), ExpertId(0, 1)), Swap(ExpertId(0, 3), ExpertId(0, 0))]
     plan = AfterSwaps(cache).assign(prompt)
     assert (plan.gpu, plan.cpu, plan.loads) == ((0, 2, 4, 3), (5,), (2, 4, 3))
 

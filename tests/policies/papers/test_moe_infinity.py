@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 
 from policies.calibration import Calibration
 from policies.mechanism.views import ExpertId, LayerView, Routing
-from policies.papers.moe_infinity.parts import ActivationCache, ActivationMatcher, ActivationPrefetcher
-from policies.parts.lfu import LfuCache
+from policies.papers.moe_infinity import ActivationCache, ActivationMatcher, ActivationPrefetcher
+from policies.parts.caches import LfuCache
 from policies.protocols import Budget, Cache
 from policies.registry import BuildContext, ChoiceError, compose
 from tests.conformance.cache_laws import EXPERTS, LAYERS, CacheLaws, Scenario

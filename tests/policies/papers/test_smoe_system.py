@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from policies.mechanism.views import ExpertId, Forecast, LayerView, PolicyError, ResidencyView
-from policies.papers.smoe.prefetcher import TopScorePrefetcher
+from policies.papers.smoe.parts import TopScorePrefetcher
 from policies.parts.routers import TrueRouter
 from policies.registry import BuildContext, ChoiceError, compose, system
 from tests.kit.views_for_tests import NO_PLAN

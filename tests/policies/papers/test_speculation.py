@@ -13,14 +13,9 @@ from hypothesis import strategies as st
 from policies.calibration import Floats
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertId, Forecast, LayerInput, LayerView, Phase, Plan, Routing
-from policies.papers.speculating_experts.parts import (
-    BufferPrefetcher,
-    InExpertOrder,
-    LayerPrefetcher,
-    SpeculativeRouter,
-)
+from policies.papers.speculating_experts import BufferPrefetcher, InExpertOrder, LayerPrefetcher, SpeculativeRouter
 from policies.parts.assigners import LoadAll
-from policies.parts.lru import LruCache
+from policies.parts.caches import LruCache
 from policies.protocols import Budget, Composition
 from policies.registry import BuildContext, ChoiceError, compose, system
 from tests.kit.strategies import toy_calibration

@@ -6,7 +6,7 @@ import pytest
 
 from policies.papers.hybrimoe.mrs import MrsCache
 from policies.parts.placements import PopularityPlacement
-from policies.parts.top_prefetch import TopPrefetcher
+from policies.parts.prefetchers import TopPrefetcher
 from policies.registry import BuildContext, compose
 from tests.kit.strategies import toy_calibration
 from tests.kit.views_for_tests import costs

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from policies.mechanism.views import INFINITE_NS, Assignment, LayerView
-from policies.papers.dali.assignment import BeamAssigner, GreedyAssigner
+from policies.papers.dali.parts import BeamAssigner, GreedyAssigner
 from policies.parts.assigners import CostRule, LoadAll, ResidentOrCpu, ThresholdAssigner, break_even
 from policies.parts.exact_assignment import ExactAssigner
 from policies.parts.objective import durations, makespan

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from policies.mechanism.cache_replay import ReplayEvent, replay
 from policies.mechanism.views import ExpertId, LayerView, PolicyError
-from policies.papers.dali.assignment import WindowCache
+from policies.papers.dali.parts import WindowCache
 from policies.parts.belady import BeladyBypassCache, BeladyCache
-from policies.parts.caches import RandomCache, StaticCache
+from policies.parts.caches import LfuCache, LruCache, RandomCache, StaticCache
 from policies.parts.future import NEVER, Future
-from policies.parts.lfu import LfuCache
-from policies.parts.lru import LruCache
 from policies.protocols import Budget, Cache, InitialPlacement
 from tests.kit.views_for_tests import costs, view
 

@@ -7,11 +7,9 @@ from collections.abc import Callable, Container
 import pytest
 
 from policies.mechanism.views import ExpertId
-from policies.papers.dali.assignment import WindowCache
+from policies.papers.dali.parts import WindowCache
 from policies.parts.belady import BeladyBypassCache, BeladyCache
-from policies.parts.caches import RandomCache, StaticCache
-from policies.parts.lfu import LfuCache
-from policies.parts.lru import LruCache
+from policies.parts.caches import LfuCache, LruCache, RandomCache, StaticCache
 from policies.protocols import Cache
 from tests.conformance.cache_laws import EXPERTS, LAYERS, CacheLaws, Scenario
 from tests.kit.views_for_tests import costs, view

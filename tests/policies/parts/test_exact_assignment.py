@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.mechanism.views import LayerView
-from policies.papers.dali.assignment import GreedyAssigner
+from policies.papers.dali.parts import GreedyAssigner
 from policies.parts.exact_assignment import ExactAssigner, solve, solve_with_highs
 from policies.parts.objective import makespan
 from tests.kit.views_for_tests import costs, view, views

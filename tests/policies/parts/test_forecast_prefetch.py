@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from policies.mechanism.views import ExpertCosts, ExpertId, Forecast, LayerView
 from policies.parts.assigners import ResidentOrCpu
-from policies.parts.forecast_prefetch import ForecastPrefetcher, slowdown_ns
+from policies.parts.prefetchers import ForecastPrefetcher, slowdown_ns
 from tests.kit.views_for_tests import costs, view
 
 

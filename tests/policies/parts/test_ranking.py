@@ -1,4 +1,4 @@
-"""Ranking: the lowest member, however its rank was told."""
+"""LazyHeap: the lowest member, however its rank was told."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.mechanism.views import ExpertId
-from policies.parts.ranking import Ranking
+from policies.parts.lazy_heap import LazyHeap
 
 _IDS = st.tuples(st.integers(0, 1), st.integers(0, 4)).map(lambda pair: ExpertId(*pair))
 _TOLD = st.one_of(_IDS, st.frozensets(_IDS), st.dictionaries(_IDS, st.integers(-3, 3)))  # leaves; blocked; ranks
@@ -14,7 +14,7 @@ _TOLD = st.one_of(_IDS, st.frozensets(_IDS), st.dictionaries(_IDS, st.integers(-
 
 @given(st.lists(_TOLD, max_size=60))
 def test_the_lowest_is_the_least_of_all_members_that_are_not_blocked(told: list[object]) -> None:
-    ranking, members = Ranking(), dict[ExpertId, float]()
+    ranking, members = LazyHeap(), dict[ExpertId, float]()
     for what in told:
         if isinstance(what, ExpertId) and what in members:
             ranking.drop(what)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from policies.mechanism.views import Forecast, Routing
-from policies.papers.daop.parts import PredictingRouter
+from policies.papers.daop import PredictingRouter
 from policies.papers.smoe.router import CacheRouter
-from policies.papers.speculating_experts.parts import SpeculativeRouter
-from policies.parts.token_routing import combine_weights, routing_of_tokens, scores_by_expert
+from policies.papers.speculating_experts import SpeculativeRouter
+from policies.parts.routers import combine_weights, routing_of_tokens, scores_by_expert
 from policies.registry import BuildContext, compose
 from tests.kit.strategies import toy_calibration
 

@@ -8,9 +8,8 @@ import pytest
 
 from policies.mechanism.views import ExpertId, Forecast, LayerInput, Routing
 from policies.parts.assigners import ResidentOrCpu
-from policies.parts.forecasts import next_forecast
-from policies.parts.lru import LruCache
-from policies.parts.top_prefetch import TopPrefetcher, likeliest
+from policies.parts.caches import LruCache
+from policies.parts.prefetchers import TopPrefetcher, likeliest, next_forecast
 from tests.kit.scripted_session import Placed, session, start
 from tests.kit.views_for_tests import NO_PLAN, costs, view
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from policies.parts.assigners import LoadAll
 from policies.parts.caches import StaticCache
-from policies.parts.routers import TrueRouter
 from policies.protocols import Composition
 from sim.costs.cost_table import LAUNCHES, CostTable
 from sim.costs.roofline_costs import uniform_costs
@@ -40,7 +39,7 @@ DEMAND = step({0: 1, 1: 1}, {0: 1, 1: 1})
 def all_resident(costs: CostTable) -> list[Span]:
     """The run of ``DEMAND`` where no expert is copied."""
     placed = Placed(((0, 1), (0, 1)))
-    policy = Composition("resident", placed, TrueRouter(), LoadAll(), None, StaticCache())
+    policy = Composition(placement=placed, assigner=LoadAll(), cache=StaticCache())
     return [s for s in play(policy, DEMAND, cache_bytes=placed.bytes, costs=costs) if s.kind != "place"]
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from policies.mechanism.views import Forecast
-from policies.papers.dali.assignment import WindowCache
+from policies.papers.dali.parts import WindowCache
 from policies.parts.assigners import LoadAll
 from policies.parts.caches import StaticCache
-from policies.parts.routers import TrueRouter
-from policies.parts.top_prefetch import TopPrefetcher
+from policies.parts.prefetchers import TopPrefetcher
 from policies.protocols import Composition, Needs
 from sim.costs.roofline_costs import uniform_costs
 from tests.kit.hand_worked import Placed, lane, lines, play, step, told
@@ -19,7 +18,7 @@ def looking_ahead(placed: Placed, **parts: Any) -> Composition:
     """Loads everything, prefetches up to two experts into staging, and keeps what was placed."""
     given: dict[str, Any] = {"cache": StaticCache(), "prefetch_slots": 2, **parts}
     return Composition(
-        "looking-ahead", placed, TrueRouter(), LoadAll(), TopPrefetcher(2, "gate", "staging"),
+        placement=placed, assigner=LoadAll(), prefetcher=TopPrefetcher(2, "gate", "staging"),
         needs=Needs(forecasts=(("gate", 1),)), **given,
     )  # fmt: skip
 

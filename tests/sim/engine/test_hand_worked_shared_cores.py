@@ -13,7 +13,6 @@ import pytest
 
 from policies.parts.assigners import CostRule
 from policies.parts.caches import StaticCache
-from policies.parts.routers import TrueRouter
 from policies.protocols import Composition
 from sim.costs.roofline_costs import uniform_costs
 from sim.runs.spans import Span
@@ -23,7 +22,7 @@ from tests.kit.hand_worked import Placed, lines, play, step, told
 def run(**rates: int) -> list[Span]:
     """The run with some rates below 1000 permille."""
     placed = Placed(((0, 1), (0,)))
-    policy = Composition("resident-or-sooner", placed, TrueRouter(), CostRule(), None, StaticCache())
+    policy = Composition(placement=placed, assigner=CostRule(), cache=StaticCache())
     times: dict[str, Any] = {"gpu_ns": 10, "cpu_ns": 5, "copy_ns": 21, "activations_ns": 2}
     demand = step({0: 6, 1: 5, 2: 3}, {0: 4, 1: 7, 2: 3})
     spans = play(policy, demand, cache_bytes=placed.bytes, costs=uniform_costs(**times, **rates))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from policies.mechanism.views import Assignment, LayerView
 from policies.parts.caches import StaticCache
-from policies.parts.routers import TrueRouter
 from policies.protocols import Composition
 from sim.costs.roofline_costs import uniform_costs
 from sim.runs.spans import spans_frame
@@ -197,7 +196,7 @@ class StreamsTheIdle:
 
 def test_a_layer_waits_for_a_streamed_expert_longer_than_for_the_cpu() -> None:
     placed = Placed(((0,), (0, 1)))
-    policy = Composition("streams", placed, TrueRouter(), StreamsTheIdle(), None, StaticCache(), demand_slots=1)
+    policy = Composition(placement=placed, assigner=StreamsTheIdle(), cache=StaticCache(), demand_slots=1)
     costs = uniform_costs(attention_ns=30, gate_ns=5, copy_ns=30, result_ns=4)
     spans = play(policy, step({0: 1, 1: 1}, {0: 1, 1: 1}), cache_bytes=placed.bytes, costs=costs)
     assert told(spans, BESIDE_THE_CPU) == lines(BESIDE_THE_CPU)

@@ -158,8 +158,8 @@ def test_assemble_and_the_name_give_the_same_machine() -> None:
         (("ddr5-5600", "rtx-4090"), "expected a gpu, such as rtx-4080, got 'ddr5-5600', which is a memory"),
         (("rtx-4090", "ryzen-9-7950x"), "expected a memory, such as ddr5-5600, got 'ryzen-9-7950x', which is a cpu"),
         (("rtx-4090", "ddr5-5600", "rtx-4080"), "expected a cpu, such as ryzen-9-7950x, got 'rtx-4080'"),
-        (("rtx-4090+ddr5-5600", "ddr5-5600"), "there is no gpu 'rtx-4090+ddr5-5600' among the parts"),
-        (("rtx-4090", "ddr5-5600+64gb"), "there is no memory 'ddr5-5600+64gb' among the parts; did you mean"),
+        (("rtx-4090+ddr5-5600", "ddr5-5600"), "there is no gpu 'rtx-4090+ddr5-5600'; did you mean"),
+        (("rtx-4090", "ddr5-5600+64gb"), "there is no memory 'ddr5-5600+64gb'; did you mean"),
     ],
 )
 def test_what_is_asked_for_by_kind_must_be_of_that_kind(parts: tuple[str, ...], expected: str) -> None:
@@ -217,5 +217,5 @@ def test_what_cannot_be_assembled_is_named(name: str, expected: str) -> None:
 
 
 def test_an_unknown_part_of_a_kind_is_refused() -> None:
-    with pytest.raises(HardwareError, match="there is no cpu 'ryzen-9-7950' among the parts; did you mean"):
+    with pytest.raises(HardwareError, match="there is no cpu 'ryzen-9-7950'; did you mean"):
         part("cpu", "ryzen-9-7950")

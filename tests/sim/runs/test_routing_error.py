@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from policies.mechanism.views import Commitment, Forecast, LayerView, Plan, PolicyError, Routing
 from policies.parts.assigners import LoadAll
-from policies.parts.lru import LruCache
+from policies.parts.caches import LruCache
 from policies.parts.placements import NoPlacement
 from policies.parts.routers import TrueRouter
 from policies.protocols import Composition, Needs
@@ -220,7 +220,7 @@ class LastLeftOut(TrueRouter):
 
 
 def changing(router: TrueRouter, needs: Needs) -> Composition:
-    return Composition("changing", NoPlacement(), router, LoadAll(), None, LruCache(), needs)
+    return Composition(placement=NoPlacement(), router=router, assigner=LoadAll(), cache=LruCache(), needs=needs)
 
 
 def test_a_run_that_drops_tells_so_layer_by_layer() -> None:

@@ -15,6 +15,7 @@ from policies.registry import SYSTEMS, ChoiceError, system
 from sim.machine.dials import DIALS, LINK, PCIE, turned
 from sim.machine.hardware import Hardware, hardware_keys, load_hardware
 from sim.runs.scenario import Scenario
+from trilane.common.errors import TrilaneError
 from trilane.common.hints import hints_of, plain_types
 from trilane.common.names import unknown
 
@@ -28,7 +29,7 @@ NUMBERS: Mapping[str, type] = {  # keys that hold a number, or several
 MachineOf = Callable[[Scenario], Hardware]
 
 
-class SweepError(ValueError):
+class SweepError(TrilaneError):
     """A sweep that cannot be understood or kept; the message says where, what was expected and what to do."""
 
 

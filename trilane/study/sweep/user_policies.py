@@ -5,24 +5,23 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from policies.registry import SYSTEMS, added
 from trilane.study.sweep.axes import SweepError
 
-_COVERED = "policies"  # the package whose files every key covers
+_COVERED = {"policies", *sys.stdlib_module_names}  # whose files every key covers, or that do not change
 
 
 def own_source(name: str) -> str | None:
-    """Checksum of a registered policy: what it says about itself, and the files in which it builds its parts; None for
-    those of Trilane. What such a file imports is not in it. Raises SweepError where there is no file.
+    """Checksum of a registered policy: its row of the registry, and the files of its class and of that class's bases;
+    None for those of Trilane. What such a file imports is not in it. Raises SweepError where there is no file.
     """
     if not added(name):
         return None
     entry = SYSTEMS[name]
-    said = (entry.name, entry.summary, entry.source, _place(entry.build), _place(entry.parameters))
+    policy = entry.parameters
+    said = (entry.name, entry.summary, entry.source, f"{policy.__module__}:{policy.__qualname__}")
     digest = hashlib.sha256("\0".join(said).encode())
     for path in _files(name):
         digest.update(path.read_bytes())
@@ -45,18 +44,9 @@ def check_shared(names: Iterable[str], how: str) -> None:
 
 
 def _files(name: str) -> list[Path]:
-    """Where a registered policy's parameters and ``build`` are defined, if not in Trilane."""
-    entry = SYSTEMS[name]
-    modules = dict.fromkeys(_place(made).partition(":")[0] for made in (entry.build, entry.parameters))
-    return [_file(name, module) for module in modules if module.split(".")[0] != _COVERED]
-
-
-def _place(made: Any) -> str:
-    """Where a function or a class is defined, as ``module:name``; of an object that is called, its class."""
-    while isinstance(made, partial):
-        made = made.func
-    named = made if hasattr(made, "__qualname__") else type(made)
-    return f"{named.__module__}:{named.__qualname__}"
+    """Where a registered policy's class and its bases are defined, if not in Trilane."""
+    modules = dict.fromkeys(kind.__module__ for kind in SYSTEMS[name].parameters.__mro__)
+    return [_file(name, module) for module in modules if module.split(".")[0] not in _COVERED]
 
 
 def _file(name: str, module: str) -> Path:

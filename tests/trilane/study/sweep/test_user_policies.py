@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,10 @@ from trilane.study.sweep.user_policies import own_source
 CODE = """from dataclasses import replace
 from policies.registry import SYSTEMS
 
-def build(parameters, context):
-    return replace(SYSTEMS["{parent}"].build(SYSTEMS["{parent}"].parse({{}}), context), name="mine", parameters={{}})
+class Mine(SYSTEMS["{parent}"].parameters):
+    pass
 
-MINE = replace(SYSTEMS["on-demand"], name="mine", build=build)
+MINE = replace(SYSTEMS["on-demand"], name="mine", parameters=Mine)
 """
 GRID: dict[str, Any] = {"scenario": SMALL, "grid": {"policy": ["mine", "on-demand"]}, "clairvoyant": False}
 
@@ -83,8 +82,6 @@ def test_ours_need_no_checksum_and_others_of_one_name_differ(tmp_path: Path) -> 
     for SYSTEMS["mine"] in made:
         found.append(own_source("mine"))
     assert len(set(found)) == len(found) == 4
-    SYSTEMS["mine"] = replace(mine, build=partial(mine.build))
-    assert own_source("mine") == found[0]
 
 
 def test_one_in_place_of_ours_is_not_taken_for_it(tmp_path: Path) -> None:
@@ -97,7 +94,7 @@ def test_results_of_a_policy_without_a_file_are_not_kept(tmp_path: Path) -> None
     """As in a notebook: its code may change without a trace."""
     mine = written(tmp_path, "fiddler")
     del sys.modules["mine_of_a_test"]
-    register(mine)
+    register("mine", "without a file")(mine.parameters)
     with pytest.raises(SweepError, match=r"policy 'mine' is defined in no file .* sweep without an output"):
         sweep(GRID, tmp_path / "o.parquet")
     assert not list(tmp_path.glob("o.parquet*"))

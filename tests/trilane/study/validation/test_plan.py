@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from realrun.errors import RefusedError
-from realrun.profiling.profile_lab import Points
-from realrun.profiling.profile_timing import Effort
-from realrun.profiling.profiling import profile
+from realrun.profiling.lab import Points
+from realrun.profiling.profile import profile
+from realrun.profiling.timing import Effort
 from sim.machine.profile_yaml import write_profile
 from sim.runs.scenario import Scenario, ScenarioError
 from tests.kit.tiny_bench import TRACE, machine
@@ -114,12 +114,12 @@ def test_every_scenario_is_measured_and_predicted(tmp_path: Path) -> None:
         plan = ValidationPlan.from_yaml(tmp_path / "plan.yaml", {"hardware": str(path)})
         validated = validate(plan, lanes, said.append)
     for agreement in (validated.agreement, validated.by_file):
-        assert len(agreement.pairings) == len(plan.scenarios)
-        for scenario, pairing in zip(plan.scenarios, agreement.pairings, strict=True):
-            assert (pairing.predicted.policy, len(pairing.measured)) == (scenario.policy, plan.repeats)
-            assert all("measured on host-lanes" in run.labels for run in pairing.measured)
-            assert pairing.parity is not None
-            assert pairing.parity.held
+        assert len(agreement.comparisons) == len(plan.scenarios)
+        for scenario, comparison in zip(plan.scenarios, agreement.comparisons, strict=True):
+            assert (comparison.predicted.policy, len(comparison.measured)) == (scenario.policy, plan.repeats)
+            assert all("measured on host-lanes" in run.labels for run in comparison.measured)
+            assert comparison.parity is not None
+            assert comparison.parity.held
     assert [line for line in said if line.startswith("measuring")][-1].endswith("round 2 of 2")
     assert sum(line.startswith("microbenchmarks") for line in said) == plan.repeats + 1  # and once more at the end
     assert validated.hardware.profile is not None

@@ -1,0 +1,142 @@
+"""DALI's dynamic assignment and workload-aware caching (Sections 4.1 and 4.3).
+
+The exact assignment that the greedy one approximates is in ``policies.parts.exact_assignment``; residual-based
+prefetching (Section 4.2) is ``TopPrefetcher`` with residual forecasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Literal
+
+from policies.mechanism.views import Assignment, ExpertId, LayerView, Swap
+from policies.parts.objective import assignment_of, durations, makespan
+from policies.protocols import When
+
+
+class GreedyAssigner:
+    """Algorithm 1: by descending |t_gpu - t_cpu|, each expert to the device that would finish it first.
+
+    Ties go to the GPU, equal differences to the lower id. T_cpu starts at the first CPU expert's extra time, which is 0
+    in the paper's profile. As in the listing, no expert is forced to the CPU by a limit on transient memory (Eq. 9),
+    which is not offered: a load waits for its staging slot.
+    """
+
+    def assign(self, view: LayerView) -> Assignment:
+        """Assign every active expert in one pass over the sorted list."""
+        gpu_ns, cpu_ns = durations(view)
+        order = by_difference(gpu_ns, cpu_ns)
+        first_cpu_ns = view.costs[view.layer].first_cpu_ns
+        t_gpu, t_cpu = 0, first_cpu_ns
+        on_gpu = [False] * len(order)
+        for i in order:
+            gpu, cpu = t_gpu + gpu_ns[i], t_cpu + cpu_ns[i]
+            if gpu <= cpu:
+                on_gpu[i] = True
+                t_gpu = gpu
+            else:
+                t_cpu = cpu
+        return assignment_of(view, order, on_gpu, max(t_gpu, t_cpu) if False in on_gpu else t_gpu)
+
+
+class BeamAssigner:
+    """Appendix A.2: Algorithm 1's order, keeping the ``width`` best partial assignments instead of one.
+
+    Our reading of "best": least max(T_gpu, T_cpu), then least sum; equal states are kept once.
+    """
+
+    def __init__(self, width: int = 2) -> None:
+        self.width = width
+
+    def assign(self, view: LayerView) -> Assignment:
+        """Branch every kept state to GPU and CPU, expert by expert."""
+        gpu_ns, cpu_ns = durations(view)
+        order = by_difference(gpu_ns, cpu_ns)
+        first_cpu_ns = view.costs[view.layer].first_cpu_ns
+        states = [(0, first_cpu_ns, 0)]  # T_gpu, T_cpu, bits of those on the GPU
+        for i in order:
+            gpu, cpu, bit = gpu_ns[i], cpu_ns[i], 1 << i
+            branches = {(g + gpu, c): bits | bit for g, c, bits in reversed(states)}
+            branches |= {(g, c + cpu): bits for g, c, bits in reversed(states)}
+            best = sorted(branches, key=lambda state: (max(state), sum(state), state))[: self.width]
+            states = [(*state, branches[state]) for state in best]
+        on_gpu = [bool(states[0][2] >> i & 1) for i in range(len(order))]
+        return assignment_of(view, order, on_gpu, makespan(gpu_ns, cpu_ns, on_gpu, first_cpu_ns))
+
+
+def by_difference(gpu_ns: Sequence[int], cpu_ns: Sequence[int]) -> list[int]:
+    """Positions by descending |t_gpu - t_cpu|, ties to the lower position (Algorithm 1, line 5)."""
+    gaps = [gpu - cpu if gpu > cpu else cpu - gpu for gpu, cpu in zip(gpu_ns, cpu_ns, strict=True)]
+    return sorted(range(len(gaps)), key=gaps.__getitem__, reverse=True)
+
+
+class WindowCache:
+    """Section 4.3, Algorithm 2: every ``window`` steps the ``update`` busiest absent experts of a layer replace the
+    ``update`` least busy residents; loads are never admitted. One prefill counts as one step, in however many chunks it
+    comes: all its tokens count, and an update that is due then is made after the first chunk (our reading, as nothing
+    marks the last one).
+
+    Where the listing and the text differ, this is the text, and the listing is a parameter: ``early`` swaps after the
+    first step already (line 9 tests ``i mod w`` from i = 0); ``evict`` "busiest" takes line 11's TopK literally.
+    Ours: ``guard`` swaps only while the incoming expert was the busier one; ``stagger`` lets layer l be due l steps
+    earlier, so that not all layers flood the link at once. Ties go to the lower id.
+    """
+
+    admits = False
+
+    def __init__(
+        self, layers: int, experts: int, window: int, update: int, *,
+        guard: bool = False, stagger: bool = False, early: bool = False, evict: Literal["idlest", "busiest"] = "idlest",
+    ) -> None:  # fmt: skip
+        self.window = window
+        self.update = update
+        self.guard = guard
+        self._phase = [(layer if stagger else 0) + (window - 1 if early else 0) for layer in range(layers)]
+        self._busiest = evict == "busiest"
+        self._scores = [[0] * experts for _ in range(layers)]  # tokens of every expert since the last update
+        self._steps = [0] * layers
+        self._prefills = [False] * layers  # is the layer's present step a prefill?
+        self._begins = True  # is this the first time that the layer is at work in this step?
+        self._members: list[set[int]] = [set() for _ in range(layers)]  # including those in flight
+
+    def observe(self, view: LayerView) -> None:
+        """Add the step's workloads (Eq. 12)."""
+        scores = self._scores[view.layer]
+        active, tokens = view.routing.active, view.routing.tokens
+        for expert, workload in zip(active, tokens, strict=True):
+            scores[expert] += workload
+        prefill = view.phase == "prefill"
+        self._begins = not (prefill and self._prefills[view.layer])
+        self._prefills[view.layer] = prefill
+        self._steps[view.layer] += self._begins
+
+    def admitted(self, id: ExpertId, group: int) -> None:
+        """The expert has, or is promised, a slot."""
+        self._members[id.layer].add(id.expert)
+
+    def evicted(self, id: ExpertId, group: int) -> None:
+        """The expert's slot is gone."""
+        self._members[id.layer].discard(id.expert)
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        """None: residents change only through swaps."""
+        return None
+
+    def order(self, incoming: Sequence[ExpertId]) -> Sequence[ExpertId]:
+        """As given."""
+        return incoming
+
+    def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
+        """At the end of a layer whose window is full: the busiest absent experts for the idlest residents."""
+        layer = view.layer
+        if when != "layer_end" or not self._begins or (self._steps[layer] + self._phase[layer]) % self.window:
+            return ()
+        scores = self._scores[layer]
+        members, resident = self._members[layer], view.residency.resident[layer]
+        absent = [expert for expert in range(len(scores)) if expert not in members]
+        incoming = sorted(absent, key=scores.__getitem__, reverse=True)[: self.update]
+        outgoing = sorted(sorted(resident), key=scores.__getitem__, reverse=self._busiest)[: self.update]
+        pairs = zip(incoming, outgoing, strict=False)
+        chosen = [pair for pair in pairs if not self.guard or scores[pair[0]] > scores[pair[1]]]
+        self._scores[layer] = [0] * len(scores)
+        return [Swap(ExpertId(layer, new), ExpertId(layer, old)) for new, old in chosen]

@@ -1,1 +1,0 @@
-"""MoE-Infinity."""

@@ -1,1 +1,0 @@
-"""Speculating Experts."""
