@@ -53,8 +53,8 @@ class Prepared:
     hardware: Hardware
     steps: tuple[StepRows, ...]
     costs: CostTable
-    prompt_repeats: int = 1
-    answer_tokens: int | None = None
+    prompt_repeats: int
+    answer_tokens: int
     planner: CostTable | None = None
     given: Composition | None = None
     given_demand: Sequence[StepDemand] | None = None
@@ -102,7 +102,7 @@ class Prepared:
     @cached_property
     def composition(self) -> Composition:
         """The policy: its name, parameters, needs and slots. Its parts are not those of any session."""
-        composition = self._composed()
+        composition = self.compose()
         check_needs(composition.name, composition.needs, self)
         return composition
 
@@ -118,10 +118,10 @@ class Prepared:
     def session_of(self, kind: Callable[[Composition, Budget, Sequence[ExpertCosts]], S]) -> S:
         """The same, of a class that also logs or times its calls."""
         self.checked()
-        return kind(self._composed(), self._budget, self._planned.experts)
+        return kind(self.compose(), self._budget, self._planned.experts)
 
-    def _composed(self) -> Composition:
-        """A policy with parts of its own."""
+    def compose(self) -> Composition:
+        """A composition with parts of its own, for one play."""
         if self.given is not None:
             return self.given
         policy, shape = self.scenario.policy, self.shape
