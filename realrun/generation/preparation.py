@@ -67,7 +67,10 @@ class GenerateRequest:
                 f"policy {scenario.policy!r} needs the routing of layers to come, which nobody knows while a model "
                 "runs; generate with another policy, and simulate this one on the trace that this gives"
             )
-        for name in ("noisy_forecast_recall", "prefill_chunk_tokens", "sequences"):
+        simulated = (
+            "noisy_forecast_recall", "prefill_chunk_tokens", "sequences", "sampled_steps", "sampled_prompt_tokens"
+        )  # fmt: skip
+        for name in simulated:
             if getattr(scenario, name) is not None:
                 raise RefusedError(f"generate: {name} is for simulations; leave it out")
         if self.generated_tokens < 0 or not self.prompts:

@@ -38,7 +38,9 @@ _LEGEND = {
 _MARK_LEGEND = {
     SIGNS[PolicyKind.CLAIRVOYANT]: "knows the future: shows what is left to gain, but is no bound",
     _OTHER: "for comparison: not among those to choose from",
-    SIGNS[PolicyKind.CHANGES]: "sometimes runs other experts than the router chose; prompt not played (no TTFT)",
+    SIGNS[PolicyKind.CHANGES]: (
+        "sometimes runs other experts than the router chose; a prompt that is repeated is not played (no TTFT)"
+    ),
 }
 
 

@@ -45,7 +45,8 @@ def measure(
         Literal["replay", "generate"],
         typer.Option(help="replay: the trace's routing on kernels of the model's shape, weights random. generate: a "
                           "Hugging Face model, end to end: trace and model of the scenario do not count, and its "
-                          "sequences, prefill_chunk_tokens and noisy_forecast_recall are refused."),
+                          "sequences, prefill_chunk_tokens, noisy_forecast_recall, sampled_steps and "
+                          "sampled_prompt_tokens are refused."),
     ] = "replay",
     lanes: LanesOption = "auto",
     cpu_threads: CpuThreadsOption = None,

@@ -121,6 +121,8 @@ def describe(scenario: Scenario) -> str:
     told = f"{model} on {scenario.hardware}, {room}, batch {scenario.batch}, {routing}"
     if scenario.runtime != "eager":
         told += f", runtime {scenario.runtime}"
+    if scenario.sampled_steps is not None:
+        told += f", at most {scenario.sampled_steps} decode steps sampled"
     if scenario.noisy_forecast_recall is None:
         return told
     return f"{told}; where it lacks forecasts, {NoisyForecasts(scenario.noisy_forecast_recall)}"

@@ -43,7 +43,7 @@ class Fit:
     steps: int  # decode steps that were played; see sim.runs.sampling
     runners_up: tuple[PolicyResult, ...]
     beside: tuple[PolicyResult, ...]  # keep the routing, too, but are not among those to choose from
-    changing: tuple[PolicyResult, ...]  # change the routing; their prompts are short
+    changing: tuple[PolicyResult, ...]  # change the routing; without a TTFT where the prompt is repeated
     clairvoyant: PolicyResult | None
     refused: Mapping[str, str]
     gains: tuple[Gain, ...]
@@ -77,7 +77,7 @@ def fit(question: Question, jobs: int = 1) -> Fit:
 
 def _answered(question: Question, policies: tuple[str, ...], pool: WorkerPool[Prepared]) -> Fit:
     ranking = candidates.run(question, policies, pool)
-    first, *others = ranking.exact[: SHOWN]
+    first, *others = ranking.exact[:SHOWN]
     best, prepared = first.result, pool.state.with_policy(first.result.policy)
     gains = ranked(gains_of(best.policy, warm_window(prepared, first), pool))
     shape, hardware = prepared.shape, prepared.hardware
