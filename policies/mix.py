@@ -23,7 +23,8 @@ from policies.parts.placements import NoPlacement, Pooled, PopularityPlacement, 
 from policies.parts.prefetchers import ForecastPrefetcher, TopPrefetcher
 from policies.parts.routers import TrueRouter
 from policies.protocols import Assigner, Cache, Composition, Needs, Placement, Prefetcher
-from policies.system import BuildContext, ChoiceError, Policy, at_least, register, shares
+from policies.system import BuildContext, ChoiceError, Policy, register
+from trilane.common.hints import Count, Share
 
 Assigners = Literal[
     "stay", "load-all", "cost-rule", "greedy", "beam", "exact", "simulation", "two_pointer", "two_pointer_min",
@@ -64,35 +65,33 @@ class Mix(Policy):
 
     placement: Literal["none", "random", "popular"] = "random"
     pool: bool = False
-    substitution: float = 0.0
+    substitution: Share = 0.0
     assigner: Assigners = "pipeline"
     prefetch: Literal["none", "top", "impact", "forecast"] = "forecast"
     forecast: Literal["gate", "residual", "quasi_hidden", "estimator"] = "gate"
     lookahead: Literal[1, 2, 3] = 1
     into: Literal["cache", "staging"] = "cache"
     cache: Literal["static", "lru", "lfu", "mrs", "score-window"] = "lru"
-    alpha: float = 0.3
-    keep: int | None = None
+    alpha: Share = 0.3
+    keep: Count | None = None
     prior: bool = False
-    demand_slots: int = 2
+    demand_slots: Count = 2
 
     def __post_init__(self) -> None:
-        """Shares are shares, loads need a slot, and no part is given what it would ignore."""
-        at_least(self, keep=1, demand_slots=1)
-        shares(self, "substitution", "alpha")
+        """No part is given what it would ignore."""
         if self.prefetch == "top" and self.lookahead > 1:
             raise ChoiceError(
-                f"parameter 'lookahead': prefetch 'top' expects 1, got {self.lookahead}; it looks at the next layer "
+                f"lookahead: prefetch 'top' expects 1, got {self.lookahead}; it looks at the next layer "
                 f"alone: choose prefetch 'forecast' or 'impact' for more"
             )
         if self.prefetch == "impact" and self.lookahead > 1 and self.forecast != "gate":
             raise ChoiceError(
-                f"parameter 'forecast': prefetch 'impact' with lookahead {self.lookahead} expects 'gate', got "
+                f"forecast: prefetch 'impact' with lookahead {self.lookahead} expects 'gate', got "
                 f"{self.forecast!r}; it reads one kind: choose lookahead 1, or prefetch 'forecast'"
             )
         if self.prefetch == "impact" and self.into == "staging":
             raise ChoiceError(
-                "parameter 'into': prefetch 'impact' expects 'cache', got 'staging': choose prefetch 'forecast' or "
+                "into: prefetch 'impact' expects 'cache', got 'staging': choose prefetch 'forecast' or "
                 "'top' for staging"
             )
 

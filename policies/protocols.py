@@ -1,4 +1,4 @@
-"""The five parts that a policy is composed of, as protocols, and the composition: any parts go together."""
+"""Protocols of the five parts of a policy, and their composition: any mix of parts (docs/design.md, Policies)."""
 
 from __future__ import annotations
 

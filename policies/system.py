@@ -5,15 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from policies.calibration import Calibration
 from policies.mechanism.views import ExpertCosts
 from policies.parts.future import Future
 from policies.protocols import UNDECLARED, Composition, Needs
 from trilane.common.errors import TrilaneError
-from trilane.common.hints import hints_of, in_words
+from trilane.common.hints import at_least, hints_of, in_words
 from trilane.common.schema import from_dict
+
+NonNegative = Annotated[int, at_least(0)]  # a parameter
 
 
 class ChoiceError(TrilaneError):
@@ -61,9 +63,10 @@ class BuildContext:
 class Policy(ABC):
     """Base of all policies: a frozen dataclass whose fields are the parameters, all with defaults.
 
-    Its docstring explains the parameters and is printed by ``trilane policies NAME``. ``__post_init__`` raises
-    ValueError for values that make no sense (``at_least``, ``shares``). An instance is created whenever parameters are
-    checked and holds nothing but these; ``compose`` is called once per run, and what a run learns lives in the parts.
+    Its docstring explains the parameters and is printed by ``trilane policies NAME``. Type hints hold the bounds of
+    values (``trilane.common.hints``); rules for several parameters together are checked in ``__post_init__``, which
+    raises ChoiceError. An instance is created whenever parameters are read and holds nothing but these; ``compose`` is
+    called once per run, and what a run learns is kept by the parts.
     """
 
     @property
@@ -129,19 +132,3 @@ def register(name: str, summary: str, source: str = "ours") -> Callable[[type[P]
         return policy
 
     return add
-
-
-def at_least(parameters: Any, **minima: int) -> None:
-    """For ``__post_init__``: raise ChoiceError if a parameter that is set is less than its minimum."""
-    for name, least in minima.items():
-        value = getattr(parameters, name)
-        if value is not None and value < least:
-            raise ChoiceError(f"parameter {name!r}: expected at least {least}, got {value}")
-
-
-def shares(parameters: Any, *names: str) -> None:
-    """For ``__post_init__``: raise ChoiceError if one of these parameters is less than 0 or more than 1."""
-    for name in names:
-        value = getattr(parameters, name)
-        if not 0 <= value <= 1:
-            raise ChoiceError(f"parameter {name!r}: expected 0 to 1, got {value}")

@@ -7,6 +7,7 @@ from typing import Literal
 
 from policies.mix import Mix
 from policies.system import register
+from trilane.common.hints import Count, Share
 
 TUNED_POLICIES = ("best-exact", "best-approx")
 TUNED_ON_TRACES = ("mini-deepseek", "mini-moe")  # notebooks/search_compositions.py: TRACES and TUNING_SEQUENCES
@@ -27,8 +28,8 @@ class BestExact(Mix):
     pool: bool = True
     forecast: Literal["gate", "residual", "quasi_hidden", "estimator"] = "quasi_hidden"
     cache: Literal["static", "lru", "lfu", "mrs", "score-window"] = "mrs"
-    alpha: float = 0.1
-    keep: int | None = 12
+    alpha: Share = 0.1
+    keep: Count | None = 12
 
 
 @register(
@@ -41,4 +42,4 @@ class BestApprox(BestExact):
     """Those of ``mix``. The defaults are best-exact's, with the strongest substitution that changed at most 5 % of the
     routing weight on average where it was searched."""
 
-    substitution: float = 0.2
+    substitution: Share = 0.2

@@ -9,7 +9,8 @@ from policies.parts.assigners import LoadAll
 from policies.parts.caches import LruCache, StaticCache
 from policies.parts.placements import NoPlacement, PoolPlacement, PopularityPlacement
 from policies.protocols import Composition, Needs, Placement
-from policies.system import BuildContext, Policy, at_least, register
+from policies.system import BuildContext, ChoiceError, Policy, register
+from trilane.common.hints import Count
 
 
 @register(
@@ -30,19 +31,18 @@ class OnDemand(Policy):
     pool: one LRU over all layers instead of one a layer (Mixtral-Offloading caches by layer).
     demand_slots: staging slots for loads that are not admitted; 2 let one copy run while another is computed (ours).
     cache: "lru" keeps what was loaded; "none" keeps nothing.
-    start: "empty", or each layer's most "popular" experts on calibration prompts, divided as DAOP does (Section 4.1).
+    start: "empty", or each layer's most "popular" experts on calibration prompts, divided as DAOP does (Section IV-A).
     """
 
     pool: bool = False
-    demand_slots: int = 2
+    demand_slots: Count = 2
     cache: Literal["lru", "none"] = "lru"
     start: Literal["empty", "popular"] = "empty"
 
     def __post_init__(self) -> None:
-        """Loads need a slot; popular residents need an LRU with slots by layer."""
-        at_least(self, demand_slots=1)
+        """Popular residents need an LRU with slots by layer."""
         if self.start == "popular" and (self.pool or self.cache == "none"):
-            raise ValueError("parameter 'start': 'popular' fills slots by layer of an LRU; leave 'pool' and 'cache'")
+            raise ChoiceError("start: 'popular' fills slots by layer of an LRU; leave 'pool' and 'cache'")
 
     @property
     def needs(self) -> Needs:

@@ -15,7 +15,8 @@ from policies.parts.future import Future
 from policies.parts.placements import even_slots
 from policies.parts.prefetchers import TopPrefetcher
 from policies.protocols import Budget, Composition, InitialPlacement, Needs
-from policies.system import BuildContext, Policy, at_least, register
+from policies.system import BuildContext, NonNegative, Policy, register
+from trilane.common.hints import Count
 
 
 class FuturePlacement:
@@ -54,15 +55,11 @@ class Oracle(Policy):
     needs = Needs(forecasts=(("oracle", 1),), future=True)
 
     pool: bool = False
-    prefetch: int | None = None
+    prefetch: NonNegative | None = None
     into: Literal["cache", "staging"] = "cache"
-    prefetch_slots: int = 4
-    demand_slots: int = 2
+    prefetch_slots: NonNegative = 4
+    demand_slots: Count = 2
     solver: Literal["own", "highs"] = "own"
-
-    def __post_init__(self) -> None:
-        """Counts are not negative, and loads need a slot."""
-        at_least(self, prefetch=0, prefetch_slots=0, demand_slots=1)
 
     def compose(self, context: BuildContext) -> Composition:
         """Clairvoyant placement, prefetches and cache; exact assignment."""

@@ -18,7 +18,8 @@ from policies.parts.caches import LruCache
 from policies.parts.prefetchers import TopPrefetcher
 from policies.parts.routers import TrueRouter, routing_of_tokens
 from policies.protocols import Budget, Composition, InitialPlacement, Needs
-from policies.system import BuildContext, ChoiceError, Policy, at_least, register
+from policies.system import BuildContext, ChoiceError, Policy, register
+from trilane.common.hints import Count
 
 _MOST_UNITS = 1 << 17  # of memory: more than any model of equal experts has slots
 NEEDS = Needs(tokens=True, forecasts=(("gate", 1),), forecast_phases=("decode",), calibration=True, gpu_only=True)
@@ -167,11 +168,11 @@ def _misses(calibration: Calibration, experts: int) -> Counts:
 @register(
     "adapmoe",
     "LRU, sizes by layer; the next gate prefetches one",
-    source="AdapMoE, as filled in by docs/readings.md, AdapMoE",
+    source="AdapMoE (arXiv 2408.10284), as read in docs/readings.md#adapmoe",
 )
 @dataclass(frozen=True)
 class AdapMoe(Policy):
-    """AdapMoE as docs/readings.md, AdapMoE, fills it in.
+    """AdapMoE, as read in docs/readings.md.
 
     prefetch: experts of the next layer that are prefetched, in decode only; at most one, the next gate's likeliest that
         is absent. 0 for none.
@@ -188,16 +189,10 @@ class AdapMoe(Policy):
     the calibration prompts.
     """
 
-    prefetch: int = 1
+    prefetch: Literal[0, 1] = 1
     drop_below: float | None = None
     start: Literal["popular", "empty"] = "popular"
-    demand_slots: int = 2
-
-    def __post_init__(self) -> None:
-        """At most one prefetch; loads need a slot."""
-        at_least(self, prefetch=0, demand_slots=1)
-        if self.prefetch > 1:
-            raise ValueError(f"parameter 'prefetch': expected 0 or 1, got {self.prefetch}")
+    demand_slots: Count = 2
 
     @property
     def needs(self) -> Needs:

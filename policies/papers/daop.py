@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from policies.mechanism.views import Assignment, ExpertId, LayerView, Routing, Swap
 from policies.parts.assigners import ByPhase, ResidentOrCpu, settle, sooner_on_gpu
@@ -12,7 +12,8 @@ from policies.parts.caches import StaticCache
 from policies.parts.placements import PopularityPlacement
 from policies.parts.routers import ForecastRouter
 from policies.protocols import Assigner, Composition, Needs, When
-from policies.system import BuildContext, Policy, at_least, register, shares
+from policies.system import BuildContext, NonNegative, Policy, register
+from trilane.common.hints import Count, Share, at_least
 
 SwapRule = Literal["guarded", "printed", "coded"]
 NEEDS = Needs(
@@ -151,16 +152,11 @@ class Daop(Policy):
 
     needs = NEEDS
 
-    first_predicted_block: int = 5
-    swap_share: float = 0.5
-    threshold: float = 1.05
+    first_predicted_block: Annotated[int, at_least(2)] = 5
+    swap_share: Share = 0.5
+    threshold: Annotated[float, at_least(1)] = 1.05
     swap_rule: Literal["guarded", "printed"] = "guarded"
     degrade: bool = True
-
-    def __post_init__(self) -> None:
-        """The first layer has none before it that could predict it."""
-        at_least(self, first_predicted_block=2, threshold=1)
-        shares(self, "swap_share")
 
     def compose(self, context: BuildContext) -> Composition:
         """DAOP as in Section IV: every expert runs where it is (Algorithm 1, line 14; Section IV-C), one that is being
@@ -194,15 +190,11 @@ class DaopImpl(Policy):
 
     needs = NEEDS
 
-    first_predicted_block: int = 6
-    most_swaps: int = 8
-    threshold: float = 1.05
+    first_predicted_block: Annotated[int, at_least(2)] = 6
+    most_swaps: NonNegative = 8
+    threshold: Annotated[float, at_least(1)] = 1.05
     degrade: bool = True
-    demand_slots: int | None = None
-
-    def __post_init__(self) -> None:
-        """The first layer has none before it that could predict it, and loads pass through staging."""
-        at_least(self, first_predicted_block=2, most_swaps=0, threshold=1, demand_slots=1)
+    demand_slots: Count | None = None
 
     def compose(self, context: BuildContext) -> Composition:
         """DAOP as coded: for a prompt Fiddler's rule once the swaps are made, where the least sum of costs is each

@@ -10,7 +10,8 @@ from policies.parts.caches import StaticCache
 from policies.parts.placements import NoPlacement
 from policies.parts.prefetchers import NextLayer
 from policies.protocols import Composition, Needs
-from policies.system import BuildContext, Policy, at_least, register
+from policies.system import BuildContext, Policy, register
+from trilane.common.hints import Count
 
 
 @register(
@@ -31,12 +32,8 @@ class DeepSpeed(Policy):
     needs = Needs(gpu_only=True)
 
     prefetch: bool = True
-    prefetch_slots: int | None = None
-    demand_slots: int = 2
-
-    def __post_init__(self) -> None:
-        """Copies need a slot."""
-        at_least(self, prefetch_slots=1, demand_slots=1)
+    prefetch_slots: Count | None = None
+    demand_slots: Count = 2
 
     def compose(self, context: BuildContext) -> Composition:
         """Streaming without a cache: memory other than the staging slots stays empty."""

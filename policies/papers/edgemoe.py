@@ -14,7 +14,8 @@ from policies.parts.assigners import LoadAll
 from policies.parts.caches import RankedCache
 from policies.parts.placements import NoPlacement, Pooled, PoolPlacement, PopularityPlacement
 from policies.protocols import Composition, Needs, Placement
-from policies.system import BuildContext, Policy, at_least, register
+from policies.system import BuildContext, NonNegative, Policy, register
+from trilane.common.hints import Count, Share
 
 
 def decayed_counts(activations: Counts) -> Floats:
@@ -82,11 +83,11 @@ class StatisticalPrefetcher:
 @register(
     "edgemoe",
     "prefetches the popular; LFU favours earlier layers",
-    source="EdgeMoE, as restated and filled in by docs/readings.md, EdgeMoE",
+    source="EdgeMoE (arXiv 2308.14352), as read in docs/readings.md#edgemoe",
 )
 @dataclass(frozen=True)
 class EdgeMoe(Policy):
-    """EdgeMoE as docs/readings.md, EdgeMoE, restates and fills it in.
+    """EdgeMoE, as read in docs/readings.md.
 
     prefetch: experts of the next layer that are predicted, 0 for none. None: the model's top-k.
     among: "all" predicts the most frequent experts and copies the absent ones of them; "absent" copies as many of the
@@ -106,18 +107,12 @@ class EdgeMoe(Policy):
 
     needs = Needs(calibration=True, gpu_only=True)
 
-    prefetch: int | None = None
+    prefetch: NonNegative | None = None
     among: Literal["all", "absent"] = "all"
     pool: bool = True
-    favour: float = 0.1
+    favour: Share = 0.1
     start: Literal["ranked", "empty"] = "ranked"
-    demand_slots: int = 2
-
-    def __post_init__(self) -> None:
-        """Loads need a slot; a weight below 0 would favour unused experts."""
-        at_least(self, prefetch=0, favour=0, demand_slots=1)
-        if self.favour > 1:
-            raise ValueError(f"parameter 'favour': expected at most 1, got {self.favour}")
+    demand_slots: Count = 2
 
     def compose(self, context: BuildContext) -> Composition:
         """Calibrated frequencies predict and evict."""

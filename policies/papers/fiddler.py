@@ -9,7 +9,8 @@ from policies.parts.assigners import CostRule, ThresholdAssigner
 from policies.parts.caches import StaticCache
 from policies.parts.placements import PopularityPlacement
 from policies.protocols import Composition, Needs
-from policies.system import BuildContext, Policy, at_least, register
+from policies.system import BuildContext, Policy, register
+from trilane.common.hints import Count
 
 CPU_MS_PER_TOKEN, GPU_MS = 7, 70  # constants of the released code (mixtral.py, L38-39)
 
@@ -28,11 +29,7 @@ class Fiddler(Policy):
     needs = Needs(calibration=True)
 
     uniform: bool = False
-    demand_slots: int = 2
-
-    def __post_init__(self) -> None:
-        """Loads pass through staging."""
-        at_least(self, demand_slots=1)
+    demand_slots: Count = 2
 
     def compose(self, context: BuildContext) -> Composition:
         """Static residents; loads are never kept."""

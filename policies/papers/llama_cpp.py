@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from policies.baselines.whole_layers import whole_layers
 from policies.parts.assigners import FromTokens, LoadAll, ResidentOrCpu
 from policies.protocols import Composition
-from policies.system import BuildContext, Policy, at_least, register
+from policies.system import BuildContext, Policy, register
+from trilane.common.hints import Count
 
 
 @register(
@@ -40,11 +41,7 @@ class LlamaCppImpl(Policy):
     is pinned; that is a property of the machine.
     """
 
-    offload_min_tokens: int = 32
-
-    def __post_init__(self) -> None:
-        """A step has at least one token."""
-        at_least(self, offload_min_tokens=1)
+    offload_min_tokens: Count = 32
 
     def compose(self, context: BuildContext) -> Composition:
         """The same placement; large steps go through one staging slot."""

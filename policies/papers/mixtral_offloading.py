@@ -11,7 +11,8 @@ from policies.parts.caches import LruCache
 from policies.parts.placements import even_slots
 from policies.parts.prefetchers import TopPrefetcher
 from policies.protocols import Budget, Composition, InitialPlacement, Needs, When
-from policies.system import BuildContext, Policy, at_least, register
+from policies.system import BuildContext, NonNegative, Policy, register
+from trilane.common.hints import Count
 
 NEEDS = Needs(tokens=True, forecasts=(("gate", 1),), forecast_phases=("decode",), uniform_sizes=True, gpu_only=True)
 WITHOUT_SPECULATION = Needs(gpu_only=True)
@@ -62,7 +63,7 @@ class SpeculativeLruCache(LruCache):
 @register(
     "mixtral-offloading",
     "LRU by layer; the next gate loads ahead",
-    source="Eliseev & Mazur, Sections 3.1-3.2; docs/readings.md, Mixtral-Offloading",
+    source="Eliseev & Mazur (arXiv 2312.17238), Sections 3.1-3.2; docs/readings.md#mixtral-offloading",
 )
 @dataclass(frozen=True)
 class MixtralOffloading(Policy):
@@ -78,12 +79,8 @@ class MixtralOffloading(Policy):
     The start is the released code's: the last experts of each layer are resident. Quantisation belongs to the model.
     """
 
-    speculate: int = 2
-    demand_slots: int = 2
-
-    def __post_init__(self) -> None:
-        """Loads need a slot."""
-        at_least(self, speculate=0, demand_slots=1)
+    speculate: NonNegative = 2
+    demand_slots: Count = 2
 
     @property
     def needs(self) -> Needs:
@@ -106,7 +103,7 @@ class MixtralOffloading(Policy):
 @register(
     "mixtral-offloading@impl",
     "LRU by layer; evicted experts are written back",
-    source="dvmazur/mixtral-offloading ce54518; docs/readings.md, Mixtral-Offloading",
+    source="dvmazur/mixtral-offloading ce54518; docs/readings.md#mixtral-offloading",
 )
 @dataclass(frozen=True)
 class MixtralOffloadingImpl(Policy):
@@ -121,11 +118,7 @@ class MixtralOffloadingImpl(Policy):
 
     needs = WITHOUT_SPECULATION
 
-    buffers: int = 4
-
-    def __post_init__(self) -> None:
-        """Loads need a slot."""
-        at_least(self, buffers=1)
+    buffers: Count = 4
 
     def compose(self, context: BuildContext) -> Composition:
         """LRU by layer; an evicted expert is copied back to the host."""

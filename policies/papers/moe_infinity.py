@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,8 @@ from policies.parts.caches import DemandCache, LfuCache
 from policies.parts.placements import Pooled, PoolPlacement, PopularityPlacement
 from policies.parts.prefetchers import NoProtection
 from policies.protocols import Composition, Needs
-from policies.system import BuildContext, Policy, at_least, register
+from policies.system import BuildContext, NonNegative, Policy, register
+from trilane.common.hints import Count, at_least
 
 _DIGITS = 9  # of a similarity: a smaller difference is a tie, since numpy's sums differ between machines
 _LEAST = 2.0**-10  # a count below any real one: of the experts never predicted, those of later layers rank lower
@@ -150,11 +151,11 @@ class ActivationPrefetcher(NoProtection):
 @register(
     "moe-infinity",
     "past sequences rank prefetches and residents",
-    source="MoE-Infinity, as filled in by docs/readings.md, MoE-Infinity",
+    source="MoE-Infinity (arXiv 2401.14361), as read in docs/readings.md#moe-infinity",
 )
 @dataclass(frozen=True)
 class MoeInfinity(Policy):
-    """MoE-Infinity as docs/readings.md, MoE-Infinity, fills it in.
+    """MoE-Infinity, as read in docs/readings.md.
 
     library: past sequences that are kept, the last of the calibration's; 1,000 in the released code (trace_capacity).
     lookahead: how many layers ahead prefetches reach. None: to the last layer of the pass.
@@ -172,16 +173,12 @@ class MoeInfinity(Policy):
 
     needs = Needs(tokens=True, calibration=True, gpu_only=True)
 
-    library: int = 1000
-    lookahead: int | None = None
-    prefetch: int = 16
-    floor: float = 0.5
+    library: Count = 1000
+    lookahead: Count | None = None
+    prefetch: NonNegative = 16
+    floor: Annotated[float, at_least(0)] = 0.5
     start: Literal["ranked", "empty"] = "ranked"
-    demand_slots: int = 2
-
-    def __post_init__(self) -> None:
-        """There is something to match, and a slot for loads."""
-        at_least(self, library=1, lookahead=1, prefetch=0, floor=0, demand_slots=1)
+    demand_slots: Count = 2
 
     def compose(self, context: BuildContext) -> Composition:
         """One pool, ranked by what the batch is expected to use."""
@@ -203,7 +200,7 @@ class MoeInfinity(Policy):
 @register(
     "moe-infinity@impl",
     "one pool, fewest visits evicted first; no prefetches",
-    source="EfficientMoE/MoE-Infinity d617801; docs/readings.md, MoE-Infinity",
+    source="EfficientMoE/MoE-Infinity d617801; docs/readings.md#moe-infinity",
 )
 @dataclass(frozen=True)
 class MoeInfinityImpl(Policy):
@@ -218,11 +215,7 @@ class MoeInfinityImpl(Policy):
 
     needs = Needs(gpu_only=True)
 
-    demand_slots: int = 2
-
-    def __post_init__(self) -> None:
-        """Loads need a slot."""
-        at_least(self, demand_slots=1)
+    demand_slots: Count = 2
 
     def compose(self, context: BuildContext) -> Composition:
         """One pool; the expert with the fewest visits since its admission is evicted."""

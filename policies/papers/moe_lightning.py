@@ -20,7 +20,8 @@ from policies.parts.caches import StaticCache
 from policies.parts.objective import together
 from policies.parts.prefetchers import NoProtection
 from policies.protocols import Budget, Composition, InitialPlacement, Needs
-from policies.system import BuildContext, ChoiceError, Policy, at_least, register
+from policies.system import BuildContext, ChoiceError, NonNegative, Policy, register
+from trilane.common.hints import Count
 
 ONE = 1_000_000  # a probability of 1 in the search, whose times are whole numbers
 
@@ -180,20 +181,16 @@ class MoeLightning(Policy):
         the GPU can use more (ours).
     demand_slots: staging slots for streamed experts that are needed before their turn (ours).
 
-    Also ours: the shares are of every layer's experts, where docs/readings.md, MoE-Lightning, has a share of the
-    layers. The CPU computes experts; in the released code it computes attention, and all experts run on the GPU. One
-    plan is for prefill, too, though it is searched for decode steps.
+    Also ours (docs/readings.md, MoE-Lightning): the shares are of the experts of every layer. The CPU computes experts;
+    in the released code it computes attention, and all experts run on the GPU. One plan serves prefill too, though it
+    is searched for decode steps.
     """
 
     needs = Needs(calibration=True)
 
-    steps: int = 400
-    prefetch_slots: int = 4
-    demand_slots: int = 2
-
-    def __post_init__(self) -> None:
-        """A grid has two ends, and loads pass through staging."""
-        at_least(self, steps=1, prefetch_slots=0, demand_slots=1)
+    steps: Count = 400
+    prefetch_slots: NonNegative = 4
+    demand_slots: Count = 2
 
     def compose(self, context: BuildContext) -> Composition:
         """Parts around one plan, which the placement finds."""

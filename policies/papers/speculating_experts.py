@@ -20,7 +20,8 @@ from policies.parts.placements import NoPlacement
 from policies.parts.prefetchers import NextLayer, NoProtection, next_forecast
 from policies.parts.routers import ForecastRouter, TrueRouter
 from policies.protocols import Composition, Needs
-from policies.system import BuildContext, ChoiceError, Policy, at_least, register, shares
+from policies.system import BuildContext, ChoiceError, Policy, register
+from trilane.common.hints import Count, Share
 
 SOURCE = "Speculating Experts, Section 5.1, Algorithm 1"
 ESTIMATOR_SOURCE = "Speculating Experts, Sections 6.1-6.3"
@@ -101,12 +102,8 @@ class Speculation(Policy):
     kind: ClassVar[str]  # of the forecast
     exact: ClassVar[bool] = False  # forecasts only prefetch
 
-    buffer_experts: int | None = None
+    buffer_experts: Count | None = None
     cache: Literal["none", "lru"] = "none"
-
-    def __post_init__(self) -> None:
-        """A buffer holds at least one expert."""
-        at_least(self, buffer_experts=1)
 
     @property
     def needs(self) -> Needs:
@@ -199,13 +196,8 @@ class HybridPf(Speculation):
     """
 
     router_side: Literal["quasi_hidden", "gate"] = "quasi_hidden"
-    threshold: float = 0.8
+    threshold: Share = 0.8
     layers: Sequence[int] | None = None
-
-    def __post_init__(self) -> None:
-        """A recall is a share."""
-        super().__post_init__()
-        shares(self, "threshold")
 
     @property
     def needs(self) -> Needs:
@@ -240,7 +232,7 @@ def _checked(layers: Sequence[int], context: BuildContext) -> list[int]:
     last = context.layers - 1
     if not all(type(layer) is int and 0 < layer <= last for layer in layers):
         raise ChoiceError(
-            f"policy {context.policy!r}, parameter 'layers': expected layers within 1..{last}, got {layers!r}"
+            f"policy {context.policy!r}: layers: expected numbers from 1 to {last}, got {list(layers)}"
         )
     return sorted(set(layers))
 

@@ -1,8 +1,7 @@
-"""The routed experts of the layer at work, on real lanes: who computes which rows, what they wait for, and their sum
-(twin of ``sim.engine.layer_parts``).
+"""The routed experts of one layer at a time, on real lanes (twin of ``sim.engine.layer_parts``).
 
-Partial results are rows of [N * k, H]: one for each choice of each token, whoever computes it, so that their sum does
-not depend on where and in which order experts ran.
+Partial results are rows of [N * k, H], one for each choice of each token, so that their sum does not depend on where
+and in which order experts ran.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from realrun.experts.store import ExpertStore
 from realrun.machine.cuda_memory import upload
 from realrun.machine.lanes import Completion, Machine, Submitted
 
-Finish = Callable[[Tensor], Tensor]  # partial results [N, k, H] -> what the layer gives
+Finish = Callable[[Tensor], Tensor]  # partial results [N, k, H] -> output of the layer
 
 
 class LayerExecution:
-    """Plays plans, one layer at a time. ``kernels``: of each layer, what its experts compute besides their weights.
+    """Plays plans, one layer at a time. ``kernels``: one for each layer, see ``realrun.experts.ffn``.
 
-    Two host buffers of each kind, in turn by layer, suffice: what a layer sends to the CPU is also read by the experts
-    that are computed ahead for the next layer, and their results are written before that one starts; but a layer starts
-    only when the layer before it has ended, and by then nobody uses what belongs to the one before that.
+    There are two host buffers of each kind, used in turn by layer. A layer's activations are also read by experts that
+    are computed ahead for the next layer, whose results are written before that layer starts. Two buffers are enough,
+    since a layer starts only after the layer before it has ended, when the buffers of the one before that are free.
     """
 
     def __init__(
@@ -46,18 +45,18 @@ class LayerExecution:
         self._parts = machine.gpu_tensor(results, sizes.sum_dtype)
         self._sent = [machine.host_tensor(activations, sizes.dtype) for _ in range(2)]
         self._results = [machine.host_tensor(results, sizes.sum_dtype) for _ in range(2)]
-        self._arrived = machine.gpu_tensor(results, sizes.sum_dtype)  # results that came over the link
+        self._arrived = machine.gpu_tensor(results, sizes.sum_dtype)  # results that were copied over the link
         self._in_place = [machine.readable(each) for each in self._results] if machine.result_path == "direct" else []
-        self._ahead = CpuShare()  # of the layer after the one at work
+        self._ahead = CpuShare()  # of the next layer
         self._now: ActiveLayer
 
     def start(
         self, plan: Plan, tokens: RoutedTokens, inputs: RoutedInput, futures: Mapping[ExpertId, CopyFuture],
         staged: Set[int] = frozenset(),
     ) -> None:  # fmt: skip
-        """Put a plan into effect: GPU experts that are here, and the CPU's share.
+        """Start a plan: launch the GPU experts that are in their slots, and the CPU's share.
 
-        ``staged``: experts of the layer that are, or may come to be, in staging slots.
+        ``staged``: experts of the layer that are, or will be, in staging slots.
         """
         since_ns = self._machine.now_ns()
         share, self._ahead = self._ahead, CpuShare()
@@ -74,7 +73,7 @@ class LayerExecution:
             self._on_cpu(plan.cpu, tokens, "expert", plan.layer, share)
 
     def so_far(self) -> Tensor:
-        """Work for the GPU: partial results [N, k, H] of the experts that were there, zero for all others."""
+        """Work for the GPU: partial results [N, k, H] of experts that did not wait for copies, zero for all others."""
         now = self._now
         parts = self._parts[: now.tokens.tokens * now.tokens.top_k]
         known = torch.zeros_like(parts)
@@ -85,11 +84,11 @@ class LayerExecution:
         return known.view(now.tokens.tokens, now.tokens.top_k, -1)
 
     def precompute(self, commit: Commitment, tokens: RoutedTokens) -> None:
-        """The CPU begins on experts of the next layer, with this layer's activations."""
+        """Let the CPU compute experts of the next layer, on this layer's activations."""
         self._on_cpu(commit.precompute, tokens, "precompute", self._now.plan.layer + 1, self._ahead)
 
     def ahead_ns(self, costs: ExpertCosts) -> int:
-        """What is left of the experts that are computed ahead, by the planner's ``costs`` of their layer."""
+        """The rest of the experts that are computed ahead, ns, by the planner's ``costs`` for their layer."""
         now_ns, left_ns, first_ns = self._machine.now_ns(), 0, costs.first_cpu_ns
         for rows in self._ahead.rows.values():
             left_ns += rows.left_ns(costs.cpu_ns[len(rows.choices)] + first_ns, now_ns)
@@ -97,7 +96,7 @@ class LayerExecution:
         return left_ns
 
     def combine(self, finish: Finish, keep: Callable[[Tensor], None]) -> Completion:
-        """Launch what waits for copies, then the sum: ``keep`` gets what ``finish`` makes of the partial results."""
+        """Launch experts that wait for copies, then the sum: ``keep(finish(partial results))``."""
         now, layer = self._now, self._now.plan.layer
         now.since_ns = self._machine.now_ns()
         for expert in now.pending:
@@ -121,7 +120,7 @@ class LayerExecution:
         return completion
 
     def wait(self) -> None:
-        """Block until the layer has ended and the session knows all that came of it."""
+        """Block until the layer has ended and the session has been notified of its copies."""
         if self._now.last is not None:
             self._now.last.wait()
         for completion in self._now.waits:
@@ -130,7 +129,7 @@ class LayerExecution:
             future.wait_known()
 
     def _compute(self, expert: int, after: Sequence[Completion]) -> None:
-        """One expert on the GPU, from whichever slot it is in when it runs."""
+        """Launch one expert on the GPU, which reads the slot that the expert is in when it runs."""
         now, parts = self._now, self._parts
         layer, inputs, choices, top_k = now.plan.layer, now.inputs, now.on_gpu[expert], now.tokens.top_k
         expert_id, kernel, layout = ExpertId(layer, expert), self._kernels[layer], self._store.layouts[layer]
@@ -150,7 +149,7 @@ class LayerExecution:
     def _on_cpu(
         self, experts: Iterable[int], tokens: RoutedTokens, kind: str, layer: int, share: CpuShare
     ) -> None:  # fmt: skip
-        """Give the CPU experts of ``layer``, one after another, on the activations of the layer at work."""
+        """Submit experts of ``layer`` to the CPU, on the activations of the present layer."""
         sent, here = self._send_activations(), self._now.plan.layer
         target = layer if layer != here else -1
         for expert in experts:
@@ -173,7 +172,7 @@ class LayerExecution:
         return work
 
     def _send_activations(self) -> Completion:
-        """The CPU gets this layer's hidden states, once."""
+        """Copy this layer's hidden states to the host, once."""
         now = self._now
         if now.activations is None:
             count, hidden, layer = now.tokens.tokens, now.inputs.hidden, now.plan.layer
@@ -186,7 +185,7 @@ class LayerExecution:
         return now.activations
 
     def _source(self, rows: Sequence[Rows]) -> tuple[Tensor, Sequence[Completion]]:
-        """Where the GPU finds the CPU's results, and when."""
+        """The tensor from which the GPU reads the CPU's results, and what it has to wait for."""
         now, layer = self._now, self._now.plan.layer
         results, completions = self._results[layer % 2], [row.completion for row in rows]
         if not rows:
@@ -203,7 +202,7 @@ class LayerExecution:
         return self._arrived, (future,)
 
     def _launched(self, expert: int, completion: Submitted) -> None:
-        """The host has done what it takes to launch this since what was before; time in which it waited is no part."""
+        """Record the host's time since its last launch, without the time in which it was blocked."""
         now = self._now
         since, now.since_ns = now.since_ns + completion.blocked_ns, self._machine.now_ns()
         self._recorder.add("host", Timed(since, since, now.since_ns), "launch", now.plan.layer, expert)
@@ -214,7 +213,7 @@ class LayerExecution:
 
 
 def _upload(tokens: RoutedTokens, device: torch.device) -> Mapping[int, Choices]:
-    """The choices of every expert as work on the GPU addresses them; all lists in one transfer, and none for none."""
+    """The choices of every expert as row indices on the GPU; all lists in one transfer, which may be none."""
     found = {expert: addressed(choices) for expert, choices in tokens.choices.items()}
     lists = {expert: choices for expert, choices in found.items() if isinstance(choices, Tensor)}
     if device.type == "cpu" or not lists:
@@ -224,7 +223,7 @@ def _upload(tokens: RoutedTokens, device: torch.device) -> Mapping[int, Choices]
 
 
 def _places(rows: Sequence[Rows], device: torch.device) -> Choices:
-    """Where the results of rows, of one expert at least, lie in the host buffer: a slice where they are adjacent."""
+    """The places of the results of ``rows``, at least one, in the host buffer: a slice if they are adjacent."""
     ends = [row.begin + len(row.choices) for row in rows]
     if all(row.begin == end for row, end in zip(rows[1:], ends, strict=False)):
         return slice(rows[0].begin, ends[-1])

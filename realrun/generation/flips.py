@@ -1,4 +1,4 @@
-"""How often rounding changes what a model says: ours against the library's own run, token by token."""
+"""How often rounding changes the likeliest token: our run compared with the library's own, token by token."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from traces.capture.generate import generate as library_passes
 
 
 class ModelOutput(NamedTuple):
-    """What a model said: ``tokens`` [B, steps], chosen from ``logits`` [steps, B, V]."""
+    """The output of a model: ``tokens`` [B, steps], chosen from ``logits`` [steps, B, V]."""
 
     tokens: Tensor
     logits: Tensor
 
 
 class Flips(NamedTuple):
-    """Of ``compared`` distributions over the next token, the share whose likeliest token differs, and the largest
-    difference of any logit."""
+    """The share of ``compared`` distributions whose likeliest token differs, and the largest difference of a logit."""
 
     compared: int
     flipped_share: float
@@ -45,7 +44,7 @@ def said_by_library(model: Any, prompts: Tensor, generated_tokens: int, implemen
 def said_by_ours(
     model: HostedModel, request: GenerateRequest, machine: Machine, teacher: Tensor | None = None
 ) -> ModelOutput:
-    """Our run; with a ``teacher`` [B, steps], whatever we would say, these tokens follow."""
+    """Our own run; with a ``teacher`` [B, steps], its tokens are fed to the model instead of the likeliest ones."""
     pick = _Listener(Sampler(0, 0.0) if teacher is None else _taught(teacher))
     generate_hosted(model, request, machine, pick)
     return pick.said()
@@ -58,13 +57,13 @@ def flips(ours: Tensor, theirs: Tensor) -> Flips:
 
 
 def flips_against_library(library: Any, model: HostedModel, request: GenerateRequest, machine: Machine) -> Flips:
-    """Ours against ``library``, the same model unchanged, in its eager implementation, on the tokens that it says."""
+    """Compare with ``library``, the same model unmodified, in its eager implementation, on the tokens it generates."""
     theirs = said_by_library(library, tokens_of(request, model.loaded.tokenizer), request.generated_tokens)
     return flips(said_by_ours(model, request, machine, theirs.tokens).logits, theirs.logits)
 
 
 class _Listener:
-    """Notes logits and choices of another way to pick."""
+    """Records the logits and choices of a ``pick``."""
 
     def __init__(self, pick: Pick) -> None:
         self._pick = pick

@@ -1,4 +1,4 @@
-"""How many threads compute an expert best, where that can be chosen."""
+"""Search for the number of threads that compute an expert fastest, if it can be chosen."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from traces.models.shape import ModelShape
 
 TOKENS = (1, 8, 64)
 REPEATS = 9
-SPUN_BYTES = 1 << 20  # at once: about a millisecond without Python's lock; they stay in the core's own cache
+SPUN_BYTES = 1 << 20  # at once: about a millisecond without the interpreter lock, from the core's own cache
 Expert = dict[str, torch.Tensor]
 
 
 def with_best_threads(machine: RealMachine, shape: ModelShape) -> tuple[RealMachine, dict[str, float]]:
-    """The machine with as many CPU threads as compute an expert of one token fastest, and the times of all counts.
+    """The machine with the number of CPU threads that compute an expert of one token fastest, and all measured times.
 
-    They are measured while the cores of the host and the copy thread spin, as these do in a run, and leave both a
-    physical core. Host lanes have their cores given: as they are. Of a GPU's machine another one is made.
+    They are measured while the cores of the host thread and the copy thread spin, as in a run, and leave both a
+    physical core. Host lanes have fixed cores and are returned as they are; a CUDA machine is replaced by a new one.
     """
     if machine.kind == "host-lanes":
         return machine, {}
@@ -53,16 +53,16 @@ def with_best_threads(machine: RealMachine, shape: ModelShape) -> tuple[RealMach
 
 
 def counts_up_to(most: int) -> list[int]:
-    """1, 2, 4 and so on, with those in between from 8 on, and ``most``."""
+    """Powers of 2, some numbers in between, and ``most``."""
     return sorted({count for count in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if count <= most} | {most})
 
 
 def thread_times(
     shape: ModelShape, counts: Sequence[int], cores: Sequence[int] | None, busy: Sequence[int | None]
 ) -> dict[tuple[int, int], float]:  # fmt: skip
-    """Median ns of one expert by (threads, tokens), in ordinary memory; counts in turn, so that noise meets all.
+    """Median ns of one expert by (threads, tokens), in ordinary memory; counts in turn, so that noise affects all.
 
-    ``busy``: for each a thread spins meanwhile, on that core (None: on any).
+    ``busy``: cores on which a thread spins at the same time (None: on any core).
     """
     experts = _experts(shape)
     lanes = {count: ThreadLane(f"cpu of {count}", cores, count) for count in counts}
@@ -78,7 +78,7 @@ def thread_times(
 
 @contextmanager
 def spinning(cores: Sequence[int | None]) -> Iterator[None]:
-    """Threads that do nothing of use until the block ends: one for every core of ``cores`` (None: any)."""
+    """In the block, one thread spins for every core of ``cores`` (None: any)."""
     ended = threading.Event()
     threads = [threading.Thread(target=_spin, args=(core, ended), name="spinning", daemon=True) for core in cores]
     for thread in threads:
@@ -92,7 +92,7 @@ def spinning(cores: Sequence[int | None]) -> Iterator[None]:
 
 
 def _spin(core: int | None, ended: threading.Event) -> None:
-    """As a thread that waits for the GPU: hashlib lets go of Python's lock (docs.python.org, hashlib.sha256)."""
+    """Spin like a thread that waits for the GPU: hashlib releases the interpreter lock (docs.python.org, hashlib)."""
     settle_thread(alone(core), 1)
     block = bytes(SPUN_BYTES)
     while not ended.is_set():
@@ -100,7 +100,7 @@ def _spin(core: int | None, ended: threading.Event) -> None:
 
 
 def _experts(shape: ModelShape) -> Iterator[Expert]:
-    """Experts in turn, of more memory than caches hold."""
+    """Experts in turn, from more memory than caches hold."""
     layout = ExpertShape.of(shape).layout
     many = min(shape.experts * shape.moe_layers, max(2, -(-EXPERTS_BYTES // layout.size_bytes)))
     check_host_memory(layout.size_bytes * many)
@@ -109,7 +109,7 @@ def _experts(shape: ModelShape) -> Iterator[Expert]:
 
 
 def _expert_ns(lane: MachineLane, shape: ModelShape, experts: Iterator[Expert], tokens: int) -> int:
-    """One expert, after another one that wakes the threads."""
+    """The time of one expert, after another one that wakes the threads."""
     dtype, _, kernel = ExpertShape.of(shape)
     hidden, choices, weights = torch.ones(tokens, shape.hidden, dtype=dtype), torch.arange(tokens), torch.ones(tokens)
     given = (hidden, choices, weights, 1, torch.empty(tokens, shape.hidden))

@@ -1,4 +1,4 @@
-"""What every policy's decisions cost on this host: its session alone, over the demand of a bundled trace."""
+"""The cost of every policy's decisions on this host: its session without a machine, over a bundled trace."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from traces.models.shape import ModelShape
 T = TypeVar("T")
 TRACE, MODEL, LAYERS = "mini-deepseek", "deepseek-v2-lite", 4
 ROUNDS = 3
-REST_S = 0.002  # the host sleeps before a decision where threads are the lanes, and spins beside a GPU
-OTHER_BYTES = 64_000_000  # read between decisions: experts pass through the caches of a real run too
+REST_S = 0.002  # before a decision on host lanes, where the host thread sleeps; on a CUDA machine it spins
+OTHER_BYTES = 64_000_000  # read between decisions, since experts pass through the caches in a real run
 DecisionTimes = Mapping[str, list[tuple[int, int]]]  # (active experts, ns) by decision
 
 
 @dataclass(frozen=True)
 class DecisionCosts:
-    """By policy; ``skipped`` says why a policy has none."""
+    """Costs by policy; ``skipped``: why a policy has none."""
 
     plan: dict[str, PlanCost]
     foresee: dict[str, PlanCost]
@@ -45,7 +45,7 @@ class DecisionCosts:
 
 
 class TimedSession(LoggedSession):
-    """A session with a stopwatch on its decisions in decode steps."""
+    """A session that measures the time of its decisions in decode steps."""
 
     def __init__(
         self, times: DecisionTimes, rest_s: float, policy: Composition, budget: Budget, costs: Sequence[ExpertCosts]
@@ -56,12 +56,12 @@ class TimedSession(LoggedSession):
         self._other = np.zeros(OTHER_BYTES // 8, np.int64)
 
     def plan_layer(self, given: LayerInput) -> Plan:
-        """See Session."""
+        """As in ``Session``."""
         self._given = given
         return self._timed("plan", super().plan_layer, given)
 
     def foresee(self, forecasts: Sequence[Forecast]) -> tuple[Foresight, tuple[ExpertId, ...]]:
-        """See Session."""
+        """As in ``Session``."""
         return self._timed("foresee", super().foresee, forecasts)
 
     def _timed(self, decision: str, decide: Callable[..., T], given: Any) -> T:
@@ -79,17 +79,17 @@ def decision_costs(
     hardware: Hardware, shapes: Sequence[ModelShape], policies: Iterable[str], batches: Sequence[int],
     generated_tokens: int, progress: Callable[[str], None],
 ) -> DecisionCosts:  # fmt: skip
-    """base + per active expert x active experts of every policy's ``plan_layer`` and ``foresee``.
+    """Costs of every policy's ``plan_layer`` and ``foresee``: base + per active expert x active experts.
 
-    Decisions are made with the costs of the first measured model whose routing the trace has, otherwise with those of
-    a model of the catalogue on a preset: what they cost hardly depends on that. Oracles decide for free.
+    Decisions are made with the costs of the first measured model that matches the trace, otherwise with those of a
+    model of the catalogue on a preset; the time of a decision hardly depends on them. Oracles cost nothing.
     """
     settings = {batch: _setting(hardware, shapes, batch, generated_tokens) for batch in batches}
     found = DecisionCosts({}, {}, {})
     cases: dict[str, dict[int, DecisionTimes]] = {}
     chosen = list(policies)
     rest_s = REST_S if hardware.measured and hardware.measured_profile().kind == "host-lanes" else 0.0
-    for turn in range(ROUNDS):  # there and back, as everything is measured
+    for turn in range(ROUNDS):  # back and forth, as in all measurements
         for policy in chosen if turn % 2 == 0 else reversed(chosen):
             progress(f"decisions of {policy}")
             for batch, setting in settings.items():
@@ -104,7 +104,7 @@ def decision_costs(
 
 
 def fit(points: Sequence[tuple[float, float]]) -> PlanCost:
-    """base + slope x active through (active, ns) by least squares of relative errors, both >= 0."""
+    """The line base + slope x active through (active, ns), by least squares of relative errors, both >= 0."""
     active, ns = (np.array(column, float) for column in zip(*points, strict=True))
     if not ns.all():
         return PlanCost(0.0, 0.0)
@@ -114,9 +114,9 @@ def fit(points: Sequence[tuple[float, float]]) -> PlanCost:
 
 
 def _decide(setting: Prepared, policy: str, times: DecisionTimes, rest_s: float, skipped: dict[str, str]) -> None:
-    """Add the times of one run; none where the policy cannot run there."""
+    """Add the times of one run; none if the policy cannot run in this setting."""
     if system(policy).needs.future:
-        skipped[policy] = "an oracle decides for free"
+        skipped[policy] = "decisions of an oracle cost nothing"
         return
     try:
         prepared = setting.with_policy(policy)
@@ -126,8 +126,8 @@ def _decide(setting: Prepared, policy: str, times: DecisionTimes, rest_s: float,
 
 
 def drive(session: Session, demand: Sequence[StepDemand]) -> None:
-    """Take a session through a demand without a machine: a layer's own copies arrive at once, and one other copy after
-    each layer, as on a link that is busy most of the time."""
+    """Call a session for a demand without a machine: a layer's own copies arrive at once, and one other copy after each
+    layer, as on a link that is busy most of the time."""
     for step in demand:
         session.begin_step(step.index)
         for layer, (routing, forecasts) in enumerate(zip(step.routings, step.forecasts, strict=True)):
@@ -143,7 +143,7 @@ def drive(session: Session, demand: Sequence[StepDemand]) -> None:
 
 
 def _compute(session: Session, plan: Plan) -> None:
-    """Copy what the layer waits for; staged experts are computed as soon as they are there."""
+    """Copy what the layer waits for; staged experts are computed as soon as they have arrived."""
     for expert in session.staged(plan.layer) & set(plan.gpu):
         session.computed(ExpertId(plan.layer, expert))
     for _ in (*plan.streamed, *plan.loads):
@@ -154,7 +154,7 @@ def _compute(session: Session, plan: Plan) -> None:
 
 
 def _middle(times: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """Mean of the active experts, median of the ns; nothing took no time."""
+    """Mean of the active experts and median of the ns; zeros without any times."""
     return (fmean(active for active, _ in times), median(ns for _, ns in times)) if times else (0.0, 0.0)
 
 

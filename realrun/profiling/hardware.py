@@ -1,4 +1,4 @@
-"""A machine's numbers from what was measured on it: for bounds and the null model; times come from the tables."""
+"""A machine's numbers from its measurements, for bounds and the null model; times come from the tables."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from sim.machine.interpolation import Table
 from sim.machine.profile import MeasuredModel, Profile
 from sim.machine.sourced import Origin
 
-HOST_MEMORY_SHARE = 0.4  # of the computer's memory that plays the GPU's
-LEAST_NS = 100  # a shorter kernel is none
+HOST_MEMORY_SHARE = 0.4  # of the computer's memory, as GPU memory of host lanes
+LEAST_NS = 100  # shorter times count as none
 
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """Bytes per second and ns of plain copies."""
+    """Rates and latencies of plain copies."""
 
     h2d_bytes_per_s: float
     h2d_latency_ns: int
     d2h_bytes_per_s: float
     d2h_latency_ns: int
     pageable_fraction: float
-    memory_read_bytes_per_s: float  # by as many threads as compute experts
+    memory_read_bytes_per_s: float  # by the threads that compute experts
 
 
 def hardware_of(
     machine: RealMachine, name: str, profile: Profile, link: LinkFigures, memory_bytes: int | None = None
 ) -> Hardware:
-    """The machine with its profile; ``memory_bytes``: what experts, model and caches may take of the GPU."""
+    """The machine with its profile; ``memory_bytes``: of the GPU, for experts, model and caches."""
     models = list(profile.models.values())
     parts: Mapping[str, Any] = {
         "gpu": _gpu(machine, models, memory_bytes), "cpu": _cpu(machine, models, link),
@@ -61,36 +61,36 @@ def hardware_of(
 
 
 def _not_measured(machine: RealMachine, memory_chosen: bool) -> dict[str, Origin]:
-    """Where the other numbers are from: what the machine says of itself, what was chosen, and what is assumed."""
+    """Origins of the numbers that are not measured: from the system, chosen, or assumed."""
     on_host = machine.kind == "host-lanes"
-    said, setting = Origin("the system says so", "high"), Origin("setting of the lanes", "high")
-    rates = Origin("assumed: the rate beside it is what kernels were measured to reach", "low")
+    said, setting = Origin("reported by the system", "high"), Origin("setting of the lanes", "high")
+    rates = Origin("assumed: the rate next to it is what kernels were measured to reach", "low")
     unmeasured: dict[str, Origin] = {
         "gpu.name": Origin("chosen: a core plays the GPU", "high") if on_host else said, "cpu.name": said,
         "gpu.memory_bytes": said, "gpu.reserve_bytes": said, "gpu.bandwidth_fraction": rates,
-        "gpu.flops_fraction": rates, "cpu.sockets": Origin("assumed: not looked for", "low"), "cpu.cores": setting,
-        "link.theory_bytes_per_s": Origin("assumed: the fastest copy that was measured, either way", "low"),
+        "gpu.flops_fraction": rates, "cpu.sockets": Origin("assumed: not determined", "low"), "cpu.cores": setting,
+        "link.theory_bytes_per_s": Origin("assumed: the fastest measured copy in either direction", "low"),
         "link.copies": setting, "link.result_path": setting,
         "host.plan_factor": Origin("assumed: decisions were timed on this host", "low"),
     }  # fmt: skip
     if on_host:
         unmeasured |= {
             "gpu.memory_bytes": Origin(f"chosen: {HOST_MEMORY_SHARE:.0%} of the computer's memory", "high"),
-            "gpu.reserve_bytes": Origin("assumed: memory that plays a GPU's is nobody else's", "low"),
+            "gpu.reserve_bytes": Origin("assumed: no other program uses the memory of host lanes", "low"),
             "link.theory_bytes_per_s": Origin(
-                f"assumed: the lanes' setting paces copies to the GPU to {_paced(machine):g} bytes/s; those back are "
-                "plain memory copies, not paced", "low"
+                f"assumed: copies to the GPU are paced to {_paced(machine):g} bytes/s by the lanes' setting; copies "
+                "back are plain memory copies", "low"
             ),
-            "link.copies": Origin("assumed: there is no page-locked memory, and no copy that lacks it", "low"),
+            "link.copies": Origin("assumed: there is no page-locked memory, and no copy that needs it", "low"),
             "link.pageable_fraction": Origin("assumed: there is no page-locked memory", "low"),
         }  # fmt: skip
     if memory_chosen:
-        unmeasured["gpu.memory_bytes"] = Origin("chosen, when it was measured", "high")
+        unmeasured["gpu.memory_bytes"] = Origin("chosen when the profile was measured", "high")
     return unmeasured
 
 
 def machine_facts(machine: RealMachine) -> dict[str, str | int | float]:
-    """What the machine is, and when and how busy it was measured."""
+    """The machine's description, the date, and its load during the measurement."""
     return {**facts_of(machine), "date": date.today().isoformat(), "load_average": load_average()}
 
 
@@ -126,18 +126,18 @@ def _or_none(ns: int) -> int:
 
 
 def cpu_threads(machine: RealMachine) -> int:
-    """Threads that compute experts."""
+    """The number of threads that compute experts."""
     settings: Any = machine.settings
     return settings.cpu_threads if machine.kind == "cuda" else len(settings.cpu_cores)
 
 
 def _paced(machine: RealMachine) -> float:
-    """What the link is made to be; 0 where it is a real one."""
+    """The configured rate of the link; 0 for a real one."""
     return float(getattr(machine.settings, "link_bytes_per_s", 0.0))
 
 
 def _memory(machine: RealMachine) -> tuple[int, int]:
-    """Memory of the GPU, and what of it is nobody's to use."""
+    """Memory of the GPU, and its reserve, which cannot be used."""
     if machine.kind != "cuda":
         return int(HOST_MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), 0
     free, total = torch.cuda.mem_get_info(machine.device)
@@ -145,12 +145,12 @@ def _memory(machine: RealMachine) -> tuple[int, int]:
 
 
 def _read(model: MeasuredModel, table: Table) -> float:
-    """Weights read in a second by an expert of one token."""
+    """The rate at which an expert of one token reads its weights, bytes per second."""
     return model.sizes.expert_bytes / max(table.ns[0], 1) * 1e9
 
 
 def _flops(model: MeasuredModel, table: Table) -> float:
-    """Of the workload that computes fastest."""
+    """Operations per second of the fastest workload."""
     sizes = model.sizes
     weights = sizes.matrices_per_expert * sizes.hidden * sizes.expert_width
     return max(2 * weights * tokens / max(ns, 1) * 1e9 for tokens, ns in zip(table.at, table.ns, strict=True))

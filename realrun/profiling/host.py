@@ -1,12 +1,12 @@
 """Probes of the host: launches on idle lanes.
 
-A launch lasts until the host goes on, or, where the lane was idle, until the work begins: a sleeping thread takes some
-20 us to wake. The other hand-overs are counted in ``kernels`` and ``link``. What of a launch the lane
-works under (``sim.engine.launching``):
+A launch lasts until the host continues or, on an idle lane, until the work begins: a sleeping thread takes about 20 us
+to wake. Other hand-overs are part of ``kernels`` and ``link``. Two parts of a launch overlap with the lane's work
+(``sim.engine.launching``):
 
 - ``launch_lead``: from the first submission of a group until its first work begins.
-- ``launch_tail``: from the end of a launch to the end of the work, where the lane has nothing else to do. The work is a
-  layer's gate: its few small kernels take a GPU less time than their launches, so that only the last one is left.
+- ``launch_tail``: from the end of a launch to the end of the work, on a lane without other work. The work is a layer's
+  gate, whose few small kernels take a GPU less time than their launches, so that only the last one is left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from realrun.profiling.timing import Probe
 
 
 def host_probes(lab: Lab) -> list[Probe]:
-    """Launches of each group, one token a step."""
+    """The probes of the launches of each group, with one token per step."""
     probes: list[Probe] = [
         lambda: layer_launch(lab), lambda: launch_tail(lab), lambda: expert_launch(lab), lambda: head_launch(lab)
     ]  # fmt: skip
@@ -31,9 +31,9 @@ def host_probes(lab: Lab) -> list[Probe]:
 
 
 def layer_launch(lab: Lab) -> Found:
-    """Attention, gate and shared experts."""
+    """The launch of attention, gate and shared experts."""
     model, layer, hidden = lab.model, lab.next_layer(), lab.hidden[:1]
-    normed: list[Tensor] = []  # as in a run, where recorded graphs find it where they read it
+    normed: list[Tensor] = []  # as in a run, where it is at the address that recorded graphs read
     shared: list[Work] = [lambda: model.shared(layer, normed[0])] if lab.shape.shared_width else []
     work: list[Work] = [
         lambda: normed.append(model.attention(layer, hidden)[1]), lambda: model.gate(layer, normed[0]), *shared
@@ -43,18 +43,18 @@ def layer_launch(lab: Lab) -> Found:
 
 
 def launch_tail(lab: Lab) -> Found:
-    """What is left for the lane once a gate has been launched."""
+    """The lane's work after a gate has been launched."""
     model, layer, hidden = lab.model, lab.next_layer(), lab.hidden[:1]
     return {("launch_tail",): [_launched(lab, [lambda: model.gate(layer, hidden)]).tail_ns]}
 
 
 def head_launch(lab: Lab) -> Found:
-    """The language-model head."""
+    """The launch of the language-model head."""
     return {("head_launch",): [_launched(lab, [lambda: lab.model.head(lab.hidden[:1])]).ns]}
 
 
 def dense_launch(lab: Lab) -> Found:
-    """What one dense layer adds to the launch that it is a part of."""
+    """The time that one dense layer adds to its launch."""
     _one_token(lab)
     hidden, lane, times = lab.hidden[:1], lab.machine.gpu, []
     for work in (nothing, lambda: lab.model.dense(hidden)):
@@ -67,10 +67,10 @@ def dense_launch(lab: Lab) -> Found:
 
 
 def expert_launch(lab: Lab) -> Found:
-    """One expert: the host's time for one that is not a layer's first, and the waking of the lane by the first.
+    """The launch of one expert: the host's time for one that is not a layer's first, and waking the lane for the first.
 
-    Where the model has shared experts, the lane is at work on them, and need not be woken. The waking counts as the
-    host's time, as in the other launches, since a lead is never longer than its launch (``sim.engine.launching``).
+    If the model has shared experts, the lane is busy with them and awake. Waking counts as the host's time, as in the
+    other launches, since a lead is never longer than its launch (``sim.engine.launching``).
     """
     layer, experts = lab.next_experts(2)
     alike = lab.alike(experts, 1)
@@ -84,9 +84,9 @@ def expert_launch(lab: Lab) -> Found:
 
 
 class _Launched(NamedTuple):
-    """Of works submitted to an idle lane."""
+    """Times of work that is submitted to an idle lane."""
 
-    ns: int  # from the first submission until the host goes on and the first work has begun
+    ns: int  # from the first submission until the host continues and the first work has begun
     lead_ns: int  # until the first work has begun
     tail_ns: int  # from the last submission's end to that of the last work
 
@@ -102,5 +102,5 @@ def _launched(lab: Lab, works: Sequence[Work]) -> _Launched:
 
 
 def _one_token(lab: Lab) -> None:
-    """The step of the launches, and an idle lane."""
+    """Begin a step of one token, and wait until the lane is idle."""
     lab.machine.gpu.submit(lambda: lab.model.begin_step((1,), (0,))).wait()

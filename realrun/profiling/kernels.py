@@ -1,15 +1,15 @@
-"""Probes of everything that computes: attention, gate and the like by the sizes of a step, experts by workload.
+"""Probes of kernels: attention, gate and others by the sizes of a step, experts by their number of tokens.
 
-What each span of the simulator (``sim.runs.spans``) is measured as. A hand-over between threads or streams takes
-time too, and is counted once, with what it delays:
+This defines the measurement for each span of the simulator (``sim.runs.spans``). The hand-over between threads or
+streams also takes time, and is counted once, with the work that it delays:
 
 - attention, gate, speculate, shared, combine, expert on the GPU: from start to end, in a queue that is not empty.
 - ``routing``: from the gate's end until the ids are readable on the host.
-- ``sync``: from there until the host has sorted the tokens by expert and handed the lists to the GPU.
+- ``sync``: from then until the host has sorted the tokens by expert and sent the lists to the GPU.
 - ``activations``: from the host's decision until the CPU lane begins its first expert.
-- ``first_cpu_expert``: what the first expert of an idle CPU lane takes longer than the others.
+- ``first_cpu_expert``: the additional time of the first expert on an idle CPU lane.
 - ``result``: from the end of the last CPU expert to the end of the sum, less the sum itself (results read in place), or
-  until the results have come over the link.
+  until the results have been copied over the link.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Found = Mapping[Key, Sequence[float]]
 
 
 def kernel_probes(lab: Lab) -> list[Probe]:
-    """Of all sizes that the lab's points ask for."""
+    """Probes for all sizes of the lab's points."""
     points = lab.points
     return [
         *(decode(lab, batch, context) for batch in points.batches for context in points.contexts),
@@ -45,20 +45,20 @@ def kernel_probes(lab: Lab) -> list[Probe]:
 
 
 def decode(lab: Lab, batch: int, context: int, forecast: str = "") -> Probe:
-    """One new token a sequence; ``context`` counts it."""
+    """A step with one new token for each sequence; ``context`` includes it."""
     return _LayerProbe(lab, (1,) * batch, (context - 1,) * batch, ("attention_decode", batch, context), forecast)
 
 
 def prefill(lab: Lab, batch: int, prompt: int, forecast: str = "") -> Probe:
-    """``prompt`` new tokens a sequence, nothing before them."""
+    """A step with ``prompt`` new tokens for each sequence, without earlier context."""
     return _LayerProbe(lab, (prompt,) * batch, (0,) * batch, ("attention_prefill", batch, prompt), forecast)
 
 
 @dataclass(frozen=True)
 class _LayerProbe:
-    """A layer outside its routed experts, as a replay launches it; with a ``forecast``, only that counts.
+    """A layer without its routed experts, launched as in a replay; with a ``forecast``, only that is measured.
 
-    A forecast is computed while the host reads the routing. Where threads play the lanes, each holds the other up.
+    A forecast is computed while the host reads the routing; on host lanes, the two slow each other down.
     """
 
     lab: Lab
@@ -98,14 +98,14 @@ class _LayerProbe:
         return found
 
     def _work(self, layer: int, normed: Sequence[Tensor]) -> Work:
-        """The forecast's, on the one tensor ``normed`` when it is there."""
+        """The work of the forecast, on the one tensor in ``normed`` when that is computed."""
         model = self.lab.model
         learnt = self.forecast == "estimator"
         return (lambda: model.estimate(layer, *normed)) if learnt else (lambda: model.speculate(layer, *normed))
 
 
 def gpu_experts(lab: Lab, tokens: int) -> Probe:
-    """Experts on the GPU one after another, and the sum."""
+    """Consecutive experts on the GPU, and the sum."""
 
     def probe() -> Found:
         layer, experts = lab.next_experts(lab.at_once)
@@ -125,12 +125,12 @@ def gpu_experts(lab: Lab, tokens: int) -> Probe:
 
 
 def cpu_experts(lab: Lab, tokens: int) -> Probe:
-    """Experts on the CPU one after another, after a rest, and the sum that waits for them."""
+    """Consecutive experts on an idle CPU, and the sum that waits for them."""
 
     def probe() -> Found:
         layer, experts = lab.next_experts(lab.at_once)
         alike: RoutedTokens = lab.alike(experts, tokens)
-        lab.cover().wait()  # as long as the CPU rests in a layer, or nearly
+        lab.cover().wait()  # about as long as the CPU is idle in a layer
         lab.start(alike, layer, cpu=experts)
         lab.combine(tokens)
         spans = lab.spans()

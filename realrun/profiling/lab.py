@@ -1,7 +1,7 @@
-"""Where a model is measured: its kernels, some of its experts, and a machine whose lanes are given one thing at a time.
+"""The setup for measuring a model: its kernels, some of its experts, and the machine.
 
-Everything runs through the executor's own ``LayerExecution`` and ``Copying``, with decisions that are
-written down beforehand. Experts are taken in turn from more memory than caches hold.
+Everything runs through the executor's own ``LayerExecution`` and ``Copying``, with scripted decisions instead of a
+session's. Experts are used in turn, from more memory than caches hold.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from realrun.execution.copying import Copying
 from realrun.execution.layer_execution import LayerExecution
 from realrun.execution.layer_state import LayerSizes, RoutedInput
 from realrun.execution.low_jitter import low_jitter
-from realrun.execution.recorder import MachineRecorder
+from realrun.execution.recorder import MachineRecorder, Timed
 from realrun.execution.routed_tokens import RoutedTokens, routed
 from realrun.experts.ffn import SwiGlu, weighted_ffn
 from realrun.experts.gpu_slots import GpuSlots
@@ -33,10 +33,9 @@ from realrun.experts.store import ExpertStore, random_store
 from realrun.machine.cuda_memory import upload
 from realrun.machine.lanes import Completion, Machine, Work
 from realrun.machine.memory_check import check_host_memory
-from realrun.profiling.caches import cache_bytes, layers_beyond
-from realrun.profiling.cover import GpuCover
-from realrun.profiling.stand_ins import AllThere, CopyScript, Ended
-from realrun.replay.bench import WEIGHTS_DTYPE
+from realrun.profiling.cover import GpuCover, cache_bytes, layers_beyond
+from realrun.profiling.stand_ins import AllThere, CopyScript
+from realrun.replay.measure import WEIGHTS_DTYPE
 from realrun.replay.model import ReplayModel
 from realrun.replay.recorded_model import RecordedModel, model_on
 from sim.runs.spans import Span
@@ -44,12 +43,12 @@ from traces.models.shape import ModelShape
 
 LAYERS = 4  # with weights of their own, at least
 EXPERTS_BYTES = 1_000_000_000  # of all experts together
-EXPERTS_AT_ONCE = 3  # in a plan at least: a first one and others
+EXPERTS_AT_ONCE = 3  # in a plan, at least: a first one and others
 
 
 @dataclass(frozen=True)
 class Points:
-    """What sizes are measured: sequences at once, their KV caches, and prompts that they begin with."""
+    """The sizes that are measured: sequences per batch, lengths of their contexts, and lengths of prompts."""
 
     batches: tuple[int, ...] = (1, 4)
     contexts: tuple[int, ...] = (16, 128, 512)
@@ -57,19 +56,19 @@ class Points:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Of a step, and so of an expert at most, in powers of 2 up to the largest prefill."""
+        """Numbers of tokens of a step or an expert: powers of 2 up to the largest prefill."""
         most = max(self.batches) * max(self.prompts)
         return tuple(sorted({*(1 << i for i in range(most.bit_length())), *self.batches, most}))
 
 
 class Lab:
-    """One model on one machine."""
+    """One model on one machine, ready to be measured."""
 
     def __init__(
         self, machine: Machine, shape: ModelShape, points: Points, model: ReplayModel | None = None,
         kernel: SwiGlu | None = None,
     ) -> None:  # fmt: skip
-        """Raises RefusedError for weights without kernels, and where memory does not hold them."""
+        """Raises RefusedError for weights without kernels, and if memory does not hold them."""
         dtype, self.layout, own_kernel = ExpertShape.of(shape)
         self.machine, self.points = machine, points
         self.layers = _expert_layers(shape, self.layout.size_bytes)
@@ -99,35 +98,35 @@ class Lab:
         self.scratch = machine.host_tensor((self.layout.size_bytes,), torch.uint8)
         self._turn, self._copied, self._draw = count(), count(), np.random.default_rng(0)
 
-    # --- what is measured with ------------------------------------------------------------------------------------
+    # --- inputs of probes ---------------------------------------------------------------------------------------------
 
     def next_layer(self) -> int:
-        """Another layer than the last time."""
+        """The next layer, in turn."""
         return next(self._turn) % self.shape.moe_layers
 
     def next_experts(self, many: int) -> tuple[int, list[int]]:
-        """A layer, and experts of it that were not used for long."""
+        """The next layer with weights, and those of its experts that have not been used for longest."""
         turn = next(self._turn)
         first = turn // self.layers * many
         return turn % self.layers, [(first + i) % self.experts for i in range(many)]
 
     def alike(self, experts: Sequence[int], tokens: int) -> RoutedTokens:
-        """``tokens`` tokens that have all chosen the same experts."""
+        """``tokens`` tokens with the same experts."""
         return routed(np.tile(np.array(experts), (tokens, 1)), torch.full((tokens, len(experts)), 0.25))
 
     def drawn(self, tokens: int) -> tuple[np.ndarray[Any, Any], Tensor]:
-        """Ids and weights [tokens, k] as a router gives them: different experts for every token."""
+        """Random ids and weights [tokens, k], with different experts for every token, as from a router."""
         shape = self.shape
         ids = self._draw.random((tokens, shape.experts)).argsort(1)[:, : shape.top_k]
         return ids, torch.full((tokens, shape.top_k), 0.25)
 
     def start(self, tokens: RoutedTokens, layer: int, gpu: Iterable[int] = (), cpu: Iterable[int] = ()) -> int:
-        """Put a plan into effect on hidden states that have been there for long; the host's time for it, ns."""
+        """Start a plan on hidden states that are ready; returns the host's time for it, ns."""
         gpu, cpu = tuple(gpu), tuple(cpu)
         hidden, weights = self.hidden[: tokens.tokens], upload(tokens.weights, self.machine.device)
         plan = Plan(layer, Routing((), ()), gpu, cpu, (), (), (), (), (), (), (), 0)
         began = self.machine.now_ns()
-        self.parts.start(plan, tokens, RoutedInput(lambda: hidden, weights, Ended(began)), {})
+        self.parts.start(plan, tokens, RoutedInput(lambda: hidden, weights, Timed(began, began, began)), {})
         return self.machine.now_ns() - began
 
     def combine(self, tokens: int) -> None:
@@ -137,18 +136,19 @@ class Lab:
         self.parts.combine(lambda parts: model.combine(parts.flatten(0, 1), self.at_once, shared, hidden), _forget)
 
     def result_bytes(self, tokens: int) -> int:
-        """Of the CPU, where it computes all experts of ``tokens`` tokens."""
+        """Size of the CPU's results if it computes all experts of ``tokens`` tokens."""
         return tokens * self.at_once * self.shape.hidden * WEIGHTS_DTYPE.itemsize
 
     def spans(self) -> list[Span]:
-        """What was recorded since the last time, once it has ended."""
+        """Wait for the end of the work, and return the spans since the last call."""
         self.parts.wait()
         self.recorder.flush()
         rows, self.recorder.rows = self.recorder.rows, []
         return [Span(*row) for row in rows]
 
     def cover(self) -> Completion:
-        """Keep the GPU busy: what is launched now runs without a gap, and does not find its weights in caches."""
+        """Keep the GPU busy, so that what is launched next runs without gaps, and with weights that are not in caches.
+        """
         return self._cover()
 
     def expert_work(self, memory: Tensor) -> Work:
@@ -165,11 +165,11 @@ class Lab:
         return work
 
     def believe_copies_take(self, copy_ns: int) -> None:
-        """By this the copy thread puts one copy behind another, as in a run it does by the planner's costs."""
+        """Set the cost by which the copy thread launches one copy behind another, as in a run."""
         self.script.cost.copy_ns = copy_ns
 
     def ask_for(self, many: int) -> list[CopyFuture]:
-        """Queue ``many`` copies, as a plan does; their futures. At most as many as there are experts."""
+        """Queue ``many`` copies, as a plan does, and return their futures. At most as many as there are experts."""
         ids = [ExpertId(*divmod(next(self._copied) % (self.layers * self.experts), self.experts)) for _ in range(many)]
         with self.copying.lock:
             size = self.layout.size_bytes
@@ -180,7 +180,7 @@ class Lab:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """The copy thread serves, and Python and the host thread are as in a run; once, or again later."""
+        """In the block, copies are served, and the interpreter and the host thread are as in a run. Can be repeated."""
         self.copying = Copying(cast(Session, self.script), self.machine, self.store, self._slots, self.recorder)
         self.parts = LayerExecution(
             self.machine, self.copying, self.store, self._slots, [self.kernel] * self.layers, self.recorder, self._sizes
@@ -195,14 +195,14 @@ class Lab:
                 self.copying.stop()
 
     def _record(self) -> None:
-        """Every graph that a probe replays, so that none is recorded by it: launches are of one token."""
+        """Record every graph that a probe replays, so that probes do not record; launches have one token."""
         if isinstance(self.model, RecordedModel):
             for batch in {1, *self.points.batches}:
                 for context in {1, *self.points.contexts}:
                     self.machine.gpu.submit(partial(self.model.record_step, batch, context)).wait()
 
     def _cover_now(self) -> Callable[[], Completion]:
-        """A sleep, or, where a thread plays the GPU, an expert."""
+        """A sleep or, on host lanes, an expert."""
         machine = self.machine
         if machine.kind == "cuda":
             return GpuCover(machine, lambda: self.expert_work(self.arena))
@@ -221,21 +221,21 @@ class Lab:
 
 
 def _part_of(shape: ModelShape, layers: int) -> ModelShape:
-    """So many layers, if it has them: those of ``Lab.layers`` have experts with weights, too."""
+    """The model cut to ``layers``; the first ``Lab.layers`` of them also have weights of experts."""
     layers = min(shape.moe_layers, layers)
     return replace(shape, moe_layers=layers, dense_layers=min(shape.dense_layers, 2), expert_bytes=())
 
 
 def _expert_layers(shape: ModelShape, expert_bytes: int) -> int:
-    """Layers whose experts have weights: as many as it takes to have enough memory of them."""
+    """The number of layers whose experts have weights, enough for ``EXPERTS_BYTES`` in all."""
     return min(shape.moe_layers, max(LAYERS, -(-EXPERTS_BYTES // (shape.experts * expert_bytes))))
 
 
 def _experts(shape: ModelShape, layers: int, expert_bytes: int) -> int:
-    """Experts of each of those layers that have weights."""
+    """The number of experts with weights in each of these layers."""
     enough = -(-EXPERTS_BYTES // (layers * expert_bytes))
     return min(shape.experts, max(2 * max(shape.top_k, EXPERTS_AT_ONCE), enough))
 
 
 def _forget(hidden: Tensor) -> None:
-    """The layer's output is nobody's input."""
+    """Discard the layer's output."""

@@ -1,5 +1,5 @@
-"""Probes of copies: experts through the executor's copy thread, victims on their way back, all lanes together, and
-results of the CPU that the GPU reads over a link that is busy.
+"""Probes of copies: experts through the executor's copy thread, experts written back, all lanes together, and the CPU's
+results that the GPU reads over a busy link.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ COPIES_OF_RESULTS = 4  # bytes copied while results are read, in bytes of these
 
 
 def link_probes(lab: Lab) -> list[Probe]:
-    """Experts over the link and back, alone and next to the CPU; results over the link, alone and next to
-    copies."""
+    """Experts over the link and back, alone and next to the CPU; results over the link, alone and next to copies."""
     probes: list[Probe] = [lambda: copies(lab), lambda: writeback(lab), lambda: contention(lab)]
-    if lab.machine.result_path == "h2d":  # they wait for the copy at work, and nothing is read next to it
+    if lab.machine.result_path == "h2d":  # results queue behind copies, so they are never read next to one
         return probes
     return [*probes, *(busy_results(lab, tokens) for tokens in lab.points.batches)]
 
 
 def busy_results(lab: Lab, tokens: int) -> Probe:
-    """The sum that reads the CPU's results in place, launched on an idle GPU: while the link rests, and during copies.
+    """The sum that reads the CPU's results in place, launched on an idle GPU: with an idle link, and during copies.
 
-    What it takes longer next to copies is printed; simulated sums take what they take while the link rests.
+    The additional time during copies is only printed; simulated sums take the time with an idle link.
     """
 
     def probe() -> Found:
@@ -43,7 +42,7 @@ def busy_results(lab: Lab, tokens: int) -> Probe:
 
 
 def _sum_ns(lab: Lab, tokens: int, copies: int) -> int:
-    """How long the sum takes, all of whose results the CPU has computed, once the first of ``copies`` has begun."""
+    """The time of the sum of results that the CPU has computed, after the first of ``copies`` has begun."""
     layer, experts = lab.next_experts(lab.at_once)
     lab.start(lab.alike(experts, tokens), layer, cpu=experts)
     lab.machine.cpu.submit(nothing).wait()
@@ -58,9 +57,9 @@ def _sum_ns(lab: Lab, tokens: int, copies: int) -> int:
 
 
 def copies(lab: Lab) -> Found:
-    """An expert's share of a burst of copies: from the demand to the beginning of the GPU work that waits for the last.
+    """An expert's share of a burst of copies: from the demand to the start of the GPU work that waits for the last one.
 
-    So the way of the demand to the copy thread, the time between copies, and the way of the news to the GPU are in it.
+    This includes the notification of the copy thread, the time between copies, and the notification of the GPU.
     """
     began = lab.machine.now_ns()
     futures = lab.ask_for(BURST)
@@ -85,17 +84,17 @@ def writeback(lab: Lab) -> Found:
 
 
 def contention(lab: Lab) -> Found:
-    """Rates of CPU experts and of copies next to each other, of GPU experts next to copies, of GPU and CPU experts next
-    to each other, and of all three next to the others, in permille of each alone.
+    """Rates of lanes that work together, in permille of the rate of each alone: CPU experts and copies, GPU experts and
+    copies, GPU and CPU experts, and all three.
 
-    Experts of one token follow one another, and so do copies, which begin before the first expert and end after the
-    last one, or nearly.
+    Consecutive experts of one token run during consecutive copies, which begin before the first expert and end about
+    when the last one does.
     """
     copy_ns, cpu_ns, gpu_ns = _copies_alone(lab), _alone(lab, "cpu", 8), _alone(lab, "gpu", 8)
     many = max(8, round(STEADY_COPIES * copy_ns / max(cpu_ns, 1)))
     both = _together(lab, many, ("cpu",), round(2 * many * cpu_ns / max(copy_ns, 1)) + 2)
     beside_copies = _together(lab, many, ("gpu",), round(2 * many * gpu_ns / max(copy_ns, 1)) + 2)
-    experts = {"cpu": cpu_ns, "gpu": gpu_ns}  # a GPU of its own shares neither cores nor memory with the CPU
+    experts = {"cpu": cpu_ns, "gpu": gpu_ns}  # a real GPU shares neither cores nor memory with the CPU
     if lab.machine.kind == "host-lanes":
         experts = _together(lab, many, ("cpu", "gpu"), 0)
     three = _together(lab, many, ("cpu", "gpu"), round(2 * many * cpu_ns / max(copy_ns, 1)) + 2)
@@ -129,14 +128,14 @@ def _together(lab: Lab, many: int, lanes: Sequence[str], copies: int) -> dict[st
         queue[-1].wait()
     if futures:
         completions["h2d"] = [future.issued() for future in futures]
-    begin = max(queue[1].start_ns for queue in completions.values())  # the first of a rested lane takes longer
+    begin = max(queue[1].start_ns for queue in completions.values())  # the first on an idle lane takes longer
     end = min(queue[-1].end_ns for queue in completions.values())
     _forget_spans(lab)
     return {lane: _middle_within(queue, begin, end) for lane, queue in completions.items()}
 
 
 def _middle_within(queue: Sequence[Completion], begin: int, end: int) -> float:
-    """Of what ran while everything ran; of all, if nothing did from start to end."""
+    """The median duration of the work that ran entirely within the interval; of all work, if there is none."""
     within = [completion for completion in queue if begin <= completion.start_ns and completion.end_ns <= end]
     return _middle_ns(within or queue)
 
@@ -162,7 +161,7 @@ def _middle_ns(completions: Sequence[Completion]) -> float:
 
 
 def _expert_on(lab: Lab, lane: str) -> Completion:
-    """One expert of one token, in turn from all there are."""
+    """Submit one expert of one token, in turn from all experts."""
     if lane == "gpu":
         return lab.machine.gpu.submit(lab.expert_work(lab.arena))
     return lab.machine.cpu.submit(lab.expert_work(lab.memory))

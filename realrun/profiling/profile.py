@@ -1,7 +1,6 @@
-"""A profile of this computer, from microbenchmarks alone: nothing here runs a model's layers one after another.
+"""Profiles of this computer from microbenchmarks alone: a model's layers are never run in sequence.
 
-Every time is measured through the lanes that the executor uses; ``profile_kernels``, ``profile_link`` and
-``profile_host`` say what each means.
+All times are measured through the lanes that the executor uses; ``kernels``, ``link`` and ``host`` define each of them.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from policies.registry import policy_names
+from realrun.errors import RefusedError
 from realrun.machine.machines import RealMachine, check_same
 from realrun.profiling.decisions import decision_costs
 from realrun.profiling.hardware import LinkFigures, hardware_of, machine_facts
@@ -25,6 +25,7 @@ from sim.costs.cost_table import RATES
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table, TimeGrid
 from sim.machine.profile import MeasuredModel, MeasuredRate, MeasuredSizes, Profile
+from sim.runs.prepare import Prepared
 from traces.models.shape import ModelShape
 
 Progress = Callable[[str], None]
@@ -42,7 +43,7 @@ _TIMES = (
 
 @dataclass(frozen=True)
 class Findings:
-    """A measured machine; what it reaches of what was aimed at; why policies have no decision costs."""
+    """A measured machine, its rates compared with the aims, and why policies have no decision costs."""
 
     hardware: Hardware
     aims: tuple[Aim, ...]
@@ -64,10 +65,10 @@ def profile(
 ) -> Findings:
     """Measure models on a machine, and policies' decisions on its host.
 
-    ``policies``: None means all. ``into``: an earlier profile of the same machine; what is measured again replaces what
-    it has. ``memory_bytes``: what the GPU is taken to have. ``known_rates``: found out about the machine before.
-    Raises RefusedError, before measuring, where ``into`` is of another machine; and where a model has no kernels or
-    does not fit.
+    ``policies``: None means all. ``into``: an earlier profile of the same machine, whose values are replaced by new
+    ones. ``memory_bytes``: the size of GPU memory in the profile. ``known_rates``: earlier findings about the machine.
+    Raises RefusedError, before measuring, if ``into`` is from another machine, or if a model has no kernels or does not
+    fit.
     """
     points, effort = points or Points(), effort or Effort()
     facts = machine_facts(machine)
@@ -107,17 +108,17 @@ def _measured(
         samples = measure(lab, effort)
     model, short = measured_model(shape, samples), shape.base_name
     reached, aims = achieved(short, model, link)
-    beside = {f"{short}, {name}": median(samples[name,]) for name in _BESIDE}
-    beside |= {
+    together = {f"{short}, {name}": median(samples[name,]) for name in _TOGETHER}
+    together |= {
         f"{short}, {name}, {tokens} tokens": median(ns) for (name, *sizes), ns in samples.items()
         for tokens in sizes if name in _SUMS
     }  # fmt: skip
     plain = {"plain_copy_bytes_per_s": link.h2d_bytes_per_s, "plain_read_bytes_per_s": link.memory_read_bytes_per_s}
-    return model, link, {**plain, **rates, **reached, **beside}, aims
+    return model, link, {**plain, **rates, **reached, **together}, aims
 
 
 _SUMS = ("sum_of_results_ns", "sum_of_results_beside_copies_ns")
-_BESIDE = ("gpu_beside_both_permille", "cpu_beside_both_permille", "copy_beside_both_permille")
+_TOGETHER = ("gpu_beside_both_permille", "cpu_beside_both_permille", "copy_beside_both_permille")
 
 
 def measure(lab: Lab, effort: Effort) -> Samples:
@@ -138,7 +139,7 @@ def measured_model(shape: ModelShape, samples: Samples) -> MeasuredModel:
 
 
 def _by_name(samples: Samples) -> dict[str, dict[Any, list[float]]]:
-    """Samples by size, or pair of sizes, of every quantity that has any."""
+    """Samples by size, or pair of sizes, of every quantity with sizes."""
     sized: dict[str, dict[Any, list[float]]] = {}
     for (name, *sizes), ns in samples.items():
         if sizes:
@@ -147,5 +148,50 @@ def _by_name(samples: Samples) -> dict[str, dict[Any, list[float]]]:
 
 
 def _without(both: Mapping[int, Sequence[float]], one: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
-    """What is left of ``both`` once the median of ``one`` is taken away."""
+    """The samples of ``both`` less the median of ``one``."""
     return {size: [max(0.0, ns - median(one[size])) for ns in samples] for size, samples in both.items()}
+
+
+class Reprofile:
+    """Repeated microbenchmarks of the one model of ``settings``, at their sizes, in between other work."""
+
+    def __init__(self, machine: RealMachine, settings: Sequence[Prepared]) -> None:
+        """Raises RefusedError if memory does not hold what is measured."""
+        self._lab = Lab(machine, settings[0].shape, points_of(settings))
+
+    def measure(self) -> Samples:
+        """One repetition."""
+        with self._lab.open():
+            return measure(self._lab, QUICK)
+
+
+def profile_of(setting: Prepared) -> Profile:
+    """The profile of the setting's machine. Raises RefusedError if it has none."""
+    if not setting.hardware.measured:
+        raise RefusedError(f"{setting.hardware.name}: expected a profile, measured on this machine: trilane profile")
+    return setting.hardware.measured_profile()
+
+
+def profiled_again(setting: Prepared, repetitions: Sequence[Samples]) -> Hardware:
+    """The setting's machine, with medians of all repetitions in place of its profile's values for the model."""
+    profile, shape = profile_of(setting), setting.shape
+    samples: Samples = {}
+    for key, ns in (found for repetition in repetitions for found in repetition.items()):
+        samples.setdefault(key, []).extend(ns)
+    models = {**profile.models, shape.base_name: measured_model(shape, samples)}
+    return replace(setting.hardware, profile=replace(profile, models=models))
+
+
+def points_of(settings: Sequence[Prepared]) -> Points:
+    """The batches, prompts and contexts of the settings' steps; one token where there are none."""
+    steps = [step for setting in settings for step in setting.steps]
+    prompts = {max(step.tokens) for step in steps if step.phase == "prefill"}
+    ends = [
+        before + new for step in steps if step.phase == "decode"
+        for before, new in zip(step.context, step.tokens, strict=True)
+    ]  # fmt: skip
+    return Points(
+        batches=tuple(sorted({setting.scenario.batch for setting in settings})),
+        contexts=tuple(sorted({min(ends, default=1), max(ends, default=1)})),
+        prompts=tuple(sorted(prompts)) or (1,),
+    )

@@ -1,4 +1,4 @@
-"""Achieved bandwidths, against what the machine gives plain copies and plain reads: printed, and free of charge."""
+"""Achieved bandwidths compared with plain copies and plain reads; they are printed, but not used in simulations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COPY_AIM, READ_AIM = 0.9, 0.8
 
 
 class Aim(NamedTuple):
-    """A share of what plain copies or reads reach, and what share was wanted."""
+    """A share of the rate of plain copies or reads, and the share that is aimed at."""
 
     what: str
     share: float
@@ -30,12 +30,12 @@ class Aim(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Was it reached?"""
+        """Whether it was reached."""
         return self.share >= self.wanted
 
 
 def plain_rates(lab: Lab) -> tuple[LinkFigures, dict[str, float]]:
-    """Plain copies and reads on the lab's machine, while the copy thread rests; and bytes per second by size."""
+    """Plain copies and reads on the lab's machine, while the copy thread is idle, and bytes per second by size."""
     host, device = lab.memory.view(-1), lab.arena.view(-1)
     large = len(host) // 4
     with ThreadPoolExecutor(1, initializer=lab.machine.begin_copying) as link:
@@ -55,7 +55,7 @@ def plain_rates(lab: Lab) -> tuple[LinkFigures, dict[str, float]]:
 
 
 def achieved(name: str, model: MeasuredModel, link: LinkFigures) -> tuple[dict[str, float], list[Aim]]:
-    """What the model's experts reach of plain bandwidths."""
+    """The share of plain bandwidths that the model's experts reach."""
     size = model.sizes.expert_bytes
     copied, read = size / model.copy.ns * 1e9, size / model.expert_cpu.ns[0] * 1e9
     aims = [
@@ -67,7 +67,7 @@ def achieved(name: str, model: MeasuredModel, link: LinkFigures) -> tuple[dict[s
 
 
 def _plain_copy(lab: Lab, target: Tensor, source: Tensor) -> Completion:
-    """In one piece, where that can be chosen."""
+    """A copy in one piece, if the machine can do that."""
     with torch.inference_mode():
         if lab.machine.kind == "cuda":
             return lab.machine.link.submit(lambda: target.copy_(source, non_blocking=True))
@@ -75,18 +75,18 @@ def _plain_copy(lab: Lab, target: Tensor, source: Tensor) -> Completion:
 
 
 def _back_ns(lab: Lab, size: int) -> float:
-    target, source = lab.memory.view(-1)[:size], lab.arena.view(-1)[:size]  # the same weights: nothing is lost
+    target, source = lab.memory.view(-1)[:size], lab.arena.view(-1)[:size]  # both hold the same weights
     return _middle(lambda: lab.machine.back.submit(lambda: target.copy_(source, non_blocking=True)))
 
 
 def _read_bytes_per_s(lab: Lab) -> float:
-    """Of all experts' memory by the CPU lane's threads."""
+    """The rate at which the CPU lane's threads read all experts' memory."""
     words = lab.memory.view(-1).view(torch.int64)
     return words.nbytes / _middle(lambda: lab.machine.cpu.submit(words.sum)) * 1e9
 
 
 def _middle(copy: Callable[[], Completion]) -> float:
-    """Median ns, after one that warms up."""
+    """Median ns, after a first one to warm up."""
     times = []
     for _ in range(REPEATS + 1):
         completion = copy()

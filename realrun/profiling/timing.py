@@ -1,4 +1,4 @@
-"""Repeated measurements: warmed up, and in rounds, so that a noisy minute does not meet one quantity alone."""
+"""Repeated measurements: after a warm-up, and in rounds, so that a period of noise affects all quantities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Probe: TypeAlias = Callable[[], Mapping[Key, Sequence[float]]]  # measures once:
 
 @dataclass(frozen=True)
 class Effort:
-    """How often a probe is repeated: in every round once, and up to ``most`` times within ``probe_ns``."""
+    """How often a probe is repeated: at least once per round, and up to ``most`` times within ``probe_ns``."""
 
     rounds: int = 7
     most: int = 8
@@ -25,7 +25,7 @@ QUICK = Effort(rounds=3, most=4, probe_ns=15_000_000)
 
 
 def repeated(probes: Sequence[Probe], effort: Effort, now_ns: Callable[[], int]) -> Samples:
-    """All that the probes measure, there and back in turn; the first time is thrown away."""
+    """The samples of all probes, run back and forth in rounds after a first, discarded run."""
     samples: Samples = defaultdict(list)
     for probe in probes:
         probe()

@@ -1,4 +1,4 @@
-"""Attention with random weights over a real KV cache: grouped queries, or one latent for all heads (DeepSeek)."""
+"""Attention with random weights over a real KV cache: with grouped queries, or one latent for all heads (DeepSeek)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROTARY_BASE = 10000.0
 
 
 class RandomWeights:
-    """Makes the tensors of a model on one device, the same for the same seed, and adds up their bytes."""
+    """Creates the tensors of a model on one device, the same for the same seed, and counts their bytes."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, seed: int) -> None:
         self.device, self.dtype, self.size_bytes = device, dtype, 0
@@ -22,7 +22,7 @@ class RandomWeights:
         self._generator = torch.Generator(device=generator_device).manual_seed(seed)
 
     def matrix(self, *sizes: int) -> Tensor:
-        """Normal weights [..., out, in] that keep the size of what they are applied to."""
+        """Normal weights [..., out, in], which preserve the magnitude of their input."""
         empty = torch.empty(sizes, device=self.device, dtype=self.dtype)
         return self.add(empty.normal_(0.0, max(sizes[-1], 1) ** -0.5, generator=self._generator))
 
@@ -31,13 +31,13 @@ class RandomWeights:
         return self.add(torch.ones(width, device=self.device, dtype=self.dtype))
 
     def add(self, tensor: Tensor) -> Tensor:
-        """Count a tensor that was made elsewhere."""
+        """Count a tensor that was created elsewhere."""
         self.size_bytes += tensor.nbytes
         return tensor
 
 
 class Rotary:
-    """Turns vectors by their positions; an odd width, which no model has, stays as it is."""
+    """Rotates vectors by their positions; vectors of odd width, which no model has, stay as they are."""
 
     def __init__(self, width: int, context: int, weights: RandomWeights) -> None:
         self._half = half = width // 2 if width % 2 == 0 else 0
@@ -52,29 +52,29 @@ class Rotary:
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
 
     def turned(self, vectors: Tensor, at: tuple[Tensor, Tensor]) -> Tensor:
-        """``vectors`` [T, heads, width], turned; three kernels."""
+        """``vectors`` [T, heads, width], rotated; three kernels."""
         cos, sin = at
         return torch.addcmul(vectors * cos, vectors.roll(self._half, -1), sin)
 
 
 class KeyValueCache:
-    """One layer's keys, or values, of every sequence: [batch x context, heads, width]; at first random."""
+    """One layer's keys, or values, of all sequences: [batch x context, heads, width]; random at first."""
 
     def __init__(self, batch: int, context: int, heads: int, width: int, weights: RandomWeights) -> None:
         self._cells = weights.matrix(batch * context, heads, width)
         self._by_sequence = self._cells.view(batch, context, heads, width)
 
     def write(self, new: Tensor, places: StepPlaces) -> None:
-        """Keep ``new`` [T, heads, width]."""
+        """Store ``new`` [T, heads, width]."""
         self._cells.index_copy_(0, places.cells, new)
 
     def read(self, block: Block) -> Tensor:
-        """[sequences, heads, keys, width], in place."""
+        """A view [sequences, heads, keys, width]."""
         return self._by_sequence[block.sequences, : block.keys].transpose(1, 2)
 
 
 class GroupedAttention:
-    """Queries of several heads share a key and a value; q, k and v are one product."""
+    """Attention in which queries of several heads share a key and a value; q, k and v are one product."""
 
     def __init__(self, shape: ModelShape, batch: int, context: int, weights: RandomWeights) -> None:
         if shape.heads % shape.kv_heads:
@@ -91,7 +91,7 @@ class GroupedAttention:
         self.params = self.enter.numel() + self.leave.numel()
 
     def __call__(self, normed: Tensor, places: StepPlaces, rotary: Rotary, at: tuple[Tensor, Tensor]) -> Tensor:
-        """[T, H] -> [T, H]."""
+        """Apply it: [T, H] -> [T, H]."""
         projected = functional.linear(normed, self.enter).view(len(normed), -1, self._width)
         turning, values = torch.split(projected, [self._heads + self._kv_heads, self._kv_heads], 1)
         queries, keys = torch.split(rotary.turned(turning, at), [self._heads, self._kv_heads], 1)
@@ -101,10 +101,10 @@ class GroupedAttention:
 
 
 class LatentAttention:
-    """One vector of ``kv_width`` a token is key and value of all heads, whose queries are lifted to its width.
+    """Attention in which one vector of ``kv_width`` per token is key and value of all heads: queries are lifted to it.
 
-    This is the absorbed form of DeepSeek's attention. A shape does not tell the widths of queries and values, so both
-    take the largest that ``attention_params`` allows, in multiples of 8.
+    This is the absorbed form of DeepSeek's attention. A shape does not contain the widths of queries and values, so
+    both are the largest that ``attention_params`` allows, in multiples of 8.
     """
 
     def __init__(self, shape: ModelShape, batch: int, context: int, weights: RandomWeights) -> None:
@@ -119,7 +119,7 @@ class LatentAttention:
         self.params = sum(w.numel() for w in (self.enter, self.lift, self.drop, self.leave))
 
     def __call__(self, normed: Tensor, places: StepPlaces, rotary: Rotary, at: tuple[Tensor, Tensor]) -> Tensor:
-        """[T, H] -> [T, H]."""
+        """Apply it: [T, H] -> [T, H]."""
         tokens, narrow = len(normed), self._heads * self._width
         queries, latent = torch.split(functional.linear(normed, self.enter), [narrow, self._latent], 1)
         lifted = torch.bmm(queries.view(tokens, self._heads, self._width).transpose(0, 1), self.lift)
@@ -130,12 +130,12 @@ class LatentAttention:
 
 
 class AttentionPart:
-    """What a layer does before its feed-forward part: norm, attention, residual, second norm.
+    """The part of a layer before its feed-forward part: norm, attention, residual, second norm.
 
-    11 kernels, 16 with a latent. The projections have ``attention_params`` weights where that is > 0: what q, k, v and
-    o leave over is one more matrix on the normed hidden states, whose product nobody needs (and whose last row, if it
-    is incomplete, nobody reads). A shape with too few for q, k, v and o has latent attention. Windows are not modelled:
-    every layer keeps and sees the whole context.
+    It has 11 kernels, 16 with a latent. The projections have ``attention_params`` weights in all, if that is > 0: those
+    that q, k, v and o leave over form one more matrix on the normed hidden states, whose product is discarded (an
+    incomplete last row is not read). A shape with too few weights for q, k, v and o has latent attention. Windows are
+    not modelled: every layer attends to the whole context.
     """
 
     def __init__(self, shape: ModelShape, batch: int, context: int, weights: RandomWeights) -> None:
@@ -151,7 +151,7 @@ class AttentionPart:
     def __call__(
         self, hidden: Tensor, places: StepPlaces, rotary: Rotary, at: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states [T, H] -> (residual, normed) [T, H]."""
+        """Apply it to hidden states [T, H]: (residual, normed), both [T, H]."""
         normed = normalised(hidden, self.norm)
         if len(self.spare):
             functional.linear(normed, self.spare)
@@ -171,7 +171,8 @@ def attended(queries: Tensor, keys: KeyValueCache, values: KeyValueCache, places
 
 
 def _attended(queries: Tensor, keys: Tensor, values: Tensor, block: Block) -> Tensor:
-    """One block. Except from nothing, heads with the same key are further queries of it: it is read once."""
+    """Attention in one block. Unless it starts from nothing, heads that share a key are further queries of it, so that
+    the key is read once."""
     sequences, kv_heads, _, width = keys.shape
     if block.causal:
         by_head = queries.view(sequences, block.new, -1, width).transpose(1, 2)
@@ -182,7 +183,7 @@ def _attended(queries: Tensor, keys: Tensor, values: Tensor, block: Block) -> Te
 
 
 def _from_nothing(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention of [sequences, heads, tokens, width]; one key of all heads is a view that every kernel takes."""
+    """Causal attention of [sequences, heads, tokens, width]; a single key is expanded to all heads, as a view."""
     if keys.shape[1] == 1:
         keys, values = keys.expand(-1, queries.shape[1], -1, -1), values.expand(-1, queries.shape[1], -1, -1)
     return functional.scaled_dot_product_attention(
@@ -191,18 +192,18 @@ def _from_nothing(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def attention_params_of(shape: ModelShape) -> int:
-    """Weights of one layer's projections."""
+    """The number of weights in one layer's projections."""
     return shape.attention_params or _grouped_params(shape)
 
 
 def _grouped_params(shape: ModelShape) -> int:
-    """Weights of q, k, v and o where every key-value head has a key and a value of its own."""
+    """The number of weights of q, k, v and o if every key-value head has its own key and value."""
     return 2 * (shape.heads + shape.kv_heads) * shape.head_dim * shape.hidden
 
 
 def _width_within(shape: ModelShape) -> int:
-    """Width of a query and of a value, such that all projections fit in ``attention_params``."""
-    a_width = 2 * shape.heads * (shape.hidden + shape.kv_width)  # weights for each element of it
+    """The width of queries and values for which all projections fit into ``attention_params``."""
+    a_width = 2 * shape.heads * (shape.hidden + shape.kv_width)  # weights for each element of the width
     width = (shape.attention_params - shape.hidden * shape.kv_width) // a_width
     if shape.kv_width < 1 or width < 1:
         raise RefusedError(

@@ -1,4 +1,4 @@
-"""A model outside its routed experts, as real kernels of the real shapes with random weights: no checkpoint needed."""
+"""A model without its routed experts: real kernels of the real shapes, with random weights instead of a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from traces.models.shape import ModelShape
 
 Chosen = tuple[Tensor, Tensor]  # ids int64 and weights float32, both [T, k]
 
-ESTIMATOR_WIDTH = 0.65  # x hidden; the perceptron is 4 x as wide (sim.costs.roofline_costs says why)
+ESTIMATOR_WIDTH = 0.65  # x hidden; the perceptron is 4 x as wide (for the source see sim.costs.roofline_costs)
 
 
 class FeedForward:
-    """gate, up, SiLU, multiplication, down: 5 kernels."""
+    """A dense network: gate, up, SiLU, multiplication, down; 5 kernels."""
 
     def __init__(self, hidden: int, width: int, weights: RandomWeights) -> None:
         self._gate, self._up = weights.matrix(width, hidden), weights.matrix(width, hidden)
         self._down = weights.matrix(hidden, width)
 
     def __call__(self, normed: Tensor) -> Tensor:
-        """[T, H] -> [T, H]."""
+        """Apply it: [T, H] -> [T, H]."""
         inner = functional.silu(functional.linear(normed, self._gate)) * functional.linear(normed, self._up)
         return functional.linear(inner, self._down)
 
 
 class ReplayModel:
-    """Every method but the first runs kernels only: it neither waits for the device nor reads a clock.
+    """The kernels of a model. No method except the constructor waits for the device or reads a clock.
 
-    All of them belong to one lane, ``begin_step`` too, since what it says holds for the calls behind it; they may come
+    All methods are work of one lane, including ``begin_step``, which applies to the calls after it. They may be called
     from any thread, one at a time, under ``torch.inference_mode()``. T is the number of tokens of the step, sequence by
-    sequence; hidden states [T, H] have ``dtype``; ``layer`` counts the MoE layers. Every layer has weights and a KV
-    cache of its own; a context that was never computed is random, so a decode step may be timed without its prefill.
+    sequence; hidden states [T, H] have ``dtype``; ``layer`` counts the MoE layers. Every layer has its own weights and
+    KV cache. A context that was never computed is random, so a decode step can be timed without its prefill.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ReplayModel:
         estimator: bool = False,
         seed: int = 0,
     ) -> None:
-        """Room for ``batch`` sequences of ``context`` tokens. Raises RefusedError where the sizes make no model."""
+        """Room for ``batch`` sequences of ``context`` tokens. Raises RefusedError for sizes without a model."""
         if batch < 1 or context < 1:
             raise RefusedError(f"replay of {shape.name}: expected batch and context >= 1, got {batch} and {context}")
         weights = RandomWeights(torch.device(device), dtype, seed)
@@ -69,47 +69,47 @@ class ReplayModel:
 
     @property
     def size_bytes(self) -> int:
-        """What weights and KV cache take on the device."""
+        """Size of weights and KV cache on the device."""
         return self._weights.size_bytes
 
     @property
     def attention_params(self) -> int:
-        """Weights of one layer's projections; see ``AttentionPart``."""
+        """The number of weights in one layer's projections; see ``AttentionPart``."""
         return self._attention[0].params
 
     def begin_step(self, tokens: tuple[int, ...], context: tuple[int, ...]) -> None:
-        """The next step has ``tokens[i]`` >= 1 new tokens of sequence i, behind ``context[i]`` earlier ones.
+        """Begin a step with ``tokens[i]`` >= 1 new tokens of sequence i after ``context[i]`` earlier ones.
 
-        It may have fewer sequences than the batch: the first ones. Raises RefusedError where the cache is too small.
+        It may have fewer sequences than the batch: the first ones. Raises RefusedError if the cache is too small.
         """
         sharing = self._attention[0].sharing
         self._places = places_of(tokens, context, sharing, self._batch, self._context, self._weights.device)
         self._turn = self._rotary.at(self._places.positions)
 
     def embed(self) -> Tensor:
-        """Hidden states [T, H] that enter the first layer: of the token whose id is its row in the cache."""
+        """Hidden states [T, H] for the first layer; the id of a token is its row in the cache."""
         return functional.embedding(self._places.cells % len(self._embedding), self._embedding)
 
     def dense(self, hidden: Tensor) -> Tensor:
-        """All dense layers [T, H] -> [T, H], attention and feed-forward part of each; they come first."""
+        """Apply all dense layers, which come first: [T, H] -> [T, H]."""
         for part, feed_forward in zip(self._attention, self._dense_ffn, strict=False):
             residual, normed = part(hidden, self._places, self._rotary, self._turn)
             hidden = residual + feed_forward(normed)
         return hidden
 
     def dense_ffn(self, normed: Tensor) -> Tensor:
-        """The feed-forward part of the first dense layer alone. Raises RefusedError if there is none."""
+        """Apply the feed-forward part of the first dense layer. Raises RefusedError if there is none."""
         if not self._dense_ffn:
-            raise RefusedError(f"replay of {self.shape.name}: expected a dense layer to time, the model has none")
+            raise RefusedError(f"replay of {self.shape.name}: expected a dense layer, the model has none")
         return self._dense_ffn[0](normed)
 
     def attention(self, layer: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """(residual, normed) [T, H]: what the experts' result is added to, and what the experts are applied to."""
+        """(residual, normed), both [T, H]: what the experts' result is added to, and the experts' input."""
         part = self._attention[self.shape.dense_layers + layer]
         return part(hidden, self._places, self._rotary, self._turn)
 
     def gate(self, layer: int, normed: Tensor) -> Chosen:
-        """Product, softmax, top-k (in this order unless the weights are to sum to 1)."""
+        """Product, softmax, top-k (top-k before softmax if the weights sum to 1)."""
         logits = functional.linear(normed, self._gates[layer])
         if self.shape.norm_topk:
             best, ids = logits.topk(self.shape.top_k)
@@ -118,13 +118,13 @@ class ReplayModel:
         return ids, weights
 
     def speculate(self, layer: int, normed: Tensor) -> Chosen:
-        """The next layer's gate on this layer's input; the last layer's: the first's, so that one can be timed."""
+        """The next layer's gate on this layer's input; for the last layer, the first gate, so that it can be timed."""
         return self.gate((layer + 1) % self.shape.moe_layers, normed)
 
     def estimate(self, layer: int, normed: Tensor) -> Tensor:
-        """Ids [T, k] that the learnt estimator's network gives for the next layer (the last layer's: as layer 0's).
+        """Ids [T, k] from the learnt estimator's network for the next layer (for the last layer, as in layer 0).
 
-        Raises RefusedError if the model was built without it.
+        Raises RefusedError if the model was built without an estimator.
         """
         if self._estimator is None:
             raise RefusedError(f"replay of {self.shape.name}: expected a model built with estimator=True")
@@ -132,7 +132,7 @@ class ReplayModel:
         return logits.topk(self.shape.top_k).indices
 
     def shared(self, layer: int, normed: Tensor) -> Tensor | None:
-        """The layer's shared experts [T, H]; None where the model has none."""
+        """The output of the layer's shared experts [T, H]; None if the model has none."""
         return self._shared[layer](normed) if self._shared else None
 
     def combine(self, parts: Tensor, top_k: int, shared: Tensor | None, residual: Tensor) -> Tensor:
@@ -141,13 +141,13 @@ class ReplayModel:
         return (routed if shared is None else routed + shared) + residual
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Next tokens int64 [sequences]: norm, product and argmax of every sequence's last row of ``hidden``."""
+        """Next tokens int64 [sequences]: norm, product and argmax for the last row of ``hidden`` of every sequence."""
         last = torch.cat([hidden[row : row + 1] for row in self._places.last_rows])
         return functional.linear(normalised(last, self._norm), self._head).argmax(-1)
 
 
 def _estimator(shape: ModelShape, weights: RandomWeights) -> Estimator:
-    """One network for all layers but the last, with random weights."""
+    """One network for all layers except the last, with random weights."""
     width = round(ESTIMATOR_WIDTH * shape.hidden)
     with torch.device("meta"):
         network = Estimator(max(shape.moe_layers - 1, 1), shape.hidden, shape.experts, width, 4 * width)

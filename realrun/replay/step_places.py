@@ -1,4 +1,4 @@
-"""Where the tokens of one replayed step stand: rows of the KV cache, positions, and what each may attend to."""
+"""The places of the tokens of one replayed step: rows of the KV cache, positions, and attention masks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from realrun.machine.cuda_memory import upload
 
 @dataclass(frozen=True)
 class Block:
-    """Sequences that attend in one call: all of a step that has as many new tokens in each, otherwise one by one."""
+    """Sequences that attend in one call: all of them if each has the same number of new tokens, otherwise a single one.
+    """
 
     rows: slice  # their tokens, sequence by sequence
     sequences: slice  # in the cache
     new: int  # tokens of each
     keys: int  # of the sequence with the longest context
-    causal: bool  # from nothing: token i sees 0..i
-    mask: Tensor | None  # bool [sequences, 1, sharing x new, keys], otherwise; None where everybody sees everything
+    causal: bool  # without earlier context: token i attends to 0..i
+    mask: Tensor | None  # otherwise: bool [sequences, 1, sharing x new, keys]; None if all attend to all keys
 
 
 @dataclass(frozen=True)
 class StepPlaces:
-    """T tokens of a step. ``cells`` [T] are their rows in a cache of batch x context rows, ``positions`` [T]."""
+    """The T tokens of a step: ``positions`` [T] and ``cells`` [T], their rows in a cache of batch x context rows."""
 
     positions: Tensor
     cells: Tensor
@@ -39,10 +40,10 @@ def places_of(
     tokens: Sequence[int], earlier: Sequence[int], sharing: int, batch: int, context: int, device: torch.device,
     least_keys: int = 0,
 ) -> StepPlaces:  # fmt: skip
-    """The step of ``tokens[i]`` new tokens of sequence i behind ``earlier[i]`` others. Never waits for the device.
+    """The step of ``tokens[i]`` new tokens of sequence i after ``earlier[i]`` others. Never waits for the device.
 
-    ``sharing`` query heads use one key; they stand one after the other in a block's mask. ``least_keys``: a decode step
-    that is to be recorded has so many at least, and a mask in any case. Raises RefusedError where a cache of ``batch``
+    ``sharing`` query heads use one key; they follow one another in a block's mask. ``least_keys``: the least number of
+    keys in a decode step that is recorded, which always has a mask. Raises RefusedError if a cache for ``batch``
     sequences of ``context`` tokens cannot hold the step.
     """
     _check(tokens, earlier, batch, context)
@@ -82,5 +83,5 @@ def _check(tokens: Sequence[int], earlier: Sequence[int], batch: int, context: i
         if new < 1 or before < 0 or before + new > context:
             raise RefusedError(
                 f"replayed step, sequence {sequence}: expected >= 1 new token and at most {context} tokens in all, "
-                f"got {new} behind {before}; build the model with a larger context"
+                f"got {new} after {before}; build the model with a larger context"
             )

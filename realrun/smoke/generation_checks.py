@@ -1,4 +1,4 @@
-"""Checks of what policies make a machine compute: a bundled model against the unmodified one on the CPU, in float32."""
+"""Checks of the results under each policy: a bundled model against the unmodified one on the CPU, in float32."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from traces.capture.load import load
 
 MODEL, VECTORS, CALIBRATION = FOLDER / "mini-moe", FOLDER / "mini-moe-vectors.safetensors", "mini-moe-calibration"
 PROMPTS = ((5, 17, 33, 60, 9, 41, 77, 12), (3, 8, 21, 90, 55, 14, 2, 30))
-GENERATED = 1  # a prefill, and one decode step
-CACHED_SHARE = 0.25  # hits, misses, copies and CPU experts, as the policy has them
-TOLERANCE = 1e-5  # of the largest logit, or of 1 where all are smaller: law 11
+GENERATED = 1  # a prefill and one decode step
+CACHED_SHARE = 0.25  # enough for hits, misses, copies and CPU experts
+TOLERANCE = 1e-5  # relative to the largest logit, or to 1 if all are smaller: law 11
 
 
 def generation_checks(machine: Machine, policies: Iterable[str] = tuple(SYSTEMS)) -> Iterator[Check]:
-    """Every policy that can generate, as they are done. ``machine``: as ``generate`` needs it."""
+    """Yield a check for every policy that can generate, when it is done. ``machine``: as for ``generate``."""
     made: list[tuple[HostedModel, ModelOutput]] = []
     yield checked("mini-moe: loaded, and run by the library on the CPU", lambda: _make(machine, made))
     if not made:
@@ -43,7 +43,7 @@ def generation_checks(machine: Machine, policies: Iterable[str] = tuple(SYSTEMS)
 def _make(machine: Machine, into: list[tuple[HostedModel, ModelOutput]]) -> str:
     allocate = lambda size: machine.host_tensor((size,), torch.uint8)  # noqa: E731
     model = look_at(*load_model(MODEL, "float32", machine.device, allocate))
-    unmodified = load(MODEL, "float32").model._apply(torch.clone)  # what is mapped from the file lies at odd addresses
+    unmodified = load(MODEL, "float32").model._apply(torch.clone)  # weights mapped from the file are not aligned
     truth = said_by_library(unmodified, torch.tensor(PROMPTS), GENERATED)
     into.append((model, truth))
     return f"{model.shape.moe_layers} layers of {model.shape.experts} experts, {model.store.size_bytes / 1e6:.1f} MB"
@@ -59,7 +59,7 @@ def _is_exact(policy: str, model: HostedModel, machine: Machine, truth: ModelOut
 
 
 def _runs(policy: str, model: HostedModel, machine: Machine, truth: ModelOutput) -> str:
-    """It computes with other experts than the router chose: there is nothing to be equal to."""
+    """Check a policy that changes the routing, for which there is no expected result."""
     said = _said(policy, model, machine)
     expect(bool(said.logits.isfinite().all()), "expected finite logits")
     return f"runs; changes the routing, and logits by up to {_difference(said, truth):.1g}"
@@ -80,7 +80,7 @@ def _difference(said: ModelOutput, truth: ModelOutput) -> float:
 
 @contextmanager
 def _float32_alone() -> Iterator[None]:
-    """No TF32 in products, and attention by plain arithmetic."""
+    """In the block: no TF32 in products, and attention by plain arithmetic."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

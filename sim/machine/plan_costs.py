@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -81,6 +82,7 @@ class _CostFile(NamedTuple):
     foresee: Mapping[str, _CostRow]
 
 
+@cache
 def load_plan_costs(path: Path = _FILE) -> PlanCosts:
     """Read a plan cost table. Raises HardwareError."""
     file: _CostFile = read_file(_CostFile, path)

@@ -53,10 +53,10 @@ def test_two_pointers_are_smoe_s(name: str, sooner: bool) -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"prefetch": "top", "lookahead": 2}, "'lookahead': prefetch 'top' expects 1, got 2; it looks at the next"),
+        ({"prefetch": "top", "lookahead": 2}, "lookahead: prefetch 'top' expects 1, got 2; it looks at the next"),
         ({"prefetch": "impact", "lookahead": 3, "forecast": "residual"},
-         "'forecast': prefetch 'impact' with lookahead 3 expects 'gate', got 'residual'"),
-        ({"prefetch": "impact", "into": "staging"}, "'into': prefetch 'impact' expects 'cache', got 'staging'"),
+         "forecast: prefetch 'impact' with lookahead 3 expects 'gate', got 'residual'"),
+        ({"prefetch": "impact", "into": "staging"}, "into: prefetch 'impact' expects 'cache', got 'staging'"),
     ],
 )  # fmt: skip
 def test_what_a_part_would_ignore_is_refused(parameters: dict[str, object], message: str) -> None:
@@ -81,9 +81,9 @@ def test_what_a_part_takes_is_not(parameters: dict[str, object]) -> None:
     ("parameters", "message"),
     [
         ({"assigner": "best"}, "assigner: expected 'stay', 'load-all', "),
-        ({"alpha": 1.5}, "parameter 'alpha': expected 0 to 1, got 1.5"),
-        ({"substitution": -1}, "parameter 'substitution': expected 0 to 1, got -1"),
-        ({"demand_slots": 0}, "'demand_slots': expected at least 1"),
+        ({"alpha": 1.5}, "alpha: expected a number from 0 to 1, got 1.5"),
+        ({"substitution": -1}, "substitution: expected a number from 0 to 1, got -1"),
+        ({"demand_slots": 0}, "demand_slots: expected a whole number >= 1"),
     ],
 )
 def test_what_there_is_not_is_refused(parameters: dict[str, object], message: str) -> None:

@@ -82,9 +82,9 @@ def test_an_unknown_policy_lists_the_known_ones(name: str, message: str) -> None
     [
         ("on-demand", {"slots": 3}, "there is no key 'slots'; choose from pool, demand_slots"),
         ("layer-wise", {"n": 3}, "'layer-wise': there is no key 'n'; choose from none"),
-        ("dali", {"window": "4"}, "window: expected a whole number or null, got '4'"),
-        ("dali", {"window": True}, "expected a whole number or null, got True"),
-        ("dali", {"window": 0}, "parameter 'window': expected at least 1, got 0"),
+        ("dali", {"window": "4"}, "window: expected a whole number >= 1 or null, got '4'"),
+        ("dali", {"window": True}, "expected a whole number >= 1 or null, got True"),
+        ("dali", {"window": 0}, "window: expected a whole number >= 1"),
         ("dali", {"evict": "all"}, "expected 'idlest' or 'busiest', got 'all'"),
         ("dali-ilp", {"solver": "gurobi"}, "expected 'own' or 'highs', got 'gurobi'"),
         ("fiddler", {"uniform": 1}, "expected true or false, got 1"),
@@ -107,7 +107,7 @@ def test_shares_are_shares(name: str, parameter: str) -> None:
     for value in (0.0, 1.0):
         system(name).parse({parameter: value})
     for value in (-0.1, 1.5):
-        with pytest.raises(ChoiceError, match=f"parameter '{parameter}': expected 0 to 1, got {value}"):
+        with pytest.raises(ChoiceError, match=f"{parameter}: expected a number from 0 to 1, got {value}"):
             system(name).parse({parameter: value})
 
 

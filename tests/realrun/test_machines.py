@@ -63,7 +63,7 @@ def test_another_machine_is_refused_by_what_differs(fact: str) -> None:
 def test_date_and_load_are_no_part_of_a_machine() -> None:
     passing = {"date": "2020-01-01", "load_average": 0.0}
     check_same({**facts(), **passing}, facts(), "this computer")
-    with pytest.raises(RefusedError, match=r"the profile has cpu 'another' and not '[^;]*'\. Measure") as refused:
+    with pytest.raises(RefusedError, match=r"the profile has cpu 'another' and not '[^;]*'\. Write") as refused:
         check_same({**facts(), **passing, "cpu": "another"}, facts(), "this computer")
     assert not [fact for fact in passing if fact in str(refused.value)]
 

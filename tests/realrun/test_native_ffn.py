@@ -22,8 +22,8 @@ from realrun.experts.layout import ExpertLayout  # noqa: E402
 from realrun.experts.shape import ExpertShape  # noqa: E402
 from realrun.machine.native_ffn import SOURCE, NativeFfn, loaded  # noqa: E402
 from realrun.machine.native_library import NotCompiledError, find_compiler  # noqa: E402
-from realrun.replay.bench import ReplayBench, room_for  # noqa: E402
-from tests.kit.tiny_bench import machine, prepared, tiny_setting  # noqa: E402
+from realrun.replay.measure import ReplayBench, room_for  # noqa: E402
+from tests.kit.tiny_bench import machine, tiny_setting  # noqa: E402
 from tests.realrun.test_expert_shape import TOY  # noqa: E402
 
 VARIANTS: dict[str, Sequence[str]] = {
@@ -178,7 +178,7 @@ class TestKernel:
         setting = tiny_setting(policy="fiddler")
         setting = replace(setting, shape=replace(setting.shape, weight_bits=bits, expert_width=32))
         with machine() as lanes:
-            ReplayBench(lanes, setting.shape, room_for([prepared(setting, "fiddler")])).measure(setting, "fiddler", {})
+            ReplayBench(lanes, setting.shape, room_for([setting])).measure(setting.with_policy("fiddler"))
         assert seen == {"gpu", "cpu"}
 
     @pytest.mark.parametrize("change", ["rows", "type", "gaps"])

@@ -12,10 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
-from realrun.profiling import caches  # noqa: E402
+from realrun.profiling import cover  # noqa: E402
 from realrun.profiling import lab as lab_module  # noqa: E402
-from realrun.profiling.caches import cache_bytes, layers_beyond  # noqa: E402
-from realrun.profiling.cover import COVER_NS, WARM_NS, GpuCover  # noqa: E402
+from realrun.profiling.cover import COVER_NS, WARM_NS, GpuCover, cache_bytes, layers_beyond  # noqa: E402  # noqa: E402
 from realrun.profiling.lab import Lab, Points  # noqa: E402
 from tests.kit.fake_cuda import BOOST_GHZ, IDLE_GHZ, FakeCuda, fake_machine  # noqa: E402
 from tests.kit.fake_machine import FakeMachine, FakeModel  # noqa: E402
@@ -71,9 +70,9 @@ def test_the_cache_of_a_processor_is_its_largest(monkeypatch: pytest.MonkeyPatch
     for index, size in enumerate(("32K", "1024K", "32768K")):
         (tmp_path / f"index{index}").mkdir()
         (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
-    monkeypatch.setattr(caches, "CPU_CACHES", tmp_path)
+    monkeypatch.setattr(cover, "CPU_CACHES", tmp_path)
     assert cache_bytes(torch.device("cpu")) == 32 << 20
-    monkeypatch.setattr(caches, "CPU_CACHES", tmp_path / "none")
+    monkeypatch.setattr(cover, "CPU_CACHES", tmp_path / "none")
     assert cache_bytes(torch.device("cpu")) == 0
 
 

@@ -112,7 +112,7 @@ def test_an_aim_is_met_from_the_wanted_share_on(share: float, met: bool) -> None
 def test_decisions_are_timed_but_for_oracles(found: Findings) -> None:
     assert list(profile_in(found).plan) == list(profile_in(found).foresee) == ["fiddler"]
     assert sum(profile_in(found).plan["fiddler"]) > 0
-    assert found.skipped == {"oracle": "an oracle decides for free"}
+    assert found.skipped == {"oracle": "decisions of an oracle cost nothing"}
 
 
 def test_every_number_says_where_it_is_from(found: Findings) -> None:

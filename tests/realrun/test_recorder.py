@@ -15,7 +15,7 @@ def recorder() -> MachineRecorder:
 
 def test_times_count_from_the_start_of_the_run() -> None:
     it = recorder()
-    it.add("cpu", Timed(110, 120, 150), "expert", 3, 7, tokens=4, bytes=64, target_layer=5)
+    it.add("cpu", Timed(110, 120, 150), "expert", 3, 7, tokens=4, size_bytes=64, target_layer=5)
     it.flush()
     assert [Span(*row) for row in it.rows] == [Span("cpu", 10, 20, 50, "expert", "decode", 2, 3, 5, 7, 4, 64)]
 

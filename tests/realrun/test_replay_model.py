@@ -273,7 +273,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("step", "message"),
         [
-            (((6,), (7,)), "at most 12 tokens in all, got 6 behind 7"),
+            (((6,), (7,)), "at most 12 tokens in all, got 6 after 7"),
             (((0,), (7,)), "expected >= 1 new token"),
             (((1,) * 4, (0,) * 4), "1 to 3 sequences, got 4 and 4"),
             (((1, 1), (0,)), "1 to 3 sequences, got 2 and 1"),

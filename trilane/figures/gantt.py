@@ -52,7 +52,7 @@ def plot_gantt(run: Run, step: int | None = None, zoom_layers: int = 3, about: s
     _draw(above, inside, layers, start, (start, end), detailed=False)
     _draw(below, inside, layers, start, window, detailed=True)
     shown = layers[(layers["start"] >= window[0]) & (layers["end"] <= window[1])].index
-    detail = "numbers are experts; layer/expert where they are for another layer or copied"
+    detail = "numbers are experts; layer/expert on copies and on work for another layer"
     above.set_title(f"the whole step, {len(layers)} MoE layers", fontsize=10, loc="left")
     below.set_title(f"layers {shown[0]} to {shown[-1]} in detail; {detail}", fontsize=10, loc="left")
     legend_of(part, [*family_handles(set(inside["kind"])), Patch(facecolor=_IDLE, label="GPU idle")], 5)

@@ -116,8 +116,8 @@ def hardly_matters(times: pd.DataFrame) -> str:
     settled = settled_from(times)
     if settled is None or not (_scale(times) or settled == times.index[0]):
         return ""
-    where = f"from {value_words(str(times.index.name), settled)} on" if settled != times.index[0] else "throughout"
-    return f"{where} the policy hardly matters: half of them are within {NEAR:.0%} of the fastest"
+    where = f"from {value_words(str(times.index.name), settled)} on" if settled != times.index[0] else "throughout,"
+    return f"{where} the policy hardly matters: half of the policies are within {NEAR:.0%} of the fastest"
 
 
 def tally(best: Iterable[Policy], does: str = "is fastest") -> str:

@@ -194,4 +194,4 @@ def tuned(policies: Collection[str], trace: str, sequences: Collection[int]) -> 
     if not mine or trace.partition(":")[0] not in TUNED_ON_TRACES or not set(sequences) & set(TUNED_ON_SEQUENCES):
         return ""
     where = f"sequences {TUNED_ON_SEQUENCES[0]} to {TUNED_ON_SEQUENCES[-1]} of {' and '.join(TUNED_ON_TRACES)}"
-    return f"{' and '.join(mine)}: parameters were tuned on {where}, of which some are played here"
+    return f"{' and '.join(mine)} {'were' if len(mine) > 1 else 'was'} tuned on {where}, some of which are played here"

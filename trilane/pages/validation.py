@@ -37,14 +37,14 @@ def table_of(agreement: Agreement) -> _Table:
 
 
 def summary_lines(agreement: Agreement) -> list[str]:
-    """What came out, a line each: verdicts first, then the numbers that they are to be read beside."""
+    """What came out, a line each: verdicts first, then the numbers to read them with."""
     found = agreement.summary
     within = ", ".join(f"{count} within {limit}" for limit, count in found.within.items())
     return [
         *map(str, agreement.verdicts),
         f"TPOT error of {found.scenarios} scenarios: median {found.median_error:.1%}, 90th percentile "
         f"{found.p90_error:.1%}, worst {found.worst_error:.1%}; {within}",
-        f"beside it: null model {percent(found.median_null_error, 1)} (median), repeated runs "
+        f"for comparison: null model {percent(found.median_null_error, 1)} (median), repeated runs "
         f"{percent(found.median_spread, 1)} (median spread of {found.repeats} or more), TTFT "
         f"{percent(found.median_ttft_error, 1)} (median)",
         f"tau {number(found.tau, 2)}, null model's {number(found.null_tau, 2)}; without the {found.tied_pairs} of "

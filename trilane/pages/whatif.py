@@ -149,7 +149,7 @@ def _throughput(times: pd.DataFrame) -> str:
 
 def _sentence(text: str) -> str:
     """With a capital and a full stop; names of policies keep their small letters."""
-    first = text if text.split()[0] not in ("from", "of", "the", "throughout") else text[0].upper() + text[1:]
+    first = text if text.split()[0] not in ("from", "of", "the", "throughout,") else text[0].upper() + text[1:]
     return f"{first}."
 
 

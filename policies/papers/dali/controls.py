@@ -16,7 +16,8 @@ from policies.parts.caches import StaticCache
 from policies.parts.placements import PopularityPlacement, RandomPlacement
 from policies.parts.prefetchers import NoProtection, TopPrefetcher
 from policies.protocols import Composition, Needs
-from policies.system import BuildContext, Policy, at_least, register, shares
+from policies.system import BuildContext, NonNegative, Policy, register
+from trilane.common.hints import Count, Share
 
 
 @register(
@@ -37,18 +38,13 @@ class StaticThreshold(Policy):
     demand_slots: staging slots for loads that the cache has no room for (ours).
     """
 
-    theta: int | None = None
+    theta: NonNegative | None = None
     residents: Literal["stay", "split"] = "stay"
     uniform: bool = False
-    prefetch: int | None = None
-    alpha: float = 0.3
-    keep: int | None = None
-    demand_slots: int = 2
-
-    def __post_init__(self) -> None:
-        """Counts are not negative, a share is one, and loads need a slot."""
-        at_least(self, theta=0, prefetch=0, keep=1, demand_slots=1)
-        shares(self, "alpha")
+    prefetch: NonNegative | None = None
+    alpha: Share = 0.3
+    keep: Count | None = None
+    demand_slots: Count = 2
 
     @property
     def needs(self) -> Needs:
@@ -108,13 +104,9 @@ class RandomPrefetch(Policy):
     demand_slots: staging slots for loads (ours).
     """
 
-    prefetch: int | None = None
-    prefetch_slots: int | None = None
-    demand_slots: int = 2
-
-    def __post_init__(self) -> None:
-        """At least one expert is prefetched, and copies need a slot."""
-        at_least(self, prefetch=1, prefetch_slots=1, demand_slots=1)
+    prefetch: Count | None = None
+    prefetch_slots: Count | None = None
+    demand_slots: Count = 2
 
     def compose(self, context: BuildContext) -> Composition:
         """DALI's residents at random, which stay (the figure has no cache updates), its assignment, and no forecast."""

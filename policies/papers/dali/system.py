@@ -10,7 +10,8 @@ from policies.parts.exact_assignment import ExactAssigner
 from policies.parts.placements import RandomPlacement
 from policies.parts.prefetchers import TopPrefetcher
 from policies.protocols import Assigner, Composition, Needs
-from policies.system import BuildContext, Policy, at_least, register
+from policies.system import BuildContext, NonNegative, Policy, register
+from trilane.common.hints import Count
 
 
 class DaliSizes(NamedTuple):
@@ -49,20 +50,16 @@ class _Common(Policy):
     demand_slots: staging slots for loads, which the cache never admits (ours).
     """
 
-    window: int | None = None
-    update: int | None = None
-    prefetch: int | None = None
+    window: Count | None = None
+    update: NonNegative | None = None
+    prefetch: NonNegative | None = None
     forecast: Literal["residual", "gate", "statistical"] = "residual"
     guard: bool = False
     stagger: bool = False
     early: bool = False
     evict: Literal["idlest", "busiest"] = "idlest"
-    prefetch_slots: int | None = None
-    demand_slots: int = 2
-
-    def __post_init__(self) -> None:
-        """Counts are not negative, windows not empty, and copies need a slot."""
-        at_least(self, window=1, update=0, prefetch=0, prefetch_slots=1, demand_slots=1)
+    prefetch_slots: Count | None = None
+    demand_slots: Count = 2
 
     @property
     def needs(self) -> Needs:
@@ -123,12 +120,7 @@ class _WithBeam(_Common):
     beam_width: the beam's B, 2 in the paper.
     """
 
-    beam_width: int = 2
-
-    def __post_init__(self) -> None:
-        """A beam keeps at least one state."""
-        super().__post_init__()
-        at_least(self, beam_width=1)
+    beam_width: Count = 2
 
     def _beam(self, context: BuildContext) -> Composition:
         """The beam search of Appendix A.2 in place of Algorithm 1."""

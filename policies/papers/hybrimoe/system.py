@@ -14,7 +14,8 @@ from policies.parts.assigners import ByPhase, LoadAll
 from policies.parts.placements import PoolPlacement, RandomPlacement
 from policies.parts.prefetchers import NoProtection
 from policies.protocols import Composition, Needs
-from policies.system import BuildContext, Policy, at_least, register, shares
+from policies.system import BuildContext, NonNegative, Policy, register
+from trilane.common.hints import Count, Share
 
 
 class HssAssigner:
@@ -91,19 +92,14 @@ class HybriMoe(Policy):
 
     rule: Rule = "finish"
     guard: bool = True
-    prefetch: int = 4
+    prefetch: NonNegative = 4
     lookahead: Literal[1, 2, 3] = 3
-    discount: float = 1.0
+    discount: Share = 1.0
     arrival: bool = True
-    alpha: float = 0.3
-    keep: int | None = None
+    alpha: Share = 0.3
+    keep: Count | None = None
     pool: bool = False
-    demand_slots: int = 2
-
-    def __post_init__(self) -> None:
-        """Counts are not negative, shares are shares, and loads need a slot."""
-        at_least(self, prefetch=0, keep=1, demand_slots=1)
-        shares(self, "alpha", "discount")
+    demand_slots: Count = 2
 
     @property
     def needs(self) -> Needs:
@@ -145,15 +141,10 @@ class HybriMoeImpl(Policy):
 
     needs = Needs(scores=True)
 
-    prefetch_size: int = 0
-    alpha: float = 0.5
-    keep: int | None = None
-    demand_slots: int = 2
-
-    def __post_init__(self) -> None:
-        """Counts are not negative, shares are shares, and loads need a slot."""
-        at_least(self, prefetch_size=0, keep=1, demand_slots=1)
-        shares(self, "alpha")
+    prefetch_size: NonNegative = 0
+    alpha: Share = 0.5
+    keep: Count | None = None
+    demand_slots: Count = 2
 
     def compose(self, context: BuildContext) -> Composition:
         """LoadAll or HSS() by the phase, and prefetches by S."""

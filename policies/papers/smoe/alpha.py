@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from policies.system import ChoiceError
+
 _STEPS = 1000  # of the one-dimensional search over the measured range
 
 
@@ -23,10 +25,10 @@ def choose_alpha(alphas: Sequence[float], tpots_ms: Sequence[float], limit_ms: f
     alpha of the measured range whose fitted time is at most ``limit_ms``; the largest, not feasible, if none is.
 
     The paper assumes that quality only falls with alpha, which its own Table IV does not always show: judge the answer
-    by the model's quality. Raises ValueError for too few measurements, or another degree.
+    by the model's quality. Raises ChoiceError for too few measurements, or another degree.
     """
     if degree not in (1, 2) or len(set(alphas)) <= degree or len(alphas) != len(tpots_ms):
-        raise ValueError(
+        raise ChoiceError(
             f"choice of alpha: expected degree 1 or 2 and more alphas than that, each with a time, "
             f"got degree {degree}, {len(set(alphas))} alphas and {len(tpots_ms)} times"
         )

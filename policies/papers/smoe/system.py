@@ -10,7 +10,8 @@ from policies.papers.smoe.router import CacheRouter
 from policies.parts.placements import RandomPlacement
 from policies.parts.routers import TrueRouter
 from policies.protocols import Composition, Needs
-from policies.system import BuildContext, Policy, at_least, register, shares
+from policies.system import BuildContext, Policy, register
+from trilane.common.hints import Count, Share
 
 
 @register("smoe", "resident experts replace low-score ones; two pointers", source="SMoE, Sections IV-V")
@@ -30,18 +31,13 @@ class Smoe(Policy):
     demand_slots: staging slots for loads that the cache has no room for (ours).
     """
 
-    alpha: float = 0.25
+    alpha: Share = 0.25
     listing: bool = False
-    window: int = 16
+    window: Count = 16
     assigner: Literal["two_pointer", "two_pointer_min"] = "two_pointer"
-    history: int = 32
+    history: Count = 32
     prefetch: bool = True
-    demand_slots: int = 2
-
-    def __post_init__(self) -> None:
-        """A share is one, windows are not empty, and copies need a slot."""
-        shares(self, "alpha")
-        at_least(self, window=1, history=1, demand_slots=1)
+    demand_slots: Count = 2
 
     @property
     def needs(self) -> Needs:

@@ -189,7 +189,7 @@ def test_adapmoe_variants_say_what_they_need() -> None:
     starts = [compose("adapmoe", {"start": start}, context=CONTEXT).placement for start in ("popular", "empty")]
     counts = [[len(layer) for layer in placement.place(Budget(8, (10,) * 3, 120)).residents] for placement in starts]
     assert (sum(counts[0]), counts[1]) == (12, [0, 0, 0])
-    with pytest.raises(ChoiceError, match="parameter 'prefetch': expected 0 or 1, got 2"):
+    with pytest.raises(ChoiceError, match="prefetch: expected 0 or 1, got 2"):
         compose("adapmoe", {"prefetch": 2}, context=CONTEXT)
     with pytest.raises(ChoiceError, match="'adapmoe' needs calibration"):
         compose("adapmoe", context=BuildContext("toy", 8, 3))

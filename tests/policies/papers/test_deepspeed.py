@@ -58,5 +58,5 @@ def test_nothing_is_cached_however_much_memory_there_is() -> None:
 
 
 def test_a_load_needs_a_slot() -> None:
-    with pytest.raises(ChoiceError, match="parameter 'demand_slots': expected at least 1, got 0"):
+    with pytest.raises(ChoiceError, match="demand_slots: expected a whole number >= 1"):
         deepspeed(demand_slots=0)

@@ -123,7 +123,7 @@ def test_edgemoe_predicts_as_many_as_the_model_chooses() -> None:
     assert isinstance(built.prefetcher, StatisticalPrefetcher)
     assert built.prefetcher.size == 2
     assert compose("edgemoe", {"prefetch": 0}, context=context).prefetcher is None
-    with pytest.raises(ChoiceError, match=r"parameter 'favour': expected at most 1, got 1\.5"):
+    with pytest.raises(ChoiceError, match=r"favour: expected a number from 0 to 1, got 1\.5"):
         compose("edgemoe", {"favour": 1.5}, context=context)
     with pytest.raises(ChoiceError, match="'edgemoe' needs calibration"):
         compose("edgemoe", context=BuildContext("toy", 8, 3))

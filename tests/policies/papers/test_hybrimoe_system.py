@@ -63,5 +63,5 @@ def test_as_released() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("discount", 2.0), ("lookahead", 4), ("rule", "latest"), ("prefetch", -1)])
 def test_refuses_what_makes_no_sense(name: str, value: object) -> None:
-    with pytest.raises(ChoiceError, match=f"parameter '{name}': expected"):
+    with pytest.raises(ChoiceError, match=f"{name}: expected"):
         built(**{name: value})

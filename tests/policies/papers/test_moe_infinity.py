@@ -249,7 +249,7 @@ def test_parameters() -> None:
     assert compose("moe-infinity", context=context()).parameters["lookahead"] == 3
     assert compose("moe-infinity", {"prefetch": 0}, context=context()).prefetcher is None
     assert compose("moe-infinity", context=context()).parameters["floor"] == 0.5
-    with pytest.raises(ChoiceError, match="parameter 'library': expected at least 1, got 0"):
+    with pytest.raises(ChoiceError, match="library: expected a whole number >= 1"):
         compose("moe-infinity", {"library": 0}, context=context())
     with pytest.raises(ChoiceError, match="needs calibration"):
         compose("moe-infinity", context=BuildContext("toy", 8, 3))

@@ -79,5 +79,5 @@ def test_alpha_0_keeps_the_routing_and_no_prefetch_needs_no_forecast() -> None:
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.5])
 def test_alpha_is_a_share(alpha: float) -> None:
-    with pytest.raises(ChoiceError, match=f"'smoe': parameter 'alpha': expected 0 to 1, got {alpha}"):
+    with pytest.raises(ChoiceError, match=f"'smoe': alpha: expected a number from 0 to 1, got {alpha}"):
         compose("smoe", {"alpha": alpha}, context=CONTEXT)

@@ -269,7 +269,7 @@ def test_layers_by_name_need_no_calibration() -> None:
         ({"layers": [4]}, "expected numbers from 1 to 3"),
         ({"layers": "12"}, "layers: expected a list .* got '12'"),
         ({"layers": 2}, r"layers: expected a list \(each a whole number\) or null, got 2"),
-        ({"buffer_experts": 0}, "parameter 'buffer_experts': expected at least 1, got 0"),
+        ({"buffer_experts": 0}, "buffer_experts: expected a whole number >= 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(parameters: dict[str, object], message: str) -> None:

@@ -220,7 +220,9 @@ class LastLeftOut(TrueRouter):
 
 
 def changing(router: TrueRouter, needs: Needs) -> Composition:
-    return Composition(placement=NoPlacement(), router=router, assigner=LoadAll(), cache=LruCache(), needs=needs)
+    return Composition(
+        name="changing", placement=NoPlacement(), router=router, assigner=LoadAll(), cache=LruCache(), needs=needs
+    )
 
 
 def test_a_run_that_drops_tells_so_layer_by_layer() -> None:

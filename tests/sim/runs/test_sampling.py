@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.mechanism.views import Forecast, Routing
 from realrun.errors import RefusedError
-from realrun.replay.bench import room_for
+from realrun.replay.measure import room_for
 from sim.runs.demand import StepDemand
 from sim.runs.metrics import metrics_of
 from sim.runs.prepare import prepare

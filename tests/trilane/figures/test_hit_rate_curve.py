@@ -25,7 +25,11 @@ def test_curve_has_a_named_line_for_each_policy() -> None:
     assert list(lines) == [(100.0, 400.0)]
     assert [tuple(line.get_ydata()) for line in figure.axes[0].lines] == [(0.25, 0.5), (0.5, 0.75)]
     assert "lru  50.0%" in texts(figure)
-    assert "belady  75.0%" in texts(figure)
+    assert "belady *  75.0%" in texts(figure)
+    assert "* knows the future" in texts(figure)
+    assert figure.get_suptitle().startswith("lru hits most")
+    assert "25%" in figure.get_suptitle()
+    assert "50%" in figure.get_suptitle()
     assert "(MiB)" in texts(figure)
 
 

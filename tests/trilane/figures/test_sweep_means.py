@@ -175,7 +175,7 @@ def test_no_setting_with_all_draws() -> None:
 
 def test_policies_that_were_tuned_on_these_sequences_are_named() -> None:
     rows = [run("best-exact", 5.0), run("dali", 6.0)]
-    assert "best-exact: parameters were tuned on sequences 0 to 9" in "\n".join(means_of(results(rows=rows)).notes)
+    assert "best-exact was tuned on sequences 0 to 9" in "\n".join(means_of(results(rows=rows)).notes)
     assert "best-exact" not in "\n".join(means_of(results(rows=rows), policies=["dali"]).notes)
     held_out = [{**row, "sequences": "[12, 13]"} for row in rows]
     assert means_of(results(rows=held_out)).tuned == ""

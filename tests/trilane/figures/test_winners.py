@@ -76,7 +76,7 @@ def test_from_where_the_policy_hardly_matters() -> None:
     times = table("batch", [1, 2, 4, 8], a=[1.0] * 4, b=[2.0, 1.1, 1.5, 1.05], c=[9.0] * 4)
     assert settled_from(times) == 8
     assert hardly_matters(times).startswith("from batch 8 on ")
-    assert hardly_matters(times.iloc[-1:]).startswith("throughout ")
+    assert hardly_matters(times.iloc[-1:]).startswith("throughout, ")
     assert settled_from(times.iloc[:3]) is None
     assert hardly_matters(times.iloc[:3]) == ""
     assert settled_from(times[[A, B]]) is None  # of two policies, half are always the fastest

@@ -51,7 +51,7 @@ def test_a_setting_names_what_has_the_value() -> None:
 def test_tuned_policies_are_named_where_their_own_sequences_are_played() -> None:
     """The search played sequences 0 to 9 of both bundled traces (notebooks/search_compositions.py)."""
     remark = tuned(["dali", "best-exact"], "mini-moe:2", [3, 40])
-    assert "best-exact: parameters were tuned on sequences 0 to 9" in remark
+    assert "best-exact was tuned on sequences 0 to 9" in remark
     assert tuned(["dali"], "mini-moe", [3]) == ""
     assert tuned(["best-exact"], "mini-moe", [10, 40]) == ""
     assert tuned(["best-exact"], "my-trace.safetensors", [3]) == ""

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from realrun.errors import LaneError, RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.machine.machines import RealMachine
-from realrun.profiling.reprofile import Reprofile, profile_of, profiled_again
-from realrun.replay.bench import Measurement, ReplayBench, room_for
+from realrun.profiling.profile import Reprofile, profile_of, profiled_again
+from realrun.replay.measure import Measurement, ReplayBench, room_for
 from sim.machine.hardware import Hardware
 from sim.runs.prepare import Prepared, prepare
 from sim.simulate import play
@@ -94,7 +94,7 @@ def validate(
     profile_of(settings[0])
     with (
         TemporaryDirectory() as scratch,
-        journal_of(folder or Path(scratch, "journal"), question_of(settings)) as journal,
+        journal_of(folder or Path(scratch, "journal"), question_of(settings) if folder else {}) as journal,
     ):
         rounds = _Rounds(plan, settings, journal, stop or Stop(), progress)
         ended = rounds.measure(machine)
