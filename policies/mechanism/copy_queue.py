@@ -1,4 +1,4 @@
-"""What waits for the copy lane: demand loads, prefetches and swaps, and who comes next."""
+"""The queue of the copy lane: demand loads, prefetches and swaps, and which of them is next."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from policies.protocols import Composition
 
 MOST_IN_FLIGHT = 2  # the one on the link, and one behind it
 
-Slots: TypeAlias = dict[ExpertId, tuple[ExpertId, ...] | None]  # who leaves for each; None: it gets no cache slot
+Slots: TypeAlias = dict[ExpertId, tuple[ExpertId, ...] | None]  # victims of each copy; None: no cache slot
 
 
 class CopyQueue:
-    """Three queues over one residency manager. No expert is in flight twice, and none is copied that is there.
+    """Three queues over one residency manager. No expert is in flight twice, and none on the GPU is copied.
 
     ``in_flight``: copies that have started and not arrived, oldest first. The first is on the link; a second one may be
-    submitted behind it, so that a real link does not rest while the host learns of the first one's end.
+    submitted behind it, so that a real link does not idle until the host notices the first one's end.
     """
 
     def __init__(self, policy: Composition, residency: Residency) -> None:
@@ -28,7 +28,7 @@ class CopyQueue:
         self._policy, self._residency = policy, residency
         self._demand: deque[Copy] = deque()
         self._prefetches: list[ExpertId] = []
-        self._swaps: dict[ExpertId, Swap] = {}  # by who comes in, oldest first
+        self._swaps: dict[ExpertId, Swap] = {}  # by incoming expert, oldest first
 
     @property
     def flying(self) -> tuple[ExpertId, ...]:
@@ -57,7 +57,7 @@ class CopyQueue:
     def add_loads(self, layer: int, loads: Sequence[int], pinned: Set[ExpertId]) -> list[ExpertId]:
         """Queue demand loads in order, each with its slot and victims; those not admitted go through staging.
 
-        Returns the victims: they stay until their copies start, and nobody else may displace them.
+        Returns the victims: they stay until their copies start, and no other copy may displace them.
         """
         residency = self._residency
         copies, size = [residency.ids[layer][expert] for expert in loads], residency.bytes[layer]
@@ -75,7 +75,7 @@ class CopyQueue:
         return [victim for victims in slots.values() for victim in victims or ()]
 
     def _slots_for(self, copies: Sequence[ExpertId], pinned: Set[ExpertId]) -> Slots:
-        """A cache slot, with its victims, for each copy that the cache admits or has asked for; None for the others."""
+        """A cache slot, with its victims, for each copy that the cache admits or swaps in; None for the others."""
         cache, swaps = self._policy.cache, self._swaps
         if not (cache.admits or swaps):
             return dict.fromkeys(copies)
@@ -88,7 +88,7 @@ class CopyQueue:
         return slots
 
     def still_absent(self, layer: int, experts: Sequence[int], ahead: Sequence[int]) -> tuple[int, ...]:
-        """Those that are neither on the GPU nor on their way, nor computed ``ahead`` by the CPU."""
+        """Those that are neither on the GPU nor in flight, nor computed ``ahead`` by the CPU."""
         if not experts:
             return ()
         ids, flying = self._residency.ids[layer], self.flying
@@ -97,9 +97,10 @@ class CopyQueue:
         )
 
     def add_streamed(self, layer: int, streamed: Sequence[int]) -> None:
-        """Queue experts that only pass through staging because their whole layer is brought.
+        """Queue experts that only pass through staging because their whole layer is streamed.
 
-        A queued swap of one of them is dropped, as its expert comes now and leaves again; a cache may ask once more.
+        A queued swap of one of them is dropped, since its expert is copied now and released; a cache may request it
+        again.
         """
         for expert in streamed:
             id = self._residency.ids[layer][expert]
@@ -172,7 +173,7 @@ class CopyQueue:
     def _next_prefetch(self, pinned: Set[ExpertId]) -> Copy | None:
         prefetcher, residency = self._policy.prefetcher, self._residency
         while self._prefetches and (residency.holds(self._prefetches[0]) or self._prefetches[0] in self.flying):
-            self._prefetches.pop(0)  # a swap has brought it since, or is bringing it
+            self._prefetches.pop(0)  # a swap has copied it since, or is copying it
         if not self._prefetches or prefetcher is None:
             return None
         id = self._prefetches[0]
@@ -214,10 +215,10 @@ class CopyQueue:
 
 
 def victims_in_time(slots: Slots, copies: Sequence[ExpertId], free: int, bytes: Sequence[int]) -> Slots:
-    """The same slots, with victims handed to earlier ``copies`` where these would start before there is room.
+    """The same slots, with victims moved to earlier ``copies`` where these would start before there is room.
 
-    In a pool of experts of different size, who asks first may evict more than it takes, and another that is copied
-    sooner may have been promised the rest.
+    In a pool of experts of different size, the first one served may evict more than it takes, and another that is
+    copied sooner may have been promised the rest.
     """
     pending = [victim for victims in slots.values() for victim in victims or ()]
     timely = dict(slots)

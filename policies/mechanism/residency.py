@@ -1,4 +1,4 @@
-"""Residency: which experts hold GPU memory. The one place that knows capacity, promises, pins and evictions.
+"""Residency: which experts hold GPU memory. Capacity, promises and evictions are decided here and nowhere else.
 
 Memory is cache slots, grouped by layer or in one pool of bytes, and staging slots, with one quota for demand loads and
 one for prefetches. A promise takes a cache slot when a layer is planned; its victims leave when the copy starts.
@@ -6,7 +6,7 @@ one for prefetches. A promise takes a cache slot when a layer is planned; its vi
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from policies.mechanism.views import Copy, ExpertId, PolicyError, ResidencyView
 from policies.protocols import Budget, Cache, InitialPlacement
@@ -16,7 +16,7 @@ class Residency:
     """Slots of the cache and of the staging area, and the experts in them."""
 
     def __init__(
-        self, budget: Budget, placement: InitialPlacement, cache: Cache, demand_slots: int, prefetch_slots: int
+        self, budget: Budget, placement: InitialPlacement, cache: Cache, demand_slots: int = 0, prefetch_slots: int = 0
     ) -> None:
         self.bytes = budget.expert_bytes
         self.ids = [[ExpertId(layer, e) for e in range(budget.experts)] for layer in range(budget.layers)]
@@ -29,8 +29,8 @@ class Residency:
         self._intact: dict[str, list[ExpertId]] = {"demand": [], "prefetch": []}  # in free staging slots, oldest first
         self._quota: dict[ExpertId, str] = {}  # staged or staging expert -> the quota its slot is from
         self._cache = cache
-        self._free = _capacity(budget, placement)  # bytes by group that nobody holds or has been promised
-        self._room = list(self._free)  # bytes by group that nobody holds: victims still do until their copy starts
+        self._free = _capacity(budget, placement)  # bytes by group, neither held nor promised
+        self._room = list(self._free)  # bytes by group that are not held; victims hold theirs until their copy starts
         for layer, experts in enumerate(placement.residents):
             for expert in experts:
                 self._place(self.ids[layer][expert])
@@ -49,7 +49,7 @@ class Residency:
         return 0 if self.pooled else layer
 
     def free(self, layer: int) -> int:
-        """Bytes of the layer's group that nobody holds or has been promised."""
+        """Bytes of the layer's group that are neither held nor promised."""
         return self._free[self.group(layer)]
 
     def holds(self, id: ExpertId) -> bool:
@@ -90,19 +90,26 @@ class Residency:
         return (outgoing,)
 
     def adopt(self, incoming: ExpertId, outgoing: ExpertId) -> bool:
-        """A swap without a copy, if ``incoming`` still lies in a free staging slot: the two exchange their slots."""
+        """A swap without a copy, if ``incoming`` is still in a free staging slot: the two exchange their slots."""
         if outgoing.expert not in self.resident[outgoing.layer]:
-            return False  # another swap has had its slot
+            return False  # another swap has taken its slot
         if self.bytes[incoming.layer] < max(self.bytes):
             return False  # a cache slot of this layer is too small to become a staging slot
         for intact in self._intact.values():
             if incoming in intact:
                 intact.remove(incoming)
-                self.promise_slot_of(incoming, outgoing)
-                self.resident[outgoing.layer].remove(outgoing.expert)
-                self.resident[incoming.layer].add(incoming.expert)
+                self.fill(incoming, self.promise_slot_of(incoming, outgoing))
                 return True
         return False
+
+    def fill(self, id: ExpertId, victims: Sequence[ExpertId]) -> None:
+        """Put ``id`` into the cache slot promised to it without a copy: ``victims`` leave, and it is there at once."""
+        group = self.group(id.layer)
+        for victim in victims:
+            self.resident[victim.layer].remove(victim.expert)
+            self._room[group] += self.bytes[victim.layer]
+        self._room[group] -= self.bytes[id.layer]
+        self.resident[id.layer].add(id.expert)
 
     def start(self, copy: Copy) -> None:
         """The copy begins: its victims leave, a staged one takes its staging slot."""

@@ -45,7 +45,7 @@ class LayerWeightedLfuCache(RankedCache):
         layer, ranks, weight = view.layer, self._ranks[view.layer], self._weights[view.layer]
         for expert, tokens in zip(view.routing.active, view.routing.tokens, strict=True):
             ranks[expert] += tokens * weight
-            self.rerank(ExpertId(layer, expert))
+            self.rerank((layer, expert))
 
     def rank_of(self, id: ExpertId) -> float:
         """Weighted frequency, counted outside of the cache too."""

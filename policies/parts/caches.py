@@ -130,11 +130,12 @@ class RankedCache(DemandCache, ABC):
     def rank_of(self, id: ExpertId) -> float:
         """The present rank of ``id``, whether it is in the cache or not."""
 
-    def rerank(self, id: ExpertId) -> None:
-        """Take up the present rank of ``id``; nothing happens if it is not in the cache."""
+    def rerank(self, id: tuple[int, int]) -> None:
+        """Take up the present rank of ``id``, (layer, expert); nothing happens if it is not in the cache."""
         home = self._home.get(id)
         if home is not None:
-            home.put(id, self.rank_of(id))
+            member = ExpertId(*id)
+            home.put(member, self.rank_of(member))
 
     def admitted(self, id: ExpertId, group: int) -> None:
         """Join the group."""
