@@ -1,1 +1,1 @@
-"""How long it really takes: an executor on real lanes, profiles of machines, validation, and training of estimators."""
+"""Measurements: an executor on the lanes of real machines, their profiles, and generation with real models."""

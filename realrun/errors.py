@@ -1,21 +1,26 @@
-"""What can go wrong on a real machine, before a run and during one."""
+"""Errors of runs on real machines."""
 
 from __future__ import annotations
 
-
-class RealRunError(RuntimeError):
-    """Something that the executor cannot do; the message says what was expected, what came, and what to do."""
+from trilane.common.errors import TrilaneError
 
 
-class RefusedError(RealRunError):
-    """Refused before the run: it does not fit, or is not supported."""
+class RefusedError(TrilaneError):
+    """A run that cannot be made on this machine, found before it begins: not supported, or too large for memory."""
 
 
-class LaneError(RealRunError):
-    """Work has failed during a run, which has been stopped."""
+class LaneError(RuntimeError):
+    """Work on a lane has failed, which ends the run."""
 
-    @classmethod
-    def of(cls, lane: str, error: BaseException) -> LaneError:
-        """What everybody who waits for ``lane`` is told: the first cause, once, however many lanes it has stopped."""
-        told = str(error) if isinstance(error, LaneError) else f"{lane} has stopped: {error!r}; run on a new machine"
-        return cls(told)
+    @staticmethod
+    def of(lane: str, error: BaseException) -> LaneError:
+        """The error for all that waits for ``lane``: the first cause, without repetition if it stops other lanes."""
+        if isinstance(error, LaneError):
+            return type(error)(str(error))
+        if isinstance(error, TrilaneError):
+            return LaneInputError(f"{lane} has stopped: {error}")
+        return LaneError(f"{lane} has stopped: {error!r}; run on a new machine")
+
+
+class LaneInputError(LaneError, TrilaneError):
+    """Work on a lane has failed for a reason that the user can change, such as the use of GPU memory."""

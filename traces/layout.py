@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.models.shape import ModelShape
+from trilane.common.errors import TrilaneError
 
 SCHEMA_VERSION = 1
 PREFILL, DECODE = 0, 1
@@ -19,7 +20,7 @@ Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 _FORECAST_NAME = re.compile(r"forecast/([a-z][a-z_]*)@([1-9][0-9]*)/(ids|scores)")
 
 
-class TraceError(ValueError):
+class TraceError(TrilaneError):
     """A trace, or a trace file, that breaks the format. Says what was expected, what came, where, and what to do."""
 
 

@@ -9,6 +9,10 @@ from policies.mix import Mix
 from policies.system import register
 from trilane.common.hints import Count, Share
 
+TUNED_POLICIES = ("best-exact", "best-approx")
+TUNED_ON_TRACES = ("mini-deepseek", "mini-moe")  # notebooks/search_compositions.py: TRACES and TUNING_SEQUENCES
+TUNED_ON_SEQUENCES = range(10)
+
 
 @register(
     "best-exact",

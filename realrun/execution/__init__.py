@@ -1,1 +1,1 @@
-"""The executor: a session played on the lanes of a machine, layer by layer, and the record of it."""
+"""The executor, which plays a session on the lanes of a machine, layer by layer, and records the spans."""

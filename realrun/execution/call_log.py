@@ -1,20 +1,21 @@
-"""The log of a session's calls, and what a fresh session answers to the same calls (docs/design.md, law 10)."""
+"""The log of a session's calls, and its comparison with the answers of a fresh session (docs/design.md, law 10)."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from functools import wraps
+from typing import Any, NamedTuple
 
 from policies.mechanism.session import Session
-from policies.mechanism.views import Copy, ExpertCosts, ExpertId, Forecast, Foresight, LayerInput, Plan, Updates
+from policies.mechanism.views import Copy, ExpertCosts, Plan
 from policies.protocols import Budget, Composition
 
-T = TypeVar("T")
+LOGGED = ("begin_step", "plan_layer", "foresee", "end_layer", "end_step", "next_copy", "copied", "computed")
 
 
 class Call(NamedTuple):
-    """One call of a session, in the order in which they came."""
+    """One call of a session's method: arguments and result."""
 
     name: str
     given: tuple[Any, ...]
@@ -22,43 +23,11 @@ class Call(NamedTuple):
 
 
 class LoggedSession(Session):
-    """A session that writes down what it was asked and what it answered."""
+    """A session that logs the calls of its methods in ``LOGGED``, in their order."""
 
     def __init__(self, policy: Composition, budget: Budget, costs: Sequence[ExpertCosts]) -> None:
         super().__init__(policy, budget, costs)
         self.log: list[Call] = []
-
-    def begin_step(self, step: int) -> None:
-        """See Session."""
-        return self._logged(super().begin_step, step)
-
-    def plan_layer(self, given: LayerInput) -> Plan:
-        """See Session."""
-        return self._logged(super().plan_layer, given)
-
-    def foresee(self, forecasts: Sequence[Forecast]) -> tuple[Foresight, tuple[ExpertId, ...]]:
-        """See Session."""
-        return self._logged(super().foresee, tuple(forecasts))
-
-    def end_layer(self) -> Updates:
-        """See Session."""
-        return self._logged(super().end_layer)
-
-    def end_step(self) -> Updates:
-        """See Session."""
-        return self._logged(super().end_step)
-
-    def next_copy(self, demand: bool = True) -> Copy | None:
-        """See Session."""
-        return self._logged(super().next_copy, demand)
-
-    def copied(self, copy: Copy) -> bool:
-        """See Session."""
-        return self._logged(super().copied, copy)
-
-    def computed(self, id: ExpertId) -> None:
-        """See Session."""
-        return self._logged(super().computed, id)
 
     def plans(self) -> dict[tuple[int, int], Plan]:
         """The plan of every step and layer."""
@@ -66,17 +35,26 @@ class LoggedSession(Session):
         return {(call.given[0].step, call.given[0].layer): call.answer for call in calls}
 
     def copies(self) -> list[Copy]:
-        """Every copy that was started, in order."""
+        """All copies that were started, in order."""
         return [call.answer for call in self.log if call.name == "next_copy" and call.answer is not None]
 
-    def _logged(self, call: Callable[..., T], *given: Any) -> T:
-        answer = call(*given)
-        self.log.append(Call(call.__name__, given, answer))
+
+def _logged(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(session: LoggedSession, *given: Any) -> Any:
+        answer = method(session, *given)
+        session.log.append(Call(method.__name__, given, answer))
         return answer
+
+    return call
+
+
+for _name in LOGGED:
+    setattr(LoggedSession, _name, _logged(getattr(Session, _name)))
 
 
 class Difference(NamedTuple):
-    """The first call that a fresh session answered otherwise; ``answer``: its own, or what it raised."""
+    """The first call with another answer from a fresh session; ``answer``: the fresh session's, or its exception."""
 
     place: int
     call: Call
@@ -84,14 +62,14 @@ class Difference(NamedTuple):
 
 
 def replay(log: Sequence[Call], fresh: Session) -> Difference | None:
-    """Ask a fresh session of the same policy the same questions; None if all its answers are the same."""
+    """Make the same calls to a fresh session of the same policy; None if all its answers are the same."""
     in_flight: deque[Copy] = deque()
     for place, call in enumerate(log):
-        # The session knows its own copy, not an equal one.
+        # The session compares copies by identity, so it must get its own.
         given = (in_flight.popleft(),) if call.name == "copied" and in_flight else call.given
         try:
             answer = getattr(fresh, call.name)(*given)
-        except Exception as error:  # which the run's own session did not raise, or the call would not be in the log
+        except Exception as error:  # calls that raise are not in the log, so this is a difference
             return Difference(place, call, error)
         if answer != call.answer:
             return Difference(place, call, answer)

@@ -1,7 +1,7 @@
-"""The copy thread: pulls a copy from the session whenever the link is free (twin of ``sim.engine.copy_lane``).
+"""The copy thread, which takes the next copy from the session when the link is free (twin of ``sim.engine.copy_lane``).
 
-The session is talked to by the host, by this thread, and by whoever learns that GPU work has ended. ``turn`` is held by
-the one who does; the others see its decisions whole.
+The session is used by the host thread, by this thread, and by the threads that call back at the end of GPU work. Each
+holds ``lock`` for that, so that others see its decisions as a whole.
 """
 
 from __future__ import annotations
@@ -17,114 +17,114 @@ import torch
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertId, Updates
 from realrun.errors import LaneError
-from realrun.execution.arrivals import Arrival
-from realrun.execution.recorder import Recorder
-from realrun.experts.expert_store import ExpertStore
+from realrun.execution.copy_future import CopyFuture
+from realrun.execution.recorder import MachineRecorder
 from realrun.experts.gpu_slots import GpuSlots
+from realrun.experts.store import ExpertStore
 from realrun.machine.lanes import Machine, Work
 
-# So long before the end of a copy the next one is asked for: launching it takes an estimated 80 to 200 us.
+# The time before the end of a copy at which the next one is chosen: launching takes an estimated 80 to 200 us.
 AHEAD_NS = 300_000
-LOOK_S = 50e-6  # between looks at a copy that is under way: a choice, a sixth of AHEAD_NS
+LOOK_S = 50e-6  # between polls of a copy under way; chosen as a sixth of AHEAD_NS
 
 
 @dataclass
 class InFlight:
-    """A copy that the session has started. ``began_ns``: when the link was free for it, as far as is known."""
+    """A copy that the session has started. ``began_ns``: when the link was free for it, as far as it is known."""
 
     copy: Copy
-    arrival: Arrival
+    future: CopyFuture
     began_ns: int
 
 
 class Copying:
-    """Serves the session's copies in a thread of its own, until ``stop``.
+    """Serves the session's copies in its own thread, until ``stop``.
 
-    A machine whose copies run by themselves gets the next one while the last of the present one is under way, so that
-    its link does not rest while this thread learns of the end, tells the session and asks again.
+    If the machine copies asynchronously, the next copy is launched shortly before the present one ends, so that the
+    link is not idle while this thread notices the end, notifies the session and takes the next copy.
     """
 
     def __init__(
-        self, session: Session, machine: Machine, store: ExpertStore, slots: GpuSlots, recorder: Recorder
+        self, session: Session, machine: Machine, store: ExpertStore, slots: GpuSlots, recorder: MachineRecorder
     ) -> None:
-        self.turn = threading.Condition()
+        self.lock = threading.Condition()
         self._session, self._machine, self._store = session, machine, store
         self._slots, self._recorder = slots, recorder
-        self._arrivals: dict[ExpertId, Arrival] = {}
-        self._read: set[ExpertId] = set()  # staged experts that were used before the session knew of their arrival
+        self._futures: dict[ExpertId, CopyFuture] = {}
+        self._read: set[ExpertId] = set()  # staged experts that were used before the session was notified
         self._in_flight: deque[InFlight] = deque()  # oldest first; the first is on the link
-        self._results: list[tuple[Work, Arrival]] = []
+        self._results: list[tuple[Work, CopyFuture]] = []
         self._closing = False
         self._error: BaseException | None = None
-        self._scratch = machine.host_tensor((max(layout.bytes for layout in store.layouts),), torch.uint8)
+        self._scratch = machine.host_tensor((max(layout.size_bytes for layout in store.layouts),), torch.uint8)
         self._thread = threading.Thread(target=self._serve, name="link", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the copy that is running; nothing else comes. Raises LaneError if a copy has failed."""
-        with self.turn:
+        """End after the present copy. Raises LaneError if a copy has failed."""
+        with self.lock:
             self._closing = True
-            self.turn.notify_all()
+            self.lock.notify_all()
         self._thread.join()
         if self._error is not None:
             raise LaneError.of("the copy lane", self._error) from self._error
 
     def left_ns(self) -> int:
-        """What is left of the copies in flight by the planner's costs; called in one's turn."""
+        """The rest of the copies in flight by the planner's costs, ns. The caller holds ``lock``."""
         if not self._in_flight:
             return 0
         first, *behind = self._in_flight
         return self._left_of(first) + sum(self._copy_ns(later.copy) for later in behind)
 
     def expert_bytes(self, layer: int) -> int:
-        """Bytes of one expert, as spans count them."""
+        """The size of one expert, as in spans."""
         return self._session.costs[layer].bytes
 
-    def expect(self, ids: Iterable[ExpertId]) -> dict[ExpertId, Arrival]:
-        """The arrivals of copies that are queued or running; called in one's turn."""
-        return {id: self._arrival(id) for id in ids}
+    def expect(self, ids: Iterable[ExpertId]) -> dict[ExpertId, CopyFuture]:
+        """The futures of copies that are queued or running. The caller holds ``lock``."""
+        return {expert_id: self._future(expert_id) for expert_id in ids}
 
-    def send_result(self, work: Work) -> Arrival:
-        """Do ``work``, a copy of the CPU's results to the GPU, next after the copy that is running."""
-        arrival = Arrival()
-        with self.turn:
+    def send_result(self, work: Work) -> CopyFuture:
+        """Do ``work``, a copy of the CPU's results to the GPU, directly after the present copy."""
+        future = CopyFuture()
+        with self.lock:
             if self._error is not None:
-                arrival.fail(self._error)
-            self._results.append((work, arrival))
-            self.turn.notify_all()
-        return arrival
+                future.fail(self._error)
+            self._results.append((work, future))
+            self.lock.notify_all()
+        return future
 
-    def used(self, id: ExpertId) -> None:
-        """GPU work that read ``id`` has ended: if it lies in a staging slot, the slot is free."""
-        with self.turn:
-            if id in self._arrivals:
-                self._read.add(id)
-            elif id.expert in self._session.staged(id.layer):
-                self._session.computed(id)
-                self.released(id)
-                self.turn.notify_all()
+    def used(self, expert_id: ExpertId) -> None:
+        """GPU work that read the expert has ended: if the expert is in a staging slot, free the slot."""
+        with self.lock:
+            if expert_id in self._futures:
+                self._read.add(expert_id)
+            elif expert_id.expert in self._session.staged(expert_id.layer):
+                self._session.computed(expert_id)
+                self.released(expert_id)
+                self.lock.notify_all()
 
-    def released(self, id: ExpertId) -> None:
-        """The session has freed a staging slot; called in one's turn."""
-        self._slots.release(id)
-        self._instant("release", id)
+    def released(self, expert_id: ExpertId) -> None:
+        """Free a staging slot, as the session has. The caller holds ``lock``."""
+        self._slots.release(expert_id)
+        self._instant("release", expert_id)
 
     def updated(self, updates: Updates) -> None:
-        """Cache updates have become due; called in one's turn."""
+        """Apply cache updates that are due. The caller holds ``lock``."""
         for swap in updates.adopted:
             self._slots.adopt(swap)
             self._instant("evict", swap.outgoing)
             self._instant("place", swap.incoming)
-        self.turn.notify_all()
+        self.lock.notify_all()
 
-    def _arrival(self, id: ExpertId) -> Arrival:
-        arrival = self._arrivals.setdefault(id, Arrival())
+    def _future(self, expert_id: ExpertId) -> CopyFuture:
+        future = self._futures.setdefault(expert_id, CopyFuture())
         if self._error is not None:
-            arrival.fail(self._error)
-        return arrival
+            future.fail(self._error)
+        return future
 
     def _left_of(self, first: InFlight) -> int:
         return max(1, first.began_ns + self._copy_ns(first.copy) - self._machine.now_ns())
@@ -141,45 +141,45 @@ class Copying:
                     self._land()
         except BaseException as error:
             self._error = error
-        self._let_down(self._error or LaneError("the run has ended before a copy that work waits for"))
+        self._fail_waiting(self._error or LaneError("the run has ended before a copy that work waits for"))
 
     def _next(self) -> Callable[[], None] | None:
-        """Wait for something to do."""
-        with self.turn:
+        """Wait for the next job; None when stopped."""
+        with self.lock:
             while not self._closing:
                 look_again_s = self._machine.poll()
                 if (job := self._startable()) is not None:
                     return job
-                self.turn.wait(look_again_s)
+                self.lock.wait(look_again_s)
         return None
 
     def _startable(self) -> Callable[[], None] | None:
-        """What the link may be given now; called in one's turn."""
+        """The job that the link can start now. The caller holds ``lock``."""
         if self._results:
-            work, arrival = self._results.pop(0)
-            return lambda: self._carry_result(work, arrival)
+            work, future = self._results.pop(0)
+            return lambda: self._carry_result(work, future)
         copy = self._session.next_copy()
         return None if copy is None else self._begin(copy)
 
     def _land(self) -> None:
-        """Tell the session of every end, and put another copy behind each that is about to end, if there is one."""
+        """Notify the session of every end, and launch the next copy, if any, behind each copy that is about to end."""
         while self._in_flight:
             first = self._in_flight[0]
             if len(self._in_flight) == 1 and (job := self._behind(first)) is not None:
                 job()
-            with first.arrival.failing():
-                first.arrival.wait()
-                with self.turn:
+            with first.future.delivering():
+                first.future.wait()
+                with self.lock:
                     self._copied(first.copy)
-            first.arrival.know()
+            first.future.set_known()
 
     def _behind(self, first: InFlight) -> Callable[[], None] | None:
-        """Wait until little is left of a copy; what may follow it on the link at once."""
-        while not first.arrival.has_ended() and self._left_of(first) > AHEAD_NS:
+        """Wait until little is left of a copy; the job that can directly follow it on the link."""
+        while not first.future.has_ended() and self._left_of(first) > AHEAD_NS:
             time.sleep(LOOK_S)
-        if first.arrival.has_ended():
-            return None  # it would not be ahead
-        with self.turn:
+        if first.future.has_ended():
+            return None  # too late to be ahead
+        with self.lock:
             if self._closing or self._results:
                 return None
             self._machine.poll()
@@ -187,57 +187,59 @@ class Copying:
             return None if copy is None else self._begin(copy)
 
     def _begin(self, copy: Copy) -> Callable[[], None]:
-        """Its victims leave."""
+        """Free the slots of a copy's victims; the job that launches the copy."""
         place = self._recorder.place
         leaving = [self._slots.buffer(victim) for victim in copy.victims]
         for victim, buffer in zip(copy.victims, leaving, strict=True):
             self._instant("evict", victim)
             if self._session.policy.writes_back:
                 self._write_back(victim, buffer)
-        target, arrival = self._slots.begin(copy), self._arrival(copy.id)
-        self._in_flight.append(InFlight(copy, arrival, self._machine.now_ns()))
-        return lambda: self._carry(copy, target, arrival, place)
+        target, future = self._slots.begin(copy), self._future(copy.id)
+        self._in_flight.append(InFlight(copy, future, self._machine.now_ns()))
+        return lambda: self._carry(copy, target, future, place)
 
-    def _write_back(self, id: ExpertId, buffer: torch.Tensor) -> None:
-        """Back to the host: into scratch memory, since the weights there are the same and may be being read.
+    def _write_back(self, expert_id: ExpertId, buffer: torch.Tensor) -> None:
+        """Copy a victim to scratch memory on the host: its own weights there are the same, and may be in use.
 
-        What is moved is real traffic; the bytes written back are not used. The incoming copy begins at once, into the
-        same slot, as the simulator has it: a machine that needed the bytes would give it another slot, or wait.
+        The traffic is real, but the bytes are not used. As in the simulator, the incoming copy starts at once into the
+        same slot; a machine that needed the bytes would have to use another slot, or wait.
         """
         scratch = self._scratch[: len(buffer)]
-        mark = self._machine.back.submit(lambda: scratch.copy_(buffer, non_blocking=True))
-        self._recorder.add("d2h", mark, "writeback", id.layer, id.expert, 0, self.expert_bytes(id.layer))
+        completion = self._machine.back.submit(lambda: scratch.copy_(buffer, non_blocking=True))
+        layer, expert = expert_id
+        self._recorder.add("d2h", completion, "writeback", layer, expert, 0, self.expert_bytes(layer))
 
-    def _carry(self, copy: Copy, target: torch.Tensor, arrival: Arrival, place: tuple[str, int]) -> None:
+    def _carry(self, copy: Copy, target: torch.Tensor, future: CopyFuture, place: tuple[str, int]) -> None:
         layer, expert = copy.id
-        with arrival.failing():
-            mark = self._machine.copy_in(target, self._store.buffer(layer, expert))
-        arrival.begin(mark)
-        self._recorder.add("h2d", mark, copy.kind, layer, expert, 0, copy.bytes, place=place)
+        with future.delivering():
+            completion = self._machine.copy_in(target, self._store.buffer(layer, expert))
+        future.begin(completion)
+        self._recorder.add("h2d", completion, copy.kind, layer, expert, 0, copy.bytes, place=place)
 
     def _copied(self, copy: Copy) -> None:
-        """The session is told; called in one's turn."""
+        """Notify the session of the end of a copy. The caller holds ``lock``."""
         self._in_flight.popleft()
         if self._in_flight:
             self._in_flight[0].began_ns = self._machine.now_ns()
-        del self._arrivals[copy.id]
+        del self._futures[copy.id]
         if not self._session.copied(copy):
             self.released(copy.id)
         elif copy.id in self._read:
             self.used(copy.id)
         self._read.discard(copy.id)
 
-    def _carry_result(self, work: Work, arrival: Arrival) -> None:
-        with arrival.failing():
-            arrival.begin(self._machine.link.submit(work))
-            arrival.wait()
-        arrival.know()
+    def _carry_result(self, work: Work, future: CopyFuture) -> None:
+        with future.delivering():
+            future.begin(self._machine.link.submit(work))
+            future.wait()
+        future.set_known()
 
-    def _instant(self, kind: str, id: ExpertId) -> None:
-        self._recorder.instant(self._machine.now_ns(), kind, id.layer, -1, id.expert, self.expert_bytes(id.layer))
+    def _instant(self, kind: str, expert_id: ExpertId) -> None:
+        layer, expert = expert_id
+        self._recorder.instant(self._machine.now_ns(), kind, layer, -1, expert, self.expert_bytes(layer))
 
-    def _let_down(self, error: BaseException) -> None:
-        """Nobody is left waiting for a thread that has ended."""
-        with self.turn:
-            for arrival in (*self._arrivals.values(), *(arrival for _, arrival in self._results)):
-                arrival.fail(error)
+    def _fail_waiting(self, error: BaseException) -> None:
+        """Fail all futures that this thread, which has ended, leaves behind."""
+        with self.lock:
+            for future in (*self._futures.values(), *(future for _, future in self._results)):
+                future.fail(error)

@@ -1,8 +1,8 @@
-"""The executor: asks the session at the same moments as ``sim.engine.engine`` and plays its plans on real lanes.
+"""The executor, which calls the session at the same moments as ``sim.engine.engine`` and plays its plans on real lanes.
 
-What a model does outside its routed experts is the caller's: ``replay`` drives kernels of a model's shape, ``generate``
-a model of the Hugging Face library. For every layer they call ``route`` (the routing has come over), ``foresee`` if a
-forecast is known, ``combine``, and ``end_layer`` once the next layer's work has been launched.
+The caller provides a model's work outside its routed experts: ``replay`` launches kernels of a model's shape,
+``generate`` runs a model of the Hugging Face library. For every layer they call ``route`` when the routing is on the
+host, ``foresee`` if a forecast is known, ``combine``, and ``end_layer`` after launching the next layer's work.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertId, Forecast, LayerInput, Phase, Plan
 from realrun.errors import LaneError
 from realrun.execution.copying import Copying
-from realrun.execution.layer_parts import Finish, LayerParts
-from realrun.execution.layer_state import Asked, LayerSizes
+from realrun.execution.layer_execution import Finish, LayerExecution
+from realrun.execution.layer_state import LayerSizes, RoutedInput
 from realrun.execution.low_jitter import low_jitter
-from realrun.execution.recorder import Recorder, Timed, Waited
+from realrun.execution.recorder import MachineRecorder, Timed, Waited
 from realrun.execution.routed_tokens import RoutedTokens, Weigh, as_it_is, rerouted
-from realrun.experts.expert_store import ExpertStore
 from realrun.experts.gpu_slots import GpuSlots
-from realrun.machine.lanes import Machine, Mark
-from realrun.machine.upload import upload
+from realrun.experts.store import ExpertStore
+from realrun.machine.cuda_memory import upload
+from realrun.machine.lanes import Completion, Machine
 from sim.runs.routing_error import RoutingErrors
 
 
 class Executor:
-    """One run of one session on one machine. ``parts`` play the layers; spans are in ``recorder``."""
+    """One run of one session on one machine. ``layers`` plays the routed experts; spans are in ``recorder``."""
 
     def __init__(
         self, session: Session, machine: Machine, store: ExpertStore, slots: GpuSlots, kernels: Sequence[Any],
         sizes: LayerSizes, routing_errors: RoutingErrors | None = None,
     ) -> None:  # fmt: skip
-        """``kernels``: see ``LayerParts``; ``sizes``: of the largest step."""
-        self.session, self.machine, self.recorder = session, machine, Recorder()
+        """``kernels``: see ``LayerExecution``; ``sizes``: of the largest step's buffers."""
+        self.session, self.machine, self.recorder = session, machine, MachineRecorder()
         self.copying = Copying(session, machine, store, slots, self.recorder)
-        self.parts = LayerParts(machine, self.copying, store, slots, kernels, self.recorder, sizes)
-        self._store, self._slots, self._approximation = store, slots, routing_errors
+        self.layers = LayerExecution(machine, self.copying, store, slots, kernels, self.recorder, sizes)
+        self._store, self._slots, self._routing_errors = store, slots, routing_errors
         self._layer = -1
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A run: experts are placed, the clock starts, the copy thread serves; all of that ends with the block.
+        """A run: place the residents, start the clock and the copy thread; all ends with the block.
 
-        Raises LaneError if a lane has failed, also if that was in an earlier run.
+        Raises LaneError if a lane has failed, even in an earlier run.
         """
         self.machine.settle()
         self._place()
@@ -59,7 +59,7 @@ class Executor:
                 yield
             except BaseException:
                 for end in (self.copying.stop, self.machine.settle):
-                    with suppress(LaneError):  # what has ended the run is told, not what follows from that
+                    with suppress(LaneError):  # the first error is raised, not its consequences
                         end()
                 raise
             self.copying.stop()
@@ -67,89 +67,87 @@ class Executor:
         self.recorder.flush()
 
     def begin_step(self, index: int, phase: Phase) -> None:
-        """A forward pass begins."""
+        """Begin a forward pass."""
         self.recorder.step, self.recorder.phase = index, phase
-        with self.copying.turn:
+        with self.copying.lock:
             self.session.begin_step(index)
 
     def route(
-        self, given: LayerInput, true: RoutedTokens, asked: Asked, forecasts: Sequence[Forecast] = (),
+        self, given: LayerInput, true: RoutedTokens, inputs: RoutedInput, forecasts: Sequence[Forecast] = (),
         weigh: Weigh = as_it_is,
     ) -> Plan:  # fmt: skip
-        """The layer's routing is known: decide, and begin. ``forecasts``: those that its routing was committed by;
-        ``weigh`` gives routing that a policy has made up the weights that the model computes with.
+        """Plan a layer, whose routing is known, and start it.
+
+        ``forecasts``: on which its routing was committed; ``weigh``: from the routing of a policy to the same routing
+        with the weights that the model computes with.
         """
         session, copying = self.session, self.copying
         self._layer, committed = given.layer, session.committed is not None
-        with copying.turn:
+        with copying.lock:
             began = self.machine.now_ns()
-            ahead_ns = self.parts.ahead_ns(session.costs[given.layer])
+            ahead_ns = self.layers.ahead_ns(session.costs[given.layer])
             plan = session.plan_layer(given._replace(h2d_backlog_ns=copying.left_ns(), cpu_backlog_ns=ahead_ns))
-            arrivals = copying.expect(self._copied_for(plan))
-            staged = frozenset(session.staged(plan.layer)) | {id.expert for id in arrivals}
+            futures = copying.expect(self._copied_for(plan))
+            staged = frozenset(session.staged(plan.layer)) | {expert_id.expert for expert_id in futures}
             self._give_up(plan)
         kept = plan.routing is given.routing
         tokens = true if kept else rerouted(weigh(plan.routing), true.top_k, true.weights.dtype)
-        self._host("plan", began)
-        with copying.turn:
-            copying.turn.notify_all()
+        self._record("plan", began, given.layer)
+        with copying.lock:
+            copying.lock.notify_all()
         if tokens is not true:
-            asked = Asked(asked.hidden, upload(tokens.weights, self.machine.device), asked.ready)
-        if self._approximation is not None:
-            self._approximation.observe(given.phase, given.routing, plan, forecasts if committed else None)
-        self.parts.start(plan, tokens, asked, arrivals, staged)
+            inputs = RoutedInput(inputs.hidden, upload(tokens.weights, self.machine.device), inputs.ready)
+        if self._routing_errors is not None:
+            self._routing_errors.observe(given.phase, given.routing, plan, forecasts if committed else None)
+        self.layers.start(plan, tokens, inputs, futures, staged)
         return plan
 
     def foresee(self, forecasts: Sequence[Forecast], top_k: int, dtype: torch.dtype, weigh: Weigh = as_it_is) -> None:
-        """Forecasts of later layers are known; ``weigh`` as for the routing of the next layer."""
+        """Pass forecasts of later layers to the session; ``weigh``: for the next layer, as in ``route``."""
         began = self.machine.now_ns()
-        with self.copying.turn:
+        with self.copying.lock:
             foresight, withdrawn = self.session.foresee(forecasts)
             self._withdraw(withdrawn)
-            self.copying.turn.notify_all()
-        self._host("foresee", began)
+            self.copying.lock.notify_all()
+        self._record("foresee", began, self._layer)
         commit = foresight.commit
         if commit is not None and commit.precompute:
-            self.parts.precompute(commit, rerouted(weigh(commit.routing), top_k, dtype))
+            self.layers.precompute(commit, rerouted(weigh(commit.routing), top_k, dtype))
 
-    def combine(self, finish: Finish, keep: Callable[[Tensor], None]) -> Mark:
-        """Launch the layer's sum: ``keep`` gets what ``finish`` makes of the partial results [N, k, H]."""
-        return self.parts.combine(finish, keep)
+    def combine(self, finish: Finish, keep: Callable[[Tensor], None]) -> Completion:
+        """Launch the layer's sum: ``finish`` is applied to the partial results [N, k, H], ``keep`` to its result."""
+        return self.layers.combine(finish, keep)
 
     def end_layer(self) -> None:
-        """Block until the layer has ended, then tell the session."""
-        self.parts.wait()
-        with self.copying.turn:
+        """Block until the layer has ended, then notify the session."""
+        self.layers.wait()
+        with self.copying.lock:
             self.copying.updated(self.session.end_layer())
 
     def end_step(self) -> None:
-        """The forward pass is over, and the host has what it gave."""
-        with self.copying.turn:
+        """End the forward pass, whose results are on the host."""
+        with self.copying.lock:
             self.copying.updated(self.session.end_step())
         self.recorder.end_step()
 
     @contextmanager
-    def waiting(self, mark: Mark, layer: int, target_layer: int = -1) -> Iterator[None]:
-        """The host waits for what comes over, until ``mark`` has ended, and reads it in the block."""
+    def waiting(self, completion: Completion, layer: int, target_layer: int = -1) -> Iterator[None]:
+        """The host waits for a transfer, until ``completion`` has ended, and reads the result in the block."""
         began = self.machine.now_ns()
-        mark.wait()
+        completion.wait()
         yield
-        waited = Waited(began, mark, self.machine.now_ns())
+        waited = Waited(began, completion, self.machine.now_ns())
         self.recorder.add("host", waited, "wait", layer, target_layer=target_layer)
 
     def launched(self, layer: int, since_ns: int) -> None:
-        """The host has launched work outside the routed experts."""
-        self._span("launch", since_ns, layer)
+        """Record that the host has launched work outside the routed experts."""
+        self._record("launch", since_ns, layer)
 
-    def _host(self, kind: str, since_ns: int) -> None:
-        self._span(kind, since_ns, self._layer)
-
-    def _span(self, kind: str, since_ns: int, layer: int, target_layer: int = -1) -> None:
-        timed = Timed(since_ns, since_ns, self.machine.now_ns())
-        self.recorder.add("host", timed, kind, layer, target_layer=target_layer)
+    def _record(self, kind: str, since_ns: int, layer: int) -> None:
+        self.recorder.add("host", Timed(since_ns, since_ns, self.machine.now_ns()), kind, layer)
 
     def _place(self) -> None:
-        """Residents take their slots before the clock starts."""
+        """Copy residents to their slots, before the clock starts."""
         for layer, experts in enumerate(self.session.residency.resident):
             for expert in sorted(experts):
                 self._slots.place(ExpertId(layer, expert)).copy_(self._store.buffer(layer, expert))
@@ -157,19 +155,17 @@ class Executor:
                 self.recorder.instant(now, "place", layer, -1, expert, self.copying.expert_bytes(layer))
 
     def _copied_for(self, plan: Plan) -> list[ExpertId]:
-        """What the layer waits for: loads, streamed experts, and those whose copies are in flight."""
-        awaited = [expert for expert in plan.awaited if not self._here(plan.layer, expert)]
-        return [ExpertId(plan.layer, expert) for expert in (*awaited, *plan.loads, *plan.streamed)]
-
-    def _here(self, layer: int, expert: int) -> bool:
-        return self.session.residency.holds(ExpertId(layer, expert))
+        """The experts that the layer waits for: loads, streamed experts, and those whose copies are in flight."""
+        awaited = [ExpertId(plan.layer, expert) for expert in plan.awaited]
+        loaded = [ExpertId(plan.layer, expert) for expert in (*plan.loads, *plan.streamed)]
+        return [expert_id for expert_id in awaited if not self.session.residency.holds(expert_id)] + loaded
 
     def _give_up(self, plan: Plan) -> None:
-        """What the plan has no use for."""
+        """Withdraw and release what the plan does not use."""
         self._withdraw(plan.withdrawn)
-        for id in plan.released:
-            self.copying.released(id)
+        for expert_id in plan.released:
+            self.copying.released(expert_id)
 
     def _withdraw(self, ids: Sequence[ExpertId]) -> None:
-        for id in ids:
-            self.recorder.instant(self.machine.now_ns(), "withdraw", self._layer, id.layer, id.expert, 0)
+        for expert_id in ids:
+            self.recorder.instant(self.machine.now_ns(), "withdraw", self._layer, expert_id.layer, expert_id.expert, 0)

@@ -1,60 +1,66 @@
-"""What the lanes of a real machine did, as the spans of ``sim.runs.spans``; times are read once a step is over."""
+"""The work of a real machine's lanes as spans of ``sim.runs.spans``; times are read when a step is over."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
-from realrun.machine.lanes import Mark
+from realrun.machine.lanes import Completion
 from sim.runs.spans import Row
 
-# lane, mark, kind, phase, step, layer, target layer, expert, tokens, bytes
-Entry: TypeAlias = "tuple[str, Timed | Waited | Mark, str, str, int, int, int, int, int, int]"
+# lane, completion, kind, phase, step, layer, target layer, expert, tokens, bytes
+Entry: TypeAlias = "tuple[str, Completion, str, str, int, int, int, int, int, int]"
+
+# Pieces of work whose times are not read yet; on CUDA each holds two events. Chosen: many steps, but little memory.
+MOST_OPEN = 100_000
+
+
+class _Past:
+    """A completion of something that is over."""
+
+    def issued(self) -> Self:
+        """Itself."""
+        return self
+
+    def wait(self) -> None:
+        """Return at once."""
+
+    def has_ended(self) -> bool:
+        """True."""
+        return True
 
 
 @dataclass
-class Timed:
-    """A span whose times are known already: a mark of the host's own."""
+class Timed(_Past):
+    """A span with known times, such as the host's own work."""
 
     ready_ns: int
     start_ns: int
     end_ns: int
 
-    def has_ended(self) -> bool:
-        """See ``Mark``."""
-        return True
-
 
 @dataclass
-class Waited:
-    """The host's reading of what ``mark`` has brought: from its end, or ``began_ns`` if that is later, to ``end_ns``.
+class Waited(_Past):
+    """The host's reading of a result: from the end of ``completion``, or ``began_ns`` if later, to ``end_ns``.
 
-    When the mark ended is read with all other times, not while the layer waits.
+    The end of the completion is read with all other times, not while the layer waits.
     """
 
     began_ns: int
-    mark: Mark
+    completion: Completion
     end_ns: int
 
     @property
     def start_ns(self) -> int:
-        """When it was there."""
-        return max(self.began_ns, self.mark.end_ns)
+        """When the result was there."""
+        return max(self.began_ns, self.completion.end_ns)
 
     ready_ns = start_ns
 
-    def has_ended(self) -> bool:
-        """See ``Mark``."""
-        return True
 
-
-# Pieces of work whose times are not read yet: on CUDA each holds two events. A choice: many steps, and little memory.
-MOST_OPEN = 100_000
-
-
-class Recorder:
-    """Spans since ``zero_ns``, the machine's time at which the run began."""
+class MachineRecorder:
+    """Spans, relative to ``zero_ns``, the machine's time at the beginning of the run."""
 
     def __init__(self, most_open: int = MOST_OPEN) -> None:
         self._most_open = most_open
@@ -65,25 +71,25 @@ class Recorder:
         self._lock = threading.Lock()
 
     def add(
-        self, lane: str, mark: Timed | Waited | Mark, kind: str, layer: int, expert: int = -1, tokens: int = 0,
-        bytes: int = 0, target_layer: int = -1, place: tuple[str, int] | None = None,
+        self, lane: str, completion: Completion, kind: str, layer: int, expert: int = -1, tokens: int = 0,
+        size_bytes: int = 0, target_layer: int = -1, place: tuple[str, int] | None = None,
     ) -> None:  # fmt: skip
-        """Remember a piece of work, which need not have ended, of the present phase and step or another ``place``."""
+        """Record a piece of work, which need not have ended, in the present phase and step or another ``place``."""
         phase, step = place or self.place
         with self._lock:
-            self._open.append((lane, mark, kind, phase, step, layer, target_layer, expert, tokens, bytes))
+            self._open.append((lane, completion, kind, phase, step, layer, target_layer, expert, tokens, size_bytes))
 
     @property
     def place(self) -> tuple[str, int]:
-        """Phase and step at work."""
+        """The present phase and step."""
         return self.phase, self.step
 
-    def instant(self, now_ns: int, kind: str, layer: int, target_layer: int, expert: int, bytes: int) -> None:
-        """A zero-length span on the copy lane: something happened to an expert's memory."""
-        self.add("h2d", Timed(now_ns, now_ns, now_ns), kind, layer, expert, 0, bytes, target_layer)
+    def instant(self, now_ns: int, kind: str, layer: int, target_layer: int, expert: int, size_bytes: int) -> None:
+        """Record a zero-length span on the copy lane: an event in an expert's memory."""
+        self.add("h2d", Timed(now_ns, now_ns, now_ns), kind, layer, expert, 0, size_bytes, target_layer)
 
     def flush(self) -> None:
-        """Read the times of all that has ended since; the machine has settled."""
+        """Read the times of all work; called when the machine has settled."""
         with self._lock:
             rows, self._open = self._open, []
         self._read(rows)
@@ -91,7 +97,7 @@ class Recorder:
     def end_step(self) -> None:
         """Read the times of earlier steps' work that has ended, if there is much of it.
 
-        Reading takes some microseconds for each piece of work, which short runs leave for later.
+        Reading takes some microseconds for each piece of work, so that short runs read everything at their end.
         """
         with self._lock:
             if len(self._open) <= self._most_open:
@@ -102,6 +108,6 @@ class Recorder:
         self._read([entry for entry, is_over in zip(entries, over, strict=True) if is_over])
 
     def _read(self, rows: list[Entry]) -> None:
-        for lane, mark, *what in rows:
-            times = (max(0, ns - self.zero_ns) for ns in (mark.ready_ns, mark.start_ns, mark.end_ns))
-            self.rows.append((lane, *times, *what))  # type: ignore[arg-type]
+        for lane, completion, *what in rows:
+            ends = (completion.ready_ns, completion.start_ns, completion.end_ns)
+            self.rows.append((lane, *(max(0, ns - self.zero_ns) for ns in ends), *what))  # type: ignore[arg-type]

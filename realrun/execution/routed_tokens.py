@@ -1,4 +1,4 @@
-"""Which rows of a step each expert computes, from the ids that the router, or a policy, chose for every token."""
+"""The rows of a step that each expert computes, from the ids that the router or a policy chose for every token."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from policies.mechanism.views import Routing
 
-Weigh: TypeAlias = Callable[[Routing], Routing]  # routing that a policy has made up -> the same in the model's weights
+Weigh: TypeAlias = Callable[[Routing], Routing]  # a policy's routing -> the same with the model's weights
 
 
 @dataclass(frozen=True)
 class RoutedTokens:
     """N tokens with k choices each. Choice j of token n has the number n * k + j, its row of partial results.
 
-    ``weights`` [N * k] on the host, in the type of the model's router; a choice that nobody computes counts as zero.
+    ``weights`` [N * k] on the host, in the type of the model's router; a choice without an expert counts as zero.
     """
 
     tokens: int
@@ -30,12 +30,12 @@ class RoutedTokens:
 
     @property
     def complete(self) -> bool:
-        """Does an expert compute every choice?"""
+        """Whether every choice has an expert."""
         return sum(map(len, self.choices.values())) == self.tokens * self.top_k
 
 
 def choices_of(ids: NDArray[np.integer]) -> dict[int, Tensor]:
-    """The choices of every expert that stands in ``ids`` [N, k], by ascending expert; negative ids are nobody's."""
+    """The choices of every expert in ``ids`` [N, k], by ascending expert; negative ids are left out."""
     flat = ids.reshape(-1)
     order = np.argsort(flat, kind="stable")
     experts, starts = np.unique(flat[order], return_index=True)
@@ -44,22 +44,22 @@ def choices_of(ids: NDArray[np.integer]) -> dict[int, Tensor]:
 
 
 def routed(ids: NDArray[np.integer], weights: Tensor) -> RoutedTokens:
-    """What a router chose: ``ids`` and ``weights`` [N, k]."""
+    """The tokens of a router's choice: ``ids`` and ``weights`` [N, k]."""
     return RoutedTokens(len(ids), ids.shape[1], weights.reshape(-1), choices_of(ids))
 
 
 def routing_of(given: RoutedTokens) -> Routing:
-    """The same as a session wants it, without tokens."""
+    """The same as the session's routing, without tokens."""
     return Routing(tuple(given.choices), tuple(map(len, given.choices.values())))
 
 
 def as_it_is(routing: Routing) -> Routing:
-    """Weights that need no change."""
+    """The routing itself, whose weights need no change."""
     return routing
 
 
 def rerouted(routing: Routing, top_k: int, dtype: torch.dtype) -> RoutedTokens:
-    """What a policy put in the router's place: token by token, possibly fewer than ``top_k`` choices."""
+    """The tokens of a policy's routing, which may have fewer than ``top_k`` choices for a token."""
     ids = np.full((len(routing.token_ids), top_k), -1)
     weights = torch.zeros(len(routing.token_ids), top_k, dtype=dtype)
     for token, (chosen, shares) in enumerate(zip(routing.token_ids, routing.token_weights, strict=True)):

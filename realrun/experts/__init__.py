@@ -1,1 +1,1 @@
-"""Routed experts' weights: how they lie, where they are kept, what computes them."""
+"""Weights of routed experts: their layout, the stores on host and GPU, and the kernels that compute with them."""

@@ -1,7 +1,7 @@
-"""Models of the Hugging Face library whose routed experts lie in an expert store, and nowhere else.
+"""Models of the Hugging Face library whose routed experts are in an expert store, and nowhere else.
 
-Either the weights are taken out of a model in memory, or the model is loaded without them and they are read from the
-checkpoint one expert at a time, so that no more than one expert is ever in memory twice.
+The weights are either taken out of a model in memory, or the model is loaded without them and they are read from the
+checkpoint one expert at a time, so that at most one expert is in memory twice.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from realrun.errors import RealRunError, RefusedError
+from realrun.errors import RefusedError
 from realrun.experts.checkpoint_tensors import ExpertTensors, Piece, stored_tensors
-from realrun.experts.expert_ffn import check_kernel
-from realrun.experts.expert_layout import ExpertLayout, expert_parameters
-from realrun.experts.expert_store import Allocate, ExpertStore, Slab
+from realrun.experts.ffn import check_kernel
+from realrun.experts.layout import ExpertLayout, expert_parameters
+from realrun.experts.store import Allocate, ExpertStore, Slab
 from realrun.machine.memory_check import check_host_memory
 from traces.capture.layers import MoeLayer, find_moe_layers
 from traces.capture.settings import CaptureError
 
 CAUSAL_MODELS: Any = AutoModelForCausalLM  # whose own annotations are incomplete
 
-LayerPieces = list[dict[str, list[Piece]]]  # of every expert, by parameter
+LayerPieces = list[dict[str, list[Piece]]]  # for every expert, by parameter
 
 
 def take_experts(model: nn.Module, layers: Sequence[MoeLayer], allocate: Allocate) -> ExpertStore:
     """Move the experts' weights out of a model in memory, layer by layer: one layer is in memory twice.
 
-    The modules keep their flags, and parameters with a shape but no storage; they cannot be run any more by themselves.
-    Raises RefusedError, before anything has moved, for a family that the executor cannot compute.
+    The modules keep their flags, and parameters with a shape but no storage, and can no longer run on their own. Raises
+    RefusedError, before anything is moved, for a family that the executor cannot compute.
     """
     layouts = _layouts(layers)
     return ExpertStore(
@@ -50,8 +50,8 @@ def load_streamed(
 ) -> tuple[Any, list[MoeLayer], ExpertStore]:
     """The model in ``folder`` in ``dtype`` with everything but its experts on ``device``, its mixtures, and the store.
 
-    Modules of experts are as ``take_experts`` leaves them. Raises RefusedError, naming file and tensor and before
-    any expert is read, for what is missing, quantised, does not fit into the host's memory, or cannot be computed.
+    Modules of experts are as ``take_experts`` leaves them. Raises RefusedError, before any expert is read, for tensors
+    that are missing, quantised, too large for host memory, or of a family that cannot be computed.
     """
     skeleton = _skeleton(folder, dtype)
     layers = _mixtures(skeleton, folder)
@@ -59,7 +59,7 @@ def load_streamed(
     names = _names(skeleton, layers)
     tensors = ExpertTensors(skeleton, stored_tensors(folder))
     pieces = [_pieces(tensors, name, layout) for name, layout in zip(names, layouts, strict=True)]
-    check_host_memory(sum(layout.bytes * len(experts) for layout, experts in zip(layouts, pieces, strict=True)))
+    check_host_memory(sum(layout.size_bytes * len(experts) for layout, experts in zip(layouts, pieces, strict=True)))
     model = _without_experts(folder, dtype, {type(layer.experts) for layer in layers})
     for name, layer in zip(names, layers, strict=True):
         _empty(name, model.get_submodule(name), expert_parameters(layer.experts))
@@ -69,10 +69,10 @@ def load_streamed(
 
 
 def move(model: nn.Module, device: torch.device | str) -> None:
-    """Move what has storage, types as they are (``model.to`` fails on what has none).
+    """Move everything with storage, without a change of type (``model.to`` fails on parameters without storage).
 
-    On the CPU it is copied nevertheless: the library leaves weights in the mapped file, at addresses so odd that
-    kernels round in other ways.
+    Copies on the CPU too: the library leaves weights in the mapped file, at unaligned addresses for which kernels may
+    round in other ways.
     """
     model._apply(lambda value: value if value.is_meta else value.to(device, copy=True))  # type: ignore[no-untyped-call]
 
@@ -96,7 +96,7 @@ def _taken(name: str, experts: nn.Module, layout: ExpertLayout, allocate: Alloca
 
 
 def _empty(name: str, experts: Any, parameters: Mapping[str, Tensor]) -> None:
-    """What is left in the module: shapes, and an error if it is run."""
+    """Leave only shapes in the module, and an error if it is run."""
     for part, value in parameters.items():
         setattr(experts, part, nn.Parameter(torch.empty_like(value, device="meta"), requires_grad=False))
     experts.forward = _refuse_to_run(name)
@@ -104,7 +104,7 @@ def _empty(name: str, experts: Any, parameters: Mapping[str, Tensor]) -> None:
 
 def _refuse_to_run(name: str) -> Callable[..., NoReturn]:
     def forward(*given: object, **named: object) -> NoReturn:
-        raise RealRunError(f"{name}: its weights lie in an expert store; run the model through the executor")
+        raise RuntimeError(f"{name}: its weights are in an expert store; run the model through the executor")
 
     return forward
 
@@ -118,15 +118,15 @@ def _skeleton(folder: Path, dtype: torch.dtype) -> Any:
     if quantised is not None:
         raise RefusedError(
             f"{config_file}: expected plain weights, found quantization_config "
-            f"{quantised.get('quant_method', quantised)}: not supported; take the bfloat16 checkpoint"
+            f"{quantised.get('quant_method', quantised)}: not supported; use the bfloat16 checkpoint"
         )
     try:
         config = AutoConfig.from_pretrained(folder)
         with torch.device("meta"):
             return CAUSAL_MODELS.from_config(config, dtype=dtype)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        said = str(error).partition("\n")[0]  # a list of all that the library knows may follow
-        raise RefusedError(f"{folder}: expected a causal language model; could not build it: {said}") from error
+        first_line = str(error).partition("\n")[0]  # a list of all known models may follow
+        raise RefusedError(f"{folder}: expected a causal language model; could not build it: {first_line}") from error
 
 
 def _mixtures(model: Any, folder: Path) -> list[MoeLayer]:
@@ -137,7 +137,7 @@ def _mixtures(model: Any, folder: Path) -> list[MoeLayer]:
 
 
 def _names(model: nn.Module, layers: Iterable[MoeLayer]) -> list[str]:
-    """Of the experts modules, such as model.layers.3.mlp.experts."""
+    """The names of the experts modules, such as model.layers.3.mlp.experts."""
     names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
     return [names[layer.experts] for layer in layers]
 
@@ -148,7 +148,7 @@ def _pieces(tensors: ExpertTensors, name: str, layout: ExpertLayout) -> LayerPie
 
 
 def _without_experts(folder: Path, dtype: torch.dtype, classes: Iterable[type[nn.Module]]) -> Any:
-    """The library loads all but the experts: it takes their tensors for superfluous, and never reads them."""
+    """Let the library load all but the experts, whose tensors it treats as superfluous and never reads."""
     with _built_empty(classes), _quiet():
         model, report = CAUSAL_MODELS.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     if report["missing_keys"]:
@@ -158,7 +158,7 @@ def _without_experts(folder: Path, dtype: torch.dtype, classes: Iterable[type[nn
 
 @contextmanager
 def _built_empty(classes: Iterable[type[nn.Module]]) -> Iterator[None]:
-    """Meanwhile, modules of ``classes`` are built without the parameters that hold all experts."""
+    """In the block, modules of ``classes`` are built without the parameters that hold all experts."""
     originals: dict[Any, Callable[..., None]] = {cls: cls.__init__ for cls in classes}
     for cls, original in originals.items():
         cls.__init__ = _emptying(original)
@@ -174,14 +174,14 @@ def _emptying(original: Callable[..., None]) -> Callable[..., None]:
         original(experts, *given, **named)
         for part in expert_parameters(experts):
             setattr(experts, part, None)
-        experts._is_hf_initialized = True  # else the library initialises parameters that are not there
+        experts._is_hf_initialized = True  # otherwise the library initialises the missing parameters
 
     return init
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The library warns of every tensor that it does not read."""
+    """In the block, the library does not warn about the tensors that it does not read."""
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
@@ -191,7 +191,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _read(experts: LayerPieces, layout: ExpertLayout, allocate: Allocate) -> Slab:
-    """One layer from its shards, which are closed again: open ones keep what was read in memory."""
+    """Read one layer from its shards, and close them: open shards keep what was read in memory."""
     slab = Slab.allocated(layout, len(experts), allocate)
     files = {piece.tensor.file for parts in experts for pieces in parts.values() for piece in pieces}
     with ExitStack() as stack:

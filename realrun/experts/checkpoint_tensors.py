@@ -1,8 +1,8 @@
-"""Which tensors of a checkpoint make up each routed expert: read from the shards' headers, before any weight is.
+"""The tensors of a checkpoint that make up each routed expert, found in the shards' headers before weights are read.
 
-Families name and group experts in many ways (one tensor for each expert and matrix, or one for all experts), and the
-library knows them all: its own renaming table is asked (transformers 5.17 to 5.23), and what it would build out of a
-tensor is taken apart again, so that experts can be read one at a time.
+Families name and group experts in different ways (one tensor for each expert and matrix, or one for all experts). The
+library's own renaming table is used (transformers 5.17 to 5.23), and what it would build from a tensor is split again,
+so that experts can be read one at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INTERLEAVED = ("Interleave(dim=1)",)  # one tensor of all experts, the rows of g
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint, by its shard's header."""
+    """A tensor of a checkpoint, as described by the header of its shard."""
 
     file: Path
     key: str
@@ -38,7 +38,8 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows ``begin`` to ``end`` of one expert's parameter: a tensor, or slice ``index`` of one of all experts."""
+    """Rows ``begin`` to ``end`` of one expert's parameter: a whole tensor, or slice ``index`` of one for all experts.
+    """
 
     tensor: StoredTensor
     begin: int
@@ -74,7 +75,7 @@ def _header(file: Path, why: str) -> dict[str, StoredTensor]:
 
 
 class ExpertTensors:
-    """What the library would load into each parameter of a model, taken apart by expert.
+    """What the library would load into each parameter of a model, split by expert.
 
     ``skeleton`` is the model without storage: all of its parameters are on the meta device.
     """
@@ -90,8 +91,9 @@ class ExpertTensors:
             self._found[target].append((tensors[key], pattern))
 
     def pieces(self, parameter: str) -> list[list[Piece]]:
-        """For every expert, the pieces of its slice of ``parameter`` (full name). Raises RefusedError where the
-        checkpoint has too little for it, or something else.
+        """For every expert, the pieces of its slice of ``parameter`` (full name).
+
+        Raises RefusedError if tensors are missing in the checkpoint, or are of another shape or type.
         """
         shape, found = tuple(self._state[parameter].shape), self._found[parameter]
         if not found:
@@ -100,7 +102,7 @@ class ExpertTensors:
             if tensor.type not in PLAIN_TYPES:
                 raise RefusedError(
                     f"{tensor.file}: tensor {tensor.key} has type {tensor.type}, expected one of "
-                    f"{', '.join(PLAIN_TYPES)}: quantised experts are not supported; take the bfloat16 checkpoint"
+                    f"{', '.join(PLAIN_TYPES)}: quantised experts are not supported; use the bfloat16 checkpoint"
                 )
         pattern = found[0][1]
         if pattern is None:
@@ -111,8 +113,9 @@ class ExpertTensors:
         return self._of_each(parameter, shape, converter.source_patterns)
 
     def _target(self, key: str) -> tuple[str, str | None]:
-        """The parameter that a tensor goes to, and the pattern of the converter that it passes through; as the library
-        does, a rule that leads nowhere is not applied.
+        """The parameter for a tensor, and the pattern of its converter, if any.
+
+        As in the library, a rule that leads to no parameter is not applied.
         """
         rules: list[tuple[list[Any], list[Any]]] = [(self._renamings, self._converters), ([], [])]
         for renamings, converters in rules:
@@ -139,8 +142,8 @@ class ExpertTensors:
         converter = next(rule for rule in self._converters if pattern in rule.source_patterns)
         if _operations(converter) not in (ONE_BY_ONE, GATE_AND_UP, INTERLEAVED):
             raise RefusedError(
-                f"{parameter}: the library makes it of tensors {pattern} by {', '.join(_operations(converter))}; "
-                "expected tensors that can be read one expert at a time; this family cannot be streamed, load it in "
+                f"{parameter}: the library builds it from tensors {pattern} by {', '.join(_operations(converter))}; "
+                "expected tensors that can be read one expert at a time; this family cannot be streamed: load it in "
                 "memory"
             )
         return converter
@@ -153,7 +156,7 @@ def _operations(converter: WeightConverter) -> tuple[str, ...]:
 def _of_all(
     parameter: str, shape: tuple[int, ...], found: Sequence[tuple[StoredTensor, str | None]], interleaved: bool = False
 ) -> list[list[Piece]]:
-    """One tensor of all experts, as the model has it, or with its rows in another order."""
+    """One tensor for all experts, as in the model, or with its rows interleaved."""
     tensor, _ = found[0]
     if len(found) != 1 or tensor.shape != shape:
         stored = ", ".join(f"{t.key} {list(t.shape)} in {t.file}" for t, _ in found)
@@ -169,7 +172,7 @@ def _of_expert(
         near = next(iter(tensors.values()))
         raise RefusedError(
             f"{near.file.parent}: no tensor {source.replace('*', str(expert))} for expert {expert} of {parameter} "
-            f"(others are called like {near.key}, in {near.file.name}); the checkpoint is not whole"
+            f"(another tensor is {near.key}, in {near.file.name}); the checkpoint is incomplete"
         )
     return tensor
 
@@ -181,5 +184,5 @@ def _check_shape(parameter: str, shape: tuple[int, ...], pieces: Sequence[Piece]
 
 
 def _expert(key: str) -> int:
-    """An expert's tensor carries its number behind that of its layer: model.layers.3.mlp.experts.17.w1.weight."""
+    """The number of an expert, which follows that of its layer: model.layers.3.mlp.experts.17.w1.weight."""
     return int([word for word in key.split(".") if word.isdecimal()][-1])

@@ -1,1 +1,1 @@
-"""Models of the Hugging Face library whose routed experts are where a policy puts them."""
+"""Generation with models of the Hugging Face library whose routed experts are placed by a policy."""

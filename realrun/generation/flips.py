@@ -1,4 +1,4 @@
-"""How often rounding changes what a model says: ours against the library's own run, token by token."""
+"""How often rounding changes the likeliest token: our run compared with the library's own, token by token."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from traces.capture.generate import Batch, Sampler
 from traces.capture.generate import generate as library_passes
 
 
-class Said(NamedTuple):
-    """What a model said: ``tokens`` [B, steps], chosen from ``logits`` [steps, B, V]."""
+class ModelOutput(NamedTuple):
+    """The output of a model: ``tokens`` [B, steps], chosen from ``logits`` [steps, B, V]."""
 
     tokens: Tensor
     logits: Tensor
 
 
 class Flips(NamedTuple):
-    """Of ``compared`` distributions over the next token, the share whose likeliest token differs, and the largest
-    difference of any logit."""
+    """The share of ``compared`` distributions whose likeliest token differs, and the largest difference of a logit."""
 
     compared: int
     flipped_share: float
     largest_difference: float
 
 
-def said_by_library(model: Any, prompts: Tensor, generated_tokens: int, implementation: str = "eager") -> Said:
+def said_by_library(model: Any, prompts: Tensor, generated_tokens: int, implementation: str = "eager") -> ModelOutput:
     """The library's own greedy run over ``prompts`` [B, P], with one of its experts implementations."""
     model.set_experts_implementation(implementation)
     pick = _Listener(Sampler(0, 0.0))
@@ -42,8 +41,10 @@ def said_by_library(model: Any, prompts: Tensor, generated_tokens: int, implemen
     return pick.said()
 
 
-def said_by_ours(model: HostedModel, request: GenerateRequest, machine: Machine, teacher: Tensor | None = None) -> Said:
-    """Our run; with a ``teacher`` [B, steps], whatever we would say, these tokens follow."""
+def said_by_ours(
+    model: HostedModel, request: GenerateRequest, machine: Machine, teacher: Tensor | None = None
+) -> ModelOutput:
+    """Our own run; with a ``teacher`` [B, steps], its tokens are fed to the model instead of the likeliest ones."""
     pick = _Listener(Sampler(0, 0.0) if teacher is None else _taught(teacher))
     generate_hosted(model, request, machine, pick)
     return pick.said()
@@ -56,13 +57,13 @@ def flips(ours: Tensor, theirs: Tensor) -> Flips:
 
 
 def flips_against_library(library: Any, model: HostedModel, request: GenerateRequest, machine: Machine) -> Flips:
-    """Ours against ``library``, the same model unchanged, in its eager implementation, on the tokens that it says."""
+    """Compare with ``library``, the same model unmodified, in its eager implementation, on the tokens it generates."""
     theirs = said_by_library(library, tokens_of(request, model.loaded.tokenizer), request.generated_tokens)
     return flips(said_by_ours(model, request, machine, theirs.tokens).logits, theirs.logits)
 
 
 class _Listener:
-    """Notes logits and choices of another way to pick."""
+    """Records the logits and choices of a ``pick``."""
 
     def __init__(self, pick: Pick) -> None:
         self._pick = pick
@@ -75,8 +76,8 @@ class _Listener:
         self._tokens.append(chosen.cpu())
         return chosen
 
-    def said(self) -> Said:
-        return Said(torch.cat(self._tokens, 1), torch.stack(self._logits))
+    def said(self) -> ModelOutput:
+        return ModelOutput(torch.cat(self._tokens, 1), torch.stack(self._logits))
 
 
 def _taught(teacher: Tensor) -> Pick:

@@ -1,4 +1,4 @@
-"""Generate with a model of the Hugging Face library whose routed experts are where a policy puts them."""
+"""Generate with a model of the Hugging Face library whose routed experts are placed by a policy."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ Pick: TypeAlias = Callable[[Tensor, Sequence[int], int], Tensor]
 
 
 def generate(request: GenerateRequest, machine: Machine | None = None) -> Generated:
-    """Load the model and generate. ``machine``: by default host lanes on which the calling thread is the GPU.
+    """Load the model and generate. ``machine``: by default host lanes on which the calling thread plays the GPU.
 
-    Raises RefusedError before the run for a model, a policy or a machine that do not go together, what ``simulate``
-    raises for its scenario, and LaneError during the run; after it, ScenarioError where a prompt turns out to be one
-    of the calibration's.
+    Raises RefusedError before the run if model, policy and machine do not fit together, what ``simulate`` raises for
+    its scenario, and LaneError during the run; after it, ScenarioError if a prompt is one of the calibration's.
     """
     request.check()
     lanes = machine or machine_for("host-lanes", inline=True)
@@ -62,7 +61,7 @@ def generate(request: GenerateRequest, machine: Machine | None = None) -> Genera
 def generate_hosted(
     model: HostedModel, request: GenerateRequest, machine: Machine, pick: Pick | None = None
 ) -> Generated:
-    """Generate with a model that is ready; it can be used again. ``pick`` chooses tokens in the sampler's place."""
+    """Generate with a loaded model, which can be used again. ``pick`` chooses tokens instead of the sampler."""
     request.check()
     prompts = tokens_of(request, model.loaded.tokenizer)
     prepared = prepared_for(request, model, prompts.shape[1])
@@ -85,7 +84,7 @@ def generate_hosted(
 def _passes(
     model: Any, prompts: Tensor, new_tokens: int, layers: LiveLayers, kept: GeneratedTrace, pick: Pick
 ) -> list[Tensor]:
-    """The prompts, then one token of each sequence at a time; what was chosen after every pass, [B, 1]."""
+    """Run the prompts, then one token of each sequence at a time; the tokens chosen after every pass, [B, 1]."""
     sequences, tokens, cache, start = tuple(range(len(prompts))), prompts.to(model.device), None, 0
     last_only = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     said = []
@@ -103,7 +102,7 @@ def _generated(
     request: GenerateRequest, model: HostedModel, prepared: Prepared, session: LoggedSession, executor: Executor,
     kept: GeneratedTrace, said: list[Tensor],
 ) -> Generated:  # fmt: skip
-    """The results; the trace is written where it was asked for."""
+    """The results; writes the trace if the request names a file."""
     trace = kept.trace(model.shape, _provenance(request, model))
     check_other_prompts(prepared.scenario, trace)
     if request.trace is not None:

@@ -1,4 +1,4 @@
-"""The trace of a generation: what the model's own routers chose in the passes that ran, and forecasts made there."""
+"""The trace of a generation: the choices of the model's own routers in all passes, and the forecasts made there."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Rows = dict[str, NDArray[Any]]
 def blank_trace(
     shape: ModelShape, sequences: Sequence[int], prompt_tokens: int, generated_tokens: int, needs: Needs
 ) -> Trace:
-    """The trace of a generation that has not begun: its rows in order, nothing routed yet.
+    """The trace of a generation before it begins: rows in order, without routing.
 
-    It says which steps there will be, and has the columns that a policy with these ``needs`` asks for.
+    It defines the steps, and has the columns for a policy with these ``needs``.
     """
     count = min(2 * shape.top_k, shape.experts)
     keys = {ForecastKey(*pair): (count, needs.tokens) for pair in needs.forecasts}
@@ -43,19 +43,19 @@ def blank_trace(
 
 
 class GeneratedTrace:
-    """Keeps what passes leave, on the device where it is, and makes a trace of it when the run is over."""
+    """Collects the records of passes on their device, and makes a trace of them when the run is over."""
 
     def __init__(self, rule: str, needs: Needs, count: int) -> None:
         self._rule, self._needs, self._count = rule, needs, count
         self._passes: list[tuple[Pass, list[LayerRecord], list[MadeForecasts]]] = []
 
     def add(self, done: Pass, records: Sequence[LayerRecord], made: list[MadeForecasts]) -> None:
-        """One forward pass."""
+        """Add one forward pass."""
         nothing = torch.empty(0)
         self._passes.append((done, [replace(record, gate_input=nothing) for record in records], made))
 
     def trace(self, shape: ModelShape, provenance: Mapping[str, Any]) -> Trace:
-        """All passes. Raises TraceError where the model left what no trace can hold."""
+        """The trace of all passes. Raises TraceError for records that a trace cannot hold."""
         rows = [
             {
                 **place_rows(done), **routing_rows(records), "scores": score_rows(records, self._rule),

@@ -1,7 +1,7 @@
-"""The library's experts modules, handed to a function of ours through its registry of experts functions.
+"""Calls of the library's experts modules, redirected to our function through its registry of experts functions.
 
-A module's own code decides what its router, shared experts and scaling do; ours gets what the experts are called with:
-hidden states [N, H], ids [N, k] and weights [N, k] (transformers/integrations/moe.py, 5.17 to 5.23).
+A module's own code computes router, shared experts and scaling; our function gets the arguments of the experts: hidden
+states [N, H], ids [N, k] and weights [N, k] (transformers/integrations/moe.py, 5.17 to 5.23).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from realrun.errors import RefusedError
 from realrun.execution.routed_tokens import choices_of
-from realrun.experts.expert_ffn import check_kernel, compute_into
-from realrun.experts.expert_store import ExpertStore
+from realrun.experts.ffn import check_kernel, compute_into
+from realrun.experts.store import ExpertStore
 from traces.capture.layers import MoeLayer
 
 NAME = "trilane"
@@ -27,20 +27,20 @@ ExpertsCall: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # (lay
 
 
 def check_layers(layers: Sequence[MoeLayer]) -> None:
-    """Raises RefusedError for experts that the library does not dispatch, and for layers that differ in size."""
+    """Raises RefusedError for experts that the library does not dispatch, and for layers of different sizes."""
     for layer in layers:
         check_kernel(layer.experts)
     sizes = sorted({(layer.experts_count, layer.expert_elements) for layer in layers})
     if len(sizes) > 1:
         raise RefusedError(
             f"{type(layers[0].experts).__name__}: expected as many experts of one size in every layer, got (experts, "
-            f"weights of one) {sizes}; slots are alike, so such models cannot be run, only simulated"
+            f"weights of one) {sizes}; all slots have one size, so such models can only be simulated"
         )
 
 
 @contextmanager
 def routed_through(layers: Sequence[MoeLayer], call: ExpertsCall) -> Iterator[None]:
-    """Meanwhile, ``call`` computes the routed experts of every layer; afterwards the modules are as they were."""
+    """In the block, ``call`` computes the routed experts of every layer; afterwards the modules are as before."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, _dispatch)
     before = [_bind(layer.experts, partial(call, number)) for number, layer in enumerate(layers)]
     try:
@@ -51,7 +51,7 @@ def routed_through(layers: Sequence[MoeLayer], call: ExpertsCall) -> Iterator[No
 
 
 def computed_in_place(layers: Sequence[MoeLayer], store: ExpertStore) -> ExpertsCall:
-    """Experts computed where the hidden states are, straight from the store: for a look at a model before a run."""
+    """Experts computed on the device of the hidden states, directly from the store: to probe a model before a run."""
 
     def call(layer: int, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         kernel, layout = layers[layer].experts, store.layouts[layer]
@@ -72,7 +72,7 @@ def _dispatch(experts: Any, hidden: Tensor, ids: Tensor, weights: Tensor) -> Ten
 
 
 def _bind(experts: Any, call: Callable[..., Tensor]) -> tuple[str, Any]:
-    """The module's implementation before, and what shadows its ``forward``: an emptied module refuses to run."""
+    """Bind ``call``; returns the previous implementation, and the ``forward`` that an emptied module refuses with."""
     before = experts.config._experts_implementation, vars(experts).pop("forward", None)
     experts.trilane = call
     experts.config._experts_implementation = NAME

@@ -1,4 +1,4 @@
-"""A model of the Hugging Face library whose routed experts lie in an expert store, and what one look at it tells."""
+"""A model of the Hugging Face library whose routed experts are in an expert store, with the results of probing it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from realrun.errors import RefusedError
 from realrun.experts.checkpoint import load_streamed, move, take_experts
-from realrun.experts.expert_store import Allocate, ExpertStore
+from realrun.experts.store import Allocate, ExpertStore
 from realrun.generation.hf_experts import check_layers, computed_in_place, routed_through
 from realrun.generation.live_layers import RouterFacts
 from realrun.generation.model_routing import layer_scale
@@ -22,7 +22,7 @@ from traces.capture.run import HookedModel, Probe
 from traces.capture.settings import CaptureError, CaptureSettings, check_model
 from traces.models.shape import ModelShape
 
-PROBE_TOKENS = 32  # from all over the vocabulary: enough to tell one scoring rule from another
+PROBE_TOKENS = 32  # spread over the vocabulary: enough to distinguish scoring rules
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class HostedModel:
     shape: ModelShape
     probe: Probe
     facts: RouterFacts
-    weights_dtype: torch.dtype  # of what its routers give
+    weights_dtype: torch.dtype  # of its routers' weights
 
     @property
     def sum_dtype(self) -> torch.dtype:
-        """In which experts' results are added up."""
+        """The type in which experts' results are added."""
         return torch.promote_types(self.store.layouts[0].parts[0].dtype, self.weights_dtype)
 
 
 def load_model(model: str | Path, dtype: str, device: torch.device, allocate: Allocate) -> tuple[Loaded, ExpertStore]:
-    """A model from a folder, its experts read one by one into memory by ``allocate``; or, by its id on the hub, as a
-    whole, and then taken apart. Raises RefusedError.
+    """Load a model: from a folder, with experts read one by one into memory from ``allocate``; by its id on the hub, as
+    a whole, which is then taken apart. Raises RefusedError.
     """
     try:
         check_model(model, dtype)
@@ -56,7 +56,7 @@ def load_model(model: str | Path, dtype: str, device: torch.device, allocate: Al
 
 
 def taken_apart(loaded: Loaded, device: torch.device, allocate: Allocate) -> tuple[Loaded, ExpertStore]:
-    """A model that is in memory, without its experts; and these. Raises RefusedError for a family not supported."""
+    """A model in memory, without its experts, and the store of these. Raises RefusedError for unsupported families."""
     check_layers(loaded.layers)
     store = take_experts(loaded.model, loaded.layers, allocate)
     move(loaded.model, device)
@@ -64,7 +64,7 @@ def taken_apart(loaded: Loaded, device: torch.device, allocate: Allocate) -> tup
 
 
 def look_at(loaded: Loaded, store: ExpertStore) -> HostedModel:
-    """One pass over tokens that mean nothing. Raises RefusedError for a model whose layers differ."""
+    """Probe a model in one pass over arbitrary tokens. Raises RefusedError for a model whose layers differ."""
     check_layers(loaded.layers)
     try:
         with torch.inference_mode(), RouterRecorder(loaded.layers) as recorder:

@@ -1,7 +1,7 @@
-"""Forecasts of later layers while the pass that they are about is running: made at a layer from what is known there.
+"""Forecasts of later layers during the pass that they are about, made at each layer from the state there.
 
 The kinds, their meaning and their networks are those of ``traces.capture.router_forecast``. Routers of later layers get
-the other arguments that they had in an earlier pass: parameters of their own, or the model is refused.
+the same additional arguments as in an earlier pass; a model for which these differ is refused.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from traces.layout import ForecastKey
 
 
 class LiveRecorder(RouterRecorder):
-    """A recorder whose records can be read while the pass runs."""
+    """A recorder whose records can be read during the pass."""
 
     def record(self, layer: int) -> LayerRecord:
-        """Of a layer whose experts have just been called."""
+        """The record of a layer whose experts have just been called."""
         return self._records[layer]
 
 
 class PartialStates:
     """The next gate's input, from the experts on the GPU alone (see ``traces.capture.partial``). A context manager.
 
-    The next layer's attention is run with the arguments that this layer's had, so all must take the same.
+    The next layer's attention is run with the arguments of this layer's attention, so all layers must take the same.
     """
 
     def __init__(self, stream: ResidualStream) -> None:
@@ -62,7 +62,7 @@ class PartialStates:
         self._calls.clear()
 
     def gate_input(self, layer: int, here: Tensor) -> Tensor:
-        """At ``layer``, whose experts on the GPU add up to ``here`` [N, H]: a guess [N, H] for ``layer`` + 1."""
+        """A guess [N, H] for ``layer`` + 1; ``here`` [N, H] is the sum of the layer's experts on the GPU."""
         stream = self._stream.after(layer, lambda _own, _hidden, _ids, _weights: here)
         return gate_input_after(self._stream.parts[layer + 1], stream, *self._calls[layer])
 
@@ -74,7 +74,7 @@ class PartialStates:
 
 
 class LiveForecasts:
-    """Makes the forecasts that a policy needs; a trace of the run holds them for all layers and phases."""
+    """Makes the forecasts that a policy needs; the run's trace contains them for all layers and phases."""
 
     def __init__(
         self, needs: Needs, forecaster: RouterForecaster, recorder: LiveRecorder, earlier: Sequence[LayerRecord],
@@ -86,18 +86,18 @@ class LiveForecasts:
         self._records, self._partial = list(earlier), partial
 
     def begin_pass(self, tokens: Tensor) -> None:
-        """The model is about to read ``tokens`` [B, S]; some routers choose by them."""
+        """Begin a pass over ``tokens`` [B, S], on which some routers depend directly."""
         self._records = [reading(record, tokens) for record in self._records]
 
     def due(self, layer: int, late: bool) -> list[ForecastKey]:
-        """Those to be made at ``layer``: from its gate input, or, ``late``, once its experts on the GPU have run."""
+        """The forecasts to make at ``layer``: from its gate input or, if ``late``, after its experts on the GPU."""
         return [
             key for key in self.keys
             if (key.kind in FROM_EXPERTS) == late and layer + key.lookahead < len(self._records)
         ]  # fmt: skip
 
     def make(self, key: ForecastKey, layer: int, here: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Ids and scores [N, m], best first. ``here`` [N, H]: what the experts on the GPU add up to, if it is late."""
+        """Ids and scores [N, m], best first. ``here`` [N, H]: for late ones, the sum of the experts on the GPU."""
         self._records[layer] = self._recorder.record(layer)
         if here is not None:
             assert self._partial is not None
@@ -114,7 +114,7 @@ class LiveForecasts:
     def told(
         self, key: ForecastKey, layer: int, phase: Phase, ids: NDArray[np.int16], scores: NDArray[np.float16]
     ) -> list[Forecast]:
-        """What the session is told of a forecast made at ``layer``, if the policy wants it there."""
+        """The forecast made at ``layer`` in the form for the session; empty if the policy does not use it there."""
         target, reached = layer + key.lookahead, self._needs.forecast_layers.get(key.kind)
         if phase not in self._needs.forecast_phases or (reached is not None and target not in reached):
             return []

@@ -1,7 +1,7 @@
-"""The routed experts of a model whose own forward pass runs in the calling thread: layer by layer, by the executor.
+"""The routed experts of a model whose own forward pass runs in the calling thread, executed layer by layer.
 
-The library's code calls us once a layer, with what its router chose. All between two of these calls is attention to
-us: norms, attention, gate, shared and dense layers; its spans are cut there, and so are the layers.
+The library's code calls us once per layer, with its router's choice. Everything between two calls counts as attention:
+norms, attention, gate, shared and dense layers; spans and layers are divided at the calls.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from torch import Tensor
 
 from policies.mechanism.views import Forecast, LayerInput, Phase, Routing
 from realrun.execution.executor import Executor
-from realrun.execution.layer_state import Asked
+from realrun.execution.layer_state import RoutedInput
 from realrun.execution.routed_tokens import rerouted
 from realrun.generation.live_forecasts import LiveForecasts, LiveRecorder
 from realrun.generation.model_routing import Scores, own_routing, scaled_by, weighed_like
-from realrun.machine.lanes import Mark, nothing
+from realrun.machine.cuda_memory import upload
+from realrun.machine.lanes import Completion, nothing
 from realrun.machine.thread_lane import InlineLane
-from realrun.machine.upload import upload
 from traces.capture.record import LayerRecord
 from traces.capture.scores import probabilities
 from traces.layout import ForecastKey
 
 
-class Coming(NamedTuple):
-    """Tensors on their way to the host: ``here`` once ``mark`` has ended; ``sent`` must live as long as that takes."""
+class Delivery(NamedTuple):
+    """Tensors on their way to the host: ``here`` once ``completion`` has ended; ``sent`` must live until then."""
 
-    mark: Mark
+    completion: Completion
     here: list[Tensor]
     sent: list[Tensor]
 
@@ -43,7 +43,7 @@ MadeForecasts = dict[ForecastKey, tuple[NDArray[np.int16], NDArray[np.float16]]]
 
 @dataclass(frozen=True)
 class RouterFacts:
-    """What is known of a model's routers: see ``realrun.generation.hosted_model``."""
+    """Properties of a model's routers: see ``realrun.generation.hosted_model``."""
 
     rule: str  # of scores.RULES
     norm_topk: bool
@@ -51,25 +51,25 @@ class RouterFacts:
 
 
 class Between:
-    """All that the GPU did between the end of one mark and the start of another, as a mark."""
+    """The GPU's work between the end of one completion and the start of another."""
 
-    def __init__(self, since: Mark, until: Mark) -> None:
+    def __init__(self, since: Completion, until: Completion) -> None:
         self._since, self._until = since, until
 
     @property
     def start_ns(self) -> int:
-        """When the GPU was free for it."""
+        """When the earlier one ended."""
         return self._since.end_ns
 
     @property
     def end_ns(self) -> int:
-        """When it had ended."""
+        """When the later one started."""
         return self._until.start_ns
 
     ready_ns = start_ns
 
     def issued(self) -> Between:
-        """Itself: the model gives its own work to the GPU."""
+        """Itself: the model launches its own work."""
         return self
 
     def wait(self) -> None:
@@ -77,7 +77,7 @@ class Between:
         self._until.wait()
 
     def has_ended(self) -> bool:
-        """See ``Mark``."""
+        """Whether it has ended."""
         return self._until.has_ended()
 
 
@@ -95,16 +95,16 @@ class LiveLayers:
         self.made: list[MadeForecasts] = []  # of each layer of the step at work
 
     def begin_step(self, index: int, phase: Phase, sequences: Sequence[int], tokens: Tensor) -> None:
-        """A forward pass over ``tokens`` [B, S] of ``sequences`` begins."""
+        """Begin a forward pass over ``tokens`` [B, S] of ``sequences``."""
         self._step, self._phase = index, phase
         self._forecasts.begin_pass(tokens)
         self._owners = tuple(np.repeat(sequences, tokens.shape[1]).tolist())
         self._tokens, self.made = len(self._owners), [{} for _ in range(self._layers)]
         self._executor.begin_step(index, phase)
-        self._since: Mark = self._machine.gpu.submit(nothing)
+        self._since: Completion = self._machine.gpu.submit(nothing)
 
     def __call__(self, layer: int, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """One layer: hidden states [N, H] -> what its experts add up to [N, H]."""
+        """Execute one layer: hidden states [N, H] -> sum of its experts [N, H]."""
         commit = self._session.committed
         chosen = {} if commit else self._chosen(layer, ids, weights)
         ready = self._attended(layer, gated=commit is None)
@@ -126,24 +126,24 @@ class LiveLayers:
         return kept[0]
 
     def end_pass(self, chosen: Tensor) -> Tensor:
-        """The language-model head has ``chosen`` tokens [B, 1]: the same on the host. The step ends with it."""
+        """End the step, for which the tokens ``chosen`` [B, 1] are on the GPU; returns them on the host."""
         ready = self._attended(-1, gated=False)
         if self._runs_ahead:
             self._executor.end_layer()
-        coming = self._bring({"chosen": chosen}, ready, -1)
-        with self._executor.waiting(coming.mark, -1):
-            tokens = coming.here[0].clone()
+        delivery = self._bring({"chosen": chosen}, ready, -1)
+        with self._executor.waiting(delivery.completion, -1):
+            tokens = delivery.here[0].clone()
         self._executor.end_step()
         return tokens
 
     def records(self) -> list[LayerRecord]:
-        """What the routers did in the step that has ended."""
+        """The records of the routers in the step that has ended."""
         return self._router.take()
 
-    # --- what the model did of its own --------------------------------------------------------------------------------
+    # --- the model's own work -----------------------------------------------------------------------------------------
 
-    def _attended(self, layer: int, gated: bool) -> Mark:
-        """The model's own work up to here."""
+    def _attended(self, layer: int, gated: bool) -> Completion:
+        """Record the model's own work up to this call."""
         now = self._machine.gpu.submit(nothing)
         self._spans.add("gpu", Between(self._since, now), "attention", layer, -1, self._tokens)
         if gated:
@@ -153,66 +153,66 @@ class LiveLayers:
     # --- routing ----------------------------------------------------------------------------------------------------
 
     def _chosen(self, layer: int, ids: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        """What the layer's own router has to say; on the GPU, as the last of the model's own work."""
+        """The choice of the layer's own router, on the GPU."""
         if not self._needs.scores:
             return {"ids": ids, "weights": weights}
         scores = probabilities(self._router.record(layer).logits, self._facts.rule).half()
         return {"ids": ids, "weights": weights, "scores": scores}
 
-    def _route(self, layer: int, hidden: Tensor, weights: Tensor, chosen: dict[str, Tensor], ready: Mark) -> None:
-        """The layer's own router has spoken."""
-        coming = self._bring(chosen, ready, layer)
-        with self._executor.waiting(coming.mark, layer):
-            ids, shares, *scores = coming.here
+    def _route(self, layer: int, hidden: Tensor, weights: Tensor, chosen: dict[str, Tensor], ready: Completion) -> None:
+        """Execute a layer with the choice of its own router."""
+        delivery = self._bring(chosen, ready, layer)
+        with self._executor.waiting(delivery.completion, layer):
+            ids, shares, *scores = delivery.here
             own = own_routing(ids, shares, scores[0] if scores else None, self._needs)
-        asked = Asked(lambda: hidden, weights.reshape(-1), ready)
+        inputs = RoutedInput(lambda: hidden, weights.reshape(-1), ready)
         weigh = weighed_like(own, self._facts.norm_topk)
-        self._executor.route(self._input(layer, own.routing, own.scores), own.tokens, asked, weigh=weigh)
+        self._executor.route(self._input(layer, own.routing, own.scores), own.tokens, inputs, weigh=weigh)
 
     def _execute(
-        self, layer: int, hidden: Tensor, routing: Routing, top_k: int, dtype: torch.dtype, ready: Mark
+        self, layer: int, hidden: Tensor, routing: Routing, top_k: int, dtype: torch.dtype, ready: Completion
     ) -> None:
-        """Routing that was committed before the layer's router spoke: what that says stays where it is."""
+        """Execute a layer with routing that was committed earlier, in place of its router's."""
         tokens = rerouted(scaled_by(self._facts.scales[layer])(routing), top_k, dtype)
-        asked = Asked(lambda: hidden, upload(tokens.weights, self._machine.device), ready)
-        self._executor.route(self._input(layer, routing, None), tokens, asked)
+        inputs = RoutedInput(lambda: hidden, upload(tokens.weights, self._machine.device), ready)
+        self._executor.route(self._input(layer, routing, None), tokens, inputs)
 
     def _input(self, layer: int, routing: Routing, scores: Scores) -> LayerInput:
         return LayerInput(self._step, layer, self._phase, routing, scores, self._owners)
 
     # --- forecasts --------------------------------------------------------------------------------------------------
 
-    def _speculate(self, layer: int, dtype: torch.dtype, late: bool) -> dict[ForecastKey, Coming]:
-        """Forecasts that are due, on their way to the host; ``late``: those from the experts that have run."""
+    def _speculate(self, layer: int, dtype: torch.dtype, late: bool) -> dict[ForecastKey, Delivery]:
+        """Make the forecasts that are due, and send them to the host; ``late``: those from experts that have run."""
         return {key: self._make(key, layer, dtype if late else None) for key in self._forecasts.due(layer, late)}
 
-    def _make(self, key: ForecastKey, layer: int, partial: torch.dtype | None) -> Coming:
+    def _make(self, key: ForecastKey, layer: int, partial: torch.dtype | None) -> Delivery:
         made: dict[str, Tensor] = {}
 
         def speculate() -> None:
-            here = None if partial is None else self._executor.parts.so_far().sum(1).to(partial)
+            here = None if partial is None else self._executor.layers.so_far().sum(1).to(partial)
             ids, scores = self._forecasts.make(key, layer, here)
             made.update({key.ids_name: ids.to(torch.int16), key.scores_name: scores.half()})
 
         target = layer + key.lookahead
-        mark = self._machine.gpu.submit(speculate)
-        self._spans.add("gpu", mark, "speculate", layer, -1, self._tokens, target_layer=target)
-        return self._bring(made, mark, layer, target)
+        completion = self._machine.gpu.submit(speculate)
+        self._spans.add("gpu", completion, "speculate", layer, -1, self._tokens, target_layer=target)
+        return self._bring(made, completion, layer, target)
 
-    def _tell(self, layer: int, made: dict[ForecastKey, Coming], alone: bool) -> list[Forecast]:
-        """Keep forecasts for the trace; what the session is told of them. ``alone``: they did not come with the layer's
-        own routing, so that the host waits for them."""
+    def _tell(self, layer: int, made: dict[ForecastKey, Delivery], alone: bool) -> list[Forecast]:
+        """Keep forecasts for the trace, and return those for the session. ``alone``: they do not arrive together with
+        the layer's routing, so that the host waits for them."""
         told: list[Forecast] = []
-        for key, coming in made.items():
-            with self._executor.waiting(coming.mark, layer, layer + key.lookahead) if alone else nullcontext():
-                coming.mark.wait()
-                ids, scores = (tensor.numpy().copy() for tensor in coming.here)
+        for key, delivery in made.items():
+            with self._executor.waiting(delivery.completion, layer, layer + key.lookahead) if alone else nullcontext():
+                delivery.completion.wait()
+                ids, scores = (tensor.numpy().copy() for tensor in delivery.here)
             self.made[layer][key] = ids, scores
             told += self._forecasts.told(key, layer, self._phase, ids, scores)
         return told
 
-    def _bring(self, tensors: dict[str, Tensor], ready: Mark, layer: int, target_layer: int = -1) -> Coming:
-        """Send ``tensors`` [N, ...] to the host, where they stay until the next of the same name come."""
+    def _bring(self, tensors: dict[str, Tensor], ready: Completion, layer: int, target_layer: int = -1) -> Delivery:
+        """Send ``tensors`` [N, ...] to the host, where they stay until the next ones of the same name."""
         sent = list(tensors.values())
         here = [self._buffer(name, tensor)[: len(tensor)] for name, tensor in tensors.items()]
 
@@ -220,12 +220,12 @@ class LiveLayers:
             for target, tensor in zip(here, sent, strict=True):
                 target.copy_(tensor, non_blocking=True)
 
-        mark, size = self._machine.d2h.submit(bring, (ready,)), sum(tensor.nbytes for tensor in here)
-        self._spans.add("d2h", mark, "routing", layer, -1, self._tokens, size, target_layer)
-        return Coming(mark, here, sent)
+        completion, size = self._machine.d2h.submit(bring, (ready,)), sum(tensor.nbytes for tensor in here)
+        self._spans.add("d2h", completion, "routing", layer, -1, self._tokens, size, target_layer)
+        return Delivery(completion, here, sent)
 
     def _buffer(self, name: str, like: Tensor) -> Tensor:
-        """Host memory for tensors of that name; the longest come first, with the prompt."""
+        """Host memory for tensors of that name; the first ones, from the prompt, are the longest."""
         if name not in self._buffers:
             self._buffers[name] = self._machine.host_tensor(tuple(like.shape), like.dtype)
         return self._buffers[name]

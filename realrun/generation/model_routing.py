@@ -1,4 +1,4 @@
-"""What a model's own routers chose, as a session is told; and what a policy chose, weighed as the model would."""
+"""Conversion of routing: from a model's own routers for the session, and from a policy with the model's weights."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Scores: TypeAlias = Sequence[Sequence[float]] | None  # [tokens][experts]
 
 
 class OwnRouting(NamedTuple):
-    """A layer's own routing of N tokens. Sessions see weights and scores as a trace keeps them, in 16 bits."""
+    """A layer's own routing of N tokens. As in a trace, sessions get weights and scores in 16 bits."""
 
     ids: NDArray[np.int64]  # [N, k], in the router's order
-    tokens: RoutedTokens  # with the router's weights, untouched
+    tokens: RoutedTokens  # with the router's exact weights
     routing: Routing
     scores: Scores
 
 
 def own_routing(ids: Tensor, weights: Tensor, scores: Tensor | None, needs: Needs) -> OwnRouting:
-    """From what the experts were called with, on the host: ``ids``, ``weights`` [N, k], ``scores`` [N, E] float16."""
+    """The routing from the experts' arguments, on the host: ``ids``, ``weights`` [N, k], ``scores`` [N, E] float16."""
     chosen = ids.numpy()
     tokens = routed(chosen, weights.clone())
     routing = routing_of(tokens)
@@ -40,12 +40,12 @@ def own_routing(ids: Tensor, weights: Tensor, scores: Tensor | None, needs: Need
 
 
 def weighed_like(own: OwnRouting, norm_topk: bool) -> Weigh:
-    """Weights for what a policy has put in place of ``own``.
+    """Weights for a policy's routing in place of ``own``.
 
-    A token that keeps its experts keeps the router's own weights. Where a policy was shown scores, its weights come
-    from them, without what the model does besides (DeepSeek's ``routed_scaling_factor``, sums that are not 1): they are
-    scaled by what the router's weights are to the same policy's weights for the router's choice, token by token.
-    Elsewhere they come from the router's weights, which have all that.
+    A token that keeps its experts keeps the router's weights. If the policy needs scores, its weights come from these
+    and lack the model's further scaling (DeepSeek's ``routed_scaling_factor``, sums other than 1). They are scaled,
+    token by token, by the ratio of the router's weights to the weights that the scores give for the router's choice.
+    Without scores, a policy's weights come from the router's, which include the scaling.
     """
     weights = own.tokens.weights.view(own.tokens.tokens, -1).tolist()
 
@@ -66,7 +66,7 @@ def weighed_like(own: OwnRouting, norm_topk: bool) -> Weigh:
 
 
 def scaled_by(scale: float) -> Weigh:
-    """For routing that was committed before the layer's router spoke: the scale of its layer, as once measured."""
+    """Weights for routing that was committed before the layer's router ran, by the scale that was probed before."""
 
     def weigh(routing: Routing) -> Routing:
         weights = [[share * scale for share in shares] for shares in routing.token_weights]
@@ -76,13 +76,13 @@ def scaled_by(scale: float) -> Weigh:
 
 
 def scale_of(weights: Sequence[float], scores: Sequence[float], ids: Sequence[int], norm_topk: bool) -> float:
-    """What the router's weights of one token are to those that its scores alone would give the same experts."""
+    """The ratio of the router's weights of one token to those that its scores give for the same experts."""
     plain = sum(combine_weights(scores, ids, norm_topk))
     return sum(weights) / plain if plain > 0 else 1.0
 
 
 def layer_scale(record: LayerRecord, rule: str, norm_topk: bool) -> float:
-    """The mean scale of a layer over the tokens of one pass; the same for all tokens where it is a constant."""
+    """The mean scale of a layer over the tokens of one pass."""
     assert record.ids is not None
     assert record.weights is not None
     tokens = zip(record.weights.tolist(), probabilities(record.logits, rule).tolist(), record.ids.tolist(), strict=True)

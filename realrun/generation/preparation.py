@@ -1,4 +1,4 @@
-"""What a generation is asked for, what it gives, and everything that is made ready before the first token."""
+"""Requests and results of generation, and everything that is prepared before the first token."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from traces.trace import Trace
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """Which model generates what, under which policy.
+    """The model, the prompts and the policy of a generation.
 
-    ``prompts``: one batch; texts, cut after ``prompt_tokens``, or lists of tokens. They must be of one length: padding
-    would change what some routers choose. Of ``scenario``, policy, parameters, hardware (what planners believe in),
-    memory, calibration and seed count; trace, model and lengths follow from the rest. Every sequence gets 1 +
-    ``generated_tokens`` tokens, the first from the prompt's pass; the end-of-text token stops none. ``cache_slots``
-    stands instead of a cached share. ``vectors``: the file that forecasts other than the gate's need. ``trace``: where
-    to write the trace.
+    ``prompts``: one batch; texts, cut after ``prompt_tokens``, or lists of tokens. All must have one length, since
+    padding would change the choices of some routers. ``scenario``: its policy, parameters, hardware (with which
+    policies plan), memory, calibration and seed are used; trace, model and lengths follow from the other fields. Every
+    sequence gets 1 + ``generated_tokens`` tokens, the first from the prompt's pass; generation continues after an
+    end-of-text token. ``cache_slots``: instead of a cached share. ``vectors``: the file for forecasts other than the
+    gate's. ``trace``: the file to write the trace to.
     """
 
     model: str | Path
@@ -60,16 +60,16 @@ class GenerateRequest:
     trace: str | Path | None = None
 
     def check(self) -> None:
-        """Raises RefusedError for what no generation can do, whatever the model."""
+        """Raises RefusedError for requests that no model can fulfil."""
         scenario = self.scenario
         if system(scenario.policy).needs.future:
             raise RefusedError(
-                f"policy {scenario.policy!r} needs the routing of layers to come, which nobody knows while a model "
-                "runs; generate with another policy, and simulate this one on the trace that this gives"
+                f"policy {scenario.policy!r} needs the routing of later layers, which is not known while a model runs; "
+                "generate with another policy, and simulate this one on the resulting trace"
             )
         for name in ("noisy_forecast_recall", "prefill_chunk_tokens", "sequences"):
             if getattr(scenario, name) is not None:
-                raise RefusedError(f"generate: {name} is for simulations; leave it out")
+                raise RefusedError(f"generate: {name} is for simulations only; leave it out")
         if self.generated_tokens < 0 or not self.prompts:
             raise RefusedError(
                 f"generate: expected prompts and generated_tokens >= 0, got {len(self.prompts)} and "
@@ -81,7 +81,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class Generated:
-    """``tokens`` [B][1 + generated]; the Run; the session with the log of its calls; and the trace."""
+    """The results: ``tokens`` [B][1 + generated], the run, the session with the log of its calls, and the trace."""
 
     tokens: tuple[tuple[int, ...], ...]
     run: Run
@@ -91,25 +91,25 @@ class Generated:
 
     @property
     def texts(self) -> list[str]:
-        """What was generated, as text."""
+        """The generated texts."""
         return [str(self.tokenizer.decode(tokens)) for tokens in self.tokens]
 
 
 def tokens_of(request: GenerateRequest, tokenizer: Any) -> Tensor:
-    """The prompts' tokens [B, P]. Raises RefusedError unless all are of one length."""
+    """The prompts' tokens [B, P]. Raises RefusedError unless all have one length."""
     ids = [list(tokenizer(p)["input_ids"] if isinstance(p, str) else p) for p in request.prompts]
     ids = [tokens[: request.prompt_tokens] for tokens in ids]
     lengths = sorted(set(map(len, ids)))
     if len(lengths) > 1 or not lengths[0]:
         raise RefusedError(
             f"generate: expected prompts of one length, got {lengths} tokens; cut all to the shortest, "
-            f"prompt_tokens={lengths[0]}, or generate for each length by itself"
+            f"prompt_tokens={lengths[0]}, or generate for each length separately"
         )
     return torch.tensor(ids)
 
 
 def scenario_of(request: GenerateRequest, model: HostedModel) -> Scenario:
-    """What is asked, as a scenario that can be simulated on the trace."""
+    """The request as a scenario that can be simulated on the trace."""
     share = request.scenario.cached_share
     if request.cache_slots is not None:
         share = request.cache_slots / (model.shape.moe_layers * model.shape.experts)
@@ -120,7 +120,7 @@ def scenario_of(request: GenerateRequest, model: HostedModel) -> Scenario:
 
 
 def prepared_for(request: GenerateRequest, model: HostedModel, prompt_tokens: int) -> Prepared:
-    """The policy and its memory, all that a simulation of the run would have. Raises what it raises."""
+    """The prepared scenario, as for a simulation of the run. Raises what a simulation raises."""
     scenario, lengths = scenario_of(request, model), (prompt_tokens, request.generated_tokens)
     sequences = range(len(request.prompts))
     prepared = prepare(scenario, blank_trace(model.shape, sequences, *lengths, Needs()))
@@ -128,15 +128,15 @@ def prepared_for(request: GenerateRequest, model: HostedModel, prompt_tokens: in
 
 
 def vectors_for(request: GenerateRequest, model: HostedModel, needs: Needs) -> Vectors | None:
-    """The vectors that forecasts need. Raises RefusedError where they are missing, or another model's."""
+    """The vectors for forecasts. Raises RefusedError if they are missing, or of another model."""
     kinds = sorted({kind for kind, _ in needs.forecasts} - {*GATE_INPUT, *FROM_EXPERTS})
     if not kinds:
         return None
     if request.vectors is None:
         raise RefusedError(
-            f"policy {request.scenario.policy!r} needs forecasts of the kind {', '.join(kinds)}, and these the vectors "
+            f"policy {request.scenario.policy!r} needs forecasts of the kind {', '.join(kinds)}, which need vectors "
             "of a calibration: make a file of them with python -m tools.train_estimator (--tokens 0 unless it is for "
-            "an estimator), or take a bundled one, and pass it: vectors=FILE, or --vectors FILE"
+            "an estimator), or use a bundled one, and pass it: vectors=FILE, or --vectors FILE"
         )
     try:
         known = read_vectors(request.vectors)
@@ -149,7 +149,7 @@ def vectors_for(request: GenerateRequest, model: HostedModel, needs: Needs) -> V
 def forecasts_for(
     request: GenerateRequest, model: HostedModel, needs: Needs, recorder: LiveRecorder, stack: ExitStack
 ) -> LiveForecasts:
-    """What makes the policy's forecasts, its hooks on the model until ``stack`` closes. Raises RefusedError."""
+    """The maker of the policy's forecasts, with hooks on the model until ``stack`` closes. Raises RefusedError."""
     known = vectors_for(request, model, needs)
     run, layers = HookedModel(model.loaded, CaptureSettings(temperature=0), recorder), model.loaded.layers
     try:
@@ -169,9 +169,9 @@ def forecasts_for(
 def executor_for(
     prepared: Prepared, session: LoggedSession, model: HostedModel, machine: Machine, step_tokens: int
 ) -> Executor:
-    """Slots, buffers and kernels for steps of up to ``step_tokens``."""
+    """An executor with slots, buffers and kernels for steps of up to ``step_tokens``."""
     policy, layers, layout = prepared.composition, model.loaded.layers, model.store.layouts[0]
-    arena = machine.gpu_tensor((slots_needed(prepared), layout.bytes), torch.uint8)
+    arena = machine.gpu_tensor((slots_needed(prepared), layout.size_bytes), torch.uint8)
     slots = GpuSlots(arena, policy.demand_slots, policy.prefetch_slots)
     sizes = LayerSizes(
         step_tokens, model.shape.top_k, layers[0].hidden, model.loaded.model.dtype, model.sum_dtype

@@ -1,8 +1,8 @@
-"""Processor cores: those that this process may use, which of them are one physical core, and which thread gets which.
+"""Processor cores: which ones this process may use, which belong to one physical core, and which thread runs on which.
 
 SMT siblings share the units and caches of one physical core, so they count once. The host thread and the copy thread of
-a GPU's machine spin while they wait, and one thread of an OpenMP team that loses its core holds up the whole team:
-threads that work at the same time get physical cores of their own as long as there are any.
+a CUDA machine spin while they wait, and a thread that loses its core delays its whole OpenMP team. So threads that work
+at the same time get physical cores of their own, as long as there are enough.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 TOPOLOGY = Path("/sys/devices/system/cpu")  # https://docs.kernel.org/admin-guide/cputopology.html
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: https://docs.kernel.org/admin-guide/cgroup-v2.html
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # in a container: https://docs.kernel.org/admin-guide/cgroup-v2.html
 Cores: TypeAlias = tuple[int, ...]
 
 
@@ -23,19 +23,18 @@ def usable_cores() -> set[int]:
 
 
 def physical_cores() -> list[Cores]:
-    """The usable logical cores of every physical core, ascending; each is one where the system says nothing.
+    """The usable logical cores of every physical core, ascending; one each if the system does not tell them apart.
 
-    In a container that may use less CPU time than it sees cores, no more than that time is worth: threads beyond it
-    would all be halted once it is used up.
+    A container's quota of CPU time limits their number: more threads would all be halted when the quota is used up.
     """
     usable = usable_cores()
     return sorted({tuple(sorted(_siblings(core) & usable)) for core in usable})[: _quota_cores()]
 
 
 def most_cpu_threads(cpu_cores: Collection[int] | None = None) -> int:
-    """Threads that may compute experts: one for each physical core of ``cpu_cores`` (None: of all).
+    """The number of threads for CPU experts: one for each physical core of ``cpu_cores`` (None: of all).
 
-    Two of all cores are left to the host and the copies, but there is one thread at least.
+    Two cores are left to the host and to copies, but there is at least one thread.
     """
     there = physical_cores()
     theirs = sum(cpu_cores is None or not set(core).isdisjoint(cpu_cores) for core in there)
@@ -43,10 +42,10 @@ def most_cpu_threads(cpu_cores: Collection[int] | None = None) -> int:
 
 
 def host_lane_cores(gpu_core: int | None = None, cpu_cores: Cores | None = None) -> dict[str, int | Cores | None]:
-    """Settings of host lanes, by name: the GPU's core first, then the CPU experts', the copies' and the host's.
+    """Settings of host lanes, by name: the first core plays the GPU, the next ones compute experts, then copies, host.
 
-    Of three cores the third is both the copies' and the host's; of two, copies run next to CPU experts, and the host
-    anywhere. ``gpu_core`` and ``cpu_cores`` may have been chosen: the others avoid them.
+    With three cores, copies and the host share the third; with two, copies share the core of CPU experts and the host
+    thread is not bound. Chosen values of ``gpu_core`` and ``cpu_cores`` are kept, and avoided by the others.
     """
     free = _free({*(cpu_cores or ()), *(() if gpu_core is None else (gpu_core,))})
     if gpu_core is None:
@@ -58,9 +57,9 @@ def host_lane_cores(gpu_core: int | None = None, cpu_cores: Cores | None = None)
 
 
 def cuda_cores(cpu_cores: Cores | None = None) -> dict[str, int | Cores | None]:
-    """Settings of a GPU's machine, by name: the first core is the host's, the last the copies', others compute experts.
+    """Settings of a CUDA machine, by name: the first core is for the host, the last for copies, the others for experts.
 
-    Where there are not enough, nothing is bound. ``cpu_cores`` may have been chosen: the others avoid them.
+    With too few cores, no thread is bound. Chosen ``cpu_cores`` are kept, and avoided by the others.
     """
     free, threads = _free(cpu_cores or ()), most_cpu_threads(cpu_cores)
     if len(free) < (3 if cpu_cores is None else 2):
@@ -71,7 +70,7 @@ def cuda_cores(cpu_cores: Cores | None = None) -> dict[str, int | Cores | None]:
 
 
 def alone(core: int | None) -> Cores | None:
-    """The cores of a single thread: that one, or None for any."""
+    """The cores of a single thread: ``core`` alone, or None for any."""
     return None if core is None else (core,)
 
 
@@ -83,7 +82,7 @@ class Team(NamedTuple):
 
 
 def crowding(teams: Mapping[str, Team]) -> str:
-    """Why times of these threads are not what lanes take that overlap freely; "" where each has a physical core."""
+    """Why times of these threads are no measure of lanes that overlap freely; "" if each has a physical core."""
     threads = sum(team.threads for team in teams.values())
     free = sum(team.threads for team in teams.values() if team.cores is None)
     there, bound = physical_cores(), {core for team in teams.values() for core in team.cores or ()}
@@ -98,12 +97,12 @@ def crowding(teams: Mapping[str, Team]) -> str:
 
 
 def _free(taken: Collection[int]) -> list[int]:
-    """One logical core of every physical one that has nothing of ``taken``."""
+    """One logical core of every physical core without any of ``taken``."""
     return [core[0] for core in physical_cores() if set(core).isdisjoint(taken)]
 
 
 def _quota_cores() -> int | None:
-    """Cores that the container's CPU time is worth, one at least; None where there is no limit."""
+    """The container's quota of CPU time, in cores, at least one; None without a limit."""
     try:
         quota, period = CPU_QUOTA.read_text().split()
         return max(1, int(quota) // int(period))
@@ -112,7 +111,7 @@ def _quota_cores() -> int | None:
 
 
 def _siblings(core: int) -> set[int]:
-    """Logical cores of the same physical one, itself among them; the file says "0,8" or "0-1"."""
+    """Logical cores of the same physical core, itself included; the file has a form such as "0,8" or "0-1"."""
     try:
         text = (TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list").read_text()
         ends = [part.split("-") for part in text.strip().split(",")]

@@ -1,4 +1,4 @@
-"""CUDA graphs: work of a stream that is recorded once, and then launched by one call."""
+"""CUDA graphs: work of a stream that is recorded once and then launched by one call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Recorded(Generic[T]):
-    """``output``: tensors, or tuples of them, that every replay fills anew."""
+    """A recorded graph. ``output``: tensors, or tuples of them, that every replay writes again."""
 
     graph: torch.cuda.CUDAGraph
     output: T
@@ -27,11 +27,11 @@ class Recorded(Generic[T]):
 
 
 class CudaGraphs:
-    """Records on the current stream. ``recorded``: how many graphs there are.
+    """Records graphs on the current stream. ``recorded``: their number.
 
-    Graphs of one kind share memory, which torch allows where they never run at the same time and do not read each
-    other's output (https://github.com/pytorch/pytorch/pull/166975). So a graph reads memory that was made outside, and
-    its output must have been read before another graph of its kind is replayed.
+    Graphs of one kind share memory, which torch allows if they never run at the same time and do not read each other's
+    output (https://github.com/pytorch/pytorch/pull/166975). So a graph reads memory that was allocated outside, and its
+    output must be read before another graph of its kind is replayed.
     """
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class CudaGraphs:
         self._pools: dict[str, Any] = {}
 
     def record(self, kind: str, work: Callable[[], T]) -> Recorded[T]:
-        """Do ``work`` once, since libraries allocate and initialise the first time, and record it without doing it.
+        """Run ``work`` once, since libraries allocate and initialise on first use, and then record it.
 
-        ``work`` neither waits for the device nor takes anything from the host. Other threads use other streams
-        meanwhile, and poll their events; a recording in CUDA's "global" mode would fail at that
-        (https://github.com/pytorch/pytorch/pull/104555). Raises RefusedError where CUDA does not record it.
+        ``work`` must neither wait for the device nor read host memory. Other threads use other streams at the same
+        time and poll their events, at which a recording in CUDA's "global" mode would fail
+        (https://github.com/pytorch/pytorch/pull/104555). Raises RefusedError if CUDA cannot record it.
         """
         work()
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()

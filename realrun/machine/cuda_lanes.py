@@ -1,17 +1,17 @@
 """The CUDA machine: lanes that are streams of one GPU, and a thread for experts on the CPU.
 
-What callers must keep to, besides the protocol:
+Rules for callers, in addition to the protocol:
 
-- The thread that makes the machine is the host thread: until ``close`` its current stream is the compute stream, so
-  that what it does on the GPU outside ``submit`` is in order with the GPU lane. No lane waits for the default stream.
-- torch gives freed GPU memory to the next tensor of the stream on which it was made, without regard to other streams.
-  A tensor that is used on another lane than its own, and host memory that is copied, must therefore be held until the
-  host has waited for the mark of that work. Fixed buffers always are; nobody calls ``record_stream``.
-- Work copies with ``non_blocking=True``, else the submitting thread waits for all that its stream has been given.
-- The host and the copy thread wait by spinning: leave them a physical core each, as ``cores.cuda_cores`` does.
-- GPU work that needs results of the CPU's experts is launched before these are there: its stream waits for a flag that
-  the CPU's thread sets (``stream_flags``). Where the driver has no such wait, the host waits in its place, and what it
-  launches next comes later than the simulator has it; the machine's facts say so.
+- The thread that creates the machine is the host thread. Until ``close`` its current stream is the compute stream, so
+  that its GPU work outside ``submit`` is in order with the GPU lane. No lane waits for the default stream.
+- torch reuses freed GPU memory for the next tensor of the same stream, without regard to other streams. A tensor that
+  is used on another lane than its own, and host memory that is copied, must therefore be kept until the host has
+  waited for the completion of that work. Fixed buffers always are; ``record_stream`` is never called.
+- Work copies with ``non_blocking=True``; otherwise the submitting thread waits for everything in its stream.
+- The host thread and the copy thread spin while they wait: leave each a physical core, as ``cores.cuda_cores`` does.
+- GPU work that needs results of CPU experts is launched before these are ready: its stream waits for a flag that the
+  CPU's thread sets (``stream_flags``). If the driver has no such wait, the host waits instead, and its next launches
+  are later than in the simulator; the machine's facts say so.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from torch import Tensor
 
 from realrun.errors import RefusedError
 from realrun.machine.cores import Team, alone, crowding, most_cpu_threads, usable_cores
-from realrun.machine.cuda_marks import StreamLane, StreamMark
 from realrun.machine.cuda_memory import gpu_tensor, gpu_view, limit_gpu_memory, why_unreadable
+from realrun.machine.cuda_streams import StreamCompletion, StreamLane
+from realrun.machine.facts import cpu_facts, gpu_facts
 from realrun.machine.gpu_clock import GpuClock
 from realrun.machine.host_memory import gb
-from realrun.machine.lanes import Lane, nothing
-from realrun.machine.machine_facts import cpu_facts, gpu_facts
+from realrun.machine.lanes import MachineLane, nothing
 from realrun.machine.pinned import Pinned
 from realrun.machine.stream_flags import stream_flag
 from realrun.machine.thread_lane import ThreadLane, settle_thread, settled, wake_in_time
 from sim.costs.runtimes import RUNTIMES
 from sim.machine.hardware import ResultPath
 
-# Between looks for ended work: while there is any to look for, and otherwise. Choices: short next to a copy of an
-# expert (about 1 ms), and rare enough to leave Python to the host thread.
+# Between polls for ended work, if there is any to poll for, and otherwise. Chosen short next to the copy of an expert
+# (about 1 ms), and long enough to leave the interpreter to the host thread.
 POLL_S, REST_S = 50e-6, 1e-3
 
 
@@ -50,12 +50,12 @@ POLL_S, REST_S = 50e-6, 1e-3
 class CudaSettings:
     """Which GPU, and how it is used.
 
-    ``cpu_threads`` compute experts, on ``cpu_cores`` (None: on any); the copy thread runs on ``copy_core`` and the host
-    thread on ``host_core`` (None: on any). Copies to the GPU go in chunks of ``chunk_bytes`` (0: whole), between which
-    other transfers can pass. ``result_path``: the GPU reads the CPU's results in place ("direct"), or they queue behind
-    expert copies ("h2d"); None: in place where this GPU can. ``memory_bytes``: what torch may allocate (None: all).
-    ``runtime``: replays launch a model kernel by kernel ("eager"), or decode steps outside routed experts as recorded
-    graphs ("graphs"). A profile has the times of the one that it was measured in, and its machine no other.
+    ``cpu_threads`` compute experts on ``cpu_cores`` (None: on any); the copy thread runs on ``copy_core`` and the host
+    thread on ``host_core`` (None: on any). Copies to the GPU are split into chunks of ``chunk_bytes`` (0: whole),
+    between which other transfers can start. ``result_path``: the GPU reads the CPU's results in place ("direct"), or
+    they queue behind expert copies ("h2d"); None: in place if this GPU can. ``memory_bytes``: what torch may allocate
+    (None: all). ``runtime``: replays launch a model kernel by kernel ("eager"), or decode steps outside routed experts
+    as recorded graphs ("graphs"). A profile is valid for the runtime in which it was measured.
     """
 
     device_index: int = 0
@@ -69,7 +69,7 @@ class CudaSettings:
     runtime: str = "eager"
 
     def check(self) -> None:
-        """Raises RefusedError for what this computer does not have."""
+        """Raises RefusedError for settings that this computer cannot fulfil."""
         if self.cpu_threads < 1 or self.chunk_bytes < 0 or self.result_path not in (None, *get_args(ResultPath)):
             raise RefusedError(
                 "cuda: expected cpu_threads >= 1, chunk_bytes >= 0 and result_path direct or h2d, "
@@ -96,12 +96,12 @@ class CudaSettings:
         if self.memory_bytes is not None and not 0 < self.memory_bytes <= free:
             raise RefusedError(
                 f"cuda: expected GPU memory of at most the {gb(free)} that are free of {gb(total)}, got "
-                f"{gb(self.memory_bytes)}; ask for less (--memory-gb; MEMORY_GB of examples/gpu.sh)"
+                f"{gb(self.memory_bytes)}; choose less (--memory-gb; MEMORY_GB for examples/gpu.sh)"
             )
 
 
 class CudaLanes:
-    """See the top of this file. ``settings`` say what was chosen where that was left open."""
+    """The lanes of one GPU. ``settings``: as given, with the chosen result path."""
 
     kind = "cuda"
 
@@ -114,18 +114,18 @@ class CudaLanes:
         self._pinned, self._cores = Pinned(), usable_cores()
         self.result_path, remark = self._result_path(settings.result_path)
         self.settings = replace(settings, result_path=self.result_path)
-        self.crowding = crowding(self._teams())  # "", or why fidelity cannot be judged here
+        self.crowding = crowding(self._teams())  # "", or why times here are no measure of fidelity
         self._remarks = tuple(filter(None, (remark, self.crowding)))
         self._clock = GpuClock(self.device)
         homes = {"gpu": threading.get_ident(), "d2h": None, "back": None, "link": None}
         self._streams = {name: StreamLane(name, self.device, self._clock, home) for name, home in homes.items()}
         self._flag = stream_flag(self._streams["gpu"].stream)
         self._cpu = ThreadLane("cpu", self.settings.cpu_cores, self.settings.cpu_threads, self._flag)
-        self.gpu: Lane = self._streams["gpu"]
-        self.cpu: Lane = self._cpu
-        self.d2h: Lane = self._streams["d2h"]
-        self.back: Lane = self._streams["back"]
-        self.link: Lane = self._streams["link"]
+        self.gpu: MachineLane = self._streams["gpu"]
+        self.cpu: MachineLane = self._cpu
+        self.d2h: MachineLane = self._streams["d2h"]
+        self.back: MachineLane = self._streams["back"]
+        self.link: MachineLane = self._streams["link"]
         self._outer_stream = torch.cuda.current_stream(self.device)
         torch.cuda.set_stream(self._streams["gpu"].stream)
 
@@ -134,42 +134,42 @@ class CudaLanes:
         return time.perf_counter_ns()
 
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Pinned memory of exactly that size. Raises RefusedError where the system locks no more."""
+        """Pinned memory of exactly that size. Raises RefusedError if the system locks no more memory."""
         return self._pinned(math.prod(shape) * dtype.itemsize).view(dtype).view(*shape)
 
     def remarks(self) -> tuple[str, ...]:
-        """What is worth knowing of it once it has its memory, a line each."""
+        """Remarks for the user, a line each; complete after memory has been allocated."""
         return (*self._remarks, *self._pinned.remarks())
 
     def gpu_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Zeros. Raises RefusedError where they do not fit; for buffers that are made before a run."""
+        """Zeros, for buffers that are allocated before a run. Raises RefusedError if they do not fit."""
         return gpu_tensor(shape, dtype, self.device)
 
     def readable(self, host: Tensor) -> Tensor:
-        """The same memory, read over the link by whichever kernel uses it."""
+        """The same memory, which kernels read over the link."""
         return gpu_view(host, self.device)
 
     def hosting(self) -> AbstractContextManager[None]:
-        """The calling thread has the host's core, and one thread for torch."""
+        """In the block, the calling thread runs on the host's core, with one torch thread."""
         return settled(self.settings.host_core)
 
     def begin_copying(self) -> None:
-        """The current device is a thread's own; its core would be that of the thread that began it."""
+        """Set the device, which each thread has, and the core, which would be inherited from the starting thread."""
         torch.cuda.set_device(self.device)
         settle_thread(alone(self.settings.copy_core) or self._cores, 1)
         wake_in_time()
 
-    def copy_in(self, target: Tensor, source: Tensor) -> StreamMark:
-        """Under way when it returns; ``source`` [bytes] must be pinned, ``target`` has as many bytes or more."""
+    def copy_in(self, target: Tensor, source: Tensor) -> StreamCompletion:
+        """Start a copy. ``source`` [bytes] must be pinned; ``target`` has at least as many bytes."""
         return self._streams["link"].submit(lambda: self._copy_chunks(target[: len(source)], source))
 
     def poll(self) -> float:
-        """See ``Machine``: soon while work has a ``done``, else now and then, since the host may submit some."""
-        pending = [lane.completions.run(wait=False) for lane in self._streams.values()]
+        """As in ``Machine``: soon if work has a ``done``, otherwise rarely, since the host may submit such work."""
+        pending = [lane.callbacks.run(wait=False) for lane in self._streams.values()]
         return POLL_S if any(pending) else REST_S
 
     def rebase(self) -> None:
-        """Compare the clocks of GPU and host anew."""
+        """Compare the clocks of GPU and host again."""
         self._clock.rebase()
 
     def settle(self) -> None:
@@ -180,25 +180,25 @@ class CudaLanes:
         self.rebase()
 
     def close(self) -> None:
-        """End the threads, lift the memory limit and give the host thread its stream back."""
+        """End the threads, lift the memory limit and restore the stream of the host thread."""
         self._cpu.close()
         torch.cuda.set_stream(self._outer_stream)
         limit_gpu_memory(self.device, None)
 
     def facts(self) -> dict[str, str]:
-        """What this machine is, in words; "unknown" for what nobody can say."""
+        """A description of this machine; "unknown" where the system has no answer."""
         waits = "the GPU's streams" if self._flag is not None else "the host"
         return cpu_facts() | gpu_facts(self.device) | {"cpu_results_awaited_by": waits}
 
     def _result_path(self, asked: ResultPath | None) -> tuple[ResultPath, str]:
-        """How the CPU's results come over, and a remark where that is not as one would expect. Raises RefusedError."""
+        """The path of the CPU's results to the GPU, and a remark if it is not the expected one. Raises RefusedError."""
         if asked == "h2d":
             return asked, ""
         why = why_unreadable(self.host_tensor((2048,), torch.bfloat16), self.device)
         if why and asked is not None:
             raise RefusedError(
-                f"cuda: expected that the GPU reads what the CPU writes to pinned memory, which result path direct "
-                f"needs: {why}; choose --result-path h2d, or leave it out"
+                f"cuda: result path direct expects that the GPU reads what the CPU writes to pinned memory: {why}; "
+                "choose --result-path h2d, or leave it out"
             )
         remark = "the GPU does not read what the CPU writes to pinned memory, so the CPU's results queue behind copies"
         return ("h2d", f"{remark} of experts (result path h2d): {why}") if why else ("direct", "")

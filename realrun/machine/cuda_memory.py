@@ -1,4 +1,4 @@
-"""Memory of a CUDA machine: a limit on what is allocated, tensors, and views of pinned host memory for the GPU."""
+"""Memory of a CUDA machine: a limit on allocations, tensors, uploads, and views of pinned host memory for the GPU."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from realrun.machine.host_memory import gb
 
 
 def limit_gpu_memory(device: torch.device, memory_bytes: int | None) -> None:
-    """Let torch allocate no more than ``memory_bytes`` on ``device`` (None: all there is).
+    """Let torch allocate at most ``memory_bytes`` on ``device`` (None: all).
 
-    torch compares with what it holds, free blocks included; contexts and libraries come on top.
+    torch counts all that it holds, including free blocks, but neither contexts nor libraries.
     """
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(1.0 if memory_bytes is None else memory_bytes / total, device)
 
 
 def memory_in_words(device: torch.device) -> str:
-    """How full the GPU is, and what can be done about it."""
+    """How full the GPU is, and what to do about it."""
     free, total = torch.cuda.mem_get_info(device)
     limit = torch.cuda.get_per_process_memory_fraction(device) * total
     allocated, held = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     return (
         f"{gb(allocated)} in use and {gb(held)} held of a limit of {gb(limit)}, {gb(free)} of {gb(total)} free on "
-        "the device; ask for fewer slots, a smaller batch or a shorter context"
+        "the device; choose fewer slots, a smaller batch or a shorter context"
     )
 
 
 def gpu_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that every stream may use. Raises RefusedError where they do not fit."""
+    """Zeros that every stream may use. Raises RefusedError if they do not fit."""
     try:
         tensor = torch.zeros(*shape, dtype=dtype, device=device)
     except torch.OutOfMemoryError as error:
@@ -44,11 +44,16 @@ def gpu_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
     return tensor
 
 
-class _Bytes:
-    """Shows contiguous pinned host memory as bytes on the GPU, whose address is the same, and keeps it alive.
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """``values`` on ``device``. Pinned first: a copy from pageable memory would wait for its stream."""
+    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
-    torch accepts any address that CUDA knows (it refuses host memory only if it is not registered), takes the device
-    from it, and holds a reference to this object. Bytes, because the interface has no name for bfloat16.
+
+class _Bytes:
+    """Contiguous pinned host memory as bytes on the GPU, at the same address; keeps the memory alive.
+
+    torch accepts any address that CUDA knows (of host memory, only registered memory), takes the device from it, and
+    holds a reference to this object. Bytes, because the interface has no name for bfloat16.
     https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
     """
 
@@ -64,9 +69,9 @@ class _Bytes:
 
 
 def gpu_view(host: Tensor, device: torch.device) -> Tensor:
-    """``host``, contiguous and pinned, as a tensor on ``device`` of the same memory, shape and type: nothing is copied.
+    """``host``, contiguous and pinned, as a tensor on ``device`` with the same memory, shape and type, without a copy.
 
-    Raises RuntimeError (torch's) if CUDA does not know the memory, or knows it of another device.
+    Raises RuntimeError (by torch) if CUDA does not know the memory, or knows it from another device.
     """
     if not host.is_contiguous():
         raise ValueError(f"gpu_view: expected contiguous memory, got strides {host.stride()} for {tuple(host.shape)}")
@@ -74,7 +79,7 @@ def gpu_view(host: Tensor, device: torch.device) -> Tensor:
 
 
 def why_unreadable(host: Tensor, device: torch.device) -> str:
-    """Why GPU kernels do not read what the CPU last wrote to ``host``, which is pinned; "" if they do."""
+    """Why GPU kernels do not read the latest values of ``host``, which is pinned; "" if they do."""
     try:
         view = gpu_view(host, device)
         return "" if all(_reads(view, host.fill_(value)) for value in (1.0, -2.0)) else "it read something else"
@@ -83,5 +88,5 @@ def why_unreadable(host: Tensor, device: torch.device) -> str:
 
 
 def _reads(view: Tensor, host: Tensor) -> bool:
-    """Through a kernel: copying the view itself would be left to the copy engine."""
+    """Whether a kernel reads the same values; a plain copy of the view would use the copy engine."""
     return torch.equal((view + 0).cpu(), host)

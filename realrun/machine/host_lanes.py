@@ -1,8 +1,8 @@
-"""Host lanes: a machine made of threads and memory copies, on which everything runs that runs on a GPU.
+"""Host lanes: a machine made of threads and memory copies, which runs everything that a CUDA machine runs.
 
-One core is the "GPU": its experts must lie in an arena of slots, to which a link copies them; the link is a real copy
-in chunks, paced to a configured bandwidth. Other cores compute experts as a CPU would. Nothing sleeps in place of
-computing; the link rests between chunks because it is slow.
+One core plays the GPU: its experts must be in an arena of slots, into which a link copies them. The link makes real
+copies in chunks, paced to a configured bandwidth. Other cores compute experts, as the CPU. All work is real; only the
+link sleeps between chunks, to keep its pace.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from realrun.errors import RefusedError
 from realrun.machine.cores import Team, alone, crowding, usable_cores
-from realrun.machine.lanes import Lane, Mark, nothing
-from realrun.machine.machine_facts import cpu_facts
+from realrun.machine.facts import cpu_facts
+from realrun.machine.lanes import Completion, MachineLane, nothing
 from realrun.machine.pinned import plain
 from realrun.machine.thread_lane import InlineLane, ThreadLane, settle_thread, settled
 from sim.machine.hardware import ResultPath
@@ -27,10 +27,10 @@ from sim.machine.hardware import ResultPath
 
 @dataclass(frozen=True)
 class HostLaneSettings:
-    """What the machine is made to be.
+    """The cores of the lanes, and the speed of the link.
 
-    ``gpu_core`` is the core that plays the GPU, ``cpu_cores`` compute experts. Copies, both ways, are made on
-    ``copy_core`` (None: on ``cpu_cores``); the host thread runs on ``host_core`` (None: on any).
+    ``gpu_core`` plays the GPU, ``cpu_cores`` compute experts. Copies in both directions run on ``copy_core`` (None: on
+    ``cpu_cores``); the host thread runs on ``host_core`` (None: on any).
     """
 
     gpu_core: int = 0
@@ -43,11 +43,11 @@ class HostLaneSettings:
 
     @property
     def copy_cores(self) -> tuple[int, ...]:
-        """Where copies are made."""
+        """The cores for copies."""
         return alone(self.copy_core) or self.cpu_cores
 
     def check(self) -> None:
-        """Raises RefusedError for cores that this process may not use, and a link that is none."""
+        """Raises RefusedError for cores that this process may not use, and for a link without speed."""
         there, host_cores = usable_cores(), alone(self.host_core) or ()
         missing = sorted({self.gpu_core, *self.cpu_cores, *self.copy_cores, *host_cores} - there)
         if missing or not self.cpu_cores:
@@ -57,7 +57,7 @@ class HostLaneSettings:
 
 
 class HostLanes:
-    """See the top of this file. ``inline``: the calling thread is the GPU, as when a library's model runs in it."""
+    """The lanes. ``inline``: the calling thread plays the GPU, as it must when a library's model runs in it."""
 
     kind = "host-lanes"
     device = torch.device("cpu")
@@ -70,45 +70,45 @@ class HostLanes:
         self._gpu = None if inline else ThreadLane("gpu", (self.settings.gpu_core,))
         self._cpu = ThreadLane("cpu", cpu_cores, len(cpu_cores))
         self._back = ThreadLane("back", self.settings.copy_cores)
-        self.gpu: Lane = self._gpu or InlineLane()
-        self.cpu: Lane = self._cpu
-        self.d2h: Lane = InlineLane()
-        self.back: Lane = self._back
-        self.link: Lane = InlineLane()
-        self.crowding = crowding(self._teams())  # "", or why fidelity cannot be judged here
+        self.gpu: MachineLane = self._gpu or InlineLane()
+        self.cpu: MachineLane = self._cpu
+        self.d2h: MachineLane = InlineLane()
+        self.back: MachineLane = self._back
+        self.link: MachineLane = InlineLane()
+        self.crowding = crowding(self._teams())  # "", or why times here are no measure of fidelity
 
     def now_ns(self) -> int:
         """Nanoseconds of the performance counter."""
         return time.perf_counter_ns()
 
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Ordinary memory, all of its pages there."""
+        """Ordinary memory with all of its pages mapped."""
         return plain(math.prod(shape) * dtype.itemsize).view(dtype).view(*shape)
 
     gpu_tensor = host_tensor
 
     def remarks(self) -> tuple[str, ...]:
-        """What is worth knowing of it, a line each."""
+        """Remarks for the user, a line each."""
         return (self.crowding,) if self.crowding else ()
 
     def readable(self, host: Tensor) -> Tensor:
-        """All memory is."""
+        """The tensor itself."""
         return host
 
     def hosting(self) -> AbstractContextManager[None]:
-        """The calling thread has the host's core, or, where it is the GPU, the GPU's; and one thread for torch."""
+        """In the block, the calling thread runs on the host's core (inline: the GPU's), with one torch thread."""
         return settled(self.settings.gpu_core if self._gpu is None else self.settings.host_core)
 
     def begin_copying(self) -> None:
-        """The link's thread has a core of its own, or shares the CPU experts': it never disturbs the GPU."""
+        """Bind the link's thread to its own core or to those of CPU experts, so that it never disturbs the GPU."""
         settle_thread(self.settings.copy_cores, 1)
 
-    def copy_in(self, target: Tensor, source: Tensor) -> Mark:
-        """A paced copy in the calling thread; over when it returns."""
+    def copy_in(self, target: Tensor, source: Tensor) -> Completion:
+        """A paced copy in the calling thread, which has ended on return."""
         return self.link.submit(lambda: self.paced_copy(target, source))
 
     def paced_copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy chunk by chunk, each no earlier than the link would have it."""
+        """Copy chunk by chunk; each ends no earlier than on a link of the configured speed."""
         chunk, rate, target = self.settings.chunk_bytes, self.settings.link_bytes_per_s, target[: len(source)]
         begin = time.perf_counter_ns() + self.settings.link_latency_ns
         for offset in range(0, len(source), chunk):
@@ -117,12 +117,12 @@ class HostLanes:
             time.sleep(max(0.0, due_ns - time.perf_counter_ns()) / 1e9)
 
     def poll(self) -> None:
-        """See ``Machine``: the lanes' threads call ``done``."""
+        """Nothing to do: the lanes' threads call ``done``."""
 
     def settle(self) -> None:
-        """Block until every lane is idle, also if one has failed."""
+        """Block until every lane is idle, even if one has failed."""
         with ExitStack() as every:
-            for lane in (self.cpu, self.back, self.gpu, self.d2h, self.link):  # those that work here come last
+            for lane in (self.cpu, self.back, self.gpu, self.d2h, self.link):  # inline lanes last
                 every.callback(lane.submit(nothing).wait)
 
     def close(self) -> None:
@@ -132,11 +132,11 @@ class HostLanes:
                 lane.close()
 
     def facts(self) -> dict[str, str]:
-        """What this machine is, in words."""
+        """A description of this machine."""
         return cpu_facts()
 
     def _teams(self) -> dict[str, Team]:
-        """The threads that work at the same time; inline, the host is the GPU."""
+        """The threads that work at the same time; if inline, the host thread is the GPU's."""
         made = self.settings
         host = {} if self._gpu is None else {"host": Team(1, alone(made.host_core))}
         experts = Team(len(made.cpu_cores), made.cpu_cores)

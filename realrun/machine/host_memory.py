@@ -1,4 +1,4 @@
-"""How much host memory there is: in the machine, free of it, and within the limits of control groups."""
+"""The size of host memory: in all, available, and within the limits of control groups."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# Limit and use of a control group: https://docs.kernel.org/admin-guide/cgroup-v2.html and .../cgroup-v1/memory.html
+# Limit and usage of a control group: https://docs.kernel.org/admin-guide/cgroup-v2.html and .../cgroup-v1/memory.html
 CGROUP_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-CACHE = ("inactive_file", "active_file")  # of memory.stat: in use, but given up for programs
+CACHE = ("inactive_file", "active_file")  # in memory.stat: used, but released on demand
 
 
 class HostMemory(NamedTuple):
-    """What the system says; ``sys.maxsize`` where it says nothing.
+    """The system's figures; ``sys.maxsize`` for those that it does not give.
 
-    ``available_bytes``: what programs may still take without swapping. ``allowed_bytes``: what control groups still let
-    this process take, which growing does not change.
+    ``available_bytes``: what programs can still use without swapping. ``allowed_bytes``: what control groups still
+    allow this process, whether or not the machine's memory grows.
     """
 
     total_bytes: int
@@ -26,19 +26,19 @@ class HostMemory(NamedTuple):
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory:
-    """As it is now. ``root``: of the files of the system."""
+    """The present figures. ``root``: of the system's files."""
     allowed = min(_allowances(root), default=sys.maxsize)
     total, available = _meminfo(root / "proc/meminfo")
     return HostMemory(total, min(available, allowed), allowed)
 
 
 def gb(size_bytes: float) -> str:
-    """For messages."""
+    """A size in GB, for messages."""
     return f"{size_bytes / 1e9:.2f} GB"
 
 
 def _meminfo(file: Path) -> tuple[int, int]:
-    """Bytes in all and available; without Linux's figures: free pages."""
+    """Total and available bytes; on other systems than Linux from the numbers of pages."""
     if not file.exists():
         return _pages("SC_PHYS_PAGES"), _pages("SC_AVPHYS_PAGES")
     lines = (line.split() for line in file.read_text().splitlines())
@@ -54,7 +54,7 @@ def _pages(name: str) -> int:
 
 
 def _allowances(root: Path) -> Iterator[int]:
-    """Of each control group with a limit that this process is in."""
+    """What each control group of this process still allows, if it has a limit."""
     for folder in _cgroups(root):
         for limit, used in CGROUP_FILES:
             if (folder / limit).exists() and (text := (folder / limit).read_text().strip()) != "max":
@@ -62,7 +62,7 @@ def _allowances(root: Path) -> Iterator[int]:
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
-    """Folders that may have limits: a process's own group, those that it is in, and, seen from a container, the top."""
+    """Folders that may have limits: the process's own group and all groups around it, up to a container's top."""
     file = root / "proc/self/cgroup"
     for line in file.read_text().splitlines() if file.exists() else ():
         _, controllers, path = line.split(":", 2)

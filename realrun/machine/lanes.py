@@ -1,7 +1,7 @@
-"""The lanes of a real machine: what the executor asks of them, whatever they are made of.
+"""Protocols of a machine, its lanes and their work, which the executor depends on.
 
-A lane does one piece of work after another, in the order in which it was given. Work may wait for work of other lanes.
-Two machines have such lanes: ``host_lanes`` (threads and memory copies, on any computer) and ``cuda_lanes`` (streams).
+A lane does one piece of work after another, in the order of submission. Work may wait for work of other lanes. There
+are two such machines: ``host_lanes`` (threads and memory copies, on any computer) and ``cuda_lanes`` (streams).
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ Work: TypeAlias = Callable[[], object]
 
 
 def nothing() -> None:
-    """Work that takes no time: submitted to learn when all before it, or all that it waits for, has ended."""
+    """Work that takes no time, submitted to find out when earlier work, or what it waits for, has ended."""
 
 
-class Mark(Protocol):
-    """One piece of work on a lane: that it has ended, and when it ran."""
+class Completion(Protocol):
+    """One piece of work on a lane: whether it has ended, and when it ran."""
 
     @property
     def ready_ns(self) -> int:
-        """When it could have started: given to its lane, and all that it waits for has ended; known after ``wait``."""
+        """When it was submitted and all that it waits for had ended, ns; known after ``wait``."""
         ...
 
     @property
     def start_ns(self) -> int:
-        """When it started, on the machine's clock; known after ``wait``."""
+        """When it started, ns on the machine's clock; known after ``wait``."""
         ...
 
     @property
     def end_ns(self) -> int:
-        """When it ended, likewise."""
+        """When it ended, ns; known after ``wait``."""
         ...
 
-    def issued(self) -> Mark:
-        """Block until the work has been given to its lane; the mark that stands for it there."""
+    def issued(self) -> Completion:
+        """Block until the work has been submitted to its lane; returns its completion there."""
         ...
 
     def wait(self) -> None:
@@ -49,50 +49,50 @@ class Mark(Protocol):
         ...
 
     def has_ended(self) -> bool:
-        """Has the work ended, or failed? Never blocks."""
+        """Whether the work has ended or failed. Never blocks."""
         ...
 
 
-class Given(Mark, Protocol):
-    """A mark as ``Lane.submit`` returns it."""
+class Submitted(Completion, Protocol):
+    """The completion that ``MachineLane.submit`` returns."""
 
     @property
-    def held_ns(self) -> int:
-        """How long ``submit`` kept its caller waiting: for others, or, where the caller is the lane, for the work."""
+    def blocked_ns(self) -> int:
+        """How long ``submit`` blocked its caller, ns: for other work or, on an inline lane, for the work itself."""
         ...
 
 
-class Lane(Protocol):
+class MachineLane(Protocol):
     """A serial resource."""
 
-    def submit(self, work: Work, after: Sequence[Mark] = (), done: Work | None = None) -> Given:
-        """Do ``work`` once what was submitted before, and all of ``after``, have ended; then call ``done``.
+    def submit(self, work: Work, after: Sequence[Completion] = (), done: Work | None = None) -> Submitted:
+        """Do ``work`` after all earlier work of the lane and all of ``after`` have ended; then call ``done``.
 
-        ``work`` must not block on another lane: what it needs of others is in ``after``.
-        ``done`` is not part of the time. It is called by the lane's thread or, where a lane has none, by whichever
-        thread waits for a mark of the machine or calls ``Machine.poll``. Work after failed work fails too.
+        ``work`` must not block on another lane: what it needs from others is in ``after``. ``done`` is not part of its
+        time. It is called by the lane's thread or, for a lane without one, by the next thread that waits for a
+        completion of the machine or calls ``Machine.poll``. Work after failed work fails too.
         """
         ...
 
 
 class Machine(Protocol):
-    """Lanes that belong together, their memory and their clock."""
+    """The lanes of one computer, their memory and their clock."""
 
     kind: str  # "host-lanes" or "cuda"
     device: torch.device  # of GPU tensors
     result_path: ResultPath
-    gpu: Lane
-    cpu: Lane  # experts on the CPU, on a chosen number of threads
-    d2h: Lane  # routing and activations
-    back: Lane  # victims that are written back
-    link: Lane  # what else goes to the GPU over the link: used by the copy thread only
+    gpu: MachineLane
+    cpu: MachineLane  # experts on the CPU
+    d2h: MachineLane  # routing and activations
+    back: MachineLane  # experts that are written back
+    link: MachineLane  # other copies to the GPU; used by the copy thread only
 
     def now_ns(self) -> int:
         """The machine's clock, ns."""
         ...
 
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Host memory that copies run from and to at full speed: pinned, where there is a GPU."""
+        """Host memory for copies at full speed: pinned, if there is a GPU."""
         ...
 
     def gpu_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -100,27 +100,27 @@ class Machine(Protocol):
         ...
 
     def readable(self, host: Tensor) -> Tensor:
-        """A view of a ``host_tensor`` that work on the GPU may read in place."""
+        """A view of a ``host_tensor`` that GPU work can read in place."""
         ...
 
     def hosting(self) -> AbstractContextManager[None]:
-        """In the block the calling thread is the host, on the host's core; then it is where it was before."""
+        """In the block, the calling thread is the host thread, on the host's core."""
         ...
 
     def begin_copying(self) -> None:
-        """Called once by the thread that will call ``copy_in``."""
+        """Prepare the calling thread for ``copy_in``; called once."""
         ...
 
-    def copy_in(self, target: Tensor, source: Tensor) -> Mark:
-        """Copy ``source`` (host) to ``target`` (GPU) over the link, after the copies before it."""
+    def copy_in(self, target: Tensor, source: Tensor) -> Completion:
+        """Copy ``source`` (host) to ``target`` (GPU) over the link, after earlier copies."""
         ...
 
     def poll(self) -> float | None:
-        """Call the ``done`` of work that has ended; how soon to call again, s (None: there is no need to)."""
+        """Call the ``done`` of work that has ended; returns after how many seconds to poll again (None: never)."""
         ...
 
     def facts(self) -> dict[str, str]:
-        """What this machine is, by name."""
+        """A description of this machine, by name."""
         ...
 
     def settle(self) -> None:

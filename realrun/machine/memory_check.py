@@ -1,19 +1,83 @@
-"""Whether experts fit into host memory: by the figure that was given, or else by what there is."""
+"""Whether experts fit into host memory: by the size that the user gave, or by measuring what is available.
+
+Some virtual machines are given more memory as they touch what they have. On these, memory is touched in steps as long
+as the machine grows, and given back.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from realrun.errors import RefusedError
-from realrun.machine.growing_memory import GrowingMemory
-from realrun.machine.host_memory import gb
+from realrun.machine.host_memory import HostMemory, gb, host_memory
+from realrun.machine.pages import Pages
 
 OPTION = "--host-memory-gb"
 VARIABLE = "TRILANE_HOST_MEMORY_GB"
+
+# Chosen so that a refusal takes seconds and other programs keep their memory:
+STEP_BYTES = 10**9
+RESERVE_BYTES = 5 * 10**8  # available memory that is never touched
+STILL_BYTES, STILL_S = 16 * 10**9, 10.0  # touched, or waited, without growth: the machine does not grow
+RETRIES, PAUSE_S = 3, 1.0  # when little is left, for a machine that needs time to grow
+
+
+@dataclass
+class GrowingMemory:
+    """One measurement of available memory. What it has touched is freed together with this object."""
+
+    read: Callable[[], HostMemory] = host_memory
+    take: Callable[[int], object] = Pages
+    pause: Callable[[float], None] = time.sleep
+    clock_s: Callable[[], float] = time.monotonic
+    _held: list[object] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._now = self.read()
+        self._held_at_growth, self._growth_s = 0, self.clock_s()
+
+    def available_bytes(self, needed_bytes: int) -> int:
+        """Available memory: at once, or, if that is less than needed, after memory has been touched.
+
+        Never touches more than what is available less a reserve, and nothing where a control group sets the limit.
+        """
+        while self._with_held(self._now.available_bytes) < needed_bytes <= self._with_held(self._now.allowed_bytes):
+            if self._stands_still() or not self._step():
+                break
+        return self._with_held(self._now.available_bytes)
+
+    def _with_held(self, rest_bytes: int) -> int:
+        return len(self._held) * STEP_BYTES + rest_bytes
+
+    def _stands_still(self) -> bool:
+        touched_bytes = (len(self._held) - self._held_at_growth) * STEP_BYTES
+        return touched_bytes >= STILL_BYTES or self.clock_s() - self._growth_s >= STILL_S
+
+    def _step(self) -> bool:
+        """Touch one more step or, if little is left, wait for the machine to grow; False if it has not grown."""
+        if self._now.available_bytes < STEP_BYTES + RESERVE_BYTES:
+            return any(self._grows_meanwhile() for _ in range(RETRIES))
+        self._held.append(self.take(STEP_BYTES))
+        self._look()
+        return True
+
+    def _grows_meanwhile(self) -> bool:
+        self.pause(PAUSE_S)
+        return self._look()
+
+    def _look(self) -> bool:
+        """Whether the machine has grown since the last look."""
+        before, self._now = self._now, self.read()
+        grown = self._now.total_bytes > before.total_bytes
+        if grown:
+            self._held_at_growth, self._growth_s = len(self._held), self.clock_s()
+        return grown
 
 
 class _Given(NamedTuple):
@@ -26,9 +90,9 @@ _given: ContextVar[_Given | None] = ContextVar("_given", default=None)
 
 @contextmanager
 def host_memory_given(size_gb: float | None) -> Iterator[None]:
-    """Meanwhile, experts may take ``size_gb`` (10^9 bytes) of host memory, whatever is measured; None: no change.
+    """In the block, experts may take ``size_gb`` (10^9 bytes) of host memory, and nothing is measured; None: no change.
 
-    Raises RefusedError for what is not above 0.
+    Raises RefusedError unless the size is above 0.
     """
     token = _given.set(_given.get() if size_gb is None else _Given(_size_bytes(size_gb, OPTION), OPTION))
     try:
@@ -38,14 +102,14 @@ def host_memory_given(size_gb: float | None) -> Iterator[None]:
 
 
 def measured_bytes(needed_bytes: int) -> int:
-    """Of host memory that is there; see ``GrowingMemory``."""
+    """Available host memory; see ``GrowingMemory``."""
     return GrowingMemory().available_bytes(needed_bytes)
 
 
 def check_host_memory(needed_bytes: int, measure: Callable[[int], int] = measured_bytes) -> None:
-    """Raises RefusedError, saying by how much, where the host's memory does not hold ``needed_bytes``.
+    """Check that host memory holds ``needed_bytes``: by the option, else the environment variable, else ``measure``.
 
-    The option goes before the environment variable, and that before ``measure``.
+    Raises RefusedError, which says how much is missing.
     """
     given = _given.get() or _by_environment()
     available = measure(needed_bytes) if given is None else given.available_bytes
@@ -54,8 +118,8 @@ def check_host_memory(needed_bytes: int, measure: Callable[[int], int] = measure
         raise RefusedError(
             f"experts need {gb(needed_bytes)} of host memory, {gb(available)} are "
             f"{f'given by {given.by}' if given else 'free'}: {gb(short)} short. "
-            "Close other programs, or take a smaller model, fewer layers or a smaller type; where memory grows as it "
-            f"is used, say how much there is: {OPTION}, or {VARIABLE}, in GB (10^9 bytes)"
+            "Close other programs, or choose a smaller model, fewer layers or a smaller type; on a machine whose "
+            f"memory grows with use, give its size: {OPTION}, or {VARIABLE}, in GB (10^9 bytes)"
         )
 
 

@@ -1,8 +1,8 @@
-"""The native kernel of experts on the CPU: compiled, compared with torch, and called by ctypes.
+"""The native kernel for experts on the CPU: compiled, compared with torch, and called through ctypes.
 
-torch's product of a single bfloat16 row reads its weights at a third of what the memory gives; native/ffn.c reads them
-as fast as they can be read, and does a whole expert in one call without the interpreter's lock. It also multiplies
-weights in blocks (``weight_formats``), for which torch has no product.
+torch's product of a single bfloat16 row reads its weights at a third of the memory's bandwidth. native/ffn.c reads them
+at full bandwidth, and computes a whole expert in one call without the interpreter lock. It also multiplies weights in
+blocks (``weight_formats``), for which torch has no product.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from realrun.machine.native_library import NotCompiledError, compiled
 from realrun.machine.weight_formats import BLOCK, FORMATS, BlockFormat
 
 SOURCE = Path(__file__).parent / "native" / "ffn.c"
-CHOICE = "TRILANE_CPU_KERNEL"  # torch, native, or not set: native where it compiles
-TOLERANCE = 2**-6  # of the largest result: 4 roundings to bfloat16; what is computed wrongly is off by far more
-BLOCKS_TOLERANCE = 2**-5  # twice that, a choice: inputs and inner values are rounded to 8 bits too
+CHOICE = "TRILANE_CPU_KERNEL"  # torch, native, or not set: native if it compiles
+TOLERANCE = 2**-6  # of the largest result: 4 roundings to bfloat16; wrong results are off by far more
+BLOCKS_TOLERANCE = 2**-5  # chosen as twice that: inputs and inner values are also rounded to 8 bits
 CHECKED = ((32, 48, 1), (70, 33, 3), (130, 64, 7), (96, 160, 40), (64, 32, 2))  # hidden, width, tokens: every tile
 
 
@@ -42,30 +42,30 @@ class _Expert(ctypes.Structure):
 
 
 class _Team:
-    """Threads of the library that work for one thread of Python."""
+    """Threads of the library that work for one Python thread."""
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self.pointer, self._end = ctypes.c_void_p(library.team_of(threads)), library.team_end
         if not self.pointer:
-            raise MemoryError(f"the native CPU kernel: expected {threads} threads, the system has no room for them")
+            raise MemoryError(f"the native CPU kernel: expected {threads} threads, the system has no memory for them")
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self.pointer and not is_finalizing():  # then, a thread may still be at work
+        if self.pointer and not is_finalizing():  # a thread may still be at work then
             self._end(self.pointer)
 
 
 class _Teams(threading.local):
-    """Of the calling thread, by number of threads. They run on the cores that it was bound to when it first called."""
+    """The calling thread's teams, by number of threads, on the cores that it was bound to on its first call."""
 
     def __init__(self) -> None:
         self.of: dict[int, _Team] = {}
 
 
 class NativeFfn:
-    """The compiled kernel: ``name`` says for which instructions, ``only_up_to`` for how many rows it beats torch."""
+    """The compiled kernel. ``name``: its instruction set; ``only_up_to``: rows up to which it is faster than torch."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where the file is no library."""
+        """Raises OSError if the file is not a library."""
         library = ctypes.CDLL(str(path))
         library.team_of.restype, library.kernel_name.restype = ctypes.c_void_p, ctypes.c_char_p
         library.team_end.argtypes = [ctypes.c_void_p]
@@ -77,17 +77,17 @@ class NativeFfn:
         self, first: Tensor, down: Tensor, x: Tensor, choices: Tensor, weights: Tensor, top_k: int, out: Tensor, *,
         scattered: bool, threads: int, blocks: BlockFormat | None = None,
     ) -> None:  # fmt: skip
-        """One expert's weighted rows, by ``threads``, the calling one among them.
+        """Compute one expert's weighted rows with ``threads``, including the calling one.
 
-        ``x`` [N, H] is bfloat16, and so are ``first`` [2 W, H] (gate, then up) or, without a gate, [W, H], and ``down``
-        [H, W]; or their rows are ``blocks``, uint8, with H and W multiples of 32.
-        ``choices`` int64: number n * top_k + j has row n of ``x``, and the share ``weights``[number], float32. ``out``
-        float32 [.., H]: rows in the order of the choices or, if ``scattered``, each in the row of its number. All are
-        contiguous and in host memory; nothing is checked here.
+        ``x`` [N, H] is bfloat16, and so are ``first`` [2 W, H] (gate, then up; without a gate [W, H]) and ``down``
+        [H, W], unless their rows are ``blocks``, uint8, with H and W multiples of 32.
+        ``choices`` int64: number n * top_k + j is row n of ``x`` with the weight ``weights``[number], float32. ``out``
+        float32 [.., H]: rows in the order of the choices or, if ``scattered``, each in the row of its number. All
+        tensors must be contiguous and in host memory, which is not checked.
         """
         hidden, width = len(down), down.shape[1]
         if blocks is not None:
-            width = width // blocks.bytes * BLOCK
+            width = width // blocks.block_bytes * BLOCK
         expert = _Expert(
             *(tensor.data_ptr() for tensor in (first, down, x, choices, weights, out)),
             hidden, width, len(choices), top_k, len(first) != width, scattered, 0 if blocks is None else blocks.number,
@@ -104,9 +104,9 @@ class NativeFfn:
 
 @lru_cache(1)
 def native_ffn() -> NativeFfn | None:
-    """The kernel, made once in a process; None: torch computes the CPU's experts.
+    """The kernel, loaded once in a process; None: torch computes the CPU's experts.
 
-    Raises RefusedError where the environment asks for the native kernel and there is none, or for something else.
+    Raises RefusedError if the environment variable requires the native kernel and there is none, or is not valid.
     """
     chosen = os.environ.get(CHOICE, "")
     if chosen not in ("", "torch", "native"):
@@ -122,19 +122,16 @@ def native_ffn() -> NativeFfn | None:
 
 
 def cpu_kernel() -> str:
-    """What computes the CPU's experts in replays, unless they are of float32, as a fact of the machine."""
+    """The kernel of CPU experts in replays, except for float32, as a fact of the machine."""
     ffn = native_ffn()
     return "torch" if ffn is None else ffn.name
 
 
 def loaded(source: Path = SOURCE, extra: Sequence[str] = ()) -> NativeFfn:
-    """The kernel of ``source``, compiled with ``extra`` flags.
-
-    Raises NotCompiledError, also where its results are not torch's.
-    """
+    """The kernel from ``source``, compiled with ``extra`` flags. Raises NotCompiledError, also for wrong results."""
     try:
         ffn = NativeFfn(compiled(source, extra))
-    except OSError:  # cut off, say, when a disk was full
+    except OSError:  # a damaged file, for example from a full disk
         ffn = _built_anew(source, extra)
     check(ffn)
     return ffn
@@ -149,7 +146,7 @@ def _built_anew(source: Path, extra: Sequence[str]) -> NativeFfn:
 
 
 def check(ffn: NativeFfn) -> None:
-    """Raises NotCompiledError where results are not torch's but for rounding."""
+    """Raises NotCompiledError if results differ from torch's by more than rounding."""
     random = torch.Generator().manual_seed(0)
     formats = (None, *FORMATS.values())
     for (hidden, width, tokens), gated, blocks in product(CHECKED, (True, False), formats):
@@ -167,7 +164,7 @@ def _difference(
     ffn: NativeFfn, hidden: int, width: int, tokens: int, gated: bool, blocks: BlockFormat | None,
     random: torch.Generator,
 ) -> float:  # fmt: skip
-    """The largest, as a share of the largest result."""
+    """The largest difference from torch's results, as a share of the largest result."""
     first, down = (_matrix(shape, blocks, random) for shape in ((width * (1 + gated), hidden), (hidden, width)))
     x = torch.randn(tokens, hidden, generator=random).bfloat16()
     choices = torch.randperm(2 * tokens, generator=random)[:tokens]
@@ -182,7 +179,7 @@ def _difference(
 
 
 def _matrix(shape: tuple[int, int], blocks: BlockFormat | None, random: torch.Generator) -> Tensor:
-    """Random weights; products of rows with values of order 1 are of order 1."""
+    """Random weights, scaled so that products with values of order 1 are of order 1."""
     rows, columns = shape
     if blocks is None:
         return torch.randn(shape, generator=random).mul_(columns**-0.5).bfloat16()

@@ -1,4 +1,4 @@
-"""A C file compiled on first use for this computer's processor, and kept in the user's cache folder."""
+"""Compilation of a C file on first use, for this processor; the library is kept in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from realrun.errors import RealRunError
+from trilane.common.errors import TrilaneError
 
 CPU_LIST = Path("/proc/cpuinfo")
 COMPILERS = ("cc", "gcc", "clang")  # the first of them on PATH
 FLAGS = ("-O3", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
-FOR_THIS_CPU = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler takes
+FOR_THIS_CPU = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler accepts
 TIMEOUT_S = 120
 
 
-class NotCompiledError(RealRunError):
-    """There is no compiled code that this computer can use; the message says why."""
+class NotCompiledError(TrilaneError):
+    """Code that cannot be compiled for this computer; the message says why."""
 
 
 def cache_folder() -> Path:
-    """Of this user, by the XDG base directory specification. Raises NotCompiledError where there is no home."""
+    """The user's, by the XDG base directory specification. Raises NotCompiledError if there is no home folder."""
     if chosen := os.environ.get("XDG_CACHE_HOME"):
         return Path(chosen, "trilane")
     try:
@@ -35,9 +35,10 @@ def cache_folder() -> Path:
 
 
 def compiled(source: Path, extra: Sequence[str] = ()) -> Path:
-    """The shared library of a C file, made now or earlier: its name tells of its folder, compiler, flags and processor.
+    """The shared library of a C file, compiled unless it exists for the same sources, compiler, flags and processor.
 
-    It is written aside and renamed, so that several processes may ask at once. Raises NotCompiledError.
+    It is written under another name and renamed, so that several processes may compile at once. Raises
+    NotCompiledError.
     """
     compiler = find_compiler()
     target = cache_folder() / f"{source.stem}-{_fingerprint(source, compiler, extra)}.so"
@@ -51,7 +52,7 @@ def compiled(source: Path, extra: Sequence[str] = ()) -> Path:
 
 
 def find_compiler() -> str:
-    """The full path of a C compiler. Raises NotCompiledError where PATH has none."""
+    """The full path of a C compiler. Raises NotCompiledError if PATH has none."""
     found = next(filter(None, map(shutil.which, COMPILERS)), None)
     if found is None:
         raise NotCompiledError(f"expected a C compiler on PATH, found none of {', '.join(COMPILERS)}; install gcc")
@@ -61,7 +62,7 @@ def find_compiler() -> str:
 def _build(source: Path, compiler: str, extra: Sequence[str], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         aside, said = Path(folder, target.name), ""
-        for tuned in FOR_THIS_CPU if CPU_LIST.exists() else ((),):  # the fingerprint must tell processors apart
+        for tuned in FOR_THIS_CPU if CPU_LIST.exists() else ((),):  # only if the fingerprint contains the processor
             done = _run([compiler, *FLAGS, *tuned, *extra, str(source), "-o", str(aside), "-lm"])
             if done.returncode == 0:
                 aside.replace(target)
@@ -74,7 +75,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise NotCompiledError(f"{command[0]}: expected an end within {TIMEOUT_S} s, stopped it") from error
+        raise NotCompiledError(f"{command[0]}: stopped after {TIMEOUT_S} s") from error
 
 
 def _fingerprint(source: Path, compiler: str, extra: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
-"""Large blocks of memory: in huge pages where the system has them, all pages there from the beginning.
+"""Large blocks of memory: in huge pages if the system has them, with all pages mapped at once.
 
-The CPU reads experts faster from huge pages, and CUDA locks them faster: there are 512 times fewer than of 4 KiB.
+The CPU reads experts faster from huge pages, and CUDA locks them faster: there are 512 times fewer than pages of 4 KiB.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from realrun.machine.cores import usable_cores
 from realrun.machine.host_memory import gb
 
 HUGE_PAGE_BYTES = 2 << 20  # of x86-64, and of arm64 with 4-KiB pages: https://docs.kernel.org/admin-guide/mm/transhuge.html
-LEAST_BYTES = 2 * HUGE_PAGE_BYTES  # of a large block
-PIECE_BYTES = 64 << 20  # that a thread touches at a time
+LEAST_BYTES = 2 * HUGE_PAGE_BYTES  # size of a large block
+PIECE_BYTES = 64 << 20  # touched by one thread at a time
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 class Pages(mmap.mmap):
-    """Zeros that the tensors on them keep alive; from LEAST_BYTES on in huge pages, touched by all cores.
+    """Zeros, which tensors on them keep alive; from LEAST_BYTES on in huge pages, touched by all cores.
 
-    ``address``: where they begin; of a large block a multiple of HUGE_PAGE_BYTES, of another one of the page size.
-    Raises RefusedError where the system gives no memory.
+    ``address``: of the first byte, a multiple of HUGE_PAGE_BYTES in a large block, otherwise of the page size. Raises
+    RefusedError if the system has no memory left.
     """
 
     def __new__(cls, size_bytes: int) -> Self:
-        """Room to align a large block, and for all of its last huge page."""
+        """Map enough to align a large block, and for the whole of its last huge page."""
         large = size_bytes >= LEAST_BYTES
         mapped_bytes = (-(-size_bytes // HUGE_PAGE_BYTES) + 1) * HUGE_PAGE_BYTES if large else size_bytes
         try:
@@ -40,7 +40,7 @@ class Pages(mmap.mmap):
         except (OSError, OverflowError) as error:
             raise RefusedError(
                 f"expected room for {gb(size_bytes)} of host memory, the system gave none ({error}); close other "
-                "programs, or take a smaller model, fewer layers or a smaller type"
+                "programs, or choose a smaller model, fewer layers or a smaller type"
             ) from error
 
     def __init__(self, size_bytes: int) -> None:
@@ -58,7 +58,7 @@ class Pages(mmap.mmap):
 
 
 def touch(memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-    """Zero the first byte of each page of ``memory``, with as many threads as cores: numpy lets them run together."""
+    """Zero the first byte of each page of ``memory``, with one thread per core: numpy releases the interpreter lock."""
     pieces = [memory[begin : begin + PIECE_BYTES] for begin in range(0, len(memory), PIECE_BYTES)]
 
     def touch_piece(piece: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
@@ -69,8 +69,8 @@ def touch(memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
 
 
 def _ask_for_huge_pages(pages: mmap.mmap) -> None:
-    """The system is free to give other ones: it may have none left, or none at all."""
+    """Request huge pages, which the system may ignore."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)  # of Linux
     if advice is not None:
-        with suppress(OSError):  # a kernel without them
+        with suppress(OSError):  # a kernel without huge pages
             pages.madvise(advice)

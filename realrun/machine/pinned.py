@@ -1,7 +1,7 @@
 """Host memory for experts: ordinary, or page-locked so that a GPU copies from it at full speed.
 
-torch's own page-locked allocator rounds each block up to a power of two (pytorch issue 95823), which may double the
-memory that experts take. Here ordinary pages are registered with CUDA instead, which takes their exact size.
+torch's own allocator of page-locked memory rounds each block up to a power of two (pytorch issue 95823), which may
+double the memory of experts. Here ordinary pages are registered with CUDA instead, at their exact size.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from realrun.errors import RealRunError, RefusedError
+from realrun.errors import RefusedError
 from realrun.machine.host_memory import gb
 from realrun.machine.pages import LEAST_BYTES, Pages
 
-PORTABLE_AND_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped: kernels may read it in place
-UNLOADING = 4  # cudaErrorCudartUnloading: the process ends, and with it all locks
+PORTABLE_AND_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped: kernels can read it in place
+UNLOADING = 4  # cudaErrorCudartUnloading: the process is ending, and all locks with it
 
 
 def plain(size_bytes: int) -> Tensor:
-    """Ordinary memory: zeros, uint8 [size_bytes], 64-byte aligned as all that torch allocates; large blocks: ``Pages``.
+    """Ordinary memory: zeros, uint8 [size_bytes], 64-byte aligned like all tensors; large blocks are ``Pages``.
 
-    Raises RefusedError where the system gives none.
+    Raises RefusedError if the system has no memory left.
     """
     return Pages(size_bytes).tensor() if size_bytes >= LEAST_BYTES else torch.zeros(size_bytes, dtype=torch.uint8)
 
 
 def launch_on_gpu() -> None:
-    """A small kernel. Raises RuntimeError for an error that an earlier call has left, which is thereby cleared."""
+    """Launch a small kernel. Raises RuntimeError for an error left by an earlier call, which is thereby cleared."""
     torch.ones(1, device="cuda")
 
 
 class Pinned:
     """Allocates page-locked memory of exact size; a block is unlocked when no tensor uses it any more.
 
-    ``cudart``: what registers memory; by default CUDA's runtime library, as torch gives it. ``launch``: a kernel, see
-    ``launch_on_gpu``. Raises RefusedError where there is no GPU.
+    ``cudart``: registers memory; by default CUDA's runtime library, as bound by torch. ``launch``: a kernel, see
+    ``launch_on_gpu``. Raises RefusedError if there is no GPU.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Pinned:
         self._cudart = torch.cuda.cudart() if cudart is None else cudart  # type: ignore[no-untyped-call]
         self._launch, self._clock_ns = launch, clock_ns
         self.pinned_bytes = 0
-        self._bytes_so_far, self._ns_so_far = 0, 0  # since the beginning, what has been unlocked included
+        self._bytes_so_far, self._ns_so_far = 0, 0  # in all, including memory that has been unlocked
 
     def __call__(self, size_bytes: int) -> Tensor:
         """Zeros, uint8 [size_bytes], aligned as ``Pages`` are. Raises RefusedError where the system locks no more."""
@@ -72,34 +72,34 @@ class Pinned:
         return pages.tensor()
 
     def unlock(self, address: int, size_bytes: int) -> None:
-        """Raises RealRunError where CUDA refuses."""
+        """Unlock a block. Raises RuntimeError if CUDA refuses."""
         code = int(self._cudart.cudaHostUnregister(address))
         if code not in (0, UNLOADING):
             self._clear_last_error()
-            raise RealRunError(f"cudaHostUnregister of {gb(size_bytes)} at {address:#x}: expected 0, got error {code}")
+            raise RuntimeError(f"cudaHostUnregister of {gb(size_bytes)} at {address:#x}: expected 0, got error {code}")
         self.pinned_bytes -= size_bytes
 
     def remarks(self) -> tuple[str, ...]:
-        """How long allocating and locking took in all; nothing where next to nothing was locked."""
+        """The time of allocating and locking in all; nothing if hardly any memory was locked."""
         if self._bytes_so_far < LEAST_BYTES:
             return ()
         taken, seconds = self._bytes_so_far, max(1, self._ns_so_far) / 1e9
         return (f"page-locked {gb(taken)} of host memory in {seconds:.1f} s, {gb(taken / seconds)}/s",)
 
     def _clear_last_error(self) -> None:
-        """CUDA's runtime keeps a failed call's error for the thread's next check, which is of something else.
+        """Clear the error of a failed call, which CUDA's runtime would report at the thread's next check.
 
-        torch's binding of the runtime has no cudaGetLastError, which clears it, but torch calls that after each launch.
+        torch's binding of the runtime has no cudaGetLastError, which clears it, but torch calls it after each launch.
         """
         with suppress(RuntimeError):
             self._launch()
 
     def _no_more(self, size_bytes: int, code: int) -> str:
         return (
-            f"no page-locked memory left: asked for {gb(size_bytes)} with {gb(self.pinned_bytes)} locked already, "
-            f"cudaHostRegister gave error {code}. Free memory of other programs, raise the limit (`ulimit -l`; in a "
-            "container its memory limit; Windows and WSL lock about half of the machine's memory at most), take a "
-            "smaller model or type, or run with ordinary memory: copies are slower then"
+            f"no page-locked memory left: cudaHostRegister of {gb(size_bytes)}, with {gb(self.pinned_bytes)} locked "
+            f"already, gave error {code}. Close programs, raise the limit (`ulimit -l`; in a container its memory "
+            "limit; Windows and WSL lock at most about half of the machine's memory), choose a smaller model or type, "
+            "or run with ordinary memory, from which copies are slower"
         )
 
 

@@ -1,8 +1,8 @@
-"""A word of pinned memory for which CUDA streams wait: how the GPU learns of the CPU's work without the host.
+"""A word of pinned memory that CUDA streams wait for: a signal from the CPU's work to the GPU without the host.
 
 CUDA's stream memory operations (driver API, "Stream Memory Operations", ``cuStreamWaitValue32``) let a stream wait
-until a word of memory has reached a value. So the host launches what needs the CPU's results before they are there, as
-it does for work that waits for other streams.
+until a word of memory has reached a value. So the host can launch work that needs the CPU's results before they are
+ready, as it does for work that waits for other streams.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from realrun.errors import LaneError
 
-VARIABLE = "TRILANE_STREAM_FLAGS"  # of the environment; 0: the host waits for the CPU's experts in the stream's place
+VARIABLE = "TRILANE_STREAM_FLAGS"  # environment variable; 0: the host waits for CPU experts instead of the stream
 LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
 WAIT_UNTIL_REACHED = 0  # CU_STREAM_WAIT_VALUE_GEQ: (int32_t)(*addr - value) >= 0, so the word may wrap around
 WORD = 1 << 32
@@ -24,13 +24,11 @@ WORD = 1 << 32
 class WaitValue(Protocol):
     """``cuStreamWaitValue32`` on a stream's handle and an address; returns a CUresult, 0 for success."""
 
-    def __call__(self, stream: int, address: int, value: int, flags: int, /) -> int:
-        """See the class."""
-        ...
+    def __call__(self, stream: int, address: int, value: int, flags: int, /) -> int: ...
 
 
 def driver_wait_value() -> WaitValue | None:
-    """The driver's own; None where there is no such library or function, or where it is not wanted."""
+    """The driver's function; None if there is no such library or function, or if the environment disables it."""
     if os.environ.get(VARIABLE) == "0":
         return None
     for name in LIBRARIES:
@@ -45,9 +43,9 @@ def driver_wait_value() -> WaitValue | None:
 
 
 class StreamFlag:
-    """Counts the pieces of work of one lane that have ended; streams wait until the count reaches a number.
+    """The number of pieces of work of one lane that have ended, which streams can wait for.
 
-    The word is in memory of torch's pinned allocator: its address is the same on the host and on the GPU (CUDA
+    The word is in memory of torch's pinned allocator, whose address is the same on the host and on the GPU (CUDA
     programming guide, "Unified Virtual Addressing").
     """
 
@@ -57,18 +55,18 @@ class StreamFlag:
         self._word = ctypes.c_uint32.from_address(self._memory.data_ptr())
 
     def set(self, number: int) -> None:
-        """All work up to ``number`` has ended. Called by one thread, with numbers that ascend."""
+        """Signal that all work up to ``number`` has ended. Called by one thread, with ascending numbers."""
         self._word.value = number % WORD
 
     def hold_up(self, stream: Any, number: int) -> None:
-        """What ``stream`` is given from now on waits for ``number``. Raises LaneError if the driver refuses."""
+        """Make ``stream`` wait for ``number``. Raises LaneError if the driver refuses."""
         code = self._wait_value(stream.cuda_stream, self._memory.data_ptr(), number % WORD, WAIT_UNTIL_REACHED)
         if code != 0:
             raise LaneError(f"cuStreamWaitValue32: expected 0, got CUresult {code}")
 
 
 def stream_flag(stream: Any) -> StreamFlag | None:
-    """A flag that ``stream`` and others can wait for; None where the driver does not offer that, or refuses it."""
+    """A flag that ``stream`` and others can wait for; None if the driver does not support it."""
     wait_value = driver_wait_value()
     if wait_value is None:
         return None

@@ -1,4 +1,4 @@
-"""Lanes made of threads: a worker with cores and torch threads of its own, or the calling thread itself."""
+"""Lanes made of threads: a worker thread with its own cores and torch threads, or the calling thread."""
 
 from __future__ import annotations
 
@@ -14,47 +14,57 @@ from typing import Any, Protocol
 import torch
 
 from realrun.errors import LaneError
-from realrun.machine.lanes import Mark, Work
+from realrun.machine.lanes import Completion, Work
 
 PR_SET_TIMERSLACK = 29  # https://man7.org/linux/man-pages/man2/PR_SET_TIMERSLACK.2const.html
 
 
 class Flag(Protocol):
-    """Where a GPU stream sees how many pieces of a lane's work have ended."""
+    """A signal to GPU streams: how many pieces of a lane's work have ended."""
 
     def set(self, number: int) -> None:
-        """All work up to ``number`` has ended."""
+        """Signal that all work up to ``number`` has ended."""
         ...
 
     def hold_up(self, stream: Any, number: int) -> None:
-        """What ``stream`` is given from now on waits for ``number``."""
+        """Make ``stream`` wait for ``number``."""
         ...
 
 
-class ThreadMark:
-    """Work that a thread does. A held lock stands for "not ended": waiting for it costs next to nothing.
+class ThreadCompletion:
+    """Work of a thread. Its end is signalled by releasing a lock, the cheapest way to wait.
 
     ``number``: of the work on its lane, from 1; ``flag``: the lane's, if GPU streams can wait for its work.
     """
 
     __slots__ = (
-        "_done", "_ended", "_work", "after", "end_ns", "error", "flag", "held_ns", "number", "ready_ns", "start_ns",
+        "_done",
+        "_ended",
+        "_work",
+        "after",
+        "blocked_ns",
+        "end_ns",
+        "error",
+        "flag",
+        "number",
+        "ready_ns",
+        "start_ns",
     )  # fmt: skip
 
     def __init__(
-        self, work: Work, after: Sequence[Mark], done: Work | None, number: int = 0, flag: Flag | None = None
+        self, work: Work, after: Sequence[Completion], done: Work | None, number: int = 0, flag: Flag | None = None
     ) -> None:
         self._work: Work | None = work
         self.after, self._done = after, done
         self.number, self.flag = number, flag
         self.ready_ns, self.start_ns, self.end_ns = time.perf_counter_ns(), 0, 0
-        self.held_ns = 0  # nobody: see ``Given``
+        self.blocked_ns = 0
         self.error: BaseException | None = None
         self._ended = threading.Lock()
         self._ended.acquire()
 
-    def issued(self) -> ThreadMark:
-        """Itself: a thread's work is known from the beginning."""
+    def issued(self) -> ThreadCompletion:
+        """Itself: a thread's work is issued when it is submitted."""
         return self
 
     def wait(self) -> None:
@@ -65,17 +75,17 @@ class ThreadMark:
             raise LaneError.of("a lane", self.error) from self.error
 
     def has_ended(self) -> bool:
-        """See ``Mark``."""
+        """Whether it has ended or failed."""
         return not self._ended.locked()
 
     def do(self, broken: BaseException | None) -> BaseException | None:
-        """Do the work in this thread, unless the lane is broken; returns what broke it, if anything has."""
+        """Do the work in this thread, unless the lane is ``broken``; returns the error, if there is any."""
         try:
             if broken is not None:
                 raise broken
-            for mark in self.after:
-                mark.wait()
-                self.ready_ns = max(self.ready_ns, mark.end_ns)
+            for completion in self.after:
+                completion.wait()
+                self.ready_ns = max(self.ready_ns, completion.end_ns)
             assert self._work is not None
             self.start_ns = time.perf_counter_ns()
             self._work()
@@ -86,35 +96,35 @@ class ThreadMark:
             self.error = error
         finally:
             if self.flag is not None:
-                self.flag.set(self.number)  # after a failure too, or the streams that wait would never go on
-        self._work, self.after, self._done = None, (), None  # let go of what they hold
+                self.flag.set(self.number)  # after a failure too, or waiting streams would never continue
+        self._work, self.after, self._done = None, (), None  # release what they refer to
         self._ended.release()
         return self.error
 
 
 class ThreadLane:
-    """A worker thread. ``cores``: where it may run (None: anywhere); ``threads``: of torch's operations in it.
+    """A worker thread. ``cores``: where it may run (None: anywhere); ``threads``: for torch's operations in it.
 
-    ``flag`` is set to the number of each piece of work once that has ended. Work is submitted by one thread.
+    ``flag`` is set to the number of each piece of work when it has ended. Work is submitted by one thread.
     """
 
     def __init__(
         self, name: str, cores: Collection[int] | None = None, threads: int = 1, flag: Flag | None = None
     ) -> None:
         self._flag, self._submitted = flag, 0
-        self._queue: SimpleQueue[ThreadMark | None] = SimpleQueue()
+        self._queue: SimpleQueue[ThreadCompletion | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, args=(cores, threads), name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, work: Work, after: Sequence[Mark] = (), done: Work | None = None) -> ThreadMark:
-        """See ``Lane.submit``."""
+    def submit(self, work: Work, after: Sequence[Completion] = (), done: Work | None = None) -> ThreadCompletion:
+        """As in ``MachineLane``."""
         self._submitted += 1
-        mark = ThreadMark(work, after, done, self._submitted, self._flag)
-        self._queue.put(mark)
-        return mark
+        completion = ThreadCompletion(work, after, done, self._submitted, self._flag)
+        self._queue.put(completion)
+        return completion
 
     def close(self) -> None:
-        """Let the thread end after what it has been given."""
+        """End the thread after the work that has been submitted."""
         self._queue.put(None)
         self._thread.join()
 
@@ -122,43 +132,43 @@ class ThreadLane:
         settle_thread(cores, threads)
         broken: BaseException | None = None
         with torch.inference_mode():
-            while (mark := self._queue.get()) is not None:
-                broken = mark.do(broken)
+            while (completion := self._queue.get()) is not None:
+                broken = completion.do(broken)
 
 
 class InlineLane:
-    """The calling thread: ``submit`` returns when the work has ended."""
+    """The calling thread as a lane: ``submit`` returns when the work has ended."""
 
     def __init__(self) -> None:
         self._broken: BaseException | None = None
 
-    def submit(self, work: Work, after: Sequence[Mark] = (), done: Work | None = None) -> ThreadMark:
-        """See ``Lane.submit``. Raises LaneError if the work fails."""
-        mark = ThreadMark(work, after, done)
-        given_ns = mark.ready_ns
-        self._broken = mark.do(self._broken)
-        mark.wait()
-        mark.held_ns = time.perf_counter_ns() - given_ns
-        return mark
+    def submit(self, work: Work, after: Sequence[Completion] = (), done: Work | None = None) -> ThreadCompletion:
+        """As in ``MachineLane``. Raises LaneError if the work fails."""
+        completion = ThreadCompletion(work, after, done)
+        given_ns = completion.ready_ns
+        self._broken = completion.do(self._broken)
+        completion.wait()
+        completion.blocked_ns = time.perf_counter_ns() - given_ns
+        return completion
 
 
 def wake_in_time() -> None:
-    """Let the calling thread sleep for tens of microseconds: Linux lets sleeps last 50 us longer unless it is told."""
+    """Let the calling thread sleep for tens of microseconds only; by default Linux adds up to 50 us to a sleep."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 def settle_thread(cores: Collection[int] | None, threads: int) -> None:
-    """Bind the calling thread to cores, where the system lets it, and set how many threads its torch operations use."""
+    """Bind the calling thread to cores, if the system can, and set the number of threads of its torch operations."""
     if cores is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(threading.get_native_id(), cores)
-    torch.get_num_threads()  # a thread asks for torch's number when it first works, and takes what any thread set last
+    torch.get_num_threads()  # on its first use, a thread takes over the number that any thread set last
     torch.set_num_threads(threads)
 
 
 @contextmanager
 def settled(core: int | None) -> Iterator[None]:
-    """Bind the calling thread to ``core``, with one thread for torch, until the block ends; None: leave it alone."""
+    """In the block, bind the calling thread to ``core``, with one torch thread; None: change nothing."""
     if core is None:
         yield
         return

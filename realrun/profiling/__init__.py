@@ -1,1 +1,1 @@
-"""Microbenchmarks of a machine, and the profile that they make."""
+"""Microbenchmarks of a machine, and the profile made from them."""

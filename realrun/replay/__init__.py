@@ -1,1 +1,1 @@
-"""A trace's routing on kernels of a model's shapes, with random weights."""
+"""Replays of a trace's routing on kernels of a model's shapes, with random weights."""

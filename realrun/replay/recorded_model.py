@@ -1,4 +1,5 @@
-"""A replay's model whose decode steps are recorded graphs: one for each layer and piece, batch and padded context."""
+"""A model for replays whose decode steps are recorded graphs: one for each layer and piece, batch and padded context.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from realrun.machine.cuda_graphs import CudaGraphs, Recorded
 from realrun.machine.lanes import Machine
-from realrun.replay.replay_model import Chosen, ReplayModel
-from realrun.replay.replay_step import StepPlaces, places_of
+from realrun.replay.model import Chosen, ReplayModel
+from realrun.replay.step_places import StepPlaces, places_of
 from traces.models.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -21,33 +22,32 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Turn: TypeAlias = tuple[Tensor, Tensor]
 
-KEYS = 64  # a recorded step attends to a multiple of so many keys, of which those to come are masked
+KEYS = 64  # a recorded step attends to a multiple of this number of keys, of which future ones are masked
 
 
 @dataclass(frozen=True)
 class FixedStep:
-    """What recorded attention reads of a step, at fixed addresses: places with a mask, and rotation."""
+    """The inputs of recorded attention at fixed addresses: places with a mask, and rotation."""
 
     places: StepPlaces
     turn: Turn
 
     def become(self, places: StepPlaces, turn: Turn) -> None:
-        """Take another step's values."""
+        """Copy another step's values."""
         for mine, its in zip(_tensors(self.places, self.turn), _tensors(places, turn), strict=True):
             mine.copy_(its)
 
 
 class RecordedModel(ReplayModel):
-    """As ``ReplayModel``; each piece of a decode step is recorded when it is first asked for, and replayed after that.
+    """A ``ReplayModel`` that records each piece of a decode step on first use, and replays it from then on.
 
-    Prefill is launched kernel by kernel, and so are embedding and head. Dense layers, attention, gate, forecasts and
-    shared experts are graphs of their own, so that each has a span. What a graph reads is copied to a fixed buffer if
-    it does not lie there. Normed hidden states have two, in turn by layer: those of a layer may still be on their way
-    to the CPU when the next layer's attention runs, but not when that of the layer after next does.
+    Prefill, embedding and head are launched kernel by kernel. Dense layers, attention, gate, forecasts and shared
+    experts are separate graphs, so that each has a span. A graph's input is copied to a fixed buffer unless it is there
+    already. Normed hidden states have two such buffers, used in turn by layer: those of a layer may still be on their
+    way to the CPU when the next layer's attention runs, but not when that of the layer after it does.
     """
 
     def __init__(self, shape: ModelShape, graphs: CudaGraphs, *, batch: int, **given: Any) -> None:
-        """See ``ReplayModel``."""
         self.graphs = graphs
         self._graphs: dict[tuple[str | int, ...], Recorded[Any]] = {}
         self._fixed: dict[tuple[int, int], FixedStep] = {}
@@ -57,7 +57,7 @@ class RecordedModel(ReplayModel):
         self._entering, self._normed = empty, (empty.clone(), empty.clone())
 
     def begin_step(self, tokens: tuple[int, ...], context: tuple[int, ...]) -> None:
-        """See ``ReplayModel``."""
+        """As in ``ReplayModel``; the inputs of a decode step go to fixed addresses."""
         self._step = None
         if max(tokens) > 1 or not tokens:
             return super().begin_step(tokens, context)
@@ -72,13 +72,13 @@ class RecordedModel(ReplayModel):
         return None
 
     def dense(self, hidden: Tensor) -> Tensor:
-        """See ``ReplayModel``."""
+        """As in ``ReplayModel``."""
         if not self.shape.dense_layers:
             return hidden
         return self._replayed(("dense", *self._sizes()), hidden, self._entering, super().dense)
 
     def attention(self, layer: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``ReplayModel``."""
+        """As in ``ReplayModel``."""
         attend, into = super().attention, self._normed[layer % 2] if self._step else None
 
         def attention(hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,23 +88,23 @@ class RecordedModel(ReplayModel):
         return self._replayed(("attention", layer, *self._sizes()), hidden, self._entering, attention)
 
     def gate(self, layer: int, normed: Tensor) -> Chosen:
-        """See ``ReplayModel``."""
+        """As in ``ReplayModel``."""
         return self._of_normed("gate", layer, normed, super().gate)
 
     def speculate(self, layer: int, normed: Tensor) -> Chosen:
-        """See ``ReplayModel``."""
+        """As in ``ReplayModel``."""
         return self._of_normed("speculate", layer, normed, super().speculate)
 
     def estimate(self, layer: int, normed: Tensor) -> Tensor:
-        """See ``ReplayModel``."""
+        """As in ``ReplayModel``."""
         return self._of_normed("estimate", layer, normed, super().estimate)
 
     def shared(self, layer: int, normed: Tensor) -> Tensor | None:
-        """See ``ReplayModel``."""
+        """As in ``ReplayModel``."""
         return self._of_normed("shared", layer, normed, super().shared)
 
     def record_step(self, batch: int, context: int) -> None:
-        """All that a decode step of so many sequences and keys may replay, forecasts included."""
+        """Record everything that a decode step of ``batch`` sequences and ``context`` keys may replay."""
         self.begin_step((1,) * batch, (context - 1,) * batch)
         hidden = self.dense(self.embed())
         for layer in range(self.shape.moe_layers):
@@ -116,14 +116,14 @@ class RecordedModel(ReplayModel):
                 self.estimate(layer, normed)
 
     def _of_normed(self, kind: str, layer: int, normed: Tensor, compute: Callable[[int, Tensor], T]) -> T:
-        """What a piece makes of a layer's normed hidden states."""
+        """A piece whose input is a layer's normed hidden states."""
         key = (kind, layer, len(normed))
         return self._replayed(key, normed, self._normed[layer % 2], lambda given: compute(layer, given))
 
     def _replayed(
         self, key: tuple[str | int, ...], given: Tensor, fixed: Tensor, compute: Callable[[Tensor], T]
     ) -> T:  # fmt: skip
-        """``compute(given)``, recorded if it is part of a decode step."""
+        """``compute(given)``, from a graph if it is part of a decode step."""
         if self._step is None:
             return compute(given)
         place = fixed[: len(given)]
@@ -134,7 +134,7 @@ class RecordedModel(ReplayModel):
         return cast(T, self._graphs[key].replay())
 
     def _record(self, kind: str, work: Callable[[], T]) -> Recorded[T]:
-        """What a piece calls of the model is part of its graph."""
+        """Record a piece; the model's methods that it calls become part of its graph."""
         step, self._step = self._step, None
         try:
             return self.graphs.record(kind, work)
@@ -146,7 +146,7 @@ class RecordedModel(ReplayModel):
 
 
 def model_on(machine: Machine, shape: ModelShape, **given: Any) -> ReplayModel:
-    """The model on a machine, in the runtime of its settings. Raises what ``ReplayModel`` does."""
+    """The model on a machine, in the runtime of its settings. Raises what ``ReplayModel`` raises."""
     if machine.kind == "cuda" and cast("CudaLanes", machine).settings.runtime == "graphs":
         return RecordedModel(shape, CudaGraphs(), device=machine.device, **given)
     return ReplayModel(shape, device=machine.device, **given)

@@ -1,4 +1,4 @@
-"""Replay: a trace's routing on real kernels of a model's shapes. Weights are random: no checkpoint is needed."""
+"""The replay of a trace's routing on real kernels of a model's shapes. Weights are random: no checkpoint is needed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from policies.mechanism.views import Forecast, LayerInput
 from realrun.execution.executor import Executor
-from realrun.execution.layer_state import Asked
+from realrun.execution.layer_state import RoutedInput
 from realrun.execution.routed_tokens import RoutedTokens, routed
-from realrun.machine.lanes import Mark, Work
-from realrun.replay.replay_model import ReplayModel
+from realrun.machine.lanes import Completion, Work
+from realrun.replay.model import ReplayModel
 from sim.costs.roofline_costs import ROUTING_BYTES
 from sim.runs.demand import StepDemand
 from sim.runs.vocabulary import FROM_EXPERTS, FROM_GATE_INPUT
@@ -26,7 +26,7 @@ from traces.trace import Trace
 
 @dataclass(frozen=True)
 class StepRouting:
-    """What the trace says of one step: ``ids`` [N, L, k], and ``weights`` [N, L, k] on the host and on the GPU."""
+    """The trace's routing of one step: ``ids`` [N, L, k], and ``weights`` [N, L, k] on the host and on the GPU."""
 
     ids: NDArray[np.integer]
     weights: Tensor
@@ -34,7 +34,7 @@ class StepRouting:
 
 
 def step_routings(trace: Trace, steps: Sequence[StepRows], device: torch.device) -> list[StepRouting]:
-    """Made ready before the run, as a model has its own on the GPU."""
+    """The routing of all steps, copied to the GPU before the run, where a model would have its own."""
     made = []
     for step in steps:
         weights = torch.from_numpy(np.asarray(trace.topk_weights[step.rows], np.float32))
@@ -42,43 +42,43 @@ def step_routings(trace: Trace, steps: Sequence[StepRows], device: torch.device)
     return made
 
 
-class Said:
-    """Ids [N, k] on the GPU, of a gate, a forecast or the head: there when ``mark`` has ended."""
+class PendingIds:
+    """Ids [N, k] on the GPU from a gate, a forecast or the head, valid when ``completion`` has ended."""
 
     ids: Tensor
-    mark: Mark
+    completion: Completion
 
 
 @dataclass
 class Launched:
-    """A layer's work outside its routed experts, on its way through the GPU: filled in as that runs."""
+    """A layer's work outside its routed experts, filled in while it runs on the GPU."""
 
     layer: int
     residual: Tensor | None = None  # [N, H]
     normed: Tensor | None = None
     shared: Tensor | None = None
-    ready: Mark | None = None  # the hidden states are there
-    gated: Said | None = None  # None: the routing was committed before
-    forecast: Said | None = None
+    ready: Completion | None = None  # of the hidden states
+    gated: PendingIds | None = None  # None: the routing was committed before
+    forecast: PendingIds | None = None
 
     def hidden(self) -> Tensor:
-        """What the experts are applied to; not before ``ready`` has ended."""
+        """The experts' input, which is valid when ``ready`` has ended."""
         assert self.normed is not None
         return self.normed
 
 
 class Replay:
-    """Plays the demand of a run, step by step."""
+    """Plays a run step by step."""
 
     def __init__(self, executor: Executor, model: ReplayModel, max_tokens: int) -> None:
         self._executor, self._model = executor, model
         self._machine, self._recorder = executor.machine, executor.recorder
         self._layers, self._top_k = model.shape.moe_layers, model.shape.top_k
-        self._hidden: Tensor | None = None  # [N, H], what the layer before gave
-        self._here = self._machine.host_tensor((max_tokens * self._top_k,), torch.int64)  # ids that have come over
+        self._hidden: Tensor | None = None  # [N, H], output of the layer before
+        self._here = self._machine.host_tensor((max_tokens * self._top_k,), torch.int64)  # ids on the host
 
     def step(self, demand: StepDemand, rows: StepRows, routing: StepRouting) -> None:
-        """One forward pass."""
+        """Play one forward pass."""
         executor, self._demand, self._routing = self._executor, demand, routing
         executor.begin_step(demand.index, demand.phase)
         self._machine.gpu.submit(lambda: self._model.begin_step(rows.tokens, rows.context))
@@ -94,7 +94,7 @@ class Replay:
         executor.end_step()
 
     def _play(self, launched: Launched) -> None:
-        """One layer, from its routing to the launch of its sum."""
+        """Play one layer, from its routing to the launch of its sum."""
         executor, layer, demand = self._executor, launched.layer, self._demand
         if layer:
             executor.end_layer()  # of the layer before, while this one's attention runs
@@ -105,8 +105,8 @@ class Replay:
             given, tokens = self._input(layer), self._tokens(layer)
         weights = self._routing.on_gpu[:, layer].reshape(-1)
         assert launched.ready is not None
-        asked = Asked(launched.hidden, weights, launched.ready)
-        executor.route(given, tokens, asked, demand.forecasts[layer - 1] if layer else ())
+        inputs = RoutedInput(launched.hidden, weights, launched.ready)
+        executor.route(given, tokens, inputs, demand.forecasts[layer - 1] if layer else ())
         if executor.session.looks_ahead and layer < self._layers - 1:
             self._foresee(launched, demand.forecasts[layer])
         executor.combine(lambda parts: self._add_up(launched, parts), self._keep)
@@ -120,22 +120,20 @@ class Replay:
         return routed(self._routing.ids[:, layer], self._routing.weights[:, layer])
 
     def _foresee(self, launched: Launched, forecasts: Sequence[Forecast]) -> None:
-        """As the engine has it: not before the forecast is here, and one that does not come with the layer's own
-        routing is a wait of its own.
-        """
+        """Pass forecasts on when they are on the host, as in the engine; one without the layer's routing is a wait."""
         layer, late = launched.layer, self._speculate_late(launched, forecasts)
-        said = late or launched.forecast
-        if said is not None and (late is not None or launched.gated is None):
-            with self._reading(said, layer, layer + 1):
+        pending = late or launched.forecast
+        if pending is not None and (late is not None or launched.gated is None):
+            with self._reading(pending, layer, layer + 1):
                 pass
-        elif said is not None:
-            self._bring(said, layer, layer + 1).wait()
+        elif pending is not None:
+            self._bring(pending, layer, layer + 1).wait()
         self._executor.foresee(forecasts, self._top_k, self._routing.weights.dtype)
 
     # --- work of the GPU ------------------------------------------------------------------------------------------
 
     def _launch(self, layer: int) -> Launched:
-        """Attention, gate, forecasts and shared experts of a layer."""
+        """Launch attention, gate, forecasts and shared experts of a layer."""
         launched, model, began = Launched(layer), self._model, self._machine.now_ns()
 
         def attention() -> None:
@@ -149,8 +147,8 @@ class Replay:
 
         launched.ready = self._submit(attention, "attention", layer)
         if self._executor.session.committed is None:
-            launched.gated = self._say(lambda: model.gate(layer, launched.hidden())[0], "gate", layer)
-            launched.ready = launched.gated.mark
+            launched.gated = self._choose(lambda: model.gate(layer, launched.hidden())[0], "gate", layer)
+            launched.ready = launched.gated.completion
         for forecast in self._demand.forecasts[layer]:
             if forecast.kind in FROM_GATE_INPUT:
                 launched.forecast = self._speculate(launched, forecast)
@@ -159,8 +157,8 @@ class Replay:
         self._executor.launched(layer, began)
         return launched
 
-    def _speculate(self, launched: Launched, forecast: Forecast) -> Said:
-        """The kernels of one forecast; what it says comes from the trace."""
+    def _speculate(self, launched: Launched, forecast: Forecast) -> PendingIds:
+        """Launch the kernels of one forecast, whose content comes from the trace."""
         model, layer = self._model, launched.layer
 
         def speculate() -> Tensor:
@@ -168,11 +166,11 @@ class Replay:
             learnt = forecast.kind == "estimator"
             return model.estimate(layer, hidden) if learnt else model.speculate(layer, hidden)[0]
 
-        return self._say(speculate, "speculate", layer, forecast.layer)
+        return self._choose(speculate, "speculate", layer, forecast.layer)
 
-    def _speculate_late(self, launched: Launched, forecasts: Sequence[Forecast]) -> Said | None:
-        """Forecasts from a partial forward pass: the next attention and gate, after the experts that are here."""
-        model, layer, said = self._model, launched.layer, None
+    def _speculate_late(self, launched: Launched, forecasts: Sequence[Forecast]) -> PendingIds | None:
+        """Launch forecasts from a partial forward pass: the next attention and gate, after the experts on the GPU."""
+        model, layer, pending = self._model, launched.layer, None
         for forecast in forecasts:
             if forecast.kind in FROM_EXPERTS:
                 began = self._machine.now_ns()
@@ -181,21 +179,21 @@ class Replay:
                     _, normed = model.attention(layer + 1, launched.hidden())
                     return model.gate(layer + 1, normed)[0]
 
-                said = self._say(speculate, "speculate", layer, forecast.layer)
+                pending = self._choose(speculate, "speculate", layer, forecast.layer)
                 self._executor.launched(layer, began)
-        return said
+        return pending
 
-    def _launch_head(self) -> Said:
-        """The language-model head."""
+    def _launch_head(self) -> PendingIds:
+        """Launch the language-model head."""
         began = self._machine.now_ns()
 
         def head() -> Tensor:
             assert self._hidden is not None
             return self._model.head(self._hidden).unsqueeze(-1)
 
-        said = self._say(head, "attention", -1)
+        pending = self._choose(head, "attention", -1)
         self._executor.launched(-1, began)
-        return said
+        return pending
 
     def _add_up(self, launched: Launched, parts: Tensor) -> Tensor:
         assert launched.residual is not None
@@ -204,35 +202,36 @@ class Replay:
     def _keep(self, hidden: Tensor) -> None:
         self._hidden = hidden
 
-    def _submit(self, work: Work, kind: str, layer: int, target_layer: int = -1) -> Mark:
-        mark = self._machine.gpu.submit(work)
-        self._recorder.add("gpu", mark, kind, layer, -1, self._demand.tokens, target_layer=target_layer)
-        return mark
+    def _submit(self, work: Work, kind: str, layer: int, target_layer: int = -1) -> Completion:
+        completion = self._machine.gpu.submit(work)
+        self._recorder.add("gpu", completion, kind, layer, -1, self._demand.tokens, target_layer=target_layer)
+        return completion
 
-    def _say(self, ask: Callable[[], Tensor], kind: str, layer: int, target_layer: int = -1) -> Said:
-        said = Said()
+    def _choose(self, choose: Callable[[], Tensor], kind: str, layer: int, target_layer: int = -1) -> PendingIds:
+        pending = PendingIds()
 
         def work() -> None:
-            said.ids = ask()
+            pending.ids = choose()
 
-        said.mark = self._submit(work, kind, layer, target_layer)
-        return said
+        pending.completion = self._submit(work, kind, layer, target_layer)
+        return pending
 
     @contextmanager
-    def _reading(self, said: Said, layer: int, target_layer: int = -1) -> Iterator[None]:
-        """Wait for what was said, which is in ``_here`` then."""
-        with self._executor.waiting(self._bring(said, layer, target_layer), layer, target_layer):
+    def _reading(self, pending: PendingIds, layer: int, target_layer: int = -1) -> Iterator[None]:
+        """Wait for ids, which are in ``_here`` in the block."""
+        with self._executor.waiting(self._bring(pending, layer, target_layer), layer, target_layer):
             yield
 
-    def _bring(self, said: Said, layer: int, target_layer: int = -1) -> Mark:
-        """What was said comes over to the host; what it says is known from the trace. To be waited for by the caller,
-        who holds ``said`` meanwhile.
+    def _bring(self, pending: PendingIds, layer: int, target_layer: int = -1) -> Completion:
+        """Copy ids to the host, for the time it takes: the values are known from the trace.
+
+        The caller keeps ``pending`` until the completion has ended.
         """
 
         def bring() -> None:
-            self._here[: said.ids.numel()].view_as(said.ids).copy_(said.ids, non_blocking=True)
+            self._here[: pending.ids.numel()].view_as(pending.ids).copy_(pending.ids, non_blocking=True)
 
-        mark, tokens = self._machine.d2h.submit(bring, (said.mark,)), self._demand.tokens
+        completion, tokens = self._machine.d2h.submit(bring, (pending.completion,)), self._demand.tokens
         size = tokens * (self._top_k * ROUTING_BYTES if layer >= 0 else 4)
-        self._recorder.add("d2h", mark, "routing", layer, -1, tokens, size, target_layer)
-        return mark
+        self._recorder.add("d2h", completion, "routing", layer, -1, tokens, size, target_layer)
+        return completion

@@ -1,1 +1,1 @@
-"""Whether a machine can be used at all: a minute of checks, each with a figure."""
+"""The smoke test of a machine: a minute of checks, each with a figure."""

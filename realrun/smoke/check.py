@@ -1,4 +1,4 @@
-"""One check of a machine: its name, a figure, and what came of it."""
+"""One check of a machine: its name, a figure, and its outcome."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Outcome: TypeAlias = Literal["ok", "failed", "skipped"]
 
 
 class Check(NamedTuple):
-    """What came of a check; ``why`` it failed or was skipped."""
+    """The outcome of a check; ``why`` it failed or was skipped."""
 
     name: str
     outcome: Outcome
@@ -18,20 +18,20 @@ class Check(NamedTuple):
 
 
 class SkippedError(Exception):
-    """The machine does not have what a check is about, and works without it; the message says what it does instead."""
+    """The machine lacks what a check is about, and works without it; the message says how."""
 
 
 def checked(name: str, check: Callable[[], str]) -> Check:
-    """Run ``check``, which returns its figure; whatever it raises is what came of it."""
+    """Run ``check``, which returns its figure; an exception becomes the outcome."""
     try:
         return Check(name, "ok", check())
     except SkippedError as skipped:
         return Check(name, "skipped", why=str(skipped))
-    except Exception as error:  # on a machine that was never tried before, anything may go wrong
+    except Exception as error:  # on a new machine, anything may fail
         return Check(name, "failed", why=f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def expect(held: bool, what: str) -> None:
-    """Raises AssertionError with ``what`` was expected and came instead."""
+    """Raises AssertionError with ``what`` unless the condition ``held``."""
     if not held:
         raise AssertionError(what)

@@ -1,4 +1,4 @@
-"""Checks of what policies make a machine compute: a bundled model against the unmodified one on the CPU, in float32."""
+"""Checks of the results under each policy: a bundled model against the unmodified one on the CPU, in float32."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from policies.registry import SYSTEMS
-from realrun.generation.flips import Said, said_by_library, said_by_ours
+from realrun.generation.flips import ModelOutput, said_by_library, said_by_ours
 from realrun.generation.hosted_model import HostedModel, load_model, look_at
 from realrun.generation.preparation import GenerateRequest
 from realrun.machine.lanes import Machine
@@ -21,14 +21,14 @@ from traces.capture.load import load
 
 MODEL, VECTORS, CALIBRATION = FOLDER / "mini-moe", FOLDER / "mini-moe-vectors.safetensors", "mini-moe-calibration"
 PROMPTS = ((5, 17, 33, 60, 9, 41, 77, 12), (3, 8, 21, 90, 55, 14, 2, 30))
-GENERATED = 1  # a prefill, and one decode step
-CACHED_SHARE = 0.25  # hits, misses, copies and CPU experts, as the policy has them
-TOLERANCE = 1e-5  # of the largest logit, or of 1 where all are smaller: law 11
+GENERATED = 1  # a prefill and one decode step
+CACHED_SHARE = 0.25  # enough for hits, misses, copies and CPU experts
+TOLERANCE = 1e-5  # relative to the largest logit, or to 1 if all are smaller: law 11
 
 
 def generation_checks(machine: Machine, policies: Iterable[str] = tuple(SYSTEMS)) -> Iterator[Check]:
-    """Every policy that can generate, as they are done. ``machine``: as ``generate`` needs it."""
-    made: list[tuple[HostedModel, Said]] = []
+    """Yield a check for every policy that can generate, when it is done. ``machine``: as for ``generate``."""
+    made: list[tuple[HostedModel, ModelOutput]] = []
     yield checked("mini-moe: loaded, and run by the library on the CPU", lambda: _make(machine, made))
     if not made:
         return
@@ -40,16 +40,16 @@ def generation_checks(machine: Machine, policies: Iterable[str] = tuple(SYSTEMS)
             yield checked(f"mini-moe under {policy}", partial(check, policy, model, machine, truth))
 
 
-def _make(machine: Machine, into: list[tuple[HostedModel, Said]]) -> str:
+def _make(machine: Machine, into: list[tuple[HostedModel, ModelOutput]]) -> str:
     allocate = lambda size: machine.host_tensor((size,), torch.uint8)  # noqa: E731
     model = look_at(*load_model(MODEL, "float32", machine.device, allocate))
-    unmodified = load(MODEL, "float32").model._apply(torch.clone)  # what is mapped from the file lies at odd addresses
+    unmodified = load(MODEL, "float32").model._apply(torch.clone)  # weights mapped from the file are not aligned
     truth = said_by_library(unmodified, torch.tensor(PROMPTS), GENERATED)
     into.append((model, truth))
-    return f"{model.shape.moe_layers} layers of {model.shape.experts} experts, {model.store.bytes / 1e6:.1f} MB"
+    return f"{model.shape.moe_layers} layers of {model.shape.experts} experts, {model.store.size_bytes / 1e6:.1f} MB"
 
 
-def _is_exact(policy: str, model: HostedModel, machine: Machine, truth: Said) -> str:
+def _is_exact(policy: str, model: HostedModel, machine: Machine, truth: ModelOutput) -> str:
     said = _said(policy, model, machine)
     difference, limit = _difference(said, truth), TOLERANCE * max(1.0, float(truth.logits.abs().max()))
     tokens, expected = said.tokens.tolist(), truth.tokens.tolist()
@@ -58,14 +58,14 @@ def _is_exact(policy: str, model: HostedModel, machine: Machine, truth: Said) ->
     return f"same tokens, logits within {difference:.1e}"
 
 
-def _runs(policy: str, model: HostedModel, machine: Machine, truth: Said) -> str:
-    """It computes with other experts than the router chose: there is nothing to be equal to."""
+def _runs(policy: str, model: HostedModel, machine: Machine, truth: ModelOutput) -> str:
+    """Check a policy that changes the routing, for which there is no expected result."""
     said = _said(policy, model, machine)
     expect(bool(said.logits.isfinite().all()), "expected finite logits")
     return f"runs; changes the routing, and logits by up to {_difference(said, truth):.1g}"
 
 
-def _said(policy: str, model: HostedModel, machine: Machine) -> Said:
+def _said(policy: str, model: HostedModel, machine: Machine) -> ModelOutput:
     request = GenerateRequest(
         model=MODEL, prompts=PROMPTS, generated_tokens=GENERATED, vectors=VECTORS,
         scenario=Scenario(policy=policy, calibration=CALIBRATION, cached_share=CACHED_SHARE),
@@ -74,13 +74,13 @@ def _said(policy: str, model: HostedModel, machine: Machine) -> Said:
         return said_by_ours(model, request, machine)
 
 
-def _difference(said: Said, truth: Said) -> float:
+def _difference(said: ModelOutput, truth: ModelOutput) -> float:
     return float((said.logits.double() - truth.logits.double()).abs().max())
 
 
 @contextmanager
 def _float32_alone() -> Iterator[None]:
-    """No TF32 in products, and attention by plain arithmetic."""
+    """In the block: no TF32 in products, and attention by plain arithmetic."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

@@ -1,4 +1,4 @@
-"""Checks of lanes, clocks, memory and link: everything that the executor relies on, one thing at a time."""
+"""Checks of lanes, clocks, memory and link: everything that the executor depends on."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from statistics import median
 
 import torch
 
-from realrun.machine.lanes import Machine, Mark, nothing
+from realrun.machine.lanes import Completion, Machine, nothing
 from realrun.smoke.check import Check, SkippedError, checked, expect
 
-# Choices: a copy of about 10 ms, whose start and end hardly count; enough page-locked memory to tell its rate, in a
-# second or so.
+# Chosen: copies of about 10 ms, in which start and end hardly count, and enough page-locked memory for a rate within
+# about a second.
 COPIED_BYTES = {"cuda": 1 << 28, "host-lanes": 1 << 26}
 PINNED_BYTES = {"cuda": 1 << 31, "host-lanes": 1 << 28}
 TURNS = 5
-CLOCKS_NS = 5000  # by which a GPU's times may be late: see ``GpuClock``
-CPU_WAITS_S = 1.0  # at most, until the host has submitted what needs the CPU's result
+CLOCKS_NS = 5000  # the most by which a GPU's times may be late: see ``GpuClock``
+CPU_WAITS_S = 1.0  # at most, for the host to submit what needs the CPU's result
 
 
 def machine_checks(machine: Machine) -> Iterator[Check]:
-    """All of them, as they are done."""
+    """Yield every check when it is done."""
     yield checked("streams: work waits for the copy that it needs", partial(_streams, machine))
     yield checked("events: times are in order, on the host's clock", partial(_events, machine))
     yield checked("flags: a stream waits for the CPU, the host does not", partial(_flags, machine))
@@ -53,13 +53,13 @@ def _events(machine: Machine) -> str:
     waits = []
     for _ in range(20 * TURNS):
         before = machine.now_ns()
-        mark = machine.gpu.submit(nothing)
-        mark.wait()
+        completion = machine.gpu.submit(nothing)
+        completion.wait()
         after = machine.now_ns()
-        times = [before, mark.ready_ns, mark.start_ns, mark.end_ns, after + CLOCKS_NS]
-        expect(times == sorted(times), f"expected ascending ns of asked, ready, started, ended and known, got {times}")
+        times = [before, completion.ready_ns, completion.start_ns, completion.end_ns, after + CLOCKS_NS]
+        expect(times == sorted(times), f"expected ascending times before, ready, start, end, after (ns), got {times}")
         waits.append(after - before)
-    return f"{median(waits) / 1e3:.1f} us from submitting nothing to knowing that it has ended"
+    return f"{median(waits) / 1e3:.1f} us from submitting empty work to the end of waiting for it"
 
 
 def _flags(machine: Machine) -> str:
@@ -74,21 +74,21 @@ def _flags(machine: Machine) -> str:
 
     on_cpu = machine.cpu.submit(compute)
     began = machine.now_ns()
-    mark = machine.gpu.submit(lambda: seen.copy_(result, non_blocking=True), (on_cpu,))
+    completion = machine.gpu.submit(lambda: seen.copy_(result, non_blocking=True), (on_cpu,))
     took_ns, was_held = machine.now_ns() - began, on_cpu.has_ended()
     submitted.set()
-    mark.wait()
+    completion.wait()
     machine.gpu.submit(lambda: came.copy_(seen)).wait()
     machine.settle()
     expect(came.tolist() == [3.0] * 8, f"expected the CPU's result on the GPU, 3 everywhere, got {came.tolist()}")
     if was_held:
-        raise SkippedError("the host waits for the CPU's experts in the stream's place: layers with one are slower")
-    return f"launched in {took_ns / 1e3:.0f} us, before the CPU's result was there"
+        raise SkippedError("the host waits for CPU experts instead of the stream: layers with such experts are slower")
+    return f"launched in {took_ns / 1e3:.0f} us, before the CPU's result was ready"
 
 
 def _zero_copy(machine: Machine) -> str:
     if machine.result_path != "direct":
-        raise SkippedError("the CPU's results are copied over the link instead (result_path h2d)")
+        raise SkippedError("the CPU's results are copied over the link (result_path h2d)")
     host = machine.host_tensor((2048,), torch.bfloat16)
     view, seen = machine.readable(host), machine.gpu_tensor((2048,), torch.bfloat16)
     for turn in range(1, TURNS + 1):
@@ -97,7 +97,7 @@ def _zero_copy(machine: Machine) -> str:
         machine.settle()
         values = sorted(set(seen.tolist()))
         expect(values == [turn], f"expected {turn} everywhere, got {values}")
-    return f"{TURNS} times, as it was last written"
+    return f"{TURNS} times, each time the latest values"
 
 
 def _pinning(machine: Machine) -> str:
@@ -121,13 +121,13 @@ def _gpu_to_host(machine: Machine) -> str:
     return _rate(size, lambda: machine.back.submit(lambda: target.copy_(source, non_blocking=True)))
 
 
-def _rate(size: int, copy: Callable[[], Mark]) -> str:
-    """Of the median copy, by its own times; the first is thrown away."""
+def _rate(size: int, copy: Callable[[], Completion]) -> str:
+    """The rate of the median copy, by its own times; the first copy is discarded."""
     times_ns = []
     for _ in range(1 + TURNS):
-        mark = copy()
-        mark.wait()
-        times_ns.append(mark.end_ns - mark.start_ns)
+        completion = copy()
+        completion.wait()
+        times_ns.append(completion.end_ns - completion.start_ns)
     middle_ns = median(times_ns[1:])
     expect(middle_ns > 0, f"expected that copying {size} bytes takes time, got {middle_ns} ns")
     return f"{size / middle_ns:.2f} GB/s ({size / 1e6:.0f} MB at a time)"

@@ -1,4 +1,4 @@
-"""The smoke test of a machine: a minute that says whether longer runs on it are worth beginning."""
+"""All checks of a machine, which show in a minute whether it is fit for longer runs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from realrun.smoke.machine_checks import machine_checks
 
 
 def smoke(made: Callable[[bool], RealMachine]) -> Iterator[Check]:
-    """Every check, as it is done; ``made(inline)`` makes the machine, see ``machine_for``.
+    """Yield every check when it is done; ``made(inline)`` creates the machine, see ``machine_for``.
 
-    Raises RefusedError where there is no such machine. Needs transformers for the second half.
+    Raises RefusedError if there is no such machine. The second half needs transformers.
     """
     machine = made(False)
     try:
         yield from machine_checks(machine)
     finally:
         machine.close()
-    from realrun.smoke.generation_checks import generation_checks  # transformers takes seconds: the lanes come first
+    from realrun.smoke.generation_checks import generation_checks  # the import takes seconds
 
     machine = made(True)
     try:

@@ -1,14 +1,15 @@
-"""What everything costs: one frozen table per (model shape, machine), integer nanoseconds throughout."""
+"""The cost table: one frozen table per model shape and machine, in whole nanoseconds throughout."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from policies.mechanism.views import ExpertCosts
 from sim.machine.hardware import ResultPath
 from sim.machine.plan_costs import PlanCosts
+from trilane.common.errors import TrilaneError
 
 LAUNCHES = (
     "attention_launch_ns", "gate_launch_ns", "shared_launch_ns", "expert_launch_ns", "combine_launch_ns",
@@ -17,7 +18,7 @@ LAUNCHES = (
 RATES = ("cpu_permille", "copy_permille", "gpu_permille", "gpu_with_cpu_permille", "cpu_with_gpu_permille")
 
 
-class CostError(ValueError):
+class CostError(TrilaneError):
     """A cost table that breaks its own rules; the message names field, layer and value."""
 
 
@@ -28,7 +29,7 @@ class StepCosts(NamedTuple):
     dense_ns: int  # all dense layers of the model, a step, before MoE layer 0
     gate_ns: int
     speculate_ns: int  # one forecast: the next gate on this layer's input
-    estimator_ns: int  # one forecast by the learnt estimator
+    estimator_ns: int  # one forecast by the learned estimator
     shared_ns: int  # 0 without a shared expert
     combine_ns: int
     head_ns: int  # language-model head, a step
@@ -38,7 +39,7 @@ class StepCosts(NamedTuple):
 
 
 class StepModel(Protocol):
-    """Whatever knows a step's costs: a roofline, a measured profile, or constants."""
+    """A source of step costs: a roofline, a measured profile, or constants."""
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         """See ``CostTable.step``."""
@@ -58,7 +59,7 @@ class ConstantSteps:
 
 @dataclass(frozen=True)
 class CostTable:
-    """All costs of one model on one machine. Planner and world may hold different tables.
+    """All costs of one model on one machine. The planner may have another table than the engine.
 
     ``experts`` has one entry per MoE layer, shared where equal. Launch times are host time per group of kernels. While
     the host launches the later kernels of a group, the GPU works on the earlier ones (``sim.engine.launching``).
@@ -81,10 +82,10 @@ class CostTable:
     plan_factor: float = 1.0
     gpu_permille: int = 1000  # rate of the GPU while a copy runs: less where it shares memory with them
     gpu_with_cpu_permille: int = 1000  # rate of the GPU while CPU experts run, and the other way round: less where a
-    cpu_with_gpu_permille: int = 1000  # core of the same processor plays the GPU
+    cpu_with_gpu_permille: int = 1000  # core of the same processor stands in for the GPU
     lead_ns: int | None = None  # from the beginning of a launch until the GPU can start; None: when it has ended
     tail_ns: int = 0  # what the GPU needs after the last kernel of a group has been launched
-    scale: int = 1  # what ``scaled`` multiplied; steps and plan costs apply it on the way out
+    scale: int = 1  # factor of ``scaled``; steps and plan costs apply it when they are read
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         """Costs of one step.
@@ -113,13 +114,19 @@ class CostTable:
         return launch_ns if lead_ns is None or lead_ns > launch_ns else lead_ns
 
     def tail_of(self, gpu_ns: int) -> int:
-        """What the GPU, of work of ``gpu_ns``, has left at least when the last kernel of it has been launched."""
+        """The least that the GPU has left of work of ``gpu_ns`` when its last kernel has been launched."""
         return self.tail_ns if self.tail_ns < gpu_ns else gpu_ns
 
     @property
     def max_tokens(self) -> int:
         """Largest workload that the tables hold."""
         return len(self.experts[0].gpu_ns) - 1
+
+    def map_experts(self, change: Callable[[ExpertCosts], ExpertCosts]) -> CostTable:
+        """The table with other experts' costs; layers that share a table go on sharing it."""
+        tables = {id(expert): expert for expert in self.experts}
+        changed = {key: change(expert) for key, expert in tables.items()}
+        return replace(self, experts=tuple(changed[id(expert)] for expert in self.experts))
 
     def validate(self) -> None:
         """Check the rules that planners and the engine rely on. Raises CostError."""
@@ -137,10 +144,8 @@ def scaled(costs: CostTable, c: int) -> CostTable:
     """``costs`` with every time multiplied by the whole number ``c`` >= 1; ratios and sizes stay (law 9)."""
     if not isinstance(c, int) or c < 1:
         raise CostError(f"scaled: c must be a whole number >= 1 so that times stay whole, got {c!r}")
-    unique = {id(e): _scaled_expert(e, c) for e in costs.experts}
     return replace(
-        costs,
-        experts=tuple(unique[id(e)] for e in costs.experts),
+        costs.map_experts(lambda expert: _scaled_expert(expert, c)),
         attention_launch_ns=costs.attention_launch_ns * c,
         gate_launch_ns=costs.gate_launch_ns * c,
         shared_launch_ns=costs.shared_launch_ns * c,
@@ -199,7 +204,7 @@ def _check_int(value: object, low: int, where: str) -> None:
 
 
 def _check_scalars(costs: CostTable) -> None:
-    """The numbers beside the tables. Raises CostError."""
+    """The numbers next to the tables. Raises CostError."""
     for name in (*LAUNCHES, "sync_ns", "tail_ns"):
         _check_int(getattr(costs, name), 0, f"cost table: {name}")
     if costs.lead_ns is not None:

@@ -1,4 +1,4 @@
-"""The cost table of a model on a machine: read from the machine's profile, or a roofline where there is none."""
+"""Cost tables of measured machines, from the tables of their profiles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostError, CostTable, StepCosts
-from sim.costs.roofline_costs import ATTENTION_KERNELS, EXPERT_KERNELS, GATE_KERNELS, roofline
+from sim.costs.roofline_costs import ATTENTION_KERNELS, EXPERT_KERNELS, GATE_KERNELS
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import Table, whole
 from sim.machine.plausibility import HardwareError
@@ -16,24 +16,23 @@ from sim.machine.profile import MeasuredModel
 from traces.models.shape import ModelShape
 
 
-def costs_on(hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:
-    """The cost table of ``shape`` on ``hardware`` for workloads 0..``max_tokens``.
+def measured_costs(hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:
+    """The cost table of ``shape`` on a measured machine for workloads 0..``max_tokens``.
 
-    Raises CostError for ``max_tokens`` < 1, and HardwareError for a model that a profile lacks or has with other sizes.
+    Raises CostError for ``max_tokens`` < 1, and HardwareError for a model that the profile lacks or has with other
+    sizes.
     """
-    if hardware.profile is None:
-        return roofline(shape, hardware, max_tokens)
     if max_tokens < 1:
         raise CostError(f"costs_on: max_tokens must be >= 1, the most tokens of any step, got {max_tokens}")
     where = f"profile {hardware.name!r}"
-    model = hardware.profile.model_of(shape, where)
+    model = hardware.measured_profile().model_of(shape, where)
     if shape.dense_layers and model.dense_ffn is None:
         raise HardwareError(f"{where}: model {shape.name!r} has dense layers, of which none was measured")
     return _table_of(model, shape, hardware, max_tokens)
 
 
 def _table_of(model: MeasuredModel, shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTable:
-    """Every cost from the model's tables; only decisions and the way of results are the machine's."""
+    """Every cost from the model's tables; only decisions and the path of results are the machine's."""
     steps = MeasuredSteps(model, shape.dense_layers)
     gate_ns, shared_ns = _launch_parts(model)
     return CostTable(
@@ -84,7 +83,7 @@ def _expert_costs(model: MeasuredModel, one: StepCosts, max_tokens: int) -> Expe
 def _rising(table: Table, max_tokens: int) -> tuple[int, ...]:
     """Whole ns by workload: 0, then at least 1 and never less than for fewer tokens (a running maximum).
 
-    Measured products are not always so: in 32 bits one of two rows may take longer than one of four.
+    Measured products need not rise: in 32 bits one of two rows may take longer than one of four.
     """
     return (0, *accumulate((max(whole(table(w)), 1) for w in range(1, max_tokens + 1)), max))
 
@@ -132,8 +131,8 @@ class MeasuredSteps:
     def _prefill(self, batch: int, new: float, length: int) -> float:
         """``batch`` sequences of ``length`` tokens, ``new`` of them in this step.
 
-        A chunk is a prefill of its own and reads the cache of earlier tokens once, as a decode step does; what its
-        further products with that cache take is in no table.
+        A chunk is a prefill of its own and reads the cache of earlier tokens once, as a decode step does; its
+        further products with that cache are in no table.
         """
         decode = self.model.attention_decode
         return self.model.attention_prefill(batch, new) + max(decode(batch, length) - decode(batch, new), 0)

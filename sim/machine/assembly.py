@@ -1,8 +1,49 @@
-"""Names of machines put together from parts, for hardware that nobody has a preset or a profile of."""
+"""Machines named by their parts: ``rtx-4080+ddr5-5600``, ``rtx-3090+ddr4-3200-ecc+epyc-7532+16-cores+256gb``."""
 
 from __future__ import annotations
 
-from sim.machine.parts import PartKind, part
+import re
+from dataclasses import dataclass
+
+from sim.machine.parts import (
+    LISTED_BY,
+    CpuPart,
+    GpuPart,
+    MemoryPart,
+    PartKind,
+    cpu_names,
+    gpu_names,
+    kind_of,
+    memory_names,
+    part,
+)
+from sim.machine.plausibility import HardwareError
+from sim.machine.units import GIB
+from trilane.common.names import unknown
+
+_COUNTS = {  # what is not the name of a part: as it is read, and as it is written
+    "cores": (re.compile(r"(\d+)-cores?"), "{}-cores"),
+    "channels": (re.compile(r"(\d+)-channels?"), "{}-channels"),
+    "pcie": (re.compile(r"pcie-([345]x\d+)"), "pcie-{}"),
+    "ram": (re.compile(r"(\d+)gb"), "{}gb"),
+}
+_FORM = (
+    "a machine of parts is GPU+MEMORY, and optionally +CPU, +16-cores, +8-channels, +pcie-4x8 (the slot's generation "
+    "and lanes), +64gb (host memory in GiB): rtx-4080+ddr5-5600+ryzen-9-7950x"
+)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The parts of one machine. ``pcie``: generation and lanes of the slot. None: not stated."""
+
+    gpu: GpuPart
+    memory: MemoryPart
+    cpu: CpuPart | None = None
+    cores: int | None = None
+    channels: int | None = None
+    pcie: tuple[int, int] | None = None
+    ram_bytes: int | None = None
 
 
 def assembled_name(
@@ -13,16 +54,74 @@ def assembled_name(
     cores: int | None = None,
     channels: int | None = None,
     pcie: str | None = None,
-    ram_gb: int | None = None,
+    ram_gib: int | None = None,
 ) -> str:
-    """The name that ``load_hardware`` knows the machine by: ``rtx-4080+ddr5-5600+16-cores``.
+    """The name of a machine of parts for ``load_hardware``: ``rtx-4080+ddr5-5600+16-cores``.
 
-    Parts by the names of ``sim.machine.parts``. ``cpu``: None is a generic one that such a memory usually has.
-    ``cores`` in use and memory ``channels``: else the CPU's. ``pcie``: the slot as generation x lanes, ``"3x16"``; else
-    x16 of the board's generation. ``ram_gb``: host memory in GB of 2^30 bytes.
-    Raises HardwareError for a GPU, memory or CPU that is none.
+    Parts by the names of ``sim.machine.parts``. ``cpu``: None is the generic one that such a memory usually has.
+    ``cores`` in use and memory ``channels``: None is all that the CPU has. ``pcie``: the slot as generation x lanes,
+    ``"3x16"``; None is x16 of the board's generation. ``ram_gib``: host memory.
+    Raises HardwareError for a GPU, memory or CPU that is not in the catalogue.
     """
     named: dict[PartKind, str | None] = {"gpu": gpu, "memory": memory, "cpu": cpu}
     parts = [part(kind, name.lower()).name for kind, name in named.items() if name is not None]
-    counts = {"{}-cores": cores, "{}-channels": channels, "pcie-{}": pcie, "{}gb": ram_gb}
-    return "+".join([*parts, *(form.format(value) for form, value in counts.items() if value is not None)])
+    counts = {"cores": cores, "channels": channels, "pcie": pcie, "ram": ram_gib}
+    return "+".join([*parts, *(_COUNTS[kind][1].format(n) for kind, n in counts.items() if n is not None)])
+
+
+def is_assembly(name: str) -> bool:
+    """Whether the name consists of parts, rather than being a file's."""
+    return kind_of(name.lower()) is not None or ("+" in name and not name.endswith((".yaml", ".yml")))
+
+
+def parse_assembly(name: str) -> Assembly:
+    """The parts in a name. Raises HardwareError for a part that is unknown, missing or there twice."""
+    where = f"hardware {name!r}"
+    found: dict[str, str] = {}
+    for word in name.lower().split("+"):
+        kind, value = _meaning(word, where)
+        if kind in found:
+            raise HardwareError(f"{where}: two {kind} parts, {found[kind]!r} and {value!r}; {_FORM}")
+        found[kind] = value
+    for kind in ("gpu", "memory"):
+        if kind not in found:
+            raise HardwareError(f"{where}: no {kind} among the parts; {_FORM}")
+    return Assembly(
+        part("gpu", found["gpu"]),
+        part("memory", found["memory"]),
+        part("cpu", found["cpu"]) if "cpu" in found else None,
+        _count(found, "cores", where),
+        _count(found, "channels", where),
+        _slot(found.get("pcie"), where),
+        GIB * ram if (ram := _count(found, "ram", where)) else None,
+    )
+
+
+def _meaning(word: str, where: str) -> tuple[str, str]:
+    """Kind and value of one word. Raises HardwareError for an unknown word."""
+    if kind := kind_of(word):
+        return kind, word
+    for name, (pattern, _) in _COUNTS.items():
+        if match := pattern.fullmatch(word):
+            return name, match.group(1)
+    names = [*gpu_names(), *memory_names(), *cpu_names()]
+    raise HardwareError(f"{where}: {unknown('part', word, names, LISTED_BY)}; {_FORM}")
+
+
+def _count(found: dict[str, str], kind: str, where: str) -> int | None:
+    """A whole number above 0, if the name has one. Raises HardwareError."""
+    if kind not in found:
+        return None
+    if int(found[kind]) < 1:
+        raise HardwareError(f"{where}: {kind} must be at least 1, got {found[kind]}")
+    return int(found[kind])
+
+
+def _slot(text: str | None, where: str) -> tuple[int, int] | None:
+    """Generation and lanes. Raises HardwareError for lanes that no slot has."""
+    if text is None:
+        return None
+    generation, lanes = map(int, text.split("x"))
+    if lanes not in (1, 2, 4, 8, 16):
+        raise HardwareError(f"{where}: a PCIe slot has 1, 2, 4, 8 or 16 lanes, got {lanes}")
+    return generation, lanes

@@ -1,25 +1,22 @@
-"""A machine, as data: GPU, CPU, link, host and what they cost each other, loaded strictly from YAML with sources."""
+"""A machine as data: GPU, CPU, link, host and what they cost each other, read strictly from YAML with sources."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
-from sim.machine.part_names import is_assembly, parse_assembly
+from sim.machine.assembly import is_assembly, parse_assembly
 from sim.machine.part_rules import document_of
 from sim.machine.plan_costs import PlanCosts, load_plan_costs
 from sim.machine.plausibility import HardwareError, check_plausible
 from sim.machine.profile import Profile
-from sim.machine.profile_yaml import profile_document, read_profile
-from sim.machine.sourced_yaml import Origin, entries, only, read_mapping, typed
-
-__all__ = [
-    "Contention", "Cpu", "Gpu", "Hardware", "HardwareError", "Host", "Link", "Origin", "Power", "ResultPath",
-    "hardware_keys", "hardware_names", "load_hardware",
-]  # fmt: skip
+from sim.machine.sourced import Origin, Sourced, read_document
+from trilane.common.hints import hints_of
+from trilane.common.names import unknown
+from trilane.common.schema import from_dict, to_dict
 
 ResultPath = Literal["direct", "h2d"]
 _PRESETS = Path(str(files("sim.machine"))) / "presets"
@@ -35,7 +32,7 @@ class Gpu:
     bandwidth_fraction: float  # of it, reached by memory-bound kernels
     flops_per_s: float  # data sheet, dense 16-bit with 32-bit accumulation
     flops_fraction: float  # of it, reached by expert-sized matrix products
-    kernel_ns: int  # device time that every kernel costs beside its bytes and flops
+    kernel_ns: int  # device time that every kernel costs in addition to its bytes and flops
     reserve_bytes: int  # kept free: context, workspace, fragmentation
 
     @property
@@ -64,7 +61,7 @@ class Cpu:
 
 
 @dataclass(frozen=True)
-class Link:
+class HostLink:
     """Host to device and back. A copy takes latency + bytes / rate; copies of one direction queue."""
 
     theory_bytes_per_s: float  # one direction, after line coding
@@ -121,25 +118,45 @@ class Hardware:
     about: str
     gpu: Gpu
     cpu: Cpu
-    link: Link
+    link: HostLink
     host: Host
     contention: Contention
     power: Power | None = None
     plan_costs: PlanCosts = field(default_factory=load_plan_costs)
     origins: Mapping[str, Origin] = field(default_factory=dict)
     profile: Profile | None = None
-    notes: tuple[str, ...] = ()  # traps that a reader of results should know
+    notes: tuple[str, ...] = ()  # caveats for readers of results
+
+    @property
+    def measured(self) -> bool:
+        """Whether its times come from the tables of a profile rather than from data sheets."""
+        return self.profile is not None
+
+    def measured_profile(self) -> Profile:
+        """The profile. Raises HardwareError for a machine that was not measured."""
+        if self.profile is None:
+            raise HardwareError(f"hardware {self.name!r}: expected a measured profile; make one: trilane profile")
+        return self.profile
 
     @property
     def decisions(self) -> PlanCosts:
-        """What decisions cost on this host: those that were measured on it as they are, others by the scaled table."""
+        """What decisions cost on this host: those measured on it as they are, others from the scaled table."""
         table = self.plan_costs.scaled(self.host.plan_factor)
         return table if self.profile is None else table.with_(self.profile.plan, self.profile.foresee)
 
     def flat(self) -> dict[str, Any]:
-        """Every number that is known, by dotted key, as ``overrides`` of ``load_hardware`` names them."""
-        parts = {section: asdict(getattr(self, section)) for section in _SECTIONS if getattr(self, section)}
+        """Every known number by its dotted key, as ``overrides`` of ``load_hardware`` name them."""
+        parts = {section: vars(part) for section in _SECTIONS if (part := getattr(self, section)) is not None}
         return {f"{s}.{key}": value for s, part in parts.items() for key, value in part.items() if value is not None}
+
+    def with_numbers(self, changed: Mapping[str, float]) -> Hardware:
+        """The machine with other values for some dotted keys; whole numbers stay whole."""
+        sections: dict[str, dict[str, Any]] = {}
+        for key, value in changed.items():
+            section, name = key.split(".")
+            whole = isinstance(getattr(getattr(self, section), name), int)
+            sections.setdefault(section, {})[name] = round(value) if whole else value
+        return replace(self, **{name: replace(getattr(self, name), **new) for name, new in sections.items()})
 
     def document(self) -> dict[str, Any]:
         """The machine in the form of its YAML file: ``yaml.safe_dump`` it and ``load_hardware`` reads it back."""
@@ -150,18 +167,50 @@ class Hardware:
             text.setdefault(section, {})[name] = {"value": value, **origin._asdict()}
         if self.notes:
             text["notes"] = list(self.notes)
-        return text if self.profile is None else {**text, "measured": profile_document(self.profile)}
+        return text if self.profile is None else {**text, "measured": to_dict(self.profile, nulls=False)}
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+_Section = Mapping[str, Sourced[Any]]
+
+
+@dataclass(frozen=True)
+class _Document:
+    """A hardware file: numbers with their sources, whose types the sections state."""
+
+    name: str
+    gpu: _Section
+    cpu: _Section
+    link: _Section
+    host: _Section
+    contention: _Section
+    about: str = ""
+    power: _Section = field(default_factory=dict)
+    measured: Profile | None = None
+    notes: tuple[str, ...] = ()
+
+    def numbers(self) -> dict[str, Sourced[Any]]:
+        """Every number by its dotted key."""
+        return {f"{s}.{name}": number for s in _SECTIONS for name, number in getattr(self, s).items()}
+
+
+@dataclass(frozen=True)
+class _Sections:
+    gpu: Gpu
+    cpu: Cpu
+    link: HostLink
+    host: Host
+    contention: Contention
+    power: Power | None = None
 
 
 _SECTIONS: Mapping[str, type] = {
-    "gpu": Gpu, "cpu": Cpu, "link": Link, "host": Host, "contention": Contention, "power": Power,
+    "gpu": Gpu, "cpu": Cpu, "link": HostLink, "host": Host, "contention": Contention, "power": Power,
 }  # fmt: skip
-_OPTIONAL = {"cpu.ram_bytes": int}
-_KEYS: Mapping[str, Any] = {
-    f"{section}.{name}": hint for section, kind in _SECTIONS.items() for name, hint in get_type_hints(kind).items()
-} | _OPTIONAL
+_KEYS = tuple(f"{section}.{name}" for section, kind in _SECTIONS.items() for name in hints_of(kind))
 _DESCRIPTIVE = ("gpu.name", "cpu.name", "cpu.sockets", "cpu.cores")
-_BESIDE_TABLES = (  # what a profile's tables do not decide
+_NOT_IN_TABLES = (  # what the tables of a profile do not decide
     "gpu.memory_bytes", "gpu.reserve_bytes", "link.result_path", "host.plan_factor", "cpu.ram_bytes",
     *(key for key in _KEYS if key.startswith("power.")),
 )  # fmt: skip
@@ -184,44 +233,41 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
     Raises HardwareError for an unknown name, part or key, a missing or wrongly typed number, an override of what a
     profile has measured, and anything that no machine has (see ``sim.machine.plausibility``).
     """
-    document = _document(name_or_path)
-    name = str(document["name"])
-    where = f"hardware {name!r}"
-    only(document, ("name", "about", *_SECTIONS, "measured", "notes"), where)
-    profile = read_profile(document["measured"], where) if "measured" in document else None
-    values, origins = entries(document, {section: _names(section) for section in _SECTIONS}, where)
-    _check_overrides(overrides or {}, profile, f"{where}, overrides")
-    values |= overrides or {}
-    origins |= {key: Origin("override", "high") for key in overrides or {}}
-    checked = {key: typed(key, value, _KEYS[key], where) for key, value in values.items()}
-    check_plausible(checked, where, None if profile is None else profile.kind)
-    parts = {section: _section(section, checked, where) for section in _SECTIONS}
-    notes = _notes(document.get("notes", []), where)
-    return Hardware(name, str(document.get("about", "")), **parts, origins=origins, profile=profile, notes=notes)
+    given = _document(name_or_path)
+    where = f"hardware {str(given['name'])!r}"
+    document = from_dict(_Document, given, where, HardwareError)
+    numbers = document.numbers()
+    _check_overrides(overrides or {}, document.measured is not None, f"{where}, overrides")
+    numbers |= {key: Sourced(value, "override", "high") for key, value in (overrides or {}).items()}
+    values: dict[str, dict[str, Any]] = {}
+    for key, number in numbers.items():
+        section, _, name = key.partition(".")
+        values.setdefault(section, {})[name] = number.value
+    sections = from_dict(_Sections, values, where, HardwareError)
+    found = Hardware(
+        document.name, document.about, **vars(sections), notes=document.notes, profile=document.measured,
+        origins={key: number.origin for key, number in numbers.items()},
+    )  # fmt: skip
+    check_plausible(found.flat(), where, document.measured.kind if document.measured else None)
+    return found
 
 
-def _notes(given: object, where: str) -> tuple[str, ...]:
-    """The notes of a document. Raises HardwareError if they are no list."""
-    if not isinstance(given, list):
-        raise HardwareError(f"{where}: notes must be a list of texts, got {given!r:.40}")
-    return tuple(map(str, given))
-
-
-def _check_overrides(keys: Iterable[str], profile: Profile | None, where: str) -> None:
+def _check_overrides(keys: Iterable[str], measured: bool, where: str) -> None:
     """Refuse overrides that would be accepted and change nothing. Raises HardwareError."""
-    only(keys, _KEYS, where)
     for key in keys:
+        if key not in _KEYS:
+            raise HardwareError(f"{where}: {unknown('key', key, _KEYS)}")
         if key in _DESCRIPTIVE:
             raise HardwareError(f"{where}: {key} only describes the machine; override its rates instead")
-        if profile is not None and key not in _BESIDE_TABLES:
+        if measured and key not in _NOT_IN_TABLES:
             raise HardwareError(
                 f"{where}: this machine is a measured profile, whose tables decide what {key} would; measure again, "
-                f"or ask a preset; of a profile these can be overridden: {', '.join(_BESIDE_TABLES)}"
+                f"or use a preset; of a profile these can be overridden: {', '.join(_NOT_IN_TABLES)}"
             )
 
 
 def _document(name_or_path: str | Path) -> dict[str, Any]:
-    """What a preset, a file or a name made of parts says, with its name. Raises HardwareError for any other name."""
+    """The document of a preset, a file or a name made of parts, with its name. Raises HardwareError."""
     name, path = str(name_or_path), Path(name_or_path)
     if name in hardware_names():
         path = _PRESETS / f"{name}.yaml"
@@ -232,19 +278,7 @@ def _document(name_or_path: str | Path) -> dict[str, Any]:
             f"no hardware preset or file {name!r}; presets: {', '.join(hardware_names())}; or give the path of a YAML "
             f"file of the same form, or parts: rtx-4080+ddr5-5600 (`trilane hardware --parts` lists them)"
         )
-    document = read_mapping(path)
+    document = read_document(path)
+    if not isinstance(document, dict):
+        raise HardwareError(f"{path}: expected a mapping of sections, got {document!r:.40}")
     return {**document, "name": document.get("name", path.stem)}
-
-
-def _names(section: str) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(_SECTIONS[section]))
-
-
-def _section(section: str, checked: Mapping[str, Any], where: str) -> Any:
-    """One section's dataclass; None for power, which may be left out, if it is."""
-    values = {name: checked[f"{section}.{name}"] for name in _names(section) if f"{section}.{name}" in checked}
-    if section == "power" and not values:
-        return None
-    needed = (name for name in _names(section) if f"{section}.{name}" not in _OPTIONAL)
-    only((name for name in values if f"{section}.{name}" not in _OPTIONAL), needed, f"{where}, section {section}", True)
-    return _SECTIONS[section](**values)

@@ -7,13 +7,19 @@ or level where that falls. A table of one point is level everywhere.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Self
 
 import numpy as np
 
-Rows = tuple[tuple[int, ...], ...]
+from sim.machine.plausibility import HardwareError
+from trilane.common.hints import ASCENDING, NOT_EMPTY, Count, between
+
+MAX_NS = 10**15  # eleven days: a longer "time" is a slip
+Ns = Annotated[int, between(0, MAX_NS)]
+Axis = Annotated[tuple[Count, ...], NOT_EMPTY, ASCENDING]
+Rows = tuple[tuple[Ns, ...], ...]
 
 
 def whole(number: float) -> int:
@@ -40,12 +46,16 @@ def on_line(at: Sequence[int], values: Sequence[float], x: float) -> float:
     return values[right - 1] + rise * (x - at[right - 1]) / width
 
 
-class Measured(NamedTuple):
+@dataclass(frozen=True)
+class Measured:
     """One time in ns: the median of repeated measurements and their quartiles."""
 
-    ns: int
-    low: int
-    high: int
+    ns: Ns
+    low: Ns
+    high: Ns
+
+    def __post_init__(self) -> None:
+        check_quartiles([self.ns], [self.low], [self.high])
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Measured:
@@ -57,10 +67,14 @@ class Measured(NamedTuple):
 class Table:
     """Times in ns by one size, such as tokens: ``ns[i]`` at ``at[i]``, with quartiles ``low`` and ``high``."""
 
-    at: tuple[int, ...]  # ascending
-    ns: tuple[int, ...]
-    low: tuple[int, ...]
-    high: tuple[int, ...]
+    at: Axis
+    ns: tuple[Ns, ...]
+    low: tuple[Ns, ...]
+    high: tuple[Ns, ...]
+
+    def __post_init__(self) -> None:
+        check_length(self, (len(self.at),))
+        check_quartiles(self.ns, self.low, self.high)
 
     def __call__(self, size: float) -> float:
         """ns at ``size``, measured or between (module docstring)."""
@@ -73,29 +87,87 @@ class Table:
         return cls(at, *_columns([quartiles(samples[size]) for size in at]))
 
 
-@dataclass(frozen=True)
-class Grid:
+class TimeGrid:
     """Times in ns by two sizes: ``ns[i][j]`` for ``batch[i]`` sequences of ``length[j]`` tokens each.
 
     Lines between points in both directions: along ``length`` first, then along ``batch``.
     """
 
-    batch: tuple[int, ...]  # ascending, as is
-    length: tuple[int, ...]
+    batch: Axis
     ns: Rows
     low: Rows
     high: Rows
+
+    @property
+    def length(self) -> Axis:
+        """Tokens of each sequence."""
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        check_length(self, (len(self.batch), len(self.length)))
+        for row in zip(self.ns, self.low, self.high, strict=True):
+            check_quartiles(*row)
 
     def __call__(self, batch: float, length: float) -> float:
         """ns for ``batch`` sequences of ``length`` tokens each, measured or between (module docstring)."""
         return on_line(self.batch, [on_line(self.length, row, length) for row in self.ns], batch)
 
     @classmethod
-    def of(cls, samples: Mapping[tuple[int, int], Sequence[float]]) -> Grid:
+    def of(cls, samples: Mapping[tuple[int, int], Sequence[float]]) -> Self:
         """From the measured ns of every (batch, length). Raises ValueError for a combination without any."""
         batches, lengths = (tuple(sorted(set(sizes))) for sizes in zip(*samples, strict=True))
         rows = [_columns([quartiles(samples.get((b, n), ())) for n in lengths]) for b in batches]
-        return cls(batches, lengths, *_columns(rows))
+        made: Callable[..., Self] = cls
+        return made(batches, lengths, *_columns(rows))
+
+
+@dataclass(frozen=True)
+class DecodeGrid(TimeGrid):
+    """Times of one new token per sequence, by the length of its KV cache with that token in it."""
+
+    batch: Axis
+    context: Axis
+    ns: Rows
+    low: Rows
+    high: Rows
+
+    @property
+    def length(self) -> Axis:
+        """``context``."""
+        return self.context
+
+
+@dataclass(frozen=True)
+class PrefillGrid(TimeGrid):
+    """Times of the new tokens of each sequence, with nothing before them."""
+
+    batch: Axis
+    tokens: Axis
+    ns: Rows
+    low: Rows
+    high: Rows
+
+    @property
+    def length(self) -> Axis:
+        """``tokens``."""
+        return self.tokens
+
+
+def check_length(table: Table | TimeGrid, size: tuple[int, ...]) -> None:
+    """Refuse a table without one entry per point. Raises HardwareError."""
+    for name in ("ns", "low", "high"):
+        entries = getattr(table, name)
+        lengths = [len(entries), *(len(row) for row in entries if len(size) > 1)]
+        if lengths != [size[0], *(size[1:] * size[0])]:
+            points = " x ".join(map(str, size))
+            raise HardwareError(f"{name}: expected {points} entries, one for each point, got {entries}")
+
+
+def check_quartiles(middle: Sequence[int], low: Sequence[int], high: Sequence[int]) -> None:
+    """A median lies between its quartiles. Raises HardwareError."""
+    for m, a, b in zip(middle, low, high, strict=True):
+        if not a <= m <= b:
+            raise HardwareError(f"expected low <= median <= high, got {a}, {m}, {b}")
 
 
 def _columns(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:

@@ -1,92 +1,184 @@
 """The catalogue of parts that machines are assembled from: GPUs, memories, CPUs, and the rules that fill the gaps.
 
-Files in ``sim/machine/presets/parts``; every number says where it is from, as in a preset.
+Its files are in ``sim/machine/presets/parts``; every number states its source, as in a preset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, overload
 
 from sim.machine.plausibility import HardwareError
-from sim.machine.sourced_yaml import Origin, entries, only, read_mapping, typed
+from sim.machine.sourced import Sourced, read_document, read_file
+from trilane.common.names import unknown
+from trilane.common.schema import from_dict
 
 PartKind = Literal["gpu", "memory", "cpu"]
-
+LISTED_BY = "trilane hardware --parts"
 _FOLDER = Path(str(files("sim.machine"))) / "presets" / "parts"
-_FILES: Mapping[PartKind, str] = {"gpu": "gpus.yaml", "memory": "memories.yaml", "cpu": "cpus.yaml"}
-_NUMBERS: Mapping[PartKind, Mapping[str, type]] = {
-    "gpu": {
-        "memory_bytes": int, "bandwidth_bytes_per_s": float, "flops_per_s": float, "pcie_generation": int,
-        "pcie_lanes": int, "board_power_w": float, "idle_power_w": float,
-    },
-    "memory": {"transfers_per_s": float, "channels": int, "pcie_generation": int},
-    "cpu": {"cores": int, "read_fraction": float, "busy_power_w": float, "idle_power_w": float},
-}  # fmt: skip
-_OPTIONAL: Mapping[PartKind, Mapping[str, type]] = {
-    "gpu": {"bandwidth_fraction": float, "flops_fraction": float, "busy_power_w": float},
-    "memory": {},
-    "cpu": {
-        "channels": int, "pcie_generation": int, "read_ceiling_bytes_per_s": float, "expert_fraction": float,
-        "expert_bits": float, "flops_per_s": float, "most_cores": int, "most_channels": int,
-    },
-}  # fmt: skip
-_PAIRED = ("expert_fraction", "expert_bits")  # a fraction, and the weights that it was measured with
-_SUCH: Mapping[PartKind, str] = {"gpu": "rtx-4080", "memory": "ddr5-5600", "cpu": "ryzen-9-7950x"}
-_WORDS: Mapping[PartKind, tuple[str, ...]] = {"gpu": (), "memory": ("cpu",), "cpu": ("memory", "server")}
-_RULES: Mapping[str, Mapping[str, type]] = {
-    "gpu": {"bandwidth_fraction": float, "flops_fraction": float, "kernel_ns": int, "reserve_bytes": int},
-    "cpu": {
-        "expert_fraction": float, "expert_bits": float, "core_read_bytes_per_s": float,
-        "server_core_read_bytes_per_s": float, "odd_channels_fraction": float, "flops_per_core": float,
-        "first_expert_ns": int,
-    },
-    "link": {
-        "h2d_latency_ns": int, "d2h_latency_ns": int, "copies": str, "pageable_fraction": float, "result_path": str,
-    },
-    "host": {"launch_ns": int, "sync_ns": int, "plan_factor": float},
-}  # fmt: skip
-_LINK_RATES = dict.fromkeys(("theory_bytes_per_s", "h2d_bytes_per_s", "d2h_bytes_per_s"), float)
-_BOX_RATES = dict.fromkeys(("read_bytes_per_s", "cpu_permille", "copy_permille"), float)
 
 
-class Number(NamedTuple):
-    """A value and where it is from."""
+@dataclass(frozen=True, kw_only=True)
+class MachinePart:
+    """One part. ``notes``: caveats that a reader of results should know."""
 
-    value: Any
-    origin: Origin
+    kind: ClassVar[PartKind]
+    example: ClassVar[str]
 
-
-@dataclass(frozen=True)
-class Part:
-    """One part. ``numbers`` as the file gives them; ``notes``: traps that a reader of results should know."""
-
-    kind: PartKind
     name: str
     title: str
-    numbers: Mapping[str, Number]
-    words: Mapping[str, Any]  # what is no number: a memory's usual ``cpu``; a CPU's ``memory`` kinds, ``server``
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def numbers(self) -> dict[str, Sourced[Any]]:
+        """Every number that the part states."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Sourced)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuPart(MachinePart):
+    """A graphics card."""
+
+    kind = "gpu"
+    example = "rtx-4080"
+
+    memory_bytes: Sourced[int]
+    bandwidth_bytes_per_s: Sourced[float]
+    flops_per_s: Sourced[float]
+    pcie_generation: Sourced[int]
+    pcie_lanes: Sourced[int]
+    board_power_w: Sourced[float]
+    idle_power_w: Sourced[float]
+    bandwidth_fraction: Sourced[float] | None = None
+    flops_fraction: Sourced[float] | None = None
+    busy_power_w: Sourced[float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPart(MachinePart):
+    """A kind of memory modules, and the board that usually has it."""
+
+    kind = "memory"
+    example = "ddr5-5600"
+
+    cpu: str  # the generic CPU that such a memory usually has
+    transfers_per_s: Sourced[float]
+    channels: Sourced[int]
+    pcie_generation: Sourced[int]
 
     @property
     def family(self) -> str:
-        """A memory's kind without its speed: ``ddr5``."""
+        """Its kind without the speed: ``ddr5``."""
         return self.name.partition("-")[0]
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What holds where no part says otherwise. ``numbers`` by dotted key; ``pcie`` by generation, sixteen lanes."""
+@dataclass(frozen=True, kw_only=True)
+class CpuPart(MachinePart):
+    """A processor. What a generic one may be given: ``most_cores``, ``most_channels``."""
 
-    numbers: Mapping[str, Number]
-    pcie: Mapping[int, Mapping[str, Number]]
-    contention: tuple[Mapping[str, Number], ...]  # boxes measured with both at once
+    kind = "cpu"
+    example = "ryzen-9-7950x"
+
+    memory: tuple[str, ...]  # families that it takes
+    server: bool
+    cores: Sourced[int]
+    read_fraction: Sourced[float]
+    busy_power_w: Sourced[float]
+    idle_power_w: Sourced[float]
+    channels: Sourced[int] | None = None
+    pcie_generation: Sourced[int] | None = None
+    read_ceiling_bytes_per_s: Sourced[float] | None = None
+    expert_fraction: Sourced[float] | None = None
+    expert_bits: Sourced[float] | None = None  # of the weights that ``expert_fraction`` was measured with
+    flops_per_s: Sourced[float] | None = None
+    most_cores: Sourced[int] | None = None
+    most_channels: Sourced[int] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.expert_fraction is None) != (self.expert_bits is None):
+            raise HardwareError("expert_fraction and expert_bits: expected both or neither")
+
+
+class GpuRules(NamedTuple):
+    """Numbers of a GPU whose part does not state them."""
+
+    bandwidth_fraction: Sourced[float]
+    flops_fraction: Sourced[float]
+    kernel_ns: Sourced[int]
+    reserve_bytes: Sourced[int]
+
+
+class CpuRules(NamedTuple):
+    """Numbers of a CPU whose part does not state them."""
+
+    expert_fraction: Sourced[float]
+    expert_bits: Sourced[float]
+    core_read_bytes_per_s: Sourced[float]
+    server_core_read_bytes_per_s: Sourced[float]
+    odd_channels_fraction: Sourced[float]
+    flops_per_core: Sourced[float]
+    first_expert_ns: Sourced[int]
+
+
+class LinkRules(NamedTuple):
+    """Numbers of every link."""
+
+    h2d_latency_ns: Sourced[int]
+    d2h_latency_ns: Sourced[int]
+    copies: Sourced[str]
+    pageable_fraction: Sourced[float]
+    result_path: Sourced[str]
+
+
+class HostRules(NamedTuple):
+    """Numbers of every host program."""
+
+    launch_ns: Sourced[int]
+    sync_ns: Sourced[int]
+    plan_factor: Sourced[float]
+
+
+class LinkRates(NamedTuple):
+    """Sixteen lanes of one PCIe generation, one direction."""
+
+    theory_bytes_per_s: Sourced[float]
+    h2d_bytes_per_s: Sourced[float]
+    d2h_bytes_per_s: Sourced[float]
+
+
+class BoxRates(NamedTuple):
+    """A computer on which CPU experts and copies were measured at the same time."""
+
+    read_bytes_per_s: Sourced[float]
+    cpu_permille: Sourced[float]
+    copy_permille: Sourced[float]
+
+
+class Rules(NamedTuple):
+    """What holds where no part states otherwise. ``pcie``: by generation."""
+
+    gpu: GpuRules
+    cpu: CpuRules
+    link: LinkRules
+    host: HostRules
+    pcie: Mapping[int, LinkRates]
+    contention: Mapping[str, BoxRates]
     notes: tuple[str, ...]
+
+
+_CLASSES: Mapping[PartKind, type[MachinePart]] = {"gpu": GpuPart, "memory": MemoryPart, "cpu": CpuPart}
+_FILES: Mapping[PartKind, str] = {"gpu": "gpus.yaml", "memory": "memories.yaml", "cpu": "cpus.yaml"}
+
+
+@cache
+def rules() -> Rules:
+    """The rules of ``rules.yaml``. Raises HardwareError for a faulty file."""
+    found: Rules = read_file(Rules, _FOLDER / "rules.yaml")
+    return found
 
 
 def gpu_names() -> list[str]:
@@ -104,74 +196,41 @@ def cpu_names() -> list[str]:
     return list(_catalogue("cpu"))
 
 
+def all_parts() -> list[MachinePart]:
+    """Every part of the catalogue: GPUs, memories, CPUs."""
+    return [found for kind in _CLASSES for found in _catalogue(kind).values()]
+
+
 def kind_of(name: str) -> PartKind | None:
-    """Which kind of part has this name, if any."""
-    return next((kind for kind in get_args(PartKind) if name in _catalogue(kind)), None)
+    """The kind of the part with this name, if there is one."""
+    return next((kind for kind in _CLASSES if name in _catalogue(kind)), None)
 
 
-def part(kind: PartKind, name: str) -> Part:
-    """One part of the catalogue. Raises HardwareError with near matches, and where all are listed."""
+@overload
+def part(kind: Literal["gpu"], name: str) -> GpuPart: ...
+@overload
+def part(kind: Literal["memory"], name: str) -> MemoryPart: ...
+@overload
+def part(kind: Literal["cpu"], name: str) -> CpuPart: ...
+@overload
+def part(kind: PartKind, name: str) -> MachinePart: ...
+def part(kind: PartKind, name: str) -> MachinePart:
+    """One part of the catalogue. Raises HardwareError with the closest name, and the command that lists all."""
     if name not in _catalogue(kind):
         other = kind_of(name)
         if other is not None:
-            raise HardwareError(f"expected a {kind}, such as {_SUCH[kind]}, got {name!r}, which is a {other}")
-        raise HardwareError(f"there is no {kind} {name!r} among the parts{near(name, _catalogue(kind))}")
-    return _catalogue(kind)[name]
-
-
-def near(name: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown name."""
-    close = get_close_matches(name.lower(), list(names), n=3)
-    meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ";"
-    return f"{meant} `trilane hardware --parts` lists them all"
+            example = _CLASSES[kind].example
+            raise HardwareError(f"expected a {kind}, such as {example}, got {name!r}, which is a {other}")
+        raise HardwareError(unknown(kind, name, _catalogue(kind), LISTED_BY))
+    found: MachinePart = _catalogue(kind)[name]
+    return found
 
 
 @cache
-def _catalogue(kind: PartKind) -> dict[str, Part]:
-    """All parts of one file. Raises HardwareError if it is not what it must be."""
+def _catalogue(kind: PartKind) -> dict[str, Any]:
+    """All parts of one file. Raises HardwareError for a faulty file."""
     path = _FOLDER / _FILES[kind]
-    return {name: _part(kind, name, entry, f"{path.name}, {name}") for name, entry in read_mapping(path).items()}
-
-
-def _part(kind: PartKind, name: str, entry: Mapping[str, Any], where: str) -> Part:
-    """One entry of a file, checked."""
-    words = {key: entry[key] for key in ("title", *_WORDS[kind]) if key in entry}
-    only(words, ("title", *_WORDS[kind]), where, complete=True)
-    given = {key: value for key, value in entry.items() if key not in (*words, "notes")}
-    only((key for key in given if key in _NUMBERS[kind]), _NUMBERS[kind], where, complete=True)
-    numbers = _numbers(given, {**_NUMBERS[kind], **_OPTIONAL[kind]}, where)
-    only((key for key in _PAIRED if key in numbers), _PAIRED, where, complete=any(key in numbers for key in _PAIRED))
-    return Part(kind, name, str(words.pop("title")), numbers, words, tuple(map(str, entry.get("notes", ()))))
-
-
-@cache
-def rules() -> Rules:
-    """The rules of ``rules.yaml``, checked. Raises HardwareError."""
-    document = read_mapping(_FOLDER / "rules.yaml")
-    only(document, (*_RULES, "pcie", "contention", "notes"), "rules.yaml", complete=True)
-    numbers: dict[str, Number] = {}
-    for section, hints in _RULES.items():
-        numbers |= {f"{section}.{key}": number for key, number in _rule_set(document, section, hints).items()}
-    return Rules(
-        numbers,
-        {int(generation): _rule_set(document["pcie"], generation, _LINK_RATES) for generation in document["pcie"]},
-        tuple(_rule_set(document["contention"], box, _BOX_RATES) for box in document["contention"]),
-        tuple(map(str, document["notes"])),
-    )
-
-
-def _rule_set(sections: Mapping[Any, Any], name: Any, hints: Mapping[str, type]) -> dict[str, Number]:
-    """One set of rules, complete. Raises HardwareError."""
-    found = _numbers(sections[name], hints, f"rules.yaml, {name}")
-    only(found, hints, f"rules.yaml, {name}", complete=True)
-    return found
-
-
-def _numbers(given: Mapping[str, Any], hints: Mapping[str, type], where: str) -> dict[str, Number]:
-    """Sourced numbers of the types in ``hints``. Raises HardwareError."""
-    values, origins = entries({"numbers": dict(given)}, {"numbers": tuple(hints)}, where)
-    found = {}
-    for dotted, value in values.items():
-        key = dotted.partition(".")[2]
-        found[key] = Number(typed(key, value, hints[key], where), origins[dotted])
-    return found
+    return {
+        name: from_dict(_CLASSES[kind], {**entry, "name": name}, f"{path.name}: {name}", HardwareError)
+        for name, entry in read_document(path).items()
+    }

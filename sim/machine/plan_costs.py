@@ -1,25 +1,28 @@
-"""What deciding costs on the host: simulated planning time is a number in a table, never the wall clock."""
+"""Host time of decisions: simulated planning time is a number in a table, never the wall clock."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from sim.machine.plausibility import HardwareError
-from trilane.common.yaml_files import read_yaml
+from sim.machine.sourced import Confidence, read_file
+from trilane.common.hints import Constraint, at_least, between
 
 _FILE = Path(str(files("sim.machine"))) / "presets" / "plan_costs.yaml"
-_ROW = ("base_ns", "per_active_expert_ns", "source", "confidence")
+_Ns = Annotated[float, between(0, 1e9)]
+_MEASURED = Constraint("that says where the cost is from", lambda source: not source.lower().startswith("to be"))
 
 
 class PlanCost(NamedTuple):
     """One decision takes ``base_ns`` + ``per_active_expert_ns`` x active experts."""
 
-    base_ns: float
-    per_active_expert_ns: float
+    base_ns: Annotated[float, at_least(0)]
+    per_active_expert_ns: Annotated[float, at_least(0)]
 
     def at(self, active: int, factor: float = 1.0) -> int:
         """Integer ns with ``active`` experts active on a host ``factor`` times as slow as the table's."""
@@ -34,7 +37,7 @@ class PlanCost(NamedTuple):
 class PlanCosts:
     """Costs of the two decision points of a layer, by policy name.
 
-    A name that is not there is looked up without its ``@variant``, then as ``default``; both tables have a default.
+    A name without a row is looked up without its ``@variant``, then as ``default``; both tables have a default.
     """
 
     plan: Mapping[str, PlanCost] = field(default_factory=lambda: {"default": PlanCost(0, 0)})
@@ -67,28 +70,23 @@ def _look_up(table: Mapping[str, PlanCost], policy: str) -> PlanCost:
     return table["default"]
 
 
+class _CostRow(NamedTuple):
+    base_ns: _Ns
+    per_active_expert_ns: _Ns
+    source: Annotated[str, _MEASURED]
+    confidence: Confidence
+
+
+class _CostFile(NamedTuple):
+    plan: Mapping[str, _CostRow]
+    foresee: Mapping[str, _CostRow]
+
+
+@cache
 def load_plan_costs(path: Path = _FILE) -> PlanCosts:
-    """Read a plan cost table. Raises HardwareError on unknown or missing keys and negative costs."""
-    document = read_yaml(path)
-    if not isinstance(document, dict) or set(document) != {"plan", "foresee"}:
-        raise HardwareError(f"{path}: expected the sections plan and foresee, got {document!r:.80}")
-    return PlanCosts(**{section: _table(rows, f"{path.name}, {section}") for section, rows in document.items()})
-
-
-def _table(rows: Mapping[str, Any], where: str) -> dict[str, PlanCost]:
-    """All rows of one section."""
-    if not isinstance(rows, dict) or "default" not in rows:
-        raise HardwareError(f"{where}: expected one row a policy and a row 'default', got {rows!r:.80}")
-    return {policy: _cost(row, f"{where}, {policy}") for policy, row in rows.items()}
-
-
-def _cost(row: Any, where: str) -> PlanCost:
-    """One row, checked."""
-    if not isinstance(row, dict) or set(row) != set(_ROW):
-        raise HardwareError(f"{where}: expected the keys {', '.join(_ROW)}, got {row!r}")
-    if str(row["source"]).lower().startswith("to be"):
-        raise HardwareError(f"{where}: expected where the cost is from, got {row['source']!r}; measure it first")
-    cost = PlanCost(row["base_ns"], row["per_active_expert_ns"])
-    if not all(isinstance(ns, int | float) and 0 <= ns <= 1e9 for ns in cost):
-        raise HardwareError(f"{where}: costs must be 0..1e9 ns, got {tuple(cost)}")
-    return cost
+    """Read a plan cost table. Raises HardwareError."""
+    file: _CostFile = read_file(_CostFile, path)
+    for section, rows in file._asdict().items():
+        if "default" not in rows:
+            raise HardwareError(f"{path.name}: {section}: missing key: default, the cost of policies without a row")
+    return PlanCosts(*({policy: PlanCost(*row[:2]) for policy, row in rows.items()} for rows in file))

@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from trilane.common.errors import TrilaneError
+
 TOLERANCE = 1.001  # rates derived from printed times carry rounding
 
 
-class HardwareError(ValueError):
+class HardwareError(TrilaneError):
     """A hardware description that cannot be loaded or cannot exist. The message names key, value and what to do."""
 
 

@@ -1,38 +1,46 @@
 """A profile: what microbenchmarks measured on one machine, in tables that a cost table is read from.
 
-It stands in the section ``measured`` of a hardware file (``sim.machine.profile_yaml``); ``sim.costs.measured_costs``
-turns it into costs. Every time is the median of repeated measurements, with its quartiles; all are ns.
+It is the section ``measured`` of a hardware file; ``sim.costs.measured_costs`` turns it into costs. Every time is the
+median of repeated measurements, with its quartiles; all are ns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, get_args
 
-from sim.machine.interpolation import Grid, Measured, Table, quartiles
+from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table, check_quartiles, quartiles
 from sim.machine.plan_costs import PlanCost
 from sim.machine.plausibility import HardwareError
 from traces.models.shape import ModelShape
+from trilane.common.hints import at_least, between
 
 Kind = Literal["host-lanes", "cuda"]
+Permille = Annotated[int, between(1, 1000)]
+_ONLY_WITH = {"shared": "shared_width", "dense_ffn": "dense_width", "dense_launch": "dense_width"}
+_LATER = ("launch_lead", "launch_tail", "gpu_with_cpu_permille", "cpu_with_gpu_permille")  # all or none
 
 
-class Share(NamedTuple):
-    """A rate in permille of the low_jitter one: the median and its quartiles, 1..1000."""
+@dataclass(frozen=True)
+class MeasuredRate:
+    """A rate in permille of the undisturbed one: the median and its quartiles; running together never helps."""
 
-    permille: int
-    low: int
-    high: int
+    permille: Permille
+    low: Permille
+    high: Permille
+
+    def __post_init__(self) -> None:
+        check_quartiles([self.permille], [self.low], [self.high])
 
     @classmethod
-    def of(cls, samples: Sequence[float]) -> Share:
+    def of(cls, samples: Sequence[float]) -> MeasuredRate:
         """From measured permille; what lies above 1000 is noise, since running together never helps."""
         return cls(*(min(max(value, 1), 1000) for value in quartiles(samples)))
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MeasuredSizes:
     """All sizes of a model that its measured times depend on; a ``ModelShape`` says what each means."""
 
     hidden: int
@@ -53,7 +61,7 @@ class Sizes:
     expert_bytes: int  # of one expert
 
     @classmethod
-    def of(cls, shape: ModelShape) -> Sizes:
+    def of(cls, shape: ModelShape) -> MeasuredSizes:
         """The sizes of ``shape``. Raises HardwareError if its layers' experts differ in size: one is measured."""
         [*sizes] = {shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)}
         if len(sizes) > 1:
@@ -77,7 +85,7 @@ class MeasuredModel:
     next to each other, which are then taken not to slow each other down.
     """
 
-    sizes: Sizes
+    sizes: MeasuredSizes
     expert_gpu: Table  # by workload
     expert_cpu: Table  # by workload
     gate: Table  # from here to combine: by tokens of the step
@@ -88,8 +96,8 @@ class MeasuredModel:
     routing: Table  # d2h, by tokens of the step
     activations: Table  # d2h, by tokens of the step
     result: Table  # h2d, by tokens of the step
-    attention_decode: Grid  # one layer, one new token a sequence; length: its KV cache with the new token in it
-    attention_prefill: Grid  # one layer; length: new tokens of each sequence, nothing before them
+    attention_decode: DecodeGrid  # one layer, one new token a sequence; length: its KV cache with the new token in it
+    attention_prefill: PrefillGrid  # one layer; length: new tokens of each sequence, nothing before them
     copy: Measured  # one expert over the link
     writeback: Measured  # one expert back to the host
     first_cpu_expert: Measured  # extra time of the first CPU expert of a layer
@@ -98,16 +106,26 @@ class MeasuredModel:
     combine_launch: Measured
     head_launch: Measured
     sync: Measured  # from "the gate is done" to "the routing is readable in the program"
-    cpu_permille: Share  # rate of CPU experts while a copy runs
-    copy_permille: Share  # rate of a copy while CPU experts run
-    gpu_permille: Share  # rate of GPU experts while a copy runs
+    cpu_permille: MeasuredRate  # rate of CPU experts while a copy runs
+    copy_permille: MeasuredRate  # rate of a copy while CPU experts run
+    gpu_permille: MeasuredRate  # rate of GPU experts while a copy runs
     shared: Table | None = None  # by tokens of the step
     dense_ffn: Table | None = None  # feed-forward part of ONE dense layer, by tokens of the step
     dense_launch: Measured | None = None  # one dense layer
     launch_lead: Measured | None = None  # from the beginning of ``launch`` to the start of its first kernel
     launch_tail: Measured | None = None  # from the end of a launch to the end of its last kernel, on an idle GPU
-    gpu_with_cpu_permille: Share | None = None  # rate of GPU experts while CPU experts run, and no copy
-    cpu_with_gpu_permille: Share | None = None  # rate of CPU experts while GPU experts run, and no copy
+    gpu_with_cpu_permille: MeasuredRate | None = None  # rate of GPU experts while CPU experts run, and no copy
+    cpu_with_gpu_permille: MeasuredRate | None = None  # rate of CPU experts while GPU experts run, and no copy
+
+    def __post_init__(self) -> None:
+        """The tables are those that a model of these sizes has. Raises HardwareError."""
+        later = any(getattr(self, name) is not None for name in _LATER)
+        expected = {name: bool(getattr(self.sizes, width)) for name, width in _ONLY_WITH.items()}
+        for name, there in {**expected, **dict.fromkeys(_LATER, later)}.items():
+            if there and getattr(self, name) is None:
+                raise HardwareError(f"missing key: {name}")
+            if not there and getattr(self, name) is not None:
+                raise HardwareError(f"{name}: the model has no such part, by its {_ONLY_WITH[name]} of 0")
 
 
 @dataclass(frozen=True)
@@ -122,8 +140,13 @@ class Profile:
     machine: Mapping[str, str | int | float]
     plan: Mapping[str, PlanCost]
     foresee: Mapping[str, PlanCost]
-    rates: Mapping[str, float]
+    rates: Mapping[str, Annotated[float, at_least(0)]]
     models: Mapping[str, MeasuredModel]
+
+    def __post_init__(self) -> None:
+        if self.machine.get("kind") not in get_args(Kind):
+            kinds = " or ".join(map(repr, get_args(Kind)))
+            raise HardwareError(f"machine.kind: expected {kinds}, got {self.machine.get('kind')!r}")
 
     @property
     def kind(self) -> str:
@@ -141,13 +164,13 @@ class Profile:
                 f"{where}: model {name!r} has not been measured; measured: {', '.join(self.models) or 'none'}; "
                 f"add it: trilane profile --model {name} -o FILE"
             )
-        _check_sizes(self.models[name].sizes, Sizes.of(shape), f"{where}: model {name!r}")
+        _check_sizes(self.models[name].sizes, MeasuredSizes.of(shape), f"{where}: model {name!r}")
         return self.models[name]
 
 
-def _check_sizes(measured: Sizes, asked: Sizes, where: str) -> None:
+def _check_sizes(measured: MeasuredSizes, asked: MeasuredSizes, where: str) -> None:
     """Refuse times of another model of the same name. Raises HardwareError."""
-    pairs = [(f.name, getattr(measured, f.name), getattr(asked, f.name)) for f in fields(Sizes)]
+    pairs = [(f.name, getattr(measured, f.name), getattr(asked, f.name)) for f in fields(MeasuredSizes)]
     wrong = [f"{name} = {was:g}, asked for {now:g}" for name, was, now in pairs if was != now]
     if wrong:
         raise HardwareError(f"{where} was measured with {'; '.join(wrong)}: measure it again as it is now")

@@ -19,8 +19,7 @@ from policies.parts.future import Future
 from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
 from sim.costs.cost_table import CostTable
-from sim.costs.measured_costs import costs_on
-from sim.costs.runtimes import graph_costs
+from sim.costs.runtimes import costs_on
 from sim.machine.hardware import Hardware, load_hardware
 from sim.runs.bounds import LowerBound, bounds_of, lower_bound
 from sim.runs.calibration import calibration_name, check_calibration, load_calibration
@@ -85,7 +84,7 @@ class Prepared:
 
     def on(self, hardware: Hardware, planner: CostTable | None = None) -> Prepared:
         """The same scenario on another machine. ``planner``: costs that the policy plans with all the same."""
-        costs = costs_in(self.scenario, hardware, self.shape, self.costs.max_tokens)
+        costs = _costs_in(self.scenario, hardware, self.shape, self.costs.max_tokens)
         return replace(self, hardware=hardware, costs=costs, planner=planner, known_bounds={})
 
     def checked(self) -> Prepared:
@@ -246,24 +245,12 @@ def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
         generated_tokens=scenario.generated_tokens, sequences=scenario.sequences,
         prefill_chunk_tokens=scenario.prefill_chunk_tokens,
     )  # fmt: skip
-    costs = costs_in(scenario, hardware, shape, max(len(step.rows) for step in steps))
+    costs = _costs_in(scenario, hardware, shape, max(len(step.rows) for step in steps))
     return Prepared(scenario, trace, shape, hardware, tuple(steps), costs)
 
 
-def costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:
-    """What everything costs on a machine, in the scenario's runtime.
-
-    Raises ScenarioError for another runtime than that of a measured machine, and what ``costs_on`` raises.
-    """
-    costs = costs_on(hardware, shape, max_tokens)
-    if scenario.runtime == "eager":
-        return costs
-    if hardware.profile is not None:
-        raise ScenarioError(
-            f"scenario: runtime {scenario.runtime!r}: {hardware.name!r} is a profile, whose times are those of "
-            f"the runtime that was measured: leave it at 'eager'"
-        )
-    return graph_costs(costs, hardware, sharing=min(shape.top_k * scenario.batch, shape.experts))
+def _costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:
+    return costs_on(hardware, shape, max_tokens, scenario.runtime, scenario.batch)
 
 
 def check_needs(policy: str, needs: Needs, prepared: Prepared) -> None:

@@ -44,7 +44,7 @@ class Run:
 
         Bounds and energy are those of the scenario's machine: a measured run has them only where that was profiled.
         """
-        of_this_machine = not labels or prepared.hardware.profile is not None
+        of_this_machine = not labels or prepared.hardware.measured
         memory = prepared.memory
         return cls(
             scenario=prepared.resolved.to_dict(),

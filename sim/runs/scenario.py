@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
+from sim.costs.runtimes import Runtime
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import NOT_EMPTY, Count, Share, above, at_most
 from trilane.common.schema import check, from_dict, to_dict
@@ -43,7 +44,7 @@ class Scenario:
     sequences: tuple[int, ...] | None = None  # which of the trace's sequences, in order; None: from the first
     calibration: str | None = None  # trace to calibrate policies on; None: the bundled one that belongs to ``trace``
     noisy_forecast_recall: Annotated[tuple[Share, ...], NOT_EMPTY] | None = None
-    runtime: Literal["eager", "graphs"] = "eager"
+    runtime: Runtime = "eager"
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -25,9 +25,9 @@ from realrun.generation.flips import said_by_library
 from realrun.generation.hosted_model import HostedModel, load_model, look_at
 from realrun.machine.lanes import Machine
 from realrun.machine.machines import LaneOptions, RealMachine, machine_for
-from realrun.profiling.profile_lab import Points
-from realrun.profiling.profile_timing import QUICK
-from realrun.profiling.profiling import profile
+from realrun.profiling.lab import Points
+from realrun.profiling.profile import profile
+from realrun.profiling.timing import QUICK
 from sim.machine.profile_yaml import write_profile
 from sim.runs.scenario import Scenario
 from tests.bench import llama_bench

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from realrun.errors import RefusedError
-from realrun.experts.expert_ffn import SwiGlu, weighted_ffn
-from realrun.experts.expert_layout import ExpertLayout
-from realrun.experts.expert_shape import ExpertShape
-from realrun.experts.expert_store import random_store
-from realrun.experts.native_swiglu import NativeSwiGlu
+from realrun.experts.cpu_kernels import NativeSwiGlu
+from realrun.experts.ffn import SwiGlu, weighted_ffn
+from realrun.experts.layout import ExpertLayout
+from realrun.experts.shape import ExpertShape
+from realrun.experts.store import random_store
 from realrun.machine.native_ffn import SOURCE, NativeFfn, loaded
 from realrun.machine.native_library import NotCompiledError
 from realrun.machine.pinned import plain
@@ -80,7 +80,7 @@ def measure(rounds: int) -> Section:
     columns = ("tokens", "plain reading", "torch", own, "over torch", "over reading", *list(kernels)[2:])
     notes = (
         f"GB/s of weights, median of {rounds} rounds in which all take turns; ratios: median of those within a round",
-        f"one thread, thread CPU time; experts of {layout.bytes / 1e6:.1f} MB ({MODEL}) in turn, {BYTES / 1e6:.0f} MB",
+        f"one thread, CPU time; experts of {layout.size_bytes / 1e6:.1f} MB ({MODEL}) in turn, {BYTES / 1e6:.0f} MB",
         f"plain reading: torch.sum of the same bytes as int64. torch {torch.__version__}: SwiGlu of expert_ffn.py",
         "the other native kernels leave out instructions that this processor has, for processors without them",
     )
@@ -107,7 +107,7 @@ def measure_blocks(rounds: int) -> Section:
 
 
 def _experts(layout: ExpertLayout) -> Iterator[Tensor]:
-    count = BYTES // layout.bytes
+    count = BYTES // layout.size_bytes
     store = random_store(layout, 1, count, plain)
     return cycle([store.buffer(0, expert) for expert in range(count)])
 
@@ -142,7 +142,7 @@ def _rates(
     with torch.inference_mode():
         for _ in range(rounds + 1):
             for name, work in works.items():
-                rates[name].append(layout.bytes / _ns(work, next(experts)))
+                rates[name].append(layout.size_bytes / _ns(work, next(experts)))
     return {name: found[1:] for name, found in rates.items()}
 
 

@@ -18,8 +18,8 @@ from statistics import median
 
 from realrun.machine.cores import host_lane_cores, usable_cores
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
-from realrun.machine.lanes import Mark, Work
-from realrun.profiling.profile_lab import Lab, Points
+from realrun.machine.lanes import Completion, Work
+from realrun.profiling.lab import Lab, Points
 from tests.bench.figures import Cell, Section, asked, report
 from traces.models.catalogue import load_model
 
@@ -94,11 +94,11 @@ def situations_of(lab: Lab) -> Mapping[str, Callable[[str], float]]:
         return found
 
     def next_to_copies(kind: str) -> float:
-        arrivals = lab.ask_for(2)
-        arrivals[0].issued()
+        futures = lab.ask_for(2)
+        futures[0].issued()
         found = _ns(_submitted(lab, kind))
-        for arrival in arrivals:
-            arrival.wait_known()
+        for future in futures:
+            future.wait_known()
         return found
 
     def next_to_python(kind: str) -> float:
@@ -132,13 +132,13 @@ def spinning() -> Iterator[None]:
         thread.join()
 
 
-def _covered(lab: Lab, kind: str) -> Mark:
+def _covered(lab: Lab, kind: str) -> Completion:
     """Behind other work of the same lane, as the profile measures it."""
     _submitted(lab, "expert on the CPU" if kind == "expert on the CPU" else "expert on the GPU")
     return _submitted(lab, kind)
 
 
-def _submitted(lab: Lab, kind: str) -> Mark:
+def _submitted(lab: Lab, kind: str) -> Completion:
     model, layer, hidden = lab.model, lab.next_layer(), lab.hidden[:1]
     if kind == "expert on the CPU":
         return lab.machine.cpu.submit(lab.expert_work(lab.memory))
@@ -149,9 +149,9 @@ def _submitted(lab: Lab, kind: str) -> Mark:
     return lab.machine.gpu.submit(work[kind] if kind in work else lab.expert_work(lab.arena))
 
 
-def _ns(mark: Mark) -> float:
-    mark.wait()
-    return mark.end_ns - mark.start_ns
+def _ns(completion: Completion) -> float:
+    completion.wait()
+    return completion.end_ns - completion.start_ns
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""How fast a sweep is: ``python -m tests.bench.sweep_speed [--sizes 640,1600] [--write]``.
+"""Speed of a sweep: ``python -m tests.bench.sweep_speed [--sizes 640,1600] [--sampled-steps 16] [--write]``.
 
 The command line plays a small grid, a large one, and the small one again, over the bundled mini-deepseek, every policy
 in every setting, on two processes. Both grids are of the same mix: the same batches and machines, and cache shares
 around the same mean; so a point costs as much in both, unless sweeps grow slower. The small one is played before and
-after, since machines do not keep their pace for a quarter of an hour. ``--write`` keeps the figures beside this file,
-in ``sweep.json`` and ``sweep.md``. Quiet, please: whatever else runs on the machine is measured too.
+after, since machines do not keep their pace for a quarter of an hour. Then the large grid is played with sampled steps,
+and the TPOT of every point is compared with that of all steps. ``--write`` keeps the figures next to this file, in
+``sweep.json`` and ``sweep.md``. The machine must be quiet: whatever else runs on it is measured too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 from policies.registry import policy_names
 from tests.bench.figures import Cell, Section, Target, asked, report
 from tests.kit.processes import children_of
@@ -35,7 +38,9 @@ SHARES = ([0.2, 0.4], [0.1, 0.2, 0.3, 0.4, 0.5])
 GRIDS: dict[int, dict[str, Any]] = {
     len(policy_names()) * 8 * len(shares): {**MIX, "cached_share": shares} for shares in SHARES
 }  # by number of points
-SECONDS, BUSY, GROWTH = 600, 0.9, 1.1
+SAMPLED_STEPS = 16
+SECONDS, SAMPLED_SECONDS, BUSY, GROWTH, SAMPLED_ERROR = 600, 120, 0.9, 1.1, 0.02
+POINT = ["policy", "batch", "hardware", "cached_share"]  # what a point of these grids is told by
 COLUMNS = (
     "points", "seconds", "ms a point", f"busy share of {JOBS} cores", "CPU ms a point", "peak MB, parent",
     "peak MB, largest worker", "points with an error",
@@ -49,27 +54,31 @@ class Played(NamedTuple):
     cpu_seconds: float  # of the command and its workers
     parent_bytes: int
     worker_bytes: int
-    failed: int
+    results: pd.DataFrame
 
 
 def main() -> None:
     """Measure, print, and keep the figures if asked to."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.sweep_speed", description=__doc__)
     parser.add_argument("--sizes", default=",".join(map(str, GRIDS)), help="points of the grids to play")
+    parser.add_argument("--sampled-steps", type=int, default=SAMPLED_STEPS, help="decode steps of the sampled sweep")
     parser.add_argument("--write", action="store_true", help="write sweep.json and sweep.md")
     given = parser.parse_args()
     sizes = [int(size) for size in given.sizes.split(",")]
     if unknown := set(sizes) - set(GRIDS):
         parser.error(f"--sizes: {sorted(unknown)}; there are {', '.join(map(str, GRIDS))}")
     where = asked("tests.bench.sweep_speed", sys.argv[1:])
-    report(where, [measure(sizes)], HERE / "sweep", "Speed of a sweep", given.write)
-
-
-def measure(sizes: Sequence[int]) -> Section:
-    """Every size in the order given, and the first again, if there are several."""
     order = [*sizes, sizes[0]] if len(sizes) > 1 else sizes
     played = [(size, play(size)) for size in order]
-    rows: list[list[Cell]] = [_row(size, one) for size, one in played]
+    largest, whole = max(played, key=lambda one: one[0])
+    sampled = play(largest, given.sampled_steps)
+    sections = [of_all_steps(played), of_sampled_steps(given.sampled_steps, whole, sampled)]
+    report(where, sections, HERE / "sweep", "Speed of a sweep", given.write)
+
+
+def of_all_steps(played: Sequence[tuple[int, Played]]) -> Section:
+    """Sweeps by their size, in the order played."""
+    rows: list[list[Cell]] = [[size, *_row(size, one)] for size, one in played]
     largest, of_it = max(played, key=lambda one: one[0])
     targets = [
         Target(f"{largest:,} points", "s", SECONDS, of_it.seconds, at_least=False),
@@ -77,6 +86,33 @@ def measure(sizes: Sequence[int]) -> Section:
         *_growth(played),
     ]
     return Section("Sweeps of several sizes", COLUMNS, rows, targets, _notes())
+
+
+def of_sampled_steps(steps: int, whole: Played, sampled: Played) -> Section:
+    """Relative error of TPOT by policy, worst mean first."""
+    size = len(sampled.results)
+    errors = tpot_errors(whole.results, sampled.results)
+    by_policy = errors.groupby("policy").agg(["size", "mean", "max"]).sort_values("mean", ascending=False)
+    rows: list[list[Cell]] = [
+        [str(policy), int(count), 100 * mean, 100 * worst] for policy, count, mean, worst in by_policy.itertuples()
+    ]
+    what = f"{size:,} points, {steps} of {LENGTHS['generated_tokens']} decode steps"
+    targets = [
+        Target(what, "s", SAMPLED_SECONDS, sampled.seconds, at_least=False),
+        Target(f"{what}: mean error of TPOT", "%", 100 * SAMPLED_ERROR, 100 * float(errors.mean()), at_least=False),
+    ]
+    notes = [
+        f"{size:,} points in {sampled.seconds:.0f} s, {1e3 * sampled.seconds / size:.0f} ms a point; "
+        f"all steps: {whole.seconds:.0f} s",
+        "error: |TPOT of the sampled steps / TPOT of all steps - 1| of each point; see sim/runs/sampling.py",
+    ]
+    return Section("Sampled steps", ("policy", "points", "mean error %", "worst error %"), rows, targets, notes)
+
+
+def tpot_errors(whole: pd.DataFrame, sampled: pd.DataFrame) -> pd.Series[float]:
+    """Relative errors of the TPOT of points that both tables have, without a sign."""
+    all_steps, some_steps = (frame.set_index(POINT)["tpot_ms"] for frame in (whole, sampled))
+    return (some_steps / all_steps - 1).abs().dropna()
 
 
 def _growth(played: Sequence[tuple[int, Played]]) -> list[Target]:
@@ -107,19 +143,20 @@ def busy(played: Played) -> float:
     return played.cpu_seconds / played.seconds / JOBS
 
 
-def play(size: int) -> Played:
-    """One sweep on the command line."""
+def play(size: int, sampled_steps: int | None = None) -> Played:
+    """One sweep on the command line, of all steps or of sampled ones."""
     with tempfile.TemporaryDirectory() as name:
         file, output = Path(name) / "grid.yaml", Path(name) / "results.parquet"
-        file.write_text(json.dumps({"scenario": LENGTHS, "grid": GRIDS[size]}), encoding="utf-8")
-        print(f"playing {size:,} points", file=sys.stderr, flush=True)
+        sampling = {} if sampled_steps is None else {"sampled_steps": sampled_steps}
+        file.write_text(json.dumps({"scenario": {**LENGTHS, **sampling}, "grid": GRIDS[size]}), encoding="utf-8")
+        print(f"playing {size:,} points {sampling or ''}", file=sys.stderr, flush=True)
         before, start = _cpu_seconds(), time.perf_counter()
         command = [sys.executable, "-m", "trilane", "sweep", str(file), "-o", str(output), "--jobs", str(JOBS)]
         parent, worker = _peaks(command)
         seconds, cpu = time.perf_counter() - start, _cpu_seconds() - before
         results = read_results(output)
     assert len(results) == size, f"expected {size} points, got {len(results)}"
-    return Played(seconds, cpu, parent, worker, int((results["error"] != "").sum()))
+    return Played(seconds, cpu, parent, worker, results)
 
 
 def _cpu_seconds() -> float:
@@ -151,8 +188,8 @@ def _peak_bytes(pid: int) -> int:
 
 def _row(size: int, one: Played) -> list[Cell]:
     return [
-        size, one.seconds, 1e3 * one.seconds / size, busy(one), 1e3 * one.cpu_seconds / size, one.parent_bytes / 1e6,
-        one.worker_bytes / 1e6, one.failed,
+        one.seconds, 1e3 * one.seconds / size, busy(one), 1e3 * one.cpu_seconds / size, one.parent_bytes / 1e6,
+        one.worker_bytes / 1e6, int((one.results["error"] != "").sum()),
     ]  # fmt: skip
 
 

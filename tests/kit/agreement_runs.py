@@ -14,7 +14,7 @@ from sim.runs.run import Run
 from sim.runs.scenario import Scenario
 from sim.runs.spans import Span, spans_frame
 from trilane.study.validation.agreement import Agreement
-from trilane.study.validation.comparison import Pairing, Parity
+from trilane.study.validation.comparison import Parity, RunComparison
 
 MS = 1_000_000
 
@@ -59,15 +59,15 @@ def run(
     return Run(asked.to_dict(), policy, frame, trace_checksum=checksum, bounds=bounds)
 
 
-def pairing(
+def comparison(
     policy: str = "dali", measured: tuple[float, ...] = (20,), predicted: float = 20, parity: Parity | None = None,
     *, null: float | None = None, **asked: Any,
-) -> Pairing:  # fmt: skip
+) -> RunComparison:  # fmt: skip
     """Repeats and a prediction of the TPOTs given, ms."""
     repeats = tuple(run(policy, tpot - 12, **asked) for tpot in measured)
-    return Pairing(repeats, run(policy, predicted - 12, null=null, **asked), parity)
+    return RunComparison(repeats, run(policy, predicted - 12, null=null, **asked), parity)
 
 
-def agreement(*pairings: Pairing) -> Agreement:
-    """What the pairings say together."""
-    return Agreement(pairings)
+def agreement(*comparisons: RunComparison) -> Agreement:
+    """What the comparisons say together."""
+    return Agreement(comparisons)

@@ -51,7 +51,7 @@ class FakeCuda:
         self.l2_bytes = 50_000_000
         self.busy_ns, self.rises_after_ns = 0, 0  # work done, and how much of it raises the clocks
         self.current: dict[int, Any] = {}  # stream by thread
-        self.turn = threading.Condition(threading.RLock())
+        self.lock = threading.Condition(threading.RLock())
         self.is_held = False
         self.registered: dict[int, int] = {}  # bytes by address
         self.maps_pinned_memory = True
@@ -70,24 +70,24 @@ class FakeCuda:
 
     def release(self) -> None:
         """The device goes on."""
-        with self.turn:
+        with self.lock:
             self.is_held = False
-            self.turn.notify_all()
+            self.lock.notify_all()
 
     def run_until(self, reached: Callable[[], bool]) -> None:
         """What every kind of synchronising does."""
-        with self.turn:
-            self.turn.wait_for(lambda: not self.is_held)
+        with self.lock:
+            self.lock.wait_for(lambda: not self.is_held)
             if self.error is not None:
                 raise self.error
             while not reached():
                 if not self._do_next():
                     self._wait_for_flag()
-            self.turn.notify_all()
+            self.lock.notify_all()
 
     def returned(self, at_ns: int) -> None:
         """The host learns of something that happened at ``at_ns``."""
-        with self.turn:
+        with self.lock:
             self.now_ns = max(self.now_ns, at_ns) + (self.delays_ns.popleft() if self.delays_ns else 0)
 
     def sleep(self, cycles: int) -> None:
@@ -131,10 +131,10 @@ class FakeCuda:
 
     def run_to(self, until_ns: int) -> None:
         """All that ends by then, if the device is not held."""
-        with self.turn:
+        with self.lock:
             while not self.is_held and self.error is None and self._do_next(until_ns):
                 pass
-            self.turn.notify_all()
+            self.lock.notify_all()
 
     def wait_value(self, handle: int, address: int, value: int, flags: int) -> int:
         """``cuStreamWaitValue32``."""
@@ -156,7 +156,7 @@ class FakeCuda:
         """Nothing can run before a thread, which is no part of the device, has set a flag that a stream waits for."""
         heads = {stream.name: stream.queue[0][1] for stream in self.streams if stream.queue}
         assert any(isinstance(gate, FakeFlag) for gate in heads.values()), f"deadlock: {list(heads)} wait"
-        self.turn.wait(0.001)  # meanwhile that thread may use the device
+        self.lock.wait(0.001)  # meanwhile that thread may use the device
 
 
 class FakeGraph:
@@ -198,7 +198,7 @@ class FakeStream:
             self.captured.work.append(do)
             self.captured.takes_ns += takes_ns
             return
-        with self.cuda.turn:
+        with self.cuda.lock:
             self.queue.append((self.cuda.now_ns, gate, do, takes_ns))
 
     def ends_ns(self) -> int | None:
@@ -259,7 +259,7 @@ class FakeEvent:
         if not self.is_recorded:
             return True
         self.cuda.run_to(self.cuda.now_ns)
-        with self.cuda.turn:
+        with self.cuda.lock:
             has_happened = self.at_ns is not None and self.at_ns <= self.cuda.now_ns
             self.cuda.now_ns += QUERY_NS
         return has_happened
@@ -400,7 +400,7 @@ def install(patch: Any, cuda: FakeCuda) -> None:
     }
     for name, function in instead.items():
         patch.setattr(torch.cuda, name, function)
-    patch.setattr("realrun.machine.cuda_marks.on_stream", lambda stream, is_current: Deferred(stream))
+    patch.setattr("realrun.machine.cuda_streams.on_stream", lambda stream, is_current: Deferred(stream))
     patch.setattr(torch, "Generator", HostGenerator)
     patch.setattr("time.perf_counter_ns", lambda: cuda.now_ns)
     patch.setattr("realrun.machine.stream_flags.driver_wait_value", lambda: cuda.wait_value if cuda.has_flags else None)

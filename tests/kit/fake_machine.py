@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from realrun.experts.expert_ffn import SwiGlu
-from realrun.machine.lanes import Mark, Work
+from realrun.experts.ffn import SwiGlu
+from realrun.machine.lanes import Completion, Work
 
 SUBMIT_NS = 10  # of the host, each time
 HAND_OVER_NS = {"gpu": 7, "cpu": 9, "d2h": 40, "back": 3, "link": 0}  # until a lane that rests learns of its work
@@ -32,7 +32,7 @@ class FakeMark:
     ready_ns: int
     start_ns: int
     end_ns: int
-    held_ns: int = 0
+    blocked_ns: int = 0
 
     def issued(self) -> FakeMark:
         return self
@@ -54,21 +54,21 @@ class FakeLane:
     inline: bool = False
     free_ns: int = 0
 
-    def submit(self, work: Work, after: Sequence[Mark] = (), done: Work | None = None) -> FakeMark:
-        ends = [mark.issued().end_ns for mark in after]
+    def submit(self, work: Work, after: Sequence[Completion] = (), done: Work | None = None) -> FakeMark:
+        ends = [completion.issued().end_ns for completion in after]
         if self.name != "link":
             self.machine.clock_ns += SUBMIT_NS
         ready = max(self.machine.clock_ns, *ends, 0)
         rested = ready > (self.machine.clock_ns if self.inline else self.free_ns)
         start = max(ready, self.free_ns) + (HAND_OVER_NS[self.name] if rested else 0)
         spent = self.machine.spent_by(self.name, work) + (FIRST_NS if rested and self.name == "cpu" else 0)
-        mark = FakeMark(self.machine, ready, start, start + spent + EACH_NS[self.name])
-        self.free_ns = mark.end_ns
+        completion = FakeMark(self.machine, ready, start, start + spent + EACH_NS[self.name])
+        self.free_ns = completion.end_ns
         if self.inline:
-            mark.wait()
+            completion.wait()
         if done is not None:
             done()
-        return mark
+        return completion
 
 
 @dataclass

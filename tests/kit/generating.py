@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from realrun.generation.flips import Said, said_by_library, said_by_ours
+from realrun.generation.flips import ModelOutput, said_by_library, said_by_ours
 from realrun.generation.hosted_model import HostedModel, load_model, look_at, taken_apart
 from realrun.generation.preparation import GenerateRequest
 from realrun.machine.host_lanes import HostLanes
@@ -53,7 +53,7 @@ def library(family: str, changes: Changes = (), dtype: torch.dtype = torch.float
 @lru_cache(maxsize=16)
 def expected(
     family: str, changes: Changes = (), prompts: tuple[tuple[int, ...], ...] = PROMPTS, generated: int = 3
-) -> Said:
+) -> ModelOutput:
     """What the unmodified model says in float32."""
     return said_by_library(library(family, changes), torch.tensor(prompts), generated)
 
@@ -69,7 +69,7 @@ def request(
     )
 
 
-def assert_says_the_same(model: HostedModel, asked: GenerateRequest, lanes: HostLanes, as_this: Said) -> None:
+def assert_says_the_same(model: HostedModel, asked: GenerateRequest, lanes: HostLanes, as_this: ModelOutput) -> None:
     """Law 11: the same greedy tokens, logits within 1e-5."""
     said = said_by_ours(model, asked, lanes)
     assert said.tokens.tolist() == as_this.tokens.tolist()

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from sim.machine.hardware import Hardware, load_hardware
-from sim.machine.interpolation import Grid, Measured, Table
+from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table
 from sim.machine.plan_costs import PlanCost
-from sim.machine.profile import MeasuredModel, Profile, Share, Sizes
+from sim.machine.profile import MeasuredModel, MeasuredRate, MeasuredSizes, Profile
 from tests.kit.strategies import toy_shape
 from traces.models.shape import ModelShape
 
@@ -27,9 +27,14 @@ def level(ns: int) -> Table:
     return table((1, ns))
 
 
-def grid(batch: tuple[int, ...], length: tuple[int, ...], *ns: tuple[int, ...]) -> Grid:
+def decode_grid(batch: tuple[int, ...], context: tuple[int, ...], *ns: tuple[int, ...]) -> DecodeGrid:
     """A grid whose quartiles are all the median."""
-    return Grid(batch, length, ns, ns, ns)
+    return DecodeGrid(batch, context, ns, ns, ns)
+
+
+def prefill_grid(batch: tuple[int, ...], tokens: tuple[int, ...], *ns: tuple[int, ...]) -> PrefillGrid:
+    """The same, of prompts."""
+    return PrefillGrid(batch, tokens, ns, ns, ns)
 
 
 def time(ns: int) -> Measured:
@@ -40,19 +45,19 @@ def time(ns: int) -> Measured:
 def toy_model(shape: ModelShape = TOY, **parts: Any) -> MeasuredModel:
     """``shape`` measured; ``parts`` replaces some tables."""
     model = MeasuredModel(
-        sizes=Sizes.of(shape), expert_gpu=table((1, 100), (2, 140), (4, 120), (8, 200)),
+        sizes=MeasuredSizes.of(TOY), expert_gpu=table((1, 100), (2, 140), (4, 120), (8, 200)),
         expert_cpu=table((1, 1000), (3, 1500)), gate=level(20), speculate=level(21), estimator=level(22),
         combine=level(30), head=table((1, 400), (4, 700)), routing=level(40), activations=level(50), result=level(60),
-        attention_decode=grid((1, 2), (10, 110), (1000, 1500), (1400, 2400)),
-        attention_prefill=grid((1, 2), (8, 16), (3000, 6000), (5000, 11000)),
+        attention_decode=decode_grid((1, 2), (10, 110), (1000, 1500), (1400, 2400)),
+        attention_prefill=prefill_grid((1, 2), (8, 16), (3000, 6000), (5000, 11000)),
         copy=time(7000), writeback=time(8000), first_cpu_expert=time(300), launch=time(70), expert_launch=time(71),
-        combine_launch=time(72), head_launch=time(73), sync=time(80), cpu_permille=Share(800, 790, 810),
-        copy_permille=Share(900, 890, 910), gpu_permille=Share(1000, 990, 1000), shared=table((1, 90), (11, 190)),
-        dense_ffn=level(500),
+        combine_launch=time(72), head_launch=time(73), sync=time(80), cpu_permille=MeasuredRate(800, 790, 810),
+        copy_permille=MeasuredRate(900, 890, 910), gpu_permille=MeasuredRate(1000, 990, 1000),
+        shared=table((1, 90), (11, 190)), dense_ffn=level(500),
         dense_launch=time(74), launch_lead=time(25), launch_tail=time(9),
-        gpu_with_cpu_permille=Share(970, 960, 980), cpu_with_gpu_permille=Share(880, 870, 890),
+        gpu_with_cpu_permille=MeasuredRate(970, 960, 980), cpu_with_gpu_permille=MeasuredRate(880, 870, 890),
     )  # fmt: skip
-    return replace(model, **parts)
+    return replace(model, sizes=MeasuredSizes.of(shape), **parts)
 
 
 def toy_profile(**parts: Any) -> Profile:

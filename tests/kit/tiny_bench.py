@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from policies.mechanism.views import ExpertId, Plan, Routing
 from realrun.execution.executor import Executor
-from realrun.execution.layer_parts import Finish
-from realrun.experts.expert_store import ExpertStore
+from realrun.execution.layer_execution import Finish
+from realrun.experts.store import ExpertStore
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
-from realrun.replay.replay_bench import Measurement, ReplayBench, room_for
-from sim.costs.measured_costs import costs_on
+from realrun.replay.measure import Measurement, ReplayBench, room_for
+from sim.costs.runtimes import costs_on
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
 

@@ -21,7 +21,7 @@ import transformers
 
 from realrun.errors import RefusedError
 from realrun.experts.checkpoint import load_streamed
-from realrun.generation.flips import Said, flips, said_by_library, said_by_ours
+from realrun.generation.flips import ModelOutput, flips, said_by_library, said_by_ours
 from realrun.generation.hosted_model import HostedModel, look_at, taken_apart
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
@@ -138,11 +138,11 @@ def _outcome(attempt: Attempt, family: str, folder: Path) -> tuple[str, str]:
         return "TRACEBACK", f"{type(error).__name__}: {error}"
 
 
-def _expected(loaded: Loaded) -> Said:
+def _expected(loaded: Loaded) -> ModelOutput:
     return said_by_library(loaded.model, torch.tensor(PROMPTS), STEPS)
 
 
-def _assert_exact(model: HostedModel, policy: str, expected: Said, vectors: Path | None = None) -> None:
+def _assert_exact(model: HostedModel, policy: str, expected: ModelOutput, vectors: Path | None = None) -> None:
     """Law 11: the same greedy tokens, logits within 1e-5."""
     lanes = HostLanes(inline=True)
     try:

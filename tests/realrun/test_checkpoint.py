@@ -16,10 +16,10 @@ from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from realrun.errors import RealRunError, RefusedError  # noqa: E402
+from realrun.errors import RefusedError  # noqa: E402
 from realrun.experts import checkpoint  # noqa: E402
 from realrun.experts.checkpoint import load_streamed, move, take_experts  # noqa: E402
-from realrun.experts.expert_store import ExpertStore  # noqa: E402
+from realrun.experts.store import ExpertStore  # noqa: E402
 from realrun.machine.memory_check import host_memory_given  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
 from tests.kit.tiny_experts import ALL, model_of  # noqa: E402
@@ -111,7 +111,7 @@ def test_no_more_than_one_matrix_of_one_expert_is_read_at_once(
     model_of(family).save_pretrained(tmp_path)
     _, layers, store = load_streamed(tmp_path, torch.float32, "cpu", plain)
     assert max(read) == largest
-    assert sum(read) == sum(layer.expert_elements * layer.experts_count for layer in layers) == store.bytes // 4
+    assert sum(read) == sum(layer.expert_elements * layer.experts_count for layer in layers) == store.size_bytes // 4
 
 
 def test_weights_that_are_not_experts_lie_in_aligned_memory(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_layers_leave_the_model_one_by_one() -> None:
 def test_a_model_without_its_experts_does_not_run_by_accident() -> None:
     loaded = build("mixtral")
     take_experts(loaded.model, loaded.layers, plain)
-    with pytest.raises(RealRunError, match=r"model\.layers\.0\.mlp\.experts: its weights lie in an expert store"):
+    with pytest.raises(RuntimeError, match=r"model\.layers\.0\.mlp\.experts: its weights are in an expert store"):
         loaded.model(torch.tensor([[3, 4]]))
 
 

@@ -12,12 +12,12 @@ import torch
 
 from policies.mechanism.views import Copy, ExpertCosts, ExpertId, Swap, Updates
 from realrun.errors import LaneError
-from realrun.execution.arrivals import Arrival
+from realrun.execution.copy_future import CopyFuture
 from realrun.execution.copying import AHEAD_NS, Copying
-from realrun.execution.recorder import Recorder
-from realrun.experts.expert_layout import ExpertLayout
-from realrun.experts.expert_store import ExpertStore, Slab
+from realrun.execution.recorder import MachineRecorder
 from realrun.experts.gpu_slots import GpuSlots
+from realrun.experts.layout import ExpertLayout
+from realrun.experts.store import ExpertStore, Slab
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.thread_lane import InlineLane, ThreadLane
 from sim.runs.spans import Span
@@ -69,12 +69,12 @@ class Lab:
         layout = ExpertLayout.from_shape(8, 4, torch.float32)
         self.store = ExpertStore([Slab.allocated(layout, 4, lambda n: torch.zeros(n, dtype=torch.uint8))])
         fill(self.store, 4)
-        self.session, self.recorder = Scripted(), Recorder()
+        self.session, self.recorder = Scripted(), MachineRecorder()
         self.gate, self.running = threading.Event(), threading.Semaphore(0)
         self.gate.set()
         self.error: Exception | None = None
         spoilt = Instead(lanes, copy_in=lambda target, source: lanes.link.submit(lambda: self.copy(target, source)))
-        self.slots = GpuSlots(torch.zeros(3, layout.bytes, dtype=torch.uint8), 1, 0)
+        self.slots = GpuSlots(torch.zeros(3, layout.size_bytes, dtype=torch.uint8), 1, 0)
         self.copying = Copying(self.session, spoilt, self.store, self.slots, self.recorder)  # type: ignore[arg-type]
         self.copying.start()
 
@@ -85,13 +85,13 @@ class Lab:
             raise self.error
         target.copy_(source)
 
-    def ask(self, *copies: Copy) -> list[Arrival]:
+    def ask(self, *copies: Copy) -> list[CopyFuture]:
         """As a plan does: queue them, and expect them all."""
-        with self.copying.turn:
+        with self.copying.lock:
             self.session.to_come += copies
-            arrivals = self.copying.expect(copy.id for copy in copies)
-            self.copying.turn.notify_all()
-        return list(arrivals.values())
+            futures = self.copying.expect(copy.id for copy in copies)
+            self.copying.lock.notify_all()
+        return list(futures.values())
 
     def holds(self, id: ExpertId) -> bool:
         return torch.equal(self.slots.buffer(id), self.store.buffer(*id))
@@ -126,8 +126,8 @@ def staged(id: ExpertId) -> Copy:
 
 
 def test_copies_come_one_after_another_and_the_session_is_told(lab: Lab) -> None:
-    for arrival in lab.ask(cached(A), cached(B)):
-        arrival.wait_known()
+    for future in lab.ask(cached(A), cached(B)):
+        future.wait_known()
     assert lab.session.log == [("began", A), ("copied", A), ("began", B), ("copied", B)]
     assert lab.holds(A)
     assert lab.holds(B)
@@ -135,19 +135,19 @@ def test_copies_come_one_after_another_and_the_session_is_told(lab: Lab) -> None
 
 
 def test_an_arrival_has_the_times_of_its_copy(lab: Lab) -> None:
-    [arrival] = lab.ask(cached(A))
-    arrival.wait_known()
+    [future] = lab.ask(cached(A))
+    future.wait_known()
     lab.recorder.flush()
     [row] = lab.recorder.rows
-    assert row[1:4] == (arrival.ready_ns, arrival.start_ns, arrival.end_ns)
-    assert arrival.ready_ns <= arrival.start_ns <= arrival.end_ns
+    assert row[1:4] == (future.ready_ns, future.start_ns, future.end_ns)
+    assert future.ready_ns <= future.start_ns <= future.end_ns
 
 
 def test_who_waits_for_a_running_copy_waits_for_the_same(lab: Lab) -> None:
     lab.gate.clear()
     [one] = lab.ask(cached(A))
     lab.running.acquire()
-    with lab.copying.turn:
+    with lab.copying.lock:
         assert lab.copying.expect([A]) == {A: one}
         assert 0 < lab.copying.left_ns() <= COPY_NS
     lab.gate.set()
@@ -156,8 +156,8 @@ def test_who_waits_for_a_running_copy_waits_for_the_same(lab: Lab) -> None:
 
 
 def test_a_victim_leaves_when_the_copy_begins(lab: Lab) -> None:
-    for arrival in lab.ask(cached(A), cached(B), cached(C, A)):
-        arrival.wait_known()
+    for future in lab.ask(cached(A), cached(B), cached(C, A)):
+        future.wait_known()
     assert lab.holds(B)
     assert lab.holds(C)
     assert lab.kinds() == [("demand", 0), ("demand", 1), ("evict", 0), ("demand", 2)]
@@ -168,8 +168,8 @@ def test_a_victim_leaves_when_the_copy_begins(lab: Lab) -> None:
 def test_victims_are_written_back_where_the_policy_does_so_but_not_over_the_weights(lab: Lab) -> None:
     weights = lab.store.buffer(*A).clone()
     lab.session.policy.writes_back = True
-    for arrival in lab.ask(cached(A), cached(B, A)):
-        arrival.wait_known()
+    for future in lab.ask(cached(A), cached(B, A)):
+        future.wait_known()
     lab.copying._machine.settle()
     assert [kind for kind, _ in lab.kinds()] == ["demand", "evict", "writeback", "demand"]
     assert lab.copying._scratch.any()
@@ -191,12 +191,12 @@ def test_a_copy_that_runs_by_itself_is_followed_at_once_by_the_next(lab: Lab) ->
     lab.gate.clear()
     first, second, third = lab.ask(cached(A), staged(B), cached(C))
     assert second.issued() is not first.issued()  # though the first has not ended
-    with lab.copying.turn:
+    with lab.copying.lock:
         assert 1 + AHEAD_NS <= lab.copying.left_ns() <= 2 * AHEAD_NS
         assert lab.session.log == [("began", A), ("began", B)]  # one behind the other, and not a third
     lab.gate.set()
-    for arrival in (first, second, third):
-        arrival.wait_known()
+    for future in (first, second, third):
+        future.wait_known()
     began, copied = ([(what, e) for e in (A, B, C)] for what in ("began", "copied"))
     assert [entry for entry in lab.session.log if entry[0] == "began"] == began
     assert [entry for entry in lab.session.log if entry[0] == "copied"] == copied
@@ -206,8 +206,8 @@ def test_a_copy_that_runs_by_itself_is_followed_at_once_by_the_next(lab: Lab) ->
 
 def test_no_copy_is_asked_for_long_before_the_running_one_ends(lab: Lab) -> None:
     link = link_thread(lab, copy_ns=COPY_NS)
-    for arrival in lab.ask(cached(A), cached(B)):
-        arrival.wait_known()
+    for future in lab.ask(cached(A), cached(B)):
+        future.wait_known()
     assert lab.session.log == [("began", A), ("copied", A), ("began", B), ("copied", B)]
     link.close()
 
@@ -219,8 +219,8 @@ def test_a_failing_copy_lets_down_the_one_behind_it(lab: Lab) -> None:
     second.issued()
     lab.error = OSError("no link")
     lab.gate.set()
-    for arrival in (first, second):
-        raises(arrival.wait_known, "no link")
+    for future in (first, second):
+        raises(future.wait_known, "no link")
     link.close()
 
 
@@ -228,8 +228,8 @@ def test_a_failing_copy_lets_down_the_one_behind_it(lab: Lab) -> None:
 
 
 def test_a_staged_expert_that_was_used_gives_its_slot_back(lab: Lab) -> None:
-    [arrival] = lab.ask(staged(A))
-    arrival.wait_known()
+    [future] = lab.ask(staged(A))
+    future.wait_known()
     lab.copying.used(A)
     assert lab.session.log[-1] == ("computed", A)
     assert lab.kinds() == [("demand", 0), ("release", 0)]
@@ -237,35 +237,35 @@ def test_a_staged_expert_that_was_used_gives_its_slot_back(lab: Lab) -> None:
 
 def test_use_before_the_session_knows_of_the_arrival_counts_once_it_does(lab: Lab) -> None:
     lab.gate.clear()
-    [arrival] = lab.ask(staged(A))
+    [future] = lab.ask(staged(A))
     lab.running.acquire()
     lab.copying.used(A)  # the GPU was quicker
     assert ("computed", A) not in lab.session.log
     lab.gate.set()
-    arrival.wait_known()
+    future.wait_known()
     assert lab.session.log == [("began", A), ("copied", A), ("computed", A)]
 
 
 def test_what_nobody_needs_any_more_is_released_on_arrival(lab: Lab) -> None:
     lab.session.kept = False
-    [arrival] = lab.ask(staged(A))
-    arrival.wait_known()
+    [future] = lab.ask(staged(A))
+    future.wait_known()
     assert lab.kinds() == [("demand", 0), ("release", 0)]
 
 
 def test_using_a_cached_expert_frees_nothing(lab: Lab) -> None:
-    [arrival] = lab.ask(cached(A))
-    arrival.wait_known()
+    [future] = lab.ask(cached(A))
+    future.wait_known()
     lab.copying.used(A)
     assert lab.holds(A)
     assert lab.kinds() == [("demand", 0)]
 
 
 def test_an_adopted_expert_takes_a_cache_slot_without_a_copy(lab: Lab) -> None:
-    for arrival in lab.ask(cached(D), staged(A)):
-        arrival.wait_known()
+    for future in lab.ask(cached(D), staged(A)):
+        future.wait_known()
     lab.copying.used(A)
-    with lab.copying.turn:
+    with lab.copying.lock:
         lab.copying.updated(Updates(adopted=(Swap(A, D),)))
     assert lab.holds(A)
     assert lab.kinds()[-2:] == [("evict", 3), ("place", 0)]
@@ -276,12 +276,12 @@ def test_an_adopted_expert_takes_a_cache_slot_without_a_copy(lab: Lab) -> None:
 
 def test_results_go_next_after_the_running_copy(lab: Lab) -> None:
     lab.gate.clear()
-    arrivals = lab.ask(cached(A), cached(B))
+    futures = lab.ask(cached(A), cached(B))
     lab.running.acquire()
     result = lab.copying.send_result(lambda: lab.session.log.append(("result", A)))
     lab.gate.set()
-    for arrival in (*arrivals, result):
-        arrival.wait_known()
+    for future in (*futures, result):
+        future.wait_known()
     assert [what for what, _ in lab.session.log] == ["began", "copied", "result", "began", "copied"]
 
 
@@ -295,10 +295,10 @@ def raises(call: Callable[[], object], match: str) -> None:
 
 def test_a_copy_that_fails_is_told_to_all_who_wait_and_will_wait(lab: Lab) -> None:
     lab.error = OSError("no link")
-    for arrival in lab.ask(cached(A), cached(B)):
-        raises(arrival.wait_known, "no link")
-    for arrival in (*lab.ask(cached(C)), lab.copying.send_result(lambda: None)):
-        raises(arrival.issued, "no link")
+    for future in lab.ask(cached(A), cached(B)):
+        raises(future.wait_known, "no link")
+    for future in (*lab.ask(cached(C)), lab.copying.send_result(lambda: None)):
+        raises(future.issued, "no link")
     raises(lab.copying.stop, r"has stopped: OSError\('no link'\); run on a new machine")
 
 
@@ -311,9 +311,9 @@ def test_a_result_that_fails_is_told_to_who_waits(lab: Lab) -> None:
 
 def test_a_session_that_refuses_the_arrival_is_told_to_who_waits_to_be_known(lab: Lab) -> None:
     lab.session.error = ValueError("not the running copy")
-    [arrival] = lab.ask(cached(A))
-    arrival.wait()  # the bytes are there
-    raises(arrival.wait_known, "not the running copy")
+    [future] = lab.ask(cached(A))
+    future.wait()  # the bytes are there
+    raises(future.wait_known, "not the running copy")
     raises(lab.copying.stop, "not the running copy")
 
 
@@ -329,26 +329,26 @@ def test_stopping_ends_the_running_copy_and_lets_the_others_down(lab: Lab) -> No
 
 
 def test_a_failure_told_twice_is_the_first_one() -> None:
-    arrival = Arrival()
+    future = CopyFuture()
     for error in (ValueError("first"), ValueError("second")):
-        arrival.fail(error)
-    raises(arrival.wait, "first")
+        future.fail(error)
+    raises(future.wait, "first")
 
 
 def test_an_arrival_that_has_begun_keeps_its_times_when_the_session_is_not_told() -> None:
-    arrival, mark = Arrival(), InlineLane().submit(lambda: None)
-    arrival.begin(mark)
-    arrival.fail(ValueError("boom"))
-    arrival.wait()
-    assert arrival.issued() is mark
-    raises(arrival.wait_known, "boom")
+    future, completion = CopyFuture(), InlineLane().submit(lambda: None)
+    future.begin(completion)
+    future.fail(ValueError("boom"))
+    future.wait()
+    assert future.issued() is completion
+    raises(future.wait_known, "boom")
 
 
 def test_who_waits_in_another_thread_is_woken(lab: Lab) -> None:
     seen: list[Any] = []
     lab.gate.clear()
-    [arrival] = lab.ask(cached(A))
-    threads = [threading.Thread(target=lambda: (arrival.wait_known(), seen.append(1))) for _ in range(3)]
+    [future] = lab.ask(cached(A))
+    threads = [threading.Thread(target=lambda: (future.wait_known(), seen.append(1))) for _ in range(3)]
     for thread in threads:
         thread.start()
     lab.gate.set()

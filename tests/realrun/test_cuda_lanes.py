@@ -12,7 +12,7 @@ import torch
 
 from realrun.errors import LaneError, RefusedError
 from realrun.machine.cuda_lanes import POLL_S, REST_S, CudaLanes, CudaSettings
-from realrun.machine.cuda_marks import StreamMark
+from realrun.machine.cuda_streams import StreamCompletion
 from realrun.machine.stream_flags import StreamFlag
 from tests.kit.fake_cuda import GB, FakeCuda, fake_machine
 
@@ -51,8 +51,8 @@ class LaneLaws:
     def test_a_lane_works_in_order(self, machine, slow):
         value = self.gpu(machine)
         for step in range(5):
-            mark = machine.gpu.submit(lambda step=step: value.mul_(2).add_(step))
-        mark.wait()
+            completion = machine.gpu.submit(lambda step=step: value.mul_(2).add_(step))
+        completion.wait()
         assert value.tolist() == [26] * 8
 
     def test_cpu_work_waits_for_what_comes_over_and_the_gpu_for_the_cpu(self, machine, slow):
@@ -77,8 +77,8 @@ class LaneLaws:
 
     def test_done_has_been_called_when_wait_returns(self, machine, slow):
         told, value = [], self.gpu(machine)
-        marks = [machine.gpu.submit(lambda: value.add_(1), done=lambda i=i: told.append(i)) for i in range(5)]
-        marks[-1].wait()
+        completions = [machine.gpu.submit(lambda: value.add_(1), done=lambda i=i: told.append(i)) for i in range(5)]
+        completions[-1].wait()
         assert told == [0, 1, 2, 3, 4]
 
     def test_done_is_called_by_polling_though_no_thread_waits(self, machine, slow):
@@ -113,21 +113,21 @@ class LaneLaws:
         machine.gpu.submit(lambda: None).wait()  # the stream is not stuck
 
     def test_a_failing_done_fails_the_wait(self, machine, slow):
-        mark = machine.back.submit(lambda: None, done=lambda: 1 // 0)
+        completion = machine.back.submit(lambda: None, done=lambda: 1 // 0)
         with pytest.raises(LaneError, match="division"):
-            mark.wait()
+            completion.wait()
         with pytest.raises(LaneError, match="division"):
             machine.settle()
 
     def test_times_follow_each_other(self, machine, slow):
         value, linger = self.gpu(machine), slow("gpu")
-        marks = [machine.gpu.submit(lambda: (linger(), value.add_(1))) for _ in range(3)]
-        late = machine.d2h.submit(lambda: value.clone(), (marks[-1],))
+        completions = [machine.gpu.submit(lambda: (linger(), value.add_(1))) for _ in range(3)]
+        late = machine.d2h.submit(lambda: value.clone(), (completions[-1],))
         machine.settle()
-        for mark in (*marks, late):
-            assert mark.ready_ns <= mark.start_ns <= mark.end_ns
-        assert all(before.end_ns <= after.start_ns for before, after in pairwise((*marks, late)))
-        assert late.ready_ns >= marks[-1].end_ns
+        for completion in (*completions, late):
+            assert completion.ready_ns <= completion.start_ns <= completion.end_ns
+        assert all(before.end_ns <= after.start_ns for before, after in pairwise((*completions, late)))
+        assert late.ready_ns >= completions[-1].end_ns
 
     def test_settle_waits_for_all_lanes(self, machine, slow):
         value, told, linger = self.gpu(machine), [], slow("back")
@@ -182,7 +182,7 @@ class TestOnAFake(LaneLaws):
         return slow
 
     def test_the_fake_tells_when_a_wait_is_forgotten(self, machine, slow, monkeypatch):
-        monkeypatch.setattr(StreamMark, "hold_up", lambda self, stream: None)
+        monkeypatch.setattr(StreamCompletion, "hold_up", lambda self, stream: None)
         with pytest.raises(AssertionError, match=r"\[0, 0, 0"):
             self.test_work_waits_for_the_copy_that_it_needs(machine, slow)
 

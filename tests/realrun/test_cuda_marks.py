@@ -102,31 +102,33 @@ class TestWhatIsSaidToTheDevice:
 
     def test_waiting_does_not_read_the_clock_of_the_device(self, cuda, monkeypatch):
         with fake_machine(cuda) as machine:
-            mark = machine.gpu.submit(lambda: None)
+            completion = machine.gpu.submit(lambda: None)
             monkeypatch.setattr("tests.kit.fake_cuda.FakeEvent.elapsed_time", lambda *_: 1 / 0)
-            mark.wait()
+            completion.wait()
             with pytest.raises(ZeroDivisionError):
-                _ = mark.start_ns
+                _ = completion.start_ns
 
     def test_a_callback_that_another_thread_is_calling_is_waited_for_but_polling_is_not(self, cuda):
         begun, may_go_on, told = threading.Event(), threading.Event(), []
         with fake_machine(cuda) as machine:
-            mark = machine.gpu.submit(lambda: None, done=lambda: (begun.set(), may_go_on.wait(60), told.append(1)))
-            other = threading.Thread(target=mark.wait)
+            completion = machine.gpu.submit(
+                lambda: None, done=lambda: (begun.set(), may_go_on.wait(60), told.append(1))
+            )
+            other = threading.Thread(target=completion.wait)
             other.start()
             begun.wait(60)
             assert machine.poll() == POLL_S
             may_go_on.set()
-            mark.wait()
+            completion.wait()
             assert told == [1]
             other.join()
 
     def test_nothing_waits_for_what_is_known_to_have_ended(self, cuda):
         with fake_machine(cuda) as machine:
-            mark = machine.gpu.submit(lambda: None)
-            mark.wait()
+            completion = machine.gpu.submit(lambda: None)
+            completion.wait()
             cuda.log.clear()
-            machine.d2h.submit(lambda: None, (mark,))
+            machine.d2h.submit(lambda: None, (completion,))
             assert [entry[0] for entry in cuda.log] == ["record", "record"]
 
     def test_the_host_thread_works_on_the_compute_stream_until_the_end(self, cuda):
@@ -142,10 +144,10 @@ class TestWhatIsSaidToTheDevice:
 
     def test_an_error_of_the_device_stops_the_lanes(self, cuda):
         with fake_machine(cuda) as machine:
-            mark = machine.gpu.submit(lambda: None)
+            completion = machine.gpu.submit(lambda: None)
             cuda.error = RuntimeError("CUDA error: device-side assert triggered")
             with pytest.raises(LaneError, match="the GPU reports: CUDA error: device-side assert"):
-                mark.wait()
+                completion.wait()
             with pytest.raises(LaneError, match="the gpu lane has stopped: the GPU reports"):
                 machine.settle()
 
@@ -177,8 +179,8 @@ class TestWhatIsSaidToTheDevice:
                 cuda.stream(lane).op_ns = time
             for lane, source, target in program:
                 after = [last[cell] for cell in {source, target} if cell in last]
-                mark = getattr(machine, lane).submit(lambda s=source, t=target: cells[t].add_(cells[s]), after)
-                last |= {source: mark, target: mark}
+                completion = getattr(machine, lane).submit(lambda s=source, t=target: cells[t].add_(cells[s]), after)
+                last |= {source: completion, target: completion}
                 expected[target] = (expected[target] + expected[source]) % 256
             machine.settle()
             assert [int(cell) for cell in cells] == expected
@@ -195,9 +197,9 @@ class TestTimes:
             cuda.now_ns = 6_000_400
             other = machine.gpu.submit(lambda: value.add_(1))
             both = machine.d2h.submit(lambda: None, (one,))
-            for mark in (one, other, both):
-                mark.wait()
-            assert [(mark.ready_ns, mark.start_ns, mark.end_ns) for mark in (one, other, both)] == [
+            for completion in (one, other, both):
+                completion.wait()
+            assert [(each.ready_ns, each.start_ns, each.end_ns) for each in (one, other, both)] == [
                 (6_000_000, 6_000_000, 6_001_000),
                 (6_000_400, 6_001_000, 6_002_000),
                 (6_001_000, 6_001_000, 6_001_000),
@@ -208,9 +210,9 @@ class TestTimes:
             cuda.delays_ns.extend([9000, 8000, 2000, 7000, 9000])
             machine.rebase()
             launched_ns = cuda.now_ns = cuda.now_ns + 1_000_000
-            mark = machine.gpu.submit(lambda: None)
-            mark.wait()
-            assert mark.start_ns == launched_ns + 2000  # the host cannot learn of it sooner
+            completion = machine.gpu.submit(lambda: None)
+            completion.wait()
+            assert completion.start_ns == launched_ns + 2000  # the host cannot learn of it sooner
 
     def test_stay_right_over_a_long_run_though_clocks_drift(self):
         cuda = FakeCuda(drift=50e-6)
@@ -219,9 +221,9 @@ class TestTimes:
                 cuda.now_ns = second * GB + 1_000_000
                 machine.gpu.submit(lambda: None).wait()  # waiting takes a new base where the old one has aged
                 cuda.now_ns += 50_000_000
-                mark = machine.gpu.submit(lambda: None)
-                mark.wait()
-                assert abs(mark.start_ns - (second * GB + 51_000_000)) <= 3000
+                completion = machine.gpu.submit(lambda: None)
+                completion.wait()
+                assert abs(completion.start_ns - (second * GB + 51_000_000)) <= 3000
 
     def test_would_not_without_new_bases(self, monkeypatch):
         monkeypatch.setattr("realrun.machine.gpu_clock.GpuClock.refresh", lambda self: None)
@@ -240,13 +242,13 @@ class TestTimes:
         cuda = FakeCuda(drift=-50e-6)
         with fake_machine(cuda) as machine:
             cuda.now_ns += 50_000_000
-            mark = machine.gpu.submit(lambda: None)
-            assert mark.ready_ns == mark.start_ns < cuda.now_ns
+            completion = machine.gpu.submit(lambda: None)
+            assert completion.ready_ns == completion.start_ns < cuda.now_ns
 
     def test_of_work_launched_before_a_new_base_keep_their_own(self, cuda):
         with fake_machine(cuda) as machine:
-            mark = machine.gpu.submit(lambda: None)
+            completion = machine.gpu.submit(lambda: None)
             submitted = cuda.now_ns
             cuda.now_ns += GB
             machine.settle()
-            assert (mark.start_ns, mark.end_ns) == (submitted, submitted)
+            assert (completion.start_ns, completion.end_ns) == (submitted, submitted)

@@ -29,7 +29,7 @@ class TestMemory:
             machine.gpu.submit(work)
         assert str(raised.value) == (
             "the gpu lane has stopped: out of GPU memory: 3.00 GB in use and 4.00 GB held of a limit of 24.00 GB, "
-            "80.00 GB of 100.00 GB free on the device; ask for fewer slots, a smaller batch or a shorter context"
+            "80.00 GB of 100.00 GB free on the device; choose fewer slots, a smaller batch or a shorter context"
         )
 
     def test_a_tensor_that_does_not_fit_is_refused(self, cuda, monkeypatch):
@@ -75,7 +75,7 @@ class TestMemory:
             assert remark.startswith("the GPU does not read what the CPU writes to pinned memory, so the CPU's results")
             assert "(result path h2d): " in remark
             assert why in remark
-        asked = pytest.raises(RefusedError, match=f"needs: .*{why}.*; choose --result-path h2d, or leave it out")
+        asked = pytest.raises(RefusedError, match=f": .*{why}.*; choose --result-path h2d, or leave it out")
         with asked, fake_machine(cuda, result_path="direct"):
             pass
 
@@ -90,7 +90,7 @@ class TestSettingsAreRefused:
         ("given", "why"),
         [
             ({"device_index": 2}, "expected a device from 0 to 1, got 2"),
-            ({"memory_bytes": 90 * GB}, "at most the 80.00 GB that are free of 100.00 GB, got 90.00 GB; ask for less"),
+            ({"memory_bytes": 90 * GB}, "at most the 80.00 GB that are free of 100.00 GB, got 90.00 GB; choose less"),
             ({"memory_bytes": 0}, "got 0"),
             ({"cpu_threads": 0}, "cpu_threads >= 1"),
             ({"chunk_bytes": -1}, "chunk_bytes >= 0"),

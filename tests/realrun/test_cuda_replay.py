@@ -22,7 +22,7 @@ class ReplayLaws:
         setting = tiny_setting(policy=policy)
         measured = run(bench, setting, policy)
         check_outputs(bench)
-        assert play_log(measured.session.log, prepared(setting, policy).session) is None
+        assert play_log(measured.session.log, prepared(setting, policy).session()) is None
 
 
 def test_where_the_gpu_reads_no_host_memory_a_whole_replay_does_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from realrun.errors import LaneError, RefusedError
 from realrun.execution.executor import Executor
 from realrun.execution.low_jitter import SWITCH_INTERVAL_S
-from realrun.experts.expert_ffn import SwiGlu
+from realrun.experts.ffn import SwiGlu
 from realrun.experts.gpu_slots import slots_needed
 from realrun.machine.host_lanes import HostLanes
 from tests.kit.tiny_bench import (
@@ -73,11 +73,11 @@ class FailingKernel(SwiGlu):
 
 
 def kernel_on_the_gpu(executor: Executor) -> None:
-    executor.parts._kernels = [FailingKernel("gpu")] * 3
+    executor.layers._kernels = [FailingKernel("gpu")] * 3
 
 
 def kernel_on_the_cpu(executor: Executor) -> None:
-    executor.parts._kernels = [FailingKernel("cpu")] * 3
+    executor.layers._kernels = [FailingKernel("cpu")] * 3
 
 
 def copy(executor: Executor) -> None:
@@ -150,7 +150,7 @@ def test_a_machine_with_a_failed_lane_is_refused_before_the_next_run(
 
 
 def host_error(executor: Executor, place: str, calls: int) -> None:
-    owner: Any = {"plan_layer": executor.session, "foresee": executor.session, "wait": executor.parts}[place]
+    owner: Any = {"plan_layer": executor.session, "foresee": executor.session, "wait": executor.layers}[place]
     setattr(owner, place, fails_after(calls, getattr(owner, place)))
 
 
@@ -217,7 +217,7 @@ def test_a_plan_is_told_what_is_left_of_what_the_cpu_computes_ahead(
     bench: WatchedBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def meddle(executor: Executor) -> None:
-        executor.parts.ahead_ns = lambda costs: costs.first_cpu_ns + 5  # type: ignore[method-assign]
+        executor.layers.ahead_ns = lambda costs: costs.first_cpu_ns + 5  # type: ignore[method-assign]
 
     monkeypatch.setattr(bench, "meddle", meddle)
     measured = run(bench, SETTING, "fiddler")
@@ -233,7 +233,7 @@ def test_one_machine_serves_any_number_of_runs(bench: WatchedBench) -> None:
 
 def test_a_run_for_which_there_is_no_room_is_refused(bench: WatchedBench) -> None:
     there, asked = bench.room.slots, slots_needed(prepared(tiny_setting(1.0), "dali"))
-    with pytest.raises(RefusedError, match=f"at most {there} slots on the GPU, the run asks for {asked}"):
+    with pytest.raises(RefusedError, match=f"at most {there} slots on the GPU, the run needs {asked}"):
         run(bench, tiny_setting(1.0), "dali")
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn  # noqa: E402
 from transformers.integrations.moe import grouped_mm_experts_forward  # noqa: E402
 
 from realrun.errors import RefusedError  # noqa: E402
-from realrun.experts.expert_ffn import Choices, SwiGlu, addressed, check_kernel, compute_into, expert_ffn  # noqa: E402
-from realrun.experts.expert_layout import ExpertLayout  # noqa: E402
-from realrun.experts.expert_store import Slab  # noqa: E402
+from realrun.experts.ffn import Choices, SwiGlu, addressed, check_kernel, compute_into, expert_ffn  # noqa: E402
+from realrun.experts.layout import ExpertLayout  # noqa: E402
+from realrun.experts.store import Slab  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
 from tests.kit.tiny_experts import ALL, model_of  # noqa: E402
 from traces.capture.layers import find_moe_layers  # noqa: E402

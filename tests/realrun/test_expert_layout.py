@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from realrun.errors import RefusedError  # noqa: E402
-from realrun.experts.expert_layout import ExpertLayout, Part  # noqa: E402
+from realrun.experts.layout import ExpertLayout, WeightPart  # noqa: E402
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARTS = st.lists(
@@ -21,16 +21,16 @@ PARTS = st.lists(
 def test_parts_begin_at_multiples_of_64_bytes() -> None:
     layout = ExpertLayout.of_parts([("up_proj", (3, 5), torch.bfloat16), ("down_proj", (5, 3), torch.float32)])
     assert layout.parts == (
-        Part("up_proj", (3, 5), torch.bfloat16, 0),  # 30 bytes
-        Part("down_proj", (5, 3), torch.float32, 64),  # 60 bytes
+        WeightPart("up_proj", (3, 5), torch.bfloat16, 0),  # 30 bytes
+        WeightPart("down_proj", (5, 3), torch.float32, 64),  # 60 bytes
     )
-    assert layout.bytes == 128
+    assert layout.size_bytes == 128
 
 
 def test_a_shape_gives_the_librarys_matrices() -> None:
     gated = ExpertLayout.from_shape(hidden=32, width=48, dtype=torch.bfloat16)
     assert [(p.name, p.shape) for p in gated.parts] == [("gate_up_proj", (96, 32)), ("down_proj", (32, 48))]
-    assert gated.bytes == 3 * 32 * 48 * 2
+    assert gated.size_bytes == 3 * 32 * 48 * 2
     ungated = ExpertLayout.from_shape(hidden=32, width=48, dtype=torch.float32, gated=False)
     assert [(p.name, p.shape) for p in ungated.parts] == [("up_proj", (48, 32)), ("down_proj", (32, 48))]
 
@@ -38,9 +38,9 @@ def test_a_shape_gives_the_librarys_matrices() -> None:
 @given(PARTS)
 def test_views_share_the_buffer_and_not_each_other(parts: list[tuple[tuple[int, ...], torch.dtype]]) -> None:
     layout = ExpertLayout.of_parts((f"part{n}", shape, dtype) for n, (shape, dtype) in enumerate(parts))
-    buffer = torch.zeros(layout.bytes, dtype=torch.uint8)
+    buffer = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     views = layout.views(buffer)
-    assert layout.bytes % 64 == 0
+    assert layout.size_bytes % 64 == 0
     for number, part in enumerate(layout.parts):
         view = views[part.name]
         assert (view.shape, view.dtype) == (part.shape, part.dtype)
@@ -52,7 +52,7 @@ def test_views_share_the_buffer_and_not_each_other(parts: list[tuple[tuple[int, 
 
 def test_a_larger_slot_serves_too() -> None:
     layout = ExpertLayout.from_shape(4, 4, torch.float32)
-    assert layout.views(torch.zeros(layout.bytes + 640, dtype=torch.uint8))["down_proj"].shape == (4, 4)
+    assert layout.views(torch.zeros(layout.size_bytes + 640, dtype=torch.uint8))["down_proj"].shape == (4, 4)
 
 
 class Experts(nn.Module):

@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from realrun.experts import expert_store  # noqa: E402
-from realrun.experts.expert_ffn import SwiGlu, expert_ffn  # noqa: E402
-from realrun.experts.expert_layout import ExpertLayout  # noqa: E402
-from realrun.experts.expert_store import ExpertStore, Slab, random_store  # noqa: E402
+from realrun.experts import store as expert_store  # noqa: E402
+from realrun.experts.ffn import SwiGlu, expert_ffn  # noqa: E402
+from realrun.experts.layout import ExpertLayout  # noqa: E402
+from realrun.experts.store import ExpertStore, Slab, random_store  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
 
 LAYOUT = ExpertLayout.from_shape(hidden=32, width=48, dtype=torch.bfloat16)
@@ -28,8 +28,8 @@ def noting(asked: list[int]) -> Callable[[int], torch.Tensor]:
 def test_memory_is_asked_for_by_layer() -> None:
     asked: list[int] = []
     store = random_store(LAYOUT, layers=3, experts=5, allocate=noting(asked))
-    assert asked == [5 * LAYOUT.bytes] * 3
-    assert store.bytes == 15 * LAYOUT.bytes
+    assert asked == [5 * LAYOUT.size_bytes] * 3
+    assert store.size_bytes == 15 * LAYOUT.size_bytes
     assert store.layouts == (LAYOUT,) * 3
 
 
@@ -44,7 +44,7 @@ def test_every_expert_has_memory_of_its_own() -> None:
 def test_layers_may_differ() -> None:
     small, large = (ExpertLayout.from_shape(32, width, torch.float32) for width in (16, 64))
     store = ExpertStore([Slab.allocated(small, 4, plain), Slab.allocated(large, 2, plain)])
-    assert [len(store.buffer(layer, 1)) for layer in range(2)] == [small.bytes, large.bytes]
+    assert [len(store.buffer(layer, 1)) for layer in range(2)] == [small.size_bytes, large.size_bytes]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from policies.registry import SYSTEMS
-from realrun.errors import RealRunError
 from realrun.generation.flips import said_by_library, said_by_ours
 from realrun.generation.generate import generate, generate_hosted
 from realrun.generation.hosted_model import HostedModel, look_at, taken_apart
@@ -178,5 +177,5 @@ def test_what_ran_before_leaves_nothing_in_the_model(inline_lanes: HostLanes) ->
         (len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.loaded.model.modules()
     ]
     assert model.loaded.model.config._experts_implementation == implementation
-    with pytest.raises(RealRunError, match="run the model through the executor"):
+    with pytest.raises(RuntimeError, match="run the model through the executor"):
         model.loaded.model(torch.tensor(PROMPTS))

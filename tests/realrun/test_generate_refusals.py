@@ -24,7 +24,7 @@ from traces.capture.load import Loaded
 
 
 def test_the_future(inline_lanes: HostLanes) -> None:
-    with pytest.raises(RefusedError, match=r"'oracle' needs the routing of layers to come.*simulate this one"):
+    with pytest.raises(RefusedError, match=r"'oracle' needs the routing of later layers.*simulate this one"):
         generate_hosted(hosted("mixtral"), request("oracle", 4), inline_lanes)
 
 

@@ -56,8 +56,8 @@ def test_the_link_is_never_faster_than_it_is_made_and_all_bytes_arrive(
     with machine(link_bytes_per_s=rate, chunk_bytes=chunk, link_latency_ns=latency_ns) as lanes:
         source = torch.randint(0, 256, (size,), dtype=torch.uint8)
         target = lanes.gpu_tensor((size,), torch.uint8)
-        mark = lanes.copy_in(target, source)
-        assert mark.end_ns - mark.start_ns >= latency_ns + size / rate * 1e9 - 1000  # of the clocks' own grain
+        completion = lanes.copy_in(target, source)
+        assert completion.end_ns - completion.start_ns >= latency_ns + size / rate * 1e9 - 1000  # clock grain
         assert torch.equal(target, source)
 
 
@@ -81,9 +81,9 @@ def test_host_memory_is_what_the_gpu_reads() -> None:
 def test_the_clock_of_marks_is_the_machines() -> None:
     with machine() as lanes:
         before = lanes.now_ns()
-        mark = lanes.gpu.submit(lambda: None)
-        mark.wait()
-        assert before <= mark.ready_ns <= mark.start_ns <= mark.end_ns <= lanes.now_ns()
+        completion = lanes.gpu.submit(lambda: None)
+        completion.wait()
+        assert before <= completion.ready_ns <= completion.start_ns <= completion.end_ns <= lanes.now_ns()
 
 
 def test_settling_waits_for_all_lanes() -> None:

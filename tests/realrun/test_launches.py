@@ -12,18 +12,18 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from policies.mechanism.views import ExpertId, Plan, Routing  # noqa: E402
-from realrun.execution import layer_parts  # noqa: E402
-from realrun.execution.layer_parts import LayerParts  # noqa: E402
-from realrun.execution.layer_state import Asked, LayerSizes  # noqa: E402
-from realrun.execution.recorder import Recorder  # noqa: E402
+from realrun.execution import layer_execution  # noqa: E402
+from realrun.execution.layer_execution import LayerExecution  # noqa: E402
+from realrun.execution.layer_state import LayerSizes, RoutedInput  # noqa: E402
+from realrun.execution.recorder import MachineRecorder  # noqa: E402
 from realrun.execution.routed_tokens import routed, routing_of  # noqa: E402
-from realrun.experts.expert_ffn import SwiGlu  # noqa: E402
-from realrun.experts.expert_layout import ExpertLayout  # noqa: E402
-from realrun.experts.expert_store import ExpertStore, Slab  # noqa: E402
+from realrun.experts.ffn import SwiGlu  # noqa: E402
 from realrun.experts.gpu_slots import GpuSlots  # noqa: E402
+from realrun.experts.layout import ExpertLayout  # noqa: E402
+from realrun.experts.store import ExpertStore, Slab  # noqa: E402
 from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
-from realrun.machine.lanes import Mark  # noqa: E402
-from realrun.machine.thread_lane import ThreadMark  # noqa: E402
+from realrun.machine.lanes import Completion  # noqa: E402
+from realrun.machine.thread_lane import ThreadCompletion  # noqa: E402
 from sim.runs.spans import Span  # noqa: E402
 from tests.kit.fake_cuda import FakeCuda, fake_machine  # noqa: E402
 
@@ -33,14 +33,14 @@ IDS = torch.tensor([[2, 0], [1, 2]]).numpy()
 
 
 @dataclass
-class Coming:
+class Delivery:
     """A copy that the copy thread begins only ``COPY_NS`` after somebody asks for it."""
 
     cuda: FakeCuda
     machine: CudaLanes
     ready_ns = start_ns = end_ns = 0
 
-    def issued(self) -> Mark:
+    def issued(self) -> Completion:
         self.cuda.now_ns += COPY_NS
         return self.machine.link.submit(lambda: None)
 
@@ -58,17 +58,17 @@ def machine(cuda: FakeCuda, request: pytest.FixtureRequest) -> Iterator[CudaLane
         yield machine
 
 
-def parts_on(machine: CudaLanes, cuda: FakeCuda, recorder: Recorder) -> LayerParts:
+def parts_on(machine: CudaLanes, cuda: FakeCuda, recorder: MachineRecorder) -> LayerExecution:
     layout = ExpertLayout.from_shape(HIDDEN, 4, torch.float32)
     store = ExpertStore([Slab.allocated(layout, 3, lambda n: torch.zeros(n, dtype=torch.uint8))])
-    slots = GpuSlots(torch.zeros(3, layout.bytes, dtype=torch.uint8), 0, 0)
+    slots = GpuSlots(torch.zeros(3, layout.size_bytes, dtype=torch.uint8), 0, 0)
     for expert in range(3):
         slots.place(ExpertId(0, expert))
 
     copying: Any = SimpleNamespace(
-        used=lambda id: None, expert_bytes=lambda layer: 100, send_result=lambda work: Coming(cuda, machine)
+        used=lambda id: None, expert_bytes=lambda layer: 100, send_result=lambda work: Delivery(cuda, machine)
     )
-    return LayerParts(
+    return LayerExecution(
         machine, copying, store, slots, [SwiGlu()], recorder,
         LayerSizes(2, 2, HIDDEN, torch.float32, torch.float32),
     )  # fmt: skip
@@ -86,14 +86,14 @@ class SlowCpu(SwiGlu):
 
 def test_work_that_waits_says_how_long_it_held_its_caller(cuda: FakeCuda, machine: CudaLanes) -> None:
     free = machine.gpu.submit(lambda: None)
-    held = machine.gpu.submit(lambda: None, (Coming(cuda, machine),))  # type: ignore[arg-type]
-    assert (free.held_ns, held.held_ns) == (0, COPY_NS)
+    held = machine.gpu.submit(lambda: None, (Delivery(cuda, machine),))  # type: ignore[arg-type]
+    assert (free.blocked_ns, held.blocked_ns) == (0, COPY_NS)
 
 
 def test_launches_do_not_count_what_the_host_waited_for_copies(
     cuda: FakeCuda, machine: CudaLanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = Recorder()
+    recorder = MachineRecorder()
     parts, tokens = parts_on(machine, cuda, recorder), routed(IDS, torch.full((2, 2), 0.5))
     hidden, ready = torch.zeros(2, HIDDEN), machine.gpu.submit(lambda: None)
     launch = machine.gpu._launch  # type: ignore[attr-defined]
@@ -103,30 +103,30 @@ def test_launches_do_not_count_what_the_host_waited_for_copies(
         launch(*given)
 
     monkeypatch.setattr(machine.gpu, "_launch", slow_launch)
-    arrivals: Any = {ExpertId(0, 2): Coming(cuda, machine)}
+    futures: Any = {ExpertId(0, 2): Delivery(cuda, machine)}
     plan = Plan(0, Routing((0, 1, 2), (1, 1, 2)), (0, 1, 2), (), (2,), (), (), (), (), (), (), 0)
     with cuda.held():
-        parts.start(plan, tokens, Asked(lambda: hidden, tokens.weights, ready), arrivals)
+        parts.start(plan, tokens, RoutedInput(lambda: hidden, tokens.weights, ready), futures)
         parts.combine(torch.clone, lambda _: None)
     assert lasting(recorder) == {0: HOST_NS, 1: HOST_NS, 2: HOST_NS, -1: HOST_NS}
 
 
 def test_nor_for_experts_on_the_cpu(cuda: FakeCuda, machine: CudaLanes, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder()
+    recorder = MachineRecorder()
     parts, tokens = parts_on(machine, cuda, recorder), routed(IDS, torch.full((2, 2), 0.5))
     parts._kernels = [SlowCpu()]
     monkeypatch.setattr(SlowCpu, "cuda", cuda, raising=False)
     hidden, ready = torch.zeros(2, HIDDEN), machine.gpu.submit(lambda: None)
     plan = Plan(0, Routing((0, 1, 2), (1, 1, 2)), (), (0, 1, 2), (), (), (), (), (), (), (), 0)
-    wait = ThreadMark.wait
+    wait = ThreadCompletion.wait
 
-    def wait_at_last(mark: ThreadMark) -> None:
+    def wait_at_last(completion: ThreadCompletion) -> None:
         cuda.release()
-        wait(mark)
+        wait(completion)
 
-    monkeypatch.setattr(ThreadMark, "wait", wait_at_last)
+    monkeypatch.setattr(ThreadCompletion, "wait", wait_at_last)
     with cuda.held():  # the activations do not come before the host waits for the CPU
-        parts.start(plan, tokens, Asked(lambda: hidden, tokens.weights, ready), {})
+        parts.start(plan, tokens, RoutedInput(lambda: hidden, tokens.weights, ready), {})
         began_ns = cuda.now_ns
         parts.combine(torch.clone, lambda _: None)
         waited_ns = cuda.now_ns - began_ns
@@ -140,10 +140,10 @@ def test_nor_for_experts_on_the_cpu(cuda: FakeCuda, machine: CudaLanes, monkeypa
 def test_an_expert_of_one_row_takes_five_kernels_and_nothing_else_is_launched(
     cuda: FakeCuda, machine: CudaLanes
 ) -> None:
-    parts, tokens = parts_on(machine, cuda, Recorder()), routed(IDS[:1], torch.tensor([[0.5, 0.25]]))
+    parts, tokens = parts_on(machine, cuda, MachineRecorder()), routed(IDS[:1], torch.tensor([[0.5, 0.25]]))
     hidden, ready = torch.ones(1, HIDDEN), machine.gpu.submit(lambda: None)
     plan = Plan(0, Routing((0, 2), (1, 1)), (0, 2), (), (), None, (), (), (), (), (), 0)
-    parts.start(plan, tokens, Asked(lambda: hidden, tokens.weights, ready), {})
+    parts.start(plan, tokens, RoutedInput(lambda: hidden, tokens.weights, ready), {})
     kernels = [entry[2] for entry in cuda.log if entry[:2] == ("do", "gpu")]
     assert kernels == 2 * ["matmul", "silu", "mul", "matmul", "mul"]
 
@@ -158,16 +158,16 @@ def test_lists_go_to_the_gpu_for_experts_of_several_rows_alone(
         sent.append(values.tolist())
         return values
 
-    monkeypatch.setattr(layer_parts, "upload", noted)
-    parts, tokens = parts_on(machine, cuda, Recorder()), routed(ids, torch.full(ids.shape, 0.5))
+    monkeypatch.setattr(layer_execution, "upload", noted)
+    parts, tokens = parts_on(machine, cuda, MachineRecorder()), routed(ids, torch.full(ids.shape, 0.5))
     hidden, ready = torch.ones(len(ids), HIDDEN), machine.gpu.submit(lambda: None)
     routing = routing_of(tokens)
     plan = Plan(0, routing, routing.active, (), (), None, (), (), (), (), (), 0)
-    parts.start(plan, tokens, Asked(lambda: hidden, tokens.weights, ready), {})
+    parts.start(plan, tokens, RoutedInput(lambda: hidden, tokens.weights, ready), {})
     assert sent == ([] if len(ids) == 1 else [[0, 3]])  # both tokens chose expert 2
 
 
-def lasting(recorder: Recorder) -> dict[int, int]:
+def lasting(recorder: MachineRecorder) -> dict[int, int]:
     """How long each expert's launch took, and the sum's."""
     recorder.flush()
     spans = map(Span._make, recorder.rows)

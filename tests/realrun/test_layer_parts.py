@@ -14,15 +14,15 @@ from torch import Tensor
 
 from policies.mechanism.views import Commitment, ExpertCosts, ExpertId, Plan, Routing
 from realrun.errors import LaneError
-from realrun.execution.arrivals import Arrival
-from realrun.execution.layer_parts import LayerParts, _places
-from realrun.execution.layer_state import Asked, CpuShare, LayerSizes, Rows
-from realrun.execution.recorder import Recorder
+from realrun.execution.copy_future import CopyFuture
+from realrun.execution.layer_execution import LayerExecution, _places
+from realrun.execution.layer_state import CpuShare, LayerSizes, RoutedInput, Rows
+from realrun.execution.recorder import MachineRecorder
 from realrun.execution.routed_tokens import RoutedTokens, rerouted, routed, routing_of
-from realrun.experts.expert_ffn import SwiGlu
-from realrun.experts.expert_layout import ExpertLayout
-from realrun.experts.expert_store import ExpertStore, Slab
+from realrun.experts.ffn import SwiGlu
 from realrun.experts.gpu_slots import GpuSlots
+from realrun.experts.layout import ExpertLayout
+from realrun.experts.store import ExpertStore, Slab
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.thread_lane import InlineLane
 from sim.runs.spans import Span
@@ -43,14 +43,14 @@ class Lab:
             Slab.allocated(layout, EXPERTS, lambda n: torch.zeros(n, dtype=torch.uint8)) for _ in range(LAYERS)
         )
         fill(self.store, EXPERTS)
-        self.slots = GpuSlots(torch.zeros(LAYERS * EXPERTS, layout.bytes, dtype=torch.uint8), 0, 0)
+        self.slots = GpuSlots(torch.zeros(LAYERS * EXPERTS, layout.size_bytes, dtype=torch.uint8), 0, 0)
         for layer in range(LAYERS):
             for expert in range(EXPERTS):
                 self.slots.place(ExpertId(layer, expert)).copy_(self.store.buffer(layer, expert))
-        self.lanes, self.recorder, self.used, self.error = lanes, Recorder(), [], None
+        self.lanes, self.recorder, self.used, self.error = lanes, MachineRecorder(), [], None
         self.staged: set[int] = set()
         copying: Any = SimpleNamespace(used=self.use, expert_bytes=lambda layer: 100, send_result=self.send)
-        self.parts = LayerParts(
+        self.parts = LayerExecution(
             lanes, copying, self.store, self.slots, [SwiGlu()] * LAYERS, self.recorder,
             LayerSizes(4, 2, HIDDEN, torch.float32, torch.float32),
         )  # fmt: skip
@@ -61,16 +61,16 @@ class Lab:
         if self.error is not None:
             raise self.error
 
-    def send(self, work: Any) -> Arrival:
-        arrival = Arrival()
-        arrival.begin(InlineLane().submit(work))
-        arrival.know()
-        return arrival
+    def send(self, work: Any) -> CopyFuture:
+        future = CopyFuture()
+        future.begin(InlineLane().submit(work))
+        future.set_known()
+        return future
 
-    def start(self, plan: Plan, tokens: RoutedTokens, arrivals: Mapping[ExpertId, Arrival] = {}) -> None:
+    def start(self, plan: Plan, tokens: RoutedTokens, futures: Mapping[ExpertId, CopyFuture] = {}) -> None:
         hidden = self.hidden[plan.layer]
         ready = self.lanes.gpu.submit(lambda: None)
-        self.parts.start(plan, tokens, Asked(lambda: hidden, tokens.weights, ready), arrivals, self.staged)
+        self.parts.start(plan, tokens, RoutedInput(lambda: hidden, tokens.weights, ready), futures, self.staged)
 
     def combine(self) -> Tensor:
         """The layer's partial results [N, k, H]."""
@@ -218,27 +218,27 @@ def test_of_an_expert_at_work_the_rest_is_left() -> None:
 
 
 def test_an_expert_on_its_way_runs_when_it_has_come(lab: Lab) -> None:
-    arrival = Arrival()
-    lab.start(plan_of(gpu=(1, 0, 2), loads=(2,)), own(), {ExpertId(0, 2): arrival})
+    future = CopyFuture()
+    lab.start(plan_of(gpu=(1, 0, 2), loads=(2,)), own(), {ExpertId(0, 2): future})
     kept: list[Tensor] = []
-    mark = lab.parts.combine(torch.clone, kept.append)
+    completion = lab.parts.combine(torch.clone, kept.append)
     copy = InlineLane().submit(lambda: None)
     assert kept == []
-    arrival.begin(copy)
-    arrival.know()
+    future.begin(copy)
+    future.set_known()
     lab.parts.wait()
-    mark.wait()
+    completion.wait()
     close(kept[0], lab.expected())
     loaded = lab.spans("expert")[-1]
     assert (loaded.expert, loaded.ready_ns) == (2, copy.end_ns)
 
 
 def test_partial_results_so_far_are_of_those_that_are_here(lab: Lab) -> None:
-    arrival, seen = Arrival(), []
-    lab.start(plan_of(gpu=(1, 2), cpu=(0,), loads=(2,)), own(), {ExpertId(0, 2): arrival})
+    future, seen = CopyFuture(), []
+    lab.start(plan_of(gpu=(1, 2), cpu=(0,), loads=(2,)), own(), {ExpertId(0, 2): future})
     lab.lanes.gpu.submit(lambda: seen.append(lab.parts.so_far())).wait()
-    arrival.begin(InlineLane().submit(lambda: None))
-    arrival.know()
+    future.begin(InlineLane().submit(lambda: None))
+    future.set_known()
     close(lab.combine(), lab.expected())
     here = torch.from_numpy(IDS == 1)
     close(seen[0][here], lab.expected()[here])
@@ -246,23 +246,23 @@ def test_partial_results_so_far_are_of_those_that_are_here(lab: Lab) -> None:
 
 
 def test_a_streamed_expert_is_waited_for_though_nobody_uses_it(lab: Lab) -> None:
-    arrival, kept = Arrival(), []
-    lab.start(plan_of(gpu=(0, 1, 2), streamed=(3,)), own(), {ExpertId(0, 3): arrival})
-    mark = lab.parts.combine(torch.clone, kept.append)
+    future, kept = CopyFuture(), []
+    lab.start(plan_of(gpu=(0, 1, 2), streamed=(3,)), own(), {ExpertId(0, 3): future})
+    completion = lab.parts.combine(torch.clone, kept.append)
     copy = InlineLane().submit(lambda: None)
     assert kept == []
-    arrival.begin(copy)
-    arrival.know()
+    future.begin(copy)
+    future.set_known()
     lab.parts.wait()
-    assert mark.ready_ns == copy.end_ns
+    assert completion.ready_ns == copy.end_ns
 
 
 def test_a_layer_ends_when_the_session_knows_of_its_copies(lab: Lab) -> None:
-    arrival, log = Arrival(), []
-    lab.start(plan_of(gpu=(0, 1, 2), loads=(2,)), own(), {ExpertId(0, 2): arrival})
+    future, log = CopyFuture(), []
+    lab.start(plan_of(gpu=(0, 1, 2), loads=(2,)), own(), {ExpertId(0, 2): future})
     lab.parts.combine(torch.clone, lambda _: log.append("combined"))
-    arrival.begin(InlineLane().submit(lambda: None))
-    threading.Timer(0.03, lambda: (log.append("known"), arrival.know())).start()
+    future.begin(InlineLane().submit(lambda: None))
+    threading.Timer(0.03, lambda: (log.append("known"), future.set_known())).start()
     lab.parts.wait()
     assert log == ["combined", "known"]
 
@@ -271,10 +271,10 @@ def test_a_layer_ends_when_the_session_knows_of_its_copies(lab: Lab) -> None:
 
 
 def test_a_copy_that_never_comes_fails_the_layer(lab: Lab) -> None:
-    arrival = Arrival()
-    lab.start(plan_of(gpu=(0, 1, 2), loads=(2,)), own(), {ExpertId(0, 2): arrival})
+    future = CopyFuture()
+    lab.start(plan_of(gpu=(0, 1, 2), loads=(2,)), own(), {ExpertId(0, 2): future})
     lab.parts.combine(torch.clone, lambda _: None)
-    arrival.fail(OSError("no link"))
+    future.fail(OSError("no link"))
     with pytest.raises(LaneError, match="no link"):
         lab.parts.wait()
 

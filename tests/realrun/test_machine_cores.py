@@ -16,8 +16,8 @@ from realrun.errors import RefusedError  # noqa: E402
 from realrun.machine.cuda_lanes import CudaLanes, CudaSettings  # noqa: E402
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings  # noqa: E402
 from realrun.machine.machines import LaneOptions, check_same, facts_of, machine_for, machine_of  # noqa: E402
-from realrun.profiling import profile_threads  # noqa: E402
-from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
+from realrun.profiling import cpu_threads  # noqa: E402
+from realrun.profiling.lab import Lab, Points  # noqa: E402
 from sim.machine.profile import Profile  # noqa: E402
 from tests.kit.fake_cores import SMT, FakeCores  # noqa: E402
 from tests.kit.fake_cuda import FakeCuda, OnDevice, install  # noqa: E402
@@ -215,7 +215,7 @@ def test_options_of_a_gpu_reach_its_settings(cores: Make) -> None:
 
 @pytest.mark.parametrize("given", [{"cpu_threads": 2}, {"device_index": 0}, {"result_path": "h2d"}])
 def test_host_lanes_take_no_options_of_a_gpu(given: dict[str, Any]) -> None:
-    with pytest.raises(RefusedError, match=r"host-lanes: .*: chosen for a CUDA GPU only; leave that out"):
+    with pytest.raises(RefusedError, match=r"host-lanes: .*: an option for a CUDA GPU only; leave it out"):
         machine_for("host-lanes", LaneOptions(**given))
 
 
@@ -310,12 +310,12 @@ def test_the_fastest_number_of_threads_is_taken_and_the_rest_stays(cores: Make, 
         asked.append(given)
         return {(1, 1): 30.0, (2, 1): 20.0, (4, 1): 10.0, (6, 1): 15.0, (6, 8): 1.0}
 
-    monkeypatch.setattr(profile_threads, "thread_times", times)
+    monkeypatch.setattr(cpu_threads, "thread_times", times)
     cuda = FakeCuda()
     cuda.maps_pinned_memory = False
     with on_a_gpu(cuda):
         first = machine_for("cuda")
-        second, rates = profile_threads.with_best_threads(first, SHAPE)
+        second, rates = cpu_threads.with_best_threads(first, SHAPE)
         second.close()
     assert asked == [([1, 2, 3, 4, 6], (1, 2, 3, 4, 5, 6), (0, 7))]  # no siblings, and not the cores that spin
     assert isinstance(second.settings, CudaSettings)
@@ -333,7 +333,7 @@ def test_threads_spin_on_their_cores_until_the_end(cores: Make) -> None:
     there = cores(4)
     seen: list[int] = []
     with pytest.raises(ValueError, match="boom"):
-        failing(profile_threads.spinning([2, None]), lambda: seen.append(len(spinning())))
+        failing(cpu_threads.spinning([2, None]), lambda: seen.append(len(spinning())))
     assert (seen, spinning()) == ([2], [])
     assert there.bound == {"spinning": {2}}
 
@@ -345,6 +345,6 @@ def test_thread_counts_are_measured_while_other_threads_spin(monkeypatch: Any) -
         seen.append(len(spinning()))
         return 1
 
-    monkeypatch.setattr(profile_threads, "_expert_ns", expert_ns)
-    profile_threads.thread_times(SHAPE, [1], None, [None, None])
+    monkeypatch.setattr(cpu_threads, "_expert_ns", expert_ns)
+    cpu_threads.thread_times(SHAPE, [1], None, [None, None])
     assert set(seen) == {2}

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from realrun.machine.facts import cpu_facts
 from realrun.machine.host_lanes import HostLanes
-from realrun.machine.machine_facts import cpu_facts
 from tests.kit.fake_cuda import FakeCuda, fake_machine
 
 
@@ -39,7 +39,7 @@ class TestFacts:
     def test_of_a_cpu(self, tmp_path, monkeypatch):
         machine, listed = HostLanes.__new__(HostLanes), tmp_path / "cpuinfo"
         listed.write_text("processor\t: 0\nmodel name\t: A Fast One\nprocessor\t: 1\nmodel name\t: Another\n")
-        monkeypatch.setattr("realrun.machine.machine_facts.CPU_LIST", listed)
+        monkeypatch.setattr("realrun.machine.facts.CPU_LIST", listed)
         assert machine.facts()["cpu"] == "A Fast One"
         listed.unlink()
         assert machine.facts()["cpu"] not in ("", "A Fast One")

@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from realrun.errors import RefusedError  # noqa: E402
+from realrun.machine import LaneKind, ResultPathName  # noqa: E402
 from realrun.machine.cores import usable_cores  # noqa: E402
 from realrun.machine.cuda_lanes import CudaLanes, CudaSettings  # noqa: E402
 from realrun.machine.host_lanes import HostLanes  # noqa: E402
-from realrun.machine.lane_kinds import LaneKind, ResultPathName  # noqa: E402
 from realrun.machine.machines import (  # noqa: E402
     Facts,
     LaneOptions,
@@ -63,7 +63,7 @@ def test_another_machine_is_refused_by_what_differs(fact: str) -> None:
 def test_date_and_load_are_no_part_of_a_machine() -> None:
     passing = {"date": "2020-01-01", "load_average": 0.0}
     check_same({**facts(), **passing}, facts(), "this computer")
-    with pytest.raises(RefusedError, match=r"the profile has cpu 'another' and not '[^;]*'\. Measure") as refused:
+    with pytest.raises(RefusedError, match=r"the profile has cpu 'another' and not '[^;]*'\. Write") as refused:
         check_same({**facts(), **passing, "cpu": "another"}, facts(), "this computer")
     assert not [fact for fact in passing if fact in str(refused.value)]
 
@@ -128,12 +128,12 @@ def test_cores_that_are_not_there_are_refused() -> None:
 
 def test_a_gpu_takes_no_options_of_host_lanes() -> None:
     for options in (LaneOptions(link_bytes_per_s=4e9), LaneOptions(gpu_core=0)):
-        with pytest.raises(RefusedError, match=r"cuda: a .*: chosen for host lanes only"):
+        with pytest.raises(RefusedError, match=r"cuda: a .*: an option for host lanes only"):
             machine_for("cuda", options)
 
 
 def test_only_a_gpu_has_a_runtime_to_choose() -> None:
-    with pytest.raises(RefusedError, match="host-lanes: a runtime: chosen for a CUDA GPU only"):
+    with pytest.raises(RefusedError, match="host-lanes: a runtime: an option for a CUDA GPU only"):
         machine_for("host-lanes", LaneOptions(runtime="graphs"))
 
 
@@ -171,7 +171,7 @@ def test_lanes_may_be_named_as_the_profile_has_them(lanes: LaneKind) -> None:
 )
 def test_other_lanes_than_the_profile_has_are_refused(lanes: LaneKind, options: LaneOptions, says: str) -> None:
     profile = profile_of({**facts(), "lanes_gpu_core": 0})
-    with pytest.raises(RefusedError, match=f"what was asked for is not the profile's machine: the profile has {says}"):
+    with pytest.raises(RefusedError, match=f"the choice of lanes is not the profile's machine: the profile has {says}"):
         machine_on(on(profile), lanes, options)
 
 

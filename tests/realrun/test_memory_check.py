@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 import pytest
 
 from realrun.errors import RefusedError
-from realrun.machine.growing_memory import (
+from realrun.machine.host_memory import HostMemory
+from realrun.machine.memory_check import (
     RESERVE_BYTES,
     RETRIES,
     STEP_BYTES,
     STILL_BYTES,
     STILL_S,
+    VARIABLE,
     GrowingMemory,
+    check_host_memory,
+    host_memory_given,
 )
-from realrun.machine.host_memory import HostMemory
-from realrun.machine.memory_check import VARIABLE, check_host_memory, host_memory_given
 
 GB = 10**9
 

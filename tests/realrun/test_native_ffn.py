@@ -15,15 +15,15 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from realrun.experts import expert_shape  # noqa: E402
-from realrun.experts.expert_ffn import SwiGlu, addressed, compute_into, expert_ffn, weighted_ffn  # noqa: E402
-from realrun.experts.expert_layout import ExpertLayout  # noqa: E402
-from realrun.experts.expert_shape import ExpertShape  # noqa: E402
-from realrun.experts.native_swiglu import NativeSwiGlu  # noqa: E402
+from realrun.experts import shape as expert_shape  # noqa: E402
+from realrun.experts.cpu_kernels import NativeSwiGlu  # noqa: E402
+from realrun.experts.ffn import SwiGlu, addressed, compute_into, expert_ffn, weighted_ffn  # noqa: E402
+from realrun.experts.layout import ExpertLayout  # noqa: E402
+from realrun.experts.shape import ExpertShape  # noqa: E402
 from realrun.machine.native_ffn import SOURCE, NativeFfn, loaded  # noqa: E402
 from realrun.machine.native_library import NotCompiledError, find_compiler  # noqa: E402
-from realrun.replay.replay_bench import ReplayBench, room_for  # noqa: E402
-from tests.kit.tiny_bench import machine, prepared, tiny_setting  # noqa: E402
+from realrun.replay.measure import ReplayBench, room_for  # noqa: E402
+from tests.kit.tiny_bench import machine, tiny_setting  # noqa: E402
 from tests.realrun.test_expert_shape import TOY  # noqa: E402
 
 VARIANTS: dict[str, Sequence[str]] = {
@@ -64,7 +64,7 @@ class Expert:
             return (torch.randint(-2, 3, shape, generator=random) / 8).bfloat16()
 
         layout = ExpertLayout.from_shape(hidden, width, torch.bfloat16, gated)
-        self.views = layout.views(torch.zeros(layout.bytes, dtype=torch.uint8))
+        self.views = layout.views(torch.zeros(layout.size_bytes, dtype=torch.uint8))
         for value in self.views.values():
             value.copy_(draw(*value.shape))
         self.x, self.top_k = draw(tokens, hidden) * 8, top_k
@@ -178,7 +178,7 @@ class TestKernel:
         setting = tiny_setting(policy="fiddler")
         setting = replace(setting, shape=replace(setting.shape, weight_bits=bits, expert_width=32))
         with machine() as lanes:
-            ReplayBench(lanes, setting.shape, room_for([prepared(setting, "fiddler")])).measure(setting, "fiddler", {})
+            ReplayBench(lanes, setting.shape, room_for([setting])).measure(setting.with_policy("fiddler"))
         assert seen == {"gpu", "cpu"}
 
     @pytest.mark.parametrize("change", ["rows", "type", "gaps"])

@@ -16,8 +16,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from realrun.errors import RefusedError  # noqa: E402
-from realrun.experts.expert_ffn import SwiGlu  # noqa: E402
-from realrun.experts.expert_shape import ExpertShape  # noqa: E402
+from realrun.experts.ffn import SwiGlu  # noqa: E402
+from realrun.experts.shape import ExpertShape  # noqa: E402
 from realrun.machine import native_ffn as native  # noqa: E402
 from realrun.machine import native_library as library  # noqa: E402
 from realrun.machine.machines import facts_of  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from realrun.errors import RealRunError, RefusedError  # noqa: E402
+from realrun.errors import RefusedError  # noqa: E402
 from realrun.machine.pages import HUGE_PAGE_BYTES, LEAST_BYTES  # noqa: E402
 from realrun.machine.pinned import Pinned, plain  # noqa: E402
 
@@ -71,7 +71,7 @@ def test_where_no_more_can_be_locked_the_refusal_says_how_much_is() -> None:
     cudart = FakeCudart(room_bytes=100_000_000)
     allocate = Pinned(cudart, cudart.launch)
     held = allocate(60_000_000)
-    with pytest.raises(RefusedError, match=r"asked for 0\.05 GB with 0\.06 GB locked already.*error 2.*ulimit -l"):
+    with pytest.raises(RefusedError, match=r"of 0\.05 GB, with 0\.06 GB locked already.*error 2.*ulimit -l"):
         allocate(50_000_000)
     del held
     gc.collect()
@@ -86,7 +86,7 @@ def test_without_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory_that_cuda_does_not_unlock_is_an_error() -> None:
     cudart = FakeCudart()
-    with pytest.raises(RealRunError, match="expected 0, got error 713"):
+    with pytest.raises(RuntimeError, match="expected 0, got error 713"):
         Pinned(cudart, cudart.launch).unlock(0x1000, 4096)
 
 
@@ -96,7 +96,7 @@ def test_a_caller_that_goes_on_meets_no_error_of_a_failed_call() -> None:
     with pytest.raises(RefusedError):
         allocate(2000)
     cudart.launch()
-    with pytest.raises(RealRunError):
+    with pytest.raises(RuntimeError):
         allocate.unlock(0x1000, 4096)
     cudart.launch()
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from realrun.profiling.profile_again import points_of  # noqa: E402
+from realrun.profiling.profile import points_of  # noqa: E402
 from tests.kit.tiny_bench import tiny_setting  # noqa: E402
 
 

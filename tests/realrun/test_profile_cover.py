@@ -12,10 +12,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
-from realrun.profiling import profile_caches, profile_lab  # noqa: E402
-from realrun.profiling.profile_caches import cache_bytes, layers_beyond  # noqa: E402
-from realrun.profiling.profile_cover import COVER_NS, WARM_NS, GpuCover  # noqa: E402
-from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
+from realrun.profiling import cover  # noqa: E402
+from realrun.profiling import lab as lab_module  # noqa: E402
+from realrun.profiling.cover import COVER_NS, WARM_NS, GpuCover, cache_bytes, layers_beyond  # noqa: E402  # noqa: E402
+from realrun.profiling.lab import Lab, Points  # noqa: E402
 from tests.kit.fake_cuda import BOOST_GHZ, IDLE_GHZ, FakeCuda, fake_machine  # noqa: E402
 from tests.kit.fake_machine import FakeMachine, FakeModel  # noqa: E402
 from traces.models.catalogue import load_model  # noqa: E402
@@ -45,17 +45,17 @@ def test_a_cover_lasts_3_ms_however_low_the_clocks_are_at_first(
     cuda: FakeCuda, machine: CudaLanes, rises_after_ns: int
 ) -> None:
     cuda.rises_after_ns = rises_after_ns
-    mark = GpuCover(machine, lambda: sleeping(cuda))()
-    mark.wait()
-    assert mark.end_ns - mark.start_ns == pytest.approx(COVER_NS, rel=1e-3)
+    completion = GpuCover(machine, lambda: sleeping(cuda))()
+    completion.wait()
+    assert completion.end_ns - completion.start_ns == pytest.approx(COVER_NS, rel=1e-3)
     assert cuda.busy_ns > WARM_NS
 
 
 def test_nor_does_it_depend_on_what_they_rise_to(cuda: FakeCuda, machine: CudaLanes) -> None:
     cuda.rises_after_ns = 10**15  # never
-    mark = GpuCover(machine, lambda: sleeping(cuda))()
-    mark.wait()
-    assert mark.end_ns - mark.start_ns == pytest.approx(COVER_NS, rel=1e-3)
+    completion = GpuCover(machine, lambda: sleeping(cuda))()
+    completion.wait()
+    assert completion.end_ns - completion.start_ns == pytest.approx(COVER_NS, rel=1e-3)
     assert BOOST_GHZ > 5 * IDLE_GHZ  # in which the sleep that was measured took longer
 
 
@@ -70,9 +70,9 @@ def test_the_cache_of_a_processor_is_its_largest(monkeypatch: pytest.MonkeyPatch
     for index, size in enumerate(("32K", "1024K", "32768K")):
         (tmp_path / f"index{index}").mkdir()
         (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
-    monkeypatch.setattr(profile_caches, "CPU_CACHES", tmp_path)
+    monkeypatch.setattr(cover, "CPU_CACHES", tmp_path)
     assert cache_bytes(torch.device("cpu")) == 32 << 20
-    monkeypatch.setattr(profile_caches, "CPU_CACHES", tmp_path / "none")
+    monkeypatch.setattr(cover, "CPU_CACHES", tmp_path / "none")
     assert cache_bytes(torch.device("cpu")) == 0
 
 
@@ -94,8 +94,8 @@ def test_more_layers_of_attention_need_no_more_experts(monkeypatch: pytest.Monke
     shape = replace(load_model("mini-moe"), moe_layers=9)
 
     def lab(cache: int) -> Lab:
-        monkeypatch.setattr(profile_lab, "cache_bytes", lambda device: cache)
-        monkeypatch.setattr(profile_lab, "EXPERTS_BYTES", 1000)
+        monkeypatch.setattr(lab_module, "cache_bytes", lambda device: cache)
+        monkeypatch.setattr(lab_module, "EXPERTS_BYTES", 1000)
         machine: Any = FakeMachine()
         model: Any = FakeModel(machine, shape.top_k)
         return Lab(machine, shape, POINTS, model)

@@ -10,13 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from realrun.execution import layer_parts  # noqa: E402
-from realrun.profiling import profile_kernels  # noqa: E402
-from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
-from realrun.profiling.profile_timing import Effort, Samples  # noqa: E402
-from realrun.profiling.profiling import measure, measured_model  # noqa: E402
-from sim.machine.interpolation import Grid, Measured, Table  # noqa: E402
-from sim.machine.profile import MeasuredModel, Share, Sizes  # noqa: E402
+from realrun.execution import layer_execution  # noqa: E402
+from realrun.profiling import kernels  # noqa: E402
+from realrun.profiling.lab import Lab, Points  # noqa: E402
+from realrun.profiling.profile import measure, measured_model  # noqa: E402
+from realrun.profiling.timing import Effort, Samples  # noqa: E402
+from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table  # noqa: E402
+from sim.machine.profile import MeasuredModel, MeasuredRate, MeasuredSizes  # noqa: E402
 from tests.kit.fake_machine import (  # noqa: E402
     EACH_NS,
     FIRST_NS,
@@ -50,8 +50,8 @@ def measured_on(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, shape: Mo
 
 def samples_on(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, shape: ModelShape, model: Any) -> Samples:
     """All that is measured of a model."""
-    monkeypatch.setattr(profile_kernels, "routed", slowed(machine, SORTING_NS, profile_kernels.routed))
-    monkeypatch.setattr(layer_parts, "_upload", slowed(machine, UPLOAD_NS, layer_parts._upload))
+    monkeypatch.setattr(kernels, "routed", slowed(machine, SORTING_NS, kernels.routed))
+    monkeypatch.setattr(layer_execution, "_upload", slowed(machine, UPLOAD_NS, layer_execution._upload))
     lab = Lab(cast(Any, machine), shape, POINTS, model, FakeKernel(machine=machine))
     with lab.open():
         return measure(lab, Effort(rounds=2, most=2, probe_ns=10**9))
@@ -85,8 +85,8 @@ def test_computing_takes_what_the_kernels_take(found: MeasuredModel) -> None:
 
 def test_attention_is_measured_by_batch_and_length(found: MeasuredModel) -> None:
     decode, prefill = ((1004, 1016), (2008, 2032)), ((1004, 1008), (2008, 2016))
-    assert found.attention_decode == Grid((1, 2), (4, 16), decode, decode, decode)
-    assert found.attention_prefill == Grid((1, 2), (2, 4), prefill, prefill, prefill)
+    assert found.attention_decode == DecodeGrid((1, 2), (4, 16), decode, decode, decode)
+    assert found.attention_prefill == PrefillGrid((1, 2), (2, 4), prefill, prefill, prefill)
 
 
 def test_the_first_expert_of_a_rested_processor_is_told_from_the_others(found: MeasuredModel) -> None:
@@ -162,13 +162,13 @@ def test_what_is_left_after_a_launch_is_a_gate_that_began_when_the_lane_woke(fou
 
 
 def test_lanes_that_do_not_disturb_each_other_keep_their_rates(found: MeasuredModel) -> None:
-    assert found.cpu_permille == found.copy_permille == Share(1000, 1000, 1000)
+    assert found.cpu_permille == found.copy_permille == MeasuredRate(1000, 1000, 1000)
 
 
 def test_a_model_has_the_tables_that_its_shape_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = replace(TOY, shared_width=0, shared_experts=0, dense_layers=0, dense_width=0)
     found = measured_on(FakeMachine(), monkeypatch, plain)
     assert (found.shared, found.dense_ffn, found.dense_launch) == (None, None, None)
-    assert found.sizes == Sizes.of(plain)
+    assert found.sizes == MeasuredSizes.of(plain)
     assert found.launch == always(2 * SUBMIT_NS)
     assert found.expert_launch == always(SUBMIT_NS + HAND_OVER_NS["gpu"])  # nothing keeps the lane awake

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from realrun.profiling.profile_timing import Effort, Probe, repeated  # noqa: E402
+from realrun.profiling.timing import Effort, Probe, repeated  # noqa: E402
 
 
 class Clock:

@@ -16,16 +16,16 @@ torch = pytest.importorskip("torch")
 from realrun.errors import RefusedError  # noqa: E402
 from realrun.machine.host_lanes import HostLanes  # noqa: E402
 from realrun.machine.machines import machine_of  # noqa: E402
-from realrun.profiling.profile_decisions import fit  # noqa: E402
-from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
-from realrun.profiling.profile_rates import Aim  # noqa: E402
-from realrun.profiling.profile_threads import counts_up_to, thread_times  # noqa: E402
-from realrun.profiling.profile_timing import Effort  # noqa: E402
-from realrun.profiling.profiling import Findings, profile  # noqa: E402
+from realrun.profiling.cpu_threads import counts_up_to, thread_times  # noqa: E402
+from realrun.profiling.decisions import fit  # noqa: E402
+from realrun.profiling.lab import Lab, Points  # noqa: E402
+from realrun.profiling.profile import Findings, profile  # noqa: E402
+from realrun.profiling.rates import Aim  # noqa: E402
+from realrun.profiling.timing import Effort  # noqa: E402
 from sim.machine.hardware import load_hardware  # noqa: E402
-from sim.machine.interpolation import Grid, Table  # noqa: E402
+from sim.machine.interpolation import Table, TimeGrid  # noqa: E402
 from sim.machine.plan_costs import PlanCost  # noqa: E402
-from sim.machine.profile import MeasuredModel, Profile, Sizes  # noqa: E402
+from sim.machine.profile import MeasuredModel, MeasuredSizes, Profile  # noqa: E402
 from sim.machine.profile_yaml import write_profile  # noqa: E402
 from sim.runs.scenario import Scenario  # noqa: E402
 from sim.simulate import simulate  # noqa: E402
@@ -63,13 +63,13 @@ def model_in(found: Findings) -> MeasuredModel:
     return profile_in(found).models["mini-moe"]
 
 
-def tables(model: MeasuredModel) -> dict[str, Table | Grid]:
-    return {name: part for name, part in vars(model).items() if isinstance(part, Table | Grid)}
+def tables(model: MeasuredModel) -> dict[str, Table | TimeGrid]:
+    return {name: part for name, part in vars(model).items() if isinstance(part, Table | TimeGrid)}
 
 
 def test_a_model_is_measured_by_its_name_without_layers(found: Findings) -> None:
     assert list(profile_in(found).models) == ["mini-moe"]
-    assert model_in(found).sizes == Sizes.of(SHAPE)
+    assert model_in(found).sizes == MeasuredSizes.of(SHAPE)
 
 
 def test_tables_have_the_points_that_were_asked_for(found: Findings) -> None:
@@ -112,7 +112,7 @@ def test_an_aim_is_met_from_the_wanted_share_on(share: float, met: bool) -> None
 def test_decisions_are_timed_but_for_oracles(found: Findings) -> None:
     assert list(profile_in(found).plan) == list(profile_in(found).foresee) == ["fiddler"]
     assert sum(profile_in(found).plan["fiddler"]) > 0
-    assert found.skipped == {"oracle": "an oracle decides for free"}
+    assert found.skipped == {"oracle": "decisions of an oracle cost nothing"}
 
 
 def test_every_number_says_where_it_is_from(found: Findings) -> None:

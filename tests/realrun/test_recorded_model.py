@@ -14,12 +14,12 @@ from torch import Tensor  # noqa: E402
 from realrun.errors import LaneError  # noqa: E402
 from realrun.machine.cuda_graphs import CudaGraphs  # noqa: E402
 from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
-from realrun.profiling.profile_host import host_probes  # noqa: E402
-from realrun.profiling.profile_kernels import kernel_probes  # noqa: E402
-from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
-from realrun.profiling.profile_timing import Effort, repeated  # noqa: E402
+from realrun.profiling.host import host_probes  # noqa: E402
+from realrun.profiling.kernels import kernel_probes  # noqa: E402
+from realrun.profiling.lab import Lab, Points  # noqa: E402
+from realrun.profiling.timing import Effort, repeated  # noqa: E402
+from realrun.replay.model import ReplayModel  # noqa: E402
 from realrun.replay.recorded_model import FixedStep, RecordedModel  # noqa: E402
-from realrun.replay.replay_model import ReplayModel  # noqa: E402
 from tests.kit.fake_cuda import FakeCuda, fake_machine  # noqa: E402
 from tests.realrun.test_replay_model import GROUPED, LATENT  # noqa: E402
 from traces.models.catalogue import load_model  # noqa: E402

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from realrun.execution.recorder import Recorder, Timed
+from realrun.execution.recorder import MachineRecorder, Timed
 from realrun.machine.thread_lane import InlineLane
 from sim.runs.spans import Span
 
 
-def recorder() -> Recorder:
-    it = Recorder()
+def recorder() -> MachineRecorder:
+    it = MachineRecorder()
     it.zero_ns, it.step, it.phase = 100, 2, "decode"
     return it
 
 
 def test_times_count_from_the_start_of_the_run() -> None:
     it = recorder()
-    it.add("cpu", Timed(110, 120, 150), "expert", 3, 7, tokens=4, bytes=64, target_layer=5)
+    it.add("cpu", Timed(110, 120, 150), "expert", 3, 7, tokens=4, size_bytes=64, target_layer=5)
     it.flush()
     assert [Span(*row) for row in it.rows] == [Span("cpu", 10, 20, 50, "expert", "decode", 2, 3, 5, 7, 4, 64)]
 
@@ -36,12 +36,12 @@ def test_work_belongs_to_the_step_in_which_it_was_given_unless_told_otherwise() 
 def test_times_of_marks_are_read_when_the_work_has_ended() -> None:
     it, lane = recorder(), InlineLane()
     it.zero_ns = 0
-    mark = lane.submit(lambda: None)
-    it.add("gpu", mark, "gate", 0)
+    completion = lane.submit(lambda: None)
+    it.add("gpu", completion, "gate", 0)
     assert it.rows == []
     it.flush()
     it.flush()
-    assert [row[1:4] for row in it.rows] == [(mark.ready_ns, mark.start_ns, mark.end_ns)]
+    assert [row[1:4] for row in it.rows] == [(completion.ready_ns, completion.start_ns, completion.end_ns)]
 
 
 class Endless(Timed):
@@ -56,7 +56,7 @@ class Endless(Timed):
 
 
 def test_in_a_long_run_the_times_of_earlier_steps_are_read_at_the_end_of_a_step() -> None:
-    it = Recorder(most_open=3)
+    it = MachineRecorder(most_open=3)
     it.step = 0
     it.add("gpu", Timed(1, 2, 3), "gate", 0)
     it.add("h2d", Endless(), "prefetch", 0, 1)

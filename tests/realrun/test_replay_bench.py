@@ -11,7 +11,7 @@ from torch.nn import functional  # noqa: E402
 
 from realrun.errors import RefusedError  # noqa: E402
 from realrun.machine.memory_check import host_memory_given  # noqa: E402
-from realrun.profiling.profile_lab import Lab, Points  # noqa: E402
+from realrun.profiling.lab import Lab, Points  # noqa: E402
 from tests.kit.tiny_bench import bench_for, choices_of, machine, prepared, run, tiny_setting  # noqa: E402
 
 

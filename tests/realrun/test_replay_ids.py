@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from policies.mechanism.views import Forecast  # noqa: E402
-from realrun.execution.recorder import Recorder  # noqa: E402
+from realrun.execution.recorder import MachineRecorder  # noqa: E402
 from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
-from realrun.machine.lanes import Mark  # noqa: E402
+from realrun.machine.lanes import Completion  # noqa: E402
 from realrun.replay.replay import Launched, Replay  # noqa: E402
 from tests.kit.fake_cuda import FakeCuda, fake_machine  # noqa: E402
 
@@ -51,14 +51,14 @@ class Host:
     """In place of an executor: waits, and foresees nothing."""
 
     def __init__(self, machine: CudaLanes) -> None:
-        self.machine, self.recorder = machine, Recorder()
+        self.machine, self.recorder = machine, MachineRecorder()
         self.session = SimpleNamespace(committed=None)
         self.waits: list[tuple[int, int]] = []
 
     @contextmanager
-    def waiting(self, mark: Mark, layer: int, target_layer: int = -1) -> Iterator[None]:
+    def waiting(self, completion: Completion, layer: int, target_layer: int = -1) -> Iterator[None]:
         self.waits.append((layer, target_layer))
-        mark.wait()
+        completion.wait()
         yield
 
     def launched(self, layer: int, since_ns: int) -> None: ...

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from realrun.errors import RefusedError  # noqa: E402
-from realrun.replay.replay_attention import AttentionPart  # noqa: E402
-from realrun.replay.replay_model import ReplayModel  # noqa: E402
+from realrun.replay.attention import AttentionPart  # noqa: E402
+from realrun.replay.model import ReplayModel  # noqa: E402
 from sim.costs.roofline_costs import _estimator_params  # noqa: E402
 from traces.models.catalogue import load_model  # noqa: E402
 from traces.models.shape import ModelShape  # noqa: E402
@@ -173,11 +173,12 @@ class TestWeights:
         model, longer = ReplayModel(shape, context=64, **build), ReplayModel(shape, context=65, **build)
         width = model._attention[0].turning_width
         assert model.attention_params == shape.attention_params
-        assert longer.bytes - model.bytes == 2 * (
+        assert longer.size_bytes - model.size_bytes == 2 * (
             shape.layers * cache_elements + 2 * width
         )  # cos and sin for all layers
         norms = (2 * shape.layers + 1) * shape.hidden
-        assert model.bytes == 2 * (shape.non_expert_params + norms + 64 * (shape.layers * cache_elements + 2 * width))
+        elements = shape.non_expert_params + norms + 64 * (shape.layers * cache_elements + 2 * width)
+        assert model.size_bytes == 2 * elements
 
     def test_a_model_cut_to_one_layer_runs(self) -> None:
         shape = replace(load_model("deepseek-v2-lite:1"), vocab=64)
@@ -193,12 +194,12 @@ class TestWeights:
 
     def test_tied_embeddings_are_held_once(self) -> None:
         tied = model_of(replace(GROUPED, tied_embeddings=True))
-        assert model_of(GROUPED).bytes - tied.bytes == 50 * 24 * 8
+        assert model_of(GROUPED).size_bytes - tied.size_bytes == 50 * 24 * 8
 
     def test_the_estimator_has_the_weights_that_the_simulator_counts(self) -> None:
         width = round(0.65 * 24)
         small = 4 * width  # bias, norm, and one position
-        more = model_of(GROUPED, estimator=True).bytes - model_of(GROUPED).bytes
+        more = model_of(GROUPED, estimator=True).size_bytes - model_of(GROUPED).size_bytes
         assert more == 8 * (_estimator_params(GROUPED) + small)
 
 
@@ -272,7 +273,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("step", "message"),
         [
-            (((6,), (7,)), "at most 12 tokens in all, got 6 behind 7"),
+            (((6,), (7,)), "at most 12 tokens in all, got 6 after 7"),
             (((0,), (7,)), "expected >= 1 new token"),
             (((1,) * 4, (0,) * 4), "1 to 3 sequences, got 4 and 4"),
             (((1, 1), (0,)), "1 to 3 sequences, got 2 and 1"),

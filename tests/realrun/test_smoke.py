@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from policies.registry import SYSTEMS
-from realrun.execution.layer_parts import LayerParts
-from realrun.machine.cuda_marks import StreamMark
+from realrun.execution.layer_execution import LayerExecution
+from realrun.machine.cuda_streams import StreamCompletion
 from realrun.machine.host_lanes import HostLanes
 from realrun.smoke import generation_checks, machine_checks
 from realrun.smoke.check import Check, SkippedError, checked
@@ -104,12 +104,12 @@ def test_law_11_on_the_fake_gpu(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(generation_checks, "said_by_ours", on_the_current_stream)
     with fake_machine(cuda) as gpu:
         assert failed(generation_checks.generation_checks(gpu, ("on-demand", "fiddler"))) == []
-        monkeypatch.setattr(StreamMark, "hold_up", lambda self, stream: None)
+        monkeypatch.setattr(StreamCompletion, "hold_up", lambda self, stream: None)
         assert failed(generation_checks.generation_checks(gpu, ("on-demand",))) == ["mini-moe under on-demand"]
 
 
 def test_a_gpu_that_does_not_wait_for_copies_fails(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StreamMark, "hold_up", lambda self, stream: None)
+    monkeypatch.setattr(StreamCompletion, "hold_up", lambda self, stream: None)
     with fake_machine(cuda) as gpu:
         cuda.stream("link").op_ns = 10**9
         assert failed(machine_checks.machine_checks(gpu)) == ["streams"]
@@ -138,16 +138,16 @@ def test_a_clock_that_runs_backwards_fails(lanes: HostLanes) -> None:
 def test_a_host_that_waits_for_the_cpu_is_said_to_and_goes_on(inline_lanes: HostLanes) -> None:
     found = named(machine_checks.machine_checks(inline_lanes), "flags")
     assert found.outcome == "skipped"
-    assert "the host waits for the CPU's experts in the stream's place" in found.why
+    assert "the host waits for CPU experts instead of the stream" in found.why
 
 
 def test_a_wrong_sum_of_experts_fails(inline_lanes: HostLanes, monkeypatch: pytest.MonkeyPatch) -> None:
-    combine = LayerParts.combine
+    combine = LayerExecution.combine
 
-    def wrong(self: LayerParts, finish: Any, keep: Any) -> Any:
+    def wrong(self: LayerExecution, finish: Any, keep: Any) -> Any:
         return combine(self, lambda parts: finish(parts * 1.01), keep)
 
-    monkeypatch.setattr(LayerParts, "combine", wrong)
+    monkeypatch.setattr(LayerExecution, "combine", wrong)
     assert failed(generation_checks.generation_checks(inline_lanes, ("fiddler",))) == ["mini-moe under fiddler"]
 
 
@@ -170,10 +170,10 @@ def test_an_error_is_one_line_with_its_name() -> None:
 
 def test_a_tf32_product_would_be_noticed(inline_lanes: HostLanes, monkeypatch: pytest.MonkeyPatch) -> None:
     """TF32 keeps 10 bits of the mantissa."""
-    combine = LayerParts.combine
+    combine = LayerExecution.combine
 
-    def rounded(self: LayerParts, finish: Any, keep: Any) -> Any:
+    def rounded(self: LayerExecution, finish: Any, keep: Any) -> Any:
         return combine(self, lambda parts: finish((parts.view(torch.int32) & ~0x1FFF).view(torch.float32)), keep)
 
-    monkeypatch.setattr(LayerParts, "combine", rounded)
+    monkeypatch.setattr(LayerExecution, "combine", rounded)
     assert failed(generation_checks.generation_checks(inline_lanes, ("naive-cpu",))) == ["mini-moe under naive-cpu"]

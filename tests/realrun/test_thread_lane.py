@@ -38,10 +38,10 @@ def fail() -> None:
 
 def test_work_is_done_in_order_one_at_a_time(lane: ThreadLane) -> None:
     log: list[int] = []
-    marks = [lane.submit(lambda i=i: log.append(i)) for i in range(20)]
-    marks[-1].wait()
+    completions = [lane.submit(lambda i=i: log.append(i)) for i in range(20)]
+    completions[-1].wait()
     assert log == list(range(20))
-    assert all(one.start_ns <= one.end_ns <= next_.start_ns for one, next_ in pairwise(marks))
+    assert all(one.start_ns <= one.end_ns <= next_.start_ns for one, next_ in pairwise(completions))
 
 
 def test_work_waits_for_other_lanes(lane: ThreadLane, other: ThreadLane) -> None:
@@ -65,22 +65,22 @@ def test_work_is_ready_when_it_is_given_if_all_it_waits_for_has_ended(lane: Thre
 
 def test_done_is_called_after_the_work_and_before_waiting_ends(lane: ThreadLane) -> None:
     log: list[str] = []
-    mark = lane.submit(lambda: log.append("work"), done=lambda: log.append("done"))
-    mark.wait()
+    completion = lane.submit(lambda: log.append("work"), done=lambda: log.append("done"))
+    completion.wait()
     assert log == ["work", "done"]
 
 
 def test_done_is_not_part_of_the_time(lane: ThreadLane) -> None:
     told: list[int] = []
-    mark = lane.submit(lambda: None, done=lambda: told.append(mark.end_ns))
-    mark.wait()
-    assert told == [mark.end_ns]  # known already when done was called
-    assert mark.end_ns > 0
+    completion = lane.submit(lambda: None, done=lambda: told.append(completion.end_ns))
+    completion.wait()
+    assert told == [completion.end_ns]  # known already when done was called
+    assert completion.end_ns > 0
 
 
 def test_issued_work_is_its_own_mark(lane: ThreadLane) -> None:
-    mark = lane.submit(lambda: None)
-    assert mark.issued() is mark
+    completion = lane.submit(lambda: None)
+    assert completion.issued() is completion
 
 
 def test_a_mark_lets_go_of_what_its_work_held(lane: ThreadLane) -> None:
@@ -89,8 +89,8 @@ def test_a_mark_lets_go_of_what_its_work_held(lane: ThreadLane) -> None:
     held = Held()
     ended = threading.Event()
     gone = weakref.ref(held, lambda _: ended.set())
-    mark = lane.submit(lambda held=held: None)
-    mark.wait()
+    completion = lane.submit(lambda held=held: None)
+    completion.wait()
     del held
     lane.submit(lambda: None).wait()
     assert gone() is None
@@ -112,9 +112,9 @@ def test_a_lane_without_cores_of_its_own_runs_anywhere() -> None:
 
 
 def test_failed_work_is_told_to_who_waits_with_its_cause(lane: ThreadLane) -> None:
-    mark = lane.submit(fail)
+    completion = lane.submit(fail)
     with pytest.raises(LaneError, match=r"a lane has stopped: ValueError\('boom'\); run on a new machine") as raised:
-        mark.wait()
+        completion.wait()
     assert isinstance(raised.value.__cause__, ValueError)
 
 
@@ -144,8 +144,8 @@ def test_a_broken_lane_does_not_wait_for_others(lane: ThreadLane, other: ThreadL
 
 
 def test_a_failing_done_breaks_the_lane_as_failing_work_does(lane: ThreadLane) -> None:
-    mark = lane.submit(lambda: None, done=fail)
-    for each in (mark, lane.submit(lambda: None)):
+    completion = lane.submit(lambda: None, done=fail)
+    for each in (completion, lane.submit(lambda: None)):
         with pytest.raises(LaneError, match="boom"):
             each.wait()
 
@@ -162,20 +162,22 @@ def test_a_broken_lane_can_be_closed(lane: ThreadLane) -> None:
 def test_an_inline_lane_works_in_the_calling_thread(other: ThreadLane) -> None:
     log: list[object] = []
     first = other.submit(lambda: log.append("first"))
-    mark = InlineLane().submit(lambda: log.append(threading.current_thread()), (first,), lambda: log.append("done"))
+    completion = InlineLane().submit(
+        lambda: log.append(threading.current_thread()), (first,), lambda: log.append("done")
+    )
     assert log == ["first", threading.current_thread(), "done"]
-    assert first.end_ns <= mark.ready_ns <= mark.start_ns <= mark.end_ns
+    assert first.end_ns <= completion.ready_ns <= completion.start_ns <= completion.end_ns
 
 
 def test_an_inline_lane_says_how_long_it_kept_its_caller() -> None:
     began = time.perf_counter_ns()
-    mark = InlineLane().submit(lambda: time.sleep(0.002))
-    assert mark.end_ns - mark.start_ns <= mark.held_ns <= time.perf_counter_ns() - began
+    completion = InlineLane().submit(lambda: time.sleep(0.002))
+    assert completion.end_ns - completion.start_ns <= completion.blocked_ns <= time.perf_counter_ns() - began
 
 
 def test_a_thread_keeps_nobody(lane: ThreadLane) -> None:
     gate = threading.Event()
-    assert lane.submit(gate.wait).held_ns == 0
+    assert lane.submit(gate.wait).blocked_ns == 0
     gate.set()
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from realrun.experts.block_swiglu import MOST_ROWS, BlockSwiGlu  # noqa: E402
-from realrun.experts.expert_ffn import SwiGlu, addressed, compute_into, weighted_ffn  # noqa: E402
-from realrun.experts.expert_layout import ExpertLayout  # noqa: E402
-from realrun.experts.expert_store import random_store  # noqa: E402
+from realrun.experts.cpu_kernels import MOST_ROWS, BlockSwiGlu  # noqa: E402
+from realrun.experts.ffn import SwiGlu, addressed, compute_into, weighted_ffn  # noqa: E402
+from realrun.experts.layout import ExpertLayout  # noqa: E402
+from realrun.experts.store import random_store  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
 from realrun.machine.weight_formats import BLOCK, FORMATS, Q4_0, Q8_0, BlockFormat  # noqa: E402
 from tests.realrun.test_native_ffn import VARIANTS, needs_compiler, variant  # noqa: E402
@@ -77,7 +77,7 @@ class Expert:
 
 def exact(blocks: BlockFormat, packed: Tensor) -> Tensor:
     """Weights in float64, which ``unpacked`` rounds to bfloat16."""
-    each = packed.unflatten(1, (-1, blocks.bytes))
+    each = packed.unflatten(1, (-1, blocks.block_bytes))
     return (blocks.numbers(each[..., 2:]) * each[..., :2].contiguous().view(torch.float16).double()).flatten(1)
 
 

@@ -210,7 +210,14 @@ def test_pictures_are_shown_and_small() -> None:
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
-@pytest.mark.parametrize("page", [README, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name)
+LINKING = [
+    README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "traces/bundled/README.md",
+    *sorted((ROOT / "tests/bench").glob("*.md")),
+]  # fmt: skip
+NAMING = [ROOT / "NOTICE", README, *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target, anchor in LINK.findall(page.read_text()):
         path = page.parent / target if target else page
@@ -219,7 +226,17 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(path), f"{page.name}: no heading {anchor} in {path.name}"
 
 
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    """Paths from the root that a page names, with or without a link."""
+    packages = "docs|examples|notebooks|policies|realrun|sim|tests|tools|traces|trilane"
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    named = re.findall(rf"(?<![\w/.])(?:{packages})/[\w./-]+", prose)
+    assert [path for path in named if not (ROOT / path.rstrip(".")).exists()] == []
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
-    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -1,4 +1,4 @@
-"""What forecasts need to know of a model beforehand, taken over passes on text that is not evaluated."""
+"""Calibration of forecasts: sums over passes of a model on text that is not evaluated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CalibrationSums:
         self._change, self._tokens, self._counts = torch.zeros(()), 0, torch.zeros((), dtype=torch.int64)
 
     def add(self, records: list[LayerRecord]) -> None:
-        """Take in the pass that just ran."""
+        """Add the pass that just ran."""
         self._change = self._change + _changes(records)
         self._tokens += len(records[0].gate_input)
         self._counts = self._counts + _counts(records)

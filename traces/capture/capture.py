@@ -1,4 +1,4 @@
-"""Capture: run a Hugging Face mixture of experts on prompts and write what it routed into a trace file."""
+"""Capture of traces: a Hugging Face model runs on prompts, and its routing is written to a trace file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def capture(
     check_model(model, dtype)
     evaluated = read_prompts(prompts)
     calibration = read_prompts(calibration_prompts) if calibration_prompts else None
-    known_vectors(evaluated, calibration, vectors)  # refuse what does not fit before a model is loaded
+    known_vectors(evaluated, calibration, vectors)  # refused before a model is loaded
     loaded = load(model, dtype, name, **(load_options or {}))
     return capture_loaded(loaded, evaluated, Path(output), wanted, calibration, vectors)
 
@@ -73,8 +73,8 @@ def capture_loaded(
         probe = run.probe(tokens[0])
         keys, left_out = choose(run, probe)
         forecaster, used = prepare(run, probe, stack, keys, calibration, known)
-        said = _provenance(run, probe, prompts, used, keys) | ({"left_out": left_out} if left_out else {})
-        _write(run, output, tokens, probe, forecaster, said)
+        provenance = _provenance(run, probe, prompts, used, keys) | ({"left_out": left_out} if left_out else {})
+        _write(run, output, tokens, probe, forecaster, provenance)
     for note in left_out:
         print(note, file=sys.stderr)
     return output
@@ -116,12 +116,12 @@ def _provenance(
 
 
 def _calibration(keys: Sequence[ForecastKey], vectors: Vectors | None) -> str:
-    """What forecasts were calibrated on, and what ``partial`` assumed."""
+    """The text that forecasts were calibrated on, and the assumption of ``partial``."""
     if vectors is None:
         return "none"
     kinds = [key.kind for key in keys if key.kind != "gate"]
-    said = f"{', '.join(kinds)} forecasts: {vectors.provenance.get('prompts', 'unknown text')}"
+    note = f"{', '.join(kinds)} forecasts: {vectors.provenance.get('prompts', 'unknown text')}"
     if "partial" in kinds:
-        said += f"; partial takes for resident {vectors.provenance['resident']} there"
-        said += ": approximate, the true ones depend on the run"
-    return said
+        note += f"; partial takes for resident {vectors.provenance['resident']} there"
+        note += ": approximate, the true ones depend on the run"
+    return note

@@ -1,4 +1,4 @@
-"""Default vectors of experts, and the quasi-hidden state that they give (Speculating Experts, Sections 3.1 and 3.2)."""
+"""Default vectors of experts, and quasi-hidden states (Speculating Experts, Sections 3.1 and 3.2)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DefaultVectorMean:
         self._tokens = torch.zeros(self._sum.shape[:2], dtype=torch.float64)
 
     def add(self) -> None:
-        """Take in the pass that just ran."""
+        """Add the pass that just ran."""
         for number in range(len(self._stream.parts)):
             self._stream.after(number, self._note(number))
 
@@ -32,7 +32,7 @@ class DefaultVectorMean:
     def _note(self, number: int) -> Callable[[Callable[..., Tensor], Tensor, Tensor, Tensor], Tensor]:
         def note(own: Callable[..., Tensor], hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
             one = torch.ones_like(weights[:, :1])
-            for chosen in ids.T:  # one expert a token and call, so that outputs come apart
+            for chosen in ids.T:  # one expert per token and call, to separate the outputs
                 raw = own(hidden, chosen.unsqueeze(1), one)
                 self._sum[number].index_add_(0, chosen.cpu(), raw.double().cpu())
                 self._tokens[number] += torch.bincount(chosen.cpu(), minlength=self._tokens.shape[1])

@@ -1,4 +1,4 @@
-"""What the wanted forecasts need, made ready: the hooks on the model, the calibration or its file, and the checks."""
+"""Preparation of forecasts for capture: hooks on the model, calibration or its file, and checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STREAMED = (*QUASI, "partial")  # kinds that need the residual stream
 
 
 def choose(run: HookedModel, probe: Probe) -> tuple[tuple[ForecastKey, ...], list[str]]:
-    """The forecasts to make, and a note on each that the model cannot give: they are left out where nobody asked."""
+    """The forecasts to make, and a note on each that the model cannot give: those are left out unless named."""
     if run.settings.forecasts is not None:
         return parse_forecasts(run.settings.forecasts), []
     keys, notes = parse_forecasts(FORECASTS), []

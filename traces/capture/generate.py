@@ -1,4 +1,4 @@
-"""Prefill, then decode token by token with a key-value cache; reads top to bottom. Nothing is ever padded."""
+"""Generation: prefill, then decode token by token with a KV cache, without padding."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Draws the next tokens. A draw depends on the seed, the sequence and the step alone, not on the batch around it;
+    """Draws the next tokens. A draw depends on seed, sequence and step only, not on the batch;
     ``temperature`` 0 takes the likeliest token.
     """
 

@@ -1,4 +1,4 @@
-"""Where a Hugging Face model keeps its mixtures: one router and one experts module a layer, found by what they hold.
+"""The MoE layers of a Hugging Face model: one router and one experts module each, found by their contents.
 
 The library has no common name, config field or base class for them (transformers 5.17 to 5.23), so layers are found by
 parameter shapes: an experts module holds ``down_proj`` of all experts in one 3-D parameter; its sibling routes.
@@ -41,7 +41,7 @@ class MoeLayer:
 
     @property
     def hidden(self) -> int:
-        """Width of what one expert gives back, H."""
+        """Width of one expert's output, H."""
         return int(self.down.shape[2 if getattr(self.experts, "is_transposed", False) else 1])
 
     @property
@@ -56,19 +56,19 @@ class MoeLayer:
 
 
 def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
-    """Every mixture of ``model``, in the order of its layers. Raises CaptureError if there is none that it knows."""
+    """Every mixture of ``model``, in the order of its layers. Raises CaptureError if none is recognised."""
     modules = dict(model.named_modules())
     layers = [_layer(path, modules) for path, module in modules.items() if _holds_experts(path, module)]
     if not layers:
         raise CaptureError(
             f"{type(model).__name__}: expected modules that hold all experts of a layer in one 3-D `down_proj`, "
-            "found none; this is not a mixture of experts, or one with a layout of its own (DBRX, JetMoe)"
+            "found none; this is not a mixture of experts, or one with another layout (DBRX, JetMoe)"
         )
     return layers
 
 
 def _holds_experts(path: str, module: nn.Module) -> bool:
-    """Shared experts may be held in the same way; they are not routed to."""
+    """Excludes shared experts, which may have the same layout but are not routed to."""
     down = getattr(module, "down_proj", None)
     return isinstance(down, nn.Parameter) and down.ndim == 3 and path.rpartition(".")[2] != "shared_experts"
 
@@ -79,8 +79,8 @@ def _layer(path: str, modules: dict[str, nn.Module]) -> MoeLayer:
     router = children.get("router", children.get("gate"))
     if router is None:
         raise CaptureError(
-            f"{owner}: expected a child named `router` or `gate` beside the experts, found {sorted(children)}; "
-            "this family routes in its own way and is not supported"
+            f"{owner}: expected a child named `router` or `gate` next to the experts, found {sorted(children)}; "
+            "this family routes in another way and is not supported"
         )
     held = {name: len(p) for name, p in modules[path].named_parameters(recurse=False) if p.ndim == 3}
     if len(set(held.values())) > 1:

@@ -1,4 +1,4 @@
-"""Loading a causal language model of the Hugging Face library for capture, and saying what was loaded."""
+"""Loading of causal language models of the Hugging Face library for capture, and their description."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def load(model: str | Path, dtype: str = "auto", name: str = "", **options: Any)
         loaded = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options).train(False)
         tokenizer = AutoTokenizer.from_pretrained(where, **revision)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        said = str(error).partition("\n")[0]  # a list of all that the library knows may follow
+        reason = str(error).partition("\n")[0]  # a list of all supported models may follow
         raise CaptureError(
-            f"{where}: expected a causal language model and tokenizer; could not load: {said}"
+            f"{where}: expected a causal language model and tokenizer; could not load: {reason}"
         ) from error
     stored = config_value(config.get_text_config(), "dtype", default=None) or loaded.dtype
     bits = torch.empty(0, dtype=stored).element_size() * 8

@@ -10,7 +10,7 @@ from traces.capture.layers import MoeLayer, config_value
 from traces.capture.settings import CaptureError
 from traces.models.shape import ModelShape
 
-SHARED = ("shared_experts", "shared_expert", "shared_mlp", "mlp")  # mlp: beside the mixture in Gemma 4
+SHARED = ("shared_experts", "shared_expert", "shared_mlp", "mlp")  # mlp: next to the mixture in Gemma 4
 
 
 def shape_of(model: nn.Module, layers: list[MoeLayer], name: str, top_k: int, bits: int) -> ModelShape:
@@ -66,7 +66,7 @@ def _decoder_layers(model: nn.Module, layers: list[MoeLayer]) -> tuple[list[nn.M
 
 
 def _expert_bytes(layers: list[MoeLayer], hidden: int, bits: int) -> tuple[int, ...]:
-    """Empty where "matrices x hidden x width" says it all; else every layer's own (biases, latent widths)."""
+    """Bytes per layer where they differ from "matrices x hidden x width" (biases, latent widths); else empty."""
     plain = layers[0].matrices * hidden * layers[0].width
     sizes = [layer.expert_elements for layer in layers]
     return () if set(sizes) == {plain} else tuple(size * bits // 8 for size in sizes)

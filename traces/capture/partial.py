@@ -1,4 +1,4 @@
-"""The next layer's attention and gate on what the resident experts give (SMoE's prefetch by partial computation)."""
+"""Partial computation (SMoE): the next layer's attention and gate on the output of the resident experts alone."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _on_other_input(
 
 
 def _shadow(value: Any) -> Any:
-    """A cache whose layers may grow without the original's: they replace their tensors and never write into them."""
+    """A cache whose layers may grow independently of the original: they replace tensors and never write into them."""
     if not isinstance(value, Cache):
         return value
     shadow = copy.copy(value)

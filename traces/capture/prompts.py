@@ -10,7 +10,7 @@ from pathlib import Path
 from traces.capture.settings import CaptureError
 from traces.capture.text_sketch import TextSketch, sketch
 
-MOST_SHARED = 0.02  # of the passages looked up: what set phrases may have in common
+MOST_SHARED = 0.02  # of the passages looked up: set phrases may coincide
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class PromptFile:
 
     @property
     def sketch(self) -> TextSketch:
-        """Of all prompts, to be remembered by what is calibrated on them."""
+        """A sketch of all prompts, kept with vectors that are calibrated on them."""
         return sketch(p.text for p in self.prompts)
 
     def overlap(self, read: TextSketch | None) -> str:
         """How much of the prompts was read in calibration, for the provenance of a trace."""
         if read is None:
-            return "not checked: the vectors do not say what text they are from"
+            return "not checked: the vectors do not name the text that they are from"
         found, asked = read.shared(p.text for p in self.prompts)
         return f"{found} of {asked} passages that were looked up"
 

@@ -1,4 +1,4 @@
-"""What the routers of a model saw and chose in one forward pass, taken by hooks that change nothing.
+"""Records of router inputs and choices in one forward pass, taken by hooks that change nothing.
 
 Ids and weights are what the experts were called with, never recomputed from logits: correction biases, group limits and
 custom gates make the two differ in half of the families, and routers return them in different orders.
@@ -22,17 +22,17 @@ from traces.capture.settings import CaptureError
 class LayerRecord:
     """One MoE layer in one pass over N tokens."""
 
-    gate_input: Tensor  # [N, H], what the router saw
-    logits: Tensor  # [N, E], what it returned for all experts: logits, or probabilities
-    batched: bool  # was the router called with [B, S, H]
-    extra_args: tuple[Any, ...] = ()  # what it was called with besides
+    gate_input: Tensor  # [N, H], input of the router
+    logits: Tensor  # [N, E], its output for all experts: logits, or probabilities
+    batched: bool  # whether the router was called with [B, S, H]
+    extra_args: tuple[Any, ...] = ()  # its other arguments
     extra_kwargs: dict[str, Any] = field(default_factory=dict)
     ids: Tensor | None = None  # [N, k] int64, in the order of the experts' call
     weights: Tensor | None = None  # [N, k]
 
 
 class RouterRecorder:
-    """Hooks on all MoE layers of a model. Use as a context manager: on leaving, the model is as it was."""
+    """Hooks on all MoE layers of a model. Use as a context manager: on exit, the hooks are removed."""
 
     def __init__(self, layers: list[MoeLayer]) -> None:
         self.layers = layers
@@ -52,7 +52,7 @@ class RouterRecorder:
         self._handles.clear()
 
     def take(self) -> list[LayerRecord]:
-        """The records of the pass that just ended, in layer order. Raises CaptureError if a layer left none."""
+        """The records of the pass that just ended, in layer order. Raises CaptureError if a layer has none."""
         records, self._records = self._records, {}
         silent = [layer.path for n, layer in enumerate(self.layers) if n not in records or records[n].ids is None]
         if silent:
@@ -64,7 +64,7 @@ class RouterRecorder:
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """Within the block, routers and experts may be called without leaving records."""
+        """Within the block, routers and experts may be called without being recorded."""
         before, self._muted = self._muted, True
         try:
             yield
@@ -121,7 +121,7 @@ def gate_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, t
 
 
 def find_logits(output: Any, experts: int, where: str) -> Tensor:
-    """The scores of all experts [N, E] in what a router returned, whatever their place. Raises CaptureError.
+    """The scores of all experts [N, E] in the output of a router, at any position. Raises CaptureError.
 
     Where it has a class more than experts, for skipping the mixture (Zaya: a softmax over all), they are probabilities.
     """
@@ -137,7 +137,7 @@ def find_logits(output: Any, experts: int, where: str) -> Tensor:
 
 
 def find_ids(output: Any) -> Tensor | None:
-    """The chosen ids [N, k] in what a router returned; None where the block chooses, not the router."""
+    """The chosen ids [N, k] in the output of a router; None where the block, not the router, chooses."""
     values = output if isinstance(output, tuple) else (output,)
     for value in values:
         if isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32):

@@ -1,4 +1,4 @@
-"""The residual stream around each mixture: what attention left there, and the mixture run again with other experts.
+"""The residual stream around each mixture after attention, and mixtures run again with other experts.
 
 A decoder layer that this serves computes r = x + attention(norm(x)), then r + mixture(norm'(r)). Its parts are found by
 the names that most families share, and then tried on one prompt: run again, they must give what the model computed.
@@ -18,7 +18,7 @@ from traces.capture.record import LayerRecord, RouterRecorder
 from traces.capture.settings import CaptureError
 
 PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm")
-TOLERANCE = 1e-3  # of the norm: the same operations in the same order differ by nothing
+TOLERANCE = 1e-3  # of the norm; the same operations in the same order give no difference
 
 # (own forward, hidden [N, H], ids [N, k], weights [N, k]) -> what the experts add up to, [N, H]
 Experts: TypeAlias = Callable[[Callable[..., Tensor], Tensor, Tensor, Tensor], Tensor]
@@ -68,7 +68,7 @@ class ResidualStream:
         return residual + added.view_as(residual)
 
     def check(self, records: list[LayerRecord]) -> None:
-        """Raise CaptureError where the pass that just ran shows that a layer computes something else."""
+        """Raise CaptureError if a layer computed something else in the pass that just ran."""
         for number, (part, record) in enumerate(zip(self.parts, records, strict=True)):
             if not self._computes_the_same(number, record):
                 raise CaptureError(
@@ -77,7 +77,7 @@ class ResidualStream:
                 )
 
     def _computes_the_same(self, number: int, record: LayerRecord) -> bool:
-        """Run again from its residual, does a layer give its own gate input and output?"""
+        """Whether a layer that is run again from its residual gives its recorded gate input and output."""
         try:
             seen = self.parts[number].mixture_norm.forward(self.residuals[number])
             again = self.after(number, lambda own, *call: own(*call))
@@ -99,13 +99,13 @@ class ResidualStream:
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
-    """Are the elements of two tensors, in whatever shape, the same but for rounding?"""
+    """Whether the elements of two tensors, of any shape, are equal up to rounding."""
     first, second = a.flatten().double(), b.flatten().double()
     return len(first) == len(second) and bool((first - second).norm() <= TOLERANCE * second.norm())
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The tensor that a module returned, alone or first of several."""
+    """The tensor that a module returned, alone or as the first of several."""
     found: Tensor = output[0] if isinstance(output, tuple) else output
     return found
 

@@ -1,4 +1,4 @@
-"""Forecasts of later layers' routing: the experts that a later layer's router ranks best on a guess of its input.
+"""Forecasts of later layers' routing: a later layer's router applied to a guess of its input.
 
 ``gate@d``: the gate input of layer l as it is, for layer l+d (HybriMoE, DAOP). ``residual@1``: with the mean change to
 layer l+1 added (DALI, eq. 10-11). ``quasi_hidden@1``: see ``default_vectors``. ``partial@1``: see ``partial``.
@@ -92,7 +92,7 @@ def run_router(layer: MoeLayer, record: LayerRecord, hidden: Tensor) -> tuple[Te
 
 
 def check_forecastable(layers: list[MoeLayer], records: list[LayerRecord], prompt: list[int]) -> None:
-    """Raise CaptureError where a router takes more than is known layers ahead: gate input, parameters, and the tokens
+    """Raise CaptureError if a router needs more than is available layers ahead: gate input, parameters, and the tokens
     that are read, here ``prompt``.
     """
     for layer, record in zip(layers, records, strict=True):
@@ -106,7 +106,8 @@ def check_forecastable(layers: list[MoeLayer], records: list[LayerRecord], promp
 
 
 def has_scores(key: ForecastKey) -> bool:
-    """Are the scores of this forecast recorded? Of ``partial`` alone: SMoE compares them; all would double a file."""
+    """Whether the scores of this forecast are recorded: for ``partial`` only, since SMoE compares them; scores of all
+    kinds would double the file."""
     return key.kind == "partial"
 
 

@@ -1,4 +1,4 @@
-"""What one forward pass leaves in a trace: which tokens its rows are, what they were routed to, and the scores."""
+"""Rows of a trace from one forward pass: tokens, routing and scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from traces.capture.scores import probabilities
 
 
 def place_rows(done: Pass) -> dict[str, NDArray[Any]]:
-    """Which token each of the N = B x S rows is."""
+    """The token of each of the N = B x S rows."""
     batch, length = done.tokens.shape
     return {
         "sequence": np.repeat(np.array(done.sequences, np.int32), length),

@@ -1,4 +1,4 @@
-"""A model with hooks on it: its passes over prompts, and what a first pass tells about its routers."""
+"""A model with recording hooks: its passes over prompts, and a first pass that determines its scoring rule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from traces.capture.settings import CaptureError, CaptureSettings
 
 @dataclass(frozen=True)
 class Probe:
-    """What one pass over one prompt tells about a model."""
+    """Properties of a model found by one pass over one prompt."""
 
     prompt: list[int]
     top_k: int
@@ -27,20 +27,20 @@ class Probe:
 
 @dataclass(frozen=True)
 class HookedModel:
-    """A model, the settings to run it with, and the recorder that watches it."""
+    """A model, the settings to run it with, and the recorder on it."""
 
     loaded: Loaded
     settings: CaptureSettings
     recorder: RouterRecorder
 
     def passes(self, batch: Batch, new_tokens: int) -> Iterator[tuple[Pass, list[LayerRecord]]]:
-        """Every forward pass over a batch, with what its routers did."""
+        """Every forward pass over a batch, with the records of its routers."""
         sampler = Sampler(self.settings.seed, self.settings.temperature)
         for done in generate(self.loaded.model, batch, new_tokens, sampler):
             yield done, self.recorder.take()
 
     def prefill(self, prompt: list[int]) -> list[LayerRecord]:
-        """What the routers did in one pass over one prompt."""
+        """The records of one pass over one prompt."""
         [(_, records)] = self.passes(Batch((0,), torch.tensor([prompt])), new_tokens=0)
         return records
 

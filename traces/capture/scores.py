@@ -1,4 +1,4 @@
-"""Router outputs as probabilities: which function a family's gate uses is measured, not looked up."""
+"""Router outputs as probabilities; the function of a family's gate is determined from a pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def scoring_rule(records: list[LayerRecord]) -> tuple[str, bool]:
     record = records[0]
     assert record.ids is not None
     assert record.weights is not None
-    kept = record.weights.sum(-1) != 0  # tokens that skip the mixture say nothing
+    kept = record.weights.sum(-1) != 0  # without tokens that skip the mixture
     logits, ids, weights = record.logits[kept].float(), record.ids[kept], record.weights[kept].float()
     misfits = {name: _misfit(name, logits, ids, weights) for name in RULES}
     best = min(misfits, key=lambda name: misfits[name])

@@ -1,4 +1,4 @@
-"""What capture may be asked for: checked before torch is imported and a model loaded."""
+"""Settings of capture, checked before torch is imported and a model loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 class CaptureError(RuntimeError):
-    """A model, a prompt or an option that capture cannot serve; says why and what to do."""
+    """A model, a prompt or an option that capture does not support."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class CaptureSettings:
 
 
 def check_model(model: str | Path, dtype: str = "auto") -> None:
-    """Refuse what is neither a folder nor, having one slash, the form of a hub id. Raises CaptureError."""
+    """Refuse text that is neither a folder nor has the form of a hub id. Raises CaptureError."""
     if dtype not in DTYPES:
         raise CaptureError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     text = str(model)

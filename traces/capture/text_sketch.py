@@ -1,4 +1,4 @@
-"""What text was read, remembered in a few kilobytes: enough to notice that a model is evaluated on it.
+"""Sketches of text in a few kilobytes, to detect that a model is evaluated on text that it was calibrated on.
 
 A text is cut into all its passages of ``PASSAGE`` characters, white space left out, and a sketch keeps the ``KEPT``
 smallest of their hashes (a bottom-k sketch: Broder, "On the resemblance and containment of documents", 1997). What is
@@ -18,7 +18,7 @@ PASSAGE = 50  # characters
 KEPT = 4096
 _BYTES = 5  # of a hash: two of 10^12 are rarely equal
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_BATCH = 1 << 18  # hashes that wait before the smallest are chosen
+_BATCH = 1 << 18  # hashes that are collected before the smallest are chosen
 
 Hashes = NDArray[np.uint64]
 
@@ -30,7 +30,7 @@ class TextSketch:
     hashes: Hashes
 
     def shared(self, texts: Iterable[str]) -> tuple[int, int]:
-        """Of the passages of ``texts`` that would have been kept had they been read: how many were, and how many."""
+        """(found, looked up): passages of ``texts`` in the sketch, and those that would be in it if read."""
         asked = smallest(texts, None)
         if len(self.hashes) == KEPT:
             asked = asked[asked <= self.hashes[-1]]
@@ -67,7 +67,7 @@ def smallest(texts: Iterable[str], count: int | None) -> Hashes:
 
 
 def hashes(text: str) -> Hashes:
-    """One for every passage of a text; of a text that is shorter, one for the whole."""
+    """One hash for every passage of a text; one for the whole of a shorter text."""
     characters = np.frombuffer("".join(text.split()).encode("utf-32-le"), "<u4").astype(np.uint64)
     width = min(PASSAGE, len(characters))
     if not width:

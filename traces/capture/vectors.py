@@ -1,4 +1,4 @@
-"""What capture learns of a model before it forecasts, as one .safetensors file.
+"""Vectors that forecasts need, measured on a model and kept in one .safetensors file.
 
 Residual vectors, default vectors, the experts that ``partial`` takes for resident, and an estimator's weights.
 """
@@ -53,11 +53,11 @@ def write_vectors(vectors: Vectors, path: str | Path) -> Path:
     tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(vectors).items()}
     _check(str(path), tensors)
     check_folder(path)
-    said = {"format": FORMAT, "provenance": dict(vectors.provenance), "checksum": _checksum(tensors)}
+    metadata = {"format": FORMAT, "provenance": dict(vectors.provenance), "checksum": _checksum(tensors)}
     if vectors.read is not None:
-        said["read"] = vectors.read.write()
+        metadata["read"] = vectors.read.write()
     with atomic_path(path) as aside:
-        aside.write_bytes(save(tensors, {_METADATA: json.dumps(said, sort_keys=True)}))
+        aside.write_bytes(save(tensors, {_METADATA: json.dumps(metadata, sort_keys=True)}))
     return path
 
 
@@ -68,19 +68,19 @@ def check_folder(path: Path) -> None:
 
 
 def read_vectors(path: str | Path) -> Vectors:
-    """Read and validate a file of vectors. Raises CaptureError naming what was expected and what came."""
-    said, tensors = _read(Path(path))
-    if said.get("format") != FORMAT or not isinstance(said.get("provenance"), dict):
+    """Read and validate a file of vectors. Raises CaptureError with what was expected and found."""
+    metadata, tensors = _read(Path(path))
+    if metadata.get("format") != FORMAT or not isinstance(metadata.get("provenance"), dict):
         raise CaptureError(
-            f"{path}: expected metadata {FORMAT!r} with a provenance, got format {said.get('format')!r}; "
+            f"{path}: expected metadata {FORMAT!r} with a provenance, got format {metadata.get('format')!r}; "
             "this is no file of vectors, or one of another version: make it with python -m tools.train_estimator"
         )
     _check(str(path), tensors)
-    if _checksum(tensors) != said.get("checksum"):
-        raise CaptureError(f"{path}: expected content with checksum {said.get('checksum')}, got other; copy it again")
+    if (found := _checksum(tensors)) != (written := metadata.get("checksum")):
+        raise CaptureError(f"{path}: expected content with checksum {written}, got {found}; copy it again")
     estimator = {n.removeprefix(ESTIMATOR): a for n, a in tensors.items() if n.startswith(ESTIMATOR)}
     plain = (tensors["residual"], tensors.get("default"), tensors["tokens"], tensors["resident"])
-    return Vectors(*plain, estimator, said["provenance"], _sketch(path, said.get("read")))
+    return Vectors(*plain, estimator, metadata["provenance"], _sketch(path, metadata.get("read")))
 
 
 def known_vectors(evaluated: PromptFile, calibration: PromptFile | None, path: str | Path | None) -> Vectors | None:
@@ -108,7 +108,7 @@ def _tensors(vectors: Vectors) -> dict[str, NDArray[Any]]:
 
 
 def _sketch(where: str | Path, written: object) -> TextSketch | None:
-    """What a file says of the text that was read."""
+    """The sketch in a file of the text that was read."""
     if written is None:
         return None
     try:
@@ -122,8 +122,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         raise CaptureError(f"{path}: expected a file of vectors, found none there")
     try:
         with safe_open(path, framework="np") as file:
-            said = json.loads((file.metadata() or {}).get(_METADATA, "{}"))
-            return dict(said), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = json.loads((file.metadata() or {}).get(_METADATA, "{}"))
+            return dict(metadata), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, TypeError) as error:
         raise CaptureError(f"{path}: expected a complete .safetensors file of vectors, got: {error}") from None
 

@@ -9,19 +9,47 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, NamedTuple
 
 from traces.models.shape import ModelShape, ShapeError
+from trilane.common.hints import Count, above
 from trilane.common.names import unknown
+from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
 
 _FILE = Path(__file__).with_name("quantisations.yaml")
 _CACHE_BITS = 16.0
+_Mix = str | Mapping[str, Annotated[float, above(0)]]  # a block, or blocks and their parts
+
+
+class _Block(NamedTuple):
+    """A number of neighbouring weights of a row, and the bytes that they take together."""
+
+    size_bytes: Annotated[float, above(0)]
+    weights: Count
+    source: str
+    otherwise: str | None = None  # the block of rows that are not a multiple of ``weights``
+
+
+class _Quantisation(NamedTuple):
+    """The blocks that a model in this format is made of."""
+
+    gate_up: _Mix
+    down: _Mix
+    layers: _Mix
+    embedding: _Mix
+    head: _Mix
+    source: str
+
+
+class _Formats(NamedTuple):
+    blocks: Mapping[str, _Block]
+    quantisations: Mapping[str, _Quantisation]
 
 
 def quantisation_names() -> list[str]:
     """All formats in the order of the file: the largest first, by maker."""
-    return list(_document()["quantisations"])
+    return list(_formats().quantisations)
 
 
 def quantisations_of(shape: ModelShape) -> list[str]:
@@ -31,7 +59,7 @@ def quantisations_of(shape: ModelShape) -> list[str]:
 
 def quantisation_source(name: str) -> str:
     """The source of a format's layout. Raises ShapeError for an unknown one."""
-    return str(_entry(name)["source"])
+    return _entry(name).source
 
 
 def quantised(shape: ModelShape, name: str) -> ModelShape:
@@ -47,7 +75,7 @@ def quantised(shape: ModelShape, name: str) -> ModelShape:
             f"model {shape.name!r} has experts of {shape.weight_bits:g} bits a weight as it is, and is not quantised "
             f"again: use {' or '.join([repr(shape.name), *(f'{shape.name}@{n}' for n in quantisations_of(shape))])}"
         )
-    source = f"{name}: {entry['source']}; blocks: traces/models/quantisations.yaml"
+    source = f"{name}: {entry.source}; blocks: traces/models/quantisations.yaml"
     return replace(
         shape,
         name=f"{shape.name}@{name}",
@@ -65,45 +93,44 @@ def _allowed(shape: ModelShape, name: str) -> bool:
     return shape.weight_bits >= 16 or _expert_bits(shape, _entry(name)) == shape.weight_bits
 
 
-def _expert_bits(shape: ModelShape, entry: Mapping[str, Any]) -> float:
+def _expert_bits(shape: ModelShape, entry: _Quantisation) -> float:
     """Bits per weight of the routed experts: all matrices but one have rows of ``hidden``."""
     others = shape.matrices_per_expert - 1
-    down = _bits(entry["down"], shape.expert_width)
-    return (others * _bits(entry["gate_up"], shape.hidden) + down) / shape.matrices_per_expert
+    down = _bits(entry.down, shape.expert_width)
+    return (others * _bits(entry.gate_up, shape.hidden) + down) / shape.matrices_per_expert
 
 
-def _dense_bits(shape: ModelShape, entry: Mapping[str, Any]) -> float:
+def _dense_bits(shape: ModelShape, entry: _Quantisation) -> float:
     """Mean bits per weight of everything else; unchanged for a shape without sizes of it."""
     table = shape.vocab * shape.hidden
     embedding = 0 if shape.tied_embeddings else table
     layers = shape.non_expert_params - table - embedding
-    parts = {"layers": layers, "embedding": embedding, "head": table}
-    bits = sum(count * _bits(entry[part], shape.hidden) for part, count in parts.items())
+    parts = ((layers, entry.layers), (embedding, entry.embedding), (table, entry.head))
+    bits = sum(count * _bits(blocks, shape.hidden) for count, blocks in parts)
     return bits / shape.non_expert_params if shape.non_expert_params else shape.dense_bits
 
 
-def _bits(blocks: str | Mapping[str, float], row: int) -> float:
+def _bits(blocks: _Mix, row: int) -> float:
     """Bits per weight of a block, or of a mix, for rows of ``row`` weights."""
     parts = {blocks: 1.0} if isinstance(blocks, str) else blocks
     return sum(part * _bits_of_block(block, row) for block, part in parts.items()) / sum(parts.values())
 
 
-def _bits_of_block(block: str, row: int) -> float:
-    layout = _document()["blocks"][block]
-    if row % layout["weights"] and "otherwise" in layout:
-        return _bits_of_block(layout["otherwise"], row)
-    return float(8 * layout["bytes"] / layout["weights"])
+def _bits_of_block(name: str, row: int) -> float:
+    block = _formats().blocks[name]
+    if row % block.weights and block.otherwise:
+        return _bits_of_block(block.otherwise, row)
+    return float(8 * block.size_bytes / block.weights)
 
 
-def _entry(name: str) -> Mapping[str, Any]:
+def _entry(name: str) -> _Quantisation:
     """One format of the file. Raises ShapeError naming all there are."""
-    known: Mapping[str, Mapping[str, Any]] = _document()["quantisations"]
+    known = _formats().quantisations
     if name not in known:
         raise ShapeError(unknown("quantisation", name, known))
     return known[name]
 
 
 @cache
-def _document() -> dict[str, Any]:
-    document: dict[str, Any] = read_yaml(_FILE)
-    return document
+def _formats() -> _Formats:
+    return from_dict(_Formats, read_yaml(_FILE), _FILE.name, ShapeError)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
+from trilane.common.errors import TrilaneError
+from trilane.common.hints import Count
+from trilane.common.schema import check, from_dict, to_dict
 
-class ShapeError(ValueError):
+
+class ShapeError(TrilaneError):
     """A model shape that no model can have."""
 
 
@@ -21,12 +25,12 @@ class ModelShape:
     """
 
     name: str
-    moe_layers: int
+    moe_layers: Count
     dense_layers: int  # layers whose feed-forward part is not a mixture
-    experts: int  # routed experts per MoE layer
-    top_k: int
-    hidden: int
-    expert_width: int  # intermediate width of one routed expert
+    experts: Count  # routed experts per MoE layer
+    top_k: Count
+    hidden: Count
+    expert_width: Count  # intermediate width of one routed expert
     shared_experts: int = 0
     shared_width: int = 0  # intermediate width of all shared experts of a layer together
     dense_width: int = 0  # intermediate width of a dense layer's feed-forward part
@@ -46,9 +50,7 @@ class ModelShape:
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)  # field name -> where the number is from
 
     def __post_init__(self) -> None:
-        for name in ("moe_layers", "experts", "top_k", "hidden", "expert_width"):
-            if getattr(self, name) < 1:
-                raise ShapeError(f"model shape {self.name!r}: {name} must be >= 1, got {getattr(self, name)}")
+        check(self, ShapeError)
         if self.top_k > self.experts:
             raise ShapeError(f"model shape {self.name!r}: top_k {self.top_k} exceeds the {self.experts} experts")
         if self.expert_bytes and len(self.expert_bytes) != self.moe_layers:
@@ -115,20 +117,11 @@ class ModelShape:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict; ``from_dict`` is its inverse.
 
-        ``kv_bits`` is there only where it is set: the checksums of traces written before there was one stay what they
-        were.
+        ``kv_bits`` is there only if it is set: the checksums of traces written before there was one stay as they were.
         """
-        values = {**asdict(self), "expert_bytes": list(self.expert_bytes), "sources": dict(self.sources)}
-        return {key: value for key, value in values.items() if key != "kv_bits" or value is not None}
+        return to_dict(self, nulls=False)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ModelShape:
-        """Build a shape from ``to_dict`` output. Raises ShapeError on unknown or missing keys."""
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ShapeError(f"model shape has unknown keys {unknown}; valid keys: {sorted(known)}")
-        try:
-            return cls(**{**values, "expert_bytes": tuple(values.get("expert_bytes", ()))})
-        except TypeError as error:
-            raise ShapeError(f"model shape is incomplete: {error}") from None
+    def from_dict(cls, values: object) -> ModelShape:
+        """Build a shape from ``to_dict`` output. Raises ShapeError."""
+        return from_dict(cls, values, "model shape", ShapeError)

@@ -83,5 +83,5 @@ def _published(shape: ModelShape) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for figure in published_figures():
         if "@" in figure.quantity and figure.model.lower().startswith(_base_name(shape)):
-            found.setdefault(figure.quantity, []).append(float(np.mean(figure.value)))
+            found.setdefault(figure.quantity, []).append(float(np.mean(figure.ends)))
     return {name: float(np.median(values)) for name, values in found.items() if not name.startswith("overlap@")}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from traces.layout import TraceError, parse_forecast_name
+from trilane.common.hints import NOT_EMPTY, Share
+from trilane.common.schema import check, from_dict, to_dict
 from trilane.common.yaml_files import read_yaml
 
 STORED = Path(__file__).with_name("routing_models.yaml")
@@ -36,28 +38,26 @@ class RoutingModel:
     moe_layers: int
     experts: int
     top_k: int
-    preference_share: tuple[float, ...]  # by layer: the same for all tokens of a text; the rest changes with the token
+    preference_share: tuple[Share, ...]  # by layer: the same for all tokens of a text; the rest changes with the token
     preference_tail: float  # above 0: the lower tail of preferences is longer than the upper
     prompt_preference_share: float  # of the prompt's preferences, relative to the above
-    prompt_likeness: float  # correlation between the preferences of the prompt and of the answer
-    model_share: float  # of the preferences: the same for all texts
-    autocorrelation: tuple[float, ...]  # of what changes with the token, 1, 2, ... tokens apart; then none
+    prompt_likeness: Share  # correlation between the preferences of the prompt and of the answer
+    model_share: Share  # of the preferences: the same for all texts
+    autocorrelation: Annotated[tuple[float, ...], NOT_EMPTY]  # of what changes, 1, 2, ... tokens apart; then none
     state_width: int  # numbers that a token's state has, which all layers see
-    layer_drift: float  # share of that state which is new from one layer to the next
-    noise_share: float  # of what changes with the token: each layer's and expert's own
+    layer_drift: Share  # share of that state which is new from one layer to the next
+    noise_share: Share  # of what changes with the token: each layer's and expert's own
     sharpness: float  # scores are softmax(sharpness x logits)
-    forecast_accuracy: Mapping[str, float]  # accuracy@k by forecast, such as gate@1
+    forecast_accuracy: Mapping[str, Share]  # accuracy@k by forecast, such as gate@1
     residuals: tuple[Residual, ...] = ()  # of the trace that it was fitted to
 
     def __post_init__(self) -> None:
-        if len(self.preference_share) != self.moe_layers or not self.autocorrelation:
-            raise TraceError(f"routing fit {self.name!r}: expected {self.moe_layers} preference_shares, one a layer")
-        shares = (*self.preference_share, self.model_share, self.layer_drift, self.noise_share, self.prompt_likeness)
-        if not all(0 <= share <= 1 for share in (*shares, *self.forecast_accuracy.values())):
-            raise TraceError(f"routing fit {self.name!r}: expected shares from 0 to 1, got {self.to_dict()}")
-        strangers = [name for name in self.forecast_accuracy if parse_forecast_name(f"forecast/{name}/ids") is None]
-        if strangers:
-            raise TraceError(f"routing fit {self.name!r}: expected forecasts such as gate@1, got {strangers}")
+        check(self, TraceError)
+        if len(self.preference_share) != self.moe_layers:
+            raise TraceError(f"{self.name!r}: expected {self.moe_layers} preference_shares, one per layer")
+        invalid = [name for name in self.forecast_accuracy if parse_forecast_name(f"forecast/{name}/ids") is None]
+        if invalid:
+            raise TraceError(f"{self.name!r}: expected forecasts such as gate@1, got {invalid}")
 
     def __hash__(self) -> int:
         """Of names and sizes: mappings have none, and equal fits have these in common."""
@@ -65,32 +65,24 @@ class RoutingModel:
 
     def to_dict(self) -> dict[str, Any]:
         """YAML- and JSON-ready; ``from_dict`` is the inverse."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        lists = {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
-        residuals = [residual._asdict() for residual in self.residuals]
-        return {**values, **lists, "forecast_accuracy": dict(self.forecast_accuracy), "residuals": residuals}
+        return to_dict(self)
 
     def rounded(self, digits: int) -> RoutingModel:
         """The same parameters rounded to ``digits`` decimal places."""
 
         def round_off(value: Any) -> Any:
-            if isinstance(value, dict | list):
-                pairs = value.items() if isinstance(value, dict) else enumerate(value)
-                made = {key: round_off(part) for key, part in pairs}
-                return made if isinstance(value, dict) else list(made.values())
+            if isinstance(value, dict):
+                return {key: round_off(part) for key, part in value.items()}
+            if isinstance(value, list):
+                return [round_off(part) for part in value]
             return round(value, digits) if isinstance(value, float) else value
 
         return self.from_dict(round_off(self.to_dict()))
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RoutingModel:
-        """Raises TraceError for a key too many or too few."""
-        known = {field.name for field in fields(cls)}
-        if set(values) != known:
-            raise TraceError(f"routing fit: expected the keys {sorted(known)}, got {sorted(values)}")
-        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        residuals = tuple(Residual(**residual) for residual in values["residuals"])
-        return cls(**{**values, **lists, "residuals": residuals})
+    def from_dict(cls, values: object) -> RoutingModel:
+        """Raises TraceError."""
+        return from_dict(cls, values, "routing model", TraceError)
 
 
 @cache

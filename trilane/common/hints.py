@@ -16,35 +16,35 @@ _WORDS: Mapping[Any, str] = {
 }  # fmt: skip
 
 
-class Rule(NamedTuple):
+class Constraint(NamedTuple):
     """What holds for a value of the right type. ``words`` follow those of the type: "a whole number" + ">= 1"."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
-def at_least(minimum: float) -> Rule:
+def at_least(minimum: float) -> Constraint:
     """The number is ``minimum`` or more."""
-    return Rule(f">= {minimum:g}", lambda value: value >= minimum)
+    return Constraint(f">= {minimum:g}", lambda value: value >= minimum)
 
 
-def at_most(maximum: float) -> Rule:
+def at_most(maximum: float) -> Constraint:
     """The number is ``maximum`` or less."""
-    return Rule(f"<= {maximum:g}", lambda value: value <= maximum)
+    return Constraint(f"<= {maximum:g}", lambda value: value <= maximum)
 
 
-def above(limit: float) -> Rule:
+def above(limit: float) -> Constraint:
     """The number is more than ``limit``."""
-    return Rule(f"above {limit:g}", lambda value: value > limit)
+    return Constraint(f"above {limit:g}", lambda value: value > limit)
 
 
-def between(low: float, high: float) -> Rule:
+def between(low: float, high: float) -> Constraint:
     """The number is from ``low`` to ``high``, both included."""
-    return Rule(f"from {low:g} to {high:g}", lambda value: low <= value <= high)
+    return Constraint(f"from {low:g} to {high:g}", lambda value: low <= value <= high)
 
 
-NOT_EMPTY = Rule("that is not empty", bool)
-ASCENDING = Rule("in ascending order", lambda values: all(a < b for a, b in pairwise(values)))
+NOT_EMPTY = Constraint("that is not empty", bool)
+ASCENDING = Constraint("in ascending order", lambda values: all(a < b for a, b in pairwise(values)))
 Count = Annotated[int, at_least(1)]
 Share = Annotated[float, between(0, 1)]
 
@@ -75,7 +75,7 @@ def in_words(hint: Any) -> str:
     """A type as a user would write it: "a whole number >= 1 or null"."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return f"{in_words(parts[0])} {' and '.join(rule.words for rule in parts[1:] if isinstance(rule, Rule))}"
+        return f"{in_words(parts[0])} {' and '.join(rule.words for rule in parts[1:] if isinstance(rule, Constraint))}"
     if origin in (Union, UnionType):
         return " or ".join(map(in_words, sorted(parts, key=lambda part: part is NoneType)))
     if origin is Literal or is_enum(hint):

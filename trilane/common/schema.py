@@ -16,7 +16,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, overload
 
 from trilane.common.errors import TrilaneError
-from trilane.common.hints import Rule, hints_of, in_words, is_enum, is_record
+from trilane.common.hints import Constraint, hints_of, in_words, is_enum, is_record
 from trilane.common.names import unknown
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ def _annotated(hint: Any, value: Any, path: str, exact: bool) -> Any:
         found = _read(plain, value, path, exact)
     except _MismatchError as fault:
         raise fault if fault.args[0] != path else _MismatchError(path, hint, value) from None
-    if all(note.holds(found) for note in notes if isinstance(note, Rule)):
+    if all(note.holds(found) for note in notes if isinstance(note, Constraint)):
         return found
     raise _MismatchError(path, hint, value)
 

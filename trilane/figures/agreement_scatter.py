@@ -1,4 +1,4 @@
-"""A picture of an agreement: predicted against measured times per token, and how far off each scenario is."""
+"""A validation as a scatter plot: predicted against measured times per token, and the error of each scenario."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
-from trilane.figures.axis_words import round_ticks
-from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, page
+from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page, round_ticks
 from trilane.study.validation.agreement import Agreement
-from trilane.study.validation.comparison import Pairing
+from trilane.study.validation.comparison import RunComparison
 
-_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, "#000000")  # a second round is hollow
+_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, "#000000")  # in a second round hollow
 _SHAPES = ("o", "s", "^", "D", "v", "P", "X")  # by batch
 _NULL, _BAND, _WHISKER = "#9A9A9A", "#E3F1EA", "#444444"
 _NEAR = 0.10  # the band
-_LOG_FROM = 5.0  # highest over lowest time, from where on an axis is logarithmic
+_LOG_FROM = 5.0  # highest over lowest time, from which on the axes are logarithmic
 
 
 class _Look(NamedTuple):
-    """How the marks of a policy look."""
+    """Colour of a policy's marks, and whether they are hollow."""
 
     colour: str
     hollow: bool
@@ -35,20 +34,20 @@ class _Look(NamedTuple):
         return "white" if self.hollow else self.colour
 
 
-def scatter(agreement: Agreement, about: str = "") -> Figure:
-    """To the left predicted against measured TPOT of every scenario, to the right the errors by policy.
+def plot_agreement(agreement: Agreement, about: str = "") -> Figure:
+    """On the left predicted against measured TPOT of every scenario, on the right the errors by policy.
 
-    Colours are policies, shapes batches, whiskers go from the lowest to the highest repeat, grey marks are the null
-    model, the band is 10 % to either side. ``about`` says what was run, and where.
+    Colours are policies, shapes are batches, whiskers go from the lowest to the highest repeat, grey marks are the null
+    model, the band is 10 % wide on either side. ``about`` says what was run, and where.
     """
-    looks, shapes = _looks(agreement.names), _shapes(agreement.pairings)
+    looks, shapes = _looks(agreement.names), _shapes(agreement.comparisons)
     figure, part = page(12.5, max(6.4, 2.4 + 0.38 * len(looks)), _headline(agreement), about)
     times, errors = part.subplots(1, 2, width_ratios=[1.15, 1])
-    _identity(times, _range(agreement.pairings))
-    for name, pairing in zip(agreement.names, agreement.pairings, strict=True):
-        _point(times, pairing, looks[name], shapes[pairing.scenario["batch"]])
+    _identity(times, _range(agreement.comparisons))
+    for name, comparison in zip(agreement.names, agreement.comparisons, strict=True):
+        _point(times, comparison, looks[name], shapes[comparison.scenario["batch"]])
     _errors(errors, agreement, looks, shapes)
-    part.legend(handles=_handles(shapes), loc="outside lower center", ncols=6, frameon=False, fontsize=9)
+    legend_of(part, _handles(shapes), 6)
     return figure
 
 
@@ -68,16 +67,16 @@ def _looks(names: Sequence[str]) -> dict[str, _Look]:
     }
 
 
-def _shapes(pairings: Sequence[Pairing]) -> dict[int, str]:
-    batches = sorted({int(pairing.scenario["batch"]) for pairing in pairings})
+def _shapes(comparisons: Sequence[RunComparison]) -> dict[int, str]:
+    batches = sorted({int(comparison.scenario["batch"]) for comparison in comparisons})
     return {batch: _SHAPES[place % len(_SHAPES)] for place, batch in enumerate(batches)}
 
 
-def _range(pairings: Sequence[Pairing]) -> tuple[float, float]:
+def _range(comparisons: Sequence[RunComparison]) -> tuple[float, float]:
     """Lowest and highest time in the picture, ms."""
-    measured = [ms for pairing in pairings for ms in pairing.tpot_ms.measured]
-    predicted = [pairing.tpot_ms.predicted for pairing in pairings]
-    null = [pairing.null_tpot_ms for pairing in pairings if pairing.null_tpot_ms]
+    measured = [ms for comparison in comparisons for ms in comparison.tpot_ms.measured]
+    predicted = [comparison.tpot_ms.predicted for comparison in comparisons]
+    null = [comparison.null_tpot_ms for comparison in comparisons if comparison.null_tpot_ms]
     return min(*measured, *predicted, *null), max(*measured, *predicted, *null)
 
 
@@ -101,10 +100,10 @@ def _identity(ax: Axes, between: tuple[float, float]) -> None:
     ax.spines[["right", "top"]].set_visible(False)
 
 
-def _point(ax: Axes, pairing: Pairing, look: _Look, shape: str) -> None:
-    tpot = pairing.tpot_ms
-    if pairing.null_tpot_ms is not None:
-        ax.plot(tpot.median, pairing.null_tpot_ms, marker="x", color=_NULL, markersize=5, linestyle="", zorder=2)
+def _point(ax: Axes, comparison: RunComparison, look: _Look, shape: str) -> None:
+    tpot = comparison.tpot_ms
+    if comparison.null_tpot_ms is not None:
+        ax.plot(tpot.median, comparison.null_tpot_ms, marker="x", color=_NULL, markersize=5, linestyle="", zorder=2)
     ends = [min(tpot.measured), max(tpot.measured)]
     ax.plot(ends, [tpot.predicted] * 2, color=_WHISKER, linewidth=1.2, marker="|", markersize=6, zorder=3)
     ax.plot(tpot.median, tpot.predicted, marker=shape, markersize=8, linestyle="", zorder=4,
@@ -112,13 +111,13 @@ def _point(ax: Axes, pairing: Pairing, look: _Look, shape: str) -> None:
 
 
 def _errors(ax: Axes, agreement: Agreement, looks: dict[str, _Look], shapes: dict[int, str]) -> None:
-    """A row a policy, its scenarios by how far off they are; what is further off than the axis stands at its edge."""
+    """A row a policy, its scenarios by their error; errors beyond the axis are drawn at its edge."""
     edge = 1.25 * max(0.16, agreement.summary.worst_error)
     rows, heights = list(looks), _heights(agreement.names)
     ax.axvspan(-_NEAR, _NEAR, color=_BAND, linewidth=0)
     ax.axvline(0, color="black", linewidth=1)
-    for name, pairing, height in zip(agreement.names, agreement.pairings, heights, strict=True):
-        _error_marks(ax, pairing, height, looks[name], shapes[int(pairing.scenario["batch"])], edge)
+    for name, comparison, height in zip(agreement.names, agreement.comparisons, heights, strict=True):
+        _error_marks(ax, comparison, height, looks[name], shapes[int(comparison.scenario["batch"])], edge)
     for row in range(1, len(rows)):
         ax.axhline(row - 0.5, color="#DDDDDD", linewidth=0.8)
     ax.set_yticks(range(len(rows)), rows, fontsize=10)
@@ -135,7 +134,7 @@ def _errors(ax: Axes, agreement: Agreement, looks: dict[str, _Look], shapes: dic
 
 
 def _heights(names: Sequence[str]) -> list[float]:
-    """Where the marks of each scenario stand: in the row of its policy, one below the other."""
+    """The height of each scenario's marks: in the row of its policy, one below the other."""
     rows, seen = list(dict.fromkeys(names)), Counter[str]()
     heights = []
     for name in names:
@@ -144,12 +143,12 @@ def _heights(names: Sequence[str]) -> list[float]:
     return heights
 
 
-def _error_marks(ax: Axes, pairing: Pairing, row: float, look: _Look, shape: str, edge: float) -> None:
-    tpot = pairing.tpot_ms
-    if pairing.null_error is not None:
-        inside = abs(pairing.null_error) < edge
-        side = "x" if inside else ">" if pairing.null_error > 0 else "<"
-        ax.plot(max(-edge, min(edge, pairing.null_error)), row, marker=side, color=_NULL, markersize=4.5,
+def _error_marks(ax: Axes, comparison: RunComparison, row: float, look: _Look, shape: str, edge: float) -> None:
+    tpot = comparison.tpot_ms
+    if comparison.null_error is not None:
+        inside = abs(comparison.null_error) < edge
+        side = "x" if inside else ">" if comparison.null_error > 0 else "<"
+        ax.plot(max(-edge, min(edge, comparison.null_error)), row, marker=side, color=_NULL, markersize=4.5,
                 linestyle="", clip_on=False)  # fmt: skip
     ends = [tpot.predicted / max(tpot.measured) - 1, tpot.predicted / min(tpot.measured) - 1]
     ax.plot(ends, [row] * 2, color=_WHISKER, linewidth=1.2, marker="|", markersize=6, zorder=3)

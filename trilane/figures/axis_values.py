@@ -1,24 +1,24 @@
-"""A value on every axis for every run of a sweep: words where there is none, parameters in short, and policies that
-lack a parameter at each of its values.
-"""
+"""Rows of a sweep with a value on every axis: text for null, parameters in short, and the choice of rows by value."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from trilane.figures.null_words import null_text
-from trilane.study.sweep.axes import PARAMETER
+from trilane.common.names import unknown
+from trilane.figures.figure_files import PictureError
+from trilane.figures.words import null_text, numeric, value_text
+from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS
 
 _PARAMETERS = "parameters"
 
 
 def with_words(results: pd.DataFrame) -> pd.DataFrame:
-    """The results with words for null on every axis that is none of parameters: null is a value too, such as the card's
-    own memory. Of ``parameters`` there is left what differs between the runs of a policy, and null where nothing does.
+    """The results with text for null on every axis other than parameters: null is a value too, such as the card's own
+    memory. ``parameters`` keeps what differs between the runs of a policy, and is null where nothing does.
     """
     found = results.assign(**{_PARAMETERS: _in_short(results)})
     for name in results.attrs["axes"]:
@@ -37,38 +37,44 @@ def takers(results: pd.DataFrame, name: str) -> set[str]:
     return set(results.loc[results[name].notna(), "policy"])
 
 
-def on_axes(runs: pd.DataFrame, axes: Collection[str], results: pd.DataFrame) -> pd.DataFrame:
-    """Runs with a value on every axis. A policy that lacks a parameter is the same at all values that others were asked
-    to have in the same setting of what is no parameter; what then has no value played with the policy's default.
+def values_of(column: pd.Series) -> list[Any]:
+    """The values of a column: numbers ascending, then text in the table's order."""
+    there = column.dropna().unique().tolist()
+    return sorted(value for value in there if numeric([value])) + [value for value in there if not numeric([value])]
 
-    ``results``: all rows, also of what failed or is not shown, which say who has a parameter.
+
+def on_axes(runs: pd.DataFrame, axes: Collection[str], results: pd.DataFrame) -> pd.DataFrame:
+    """Runs with a value on every axis. A policy that lacks a parameter is repeated at every value that other policies
+    were given in the same setting of the other axes; a policy that has it, but was given no value, used its default.
+
+    ``results``: all rows, including failed and hidden ones, which say which policies have a parameter.
     """
     setting = [name for name in axes if not of_policies(name)]
     for name in filter(of_policies, axes):
         having = takers(results, name)
         has = runs["policy"].isin(having)
-        values = _asked(results[results["policy"].isin(having)], runs[has], [*setting, name])
+        values = _given(results[results["policy"].isin(having)], runs[has], [*setting, name])
         lacking = runs[~has].drop(columns=name)
         copies = lacking.merge(values, on=setting, how="left") if setting else lacking.merge(values, how="cross")
         runs = filled(pd.concat([runs[has].astype({name: object}), copies[runs.columns]], ignore_index=True), name)
     return runs
 
 
-def _asked(rows: pd.DataFrame, runs: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """The values of a parameter by setting, of those that ``runs`` have; of what failed, `parameters` are not known."""
+def _given(rows: pd.DataFrame, runs: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """The values of a parameter by setting, of those in ``runs``; the `parameters` of failed runs are not known."""
     known = rows[rows["error"] == ""] if columns[-1] == _PARAMETERS else rows
     values = filled(known[columns], columns[-1]).drop_duplicates()
     return values[values[columns[-1]].isin(filled(runs, columns[-1])[columns[-1]])]
 
 
 def filled(rows: pd.DataFrame, name: str) -> pd.DataFrame:
-    """With words for null on an axis."""
+    """With text for null on an axis."""
     values = rows[name].astype(object).where(rows[name].notna(), null_text(name))
     return rows.assign(**{name: values.infer_objects()})
 
 
 def _in_short(results: pd.DataFrame) -> pd.Series:
-    """Parameters as "window=8": of each policy those that differ between the runs that it ended."""
+    """Parameters as "window=8": for each policy those that differ between its completed runs."""
     ran = results[results["error"] == ""]
     short: dict[tuple[str, str], str | None] = {}
     for policy, texts in ran.groupby("policy")[_PARAMETERS]:
@@ -81,10 +87,48 @@ def _in_short(results: pd.DataFrame) -> pd.Series:
 
 
 def _differing(documents: list[dict[str, Any]]) -> list[str]:
-    """Keys that not all have with the same value, in the order written."""
+    """Keys whose value is not the same in all, in the order written."""
     keys = dict.fromkeys(key for document in documents for key in document)
     return [key for key in keys if len({json.dumps(document.get(key)) for document in documents}) > 1]
 
 
 def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+# --- choosing rows ----------------------------------------------------------------------------------------------------
+
+
+def chosen(results: pd.DataFrame, where: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Rows that have one of the named values of every key; a policy that lacks a parameter has all of its values.
+
+    Raises PictureError for an unknown key or value.
+    """
+    keys = list(dict.fromkeys([*results.attrs["axes"], *SCENARIO_KEYS]))
+    kept = pd.Series(True, index=results.index)
+    for name, texts in where.items():
+        if name not in keys:
+            raise PictureError(f"--where: {unknown('key', name, keys)}")
+        column = filled(results, name)[name]
+        lacks = ~results["policy"].isin(takers(results, name)) & of_policies(name)
+        there = values_of(column[~lacks])
+        kept &= column.isin([value for text in texts for value in _named(name, text, there)]) | lacks
+    return results[kept]
+
+
+def _named(name: str, text: str, there: Sequence[Any]) -> list[Any]:
+    """The values that a text names. Raises PictureError if there is none."""
+    text = null_text(name) if text == "null" else text
+    wanted = [value for value in there if text in (str(value), value_text(name, value)) or _same(text, value)]
+    if not wanted:
+        words = ", ".join(value_text(name, value) for value in there) or "none"
+        raise PictureError(f"--where {name}={text}: expected one of the values in the table: {words}")
+    return wanted
+
+
+def _same(text: str, value: Any) -> bool:
+    """Whether a text is a number written in another way."""
+    try:
+        return not isinstance(value, str) and float(text) == value
+    except ValueError:
+        return False

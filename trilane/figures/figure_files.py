@@ -1,4 +1,4 @@
-"""Pictures as files: written aside first, the same bytes for the same figure, the data that it draws beside it."""
+"""Pictures as files: written aside first, the same bytes for the same figure, with the data that it draws."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PictureError(ValueError):
 
 
 def picture_format(path: str | Path) -> str:
-    """The format that a name's ending says. Raises PictureError for one that we do not write."""
+    """The format that the ending of a name says. Raises PictureError for an unknown one."""
     kind = Path(path).suffix.lstrip(".").lower()
     if kind not in FORMATS:
         raise PictureError(f"{path}: expected the name of a picture, ending in .{', .'.join(FORMATS)}")
@@ -26,7 +26,7 @@ def picture_format(path: str | Path) -> str:
 
 
 def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> None:
-    """Write ``figure`` in the format that the name's ending says. Raises PictureError for an unknown one."""
+    """Write ``figure`` in the format that the ending of the name says. Raises PictureError for an unknown one."""
     kind = picture_format(path)
     metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
     with atomic_path(path) as aside:
@@ -41,7 +41,7 @@ class Picture(NamedTuple):
 
 
 def save_picture(picture: Picture, path: str | Path) -> Path:
-    """Write the figure, and beside it as CSV what it draws; the path of the CSV. Raises PictureError."""
+    """Write the figure, and what it draws as a CSV of the same name, whose path is returned. Raises PictureError."""
     save_figure(picture.figure, path)
     target = Path(path).with_suffix(".csv")
     with atomic_path(target) as aside:

@@ -1,4 +1,4 @@
-"""Hit rate against capacity: a line a policy, by the share of experts that the cache holds and by its GB."""
+"""Hit rate against capacity: a line for each policy, by the share of experts that the cache holds and in GB."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from matplotlib.ticker import PercentFormatter
 from sim.machine.units import GB
 from trilane.figures.figure_files import Picture, PictureError
 from trilane.figures.line_labels import label_ends
+from trilane.figures.marks import marked
 from trilane.figures.panels import Panel, axes_of_panels, page_size, panels_of
 from trilane.figures.policy_lines import MOST, policy_lines
-from trilane.figures.style import marks_in_words, page, tidy
-from trilane.figures.sweep_means import SweepMeans
-from trilane.figures.winners import among
+from trilane.figures.style import kinds_in_words, page, tidy
+from trilane.figures.sweep_means import SweepMeans, clairvoyant
+from trilane.figures.winners import tally
 
-CAPACITIES = ("cached_share", "gpu_memory_gb")  # what makes caches of different sizes
+CAPACITIES = ("cached_share", "gpu_memory_gb")  # axes that change the size of the cache
 _HITS, _SHARE = "decode_resident_hit_rate", "cache_share"
 
 
-def hit_lines(means: SweepMeans) -> Picture:
+def plot_hit_lines(means: SweepMeans) -> Picture:
     """Resident hit rate in decode steps (share of active experts) against capacity, a panel for each other setting.
 
     Raises PictureError if neither the cached share nor the GPU's memory varies, or all else has too many values.
     """
     sizes = [name for name in CAPACITIES if name in means.axes]
     rows = means.rows.dropna(subset=[_HITS])
-    real = rows[rows["mark"] != " *"]
+    real = rows[~clairvoyant(rows)]
     if not sizes or len(real[sizes].drop_duplicates()) < 2:
-        raise PictureError(f"expected caches of different sizes: {' or '.join(CAPACITIES)} must vary, it does not")
+        raise PictureError(f"expected caches of different sizes: vary {' or '.join(CAPACITIES)}")
     panels = panels_of(means, sizes)
     best = _best_first(real)
     coloured = best[:MOST]
@@ -46,16 +47,16 @@ def hit_lines(means: SweepMeans) -> Picture:
 
 
 def _best_first(real: pd.DataFrame) -> list[str]:
-    """Policies by their mean hit rate; the clairvoyant ones, which are always drawn, left out."""
+    """Policies by their mean hit rate, without clairvoyant ones, which are always drawn."""
     return real.groupby("policy")[_HITS].mean().sort_values(ascending=False, kind="stable").index.tolist()
 
 
 def _headline(real: pd.DataFrame, panels: Sequence[Panel], sizes: Sequence[str]) -> str:
-    """Who hits most with the smallest and with the largest cache; of many panels, in how many settings."""
+    """The policy with most hits in the smallest and in the largest cache; of several panels, in how many settings."""
     if len(panels) == 1:
         return _first_and_last(_leaders(panels[0].of(real), sizes))
-    names = [f"{row['policy']}{row['mark']}" for panel in panels for row in _leaders(panel.of(real), sizes)]
-    return among(names, "hits most")
+    leaders = [row for panel in panels for row in _leaders(panel.of(real), sizes)]
+    return tally(((row["policy"], row["kind"]) for row in leaders), "hits most")
 
 
 def _leaders(real: pd.DataFrame, sizes: Sequence[str]) -> list[dict[Hashable, Any]]:
@@ -67,15 +68,15 @@ def _leaders(real: pd.DataFrame, sizes: Sequence[str]) -> list[dict[Hashable, An
 def _first_and_last(leaders: Sequence[Mapping[Hashable, Any]]) -> str:
     least, most = leaders[0], leaders[-1]
     texts = [f"{row[_HITS]:.0%} with {row[_SHARE]:.0%} cached" for row in (least, most)]
-    if least["policy"] == most["policy"]:
-        return f"{least['policy']}{least['mark']} hits most: {texts[0]}, {texts[1]}"
-    names = [f"{row['policy']}{row['mark']}" for row in (least, most)]
-    return f"{names[0]} hits most at first, {texts[0]}; {names[1]} at last, {texts[1]}"
+    names = [marked(row["policy"], row["kind"]) for row in (least, most)]
+    if names[0] == names[1]:
+        return f"{names[0]} hits most: {texts[0]}, {texts[1]}"
+    return f"{names[0]} hits most in the smallest cache, {texts[0]}; {names[1]} in the largest, {texts[1]}"
 
 
 def _below(means: SweepMeans, best: Sequence[str]) -> str:
     grey = f"thin and grey, fewer hits: {', '.join(best[MOST:])}" if best[MOST:] else ""
-    return "\n".join(filter(None, ["; ".join(marks_in_words(means.rows["mark"])), grey, *means.notes]))
+    return "\n".join(filter(None, ["; ".join(kinds_in_words(means.kinds)), grey, *means.notes]))
 
 
 def _style(ax: Axes, rows: pd.DataFrame, *, first: bool) -> None:
@@ -86,7 +87,7 @@ def _style(ax: Axes, rows: pd.DataFrame, *, first: bool) -> None:
     ax.xaxis.set_major_formatter(PercentFormatter(1.0))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     if first:
-        ax.set_ylabel("hit rate (resident; decode steps)")
+        ax.set_ylabel("hit rate in decode steps (on the GPU when routed)")
     tidy(ax)
     filled = rows[rows[_SHARE] > 0]
     whole = float((filled["cache_bytes"] / filled[_SHARE]).median()) / GB  # GB of all experts

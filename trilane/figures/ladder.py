@@ -1,4 +1,4 @@
-"""The picture of an ablation: a bar for each rung, blue where the part saves time."""
+"""An ablation as bars: parts added one after the other, then the policy without each of them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,33 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from policies.protocols import PolicyKind
+from sim.runs.vocabulary import kind_of
 from trilane.figures.figure_files import PictureError
-from trilane.figures.marks import mark
-from trilane.figures.style import BLUE, GREY, VERMILLION, meanings_of, page, style_tpot_axis
+from trilane.figures.marks import marked
+from trilane.figures.style import (
+    BLUE,
+    GREY,
+    VERMILLION,
+    WHISKER,
+    kind_handles,
+    legend_of,
+    page,
+    style_bars,
+    style_tpot,
+    whisker,
+    whisker_handle,
+    write_value,
+)
 from trilane.study.ablate import Ablation
 
 Row = Mapping[str, Any]
-_SAVES, _COSTS, _UNCLEAR, _BARE, _WHISKER = BLUE, VERMILLION, GREY, "#555555", "#222222"
-_CLEAR = 0.01  # a difference that is smaller is none to speak of
-_GAP = 0.7  # between the ladder and what stands below it, in bars
+_SAVES, _COSTS, _UNCLEAR, _BARE = BLUE, VERMILLION, GREY, "#555555"
+_CLEAR = 0.01  # smaller differences are not coloured
+_GAP = 0.7  # between the ladder and the bars below it, in bars
 
 
-def ladder(found: Ablation, about: str = "") -> Figure:
+def plot_ladder(found: Ablation, about: str = "") -> Figure:
     """Bars of time per output token: parts added one after the other, then the policy without each of them.
 
     Blue: the part saves time in every draw; red: it costs some; grey: less than 1 %, or the draws disagree. Whiskers go
@@ -37,10 +52,10 @@ def ladder(found: Ablation, about: str = "") -> Figure:
     ax = part.subplots()
     for place, row, colour in bars:
         _bar(ax, place, row, colour)
-    ax.axvline(whole["tpot_ms"], color=_WHISKER, linewidth=1, linestyle="--", zorder=0)
-    _style(ax, bars)
-    handles = _legend(found, {colour for _, _, colour in bars})
-    part.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    ax.axvline(whole["tpot_ms"], color=WHISKER, linewidth=1, linestyle="--", zorder=0)
+    style_bars(ax, [marked(row["label"], _kind(row)) for _, row, _ in bars], [place for place, _, _ in bars])
+    style_tpot(ax, 1.03 * max(row.get("tpot_ms_max") or 0.0 for _, row, _ in bars))
+    legend_of(part, _handles(found, {colour for _, _, colour in bars}))
     return figure
 
 
@@ -71,24 +86,16 @@ def _bar(ax: Axes, place: float, row: Row, colour: str) -> None:
     low, high = row["tpot_ms_min"], row["tpot_ms_max"]
     ax.barh(place, row["tpot_ms"], height=0.62, color=colour, linewidth=0)
     if low != high:
-        ax.plot([low, high], [place, place], color=_WHISKER, linewidth=1.5, marker="|", markersize=9)
+        whisker(ax, place, low, high)
     faster = "" if row["speedup"] in (None, 1) else f"   {row['speedup']:.2f}x"
-    ax.annotate(f"{row['tpot_ms']:.1f} ms{faster}", (high, place), xytext=(8, 0), textcoords="offset points",
-                va="center", fontsize=10, fontweight="bold")  # fmt: skip
+    write_value(ax, place, f"{row['tpot_ms']:.1f} ms{faster}")
 
 
-def _style(ax: Axes, bars: Sequence[tuple[float, Row, str]]) -> None:
-    ax.set_yticks([place for place, _, _ in bars], [row["label"] + _mark(row) for _, row, _ in bars], fontsize=11)
-    ax.set_ylim(bars[-1][0] + 0.6, -0.6)
-    style_tpot_axis(ax, 1.22 * max(row.get("tpot_ms_max") or 0.0 for _, row, _ in bars))
-
-
-def _mark(row: Row) -> str:
-    return mark(row.get("labels", ()))
+def _kind(row: Row) -> PolicyKind:
+    return kind_of(row.get("labels", ()))
 
 
 def _headline(found: Ablation) -> str:
-    """What the picture says, in a line."""
     first, last = found.ladder[0], found.ladder[-1]
     if first["refused"] or not last["parts"]:
         return f"{found.policy}: {last['tpot_ms']:.1f} ms per token"
@@ -96,14 +103,15 @@ def _headline(found: Ablation) -> str:
     return f"{found.policy}: {change} with all its parts, {first['tpot_ms']:.1f} to {last['tpot_ms']:.1f} ms per token"
 
 
-def _legend(found: Ablation, colours: Collection[str]) -> list[Patch | Line2D]:
+def _handles(found: Ablation, colours: Collection[str]) -> Sequence[Patch | Line2D]:
     draws = len(found.ladder[-1]["draws"])
-    meanings = {_SAVES: "the part saves time", _COSTS: "it costs time", _UNCLEAR: "less than 1 %, or draws disagree"}
+    meanings = {
+        _SAVES: "the part saves time", _COSTS: "the part costs time", _UNCLEAR: "less than 1 %, or draws disagree",
+    }  # fmt: skip
     handles: list[Patch | Line2D] = [
         Patch(facecolor=colour, label=label) for colour, label in meanings.items() if colour in colours
     ]
-    handles.append(Line2D([], [], color=_WHISKER, linewidth=1, linestyle="--", label=f"all of {found.policy}"))
+    handles.append(Line2D([], [], color=WHISKER, linewidth=1, linestyle="--", label=f"all of {found.policy}"))
     if draws > 1:
-        label = f"lowest to highest of {draws} draws"
-        handles.append(Line2D([], [], color=_WHISKER, linewidth=1.5, marker="|", markersize=9, label=label))
-    return handles + meanings_of([_mark(row) for row in (*found.ladder, *found.all_but_one)])
+        handles.append(whisker_handle(f"lowest to highest of {draws} draws"))
+    return handles + kind_handles({_kind(row) for row in (*found.ladder, *found.all_but_one)})

@@ -1,4 +1,4 @@
-"""Names at the ends of lines, where a reader looks for them: kept apart, each near its line."""
+"""Names at the ends of lines: kept apart, each as near to its line as possible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POINTS = 72  # an inch
 
 
 class LineEnd(NamedTuple):
-    """Where a line ends, in data, and what is written beside it."""
+    """The end of a line, in data coordinates, and what is written next to it."""
 
     x: float
     y: float
@@ -26,7 +26,7 @@ class LineEnd(NamedTuple):
 
 
 def label_ends(ax: Axes, ends: Sequence[LineEnd], size: float = 10.0) -> None:
-    """Write the labels to the right of the axes, in the colours of their lines, with a thin line from each to its end.
+    """Write the labels to the right of the axes, in the colours of their lines and joined to their ends.
 
     Call it when the limits of the axes are final: their height on paper decides how far apart labels must be.
     """
@@ -35,9 +35,9 @@ def label_ends(ax: Axes, ends: Sequence[LineEnd], size: float = 10.0) -> None:
     width, height = _points(ax)
     places = (ax.transData + ax.transAxes.inverted()).transform([(end.x, end.y) for end in ends])
     heights = apart(places[:, 1], _LINE * size / height)
-    for (across, up), beside, end in zip(places.tolist(), heights.tolist(), ends, strict=True):
+    for (across, up), level, end in zip(places.tolist(), heights.tolist(), ends, strict=True):
         ax.annotate(
-            end.text, (across, up), (1 + _AWAY / width, beside), xycoords="axes fraction", textcoords="axes fraction",
+            end.text, (across, up), (1 + _AWAY / width, level), xycoords="axes fraction", textcoords="axes fraction",
             va="center", color=end.colour, fontsize=size, fontweight="bold" if end.bold else "normal",
             annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": end.colour, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 1,
@@ -46,7 +46,7 @@ def label_ends(ax: Axes, ends: Sequence[LineEnd], size: float = 10.0) -> None:
 
 
 def apart(heights: Sequence[float] | NDArray[np.float64], gap: float) -> NDArray[np.float64]:
-    """Heights of labels in the same order, at least ``gap`` from each other, as near as can be to where they belong.
+    """Heights of labels in the same order, at least ``gap`` from each other, as near as possible to those wanted.
 
     Least squares: with ``gap`` times its rank taken from each, the heights must not fall. All of it stays within 0..1
     (the axes) if there is room.

@@ -11,16 +11,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 
-from trilane.figures.axis_words import setting_words, value_text
 from trilane.figures.figure_files import PictureError
 from trilane.figures.sweep_means import SweepMeans
+from trilane.figures.words import setting_words, value_text
 
 MOST = 6
 _GRID = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}  # rows, columns
 
 
 class Panel(NamedTuple):
-    """The values of the axes that are not drawn, and in words."""
+    """The values of the axes that are not drawn, and the same in words."""
 
     where: dict[str, Any]
     title: str
@@ -33,7 +33,7 @@ class Panel(NamedTuple):
 
 
 def settings_of(means: SweepMeans, drawn: Sequence[str] = ()) -> list[Panel]:
-    """Every setting of the axes beside the ``drawn`` ones that has rows."""
+    """Every setting of the axes other than the ``drawn`` ones that has rows."""
     others = {name: values for name, values in means.axes.items() if name not in drawn}
     settings = [dict(zip(others, values, strict=True)) for values in product(*others.values())]
     panels = [Panel(where, ", ".join(setting_words(*pair) for pair in where.items())) for where in settings]
@@ -48,7 +48,7 @@ def panels_of(means: SweepMeans, drawn: Sequence[str]) -> list[Panel]:
     values = {name: list(dict.fromkeys(panel.where[name] for panel in panels)) for name in panels[0].where}
     vary = ", or ".join(f"{name}={' '.join(value_text(name, value) for value in values[name])}" for name in values)
     raise PictureError(
-        f"expected at most {MOST} settings beside the axes that are drawn ({', '.join(drawn)}), these are "
+        f"expected at most {MOST} settings of the axes that are not drawn (all but {', '.join(drawn)}), got "
         f"{len(panels)}: choose with --where {vary}"
     )
 
@@ -60,7 +60,7 @@ def page_size(count: int, height: float = 4.6) -> tuple[float, float]:
 
 
 def axes_of_panels(part: SubFigure, panels: Sequence[Panel]) -> Iterator[tuple[Panel, Axes]]:
-    """The panels with the axes to draw each into, in rows; titles are set, places that stay empty are taken away."""
+    """The panels with the axes to draw each into, row by row, with their titles."""
     rows, columns = _GRID[len(panels)]
     grid = np.atleast_1d(part.subplots(rows, columns, sharey=True, squeeze=False)).ravel()
     for ax in grid[len(panels) :]:

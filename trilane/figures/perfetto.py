@@ -95,7 +95,7 @@ def _course(spans: Sequence[Span], pid: int) -> Iterator[Event]:
 
 
 def _title(span: Span) -> str:
-    """What stands on the slice."""
+    """The text on the slice."""
     if span.expert < 0:
         return span.kind
     layer = span.target_layer if span.target_layer >= 0 else span.layer
@@ -116,7 +116,7 @@ def _instant(span: Span, pid: int, tid: int) -> Event:
 
 
 def _arrows(spans: Sequence[Span]) -> dict[int, list[tuple[str, int]]]:
-    """Where arrows start and end, by span number: from each copy to the first GPU span of its expert."""
+    """The ends of arrows by span number: from each copy to the first GPU span of its expert."""
     arrows: dict[int, list[tuple[str, int]]] = {}
     brought: dict[tuple[int, int], int] = {}
     for number, span in enumerate(spans):

@@ -8,32 +8,35 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from policies.protocols import PolicyKind
 from trilane.figures.line_labels import LineEnd
+from trilane.figures.marks import marked
 from trilane.figures.policy_style import ALSO_RAN, Look, look_of
 
 MOST = 8  # policies in colour: the best
-_MARKERS = 12  # on a line, or it would look like a chain
+_MARKERS = 12  # on a line; more would hide it
 
 
 def policy_lines(
     ax: Axes, rows: pd.DataFrame, across: str, up: str, coloured: Collection[str], words: Callable[[pd.Series], str],
     places: Sequence[float] = (),
 ) -> list[LineEnd]:  # fmt: skip
-    """Draw column ``up`` against column ``across``; where lines end that are named, with ``words`` of the last row.
+    """Draw column ``up`` against column ``across``; returns the ends of coloured lines, with ``words`` of the last row.
 
-    A line is broken at those of ``places`` at which its policy has no row. Columns ``UP_min`` and ``UP_max``, if there,
-    make a band.
+    A line is broken at those of ``places`` at which its policy has no row. Columns ``UP_min`` and ``UP_max``, if there
+    are any, make a band.
     """
     ends = []
-    for (policy, mark), mine in rows.groupby(["policy", "mark"], sort=False):
-        seer = mark == " *"
-        look = look_of(str(policy), str(mark)) if seer or policy in coloured else ALSO_RAN
+    for key, mine in rows.groupby(["policy", "kind"], sort=False):
+        policy, kind = str(key[0]), PolicyKind(str(key[1]))
+        clairvoyant = kind == PolicyKind.CLAIRVOYANT
+        look = look_of(policy, kind) if clairvoyant or policy in coloured else ALSO_RAN
         points = mine.set_index(across).sort_index()
         _line(ax, points, up, look, places)
         if look is not ALSO_RAN:
             last = points.iloc[-1]
-            text = f"{policy}{mark}  {words(last)}"
-            ends.append(LineEnd(float(points.index[-1]), float(last[up]), text, look.colour, bold=not seer))
+            text = f"{marked(policy, kind)}  {words(last)}"
+            ends.append(LineEnd(float(points.index[-1]), float(last[up]), text, look.colour, bold=not clairvoyant))
     return ends
 
 
@@ -50,7 +53,7 @@ def _line(ax: Axes, points: pd.DataFrame, up: str, look: Look, places: Sequence[
 
 
 def _band(ax: Axes, low: pd.Series, high: pd.Series, colour: str, *, alone: bool) -> None:
-    """From the lowest to the highest; of a point alone, a stroke."""
+    """From the lowest to the highest; a stroke for a single point."""
     if (low.dropna() == high.dropna()).all():
         return
     if alone:

@@ -1,17 +1,18 @@
-"""How each policy looks: one colour a family, one line and marker a member, the same in every picture."""
+"""The look of each policy: one colour a family, one line and marker a member, the same in every picture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from policies.protocols import PolicyKind
 from trilane.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
 
 LineStyle = str | tuple[int, tuple[float, ...]]
 
 
 class Look(NamedTuple):
-    """What matplotlib draws a policy with."""
+    """Colour, line and marker of a policy, as matplotlib names them."""
 
     colour: str
     line: LineStyle
@@ -44,9 +45,9 @@ _LOOKS = {
 }
 CLAIRVOYANT = Look("black", "--", "")
 _UNKNOWN = Look(INK, "-", "X")
-ALSO_RAN = Look("#C4C4C4", "-", "")  # of very many policies, those that are only there to show where the field lies
+ALSO_RAN = Look("#C4C4C4", "-", "")  # the slower ones of very many policies
 
 
-def look_of(policy: str, mark: str = "") -> Look:
-    """The look of a policy with its mark (``trilane.figures.marks``); those that have no family are dark grey."""
-    return CLAIRVOYANT if mark == " *" else _LOOKS.get(policy, _UNKNOWN)
+def look_of(policy: str, kind: PolicyKind = PolicyKind.KEEPS) -> Look:
+    """The look of a policy of this kind; policies without a family are dark grey."""
+    return CLAIRVOYANT if kind == PolicyKind.CLAIRVOYANT else _LOOKS.get(policy, _UNKNOWN)

@@ -1,4 +1,4 @@
-"""Speed-up over a baseline: a bar a policy, beside what the lower bound would allow."""
+"""Speed-up over a baseline: a bar for each policy, and the speed-up that the lower bound would allow."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from policies.protocols import PolicyKind
 from trilane.common.names import unknown
 from trilane.figures.figure_files import Picture, PictureError
+from trilane.figures.marks import marked
 from trilane.figures.panels import MOST, Panel, axes_of_panels, page_size, settings_of
 from trilane.figures.policy_style import look_of
-from trilane.figures.style import IMPOSSIBLE, marks_in_words, page, style_bar_axis
-from trilane.figures.sweep_means import BOUND, SweepMeans
+from trilane.figures.style import IMPOSSIBLE, WHISKER, kinds_in_words, page, style_bars, whisker, write_value
+from trilane.figures.sweep_means import BOUND, SweepMeans, clairvoyant
 
-BASELINES = ("llama.cpp", "on-demand", "layer-wise")  # without a word from the asker, the first of them that is there
+BASELINES = ("llama.cpp", "on-demand", "layer-wise")  # by default the first of these in the results
 _BARS = 20  # the fastest
-_WHISKER = "#222222"
-_ROOM = 1.15  # for labels, beyond the longest bar
+_ROOM = 1.05  # length of the axis over the longest bar
 
 
-def speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture:
+def plot_speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture:
     """TPOT of ``baseline`` over that of each policy, a panel for each setting; whiskers: lowest to highest draw.
 
-    Of more than six settings there is one panel, of geometric means; whiskers: lowest to highest setting. Raises
-    PictureError without the baseline or without anyone else.
+    Of more than six settings there is one panel, of geometric means; whiskers: lowest to highest setting. ``means``
+    come from ``means_of``. Raises PictureError without the baseline or without another policy.
     """
     name = _baseline(means, baseline)
     speedups, there = _speedups(means, name), settings_of(means)
@@ -36,7 +37,7 @@ def speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture:
     speedups, panels = (_over_settings(speedups), [Panel({}, "")]) if over else (_counted(speedups), panels)
     ranked = speedups[speedups["settings"] == settings]  # means over other settings could not be compared with these
     if over and set(ranked["policy"]) <= {name, BOUND}:
-        raise PictureError(f"expected a policy beside {name} that ran in all {settings} settings: choose with --where")
+        raise PictureError(f"expected a policy besides {name} that ran in all {settings} settings: choose with --where")
     drawn = ranked if over else speedups
     order = _order(drawn, ranked)
     shown = [policy for place, policy in enumerate(order) if place < _BARS or policy == name]
@@ -47,41 +48,40 @@ def speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture:
     figure, part = page(width, height, headline, means.about, "\n".join(filter(None, below)))
     bound = drawn.loc[drawn["policy"] == BOUND, "speedup"].max()
     room = _ROOM * max(drawn.loc[drawn["policy"].isin(shown), ["speedup", "highest"]].max().max(), bound)
-    marks = dict(zip(drawn["policy"], drawn["mark"], strict=True))
+    kinds = dict(zip(drawn["policy"], drawn["kind"], strict=True))
     for panel, ax in axes_of_panels(part, panels):
         _draw(ax, panel.of(drawn), shown, room)
         ax.set_xlabel(f"speed-up over {name} (TPOT of {name} / TPOT)")
-        ax.set_yticks(range(len(shown)), [policy + marks[policy] for policy in shown], fontsize=10.5)
-        ax.set_ylim(len(shown) - 0.4, -0.6)
-    return Picture(figure, speedups.drop(columns="mark" if over else ["mark", "settings"]))
+        style_bars(ax, [marked(policy, kinds[policy]) for policy in shown])
+    return Picture(figure, speedups.drop(columns="kind" if over else ["kind", "settings"]))
 
 
-def _baseline(means: SweepMeans, asked: str | None) -> str:
+def _baseline(means: SweepMeans, wanted: str | None) -> str:
     there = list(dict.fromkeys(means.rows["policy"]))
-    if asked is not None and asked not in there:
-        raise PictureError(unknown("policy in these results", asked, there))
-    name = asked or next((name for name in BASELINES if name in there), str(means.real["policy"].iloc[0]))
+    if wanted is not None and wanted not in there:
+        raise PictureError(unknown("policy in these results", wanted, there))
+    name = wanted or next((name for name in BASELINES if name in there), str(means.real["policy"].iloc[0]))
     if set(there) == {name}:
-        raise PictureError(f"expected policies beside the baseline {name}, these results hold no other")
+        raise PictureError(f"expected policies to compare with the baseline {name}, these results hold no other")
     return name
 
 
 def _speedups(means: SweepMeans, baseline: str) -> pd.DataFrame:
     """A row a policy and setting: speed-up by mean TPOT, lowest and highest of the draws; then those of the bound."""
     axes = list(means.axes)
-    runs = _beside(means.runs, means.runs[means.runs["policy"] == baseline], [*axes, "draw"])
+    runs = _with_baseline(means.runs, means.runs[means.runs["policy"] == baseline], [*axes, "draw"])
     runs = runs.assign(ratio=runs["tpot_ms_base"] / runs["tpot_ms"])
-    groups = runs.groupby([*axes, "policy", "mark"], sort=False)
+    groups = runs.groupby([*axes, "policy", "kind"], sort=False)
     found = groups["ratio"].agg(lowest="min", highest="max")
     found = found.assign(speedup=groups["tpot_ms_base"].mean() / groups["tpot_ms"].mean()).reset_index()
-    bounds = _beside(means.bounds, means.rows[means.rows["policy"] == baseline], axes)
-    bounds = bounds.assign(policy=BOUND, mark="", speedup=bounds["tpot_ms_base"] / bounds["tpot_ms"])
-    columns = ["policy", "mark", *axes, "speedup", "lowest", "highest"]
-    both: pd.DataFrame = pd.concat([found, bounds[[*axes, "policy", "mark", "speedup"]]], ignore_index=True)
+    bounds = _with_baseline(means.bounds, means.rows[means.rows["policy"] == baseline], axes)
+    bounds = bounds.assign(policy=BOUND, kind=PolicyKind.KEEPS, speedup=bounds["tpot_ms_base"] / bounds["tpot_ms"])
+    columns = ["policy", "kind", *axes, "speedup", "lowest", "highest"]
+    both: pd.DataFrame = pd.concat([found, bounds[[*axes, "policy", "kind", "speedup"]]], ignore_index=True)
     return both.reindex(columns=columns)
 
 
-def _beside(rows: pd.DataFrame, base: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+def _with_baseline(rows: pd.DataFrame, base: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Rows with the baseline's TPOT in their setting; those of settings in which it did not run are left out."""
     times = base[[*by, "tpot_ms"]].rename(columns={"tpot_ms": "tpot_ms_base"})
     return pd.merge(rows, times, on=list(by)) if by else pd.merge(rows, times, how="cross")
@@ -89,7 +89,7 @@ def _beside(rows: pd.DataFrame, base: pd.DataFrame, by: Sequence[str]) -> pd.Dat
 
 def _over_settings(speedups: pd.DataFrame) -> pd.DataFrame:
     """Geometric means, the lowest and highest setting, and how many they are."""
-    groups = speedups.groupby(["policy", "mark"], sort=False)["speedup"]
+    groups = speedups.groupby(["policy", "kind"], sort=False)["speedup"]
     return groups.agg(speedup=_geometric, lowest="min", highest="max", settings="size").reset_index()
 
 
@@ -105,23 +105,21 @@ def _geometric(ratios: pd.Series) -> float:
 def _order(speedups: pd.DataFrame, ranked: pd.DataFrame) -> list[str]:
     """Clairvoyant runs first, then policies from the fastest on, then those that did not run in all settings."""
     rows = speedups[speedups["policy"] != BOUND]
-    means = rows.groupby(["mark", "policy"])["speedup"].agg(_geometric).reset_index()
-    means = means.assign(real=means["mark"] != " *", some=~means["policy"].isin(ranked["policy"]))
+    means = rows.groupby(["kind", "policy"])["speedup"].agg(_geometric).reset_index()
+    means = means.assign(real=~clairvoyant(means), some=~means["policy"].isin(ranked["policy"]))
     means = means.sort_values(["real", "some", "speedup"], ascending=[True, True, False], kind="stable")
     return means["policy"].tolist()
 
 
 def _headline(speedups: pd.DataFrame, ranked: pd.DataFrame, baseline: str, over: int) -> str:
-    """How much faster the best is: on geometric average over the settings, of the policies that ran in all of them."""
+    """The best speed-up: a geometric mean over the settings, of the policies that ran in all of them."""
     real, others = _real(ranked, baseline), _real(speedups, baseline)
-    if real.empty and len(others):
-        return f"beside {baseline} no policy ran in all settings"
     if real.empty:
-        return f"what could be gained over {baseline}"
+        return f"only {baseline} ran in all settings" if len(others) else f"what could be gained over {baseline}"
     best = real.groupby("policy")["speedup"].agg(_geometric).idxmax()
     mine = real[real["policy"] == best]
     low, high, mean = mine["speedup"].min(), mine["speedup"].max(), _geometric(mine["speedup"])
-    name = f"{best}{mine['mark'].iloc[0]}"
+    name = marked(str(best), mine["kind"].iloc[0])
     if over:
         span = f"{mine['lowest'].iloc[0]:.2f} to {mine['highest'].iloc[0]:.2f}x over {over} settings"
         return f"{name} is {mean:.2f}x as fast as {baseline} on average, {span}"
@@ -134,61 +132,51 @@ def _headline(speedups: pd.DataFrame, ranked: pd.DataFrame, baseline: str, over:
 
 def _real(speedups: pd.DataFrame, baseline: str) -> pd.DataFrame:
     """Without baseline, bound and clairvoyant runs."""
-    return speedups[~speedups["policy"].isin([BOUND, baseline]) & (speedups["mark"] != " *")]
+    return speedups[~speedups["policy"].isin([BOUND, baseline]) & ~clairvoyant(speedups)]
 
 
 def _span(low: float, high: float) -> str:
     """One ratio, or two with "to" between them."""
-    texts = dict.fromkeys(f"{ratio:.2f}x" for ratio in (low, high))
-    return " to ".join(texts)
+    return " to ".join(dict.fromkeys(f"{ratio:.2f}x" for ratio in (low, high)))
 
 
 def _below(means: SweepMeans, slower: Sequence[str], over: int) -> list[str]:
-    """Marks and lines, and the slower ones."""
+    """Marks and lines, and the slower policies."""
     whiskers = f"bars: geometric means over {over} settings; whiskers: lowest to highest setting" if over else ""
     if not over and (means.rows["draws"] > 1).any():
         whiskers = "whiskers: lowest to highest draw"
-    lines = "black line: what the lower bound would allow, on average" if over else "grey: beyond the lower bound"
-    told = "; ".join(filter(None, [*marks_in_words(means.rows["mark"]), lines, whiskers]))
-    return [told, f"not drawn, slower: {', '.join(slower)}" if slower else ""]
+    lines = f"black line: what the lower bound of policies that keep the routing allows{', on average' if over else ''}"
+    legend = "; ".join(filter(None, [*kinds_in_words(means.kinds), lines, whiskers]))
+    return [legend, f"not drawn, slower: {', '.join(slower)}" if slower else ""]
 
 
 def _some(speedups: pd.DataFrame, settings: int, over: int) -> str:
-    """Who did not run in all settings, and in how many."""
+    """The policies that did not run in all settings, and in how many they did."""
     some = speedups[(speedups["settings"] < settings) & (speedups["policy"] != BOUND)].drop_duplicates("policy")
     named = ", ".join(f"{row['policy']} ({row['settings']})" for row in some.to_dict("records"))
     return f"not {'drawn' if over else 'ranked'}, did not run in all {settings} settings: {named}" if named else ""
 
 
 def _without(settings: int, baseline: str) -> str:
-    plural = "s" * (settings != 1)
-    return f"left out: {settings} setting{plural} in which {baseline} did not run" if settings else ""
+    return f"left out: {settings} setting{'s' * (settings > 1)} in which {baseline} did not run" if settings else ""
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, order: Sequence[str], room: float) -> None:
-    """The bars of one panel; the dashed line is the baseline, the black one the bound."""
-    style_bar_axis(ax)
-    bars = rows[rows["policy"].isin(order)]
-    bound = rows.loc[rows["policy"] == BOUND, "speedup"]
-    for bar in bars.to_dict("records"):
+    """The bars of one panel; the dotted line is the baseline, the black one the bound."""
+    for bar in rows[rows["policy"].isin(order)].to_dict("records"):
         _bar(ax, order.index(bar["policy"]), bar)
-    ax.axvline(1, color=_WHISKER, linewidth=1, linestyle=":", zorder=4)
-    for limit in bound:
+    ax.axvline(1, color=WHISKER, linewidth=1, linestyle=":", zorder=4)
+    for limit in rows.loc[rows["policy"] == BOUND, "speedup"]:
         ax.axvline(limit, color="black", linewidth=2, zorder=4)
         ax.axvspan(limit, room, color=IMPOSSIBLE, linewidth=0, zorder=0)
     ax.set_xlim(0, room)
 
 
 def _bar(ax: Axes, place: int, bar: Mapping[Hashable, Any]) -> None:
-    """One policy: its speed-up, from where to where it goes, and the number."""
-    seer = bar["mark"] == " *"
-    colour = look_of(bar["policy"], bar["mark"]).colour
-    ax.barh(place, bar["speedup"], height=0.62, color=colour, alpha=0.3 if seer else 1.0, linewidth=0, zorder=2)
-    end = bar["highest"]
-    if bar["lowest"] != end:
-        ends = [bar["lowest"], end]
-        ax.plot(ends, [place, place], color=_WHISKER, linewidth=1.3, marker="|", markersize=7, zorder=5)
-    start = 0.0 if seer else end  # there, a bar that ends near the bound would have its number across the bound's line
-    paper = None if seer else {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}
-    ax.annotate(f"{bar['speedup']:.2f}x", (start, place), xytext=(7, 0), textcoords="offset points", va="center",
-                fontsize=9.5, fontweight="normal" if seer else "bold", zorder=6, bbox=paper)  # fmt: skip
+    """One policy: its speed-up, the range of it, and the number."""
+    foreseeing = bar["kind"] == PolicyKind.CLAIRVOYANT
+    colour = look_of(bar["policy"], bar["kind"]).colour
+    ax.barh(place, bar["speedup"], height=0.62, color=colour, alpha=0.3 if foreseeing else 1.0, linewidth=0, zorder=2)
+    if bar["lowest"] != bar["highest"]:
+        whisker(ax, place, bar["lowest"], bar["highest"])
+    write_value(ax, place, f"{bar['speedup']:.2f}x", bold=not foreseeing)

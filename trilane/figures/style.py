@@ -1,28 +1,38 @@
-"""What pictures share: colours, the page with its headline, axes without clutter."""
+"""What pictures share: colours, the page with its headline, axes without clutter, axes for the values of a sweep."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from textwrap import fill
+from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter, StrMethodFormatter
 
-from trilane.figures.marks import MEANINGS
+from policies.protocols import PolicyKind
+from trilane.figures.marks import meanings
+from trilane.figures.words import is_share, numeric, value_text
+from trilane.study.sweep.axes import axis_label
 
-# Okabe-Ito colours: readers with any colour vision can tell them apart. Yellow is left out, white paper swallows it.
+# Okabe-Ito colours, which readers with any colour vision can tell apart; without yellow, which is too pale on white.
 BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
 ORANGE, SKY, PURPLE = "#E69F00", "#56B4E9", "#CC79A7"
-INK, GREY, GRID = "#444444", "#BBBBBB", "#E5E5E5"
-IMPOSSIBLE = "#E8E8E8"  # where the lower bound says that nobody can be
+INK, GREY, GRID, WHISKER = "#444444", "#BBBBBB", "#E5E5E5", "#222222"
+IMPOSSIBLE = "#E8E8E8"  # beyond the lower bound
 _LARGEST, _SMALLEST = 14.0, 11.5  # points of a headline
 _LETTER = 0.6  # width of a bold letter over its size, with some to spare
 _POINTS = 72  # an inch
+_LOG_FROM = 4.0  # highest over lowest value, from which on values that grow by ratios are drawn so
+_TICKS = 10  # up to this number every value has a tick
+_CROWDED = 0.05  # of an axis: of ticks nearer to each other than that not all are written
 
 
 def page(width: float, height: float, headline: str, about: str = "", below: str = "") -> tuple[Figure, SubFigure]:
-    """A figure (inches) that says its finding in bold and what was run under it, and the part of it to draw into.
+    """A figure (inches) with its finding in bold and what was run under it, and the part of it to draw into.
 
     ``below``: remarks at the foot, broken into lines that fit.
     """
@@ -45,6 +55,29 @@ def _broken(text: str, width: float, size: float) -> str:
     return "\n".join(fill(line, letters, break_on_hyphens=False, break_long_words=False) for line in text.split("\n"))
 
 
+def legend_of(part: SubFigure | Figure, handles: Sequence[Any], columns: int = 3) -> None:
+    """A legend below the panels."""
+    part.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
+
+def kinds_in_words(kinds: Collection[PolicyKind]) -> list[str]:
+    """What the marks of these kinds of policies mean."""
+    return [f"{sign} {meaning}" for sign, meaning in meanings(kinds).items()]
+
+
+def kind_handles(kinds: Collection[PolicyKind]) -> list[Line2D]:
+    """The same as entries of a legend."""
+    return [Line2D([], [], linestyle="", label=text) for text in kinds_in_words(kinds)]
+
+
+def whisker_handle(label: str) -> Line2D:
+    """An entry of the legend for ``whisker``."""
+    return Line2D([], [], color=WHISKER, linewidth=1.5, marker="|", markersize=9, label=label)
+
+
+# --- axes -------------------------------------------------------------------------------------------------------------
+
+
 def tidy(ax: Axes, grid: str = "both") -> None:
     """No box around the data, and a pale grid behind it (``x``, ``y`` or ``both``)."""
     ax.grid(axis=grid, color=GRID)  # type: ignore[arg-type]
@@ -52,26 +85,89 @@ def tidy(ax: Axes, grid: str = "both") -> None:
     ax.spines[["right", "top"]].set_visible(False)
 
 
-def style_tpot_axis(ax: Axes, room_ms: float) -> None:
-    """An axis of horizontal bars that show times per token, up to ``room_ms``."""
-    ax.set_xlim(0, room_ms)
-    ax.set_xlabel("time per output token, TPOT (ms); shorter is better")
-    style_bar_axis(ax)
-
-
-def style_bar_axis(ax: Axes) -> None:
-    """Axes of horizontal bars: names without ticks, a grid behind."""
+def style_bars(ax: Axes, names: Sequence[str], places: Sequence[float] | None = None) -> None:
+    """Axes of horizontal bars, the first at the top: names without ticks, a grid behind."""
+    at = range(len(names)) if places is None else places
+    ax.set_yticks(at, names, fontsize=11)
+    ax.set_ylim(at[-1] + 0.6, -0.6)
     ax.tick_params(axis="y", length=0)
     tidy(ax, "x")
     ax.spines["left"].set_visible(False)
 
 
-def marks_in_words(marks: Iterable[str]) -> list[str]:
-    """What the marks (`` *``, `` ~``) mean that are there."""
-    there = {mark.strip() for mark in marks}
-    return [f"{sign} {text}" for sign, text in MEANINGS.items() if sign in there]
+def style_tpot(ax: Axes, end_ms: float) -> None:
+    """A horizontal axis of times per token, from 0."""
+    ax.set_xlim(0, end_ms)
+    ax.set_xlabel("time per output token, TPOT (ms); shorter is better")
 
 
-def meanings_of(marks: Iterable[str]) -> list[Line2D]:
-    """A line of the legend for each of the marks that is there."""
-    return [Line2D([], [], linestyle="", label=text) for text in marks_in_words(marks)]
+def write_value(ax: Axes, place: float, text: str, *, bold: bool = True) -> None:
+    """The value of a bar, in a column to the right of the axes, where neither whiskers nor marks can cover it."""
+    ax.annotate(text, (1, place), xycoords=ax.get_yaxis_transform(), xytext=(8, 0), textcoords="offset points",
+                va="center", fontsize=10, fontweight="bold" if bold else "normal", annotation_clip=False)  # fmt: skip
+
+
+def whisker(ax: Axes, place: float, low: float, high: float) -> None:
+    """From the lowest to the highest of several values of a bar."""
+    ax.plot([low, high], [place, place], color=WHISKER, linewidth=1.5, marker="|", markersize=9, zorder=5)
+
+
+# --- axes for the values of a sweep -----------------------------------------------------------------------------------
+
+
+def places(values: Sequence[Any]) -> dict[Any, float]:
+    """Where each value is on an axis: numbers at their value, text at equal distances."""
+    return {value: float(value if numeric(values) else place) for place, value in enumerate(values)}
+
+
+def style_values(ax: Axes, name: str, values: Sequence[Any]) -> None:
+    """A horizontal axis for these values: logarithmic if they grow by ratios, with ticks at the values themselves."""
+    ax.set_xlabel(axis_label(name))
+    if not numeric(values):
+        ax.set_xticks(range(len(values)), [wrapped(value_text(name, value)) for value in values])
+        ax.set_xlim(-0.3, len(values) - 0.7)
+        return
+    if by_ratio(values):
+        ax.set_xscale("log")
+    if len(values) == 1:
+        ax.set_xlim(0.5 * values[0], 1.5 * values[0] or 1.0)
+    if len(values) <= _TICKS:
+        ax.set_xticks(_written(values), [value_text(name, value) for value in _written(values)])
+    elif is_share(name):
+        ax.xaxis.set_major_formatter(PercentFormatter(1.0))
+    elif by_ratio(values):
+        round_ticks(ax.xaxis, values[0], values[-1], name)
+    else:
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: value_text(name, value)))
+    ax.xaxis.set_minor_locator(NullLocator())
+
+
+def by_ratio(values: Sequence[Any]) -> bool:
+    """Whether numbers grow by ratios rather than by steps: the middle one is nearer to the geometric mean of both."""
+    low, high, middle = values[0], values[-1], values[len(values) // 2]
+    if len(values) < 3 or low <= 0 or high < _LOG_FROM * low:
+        return False
+    return bool(abs(middle - (low * high) ** 0.5) < abs(middle - (low + high) / 2))
+
+
+def round_ticks(axis: Axis, low: float, high: float, name: str = "") -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, as plain numbers or as values of an axis."""
+    every = [digit * 10.0**power for power in range(-6, 16) for digit in (1, 2, 5)]
+    axis.set_ticks([value for value in every if low <= value <= high])
+    axis.set_minor_locator(NullLocator())
+    plain = StrMethodFormatter("{x:,g}")
+    axis.set_major_formatter(FuncFormatter(lambda value, _: value_text(name, value)) if name else plain)
+
+
+def wrapped(text: str) -> str:
+    """A machine made of parts, on several lines."""
+    return text.replace("+", "\n+")
+
+
+def _written(values: Sequence[Any]) -> list[Any]:
+    """The values that there is room to write."""
+    scale = [float(value) for value in values]
+    room = (scale[-1] - scale[0]) * _CROWDED
+    if by_ratio(values) or all(high - low >= room for low, high in pairwise(scale)):
+        return list(values)
+    return [value for place, value in enumerate(values) if not place or value - values[place - 1] >= room]

@@ -1,4 +1,4 @@
-"""Time per output token along an axis: a line a policy, over the lower bound and beside the clairvoyant run."""
+"""Time per output token along an axis: a line for each policy, above the lower bound and the clairvoyant run."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from trilane.figures.axis_words import places, round_ticks, style_values, value_text
 from trilane.figures.figure_files import Picture
 from trilane.figures.line_labels import LineEnd, label_ends
 from trilane.figures.panels import Panel, axes_of_panels, page_size, panels_of
 from trilane.figures.policy_lines import MOST, policy_lines
-from trilane.figures.style import IMPOSSIBLE, marks_in_words, page, tidy
-from trilane.figures.sweep_means import BOUND, SweepMeans, fastest_first
-from trilane.figures.winners import along, overall, times_table
+from trilane.figures.style import IMPOSSIBLE, kinds_in_words, page, places, round_ticks, style_values, tidy
+from trilane.figures.sweep_means import BOUND, SweepMeans, clairvoyant, fastest_first
+from trilane.figures.winners import best_of, fastest, hardly_matters, tally, times_table
+from trilane.figures.words import value_text
 
-_LOG_FROM = 6.0  # highest over lowest time in colour, from where the axis is logarithmic
+_LOG_FROM = 6.0  # highest over lowest coloured time, from which on the axis is logarithmic
 
 
-def tpot_lines(means: SweepMeans, x: str) -> Picture:
+def plot_tpot_lines(means: SweepMeans, x: str) -> Picture:
     """TPOT (ms) against the axis ``x``, a panel for each setting of the other axes.
 
-    Means over the draws, with a band from the lowest to the highest; of many policies the slower are thin and grey.
-    Raises PictureError if ``x`` has no values or the other axes too many.
+    Lines are means over the draws, with a band from the lowest to the highest; of many policies the slower are thin and
+    grey. ``means`` come from ``means_of``. Raises PictureError if ``x`` has no values or the other axes too many.
     """
     where = places(means.axis(x))
     panels = panels_of(means, [x])
@@ -41,24 +41,24 @@ def tpot_lines(means: SweepMeans, x: str) -> Picture:
 
 
 def _headline(means: SweepMeans, panels: Sequence[Panel], x: str) -> str:
-    """What the picture says: along the axis, or of many panels in how many settings."""
+    """The fastest policy along the axis; of several panels, in how many settings."""
     tables = [times_table(panel.of(means.real), x, means.axis(x)) for panel in panels]
-    if len(tables) == 1:
-        return along(tables[0], x)
-    return overall(means.real, [str(name) for table in tables for name in table.idxmin(axis=1)])
+    if len(tables) > 1:
+        return tally(policy for times in tables for policy in best_of(times))
+    return "; ".join(filter(None, [fastest(tables[0]), hardly_matters(tables[0]).partition(":")[0]]))
 
 
 def _below(means: SweepMeans, coloured: Sequence[str]) -> str:
     """The marks, the grey lines, and what was left out."""
     grey = [name for name in fastest_first(means.real) if name not in coloured]
     named = f"thin and grey, slower: {', '.join(grey)}" if grey else ""
-    impossible = "grey area: below the lower bound, where no policy that keeps the routing can be"
-    return "\n".join(filter(None, ["; ".join([*marks_in_words(means.rows["mark"]), impossible]), named, *means.notes]))
+    impossible = "grey area: below the lower bound, out of reach of any policy that keeps the routing"
+    return "\n".join(filter(None, ["; ".join([*kinds_in_words(means.kinds), impossible]), named, *means.notes]))
 
 
 def _style_times(ax: Axes, means: SweepMeans, coloured: Collection[str], *, first: bool) -> None:
-    """A vertical axis for the times in colour, the same in all panels; grey lines may leave it."""
-    shown = means.rows[means.rows["policy"].isin(coloured) | (means.rows["mark"] == " *")]
+    """A vertical axis for the coloured lines, the same in all panels; grey lines may leave it."""
+    shown = means.rows[means.rows["policy"].isin(coloured) | clairvoyant(means.rows)]
     low = min([shown["tpot_ms"].min(), *means.bounds["tpot_ms"]])
     high = shown["tpot_ms_max"].max()
     if high > _LOG_FROM * low:
@@ -74,7 +74,7 @@ def _style_times(ax: Axes, means: SweepMeans, coloured: Collection[str], *, firs
 def _lines(
     ax: Axes, rows: pd.DataFrame, x: str, where: Mapping[Any, float], coloured: Collection[str]
 ) -> list[LineEnd]:
-    """A line a policy, broken where it could not run and others could; where those end that are named there."""
+    """A line for each policy, broken where it could not run and others could; returns the ends to label."""
     end = max(where.values())
 
     def words(last: pd.Series) -> str:
@@ -86,7 +86,7 @@ def _lines(
 
 
 def _bound(ax: Axes, bounds: pd.DataFrame, x: str, where: Mapping[Any, float]) -> None:
-    """The lower bound, and the area below it; of a single value, across the whole panel."""
+    """The lower bound, and the area below it; a single value across the whole panel."""
     times = _bound_times(bounds, x, where)
     if times.empty:
         return

@@ -1,4 +1,4 @@
-"""Columns of tables with a row a run: header, cell, and what the legend says. Columns that stay empty are left out."""
+"""Tables with a row a run: columns with their legend; columns without any text are left out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from trilane.figures import marks
 from trilane.pages.output import legend, number, percent, table
 
 Row = Mapping[str, Any]
@@ -36,7 +35,10 @@ def _copied(row: Row) -> str:
 
 
 def _changed(row: Row) -> str:
-    return percent(row["approximated_weight_share"]) if mark(row) == " ~" else ""
+    from policies.protocols import PolicyKind
+    from sim.runs.vocabulary import kind_of
+
+    return percent(row["approximated_weight_share"]) if kind_of(row["labels"]) is PolicyKind.CHANGES else ""
 
 
 TTFT = Column("TTFT\nms", lambda row: number(row["ttft_ms"], 0))
@@ -49,18 +51,25 @@ HITS = Column(
 PCIE = Column("PCIe\nMiB/tok", _copied, "PCIe", "expert weights copied to the GPU for each generated token")
 CHANGED = Column(
     "\n~", _changed,
-    "~", "changes the routing: so much of the router's weight falls on experts that do not run as it asked",
+    "~", "changes the routing: the share of the router's weight on experts that do not run as routed",
 )  # fmt: skip
 
 
-def mark(row: Row) -> str:
-    """What stands behind a name: * knows the future, ~ changes the routing."""
-    return marks.mark(row.get("labels", ()))
+def name_cell(key: str) -> Callable[[Row], str]:
+    """A cell with a name of the row, marked if the policy knows the future (*) or changes the routing (~)."""
+
+    def cell(row: Row) -> str:
+        from sim.runs.vocabulary import kind_of
+        from trilane.figures.marks import marked
+
+        return marked(row[key], kind_of(row.get("labels", ())))
+
+    return cell
 
 
 def tabulate(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Table, str]:
-    """The table, and a legend of its columns. A row that is empty is an empty line; one with a reason why it was
-    ``refused`` has nothing but its name, the first column.
+    """The table, and a legend of its columns. An empty row is an empty line; one with a reason why it was
+    ``refused`` has only its name, the first column.
     """
     lines = [_cells(columns, row) for row in rows]
     shown = [place for place in range(len(columns)) if any(line[place] for line in lines)]
@@ -80,7 +89,7 @@ def _cells(columns: Sequence[Column], row: Row) -> list[str]:
 
 
 def _in_words(draws: Sequence[Row]) -> str:
-    """What the draws are, and in what they differ."""
+    """What the draws are, and how they differ."""
     if len({tuple(draw["sequences"]) for draw in draws}) > 1:
         return f"{len(draws)} draws: the scenario, then others of the trace's sequences with other seeds"
     return f"{len(draws)} draws of the same sequences, which differ in the seed alone"

@@ -1,11 +1,13 @@
-"""What verbs print and write: tables, JSON, progress; results go to standard output, all else to standard error."""
+"""What verbs print and write: tables, numbers, JSON, progress; results go to standard output, all else to stderr."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -19,6 +21,7 @@ from rich.text import Text
 from trilane.common.files import atomic_path
 
 T = TypeVar("T")
+_PIPE = 250  # letters of a line in a pipe or a file, which have no width of their own
 
 JsonOption = Annotated[
     str | None,
@@ -27,7 +30,7 @@ JsonOption = Annotated[
 
 
 class OutputError(ValueError):
-    """A result that cannot be written where it was asked for."""
+    """A result that cannot be written to the file that was named."""
 
 
 def errors() -> Console:
@@ -36,12 +39,20 @@ def errors() -> Console:
 
 
 def show(json_target: str | None, *parts: Table | Text | str) -> None:
-    """Print tables and lines, unless standard output belongs to JSON."""
+    """Print tables and lines, unless standard output belongs to JSON; to a pipe or a file without padding."""
     if json_target == "-":
         return
     console = Console(highlight=False)
-    if not console.is_terminal:  # a pipe or a file has no width: let no table be cut there
-        console = Console(highlight=False, width=250)
+    if console.is_terminal:
+        _print(console, parts)
+        return
+    wide = Console(highlight=False, width=_PIPE, file=StringIO())
+    _print(wide, parts)
+    assert isinstance(wide.file, StringIO)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in wide.file.getvalue().splitlines())
+
+
+def _print(console: Console, parts: Sequence[Table | Text | str]) -> None:
     for part in parts:
         if isinstance(part, Table):
             console.print(part)
@@ -50,7 +61,7 @@ def show(json_target: str | None, *parts: Table | Text | str) -> None:
 
 
 def note(message: str) -> None:
-    """A remark that is no result."""
+    """Print a remark, which is not part of the result, to standard error."""
     errors().print(message, markup=False, soft_wrap=True)
 
 
@@ -66,9 +77,9 @@ def table(
     wrap: bool = False,
     widest: Mapping[str, int] | None = None,
 ) -> Table:
-    """A table whose first ``text_columns`` columns are text; the others are numbers and stand to the right.
+    """A table whose first ``text_columns`` columns are text; the others are numbers, aligned to the right.
 
-    ``wrap``: the last column may take several lines. ``widest``: so may these, from so many characters on.
+    ``wrap``: the last column may take several lines. ``widest``: so may these columns, from this many characters on.
     """
     lines = [list(row) for row in rows]
     made = Table(box=None, pad_edge=False, padding=(0, _gap([columns, *lines]), 0, 0))
@@ -91,13 +102,13 @@ def _gap(lines: Sequence[Sequence[str]]) -> int:
 
 
 def legend(meanings: Mapping[str, str]) -> str:
-    """What the columns and marks of a table mean, a line each, below an empty one."""
+    """What the columns and marks of a table mean: an empty line, then a line for each."""
     width = max(map(len, meanings)) + 2
     return "\n".join(["", *(f"{name:<{width}}{meaning}" for name, meaning in meanings.items())])
 
 
 def pairs(values: Iterable[tuple[str, ...]]) -> Table:
-    """Names and what they stand for; a third column may say where that is from."""
+    """Names and their values; a third column may hold sources."""
     made = Table(box=None, pad_edge=False, show_header=False)
     made.add_column(style="dim", no_wrap=True)
     made.add_column(overflow="fold")
@@ -120,7 +131,7 @@ def write_json(value: Any, target: str | None) -> None:
 
 
 def writable(target: str | Path) -> Path:
-    """``target``, if a file can be put there: found out before the work, not after. Raises OutputError."""
+    """``target``, if a file can be written there, which is checked before the work. Raises OutputError."""
     path = Path(target)
     if not path.parent.is_dir():
         raise OutputError(f"{path}: the folder {path.parent} does not exist; create it first")
@@ -134,8 +145,8 @@ def writable(target: str | Path) -> Path:
 def check_targets(*targets: str | Path | None, inputs: Iterable[str | Path | None] = ()) -> None:
     """Refuse, before any work, targets that cannot be written, that are one file, or that would overwrite an input.
 
-    ``inputs`` are what the user named; a name that is no file is none that can be lost, and a folder stands for the
-    files in it. Raises OutputError.
+    ``inputs`` are names that the user gave; those that are not files are ignored, and a folder stands for the files in
+    it. Raises OutputError.
     """
     paths = [writable(target) for target in targets if target is not None and str(target) != "-"]
     for place, path in enumerate(paths):
@@ -149,14 +160,14 @@ def check_targets(*targets: str | Path | None, inputs: Iterable[str | Path | Non
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether two paths, of files that may be there or not, are one file."""
+    """Whether two paths, of files that may not exist, are one file."""
     if one.exists() and other.exists():
         return one.samefile(other)
     return one.resolve() == other.resolve()
 
 
 def check_folder(target: str | None) -> None:
-    """Refuse, before any work, a folder that cannot be used or made. Raises OutputError."""
+    """Refuse, before any work, a folder that cannot be used or created. Raises OutputError."""
     path = Path(target or ".")
     nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not nearest.is_dir():
@@ -172,23 +183,33 @@ def check_picture(target: str | None) -> None:
 
 
 def progress(items: Sequence[T], label: str) -> Iterator[T]:
-    """``items``, with a bar on standard error while it is a terminal."""
+    """``items``, with a progress bar if standard error is a terminal."""
     console = errors()
     return iter(track(items, label, console=console, transient=True, disable=not console.is_terminal))
 
 
 @contextmanager
 def working(label: str) -> Iterator[Callable[[str], None]]:
-    """A sign of life on standard error for work whose end is not known; the block may say what it is about now."""
+    """A spinner on standard error for work of unknown length; the block may change its text."""
     with errors().status(label) as status:
         yield status.update
 
 
 def percent(value: float | None, digits: int = 0) -> str:
-    """A fraction in percent."""
+    """A fraction in percent, or a dash for a missing one."""
     return "-" if value is None else f"{round(100 * value, digits) + 0.0:.{digits}f}%"  # + 0.0: no minus before a zero
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A number, or a dash where there is none."""
+    """A number, or a dash for a missing one."""
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def signed_percent(value: float | None) -> str:
+    """A difference in percent with its sign, or a dash for a missing one."""
+    return "-" if value is None else f"{round(100 * value, 1) + 0.0:+.1f}%"
+
+
+def reason_of(error: str) -> str:
+    """An error without its numbers: errors that differ in numbers alone have one reason."""
+    return re.sub(r"[\d.,]+", "", error)

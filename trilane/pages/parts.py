@@ -9,61 +9,56 @@ from sim.machine.units import GB, GIB
 from trilane.pages.output import heading, table
 
 if TYPE_CHECKING:
-    from sim.machine.parts import Part
+    from sim.machine.parts import CpuPart, GpuPart, MachinePart, MemoryPart
     from traces.models.shape import ModelShape
 
 
-def all_parts() -> list[Part]:
-    """Every part of the catalogue: GPUs, memories, CPUs."""
-    from sim.machine.parts import cpu_names, gpu_names, memory_names, part
+def parts_page(parts: Sequence[MachinePart]) -> list[Any]:
+    """One table per kind, and how a machine is named."""
+    from sim.machine.parts import CpuPart, GpuPart, MemoryPart
 
-    names = {"gpu": gpu_names(), "memory": memory_names(), "cpu": cpu_names()}
-    return [part(kind, name) for kind, found in names.items() for name in found]  # type: ignore[arg-type]
-
-
-def parts_page(parts: Sequence[Part]) -> list[Any]:
-    """A table a kind, and how a machine is named."""
-    gpu = ["GPU", "memory\nGB", "reads\nGB/s", "16-bit\nTFLOP/s", "PCIe", "W"]
+    gpu = ["GPU", "memory\nGiB", "reads\nGB/s", "16-bit\nTFLOP/s", "PCIe", "W"]
     memory = ["\nmemory", "\nchannels", "\nGB/s", "\nCPU if none is named"]
     cpu = ["\nCPU", "\nmemory", "\ncores", "\nchannels", "\nPCIe", "of the memory's\nrate it reads", "\nW"]
-    rows = {kind: [_ROWS[kind](part) for part in parts if part.kind == kind] for kind in _ROWS}
-    return [table(gpu, rows["gpu"]), table(memory, rows["memory"]), table(cpu, rows["cpu"]), _HOW]
+    return [
+        table(gpu, [_gpu_row(part) for part in parts if isinstance(part, GpuPart)]),
+        table(memory, [_memory_row(part) for part in parts if isinstance(part, MemoryPart)]),
+        table(cpu, [_cpu_row(part) for part in parts if isinstance(part, CpuPart)]),
+        _HOW,
+    ]
 
 
 _HOW = """
-A machine is GPU+MEMORY, and if you like +CPU, +16-cores, +8-channels, +pcie-4x8 (generation and lanes of the slot),
-+64gb (host memory): `trilane hardware rtx-4080+ddr5-5600+ryzen-9-7950x` shows every number with its source.
-GPU rates are those of data sheets, GB of GPU memory 2^30 bytes, other GB 10^9 bytes."""
+A machine is GPU+MEMORY, and optionally +CPU, +16-cores, +8-channels, +pcie-4x8 (generation and lanes of the slot),
++64gb (host memory in GiB): `trilane hardware rtx-4080+ddr5-5600+ryzen-9-7950x` shows every number with its source.
+GPU rates are those of data sheets. GiB = 2^30 bytes, GB = 10^9 bytes."""
 
 
-def _gpu_row(part: Part) -> list[str]:
-    n = {key: number.value for key, number in part.numbers.items()}
+def _gpu_row(part: GpuPart) -> list[str]:
     return [
-        part.name, f"{n['memory_bytes'] / GIB:g}", f"{n['bandwidth_bytes_per_s'] / GB:g}",
-        f"{n['flops_per_s'] / 1e12:g}", f"{n['pcie_generation']}.0 x{n['pcie_lanes']}", f"{n['board_power_w']:g}",
+        part.name, f"{part.memory_bytes.value / GIB:g}", f"{part.bandwidth_bytes_per_s.value / GB:g}",
+        f"{part.flops_per_s.value / 1e12:g}", f"{part.pcie_generation.value}.0 x{part.pcie_lanes.value}",
+        f"{part.board_power_w.value:g}",
     ]  # fmt: skip
 
 
-def _memory_row(part: Part) -> list[str]:
-    channels, transfers = part.numbers["channels"].value, part.numbers["transfers_per_s"].value
-    return [part.name, str(channels), f"{channels * transfers * 8 / GB:.1f}", part.words["cpu"]]
+def _memory_row(part: MemoryPart) -> list[str]:
+    channels, transfers = part.channels.value, part.transfers_per_s.value
+    return [part.name, str(channels), f"{channels * transfers * 8 / GB:.1f}", part.cpu]
 
 
-def _cpu_row(part: Part) -> list[str]:
-    n = {key: number.value for key, number in part.numbers.items()}
-    ceiling = f", at most {n['read_ceiling_bytes_per_s'] / GB:g} GB/s" if "read_ceiling_bytes_per_s" in n else ""
-    pcie = f"{n['pcie_generation']}.0" if "pcie_generation" in n else "the memory's"
-    channels = str(n.get("channels", "the memory's"))
-    memory, reads = ", ".join(part.words["memory"]), f"{n['read_fraction']:g}{ceiling}"
-    return [part.name, memory, str(n["cores"]), channels, pcie, reads, f"{n['busy_power_w']:g}"]
+def _cpu_row(part: CpuPart) -> list[str]:
+    most = part.read_ceiling_bytes_per_s
+    reads = f"{part.read_fraction.value:g}{f', at most {most.value / GB:g} GB/s' if most else ''}"
+    pcie = f"{part.pcie_generation.value}.0" if part.pcie_generation else "the memory's"
+    channels = str(part.channels.value) if part.channels else "the memory's"
+    memory = ", ".join(part.memory)
+    return [part.name, memory, str(part.cores.value), channels, pcie, reads, f"{part.busy_power_w.value:g}"]
 
 
-_ROWS = {"gpu": _gpu_row, "memory": _memory_row, "cpu": _cpu_row}
-
-
-def part_facts(part: Part) -> dict[str, Any]:
-    """A part, JSON-ready, every number with its source."""
-    numbers = [{"key": key, "value": n.value, **n.origin._asdict()} for key, n in part.numbers.items()]
+def part_facts(part: MachinePart) -> dict[str, Any]:
+    """A part, JSON-ready, with the source of every number."""
+    numbers = [{"key": key, **number._asdict()} for key, number in part.numbers.items()]
     return {"kind": part.kind, "name": part.name, "title": part.title, "numbers": numbers, "notes": list(part.notes)}
 
 

@@ -9,7 +9,7 @@ from trilane.pages.output import heading, pairs, table
 
 if TYPE_CHECKING:
     from sim.machine.interpolation import Measured, Table
-    from sim.machine.profile import MeasuredModel, Profile, Share
+    from sim.machine.profile import MeasuredModel, MeasuredRate, Profile
 
 _COLUMNS = (
     "model", "GPU expert\n1 token, us", "CPU expert\n1 token, us", "one expert's\ncopy, us", "launch to\nGPU start, us",
@@ -49,7 +49,7 @@ def _lines(values: Mapping[str, str | float]) -> list[tuple[str, str]]:
 def _model_row(name: str, model: MeasuredModel) -> list[str]:
     most = max(model.expert_gpu.at[-1], model.expert_cpu.at[-1])
     return [
-        name, _first(model.expert_gpu), _first(model.expert_cpu), _microseconds(*model.copy),
+        name, _first(model.expert_gpu), _first(model.expert_cpu), _time(model.copy),
         _time(model.launch_lead), _time(model.launch_tail), f"{model.expert_gpu.at[0]}-{most}",
     ]  # fmt: skip
 
@@ -67,12 +67,12 @@ def _microseconds(ns: int, low: int, high: int) -> str:
 
 
 def _time(measured: Measured | None) -> str:
-    """Of an earlier profile, it may not have been measured."""
-    return "-" if measured is None else _microseconds(*measured)
+    """"-" where a profile of an earlier version does not have it."""
+    return "-" if measured is None else _microseconds(measured.ns, measured.low, measured.high)
 
 
-def _rate(share: Share | None) -> str:
+def _rate(rate: MeasuredRate | None) -> str:
     """See ``_time``."""
-    if share is None:
+    if rate is None:
         return "-"
-    return f"{share.permille / 10:.0f}% ({share.low / 10:.0f}-{share.high / 10:.0f})"
+    return f"{rate.permille / 10:.0f}% ({rate.low / 10:.0f}-{rate.high / 10:.0f})"

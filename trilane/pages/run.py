@@ -1,4 +1,4 @@
-"""Everything that one run says, from the answer down to the details, and the files that it can be kept in."""
+"""The page of one run, from its times down to the details, and the files that it can be written to."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _null_model(ms: float | None) -> list[tuple[str, str]]:
 
 
 def _approximation(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """How much of the model's own routing the run left undone; nothing if it keeps the routing."""
+    """How much of the model's own routing was not followed; nothing if the run keeps the routing."""
     if row["approximated_weight_share"] is None:
         return []
     shares = {cause: row[f"{cause}_weight_share"] for cause in (*LOSSES, "stale")}
@@ -52,7 +52,7 @@ def _approximation(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _ms(value: float | None, bound: float | None) -> str:
-    least = "" if bound is None else f" (no policy can be faster than {number(bound, 2)} ms)"
+    least = "" if bound is None else f" (at least {number(bound, 2)} ms for policies that keep the routing)"
     return f"{number(value, 2)} ms{least}"
 
 
@@ -84,13 +84,13 @@ def _lanes(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def record_of(run: Run) -> dict[str, Any]:
-    """A run as verbs write it with ``--json``: the resolved scenario, the numbers, how far each layer approximates."""
+    """A run as verbs write it with ``--json``: the resolved scenario, the numbers, the approximation of each layer."""
     layers = None if run.routing_errors is None else run.routing_errors.to_dict("records")
     return {"scenario": dict(run.scenario), "run": run.to_dict(), "approximation": layers}
 
 
 def keep_run(run: Run, about: str, spans: str | None, perfetto: str | None, gantt: str | None) -> None:
-    """Write what was asked for, and say where it is."""
+    """Write the files that were named, and print their names."""
     if spans:
         run.save_spans(spans)
     if perfetto:

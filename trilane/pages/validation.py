@@ -7,10 +7,11 @@ from pathlib import Path
 
 from sim.runs.spans import LANES
 from trilane.common.files import atomic_path
+from trilane.pages.output import number, percent, signed_percent
 from trilane.study.validation.agreement import WORST_AIM, Agreement, in_words, name_of
 from trilane.study.validation.by_policy import HEADERS, policy_lines
-from trilane.study.validation.comparison import Pairing
-from trilane.study.validation.error_breakdown import causes
+from trilane.study.validation.comparison import RunComparison
+from trilane.study.validation.error_breakdown import error_breakdown
 
 MIB = 2**20
 MEANINGS = {
@@ -36,18 +37,18 @@ def table_of(agreement: Agreement) -> _Table:
 
 
 def summary_lines(agreement: Agreement) -> list[str]:
-    """What came out, a line each: verdicts first, then the numbers that they are to be read beside."""
+    """What came out, a line each: verdicts first, then the numbers to read them with."""
     found = agreement.summary
     within = ", ".join(f"{count} within {limit}" for limit, count in found.within.items())
     return [
         *map(str, agreement.verdicts),
         f"TPOT error of {found.scenarios} scenarios: median {found.median_error:.1%}, 90th percentile "
         f"{found.p90_error:.1%}, worst {found.worst_error:.1%}; {within}",
-        f"beside it: null model {_plain(found.median_null_error)} (median), repeated runs "
-        f"{_plain(found.median_spread)} (median spread of {found.repeats} or more), TTFT "
-        f"{_plain(found.median_ttft_error)} (median)",
-        f"tau {_number(found.tau)}, null model's {_number(found.null_tau)}; without the {found.tied_pairs} of "
-        f"{found.pairs} pairs that the repeats cannot tell apart {_number(found.tau_beyond_spread)}",
+        f"for comparison: null model {percent(found.median_null_error, 1)} (median), repeated runs "
+        f"{percent(found.median_spread, 1)} (median spread of {found.repeats} or more), TTFT "
+        f"{percent(found.median_ttft_error, 1)} (median)",
+        f"tau {number(found.tau, 2)}, null model's {number(found.null_tau, 2)}; without the {found.tied_pairs} of "
+        f"{found.pairs} pairs that the repeats cannot tell apart {number(found.tau_beyond_spread, 2)}",
     ]
 
 
@@ -55,12 +56,12 @@ def failure_lines(agreement: Agreement) -> list[str]:
     """Every scenario that is too far off, worst first, and under it what its error is made of."""
     lines = []
     for place in agreement.far_off:
-        tpot = agreement.pairings[place].tpot_ms
+        tpot = agreement.comparisons[place].tpot_ms
         lines.append(
-            f"{agreement.title(place)}: {_percent(tpot.error)} ({tpot.predicted:.4g} ms predicted, "
+            f"{agreement.title(place)}: {signed_percent(tpot.error)} ({tpot.predicted:.4g} ms predicted, "
             f"{tpot.median:.4g} measured)"
         )
-        lines += [f"  - {cause}" for cause in causes(agreement.pairings[place])]
+        lines += [f"  - {cause}" for cause in error_breakdown(agreement.comparisons[place])]
     return lines
 
 
@@ -86,7 +87,7 @@ def _page(
         "# Simulated and measured",
         f"{found.scenarios} scenarios, each measured at least {found.repeats} times and predicted from "
         f"microbenchmarks alone: the median TPOT error is {found.median_error:.1%}, that of the null model "
-        f"{_plain(found.median_null_error)}.",
+        f"{percent(found.median_null_error, 1)}.",
         _bullets(map(str, agreement.verdicts)),
         "## The machine", _bullets([f"{name}: {fact}" for name, fact in machine.items()] + [f"measured: {when}"]),
         "## What was asked", _bullets(_asked(agreement)),
@@ -106,7 +107,7 @@ def _page(
 
 def _asked(agreement: Agreement) -> list[str]:
     """The settings that all have in common, and those that vary."""
-    scenario, varying = agreement.pairings[0].scenario, agreement.varying
+    scenario, varying = agreement.comparisons[0].scenario, agreement.varying
     same = [
         f"{name_of(key)}: {in_words(key, value)}" for key, value in scenario.items()
         if key not in (*varying, "policy", "parameters") and value not in (None, {}, [])
@@ -116,37 +117,38 @@ def _asked(agreement: Agreement) -> list[str]:
 
 
 def _values(agreement: Agreement, key: str) -> str:
-    texts = dict.fromkeys(in_words(key, pairing.scenario[key]) for pairing in agreement.pairings)
+    texts = dict.fromkeys(in_words(key, comparison.scenario[key]) for comparison in agreement.comparisons)
     return f"{name_of(key)}: {', '.join(texts)}"
 
 
 def _fastest_first(agreement: Agreement, group: Iterable[int]) -> list[int]:
-    return sorted(group, key=lambda place: agreement.pairings[place].tpot_ms.median)
+    return sorted(group, key=lambda place: agreement.comparisons[place].tpot_ms.median)
 
 
 def _line(agreement: Agreement, place: int) -> list[str]:
-    pairing = agreement.pairings[place]
-    tpot, ttft, memory = pairing.tpot_ms, pairing.ttft_ms, pairing.memory
+    comparison = agreement.comparisons[place]
+    tpot, ttft, memory = comparison.tpot_ms, comparison.ttft_ms, comparison.memory
     copies = [memory[f"{kind}_copies"].difference for kind in ("demand", "prefetch", "swap")]
     return [
         agreement.names[place], *agreement.settings(place).values(),
-        f"{tpot.median:,.2f}", _plain(tpot.spread), f"{tpot.predicted:,.2f}", _percent(tpot.error),
-        _percent(pairing.null_error), f"{ttft.median:,.1f}" if ttft else "-", _percent(ttft.error if ttft else None),
-        *(_percent(pairing.lane_points(lane)) for lane in LANES),
-        _percent(memory["decode_resident_hit_rate"].difference), f"{sum(copies):+,.0f}", _plans(pairing),
+        f"{tpot.median:,.2f}", percent(tpot.spread, 1), f"{tpot.predicted:,.2f}", signed_percent(tpot.error),
+        signed_percent(comparison.null_error), number(ttft.median if ttft else None),
+        signed_percent(ttft.error if ttft else None),
+        *(signed_percent(comparison.lane_points(lane)) for lane in LANES),
+        signed_percent(memory["decode_resident_hit_rate"].difference), f"{sum(copies):+,.0f}", _plans(comparison),
     ]  # fmt: skip
 
 
-def _plans(pairing: Pairing) -> str:
-    if pairing.parity is None:
+def _plans(comparison: RunComparison) -> str:
+    if comparison.parity is None:
         return ""
-    return f"{pairing.parity.changed_plans_share:.0%}{'' if pairing.parity.held else ' !'}"
+    return f"{comparison.parity.changed_plans_share:.0%}{'' if comparison.parity.held else ' !'}"
 
 
 def _lanes(agreement: Agreement) -> str:
     headers = ["lane", "median error of its busy time, of TPOT", "of the lane's own", "largest, of TPOT", "where"]
     lines = [
-        [lane, f"{error.median_of_tpot:.1%}", _plain(error.median_of_lane), f"{error.worst_of_tpot:.1%}",
+        [lane, f"{error.median_of_tpot:.1%}", percent(error.median_of_lane, 1), f"{error.worst_of_tpot:.1%}",
          agreement.title(error.worst_place)]
         for lane, error in agreement.lane_errors.items()
     ]  # fmt: skip
@@ -156,21 +158,21 @@ def _lanes(agreement: Agreement) -> str:
 def _memory(agreement: Agreement) -> str:
     """Law 10's numbers of every scenario in which they differ, and how many those are."""
     places = [
-        place for place, pairing in enumerate(agreement.pairings)
-        if any(number.difference for number in pairing.memory.values())
+        place for place, comparison in enumerate(agreement.comparisons)
+        if any(number.difference for number in comparison.memory.values())
     ]  # fmt: skip
-    same = f"{len(agreement.pairings) - len(places)} of {len(agreement.pairings)} scenarios have the same of all."
+    same = f"{len(agreement.comparisons) - len(places)} of {len(agreement.comparisons)} scenarios have the same of all."
     if not places:
         return same
-    lines = [[agreement.title(place), *_memory_cells(agreement.pairings[place])] for place in places]
+    lines = [[agreement.title(place), *_memory_cells(agreement.comparisons[place])] for place in places]
     headers = ["measured (median) / predicted", "hits", "demand", "prefetches", "swaps", "MiB copied"]
     return f"{same} Where not:\n\n{_markdown(headers, lines)}"
 
 
-def _memory_cells(pairing: Pairing) -> list[str]:
+def _memory_cells(comparison: RunComparison) -> list[str]:
     counts = ("hits", "demand_copies", "prefetch_copies", "swap_copies")
-    cells = [f"{pairing.memory[name].median:,.0f} / {pairing.memory[name].predicted:,.0f}" for name in counts]
-    moved = pairing.memory["copied_bytes"]
+    cells = [f"{comparison.memory[name].median:,.0f} / {comparison.memory[name].predicted:,.0f}" for name in counts]
+    moved = comparison.memory["copied_bytes"]
     return [*cells, f"{moved.median / MIB:,.1f} / {moved.predicted / MIB:,.1f}"]
 
 
@@ -180,7 +182,8 @@ def _rankings(agreement: Agreement) -> str:
     headers = ["setting", "policies", "tau", "null's", "beyond the spread", "wrong way round", "ties of repeats"]
     lines = [
         [", ".join(f"{name_of(k)} {v}" for k, v in agreement.settings(place).items()) or "all", str(len(r.policies)),
-         _number(r.tau), _number(r.null_tau), _number(r.tau_beyond_spread), _pairs(r.discordant), str(len(r.ties))]
+         number(r.tau, 2), number(r.null_tau, 2), number(r.tau_beyond_spread, 2), _pairs(r.discordant),
+         str(len(r.ties))]
         for place, r in agreement.rankings.items()
     ]  # fmt: skip
     return _markdown(headers, lines, text_columns=(0, 5))
@@ -192,11 +195,11 @@ def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
 
 def _law(agreement: Agreement) -> list[str]:
     """The scenarios in which law 10 is broken, if any was checked."""
-    if not any(pairing.parity for pairing in agreement.pairings):
+    if not any(comparison.parity for comparison in agreement.comparisons):
         return []
     broken = [
-        f"{agreement.title(place)}: {pairing.parity.to_dict()}"
-        for place, pairing in enumerate(agreement.pairings) if pairing.parity and not pairing.parity.held
+        f"{agreement.title(place)}: {comparison.parity.to_dict()}"
+        for place, comparison in enumerate(agreement.comparisons) if comparison.parity and not comparison.parity.held
     ]  # fmt: skip
     return ["## Parity", f"{agreement.verdicts[-1]}.", *([_bullets(broken)] if broken else [])]
 
@@ -213,15 +216,3 @@ def _bullets(lines: Iterable[str]) -> str:
 
 def _indented(lines: Iterable[str]) -> list[str]:
     return [line if line.startswith(" ") else f"- {line}" for line in lines]
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:+.1f}%".replace("-0.0%", "+0.0%")
-
-
-def _plain(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

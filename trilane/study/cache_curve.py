@@ -18,10 +18,11 @@ from policies.parts.placements import NoPlacement, PoolPlacement
 from policies.protocols import Budget, Cache, Placement
 from traces.batches import compose, step_workloads
 from traces.trace import Trace
+from trilane.common.errors import TrilaneError
 from trilane.common.names import unknown
 
 
-class CurveError(ValueError):
+class CurveError(TrilaneError):
     """A cache policy or a size that there is not; the message lists what there is."""
 
 

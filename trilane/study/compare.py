@@ -48,8 +48,8 @@ def compare(
     Every policy plays the same ``draws``: the scenario itself, and others like it (``draws.draws_of``). ``jobs``
     processes share the work; more than one needs a caller that can be imported (``if __name__ == "__main__"``).
     ``scenario.parameters`` go to ``scenario.policy`` alone; the others run with their defaults. ``watch`` goes through
-    the policies of all runs, to show progress. Raises what ``simulate`` raises, if a policy was
-    named; ChoiceError with all reasons, if none can run.
+    the policies of all runs, to show progress. Raises what ``simulate`` raises, if a policy was asked for; ChoiceError
+    with all reasons, if none can run.
     """
     names = policy_names() if policies is None else policies
     if not names:

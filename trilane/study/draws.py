@@ -86,7 +86,7 @@ def play(
     """
     tasks = [(simulate, draw, draw is draws[0]) for draw in draws for simulate in simulations.values()]
     found: dict[str, list[Outcome]] = {name: [] for name in simulations}
-    with WorkerPool(min(jobs, len(tasks)), LastSetting) as pool:
+    with WorkerPool(min(jobs, len(tasks)), LastPrepared) as pool:
         outcomes = pool.map(_outcome, tasks, setting=lambda task: task[1].seed)
         for name in watch(list(simulations) * len(draws)):
             found[name].append(outcome := next(outcomes))
@@ -95,25 +95,24 @@ def play(
     return found
 
 
-class LastSetting:
-    """The setting of the last scenario. Scenarios that differ in policy and parameters alone share one."""
+class LastPrepared:
+    """Prepares scenarios. Those in a row that differ in policy and parameters alone share all that they can."""
 
     def __init__(self) -> None:
-        self._held: tuple[Scenario, Prepared] | None = None
+        self._last: Prepared | None = None
 
     def of(self, scenario: Scenario) -> Prepared:
-        """The scenario, prepared. Raises what ``prepare`` raises."""
-        if not self.holds(scenario):
-            self._held = _shared_by_policies(scenario), prepare(scenario)
-        assert self._held is not None
-        return self._held[1].with_policy(scenario.policy, scenario.parameters)
+        """A scenario, prepared. Raises what ``prepare`` raises."""
+        if self._last is None or not self.shares(scenario):
+            self._last = prepare(scenario)
+        return self._last.with_policy(scenario.policy, scenario.parameters)
 
-    def holds(self, scenario: Scenario) -> bool:
-        """Whether a scenario shares the last setting."""
-        return self._held is not None and self._held[0] == _shared_by_policies(scenario)
+    def shares(self, scenario: Scenario) -> bool:
+        """Whether a scenario differs from the last one in policy and parameters alone."""
+        return self._last is not None and _of_any_policy(self._last.scenario) == _of_any_policy(scenario)
 
 
-def _shared_by_policies(scenario: Scenario) -> Scenario:
+def _of_any_policy(scenario: Scenario) -> Scenario:
     return scenario.with_(policy="", parameters={})
 
 
@@ -122,10 +121,10 @@ def refused(outcomes: Sequence[Outcome]) -> Exception | None:
     return next((outcome.refusal for outcome in outcomes if outcome.refusal), None)
 
 
-def _outcome(settings: LastSetting, task: tuple[Simulation, Scenario, bool]) -> Outcome:
+def _outcome(prepared: LastPrepared, task: tuple[Simulation, Scenario, bool]) -> Outcome:
     simulate, draw, keep = task
     try:
-        run = simulate(settings.of(draw))
+        run = simulate(prepared.of(draw))
     except REFUSALS as error:
         return Outcome({}, refusal=error)
     row = {**run.to_dict(), "seed": draw.seed, "sequences": run.scenario["sequences"]}

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
+from trilane.common.errors import TrilaneError
 from trilane.study.setting_queue import SettingQueue
 
 S = TypeVar("S")
@@ -32,7 +33,7 @@ NOT_BEGUN = (
 )
 
 
-class WorkerError(ValueError):
+class WorkerError(TrilaneError):
     """A worker process ended before its task did, or could not be started."""
 
 

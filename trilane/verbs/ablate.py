@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilane.pages.columns import CHANGED, HITS, PCIE, SPREAD, TPOT, TTFT, Column, mark, tabulate
+from trilane.pages.columns import CHANGED, HITS, PCIE, SPREAD, TPOT, TTFT, Column, name_cell, tabulate
 from trilane.pages.output import (
     JsonOption,
     check_picture,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trilane.study.ablate import Ablation
 
 COLUMNS = (
-    Column("", lambda row: row["label"] + mark(row)),
+    Column("", name_cell("label")),
     TTFT,
     TPOT,
     SPREAD,
@@ -81,8 +81,7 @@ def ablate(
 
 
 def _draw(found: Ablation, target: str, about: str) -> None:
-    from trilane.figures.figure_files import save_figure
-    from trilane.figures.ladder import ladder
+    from trilane.figures import plot_ladder, save_figure
 
-    save_figure(ladder(found, about), target)
+    save_figure(plot_ladder(found, about), target)
     note(f"picture: {target}")

@@ -73,11 +73,10 @@ def cache_curve(
     synthetic = curve.trace.provenance.get("synthetic")
     write_json({"trace": trace, "synthetic": synthetic, "points": [point._asdict() for point in points]}, json)
     if png:
-        from trilane.figures.figure_files import save_figure
-        from trilane.figures.hit_rate_curve import hit_rate_curve
+        from trilane.figures import plot_hit_rate_curve, save_figure
 
         about = f"routing of {trace_in_words(short_name(trace), curve.trace)}"
-        save_figure(hit_rate_curve([point._asdict() for point in points], about), png)
+        save_figure(plot_hit_rate_curve([point._asdict() for point in points], about), png)
         note(f"picture: {png}")
 
 

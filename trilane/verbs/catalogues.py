@@ -11,7 +11,7 @@ import typer
 
 from sim.machine.units import GB
 from trilane.pages.output import JsonOption, check_targets, heading, pairs, show, table, write_json
-from trilane.pages.parts import all_parts, part_facts, parts_page, quantisation_facts, quantisation_page
+from trilane.pages.parts import part_facts, parts_page, quantisation_facts, quantisation_page
 from trilane.pages.profile import decisions_note, profile_page
 
 if TYPE_CHECKING:
@@ -51,10 +51,11 @@ needs      of the trace: forecasts as KIND@LAYERS AHEAD, router scores, single t
 
 def _policy_row(entry: System) -> list[str]:
     """A variant, such as ``fiddler@impl``, is indented below its system."""
+    from trilane.figures.marks import marked
+
     indent = "  " if "@" in entry.name else ""
-    mark = " *" if entry.needs.future else " ~" if entry.needs.changes_routing else ""
     gpu_only = "yes" if entry.needs.gpu_only else ""
-    return [indent + entry.name + mark, gpu_only, _needs(entry.needs) or "-", entry.summary]
+    return [indent + marked(entry.name, entry.needs.kind), gpu_only, _needs(entry.needs) or "-", entry.summary]
 
 
 def _policy_page(entry: System) -> list[Any]:
@@ -169,6 +170,8 @@ def hardware(
 
     check_targets(json, inputs=[name])
     if parts:
+        from sim.machine.parts import all_parts
+
         found = all_parts()
         show(json, *parts_page(found))
         write_json({"parts": [part_facts(part) for part in found]}, json)
@@ -201,10 +204,10 @@ def _machine_page(machine: Hardware) -> list[Any]:
     return [
         heading(f"{machine.name}: {machine.about}"), table(columns, rows, text_columns=4, wrap=True), "",
         *([heading("what to know"), *(f"- {text}" for text in machine.notes), ""] if machine.notes else []),
-        *([*profile_page(machine.profile), ""] if machine.profile else []),
+        *([*profile_page(machine.measured_profile()), ""] if machine.measured else []),
         heading("what deciding costs on the host, in every layer"), table(headers, decisions), "",
         f"The numbers of sim/machine/presets/plan_costs.yaml, which names their sources, times {scale}.",
-        *([decisions_note(machine.profile)] if machine.profile else []),
+        *([decisions_note(machine.measured_profile())] if machine.measured else []),
     ]  # fmt: skip
 
 
@@ -224,4 +227,4 @@ def _machine_facts(machine: Hardware) -> dict[str, Any]:
     numbers = [{"key": key, "value": value, **machine.origins[key]._asdict()} for key, value in machine.flat().items()]
     facts = {"name": machine.name, "about": machine.about, "numbers": numbers, "plan_costs": _plan_costs(machine)}
     facts |= {"notes": list(machine.notes)} if machine.notes else {}
-    return facts | ({"measured": machine.document()["measured"]} if machine.profile else {})
+    return facts | ({"measured": machine.document()["measured"]} if machine.measured else {})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trilane.pages.columns import CHANGED, HITS, PCIE, SPREAD, TPOT, TTFT, Column, mark, tabulate
+from trilane.pages.columns import CHANGED, HITS, PCIE, SPREAD, TPOT, TTFT, Column, name_cell, tabulate
 from trilane.pages.output import (
     JsonOption,
     check_folder,
@@ -26,6 +26,7 @@ from trilane.verbs.scenario_options import ScenarioOption, SetOption, describe, 
 
 if TYPE_CHECKING:
     from sim.runs.run import Run
+    from trilane.study.compare import Comparison
 
 Row = Mapping[str, Any]
 TIMELINE_STEPS = 6  # of each policy, so that the combined timeline stays small
@@ -36,7 +37,7 @@ def _share(name: str) -> Callable[[Row], str]:
 
 
 COLUMNS = (
-    Column("\npolicy", lambda row: row["policy"] + mark(row)),
+    Column("\npolicy", name_cell("policy")),
     TTFT,
     TPOT,
     SPREAD,
@@ -91,21 +92,27 @@ def compare(
     for name, reason in found.refused.items():
         note(f"left out {name}: {reason}")
     rows = found.rows()
-    show(json, heading(describe(asked)), *tabulate(COLUMNS, rows))
+    remark = _tuned(found)
+    show(json, heading(describe(asked)), *tabulate(COLUMNS, rows), *([f"\n{remark}"] if remark else []))
     write_json({"scenario": found.scenario, "runs": rows, "refused": found.refused}, json)
     if out:
-        _draw(found.runs, rows, Path(out), describe(asked))
+        _draw(found.runs, rows, Path(out), describe(asked), remark)
 
 
-def _draw(runs: Sequence[Run], rows: Sequence[Row], folder: Path, about: str) -> None:
-    """A bar chart, a Gantt picture of each run, and one timeline of all."""
-    from trilane.figures.figure_files import save_figure
-    from trilane.figures.gantt import save_gantt
-    from trilane.figures.perfetto import write_perfetto
-    from trilane.figures.tpot_bars import tpot_bars
+def _tuned(found: Comparison) -> str:
+    """A remark where policies are compared on sequences that they were tuned on."""
+    from trilane.figures.words import tuned
+
+    played = {sequence for rows in found.draws.values() for row in rows for sequence in row["sequences"]}
+    return tuned(list(found.draws), str(found.scenario["trace"]), played)
+
+
+def _draw(runs: Sequence[Run], rows: Sequence[Row], folder: Path, about: str, remark: str) -> None:
+    """A bar chart, a Gantt chart of each run, and one timeline of all."""
+    from trilane.figures import plot_tpot_bars, save_figure, save_gantt, write_perfetto
 
     folder.mkdir(parents=True, exist_ok=True)
-    save_figure(tpot_bars(rows, about), folder / "tpot.png")
+    save_figure(plot_tpot_bars(rows, about, remark), folder / "tpot.png")
     for run in progress(runs, "drawing"):
         save_gantt(run, folder / f"gantt-{run.policy}.png", about=about)
     write_perfetto(runs, folder / "timeline.json.gz", TIMELINE_STEPS)

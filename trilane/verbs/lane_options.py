@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from realrun.machine.lane_kinds import ResultPathName
+from realrun.machine import ResultPathName
 from trilane.pages.output import note
 
 if TYPE_CHECKING:

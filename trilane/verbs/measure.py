@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from realrun.machine.lane_kinds import LaneKind
+from realrun.machine import LaneKind
 from trilane.pages.output import JsonOption, check_picture, check_targets, heading, show, working, write_json
 from trilane.pages.run import keep_run, record_of, run_page
 from trilane.verbs.lane_options import (

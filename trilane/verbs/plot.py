@@ -57,7 +57,7 @@ def plot(
     """
     from trilane.figures.figure_files import save_picture
     from trilane.figures.sweep_means import means_of
-    from trilane.figures.sweep_pictures import Asked, pictures_of
+    from trilane.figures.sweep_pictures import FigureOptions, pictures_of
     from trilane.study.sweep.table import read_results
 
     kinds = _kinds(kind)
@@ -68,7 +68,7 @@ def plot(
         named.append(baseline)
     axes = [name for name in (x, y) if name and name != "policy"]
     means = means_of(read_results(results), _pairs(where or ()), named, axes)
-    pictures, reasons = pictures_of(means, kinds, Asked(x, y, baseline))
+    pictures, reasons = pictures_of(means, kinds, FigureOptions(x, y, baseline))
     if not pictures or (kind and reasons):
         raise PlotError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from realrun.machine.lane_kinds import LaneKind
+from realrun.machine import LaneKind
 from trilane.pages.output import JsonOption, check_targets, heading, note, show, table, working, write_json
 from trilane.pages.profile import profile_page
 from trilane.verbs.lane_options import (
@@ -25,9 +25,9 @@ from trilane.verbs.scenario_options import names_in
 
 if TYPE_CHECKING:
     from realrun.machine.machines import LaneOptions, RealMachine
-    from realrun.profiling.profile_lab import Points
-    from realrun.profiling.profile_timing import Effort
-    from realrun.profiling.profiling import Findings
+    from realrun.profiling.lab import Points
+    from realrun.profiling.profile import Findings
+    from realrun.profiling.timing import Effort
     from sim.machine.hardware import Hardware
     from traces.models.shape import ModelShape
 
@@ -99,8 +99,8 @@ def profile(
     """
     from policies.registry import system
     from realrun.machine.memory_check import host_memory_given
-    from realrun.profiling.profile_lab import Points
-    from realrun.profiling.profile_timing import QUICK, Effort
+    from realrun.profiling.lab import Points
+    from realrun.profiling.timing import QUICK, Effort
     from traces.models.catalogue import load_model
 
     check_targets(out, json)
@@ -134,8 +134,8 @@ class _Asked(NamedTuple):
 
     def measure(self, machine: RealMachine, name: str, into: Hardware | None) -> Findings:
         """Measure, and close the machine. An earlier profile's memory stays where none was chosen."""
-        from realrun.profiling.profile_threads import with_best_threads
-        from realrun.profiling.profiling import profile as measured
+        from realrun.profiling.cpu_threads import with_best_threads
+        from realrun.profiling.profile import profile as measured
 
         memory_bytes, counted = self.options.memory_bytes, into is not None or self.options.cpu_threads is not None
         kept = into if memory_bytes is None else None
@@ -172,15 +172,15 @@ def _keep(hardware: Hardware, out: str) -> None:
 
 
 def _report(found: Findings, out: str, json: str | None) -> None:
-    assert found.hardware.profile is not None
-    load = float(found.hardware.profile.machine["load_average"])
+    profile = found.hardware.measured_profile()
+    load = float(profile.machine["load_average"])
     if load > QUIET_LOAD:
         note(f"the load average was {load:g} at the beginning: were other programs at work? Then measure again without")
     for policy, why in found.skipped.items():
         note(f"decisions of {policy} not timed: {why}")
     rows = [[aim.what, f"{aim.share:.0%}", f"{aim.wanted:.0%}", "met" if aim.met else "not met"] for aim in found.aims]
     show(
-        json, heading(f"{found.hardware.name}: {found.hardware.about}"), *profile_page(found.hardware.profile), "",
+        json, heading(f"{found.hardware.name}: {found.hardware.about}"), *profile_page(profile), "",
         heading("rates against aims"), table(("", "reached", "aim", ""), rows), f"\nwritten to {out}",
         f"use it: trilane compare --set {shlex.quote(f'hardware={out}')} ...; "
         f"check it: trilane validate examples/validation.yaml --profile {shlex.quote(out)}",
@@ -196,7 +196,7 @@ def _earlier(out: str) -> Hardware | None:
     if not Path(out).exists():
         return None
     there = load_hardware(out)
-    if there.profile is None:
+    if not there.measured:
         raise ProfileError(f"{out}: expected a profile to add to, or no file; this machine was not measured")
     return there
 

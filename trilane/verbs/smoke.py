@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from realrun.machine.lane_kinds import LaneKind
+from realrun.machine import LaneKind
 from trilane.pages.output import JsonOption, check_targets, note, show, write_json
 
 if TYPE_CHECKING:

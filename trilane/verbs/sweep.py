@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilane.pages.output import check_targets, errors, note
-from trilane.pages.reasons import reason_of
+from trilane.pages.output import check_targets, errors, note, reason_of
 from trilane.verbs.draw_options import JobsOption, processes
 
 if TYPE_CHECKING:

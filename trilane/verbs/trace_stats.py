@@ -116,6 +116,7 @@ _ROWS: Mapping[str, _Row] = {
 
 def _compare(names: Sequence[str], published: bool, markdown: bool, json: str | None) -> None:
     from traces.models.published import published_figures
+    from trilane.common.schema import to_dict
 
     found = {name: comparable_statistics(read_any(name)) for name in progress(names, "counting")}
     figures = published_figures() if published else ()
@@ -125,7 +126,7 @@ def _compare(names: Sequence[str], published: bool, markdown: bool, json: str | 
     show(json, *body, *([""] if notes else []), *map(add, marks, notes))
     result: dict[str, Any] = {"traces": found}
     if published:
-        result["published"] = [figure.to_dict() for figure in figures]
+        result["published"] = [to_dict(figure) for figure in figures]
     write_json(result, json)
 
 
@@ -208,7 +209,7 @@ def _comparison(
         columns.append("published")
         cited: dict[str, list[str]] = {name: [] for name in rows}
         for place, figure in enumerate(figures, 1):
-            value = " to ".join(map(rows[figure.quantity].text, figure.value))
+            value = " to ".join(map(rows[figure.quantity].text, figure.ends))
             cited[figure.quantity].append(f"{value} [{place}]")
         for line, texts in zip(cells, [[], [], [], *cited.values()], strict=True):
             line.append("\n".join(texts))

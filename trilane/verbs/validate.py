@@ -138,7 +138,7 @@ def _run(asked: ValidationPlan, profile: str, journal: Path | None, stop: Stop) 
     from trilane.study.validation.validate import validate as run_all
 
     hardware = load_hardware(profile)
-    if hardware.profile is None:
+    if not hardware.measured:
         raise RefusedError(f"{profile}: expected a profile, measured on this machine; make one: trilane profile")
     machine = machine_on(hardware)
     try:
@@ -175,21 +175,18 @@ def command_of(
 def _report(found: Validated, folder: Path, when: str, command: str) -> None:
     """The page with its pictures, and the profile that predictions were made from."""
     from sim.machine.profile_yaml import write_profile
-    from trilane.figures.agreement_scatter import scatter
-    from trilane.figures.figure_files import save_figure
-    from trilane.figures.measured_timeline import overlay
+    from trilane.figures import plot_agreement, plot_measured_timeline, save_figure
     from trilane.pages.validation import write_report
 
     agreement, hardware = found.agreement, found.hardware
-    assert hardware.profile is not None
     report, dots, timeline, repeated = FILES
     folder.mkdir(parents=True, exist_ok=True)
     write_profile(hardware, folder / repeated)
     worst = furthest_off(agreement)
-    title, error = agreement.title(worst), agreement.pairings[worst].tpot_ms.error
-    facts = hardware.profile.machine.items()
-    save_figure(scatter(agreement, hardware.name), folder / dots)
-    save_figure(overlay(agreement.pairings[worst], about=title), folder / timeline)
+    title, error = agreement.title(worst), agreement.comparisons[worst].tpot_ms.error
+    facts = hardware.measured_profile().machine.items()
+    save_figure(plot_agreement(agreement, hardware.name), folder / dots)
+    save_figure(plot_measured_timeline(agreement.comparisons[worst], about=title), folder / timeline)
     write_report(
         agreement, folder / report, when=when, command=command,
         machine={_OF_THE_PROFILE.get(name, name): str(fact) for name, fact in facts if fact not in found.remarks},
@@ -205,5 +202,5 @@ def _report(found: Validated, folder: Path, when: str, command: str) -> None:
 
 def furthest_off(agreement: Agreement) -> int:
     """The place of the scenario with the largest error of TPOT."""
-    errors = [abs(pairing.tpot_ms.error or 0.0) for pairing in agreement.pairings]
+    errors = [abs(comparison.tpot_ms.error or 0.0) for comparison in agreement.comparisons]
     return errors.index(max(errors))

@@ -130,9 +130,7 @@ def _beside(png: str | None) -> str | None:
 
 
 def _draw(means: Any, axes: Sequence[str], png: str) -> None:
-    from trilane.figures.figure_files import save_picture
-    from trilane.figures.heat_map import heat_map
-    from trilane.figures.tpot_lines import tpot_lines
+    from trilane.figures import plot_heat_map, plot_tpot_lines, save_picture
 
-    picture = tpot_lines(means, axes[0]) if len(axes) == 1 else heat_map(means, axes[0], axes[1])
+    picture = plot_tpot_lines(means, axes[0]) if len(axes) == 1 else plot_heat_map(means, axes[0], axes[1])
     note(f"picture: {png}, and what it draws: {save_picture(picture, png)}")

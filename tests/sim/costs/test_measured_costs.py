@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from sim.costs.measured_costs import costs_on
 from sim.costs.roofline_costs import CostError, StepCosts, roofline
+from sim.costs.runtimes import costs_on
 from sim.machine.hardware import HardwareError, load_hardware
-from sim.machine.profile import Share
+from sim.machine.profile import MeasuredRate
 from sim.machine.profile_yaml import write_profile
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
@@ -20,6 +20,7 @@ from tests.kit.hand_measured import TOY, table, toy_machine, toy_model
 from tests.kit.strategies import toy_shape
 from traces.library import load_trace
 
+LATER: dict[str, Any] = dict.fromkeys(("launch_lead", "launch_tail", "gpu_with_cpu_permille", "cpu_with_gpu_permille"))
 COSTS = costs_on(toy_machine(), TOY, 10)
 
 
@@ -44,10 +45,10 @@ def test_one_table_serves_all_layers() -> None:
 def test_what_an_expert_costs_beside_its_time() -> None:
     expert = COSTS.experts[0]
     assert (expert.copy_ns, expert.writeback_ns, expert.first_cpu_ns) == (7000, 8000, 300)
-    shared = costs_on(toy_machine(models={"toy": toy_model(gpu_permille=Share(950, 940, 960))}), TOY, 10)
+    shared = costs_on(toy_machine(models={"toy": toy_model(gpu_permille=MeasuredRate(950, 940, 960))}), TOY, 10)
     assert (COSTS.gpu_permille, shared.gpu_permille) == (1000, 950)
     assert (COSTS.gpu_with_cpu_permille, COSTS.cpu_with_gpu_permille) == (970, 880)
-    before = costs_on(toy_machine(models={"toy": toy_model(gpu_with_cpu_permille=None, cpu_with_gpu_permille=None)}),
+    before = costs_on(toy_machine(models={"toy": toy_model(**LATER)}),
                       TOY, 10)  # fmt: skip
     assert (before.gpu_with_cpu_permille, before.cpu_with_gpu_permille) == (1000, 1000)
     assert (expert.cpu_permille, expert.copy_permille) == (COSTS.cpu_permille, COSTS.copy_permille) == (800, 900)
@@ -66,7 +67,8 @@ def test_a_layers_launch_is_shared_out_by_kernels() -> None:
     """Measured as a whole: 70 ns for 12 kernels of attention, 3 of the gate, 5 of shared experts; rests go first."""
     parts = (COSTS.attention_launch_ns, COSTS.gate_launch_ns, COSTS.shared_launch_ns)
     assert parts == (70 - 10 - 17, 10, 17)
-    alone = costs_on(toy_machine(models={"toy": toy_model(shared=None)}), TOY, 10)
+    shape = replace(TOY, shared_width=0)
+    alone = costs_on(toy_machine(models={"toy": toy_model(shape, shared=None)}), shape, 10)
     assert (alone.attention_launch_ns, alone.gate_launch_ns, alone.shared_launch_ns) == (70 - 14, 14, 0)
 
 
@@ -77,7 +79,7 @@ def test_the_gpu_starts_after_the_lead_and_has_the_tail_left() -> None:
 
 
 def test_without_a_measured_lead_the_gpu_starts_when_all_is_launched() -> None:
-    before = costs_on(toy_machine(models={"toy": toy_model(launch_lead=None, launch_tail=None)}), TOY, 10)
+    before = costs_on(toy_machine(models={"toy": toy_model(**LATER)}), TOY, 10)
     assert (before.lead_ns, before.tail_ns, before.lead_of(70)) == (None, 0, 70)
 
 

@@ -6,13 +6,15 @@ from dataclasses import fields
 
 import pytest
 
-from sim.costs.runtimes import REPLAY_NS, SPIN_NS, graph_costs
+from sim.costs.runtimes import costs_on, graph_costs, graph_numbers
 from sim.machine.hardware import load_hardware
-from sim.runs.prepare import costs_in, prepare
+from sim.machine.plausibility import HardwareError
+from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import simulate
 from traces.models.catalogue import load_model
 
+REPLAY_NS, SPIN_NS = (number.value for number in graph_numbers())
 SHORT = Scenario(policy="on-demand", prompt_tokens=8, generated_tokens=4, cached_share=0.5)
 CHANGED = {
     "experts", "attention_launch_ns", "gate_launch_ns", "shared_launch_ns", "expert_launch_ns", "combine_launch_ns",
@@ -41,18 +43,22 @@ def test_the_runtime_is_a_key_of_a_scenario() -> None:
     assert graphs is not None
     assert eager is not None
     assert graphs < eager
-    with pytest.raises(ScenarioError, match="runtime must be one of eager, graphs, got 'vulkan'"):
+    with pytest.raises(ScenarioError, match="runtime: expected 'eager' or 'graphs', got 'vulkan'"):
         Scenario(runtime="vulkan")
 
 
 def test_a_batch_shares_kernels_up_to_all_experts() -> None:
     hardware, shape = load_hardware("rtx3090-ddr4"), load_model("deepseek-v2-lite")
-    costs = [costs_in(Scenario(batch=batch, runtime="graphs"), hardware, shape, 16) for batch in (1, 11, 100)]
+    costs = [costs_on(hardware, shape, 16, "graphs", batch) for batch in (1, 11, 100)]
     assert [table.expert_launch_ns for table in costs] == [REPLAY_NS // 6, REPLAY_NS // 64, REPLAY_NS // 64]
 
 
 def test_a_profile_keeps_the_runtime_that_it_measured() -> None:
     profile = "docs/validation/host-lanes/profile.yaml"
     scenario = Scenario(trace="mini-deepseek:6", model="deepseek-v2-lite:6", hardware=profile, runtime="graphs")
-    with pytest.raises(ScenarioError, match="is a profile, whose times are those of the runtime"):
+    with pytest.raises(HardwareError, match="is a profile, whose times are those of the runtime"):
         prepare(scenario.with_(cached_share=0.5, prompt_tokens=16, generated_tokens=4))
+
+
+def test_the_numbers_of_graphs_say_where_they_are_from() -> None:
+    assert all(number.source and number.confidence in ("high", "medium", "low") for number in graph_numbers())

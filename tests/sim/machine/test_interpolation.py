@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.machine.interpolation import Grid, Measured, Table, whole
-from tests.kit.hand_measured import grid, table
+from sim.machine.interpolation import DecodeGrid, Measured, Table, whole
+from tests.kit.hand_measured import decode_grid, table
 
 THREE = table((2, 100), (4, 140), (8, 160))
-FOUR = grid((1, 3), (10, 20), (100, 200), (300, 600))
+FOUR = decode_grid((1, 3), (10, 20), (100, 200), (300, 600))
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,10 @@ def test_medians_and_quartiles_are_whole_half_up() -> None:
 def test_tables_of_measurements_stand_in_order() -> None:
     assert Table.of({8: [3.0], 1: [1, 2, 3]}) == Table((1, 8), (2, 3), (2, 3), (3, 3))
     rows = ((1, 2), (3, 4))
-    assert Grid.of({(4, 16): [4], (4, 8): [3], (1, 8): [1], (1, 16): [2]}) == Grid((1, 4), (8, 16), rows, rows, rows)
+    found = DecodeGrid.of({(4, 16): [4], (4, 8): [3], (1, 8): [1], (1, 16): [2]})
+    assert found == DecodeGrid((1, 4), (8, 16), rows, rows, rows)
 
 
 def test_a_hole_in_the_measurements_is_refused() -> None:
     with pytest.raises(ValueError, match="expected at least one measurement"):
-        Grid.of({(1, 8): [1], (4, 16): [2]})
+        DecodeGrid.of({(1, 8): [1], (4, 16): [2]})

@@ -153,9 +153,9 @@ def test_a_whole_models_rate_in_place_of_a_kernels_would_be_out_of_order() -> No
 
 @pytest.mark.parametrize("cpu", cpu_names())
 def test_faster_memory_more_channels_and_more_cores_are_never_slower(cpu: str) -> None:
-    numbers, words = part("cpu", cpu).numbers, part("cpu", cpu).words
-    fitting = [name for name in memory_names() if part("memory", name).family in words["memory"]]
-    memories = sorted(fitting, key=lambda name: float(part("memory", name).numbers["transfers_per_s"].value))
+    numbers, taken = part("cpu", cpu).numbers, part("cpu", cpu).memory
+    fitting = [name for name in memory_names() if part("memory", name).family in taken]
+    memories = sorted(fitting, key=lambda name: float(part("memory", name).transfers_per_s.value))
     channels, cores = ((numbers.get(f"most_{key}") or numbers[key]).value for key in ("channels", "cores"))
     even = [1, *range(2, channels + 1, 2)]  # an odd number is a slot left empty
     for machines in (

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.machine.hardware import HardwareError, load_hardware
-from sim.machine.interpolation import Grid, Measured, Table
+from sim.machine.interpolation import DecodeGrid, Measured, Table
 from sim.machine.plan_costs import PlanCost
-from sim.machine.profile import Share
-from sim.machine.profile_yaml import profile_document, read_profile, write_profile
+from sim.machine.profile import MeasuredRate, Profile
+from sim.machine.profile_yaml import write_profile
 from tests.kit.hand_measured import TOY, toy_machine, toy_model, toy_profile
 from tests.kit.strategies import toy_shape
+from trilane.common.schema import from_dict, to_dict
 
 
 @pytest.fixture
@@ -102,29 +103,29 @@ names = st.text(min_size=1, max_size=8)
 
 
 @st.composite
-def grids(draw: st.DrawFn) -> Grid:
+def grids(draw: st.DrawFn) -> DecodeGrid:
     batch, length = (draw(st.sets(sizes, min_size=1, max_size=3)) for _ in range(2))
-    return Grid.of({(b, n): draw(samples) for b in batch for n in length})
+    return DecodeGrid.of({(b, n): draw(samples) for b in batch for n in length})
 
 
 @given(
     table=st.dictionaries(sizes, samples, min_size=1).map(Table.of),
     grid=grids(),
     copy=samples.map(Measured.of),
-    share=st.lists(st.floats(0, 2000), min_size=1).map(Share.of),
+    share=st.lists(st.floats(0, 2000), min_size=1).map(MeasuredRate.of),
     facts=st.dictionaries(names, st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()),
     rates=st.dictionaries(names, st.floats(0, 1e15)),
     plan=st.dictionaries(names, st.builds(PlanCost, st.floats(0, 1e9), st.floats(0, 1e9))),
 )
 def test_whatever_was_measured_survives_the_way_through_yaml(
-    table: Table, grid: Grid, copy: Measured, share: Share, facts: Any, rates: Any, plan: Any
+    table: Table, grid: DecodeGrid, copy: Measured, share: MeasuredRate, facts: Any, rates: Any, plan: Any
 ) -> None:
     model = toy_model(expert_gpu=table, shared=table, attention_decode=grid, copy=copy, copy_permille=share)
     profile = toy_profile(
         machine={**facts, "kind": "cuda"}, rates=rates, plan=plan, foresee=plan, models={"a b:c": model}
     )
-    text = yaml.safe_dump(profile_document(profile))
-    assert read_profile(yaml.safe_load(text), "box") == profile
+    text = yaml.safe_dump(to_dict(profile, nulls=False))
+    assert from_dict(Profile, yaml.safe_load(text)) == profile
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------
@@ -135,44 +136,41 @@ MODEL = "models.toy"
 @pytest.mark.parametrize(
     ("place", "value", "expected"),
     [
-        ("rates", None, "hardware 'lanes', measured: rates missing; needed: machine, plan, foresee, rates, models"),
-        ("speed", {}, "hardware 'lanes', measured: unknown key speed; valid keys: machine, plan"),
-        ("models", [], "measured, models: expected a mapping with text for keys, got []"),
-        ("machine.kind", None, "measured, machine: kind must be one of ['host-lanes', 'cuda'], got None"),
-        ("machine.kind", "tpu", "kind must be one of ['host-lanes', 'cuda'], got 'tpu'"),
-        ("machine.cores", [1, 2], "machine: cores must be text or a finite number (quote dates), got [1, 2]"),
-        ("machine.load", float("nan"), "machine: load must be text or a finite number (quote dates), got nan"),
-        ("rates.read", -1.0, "measured, rates: read must be a finite number >= 0, got -1.0"),
-        ("plan.dali", 3, "measured, plan, dali: expected a mapping with text for keys, got 3"),
-        ("plan.dali", {"base_ns": 3}, "measured, plan, dali: per_active_expert_ns missing"),
-        ("foresee.default.base_ns", -3, "foresee, default: base_ns must be a finite number >= 0, got -3"),
-        (f"{MODEL}.sizes", None, "models, toy, sizes: expected a mapping with text for keys, got None"),
-        (f"{MODEL}.sizes.hidden", None, "models, toy, sizes: hidden missing; needed: hidden, expert_width"),
-        (f"{MODEL}.sizes.hidden", 8.5, "models, toy, sizes: hidden must be whole"),
-        (f"{MODEL}.sizes.shared_width", 0, "models, toy: unknown key shared; valid keys: sizes, expert_gpu"),
-        (f"{MODEL}.launch_tail", None, "models, toy: launch_tail missing; needed: sizes, expert_gpu"),
-        (f"{MODEL}.gate", None, "models, toy: gate missing; needed: sizes, expert_gpu"),
-        (f"{MODEL}.dense_launch", None, "models, toy: dense_launch missing"),
-        (f"{MODEL}.attention", {}, "models, toy: unknown key attention; valid keys: "),
-        (f"{MODEL}.gate.at", None, "models, toy, gate: at missing; needed: at, ns, low, high"),
-        (f"{MODEL}.gate.ns", 20, "models, toy, gate: ns must be a list of 1 (one for each point), got 20"),
-        (f"{MODEL}.head.ns", [1, 2, 3], "models, toy, head: ns must be a list of 2 (one for each point), got 3"),
-        (f"{MODEL}.head.ns", [400, "slow"], "models, toy, head: ns must be a number, got 'slow'"),
-        (f"{MODEL}.head.ns", [400.5, 700], "models, toy, head: ns must be whole"),
-        (f"{MODEL}.head.low", [-1, 700], "models, toy, head: low must be 0..1e+15 ns, got -1"),
-        (f"{MODEL}.head.low", [401, 700], "models, toy, head: expected low <= median <= high, got 401, 400, 401"),
-        (f"{MODEL}.head.at", [4, 1], "head: at must be ascending whole numbers >= 1, got [4, 1]"),
-        (f"{MODEL}.head.at", [1, 1], "head: at must be ascending whole numbers >= 1, got [1, 1]"),
-        (f"{MODEL}.head.at", [0, 1], "head: at must be ascending whole numbers >= 1, got [0, 1]"),
-        (f"{MODEL}.head.at", [], "head: at must be ascending whole numbers >= 1, got []"),
-        (f"{MODEL}.copy.ns", -7, "models, toy, copy: ns must be 0..1e+15 ns, got -7"),
-        (f"{MODEL}.copy.ns", True, "models, toy, copy: ns must be a number, got True"),
-        (f"{MODEL}.copy.high", 6000, "models, toy, copy: expected low <= median <= high, got 7000, 7000, 6000"),
-        (f"{MODEL}.cpu_permille.high", 1001, "cpu_permille: expected 1..1000 permille (running together never helps)"),
-        (f"{MODEL}.attention_decode.tokens", [1], "attention_decode: unknown key tokens; valid keys: batch, context"),
-        (f"{MODEL}.attention_prefill.tokens", None, "attention_prefill: tokens missing; needed: batch, tokens, ns"),
-        (f"{MODEL}.attention_prefill.ns", [[1, 2]], "ns must be a list of 2 (one for each point), got 1"),
-        (f"{MODEL}.attention_prefill.ns", [[1, 2], [3]], "ns[1] must be a list of 2 (one for each point), got 1"),
+        ("rates", None, "hardware 'lanes': measured: missing key: rates"),
+        ("speed", {}, "hardware 'lanes': measured: there is no key 'speed'; choose from machine, plan"),
+        ("models", [], "measured.models: expected a mapping (`key: value`), got []"),
+        ("machine.kind", None, "measured: machine.kind: expected 'host-lanes' or 'cuda', got None"),
+        ("machine.kind", "tpu", "machine.kind: expected 'host-lanes' or 'cuda', got 'tpu'"),
+        ("machine.cores", [1, 2], "machine.cores: expected text or a whole number or a number, got [1, 2]"),
+        ("machine.load", float("nan"), "machine.load: expected text or a whole number or a number, got nan"),
+        ("rates.read", -1.0, "measured.rates.read: expected a number >= 0, got -1.0"),
+        ("plan.dali", 3, "measured.plan.dali: expected a mapping with the keys base_ns, per_active_expert_ns, got 3"),
+        ("plan.dali", {"base_ns": 3}, "measured.plan.dali: missing key: per_active_expert_ns"),
+        ("foresee.default.base_ns", -3, "foresee.default.base_ns: expected a number >= 0, got -3"),
+        (f"{MODEL}.sizes", None, "measured.models.toy: missing key: sizes"),
+        (f"{MODEL}.sizes.hidden", None, "models.toy.sizes: missing key: hidden"),
+        (f"{MODEL}.sizes.hidden", 8.5, "models.toy.sizes.hidden: expected a whole number, got 8.5"),
+        (f"{MODEL}.sizes.shared_width", 0, "models.toy: shared: the model has no such part, by its shared_width of 0"),
+        (f"{MODEL}.launch_tail", None, "models.toy: missing key: launch_tail"),
+        (f"{MODEL}.gate", None, "models.toy: missing key: gate"),
+        (f"{MODEL}.dense_launch", None, "models.toy: missing key: dense_launch"),
+        (f"{MODEL}.attention", {}, "models.toy: there is no key 'attention'; did you mean 'attention_"),
+        (f"{MODEL}.gate.at", None, "models.toy.gate: missing key: at"),
+        (f"{MODEL}.gate.ns", 20, "models.toy.gate.ns: expected a list (each a whole number from 0 to 1e+15), got 20"),
+        (f"{MODEL}.head.ns", [1, 2, 3], "models.toy.head: ns: expected 2 entries, one for each point, got (1, 2, 3)"),
+        (f"{MODEL}.head.ns", [400, "slow"], "models.toy.head.ns[1]: expected a whole number from 0 to"),
+        (f"{MODEL}.head.ns", [400.5, 700], "models.toy.head.ns[0]: expected a whole number from 0 to 1e+15, got 400.5"),
+        (f"{MODEL}.head.low", [-1, 700], "models.toy.head.low[0]: expected a whole number from 0 to 1e+15, got -1"),
+        (f"{MODEL}.head.low", [401, 700], "models.toy.head: expected low <= median <= high, got 401, 400, 401"),
+        *((f"{MODEL}.head.at", at, "models.toy.head.at") for at in ([4, 1], [1, 1], [0, 1], [])),
+        (f"{MODEL}.copy.ns", -7, "models.toy.copy.ns: expected a whole number from 0 to 1e+15, got -7"),
+        (f"{MODEL}.copy.ns", True, "models.toy.copy.ns: expected a whole number from 0 to 1e+15, got True"),
+        (f"{MODEL}.copy.high", 6000, "models.toy.copy: expected low <= median <= high, got 7000, 7000, 6000"),
+        (f"{MODEL}.cpu_permille.high", 1001, "cpu_permille.high: expected a whole number from 1 to 1000, got 1001"),
+        (f"{MODEL}.attention_decode.tokens", [1], "attention_decode: there is no key 'tokens'; choose from batch"),
+        (f"{MODEL}.attention_prefill.tokens", None, "attention_prefill: missing key: tokens"),
+        (f"{MODEL}.attention_prefill.ns", [[1, 2]], "attention_prefill: ns: expected 2 x 2 entries, one for each"),
+        (f"{MODEL}.attention_prefill.ns", [[1, 2], [3]], "attention_prefill: ns: expected 2 x 2 entries"),
         (f"{MODEL}.attention_prefill.low", [[1, 2], [9999, 4]], "expected low <= median <= high, got 9999, 5000, 5000"),
     ],
 )  # fmt: skip

@@ -201,7 +201,7 @@ def test_vectors_that_lack_what_a_forecast_needs_are_refused(tmp_path: Path) -> 
     with pytest.raises(CaptureError, match=r"quasi_hidden@1 needs default vectors"):
         captured(loaded, tmp_path, bare, "quasi_hidden@1")
     complete = write_vectors(vectors, tmp_path / "v")
-    with pytest.raises(CaptureError, match=r"estimator@1 needs a trained estimator.*realrun\.train_estimator"):
+    with pytest.raises(CaptureError, match=r"estimator@1 needs a trained estimator.*tools\.train_estimator"):
         captured(loaded, tmp_path, complete, "estimator@1")
 
 

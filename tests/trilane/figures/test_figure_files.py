@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 
 from tests.kit.reading import row
 from trilane.figures.figure_files import Picture, PictureError, save_figure, save_picture
-from trilane.figures.tpot_bars import tpot_bars
+from trilane.figures.tpot_bars import plot_tpot_bars
 
 PNG = b"\x89PNG"
 
 
 def test_pictures_are_the_same_every_time(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
-        save_figure(tpot_bars([row("mine", 10.0), row("other", 20.0)]), tmp_path / name)
+        save_figure(plot_tpot_bars([row("mine", 10.0), row("other", 20.0)]), tmp_path / name)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)
 

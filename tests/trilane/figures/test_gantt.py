@@ -10,7 +10,7 @@ from sim.runs.scenario import Scenario
 from sim.runs.spans import spans_frame
 from sim.simulate import simulate
 from trilane.figures.figure_files import PictureError
-from trilane.figures.gantt import gantt, median_decode_step
+from trilane.figures.gantt import median_decode_step, plot_gantt
 
 
 @pytest.fixture(scope="module")
@@ -19,19 +19,19 @@ def run() -> Run:
 
 
 def test_gantt_shows_all_lanes_and_its_message(run: Run) -> None:
-    figure = gantt(run)
+    figure = plot_gantt(run)
     step = median_decode_step(run.spans)
-    assert figure.get_suptitle().startswith(f"dali: decode step {step} (the median one) takes ")
+    assert figure.get_suptitle().startswith(f"dali: decode step {step} (median step) takes ")
     for ax in figure.axes[:2]:
         assert len(ax.get_yticklabels()) == 5
         assert "(ms)" in ax.get_xlabel()
 
 
 def test_gantt_says_what_was_run_and_shows_short_work(run: Run) -> None:
-    figure = gantt(run, step=1, about="a model on a machine")
+    figure = plot_gantt(run, step=1, about="a model on a machine")
     assert "median" not in figure.get_suptitle()
+    assert figure.subfigs[0].get_suptitle() == "a model on a machine"
     above = figure.axes[0]
-    assert above.get_title(loc="left").startswith("a model on a machine\n")
     dot = above.get_window_extent().width  # a bar narrower than a dot of the panel would not be seen
     left, right = above.get_xlim()
     widths = [np.ptp(path.vertices[:, 0]) for bars in above.collections for path in bars.get_paths()]
@@ -46,8 +46,21 @@ def test_gantt_comes_close_where_the_gpu_waits_as_long_as_elsewhere(run: Run) ->
     rows = [("gpu", 10 * n, 10 * n, 10 * n + 1, "attention", "decode", 0, n, -1, -1, 1, 0) for n in range(8)]
     rows += [("gpu", 10 * n + 1 + wait, 10 * n + 1 + wait, 10 * n + 10, "combine", "decode", 0, n, -1, -1, 1, 0)
              for n, wait in enumerate(waits)]  # fmt: skip
-    figure = gantt(Run(run.scenario, "by-hand", spans_frame(sorted(rows, key=lambda row: row[1]))))
+    figure = plot_gantt(Run(run.scenario, "by-hand", spans_frame(sorted(rows, key=lambda row: row[1]))))
     assert figure.axes[1].get_title(loc="left").startswith("layers 2 to 4 ")
+
+
+def test_copies_are_named_with_their_layer(run: Run) -> None:
+    """In layer 0 expert 7 is prefetched for layer 2, expert 5 is loaded for layer 0, and expert 3 runs."""
+    rows = [
+        ("h2d", 0, 0, 100, "prefetch", "decode", 0, 2, -1, 7, 0, 1),
+        ("h2d", 100, 100, 200, "demand", "decode", 0, 0, -1, 5, 0, 1),
+        ("gpu", 0, 0, 100, "attention", "decode", 0, 0, -1, -1, 1, 0),
+        ("gpu", 100, 100, 200, "expert", "decode", 0, 0, -1, 3, 1, 0),
+        ("cpu", 100, 100, 200, "precompute", "decode", 0, 0, 1, 9, 1, 0),
+    ]
+    below = plot_gantt(Run(run.scenario, "by-hand", spans_frame(rows))).axes[1]
+    assert [text.get_text() for text in below.texts] == ["3", "1/9", "2/7", "0/5"]
 
 
 def test_median_decode_step_by_hand() -> None:
@@ -63,10 +76,10 @@ def test_median_decode_step_by_hand() -> None:
 
 def test_gantt_without_decode_steps(run: Run) -> None:
     prefill = Run(run.scenario, run.policy, run.spans[run.spans["phase"] == "prefill"])
-    with pytest.raises(PictureError, match="at least one decode step"):
-        gantt(prefill)
+    with pytest.raises(PictureError, match="decode step"):
+        plot_gantt(prefill)
 
 
 def test_gantt_of_a_step_that_is_not_there(run: Run) -> None:
-    with pytest.raises(PictureError, match="expected a step from 0 to 3, got 9"):
-        gantt(run, step=9)
+    with pytest.raises(PictureError, match="from 0 to 3, got 9"):
+        plot_gantt(run, step=9)

@@ -11,7 +11,7 @@ from matplotlib.colors import LogNorm
 from tests.kit.reading import texts
 from tests.kit.sweep_rows import CHANGES, results, run, seer
 from trilane.figures.figure_files import PictureError
-from trilane.figures.heat_map import heat_map
+from trilane.figures.heat_map import plot_heat_map
 from trilane.figures.sweep_means import SweepMeans, means_of
 
 
@@ -26,7 +26,7 @@ def four_cells(*, wide: bool = False) -> SweepMeans:
 
 
 def test_cells() -> None:
-    picture = heat_map(four_cells(), "cached_share", "batch")
+    picture = plot_heat_map(four_cells(), "cached_share", "batch")
     ax = picture.figure.axes[0]
     [image] = ax.images
     assert np.asarray(image.get_array()).tolist() == [[9.0, 6.0], [36.0, 20.0]]  # batch 1 at the foot
@@ -42,7 +42,7 @@ def test_cells() -> None:
 
 
 def test_the_data_behind_it_whole() -> None:
-    assert heat_map(four_cells(), "cached_share", "batch").frame.to_csv(index=False).splitlines() == [
+    assert plot_heat_map(four_cells(), "cached_share", "batch").frame.to_csv(index=False).splitlines() == [
         "batch,cached_share,policy,tpot_ms,clairvoyant_tpot_ms,lower_bound_tpot_ms",
         "1,0.2,dali,9.0,5.0,4.0",
         "1,0.8,dali,6.0,5.0,4.0",
@@ -52,13 +52,13 @@ def test_the_data_behind_it_whole() -> None:
 
 
 def test_borders_part_cells_of_different_policies() -> None:
-    ax = heat_map(four_cells(), "cached_share", "batch").figure.axes[0]
+    ax = plot_heat_map(four_cells(), "cached_share", "batch").figure.axes[0]
     borders = {tuple(map(tuple, line.get_xydata())) for line in ax.lines if line.get_color() == "black"}
     assert borders == {((0.5, 0.5), (0.5, 1.5)), ((0.5, 0.5), (1.5, 0.5))}
 
 
 def test_colours_stand_for_ratios_where_times_are_wide() -> None:
-    images = [heat_map(four_cells(wide=wide), "cached_share", "batch").figure.axes[0].images[0] for wide in (0, 1)]
+    images = [plot_heat_map(four_cells(wide=wide), "cached_share", "batch").figure.axes[0].images[0] for wide in (0, 1)]
     assert [isinstance(image.norm, LogNorm) for image in images] == [True, False]
 
 
@@ -66,7 +66,7 @@ def test_colours_stand_for_ratios_where_times_are_wide() -> None:
 def test_words_stay_in_their_cells(count: int) -> None:
     places = product(range(1, count + 1), (0.2, 0.8))
     rows = [run("a-long-name@impl", 100.0 + n, batch=n, cached_share=share) for n, share in places]
-    figure = heat_map(means_of(results("batch", "cached_share", rows=rows)), "batch", "cached_share").figure
+    figure = plot_heat_map(means_of(results("batch", "cached_share", rows=rows)), "batch", "cached_share").figure
     figure.draw_without_rendering()
     ax = figure.axes[0]
     cell = ax.get_window_extent().width / count
@@ -75,7 +75,7 @@ def test_words_stay_in_their_cells(count: int) -> None:
 
 def test_a_cell_that_nobody_could_run_is_empty() -> None:
     rows = [run("dali", 10.0, batch=batch, cached_share=share) for batch, share in ((1, 0.2), (1, 0.8), (4, 0.2))]
-    ax = heat_map(means_of(results("batch", "cached_share", rows=rows)), "cached_share", "batch").figure.axes[0]
+    ax = plot_heat_map(means_of(results("batch", "cached_share", rows=rows)), "cached_share", "batch").figure.axes[0]
     assert sum(line.get_color() == "black" for line in ax.lines) == 2
     assert np.ma.getmaskarray(ax.images[0].get_array()).tolist() == [[False, False], [False, True]]
 
@@ -83,11 +83,11 @@ def test_a_cell_that_nobody_could_run_is_empty() -> None:
 def test_no_border_parts_two_empty_cells() -> None:
     rows = [run("dali", 10.0, batch=batch, cached_share=share) for batch, share in ((1, 0.2), (2, 0.4), (4, 0.8))]
     means = means_of(results("batch", "cached_share", rows=rows), asked=["cached_share"])
-    ax = heat_map(means, "cached_share", "batch").figure.axes[0]
+    ax = plot_heat_map(means, "cached_share", "batch").figure.axes[0]
     borders = {tuple(map(tuple, line.get_xydata())) for line in ax.lines if line.get_color() == "black"}
     assert len(borders) == 8  # about the three cells of the diagonal
 
 
 def test_an_axis_that_does_not_vary() -> None:
     with pytest.raises(PictureError, match="'pcie' does not"):
-        heat_map(four_cells(), "cached_share", "pcie")
+        plot_heat_map(four_cells(), "cached_share", "pcie")

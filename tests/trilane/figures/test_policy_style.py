@@ -1,7 +1,8 @@
-"""Policies look the same in every picture, each in its own way, in colours that everybody can tell apart."""
+"""Each policy has one look in every picture, in colours that readers with any colour vision can tell apart."""
 
 from __future__ import annotations
 
+from policies.protocols import PolicyKind
 from policies.registry import policy_names
 from trilane.figures.policy_style import CLAIRVOYANT, look_of
 
@@ -14,9 +15,9 @@ def test_every_policy_has_a_look_of_its_own() -> None:
     assert {look.colour for look in looks.values()} <= OKABE_ITO
 
 
-def test_who_knows_the_future_is_black_and_dashed() -> None:
-    assert look_of("anything", " *") == CLAIRVOYANT == ("black", "--", "")
+def test_clairvoyant_policies_are_black_and_dashed() -> None:
+    assert look_of("anything", PolicyKind.CLAIRVOYANT) == CLAIRVOYANT == ("black", "--", "")
 
 
-def test_a_policy_of_ones_own_has_a_look_too() -> None:
+def test_an_unknown_policy_has_a_look_too() -> None:
     assert look_of("mine").colour not in OKABE_ITO

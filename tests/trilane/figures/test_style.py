@@ -1,11 +1,12 @@
-"""The page of a picture: everything on it fits."""
+"""The page of a picture and its axes: everything on it fits, ticks are at the values."""
 
 from __future__ import annotations
 
 import pytest
 from matplotlib.figure import Figure
 
-from trilane.figures.style import marks_in_words, meanings_of, page
+from policies.protocols import PolicyKind
+from trilane.figures.style import by_ratio, kind_handles, kinds_in_words, page, places, style_values
 
 LONG = "a finding that takes many words to say because it is about many things at once " * 3
 
@@ -30,7 +31,45 @@ def test_words_fit_whatever_they_are(width: float, text: str) -> None:
     assert part.get_suptitle().replace("\n", " ") == f"about {text}"
 
 
-def test_marks_that_are_there_are_explained() -> None:
-    assert marks_in_words(["", " ~", "", " *"]) == ["* knows the future", "~ changes the routing"]
-    assert [line.get_label() for line in meanings_of(["", " ~"])] == ["~ changes the routing"]
-    assert marks_in_words([""]) == []
+def test_kinds_of_policies_are_explained() -> None:
+    kinds = {PolicyKind.KEEPS, PolicyKind.CHANGES}
+    assert kinds_in_words(kinds) == [line.get_label() for line in kind_handles(kinds)] == ["~ changes the routing"]
+    assert kinds_in_words({PolicyKind.KEEPS}) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([1, 2, 4, 8, 16], True), ([8.0, 64.0], False), ([0.1, 0.3, 0.5, 0.7], False), ([0, 1, 10, 100], False),
+     ([1, 2, 3], False)],
+)  # fmt: skip
+def test_ratios(values: list[float], expected: bool) -> None:
+    assert by_ratio(values) is expected
+
+
+def test_numbers_stand_where_they_are_and_names_side_by_side() -> None:
+    assert places([8, 64]) == {8: 8.0, 64: 64.0}
+    assert places(["3x16", "5x16"]) == {"3x16": 0.0, "5x16": 1.0}
+
+
+def test_axes_have_names_units_and_ticks_at_the_values() -> None:
+    ax = Figure().subplots()
+    style_values(ax, "batch", [1, 4, 16])
+    assert (ax.get_xlabel(), ax.get_xscale()) == ("batch (sequences)", "log")
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "4", "16"]
+    ax = Figure().subplots()
+    style_values(ax, "hardware", ["rtx-4090+ddr4-3200", "a100"])
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["rtx-4090\n+ddr4-3200", "a100"]
+
+
+def test_many_bytes_are_read_in_gb() -> None:
+    for rates in ([8e9 + 1e9 * step for step in range(12)], [1e9 * 2**step for step in range(12)]):
+        ax = Figure().subplots()
+        style_values(ax, "link.h2d_bytes_per_s", rates)
+        ax.set_xlim(rates[0], rates[-1])
+        assert "10 GB/s" in [label.get_text() for label in ax.get_xticklabels()]
+
+
+def test_a_single_value_stands_in_the_middle() -> None:
+    ax = Figure().subplots()
+    style_values(ax, "pcie_gbps", [16.0])
+    assert ax.get_xlim() == (8.0, 24.0)

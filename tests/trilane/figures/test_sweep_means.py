@@ -1,4 +1,4 @@
-"""What pictures of a sweep start from: the right means of the right rows, and words for the rest."""
+"""The data of a sweep's pictures: the right means of the right rows, and remarks on the rest."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from tests.kit.sweep_rows import CHANGES, results, run, seer, two_shares
 from trilane.figures.figure_files import PictureError
+from trilane.figures.marks import marked
 from trilane.figures.sweep_means import fastest_first, means_of
 
 NO_SEER = "these results hold no clairvoyant run, which would show how much is left to gain"
@@ -39,11 +40,11 @@ def test_the_frame_behind_a_picture_whole() -> None:
     ]
 
 
-def test_the_bound_is_the_least_of_a_setting_and_who_changes_the_routing_has_none() -> None:
+def test_the_bound_is_the_lowest_of_a_setting_and_policies_that_change_the_routing_have_none() -> None:
     rows = [run("a", 9.0, lower_bound_tpot_ms=5.0), run("b", 9.0, lower_bound_tpot_ms=4.5), run("c", 3.0, **CHANGES)]
     means = means_of(results(rows=rows))
     assert means.bounds["tpot_ms"].tolist() == [4.5]
-    assert means.rows[["policy", "mark"]].to_numpy().tolist() == [["a", ""], ["b", ""], ["c", " ~"]]
+    assert [marked(*row) for row in means.rows[["policy", "kind"]].to_numpy().tolist()] == ["a", "b", "c ~"]
 
 
 def test_axes_are_what_was_varied_and_does_not_follow_from_another() -> None:
@@ -64,7 +65,7 @@ def test_one_policy_with_several_parameters_makes_an_axis() -> None:
     assert list(means_of(results(rows=rows)).axes) == ["parameters"]
 
 
-def test_of_parameters_only_what_differs_is_told_and_who_has_one_set_is_there_at_all() -> None:
+def test_parameters_are_shortened_to_what_differs_and_policies_with_one_set_are_at_every_value() -> None:
     dali = [run("dali", 4.0 + n, parameters=json.dumps({"evict": "idlest", "window": n})) for n in (2, 8)]
     means = means_of(results(rows=[*dali, run("fiddler", 9.0, parameters='{"uniform":false}')]))
     assert means.rows[["parameters", "policy", "tpot_ms"]].to_numpy().tolist() == [
@@ -77,7 +78,7 @@ def test_of_parameters_only_what_differs_is_told_and_who_has_one_set_is_there_at
 def test_a_policy_without_the_parameter_is_the_same_at_all_its_values() -> None:
     rows = [run("dali", 5.0 + window, **{"parameters.window": window}) for window in (1.0, 2.0)]
     means = means_of(results("parameters.window", rows=[*rows, seer(3.0, **{"parameters.window": None})]))
-    assert means.seers[["parameters.window", "tpot_ms"]].to_numpy().tolist() == [[1.0, 3.0], [2.0, 3.0]]
+    assert means.clairvoyant[["parameters.window", "tpot_ms"]].to_numpy().tolist() == [[1.0, 3.0], [2.0, 3.0]]
 
 
 def test_one_grid_after_the_other_invents_nothing_and_loses_nothing() -> None:
@@ -109,19 +110,19 @@ def test_a_run_with_the_default_is_a_value_of_its_own() -> None:
     ]  # fmt: skip
 
 
-def test_the_parameters_of_those_that_are_not_shown_are_no_axis() -> None:
+def test_parameters_of_hidden_policies_are_no_axis() -> None:
     means = means_of(windows(), policies=["fiddler"])
     assert means.axes == {}
     assert means.rows["tpot_ms"].tolist() == [9.0]
 
 
-def test_who_has_a_parameter_is_judged_on_all_rows() -> None:
+def test_which_policies_have_a_parameter_is_judged_on_all_rows() -> None:
     """Of window 8 alone fiddler stays; of the default alone dali does not spread over windows that it did not play."""
     assert means_of(windows(), {"parameters.window": ["8"]}).rows["policy"].tolist() == ["dali", "fiddler"]
     assert means_of(windows(), {"parameters.window": ["null"]}).rows["tpot_ms"].tolist() == [6.0, 9.0]
 
 
-def test_who_lacks_a_parameter_is_there_only_in_settings_that_others_played() -> None:
+def test_a_policy_without_a_parameter_is_only_in_settings_that_others_played() -> None:
     """dali's windows were played with batch 1 alone."""
     rows = [run("dali", 5.0, **{"parameters.window": window}) for window in (2.0, 8.0)]
     rows += [run("fiddler", 9.0), run("fiddler", 18.0, batch=4)]
@@ -132,7 +133,7 @@ def test_who_lacks_a_parameter_is_there_only_in_settings_that_others_played() ->
     ]  # fmt: skip
 
 
-def test_null_is_a_value_though_it_may_be_the_only_one() -> None:
+def test_null_is_a_value_even_if_it_is_the_only_one() -> None:
     assert means_of(results("model", rows=[run("dali", 5.0, model=None)]), asked=["model"]).axes == {
         "model": ["the trace's own"]
     }
@@ -172,7 +173,15 @@ def test_no_setting_with_all_draws() -> None:
         means_of(results(rows=rows))
 
 
-def test_policies_are_chosen_and_the_yardsticks_stay() -> None:
+def test_policies_that_were_tuned_on_these_sequences_are_named() -> None:
+    rows = [run("best-exact", 5.0), run("dali", 6.0)]
+    assert "best-exact was tuned on sequences 0 to 9" in "\n".join(means_of(results(rows=rows)).notes)
+    assert "best-exact" not in "\n".join(means_of(results(rows=rows), policies=["dali"]).notes)
+    held_out = [{**row, "sequences": "[12, 13]"} for row in rows]
+    assert means_of(results(rows=held_out)).tuned == ""
+
+
+def test_policies_are_chosen_and_clairvoyant_runs_stay() -> None:
     means = means_of(two_shares(), policies=["dali"])
     assert set(means.rows["policy"]) == {"dali", "oracle"}
     assert len(means.bounds) == 2
@@ -187,7 +196,7 @@ def test_where_reads_values_as_they_are_written(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("where", "message"),
-    [({"cached_share": ["0.3"]}, "cached_share=0.3: expected a value that is there: 20%, 80%"),
+    [({"cached_share": ["0.3"]}, "cached_share=0.3: .*: 20%, 80%"),
      ({"bach": ["1"]}, "no key 'bach'; did you mean 'batch'")],
 )  # fmt: skip
 def test_where_refuses_what_is_not_there(where: dict[str, list[str]], message: str) -> None:
@@ -236,7 +245,7 @@ def test_what_is_not_as_by_default(axes: tuple[str, ...], change: dict[str, obje
     assert expected in means_of(results(*axes, rows=[run("dali", 5.0, **change)]), asked=axes).about
 
 
-def test_what_varies_is_not_told_as_fixed() -> None:
+def test_what_varies_is_not_named_as_fixed() -> None:
     assert means_of(two_shares()).about == (
         "deepseek-v2-lite on rtx3090-ddr4, batch 1, 24 generated tokens, routing of mini-deepseek, 1 draw"
     )

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.agreement_runs import agreement, decode_spans, pairing, run
+from tests.kit.agreement_runs import agreement, comparison, decode_spans, run
 from trilane.pages.validation import failure_lines, summary_lines, table_of, write_report
 from trilane.study.validation.agreement import Agreement
-from trilane.study.validation.comparison import Counts, Pairing, Parity
+from trilane.study.validation.comparison import Counts, Parity, RunComparison
 
 MACHINE = {"CPU": "two cores", "GPU": "none: host lanes"}
 
@@ -19,7 +19,7 @@ def mixed() -> Agreement:
     counts = Counts(0, 1, 100)
     broken = Parity(True, False, True, 0.25, counts, Counts(0, 2, 200))
     return agreement(
-        pairing("fiddler", (25, 24, 26), 30, broken, null=20.0), pairing("dali", (20, 21, 19), 20.2, null=30.0)
+        comparison("fiddler", (25, 24, 26), 30, broken, null=20.0), comparison("dali", (20, 21, 19), 20.2, null=30.0)
     )
 
 
@@ -40,7 +40,7 @@ def test_a_line_a_scenario_fastest_first() -> None:
 
 
 def test_settings_that_vary_have_a_column() -> None:
-    headers, lines = table_of(agreement(pairing(batch=1), pairing(batch=4)))
+    headers, lines = table_of(agreement(comparison(batch=1), comparison(batch=4)))
     assert headers[:2] == ["\npolicy", "\nbatch"]
     assert [line[:2] for line in lines] == [["dali", "1"], ["dali", "4"]]
 
@@ -51,7 +51,7 @@ def test_failures_are_listed_with_their_causes() -> None:
         "  - the GPU waits for copies: 20 ms predicted, 15 measured (+5); "
         "demand on h2d: 18 ms predicted, 13 measured (+5), 1 of them each",
     ]
-    assert failure_lines(agreement(pairing())) == []
+    assert failure_lines(agreement(comparison())) == []
 
 
 def test_summary_lines_say_what_was_not_held() -> None:
@@ -78,7 +78,7 @@ def test_the_page_lists_broken_parity(tmp_path: Path) -> None:
     text = page(tmp_path, mixed())
     assert "not held: parity of plans, hits, loads and bytes (law 10) in 0 of 1 scenarios checked." in text
     assert "'logs_identical': False" in text
-    assert "## Parity" not in page(tmp_path, agreement(pairing()))
+    assert "## Parity" not in page(tmp_path, agreement(comparison()))
 
 
 def test_the_page_says_where_hits_and_copies_are_the_same(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_the_page_says_where_hits_and_copies_are_the_same(tmp_path: Path) -> Non
 
 
 def test_the_page_of_a_good_prediction_names_no_failure(tmp_path: Path) -> None:
-    text = page(tmp_path, agreement(pairing("dali"), pairing("fiddler", (25,), 25)))
+    text = page(tmp_path, agreement(comparison("dali"), comparison("fiddler", (25,), 25)))
     assert "No scenario is." in text
     assert "not held" not in text
 
@@ -106,6 +106,6 @@ def _folder(tmp_path: Path) -> Path:
 def test_the_page_lists_where_hits_and_copies_differ(tmp_path: Path) -> None:
     """As predicted, the expert is there before it is needed: a hit, and nothing is copied."""
     there = [s._replace(kind="place", start_ns=0, end_ns=0) if s.kind == "demand" else s for s in decode_spans()]
-    text = page(tmp_path, agreement(pairing("fiddler"), Pairing((run(), run()), run(spans=there))))
+    text = page(tmp_path, agreement(comparison("fiddler"), RunComparison((run(), run()), run(spans=there))))
     assert "1 of 2 scenarios have the same of all. Where not:" in text
     assert "| dali | 0 / 1 | 1 / 0 | 0 / 0 | 0 / 0 | 0.0 / 0.0 |" in text

@@ -22,7 +22,7 @@ from sim.runs.scenario import Scenario
 from tests.kit.strategies import toy_trace
 from traces.file import write_trace
 from trilane.figures.figure_files import PictureError
-from trilane.figures.ladder import ladder
+from trilane.figures.ladder import plot_ladder
 from trilane.study import ablate as ablation
 from trilane.study.ablate import Ablation, ablate, simulate_parts
 from trilane.study.compare import compare
@@ -198,7 +198,7 @@ def words(figure: Figure) -> list[str]:
 
 def test_the_picture_says_which_part_helps() -> None:
     """The cache saves time in both draws, the prefetcher costs some; without the cache it is slower."""
-    figure = ladder(made((40.0, 60.0), (20.0, 30.0), (22.0, 33.0), (35.0, 70.0)))
+    figure = plot_ladder(made((40.0, 60.0), (20.0, 30.0), (22.0, 33.0), (35.0, 70.0)))
     assert colours(figure) == ["bare", "saves", "costs", "saves"]
     assert words(figure) == ["50.0 ms", "25.0 ms   2.00x", "27.5 ms   1.82x", "52.5 ms   1.14x"]
     assert figure.get_suptitle() == "mine: 1.8x faster with all its parts, 50.0 to 27.5 ms per token"
@@ -207,7 +207,7 @@ def test_the_picture_says_which_part_helps() -> None:
 
 def test_what_draws_disagree_on_is_not_claimed() -> None:
     """The cache helps in one draw and hurts in the other; the prefetcher changes less than 1 %."""
-    figure = ladder(made((40.0, 60.0), (20.0, 70.0), (20.1, 70.1), (20.1, 70.1)))
+    figure = plot_ladder(made((40.0, 60.0), (20.0, 70.0), (20.1, 70.1), (20.1, 70.1)))
     assert colours(figure) == ["bare", "unclear", "unclear", "unclear"]
     [legend] = figure.subfigs[0].legends
     assert "less than 1 %, or draws disagree" in [text.get_text() for text in legend.get_texts()]
@@ -216,13 +216,13 @@ def test_what_draws_disagree_on_is_not_claimed() -> None:
 def test_changed_routing_is_marked() -> None:
     found = made((40.0, 60.0), (20.0, 30.0), (22.0, 33.0), (35.0, 70.0))
     found.ladder[2]["labels"].append("changes routing")
-    figure = ladder(found)
+    figure = plot_ladder(found)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()][1:3] == ["+ cache", "+ prefetcher ~"]
     assert "~ changes the routing" in [text.get_text() for text in figure.subfigs[0].legends[0].get_texts()]
 
 
 def test_what_cannot_run_has_its_place_in_the_picture() -> None:
-    figure = ladder(made((40.0, 60.0), (20.0, 30.0), (22.0, 33.0), (35.0, 70.0), refused=True))
+    figure = plot_ladder(made((40.0, 60.0), (20.0, 30.0), (22.0, 33.0), (35.0, 70.0), refused=True))
     assert words(figure)[1] == "cannot run without the rest"
     assert colours(figure) == ["bare", "unclear", "saves"]
 
@@ -230,4 +230,4 @@ def test_what_cannot_run_has_its_place_in_the_picture() -> None:
 def test_a_prefill_alone_draws_no_ladder() -> None:
     rows = [{"label": "no part", "parts": [], "refused": None, "tpot_ms": None}]
     with pytest.raises(PictureError, match="expected runs with decode steps"):
-        ladder(Ablation({}, "mine", rows, []))
+        plot_ladder(Ablation({}, "mine", rows, []))

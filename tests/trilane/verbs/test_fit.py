@@ -129,7 +129,7 @@ def test_made_up_routing_says_so(trilane: Trilane) -> None:
     ("arguments", "sentence"),
     [
         (("--gpu", "rtx-3060"), "expected gpu and ram"),
-        (("--gpu", "rtx-3060x", "--ram", "ddr4-3200"), "there is no gpu 'rtx-3060x' among the parts; did you mean"),
+        (("--gpu", "rtx-3060x", "--ram", "ddr4-3200"), "there is no gpu 'rtx-3060x'; did you mean"),
         (("--machine", "rtx3090-ddr4", "--cores", "4"), "got machine 'rtx3090-ddr4' and cores"),
         (("--machine", "rtx3090-ddr4", "--weights", "q4"), "there is no quantisation 'q4'; did you mean"),
         (("--machine", "rtx3090-ddr4", "--ram-gb", "8", "--weights", "bf16"), "GB are missing; these weights fit: "),

@@ -77,10 +77,10 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
         (*GENERATE, "--set", "batch=4"), "p.txt: expected 4 prompts, one for each sequence of the batch, got 3; add "
         "some, or choose --set batch=3",
     ),
-    "sequences": ((*GENERATE, "--set", "sequences=[0]"), "sequences is for simulations; leave it out"),
+    "sequences": ((*GENERATE, "--set", "sequences=[0]"), "sequences is for simulations only; leave it out"),
     "chunks": ((*GENERATE, "--set", "prefill_chunk_tokens=2"), "prefill_chunk_tokens is for simulations"),
     "made-up forecasts": ((*GENERATE, "--set", "noisy_forecast_recall=[0.5]"), "noisy_forecast_recall is for simul"),
-    "the future": ((*GENERATE, "--policy", "oracle"), "needs the routing of layers to come"),
+    "the future": ((*GENERATE, "--policy", "oracle"), "needs the routing of later layers"),
     "a replay in too little memory": (
         ("measure", "--lanes", "host-lanes", *SETS, "--host-memory-gb", "0.000001"),
         "0.00 GB are given by --host-memory-gb",

@@ -47,7 +47,7 @@ def test_a_part_of_the_table(trilane: Trilane, table: Path) -> None:
     done = trilane("plot", str(table), "-o", "out", *words)
     assert done.status == 0
     assert sorted(path.name for path in Path("out").glob("*.png")) == ["hits.png", "speedup.png", "tpot.png"]
-    assert "no picture heat: expected 2 axes that vary beside the policy, what varies is cached_share" in done.err
+    assert "no picture heat: expected 2 axes that vary" in done.err
     speedups = pd.read_csv("out/speedup.csv")
     assert set(speedups["policy"]) == {"on-demand", "layer-wise", "oracle", "lower bound"}
     assert set(speedups.loc[speedups["policy"] == "on-demand", "speedup"]) == {1.0}
@@ -69,14 +69,14 @@ def test_the_same_bytes_every_time(trilane: Trilane, table: Path) -> None:
     [
         (("--kind", "heet"), "--kind: there is no picture 'heet'; did you mean 'heat'"),
         (("--kind", "heat", "--where", "batch=1"), "heat: expected 2 axes that vary"),
-        (("--where", "batch=3"), "--where batch=3: expected a value that is there: 1, 2"),
+        (("--where", "batch=3"), "--where batch=3: expected one of the values in the table: 1, 2"),
         (("--where", "batch"), "--where: expected KEY=VALUE, got 'batch'"),
         (("--policies", "dali"), "there is no policy in these results 'dali'"),
         (("--kind", "speedup", "--baseline", "dali"), "there is no policy in these results 'dali'"),
-        (("--x", "gpu_memory_gb"), "--x: there is no axis, beside the policy, that varies 'gpu_memory_gb'"),
+        (("--x", "gpu_memory_gb"), "--x: there is no axis, besides the policy, that varies 'gpu_memory_gb'"),
         (("--x", "policy"), "that varies 'policy'; choose from cached_share, batch"),
         (("--x", "cached-share"), "did you mean 'cached_share'"),
-        (("--y", "nonsense"), "--y: there is no axis, beside the policy, that varies 'nonsense'"),
+        (("--y", "nonsense"), "--y: there is no axis, besides the policy, that varies 'nonsense'"),
         (("--x", "batch", "--y", "batch", "--kind", "heat"), "expected two axes, got one twice"),
         (("--baseline", "nope"), "--baseline: there is no policy in these results 'nope'"),
         (("--policies", "oracle"), "only clairvoyant runs are left"),

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+import realrun.profiling.profile
 from realrun.machine.cores import usable_cores
 from realrun.machine.host_lanes import HostLanes
-from realrun.profiling import profiling
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.profile_yaml import write_profile
 from tests.kit.fake_cuda import FakeCuda, OnDevice, install
@@ -131,14 +131,14 @@ def test_what_no_machine_has_does_not_spoil_the_models_that_are_in_the_file(
 ) -> None:
     """A busy machine may take 50 ms to wake threads up."""
     assert trilane("profile", "-o", OUT, *PROFILE).status == 0
-    before, real = Path(OUT).read_bytes(), profiling.profile
+    before, real = Path(OUT).read_bytes(), realrun.profiling.profile.profile
 
     def busy(*given: Any, **options: Any) -> Any:
         found = real(*given, **options)
         cpu = replace(found.hardware.cpu, first_expert_ns=50_000_000)
         return replace(found, hardware=replace(found.hardware, cpu=cpu))
 
-    monkeypatch.setattr(profiling, "profile", busy)
+    monkeypatch.setattr(realrun.profiling.profile, "profile", busy)
     done = trilane("profile", "-o", OUT, *PROFILE)
     assert done.status == 2
     assert "cpu.first_expert_ns = 5e+07 is outside 0 or 100..1e+07 ns" in done.err
@@ -213,7 +213,7 @@ def test_a_gpu_s_profile_is_added_to_with_its_own_kind_and_memory(trilane: Trila
 def test_a_policy_that_there_is_not_is_refused_before_anything_is_measured(
     trilane: Trilane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("realrun.profiling.profiling.profile", lambda *_, **__: pytest.fail("it was measured"))
+    monkeypatch.setattr("realrun.profiling.profile.profile", lambda *_, **__: pytest.fail("it was measured"))
     done = trilane("profile", "-o", OUT, *PROFILE, "--policies", "fiddler,eliza")
     assert (done.status, "eliza" in done.err) == (2, True)
     assert not Path(OUT).exists()

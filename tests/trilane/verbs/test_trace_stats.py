@@ -13,10 +13,11 @@ import pytest
 
 from tests.kit.strategies import toy_trace
 from traces.file import write_trace
-from traces.models.published import Published, PublishedError, published_figures
+from traces.models.published import Published, published_figures
 from traces.statistics import trace_statistics
 from traces.trace import Trace
 from trilane.cli import main
+from trilane.common.schema import SchemaError, from_dict
 from trilane.verbs.trace_stats import comparable_statistics
 
 ROOT = Path(__file__).parents[3]
@@ -122,7 +123,7 @@ def test_published_figures_stand_beside_and_say_where_they_are_from(stats: Stats
     out = stats("mini-moe", "--published", "--json", "with.json")
     markdown = stats("mini-moe", "--published", "--markdown")
     written = json.loads(Path("with.json").read_text())
-    assert [Published.from_dict(figure) for figure in written["published"]] == list(published_figures())
+    assert [from_dict(Published, figure) for figure in written["published"]] == list(published_figures())
     for figure in published_figures():
         note = f"{figure.model}: {figure.source}; {figure.note}"
         [line] = [line for line in markdown.splitlines() if line.endswith(note)]
@@ -149,7 +150,7 @@ def test_recorded_traces_of_large_models_compare(stats: Stats) -> None:
 def test_every_published_figure_is_a_fraction_or_a_distance() -> None:
     assert len(published_figures()) >= 6
     for figure in published_figures():
-        assert figure.quantity == "reuse_distance_p50" or all(0 < value < 1 for value in figure.value)
+        assert figure.quantity == "reuse_distance_p50" or all(0 < value < 1 for value in figure.ends)
 
 
 GOOD: dict[str, Any] = {"quantity": "gini", "value": 0.5, "model": "m", "source": "s", "note": "n"}
@@ -161,8 +162,8 @@ GOOD: dict[str, Any] = {"quantity": "gini", "value": 0.5, "model": "m", "source"
      {"value": [0.2, 0.1]}, {"value": [0.1, 0.1]}, {"value": [0.1, 0.2, 0.3]}],
 )  # fmt: skip
 def test_a_figure_with_something_wrong_is_refused(change: dict[str, Any]) -> None:
-    assert Published.from_dict(GOOD).value == (0.5,)
-    with pytest.raises(PublishedError, match="expected"):
-        Published.from_dict({**GOOD, **change})
-    with pytest.raises(PublishedError, match="expected"):
-        Published.from_dict({key: text for key, text in GOOD.items() if key != "source"})
+    assert from_dict(Published, GOOD).ends == (0.5,)
+    with pytest.raises(SchemaError):
+        from_dict(Published, {**GOOD, **change})
+    with pytest.raises(SchemaError, match="missing key: source"):
+        from_dict(Published, {key: text for key, text in GOOD.items() if key != "source"})

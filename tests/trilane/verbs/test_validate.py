@@ -16,9 +16,9 @@ pytest.importorskip("torch")
 
 from realrun.machine.cores import usable_cores
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
-from realrun.profiling.profile_lab import Points
-from realrun.profiling.profile_timing import Effort
-from realrun.profiling.profiling import profile
+from realrun.profiling.lab import Points
+from realrun.profiling.profile import profile
+from realrun.profiling.timing import Effort
 from sim.machine.hardware import load_hardware
 from sim.machine.profile_yaml import write_profile
 from tests.kit.measuring import LOCKED

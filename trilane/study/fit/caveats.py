@@ -28,7 +28,7 @@ def _room(asked: Asked, best: Answer) -> list[str]:
     if question.ram is None or host_memory_of(question, asked.setting.hardware) is not None:
         return []
     memory = part("memory", question.ram.lower())
-    channels = round(asked.setting.hardware.cpu.dram_bytes_per_s / memory.numbers["transfers_per_s"].value / 8)
+    channels = round(asked.setting.hardware.cpu.dram_bytes_per_s / memory.transfers_per_s.value / 8)
     most = channels * DIMMS * LARGEST_DIMM_GB.get(memory.family, 0)
     need = best.host_bytes + HOST_RESERVE_BYTES
     if channels > DESKTOP_CHANNELS or not most or need <= most * GIB:
@@ -53,7 +53,7 @@ def _pieces(asked: Asked) -> list[str]:
 
 def _pinning(asked: Asked, best: Answer, gains: Sequence[Gain]) -> list[str]:
     """What it takes that copies are fast, where they matter."""
-    link, measured = asked.setting.hardware.link, asked.setting.hardware.profile is not None
+    link, measured = asked.setting.hardware.link, asked.setting.hardware.measured
     matters = any(gain.part == "PCIe" and gain.tpot >= WORTH_NAMING for gain in gains)
     if link.copies != "pinned" or measured or not matters:
         return []

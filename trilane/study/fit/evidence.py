@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sim.costs import runtimes
+from sim.costs.runtimes import graph_numbers
 from trilane.study.fit.asked import Asked
 from trilane.study.fit.sensitivity import PARTS, WORTH_NAMING, Gain
 
@@ -23,11 +23,7 @@ _TOLD_BY = {  # the numbers that a part's effect rests on
     "synchronisation": ("host.sync_ns",),
     "decisions": ("host.plan_factor",),
 }
-_SOURCES = {  # of sim.costs.runtimes' numbers, with their confidence
-    "REPLAY_NS": ("one replay of a graph, RTX 4090 (paiml/realizar issue 113)", "medium"),
-    "SPIN_NS": ("estimate: 5-10 us are typical of waiting for a stream by spinning", "low"),
-}
-_IN_GRAPHS = {"host.launch_ns": "REPLAY_NS", "host.sync_ns": "SPIN_NS"}  # the numbers in their place
+_IN_GRAPHS = {"host.launch_ns": "replay_ns", "host.sync_ns": "spin_ns"}  # the numbers that replace them
 assert set(_TOLD_BY) == {part.name for part in PARTS}
 
 
@@ -56,7 +52,7 @@ def supports_of(asked: Asked, gains: Sequence[Gain]) -> tuple[Support, ...]:
 def _number(asked: Asked, key: str) -> tuple[str, float, str, str]:
     """The number under a key, or that which a runtime has in its place: name, value, source, confidence."""
     hardware = asked.setting.hardware
-    if asked.question.runtime == "graphs" and hardware.profile is None and key in _IN_GRAPHS:
+    if asked.question.runtime == "graphs" and not hardware.measured and key in _IN_GRAPHS:
         name = _IN_GRAPHS[key]
-        return f"graphs: {name.lower()}", getattr(runtimes, name), *_SOURCES[name]
+        return f"graphs: {name}", *getattr(graph_numbers(), name)
     return key, hardware.flat()[key], *hardware.origins[key]

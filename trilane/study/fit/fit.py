@@ -93,7 +93,7 @@ def _answered(question: Question, each: Each) -> Fit:
         machine=setting.hardware.name,
         about=setting.hardware.about,
         routing=asked.routing,
-        runtime=question.runtime if setting.hardware.profile is None else "measured",
+        runtime="measured" if setting.hardware.measured else question.runtime,
         memory=memory_of(played.memory, setting.shape, best.host_bytes),
         best=best,
         bounds=bounds,

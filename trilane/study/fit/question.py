@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
+from sim.costs.runtimes import RUNTIMES, Runtime
 from sim.machine.assembly import assembled_name
 from sim.machine.hardware import load_hardware
 from traces.models.catalogue import load_model
 
-Runtime = Literal["graphs", "eager"]
-RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 USUAL_WEIGHTS = "q4_k_m"
 UNQUANTISED_BITS = 16
 
@@ -87,7 +86,7 @@ class Question:
 
     @property
     def _measured(self) -> bool:
-        return self.machine is not None and load_hardware(self.machine).profile is not None
+        return self.machine is not None and load_hardware(self.machine).measured
 
     @property
     def tokens(self) -> int:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sim.costs.cost_table import CostTable, StepCosts, StepModel
-from sim.costs.measured_costs import costs_on
-from sim.costs.runtimes import graph_costs
+from sim.costs.runtimes import costs_on
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCosts
 from traces.models.shape import ModelShape
@@ -22,11 +21,9 @@ def costs_of(question: Question, shape: ModelShape, hardware: Hardware, max_toke
 
     Raises what ``costs_on`` raises.
     """
-    costs = costs_on(hardware, shape, max_tokens)
-    if hardware.profile is not None or question.runtime == "eager":
-        return costs
-    graphs = graph_costs(costs, hardware, sharing=min(shape.top_k * question.batch, shape.experts))
-    return undecided(graphs) if all_on_gpu(shape, hardware, question) else graphs
+    runtime = "eager" if hardware.measured else question.runtime
+    costs = costs_on(hardware, shape, max_tokens, runtime, question.batch)
+    return undecided(costs) if runtime == "graphs" and all_on_gpu(shape, hardware, question) else costs
 
 
 def quicker(costs: CostTable, names: Sequence[str], factor: float) -> CostTable:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import LAUNCHES, CostTable
-from sim.machine.hardware import Hardware
+from sim.machine.dials import DIALS, scaled_numbers
 from trilane.common.gc_paused import gc_paused
 from trilane.study.fit.asked import Asked, asked_of
 from trilane.study.fit.question import Question
 from trilane.study.fit.question_costs import quicker
 from trilane.study.fit.warm_window import Yardstick
 from trilane.study.pool import Each
-from trilane.study.sweep.axes import DIALS
 
 BETTER = 1.25
 WORTH_NAMING = 0.02  # a gain below that limits nothing
@@ -42,13 +41,12 @@ class Part:
     def better(self, asked: Asked) -> Asked:
         """The question on a machine with this part a quarter better, all else being equal."""
         hardware = asked.setting.hardware
-        if hardware.profile is not None and self.tables:
+        if hardware.measured and self.tables:
             return asked.with_costs(_shorter(asked.setting.costs, self.tables))
         if self.program:
             return asked.with_costs(quicker(asked.setting.costs, self.program, 1 / BETTER))
-        numbers = hardware.flat()
-        shorter = {key: numbers[key] / BETTER for key in self.times}
-        return asked.on(with_numbers(hardware, {**{key: numbers[key] * BETTER for key in self.keys}, **shorter}))
+        longer, shorter = scaled_numbers(hardware, self.keys, BETTER), scaled_numbers(hardware, self.times, 1 / BETTER)
+        return asked.on(hardware.with_numbers({**longer, **shorter}))
 
 
 PARTS = (
@@ -75,21 +73,9 @@ class Gain:
     tpot: float
 
 
-def with_numbers(hardware: Hardware, changed: Mapping[str, float]) -> Hardware:
-    """The machine with other values for some dotted keys; whole numbers stay whole."""
-    sections: dict[str, dict[str, Any]] = {}
-    for key, value in changed.items():
-        section, name = key.split(".")
-        whole = isinstance(getattr(getattr(hardware, section), name), int)
-        sections.setdefault(section, {})[name] = round(value) if whole else value
-    return replace(hardware, **{name: replace(getattr(hardware, name), **new) for name, new in sections.items()})
-
-
 def _shorter(costs: CostTable, names: Sequence[str]) -> CostTable:
     """The costs with some times of every expert a quarter better."""
-    tables = {id(expert): expert for expert in costs.experts}  # layers share them
-    shorter = {key: _better(expert, names) for key, expert in tables.items()}
-    return replace(costs, experts=tuple(shorter[id(expert)] for expert in costs.experts))
+    return costs.map_experts(lambda expert: _better(expert, names))
 
 
 def _better(expert: ExpertCosts, names: Sequence[str]) -> ExpertCosts:
@@ -107,7 +93,7 @@ def gains_of(question: Question, compared: Yardstick, each: Each = map) -> Itera
 
 def parts_of(asked: Asked) -> list[Part]:
     """All parts; of a measured profile, without those that its tables do not tell apart."""
-    measured = asked.setting.hardware.profile is not None
+    measured = asked.setting.hardware.measured
     return [part for part in PARTS if not (measured and part.name in _NOT_IN_TABLES)]
 
 

@@ -6,16 +6,16 @@ of twice the bandwidth is twice as fast in both directions and on paper.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import combinations
 from typing import Any
 
 from policies.registry import SYSTEMS, ChoiceError, system
+from sim.machine.dials import DIALS, LINK, PCIE, turned
 from sim.machine.hardware import Hardware, hardware_keys, load_hardware
-from sim.machine.units import GB
 from sim.runs.scenario import Scenario
+from trilane.common.errors import TrilaneError
 from trilane.common.hints import hints_of, plain_types
 from trilane.common.names import unknown
 
@@ -28,40 +28,13 @@ NUMBERS: Mapping[str, type] = {  # keys that hold a number, or several
 }
 MachineOf = Callable[[Scenario], Hardware]
 
-LANE_BYTES_PER_S = {  # one PCIe lane, one way, after line coding: 8b/10b, then 128b/130b (PCI-SIG base specifications)
-    1: 0.25e9, 2: 0.5e9, 3: 8e9 * 128 / 130 / 8, 4: 16e9 * 128 / 130 / 8, 5: 32e9 * 128 / 130 / 8,
-}  # fmt: skip
-_LINK = ("link.theory_bytes_per_s", "link.h2d_bytes_per_s", "link.d2h_bytes_per_s")
 
-
-class SweepError(ValueError):
+class SweepError(TrilaneError):
     """A sweep that cannot be understood or kept; the message says where, what was expected and what to do."""
 
 
-@dataclass(frozen=True)
-class Dial:
-    """Sets the first of ``keys`` to a value x ``unit``; the others keep their ratio to it."""
-
-    label: str
-    keys: tuple[str, ...]
-    unit: float
-
-    def turned(self, numbers: Mapping[str, Any], value: float) -> dict[str, float]:
-        """What changes among the ``numbers`` of a machine, by dotted key."""
-        factor = value * self.unit / numbers[self.keys[0]]
-        return {key: numbers[key] * factor for key in self.keys}
-
-
-PCIE = "pcie"
-DIALS: Mapping[str, Dial] = {
-    "pcie_gbps": Dial("PCIe bandwidth (GB/s)", (_LINK[1], _LINK[0], _LINK[2]), GB),
-    "dram_gbps": Dial("DRAM bandwidth of CPU experts (GB/s)", ("cpu.read_bytes_per_s", "cpu.dram_bytes_per_s"), GB),
-    "gpu_gbps": Dial("GPU memory bandwidth (GB/s)", ("gpu.bandwidth_bytes_per_s",), GB),
-    "gpu_tflops": Dial("GPU matrix rate (TFLOP/s)", ("gpu.flops_per_s",), 1e12),
-    "cpu_gflops": Dial("CPU matrix rate (GFLOP/s)", ("cpu.flops_per_s",), 1e9),
-}
 _SETS: Mapping[str, tuple[str, ...]] = {
-    **{name: dial.keys for name, dial in DIALS.items()}, PCIE: _LINK, "gpu_memory_gb": ("gpu.memory_bytes",),
+    **{name: dial.keys for name, dial in DIALS.items()}, PCIE: LINK, "gpu_memory_gb": ("gpu.memory_bytes",),
 }  # fmt: skip  # numbers of the machine, the one that is meant first
 _LABELS: Mapping[str, str] = {
     **{name: dial.label for name, dial in DIALS.items()},
@@ -204,22 +177,3 @@ def _with_parameters(scenario: Scenario, given: Mapping[str, Any]) -> Scenario:
         if name not in has:
             raise SweepError(unknown(f"parameter of {scenario.policy!r}", name, has))
     return scenario.with_(parameters={**scenario.parameters, **given})
-
-
-def turned(machine: Hardware, dial: str, value: object) -> dict[str, float]:
-    """What a dial changes of a machine, by dotted key. Raises SweepError for a value that it cannot have."""
-    numbers = machine.flat()
-    if dial == PCIE:
-        factor = link_bytes_per_s(value) / numbers[_LINK[0]]
-        return {key: numbers[key] * factor for key in _LINK}
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise SweepError(f"{dial}: expected a number above 0 ({DIALS[dial].label}), got {value!r}")
-    return DIALS[dial].turned(numbers, value)
-
-
-def link_bytes_per_s(value: object) -> float:
-    """One direction of a link such as ``4x16``, on paper. Raises SweepError."""
-    found = re.fullmatch(r"([1-5])x(1|2|4|8|16)", str(value))
-    if found is None:
-        raise SweepError(f"{PCIE}: expected generation x lanes such as 3x16, 4x8 or 5x16, got {value!r}")
-    return LANE_BYTES_PER_S[int(found[1])] * int(found[2])

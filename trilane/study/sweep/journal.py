@@ -1,97 +1,103 @@
-"""What a sweep has done so far: a file beside its output, to which every row is added as it finishes.
-
-JSON lines below a first line that says what the file is. A row counts once its line is complete, line end included: of
-a sweep that was killed while it wrote, the torn last line is dropped and that point is played again.
-"""
+"""The rows that a sweep has finished so far: an SQLite database next to its output."""
 
 from __future__ import annotations
 
 import json
-import os
+import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from trilane.common.files import lock_file
 from trilane.study.sweep.axes import SweepError
 
-HEAD = b'{"journal": "trilane sweep", "format": 1}\n'
+_APPLICATION_ID = 0x7472696C  # "tril", in the header of the database
+_OLD_HEAD = b'{"journal": "trilane sweep"'
 
 
-class Journal:
-    """An open journal. ``rows``: those that it held when it was opened, by point; of two of one point, the later."""
+class SweepJournal:
+    """An open journal. ``rows``: those that it held when it was opened, by point."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
-        self._descriptor = descriptor
-        content = _read_all(descriptor)
-        self.rows = rows_in(content, str(path))
-        self.empty = not self.rows
-        os.ftruncate(descriptor, content.rfind(b"\n") + 1)
-        if not content.startswith(HEAD):
-            self._write(HEAD)
+        self._connection = connection
+        found = connection.execute("SELECT point, content FROM sweep_rows ORDER BY rowid")
+        self.rows: dict[str, dict[str, Any]] = {point: json.loads(content) for point, content in found}
+        self.needed = bool(self.rows)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Keep a row: when this returns, it is on the disk."""
-        self.empty = False
-        self._write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-
-    def remove(self) -> None:
-        """All rows are in the output: it is not needed any more."""
-        self.path.unlink()
-        self.empty = True
-
-    def _write(self, line: bytes) -> None:
-        while line:  # a full disk takes a part, and refuses the next
-            line = line[os.write(self._descriptor, line) :]
-        os.fsync(self._descriptor)
-
-
-def rows_in(content: bytes, where: str) -> dict[str, dict[str, Any]]:
-    """The rows of all complete lines, by point. Raises SweepError if this is no journal, or a damaged one."""
-    if not content.startswith(HEAD):
-        if HEAD.startswith(content):  # killed while it began
-            return {}
-        raise SweepError(f"{where}: expected the journal of a sweep, this is another file; move it away")
-    rows = {}
-    lines = content.split(b"\n")[1:-1]  # what follows the last line end is torn, or nothing
-    for number, line in enumerate(lines, 2):
+        """Keep a row, in place of an earlier one of the same point: when this returns, it is on the disk."""
+        values = (row["point"], json.dumps(row))
         try:
-            row = json.loads(line)
-            rows[row["point"]] = row
-        except (ValueError, KeyError, TypeError):
-            raise SweepError(f"{where}, line {number}: expected a row of a sweep; the file was damaged") from None
-    return rows
+            self._connection.execute("INSERT OR REPLACE INTO sweep_rows VALUES (?, ?)", values)
+        except sqlite3.OperationalError as error:  # such as a full disk
+            raise OSError(f"{self.path}: {error}") from None
+        self.needed = True
+
+    def discard(self) -> None:
+        """Remove the file when it is closed, since the output has all rows."""
+        self.needed = False
 
 
 @contextmanager
-def journal_of(output: Path) -> Iterator[Journal]:
-    """The journal of an output, for this sweep alone; one without rows does not stay. Raises SweepError if another
-    sweep has it."""
+def journal_of(output: Path) -> Iterator[SweepJournal]:
+    """The journal of an output, locked for this sweep; a journal without rows is removed.
+
+    Raises SweepError if another sweep holds it, and if the file is something else.
+    """
     path = output.with_name(f"{output.name}.journal")
-    descriptor = _locked(path, output)
-    try:
-        journal = Journal(path, descriptor)
+    _check_file(path)
+    with closing(_opened(path, output)) as connection:
+        journal = SweepJournal(path, connection)
         try:
             yield journal
         finally:
-            if journal.empty:
+            connection.close()
+            if not journal.needed:
                 path.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
 
 
-def _locked(path: Path, output: Path) -> int:
+def _opened(path: Path, output: Path) -> sqlite3.Connection:
+    """The database, for this process alone; every statement is a transaction, and is on the disk when it ends."""
+    connection = sqlite3.connect(path, timeout=0, isolation_level=None)
     try:
-        return lock_file(path)
-    except BlockingIOError:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # until it is closed, however the process ends
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("BEGIN EXCLUSIVE")
+        if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION_ID,):
+            if connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+                raise _not_a_journal(path)
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            connection.execute("CREATE TABLE sweep_rows (point TEXT PRIMARY KEY, content TEXT NOT NULL)")
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        connection.close()
+        if getattr(error, "sqlite_errorname", "") != "SQLITE_BUSY":
+            raise _not_a_journal(path, f": {error}") from None
         raise SweepError(
             f"{output}: another sweep is writing there; wait until it has ended, or name another file"
         ) from None
+    except SweepError:
+        connection.close()
+        raise
+    return connection
 
 
-def _read_all(descriptor: int) -> bytes:
-    with os.fdopen(os.dup(descriptor), "rb") as file:
-        file.seek(0)
-        return file.read()
+def _check_file(path: Path) -> None:
+    """SQLite would write into an empty or short file whatever it is. Raises SweepError."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        head = file.read(len(_OLD_HEAD))
+    if head == _OLD_HEAD:
+        raise SweepError(
+            f"{path}: this journal was written by an earlier version of Trilane, and cannot be continued; finish the "
+            f"sweep with that version, or move the file away and play all points again"
+        )
+    if head and not head.startswith(b"SQLite format 3\0"):
+        raise _not_a_journal(path)
+
+
+def _not_a_journal(path: Path, why: str = "") -> SweepError:
+    return SweepError(f"{path}: expected the journal of a sweep, this is another file or damaged{why}; move it away")

@@ -17,7 +17,7 @@ from sim.runs.scenario import Scenario
 from sim.simulate import play
 from traces.library import load_trace
 from traces.models.catalogue import load_model
-from trilane.study.draws import LastSetting
+from trilane.study.draws import LastPrepared
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, SweepError, asked_keys
 from trilane.study.sweep.code_fingerprint import source_checksum
 from trilane.study.sweep.grid import Point, canonical, setting_key
@@ -110,7 +110,7 @@ class Player:
     """Plays points one after the other. What points of one setting share is made once, for the last setting."""
 
     def __init__(self) -> None:
-        self._settings = LastSetting()
+        self._prepared = LastPrepared()
 
     def rows(self, tasks: Sequence[Task]) -> list[Row]:
         """The rows of some tasks."""
@@ -124,12 +124,12 @@ class Player:
         try:
             if point.scenario is None:
                 return failed(point, key, point.problem)
-            if key is not None and not self._settings.holds(point.scenario) and key != key_of(point):
+            if key is not None and not self._prepared.shares(point.scenario) and key != key_of(point):
                 raise SweepError(
                     "the files behind this point, or those of Trilane, are not those that the sweep started "
                     "with: a file was changed meanwhile, or another machine has another; start the sweep again"
                 )
-            prepared = self._settings.of(point.scenario)
+            prepared = self._prepared.of(point.scenario)
             return _row(point, key or key_of(point), play(prepared), prepared)
         except Exception as error:  # whatever it is, it belongs to this point, and is no reason to stop the others
             return failed(point, key, f"{type(error).__name__}: {error}")
@@ -140,10 +140,10 @@ def row_of(point: Point) -> Row:
     return Player().row(point)
 
 
-def _row(point: Point, key: str, run: Run, setting: Prepared) -> Row:
+def _row(point: Point, key: str, run: Run, prepared: Prepared) -> Row:
     """Everything about a run: the resolved scenario and all numbers."""
     values = {**run.scenario, **run.to_dict()}
-    share = values["cache_bytes"] / setting.shape.routed_bytes
+    share = values["cache_bytes"] / prepared.shape.routed_bytes
     return _complete(point, key, values, cache_share=share, trace_checksum=run.trace_checksum)
 
 

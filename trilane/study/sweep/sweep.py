@@ -11,7 +11,7 @@ import pandas as pd
 
 from trilane.study.sweep.axes import SweepError, policy_in
 from trilane.study.sweep.grid import Grid, points
-from trilane.study.sweep.journal import Journal, journal_of
+from trilane.study.sweep.journal import SweepJournal, journal_of
 from trilane.study.sweep.play import played_rows
 from trilane.study.sweep.point import Contents, Row, Task, key_of
 from trilane.study.sweep.table import COLUMNS, frame_of, read_table, table_of, write_table
@@ -70,7 +70,7 @@ def sweep(
         table = table_of(asked, [task.point.axes for task in tasks], [rows[task.key] for task in tasks])
         if journal is not None and target is not None:
             write_table(table, target)
-            journal.remove()
+            journal.discard()
     return frame_of(table)
 
 
@@ -108,7 +108,7 @@ def _tasks(grid: Grid) -> list[Task]:
     return [Task.of(key_of(point, contents), point) for point in points(grid)]
 
 
-def _kept(target: Path, journal: Journal, tasks: Sequence[Task], retry_errors: bool) -> dict[str, Row]:
+def _kept(target: Path, journal: SweepJournal, tasks: Sequence[Task], retry_errors: bool) -> dict[str, Row]:
     """Rows that are done already, of this grid's points. Raises SweepError rather than lose those of others."""
     held = {**_rows_of(target), **journal.rows}
     wanted = {task.key for task in tasks}

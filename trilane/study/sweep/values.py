@@ -10,8 +10,9 @@ import numpy as np
 import yaml
 
 from policies.registry import SYSTEMS
+from sim.machine.dials import DIALS
 from trilane.common.hints import hints_of, plain_types
-from trilane.study.sweep.axes import DIALS, NUMBERS, PARAMETER, SweepError, check_axis, takers
+from trilane.study.sweep.axes import NUMBERS, PARAMETER, SweepError, check_axis, takers
 
 POINTS = 8  # of a range that does not say how many
 MOST_POINTS = 10_000

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.runs.spans import LANES
-from trilane.study.validation.comparison import AgreementError, Pairing
-from trilane.study.validation.error_breakdown import causes, parts_of
-from trilane.study.validation.rank_agreement import Ranking, groups_of, names_of, ranking_of
-from trilane.study.validation.repeated import Quantity
+from trilane.study.validation.comparison import AgreementError, RunComparison
+from trilane.study.validation.error_breakdown import error_breakdown, parts_of
+from trilane.study.validation.rank_agreement import RankAgreement, groups_of, names_of, ranking_of
+from trilane.study.validation.repeated import Repeated
 
 MEDIAN_AIM, WORST_AIM, TAU_AIM = 0.05, 0.15, 0.9
 _WITHIN = (0.05, 0.10, 0.15)
@@ -55,78 +55,78 @@ class Summary:
         return asdict(self)
 
 
-class LaneError(NamedTuple):
+class LaneAccuracy(NamedTuple):
     """Absolute errors of a lane's busy time, over all scenarios."""
 
     median_of_tpot: float  # as a fraction of the measured TPOT
     worst_of_tpot: float
-    worst_place: int  # which pairing that is
+    worst_place: int  # which comparison that is
     median_of_lane: float | None  # as a fraction of the lane's own busy time; None where it was never used
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Pairings of many scenarios, each asked once. Raises AgreementError if there is none, or one twice."""
+    """Comparisons of many scenarios, each asked once. Raises AgreementError if there is none, or one twice."""
 
-    pairings: tuple[Pairing, ...]
+    comparisons: tuple[RunComparison, ...]
 
     def __post_init__(self) -> None:
-        if not self.pairings:
+        if not self.comparisons:
             raise AgreementError("expected at least one scenario, measured and predicted, got none")
         seen: list[Mapping[str, Any]] = []
-        for scenario in (pairing.scenario for pairing in self.pairings):
+        for scenario in (comparison.scenario for comparison in self.comparisons):
             if scenario in seen:
                 raise AgreementError(f"{scenario['policy']}: expected every scenario once, got this twice: {scenario}")
             seen.append(scenario)
 
     @cached_property
     def names(self) -> list[str]:
-        """Of each pairing: its policy, with the parameters that tell it from others."""
-        return names_of(self.pairings)
+        """Of each comparison: its policy, with the parameters that tell it from others."""
+        return names_of(self.comparisons)
 
     @cached_property
     def groups(self) -> list[list[int]]:
-        """Places of pairings that differ only in policy."""
-        return groups_of(self.pairings)
+        """Places of comparisons that differ only in policy."""
+        return groups_of(self.comparisons)
 
     @cached_property
     def varying(self) -> list[str]:
         """Keys of the scenarios, beside policy and parameters, in which groups differ; batch stands for sequences."""
-        first = [self.pairings[group[0]].scenario for group in self.groups]
+        first = [self.comparisons[group[0]].scenario for group in self.groups]
         keys = [key for key in first[0] if key not in _NEVER_TOLD and any(s[key] != first[0][key] for s in first)]
         return [key for key in keys if key != "sequences" or "batch" not in keys]
 
     def settings(self, place: int) -> dict[str, str]:
-        """What tells a pairing's group from others, in words."""
-        scenario = self.pairings[place].scenario
+        """What tells a comparison's group from others, in words."""
+        scenario = self.comparisons[place].scenario
         return {key: in_words(key, scenario[key]) for key in self.varying}
 
     def title(self, place: int) -> str:
-        """A pairing in a few words."""
+        """A comparison in a few words."""
         return ", ".join([self.names[place], *(f"{name_of(k)} {v}" for k, v in self.settings(place).items())])
 
     @cached_property
-    def rankings(self) -> dict[int, Ranking]:
-        """Of each group of two policies or more, by the place of its first pairing."""
+    def rankings(self) -> dict[int, RankAgreement]:
+        """Of each group of two policies or more, by the place of its first comparison."""
         ranked = {group[0]: ranking_of(*self._members(group)) for group in self.groups}
         return {place: ranking for place, ranking in ranked.items() if ranking}
 
-    def _members(self, group: Sequence[int]) -> tuple[list[str], list[Pairing]]:
-        return [self.names[place] for place in group], [self.pairings[place] for place in group]
+    def _members(self, group: Sequence[int]) -> tuple[list[str], list[RunComparison]]:
+        return [self.names[place] for place in group], [self.comparisons[place] for place in group]
 
     @cached_property
     def summary(self) -> Summary:
         """The numbers that the verdicts are about."""
-        errors = np.array([abs(_error(pairing.tpot_ms)) for pairing in self.pairings])
-        rankings, ttfts = self.rankings.values(), [pairing.ttft_ms for pairing in self.pairings]
+        errors = np.array([abs(_error(comparison.tpot_ms)) for comparison in self.comparisons])
+        rankings, ttfts = self.rankings.values(), [comparison.ttft_ms for comparison in self.comparisons]
         return Summary(
-            scenarios=len(errors), repeats=min(len(pairing.measured) for pairing in self.pairings),
+            scenarios=len(errors), repeats=min(len(comparison.measured) for comparison in self.comparisons),
             median_error=float(np.median(errors)), p90_error=float(np.percentile(errors, 90)),
             worst_error=float(errors.max()),
             within={f"{limit:.0%}": int((errors <= limit).sum()) for limit in _WITHIN},
-            median_null_error=_median([pairing.null_error for pairing in self.pairings]),
+            median_null_error=_median([comparison.null_error for comparison in self.comparisons]),
             median_ttft_error=_median([ttft.error for ttft in ttfts if ttft]),
-            median_spread=_median([pairing.tpot_ms.spread for pairing in self.pairings]),
+            median_spread=_median([comparison.tpot_ms.spread for comparison in self.comparisons]),
             tau=_mean([ranking.tau for ranking in rankings]),
             null_tau=_mean([ranking.null_tau for ranking in rankings]),
             tau_beyond_spread=_mean([ranking.tau_beyond_spread for ranking in rankings]),
@@ -137,8 +137,8 @@ class Agreement:
 
     @cached_property
     def far_off(self) -> list[int]:
-        """Places of the pairings whose TPOT error is beyond what we aim at, worst first."""
-        errors = {place: abs(_error(pairing.tpot_ms)) for place, pairing in enumerate(self.pairings)}
+        """Places of the comparisons whose TPOT error is beyond what we aim at, worst first."""
+        errors = {place: abs(_error(comparison.tpot_ms)) for place, comparison in enumerate(self.comparisons)}
         return sorted((place for place, error in errors.items() if error > WORST_AIM), key=lambda p: -errors[p])
 
     @cached_property
@@ -165,38 +165,40 @@ class Agreement:
         ]
 
     def _parity_verdict(self) -> Verdict:
-        checked = [pairing.parity for pairing in self.pairings if pairing.parity]
+        checked = [comparison.parity for comparison in self.comparisons if comparison.parity]
         kept = sum(parity.held for parity in checked)
         text = f"parity of plans, hits, loads and bytes (law 10) in {kept} of {len(checked)} scenarios checked"
         return Verdict(kept == len(checked) if checked else None, text)
 
     @cached_property
-    def lane_errors(self) -> dict[str, LaneError]:
+    def lane_errors(self) -> dict[str, LaneAccuracy]:
         """How far off the busy time of each lane is."""
         return {lane: self._lane_error(lane) for lane in LANES}
 
-    def _lane_error(self, lane: str) -> LaneError:
-        points = [abs(pairing.lane_points(lane)) for pairing in self.pairings]
-        own = _median([pairing.lane_ms[lane].error for pairing in self.pairings])
-        return LaneError(float(np.median(points)), max(points), int(np.argmax(points)), own)
+    def _lane_error(self, lane: str) -> LaneAccuracy:
+        points = [abs(comparison.lane_points(lane)) for comparison in self.comparisons]
+        own = _median([comparison.lane_ms[lane].error for comparison in self.comparisons])
+        return LaneAccuracy(float(np.median(points)), max(points), int(np.argmax(points)), own)
 
     def rows(self) -> list[dict[str, Any]]:
         """One JSON-ready row a scenario, in the order given."""
-        return [self._row(place) for place in range(len(self.pairings))]
+        return [self._row(place) for place in range(len(self.comparisons))]
 
     def _row(self, place: int) -> dict[str, Any]:
-        pairing = self.pairings[place]
+        comparison = self.comparisons[place]
         lanes = {
-            lane: {**ms.to_dict(), "error_of_tpot": pairing.lane_points(lane)} for lane, ms in pairing.lane_ms.items()
+            lane: {**ms.to_dict(), "error_of_tpot": comparison.lane_points(lane)}
+            for lane, ms in comparison.lane_ms.items()
         }
         return {
-            "name": self.names[place], "scenario": dict(pairing.scenario), "labels": list(pairing.predicted.labels),
-            "tpot_ms": pairing.tpot_ms.to_dict(), "ttft_ms": pairing.ttft_ms and pairing.ttft_ms.to_dict(),
-            "null_model_tpot_ms": pairing.null_tpot_ms, "null_model_error": pairing.null_error,
-            "lane_ms": lanes, "work": _work(pairing), "memory": _dicts(pairing.memory),
-            "stall_ms": _dicts(pairing.stall_ms), "parts": [part.to_dict() for part in parts_of(pairing)],
-            "causes": [str(cause) for cause in causes(pairing)],
-            "parity": pairing.parity and pairing.parity.to_dict(),
+            "name": self.names[place], "scenario": dict(comparison.scenario),
+            "labels": list(comparison.predicted.labels),
+            "tpot_ms": comparison.tpot_ms.to_dict(), "ttft_ms": comparison.ttft_ms and comparison.ttft_ms.to_dict(),
+            "null_model_tpot_ms": comparison.null_tpot_ms, "null_model_error": comparison.null_error,
+            "lane_ms": lanes, "work": _work(comparison), "memory": _dicts(comparison.memory),
+            "stall_ms": _dicts(comparison.stall_ms), "parts": [part.to_dict() for part in parts_of(comparison)],
+            "causes": [str(cause) for cause in error_breakdown(comparison)],
+            "parity": comparison.parity and comparison.parity.to_dict(),
         }  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
@@ -224,19 +226,19 @@ def in_words(key: str, value: Any) -> str:
     return f"{value:g} GB" if key == "gpu_memory_gb" else str(value)
 
 
-def _work(pairing: Pairing) -> list[dict[str, Any]]:
+def _work(comparison: RunComparison) -> list[dict[str, Any]]:
     return [
-        {"lane": lane, "kind": kind, "ms": ms.to_dict(), "spans": pairing.work_spans[lane, kind].to_dict()}
-        for (lane, kind), ms in pairing.work_ms.items()
+        {"lane": lane, "kind": kind, "ms": ms.to_dict(), "spans": comparison.work_spans[lane, kind].to_dict()}
+        for (lane, kind), ms in comparison.work_ms.items()
     ]
 
 
-def _dicts(quantities: Mapping[str, Quantity]) -> dict[str, Any]:
-    return {name: quantity.to_dict() for name, quantity in quantities.items()}
+def _dicts(numbers: Mapping[str, Repeated]) -> dict[str, Any]:
+    return {name: repeated.to_dict() for name, repeated in numbers.items()}
 
 
-def _error(quantity: Quantity) -> float:
-    return quantity.predicted / quantity.median - 1
+def _error(repeated: Repeated) -> float:
+    return repeated.predicted / repeated.median - 1
 
 
 def _median(values: Sequence[float | None]) -> float | None:

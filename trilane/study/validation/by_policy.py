@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from trilane.study.validation.agreement import Agreement
-from trilane.study.validation.comparison import Pairing
+from trilane.study.validation.comparison import RunComparison
 
 HOST_AIM = 0.10  # of TPOT, at full size
 _HOST = ("launch", "plan", "foresee")
@@ -19,33 +19,33 @@ HEADERS = [
 
 def policy_lines(agreement: Agreement) -> list[list[str]]:
     """A line of text cells for every policy, in the order of ``HEADERS``; medians over its scenarios."""
-    by_name: dict[str, list[Pairing]] = defaultdict(list)
-    for name, pairing in zip(agreement.names, agreement.pairings, strict=True):
-        by_name[name].append(pairing)
-    return [[name, str(len(pairings)), *_cells(pairings)] for name, pairings in by_name.items()]
+    by_name: dict[str, list[RunComparison]] = defaultdict(list)
+    for name, comparison in zip(agreement.names, agreement.comparisons, strict=True):
+        by_name[name].append(comparison)
+    return [[name, str(len(comparisons)), *_cells(comparisons)] for name, comparisons in by_name.items()]
 
 
-def host_share(pairing: Pairing) -> float:
+def host_share(comparison: RunComparison) -> float:
     """Measured time of planning and launching / measured TPOT."""
-    return sum(_host_ms(pairing, kind) for kind in _HOST) / pairing.tpot_ms.median
+    return sum(_host_ms(comparison, kind) for kind in _HOST) / comparison.tpot_ms.median
 
 
-def _cells(pairings: Sequence[Pairing]) -> list[str]:
-    planning = median(_us_a_layer(pairing, "plan", "foresee") for pairing in pairings)
-    launching = median(_us_a_layer(pairing, "launch") for pairing in pairings)
-    changed = [pairing.parity.changed_plans_share for pairing in pairings if pairing.parity]
+def _cells(comparisons: Sequence[RunComparison]) -> list[str]:
+    planning = median(_us_a_layer(comparison, "plan", "foresee") for comparison in comparisons)
+    launching = median(_us_a_layer(comparison, "launch") for comparison in comparisons)
+    changed = [comparison.parity.changed_plans_share for comparison in comparisons if comparison.parity]
     return [
-        f"{median(abs(pairing.tpot_ms.error or 0.0) for pairing in pairings):.1%}", f"{planning:,.0f}",
-        f"{launching:,.0f}", f"{median(map(host_share, pairings)):.1%}",
+        f"{median(abs(comparison.tpot_ms.error or 0.0) for comparison in comparisons):.1%}", f"{planning:,.0f}",
+        f"{launching:,.0f}", f"{median(map(host_share, comparisons)):.1%}",
         f"{min(changed):.0%} to {max(changed):.0%}" if changed else "-",
     ]  # fmt: skip
 
 
-def _us_a_layer(pairing: Pairing, *kinds: str) -> float:
-    layers = int(pairing.predicted.spans["layer"].max()) + 1
-    return 1e3 * sum(_host_ms(pairing, kind) for kind in kinds) / layers
+def _us_a_layer(comparison: RunComparison, *kinds: str) -> float:
+    layers = int(comparison.predicted.spans["layer"].max()) + 1
+    return 1e3 * sum(_host_ms(comparison, kind) for kind in kinds) / layers
 
 
-def _host_ms(pairing: Pairing, kind: str) -> float:
-    found = pairing.work_ms.get(("host", kind))
+def _host_ms(comparison: RunComparison, kind: str) -> float:
+    found = comparison.work_ms.get(("host", kind))
     return found.median if found else 0.0

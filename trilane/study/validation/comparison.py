@@ -1,4 +1,4 @@
-"""A pairing: the measured runs of one scenario beside its predicted run, number by number.
+"""A comparison: the measured runs of one scenario beside its predicted run, number by number.
 
 It knows nothing of how a run was measured: both sides are spans, and every number has the one definition that
 ``sim.runs.metrics`` gives it.
@@ -19,7 +19,8 @@ from sim.runs.columns import KINDS, columns_of
 from sim.runs.metrics import layer_frame, step_times
 from sim.runs.run import Run
 from sim.runs.spans import COPIES, INSTANT, LANES
-from trilane.study.validation.repeated import Quantity
+from sim.runs.stalls import STALL_LANES
+from trilane.study.validation.repeated import Repeated
 
 _MAY_DIFFER = ("hardware", "hardware_overrides")  # the machine itself, and the profile that stands for it
 
@@ -69,7 +70,7 @@ class Parity(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pairing:
+class RunComparison:
     """Repeated measured runs of one scenario, its predicted run, and the parity of their logs where it was checked.
 
     Raises AgreementError if they are not of one scenario (the hardware's name apart) or did not decode.
@@ -93,12 +94,12 @@ class Pairing:
         return self.predicted.scenario
 
     @cached_property
-    def tpot_ms(self) -> Quantity:
+    def tpot_ms(self) -> Repeated:
         """Time per output token."""
         return self._metric("tpot_ms")
 
     @cached_property
-    def ttft_ms(self) -> Quantity | None:
+    def ttft_ms(self) -> Repeated | None:
         """Time to first token; None without a prefill."""
         return None if self.predicted.metrics.ttft_ms is None else self._metric("ttft_ms")
 
@@ -113,7 +114,7 @@ class Pairing:
         return None if self.null_tpot_ms is None else self.null_tpot_ms / self.tpot_ms.median - 1
 
     @cached_property
-    def lane_ms(self) -> dict[str, Quantity]:
+    def lane_ms(self) -> dict[str, Repeated]:
         """Busy time of each lane in a mean decode step."""
         return {lane: self._each(lambda run, lane=lane: _busy_ms(run, lane)) for lane in LANES}  # type: ignore[misc]
 
@@ -122,25 +123,25 @@ class Pairing:
         return self.lane_ms[lane].difference / self.tpot_ms.median
 
     @cached_property
-    def stall_ms(self) -> dict[str, Quantity]:
+    def stall_ms(self) -> dict[str, Repeated]:
         """Time of a mean decode step without GPU work, by the lane it waited for (``sim.runs.stalls``)."""
-        return {lane: self._metric(f"stall_{lane}_ms") for lane in ("h2d", "cpu", "host")}
+        return {lane: self._metric(f"stall_{lane}_ms") for lane in STALL_LANES}
 
     @cached_property
-    def work_ms(self) -> dict[tuple[str, str], Quantity]:
+    def work_ms(self) -> dict[tuple[str, str], Repeated]:
         """Busy time of a mean decode step by lane and kind of span."""
         return self._work(lambda work: work.ms)
 
     @cached_property
-    def work_spans(self) -> dict[tuple[str, str], Quantity]:
+    def work_spans(self) -> dict[tuple[str, str], Repeated]:
         """Spans of a mean decode step by lane and kind."""
         return self._work(lambda work: work.spans)
 
     @cached_property
-    def memory(self) -> dict[str, Quantity]:
+    def memory(self) -> dict[str, Repeated]:
         """What law 10 is about, counted in the spans: hits and hit rate, expert copies by kind, their bytes."""
         counted = [_memory(run) for run in (*self.measured, self.predicted)]
-        return {name: _quantity([count[name] for count in counted]) for name in counted[0]}
+        return {name: _repeated([count[name] for count in counted]) for name in counted[0]}
 
     @cached_property
     def median_run(self) -> Run:
@@ -152,15 +153,15 @@ class Pairing:
     def _works(self) -> list[dict[tuple[str, str], Work]]:
         return [work_of(run.spans) for run in (*self.measured, self.predicted)]
 
-    def _work(self, number: Callable[[Work], float]) -> dict[tuple[str, str], Quantity]:
+    def _work(self, number: Callable[[Work], float]) -> dict[tuple[str, str], Repeated]:
         keys = dict.fromkeys(key for work in self._works for key in work)
-        return {key: _quantity([number(work.get(key, _NONE)) for work in self._works]) for key in keys}
+        return {key: _repeated([number(work.get(key, _NONE)) for work in self._works]) for key in keys}
 
-    def _metric(self, name: str) -> Quantity:
-        return self._each(lambda run: float(getattr(run.metrics, name)))
+    def _metric(self, name: str) -> Repeated:
+        return self._each(lambda run: float(run.metrics.to_dict()[name] or 0.0))
 
-    def _each(self, number: Callable[[Run], float]) -> Quantity:
-        return _quantity([number(run) for run in (*self.measured, self.predicted)])
+    def _each(self, number: Callable[[Run], float]) -> Repeated:
+        return _repeated([number(run) for run in (*self.measured, self.predicted)])
 
 
 def work_of(spans: pd.DataFrame) -> dict[tuple[str, str], Work]:
@@ -193,9 +194,9 @@ def _check_same(run: Run, predicted: Run) -> None:
         )
 
 
-def _quantity(numbers: list[float]) -> Quantity:
+def _repeated(numbers: list[float]) -> Repeated:
     """The last number is the predicted one."""
-    return Quantity(tuple(numbers[:-1]), numbers[-1])
+    return Repeated(tuple(numbers[:-1]), numbers[-1])
 
 
 def _busy_ms(run: Run, lane: str) -> float:

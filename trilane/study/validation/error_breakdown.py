@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trilane.study.validation.comparison import Pairing
-from trilane.study.validation.repeated import Quantity
+from trilane.study.validation.comparison import RunComparison
+from trilane.study.validation.repeated import Repeated
 
 _WAITS = {"h2d": "the GPU waits for copies", "cpu": "the GPU waits for the CPU", "host": "the GPU waits for the host"}
 _BEHIND = {"h2d": ("h2d",), "cpu": ("cpu", "d2h"), "host": ("host", "d2h")}  # lanes whose work a wait may come from
@@ -18,11 +18,11 @@ _WORTH_NAMING = 0.1  # of the TPOT error, or of the wait that is to be explained
 
 
 @dataclass(frozen=True)
-class Cause:
+class ErrorPart:
     """A part of a decode step that was predicted otherwise than measured; ``behind``: what lies under a wait."""
 
     what: str
-    ms: Quantity
+    ms: Repeated
     behind: str = ""
 
     def __str__(self) -> str:
@@ -37,40 +37,40 @@ class Cause:
         }  # fmt: skip
 
 
-def parts_of(pairing: Pairing) -> list[Cause]:
+def parts_of(comparison: RunComparison) -> list[ErrorPart]:
     """All parts of a mean decode step: the GPU's work by kind, and its waits."""
-    work = [Cause(f"{kind} on the GPU", ms) for (lane, kind), ms in pairing.work_ms.items() if lane == "gpu"]
-    return work + [Cause(_WAITS[lane], ms, _behind(pairing, lane)) for lane, ms in pairing.stall_ms.items()]
+    work = [ErrorPart(f"{kind} on the GPU", ms) for (lane, kind), ms in comparison.work_ms.items() if lane == "gpu"]
+    return work + [ErrorPart(_WAITS[lane], ms, _behind(comparison, lane)) for lane, ms in comparison.stall_ms.items()]
 
 
-def causes(pairing: Pairing, most: int = 3) -> list[Cause]:
+def error_breakdown(comparison: RunComparison, most: int = 3) -> list[ErrorPart]:
     """The parts that differ most, largest first, whichever way; none that is small beside the error of the whole.
 
     Parts may differ more than the whole: errors that cancel out are errors.
     """
-    parts = sorted(parts_of(pairing), key=lambda part: -abs(part.ms.difference))
-    least = _WORTH_NAMING * abs(pairing.tpot_ms.difference)
+    parts = sorted(parts_of(comparison), key=lambda part: -abs(part.ms.difference))
+    least = _WORTH_NAMING * abs(comparison.tpot_ms.difference)
     return [part for part in parts[:most] if part.ms.difference and abs(part.ms.difference) >= least]
 
 
-def _behind(pairing: Pairing, waited_for: str) -> str:
+def _behind(comparison: RunComparison, waited_for: str) -> str:
     """The work of the lane waited for that was mispredicted the same way as the wait, if any was."""
-    wait = pairing.stall_ms[waited_for].difference
+    wait = comparison.stall_ms[waited_for].difference
     if not wait:
         return ""
-    same = {key: ms.difference / wait for key, ms in pairing.work_ms.items() if key[0] in _BEHIND[waited_for]}
+    same = {key: ms.difference / wait for key, ms in comparison.work_ms.items() if key[0] in _BEHIND[waited_for]}
     key = max(same, key=lambda key: same[key], default=None)
     if key is None or same[key] < _WORTH_NAMING:
         lanes = " and ".join(_BEHIND[waited_for])
         return f"work on {lanes} does not explain it: see when, and in which order, it starts"
-    return f"{key[1]} on {key[0]}: {_side_by_side(pairing.work_ms[key])}{_numbers(pairing.work_spans[key])}"
+    return f"{key[1]} on {key[0]}: {_side_by_side(comparison.work_ms[key])}{_numbers(comparison.work_spans[key])}"
 
 
-def _side_by_side(ms: Quantity) -> str:
+def _side_by_side(ms: Repeated) -> str:
     return f"{ms.predicted:.3g} ms predicted, {ms.median:.3g} measured ({ms.difference:+.2g})"
 
 
-def _numbers(count: Quantity) -> str:
+def _numbers(count: Repeated) -> str:
     if f"{count.predicted:.3g}" == f"{count.median:.3g}":
         return f", {count.median:.3g} of them each"
     return f", {count.predicted:.3g} of them predicted, {count.median:.3g} measured"

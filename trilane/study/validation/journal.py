@@ -22,7 +22,7 @@ from pyarrow import parquet
 
 import realrun
 from realrun.errors import RefusedError
-from realrun.profiling.profile_timing import Samples
+from realrun.profiling.timing import Samples
 from sim.machine.hardware import Power
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run
@@ -43,7 +43,7 @@ class Kept(NamedTuple):
     replayed: bool
 
 
-class Journal:
+class ValidationJournal:
     """The journal in ``folder``, which is made with the first thing that is kept.
 
     One of another ``question`` that is there counts as empty, and is renamed then, to ``before``; ``changed`` says what
@@ -120,7 +120,7 @@ class Journal:
 
 
 @contextmanager
-def journal_of(folder: Path, question: Mapping[str, str]) -> Iterator[Journal]:
+def journal_of(folder: Path, question: Mapping[str, str]) -> Iterator[ValidationJournal]:
     """The journal in ``folder``, for this validation alone. Raises RefusedError if another one has it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.with_name(f"{folder.name}.lock")
@@ -131,7 +131,7 @@ def journal_of(folder: Path, question: Mapping[str, str]) -> Iterator[Journal]:
             f"{folder}: another validation is writing there; wait until it has ended, or name another folder"
         ) from None
     try:
-        yield Journal(folder, question)
+        yield ValidationJournal(folder, question)
     finally:
         lock.unlink(missing_ok=True)
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Ranking agreement: whether the prediction orders policies as the measurement does."""
+"""RankAgreement agreement: whether the prediction orders policies as the measurement does."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from scipy.stats import kendalltau
 
-from trilane.study.validation.comparison import Pairing
+from trilane.study.validation.comparison import RunComparison
 
 _OF_THE_POLICY = ("policy", "parameters")
 
 
 @dataclass(frozen=True)
-class Ranking:
+class RankAgreement:
     """Policies that were asked the same, by TPOT. A tau is None where one side puts all of them level.
 
     ``tau`` is Kendall's tau-b of the measured medians and the predictions. Pairs that the measurement itself cannot
@@ -45,39 +45,40 @@ def setting_key(scenario: Mapping[str, Any]) -> str:
     return json.dumps({key: scenario[key] for key in scenario if key not in _OF_THE_POLICY}, sort_keys=True)
 
 
-def groups_of(pairings: Sequence[Pairing]) -> list[list[int]]:
-    """Places of the pairings that differ only in policy, in the order given."""
+def groups_of(comparisons: Sequence[RunComparison]) -> list[list[int]]:
+    """Places of the comparisons that differ only in policy, in the order given."""
     groups: dict[str, list[int]] = {}
-    for place, pairing in enumerate(pairings):
-        groups.setdefault(setting_key(pairing.scenario), []).append(place)
+    for place, comparison in enumerate(comparisons):
+        groups.setdefault(setting_key(comparison.scenario), []).append(place)
     return list(groups.values())
 
 
-def names_of(pairings: Sequence[Pairing]) -> list[str]:
+def names_of(comparisons: Sequence[RunComparison]) -> list[str]:
     """A name for each: its policy, and the parameters that tell it from others of its policy in the same setting."""
     telling: dict[str, set[str]] = {}
-    for group in groups_of(pairings):
-        for one, other in combinations([pairings[place].scenario for place in group], 2):
+    for group in groups_of(comparisons):
+        for one, other in combinations([comparisons[place].scenario for place in group], 2):
             if one["policy"] == other["policy"]:
                 telling.setdefault(one["policy"], set()).update(_differing(one["parameters"], other["parameters"]))
-    return [_name(pairing.scenario, sorted(telling.get(pairing.scenario["policy"], ()))) for pairing in pairings]
+    scenarios = [comparison.scenario for comparison in comparisons]
+    return [_name(scenario, sorted(telling.get(scenario["policy"], ()))) for scenario in scenarios]
 
 
-def ranking_of(names: Sequence[str], pairings: Sequence[Pairing]) -> Ranking | None:
+def ranking_of(names: Sequence[str], comparisons: Sequence[RunComparison]) -> RankAgreement | None:
     """How the policies of one setting are ordered; None if there are fewer than two."""
-    if len(pairings) < 2:
+    if len(comparisons) < 2:
         return None
-    order = sorted(range(len(names)), key=lambda place: pairings[place].tpot_ms.median)
+    order = sorted(range(len(names)), key=lambda place: comparisons[place].tpot_ms.median)
     sides = list(combinations(order, 2))
-    measured = np.array([pairing.tpot_ms.median for pairing in pairings])
-    predicted = np.array([pairing.tpot_ms.predicted for pairing in pairings])
+    measured = np.array([comparison.tpot_ms.median for comparison in comparisons])
+    predicted = np.array([comparison.tpot_ms.predicted for comparison in comparisons])
     signs = [_sign(measured[b] - measured[a]) * _sign(predicted[b] - predicted[a]) for a, b in sides]
-    tied = [_tied(pairings[a], pairings[b]) for a, b in sides]
+    tied = [_tied(comparisons[a], comparisons[b]) for a, b in sides]
     told = [sign for sign, tie in zip(signs, tied, strict=True) if not tie]
-    return Ranking(
+    return RankAgreement(
         policies=tuple(names[place] for place in order),
         tau=_tau(measured, predicted),
-        null_tau=_tau(measured, [math.nan if p.null_tpot_ms is None else p.null_tpot_ms for p in pairings]),
+        null_tau=_tau(measured, [math.nan if p.null_tpot_ms is None else p.null_tpot_ms for p in comparisons]),
         tau_beyond_spread=sum(told) / len(told) if told else None,
         pairs=len(sides),
         discordant=tuple((names[a], names[b]) for (a, b), sign in zip(sides, signs, strict=True) if sign < 0),
@@ -90,7 +91,7 @@ def _tau(measured: Sequence[float] | Any, predicted: Sequence[float] | Any) -> f
     return None if math.isnan(tau) else tau
 
 
-def _tied(one: Pairing, other: Pairing) -> bool:
+def _tied(one: RunComparison, other: RunComparison) -> bool:
     """Whether the repeats cannot tell which of the two is faster."""
     room = (one.tpot_ms.half_iqr or 0.0) + (other.tpot_ms.half_iqr or 0.0)
     return abs(one.tpot_ms.median - other.tpot_ms.median) <= room

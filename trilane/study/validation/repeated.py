@@ -9,7 +9,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Quantity:
+class Repeated:
     """One number of a run: as measured in each repeat, and as predicted."""
 
     measured: tuple[float, ...]

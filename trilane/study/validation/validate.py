@@ -10,14 +10,14 @@ from typing import NamedTuple
 from realrun.errors import LaneError, RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.machine.machines import RealMachine
-from realrun.profiling.profile_again import Reprofile, profile_of, profiled_again
-from realrun.replay.replay_bench import Measurement, ReplayBench, room_for
+from realrun.profiling.profile import Reprofile, profile_of, profiled_again
+from realrun.replay.measure import Measurement, ReplayBench, room_for
 from sim.machine.hardware import Hardware
 from sim.runs.prepare import Prepared, prepare
 from sim.simulate import play
 from trilane.study.validation.agreement import Agreement
-from trilane.study.validation.comparison import Pairing
-from trilane.study.validation.journal import Journal, Kept, journal_of, question_of
+from trilane.study.validation.comparison import RunComparison
+from trilane.study.validation.journal import Kept, ValidationJournal, journal_of, question_of
 from trilane.study.validation.parity import answers_of, parity_of_repeats, replays
 from trilane.study.validation.plan import ValidationPlan, alternating
 from trilane.study.validation.stopping import Stop
@@ -25,7 +25,7 @@ from trilane.study.validation.stopping import Stop
 Progress = Callable[[str], None]
 
 
-class Ended(NamedTuple):
+class ValidationEnd(NamedTuple):
     """How a validation ended: runs in its journal, of how many; why it stopped before the last one; and the error.
 
     ``changed``: what had changed since the journal that was there before, which was begun anew.
@@ -48,7 +48,7 @@ class Validated(NamedTuple):
     agreement: Agreement
     hardware: Hardware
     by_file: Agreement
-    ended: Ended
+    ended: ValidationEnd
     remarks: tuple[str, ...] = ()
 
     @property
@@ -108,11 +108,11 @@ class _Rounds(NamedTuple):
 
     plan: ValidationPlan
     settings: Sequence[Prepared]
-    journal: Journal
+    journal: ValidationJournal
     stop: Stop
     progress: Progress
 
-    def measure(self, machine: RealMachine) -> Ended:
+    def measure(self, machine: RealMachine) -> ValidationEnd:
         """All that is not in the journal yet, or until it is stopped."""
         why: str | None = None
         error: LaneError | None = None
@@ -121,7 +121,8 @@ class _Rounds(NamedTuple):
         except LaneError as failed:
             why, error = str(failed), failed
         scenarios, repeats = len(self.settings), self.plan.repeats
-        return Ended(self.journal.count(scenarios, repeats), scenarios * repeats, why, error, self.journal.changed)
+        done = self.journal.count(scenarios, repeats)
+        return ValidationEnd(done, scenarios * repeats, why, error, self.journal.changed)
 
     def _measure(self, machine: RealMachine) -> str | None:
         """Why it was stopped, if it was."""
@@ -168,7 +169,9 @@ def _kept(setting: Prepared, measured: Measurement) -> Kept:
     return Kept(measured.run, answers_of(measured.session), replayed)
 
 
-def _validated(plan: ValidationPlan, settings: Sequence[Prepared], journal: Journal, ended: Ended) -> Validated:
+def _validated(
+    plan: ValidationPlan, settings: Sequence[Prepared], journal: ValidationJournal, ended: ValidationEnd
+) -> Validated:
     hardware = profiled_again(settings[0], journal.samples())
     runs = [journal.runs(place, plan.repeats, setting.hardware.power) for place, setting in enumerate(settings)]
     pairs = [(setting, kept) for setting, kept in zip(settings, runs, strict=True) if kept]
@@ -177,7 +180,7 @@ def _validated(plan: ValidationPlan, settings: Sequence[Prepared], journal: Jour
 
 
 def _agreement(pairs: Sequence[tuple[Prepared, list[Kept]]], hardware: Hardware) -> Agreement:
-    return Agreement(tuple(_pairing(setting, kept, hardware) for setting, kept in pairs))
+    return Agreement(tuple(_comparison(setting, kept, hardware) for setting, kept in pairs))
 
 
 def _check_one_model(settings: Sequence[Prepared]) -> None:
@@ -189,10 +192,10 @@ def _check_one_model(settings: Sequence[Prepared]) -> None:
             )
 
 
-def _pairing(setting: Prepared, measured: Sequence[Kept], hardware: Hardware) -> Pairing:
+def _comparison(setting: Prepared, measured: Sequence[Kept], hardware: Hardware) -> RunComparison:
     """Measured runs next to the prediction; the answers in all of them are compared with its."""
     elsewhere = setting.on(hardware, planner=setting.costs)
     session = elsewhere.session_of(LoggedSession)
     predicted = play(elsewhere, session)
     parity = parity_of_repeats([(each.answers, each.replayed) for each in measured], answers_of(session))
-    return Pairing(tuple(each.run for each in measured), predicted, parity)
+    return RunComparison(tuple(each.run for each in measured), predicted, parity)

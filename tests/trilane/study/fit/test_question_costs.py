@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.costs.cost_table import LAUNCHES
-from sim.costs.measured_costs import costs_on
-from sim.costs.runtimes import graph_costs
+from sim.costs.runtimes import costs_on, graph_costs
 from sim.machine.hardware import load_hardware
 from traces.models.catalogue import load_model
 from trilane.study.fit.question import Question

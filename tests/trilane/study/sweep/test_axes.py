@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from sim.machine.dials import DIALS
 from sim.machine.hardware import hardware_keys, load_hardware
 from sim.machine.plausibility import HardwareError
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario, ScenarioError
-from trilane.study.sweep.axes import DIALS, SCENARIO_KEYS, SweepError, axis_label, check_together, takers, vary
+from trilane.study.sweep.axes import SCENARIO_KEYS, SweepError, axis_label, check_together, takers, vary
 
 BASE = Scenario()
 MACHINE = load_hardware(BASE.hardware).flat()
@@ -129,9 +130,9 @@ def test_a_dial_stands_on_the_numbers_that_were_changed_before() -> None:
         ("gpu.name", "x", SweepError, "there is no axis 'gpu.name'"),
         ("parameters.windw", 1, SweepError, "did you mean 'window'"),
         ("batch", "four", ScenarioError, "batch: expected a whole number >= 1, got 'four'"),
-        ("pcie", "6x16", SweepError, "expected generation x lanes such as 3x16"),
-        ("pcie_gbps", 0, SweepError, "expected a number above 0"),
-        ("pcie_gbps", True, SweepError, "expected a number above 0"),
+        ("pcie", "6x16", HardwareError, "expected generation x lanes such as 3x16"),
+        ("pcie_gbps", 0, HardwareError, "expected a number above 0"),
+        ("pcie_gbps", True, HardwareError, "expected a number above 0"),
         ("policy", ["dali"], SweepError, "expected a name, or `name: {parameter: value}`"),
     ],
 )

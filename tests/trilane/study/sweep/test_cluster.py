@@ -12,7 +12,7 @@ import dask
 import pytest
 from distributed import LocalCluster
 
-from tests.kit.small_sweeps import GRID, Deadly
+from tests.kit.small_sweeps import GRID, Deadly, kept_points
 from trilane.study.sweep import cluster
 from trilane.study.sweep.axes import SweepError
 from trilane.study.sweep.grid import Grid, points
@@ -98,7 +98,7 @@ def test_a_scheduler_that_is_killed_is_said_and_the_sweep_goes_on_later(
         with pytest.raises(SweepError, match=r"scheduler at 'tcp://.*' was lost .* are kept next to its output"):
             sweep(GRID, output, dask=address, watch=lambda now: scheduler.kill())
     assert "Traceback" not in capfd.readouterr().err
-    rows = kept.read_bytes().count(b"\n") - 1
+    rows = len(kept_points(kept))
     assert 1 <= rows < 16
     heard: list[Progress] = []
     sweep(GRID, output, watch=heard.append)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.processes import children_of, is_running, wait_for
-from tests.kit.small_sweeps import SMALL
+from tests.kit.small_sweeps import SMALL, kept_points
 from tests.trilane.study.sweep.test_play import ROOT
 from trilane.study.sweep.sweep import sweep
 
@@ -31,35 +31,31 @@ def started(folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
 
 
-def points_in(path: Path) -> list[str]:
-    """Of every complete line, in the order played."""
-    return [json.loads(line)["point"] for line in path.read_bytes().split(b"\n")[1:-1]] if path.exists() else []
-
-
 def test_killed_ten_times_it_gives_the_bytes_of_an_undisturbed_sweep(tmp_path: Path) -> None:
-    sweep(GRID, tmp_path / "low_jitter.parquet")
+    sweep(GRID, tmp_path / "undisturbed.parquet")
     (tmp_path / "g.yaml").write_text(json.dumps(GRID))
     journal, rng, orphans, counts = tmp_path / "o.parquet.journal", random.Random(7), [], [0]
     for _ in range(KILLS):
         process = started(tmp_path)
         more = rng.choice([0, 1, 2, 3, 4])  # rows; 0: while it starts, or soon after
-        while len(points_in(journal)) < counts[-1] + more and process.poll() is None:
+        while len(kept_points(journal)) < counts[-1] + more and process.poll() is None:
             time.sleep(0.001)
         time.sleep(rng.uniform(0, 0.01 if more else 1))
         orphans += children_of(process.pid)
         process.send_signal(signal.SIGKILL)
         _, said = process.communicate()
         assert process.returncode == -signal.SIGKILL, said
-        counts.append(len(points_in(journal)))
+        counts.append(len(kept_points(journal)))
     assert counts == sorted(counts)
     assert 5 < counts[-1] < 125
     assert orphans
     wait_for(lambda: not any(is_running(pid) for pid in orphans))
-    played = tmp_path / "played"
+    before, played = kept_points(journal), tmp_path / "played"
     played.hardlink_to(journal)  # of the same rows, and of those to come: the journal itself will be removed
     last = started(tmp_path)
     _, said = last.communicate()
     assert (last.returncode, said.decode().splitlines()[0].partition(" in ")[0]) == (0, "125 points")
-    assert (tmp_path / "o.parquet").read_bytes() == (tmp_path / "low_jitter.parquet").read_bytes()
+    assert (tmp_path / "o.parquet").read_bytes() == (tmp_path / "undisturbed.parquet").read_bytes()
     assert not journal.exists()
-    assert len(points_in(played)) == len(set(points_in(played))) == 125, "nothing is played twice"
+    assert kept_points(played)[: len(before)] == before, "nothing is played twice: a replaced row goes to the end"
+    assert len(kept_points(played)) == 125

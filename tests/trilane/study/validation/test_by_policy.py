@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.agreement_runs import agreement, pairing
+from tests.kit.agreement_runs import agreement, comparison
 from trilane.study.validation.by_policy import host_share, policy_lines
 from trilane.study.validation.comparison import Counts, Parity
 
@@ -13,14 +13,14 @@ SAME = Counts(1, 1, 100)
 
 def test_planning_and_launching_are_counted_by_the_layer_and_of_the_tpot() -> None:
     # one layer: 1 ms of planning, 2 of launching, 20 ms in all; predicted 22
-    [line] = policy_lines(agreement(pairing(predicted=22)))
+    [line] = policy_lines(agreement(comparison(predicted=22)))
     assert line == ["dali", "1", "10.0%", "1,000", "2,000", "15.0%", "-"]
-    assert host_share(pairing()) == pytest.approx(0.15)
+    assert host_share(comparison()) == pytest.approx(0.15)
 
 
 def test_the_share_of_changed_plans_is_told_for_every_policy() -> None:
     parities = [Parity(True, False, False, share, SAME, SAME) for share in (0.1, 0.3)]
-    pairings = [pairing(parity=parity, batch=batch) for batch, parity in zip((1, 4), parities, strict=True)]
-    lines = policy_lines(agreement(*pairings, pairing("fiddler")))
+    comparisons = [comparison(parity=parity, batch=batch) for batch, parity in zip((1, 4), parities, strict=True)]
+    lines = policy_lines(agreement(*comparisons, comparison("fiddler")))
     assert [line[-1] for line in lines] == ["10% to 30%", "-"]
     assert [line[1] for line in lines] == ["2", "1"]

@@ -13,14 +13,15 @@ import pytest
 
 from realrun.errors import LaneError, RefusedError
 from realrun.machine.host_lanes import HostLanes
-from realrun.profiling.profile_lab import Points
-from realrun.profiling.profile_timing import Effort
-from realrun.profiling.profiling import profile
-from realrun.replay.replay_bench import Measurement, ReplayBench
+from realrun.profiling.lab import Points
+from realrun.profiling.profile import profile
+from realrun.profiling.timing import Effort
+from realrun.replay.measure import Measurement, ReplayBench
 from sim.machine.profile_yaml import write_profile
+from sim.runs.prepare import Prepared
 from tests.kit.tiny_bench import machine
 from traces.models.catalogue import load_model
-from trilane.study.validation.journal import Journal, code_digest, journal_of
+from trilane.study.validation.journal import ValidationJournal, code_digest, journal_of
 from trilane.study.validation.plan import ValidationPlan
 from trilane.study.validation.stopping import Stop
 from trilane.study.validation.validate import Validated, validate
@@ -72,9 +73,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ran: list[str] = []
     real = ReplayBench.measure
 
-    def measure(self: ReplayBench, setting: Any, policy: str, parameters: Any) -> Measurement:
-        ran.append(policy)
-        return real(self, setting, policy, parameters)
+    def measure(self: ReplayBench, prepared: Prepared) -> Measurement:
+        ran.append(prepared.scenario.policy)
+        return real(self, prepared)
 
     monkeypatch.setattr(ReplayBench, "measure", measure)
     return ran
@@ -129,7 +130,7 @@ def test_killed_and_begun_again_gives_every_run_once(
     again = Counter(policy for policy, runs in left.items() if runs)  # to warm this process up
     assert Counter(measured) == left + again
     assert (found.ended.runs, found.ended.why) == (6, None)
-    assert [len(pairing.measured) for pairing in found.agreement.pairings] == [2, 2, 2]
+    assert [len(comparison.measured) for comparison in found.agreement.comparisons] == [2, 2, 2]
     assert all((tmp_path / "journal" / name).read_bytes() == content for name, content in kept.items())
     assert len(kept) == before == (killed_after // 2 if killed_after <= 6 else killed_after - 3)
 
@@ -141,26 +142,26 @@ def test_what_is_complete_is_not_measured_again_and_says_the_same(run: Validate,
     assert measured == []
     assert again.agreement.to_dict() == first.agreement.to_dict()
     assert again.hardware == first.hardware
-    for one, other in zip(first.agreement.pairings, again.agreement.pairings, strict=True):
+    for one, other in zip(first.agreement.comparisons, again.agreement.comparisons, strict=True):
         for mine, theirs in zip(one.measured, other.measured, strict=True):
             pd.testing.assert_frame_equal(mine.spans, theirs.spans)
 
 
 def test_a_run_comes_back_from_the_journal_as_it_was_measured(run: Validate, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    add = Journal.add
+    add = ValidationJournal.add
 
-    def kept(self: Journal, scenario: int, turn: int, it: Any) -> None:
+    def kept(self: ValidationJournal, scenario: int, turn: int, it: Any) -> None:
         given.append(it)
         add(self, scenario, turn, it)
 
-    monkeypatch.setattr(Journal, "add", kept)
+    monkeypatch.setattr(ValidationJournal, "add", kept)
     found = run()
-    for measured, read in zip(given[:3], [pairing.measured[0] for pairing in found.agreement.pairings], strict=True):
+    for measured, read in zip(given[:3], [each.measured[0] for each in found.agreement.comparisons], strict=True):
         assert measured.run.to_dict() == read.to_dict()
         pd.testing.assert_frame_equal(measured.run.spans, read.spans, check_categorical=False)
         assert (measured.run.routing_errors is None) == (read.routing_errors is None)
-    assert any(read.routing_errors is not None for pairing in found.agreement.pairings for read in pairing.measured)
+    assert any(read.routing_errors is not None for each in found.agreement.comparisons for read in each.measured)
 
 
 def test_more_repeats_go_on_with_what_there_is(run: Validate, measured: list[str]) -> None:
@@ -243,7 +244,7 @@ def test_what_was_measured_before_the_end_of_time_is_reported(run: Validate, mea
     found = run(stop=After(3))  # asked before the microbenchmarks too
     assert measured == WARM[:4]
     assert (found.ended.runs, found.ended.asked) == (2, 6)
-    assert [pairing.predicted.policy for pairing in found.agreement.pairings] == ROUND[:2]
+    assert [comparison.predicted.policy for comparison in found.agreement.comparisons] == ROUND[:2]
     assert found.notes[0] == "stopped early: enough is enough; 2 of 6 runs are measured, the rest is left out"
 
 
@@ -266,15 +267,15 @@ def test_a_lane_that_fails_ends_it_with_a_report_on_what_there_is(
 ) -> None:
     real = ReplayBench.measure
 
-    def failing(self: ReplayBench, setting: Any, policy: str, parameters: Any) -> Measurement:
-        if policy == "fiddler":
+    def failing(self: ReplayBench, prepared: Prepared) -> Measurement:
+        if prepared.scenario.policy == "fiddler":
             raise LaneError("the gpu lane has stopped: no such expert")
-        return real(self, setting, policy, parameters)
+        return real(self, prepared)
 
     with monkeypatch.context() as patch:
         patch.setattr(ReplayBench, "measure", failing)
         found = run()
-    assert [pairing.predicted.policy for pairing in found.agreement.pairings] == ROUND[:2]
+    assert [comparison.predicted.policy for comparison in found.agreement.comparisons] == ROUND[:2]
     assert isinstance(found.ended.error, LaneError)
     measured.clear()
     assert run().ended.runs == 6

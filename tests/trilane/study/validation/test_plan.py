@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from realrun.errors import RefusedError
-from realrun.profiling.profile_lab import Points
-from realrun.profiling.profile_timing import Effort
-from realrun.profiling.profiling import profile
+from realrun.profiling.lab import Points
+from realrun.profiling.profile import profile
+from realrun.profiling.timing import Effort
 from sim.machine.profile_yaml import write_profile
 from sim.runs.scenario import Scenario, ScenarioError
 from tests.kit.tiny_bench import TRACE, machine
@@ -61,21 +61,21 @@ def test_nothing_need_vary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1, 2]", r"plan.yaml: expected the keys repeats, scenario, vary, policies"),
-        ("scenario: {}", "scenario and policies at least"),
-        ("scenario: {}\npolicies: [dali]\nrepeat: 3", "expected the keys repeats"),
-        ("scenario: {}\npolicies: [dali]\nrepeats: 0", "repeats must be a whole number >= 1, got 0"),
-        ("scenario: {}\npolicies: [dali]\nrepeats: true", "repeats must be a whole number >= 1, got True"),
-        ("scenario: 3\npolicies: [dali]", "plan.yaml, scenario: expected lines of `key: value`, got 3"),
-        ("scenario: {}\nvary: [batch]\npolicies: [dali]", "plan.yaml, vary: expected lines"),
-        ("scenario: {}\nvary: {batch: 1}\npolicies: [dali]", "vary, batch: expected a list with one entry or more"),
-        ("scenario: {}\nvary: {batch: []}\npolicies: [dali]", "vary, batch: expected a list with one entry or more"),
-        ("scenario: {}\npolicies: []", "policies: expected a list with one entry or more"),
-        ("scenario: {}\npolicies: dali", "policies: expected a list with one entry or more, got 'dali'"),
-        ("scenario: {}\npolicies: [{dali: {}, smoe: {}}]", "policies: expected a name, or `name: {parameter: value}`"),
-        ("scenario: {}\npolicies: [{dali: 3}]", "policies, dali: expected lines of `key: value`, got 3"),
-        ("scenario: {policy: dali}\npolicies: [dali]", "policy is said in the list of policies"),
-        ("scenario: {}\nvary: {hardware: [a, b]}\npolicies: [dali]", "vary: hardware is said as an option"),
+        ("[1, 2]", "plan.yaml: expected a mapping with the keys scenario, policies, vary, repeats"),
+        ("scenario: {}", "plan.yaml: missing key: policies"),
+        ("scenario: {}\npolicies: [dali]\nrepeat: 3", "there is no key 'repeat'; did you mean 'repeats'"),
+        ("scenario: {}\npolicies: [dali]\nrepeats: 0", "repeats: expected a whole number >= 1, got 0"),
+        ("scenario: {}\npolicies: [dali]\nrepeats: true", "repeats: expected a whole number >= 1, got True"),
+        ("scenario: 3\npolicies: [dali]", "plan.yaml: scenario: expected a mapping (`key: value`), got 3"),
+        ("scenario: {}\nvary: [batch]\npolicies: [dali]", "plan.yaml: vary: expected a mapping"),
+        ("scenario: {}\nvary: {batch: 1}\npolicies: [dali]", "vary.batch: expected a list"),
+        ("scenario: {}\nvary: {batch: []}\npolicies: [dali]", "vary.batch: expected a list"),
+        ("scenario: {}\npolicies: []", "policies: expected a list"),
+        ("scenario: {}\npolicies: dali", "that is not empty, got 'dali'"),
+        ("scenario: {}\npolicies: [{dali: {}, smoe: {}}]", "policies[0]: expected text or a mapping"),
+        ("scenario: {}\npolicies: [{dali: 3}]", "policies[0].dali: expected a mapping (`key: value`), got 3"),
+        ("scenario: {policy: dali}\npolicies: [dali]", "policy is given in the list of policies"),
+        ("scenario: {}\nvary: {hardware: [a, b]}\npolicies: [dali]", "vary: hardware is given as an option"),
         ("scenario: {", "plan.yaml"),
     ],
 )
@@ -114,12 +114,12 @@ def test_every_scenario_is_measured_and_predicted(tmp_path: Path) -> None:
         plan = ValidationPlan.from_yaml(tmp_path / "plan.yaml", {"hardware": str(path)})
         validated = validate(plan, lanes, said.append)
     for agreement in (validated.agreement, validated.by_file):
-        assert len(agreement.pairings) == len(plan.scenarios)
-        for scenario, pairing in zip(plan.scenarios, agreement.pairings, strict=True):
-            assert (pairing.predicted.policy, len(pairing.measured)) == (scenario.policy, plan.repeats)
-            assert all("measured on host-lanes" in run.labels for run in pairing.measured)
-            assert pairing.parity is not None
-            assert pairing.parity.held
+        assert len(agreement.comparisons) == len(plan.scenarios)
+        for scenario, comparison in zip(plan.scenarios, agreement.comparisons, strict=True):
+            assert (comparison.predicted.policy, len(comparison.measured)) == (scenario.policy, plan.repeats)
+            assert all("measured on host-lanes" in run.labels for run in comparison.measured)
+            assert comparison.parity is not None
+            assert comparison.parity.held
     assert [line for line in said if line.startswith("measuring")][-1].endswith("round 2 of 2")
     assert sum(line.startswith("microbenchmarks") for line in said) == plan.repeats + 1  # and once more at the end
     assert validated.hardware.profile is not None

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.agreement_runs import pairing
-from trilane.study.validation.comparison import Pairing
-from trilane.study.validation.rank_agreement import Ranking, groups_of, names_of, ranking_of
+from tests.kit.agreement_runs import comparison
+from trilane.study.validation.comparison import RunComparison
+from trilane.study.validation.rank_agreement import RankAgreement, groups_of, names_of, ranking_of
 
 
-def ranked(*times: tuple[tuple[float, ...], float], nulls: tuple[float | None, ...] | None = None) -> Ranking:
+def ranked(*times: tuple[tuple[float, ...], float], nulls: tuple[float | None, ...] | None = None) -> RankAgreement:
     """Policies a, b, c ... with their measured and predicted TPOTs."""
     given = nulls or (None,) * len(times)
     names = "abcdefgh"[: len(times)]
-    pairs = [pairing(n, m, p, null=null) for n, (m, p), null in zip(names, times, given, strict=True)]
+    pairs = [comparison(n, m, p, null=null) for n, (m, p), null in zip(names, times, given, strict=True)]
     found = ranking_of(names, pairs)
     assert found is not None
     return found
@@ -64,15 +64,15 @@ def test_a_side_that_puts_all_level_has_no_tau() -> None:
 
 
 def test_one_policy_alone_has_no_rank() -> None:
-    assert ranking_of(["a"], [pairing("a")]) is None
+    assert ranking_of(["a"], [comparison("a")]) is None
 
 
-def asked() -> list[Pairing]:
+def asked() -> list[RunComparison]:
     return [
-        pairing("dali", batch=1, parameters={"window": 4, "spread": 1}),
-        pairing("fiddler", batch=1, parameters={"threads": 4}),
-        pairing("dali", batch=4, parameters={"window": 8, "spread": 1}),
-        pairing("dali", batch=1, parameters={"window": 8, "spread": 1}),
+        comparison("dali", batch=1, parameters={"window": 4, "spread": 1}),
+        comparison("fiddler", batch=1, parameters={"threads": 4}),
+        comparison("dali", batch=4, parameters={"window": 8, "spread": 1}),
+        comparison("dali", batch=1, parameters={"window": 8, "spread": 1}),
     ]
 
 

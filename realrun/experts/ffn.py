@@ -1,0 +1,132 @@
+"""The feed-forward network of one expert, as the library computes it for any family, for one expert at a time.
+
+A *kernel* defines what an expert computes with its weights: an experts module of the library (its flags ``has_gate``,
+``has_bias`` and ``is_transposed``, its ``_apply_gate`` and ``act_fn``; transformers/integrations/moe.py, 5.17 to 5.23),
+or ``SwiGlu``. Results equal those of the library's ``grouped_mm`` to the bit: same products, same order.
+
+An expert's rows are given by a list of numbers, or by a slice if there is only one row: a gated expert then takes five
+kernels instead of ten, without a list on the GPU.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from realrun.errors import RefusedError
+
+Choices: TypeAlias = Tensor | slice  # numbers int64 of several choices, or the slice of one (see ``addressed``)
+
+
+@dataclass(frozen=True)
+class SwiGlu:
+    """The kernel of most families, for experts without a model: silu(gate) * up, or silu(up) without a gate."""
+
+    has_gate: bool = True
+    has_bias = False
+    is_transposed = False
+
+    def act_fn(self, inner: Tensor) -> Tensor:
+        """SiLU."""
+        return functional.silu(inner)
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+
+class InOneCall(ABC):
+    """A kernel that can compute a whole weighted expert in one call."""
+
+    @abstractmethod
+    def compute(
+        self, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int, out: Tensor, *,
+        scattered: bool,
+    ) -> bool:  # fmt: skip
+        """As ``weighted_ffn`` or, if ``scattered``, ``compute_into`` with parts ``out``; False: it cannot do this one.
+        """
+
+
+def check_kernel(experts: nn.Module) -> None:
+    """Raises RefusedError for an experts module that ``expert_ffn`` cannot compute."""
+    name = type(experts).__name__
+    if not all(hasattr(experts, flag) for flag in ("has_gate", "has_bias", "is_transposed", "_apply_gate")):
+        raise RefusedError(
+            f"{name}: expected an experts module of the library's registry (`use_experts_implementation`); this family "
+            "computes its experts in another way, which is not supported"
+        )
+    if getattr(experts, "has_post_expert_norm", False):
+        raise RefusedError(f"{name}: its experts end with a norm, which is not supported")
+    if getattr(experts, "_is_expert_parallel", False):
+        raise RefusedError(f"{name}: its experts are spread over processes; load the model in one process")
+
+
+def expert_ffn(kernel: Any, views: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Apply one expert with the weights ``views`` to its rows: [rows, H] -> [rows, H], in the weights' type."""
+    first = "gate_up_proj" if kernel.has_gate else "up_proj"
+    inner = _linear(kernel, views, first, x)
+    inner = kernel._apply_gate(inner) if kernel.has_gate else kernel.act_fn(inner)
+    return _linear(kernel, views, "down_proj", inner)
+
+
+def addressed(choices: Tensor) -> Choices:
+    """The index of rows for the ``choices`` of one expert, which are in host memory.
+
+    A single choice becomes a slice. Several do not, even if evenly spaced: an expert's time is measured by its number
+    of rows, so nothing else may change its kernels.
+    """
+    if len(choices) != 1:
+        return choices
+    only = int(choices)
+    return slice(only, only + 1)
+
+
+def weighted_ffn(
+    kernel: Any, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """One expert's weighted rows [choices, H]: number n * top_k + j is choice j of token n of ``x`` [N, H].
+
+    ``choices``: of this expert; ``weights`` [N * k]: the router's; ``out``: the rows' destination.
+    """
+    if out is not None and isinstance(kernel, InOneCall) and kernel.compute(
+        views, x, choices, weights, top_k, out, scattered=False
+    ):  # fmt: skip
+        return out
+    rows = expert_ffn(kernel, views, x[_tokens(choices, top_k)])
+    return torch.mul(rows, weights[choices].unsqueeze(-1), out=out)
+
+
+def compute_into(
+    parts: Tensor, kernel: Any, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int
+) -> None:
+    """Write one expert's share of a layer into its rows of ``parts`` [N * k, H]; see ``weighted_ffn``.
+
+    The layer's output is the sum of ``parts.view(N, k, H)`` over k, independent of where and when experts ran.
+    """
+    if isinstance(kernel, InOneCall) and kernel.compute(views, x, choices, weights, top_k, parts, scattered=True):
+        return
+    if isinstance(choices, slice):
+        weighted_ffn(kernel, views, x, choices, weights, top_k, parts[choices])
+    else:
+        parts[choices] = weighted_ffn(kernel, views, x, choices, weights, top_k)
+
+
+def _tokens(choices: Choices, top_k: int) -> Choices:
+    """The tokens of the choices."""
+    if isinstance(choices, slice):
+        token = choices.start // top_k
+        return slice(token, token + 1)
+    return choices // top_k
+
+
+def _linear(kernel: Any, views: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+    weight = views[name]
+    out = x.to(weight.dtype) @ (weight if kernel.is_transposed else weight.T)
+    return out.add_(views[f"{name}_bias"]) if kernel.has_bias else out

@@ -1,0 +1,241 @@
+"""The setup for measuring a model: its kernels, some of its experts, and the machine.
+
+Everything runs through the executor's own ``LayerExecution`` and ``Copying``, with scripted decisions instead of a
+session's. Experts are used in turn, from more memory than caches hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from policies.mechanism.session import Session
+from policies.mechanism.views import Copy, ExpertId, Plan, Routing
+from realrun.execution.copy_future import CopyFuture
+from realrun.execution.copying import Copying
+from realrun.execution.layer_execution import LayerExecution
+from realrun.execution.layer_state import LayerSizes, RoutedInput
+from realrun.execution.low_jitter import low_jitter
+from realrun.execution.recorder import MachineRecorder, Timed
+from realrun.execution.routed_tokens import RoutedTokens, routed
+from realrun.experts.ffn import SwiGlu, weighted_ffn
+from realrun.experts.gpu_slots import GpuSlots
+from realrun.experts.shape import ExpertShape
+from realrun.experts.store import ExpertStore, random_store
+from realrun.machine.cuda_memory import upload
+from realrun.machine.lanes import Completion, Machine, Work
+from realrun.machine.memory_check import check_host_memory
+from realrun.profiling.cover import GpuCover, cache_bytes, layers_beyond
+from realrun.profiling.stand_ins import AllThere, CopyScript
+from realrun.replay.measure import WEIGHTS_DTYPE
+from realrun.replay.model import ReplayModel
+from realrun.replay.recorded_model import RecordedModel, model_on
+from sim.runs.spans import Span
+from traces.models.shape import ModelShape
+
+LAYERS = 4  # with weights of their own, at least
+EXPERTS_BYTES = 1_000_000_000  # of all experts together
+EXPERTS_AT_ONCE = 3  # in a plan, at least: a first one and others
+
+
+@dataclass(frozen=True)
+class Points:
+    """The sizes that are measured: sequences per batch, lengths of their contexts, and lengths of prompts."""
+
+    batches: tuple[int, ...] = (1, 4)
+    contexts: tuple[int, ...] = (16, 128, 512)
+    prompts: tuple[int, ...] = (8, 32, 128)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Numbers of tokens of a step or an expert: powers of 2 up to the largest prefill."""
+        most = max(self.batches) * max(self.prompts)
+        return tuple(sorted({*(1 << i for i in range(most.bit_length())), *self.batches, most}))
+
+
+class Lab:
+    """One model on one machine, ready to be measured."""
+
+    def __init__(
+        self, machine: Machine, shape: ModelShape, points: Points, model: ReplayModel | None = None,
+        kernel: SwiGlu | None = None,
+    ) -> None:  # fmt: skip
+        """Raises RefusedError for weights without kernels, and if memory does not hold them."""
+        dtype, self.layout, own_kernel = ExpertShape.of(shape)
+        self.machine, self.points = machine, points
+        self.layers = _expert_layers(shape, self.layout.size_bytes)
+        self.shape = _part_of(shape, max(self.layers, layers_beyond(cache_bytes(machine.device), shape, dtype)))
+        self.at_once = min(max(shape.top_k, EXPERTS_AT_ONCE), shape.experts)
+        self.experts = _experts(shape, self.layers, self.layout.size_bytes)
+        self.store = self._random_store()
+        self.arena = machine.gpu_tensor((self.layers, self.experts, self.layout.size_bytes), torch.uint8)
+        self._fill_arena()
+        self.model = model or model_on(
+            machine, self.shape, dtype=dtype, batch=max(points.batches),
+            context=max(*points.contexts, *points.prompts), estimator=True,
+        )  # fmt: skip
+        self.kernel = kernel or own_kernel
+        self.recorder, self.script = MachineRecorder(), CopyScript(self.layers, self.layout.size_bytes)
+        slots = cast(GpuSlots, AllThere(self.arena))
+        self._slots, most = slots, max(points.tokens)
+        self._sizes = LayerSizes(most, self.at_once, shape.hidden, dtype, WEIGHTS_DTYPE)
+        self.copying: Copying
+        self.parts: LayerExecution
+        self._cover: Callable[[], Completion]
+        self.hidden = machine.gpu_tensor((most, shape.hidden), dtype)
+        self.hidden.copy_(torch.randn(most, shape.hidden))
+        self.on_host = machine.host_tensor((most, shape.hidden), dtype)
+        self.on_host.copy_(self.hidden)
+        self.chosen_here = machine.host_tensor((most, shape.top_k), torch.int64)
+        self.scratch = machine.host_tensor((self.layout.size_bytes,), torch.uint8)
+        self._turn, self._copied, self._draw = count(), count(), np.random.default_rng(0)
+
+    # --- inputs of probes ---------------------------------------------------------------------------------------------
+
+    def next_layer(self) -> int:
+        """The next layer, in turn."""
+        return next(self._turn) % self.shape.moe_layers
+
+    def next_experts(self, many: int) -> tuple[int, list[int]]:
+        """The next layer with weights, and those of its experts that have not been used for longest."""
+        turn = next(self._turn)
+        first = turn // self.layers * many
+        return turn % self.layers, [(first + i) % self.experts for i in range(many)]
+
+    def alike(self, experts: Sequence[int], tokens: int) -> RoutedTokens:
+        """``tokens`` tokens with the same experts."""
+        return routed(np.tile(np.array(experts), (tokens, 1)), torch.full((tokens, len(experts)), 0.25))
+
+    def drawn(self, tokens: int) -> tuple[np.ndarray[Any, Any], Tensor]:
+        """Random ids and weights [tokens, k], with different experts for every token, as from a router."""
+        shape = self.shape
+        ids = self._draw.random((tokens, shape.experts)).argsort(1)[:, : shape.top_k]
+        return ids, torch.full((tokens, shape.top_k), 0.25)
+
+    def start(self, tokens: RoutedTokens, layer: int, gpu: Iterable[int] = (), cpu: Iterable[int] = ()) -> int:
+        """Start a plan on hidden states that are ready; returns the host's time for it, ns."""
+        gpu, cpu = tuple(gpu), tuple(cpu)
+        hidden, weights = self.hidden[: tokens.tokens], upload(tokens.weights, self.machine.device)
+        plan = Plan(layer, Routing((), ()), gpu, cpu, (), (), (), (), (), (), (), 0)
+        began = self.machine.now_ns()
+        self.parts.start(plan, tokens, RoutedInput(lambda: hidden, weights, Timed(began, began, began)), {})
+        return self.machine.now_ns() - began
+
+    def combine(self, tokens: int) -> None:
+        """Launch the layer's sum."""
+        hidden, model = self.hidden[:tokens], self.model
+        shared = hidden if self.shape.shared_width else None
+        self.parts.combine(lambda parts: model.combine(parts.flatten(0, 1), self.at_once, shared, hidden), _forget)
+
+    def result_bytes(self, tokens: int) -> int:
+        """Size of the CPU's results if it computes all experts of ``tokens`` tokens."""
+        return tokens * self.at_once * self.shape.hidden * WEIGHTS_DTYPE.itemsize
+
+    def spans(self) -> list[Span]:
+        """Wait for the end of the work, and return the spans since the last call."""
+        self.parts.wait()
+        self.recorder.flush()
+        rows, self.recorder.rows = self.recorder.rows, []
+        return [Span(*row) for row in rows]
+
+    def cover(self) -> Completion:
+        """Keep the GPU busy, so that what is launched next runs without gaps, and with weights that are not in caches.
+        """
+        return self._cover()
+
+    def expert_work(self, memory: Tensor) -> Work:
+        """One expert of one token in ``memory`` [layers, experts, bytes], as ``LayerExecution`` runs it."""
+        layer, [expert] = self.next_experts(1)
+        on_gpu = memory is self.arena
+        hidden, choices = (self.hidden, slice(0, 1)) if on_gpu else (self.on_host, torch.zeros(1, dtype=torch.int64))
+        views, weights = self.layout.views(memory[layer, expert]), torch.full((1,), 0.25, device=memory.device)
+        results = torch.empty(1, self.shape.hidden, device=memory.device, dtype=WEIGHTS_DTYPE)
+
+        def work() -> None:
+            weighted_ffn(self.kernel, views, hidden, choices, weights, 1, results)
+
+        return work
+
+    def believe_copies_take(self, copy_ns: int) -> None:
+        """Set the cost by which the copy thread launches one copy behind another, as in a run."""
+        self.script.cost.copy_ns = copy_ns
+
+    def ask_for(self, many: int) -> list[CopyFuture]:
+        """Queue ``many`` copies, as a plan does, and return their futures. At most as many as there are experts."""
+        ids = [ExpertId(*divmod(next(self._copied) % (self.layers * self.experts), self.experts)) for _ in range(many)]
+        with self.copying.lock:
+            size = self.layout.size_bytes
+            self.script.queue.extend(Copy(expert_id, "demand", "staging", (), size) for expert_id in ids)
+            futures = self.copying.expect(ids)
+            self.copying.lock.notify_all()
+        return [futures[expert_id] for expert_id in ids]
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """In the block, copies are served, and the interpreter and the host thread are as in a run. Can be repeated."""
+        self.copying = Copying(cast(Session, self.script), self.machine, self.store, self._slots, self.recorder)
+        self.parts = LayerExecution(
+            self.machine, self.copying, self.store, self._slots, [self.kernel] * self.layers, self.recorder, self._sizes
+        )
+        with low_jitter(), self.machine.hosting():
+            self.copying.start()
+            try:
+                self._record()
+                self._cover = self._cover_now()
+                yield
+            finally:
+                self.copying.stop()
+
+    def _record(self) -> None:
+        """Record every graph that a probe replays, so that probes do not record; launches have one token."""
+        if isinstance(self.model, RecordedModel):
+            for batch in {1, *self.points.batches}:
+                for context in {1, *self.points.contexts}:
+                    self.machine.gpu.submit(partial(self.model.record_step, batch, context)).wait()
+
+    def _cover_now(self) -> Callable[[], Completion]:
+        """A sleep or, on host lanes, an expert."""
+        machine = self.machine
+        if machine.kind == "cuda":
+            return GpuCover(machine, lambda: self.expert_work(self.arena))
+        return lambda: machine.gpu.submit(self.expert_work(self.arena))
+
+    def _random_store(self) -> ExpertStore:
+        machine, size = self.machine, self.layout.size_bytes * self.layers * self.experts
+        check_host_memory(size * (2 if machine.device.type == "cpu" else 1))
+        self.memory = machine.host_tensor((self.layers, self.experts, self.layout.size_bytes), torch.uint8)
+        slabs = iter(self.memory)
+        return random_store(self.layout, self.layers, self.experts, lambda size: next(slabs).view(-1))
+
+    def _fill_arena(self) -> None:
+        for layer in range(self.layers):
+            self.arena[layer].copy_(self.memory[layer])
+
+
+def _part_of(shape: ModelShape, layers: int) -> ModelShape:
+    """The model cut to ``layers``; the first ``Lab.layers`` of them also have weights of experts."""
+    layers = min(shape.moe_layers, layers)
+    return replace(shape, moe_layers=layers, dense_layers=min(shape.dense_layers, 2), expert_bytes=())
+
+
+def _expert_layers(shape: ModelShape, expert_bytes: int) -> int:
+    """The number of layers whose experts have weights, enough for ``EXPERTS_BYTES`` in all."""
+    return min(shape.moe_layers, max(LAYERS, -(-EXPERTS_BYTES // (shape.experts * expert_bytes))))
+
+
+def _experts(shape: ModelShape, layers: int, expert_bytes: int) -> int:
+    """The number of experts with weights in each of these layers."""
+    enough = -(-EXPERTS_BYTES // (layers * expert_bytes))
+    return min(shape.experts, max(2 * max(shape.top_k, EXPERTS_AT_ONCE), enough))
+
+
+def _forget(hidden: Tensor) -> None:
+    """Discard the layer's output."""

@@ -1,0 +1,46 @@
+"""Numbers that say where they are from, in YAML: ``key: {value: 25e9, source: "...", confidence: high}``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+from sim.machine.plausibility import HardwareError
+from trilane.common.schema import from_dict
+from trilane.common.yaml_files import YamlError, read_yaml
+
+T = TypeVar("T")
+Confidence = Literal["high", "medium", "low"]
+
+
+class Origin(NamedTuple):
+    """Where a number is from."""
+
+    source: str
+    confidence: Confidence
+
+
+class Sourced(NamedTuple, Generic[T]):
+    """A value and where it is from."""
+
+    value: T
+    source: str
+    confidence: Confidence
+
+    @property
+    def origin(self) -> Origin:
+        """Source and confidence."""
+        return Origin(self.source, self.confidence)
+
+
+def read_document(path: Path) -> Any:
+    """A YAML file. Raises HardwareError."""
+    try:
+        return read_yaml(path)
+    except YamlError as error:
+        raise HardwareError(str(error)) from None
+
+
+def read_file(hint: Any, path: Path) -> Any:
+    """A YAML file as a value of the type ``hint``. Raises HardwareError, with the file's name."""
+    return from_dict(hint, read_document(path), path.name, HardwareError)

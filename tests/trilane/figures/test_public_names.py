@@ -1,0 +1,38 @@
+"""``trilane.figures`` for programs: every name is there and described, and importing it loads nothing heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trilane.figures
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("name", trilane.figures.__all__)
+def test_every_name_is_there_and_described(name: str) -> None:
+    assert getattr(trilane.figures, name).__doc__
+    assert f"{name}" in str(trilane.figures.__doc__)
+    assert name in dir(trilane.figures)
+
+
+def test_every_picture_is_public() -> None:
+    folder = Path(str(trilane.figures.__file__)).parent
+    drawn = [line.split("(")[0].removeprefix("def ") for file in folder.glob("*.py") for line in file.open()
+             if line.startswith("def plot_")]  # fmt: skip
+    assert set(drawn) == {name for name in trilane.figures.__all__ if name.startswith("plot_")}
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(AttributeError, match=r"'plot_gant'.*plot_gantt"):
+        trilane.figures.plot_gant  # noqa: B018
+
+
+def test_the_import_is_light_and_no_module_hides_a_name() -> None:
+    code = "import sys, trilane.figures; assert not {'matplotlib', 'pandas', 'numpy'} & set(sys.modules); " \
+           "from trilane.figures import plot_gantt, means_of; assert callable(plot_gantt) and callable(means_of)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -1,0 +1,42 @@
+"""What verbs print: nothing is padded in a pipe, one format for each kind of number."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kit.running import Trilane
+from trilane.pages.output import number, pairs, percent, reason_of, show, signed_percent, table
+
+
+def test_a_pipe_gets_no_padding(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "words " * 60  # folded, in a table that is as wide as the page
+    show(None, table(("a", "b"), [("1", long), ("2", "short")], wrap=True), pairs([("name", "value", long)]), "\ntext ")
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[0] == "a  b"
+    assert "2  short" in lines
+    assert lines[-2:] == ["text", ""]
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_no_verb_pads(trilane: Trilane) -> None:
+    for words in (("policies",), ("models",), ("hardware", "rtx3090-ddr4")):
+        lines = trilane(*words).out.splitlines()
+        assert len(lines) > 5
+        assert [line for line in lines if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (percent(0.123), "12%"), (percent(0.1234, 1), "12.3%"), (percent(-0.0001), "0%"), (percent(None), "-"),
+        (signed_percent(0.1234), "+12.3%"), (signed_percent(-0.0001), "+0.0%"), (signed_percent(None), "-"),
+        (number(1234.56), "1,234.6"), (number(1234.56, 0), "1,235"), (number(None), "-"),
+    ],
+)  # fmt: skip
+def test_numbers(text: str, expected: str) -> None:
+    assert text == expected
+
+
+def test_errors_that_differ_in_numbers_alone_are_one_reason() -> None:
+    assert reason_of("BudgetError: 0.03 GB of 1,243 are missing") == reason_of("BudgetError: 12 GB of 9 are missing")
+    assert reason_of("BudgetError: 2 GB are missing") != reason_of("TraceError: 2 GB are missing")
