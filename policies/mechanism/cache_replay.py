@@ -65,10 +65,10 @@ def replay(
         observe(view)
         if missing and cache.admits:
             pinned = {ids[layer][expert] for expert in active}
-            for id in cache.order([ids[layer][expert] for expert in missing]):
-                victims = residency.promise(id, pinned)
+            for key in cache.order([ids[layer][expert] for expert in missing]):
+                victims = residency.promise(key, pinned)
                 if victims is not None:
-                    residency.fill(id, victims)
+                    residency.fill(key, victims)
         for incoming, outgoing in swaps(view, "layer_end"):
             residency.fill(incoming, residency.promise_slot_of(incoming, outgoing))
     return ReplayResult(sum(lookups.values()), sum(hits.values()), lookups["decode"], hits["decode"])

@@ -111,9 +111,9 @@ class Session:
         self._staying = self._pinned | self._protected
         assert self._assignment is not None
         ranked = policy.prefetcher.rank(view, forecasts, self._assignment)
-        for id in ranked:
-            if not self._layer < id.layer < len(self.costs):
-                raise PolicyError(f"policy {policy.name!r} prefetches {id} while layer {self._layer} is at work")
+        for key in ranked:
+            if not self._layer < key.layer < len(self.costs):
+                raise PolicyError(f"policy {policy.name!r} prefetches {key} while layer {self._layer} is at work")
         queued, withdrawn = self._copies.replace_prefetches(ranked)
         return Foresight(queued, commit, self._protected), withdrawn
 
@@ -159,19 +159,19 @@ class Session:
     def copied(self, copy: Copy) -> bool:
         """The oldest copy in flight has arrived. False: it is no longer needed, and its staging slot is free again."""
         if not self._copies.in_flight or copy is not self._copies.in_flight[0]:
-            raise PolicyError(f"copied: expected the oldest copy in flight, got {copy.id}; {self._copies.flying} are")
+            raise PolicyError(f"copied: expected the oldest copy in flight, got {copy.key}; {self._copies.flying} are")
         del self._copies.in_flight[0]
         self.residency.finish(copy)
-        layer, expert = copy.id
-        too_late = copy.id in self._too_late
-        self._too_late.discard(copy.id)
+        layer, expert = copy.key
+        too_late = copy.key in self._too_late
+        self._too_late.discard(copy.key)
         if layer == self._layer and expert in self._awaited:
             self._awaited.remove(expert)
             if expert in self._streamed:
-                self.residency.release(copy.id)
+                self.residency.release(copy.key)
                 return False
         elif too_late and copy.into == "staging":
-            self.residency.release(copy.id)
+            self.residency.release(copy.key)
             return False
         return True
 
@@ -179,11 +179,11 @@ class Session:
         """Experts of a layer in staging slots; the backend reports ``computed`` for those that it has used."""
         return self.residency.staged[layer]
 
-    def computed(self, id: ExpertId) -> None:
+    def computed(self, key: ExpertId) -> None:
         """The GPU span that used a staged expert has ended: its slot is free."""
-        if id.expert not in self.residency.staged[id.layer]:
-            raise PolicyError(f"computed: {id} is not in a staging slot")
-        self.residency.release(id)
+        if key.expert not in self.residency.staged[key.layer]:
+            raise PolicyError(f"computed: {key} is not in a staging slot")
+        self.residency.release(key)
 
     # --- planning -------------------------------------------------------------------------------------------------
 
@@ -237,9 +237,9 @@ class Session:
         there = resident | staged if staged else resident
         ready = {e: 0 if e in there else INFINITE_NS for e in routing.active}
         for copy in reversed(self._copies.in_flight):  # the last of them arrives at the end of the backlog
-            if copy.id.layer == layer and copy.id.expert in ready:
-                ready[copy.id.expert] = max(backlog_ns, 0)
-            backlog_ns -= self.costs[copy.id.layer].copy_ns
+            if copy.key.layer == layer and copy.key.expert in ready:
+                ready[copy.key.expert] = max(backlog_ns, 0)
+            backlog_ns -= self.costs[copy.key.layer].copy_ns
         return ready
 
     def _leave_out_precomputed(self, view: LayerView) -> tuple[tuple[int, ...], LayerView]:
@@ -254,9 +254,9 @@ class Session:
 
     def _in_flight_for(self, layer: int, gpu: Sequence[int]) -> tuple[int, ...]:
         """The experts of this plan whose copies are in flight already, in the order in which they arrive."""
-        mine = [id for id in self._copies.flying if id.layer == layer]
-        self._too_late.update(id for id in mine if id.expert not in gpu)
-        awaited = tuple([id.expert for id in mine if id.expert in gpu])
+        mine = [key for key in self._copies.flying if key.layer == layer]
+        self._too_late.update(key for key in mine if key.expert not in gpu)
+        awaited = tuple([key.expert for key in mine if key.expert in gpu])
         self._awaited.update(awaited)
         return awaited
 
@@ -266,8 +266,8 @@ class Session:
         if not staged:
             return ()
         unused = tuple(self.residency.ids[layer][e] for e in sorted(staged) if e not in gpu)
-        for id in unused:
-            self.residency.release(id)
+        for key in unused:
+            self.residency.release(key)
         return unused
 
     def _enter(self, call: str) -> None:

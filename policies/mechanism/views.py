@@ -156,7 +156,7 @@ class Updates(NamedTuple):
 class Copy(NamedTuple):
     """A copy of one expert to the GPU. ``victims`` are evicted at the moment it starts."""
 
-    id: ExpertId
+    key: ExpertId
     kind: Literal["demand", "prefetch", "swap"]
     into: Literal["cache", "staging"]
     victims: tuple[ExpertId, ...]

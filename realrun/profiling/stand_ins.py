@@ -47,7 +47,7 @@ class AllThere:
 
     def begin(self, copy: Copy) -> Tensor:
         """As in ``GpuSlots``."""
-        return self.buffer(copy.id)
+        return self.buffer(copy.key)
 
     def release(self, expert_id: ExpertId) -> None:
         """As in ``GpuSlots``; nothing to do."""

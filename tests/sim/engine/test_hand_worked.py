@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sim.costs.roofline_costs import uniform_costs
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, lines, play, registered, step, told
-from tests.kit.strategies import toy_calibration
+from trilane.testing.strategies import toy_calibration
 
 ON_DEMAND = """
 host:
