@@ -65,23 +65,27 @@ class Hardware(Devices):
 
     def with_numbers(self, changed: Mapping[str, float]) -> Hardware:
         """The machine with other values for some dotted keys; whole numbers stay whole."""
-        sections: dict[str, dict[str, Any]] = {}
-        for key, value in changed.items():
-            section, name = key.split(".")
-            whole = isinstance(getattr(getattr(self, section), name), int)
-            sections.setdefault(section, {})[name] = round(value) if whole else value
-        return replace(self, **{name: replace(getattr(self, name), **new) for name, new in sections.items()})
+        numbers = self.flat()
+        new = {key: round(value) if isinstance(numbers[key], int) else value for key, value in changed.items()}
+        return replace(self, **{name: replace(getattr(self, name), **part) for name, part in _nested(new).items()})
 
     def document(self) -> dict[str, Any]:
         """The machine in the form of its YAML file: ``yaml.safe_dump`` it and ``load_hardware`` reads it back."""
-        text: dict[str, Any] = {"name": self.name, "about": self.about}
-        for key, value in self.flat().items():
-            section, name = key.split(".")
-            origin = self.origins.get(key, Origin("not stated", "low"))
-            text.setdefault(section, {})[name] = {"value": value, **origin._asdict()}
-        if self.notes:
-            text["notes"] = list(self.notes)
+        missing = Origin("not stated", "low")
+        numbers = {key: Sourced(value, *self.origins.get(key, missing)) for key, value in self.flat().items()}
+        sections = _nested({key: number._asdict() for key, number in numbers.items()})
+        text = {"name": self.name, "about": self.about, **sections}
+        text |= {"notes": list(self.notes)} if self.notes else {}
         return text if self.profile is None else {**text, "measured": to_dict(self.profile, nulls=False)}
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Values by dotted key, by section."""
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    return sections
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -126,11 +130,7 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
     _check_overrides(overrides or {}, text.measured is not None, f"{where}, overrides")
     numbers = _numbers(document, where)
     numbers |= {key: Sourced(value, "override", "high") for key, value in (overrides or {}).items()}
-    values: dict[str, dict[str, Any]] = {}
-    for key, number in numbers.items():
-        section, _, name = key.partition(".")
-        values.setdefault(section, {})[name] = number.value
-    devices = from_dict(Devices, values, where, HardwareError)
+    devices = from_dict(Devices, _nested({key: n.value for key, n in numbers.items()}), where, HardwareError)
     found = Hardware(
         name=text.name, about=text.about, notes=text.notes, profile=text.measured, **vars(devices),
         origins={key: number.origin for key, number in numbers.items()},
