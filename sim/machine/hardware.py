@@ -17,11 +17,12 @@ from sim.machine.part_rules import document_of
 from sim.machine.plan_costs import PlanCosts, load_plan_costs
 from sim.machine.plausibility import HardwareError, check_plausible
 from sim.machine.profile import Profile
-from sim.machine.sourced import Origin, Sourced, read_document
+from sim.machine.sourced import Origin, Sourced
 from trilane.common.files import atomic_path
 from trilane.common.hints import hints_of
 from trilane.common.names import unknown
 from trilane.common.schema import from_dict, to_dict
+from trilane.common.yaml_files import read_yaml
 
 _PRESETS = Path(str(files("sim.machine"))) / "presets"
 
@@ -181,7 +182,7 @@ def _document(name_or_path: str | Path) -> dict[str, Any]:
             f"no hardware preset or file {name!r}; presets: {', '.join(hardware_names())}; or give the path of a YAML "
             f"file of the same form, or parts: rtx-4080+ddr5-5600 (`trilane hardware --parts` lists them)"
         )
-    document = read_document(path)
+    document = read_yaml(path, HardwareError)
     if not isinstance(document, dict):
         raise HardwareError(f"{path}: expected a mapping of sections, got {document!r:.40}")
     return {**document, "name": document.get("name", path.stem)}
