@@ -119,7 +119,7 @@ def _asked(plan: str, profile: str, changes: Sequence[str] | None, repeats: int 
 def _runs(found: Validated) -> dict[str, object]:
     """How many were measured of how many, and why not all."""
     ended = found.ended
-    return {"measured": ended.runs, "asked": ended.asked, "stopped": ended.why}
+    return {"measured": ended.runs, "asked": ended.planned, "stopped": ended.why}
 
 
 def _end(found: Validated, stop: Stop) -> None:
