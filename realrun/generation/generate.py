@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from realrun.execution.call_log import Call, LoggedSession
+from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
 from realrun.generation.generated_trace import GeneratedTrace
 from realrun.generation.hf_experts import routed_through
@@ -28,9 +28,7 @@ from realrun.generation.preparation import (
 from realrun.machine.lanes import Machine
 from realrun.machine.machines import machine_for
 from sim.runs.calibration import check_other_prompts
-from sim.runs.demand import StepDemand
 from sim.runs.prepare import Prepared
-from sim.runs.routing_error import RoutingErrors
 from sim.runs.run import Run
 from traces.capture.generate import Pass, Sampler
 from traces.file import write_trace
@@ -108,25 +106,10 @@ def _generated(
     if request.trace is not None:
         write_trace(trace, request.trace)
     traced = prepared.with_trace(trace)
-    errors = _routing_errors(session.log, traced.demand) if prepared.needs.changes_routing else None
+    errors = session.routing_errors(traced.demand)
     run = Run.of(traced, executor.recorder.rows, errors, f"generated on {executor.machine.kind}")
     tokens = tuple(tuple(row) for row in torch.cat(outputs, 1).tolist())
     return Generated(tokens, run, session, trace, model.loaded.tokenizer)
-
-
-def _routing_errors(log: Sequence[Call], demand: Sequence[StepDemand]) -> RoutingErrors:
-    """Observe how far the run deviates from its routers' choices, which for committed layers are known only now."""
-    errors, committed = RoutingErrors(), False
-    for call in log:
-        if call.name == "foresee":
-            committed = call.answer[0].commit is not None
-        if call.name == "plan_layer":
-            [given] = call.given
-            step = demand[given.step]
-            forecasts = step.forecasts[given.layer - 1] if committed else None
-            errors.observe(given.phase, step.routings[given.layer], call.answer, forecasts)
-            committed = False
-    return errors
 
 
 def _provenance(request: GenerateRequest, model: HostedModel) -> dict[str, Any]:
