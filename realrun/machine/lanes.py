@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from sim.machine.hardware import ResultPath
+from sim.machine.devices import ResultPath
 
 Work: TypeAlias = Callable[[], object]
 

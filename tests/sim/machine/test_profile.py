@@ -17,8 +17,8 @@ from sim.machine.plan_costs import PlanCost
 from sim.machine.profile import MeasuredRate, Profile
 from sim.machine.profile_yaml import write_profile
 from tests.kit.hand_measured import TOY, toy_machine, toy_model, toy_profile
-from tests.kit.strategies import toy_shape
 from trilane.common.schema import from_dict, to_dict
+from trilane.testing.strategies import toy_shape
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_what_is_not_as_it_should_be_is_named(path: Path, place: str, value: obj
 def test_numbers_that_the_tables_decide_cannot_be_overridden(path: Path, key: str) -> None:
     with pytest.raises(HardwareError) as caught:
         load_hardware(path, {key: 900})
-    assert f"hardware 'lanes', overrides: this machine is a measured profile, whose tables decide what {key} would" in (
+    assert f"hardware 'lanes', overrides: this machine is a measured profile, whose tables replace {key}" in (
         str(caught.value)
     )
     assert "these can be overridden: gpu.memory_bytes, gpu.reserve_bytes, link.result_path" in str(caught.value)

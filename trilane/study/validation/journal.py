@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -24,11 +24,12 @@ from pyarrow import parquet
 import realrun
 from realrun.errors import RefusedError
 from realrun.profiling.timing import Samples
-from sim.machine.hardware import Power
+from sim.machine.devices import Power
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run
 from sim.runs.spans import TEXTS
 from trilane.common.files import atomic_path, lock_file
+from trilane.study.sweep.user_policies import own_source
 from trilane.study.validation.parity import Answers
 
 PACKAGES = ("policies", "realrun", "sim", "traces", "trilane/common")  # code that affects a measured run
@@ -148,8 +149,17 @@ def question_of(settings: Sequence[Prepared]) -> dict[str, str]:
     return {
         "plan": _sha(json.dumps(scenarios).encode()),
         "profile": _sha(json.dumps(profile, default=str).encode()),
-        "code": code_digest(Path(realrun.__file__).parents[1]),
+        "code": code_of(setting.scenario.policy for setting in settings),
     }
+
+
+def code_of(policies: Iterable[str]) -> str:
+    """Digest of the code that measures these policies: that of Trilane, and the files of registered policies.
+
+    Raises SweepError for a registered policy that is defined in no file.
+    """
+    own = (own_source(name) or "" for name in sorted(set(policies)))
+    return _sha(code_digest(Path(realrun.__file__).parents[1]).encode(), *map(str.encode, own))
 
 
 def code_digest(root: Path) -> str:

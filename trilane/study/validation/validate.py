@@ -94,7 +94,7 @@ def validate(
     profile_of(settings[0])
     with (
         TemporaryDirectory() as scratch,
-        journal_of(folder or Path(scratch, "journal"), question_of(settings)) as journal,
+        journal_of(folder or Path(scratch, "journal"), question_of(settings) if folder else {}) as journal,
     ):
         rounds = _Rounds(plan, settings, journal, stop or Stop(), progress)
         ended = rounds.measure(machine)

@@ -14,13 +14,13 @@ from sim.machine.hardware import load_hardware
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.small_sweeps import SMALL
-from tests.kit.strategies import toy_trace
 from traces.file import write_trace
 from trilane.study import draws
 from trilane.study.sweep import point as point_file
 from trilane.study.sweep.grid import Grid, Point, points
 from trilane.study.sweep.point import Player, key_of, row_of
 from trilane.study.sweep.table import COLUMNS
+from trilane.testing.strategies import toy_trace
 
 SCENARIO = Scenario.from_dict({**SMALL, "cached_share": 0.25})
 
@@ -60,7 +60,7 @@ def test_one_that_makes_no_scenario_has_what_was_asked_and_the_rest_of_its_grid(
     grid = {"policy": {"dali": {"window": 8}}, "parameters.prefetch": 2, "cached_share": 0.5, "gpu_memory_gb": 8}
     [point] = points(Grid.from_dict({"scenario": {**SMALL, "batch": 2}, "grid": grid, "clairvoyant": False}))
     row = row_of(point)
-    assert row["error"] == "ScenarioError: scenario: give gpu_memory_gb or cached_share, not both"
+    assert row["error"] == "ScenarioError: give gpu_memory_gb or cached_share, not both"
     names = ("policy", "parameters", "trace", "model", "hardware", "batch", "cached_share", "gpu_memory_gb")
     assert {name: row[name] for name in names} == {
         "policy": "dali", "parameters": '{"prefetch":2,"window":8}', "trace": "mini-moe", "model": None,
