@@ -1,5 +1,5 @@
-/* Products of weight rows in blocks of 32 and a few vectors that are also converted to blocks, as in ggml: exact sums of
- * small integers, times both scales. Formats: ggml/src/ggml-common.h, block_q8_0 and block_q4_0. */
+/* Products of weight rows in blocks of 32 and a few vectors that are also converted to blocks, as in ggml: exact sums
+ * of small integers, times both scales. Formats: ggml/src/ggml-common.h, block_q8_0 and block_q4_0. */
 #pragma once
 
 #include <math.h>

@@ -2,8 +2,8 @@
  * reading its weights. Results do not depend on the number of rows or threads.
  *
  * Weights of bfloat16: sums are of float32, rounded to bfloat16 where torch's operations round, so that both differ
- * only by the order of additions. Weights in blocks, as in ggml: the values that they are multiplied with are rounded to
- * 8 bits, in blocks, as in llama.cpp; nothing else is rounded.
+ * only by the order of additions. Weights in blocks, as in ggml: the values that they are multiplied with are rounded
+ * to 8 bits, in blocks, as in llama.cpp; nothing else is rounded.
  *
  * Compiled on first use for this processor (native_library.py) and called by native_ffn.py.
  */
