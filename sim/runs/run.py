@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from sim.machine.hardware import Power
+from sim.machine.devices import Power
 from sim.runs.energy import joules_per_token
 from sim.runs.metrics import Metrics, metrics_of
 from sim.runs.prepare import Prepared

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
+from policies.user_files import load_policies, loaded_policies
 from trilane.common.errors import TrilaneError
 from trilane.study.setting_queue import SettingQueue
 
@@ -214,7 +215,8 @@ class _Worker:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._began = self.dead = False
-        self.process = context.Process(target=_work, args=(theirs, make_state), daemon=True)
+        begin = partial(_with_user_policies, tuple(loaded_policies().values()), make_state)
+        self.process = context.Process(target=_work, args=(theirs, begin), daemon=True)
         with interrupts_held():
             self.process.start()
         theirs.close()
@@ -267,6 +269,13 @@ def _work(pipe: Connection[Any, Any], make_state: Callable[[], Any]) -> None:
             function, args = pipe.recv()
             _send(pipe, *(_run(function, state, args) if failure is None else (None, failure)))
             gc.collect()
+
+
+def _with_user_policies(files: Iterable[str], make_state: Callable[[], Any]) -> Any:
+    """The state of a process, which first loads the policies that the parent has loaded from files."""
+    for file in files:
+        load_policies(file)
+    return make_state()
 
 
 def _run(function: Callable[..., Any], state: Any, args: tuple[Any, ...]) -> tuple[Any, Exception | None]:

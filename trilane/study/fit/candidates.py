@@ -5,12 +5,12 @@ from __future__ import annotations
 from policies.registry import system
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
+from trilane.study import CLAIRVOYANT_POLICY
 from trilane.study.fit.memory_needed import all_on_gpu
 from trilane.study.fit.question import Question
 
 RESIDENT = "llama.cpp"  # where every expert is on the GPU there is nothing to decide, and no staging
 LLAMA_CPP = "llama.cpp@impl"
-CLAIRVOYANT_POLICY = "oracle"
 KEEPING = (  # one of each kind: others (fiddler, on-demand, hybrimoe) are near these, or are played more slowly
     LLAMA_CPP,
     "ktransformers",
