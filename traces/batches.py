@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from traces.layout import DECODE, PREFILL
 from traces.trace import Trace
+from trilane.common.errors import TrilaneError
 
 Rows: TypeAlias = NDArray[np.intp]
 
 
-class BatchError(ValueError):
+class BatchError(TrilaneError):
     """A batch that the trace cannot fill."""
 
 

@@ -4,113 +4,68 @@
 >>> run = simulate(Scenario(policy="fiddler", hardware="rtx4090-ddr5"))
 >>> run.metrics.tpot_ms, run.spans  # numbers, and a pandas frame of what every lane did
 
-Names are imported when they are first used, so that ``import trilane`` costs nothing; ``measure`` and ``validate``
-need torch.
+- One run: ``Scenario``, ``simulate``, ``Run``; ``measure`` runs the same scenario on this machine.
+- Many runs: ``compare``, ``ablate``, ``sweep``, ``fit``, ``validate``.
+- A policy of your own: ``Policy``, ``Composition``, ``register``, the parts in ``trilane.parts``, and the laws that
+  every policy must obey in ``trilane.testing``.
+- Inputs: traces, models and hardware by name or file. Outputs: ``trilane.figures``, ``write_perfetto``.
+
+Names are imported when they are first used, so that ``import trilane`` is fast. ``measure`` and ``validate`` need torch
+and ``trilane.testing`` needs pytest; ``from trilane import *`` leaves them out where these are not installed.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from policies.registry import policy_names
-    from realrun.replay.measure import measure
-    from sim.machine.hardware import Hardware, hardware_names, load_hardware
-    from sim.runs.run import Run
-    from sim.runs.scenario import Scenario
-    from sim.simulate import simulate
-    from traces.bundled_traces import trace_names
-    from traces.file import read_trace, write_trace
-    from traces.importers.route_trace_v1 import import_route_trace
-    from traces.library import load_trace
-    from traces.models.catalogue import load_model, model_names
-    from traces.models.shape import ModelShape
-    from traces.statistics import trace_statistics
-    from traces.trace import Trace
-    from trilane.figures.gantt import save_gantt
-    from trilane.figures.perfetto import write_perfetto
-    from trilane.study.ablate import ablate
-    from trilane.study.compare import compare
-    from trilane.study.fit.fit import Fit, fit
-    from trilane.study.fit.question import Question
-    from trilane.study.sweep.grid import Grid
-    from trilane.study.sweep.sweep import sweep
-    from trilane.study.sweep.table import read_results
-    from trilane.study.validation.validate import validate
+from trilane.common.lazy import lazy_names
 
-_HOME = {
-    "Grid": "trilane.study.sweep.grid",
-    "Fit": "trilane.study.fit.fit",
-    "Hardware": "sim.machine.hardware",
-    "ModelShape": "traces.models.shape",
-    "Question": "trilane.study.fit.question",
-    "Run": "sim.runs.run",
-    "Scenario": "sim.runs.scenario",
-    "Trace": "traces.trace",
-    "ablate": "trilane.study.ablate",
-    "compare": "trilane.study.compare",
-    "fit": "trilane.study.fit.fit",
-    "hardware_names": "sim.machine.hardware",
-    "import_route_trace": "traces.importers.route_trace_v1",
-    "load_hardware": "sim.machine.hardware",
-    "load_model": "traces.models.catalogue",
-    "load_trace": "traces.library",
-    "measure": "realrun.replay.measure",
-    "model_names": "traces.models.catalogue",
-    "policy_names": "policies.registry",
-    "read_results": "trilane.study.sweep.table",
-    "read_trace": "traces.file",
-    "save_gantt": "trilane.figures.gantt",
-    "simulate": "sim.simulate",
-    "sweep": "trilane.study.sweep.sweep",
-    "trace_names": "traces.bundled_traces",
-    "trace_statistics": "traces.statistics",
-    "validate": "trilane.study.validation.validate",
-    "write_perfetto": "trilane.figures.perfetto",
-    "write_trace": "traces.file",
-}
+if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
+    from policies.mechanism.views import PolicyError as PolicyError
+    from policies.protocols import Composition as Composition
+    from policies.protocols import Needs as Needs
+    from policies.registry import policy_names as policy_names
+    from policies.registry import system as system
+    from policies.system import BuildContext as BuildContext
+    from policies.system import Policy as Policy
+    from policies.system import System as System
+    from policies.system import register as register
+    from policies.user_files import load_policies as load_policies
+    from realrun.replay.measure import measure as measure
+    from sim.machine.hardware import Hardware as Hardware
+    from sim.machine.hardware import hardware_names as hardware_names
+    from sim.machine.hardware import load_hardware as load_hardware
+    from sim.runs.run import Run as Run
+    from sim.runs.scenario import Scenario as Scenario
+    from sim.simulate import simulate as simulate
+    from traces.bundled_traces import trace_names as trace_names
+    from traces.file import read_trace as read_trace
+    from traces.file import write_trace as write_trace
+    from traces.importers.route_trace_v1 import import_route_trace as import_route_trace
+    from traces.library import load_trace as load_trace
+    from traces.models.catalogue import load_model as load_model
+    from traces.models.catalogue import model_names as model_names
+    from traces.models.shape import ModelShape as ModelShape
+    from traces.statistics import trace_statistics as trace_statistics
+    from traces.trace import Trace as Trace
+    from trilane import figures as figures
+    from trilane import parts as parts
+    from trilane import testing as testing
+    from trilane.common.errors import TrilaneError as TrilaneError
+    from trilane.figures.gantt import save_gantt as save_gantt
+    from trilane.figures.perfetto import write_perfetto as write_perfetto
+    from trilane.study.ablate import ablate as ablate
+    from trilane.study.compare import compare as compare
+    from trilane.study.draws import summary as summary
+    from trilane.study.fit.fit import Fit as Fit
+    from trilane.study.fit.fit import fit as fit
+    from trilane.study.fit.question import Question as Question
+    from trilane.study.sweep.axes import vary as vary
+    from trilane.study.sweep.grid import Grid as Grid
+    from trilane.study.sweep.sweep import sweep as sweep
+    from trilane.study.sweep.table import read_results as read_results
+    from trilane.study.validation.validate import validate as validate
 
-__all__ = [
-    "Fit",
-    "Grid",
-    "Hardware",
-    "ModelShape",
-    "Question",
-    "Run",
-    "Scenario",
-    "Trace",
-    "ablate",
-    "compare",
-    "fit",
-    "hardware_names",
-    "import_route_trace",
-    "load_hardware",
-    "load_model",
-    "load_trace",
-    "measure",
-    "model_names",
-    "policy_names",
-    "read_results",
-    "read_trace",
-    "save_gantt",
-    "simulate",
-    "sweep",
-    "trace_names",
-    "trace_statistics",
-    "validate",
-    "write_perfetto",
-    "write_trace",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'trilane' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__, needs={"measure": "torch", "validate": "torch", "testing": "pytest"}
+)

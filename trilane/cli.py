@@ -1,4 +1,4 @@
-"""The command line: verbs, and the one place where errors become a sentence and an exit status."""
+"""The command line: its verbs, and what becomes of errors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
+from trilane.common.errors import TrilaneError
 from trilane.verbs.ablate import ablate
 from trilane.verbs.cache_curve import cache_curve
 from trilane.verbs.catalogues import hardware, models, policies
 from trilane.verbs.compare import compare
 from trilane.verbs.fit import fit
+from trilane.verbs.inputs import command_line
 from trilane.verbs.measure import measure
 from trilane.verbs.plot import plot
 from trilane.verbs.profile import profile
@@ -22,8 +24,6 @@ from trilane.verbs.sweep import sweep
 from trilane.verbs.trace import app as trace
 from trilane.verbs.validate import validate
 from trilane.verbs.whatif import whatif
-
-_OURS = ("trilane", "traces", "policies", "sim", "realrun")
 
 app = typer.Typer(
     name="trilane",
@@ -36,29 +36,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("compare")(compare)
-app.command("simulate")(simulate)
-app.command("whatif")(whatif)
-app.command("fit")(fit)
-app.command("ablate")(ablate)
-app.command("sweep")(sweep)
-app.command("plot")(plot)
-app.command("cache-curve")(cache_curve)
+for verb in (compare, simulate, whatif, fit, ablate, sweep, plot, cache_curve, smoke, profile, measure, validate,
+             policies, models, hardware):  # fmt: skip
+    app.command(verb.__name__.replace("_", "-"))(verb)
 app.add_typer(trace, name="trace")
-app.command("smoke")(smoke)
-app.command("profile")(profile)
-app.command("measure")(measure)
-app.command("validate")(validate)
-app.command("policies")(policies)
-app.command("models")(models)
-app.command("hardware")(hardware)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"trilane {version('trilane')}"
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(f"trilane {version('trilane')}")
+        print(_version())
         raise typer.Exit
 
 
@@ -72,17 +64,22 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line. Bad input ends with one sentence on standard error and exit status 2."""
+    """Run the command line.
+
+    Bad input ends with one sentence on standard error and exit status 2; any other error is a bug, and is raised after
+    a line that asks for a report.
+    """
     try:
         sys.exit(app(prog_name="trilane", standalone_mode=False) or 0)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has had enough
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:
         sentence = _sentence(error)
         if sentence is None:
+            print(_request(), file=sys.stderr)
             raise
         if sentence:
             print(f"trilane: {sentence}", file=sys.stderr)
@@ -90,7 +87,7 @@ def main() -> None:
 
 
 def _sentence(error: Exception) -> str | None:
-    """What to say of bad input, on one line; "" if all has been said, None if the error is the program's own fault."""
+    """Bad input in one sentence; "" if the parser has printed all of it; None if the error is a bug."""
     if hasattr(error, "format_message"):  # the parser's: an unknown verb or option, or no verb at all
         text = error.format_message()
         context = getattr(error, "ctx", None)
@@ -98,6 +95,14 @@ def _sentence(error: Exception) -> str | None:
         return f"{text.rstrip('.')}; see `{verb} --help`" if text else ""
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    if type(error).__module__.partition(".")[0] not in _OURS:
-        return None
-    return " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, TrilaneError):
+        return " ".join(str(error).split()) or type(error).__name__
+    return None
+
+
+def _request() -> str:
+    """The line before the traceback of a bug."""
+    from policies.user_files import loaded_policies
+
+    where = " or ".join(["Trilane", *dict.fromkeys(loaded_policies().values())])
+    return f"trilane: a bug in {where}; please report it with {_version()}, the traceback, and {command_line()}"

@@ -13,12 +13,12 @@ from policies.mechanism.views import ExpertId, LayerInput, LayerView, Routing, S
 from policies.parts.assigners import LoadAll
 from policies.parts.caches import LruCache
 from policies.protocols import Budget, Composition, When
-from sim.costs.roofline_costs import uniform_costs
 from sim.runs.metrics import layer_frame
 from sim.runs.spans import Span
 from tests.invariants.free_compositions import play_freely
 from tests.kit.hand_worked import Placed
 from trilane.testing.background import law_5_background_copies
+from trilane.testing.costs import uniform_costs
 from trilane.testing.laws import check_all
 from trilane.testing.log import log_of
 

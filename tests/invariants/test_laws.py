@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from policies.parts.exact_assignment import ExactAssigner
 from policies.registry import SYSTEMS, policy_names
-from sim.costs.roofline_costs import scaled
 from sim.runs.bounds import lower_bound
 from trilane.testing.background import law_5_background_copies
+from trilane.testing.costs import scaled
 from trilane.testing.launches import law_2_launches
 from trilane.testing.laws import (
     law_1_conservation,

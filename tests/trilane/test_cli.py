@@ -15,8 +15,8 @@ from policies.registry import SYSTEMS, policy_names
 from sim.runs.scenario import Scenario
 from sim.runs.spans import Span
 from tests.kit.running import ROOT, SHORT, Trilane, write_route_csv
-from trilane.verbs.cache_curve import SizeError, parse_size
-from trilane.verbs.draw_options import processes
+from trilane.verbs.cache_curve import parse_size
+from trilane.verbs.options import OptionError, processes
 
 # --- compare and simulate ---------------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MiB", "-5MB", "5 XB", "1e9", "5MB 6MB"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(SizeError, match="expected a size such as 500MiB"):
+    with pytest.raises(OptionError, match="expected a size such as 500MiB"):
         parse_size(text)
 
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from policies.mechanism.views import PolicyError
 from policies.registry import policy_names
 from sim.runs.scenario import Scenario
 from tests.kit.running import ROOT, SHORT, Trilane, write_route_csv
 from trilane.cli import main
+
+ROOMS = ("traces", "policies", "sim", "realrun", "trilane")
+NO_BAD_INPUT = {
+    "PolicyError",  # a policy, ours or a user's, broke a rule
+    "LaneError",  # work failed on a real machine during a run
+    "TrilaneError", "SkippedError", "_FaultError", "_MismatchError",  # the base, and exceptions that are always caught
+}  # fmt: skip
 
 # --- help and errors --------------------------------------------------------------------------------------------------
 
@@ -124,8 +134,8 @@ CAPTURE: dict[str, tuple[tuple[str, ...], str]] = {
     "no prompts": (("--prompts", "nowhere.txt"), "nowhere.txt: expected a file of prompts"),
     "empty prompts": (("--prompts", "empty"), "expected at least one prompt"),
     "no calibration": (("--calibration", "nowhere.txt"), "nowhere.txt: expected a file of prompts"),
-    "no number": (("--temperature", "nan"), "temperature must be >= 0, got nan"),
-    "no batch": (("--batch-size", "0"), "batch_size must be >= 1, got 0"),
+    "no number": (("--temperature", "nan"), "temperature: expected a number >= 0, got nan"),
+    "no batch": (("--batch-size", "0"), "batch_size: expected a whole number >= 1, got 0"),
     "no type": (("--dtype", "float99"), "dtype: expected one of auto, float32"),
     "no model": (("--model", "nowhere"), "nowhere: no such folder"),
     "no folder": (("--model", "./some/where"), "./some/where: no such folder"),
@@ -184,11 +194,32 @@ def test_damaged_trace(trilane: Trilane) -> None:
         assert f"/{name}: expected" in done.err
 
 
-def test_our_own_mistakes_are_not_hidden(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bug", [ZeroDivisionError("a bug"), PolicyError("a broken rule"), ValueError("of a library")])
+def test_a_bug_is_a_traceback_and_asks_for_a_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bug: Exception
+) -> None:
+    """Once, a broken rule of a policy was printed as if the input were bad."""
+
     def broken(scenario: Scenario) -> None:
-        raise ZeroDivisionError("a bug")
+        raise bug
 
     monkeypatch.setattr("sim.simulate.simulate", broken)
-    monkeypatch.setattr(sys, "argv", ["trilane", "simulate"])
-    with pytest.raises(ZeroDivisionError):
+    monkeypatch.setattr(sys, "argv", ["trilane", "simulate", "--set", "parameters={window: 4}"])
+    with pytest.raises(type(bug)):
         main()
+    line = capsys.readouterr().err
+    assert f"trilane {version('trilane')}" in line
+    assert line.endswith(" trilane simulate --set 'parameters={window: 4}'\n")
+
+
+def test_every_error_is_bad_input_or_a_named_exception() -> None:
+    """All others are bugs to the command line."""
+    code = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    classes = {m[1]: m[2] for path in code for m in re.finditer(r"class (\w+Error)\(([\w.]+)\)", path.read_text())}
+    bad_input = {name for name in classes if "TrilaneError" in ancestors(name, classes)}
+    assert classes.keys() - bad_input == NO_BAD_INPUT
+
+
+def ancestors(name: str, bases: dict[str, str]) -> list[str]:
+    """The base classes of a class, by its name."""
+    return [bases[name], *ancestors(bases[name], bases)] if name in bases else []

@@ -22,7 +22,7 @@ from tests.kit.waiting import wait_until
 from traces.models.catalogue import load_model
 from trilane.cli import app
 from trilane.study.validation.plan import ValidationPlan
-from trilane.verbs.scenario_options import changes_of
+from trilane.verbs.inputs import changes_of
 
 SCRIPT = ROOT / "examples" / "gpu.sh"
 STAGES = ["smoke", "profile", "deepseek-v2-lite", "qwen3-30b-a3b", "mixtral-8x7b", "peer", "pack"]

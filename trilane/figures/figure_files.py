@@ -8,12 +8,13 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
+from trilane.common.errors import TrilaneError
 from trilane.common.files import atomic_path
 
 FORMATS = ("png", "svg", "pdf")
 
 
-class PictureError(ValueError):
+class PictureError(TrilaneError):
     """A picture that cannot be drawn; the message says what is missing."""
 
 

@@ -18,6 +18,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from trilane.common.errors import TrilaneError
 from trilane.common.files import atomic_path
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ JsonOption = Annotated[
 ]
 
 
-class OutputError(ValueError):
+class OutputError(TrilaneError):
     """A result that cannot be written to the file that was named."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from policies.parts.caches import LfuCache, LruCache, RandomCache
 from policies.parts.future import Future
 from policies.parts.placements import NoPlacement, PoolPlacement
 from policies.protocols import Budget, Cache, Placement
+from policies.registry import SYSTEMS, BuildContext, added, system
 from traces.batches import compose, step_workloads
 from traces.trace import Trace
 from trilane.common.errors import TrilaneError
@@ -38,17 +39,17 @@ class CurvePoint(NamedTuple):
 
 class _Kind(NamedTuple):
     about: str
-    make: Callable[[Future, int], Cache]
+    make: Callable[[CacheCurve], Cache]
     placement: Callable[[], Placement] = PoolPlacement
 
 
 _KINDS: Mapping[str, _Kind] = {
-    "lru": _Kind("evicts the least recently used", lambda future, seed: LruCache()),
-    "lfu": _Kind("evicts the least often used so far", lambda future, seed: LfuCache()),
-    "random": _Kind("evicts at random", lambda future, seed: RandomCache(seed)),
-    "layer-lru": _Kind("LRU with the same room for every layer", lambda future, seed: LruCache(), NoPlacement),
-    "belady": _Kind("clairvoyant; admits every miss", lambda future, seed: BeladyCache(future)),
-    "belady-bypass": _Kind("clairvoyant; may decline a miss", lambda future, seed: BeladyBypassCache(future)),
+    "lru": _Kind("evicts the least recently used", lambda curve: LruCache()),
+    "lfu": _Kind("evicts the least often used so far", lambda curve: LfuCache()),
+    "random": _Kind("evicts at random", lambda curve: RandomCache(curve.seed)),
+    "layer-lru": _Kind("LRU with the same room for every layer", lambda curve: LruCache(), NoPlacement),
+    "belady": _Kind("clairvoyant; admits every miss", lambda curve: BeladyCache(curve.future)),
+    "belady-bypass": _Kind("clairvoyant; may decline a miss", lambda curve: BeladyBypassCache(curve.future)),
 }
 CURVE_POLICIES: Mapping[str, str] = {name: kind.about for name, kind in _KINDS.items()}
 DEFAULT_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)  # of all routed experts
@@ -106,7 +107,7 @@ class CacheCurve:
         shape = self.trace.shape
         sizes = tuple(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
         budget = Budget(shape.experts, sizes, capacity_bytes)
-        result = replay(self.events, kind.make(self.future, self.seed), budget, kind.placement())
+        result = replay(self.events, kind.make(self), budget, kind.placement())
         return CurvePoint(policy, capacity_bytes, result.hit_rate, result.hit_rate_decode, result.lookups)
 
 
@@ -123,10 +124,25 @@ def unit_of(size: int) -> tuple[str, int]:
 
 
 def curve_policy(name: str) -> _Kind:
-    """The cache of that name. Raises CurveError listing the names there are."""
-    if name not in _KINDS:
+    """The cache of that name, or that of a policy which the caller has registered.
+
+    Raises CurveError for an unknown name, and for a policy that needs more than the routing.
+    """
+    if name in _KINDS:
+        return _KINDS[name]
+    if not added(name):
         raise CurveError(unknown("cache policy", name, _KINDS))
-    return _KINDS[name]
+    needs = SYSTEMS[name].needs
+    if needs.scores or needs.tokens or needs.calibration:
+        raise CurveError(f"policy {name!r} needs router scores, single tokens or calibration, which a replay lacks")
+    return _Kind(SYSTEMS[name].summary, partial(_cache_of, name))
+
+
+def _cache_of(policy: str, curve: CacheCurve) -> Cache:
+    shape = curve.trace.shape
+    context = BuildContext(shape.name, shape.experts, shape.moe_layers, shape.top_k, seed=curve.seed)
+    entry = system(policy)
+    return entry.build(entry.parse({}), context).cache
 
 
 def _layers(trace: Trace, rows: np.ndarray, step: int, phase: Phase) -> list[ReplayEvent]:

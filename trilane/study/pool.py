@@ -15,8 +15,9 @@ from functools import cached_property, partial
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from policies.user_files import load_policies, loaded_policies
 from trilane.common.errors import TrilaneError
 from trilane.study.setting_queue import SettingQueue
 
@@ -214,7 +215,8 @@ class _Worker:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._began = self.dead = False
-        self.process = context.Process(target=_work, args=(theirs, make_state), daemon=True)
+        begin = partial(_with_user_policies, tuple(loaded_policies().values()), make_state)
+        self.process = context.Process(target=_work, args=(theirs, begin), daemon=True)
         with interrupts_held():
             self.process.start()
         theirs.close()
@@ -269,6 +271,13 @@ def _work(pipe: Connection[Any, Any], make_state: Callable[[], Any]) -> None:
             gc.collect()
 
 
+def _with_user_policies(files: Iterable[str], make_state: Callable[[], Any]) -> Any:
+    """The state of a process, which first loads the policies that the parent has loaded from files."""
+    for file in files:
+        load_policies(file)
+    return make_state()
+
+
 def _run(function: Callable[..., Any], state: Any, args: tuple[Any, ...]) -> tuple[Any, Exception | None]:
     try:
         return function(state, *args), None
@@ -290,22 +299,3 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-# --- until trilane.study.fit has a state of its own -------------------------------------------------------------------
-
-Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
-
-
-@contextmanager
-def shared(jobs: int) -> Iterator[Each]:
-    """A ``map`` over ``jobs`` processes, of which this is one; for one job, ``map`` itself."""
-    if jobs <= 1:
-        yield map
-        return
-    with WorkerPool(jobs, object) as pool:
-        yield lambda do, items: pool.map(partial(_stateless, do), items)
-
-
-def _stateless(do: Callable[[Any], Any], state: object, item: Any) -> Any:
-    return do(item)

@@ -22,12 +22,12 @@ from policies.parts.assigners import CostRule, LoadAll, ResidentOrCpu
 from policies.protocols import Assigner
 from policies.registry import SYSTEMS, System, added
 from sim.costs.cost_table import CostTable
-from sim.costs.roofline_costs import scaled
 from sim.runs.bounds import LowerBound
 from sim.runs.demand import StepDemand
 from sim.runs.metrics import layer_frame, metrics_of
 from traces.trace import Trace
 from trilane.testing.background import law_5_background_copies
+from trilane.testing.costs import scaled
 from trilane.testing.laws import check_all
 from trilane.testing.log import log_of
 from trilane.testing.recording import PlayedWorld

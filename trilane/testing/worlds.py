@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from policies.mechanism.views import Assignment, ExpertCosts, LayerView
 from policies.protocols import Assigner, Budget, Composition, Needs
 from policies.registry import SYSTEMS, BuildContext, System
-from sim.costs.roofline_costs import ConstantSteps, CostTable, StepCosts
+from sim.costs.cost_table import CostTable, StepCosts
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from sim.machine.plan_costs import PlanCost, PlanCosts
@@ -25,6 +25,7 @@ from traces.batches import compose as compose_batch
 from traces.layout import ForecastKey
 from traces.models.shape import ModelShape
 from traces.trace import Trace
+from trilane.testing.costs import ConstantSteps
 from trilane.testing.recording import PlayedWorld, RecordingSession
 from trilane.testing.strategies import toy_calibration, toy_shape, traces
 

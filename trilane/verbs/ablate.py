@@ -1,4 +1,4 @@
-"""``trilane ablate``: what each part of a policy brings."""
+"""``trilane ablate``: what each part of a policy contributes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trilane.pages.columns import CHANGED, HITS, PCIE, SPREAD, TPOT, TTFT, Column, name_cell, tabulate
-from trilane.pages.output import (
-    JsonOption,
-    check_picture,
-    check_targets,
-    heading,
-    note,
-    progress,
-    show,
-    write_json,
-)
+from trilane.pages.output import JsonOption, check_picture, check_targets, heading, note, progress, show, write_json
 from trilane.study import DRAWS
-from trilane.verbs.draw_options import DrawsOption, JobsOption, processes
-from trilane.verbs.scenario_options import ScenarioOption, SetOption, describe, inputs_of, scenario_of
+from trilane.verbs.inputs import describe, inputs_of, scenario_of
+from trilane.verbs.options import OWN_POLICY, DrawsOption, JobsOption, ScenarioOption, SetOption, processes
 
 if TYPE_CHECKING:
     from trilane.study.ablate import Ablation
@@ -44,7 +35,9 @@ COLUMNS = (
 
 
 def ablate(
-    policy: Annotated[str, typer.Argument(metavar="NAME", help="Policy; see [bold]trilane policies[/].")],
+    policy: Annotated[
+        str, typer.Argument(metavar="NAME", help=f"Policy; see [bold]trilane policies[/]. {OWN_POLICY}.")
+    ],
     scenario: ScenarioOption = None,
     changes: SetOption = None,
     draws: DrawsOption = DRAWS,
@@ -54,30 +47,31 @@ def ablate(
 ) -> None:
     """Switch a policy's parts on one after the other, and off one by one.
 
-    Placement off: nobody is on the GPU at the start.
+    Placement off: no expert is on the GPU at the start.
 
-    Assigner off: every expert is computed where it lies (copied, if the policy runs on the GPU alone).
+    Assigner off: every expert is computed where its weights are (copied, if the policy computes on the GPU alone).
 
-    Cache off: what is on the GPU at the start stays there, and nothing else is kept;
-    prefetches that went there go to staging slots.
+    Cache off: the experts that are on the GPU at the start stay there, and no others are kept;
+    prefetches into the cache go to staging slots.
 
     Prefetcher and router off: no prefetches, and the experts that the model's own router chose.
     """
-    from trilane.study.ablate import ablate as take_apart
+    from trilane.study.ablate import ablate as switch_parts
 
     check_picture(png)
-    asked = scenario_of(scenario, changes, policy)
-    check_targets(json, png, inputs=inputs_of(scenario, asked))
-    found = take_apart(asked, draws=draws, jobs=processes(jobs), watch=lambda mixes: progress(mixes, "simulating"))
-    apart: list[dict[str, str]] = [{}] if found.all_but_one else []  # an empty line
-    rows = [*found.ladder, *apart, *found.all_but_one]
-    show(json, heading(f"{policy}: {describe(asked)}"), *tabulate(COLUMNS, rows))
+    chosen = scenario_of(scenario, changes, policy)
+    check_targets(json, png, inputs=inputs_of(scenario, chosen))
+    found = switch_parts(chosen, draws=draws, jobs=processes(jobs), watch=lambda mixes: progress(mixes, "simulating"))
+    empty_line: list[dict[str, str]] = [{}] if found.all_but_one else []
+    rows = [*found.ladder, *empty_line, *found.all_but_one]
+    about = describe(chosen)
+    show(json, heading(f"{chosen.policy}: {about}"), *tabulate(COLUMNS, rows))
     write_json(found._asdict(), json)
     for row in rows:
         if row.get("refused"):
             note(f"{row['label']}: {row['refused']}")
     if png:
-        _draw(found, png, describe(asked))
+        _draw(found, png, about)
 
 
 def _draw(found: Ablation, target: str, about: str) -> None:

@@ -22,16 +22,13 @@ from trilane.pages.output import (
     working,
     write_json,
 )
-from trilane.verbs.scenario_options import names_in, read_any, short_name, trace_in_words
+from trilane.verbs.inputs import policies_in, read_any, short_name, trace_in_words
+from trilane.verbs.options import OptionError
 
 if TYPE_CHECKING:
     from trilane.study.cache_curve import CacheCurve, CurvePoint
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
-
-class SizeError(ValueError):
-    """A size that cannot be read."""
 
 
 def cache_curve(
@@ -40,21 +37,22 @@ def cache_curve(
         str | None,
         typer.Option(
             metavar="A,B",
-            help="Cache policies. Default: lru, lfu, random, layer-lru, belady, belady-bypass; the last two know the "
-            "future.",
+            help="Cache policies. FILE.py or FILE.py:NAME loads a policy of your own, for its cache. Default: lru, "
+            "lfu, random, layer-lru, belady, belady-bypass; the last two are clairvoyant.",
         ),
     ] = None,
     pool: Annotated[
         str | None,
-        typer.Option(metavar="SIZE,SIZE", help="Cache sizes such as 500MiB,4GB. Default: 10 to 80 % of all experts."),
+        typer.Option(metavar="SIZE,SIZE", help="Cache sizes such as 500MiB (of 2^20 bytes) or 4GB (of 10^9 bytes). "
+                                               "Default: 10 to 80 % of all experts."),
     ] = None,
     seed: Annotated[int, typer.Option(help="For the random policy.")] = 0,
     json: JsonOption = None,
     png: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the curve.")] = None,
-) -> None:
+) -> None:  # fmt: skip
     """Hit rate of one expert cache against its size.
 
-    A logical replay without time: one sequence after the other, at batch 1, the cache staying warm.
+    A logical replay without time: one sequence after the other, at batch 1; the cache stays warm in between.
 
     All experts of a layer are looked up together, and an expert counts once for a whole prompt.
     """
@@ -62,26 +60,26 @@ def cache_curve(
 
     check_targets(json, png, inputs=[trace])
     check_picture(png)
-    names = list(CURVE_POLICIES) if policies is None else names_in(policies)
-    curve = _ready(trace, names, seed)
+    names = list(CURVE_POLICIES) if policies is None else policies_in(policies)
+    curve = _prepared(trace, names, seed)
     points = [
         curve.point(name, size) for name, size in progress(list(product(names, _sizes(curve, pool))), "replaying")
     ]
     routing = f"routing of {trace_in_words(trace, curve.trace)}"
-    show(json, heading(f"hit rate by cache size, {routing}, {points[0].lookups:,} lookups"))
-    show(json, _table(curve, names, points))
-    synthetic = curve.trace.provenance.get("synthetic")
-    write_json({"trace": trace, "synthetic": synthetic, "points": [point._asdict() for point in points]}, json)
+    title = heading(f"hit rate by cache size, {routing}, {points[0].lookups:,} lookups")
+    show(json, title, _table(curve, names, points))
+    rows = [point._asdict() for point in points]
+    write_json({"trace": trace, "synthetic": curve.trace.provenance.get("synthetic"), "points": rows}, json)
     if png:
         from trilane.figures import plot_hit_rate_curve, save_figure
 
         about = f"routing of {trace_in_words(short_name(trace), curve.trace)}"
-        save_figure(plot_hit_rate_curve([point._asdict() for point in points], about), png)
+        save_figure(plot_hit_rate_curve(rows, about), png)
         note(f"picture: {png}")
 
 
-def _ready(trace: str, names: list[str], seed: int) -> CacheCurve:
-    """The trace, made ready once, before a progress bar starts to move."""
+def _prepared(trace: str, names: list[str], seed: int) -> CacheCurve:
+    """The trace, prepared once, before the progress bar starts."""
     from trilane.study.cache_curve import CacheCurve, curve_policy
 
     for name in names:
@@ -103,10 +101,10 @@ def _sizes(curve: CacheCurve, pool: str | None) -> list[int]:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as ``500MiB`` or ``4GB``. Raises SizeError."""
+    """Bytes of a size such as ``500MiB`` or ``4GB``. Raises OptionError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
-        raise SizeError(f"expected a size such as 500MiB or 4GB, got {text!r}")
+        raise OptionError(f"expected a size such as 500MiB or 4GB, got {text!r}")
     return round(float(match[1]) * _UNITS[match[2].upper()])
 
 

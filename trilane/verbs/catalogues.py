@@ -1,4 +1,4 @@
-"""``trilane policies``, ``models``, ``hardware``: everything that can be named, with its sources."""
+"""``trilane policies``, ``models``, ``hardware``: everything that has a name, with its sources."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from sim.machine.units import GB
 from trilane.pages.output import JsonOption, check_targets, heading, pairs, show, table, write_json
 from trilane.pages.parts import part_facts, parts_page, quantisation_facts, quantisation_page
 from trilane.pages.profile import decisions_note, profile_page
+from trilane.verbs.inputs import policies_in
+from trilane.verbs.options import OWN_POLICY
 
 if TYPE_CHECKING:
     from policies.protocols import Needs
@@ -20,20 +22,22 @@ if TYPE_CHECKING:
     from sim.machine.hardware import Hardware
     from traces.models.shape import ModelShape
 
-_EXAMPLE = "qwen3-30b-a3b"  # the model that formats of weights are shown with
+_EXAMPLE = "qwen3-30b-a3b"  # the model of the table of weight formats
 
 
 def policies(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One policy, with its parameters.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help=f"One policy, with its parameters. {OWN_POLICY}.")
+    ] = None,
     json: JsonOption = None,
 ) -> None:
     """Policies: what they do, what they need, their parameters and sources."""
     from policies.registry import SYSTEMS, system
 
-    check_targets(json)
-    chosen = [system(name)] if name else list(SYSTEMS.values())
+    check_targets(json, inputs=[name])
+    chosen = [system(each) for each in policies_in(name)] if name else list(SYSTEMS.values())
     if name:
-        show(json, *_policy_page(chosen[0]))
+        show(json, *(part for entry in chosen for part in _policy_page(entry)))
     else:
         columns = ["name", "GPU\nonly", "needs", "what it does"]
         show(json, table(columns, map(_policy_row, chosen), 4, widest={"needs": 28, "what it does": 56}), _MARKS)
@@ -42,9 +46,9 @@ def policies(
 
 _MARKS = """
 NAME@impl  the system as its code was released; other names after an @ are other readings of it
-GPU only   every expert runs on the GPU; the others use the CPU too
+GPU only   every expert runs on the GPU; the other policies use the CPU too
 needs      of the trace: forecasts as KIND@LAYERS AHEAD, router scores, single tokens; calibration: other prompts
-*, ~       knows the future; changes the routing
+*, ~       clairvoyant; changes the routing
 
 `trilane policies NAME` shows parameters and the source."""
 
@@ -74,7 +78,7 @@ def _policy_page(entry: System) -> list[Any]:
 
 
 def _explanations(parameters: type) -> list[str]:
-    """What the parameters are, first the policy's own, then those that it has in common with others."""
+    """Docstrings of the parameters, first the policy's own, then those that it shares with other policies."""
     return [f"\n{cleandoc(kind.__doc__)}" for kind in parameters.__mro__ if is_dataclass(kind) and kind.__doc__]
 
 
@@ -92,7 +96,7 @@ def _policy_facts(entry: System) -> dict[str, Any]:
 
 
 def _needs(needs: Needs) -> str:
-    """What a policy must be given, in words."""
+    """The needs of a policy, in words."""
     ahead: dict[str, list[int]] = {}
     for kind, lookahead in needs.forecasts:
         ahead.setdefault(kind, []).append(lookahead)
@@ -111,16 +115,16 @@ def models(
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            help="One model, with its sources; [bold]NAME:N[/] is its first N MoE layers, "
-            "[bold]NAME@q4_k_m[/] it in that format.",
+            help="One model, with its sources; [bold]NAME:N[/]: its first N MoE layers; "
+            "[bold]NAME@q4_k_m[/]: the model in that format.",
         ),
     ] = None,
     quantisations: Annotated[
-        bool, typer.Option("--quantisations", help=f"The formats of weights, for NAME or {_EXAMPLE}.")
+        bool, typer.Option("--quantisations", help=f"Formats of weights, with the sizes of NAME or {_EXAMPLE}.")
     ] = False,
     json: JsonOption = None,
 ) -> None:
-    """Model shapes: sizes that time and memory depend on."""
+    """Models: the sizes on which time and memory depend."""
     from traces.models.catalogue import load_model, model_names
 
     check_targets(json)
@@ -137,7 +141,7 @@ def models(
         columns = ["name", "MoE layers", "experts", "top-k", "shared", "bits", "MB/expert", "experts GB", "rest GB"]
         show(json, table(columns, [_model_row(shape) for shape in shapes]))
         show(json, "\nGB = 10^9 bytes. `trilane models NAME` shows every number with its source.")
-        show(json, "NAME@q4_k_m is the model in that format; `trilane models --quantisations` lists the formats.")
+        show(json, "NAME@q4_k_m is a model in that format; `trilane models --quantisations` lists the formats.")
     write_json({"models": [shape.to_dict() for shape in shapes]}, json)
 
 
@@ -160,12 +164,12 @@ def _with_sources(values: Mapping[str, Any], sources: Mapping[str, str]) -> list
 def hardware(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="One machine, with its sources; of parts: rtx-4080+ddr5-5600."),
+        typer.Argument(metavar="[NAME]", help="One machine, with its sources; made of parts: rtx-4080+ddr5-5600."),
     ] = None,
-    parts: Annotated[bool, typer.Option("--parts", help="The parts that machines can be named by.")] = False,
+    parts: Annotated[bool, typer.Option("--parts", help="The parts that make up such names.")] = False,
     json: JsonOption = None,
 ) -> None:
-    """Machines: every number with its source and how far to trust it."""
+    """Machines: every number with its source and its confidence."""
     from sim.machine.hardware import hardware_names, load_hardware
 
     check_targets(json, inputs=[name])
@@ -182,7 +186,8 @@ def hardware(
     else:
         columns = ["name", "GPU GB", "GPU GB/s", "CPU GB/s", "link GB/s", "what it is"]
         show(json, table(columns, [_machine_row(machine) for machine in machines], wrap=True))
-        show(json, "\nGB/s are what transfers reach. `trilane hardware NAME` shows every number with its source.")
+        show(json, "\nGB = 10^9 bytes; GB/s are achieved, not nominal.")
+        show(json, "`trilane hardware NAME` shows every number with its source.")
         show(json, "Other machines by their parts: rtx-4080+ddr5-5600; `trilane hardware --parts` lists the parts.")
     write_json({"hardware": [_machine_facts(machine) for machine in machines]}, json)
 
@@ -203,16 +208,16 @@ def _machine_page(machine: Hardware) -> list[Any]:
     scale = f"{machine.host.plan_factor:g} (host.plan_factor)"
     return [
         heading(f"{machine.name}: {machine.about}"), table(columns, rows, text_columns=4, wrap=True), "",
-        *([heading("what to know"), *(f"- {text}" for text in machine.notes), ""] if machine.notes else []),
+        *([heading("notes"), *(f"- {text}" for text in machine.notes), ""] if machine.notes else []),
         *([*profile_page(machine.measured_profile()), ""] if machine.measured else []),
-        heading("what deciding costs on the host, in every layer"), table(headers, decisions), "",
-        f"The numbers of sim/machine/presets/plan_costs.yaml, which names their sources, times {scale}.",
+        heading("cost of a policy's decisions on the host, per layer"), table(headers, decisions), "",
+        f"From sim/machine/presets/plan_costs.yaml, which names the sources, times {scale}.",
         *([decisions_note(machine.measured_profile())] if machine.measured else []),
     ]  # fmt: skip
 
 
 def _plan_costs(machine: Hardware) -> list[dict[str, Any]]:
-    """Host time of each policy's two decisions in a layer, on this machine."""
+    """The time that the host takes for each policy's two decisions in a layer."""
     from policies.registry import policy_names
 
     costs, rows = machine.decisions, []

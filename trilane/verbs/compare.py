@@ -21,8 +21,8 @@ from trilane.pages.output import (
     write_json,
 )
 from trilane.study import DRAWS
-from trilane.verbs.draw_options import DrawsOption, JobsOption, processes
-from trilane.verbs.scenario_options import ScenarioOption, SetOption, describe, inputs_of, names_in, scenario_of
+from trilane.verbs.inputs import describe, inputs_of, policies_in, scenario_of
+from trilane.verbs.options import OWN_POLICY, DrawsOption, JobsOption, ScenarioOption, SetOption, processes
 
 if TYPE_CHECKING:
     from sim.runs.run import Run
@@ -51,7 +51,7 @@ COLUMNS = (
     Column("\nh2d", _share("h2d_busy_share")),
     Column(
         "wait\nh2d", _share("stall_h2d_share"),
-        "wait", "share of the time in which the GPU waits: for copies, for the CPU's experts; the rest is the host's",
+        "wait", "share of the time in which the GPU waits for copies (h2d) or CPU experts; it also waits for the host",
     ),
     Column("\ncpu", _share("stall_cpu_share")),
     Column(
@@ -65,7 +65,8 @@ COLUMNS = (
 def compare(
     scenario: ScenarioOption = None,
     policies: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Policies to compare. Default: all that the scenario can run.")
+        str | None,
+        typer.Option(metavar="A,B", help=f"Policies. {OWN_POLICY}. Default: all that the scenario can run."),
     ] = None,
     changes: SetOption = None,
     draws: DrawsOption = DRAWS,
@@ -73,7 +74,7 @@ def compare(
     json: JsonOption = None,
     out: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Also draw: tpot.png, gantt-POLICY.png, and timeline.json.gz for Perfetto."),
+        typer.Option(metavar="DIR", help="Also write tpot.png, gantt-POLICY.png, and timeline.json.gz for Perfetto."),
     ] = None,
 ) -> None:
     """Rank offloading policies by time per token.
@@ -83,20 +84,21 @@ def compare(
     from trilane.study.compare import compare as run_all
 
     check_folder(out)
-    asked = scenario_of(scenario, changes)
-    check_targets(json, inputs=inputs_of(scenario, asked))
-    names = None if policies is None else names_in(policies)
+    chosen = scenario_of(scenario, changes)
+    check_targets(json, inputs=inputs_of(scenario, chosen))
+    names = None if policies is None else policies_in(policies)
     found = run_all(
-        asked, names, draws=draws, jobs=processes(jobs), watch=lambda chosen: progress(chosen, "simulating")
+        chosen, names, draws=draws, jobs=processes(jobs), watch=lambda names: progress(names, "simulating")
     )
+    about = describe(chosen)
     for name, reason in found.refused.items():
         note(f"left out {name}: {reason}")
     rows = found.rows()
     remark = _tuned(found)
-    show(json, heading(describe(asked)), *tabulate(COLUMNS, rows), *([f"\n{remark}"] if remark else []))
+    show(json, heading(about), *tabulate(COLUMNS, rows), *([f"\n{remark}"] if remark else []))
     write_json({"scenario": found.scenario, "runs": rows, "refused": found.refused}, json)
     if out:
-        _draw(found.runs, rows, Path(out), describe(asked), remark)
+        _draw(found.runs, rows, Path(out), about, remark)
 
 
 def _tuned(found: Comparison) -> str:
@@ -108,7 +110,7 @@ def _tuned(found: Comparison) -> str:
 
 
 def _draw(runs: Sequence[Run], rows: Sequence[Row], folder: Path, about: str, remark: str) -> None:
-    """A bar chart, a Gantt chart of each run, and one timeline of all."""
+    """A bar chart, a Gantt chart of each run, and one timeline of all runs."""
     from trilane.figures import plot_tpot_bars, save_figure, save_gantt, write_perfetto
 
     folder.mkdir(parents=True, exist_ok=True)

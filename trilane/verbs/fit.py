@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import typer
 
 from trilane.pages.output import JsonOption, check_targets, show, working, write_json
-from trilane.verbs.draw_options import JobsOption, processes
-from trilane.verbs.scenario_options import names_in
+from trilane.verbs.inputs import policies_in
+from trilane.verbs.options import JobsOption, processes
 
 
 def fit(
@@ -26,7 +26,8 @@ def fit(
     channels: Annotated[int | None, typer.Option(metavar="N", help="Memory channels. Default: the CPU's.")] = None,
     pcie: Annotated[str | None, typer.Option(metavar="4x16", help="The slot. Default: the parts' best.")] = None,
     ram_gb: Annotated[
-        int | None, typer.Option("--ram-gb", metavar="N", help="The host's memory (of 2^30 bytes). Default: enough.")
+        int | None,
+        typer.Option("--ram-gb", metavar="N", help="Memory of the host, in GiB (2^30 bytes). Default: enough."),
     ] = None,
     machine: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="A preset or a profile, in place of gpu, ram and cpu.")
@@ -67,7 +68,7 @@ def fit(
     question = Question(
         model=model, gpu=gpu, ram=ram, cpu=cpu, cores=cores, channels=channels, pcie=pcie, machine=machine,
         ram_gb=ram_gb, runtime=runtime, weights=weights, context=context, generated=generated, batch=batch, trace=trace,
-        calibration=calibration, policies=None if policies is None else tuple(names_in(policies)),
+        calibration=calibration, policies=None if policies is None else tuple(policies_in(policies)),
     )  # fmt: skip
     with working("playing the policies"):
         found = answer(question, processes(jobs))

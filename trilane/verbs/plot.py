@@ -9,34 +9,29 @@ from typing import Annotated
 import typer
 
 from trilane.pages.output import check_folder, note
-from trilane.verbs.scenario_options import names_in
+from trilane.verbs.inputs import names_in
+from trilane.verbs.options import OptionError
 
 KINDS = ("tpot", "speedup", "heat", "hits")  # those of trilane.figures.sweep_pictures, which is slow to import
-
-
-_BASELINE = "Of speedup. Default: llama.cpp; else on-demand, layer-wise, or the first of the table."
-
-
-class PlotError(ValueError):
-    """Pictures that cannot be drawn, or options that cannot be read; the message says why."""
+_BASELINE = "Of speedup. Default: llama.cpp; else on-demand, layer-wise, or the first policy of the table."
 
 
 def plot(
     results: Annotated[str, typer.Argument(metavar="RESULTS", help="The table of [bold]trilane sweep[/] (.parquet).")],
     out: Annotated[
         str | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Where to. Default: a folder of the table's name beside it."),
+        typer.Option("--out", "-o", metavar="DIR", help="Folder to write to. Default: RESULTS without its suffix."),
     ] = None,
     kind: Annotated[
         str | None,
         typer.Option(
             metavar="A,B",
             help="tpot: TPOT along an axis; speedup: bars over a baseline; heat: the fastest policy over two axes; "
-            "hits: hit rate against capacity. Default: all that the table can carry.",
+            "hits: hit rate against capacity. Default: all that the table has data for.",
         ),
     ] = None,
-    x: Annotated[str | None, typer.Option("--x", metavar="AXIS", help="What goes to the right in tpot, heat.")] = None,
-    y: Annotated[str | None, typer.Option("--y", metavar="AXIS", help="What goes up in heat.")] = None,
+    x: Annotated[str | None, typer.Option("--x", metavar="AXIS", help="Horizontal axis of tpot and heat.")] = None,
+    y: Annotated[str | None, typer.Option("--y", metavar="AXIS", help="Vertical axis of heat.")] = None,
     baseline: Annotated[str | None, typer.Option(metavar="POLICY", help=_BASELINE)] = None,
     policies: Annotated[
         str | None, typer.Option(metavar="A,B", help="Draw these and the clairvoyant run. Default: all.")
@@ -45,15 +40,15 @@ def plot(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Draw only runs with this value, such as batch=4; repeatable, the same key for either value. "
-            "null: the runs to which no value was given.",
+            help="Draw only runs with this value, such as batch=4; repeatable: the same key again adds a value. "
+            "null: runs without a value.",
         ),
     ] = None,
 ) -> None:
-    """Draw what a sweep found.
+    """Draw the results of a sweep.
 
-    Each picture comes with a CSV of what it draws. The lower bound and the clairvoyant run are in every picture of
-    times, to show what is left to gain.
+    Each picture comes with a CSV of its data. Every picture of times shows the lower bound and the clairvoyant run, and
+    with them how much could still be gained.
     """
     from trilane.figures.figure_files import save_picture
     from trilane.figures.sweep_means import means_of
@@ -70,7 +65,7 @@ def plot(
     means = means_of(read_results(results), _pairs(where or ()), named, axes)
     pictures, reasons = pictures_of(means, kinds, FigureOptions(x, y, baseline))
     if not pictures or (kind and reasons):
-        raise PlotError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
+        raise OptionError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
         save_picture(picture, folder / f"{name}.png")
@@ -80,22 +75,22 @@ def plot(
 
 
 def _kinds(text: str | None) -> Sequence[str]:
-    """The kinds of ``--kind A,B``. Raises PlotError."""
-    names = KINDS if text is None else [name.strip() for name in text.split(",")]
+    """The kinds in ``--kind A,B``. Raises OptionError."""
+    names = KINDS if text is None else names_in(text, "--kind")
     for name in names:
         if name not in KINDS:
             from trilane.common.names import unknown
 
-            raise PlotError(f"--kind: {unknown('picture', name, KINDS)}")
+            raise OptionError(f"--kind: {unknown('picture', name, KINDS)}")
     return names
 
 
 def _pairs(where: Sequence[str]) -> dict[str, list[str]]:
-    """Keys and the values of each of ``--where KEY=VALUE``. Raises PlotError."""
+    """Every key of ``--where KEY=VALUE`` with all its values. Raises OptionError."""
     pairs: dict[str, list[str]] = {}
     for text in where:
         key, _, value = text.partition("=")
         if not key or not value:
-            raise PlotError(f"--where: expected KEY=VALUE, got {text!r}")
+            raise OptionError(f"--where: expected KEY=VALUE, got {text!r}")
         pairs.setdefault(key, []).append(value)
     return pairs

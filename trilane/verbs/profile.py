@@ -12,16 +12,8 @@ import typer
 from realrun.machine import LaneKind
 from trilane.pages.output import JsonOption, check_targets, heading, note, show, table, working, write_json
 from trilane.pages.profile import profile_page
-from trilane.verbs.lane_options import (
-    Chosen,
-    ChunkOption,
-    CpuThreadsOption,
-    DeviceOption,
-    HostMemoryOption,
-    ResultPathOption,
-    tell,
-)
-from trilane.verbs.scenario_options import names_in
+from trilane.verbs.inputs import policies_in
+from trilane.verbs.options import OWN_POLICY, HostMemoryOption, LaneChoice, OptionError, grouped, print_remarks
 
 if TYPE_CHECKING:
     from realrun.machine.machines import LaneOptions, RealMachine
@@ -31,18 +23,15 @@ if TYPE_CHECKING:
     from sim.machine.hardware import Hardware
     from traces.models.shape import ModelShape
 
-QUIET_LOAD = 1.0  # of a computer that does nothing else, or has just been measured
+QUIET_LOAD = 1.0  # load average of a computer that runs nothing else, or has just been measured
 
 
-class ProfileError(ValueError):
-    """A profile that cannot be made as it was asked for."""
-
-
+@grouped
 def profile(
     out: Annotated[
         str,
         typer.Option("--out", "-o", metavar="F.yaml",
-                     help="The profile. Models are added to one of this machine that is there already, with its lanes; "
+                     help="The profile. If it exists already, for this machine, models are added to it, on its lanes; "
                           "what is measured again replaces earlier numbers."),
     ],
     model: Annotated[
@@ -51,36 +40,38 @@ def profile(
     ] = None,
     lanes: Annotated[
         LaneKind,
-        typer.Option(help="cuda: a GPU. host-lanes: threads and memory copies. auto: those of the profile that is "
-                          "there, else a GPU if there is one."),
+        typer.Option(help="cuda: a GPU. host-lanes: threads and memory copies. auto: those of an existing profile, "
+                          "else a GPU if there is one."),
     ] = "auto",
     batch: Annotated[str, typer.Option(metavar="N,M", help="Batches to measure.")] = "1,4",
     context: Annotated[str, typer.Option(metavar="N,M", help="KV-cache lengths to decode with.")] = "16,128,512",
     prompt: Annotated[str, typer.Option(metavar="N,M", help="Prompt lengths to prefill.")] = "8,32,128",
     policies: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Policies whose decisions are timed. Default: all.")
+        str | None,
+        typer.Option(metavar="A,B", help=f"Policies whose decisions are timed. {OWN_POLICY}. Default: all."),
     ] = None,
-    gpu_core: Annotated[int | None, typer.Option(metavar="N", help="Host lanes: the core that plays the GPU.")] = None,
+    gpu_core: Annotated[
+        int | None, typer.Option(metavar="N", help="Host lanes: the core that stands in for the GPU.")
+    ] = None,
     cpu_cores: Annotated[
         str | None,
-        typer.Option(metavar="N,M", help="Cores that compute experts. Default: host and copies get a physical core "
-                                         "each where there are enough, the GPU of host lanes another, and experts the "
-                                         "rest."),
+        typer.Option(metavar="N,M", help="Cores that compute experts. Default: the host thread, the copies and the GPU "
+                                         "of host lanes get a physical core each where there are enough, and experts "
+                                         "the rest."),
     ] = None,
-    cpu_threads: CpuThreadsOption = None,
     link_gb_per_s: Annotated[
-        float | None, typer.Option(metavar="X", help="Host lanes: GB/s that the link is paced to. Default: 4.")
+        float | None,
+        typer.Option(metavar="X", help="Host lanes: speed of the link, in GB/s (10^9 bytes per second). Default: 4."),
     ] = None,
     memory_gb: Annotated[
         float | None,
-        typer.Option(metavar="X", help="cuda: GPU memory (10^9 bytes) that may be allocated, now and in every run on "
-                                       "the profile's lanes; default: all. Host lanes: memory that policies are told "
-                                       "the GPU has; default: 40% of the computer's."),
+        typer.Option(metavar="X", help="GPU memory in GB (10^9 bytes). cuda: what may be allocated, now and in every "
+                                       "run on the profile's lanes; default: all. Host lanes: what the GPU has in the "
+                                       "view of policies; default: 40% of the computer's memory."),
     ] = None,
+    *,
     host_memory_gb: HostMemoryOption = None,
-    device: DeviceOption = None,
-    result_path: ResultPathOption = None,
-    chunk_mb: ChunkOption = None,
+    chosen: LaneChoice,
     runtime: Annotated[
         str | None,
         typer.Option(metavar="R", help="cuda: eager (kernel by kernel) or graphs (decode steps outside routed experts "
@@ -89,13 +80,13 @@ def profile(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, in a third of the time.")] = False,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
-    """Measure what experts, copies, attention and decisions take here: a hardware file made by microbenchmarks alone.
+    """Measure how long experts, copies, attention and decisions take on this computer, by microbenchmarks alone.
 
-    It takes minutes for every model; keep the machine quiet meanwhile, since whatever else runs is measured too.
-    Times are interpolated between the sizes that were measured, and extrapolated beyond the largest:
-    choose batches, contexts and prompts that span what you will ask about.
+    It takes minutes per model; run nothing else meanwhile, since that would be measured too.
+    Times are interpolated between the measured sizes, and extrapolated beyond the largest:
+    choose batches, contexts and prompts that span those of your scenarios.
 
-    Nothing is run end to end, so what is simulated with the file can be compared with real runs.
+    Nothing is run end to end, so simulations with the resulting hardware file can be compared with real runs.
     """
     from policies.registry import system
     from realrun.machine.memory_check import host_memory_given
@@ -106,12 +97,12 @@ def profile(
     check_targets(out, json)
     shapes = [load_model(name) for name in model or ["deepseek-v2-lite"]]
     points = Points(_numbers("batch", batch), _numbers("context", context), _numbers("prompt", prompt))
-    names = None if policies is None else names_in(policies)
+    names = None if policies is None else policies_in(policies)
     for each in names or ():
-        system(each)  # refused now, not after minutes of measuring
+        system(each)  # an unknown name is refused now, not after minutes of measuring
     cores = None if cpu_cores is None else _numbers("cpu-cores", cpu_cores, least=0)
     link_bytes_per_s, memory = _bytes("link-gb-per-s", link_gb_per_s), _bytes("memory-gb", memory_gb)
-    options = Chosen(cpu_threads, device, result_path, chunk_mb).options(
+    options = chosen.options(
         gpu_core=gpu_core, cpu_cores=cores, link_bytes_per_s=link_bytes_per_s,
         memory_bytes=None if memory is None else round(memory), runtime=runtime,
     )  # fmt: skip
@@ -124,7 +115,7 @@ def profile(
 
 
 class _Asked(NamedTuple):
-    """What is to be measured, and how."""
+    """What to measure, and how."""
 
     shapes: Sequence[ModelShape]
     points: Points
@@ -133,7 +124,7 @@ class _Asked(NamedTuple):
     effort: Effort
 
     def measure(self, machine: RealMachine, name: str, into: Hardware | None) -> Findings:
-        """Measure, and close the machine. An earlier profile's memory stays where none was chosen."""
+        """Measure, and close the machine. The memory of an earlier profile is kept unless another was chosen."""
         from realrun.profiling.cpu_threads import with_best_threads
         from realrun.profiling.profile import profile as measured
 
@@ -147,14 +138,14 @@ class _Asked(NamedTuple):
                     memory_bytes=kept.gpu.memory_bytes if kept else memory_bytes, known_rates=rates,
                     effort=self.effort, progress=say,
                 )  # fmt: skip
-                tell(machine)
+                print_remarks(machine)
             finally:
                 machine.close()
         return _with_origin_of(kept, "gpu.memory_bytes", found) if kept else found
 
 
 def _keep(hardware: Hardware, out: str) -> None:
-    """Write the profile, but no other in its place that could not be read again. Raises ProfileError for such a one."""
+    """Write the profile, unless it could not be read again: then an earlier file stays. Raises OptionError."""
     from sim.machine.hardware import load_hardware
     from sim.machine.plausibility import HardwareError
     from sim.machine.profile_yaml import write_profile
@@ -165,9 +156,9 @@ def _keep(hardware: Hardware, out: str) -> None:
         try:
             load_hardware(aside)
         except HardwareError as error:
-            raise ProfileError(
-                f"{error}: no machine has that, so this one was busy; measure again without other programs. "
-                f"{out} is as it was"
+            raise OptionError(
+                f"{error}: no machine has such numbers, so this one was busy; measure again without other programs. "
+                f"{out} is unchanged"
             ) from None
 
 
@@ -175,9 +166,9 @@ def _report(found: Findings, out: str, json: str | None) -> None:
     profile = found.hardware.measured_profile()
     load = float(profile.machine["load_average"])
     if load > QUIET_LOAD:
-        note(f"the load average was {load:g} at the beginning: were other programs at work? Then measure again without")
+        note(f"the load average was {load:g} at the beginning: if other programs were running, measure again without")
     for policy, why in found.skipped.items():
-        note(f"decisions of {policy} not timed: {why}")
+        note(f"decisions of {policy} were not timed: {why}")
     rows = [[aim.what, f"{aim.share:.0%}", f"{aim.wanted:.0%}", "met" if aim.met else "not met"] for aim in found.aims]
     show(
         json, heading(f"{found.hardware.name}: {found.hardware.about}"), *profile_page(profile), "",
@@ -190,19 +181,19 @@ def _report(found: Findings, out: str, json: str | None) -> None:
 
 
 def _earlier(out: str) -> Hardware | None:
-    """The profile that is in the file already. Raises ProfileError for a file of another kind."""
+    """The profile that the file holds already. Raises OptionError for a file of another kind."""
     from sim.machine.hardware import load_hardware
 
     if not Path(out).exists():
         return None
-    there = load_hardware(out)
-    if not there.measured:
-        raise ProfileError(f"{out}: expected a profile to add to, or no file; this machine was not measured")
-    return there
+    earlier = load_hardware(out)
+    if not earlier.measured:
+        raise OptionError(f"{out}: expected a profile to add to, or no file; this machine was not measured")
+    return earlier
 
 
 def _machine(into: Hardware | None, lanes: LaneKind, options: LaneOptions) -> RealMachine:
-    """That of the earlier profile, or as asked for."""
+    """The machine of the earlier profile, or a new one with these options."""
     from realrun.machine.machines import machine_for
     from realrun.replay.measure import machine_on
 
@@ -210,7 +201,7 @@ def _machine(into: Hardware | None, lanes: LaneKind, options: LaneOptions) -> Re
 
 
 def _with_origin_of(into: Hardware, key: str, found: Findings) -> Findings:
-    """A number that was kept is from where it was before."""
+    """A number that was kept keeps its source, too."""
     from dataclasses import replace
 
     origins = {**found.hardware.origins, key: into.origins[key]}
@@ -218,18 +209,18 @@ def _with_origin_of(into: Hardware, key: str, found: Findings) -> Findings:
 
 
 def _bytes(name: str, value: float | None) -> float | None:
-    """Of so many GB. Raises ProfileError for what is not above 0."""
+    """Bytes of a number of GB. Raises OptionError unless it is above 0."""
     if value is not None and not 0 < value < 1e6:
-        raise ProfileError(f"--{name}: expected a number of GB (10^9 bytes) above 0, got {value:g}")
+        raise OptionError(f"--{name}: expected a number of GB (10^9 bytes) above 0, got {value:g}")
     return None if value is None else value * 1e9
 
 
 def _numbers(name: str, text: str, least: int = 1) -> tuple[int, ...]:
-    """Whole numbers with commas between them, ascending. Raises ProfileError."""
+    """Whole numbers with commas between them, ascending. Raises OptionError."""
     try:
         numbers = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
         numbers = ()
     if not numbers or numbers[0] < least:
-        raise ProfileError(f"--{name}: expected whole numbers >= {least} with commas between them, got {text!r}")
+        raise OptionError(f"--{name}: expected whole numbers >= {least} with commas between them, got {text!r}")
     return numbers

@@ -1,52 +1,32 @@
-"""``trilane simulate``: one scenario, one policy, everything about it."""
+"""``trilane simulate``: one scenario under one policy, in every detail."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
-
 from trilane.pages.output import JsonOption, check_picture, check_targets, show, working, write_json
 from trilane.pages.run import keep_run, record_of, run_page
-from trilane.verbs.scenario_options import PolicyOption, ScenarioOption, SetOption, describe, inputs_of, scenario_of
-
-if TYPE_CHECKING:
-    from sim.runs.run import Run
-
-SpansOption = Annotated[
-    str | None, typer.Option("--spans", metavar="F.parquet", help="Write what every lane did, a row a span.")
-]
-PerfettoOption = Annotated[
-    str | None,
-    typer.Option("--perfetto", metavar="F.json", help="Write a timeline for ui.perfetto.dev (.json or .json.gz)."),
-]
-GanttOption = Annotated[
-    str | None, typer.Option("--gantt", metavar="F.png", help="Draw the decode step of median duration.")
-]
+from trilane.verbs.inputs import describe, inputs_of, scenario_of
+from trilane.verbs.options import PolicyOption, RunFiles, ScenarioOption, SetOption, grouped
 
 
+@grouped
 def simulate(
     scenario: ScenarioOption = None,
     policy: PolicyOption = None,
     changes: SetOption = None,
-    spans: SpansOption = None,
-    perfetto: PerfettoOption = None,
-    gantt: GanttOption = None,
+    *,
+    files: RunFiles,
     json: JsonOption = None,
 ) -> None:
-    """Simulate one policy and say where the time goes."""
-    check_picture(gantt)
-    asked = scenario_of(scenario, changes, policy)
-    check_targets(spans, perfetto, gantt, json, inputs=inputs_of(scenario, asked))
-    with working(f"simulating {asked.policy}"):
-        run = _simulated(asked)
-    show(json, *run_page(describe(asked), run.to_dict()))
-    write_json(record_of(run), json)
-    with working("writing"):
-        keep_run(run, describe(asked), spans, perfetto, gantt)
-
-
-def _simulated(scenario: Any) -> Run:
+    """Simulate one policy and report where the time goes."""
     from sim.simulate import simulate as run_scenario
 
-    return run_scenario(scenario)
+    check_picture(files.gantt)
+    chosen = scenario_of(scenario, changes, policy)
+    check_targets(*files.paths, json, inputs=inputs_of(scenario, chosen))
+    with working(f"simulating {chosen.policy}"):
+        run = run_scenario(chosen)
+    about = describe(chosen)
+    show(json, *run_page(about, run.to_dict()))
+    write_json(record_of(run), json)
+    with working("writing"):
+        keep_run(run, about, *files.paths)

@@ -1,4 +1,4 @@
-"""``trilane smoke``: a minute of checks of this computer's GPU, or of its host lanes."""
+"""``trilane smoke``: checks of this computer's GPU, or of its host lanes, in a minute."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def smoke(
 ) -> None:  # fmt: skip
     """Check in about a minute that this computer can run what the other commands measure.
 
-    Streams, events, waiting for the CPU, memory that both read, page-locking, and both directions of the link; then a
-    small bundled model under every policy, in float32: a policy that keeps the routing must give the tokens of the
-    unmodified model on the CPU, and its logits within 1e-5 of the largest. A line for each: what, a figure, and ok,
-    failed or skipped, with the reason.
+    Checks streams, events, waiting for the CPU, memory that both devices read, page-locking, and both directions of the
+    link; then a small bundled model under every policy, in float32: a policy that keeps the routing must give the
+    tokens of the unmodified model on the CPU, and its logits within 1e-5 of the largest. Prints one line per check:
+    ok, failed or skipped; what was checked; a figure, or the reason.
 
-    The exit status is 1 if a check failed, and 2 where there are no such lanes.
+    The exit status is 1 if a check failed, and 2 if the computer has no such lanes.
     """
     from realrun.machine.machines import has_gpu, machine_for
     from realrun.smoke.smoke import smoke as run
@@ -37,7 +37,7 @@ def smoke(
     check_targets(json)
     done = []
     if lanes == "auto" and not has_gpu():
-        note("no CUDA GPU that torch can use: host lanes are checked instead")
+        note("torch finds no CUDA GPU: checking host lanes instead")
     for check in run(lambda inline: machine_for(lanes, inline=inline)):
         show(json, line(check))
         done.append(check)
@@ -49,5 +49,5 @@ def smoke(
 
 
 def line(check: Check) -> str:
-    """One line of the page."""
+    """One check in words."""
     return f"{check.outcome:<8}{check.name}: {check.why or check.figure}"

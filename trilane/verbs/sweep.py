@@ -1,4 +1,4 @@
-"""``trilane sweep``: a grid of scenarios from one file, played to one table."""
+"""``trilane sweep``: a grid of scenarios from one file, simulated into one table."""
 
 from __future__ import annotations
 
@@ -10,46 +10,53 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trilane.pages.output import check_targets, errors, note, reason_of
-from trilane.verbs.draw_options import JobsOption, processes
+from trilane.verbs.inputs import policies_in
+from trilane.verbs.options import JobsOption, processes
 
 if TYPE_CHECKING:
     from trilane.study.sweep.sweep import Progress
 
 DASK_HELP = (
-    "Play on this Dask cluster, such as tcp://10.0.0.1:8786, instead. Its workers need the same Trilane, and the same "
-    "files under the same names."
+    "Simulate on this Dask cluster, such as tcp://10.0.0.1:8786, instead. Its workers need the same Trilane, and the "
+    "same files under the same names."
 )
-MOST_REASONS = 10  # of failing points, that are printed
+MOST_REASONS = 10  # printed, of why points failed
 
 
 def sweep(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What to sweep (YAML), as [bold]examples/sweep.yaml[/].")],
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="OUTPUT", help="The table, one row a run: a .parquet file.")
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="What to sweep (YAML), such as [bold]examples/sweep.yaml[/].")
     ],
-    jobs: JobsOption = None,
-    dask: Annotated[
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="OUTPUT", help="The table, one row per run: a .parquet file.")
+    ],
+    policies: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help=DASK_HELP),
+        typer.Option(metavar="FILE.py", help="Policies of your own that FILE names: FILE.py or FILE.py:NAME, several "
+                                             "with commas between them."),
     ] = None,
+    jobs: JobsOption = None,
+    dask: Annotated[str | None, typer.Option(metavar="ADDRESS", help=DASK_HELP)] = None,
     retry_errors: Annotated[
-        bool, typer.Option("--retry-errors", help="Play points again that ended with an error before.")
+        bool, typer.Option("--retry-errors", help="Simulate points again that ended with an error before.")
     ] = False,
-) -> None:
-    """Play a grid of scenarios, and keep a row of every run.
+) -> None:  # fmt: skip
+    """Simulate a grid of scenarios, and keep a row of every run.
 
-    Rows are kept as they finish in OUTPUT.journal, beside the table. A sweep that was interrupted, however, goes on
-    where it was when the same command is given again.
+    Each row is kept in OUTPUT.journal, next to the table, as soon as its run ends. After an interruption of any kind
+    the same command continues where it stopped.
 
-    A table that is there already is extended: its points are not played again as long as their scenario, the files
-    behind it and Trilane are the same. One with results that the grid lacks is refused, never overwritten.
+    A table that exists already is extended: its points are not simulated again as long as their scenario, its files
+    and Trilane itself are the same. A table with results that are not in the grid is refused, never overwritten.
 
-    A point that cannot be played is a row with its error. [bold]trilane plot[/] draws the table.
+    A point that cannot be simulated is a row with its error. [bold]trilane plot[/] draws the table.
     """
     from trilane.study.sweep.grid import Grid
     from trilane.study.sweep.sweep import sweep as play
 
     check_targets(output, inputs=[file])
+    if policies is not None:
+        policies_in(policies)
     grid = Grid.from_yaml(file)
     done: list[Progress] = []
     try:
@@ -68,14 +75,14 @@ def sweep(
 
 @contextmanager
 def _watching(done: list[Progress]) -> Iterator[Callable[[Progress], None]]:
-    """A bar with the time left on standard error, while that is a terminal; ``done`` holds how far it came."""
+    """A progress bar on standard error, if that is a terminal; ``done`` holds the latest progress."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     console = errors()
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("gone,"), TimeRemainingColumn(), TextColumn("left"),
+        TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"),
     )  # fmt: skip
     with Bar(
         *columns, console=console, transient=True, disable=not console.is_terminal, speed_estimate_period=600
@@ -83,33 +90,33 @@ def _watching(done: list[Progress]) -> Iterator[Callable[[Progress], None]]:
         task = bar.add_task("sweeping", total=None)
 
         def watch(now: Progress) -> None:
-            if not done:  # what is kept from before took no time now
+            if not done:  # rows of an earlier sweep took no time in this one
                 bar.reset(task, total=now.total, completed=now.kept)
             done[:] = [now]
-            said = f"sweeping ({now.failed:,} failed)" if now.failed else "sweeping"
-            bar.update(task, completed=now.done, description=said)
+            label = f"sweeping ({now.failed:,} failed)" if now.failed else "sweeping"
+            bar.update(task, completed=now.done, description=label)
 
         yield watch
 
 
 def _interrupted(output: str, done: Sequence[Progress]) -> str:
-    """What is kept, and how to go on."""
+    """What is kept, and how to continue."""
     if not done:
-        return "interrupted; the same command begins, or goes on, where this one did"
+        return "interrupted before the first point ended; the same command starts again"
     [now] = done
     return (
         f"interrupted: {now.done:,} of {now.total:,} points are kept in {output}.journal; "
-        f"the same command goes on from there"
+        f"the same command continues from there"
     )
 
 
 def _summary(points: int, failed: int, output: str) -> str:
-    some = f", {failed:,} of them with an error:" if failed else ""
-    return f"{points:,} point{'s' * (points != 1)} in {output}{some}"
+    errors = f", {failed:,} of them with an error:" if failed else ""
+    return f"{points:,} point{'s' * (points != 1)} in {output}{errors}"
 
 
 def _reasons(failed: Sequence[str]) -> Iterator[str]:
-    """Why points failed, with how often, the most frequent first; reasons that differ in numbers alone are one."""
+    """Why points failed, and how many, most frequent first; reasons that differ only in numbers count as one."""
     first: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for error in failed:

@@ -1,4 +1,4 @@
-"""``trilane trace``: look at routing traces, import them, and capture them from real models."""
+"""``trilane trace``: inspect routing traces, import them, and capture them from real models."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from trilane.pages.output import (
     working,
     write_json,
 )
-from trilane.verbs.scenario_options import read_any, trace_in_words
+from trilane.verbs.inputs import read_any, trace_in_words
 from trilane.verbs.trace_stats import stats
 from trilane.verbs.trace_synth import synth
 
 if TYPE_CHECKING:
     from traces.trace import Trace
 
-app = typer.Typer(no_args_is_help=True, help="Routing traces: look at them, import them, capture them.")
+app = typer.Typer(no_args_is_help=True, help="Routing traces: inspect them, import them, make them, capture them.")
 
 TraceArgument = Annotated[
     str, typer.Argument(metavar="TRACE", help="Trace file, bundled name such as mini-deepseek, or route_trace v1 CSV.")
@@ -77,7 +77,7 @@ def facts_of(trace: Trace) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """A fact as a reader likes it."""
+    """A fact in words."""
     if isinstance(value, Mapping):
         return "\n".join(f"{name}: {_text(part).replace(chr(10), ', ')}" for name, part in value.items())
     if isinstance(value, list):
@@ -98,9 +98,9 @@ def import_(
     _check_trace_target(output, inputs=[csv])
     with working(f"reading {csv}"):
         from traces.file import write_trace
-        from traces.importers.route_trace_v1 import import_route_trace
+        from traces.importers import import_trace
 
-        trace = import_route_trace(csv)
+        trace = import_trace(csv)
         write_trace(trace, output)
     note(f"{output}: {len(trace):,} tokens of {trace.shape.name}")
 
@@ -140,8 +140,8 @@ def capture(
         others = calibration if vectors else calibration or bundled
         _check_capture(model, dtype, prompts, others, vectors, settings)
         known = {"calibration_prompts": others, "vectors": vectors}
-        with working(f"running {model}"):
-            _capture_function()(model, prompts, output, dtype=dtype, **known, **settings)
+        with working(f"loading {model}") as say:
+            _capture_function()(model, prompts, output, dtype=dtype, progress=say, **known, **settings)
     note(f"written: {output}; look at it with `trilane trace info {output}`")
 
 
@@ -171,8 +171,9 @@ def _check_capture(
 
 
 def _capture_function() -> Any:
-    """``traces.capture.capture.capture``. Raises OutputError saying how to install what it needs."""
+    """``traces.capture.capture.capture``, with fewer torch threads. Raises OutputError if torch is not installed."""
     try:
+        from realrun.machine.thread_lane import limit_torch_threads
         from traces.capture.capture import capture as run
     except ModuleNotFoundError as error:
         raise OutputError(
@@ -180,4 +181,5 @@ def _capture_function() -> Any:
             "`.venv/bin/pip install -c constraints.txt -e '.[torch]'` "
             "(without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"
         ) from None
+    limit_torch_threads()
     return run

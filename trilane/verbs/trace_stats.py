@@ -1,4 +1,4 @@
-"""``trilane trace stats``: one trace described, or several side by side and beside what others publish."""
+"""``trilane trace stats``: statistics of one trace, or of several side by side, with published figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trilane.pages.output import (
     working,
     write_json,
 )
-from trilane.verbs.scenario_options import read_any, short_name, trace_in_words
+from trilane.verbs.inputs import read_any, short_name, trace_in_words
 
 if TYPE_CHECKING:
     from traces.models.published import Published
@@ -39,14 +39,14 @@ def stats(
         list[str], typer.Argument(metavar="TRACE...", help="Trace files, bundled names, or route_trace v1 CSV files.")
     ],
     published: Annotated[
-        bool, typer.Option("--published", help="Beside what papers and other projects publish.")
+        bool, typer.Option("--published", help="Add the figures that papers and other projects publish.")
     ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the comparison as Markdown.")] = False,
     json: JsonOption = None,
 ) -> None:
     """How skewed, how repetitive and how predictable the routing is.
 
-    Several traces stand side by side, in one table.
+    Several traces are shown side by side, in one table.
     """
     check_targets(json, inputs=traces)
     if len(traces) > 1 or published or markdown:
@@ -90,7 +90,7 @@ def _description(name: str, values: Statistics) -> list[Table | Text]:
 
 
 class _Row(NamedTuple):
-    """How the table names and prints a quantity."""
+    """The label and the format of a quantity in the table."""
 
     label: str
     text: Callable[[float | None], str] = partial(percent, digits=1)
@@ -131,10 +131,10 @@ def _compare(names: Sequence[str], published: bool, markdown: bool, json: str | 
 
 
 def comparable_statistics(trace: Trace) -> dict[str, Any]:
-    """``trace_statistics``, and two things by which traces of any length compare.
+    """``trace_statistics``, and two statistics by which traces of different lengths can be compared.
 
-    ``one_sequence``: popularity as a sequence sees it. ``layer_lru_hit_rate``: that of an LRU cache in decode, which
-    has room for a quarter of every layer.
+    ``one_sequence``: popularity within single sequences. ``layer_lru_hit_rate``: in decode, of an LRU cache that holds
+    a quarter of every layer.
     """
     from traces.statistics import trace_statistics
     from trilane.study.cache_curve import CacheCurve
@@ -146,7 +146,7 @@ def comparable_statistics(trace: Trace) -> dict[str, Any]:
 
 
 def _one_sequence(trace: Trace) -> dict[str, float | None]:
-    """Skew of popularity in a sequence; ``chance``: overlap of two decode tokens of a sequence, drawn at random.
+    """Skew of popularity within a sequence; ``chance``: overlap of two decode tokens of a sequence, drawn at random.
 
     Means over layers, then over sequences.
     """
@@ -177,7 +177,7 @@ def _sequences(trace: Trace) -> Iterator[Trace]:
 
 
 def _quantities(values: Statistics) -> dict[str, float | None]:
-    """What the table shows of a trace, by the names of ``_ROWS``."""
+    """The quantities of the table, by the names of ``_ROWS``."""
     means, lags = values["layer_means"], values["lag_profile"]
     return {
         **{name: means[name] for name in ("gini", "top_10_percent_share", "entropy", "reuse_distance_p50")},
@@ -193,7 +193,7 @@ def _quantities(values: Statistics) -> dict[str, float | None]:
 def _comparison(
     found: Mapping[str, Statistics], figures: Sequence[Published]
 ) -> tuple[list[str], list[list[str]], list[str]]:
-    """Columns and rows of the table, and the notes that its last column refers to."""
+    """Columns and rows of the table, and the notes to which its last column refers."""
     quantities = [_quantities(values) for values in found.values()]
     named = {name for column in quantities for name in column} | {figure.quantity for figure in figures}
     rows = {**_ROWS, **{kind: _Row(f"accuracy@k of {kind}") for kind in sorted(named - set(_ROWS))}}
@@ -217,9 +217,9 @@ def _comparison(
 
 
 def _column(name: str, values: Statistics) -> str:
-    """The heading of a trace's column; that it is made up stands below its name."""
-    made_up = values["synthetic"] and not name.startswith("synthetic:")
-    return f"{short_name(name)}\n(synthetic)" if made_up else short_name(name)
+    """The heading of a trace's column, with a second line for a synthetic trace."""
+    marked = values["synthetic"] and not name.startswith("synthetic:")
+    return f"{short_name(name)}\n(synthetic)" if marked else short_name(name)
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""``trilane trace synth``: routing made up for a model whose routing nobody has recorded."""
+"""``trilane trace synth``: synthetic routing for a model of which there is no recording."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from rich.text import Text
 
 from trilane.pages.output import (
     JsonOption,
-    OutputError,
     check_targets,
     heading,
     legend,
@@ -21,7 +20,8 @@ from trilane.pages.output import (
     working,
     write_json,
 )
-from trilane.verbs.scenario_options import read_any
+from trilane.verbs.inputs import read_any
+from trilane.verbs.options import OptionError
 
 if TYPE_CHECKING:
     from traces.models.shape import ModelShape
@@ -33,31 +33,32 @@ def synth(
     like: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="Model whose layers, experts and experts per token the trace has; see "
-                                           "[bold]trilane models[/]. mixtral-8x7b:8 is its first 8 MoE layers."),
+                                           "[bold]trilane models[/]. mixtral-8x7b:8: its first 8 MoE layers."),
     ] = None,
     fit: Annotated[
         str | None,
-        typer.Option(metavar="TRACE", help="Be like this trace: a trace file, a bundled name or a route_trace v1 CSV. "
-                                           "Default: the stored fit nearest to the model."),
+        typer.Option(metavar="TRACE", help="Trace to estimate the routing's parameters from: a trace file, a bundled "
+                                           "name or a route_trace v1 CSV. Default: the stored estimate nearest to the "
+                                           "model."),
     ] = None,
-    sequences: Annotated[int, typer.Option(min=1, metavar="N", help="Texts: a batch takes one each.")] = 20,
+    sequences: Annotated[int, typer.Option(min=1, metavar="N", help="Number of sequences.")] = 20,
     prompt_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens of each prompt.")] = 64,
-    generated_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens generated after each.")] = 64,
+    generated_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens generated after each prompt.")] = 64,
     seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Another number gives other texts of the same made-up model.")
+        int, typer.Option(min=0, metavar="N", help="Another seed gives other sequences of the same synthetic model.")
     ] = 0,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
-    """Make routing up: as skewed, persistent and predictable as a real trace's. Every output calls it synthetic.
+    """Make synthetic routing that is as skewed, persistent and predictable as that of a real trace.
 
-    Prints how near the made-up routing comes to the trace that it was fitted to, and what was taken from where.
+    Prints how close it is to the trace that its parameters were estimated from. Every output calls it synthetic.
 
     [bold]synthetic:MODEL[/] as the name of a trace does the same without a file.
     """
     if like is None and fit is None:
-        raise OutputError("expected --like MODEL, --fit TRACE or both, got neither: nothing says what to be like")
+        raise OptionError("expected --like MODEL, --fit TRACE or both, got neither")
     check_targets(output, json, inputs=[fit])
-    with working("making routing up"):
+    with working("making routing"):
         from traces.file import write_trace
         from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 
@@ -66,11 +67,11 @@ def synth(
         write_trace(synthetic_trace(shape, asked), output)
     show(json, *_page(shape, routing))
     write_json({"synthetic": routing.source, "routing": routing.to_dict()}, json)
-    note(f"synthetic trace: {output}; beside published figures: trilane trace stats {output} --published")
+    note(f"synthetic trace: {output}; compare it with published figures: trilane trace stats {output} --published")
 
 
 def _routing(model: str | None, trace_name: str | None) -> tuple[ModelShape, RoutingModel]:
-    """Whose topology, and the parameters."""
+    """The model whose layers and experts the trace has, and the routing's parameters."""
     from traces.models.catalogue import load_model
     from traces.synthesis.estimate import estimate_routing
     from traces.synthesis.nearest import nearest_routing
@@ -85,7 +86,7 @@ def _routing(model: str | None, trace_name: str | None) -> tuple[ModelShape, Rou
 
 
 def _page(shape: ModelShape, routing: RoutingModel) -> list[Table | Text | str]:
-    """What it is like, and how near it comes."""
+    """The statistics of the synthetic routing next to those of the real trace."""
     rows = [
         [row.statistic, "" if row.fitted else "*", *(number(value, 3) for value in (row.real, row.synthetic)),
          f"{row.synthetic - row.real:+.3f}"]
@@ -96,7 +97,7 @@ def _page(shape: ModelShape, routing: RoutingModel) -> list[Table | Text | str]:
         heading(f"synthetic routing for {shape.name}"),
         routing.source,
         f"forecasts, accuracy@k: {forecasts}",
-        heading(f"\nbeside the trace {routing.name}"),
+        heading(f"\ncompared with the trace {routing.name}"),
         table(["statistic", "", routing.name, "synthetic", "difference"], rows, text_columns=2),
-        legend({"*": "nothing was fitted to it; nor to the hit rate of any cache"}),
+        legend({"*": "no parameter was fitted to this statistic, nor to the hit rate of any cache"}),
     ]

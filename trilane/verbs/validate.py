@@ -1,8 +1,7 @@
-"""``trilane validate``: measured beside predicted from microbenchmarks alone, scenario by scenario."""
+"""``trilane validate``: runs measured on this machine and predicted from microbenchmarks alone."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,8 +20,8 @@ from trilane.pages.output import (
     working,
     write_json,
 )
-from trilane.verbs.lane_options import HostMemoryOption
-from trilane.verbs.scenario_options import SetOption, changes_of
+from trilane.verbs.inputs import changes_of, command_line, policies_in
+from trilane.verbs.options import OWN_POLICY, HostMemoryOption, OptionError, SetOption
 
 if TYPE_CHECKING:
     from trilane.study.validation.agreement import Agreement
@@ -40,26 +39,29 @@ _OF_THE_PROFILE = {"date": "profile made", "load_average": "load average then"}
 def validate(
     plan: Annotated[
         str,
-        typer.Argument(metavar="PLAN.yaml", help="What to run, as examples/validation.yaml: [bold]scenario[/], keys "
-                                                 "that all have in common; [bold]vary[/], lists of values by key, of "
-                                                 "which every combination is run; [bold]policies[/], names, or `name: "
-                                                 "{parameter: value}`; [bold]repeats[/], 5 if left out."),
+        typer.Argument(metavar="PLAN.yaml", help="What to run, such as examples/validation.yaml: [bold]scenario[/], "
+                                                 "keys that all have in common; [bold]vary[/], lists of values by key, "
+                                                 "of which every combination is run; [bold]policies[/], names, or "
+                                                 "`name: {parameter: value}`; [bold]repeats[/], 5 if left out."),
     ],
     profile: Annotated[
         str,
-        typer.Option(metavar="F.yaml", help="Profile of this machine, by [bold]trilane profile[/]: its lanes are "
-                                            "used, and its numbers are what policies plan with."),
+        typer.Option(metavar="F.yaml", help="Profile of this machine, by [bold]trilane profile[/]: runs use its lanes, "
+                                            "and policies plan with its numbers."),
     ],
     changes: SetOption = None,
+    policies: Annotated[
+        str | None, typer.Option(metavar="A,B", help=f"Policies. {OWN_POLICY}. Default: the plan's.")
+    ] = None,
     repeats: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Measured runs of each scenario. Default: the plan's.")
     ] = None,
     host_memory_gb: HostMemoryOption = None,
     out: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Write report.md, its pictures, and repeated-profile.yaml, which the "
-                                         "predictions were made from; and keep a journal there of what was "
-                                         "measured: the same command resumes where it stopped."),
+        typer.Option(metavar="DIR", help="Write report.md, its pictures, and repeated-profile.yaml, from which the "
+                                         "predictions were made; and keep a journal there of what was measured, so "
+                                         "that the same command continues where it stopped."),
     ] = None,
     time_limit: Annotated[
         float | None,
@@ -68,19 +70,19 @@ def validate(
     ] = None,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
-    """Measure scenarios on this machine, predict them from microbenchmarks alone, and say how well that went.
+    """Measure scenarios on this machine, predict them from microbenchmarks alone, and report the errors.
 
     The profile's microbenchmarks are repeated, at the scenarios' sizes, before every round of measured runs and after
     the last, since a machine may be slower for minutes.
     Predictions are made from these repeats; no measured run goes into them.
     Policies plan with the profile's own numbers, in measured and predicted runs alike.
-    What a decision costs is the profile's too.
+    The cost of a decision is the profile's too.
 
     Every run is kept in the journal, DIR/journal, as soon as it ends. With the same plan, profile and code no run is
-    measured twice, however the command ended; after a change of these the journal begins anew, and the one before is
-    kept as DIR/journal.before.
-    SIGINT and SIGTERM let the present run end, and are followed by a report on what there is; a second signal kills
-    the process.
+    measured twice, however the command ended; after a change of any of them a new journal is started, and the previous
+    one is kept as DIR/journal.before.
+    After SIGINT or SIGTERM the current run ends, and the completed runs are reported; a second signal kills the
+    process.
 
     Exit status: 0 when done, whether or not the aims were met; 2 when nothing could be run, or a run failed; 3 when the
     time limit, 130 or 143 when a signal came before the last run.
@@ -93,7 +95,7 @@ def validate(
     check_folder(out)
     files = [Path(out) / name for name in FILES] if out and Path(out).is_dir() else []
     check_targets(json, *files, inputs=(plan, profile))
-    asked = _asked(plan, profile, changes, repeats)
+    asked = _asked(plan, profile, changes, policies, repeats)
     begin = datetime.now(UTC)
     with host_memory_given(host_memory_gb), stopping(time_limit) as stop:
         found = _run(asked, profile, Path(out) / JOURNAL if out else None, stop)
@@ -101,23 +103,29 @@ def validate(
     write_json({**found.agreement.to_dict(), "runs": _runs(found)}, json)
     if out:
         when = f"{begin:%Y-%m-%d %H:%M} to {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        command = command_of(plan, profile, changes, repeats, out, json, host_memory_gb, time_limit)
-        _report(found, Path(out), when, command)
+        _report(found, Path(out), when)
     _end(found, stop)
 
 
-def _asked(plan: str, profile: str, changes: Sequence[str] | None, repeats: int | None) -> ValidationPlan:
-    """The plan, on the profile's machine, with what the command line changes."""
+def _asked(
+    plan: str, profile: str, changes: Sequence[str] | None, policies: str | None, repeats: int | None
+) -> ValidationPlan:
+    """The plan, on the profile's machine, with the changes of the command line."""
     from dataclasses import replace
 
     from trilane.study.validation.plan import ValidationPlan
 
     asked = ValidationPlan.from_yaml(plan, {**changes_of(changes), "hardware": profile})
+    if policies is not None:
+        names, settings = policies_in(policies), []
+        for setting in (scenario.with_(policy=names[0], parameters={}) for scenario in asked.scenarios):
+            settings += [setting] * (setting not in settings)
+        asked = replace(asked, scenarios=tuple(each.with_(policy=name) for each in settings for name in names))
     return asked if repeats is None else replace(asked, repeats=repeats)
 
 
 def _runs(found: Validated) -> dict[str, object]:
-    """How many were measured of how many, and why not all."""
+    """The number of measured runs, of how many, and why not all."""
     ended = found.ended
     return {"measured": ended.runs, "asked": ended.asked, "stopped": ended.why}
 
@@ -131,19 +139,18 @@ def _end(found: Validated, stop: Stop) -> None:
 
 
 def _run(asked: ValidationPlan, profile: str, journal: Path | None, stop: Stop) -> Validated:
-    """Everything, on the lanes that the profile was measured on. Raises RefusedError for a machine without one."""
-    from realrun.errors import RefusedError
+    """The validation, on the lanes of the profile. Raises OptionError for a machine without a profile."""
     from realrun.replay.measure import machine_on
     from sim.machine.hardware import load_hardware
     from trilane.study.validation.validate import validate as run_all
 
     hardware = load_hardware(profile)
     if not hardware.measured:
-        raise RefusedError(f"{profile}: expected a profile, measured on this machine; make one: trilane profile")
+        raise OptionError(f"{profile}: expected a profile, measured on this machine; make one: trilane profile")
     machine = machine_on(hardware)
     try:
-        with working("validating") as told:
-            return run_all(asked, machine, told, folder=journal, stop=stop)
+        with working("validating") as say:
+            return run_all(asked, machine, say, folder=journal, stop=stop)
     finally:
         machine.close()
 
@@ -158,22 +165,8 @@ def _show(found: Validated, asked: ValidationPlan, json: str | None) -> None:
          *failure_lines(agreement))  # fmt: skip
 
 
-def command_of(
-    plan: str, profile: str, changes: Sequence[str] | None, repeats: int | None = None, out: str | None = None,
-    json: str | None = None, host_memory_gb: float | None = None, time_limit: float | None = None,
-) -> str:  # fmt: skip
-    """The command line with every option that was given, for a shell."""
-    words = ["trilane", "validate", plan, "--profile", profile]
-    words += [word for change in changes or () for word in ("--set", change)]
-    limit = None if time_limit is None else f"{time_limit:g}"
-    given = {
-        "--repeats": repeats, "--host-memory-gb": host_memory_gb, "--time-limit": limit, "--out": out, "--json": json,
-    }  # fmt: skip
-    return shlex.join([*words, *(str(word) for pair in given.items() if pair[1] is not None for word in pair)])
-
-
-def _report(found: Validated, folder: Path, when: str, command: str) -> None:
-    """The page with its pictures, and the profile that predictions were made from."""
+def _report(found: Validated, folder: Path, when: str) -> None:
+    """The page with its pictures, and the profile from which the predictions were made."""
     from sim.machine.profile_yaml import write_profile
     from trilane.figures import plot_agreement, plot_measured_timeline, save_figure
     from trilane.pages.validation import write_report
@@ -188,19 +181,19 @@ def _report(found: Validated, folder: Path, when: str, command: str) -> None:
     save_figure(plot_agreement(agreement, hardware.name), folder / dots)
     save_figure(plot_measured_timeline(agreement.comparisons[worst], about=title), folder / timeline)
     write_report(
-        agreement, folder / report, when=when, command=command,
+        agreement, folder / report, when=when, command=command_line(),
         machine={_OF_THE_PROFILE.get(name, name): str(fact) for name, fact in facts if fact not in found.remarks},
         pictures={
-            dots: "Time per output token, predicted against measured; the band is 10 % wide to either side.",
-            timeline: f"The scenario whose time per output token is predicted worst, {error:+.1%}: {title}. One decode "
-                      "step of it, measured above and predicted below, lane by lane.",
+            dots: "Time per output token, predicted against measured; the band is 10 % wide on either side.",
+            timeline: f"A decode step of the scenario with the largest error of time per output token, {error:+.1%}: "
+                      f"{title}. Measured above, predicted below, lane by lane.",
         },
         notes=found.notes,
     )  # fmt: skip
-    note(f"report, pictures and the profile that predictions were made from are in {folder}/")
+    note(f"report, pictures and the profile of the predictions are in {folder}/")
 
 
 def furthest_off(agreement: Agreement) -> int:
-    """The place of the scenario with the largest error of TPOT."""
+    """The index of the scenario with the largest error of TPOT."""
     errors = [abs(comparison.tpot_ms.error or 0.0) for comparison in agreement.comparisons]
     return errors.index(max(errors))

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.cost_table import LAUNCHES
-from sim.costs.roofline_costs import CostError, CostTable, StepCosts, _pairs, roofline, scaled, uniform_costs
+from sim.costs.cost_table import LAUNCHES, CostError, CostTable, StepCosts
+from sim.costs.roofline_costs import _pairs, roofline
 from sim.machine.hardware import hardware_names, load_hardware
 from traces.models.shape import ModelShape
+from trilane.testing.costs import scaled, uniform_costs
 
 MIXTRAL = ModelShape(
     "mixtral", moe_layers=32, dense_layers=0, experts=8, top_k=2, hidden=4096, expert_width=14336, heads=32,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from policies.mechanism.views import Forecast
 from policies.protocols import Composition
-from sim.costs.roofline_costs import uniform_costs
 from sim.runs.demand import StepDemand
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, Placed, lane, lines, play, registered, step, told
+from trilane.testing.costs import uniform_costs
 from trilane.testing.strategies import toy_calibration
 
 

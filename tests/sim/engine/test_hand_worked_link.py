@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sim.costs.roofline_costs import uniform_costs
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, lane, lines, play, registered, step, told
+from trilane.testing.costs import uniform_costs
 from trilane.testing.strategies import toy_calibration
 
 CONTENTION = """

@@ -14,9 +14,9 @@ import pytest
 from policies.parts.assigners import CostRule
 from policies.parts.caches import StaticCache
 from policies.protocols import Composition
-from sim.costs.roofline_costs import uniform_costs
 from sim.runs.spans import Span
 from tests.kit.hand_worked import Placed, lines, play, step, told
+from trilane.testing.costs import uniform_costs
 
 
 def run(**rates: int) -> list[Span]:

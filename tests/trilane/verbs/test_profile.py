@@ -16,7 +16,8 @@ from realrun.machine.cores import usable_cores
 from realrun.machine.host_lanes import HostLanes
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.profile_yaml import write_profile
-from tests.kit.fake_cuda import FakeCuda, OnDevice, install
+from tests.kit.fake_cuda import FakeCuda
+from tests.kit.fake_torch import OnDevice, install
 from tests.kit.hand_measured import toy_machine, toy_profile
 from tests.kit.measuring import LOCKED, PROFILE, SETS
 from tests.kit.running import ROOT, Trilane
@@ -85,9 +86,9 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "no rate": (("--link-gb-per-s", "nan"), "--link-gb-per-s: expected a number of GB (10^9 bytes) above 0, got nan"),
     "unknown lanes": (("--lanes", "host"), "'host' is not one of 'auto', 'cuda', 'host-lanes'"),
     "no such core": (("--lanes", "host-lanes", "--gpu-core", "10000"), "expected cores among"),
-    "a GPU's core": (("--lanes", "cuda", "--gpu-core", "0"), "a GPU core: chosen for host lanes only"),
+    "a GPU's core": (("--lanes", "cuda", "--gpu-core", "0"), "a GPU core: an option for host lanes only"),
     "a core's result path": (
-        ("--lanes", "host-lanes", "--result-path", "h2d"), "a result path: chosen for a CUDA GPU only",
+        ("--lanes", "host-lanes", "--result-path", "h2d"), "a result path: an option for a CUDA GPU only",
     ),
     "no way": (("--result-path", "pigeon"), "'pigeon' is not one of 'direct', 'h2d'"),
     "no threads": (("--cpu-threads", "0"), "Invalid value for '--cpu-threads'"),
@@ -142,7 +143,7 @@ def test_what_no_machine_has_does_not_spoil_the_models_that_are_in_the_file(
     done = trilane("profile", "-o", OUT, *PROFILE)
     assert done.status == 2
     assert "cpu.first_expert_ns = 5e+07 is outside 0 or 100..1e+07 ns" in done.err
-    assert f"measure again without other programs. {OUT} is as it was" in done.err
+    assert f"measure again without other programs. {OUT} is unchanged" in done.err
     assert Path(OUT).read_bytes() == before
     assert {path.name for path in Path().iterdir()} == {OUT}
 

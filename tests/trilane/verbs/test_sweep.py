@@ -57,17 +57,17 @@ def test_an_interrupt_says_what_is_kept_and_how_to_go_on(trilane: Trilane, monke
     monkeypatch.setattr(sweep_file, "played_rows", play)
     done = trilane("sweep", "f.yaml", "-o", "o.parquet", "--jobs", "1")
     assert done.status == 130
-    assert "interrupted: 3 of 4 points are kept in o.parquet.journal; the same command goes on from there" in done.err
+    assert "interrupted: 3 of 4 points are kept in o.parquet.journal; the same command continues from there" in done.err
     monkeypatch.setattr(sweep_file, "played_rows", lambda tasks, *how: real(tasks) if len(tasks) == 1 else 1 / 0)
     assert trilane("sweep", "f.yaml", "-o", "o.parquet", "--jobs", "1").err == "4 points in o.parquet\n"
 
 
-def test_the_help_says_where_rows_are_kept_and_when_they_are_played_again(trilane: Trilane) -> None:
+def test_the_help_says_where_rows_are_kept_and_when_they_are_simulated_again(trilane: Trilane) -> None:
     said = " ".join(trilane("sweep", "--help").out.replace("│", " ").split())
     for words in (
-        "kept as they finish in OUTPUT.journal",
-        "not played again as long as their scenario, the files behind it and Trilane are the same",
-        "One with results that the grid lacks is refused",
+        "OUTPUT.journal",
+        "are not simulated again as long as their scenario, its files and Trilane itself are the same",
+        "is refused, never overwritten",
         "Its workers need the same Trilane, and the same files",
     ):
         assert words in said

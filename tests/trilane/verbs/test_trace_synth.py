@@ -40,7 +40,7 @@ def test_a_trace_of_ones_own_can_be_the_model(trilane: Trilane) -> None:
     """Cut after two layers it is quickly fitted; its topology is its own, unless a model is named."""
     done = trilane("trace", "synth", "--fit", "mini-moe:2", "-o", "t.safetensors", *SMALL)
     assert done.status == 0, done.err
-    assert "beside the trace mini-moe:2" in done.out
+    assert "compared with the trace mini-moe:2" in done.out
     assert read_trace("t.safetensors").shape.name == "mini-moe:2"
     done = trilane("trace", "synth", "--fit", "t.safetensors", "-o", "u.safetensors")
     assert done.status == 2

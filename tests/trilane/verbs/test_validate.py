@@ -26,7 +26,7 @@ from tests.kit.running import ROOT, Trilane
 from tests.kit.waiting import wait_until
 from traces.models.catalogue import load_model
 from trilane.study.validation.stopping import Stop
-from trilane.verbs.validate import FILES, JOURNAL, STOPPED, command_of
+from trilane.verbs.validate import FILES, JOURNAL, STOPPED
 
 PLAN = """
 scenario: {trace: "mini-moe:2", model: null, prompt_tokens: 2, generated_tokens: 2, cached_share: 0.5}
@@ -68,11 +68,11 @@ def test_a_plan_is_measured_predicted_and_reported(
     assert "2 scenarios, 1 runs each, on here" in done.out
     assert {path.name for path in Path("report").iterdir()} == {*FILES, JOURNAL}
     page = Path("report/report.md").read_text()
-    assert f"## How to repeat it\n\n```\n{shlex.join(['trilane', *words])}\n```" in page
+    assert f"## Command\n\n```\n{shlex.join(['trilane', *words])}\n```" in page
     assert "- profile made: 20" in page
     said = load_hardware(str(profiled)).profile.machine["fidelity"]  # type: ignore[union-attr]
     assert str(said).startswith("not for fidelity: more threads than cores: 4 threads (GPU, CPU experts, link, host)")
-    assert f"\n- {said}\n" in page.partition("## What came out")[2]
+    assert f"\n- {said}\n" in page.partition("## Results")[2]
     assert page.count(str(said)) == 1
     assert f"\n{said}\n" in done.out
     assert profiled.read_bytes() == before
@@ -90,17 +90,8 @@ def test_the_picture_is_of_the_worst_scenario_and_says_so(trilane: Trilane, plan
     done = trilane(*words)
     assert set(done.json) == {"summary", "verdicts", "lanes", "rankings", "scenarios", "runs"}
     worst = max(done.json["scenarios"], key=lambda scenario: abs(scenario["tpot_ms"]["error"]))
-    caption = f"predicted worst, {worst['tpot_ms']['error']:+.1%}: {worst['name']}. One decode step of it"
+    caption = f"{worst['tpot_ms']['error']:+.1%}: {worst['name']}. Measured above"
     assert caption in Path("report/report.md").read_text()
-
-
-def test_the_command_is_whole_and_fit_for_a_shell() -> None:
-    everything = command_of("a b.yaml", "p.yaml", ["model=x:2", "sequences=[1, 2]"], 3, "out dir", None, 100, 60)
-    assert everything == (
-        "trilane validate 'a b.yaml' --profile p.yaml --set model=x:2 --set 'sequences=[1, 2]' --repeats 3 "
-        "--host-memory-gb 100 --time-limit 60 --out 'out dir'"
-    )
-    assert command_of("a.yaml", "p.yaml", None) == "trilane validate a.yaml --profile p.yaml"
 
 
 # --- stopped, and begun again -----------------------------------------------------------------------------------------
@@ -150,7 +141,7 @@ def test_after_sigterm_there_is_a_report_on_what_was_measured(plan: str, profile
     out, err = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, err
     runs = len(measured_runs())
-    assert f"stopped early: SIGTERM came; {runs} of 200 runs are measured, the rest is left out" in out
+    assert f"stopped early: SIGTERM was received; {runs} of 200 runs are measured, the rest is left out" in out
     assert f"{runs} of 200 runs are measured" in Path("out/report.md").read_text()
 
 

@@ -35,7 +35,7 @@ def test_one_axis_is_a_table_of_policies(trilane: Trilane) -> None:
     assert "routing of mini-deepseek, 1 draw" in done.out
     assert answer["says"][0].startswith("PCIe 5x16 is best: ")
     assert all(sentence in done.out for sentence in answer["says"])
-    assert "--draws 5 tells" in done.err
+    assert "--draws 5" in done.err
     assert max(map(len, done.out.splitlines()[1:])) < 120  # below the heading
 
 
@@ -113,7 +113,7 @@ def test_a_value_that_only_the_clairvoyant_run_can_have(trilane: Trilane) -> Non
 def test_many_runs_are_announced(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "MANY", 3)
     words = ("--vary", "batch=1,2", *SHORT, "--policies", "on-demand", "--jobs", "1")
-    assert "4 runs to play\n" in trilane("whatif", *words).err
+    assert "4 simulations\n" in trilane("whatif", *words).err
     monkeypatch.setattr(verb, "MANY", 4)
     assert "runs to play" not in trilane("whatif", *words).err
 
@@ -136,7 +136,7 @@ def test_several_draws_are_means(trilane: Trilane) -> None:
     ("vary", "message"),
     [
         (("batch",), "--vary: expected AXIS=VALUES"),
-        (("policy=dali",), "name policies with --policies A,B"),
+        (("policy=dali",), "use --policies A,B"),
         (("batch=1", "batch=2"), "--vary batch: expected every axis once"),
         (("batch=1", "seed=1", "pcie=4x16"), "expected one axis or two, got batch, seed, pcie"),
         (("bach=1",), "there is no axis 'bach'; did you mean 'batch'"),

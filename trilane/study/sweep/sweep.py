@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from policies.user_files import loaded_policies
 from trilane.study.sweep.axes import SweepError, policy_in
 from trilane.study.sweep.grid import Grid, points
 from trilane.study.sweep.journal import SweepJournal, journal_of
@@ -78,8 +79,10 @@ def _check_policies(grid: Grid, target: Path | None, jobs: int, dask: str | None
     """Raises SweepError for a registered policy that cannot be played, or kept, as asked."""
     asked = (value for axes in grid.axes for value in axes.get("policy", (grid.scenario.policy,)))
     names = list(dict.fromkeys(policy_in(value)[0] for value in asked))
-    if dask is not None or jobs > 1:
-        check_shared(names, f"jobs={jobs}" if dask is None else "a Dask cluster")
+    if dask is not None:
+        check_shared(names, "a Dask cluster")
+    elif jobs > 1:
+        check_shared(names, f"jobs={jobs}", known=loaded_policies())
     if target is not None:
         check_kept(names)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 from policies.registry import SYSTEMS, added
@@ -34,12 +34,12 @@ def check_kept(names: Iterable[str]) -> None:
         _files(name)
 
 
-def check_shared(names: Iterable[str], how: str) -> None:
-    """Raises SweepError for a policy that other processes would not know."""
-    if own := [name for name in names if added(name)]:
+def check_shared(names: Iterable[str], how: str, known: Container[str] = ()) -> None:
+    """Raises SweepError for a policy that is not ``known`` to other processes."""
+    if own := [name for name in names if added(name) and name not in known]:
         raise SweepError(
-            f"policy {own[0]!r} is registered in this process alone, and {how} plays in others; sweep with jobs=1, or "
-            f"give the policy a row in policies/registry.py"
+            f"policy {own[0]!r} is registered in this process alone, and {how} runs in others; sweep with jobs=1, load "
+            f"the policy from a file of its own (trilane.load_policies), or give it a row in policies/registry.py"
         )
 
 

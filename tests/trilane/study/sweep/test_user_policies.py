@@ -103,7 +103,7 @@ def test_results_of_a_policy_without_a_file_are_not_kept(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("more", "says"),
-    [({"jobs": 2}, "and jobs=2 plays in others"), ({"dask": "tcp://x:9"}, "and a Dask cluster plays in others")],
+    [({"jobs": 2}, "and jobs=2 runs in others"), ({"dask": "tcp://x:9"}, "and a Dask cluster runs in others")],
 )
 @pytest.mark.parametrize("grid", [GRID, Grid(Scenario.from_dict({**SMALL, "policy": "on-demand"}), ({"batch": (1,)},))])
 def test_others_do_not_know_it(tmp_path: Path, grid: Any, more: dict[str, Any], says: str) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from policies.registry import SYSTEMS
 from realrun.errors import LaneError, RefusedError
 from realrun.machine.host_lanes import HostLanes
 from realrun.profiling.lab import Points
@@ -21,7 +23,7 @@ from sim.machine.profile_yaml import write_profile
 from sim.runs.prepare import Prepared
 from tests.kit.tiny_bench import machine
 from traces.models.catalogue import load_model
-from trilane.study.validation.journal import ValidationJournal, code_digest, journal_of
+from trilane.study.validation.journal import ValidationJournal, code_digest, code_of, journal_of
 from trilane.study.validation.plan import ValidationPlan
 from trilane.study.validation.stopping import Stop
 from trilane.study.validation.validate import Validated, validate
@@ -184,7 +186,7 @@ def test_another_question_begins_anew_and_says_so(
     found = run(text, **changes)
     assert len(measured) == len(ALL)
     assert found.ended.changed == what
-    assert "the journal was begun anew: what was in it had another plan, and is kept in journal.before" in found.notes
+    assert "a new journal was begun: the earlier one was for another plan, and is kept in journal.before" in found.notes
     assert contents(tmp_path / "journal.before") == kept
     assert contents(tmp_path / "journal").keys() >= {"question.json", "run-000-00.parquet"}
 
@@ -226,6 +228,17 @@ def test_other_code_is_another_question(tmp_path: Path, name: str) -> None:
     assert code_digest(tmp_path) == before
     source.write_text("2\n")
     assert code_digest(tmp_path) != before
+
+
+def test_the_code_is_that_of_the_tree_and_of_a_policy_that_was_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, the digest was that of a folder without any code."""
+    ours = code_of(["dali"])
+    assert ours == code_of(["dali", "dali"])
+    monkeypatch.setitem(SYSTEMS, "dali", replace(SYSTEMS["dali"], summary="another"))
+    assert code_of(["dali"]) != ours
+    monkeypatch.undo()
+    monkeypatch.setattr("trilane.study.validation.journal.PACKAGES", ())
+    assert code_of(["dali"]) != ours
 
 
 def test_a_file_that_is_half_written_does_not_count(run: Validate, measured: list[str], tmp_path: Path) -> None:

@@ -1,0 +1,115 @@
+"""Policies in a user's own file: found, registered under their names, and refused with the reason."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from policies import user_files
+from policies.registry import SYSTEMS, system
+from policies.system import ChoiceError
+from policies.user_files import load_policies, loaded_policies, names_file
+
+CODE = """
+from dataclasses import dataclass
+from trilane import Policy, register, system
+
+PARENT = system("fiddler").parameters
+
+@register("mine", "as Fiddler")
+@dataclass(frozen=True)
+class Mine(PARENT):
+    pass
+
+@register("other", "the same")
+@dataclass(frozen=True)
+class Other(PARENT):
+    pass
+"""
+Write = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Registry, modules and search path are restored."""
+    systems, modules = dict(SYSTEMS), set(sys.modules)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(user_files, "_loaded", {})
+    yield
+    SYSTEMS.clear()
+    SYSTEMS.update(systems)
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes ``own_file_of_a_test.py`` into the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def written(code: str) -> Path:
+        path = tmp_path / "own_file_of_a_test.py"
+        path.write_text(code)
+        return path
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("text", "names"), [("own_file_of_a_test.py", ("mine", "other")), ("own_file_of_a_test.py:Mine", ("mine",)),
+                        ("{folder}/own_file_of_a_test.py:Mine", ("mine",))],
+)  # fmt: skip
+def test_policies_are_registered_under_their_names(write: Write, text: str, names: tuple[str, ...]) -> None:
+    path = write(CODE)
+    assert load_policies(text.format(folder=path.parent)) == names
+    assert [system(name).name for name in names] == list(names)
+    assert loaded_policies() == dict.fromkeys(("mine", "other"), str(path))
+
+
+def test_a_file_is_imported_once(write: Write) -> None:
+    write(CODE)
+    load_policies("own_file_of_a_test.py:Mine")
+    first = system("mine")
+    assert load_policies("own_file_of_a_test.py") == ("mine", "other")
+    assert system("mine") is first
+
+
+def test_a_file_finds_its_neighbours(write: Write) -> None:
+    path = write("from neighbour_of_a_test import Mine")
+    (path.parent / "neighbour_of_a_test.py").write_text(CODE)
+    assert load_policies("own_file_of_a_test.py") == ("mine",)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "said"),
+    [
+        (None, "own_file_of_a_test.py", "own_file_of_a_test.py: no such file"),
+        (CODE, "own_file_of_a_test.py:Yours", "the file has Mine, Other"),
+        (CODE, "own_file_of_a_test.py:PARENT", "the file has Mine, Other"),
+        (CODE, "own_file_of_a_test.py:dataclass", "the file has Mine, Other"),
+        ("x = 1\n", "own_file_of_a_test.py", "expected a policy"),
+        ("\n1 / 0\n", "own_file_of_a_test.py", "line 2: ZeroDivisionError"),
+        ("\n\nimport nothing_of_that_name\n", "own_file_of_a_test.py", "line 3: ModuleNotFoundError"),
+        ("a = 1\ndef f(:\n", "own_file_of_a_test.py", "line 2: SyntaxError"),
+        (CODE.replace('"mine"', '"dali"'), "own_file_of_a_test.py", "there is a policy 'dali' already"),
+        ("", "json.py", "the name 'json' belongs to another Python module"),
+        (None, "fiddler", "expected FILE.py or FILE.py:NAME"),
+    ],
+)
+def test_refusals(write: Write, code: str | None, text: str, said: str) -> None:
+    if code is not None:
+        write(code)
+    with pytest.raises(ChoiceError) as error:
+        load_policies(text)
+    assert said in str(error.value)
+    assert "own_file_of_a_test" not in sys.modules or code is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_file"), [("mine.py", True), ("a/mine.py:MINE", True), ("llama.cpp", False), ("dali", False)]
+)
+def test_what_names_a_file(text: str, is_file: bool) -> None:
+    assert names_file(text) == is_file

@@ -1,0 +1,68 @@
+"""The scenario and the policies that a command line names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.runs.scenario import Scenario
+from tests.kit.running import SHORT, Trilane
+from trilane.verbs.inputs import scenario_of
+from trilane.verbs.options import OptionError
+
+WRITTEN = Scenario(policy="dali", parameters={"window": 3}, batch=2)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "scenario.yaml"
+    path.write_text("policy: dali\nparameters: {window: 3}\nbatch: 2\n")
+    return str(path)
+
+
+def test_the_file_or_the_default() -> None:
+    assert scenario_of(None, None) == Scenario()
+
+
+@pytest.mark.parametrize("policy", [None, "dali"])
+def test_the_policy_of_the_file_keeps_its_parameters(
+    file: str, policy: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert scenario_of(file, None, policy) == WRITTEN
+    assert scenario_of(file, ["batch=4"], policy) == WRITTEN.with_(batch=4)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("policy", "changes"), [("fiddler", ["batch=4"]), (None, ["batch=4", "policy=fiddler"])])
+def test_another_policy_has_none_of_them_and_says_so(
+    file: str, policy: str | None, changes: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert scenario_of(file, changes, policy) == Scenario(policy="fiddler", batch=4)
+    assert file in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", ["dali", "fiddler"])
+def test_parameters_of_set_belong_to_the_policy_that_runs(file: str, policy: str) -> None:
+    expected = Scenario(policy=policy, parameters={"window": 5}, batch=2)
+    assert scenario_of(file, ["parameters={window: 5}"], policy) == expected
+
+
+def test_two_policies_are_refused(file: str) -> None:
+    with pytest.raises(OptionError, match="--policy mix and --set policy=fiddler"):
+        scenario_of(file, ["policy=fiddler"], "mix")
+    assert scenario_of(file, ["policy=mix"], "mix").policy == "mix"
+
+
+def test_a_misspelt_parameter_of_a_named_policy_is_refused(trilane: Trilane) -> None:
+    """Once, ``--policy`` dropped all parameters, those of ``--set`` too."""
+    done = trilane("simulate", *SHORT, "--policy", "mix", "--set", "parameters={cache: lruu}")
+    assert done.status == 2
+    assert "'lruu'" in done.err
+
+
+def test_parameters_reach_the_named_policy(trilane: Trilane) -> None:
+    words = ("simulate", *SHORT, "--policy", "mix", "--set", "cached_share=0.3", "--json", "-", "--set")
+    mixes = [trilane(*words, f"parameters={{cache: {cache}, assigner: greedy}}").json for cache in ("lru", "static")]
+    assert [mix["scenario"]["parameters"]["cache"] for mix in mixes] == ["lru", "static"]
+    assert mixes[0]["run"]["decode_resident_hit_rate"] != mixes[1]["run"]["decode_resident_hit_rate"]

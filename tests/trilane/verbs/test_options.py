@@ -1,0 +1,60 @@
+"""Options read off a dataclass, and units in the help of sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from inspect import signature
+from typing import Annotated
+
+import pytest
+import typer
+
+from tests.kit.running import Trilane
+from trilane.verbs.options import LaneChoice, OptionError, grouped
+
+
+@dataclass(frozen=True)
+class Pair:
+    first: Annotated[int, typer.Option(help="One.")]
+    second: Annotated[str | None, typer.Option(help="Two.")] = None
+
+
+def test_a_dataclass_stands_for_its_fields() -> None:
+    given: list[object] = []
+
+    @grouped
+    def verb(before: int = 1, *, pair: Pair, after: int = 2) -> None:
+        """What it does."""
+        given.extend((before, pair, after))
+
+    options = signature(verb).parameters
+    assert list(options) == ["before", "first", "second", "after"]
+    assert [options[name].default for name in ("second", "after")] == [None, 2]
+    assert verb.__doc__ == "What it does."
+    verb(before=3, first=4, second="five", after=6)
+    assert given == [3, Pair(4, "five"), 6]
+
+
+def test_a_chunk_is_a_size() -> None:
+    assert LaneChoice(chunk_mb=0).chunk_mb == 0
+    with pytest.raises(OptionError, match=r"--chunk-mb: .*10\^6 bytes"):
+        LaneChoice(chunk_mb=-1)
+
+
+@pytest.mark.parametrize(
+    ("verb", "option", "unit"),
+    [
+        ("fit", "--ram-gb", "2^30 bytes"), ("profile", "--memory-gb", "10^9 bytes"),
+        ("profile", "--host-memory-gb", "10^9 bytes"), ("measure", "--host-memory-gb", "10^9 bytes"),
+        ("validate", "--host-memory-gb", "10^9 bytes"), ("measure", "--chunk-mb", "10^6 bytes"),
+        ("profile", "--chunk-mb", "10^6 bytes"), ("profile", "--link-gb-per-s", "10^9 bytes"),
+        ("cache-curve", "--pool", "2^20 bytes"), ("simulate", "--set", "10^9 bytes"),
+        ("whatif", "--vary", "10^9 bytes"),
+    ],
+)  # fmt: skip
+def test_the_help_of_a_size_names_its_unit(
+    trilane: Trilane, monkeypatch: pytest.MonkeyPatch, verb: str, option: str, unit: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    lines = [line for line in trilane(verb, "--help").out.splitlines() if f" {option} " in line]
+    assert unit in " ".join(lines)

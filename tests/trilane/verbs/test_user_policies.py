@@ -1,0 +1,139 @@
+"""A policy in a file of the user's own, named on the command line of every verb that runs policies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from policies import user_files
+from policies.mechanism.views import PolicyError
+from policies.registry import SYSTEMS
+from tests.kit.running import SHORT, Trilane
+
+CODE = """
+from dataclasses import dataclass
+from trilane import register, system
+
+@register("mine", "as Fiddler")
+@dataclass(frozen=True)
+class Mine(system("fiddler").parameters):
+    pass
+
+@register("mine-lru", "as on-demand")
+@dataclass(frozen=True)
+class Lru(system("on-demand").parameters):
+    pass
+"""
+CARELESS = """
+from dataclasses import dataclass, replace
+from trilane import register, system
+from trilane.parts import LruCache
+
+class Careless(LruCache):
+    def victim(self, incoming, group, blocked):
+        return super().victim(incoming, group, blocked=())
+
+@register("careless", "evicts experts that are needed")
+@dataclass(frozen=True)
+class Mine(system("on-demand").parameters):
+    def compose(self, context):
+        return replace(super().compose(context), cache=Careless())
+"""
+FILE = "own_of_verbs.py"
+SWEEP = "{scenario: {prompt_tokens: 4, generated_tokens: 2}, grid: {policy: [mine, on-demand]}, clairvoyant: false}"
+
+
+@pytest.fixture(autouse=True)
+def _own_policies(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The file, in the folder that commands run in; the registry is restored."""
+    Path(FILE).write_text(CODE)
+    before = dict(SYSTEMS)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(user_files, "_loaded", {})
+    yield
+    SYSTEMS.clear()
+    SYSTEMS.update(before)
+    sys.modules.pop("own_of_verbs", None)
+
+
+@pytest.mark.parametrize(("text", "mine"), [(f"{FILE}:Mine", ["mine"]), (FILE, ["mine", "mine-lru"])])
+def test_compare(trilane: Trilane, text: str, mine: list[str]) -> None:
+    done = trilane("compare", *SHORT, "--policies", f"on-demand,{text}", "--draws", "1", "--jobs", "1", "--json", "-")
+    assert {run["policy"] for run in done.json["runs"]} == {"on-demand", *mine}
+
+
+def test_worker_processes_load_the_file(trilane: Trilane) -> None:
+    words = ("compare", *SHORT, "--policies", f"on-demand,{FILE}:Mine", "--draws", "2", "--json", "-", "--jobs")
+    assert trilane(*words, "2").json == trilane(*words, "1").json
+
+
+def test_a_grid_names_it(trilane: Trilane) -> None:
+    Path("grid.yaml").write_text(SWEEP)
+    done = trilane("sweep", "grid.yaml", "-o", "t.parquet", "--policies", f"{FILE}:Mine", "--jobs", "2")
+    assert done.status == 0, done.err
+    assert done.err == "2 points in t.parquet\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (("simulate", *SHORT, "--policy"), ("run", "policy")), (("simulate", *SHORT, "--set"), ("run", "policy")),
+        (("ablate", *SHORT, "--draws", "1", "--jobs", "1"), ("ladder", -1, "policy")),
+        (("policies",), ("policies", 0, "name")),
+    ],
+)  # fmt: skip
+def test_verbs_of_one_policy(trilane: Trilane, words: tuple[str, ...], place: tuple[str | int, ...]) -> None:
+    text = f"policy={FILE}:Mine" if words[-1] == "--set" else f"{FILE}:Mine"
+    found = trilane(*words, text, "--json", "-").json
+    for key in place:
+        found = found[key]
+    assert found == "mine"
+
+
+def test_whatif(trilane: Trilane) -> None:
+    words = ("whatif", *SHORT, "--vary", "cached_share=0.2,0.4", "--policies", f"{FILE}:Mine", "--jobs", "1")
+    done = trilane(*words, "--json", "-")
+    assert {row["policy"] for row in done.json["rows"]} >= {"mine"}
+
+
+def test_its_cache_is_replayed(trilane: Trilane) -> None:
+    words = ("cache-curve", "mini-moe", "--pool", "2GiB", "--json", "-", "--policies")
+    points = {point["policy"]: point for point in trilane(*words, f"lru,{FILE}:Lru").json["points"]}
+    assert points["mine-lru"]["hit_rate"] == points["lru"]["hit_rate"] > 0
+
+
+def test_fit(trilane: Trilane) -> None:
+    machine = ("--gpu", "rtx-4080", "--ram", "ddr5-5600", "--context", "16", "--generated", "2")
+    done = trilane("fit", "-m", "olmoe-1b-7b", *machine, "--policies", f"{FILE}:Mine", "--jobs", "2", "--json", "-")
+    assert "\"mine\"" in done.out
+
+
+@pytest.mark.parametrize("words", [("simulate", "--policy"), ("compare", "--policies"), ("whatif", "--vary", "batch=1",
+                                   "--policies"), ("ablate",), ("measure", "--policy"), ("policies",)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "said"), [("no.py:Mine", "no.py: no such file"), (f"{FILE}:Yours", "Mine, Lru")]
+)
+def test_refusals_are_one_sentence(trilane: Trilane, words: tuple[str, ...], text: str, said: str) -> None:
+    done = trilane(*words, text)
+    assert (done.status, done.out) == (2, "")
+    [line] = done.err.splitlines()
+    assert said in line
+
+
+def test_one_policy_must_be_named(trilane: Trilane) -> None:
+    done = trilane("simulate", "--policy", FILE)
+    assert done.status == 2
+    assert "mine, mine-lru" in done.err
+
+
+def test_a_broken_rule_in_it_is_reported_with_its_file(trilane: Trilane, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bug, of Trilane or of that file: a traceback, after a line that asks for a report."""
+    Path(FILE).write_text(CARELESS)
+    with pytest.raises(PolicyError):
+        trilane("simulate", "--policy", f"{FILE}:Mine", "--set", "cached_share=0.1", "--set", "generated_tokens=2")
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert FILE in line
+    assert "report" in line

@@ -1,0 +1,145 @@
+"""What a command line names: a scenario with single values changed, policies, traces."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trilane.pages.output import note
+from trilane.verbs.options import OptionError
+
+if TYPE_CHECKING:
+    from sim.runs.scenario import Scenario
+    from traces.trace import Trace
+
+
+def scenario_of(file: str | None, changes: Sequence[str] | None, policy: str | None = None) -> Scenario:
+    """The scenario of ``file``, or the default one: ``policy`` is applied first, then ``changes`` (``--set``).
+
+    The file's parameters are dropped, with a remark, if another policy runs: they were written for the file's policy.
+    Raises ScenarioError, and OptionError where ``policy`` and ``changes`` name two policies.
+    """
+    from sim.runs.scenario import Scenario
+
+    scenario = Scenario.from_yaml(file) if file else Scenario()
+    changed = changes_of(changes)
+    if policy is not None and changed.setdefault("policy", policy) != policy:
+        raise OptionError(f"expected one policy, got --policy {policy} and --set policy={changed['policy']}")
+    if isinstance(changed.get("policy"), str):
+        changed["policy"] = policy_named(changed["policy"])
+    if changed.get("policy", scenario.policy) != scenario.policy and "parameters" not in changed:
+        if scenario.parameters:
+            note(f"the parameters in {file} are those of {scenario.policy}; {changed['policy']} runs without them")
+        changed["parameters"] = {}
+    return Scenario.from_dict({**scenario.to_dict(), **changed}, "--set") if changed else scenario
+
+
+def changes_of(changes: Sequence[str] | None) -> dict[str, Any]:
+    """Keys and values of ``--set KEY=VALUE``, values in YAML. Raises ScenarioError."""
+    return dict(map(_change, changes or ()))
+
+
+def _change(text: str) -> tuple[str, Any]:
+    import yaml
+
+    from sim.runs.scenario import ScenarioError
+
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ScenarioError(f"--set: expected KEY=VALUE, got {text!r}")
+    try:
+        return key.strip(), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ScenarioError(f"--set {key}: {value!r} is not a YAML value") from None
+
+
+def inputs_of(file: str | None, scenario: Scenario) -> tuple[str | None, ...]:
+    """What a scenario is read from, its file and those that it names: no result may be written there."""
+    return (file, scenario.trace, scenario.calibration, scenario.hardware, scenario.model)
+
+
+def command_line() -> str:
+    """The command that is running, for a shell."""
+    return shlex.join(["trilane", *sys.argv[1:]])
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def names_in(text: str, option: str = "--policies") -> list[str]:
+    """The names in ``A,B``, each once. Raises OptionError."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise OptionError(f"{option}: expected at least one name, or several with commas between them, got {text!r}")
+    if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise OptionError(f"{option}: expected every name once, got {', '.join(repeated)} more often")
+    return names
+
+
+def policies_in(text: str) -> list[str]:
+    """The names in ``A,FILE.py:NAME``; policies of files are registered. Raises OptionError, ChoiceError."""
+    return names_in(",".join(name for word in names_in(text) for name in _registered(word)))
+
+
+def policy_named(text: str) -> str:
+    """``text``, or the name of the one policy in ``FILE.py`` or ``FILE.py:NAME``. Raises OptionError, ChoiceError."""
+    names = _registered(text)
+    if len(names) > 1:
+        raise OptionError(f"{text}: expected one policy, found {', '.join(names)}; name one as {text}:NAME")
+    return names[0]
+
+
+def _registered(text: str) -> Sequence[str]:
+    from policies.user_files import load_policies, names_file
+
+    return load_policies(text) if names_file(text) else (text,)
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+def read_any(name: str) -> Trace:
+    """A trace by its bundled name, its file, or the file of a format that can be imported."""
+    from traces.importers import import_trace, importable
+    from traces.library import load_trace
+
+    return import_trace(name) if importable(name) else load_trace(name)
+
+
+def short_name(trace: str) -> str:
+    """A trace's name without folder and suffix."""
+    if trace.startswith("synthetic:"):
+        return trace
+    return Path(trace).name.removesuffix(".safetensors").removesuffix(".csv").removesuffix(".route")
+
+
+def trace_in_words(name: str, trace: Trace) -> str:
+    """A trace's name, marked as synthetic where the name does not say so."""
+    synthetic = trace.provenance.get("synthetic") and not name.startswith("synthetic:")
+    return f"{name} (synthetic)" if synthetic else name
+
+
+def describe(scenario: Scenario) -> str:
+    """A scenario in one line."""
+    from traces.library import load_trace
+    from traces.noise import NoisyForecasts
+
+    trace = load_trace(scenario.trace)
+    model = scenario.model or trace.shape.name
+    memory = "the card's own memory"
+    if scenario.cached_share is not None:
+        memory = f"{scenario.cached_share:.0%} of the experts cached"
+    elif scenario.gpu_memory_gb is not None:
+        memory = f"{scenario.gpu_memory_gb:g} GB of GPU memory"
+    routing = f"routing of {trace_in_words(scenario.trace, trace)}"
+    about = f"{model} on {scenario.hardware}, {memory}, batch {scenario.batch}, {routing}"
+    if scenario.runtime != "eager":
+        about += f", runtime {scenario.runtime}"
+    if scenario.sampled_steps is not None:
+        about += f", at most {scenario.sampled_steps} decode steps played"
+    if scenario.noisy_forecast_recall is None:
+        return about
+    return f"{about}; where it lacks forecasts, {NoisyForecasts(scenario.noisy_forecast_recall)}"

@@ -1,0 +1,169 @@
+"""Options that several verbs have, and ``grouped``, which reads a group of options off a dataclass."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from realrun.machine import ResultPathName
+from trilane.common.errors import TrilaneError
+from trilane.pages.output import note
+
+if TYPE_CHECKING:
+    from realrun.machine.machines import LaneOptions, RealMachine
+
+Verb = Callable[..., None]
+OWN_POLICY = "FILE.py or FILE.py:NAME loads your own"
+
+
+class OptionError(TrilaneError):
+    """An option whose value cannot be used, or options that exclude each other."""
+
+
+def grouped(verb: Verb) -> Verb:
+    """A verb for typer: a parameter annotated with a dataclass becomes one option for each field of that dataclass."""
+    hints = get_type_hints(verb, include_extras=True)
+    parameters = signature(verb).parameters
+    groups = {name: hints[name] for name in parameters if is_dataclass(hints[name])}
+    options = [
+        option
+        for name, parameter in parameters.items()
+        for option in (_options(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])])
+    ]
+
+    @wraps(verb)
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        verb(**given)
+
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    run.__signature__ = Signature([option.replace(kind=Parameter.KEYWORD_ONLY) for option in options])  # type: ignore[attr-defined]
+    return run
+
+
+def _options(group: Any) -> Iterator[Parameter]:
+    """The fields of a dataclass as parameters."""
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        default = Parameter.empty if field.default is MISSING else field.default
+        yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name])
+
+
+# --- a scenario, and how often it is simulated ------------------------------------------------------------------------
+
+ScenarioOption = Annotated[
+    str | None,
+    typer.Option("--scenario", "-s", metavar="FILE", help="Scenario (YAML). Default: that of examples/reference.yaml."),
+]
+PolicyOption = Annotated[
+    str | None,
+    typer.Option("--policy", metavar="NAME",
+                 help=f"Policy; see [bold]trilane policies[/]. {OWN_POLICY}. Default: the scenario's."),
+]  # fmt: skip
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE",
+                 help="Change one key of the scenario, such as [bold]hardware=rtx4090-ddr5[/] or [bold]batch=4[/]; "
+                      "repeatable. Parameters are those of the policy that runs; gpu_memory_gb is in GB (10^9 bytes)."),
+]  # fmt: skip
+DrawsOption = Annotated[
+    int,
+    typer.Option(metavar="N", min=1,
+                 help="How often each policy is simulated: the scenario itself, then with other seeds and, unless it "
+                      "names its sequences, other sequences of the trace. 1: the scenario alone, without a spread."),
+]  # fmt: skip
+JobsOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1,
+                 help="Processes that share the work. Default: one per core. The result does not depend on it."),
+]  # fmt: skip
+
+
+def processes(jobs: int | None) -> int:
+    """``jobs``, or the number of cores that this process may use."""
+    if jobs:
+        return jobs
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files that a run can be written to."""
+
+    spans: Annotated[
+        str | None, typer.Option(metavar="F.parquet", help="Write what every lane did, one row per span.")
+    ] = None
+    perfetto: Annotated[
+        str | None, typer.Option(metavar="F.json", help="Write a timeline for ui.perfetto.dev (.json or .json.gz).")
+    ] = None
+    gantt: Annotated[
+        str | None, typer.Option(metavar="F.png", help="Draw the decode step of median duration.")
+    ] = None
+
+    @property
+    def paths(self) -> tuple[str | None, ...]:
+        """All three, None for those that are not written."""
+        return self.spans, self.perfetto, self.gantt
+
+
+# --- real lanes -------------------------------------------------------------------------------------------------------
+
+HostMemoryOption = Annotated[
+    float | None,
+    typer.Option("--host-memory-gb", metavar="X",
+                 help="Host memory that experts may take, in GB (10^9 bytes), whatever the system reports as free: for "
+                      "machines whose memory grows as it is used. Default: TRILANE_HOST_MEMORY_GB of the environment, "
+                      "else what is free, once memory that grows has been touched."),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LaneChoice:
+    """What was chosen of real lanes, None where nothing was. Raises OptionError for a chunk size that is negative."""
+
+    cpu_threads: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N",
+                     help="cuda: threads that compute experts. Default: [bold]trilane profile[/] measures up to the "
+                          "number of physical cores minus two (those of the host thread and of the copies) and takes "
+                          "the fastest; the other verbs use all of these."),
+    ] = None
+    device: Annotated[int | None, typer.Option(min=0, metavar="N", help="cuda: which GPU. Default: 0.")] = None
+    result_path: Annotated[
+        ResultPathName | None,
+        typer.Option(help="cuda: how results of CPU experts reach the GPU. direct: the GPU reads them in place. h2d: "
+                          "they queue behind copies of experts. Default: direct where the GPU can, else h2d."),
+    ] = None
+    chunk_mb: Annotated[
+        float | None,
+        typer.Option(metavar="X",
+                     help="MB (10^6 bytes) that are copied to the GPU in one piece, between which smaller copies pass; "
+                          "0 (cuda): whole experts. Default: 4.2, on host lanes 1.05."),
+    ] = None  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if self.chunk_mb is not None and not 0 <= self.chunk_mb < 1e6:
+            raise OptionError(f"--chunk-mb: expected a number of MB (10^6 bytes) from 0 on, got {self.chunk_mb:g}")
+
+    def options(self, **others: Any) -> LaneOptions:
+        """These and ``others`` as options of a machine; imports torch."""
+        from realrun.machine.machines import LaneOptions
+
+        chunk_bytes = None if self.chunk_mb is None else round(self.chunk_mb * 1e6)
+        return LaneOptions(
+            cpu_threads=self.cpu_threads, device_index=self.device, result_path=self.result_path,
+            chunk_bytes=chunk_bytes, **others,
+        )  # fmt: skip
+
+
+def print_remarks(machine: RealMachine) -> None:
+    """Print what a user should know about a machine once it has allocated its memory."""
+    for remark in machine.remarks():
+        note(f"{machine.kind}: {remark}")
