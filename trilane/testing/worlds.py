@@ -59,7 +59,7 @@ class World:
         return self.system.needs
 
     def demand(self, needs: Needs) -> list[StepDemand]:
-        """What the trace asks for, with what a policy needs."""
+        """The demand of the trace, with what a policy needs."""
         steps = compose_batch(self.trace, batch=self.batch, prefill_chunk_tokens=self.prefill_chunk_tokens)
         return demand_of(self.trace, steps, needs)
 
