@@ -126,12 +126,13 @@ class EagerSession(WatchedSession):
         for layer, experts in enumerate(residency.resident):
             held[residency.group(layer)] += residency.bytes[layer] * len(experts)
         for copy in loading:
-            held[residency.group(copy.key.layer)] += copy.bytes
+            held[residency.group(copy.key.layer)] += copy.expert_bytes
         return held
 
 
 def budget_of(world: World) -> Budget:
-    return Budget(world.trace.shape.experts, tuple(costs.bytes for costs in world.costs.experts), world.cache_bytes)
+    sizes = tuple(costs.expert_bytes for costs in world.costs.experts)
+    return Budget(world.trace.shape.experts, sizes, world.cache_bytes)
 
 
 def eagerly(seed: int) -> EagerSession:

@@ -96,7 +96,7 @@ def play_policy(
     policy: Composition, world: World, demand: list[StepDemand], popularity: np.ndarray | None = None
 ) -> PlayedWorld:
     """Run any policy on the machine of a world."""
-    sizes = tuple(costs.bytes for costs in world.costs.experts)
+    sizes = tuple(costs.expert_bytes for costs in world.costs.experts)
     budget = Budget(world.trace.shape.experts, sizes, world.cache_bytes, popularity)
     session = RecordingSession(policy, budget, world.costs.experts)
     routing_errors = RoutingErrors() if policy.needs.changes_routing else None
