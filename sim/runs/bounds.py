@@ -1,4 +1,4 @@
-"""What stands next to every prediction: a lower bound that no policy beats, and the null model (``null_model``).
+"""Bounds of a prediction: a lower bound that no policy beats, and the null model (``null_model``).
 
 The lower bound holds for every policy that runs the experts that the router chose, each on its own layer's input
 (so not for changed routing, nor for results precomputed on an earlier layer's), under the rules of the time model,
@@ -27,8 +27,9 @@ u is the start of the window.) All other runs are on the CPU or can be charged w
 window. When an event is planned, every hit that spans this moment holds a slot, and there are C of them (capacity /
 smallest expert). So hits form a set of intervals of which at most C overlap at any event, and keeping, event by event,
 those that end first (Belady with bypass, from the best possible start) gives the most of them. Of the requests that
-are left, n on the CPU take at least the n shortest CPU times, between synchronisation and combine, so beside all other
-links of the chain; the rest take one copy each on the serial link. The least over n of the longer of the two bounds.
+are left, n on the CPU take at least the n shortest CPU times, between synchronisation and combine, so in addition to
+all other links of the chain; the rest take one copy each on the serial link. The least over n of the longer of the two
+bounds.
 """
 
 from __future__ import annotations
@@ -197,10 +198,10 @@ def _fractional_split(gpu: Sequence[int], cpu: Sequence[int], gpu_from: int, cpu
 
 
 def _traffic_ns(steps: Sequence[StepDemand], costs: CostTable, capacity_bytes: int) -> int:
-    """What misses take at least, over all ``steps``."""
+    """The least time of misses, over all ``steps``."""
     layers = range(len(costs.experts))
     events = [[layer << 20 | e for e in step.routings[layer].active] for step in steps for layer in layers]
-    misses = least_misses(events, capacity_bytes // min(expert.bytes for expert in costs.experts))
+    misses = least_misses(events, capacity_bytes // min(expert.expert_bytes for expert in costs.experts))
     tables = [expert.cpu_ns for expert in costs.experts]
     cpu = np.sort([tables[layer][w] for step in steps for layer in layers for w in step.routings[layer].tokens])
     on_cpu = np.concatenate([[0], np.cumsum(cpu[:misses])]) + sum(_fixed_ns(step, costs) for step in steps)
@@ -209,7 +210,7 @@ def _traffic_ns(steps: Sequence[StepDemand], costs: CostTable, capacity_bytes: i
 
 
 def _fixed_ns(step: StepDemand, costs: CostTable) -> int:
-    """All of a step's chain beside its experts."""
+    """A step's chain without its experts."""
     c = costs.step(step.tokens, step.context)
     synced = c.routing_ns + costs.sync_ns
     once = costs.lead_of(costs.launch_ns + costs.dense_launch_ns) + c.dense_ns + c.head_ns + synced

@@ -49,7 +49,7 @@ def fit(
     ] = None,
     policies: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Choose from these; llama.cpp and the clairvoyant run stand beside them. "
+        typer.Option(metavar="A,B", help="Choose from these; llama.cpp and the clairvoyant run are compared with them. "
                                          "Default: some that keep the routing."),
     ] = None,
     runtime: Annotated[
