@@ -22,6 +22,7 @@ from trilane.pages.output import (
     write_json,
 )
 from trilane.verbs.inputs import read_any, trace_in_words
+from trilane.verbs.options import Verb, help_of
 from trilane.verbs.trace_stats import stats
 from trilane.verbs.trace_synth import synth
 
@@ -44,7 +45,6 @@ FORECASTS_HELP = (
 )
 
 
-@app.command()
 def info(trace: TraceArgument, json: JsonOption = None) -> None:
     """What is in a trace: model, tokens, forecasts, and where it came from."""
     check_targets(json, inputs=[trace])
@@ -85,11 +85,6 @@ def _text(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-app.command()(stats)
-app.command()(synth)
-
-
-@app.command("import")
 def import_(
     csv: Annotated[str, typer.Argument(metavar="CSV", help="A route_trace v1 file.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Trace file to write (.safetensors).")],
@@ -105,7 +100,6 @@ def import_(
     note(f"{output}: {len(trace):,} tokens of {trace.shape.name}")
 
 
-@app.command()
 def capture(
     model: Annotated[str, typer.Option(metavar="PATH_OR_ID", help="Folder or Hugging Face id of an MoE model.")],
     prompts: Annotated[str, typer.Option(metavar="FILE", help="Prompts, a line each; or JSON lines: text, domain.")],
@@ -181,3 +175,8 @@ def _capture_function() -> Any:
             "(without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"
         ) from None
     return run
+
+
+_VERBS: dict[str, Verb] = {"info": info, "stats": stats, "synth": synth, "import": import_, "capture": capture}
+for name, verb in _VERBS.items():
+    app.command(name, help=help_of(verb))(verb)
