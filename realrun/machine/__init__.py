@@ -3,4 +3,4 @@
 from typing import Literal
 
 LaneKind = Literal["auto", "cuda", "host-lanes"]  # without "auto": the kinds that a profile may have
-ResultPathName = Literal["direct", "h2d"]  # as sim.machine.hardware.ResultPath
+ResultPathName = Literal["direct", "h2d"]  # as sim.machine.devices.ResultPath

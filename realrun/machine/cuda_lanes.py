@@ -39,7 +39,7 @@ from realrun.machine.pinned import Pinned
 from realrun.machine.stream_flags import stream_flag
 from realrun.machine.thread_lane import ThreadLane, settle_thread, settled, wake_in_time
 from sim.costs.runtimes import RUNTIMES
-from sim.machine.hardware import ResultPath
+from sim.machine.devices import ResultPath
 
 # Between polls for ended work, if there is any to poll for, and otherwise. Chosen short next to the copy of an expert
 # (about 1 ms), and long enough to leave the interpreter to the host thread.

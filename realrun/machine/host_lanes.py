@@ -22,7 +22,7 @@ from realrun.machine.facts import cpu_facts
 from realrun.machine.lanes import Completion, MachineLane, nothing
 from realrun.machine.pinned import plain
 from realrun.machine.thread_lane import InlineLane, ThreadLane, settle_thread, settled
-from sim.machine.hardware import ResultPath
+from sim.machine.devices import ResultPath
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from sim.machine.hardware import ResultPath
+from sim.machine.devices import ResultPath
 
 Work: TypeAlias = Callable[[], object]
 
@@ -28,29 +28,23 @@ class Completion(Protocol):
     @property
     def ready_ns(self) -> int:
         """When it was submitted and all that it waits for had ended, ns; known after ``wait``."""
-        ...
 
     @property
     def start_ns(self) -> int:
         """When it started, ns on the machine's clock; known after ``wait``."""
-        ...
 
     @property
     def end_ns(self) -> int:
         """When it ended, ns; known after ``wait``."""
-        ...
 
     def issued(self) -> Completion:
         """Block until the work has been submitted to its lane; returns its completion there."""
-        ...
 
     def wait(self) -> None:
         """Block until the work has ended and its ``done`` has been called. Raises LaneError if it failed."""
-        ...
 
     def has_ended(self) -> bool:
         """Whether the work has ended or failed. Never blocks."""
-        ...
 
 
 class Submitted(Completion, Protocol):
@@ -59,7 +53,6 @@ class Submitted(Completion, Protocol):
     @property
     def blocked_ns(self) -> int:
         """How long ``submit`` blocked its caller, ns: for other work or, on an inline lane, for the work itself."""
-        ...
 
 
 class MachineLane(Protocol):
@@ -72,7 +65,6 @@ class MachineLane(Protocol):
         time. It is called by the lane's thread or, for a lane without one, by the next thread that waits for a
         completion of the machine or calls ``Machine.poll``. Work after failed work fails too.
         """
-        ...
 
 
 class Machine(Protocol):
@@ -89,44 +81,33 @@ class Machine(Protocol):
 
     def now_ns(self) -> int:
         """The machine's clock, ns."""
-        ...
 
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Host memory for copies at full speed: pinned, if there is a GPU."""
-        ...
 
     def gpu_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """GPU memory."""
-        ...
 
     def readable(self, host: Tensor) -> Tensor:
         """A view of a ``host_tensor`` that GPU work can read in place."""
-        ...
 
     def hosting(self) -> AbstractContextManager[None]:
         """In the block, the calling thread is the host thread, on the host's core."""
-        ...
 
     def begin_copying(self) -> None:
         """Prepare the calling thread for ``copy_in``; called once."""
-        ...
 
     def copy_in(self, target: Tensor, source: Tensor) -> Completion:
         """Copy ``source`` (host) to ``target`` (GPU) over the link, after earlier copies."""
-        ...
 
     def poll(self) -> float | None:
         """Call the ``done`` of work that has ended; returns after how many seconds to poll again (None: never)."""
-        ...
 
     def facts(self) -> dict[str, str]:
         """A description of this machine, by name."""
-        ...
 
     def settle(self) -> None:
         """Block until every lane is idle. Raises LaneError if work has failed."""
-        ...
 
     def close(self) -> None:
         """End the lanes' threads and free what they hold."""
-        ...

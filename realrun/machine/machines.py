@@ -13,7 +13,7 @@ from realrun.errors import RefusedError
 from realrun.machine import LaneKind
 from realrun.machine.cores import cuda_cores, host_lane_cores
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
-from sim.machine.hardware import ResultPath
+from sim.machine.devices import ResultPath
 from sim.machine.profile import Profile
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from realrun.errors import LaneError
+from realrun.machine.cores import most_cpu_threads
 from realrun.machine.lanes import Completion, Work
 
 PR_SET_TIMERSLACK = 29  # https://man7.org/linux/man-pages/man2/PR_SET_TIMERSLACK.2const.html
@@ -24,11 +25,9 @@ class Flag(Protocol):
 
     def set(self, number: int) -> None:
         """Signal that all work up to ``number`` has ended."""
-        ...
 
     def hold_up(self, stream: Any, number: int) -> None:
         """Make ``stream`` wait for ``number``."""
-        ...
 
 
 class ThreadCompletion:
@@ -117,7 +116,6 @@ class ThreadLane:
         self._thread.start()
 
     def submit(self, work: Work, after: Sequence[Completion] = (), done: Work | None = None) -> ThreadCompletion:
-        """As in ``MachineLane``."""
         self._submitted += 1
         completion = ThreadCompletion(work, after, done, self._submitted, self._flag)
         self._queue.put(completion)
@@ -156,6 +154,14 @@ def wake_in_time() -> None:
     """Let the calling thread sleep for tens of microseconds only; by default Linux adds up to 50 us to a sleep."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+def limit_torch_threads() -> None:
+    """Let torch's operations in this thread use at most as many threads as CPU experts; more would compete for cores.
+
+    By default torch uses all cores that it sees, without regard to the quota of a container.
+    """
+    torch.set_num_threads(min(torch.get_num_threads(), most_cpu_threads()))
 
 
 def settle_thread(cores: Collection[int] | None, threads: int) -> None:

@@ -56,12 +56,10 @@ class TimedSession(LoggedSession):
         self._other = np.zeros(OTHER_BYTES // 8, np.int64)
 
     def plan_layer(self, given: LayerInput) -> Plan:
-        """As in ``Session``."""
         self._given = given
         return self._timed("plan", super().plan_layer, given)
 
     def foresee(self, forecasts: Sequence[Forecast]) -> tuple[Foresight, tuple[ExpertId, ...]]:
-        """As in ``Session``."""
         return self._timed("foresee", super().foresee, forecasts)
 
     def _timed(self, decision: str, decide: Callable[..., T], given: Any) -> T:

@@ -12,7 +12,8 @@ import torch
 
 from realrun.machine.machines import RealMachine, facts_of, load_average
 from sim.costs.roofline_costs import ATTENTION_KERNELS, EXPERT_KERNELS, GATE_KERNELS
-from sim.machine.hardware import Contention, Cpu, Gpu, Hardware, Host, HostLink
+from sim.machine.devices import Contention, Cpu, Gpu, Host, HostLink
+from sim.machine.hardware import Hardware
 from sim.machine.interpolation import Table
 from sim.machine.profile import MeasuredModel, Profile
 from sim.machine.sourced import Origin

@@ -23,7 +23,6 @@ class CopyScript:
         self.policy = SimpleNamespace(writes_back=False)
 
     def next_copy(self) -> Copy | None:
-        """As in ``Session``."""
         return self.queue.popleft() if self.queue else None
 
     def copied(self, copy: Copy) -> bool:
@@ -42,11 +41,9 @@ class AllThere:
         self._arena = arena
 
     def buffer(self, expert_id: ExpertId) -> Tensor:
-        """As in ``GpuSlots``."""
         return self._arena[expert_id.layer, expert_id.expert]
 
     def begin(self, copy: Copy) -> Tensor:
-        """As in ``GpuSlots``."""
         return self.buffer(copy.id)
 
     def release(self, expert_id: ExpertId) -> None:

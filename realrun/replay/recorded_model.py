@@ -72,13 +72,11 @@ class RecordedModel(ReplayModel):
         return None
 
     def dense(self, hidden: Tensor) -> Tensor:
-        """As in ``ReplayModel``."""
         if not self.shape.dense_layers:
             return hidden
         return self._replayed(("dense", *self._sizes()), hidden, self._entering, super().dense)
 
     def attention(self, layer: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """As in ``ReplayModel``."""
         attend, into = super().attention, self._normed[layer % 2] if self._step else None
 
         def attention(hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,19 +86,15 @@ class RecordedModel(ReplayModel):
         return self._replayed(("attention", layer, *self._sizes()), hidden, self._entering, attention)
 
     def gate(self, layer: int, normed: Tensor) -> Chosen:
-        """As in ``ReplayModel``."""
         return self._of_normed("gate", layer, normed, super().gate)
 
     def speculate(self, layer: int, normed: Tensor) -> Chosen:
-        """As in ``ReplayModel``."""
         return self._of_normed("speculate", layer, normed, super().speculate)
 
     def estimate(self, layer: int, normed: Tensor) -> Tensor:
-        """As in ``ReplayModel``."""
         return self._of_normed("estimate", layer, normed, super().estimate)
 
     def shared(self, layer: int, normed: Tensor) -> Tensor | None:
-        """As in ``ReplayModel``."""
         return self._of_normed("shared", layer, normed, super().shared)
 
     def record_step(self, batch: int, context: int) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from policies.registry import SYSTEMS
-from realrun.generation.flips import ModelOutput, said_by_library, said_by_ours
 from realrun.generation.hosted_model import HostedModel, load_model, look_at
+from realrun.generation.model_output import ModelOutput, output_of_executor, output_of_library
 from realrun.generation.preparation import GenerateRequest
 from realrun.machine.lanes import Machine
 from realrun.smoke.check import Check, checked, expect
@@ -44,7 +44,7 @@ def _make(machine: Machine, into: list[tuple[HostedModel, ModelOutput]]) -> str:
     allocate = lambda size: machine.host_tensor((size,), torch.uint8)  # noqa: E731
     model = look_at(*load_model(MODEL, "float32", machine.device, allocate))
     unmodified = load(MODEL, "float32").model._apply(torch.clone)  # weights mapped from the file are not aligned
-    truth = said_by_library(unmodified, torch.tensor(PROMPTS), GENERATED)
+    truth = output_of_library(unmodified, torch.tensor(PROMPTS), GENERATED)
     into.append((model, truth))
     return f"{model.shape.moe_layers} layers of {model.shape.experts} experts, {model.store.size_bytes / 1e6:.1f} MB"
 
@@ -71,7 +71,7 @@ def _said(policy: str, model: HostedModel, machine: Machine) -> ModelOutput:
         scenario=Scenario(policy=policy, calibration=CALIBRATION, cached_share=CACHED_SHARE),
     )  # fmt: skip
     with _float32_alone():
-        return said_by_ours(model, request, machine)
+        return output_of_executor(model, request, machine)
 
 
 def _difference(said: ModelOutput, truth: ModelOutput) -> float:

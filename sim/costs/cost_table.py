@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from policies.mechanism.views import ExpertCosts
-from sim.machine.hardware import ResultPath
+from sim.machine.devices import ResultPath
 from sim.machine.plan_costs import PlanCosts
 from trilane.common.errors import TrilaneError
 
@@ -19,11 +19,11 @@ RATES = ("cpu_permille", "copy_permille", "gpu_permille", "gpu_with_cpu_permille
 
 
 class CostError(TrilaneError):
-    """A cost table that breaks its own rules; the message names field, layer and value."""
+    """A cost table that violates its rules; the message names field, layer and value."""
 
 
 class StepCosts(NamedTuple):
-    """Times of one step outside the routed experts, in ns. Per layer unless it says "a step"."""
+    """Times of one step outside the routed experts, in ns. Per layer, or "a step"."""
 
     attention_ns: int  # norms and attention
     dense_ns: int  # all dense layers of the model, a step, before MoE layer 0
@@ -39,22 +39,11 @@ class StepCosts(NamedTuple):
 
 
 class StepModel(Protocol):
-    """A source of step costs: a roofline, a measured profile, or constants."""
+    """A source of step costs: a roofline or a measured profile."""
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         """See ``CostTable.step``."""
         ...
-
-
-@dataclass(frozen=True)
-class ConstantSteps:
-    """The same costs for every step."""
-
-    costs: StepCosts
-
-    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
-        """``costs``, whatever the step."""
-        return self.costs
 
 
 @dataclass(frozen=True)
@@ -85,7 +74,7 @@ class CostTable:
     cpu_with_gpu_permille: int = 1000  # core of the same processor stands in for the GPU
     lead_ns: int | None = None  # from the beginning of a launch until the GPU can start; None: when it has ended
     tail_ns: int = 0  # what the GPU needs after the last kernel of a group has been launched
-    scale: int = 1  # factor of ``scaled``; steps and plan costs apply it when they are read
+    scale: int = 1  # factor of the tables' unit of time; steps and plan costs apply it when they are read
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         """Costs of one step.
@@ -138,37 +127,6 @@ class CostTable:
                 _check_expert(costs, layer, self.max_tokens)
                 checked.add(id(costs))
         _check_scalars(self)
-
-
-def scaled(costs: CostTable, c: int) -> CostTable:
-    """``costs`` with every time multiplied by the whole number ``c`` >= 1; ratios and sizes stay (law 9)."""
-    if not isinstance(c, int) or c < 1:
-        raise CostError(f"scaled: c must be a whole number >= 1 so that times stay whole, got {c!r}")
-    return replace(
-        costs.map_experts(lambda expert: _scaled_expert(expert, c)),
-        attention_launch_ns=costs.attention_launch_ns * c,
-        gate_launch_ns=costs.gate_launch_ns * c,
-        shared_launch_ns=costs.shared_launch_ns * c,
-        expert_launch_ns=costs.expert_launch_ns * c,
-        combine_launch_ns=costs.combine_launch_ns * c,
-        head_launch_ns=costs.head_launch_ns * c,
-        dense_launch_ns=costs.dense_launch_ns * c,
-        sync_ns=costs.sync_ns * c,
-        lead_ns=None if costs.lead_ns is None else costs.lead_ns * c,
-        tail_ns=costs.tail_ns * c,
-        scale=costs.scale * c,
-    )
-
-
-def _scaled_expert(costs: ExpertCosts, c: int) -> ExpertCosts:
-    return costs._replace(
-        gpu_ns=tuple(ns * c for ns in costs.gpu_ns),
-        cpu_ns=tuple(ns * c for ns in costs.cpu_ns),
-        first_cpu_ns=costs.first_cpu_ns * c,
-        copy_ns=costs.copy_ns * c,
-        writeback_ns=costs.writeback_ns * c,
-        between_ns=costs.between_ns * c,
-    )
 
 
 def _check_expert(costs: ExpertCosts, layer: int, max_tokens: int) -> None:

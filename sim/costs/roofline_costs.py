@@ -1,19 +1,19 @@
-"""Cost tables made without measuring: a roofline from data-sheet numbers, and constants typed by hand for tests.
+"""Cost tables made without measuring: a roofline from data-sheet numbers.
 
-The roofline, with B the effective bytes/s and F the effective flop/s of the device (``Hardware``):
+With B the effective bytes/s and F the effective flop/s of the device (``Hardware``):
 
 ====================  ==============================================================================================
 expert, GPU, w > 0    max(expert bytes / B, 2 x weights x w / F) + 5 kernels
 expert, CPU, w > 0    max(expert bytes / B, 2 x weights x w / F); the first one of a layer adds ``first_expert_ns``
 copy                  latency + bytes / link rate
 attention, a layer    max((weights + KV read and written) / B, (projections + scores) / F) + 12 kernels
-gate, forecast        max(weights / B, 2 x weights x tokens / F) + 3 kernels; shared expert and head alike
+gate, forecast        max(weights / B, 2 x weights x tokens / F) + 3 kernels; also shared expert, head
 combine               tokens x (top_k + 2) rows of ``hidden`` / B + 2 kernels
 ====================  ==============================================================================================
 
 Weights of fewer than 16 bits are read at a fraction of B (``sim.machine.weight_formats``), since they are unpacked; F
-and copies stay. Results are whole ns, rounded half up, and at least 1 where there is work. Not modelled: weights that
-stay in the L2 cache, activations of wide experts, tile steps in w.
+and copies are unchanged. Results are whole ns, rounded half up, and at least 1 where there is work. Not modelled:
+weights that stay in the L2 cache, activations of wide experts, tile steps in w.
 """
 
 from __future__ import annotations
@@ -24,16 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.mechanism.views import ExpertCosts
-from sim.costs.cost_table import ConstantSteps, CostError, CostTable, StepCosts, StepModel, scaled
-from sim.machine.hardware import Hardware, ResultPath
-from sim.machine.plan_costs import PlanCost, PlanCosts
+from sim.costs.cost_table import CostError, CostTable, StepCosts
+from sim.machine.hardware import Hardware
 from sim.machine.weight_formats import read_fraction
 from traces.models.shape import ModelShape
-
-__all__ = [
-    "ConstantSteps", "CostError", "CostTable", "ExpertCosts", "RooflineSteps", "StepCosts", "StepModel", "roofline",
-    "scaled", "uniform_costs",
-]  # fmt: skip
 
 # Kernels of each group in an unfused PyTorch layer: they cost launches on the host and a fixed time on the GPU.
 ATTENTION_KERNELS = 12  # two norms, q k v o, two rotations, cache write, attention, two residual additions
@@ -80,7 +74,7 @@ def roofline(shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTabl
 
 
 def _between(one: StepCosts, hardware: Hardware) -> int:
-    """From the end of a layer's experts to the next plan, at least; launches may have been made meanwhile."""
+    """The least time from the end of a layer's experts to the next plan; launches may overlap it."""
     return one.combine_ns + one.attention_ns + one.gate_ns + one.routing_ns + hardware.host.sync_ns
 
 
@@ -161,7 +155,7 @@ class RooflineSteps:
         return self._gpu(self._weight_bytes(weights), 2.0 * weights * tokens, kernels) if weights else 0
 
     def _weight_bytes(self, weights: int) -> float:
-        """Bytes of ``weights``; as many more as unpacking them slows their reading."""
+        """Bytes of ``weights``, increased by the factor by which unpacking slows their reading."""
         bits = self.shape.dense_bits
         return weights * bits / 8 / read_fraction("gpu", bits)
 
@@ -191,71 +185,9 @@ def _pairs(tokens: int, context: Sequence[int]) -> float:
     """Query-key pairs of causal attention.
 
     If the contexts hold no more than this step's tokens, each sequence is prefilled from nothing; otherwise the step's
-    tokens are taken to be spread evenly over the sequences (one each in decode, a chunk each in chunked prefill).
+    tokens are assumed to be spread evenly over the sequences (one each in decode, a chunk each in chunked prefill).
     """
     if sum(context) == tokens:
         return sum(length * (length + 1) / 2 for length in context)
     new = (min(tokens / len(context), length) for length in context)
     return sum(n * (length - (n - 1) / 2) for n, length in zip(new, context, strict=True))
-
-
-def uniform_costs(
-    layers: int = 2,
-    *,
-    max_tokens: int = 64,
-    gpu_ns: int = 5,  # an expert, whatever its workload
-    cpu_ns: int = 7,  # an expert, per token
-    first_cpu_ns: int = 0,
-    copy_ns: int = 20,
-    expert_bytes: int = 100,
-    attention_ns: int = 10,
-    dense_ns: int = 0,
-    gate_ns: int = 2,
-    speculate_ns: int = 2,
-    estimator_ns: int = 3,
-    shared_ns: int = 0,
-    combine_ns: int = 1,
-    head_ns: int = 4,
-    routing_ns: int = 1,
-    activations_ns: int = 1,
-    result_ns: int = 1,
-    attention_launch_ns: int = 1,
-    gate_launch_ns: int = 0,
-    shared_launch_ns: int = 0,
-    expert_launch_ns: int = 1,
-    combine_launch_ns: int = 1,
-    head_launch_ns: int = 1,
-    dense_launch_ns: int = 0,
-    sync_ns: int = 1,
-    plan_ns: int = 1,
-    foresee_ns: int = 1,
-    cpu_permille: int = 1000,
-    copy_permille: int = 1000,
-    gpu_permille: int = 1000,
-    gpu_with_cpu_permille: int = 1000,
-    cpu_with_gpu_permille: int = 1000,
-    lead_ns: int | None = None,
-    tail_ns: int = 0,
-    result_path: ResultPath = "direct",
-) -> CostTable:
-    """A table of small constants, for tests and examples whose timeline a reader can add up by hand. Validated."""
-    workloads = range(max_tokens + 1)
-    expert = ExpertCosts(
-        tuple(gpu_ns * (w > 0) for w in workloads), tuple(cpu_ns * w for w in workloads), first_cpu_ns, copy_ns,
-        expert_bytes,
-    )  # fmt: skip
-    steps = ConstantSteps(
-        StepCosts(
-            attention_ns, dense_ns, gate_ns, speculate_ns, estimator_ns, shared_ns, combine_ns, head_ns, routing_ns,
-            activations_ns, result_ns,
-        )
-    )  # fmt: skip
-    decisions = PlanCosts({"default": PlanCost(plan_ns, 0)}, {"default": PlanCost(foresee_ns, 0)})
-    costs = CostTable(
-        (expert,) * layers, steps, attention_launch_ns, gate_launch_ns, shared_launch_ns, expert_launch_ns,
-        combine_launch_ns, head_launch_ns, dense_launch_ns, sync_ns, cpu_permille, copy_permille, result_path,
-        decisions, gpu_permille=gpu_permille, gpu_with_cpu_permille=gpu_with_cpu_permille,
-        cpu_with_gpu_permille=cpu_with_gpu_permille, lead_ns=lead_ns, tail_ns=tail_ns,
-    )  # fmt: skip
-    costs.validate()
-    return costs

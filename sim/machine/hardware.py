@@ -1,4 +1,4 @@
-"""A machine as data: GPU, CPU, link, host and what they cost each other, read strictly from YAML with sources."""
+"""A machine as data, read strictly from YAML in which every number states its source."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sim.machine.assembly import is_assembly, parse_assembly
+from sim.machine.devices import Contention, Cpu, Gpu, Host, HostLink, Power
 from sim.machine.part_rules import document_of
 from sim.machine.plan_costs import PlanCosts, load_plan_costs
 from sim.machine.plausibility import HardwareError, check_plausible
@@ -18,100 +19,15 @@ from trilane.common.hints import hints_of
 from trilane.common.names import unknown
 from trilane.common.schema import from_dict, to_dict
 
-ResultPath = Literal["direct", "h2d"]
 _PRESETS = Path(str(files("sim.machine"))) / "presets"
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU. Times follow max(bytes / bandwidth, flops / rate) + kernels x ``kernel_ns``."""
-
-    name: str
-    memory_bytes: int
-    bandwidth_bytes_per_s: float  # data sheet
-    bandwidth_fraction: float  # of it, reached by memory-bound kernels
-    flops_per_s: float  # data sheet, dense 16-bit with 32-bit accumulation
-    flops_fraction: float  # of it, reached by expert-sized matrix products
-    kernel_ns: int  # device time that every kernel costs in addition to its bytes and flops
-    reserve_bytes: int  # kept free: context, workspace, fragmentation
-
-    @property
-    def read_bytes_per_s(self) -> float:
-        """Effective memory bandwidth."""
-        return self.bandwidth_bytes_per_s * self.bandwidth_fraction
-
-    @property
-    def effective_flops_per_s(self) -> float:
-        """Effective 16-bit matrix rate."""
-        return self.flops_per_s * self.flops_fraction
-
-
-@dataclass(frozen=True)
-class Cpu:
-    """The processor cores that compute experts, all sockets together."""
-
-    name: str
-    sockets: int
-    cores: int  # used, not owned
-    dram_bytes_per_s: float  # theory: channels x transfers/s x 8
-    read_bytes_per_s: float  # effective, by an expert's matrix-vector product
-    flops_per_s: float  # effective, by an expert's matrix-matrix product
-    first_expert_ns: int  # extra time of the first CPU expert of a layer
-    ram_bytes: int | None = None  # host memory; None: not known
-
-
-@dataclass(frozen=True)
-class HostLink:
-    """Host to device and back. A copy takes latency + bytes / rate; copies of one direction queue."""
-
-    theory_bytes_per_s: float  # one direction, after line coding
-    h2d_bytes_per_s: float  # large copies from pinned memory
-    h2d_latency_ns: int
-    d2h_bytes_per_s: float
-    d2h_latency_ns: int
-    copies: Literal["pinned", "pageable"]  # memory that experts are copied from
-    pageable_fraction: float  # of ``h2d_bytes_per_s``, reached from pageable memory
-    result_path: ResultPath  # CPU results: read in place by the GPU, or queued on h2d behind expert copies
-
-    @property
-    def expert_bytes_per_s(self) -> float:
-        """Rate at which experts are copied to the GPU; activations always travel through pinned buffers."""
-        return self.h2d_bytes_per_s * (self.pageable_fraction if self.copies == "pageable" else 1.0)
-
-
-@dataclass(frozen=True)
-class Host:
-    """The thread that launches, waits and plans."""
-
-    launch_ns: int  # per kernel
-    sync_ns: int  # per layer: from "the gate is done" on the GPU to "the routing is readable" in the program
-    plan_factor: float  # planning time here over that of the plan cost table
-
-
-@dataclass(frozen=True)
-class Contention:
-    """Rates while CPU experts and a copy run at the same time, in permille of the rate alone."""
-
-    cpu_permille: int
-    copy_permille: int
-
-
-@dataclass(frozen=True)
-class Power:
-    """Watts of each device, idle and busy."""
-
-    gpu_idle_w: float
-    gpu_busy_w: float
-    cpu_idle_w: float
-    cpu_busy_w: float
 
 
 @dataclass(frozen=True)
 class Hardware:
     """One machine. ``origins`` maps every dotted key to its source.
 
-    With a ``profile``, times come from its tables; of the numbers, memory, ``result_path``, ``plan_factor`` and power
-    count, and the rates stand for the null model alone.
+    With a ``profile``, times come from its tables; of the numbers, only memory, ``result_path``, ``plan_factor`` and
+    power apply, and the rates serve the null model alone.
     """
 
     name: str
@@ -261,7 +177,7 @@ def _check_overrides(keys: Iterable[str], measured: bool, where: str) -> None:
             raise HardwareError(f"{where}: {key} only describes the machine; override its rates instead")
         if measured and key not in _NOT_IN_TABLES:
             raise HardwareError(
-                f"{where}: this machine is a measured profile, whose tables decide what {key} would; measure again, "
+                f"{where}: this machine is a measured profile, whose tables replace {key}; measure again, "
                 f"or use a preset; of a profile these can be overridden: {', '.join(_NOT_IN_TABLES)}"
             )
 

@@ -1,4 +1,4 @@
-"""Measured times as tables: medians with their quartiles at some points, and straight lines between the points.
+"""Tables of measured times: medians with their quartiles at some points, and straight lines between the points.
 
 Below its first point a table keeps the first value; beyond its last one it goes on with the slope of its last segment,
 or level where that falls. A table of one point is level everywhere.
@@ -16,7 +16,7 @@ import numpy as np
 from sim.machine.plausibility import HardwareError
 from trilane.common.hints import ASCENDING, NOT_EMPTY, Count, between
 
-MAX_NS = 10**15  # eleven days: a longer "time" is a slip
+MAX_NS = 10**15  # eleven days: a longer time is an error
 Ns = Annotated[int, between(0, MAX_NS)]
 Axis = Annotated[tuple[Count, ...], NOT_EMPTY, ASCENDING]
 Rows = tuple[tuple[Ns, ...], ...]

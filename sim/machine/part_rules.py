@@ -49,11 +49,11 @@ def _check_fits(built: Assembly, cpu: CpuPart, where: str) -> None:
         ("cores", built.cores, cpu.most_cores, cpu.cores),
         ("channels", built.channels, cpu.most_channels, cpu.channels),
     )
-    for key, asked, most, own in counts:
+    for key, given, most, own in counts:
         limit = most or own
-        if asked is not None and limit is not None and asked > limit.value:
+        if given is not None and limit is not None and given > limit.value:
             raise HardwareError(
-                f"{where}: {cpu.title} has {'at most ' * (most is not None)}{limit.value} {key}, asked for {asked}"
+                f"{where}: {cpu.title} has {'at most ' * (most is not None)}{limit.value} {key}, got {given}"
                 f"{'; name a CPU that has them' * (most is not None)}"
             )
 
@@ -180,7 +180,7 @@ class _Machine:
         slot = self.built.pcie or (board.value, _X16)
         generation, lanes = min(gpu.pcie_generation.value, slot[0]), min(gpu.pcie_lanes.value, slot[1])
         why = f"PCIe {generation}.0 x{lanes}: the card has {gpu.pcie_generation.value}.0 x{gpu.pcie_lanes.value}, "
-        why += f"the slot {slot[0]}.0 x{slot[1]} ({'as asked' if self.built.pcie else board.source})"
+        why += f"the slot {slot[0]}.0 x{slot[1]} ({'as named' if self.built.pcie else board.source})"
         rates = {key: _of_lanes(rate, lanes, why) for key, rate in self.rules.pcie[generation]._asdict().items()}
         return {**rates, **self.rules.link._asdict()}
 

@@ -24,7 +24,7 @@ _FOLDER = Path(str(files("sim.machine"))) / "presets" / "parts"
 
 @dataclass(frozen=True, kw_only=True)
 class MachinePart:
-    """One part. ``notes``: caveats that a reader of results should know."""
+    """One part. ``notes``: caveats for readers of results."""
 
     kind: ClassVar[PartKind]
     example: ClassVar[str]

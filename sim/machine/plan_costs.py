@@ -15,7 +15,7 @@ from trilane.common.hints import Constraint, at_least, between
 
 _FILE = Path(str(files("sim.machine"))) / "presets" / "plan_costs.yaml"
 _Ns = Annotated[float, between(0, 1e9)]
-_MEASURED = Constraint("that says where the cost is from", lambda source: not source.lower().startswith("to be"))
+_MEASURED = Constraint("that names a measurement or an estimate", lambda source: not source.lower().startswith("to be"))
 
 
 class PlanCost(NamedTuple):

@@ -1,4 +1,4 @@
-"""Physical limits of a machine's numbers: a slipped unit in a preset costs an hour, here it costs one error message."""
+"""Physical limits of a machine's numbers, which reveal mistyped units."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class HardwareError(TrilaneError):
 
 
 class Limit(NamedTuple):
-    """What a number may be: ``low`` <= value <= ``high``, in ``unit``; or 0 if ``zero``, meaning "no such cost"."""
+    """The range of a number: ``low`` <= value <= ``high``, in ``unit``; or 0 if ``zero``, meaning "no such cost"."""
 
     low: float
     high: float
@@ -66,14 +66,14 @@ LIMITS: Mapping[str, Limit] = {
     "power.cpu_busy_w": Limit(5, 4000, "watts", "package power, all sockets"),
 }
 
-HOST_LANES: Mapping[str, Limit] = {  # where a processor core plays the GPU, and a paced memory copy the link
+HOST_LANES: Mapping[str, Limit] = {  # a processor core stands in for the GPU, and a paced memory copy for the link
     "gpu.bandwidth_bytes_per_s": Limit(1e8, 1e12, "bytes/s", "one core reads 2 to 50 GB/s, more from its cache"),
     "gpu.flops_per_s": Limit(1e8, 1e13, "flop/s", "one core gives 0.005 to 1 TFLOP/s"),
     "cpu.flops_per_s": Limit(1e8, 2e14, "flop/s", "16-bit products are slow where the processor lacks them"),
     "link.theory_bytes_per_s": Limit(1e7, 4.6e11, "bytes/s", "what the copy is paced to"),
     "link.h2d_bytes_per_s": Limit(1e7, 4.6e11, "bytes/s", "what the copy is paced to, or less"),
     "link.d2h_bytes_per_s": Limit(1e7, 4.6e11, "bytes/s", "a plain memory copy"),
-}  # beside LIMITS
+}  # replace those of LIMITS
 
 _NOT_ABOVE = (  # (smaller key, larger key, what the larger one is)
     ("cpu.read_bytes_per_s", "cpu.dram_bytes_per_s", "what the memory channels can carry"),
@@ -91,8 +91,8 @@ def check_plausible(values: Mapping[str, object], where: str, kind: str | None =
     """Refuse numbers that no machine has.
 
     ``values`` maps dotted keys (``link.h2d_bytes_per_s``) to numbers; keys without a limit, and text, are ignored, so
-    a measured profile can pass the part that it knows. ``where`` names the preset or profile in the message. ``kind``:
-    of a measured machine; "host-lanes" have ranges of their own, since a processor core plays the GPU there.
+    a measured profile can pass some of them. ``where`` names the preset or profile in the message. ``kind``: of a
+    measured machine; "host-lanes" have ranges of their own, because a processor core stands in for the GPU.
     Raises HardwareError naming key, value, permitted range and, where the value fits another unit, that unit.
     """
     limits = {**LIMITS, **HOST_LANES} if kind == "host-lanes" else LIMITS

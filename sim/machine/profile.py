@@ -41,7 +41,7 @@ class MeasuredRate:
 
 @dataclass(frozen=True)
 class MeasuredSizes:
-    """All sizes of a model that its measured times depend on; a ``ModelShape`` says what each means."""
+    """All sizes of a model on which its measured times depend; ``ModelShape`` explains them."""
 
     hidden: int
     expert_width: int
@@ -77,12 +77,12 @@ class MeasuredSizes:
 class MeasuredModel:
     """Times of one model's parts, in ns.
 
-    Expert times are what they were found to be, so a table need not rise: a product of two rows in 32 bits may take
-    longer than one of four. The cost table takes the running maximum. ``shared`` is None without a shared expert,
+    Expert times are as measured, so a table need not rise: a product of two rows in 32 bits may take longer than one
+    of four. The cost table takes the running maximum. ``shared`` is None without a shared expert,
     ``dense_ffn`` and ``dense_launch`` without dense layers. Launches are host time per group of kernels, of which
-    ``launch_lead`` passes until the GPU starts, and after which it needs ``launch_tail``; None in a profile from before
-    they were measured, whose GPU is taken to start when the launch has ended. So are the rates of GPU and CPU experts
-    next to each other, which are then taken not to slow each other down.
+    ``launch_lead`` passes until the GPU starts, and after which it needs ``launch_tail``; None in a profile of an
+    earlier version, whose GPU is assumed to start when the launch has ended. The same holds for the rates of GPU and
+    CPU experts that run at the same time, which are then assumed not to slow each other down.
     """
 
     sizes: MeasuredSizes
@@ -90,14 +90,14 @@ class MeasuredModel:
     expert_cpu: Table  # by workload
     gate: Table  # from here to combine: by tokens of the step
     speculate: Table  # one forecast: the next gate on this layer's input
-    estimator: Table  # one forecast by the learnt estimator
+    estimator: Table  # one forecast by the learned estimator
     combine: Table
     head: Table  # by sequences
     routing: Table  # d2h, by tokens of the step
     activations: Table  # d2h, by tokens of the step
     result: Table  # h2d, by tokens of the step
-    attention_decode: DecodeGrid  # one layer, one new token a sequence; length: its KV cache with the new token in it
-    attention_prefill: PrefillGrid  # one layer; length: new tokens of each sequence, nothing before them
+    attention_decode: DecodeGrid  # one layer
+    attention_prefill: PrefillGrid  # one layer
     copy: Measured  # one expert over the link
     writeback: Measured  # one expert back to the host
     first_cpu_expert: Measured  # extra time of the first CPU expert of a layer
@@ -133,8 +133,8 @@ class Profile:
     """What was measured on one machine.
 
     ``machine``: facts, ``kind`` ("host-lanes" or "cuda") among them. ``plan`` and ``foresee``: host time of decisions
-    by policy name, as ``sim.machine.plan_costs`` has them, of this host (no ``plan_factor``). ``rates``: achieved
-    figures that are printed and cost nothing. ``models``: by catalogue name, without ":N".
+    by policy name, measured on this host (no ``plan_factor``). ``rates``: achieved figures, for information only.
+    ``models``: by catalogue name, without ":N".
     """
 
     machine: Mapping[str, str | int | float]
@@ -150,7 +150,7 @@ class Profile:
 
     @property
     def kind(self) -> str:
-        """What plays the GPU: a CUDA device, or a host core."""
+        """What serves as the GPU: a CUDA device, or a host core."""
         return str(self.machine["kind"])
 
     def model_of(self, shape: ModelShape, where: str) -> MeasuredModel:
@@ -168,9 +168,9 @@ class Profile:
         return self.models[name]
 
 
-def _check_sizes(measured: MeasuredSizes, asked: MeasuredSizes, where: str) -> None:
-    """Refuse times of another model of the same name. Raises HardwareError."""
-    pairs = [(f.name, getattr(measured, f.name), getattr(asked, f.name)) for f in fields(MeasuredSizes)]
-    wrong = [f"{name} = {was:g}, asked for {now:g}" for name, was, now in pairs if was != now]
+def _check_sizes(measured: MeasuredSizes, needed: MeasuredSizes, where: str) -> None:
+    """Refuse the times of another model with the same name. Raises HardwareError."""
+    pairs = [(f.name, getattr(measured, f.name), getattr(needed, f.name)) for f in fields(MeasuredSizes)]
+    wrong = [f"{name} = {was:g}, expected {now:g}" for name, was, now in pairs if was != now]
     if wrong:
         raise HardwareError(f"{where} was measured with {'; '.join(wrong)}: measure it again as it is now")

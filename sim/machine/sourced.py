@@ -1,4 +1,4 @@
-"""Numbers that say where they are from, in YAML: ``key: {value: 25e9, source: "...", confidence: high}``."""
+"""Numbers with their sources, in YAML: ``key: {value: 25e9, source: "...", confidence: high}``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Confidence = Literal["high", "medium", "low"]
 
 
 class Origin(NamedTuple):
-    """Where a number is from."""
+    """The source of a number, and how far to trust it."""
 
     source: str
     confidence: Confidence
 
 
 class Sourced(NamedTuple, Generic[T]):
-    """A value and where it is from."""
+    """A value with its source."""
 
     value: T
     source: str

@@ -1,7 +1,8 @@
-"""Units that sizes and rates are written in."""
+"""Units of sizes and rates."""
 
 GB = 1e9  # rates, sizes of weights and files
-GIB = 2**30  # memory, as it is sold; its names say GB too
+MIB = 2**20
+GIB = 2**30  # sizes of memory modules and of GPU memory on data sheets
 
 
 def in_gb(size: float) -> str:

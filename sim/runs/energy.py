@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.machine.hardware import Power
+from sim.machine.devices import Power
 from sim.runs.metrics import Metrics
 from sim.runs.vocabulary import Device
 

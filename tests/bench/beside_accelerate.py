@@ -21,8 +21,8 @@ from statistics import median, quantiles
 import torch
 from transformers import AutoModelForCausalLM
 
-from realrun.generation.flips import said_by_library
 from realrun.generation.hosted_model import HostedModel, load_model, look_at
+from realrun.generation.model_output import output_of_library
 from realrun.machine.lanes import Machine
 from realrun.machine.machines import LaneOptions, RealMachine, machine_for
 from realrun.profiling.lab import Points
@@ -139,7 +139,7 @@ def hosted(checkpoint: Path, lanes: Machine) -> HostedModel:
 def said_in_memory(checkpoint: Path, prompt: Tokens, generated: int) -> Tokens:
     """What the unmodified model says, all of it in the host's memory, at addresses as even as ours."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()._apply(torch.clone)
-    said = said_by_library(model, torch.tensor([prompt]), generated, "grouped_mm")
+    said = output_of_library(model, torch.tensor([prompt]), generated, "grouped_mm")
     return tuple(said.tokens[0].tolist())
 
 

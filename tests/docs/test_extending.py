@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -44,3 +45,24 @@ def test_the_weights_of_the_example_model_are_those_that_it_states(tmp_path: Pat
     gate, embeddings = number["experts"] * number["hidden"], 2 * number["vocab"] * number["hidden"]
     total = number["moe_layers"] * (experts + gate + number["attention_params"]) + embeddings
     assert total == pytest.approx(number["published_params"], rel=0.01)
+
+
+def test_a_policy_is_a_new_file_and_a_line_in_the_registry(tmp_path: Path) -> None:
+    new, registry = "policies/papers/everything_stays.py", "policies/registry.py"
+    listed = (ROOT / registry).read_text(encoding="utf-8").replace(
+        '    "policies.mix",\n', '    "policies.mix",\n    "policies.papers.everything_stays",\n'
+    )  # fmt: skip
+    folder = overlay(tmp_path, {new: EXAMPLES[new]["text"], registry: listed})
+    assert "everything-stays" in run_in(folder, "policies", "everything-stays")
+
+
+def test_an_importer_is_a_new_file_and_a_line_in_the_list(tmp_path: Path) -> None:
+    new, importers = "traces/importers/json_lines.py", "traces/importers/__init__.py"
+    old = (ROOT / importers).read_text(encoding="utf-8")
+    listed = old.replace("IMPORTERS = {", 'IMPORTERS = {".jsonl": "json_lines.import_json_lines", ')
+    folder = overlay(tmp_path, {new: EXAMPLES[new]["text"], importers: listed})
+    weights = [[0.6, 0.4], [0.75, 0.25]]
+    rows = [{"sequence": 0, "decode": n > 1, "experts": [[3, 1], [0, n]], "weights": weights} for n in range(1, 4)]
+    (folder / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run_in(folder, "trace", "import", "log.jsonl", "-o", "log.safetensors")
+    assert "mini-moe:2" in run_in(folder, "trace", "info", "log.safetensors")

@@ -22,13 +22,13 @@ from policies.parts.assigners import CostRule, LoadAll, ResidentOrCpu
 from policies.protocols import Assigner
 from policies.registry import SYSTEMS, System
 from sim.costs.cost_table import CostTable
-from sim.costs.roofline_costs import scaled
 from sim.runs.bounds import LowerBound
 from sim.runs.demand import StepDemand
 from sim.runs.metrics import layer_frame, metrics_of
 from tests.invariants.background import law_5_background_copies
 from tests.invariants.laws import check_all
 from tests.invariants.log import log_of
+from tests.kit.costs import scaled
 from tests.kit.recording import Played
 from tests.kit.worlds import SpoiltAssigner, World, digest, fixed_world, part, play
 from traces.trace import Trace

@@ -12,13 +12,14 @@ import pytest
 from policies.mechanism.residency import Residency
 from policies.mechanism.session import Session
 from policies.mechanism.views import Assignment, ExpertId, Forecast, LayerView, PolicyError, Routing, Updates
-from sim.costs.cost_table import LAUNCHES, ConstantSteps
+from sim.costs.cost_table import LAUNCHES
 from sim.engine.copy_lane import CopyLane
 from sim.engine.cpu_lane import CpuLane
 from sim.engine.lanes import Lane, Neighbour
 from sim.engine.launching import Launch, Launching
 from tests.invariants.background import law_5_background_copies
 from tests.invariants.laws import check_all, law_1_conservation, law_5_work_conservation, routings_of
+from tests.kit.costs import ConstantSteps
 from tests.kit.worlds import SpoiltAssigner, World, fixed_world, part, play
 
 

@@ -13,13 +13,13 @@ from policies.mechanism.views import ExpertId, LayerInput, LayerView, Routing, S
 from policies.parts.assigners import LoadAll
 from policies.parts.caches import LruCache
 from policies.protocols import Budget, Composition, When
-from sim.costs.roofline_costs import uniform_costs
 from sim.runs.metrics import layer_frame
 from sim.runs.spans import Span
 from tests.invariants.background import law_5_background_copies
 from tests.invariants.free_compositions import play_freely
 from tests.invariants.laws import check_all
 from tests.invariants.log import log_of
+from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import Placed
 
 SEEDS = st.integers(0, 2**32 - 1)

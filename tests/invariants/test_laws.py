@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from policies.parts.exact_assignment import ExactAssigner
 from policies.registry import SYSTEMS, policy_names
-from sim.costs.roofline_costs import scaled
 from sim.runs.bounds import lower_bound
 from tests.invariants.background import law_5_background_copies
 from tests.invariants.launches import law_2_launches
@@ -36,6 +35,7 @@ from tests.invariants.laws_of_runs import (
     law_12_hits,
 )
 from tests.invariants.log import log_of
+from tests.kit.costs import scaled
 from tests.kit.recording import Played
 from tests.kit.worlds import World, play, worlds
 

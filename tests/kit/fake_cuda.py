@@ -1,13 +1,11 @@
-"""A GPU for tests: the parts of ``torch.cuda`` that the CUDA machine uses, on virtual time.
+"""A GPU for tests: the device behind the parts of ``torch.cuda`` that the CUDA machine uses, on virtual time.
 
-Streams are queues of deferred work. Inside ``on_stream(s)`` every operation is queued instead of done; only
-views are made at once, and new tensors, which get their values later. The device always does next what ends first, so
-data change in the order of the virtual clock, and work that forgets to wait reads what was there before. Time passes
-only while a thread synchronises, and by ``QUERY_NS`` with each query. As on a real GPU, waiting for an event that was
-never recorded is no waiting, a stream that waits for a flag goes on only once a thread has set it, and times are
-float32; its processors idle at low clocks, which rise after some work. A stream that is captured does nothing, and
-refuses to be waited for; a replay does what was captured on what memory holds then, and spoils all that other graphs of
-its pool have made. What the host thread does outside a stream's context is done at once.
+Streams are queues of deferred work. The device always does next what ends first, so data change in the order of the
+virtual clock, and work that forgets to wait reads old data. Time passes only while a thread synchronises, and by
+``QUERY_NS`` with each query. As on a real GPU, waiting for an event that was never recorded is no waiting, a stream
+that waits for a flag continues only after a thread has set it, times are float32, and processors are idle at low clock
+rates, which rise after some work. A stream that is captured does nothing, and cannot be waited for; a replay does what
+was captured on the present content of memory, and spoils all that other graphs of its pool have written.
 """
 
 from __future__ import annotations
@@ -18,20 +16,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
-from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
+from tests.kit.fake_streams import FakeFlag, FakeGraph, FakeStream
 
 GB = 10**9
-QUERY_NS = 1000  # of the host
 IDLE_GHZ, BOOST_GHZ = 0.345, 1.98  # of an H200's processors
 
 
@@ -157,262 +149,3 @@ class FakeCuda:
         heads = {stream.name: stream.queue[0][1] for stream in self.streams if stream.queue}
         assert any(isinstance(gate, FakeFlag) for gate in heads.values()), f"deadlock: {list(heads)} wait"
         self.lock.wait(0.001)  # meanwhile that thread may use the device
-
-
-class FakeGraph:
-    """What was captured; ``made``: tensors in the memory of its ``pool``."""
-
-    def __init__(self, cuda: FakeCuda) -> None:
-        self.cuda = cuda
-        self.work: list[Callable[[int], None]] = []
-        self.takes_ns = 0
-        self.made: list[torch.Tensor] = []
-        self.pool: list[FakeGraph] = []
-
-    def replay(self) -> None:
-        stream = self.cuda.current[threading.get_ident()]
-        self.cuda.log.append(("do", stream.name, "graph"))
-        stream.put(self._do, self.takes_ns)
-
-    def _do(self, now_ns: int) -> None:
-        for other in self.pool:
-            for tensor in other.made:
-                tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
-        for work in self.work:
-            work(now_ns)
-
-
-class FakeStream:
-    """``op_ns``: how long each operation takes."""
-
-    def __init__(self, cuda: FakeCuda) -> None:
-        self.cuda, self.name = cuda, next(cuda.names, "another")
-        self.cuda_stream = len(cuda.streams)  # the handle that the driver knows it by
-        self.queue: deque[tuple[int, FakeEvent | FakeFlag | None, Callable[[int], None], int]] = deque()
-        self.now_ns, self.op_ns = 0, 1000
-        self.captured: FakeGraph | None = None
-        cuda.streams.append(self)
-
-    def put(self, do: Callable[[int], None], takes_ns: int = 0, gate: FakeEvent | FakeFlag | None = None) -> None:
-        if self.captured is not None:
-            self.captured.work.append(do)
-            self.captured.takes_ns += takes_ns
-            return
-        with self.cuda.lock:
-            self.queue.append((self.cuda.now_ns, gate, do, takes_ns))
-
-    def ends_ns(self) -> int | None:
-        """When the head of the queue ends; None if it waits for what has not happened."""
-        given_ns, gate, _, takes_ns = self.queue[0]
-        if gate is not None and gate.at_ns is None:
-            return None
-        return max(self.now_ns, given_ns, (gate and gate.at_ns) or 0) + takes_ns
-
-    def do(self) -> None:
-        self.now_ns = self.ends_ns() or 0
-        _, _, do, takes_ns = self.queue.popleft()
-        self.cuda.busy_ns += takes_ns
-        with _disable_current_modes(), torch.inference_mode():
-            do(self.now_ns)
-
-    def wait_event(self, event: FakeEvent) -> None:
-        self.cuda.log.append(("wait", self.name, str(event.of)))
-        if event.is_recorded:
-            self.put(lambda now: None, gate=event)
-
-    def synchronize(self) -> None:
-        if self.captured is not None:
-            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-        self.cuda.run_until(lambda: not self.queue)
-        self.cuda.returned(self.now_ns)
-
-
-class FakeFlag:
-    """A wait until the word at ``address`` has reached ``value``; ``at_ns``: when it was seen to have, or None."""
-
-    def __init__(self, cuda: FakeCuda, address: int, value: int) -> None:
-        self._cuda, self._value = cuda, value
-        self._word = ctypes.c_uint32.from_address(address)
-        self._seen_ns: int | None = None
-        _ = self.at_ns  # it may be reached already
-
-    @property
-    def at_ns(self) -> int | None:
-        if self._seen_ns is None and ctypes.c_int32(self._word.value - self._value).value >= 0:
-            self._seen_ns = self._cuda.now_ns
-        return self._seen_ns
-
-
-class FakeEvent:
-    def __init__(self, cuda: FakeCuda, enable_timing: bool) -> None:
-        self.cuda, self.enable_timing = cuda, enable_timing
-        self.is_recorded = False
-        self.at_ns: int | None = None
-        self.of: str | None = None
-
-    def record(self, stream: FakeStream) -> None:
-        self.is_recorded, self.of = True, stream.name
-        self.cuda.log.append(("record", stream.name))
-        stream.put(self._happen)
-
-    def query(self) -> bool:
-        if not self.is_recorded:
-            return True
-        self.cuda.run_to(self.cuda.now_ns)
-        with self.cuda.lock:
-            has_happened = self.at_ns is not None and self.at_ns <= self.cuda.now_ns
-            self.cuda.now_ns += QUERY_NS
-        return has_happened
-
-    def synchronize(self) -> None:
-        if self.is_recorded:
-            self.cuda.run_until(lambda: self.at_ns is not None)
-            self.cuda.returned(self.at_ns or 0)
-
-    def elapsed_time(self, later: FakeEvent) -> float:
-        assert self.enable_timing
-        assert later.enable_timing
-        assert self.at_ns is not None, "both events must have happened"
-        assert later.at_ns is not None, "both events must have happened"
-        return float(np.float32((later.at_ns - self.at_ns) * (1 + self.cuda.drift) / 1e6))
-
-    def _happen(self, now_ns: int) -> None:
-        self.at_ns = now_ns
-
-
-class Deferred(TorchDispatchMode):
-    """Operations are put on a stream. What gives no tensor makes the host wait."""
-
-    def __init__(self, stream: FakeStream) -> None:
-        super().__init__()
-        self.stream = stream
-
-    def __enter__(self) -> Any:
-        current = self.stream.cuda.current
-        self.before, current[threading.get_ident()] = current.get(threading.get_ident(), "default"), self.stream
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self.stream.cuda.current[threading.get_ident()] = self.before
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func._schema.is_mutable:
-            self._put(func, lambda: func(*args, **kwargs))
-            return kwargs.get("out", args[0])
-        first = func(*args, **kwargs)
-        if not all(isinstance(part, torch.Tensor) for part in tree_leaves(first)):
-            self.stream.synchronize()
-            return func(*args, **kwargs)
-        if not _memory(first) <= _memory((args, kwargs)):  # no view: it is computed again when the stream gets there
-            if self.stream.captured is not None:
-                self.stream.captured.made.extend(tree_leaves(first))
-            self._put(func, lambda: _fill(first, func(*args, **kwargs)))
-        return first
-
-    def _put(self, func: Any, compute: Callable[[], object]) -> None:
-        if self.stream.captured is None:
-            self.stream.cuda.log.append(("do", self.stream.name, func.overloadpacket.__name__))
-        self.stream.put(lambda now: compute(), self.stream.op_ns)
-
-
-def _memory(given: Any) -> set[int]:
-    return {part.untyped_storage().data_ptr() for part in tree_leaves(given) if isinstance(part, torch.Tensor)}
-
-
-def _fill(first: Any, computed: Any) -> None:
-    for into, part in zip(tree_leaves(first), tree_leaves(computed), strict=True):
-        into.copy_(part)
-
-
-class OnDevice(TorchFunctionMode):
-    """Tensors that are made on the GPU are made on the CPU."""
-
-    def __init__(self, cuda: FakeCuda) -> None:
-        super().__init__()
-        self.cuda = cuda
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        device = kwargs.pop("device", None)
-        face = getattr(args[0], "__cuda_array_interface__", None) if func is torch.as_tensor else None
-        if face is not None:
-            assert (face["typestr"], face["strides"], face["data"][1]) == ("|u1", None, False)
-            view = self.cuda.bytes_at(face["data"][0], face["shape"][0])
-            return view if self.cuda.maps_pinned_memory else view.clone()
-        if func is torch.Tensor.add and self.cuda.cached is not None:
-            return self.cuda.cached.setdefault(args[0].data_ptr(), func(*args))
-        if device is not None:
-            kwargs["device"] = _here(device)
-        if func is torch.Tensor.pin_memory:
-            return args[0]
-        return func(*(_here(arg) if isinstance(arg, torch.device) else arg for arg in args), **kwargs)
-
-
-def _here(device: Any) -> torch.device:
-    """The CPU in place of a GPU; a library that makes a model on the meta device gets it there."""
-    return torch.device("cpu") if torch.device(device).type == "cuda" else torch.device(device)
-
-
-class HostGenerator(torch.Generator):
-    """Random numbers of the GPU are drawn on the CPU."""
-
-    def __new__(cls, device: Any = None) -> Any:
-        return super().__new__(cls, "cpu")
-
-
-def install(patch: Any, cuda: FakeCuda) -> None:
-    """Put ``cuda`` where torch has its own; ``patch``: pytest's monkeypatch."""
-
-    def set_stream(stream: Any) -> None:
-        cuda.current[threading.get_ident()] = stream
-
-    def properties(device: Any) -> SimpleNamespace:
-        return SimpleNamespace(
-            name="Fake", total_memory=cuda.total_bytes, uuid="ffc79498", L2_cache_size=cuda.l2_bytes
-        )  # fmt: skip
-
-    def synchronize(device: Any) -> None:
-        for stream in cuda.streams:
-            stream.synchronize()
-
-    instead = {
-        "cudart": lambda: cuda,
-        "is_available": lambda: cuda.devices > 0,
-        "device_count": lambda: cuda.devices,
-        "mem_get_info": lambda device: (cuda.free_bytes, cuda.total_bytes),
-        "memory_allocated": lambda device: 3 * GB,
-        "memory_reserved": lambda device: 4 * GB,
-        "set_per_process_memory_fraction": lambda fraction, device: setattr(cuda, "fraction", fraction),
-        "get_per_process_memory_fraction": lambda device: cuda.fraction,
-        "get_device_properties": properties,
-        "set_device": lambda device: cuda.log.append(("set_device", str(device))),
-        "synchronize": synchronize,
-        "Stream": lambda device: FakeStream(cuda),
-        "Event": lambda enable_timing=False: FakeEvent(cuda, enable_timing),
-        "current_stream": lambda device=None: cuda.current.get(threading.get_ident(), "default"),
-        "set_stream": set_stream,
-        "_sleep": cuda.sleep,
-        "CUDAGraph": lambda: FakeGraph(cuda),
-        "graph_pool_handle": list,
-        "graph": cuda.capture,
-    }
-    for name, function in instead.items():
-        patch.setattr(torch.cuda, name, function)
-    patch.setattr("realrun.machine.cuda_streams.on_stream", lambda stream, is_current: Deferred(stream))
-    patch.setattr(torch, "Generator", HostGenerator)
-    patch.setattr("time.perf_counter_ns", lambda: cuda.now_ns)
-    patch.setattr("realrun.machine.stream_flags.driver_wait_value", lambda: cuda.wait_value if cuda.has_flags else None)
-
-
-@contextmanager
-def fake_machine(cuda: FakeCuda, **given: Any) -> Iterator[CudaLanes]:
-    """A machine on ``cuda``; ``given``: its settings."""
-    with pytest.MonkeyPatch.context() as patch, OnDevice(cuda):
-        install(patch, cuda)
-        machine = CudaLanes(CudaSettings(cpu_threads=1, **given))
-        cuda.log.clear()
-        yield machine
-        cuda.error = None
-        machine.close()

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from realrun.generation.flips import ModelOutput, said_by_library, said_by_ours
 from realrun.generation.hosted_model import HostedModel, load_model, look_at, taken_apart
+from realrun.generation.model_output import ModelOutput, output_of_executor, output_of_library
 from realrun.generation.preparation import GenerateRequest
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
@@ -55,7 +55,7 @@ def expected(
     family: str, changes: Changes = (), prompts: tuple[tuple[int, ...], ...] = PROMPTS, generated: int = 3
 ) -> ModelOutput:
     """What the unmodified model says in float32."""
-    return said_by_library(library(family, changes), torch.tensor(prompts), generated)
+    return output_of_library(library(family, changes), torch.tensor(prompts), generated)
 
 
 def request(
@@ -71,7 +71,7 @@ def request(
 
 def assert_says_the_same(model: HostedModel, asked: GenerateRequest, lanes: HostLanes, as_this: ModelOutput) -> None:
     """Law 11: the same greedy tokens, logits within 1e-5."""
-    said = said_by_ours(model, asked, lanes)
+    said = output_of_executor(model, asked, lanes)
     assert said.tokens.tolist() == as_this.tokens.tolist()
     torch.testing.assert_close(said.logits, as_this.logits, rtol=0, atol=1e-5)
 

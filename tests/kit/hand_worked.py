@@ -23,11 +23,11 @@ from policies.parts.future import Future
 from policies.protocols import Budget, Composition, InitialPlacement
 from policies.registry import BuildContext, compose
 from sim.costs.cost_table import CostTable
-from sim.costs.roofline_costs import uniform_costs
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from sim.runs.demand import StepDemand, future_of
 from sim.runs.spans import LANES, Span
+from tests.kit.costs import uniform_costs
 
 EXPERTS, LAYERS, TOP_K, EXPERT_BYTES = 3, 2, 2, 100
 

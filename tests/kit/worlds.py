@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from policies.mechanism.views import Assignment, ExpertCosts, LayerView
 from policies.protocols import Assigner, Budget, Composition, Needs
 from policies.registry import SYSTEMS, BuildContext, System
-from sim.costs.roofline_costs import ConstantSteps, CostTable, StepCosts
+from sim.costs.cost_table import CostTable, StepCosts
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from sim.machine.plan_costs import PlanCost, PlanCosts
 from sim.runs.demand import StepDemand, demand_of, future_of
 from sim.runs.routing_error import RoutingErrors
 from sim.runs.spans import spans_frame
+from tests.kit.costs import ConstantSteps
 from tests.kit.recording import Played, RecordingSession
 from tests.kit.strategies import toy_calibration, toy_shape, traces
 from traces.batches import compose as compose_batch

@@ -21,11 +21,12 @@ import transformers
 
 from realrun.errors import RefusedError
 from realrun.experts.checkpoint import load_streamed
-from realrun.generation.flips import ModelOutput, flips, said_by_library, said_by_ours
 from realrun.generation.hosted_model import HostedModel, look_at, taken_apart
+from realrun.generation.model_output import ModelOutput, output_of_executor, output_of_library
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
 from tests.kit.family_models import build, families, left_out
+from tests.kit.flips import flips
 from tests.kit.generating import CPU, PROMPTS, every_slot, request
 from traces.capture.capture import capture_loaded
 from traces.capture.forecasts import calibrate, stream_if_any
@@ -139,7 +140,7 @@ def _outcome(attempt: Attempt, family: str, folder: Path) -> tuple[str, str]:
 
 
 def _expected(loaded: Loaded) -> ModelOutput:
-    return said_by_library(loaded.model, torch.tensor(PROMPTS), STEPS)
+    return output_of_library(loaded.model, torch.tensor(PROMPTS), STEPS)
 
 
 def _assert_exact(model: HostedModel, policy: str, expected: ModelOutput, vectors: Path | None = None) -> None:
@@ -147,7 +148,7 @@ def _assert_exact(model: HostedModel, policy: str, expected: ModelOutput, vector
     lanes = HostLanes(inline=True)
     try:
         asked = request(policy, every_slot(model) // 4, generated=STEPS, vectors=vectors)
-        said = said_by_ours(model, asked, lanes)
+        said = output_of_executor(model, asked, lanes)
     finally:
         lanes.close()
     difference = flips(said.logits, expected.logits).largest_difference

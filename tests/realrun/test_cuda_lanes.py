@@ -14,7 +14,8 @@ from realrun.errors import LaneError, RefusedError
 from realrun.machine.cuda_lanes import POLL_S, REST_S, CudaLanes, CudaSettings
 from realrun.machine.cuda_streams import StreamCompletion
 from realrun.machine.stream_flags import StreamFlag
-from tests.kit.fake_cuda import GB, FakeCuda, fake_machine
+from tests.kit.fake_cuda import GB, FakeCuda
+from tests.kit.fake_torch import fake_machine
 
 SLOW_NS = 10_000_000
 Slow = Callable[[str], Callable[[], object]]

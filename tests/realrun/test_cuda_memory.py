@@ -7,7 +7,8 @@ import torch
 
 from realrun.errors import LaneError, RefusedError
 from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
-from tests.kit.fake_cuda import GB, FakeCuda, fake_machine, install
+from tests.kit.fake_cuda import GB, FakeCuda
+from tests.kit.fake_torch import fake_machine, install
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 
 from realrun.execution.call_log import replay as play_log
 from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
-from tests.kit.fake_cuda import FakeCuda, fake_machine
+from tests.kit.fake_cuda import FakeCuda
+from tests.kit.fake_torch import fake_machine
 from tests.kit.tiny_bench import WatchedBench, bench_for, check_outputs, prepared, run, tiny_setting
 
 SLOW_NS = 1_000_000

@@ -49,5 +49,5 @@ def test_what_we_have_no_kernels_for_is_refused() -> None:
     for bits, width in ((4.84375, 32), (4.5, 16)):
         with pytest.raises(RefusedError, match=rf"toy: expected weights of 16 or 32 bits .*, got {bits:g}: other"):
             ExpertShape.of(replace(TOY, weight_bits=bits, expert_width=width))
-    with pytest.raises(RefusedError, match="toy: expected experts of one size, this file's differ by layer"):
+    with pytest.raises(RefusedError, match="toy: expected experts of one size, these differ by layer"):
         ExpertShape.of(replace(TOY, expert_bytes=(3072, 1536)))

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from policies.registry import SYSTEMS
-from realrun.generation.flips import said_by_library, said_by_ours
 from realrun.generation.generate import generate, generate_hosted
 from realrun.generation.hosted_model import HostedModel, look_at, taken_apart
+from realrun.generation.model_output import output_of_executor, output_of_library
 from realrun.generation.preparation import GenerateRequest
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
@@ -129,7 +129,7 @@ def test_a_folder_of_weights_becomes_text_a_run_and_a_trace(tmp_path: Path) -> N
     made = generate(asked)
     tokenizer = hosted("mini-moe").loaded.tokenizer
     prompts = torch.tensor([tokenizer(text)["input_ids"][:8] for text in TEXTS])
-    said = said_by_library(library("mini-moe"), prompts, 4)
+    said = output_of_library(library("mini-moe"), prompts, 4)
     assert made.tokens == tuple(map(tuple, said.tokens.tolist()))
     assert made.texts == [tokenizer.decode(row) for row in said.tokens]
     trace = read_trace(tmp_path / "said.safetensors")
@@ -155,7 +155,7 @@ def test_what_it_computes_with_lies_in_the_store(inline_lanes: HostLanes) -> Non
     model = look_at(*taken_apart(build("mixtral"), CPU, plain))
     for expert in range(model.shape.experts):
         model.store.layouts[3].views(model.store.buffer(3, expert))["down_proj"].mul_(1.05)
-    said = said_by_ours(model, request("mix", 8), inline_lanes, expected("mixtral").tokens)
+    said = output_of_executor(model, request("mix", 8), inline_lanes, expected("mixtral").tokens)
     assert (said.logits - expected("mixtral").logits).abs().max() > 1e-4
 
 

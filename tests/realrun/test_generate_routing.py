@@ -8,8 +8,8 @@ import torch
 from policies.parts.routers import combine_weights, routing_of_tokens
 from policies.protocols import Needs
 from policies.registry import SYSTEMS
-from realrun.generation.flips import said_by_ours
 from realrun.generation.generate import generate_hosted
+from realrun.generation.model_output import output_of_executor
 from realrun.generation.model_routing import own_routing, scale_of, scaled_by, weighed_like
 from realrun.machine.host_lanes import HostLanes
 from tests.kit.generating import MINI_VECTORS, assert_says_the_same, every_slot, expected, hosted, request
@@ -22,7 +22,7 @@ LEARNT = {"calibration": "mini-moe-calibration", "vectors": MINI_VECTORS}
 def test_it_generates_and_says_how_far_it_strays(policy: str, inline_lanes: HostLanes) -> None:
     model = hosted("mini-moe")
     asked = request(policy, every_slot(model) // 4, **LEARNT)  # type: ignore[arg-type]
-    assert torch.isfinite(said_by_ours(model, asked, inline_lanes).logits).all()
+    assert torch.isfinite(output_of_executor(model, asked, inline_lanes).logits).all()
     run = generate_hosted(model, asked, inline_lanes).run
     assert "changes routing" in run.labels
     assert run.routing_errors is not None

@@ -25,7 +25,8 @@ from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
 from realrun.machine.lanes import Completion  # noqa: E402
 from realrun.machine.thread_lane import ThreadCompletion  # noqa: E402
 from sim.runs.spans import Span  # noqa: E402
-from tests.kit.fake_cuda import FakeCuda, fake_machine  # noqa: E402
+from tests.kit.fake_cuda import FakeCuda  # noqa: E402
+from tests.kit.fake_torch import fake_machine  # noqa: E402
 
 pytestmark = pytest.mark.timeout(30)
 COPY_NS, CPU_NS, HOST_NS, HIDDEN = 3_000_000, 5_000_000, 1000, 8

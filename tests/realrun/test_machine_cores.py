@@ -20,7 +20,8 @@ from realrun.profiling import cpu_threads  # noqa: E402
 from realrun.profiling.lab import Lab, Points  # noqa: E402
 from sim.machine.profile import Profile  # noqa: E402
 from tests.kit.fake_cores import SMT, FakeCores  # noqa: E402
-from tests.kit.fake_cuda import FakeCuda, OnDevice, install  # noqa: E402
+from tests.kit.fake_cuda import FakeCuda  # noqa: E402
+from tests.kit.fake_torch import OnDevice, install  # noqa: E402
 from tests.kit.tiny_bench import Instead, bench_for, machine, prepared, run, tiny_lanes, tiny_setting  # noqa: E402
 from traces.models.catalogue import load_model  # noqa: E402
 

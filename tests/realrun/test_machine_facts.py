@@ -11,7 +11,8 @@ import torch
 
 from realrun.machine.facts import cpu_facts
 from realrun.machine.host_lanes import HostLanes
-from tests.kit.fake_cuda import FakeCuda, fake_machine
+from tests.kit.fake_cuda import FakeCuda
+from tests.kit.fake_torch import fake_machine
 
 
 @pytest.fixture

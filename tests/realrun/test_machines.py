@@ -26,7 +26,8 @@ from realrun.machine.machines import (  # noqa: E402
 )
 from realrun.machine.thread_lane import InlineLane  # noqa: E402
 from realrun.replay.measure import generating_machine, machine_on  # noqa: E402
-from sim.machine.hardware import Hardware, ResultPath, load_hardware  # noqa: E402
+from sim.machine.devices import ResultPath  # noqa: E402
+from sim.machine.hardware import Hardware, load_hardware  # noqa: E402
 from sim.machine.profile import Kind, Profile  # noqa: E402
 from tests.kit.tiny_bench import tiny_lanes  # noqa: E402
 

@@ -16,8 +16,9 @@ from realrun.profiling import cover  # noqa: E402
 from realrun.profiling import lab as lab_module  # noqa: E402
 from realrun.profiling.cover import COVER_NS, WARM_NS, GpuCover, cache_bytes, layers_beyond  # noqa: E402  # noqa: E402
 from realrun.profiling.lab import Lab, Points  # noqa: E402
-from tests.kit.fake_cuda import BOOST_GHZ, IDLE_GHZ, FakeCuda, fake_machine  # noqa: E402
+from tests.kit.fake_cuda import BOOST_GHZ, IDLE_GHZ, FakeCuda  # noqa: E402
 from tests.kit.fake_machine import FakeMachine, FakeModel  # noqa: E402
+from tests.kit.fake_torch import fake_machine  # noqa: E402
 from traces.models.catalogue import load_model  # noqa: E402
 
 pytestmark = pytest.mark.timeout(30)

@@ -7,7 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from realrun.replay.recorded_model import RecordedModel  # noqa: E402
-from tests.kit.fake_cuda import FakeCuda, fake_machine  # noqa: E402
+from tests.kit.fake_cuda import FakeCuda  # noqa: E402
+from tests.kit.fake_torch import fake_machine  # noqa: E402
 from tests.kit.tiny_bench import WatchedBench, bench_for, check_outputs, prepared, run, tiny_setting  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)

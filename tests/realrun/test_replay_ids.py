@@ -17,7 +17,8 @@ from realrun.execution.recorder import MachineRecorder  # noqa: E402
 from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
 from realrun.machine.lanes import Completion  # noqa: E402
 from realrun.replay.replay import Launched, Replay  # noqa: E402
-from tests.kit.fake_cuda import FakeCuda, fake_machine  # noqa: E402
+from tests.kit.fake_cuda import FakeCuda  # noqa: E402
+from tests.kit.fake_torch import fake_machine  # noqa: E402
 
 pytestmark = pytest.mark.timeout(30)
 HIDDEN, TOKENS, SLOW_NS = 4, 3, 10_000_000

@@ -15,7 +15,8 @@ from realrun.machine.host_lanes import HostLanes
 from realrun.smoke import generation_checks, machine_checks
 from realrun.smoke.check import Check, SkippedError, checked
 from realrun.smoke.smoke import smoke
-from tests.kit.fake_cuda import Deferred, FakeCuda, fake_machine
+from tests.kit.fake_cuda import FakeCuda
+from tests.kit.fake_torch import Deferred, fake_machine
 from tests.kit.tiny_bench import Instead, machine, tiny_lanes
 
 SOME = ("on-demand", "fiddler", "dali", "smoe", "oracle")
@@ -95,13 +96,13 @@ def test_the_fake_gpu_passes_every_check_of_the_machine(cuda: FakeCuda) -> None:
 
 
 def test_law_11_on_the_fake_gpu(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = generation_checks.said_by_ours
+    ours = generation_checks.output_of_executor
 
     def on_the_current_stream(*given: Any) -> Any:
         with Deferred(cuda.stream("gpu")):  # what the host thread does goes there, as on a GPU
             return ours(*given)
 
-    monkeypatch.setattr(generation_checks, "said_by_ours", on_the_current_stream)
+    monkeypatch.setattr(generation_checks, "output_of_executor", on_the_current_stream)
     with fake_machine(cuda) as gpu:
         assert failed(generation_checks.generation_checks(gpu, ("on-demand", "fiddler"))) == []
         monkeypatch.setattr(StreamCompletion, "hold_up", lambda self, stream: None)
@@ -119,7 +120,7 @@ def test_a_gpu_that_reads_no_host_memory_in_place_is_said_to_and_goes_on(cuda: F
     with fake_machine(cuda, result_path="h2d") as gpu:
         found = named(machine_checks.machine_checks(gpu), "zero-copy")
     assert found.outcome == "skipped"
-    assert "copied over the link instead (result_path h2d)" in found.why
+    assert "copied over the link (result_path h2d)" in found.why
 
 
 # --- broken twins -----------------------------------------------------------------------------------------------------

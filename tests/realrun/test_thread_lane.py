@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from realrun.errors import LaneError
-from realrun.machine.thread_lane import InlineLane, ThreadLane, settle_thread
+from realrun.machine import thread_lane
+from realrun.machine.thread_lane import InlineLane, ThreadLane, limit_torch_threads, settle_thread
 from tests.kit.tiny_bench import cores
 
 pytestmark = pytest.mark.timeout(30)  # nothing may hang
@@ -194,3 +195,13 @@ def test_an_inline_lane_is_broken_by_failures_of_what_it_waits_for(other: Thread
     for after in ((other.submit(fail),), ()):
         with pytest.raises(LaneError, match="boom"):
             lane.submit(lambda: None, after)
+
+
+def test_torch_gets_no_more_threads_than_cpu_experts_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    for by_torch, by_cores in ((16, 3), (2, 3)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda it=by_torch: it)
+        monkeypatch.setattr(thread_lane, "most_cpu_threads", lambda it=by_cores: it)
+        limit_torch_threads()
+    assert given == [3, 2]

@@ -90,7 +90,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shorten(made / "examples/validation.yaml", vary={"cached_share": [0.25]}, policies=["fiddler", "dali"])
     shorten(made / "examples/sweep.yaml", scenario={"prompt_tokens": 8, "generated_tokens": 4})
     (made / "prompts.txt").write_text("Once upon a time there was a small mixture of experts.\nWhat is a router?\n")
-    (made / "my_policy.py").write_text(blocks("python")[0])
+    for page in PAGES:
+        for code in blocks("python", page):
+            if match := re.match(r"# (\w+\.py)\n", code):
+                (made / match[1]).write_text(code)
     write_route_csv(made / "phone.route.csv", size=600 * 2**20)  # 7,200 MiB in all
     return made
 
@@ -228,10 +231,10 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", NAMING, ids=lambda page: page.name)
 def test_files_that_are_named_exist(page: Path) -> None:
-    """Paths from the root that a page names, with or without a link."""
+    """Paths from the root that a page names, with or without a link; not those that it calls new."""
     packages = "docs|examples|notebooks|policies|realrun|sim|tests|tools|traces|trilane"
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    named = re.findall(rf"(?<![\w/.])(?:{packages})/[\w./-]+", prose)
+    named = re.findall(rf"(?<![\w/.])(?:{packages})/[\w./-]+(?!\S* \(new\))", prose)
     assert [path for path in named if not (ROOT / path.rstrip(".")).exists()] == []
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -24,6 +24,8 @@ from traces.capture.vectors import Vectors, known_vectors
 from traces.file import TraceWriter
 from traces.layout import ForecastKey
 
+Progress: TypeAlias = Callable[[str], object]  # is called with a text about the present work
+
 __all__ = ["FORECASTS", "CaptureError", "CaptureSettings", "capture", "capture_loaded"]
 
 
@@ -37,9 +39,10 @@ def capture(
     dtype: str = "auto",
     name: str = "",
     load_options: dict[str, Any] | None = None,
+    progress: Progress = lambda _: None,
     **settings: Any,
 ) -> Path:
-    """HookedModel ``model`` (folder or hub id) on the prompts of a file and write the trace to ``output``.
+    """Run ``model`` (folder or hub id) on the prompts of a file and write the trace to ``output``.
 
     ``settings`` are the fields of CaptureSettings. If they name no forecasts, those that the model cannot give are left
     out, with a note in the trace and on stderr. All forecasts but the gate's need ``calibration_prompts``, a file
@@ -51,8 +54,9 @@ def capture(
     evaluated = read_prompts(prompts)
     calibration = read_prompts(calibration_prompts) if calibration_prompts else None
     known_vectors(evaluated, calibration, vectors)  # refused before a model is loaded
+    progress(f"loading {model}")
     loaded = load(model, dtype, name, **(load_options or {}))
-    return capture_loaded(loaded, evaluated, Path(output), wanted, calibration, vectors)
+    return capture_loaded(loaded, evaluated, Path(output), wanted, calibration, vectors, progress)
 
 
 def capture_loaded(
@@ -62,6 +66,7 @@ def capture_loaded(
     settings: CaptureSettings,
     calibration: PromptFile | None = None,
     vectors: str | Path | None = None,
+    progress: Progress = lambda _: None,
 ) -> Path:
     """Capture with a model that is in memory already; see ``capture``."""
     known = known_vectors(prompts, calibration, vectors)
@@ -71,10 +76,11 @@ def capture_loaded(
         run = HookedModel(loaded, settings, stack.enter_context(RouterRecorder(loaded.layers)))
         tokens = loaded.tokenize(prompts, settings.prompt_tokens)
         probe = run.probe(tokens[0])
+        progress("preparing forecasts")
         keys, left_out = choose(run, probe)
         forecaster, used = prepare(run, probe, stack, keys, calibration, known)
         provenance = _provenance(run, probe, prompts, used, keys) | ({"left_out": left_out} if left_out else {})
-        _write(run, output, tokens, probe, forecaster, provenance)
+        _write(run, output, tokens, probe, forecaster, provenance, progress)
     for note in left_out:
         print(note, file=sys.stderr)
     return output
@@ -82,14 +88,16 @@ def capture_loaded(
 
 def _write(
     run: HookedModel, output: Path, prompts: list[list[int]], probe: Probe, forecaster: RouterForecaster,
-    provenance: dict[str, Any],
-) -> None:
+    provenance: dict[str, Any], progress: Progress,
+) -> None:  # fmt: skip
     settings, loaded = run.settings, run.loaded
     shape = shape_of(loaded.model, loaded.layers, loaded.name, probe.top_k, loaded.weight_bits)
     kept = {(key.kind, key.lookahead): (forecaster.count, has_scores(key)) for key in forecaster.keys}
     with TraceWriter(output, shape, provenance, scores=settings.scores, forecasts=kept) as writer:
-        for batch in make_batches(prompts, settings.batch_size):
-            for done, records in run.passes(batch, settings.generated_tokens):
+        batches = make_batches(prompts, settings.batch_size)
+        for number, batch in enumerate(batches, 1):
+            for step, (done, records) in enumerate(run.passes(batch, settings.generated_tokens)):
+                progress(f"batch {number} of {len(batches)}: {step} of {settings.generated_tokens} tokens generated")
                 rows = {**place_rows(done), **routing_rows(records), **forecaster.rows(records)}
                 if settings.scores:
                     rows["scores"] = score_rows(records, probe.rule)

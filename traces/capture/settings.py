@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from trilane.common.errors import TrilaneError
+from trilane.common.hints import Count, at_least
+from trilane.common.schema import check
 
 FORECASTS = ("gate@1", "gate@2", "gate@3", "residual@1", "quasi_hidden@1", "partial@1")  # estimator@1 needs training
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-class CaptureError(RuntimeError):
+class CaptureError(TrilaneError):
     """A model, a prompt or an option that capture does not support."""
 
 
@@ -19,19 +23,16 @@ class CaptureError(RuntimeError):
 class CaptureSettings:
     """How to run the model and what to keep. Every sequence has prompt + generated rows."""
 
-    prompt_tokens: int = 64  # a longer prompt is cut
-    generated_tokens: int = 64
-    batch_size: int = 8
-    temperature: float = 0.8  # 0: greedy
+    prompt_tokens: Count = 64  # a longer prompt is cut
+    generated_tokens: Annotated[int, at_least(0)] = 64
+    batch_size: Count = 8
+    temperature: Annotated[float, at_least(0)] = 0.8  # 0: greedy
     seed: int = 0
     scores: bool = True
     forecasts: Sequence[str] | None = None  # None: those of ``FORECASTS`` that the model can give
 
     def __post_init__(self) -> None:
-        for name, least in (("prompt_tokens", 1), ("generated_tokens", 0), ("batch_size", 1), ("temperature", 0)):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= least):
-                raise CaptureError(f"{name} must be >= {least}, got {value}")
+        check(self, CaptureError)
 
 
 def check_model(model: str | Path, dtype: str = "auto") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class TrilaneError(ValueError):
-    """Input that cannot be used; the message says where, what was expected and what to do.
+    """Input that cannot be used; the message states where, what was expected and what to do.
 
     The command line prints it as one sentence. An exception of any other class is a bug, and keeps its traceback.
     """

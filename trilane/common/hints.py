@@ -1,4 +1,4 @@
-"""What type hints say: the rules that they carry, the fields of a class, and words for a type."""
+"""Type hints: constraints that they carry, the fields of a class, and types in words."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Share = Annotated[float, between(0, 1)]
 
 @cache
 def hints_of(kind: Any) -> Mapping[str, Any]:
-    """The type hint of every field of a dataclass or NamedTuple, with its rules."""
+    """The type hint of every field of a dataclass or NamedTuple, with its constraints."""
     plain: Any = get_origin(kind) or kind
     bound = dict(zip(getattr(plain, "__parameters__", ()), get_args(kind), strict=False))
     hints = get_type_hints(plain, include_extras=True)
@@ -75,7 +75,7 @@ def in_words(hint: Any) -> str:
     """A type as a user would write it: "a whole number >= 1 or null"."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return f"{in_words(parts[0])} {' and '.join(rule.words for rule in parts[1:] if isinstance(rule, Constraint))}"
+        return f"{in_words(parts[0])} {' and '.join(note.words for note in parts[1:] if isinstance(note, Constraint))}"
     if origin in (Union, UnionType):
         return " or ".join(map(in_words, sorted(parts, key=lambda part: part is NoneType)))
     if origin is Literal or is_enum(hint):

@@ -6,7 +6,8 @@
 
 Of a run
 
-- ``plot_gantt(run)``: one decode step, lane by lane; ``save_gantt(run, path)`` writes it;
+- ``plot_gantt(run)``: one decode step, lane by lane; ``save_gantt(run, path)`` writes it; by default the
+  ``median_decode_step(run.spans)``;
 - ``write_perfetto(runs, path)``: a timeline of whole runs for https://ui.perfetto.dev;
 
 of a study
@@ -31,15 +32,17 @@ a ``Picture`` of a figure and the frame that it draws, which ``save_picture`` wr
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+from trilane.common.lazy import lazy_names
+
+if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from trilane.figures.agreement_scatter import plot_agreement as plot_agreement
     from trilane.figures.figure_files import Picture as Picture
     from trilane.figures.figure_files import PictureError as PictureError
     from trilane.figures.figure_files import save_figure as save_figure
     from trilane.figures.figure_files import save_picture as save_picture
+    from trilane.figures.gantt import median_decode_step as median_decode_step
     from trilane.figures.gantt import plot_gantt as plot_gantt
     from trilane.figures.gantt import save_gantt as save_gantt
     from trilane.figures.heat_map import plot_heat_map as plot_heat_map
@@ -53,35 +56,4 @@ if TYPE_CHECKING:
     from trilane.figures.tpot_bars import plot_tpot_bars as plot_tpot_bars
     from trilane.figures.tpot_lines import plot_tpot_lines as plot_tpot_lines
 
-_MODULES = {
-    "Picture": "figure_files",
-    "PictureError": "figure_files",
-    "means_of": "sweep_means",
-    "plot_agreement": "agreement_scatter",
-    "plot_gantt": "gantt",
-    "plot_heat_map": "heat_map",
-    "plot_hit_lines": "hit_lines",
-    "plot_hit_rate_curve": "hit_rate_curve",
-    "plot_ladder": "ladder",
-    "plot_measured_timeline": "measured_timeline",
-    "plot_speedup_bars": "speedup_bars",
-    "plot_tpot_bars": "tpot_bars",
-    "plot_tpot_lines": "tpot_lines",
-    "save_figure": "figure_files",
-    "save_gantt": "gantt",
-    "save_picture": "figure_files",
-    "write_perfetto": "perfetto",
-}
-__all__ = list(_MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'trilane.figures' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(import_module(f"trilane.figures.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

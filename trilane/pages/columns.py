@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from sim.machine.units import MIB
 from trilane.pages.output import legend, number, percent, table
 
 Row = Mapping[str, Any]
-MIB = 2**20
 
 
 class Column(NamedTuple):

@@ -1,4 +1,4 @@
-"""What ``trilane hardware --parts`` and ``trilane models --quantisations`` show: parts, and formats of weights."""
+"""The pages of ``trilane hardware --parts`` and ``trilane models --quantisations``: parts, and formats of weights."""
 
 from __future__ import annotations
 

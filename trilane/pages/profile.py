@@ -1,4 +1,4 @@
-"""What ``trilane hardware FILE`` says of a measured profile: where, when and what was measured, and what it gave."""
+"""The page of a measured profile, of ``trilane hardware FILE``: where, when and what was measured, and the results."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _RATES = {
 
 def profile_page(profile: Profile) -> list[Any]:
     """Facts of the machine, achieved rates and measured models, to be shown next to the machine's numbers."""
-    rates = [heading("rates achieved, which cost nothing in a simulation"), pairs(_lines(profile.rates)), ""]
+    rates = [heading("rates achieved, which simulations do not use"), pairs(_lines(profile.rates)), ""]
     return [
-        heading("a measured profile: times come from its tables, and the rates above are for the null model alone"),
+        heading("a measured profile: times come from its tables, the rates above are used by the null model alone"),
         pairs(_lines(profile.machine)), "",
         *(rates if profile.rates else []),
-        heading("models measured: median (quartiles)"),
+        heading("measured models: median (quartiles)"),
         table(_COLUMNS, [_model_row(name, model) for name, model in profile.models.items()]), "",
-        heading("how fast next to each other, in percent of the speed alone: median (quartiles)"),
+        heading("speed while both work, in percent of the speed alone: median (quartiles)"),
         table(("model", *_RATES), [_rates_row(name, model) for name, model in profile.models.items()]),
     ]  # fmt: skip
 

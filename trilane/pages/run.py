@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
+from sim.machine.units import MIB
 from trilane.pages.output import heading, note, number, pairs, percent
 
 if TYPE_CHECKING:
     from sim.runs.run import Run
 
-MIB = 2**20
 LOSSES = ("substituted", "speculated_wrongly", "degraded", "dropped")
-LANES = ("host", "gpu", "cpu", "h2d", "d2h")
 
 
 def run_page(about: str, row: Mapping[str, Any]) -> tuple[Text, Table]:
@@ -75,9 +75,11 @@ def _mib(value: float | None) -> str:
 
 
 def _lanes(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    stalls = ((lane, row[f"stall_{lane}_ms"], row[f"stall_{lane}_share"]) for lane in ("h2d", "cpu", "host"))
+    busy = {key.removesuffix("_busy_share"): row[key] for key in row if re.fullmatch(r"[^_]+_busy_share", key)}
+    waits = [key.split("_")[1] for key in row if re.fullmatch(r"stall_[^_]+_ms", key)]
+    stalls = ((lane, row[f"stall_{lane}_ms"], row[f"stall_{lane}_share"]) for lane in waits)
     return [
-        ("lanes busy", ", ".join(f"{lane} {percent(row[f'{lane}_busy_share'])}" for lane in LANES)),
+        ("lanes busy", ", ".join(f"{lane} {percent(share)}" for lane, share in busy.items())),
         ("GPU waits for", ", ".join(f"{lane} {number(ms, 2)} ms ({percent(part)})" for lane, ms, part in stalls)),
         ("planning", f"{percent(row['plan_overhead_share'], 1)} of the time"),
     ]

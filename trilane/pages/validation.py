@@ -1,10 +1,11 @@
-"""The report on an agreement: a table for terminals and pages, and a Markdown page that stands by itself."""
+"""The report of a validation: a table for terminals and pages, and a self-contained Markdown page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from sim.machine.units import MIB
 from sim.runs.spans import LANES
 from trilane.common.files import atomic_path
 from trilane.pages.output import number, percent, signed_percent
@@ -13,10 +14,9 @@ from trilane.study.validation.by_policy import HEADERS, policy_lines
 from trilane.study.validation.comparison import RunComparison
 from trilane.study.validation.error_breakdown import error_breakdown
 
-MIB = 2**20
 MEANINGS = {
     "measured": "median TPOT of the repeated runs; +/-: half their interquartile range over the median (noise floor)",
-    "error": "predicted / measured - 1; null: the same of the null model, which knows bandwidths and bytes alone",
+    "error": "predicted / measured - 1; null: the same of the null model, which has bandwidths and bytes alone",
     "host ... d2h": "busy time of the lane, predicted less measured, in percent of the measured TPOT",
     "hits": "active experts on the GPU when their layer was routed (kind: resident), decode: predicted - measured",
     "copies": "expert copies of the run: predicted - measured",
@@ -26,7 +26,7 @@ _Table = tuple[list[str], list[list[str]]]
 
 
 def table_of(agreement: Agreement) -> _Table:
-    """Headers and a line of text cells a scenario: groups in the order given, fastest measured first in each."""
+    """Headers, and a line of text cells for each scenario: groups in the order given, the fastest measured first."""
     headers = [
         "\npolicy", *(f"\n{name_of(key)}" for key in agreement.varying),
         "TPOT ms\nmeasured", "TPOT\n+/-", "TPOT ms\npredicted", "TPOT\nerror", "null\nerror",
@@ -37,23 +37,23 @@ def table_of(agreement: Agreement) -> _Table:
 
 
 def summary_lines(agreement: Agreement) -> list[str]:
-    """What came out, a line each: verdicts first, then the numbers to read them with."""
+    """The results, a line each: verdicts first, then the numbers behind them."""
     found = agreement.summary
     within = ", ".join(f"{count} within {limit}" for limit, count in found.within.items())
     return [
         *map(str, agreement.verdicts),
         f"TPOT error of {found.scenarios} scenarios: median {found.median_error:.1%}, 90th percentile "
         f"{found.p90_error:.1%}, worst {found.worst_error:.1%}; {within}",
-        f"for comparison: null model {percent(found.median_null_error, 1)} (median), repeated runs "
-        f"{percent(found.median_spread, 1)} (median spread of {found.repeats} or more), TTFT "
+        f"errors of the null model {percent(found.median_null_error, 1)} (median), spread of repeated runs "
+        f"{percent(found.median_spread, 1)} (median, {found.repeats} or more), errors of TTFT "
         f"{percent(found.median_ttft_error, 1)} (median)",
-        f"tau {number(found.tau, 2)}, null model's {number(found.null_tau, 2)}; without the {found.tied_pairs} of "
-        f"{found.pairs} pairs that the repeats cannot tell apart {number(found.tau_beyond_spread, 2)}",
+        f"Kendall's tau {number(found.tau, 2)}, of the null model {number(found.null_tau, 2)}; without the "
+        f"{found.tied_pairs} of {found.pairs} pairs that the repeats leave open {number(found.tau_beyond_spread, 2)}",
     ]
 
 
 def failure_lines(agreement: Agreement) -> list[str]:
-    """Every scenario that is too far off, worst first, and under it what its error is made of."""
+    """Every scenario with too large an error, worst first, and below it what the error consists of."""
     lines = []
     for place in agreement.far_off:
         tpot = agreement.comparisons[place].tpot_ms
@@ -71,8 +71,8 @@ def write_report(
 ) -> None:  # fmt: skip
     """Write the page: aside first, then renamed.
 
-    ``machine``: what it is, by name; ``when``: it was measured; ``command``: that measures it again; ``pictures``:
-    captions by file, as seen from the page; ``notes``: what else came out, a line each.
+    ``machine``: facts by name; ``when`` it was measured; ``command`` that measures it again; ``pictures``: captions by
+    file, relative to the page; ``notes``: further results, a line each.
     """
     with atomic_path(path) as aside:
         aside.write_text(_page(agreement, machine, when, command, pictures or {}, notes), encoding="utf-8")
@@ -90,22 +90,22 @@ def _page(
         f"{percent(found.median_null_error, 1)}.",
         _bullets(map(str, agreement.verdicts)),
         "## The machine", _bullets([f"{name}: {fact}" for name, fact in machine.items()] + [f"measured: {when}"]),
-        "## What was asked", _bullets(_asked(agreement)),
-        "## What came out", _bullets([*summary_lines(agreement)[len(agreement.verdicts) :], *notes]),
+        "## Settings", _bullets(_settings(agreement)),
+        "## Results", _bullets([*summary_lines(agreement)[len(agreement.verdicts) :], *notes]),
         *(f"![{caption}]({file})\n\n{caption}" for file, caption in pictures.items()),
-        f"## More than {WORST_AIM:.0%} off", "\n".join(_indented(failure_lines(agreement))) or "No scenario is.",
-        "## Every scenario", _markdown(*table_of(agreement)), _bullets(f"*{k}*: {v}" for k, v in MEANINGS.items()),
-        "## Lane by lane", _lanes(agreement),
-        "## Policy by policy", _markdown(HEADERS, policy_lines(agreement)),
+        f"## Errors above {WORST_AIM:.0%}", "\n".join(_indented(failure_lines(agreement))) or "None.",
+        "## All scenarios", _markdown(*table_of(agreement)), _bullets(f"*{k}*: {v}" for k, v in MEANINGS.items()),
+        "## By lane", _lanes(agreement),
+        "## By policy", _markdown(HEADERS, policy_lines(agreement)),
         "## Ranking", _rankings(agreement),
-        "## Hits, copies and bytes, of the whole run", _memory(agreement),
+        "## Hits, copies and bytes of whole runs", _memory(agreement),
         *_law(agreement),
-        "## How to repeat it", f"```\n{command}\n```",
+        "## Command", f"```\n{command}\n```",
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
 
-def _asked(agreement: Agreement) -> list[str]:
+def _settings(agreement: Agreement) -> list[str]:
     """The settings that all have in common, and those that vary."""
     scenario, varying = agreement.comparisons[0].scenario, agreement.varying
     same = [
@@ -146,7 +146,7 @@ def _plans(comparison: RunComparison) -> str:
 
 
 def _lanes(agreement: Agreement) -> str:
-    headers = ["lane", "median error of its busy time, of TPOT", "of the lane's own", "largest, of TPOT", "where"]
+    headers = ["lane", "median error of busy time / TPOT", "/ busy time", "largest / TPOT", "scenario"]
     lines = [
         [lane, f"{error.median_of_tpot:.1%}", percent(error.median_of_lane, 1), f"{error.worst_of_tpot:.1%}",
          agreement.title(error.worst_place)]
@@ -156,17 +156,17 @@ def _lanes(agreement: Agreement) -> str:
 
 
 def _memory(agreement: Agreement) -> str:
-    """Law 10's numbers of every scenario in which they differ, and how many those are."""
+    """The numbers of law 10 in every scenario in which they differ."""
     places = [
         place for place, comparison in enumerate(agreement.comparisons)
-        if any(number.difference for number in comparison.memory.values())
+        if any(count.difference for count in comparison.memory.values())
     ]  # fmt: skip
-    same = f"{len(agreement.comparisons) - len(places)} of {len(agreement.comparisons)} scenarios have the same of all."
+    same = f"Equal in {len(agreement.comparisons) - len(places)} of {len(agreement.comparisons)} scenarios."
     if not places:
         return same
     lines = [[agreement.title(place), *_memory_cells(agreement.comparisons[place])] for place in places]
     headers = ["measured (median) / predicted", "hits", "demand", "prefetches", "swaps", "MiB copied"]
-    return f"{same} Where not:\n\n{_markdown(headers, lines)}"
+    return f"{same} The others:\n\n{_markdown(headers, lines)}"
 
 
 def _memory_cells(comparison: RunComparison) -> list[str]:
@@ -178,8 +178,8 @@ def _memory_cells(comparison: RunComparison) -> list[str]:
 
 def _rankings(agreement: Agreement) -> str:
     if not agreement.rankings:
-        return "No two policies were asked the same."
-    headers = ["setting", "policies", "tau", "null's", "beyond the spread", "wrong way round", "ties of repeats"]
+        return "No setting has two policies."
+    headers = ["setting", "policies", "tau", "null model's", "without ties", "in the wrong order", "ties of repeats"]
     lines = [
         [", ".join(f"{name_of(k)} {v}" for k, v in agreement.settings(place).items()) or "all", str(len(r.policies)),
          number(r.tau, 2), number(r.null_tau, 2), number(r.tau_beyond_spread, 2), _pairs(r.discordant),

@@ -102,14 +102,11 @@ def _registered(text: str) -> Sequence[str]:
 
 
 def read_any(name: str) -> Trace:
-    """A trace by its bundled name, its file, or a route_trace v1 CSV."""
-    if name.lower().endswith(".csv"):
-        from traces.importers.route_trace_v1 import import_route_trace
-
-        return import_route_trace(name)
+    """A trace by its bundled name, its file, or the file of a format that can be imported."""
+    from traces.importers import import_trace, importable
     from traces.library import load_trace
 
-    return load_trace(name)
+    return import_trace(name) if importable(name) else load_trace(name)
 
 
 def short_name(trace: str) -> str:
@@ -141,6 +138,8 @@ def describe(scenario: Scenario) -> str:
     about = f"{model} on {scenario.hardware}, {memory}, batch {scenario.batch}, {routing}"
     if scenario.runtime != "eager":
         about += f", runtime {scenario.runtime}"
+    if scenario.sampled_steps is not None:
+        about += f", at most {scenario.sampled_steps} decode steps played"
     if scenario.noisy_forecast_recall is None:
         return about
     return f"{about}; where it lacks forecasts, {NoisyForecasts(scenario.noisy_forecast_recall)}"

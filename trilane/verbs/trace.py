@@ -93,9 +93,9 @@ def import_(
     _check_trace_target(output, inputs=[csv])
     with working(f"reading {csv}"):
         from traces.file import write_trace
-        from traces.importers.route_trace_v1 import import_route_trace
+        from traces.importers import import_trace
 
-        trace = import_route_trace(csv)
+        trace = import_trace(csv)
         write_trace(trace, output)
     note(f"{output}: {len(trace):,} tokens of {trace.shape.name}")
 
@@ -134,8 +134,8 @@ def capture(
         others = calibration if vectors else calibration or bundled
         _check_capture(model, dtype, prompts, others, vectors, settings)
         known = {"calibration_prompts": others, "vectors": vectors}
-        with working(f"running {model}"):
-            _capture_function()(model, prompts, output, dtype=dtype, **known, **settings)
+        with working(f"loading {model}") as say:
+            _capture_function()(model, prompts, output, dtype=dtype, progress=say, **known, **settings)
     note(f"written: {output}; look at it with `trilane trace info {output}`")
 
 
@@ -165,8 +165,9 @@ def _check_capture(
 
 
 def _capture_function() -> Any:
-    """``traces.capture.capture.capture``. Raises OutputError saying how to install what it needs."""
+    """``traces.capture.capture.capture``, with fewer torch threads. Raises OutputError if torch is not installed."""
     try:
+        from realrun.machine.thread_lane import limit_torch_threads
         from traces.capture.capture import capture as run
     except ModuleNotFoundError as error:
         raise OutputError(
@@ -174,6 +175,7 @@ def _capture_function() -> Any:
             "`.venv/bin/pip install -c constraints.txt -e '.[torch]'` "
             "(without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"
         ) from None
+    limit_torch_threads()
     return run
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from sim.costs.roofline_costs import CostError, StepCosts, roofline
+from sim.costs.cost_table import CostError, StepCosts
+from sim.costs.roofline_costs import roofline
 from sim.costs.runtimes import costs_on
 from sim.machine.hardware import HardwareError, load_hardware
 from sim.machine.profile import MeasuredRate
@@ -154,7 +155,7 @@ def test_a_model_that_was_not_measured() -> None:
 
 
 def test_a_model_of_other_sizes() -> None:
-    with pytest.raises(HardwareError, match=r"model 'toy' was measured with hidden = 8, asked for 16; expert_bytes"):
+    with pytest.raises(HardwareError, match=r"model 'toy' was measured with hidden = 8, expected 16; expert_bytes"):
         costs_on(toy_machine(), replace(TOY, hidden=16), 4)
 
 

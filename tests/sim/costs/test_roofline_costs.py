@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.cost_table import LAUNCHES
-from sim.costs.roofline_costs import CostError, CostTable, StepCosts, _pairs, roofline, scaled, uniform_costs
+from sim.costs.cost_table import LAUNCHES, CostError, CostTable, StepCosts
+from sim.costs.roofline_costs import _pairs, roofline
 from sim.machine.hardware import hardware_names, load_hardware
+from tests.kit.costs import scaled, uniform_costs
 from traces.models.shape import ModelShape
 
 MIXTRAL = ModelShape(

@@ -27,10 +27,10 @@ from policies.mechanism.views import Forecast, Routing
 from policies.protocols import Budget
 from policies.registry import BuildContext, compose
 from sim.costs.cost_table import CostTable
-from sim.costs.roofline_costs import uniform_costs
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from sim.runs.demand import StepDemand
+from tests.kit.costs import uniform_costs
 
 EXECUTED, EXACT = ("router-pf", "quasi-pf@impl"), ("router-pf@exact",)
 

@@ -6,7 +6,7 @@ starts at t has its plan at t + 15. The host goes on to the next layer's launch 
 
 from __future__ import annotations
 
-from sim.costs.roofline_costs import uniform_costs
+from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, lines, play, registered, step, told
 from tests.kit.strategies import toy_calibration
 

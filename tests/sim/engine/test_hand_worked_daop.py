@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from policies.mechanism.views import Forecast
 from policies.protocols import Composition
-from sim.costs.roofline_costs import uniform_costs
 from sim.runs.demand import StepDemand
+from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, Placed, lane, lines, play, registered, step, told
 from tests.kit.strategies import toy_calibration
 

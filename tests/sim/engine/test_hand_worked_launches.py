@@ -17,10 +17,10 @@ from policies.parts.assigners import LoadAll
 from policies.parts.caches import StaticCache
 from policies.protocols import Composition
 from sim.costs.cost_table import LAUNCHES, CostTable
-from sim.costs.roofline_costs import uniform_costs
 from sim.runs.bounds import lower_bound
 from sim.runs.spans import Span, spans_frame
 from sim.runs.stalls import Stalls, stalls_of
+from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import Placed, lane, lines, play, registered, step, told
 from tests.kit.worlds import World, worlds
 from tests.kit.worlds import play as play_world

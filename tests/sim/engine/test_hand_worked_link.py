@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.costs.roofline_costs import uniform_costs
+from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, lane, lines, play, registered, step, told
 from tests.kit.strategies import toy_calibration
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.mechanism.views import Forecast
-from sim.costs.roofline_costs import uniform_costs
+from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import lane, lines, play, registered, step, told
 
 ORACLE = """

@@ -10,7 +10,7 @@ from policies.parts.assigners import LoadAll
 from policies.parts.caches import StaticCache
 from policies.parts.prefetchers import TopPrefetcher
 from policies.protocols import Composition, Needs
-from sim.costs.roofline_costs import uniform_costs
+from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import Placed, lane, lines, play, step, told
 
 

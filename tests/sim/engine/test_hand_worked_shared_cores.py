@@ -14,8 +14,8 @@ import pytest
 from policies.parts.assigners import CostRule
 from policies.parts.caches import StaticCache
 from policies.protocols import Composition
-from sim.costs.roofline_costs import uniform_costs
 from sim.runs.spans import Span
+from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import Placed, lines, play, step, told
 
 

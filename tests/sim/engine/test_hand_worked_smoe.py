@@ -9,8 +9,8 @@ import numpy as np
 
 from policies.mechanism.views import Forecast
 from policies.protocols import Composition
-from sim.costs.roofline_costs import uniform_costs
 from sim.runs.demand import StepDemand
+from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import Placed, lane, lines, play, registered, step, told
 
 

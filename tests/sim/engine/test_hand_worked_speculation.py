@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from policies.mechanism.views import Forecast
 from policies.registry import BuildContext, compose
-from sim.costs.roofline_costs import uniform_costs
+from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, lines, play, step, told
 
 STEP = step({0: 1, 1: 1}, {1: 1, 2: 1}, forecast=Forecast(1, "gate", (0, 1), (1, 1), ((0, 1, 2),)))

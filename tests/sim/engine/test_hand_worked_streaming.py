@@ -8,9 +8,9 @@ from __future__ import annotations
 from policies.mechanism.views import Assignment, LayerView
 from policies.parts.caches import StaticCache
 from policies.protocols import Composition
-from sim.costs.roofline_costs import uniform_costs
 from sim.runs.spans import spans_frame
 from sim.runs.stalls import Stalls, stalls_of
+from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import Placed, lane, lines, play, registered, step, told
 
 COSTS = uniform_costs(attention_ns=30, gate_ns=5, copy_ns=30)

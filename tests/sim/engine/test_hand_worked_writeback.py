@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.costs.roofline_costs import uniform_costs
+from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import lines, play, registered, step, told
 
 WRITTEN_BACK = """

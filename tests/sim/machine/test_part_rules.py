@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.machine.hardware import Cpu, load_hardware
+from sim.machine.devices import Cpu
+from sim.machine.hardware import load_hardware
 from sim.machine.parts import cpu_names, gpu_names, memory_names, part
 from sim.machine.units import GB
 from sim.machine.weight_formats import read_fraction

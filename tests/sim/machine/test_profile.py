@@ -185,7 +185,7 @@ def test_what_is_not_as_it_should_be_is_named(path: Path, place: str, value: obj
 def test_numbers_that_the_tables_decide_cannot_be_overridden(path: Path, key: str) -> None:
     with pytest.raises(HardwareError) as caught:
         load_hardware(path, {key: 900})
-    assert f"hardware 'lanes', overrides: this machine is a measured profile, whose tables decide what {key} would" in (
+    assert f"hardware 'lanes', overrides: this machine is a measured profile, whose tables replace {key}" in (
         str(caught.value)
     )
     assert "these can be overridden: gpu.memory_bytes, gpu.reserve_bytes, link.result_path" in str(caught.value)

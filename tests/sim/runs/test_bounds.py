@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.mechanism.views import Phase, Routing
-from sim.costs.roofline_costs import scaled, uniform_costs
 from sim.machine.hardware import load_hardware
 from sim.runs.bounds import LowerBound, _fractional_split, bounds_of, least_misses, lower_bound
 from sim.runs.demand import StepDemand
 from sim.runs.null_model import null_model
+from tests.kit.costs import scaled, uniform_costs
 from tests.kit.strategies import toy_shape
 
 

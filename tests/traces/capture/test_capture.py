@@ -85,6 +85,17 @@ def test_every_sequence_has_its_prompt_and_its_generated_tokens(loaded: Loaded, 
     assert trace.topk_ids.shape == (sum([6, 3, 6, 6]) + 16, LAYERS, TOP_K)
 
 
+def test_progress_is_reported_by_batch_and_token(loaded: Loaded, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("1 2 3\n4 5 6\n7 8 9")
+    said: list[str] = []
+    settings = CaptureSettings(generated_tokens=2, batch_size=2, forecasts=())
+    prompts = read_prompts(tmp_path / "prompts.txt")
+    capture_loaded(loaded, prompts, tmp_path / "t.safetensors", settings, progress=said.append)
+    assert said[-6:] == [
+        f"batch {batch} of 2: {step} of 2 tokens generated" for batch in (1, 2) for step in range(3)
+    ]
+
+
 def test_a_batch_gives_what_single_sequences_give(loaded: Loaded, tmp_path: Path) -> None:
     batched, single = run(loaded, tmp_path, batch_size=3), run(loaded, tmp_path, batch_size=1)
     for name in ("sequence", "position", "phase", "topk_ids", "forecast/gate@1/ids", "forecast/residual@1/ids"):
@@ -208,10 +219,10 @@ def save_tiny(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"prompt_tokens": 0}, "prompt_tokens must be >= 1, got 0"),
-        ({"temperature": -1}, "temperature must be >= 0"),
-        ({"temperature": float("nan")}, "temperature must be >= 0, got nan"),
-        ({"temperature": float("inf")}, "temperature must be >= 0, got inf"),
+        ({"prompt_tokens": 0}, "prompt_tokens: expected a whole number >= 1, got 0"),
+        ({"temperature": -1}, "temperature: expected a number >= 0"),
+        ({"temperature": float("nan")}, "temperature: expected a number >= 0, got nan"),
+        ({"temperature": float("inf")}, "temperature: expected a number >= 0, got inf"),
         ({"forecasts": ("gate@0",)}, "forecast 'gate@0': expected gate@1"),
         ({"forecasts": ("residual@2",)}, "residual@1"),
         ({"forecasts": ("crystal@1",)}, "crystal@1"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.machine.profile_yaml import profile_document, write_profile
-from tests.kit.hand_measured import time, toy_machine, toy_model, toy_profile
+from sim.machine.profile_yaml import write_profile
+from tests.kit.hand_measured import time, toy_machine, toy_model
 from tests.kit.running import SHORT, Trilane
 
 
@@ -60,7 +60,7 @@ def test_decisions_that_were_measured_are_named(trilane: Trilane, lanes: str) ->
 
 def test_json_holds_all_of_the_profile(trilane: Trilane, lanes: str) -> None:
     [fact] = trilane("hardware", lanes, "--json", "-").json["hardware"]
-    assert fact["measured"] == profile_document(toy_profile())
+    assert fact["measured"] == toy_machine().document()["measured"]
 
 
 def test_a_preset_is_no_profile(trilane: Trilane) -> None:

@@ -58,8 +58,8 @@ def test_summary_lines_say_what_was_not_held() -> None:
     lines = summary_lines(mixed())
     assert lines[0] == "not held: median TPOT error 10.5% (aim: at most 5%)"
     assert "median 10.5%, 90th percentile 18.1%, worst 20.0%; 1 within 5%, 1 within 10%, 1 within 15%" in lines[4]
-    assert "null model 35.0% (median), repeated runs 2.2% (median spread" in lines[5]
-    assert lines[6].startswith("tau 1.00, null model's -1.00; without the 0 of 1 pairs")
+    assert "null model 35.0% (median), spread of repeated runs 2.2% (median" in lines[5]
+    assert lines[6].startswith("Kendall's tau 1.00, of the null model -1.00; without the 0 of 1 pairs")
 
 
 def test_the_page_stands_by_itself(tmp_path: Path) -> None:
@@ -82,12 +82,12 @@ def test_the_page_lists_broken_parity(tmp_path: Path) -> None:
 
 
 def test_the_page_says_where_hits_and_copies_are_the_same(tmp_path: Path) -> None:
-    assert "2 of 2 scenarios have the same of all." in page(tmp_path, mixed())
+    assert "Equal in 2 of 2 scenarios." in page(tmp_path, mixed())
 
 
 def test_the_page_of_a_good_prediction_names_no_failure(tmp_path: Path) -> None:
     text = page(tmp_path, agreement(comparison("dali"), comparison("fiddler", (25,), 25)))
-    assert "No scenario is." in text
+    assert "## Errors above 15%\n\nNone." in text
     assert "not held" not in text
 
 
@@ -107,5 +107,5 @@ def test_the_page_lists_where_hits_and_copies_differ(tmp_path: Path) -> None:
     """As predicted, the expert is there before it is needed: a hit, and nothing is copied."""
     there = [s._replace(kind="place", start_ns=0, end_ns=0) if s.kind == "demand" else s for s in decode_spans()]
     text = page(tmp_path, agreement(comparison("fiddler"), RunComparison((run(), run()), run(spans=there))))
-    assert "1 of 2 scenarios have the same of all. Where not:" in text
+    assert "Equal in 1 of 2 scenarios. The others:" in text
     assert "| dali | 0 / 1 | 1 / 0 | 0 / 0 | 0 / 0 | 0.0 / 0.0 |" in text

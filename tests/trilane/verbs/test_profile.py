@@ -16,7 +16,8 @@ from realrun.machine.cores import usable_cores
 from realrun.machine.host_lanes import HostLanes
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.profile_yaml import write_profile
-from tests.kit.fake_cuda import FakeCuda, OnDevice, install
+from tests.kit.fake_cuda import FakeCuda
+from tests.kit.fake_torch import OnDevice, install
 from tests.kit.hand_measured import toy_machine, toy_profile
 from tests.kit.measuring import LOCKED, PROFILE, SETS
 from tests.kit.running import ROOT, Trilane

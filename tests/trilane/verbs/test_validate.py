@@ -68,11 +68,11 @@ def test_a_plan_is_measured_predicted_and_reported(
     assert "2 scenarios, 1 runs each, on here" in done.out
     assert {path.name for path in Path("report").iterdir()} == {*FILES, JOURNAL}
     page = Path("report/report.md").read_text()
-    assert f"## How to repeat it\n\n```\n{shlex.join(['trilane', *words])}\n```" in page
+    assert f"## Command\n\n```\n{shlex.join(['trilane', *words])}\n```" in page
     assert "- profile made: 20" in page
     said = load_hardware(str(profiled)).profile.machine["fidelity"]  # type: ignore[union-attr]
     assert str(said).startswith("not for fidelity: more threads than cores: 4 threads (GPU, CPU experts, link, host)")
-    assert f"\n- {said}\n" in page.partition("## What came out")[2]
+    assert f"\n- {said}\n" in page.partition("## Results")[2]
     assert page.count(str(said)) == 1
     assert f"\n{said}\n" in done.out
     assert profiled.read_bytes() == before
@@ -141,7 +141,7 @@ def test_after_sigterm_there_is_a_report_on_what_was_measured(plan: str, profile
     out, err = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, err
     runs = len(measured_runs())
-    assert f"stopped early: SIGTERM came; {runs} of 200 runs are measured, the rest is left out" in out
+    assert f"stopped early: SIGTERM was received; {runs} of 200 runs are measured, the rest is left out" in out
     assert f"{runs} of 200 runs are measured" in Path("out/report.md").read_text()
 
 

@@ -1,31 +1,29 @@
-"""What a sweep can vary: keys of a scenario, single numbers of its machine, parameters of its policy, and *dials*.
-
-A dial is a short name with a unit. It scales what belongs together, so that the machine stays a plausible one: a link
-of twice the bandwidth is twice as fast in both directions and on paper.
-"""
+"""The axes of a sweep: keys of a scenario, dials and single numbers of its machine, parameters of its policy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from itertools import combinations
 from typing import Any
 
 from policies.registry import SYSTEMS, ChoiceError, system
 from sim.machine.dials import DIALS, LINK, PCIE, turned
 from sim.machine.hardware import Hardware, hardware_keys, load_hardware
-from sim.runs.scenario import Scenario
+from sim.runs.scenario import Scenario, ScenarioError
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import hints_of, plain_types
 from trilane.common.names import unknown
+from trilane.common.schema import from_dict
 
 PARAMETER = "parameters."
-SCENARIO_KEYS = tuple(f.name for f in fields(Scenario))
-LISTS = ("sequences", "noisy_forecast_recall")  # keys that hold lists of numbers
-_TYPES = {name: plain_types(hint) for name, hint in hints_of(Scenario).items()}
-NUMBERS: Mapping[str, type] = {  # keys that hold a number, or several
-    name: float if float in kinds else int for name, kinds in _TYPES.items() if kinds & {int, float}
+_HINTS = hints_of(Scenario)
+SCENARIO_KEYS = tuple(_HINTS)
+NUMBERS: Mapping[str, type] = {  # keys that hold a number, or a list of numbers
+    name: float if float in kinds else int
+    for name, kinds in ((name, plain_types(hint)) for name, hint in _HINTS.items())
+    if kinds & {int, float}
 }
+_LISTS = ("sequences", "noisy_forecast_recall")  # keys that hold a list of numbers
 MachineOf = Callable[[Scenario], Hardware]
 
 
@@ -35,7 +33,7 @@ class SweepError(TrilaneError):
 
 _SETS: Mapping[str, tuple[str, ...]] = {
     **{name: dial.keys for name, dial in DIALS.items()}, PCIE: LINK, "gpu_memory_gb": ("gpu.memory_bytes",),
-}  # fmt: skip  # numbers of the machine, the one that is meant first
+}  # fmt: skip  # the numbers of the machine that an axis sets, the one it is named after first
 _LABELS: Mapping[str, str] = {
     **{name: dial.label for name, dial in DIALS.items()},
     PCIE: "PCIe generation x lanes",
@@ -45,7 +43,9 @@ _LABELS: Mapping[str, str] = {
     "prompt_tokens": "prompt (tokens)",
     "generated_tokens": "generated (tokens)",
     "prefill_chunk_tokens": "prefill chunk (tokens)",
-    "noisy_forecast_recall": "recall of made-up forecasts",
+    "sampled_steps": "sampled decode steps",
+    "sampled_prompt_tokens": "sampled prompt (tokens)",
+    "noisy_forecast_recall": "recall of synthetic forecasts",
 }
 _UNITS = {"_bytes_per_s": "bytes/s", "_flops_per_s": "FLOP/s", "_bytes": "bytes", "_ns": "ns", "_permille": "permille",
           "_w": "W", "_tokens": "tokens"}  # fmt: skip
@@ -73,9 +73,9 @@ def check_axis(name: str) -> None:
 
 
 def check_together(names: Iterable[str]) -> None:
-    """Raises SweepError for two axes that set the same number: one would win, and the other's values would be untrue.
+    """Raises SweepError for two axes that set the same number: one of them would have no effect.
 
-    A dial may stand beside a number that it only takes along, such as ``pcie_gbps`` beside ``link.d2h_bytes_per_s``.
+    A dial goes together with a number that it only scales, such as ``pcie_gbps`` with ``link.d2h_bytes_per_s``.
     """
     for one, other in combinations(names, 2):
         first, second = _SETS.get(one, ()), _SETS.get(other, ())
@@ -109,10 +109,11 @@ def machine_of(scenario: Scenario) -> Hardware:
 
 
 def varied(scenario: Scenario, values: Mapping[str, Any], machine_of: MachineOf) -> Scenario:
-    """The scenario with several axes at their values, whatever their order: what is named first, then what it has."""
+    """The scenario with several axes at their values, in any order: a machine or a policy is set before its numbers."""
     for name in values:
         check_axis(name)
-    scenario = _with_keys(scenario, {name: value for name, value in values.items() if name in SCENARIO_KEYS})
+    keys = scenario_keys(scenario, {name: value for name, value in values.items() if name in SCENARIO_KEYS})
+    scenario = scenario.with_(**{name: _key_value(name, value) for name, value in keys.items()})
     for name, value in values.items():
         if name in DIALS or name == PCIE:
             scenario = _override(scenario, turned(machine_of(scenario), name, value))
@@ -121,35 +122,25 @@ def varied(scenario: Scenario, values: Mapping[str, Any], machine_of: MachineOf)
     return _with_parameters(scenario, given) if given else scenario
 
 
-def _with_keys(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
-    return scenario.with_(**asked_keys(scenario, values))
-
-
-def asked_keys(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of the scenario as it takes them; ``policy`` may be a name with parameters, ``{dali: {window: 8}}``."""
-    values = {name: _taken(name, value) for name, value in values.items()}
-    if "policy" in values:
-        policy, parameters = policy_in(values["policy"])
-        own = scenario.parameters if policy == scenario.policy and not isinstance(values["policy"], Mapping) else {}
-        values = {"parameters": parameters or own, **values, "policy": policy}
-    return values
+def scenario_keys(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that these values change; ``policy`` may have parameters, as ``{dali: {window: 8}}``."""
+    if "policy" not in values:
+        return dict(values)
+    policy, parameters = policy_in(values["policy"])
+    own = scenario.parameters if policy == scenario.policy and not isinstance(values["policy"], Mapping) else {}
+    return {"parameters": parameters or own, **values, "policy": policy}
 
 
 def with_floats(scenario: Scenario) -> Scenario:
     """The same scenario; 0 and 0.0 are one value, and are written as one."""
-    return scenario.with_(**{name: _taken(name, getattr(scenario, name)) for name in NUMBERS})
+    return scenario.with_(**{name: _key_value(name, getattr(scenario, name)) for name in NUMBERS})
 
 
-def _taken(name: str, value: Any) -> Any:
-    """A list as a tuple; one number where a list of them is meant as a list of one; whole numbers as what they are."""
-    if isinstance(value, list | tuple):
-        return tuple(_number(name, item) for item in value)
-    one = _number(name, value)
-    return (one,) if name in LISTS and type(one) in (int, float) else one
-
-
-def _number(name: str, value: Any) -> Any:
-    return float(value) if NUMBERS.get(name) is float and type(value) is int else value
+def _key_value(name: str, value: Any) -> Any:
+    """A value as its key's type hint says; one number where a list is expected is a list of one."""
+    if name in _LISTS and isinstance(value, int | float):
+        value = [value]
+    return from_dict(_HINTS[name], value, name, ScenarioError)
 
 
 def policy_in(value: object) -> tuple[str, dict[str, Any]]:
@@ -168,7 +159,7 @@ def _override(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
 
 
 def _with_parameters(scenario: Scenario, given: Mapping[str, Any]) -> Scenario:
-    """The scenario's policy with these parameters. Raises SweepError for one that it has not."""
+    """The scenario with some parameters of its policy. Raises SweepError for a parameter that the policy lacks."""
     try:
         has = [row[0] for row in system(scenario.policy).parameter_table()]
     except ChoiceError as error:

@@ -5,22 +5,38 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
-from policies.registry import policy_names
-from sim.machine.hardware import Hardware, load_hardware
+from policies.registry import policy_names, system
 from sim.runs.scenario import Scenario
-from trilane.common.names import unknown
+from trilane.common.errors import TrilaneError
+from trilane.common.hints import Count
+from trilane.common.schema import check, from_dict
 from trilane.common.yaml_files import YamlError, read_yaml
+from trilane.study import CLAIRVOYANT_POLICY
 from trilane.study.draws import draws_of
-from trilane.study.sweep.axes import PARAMETER, MachineOf, SweepError, policy_in, takers, varied, with_floats
-from trilane.study.sweep.checks import check_size, check_value, checked
-from trilane.study.sweep.values import values_of
+from trilane.study.sweep.axes import (
+    PARAMETER,
+    SCENARIO_KEYS,
+    MachineOf,
+    SweepError,
+    check_axis,
+    check_together,
+    machine_of,
+    policy_in,
+    takers,
+    varied,
+    vary,
+    with_floats,
+)
+from trilane.study.sweep.values import distinct, values_of
 
-CLAIRVOYANT_POLICY = "oracle"
-KEYS = ("scenario", "grid", "draws", "clairvoyant")
+T = TypeVar("T")
+MOST_COMBINATIONS = 1_000_000  # of a grid: more of them take days to play
 
 
 @dataclass(frozen=True)
@@ -42,25 +58,28 @@ class Grid:
     """What a sweep plays: every combination of the values of its axes, of each product in ``axes`` one after the other.
 
     Axes are named as in ``sweep.axes.vary``; the policy ``all`` stands for every one. ``parameters.X`` applies to
-    those policies that have X; the others appear once. ``clairvoyant`` adds the policy ``oracle`` beside every setting.
+    those policies that have X; the others appear once. ``clairvoyant`` adds the policy ``oracle`` to every setting.
     Every point is played in ``draws`` draws. Raises SweepError for what no point could be made of.
     """
 
     scenario: Scenario = field(default_factory=Scenario)
     axes: tuple[Mapping[str, tuple[Any, ...]], ...] = ({},)
-    draws: int = 1
+    draws: Count = 1
     clairvoyant: bool = True
 
     def __post_init__(self) -> None:
+        check(self, SweepError)
         object.__setattr__(self, "scenario", with_floats(self.scenario))
-        object.__setattr__(self, "axes", tuple(checked(each) for each in self.axes))
+        object.__setattr__(self, "axes", tuple(_checked(each) for each in self.axes))
         if any("policy" not in each for each in self.axes):
-            check_value("policy", {self.scenario.policy: self.scenario.parameters})
-        if not isinstance(self.draws, int) or isinstance(self.draws, bool) or self.draws < 1:
-            raise SweepError(f"draws: expected a whole number >= 1, got {self.draws!r}")
-        if not isinstance(self.clairvoyant, bool):
-            raise SweepError(f"clairvoyant: expected true or false, got {self.clairvoyant!r}")
-        check_size(self.axes, self.draws)
+            _check_value("policy", {self.scenario.policy: self.scenario.parameters})
+        count = self.draws * sum(prod(map(len, each.values())) for each in self.axes)
+        if count > MOST_COMBINATIONS:
+            what = f"combinations in {self.draws:,} draws" if self.draws > 1 else "combinations"
+            raise SweepError(
+                f"the axes have {count:,} {what}, expected {MOST_COMBINATIONS:,} at most; give fewer values "
+                f"(LOW..HIGH/5 is five of them), or sweep one part after the other"
+            )
 
     @property
     def names(self) -> list[str]:
@@ -71,46 +90,64 @@ class Grid:
     def from_yaml(cls, path: str | Path) -> Grid:
         """Read a sweep file. Raises SweepError with the file's name, and the key's where one is at fault."""
         try:
-            document = read_yaml(path)
-        except OSError as error:
-            raise SweepError(f"{path}: {error.strerror}") from None
+            return cls.from_dict(read_yaml(path), str(path))
         except YamlError as error:
             raise SweepError(str(error)) from None
-        return cls.from_dict(document, str(path))
 
     @classmethod
     def from_dict(cls, document: Any, where: str = "sweep") -> Grid:
         """Build from a mapping with the keys of a sweep file. Raises SweepError, which begins with ``where``."""
+        file = from_dict(_SweepFile, document, where, SweepError)
+        products = file.grid if isinstance(file.grid, tuple) else (file.grid or {},)
         try:
-            return cls(**_read(document))
-        except ValueError as error:  # ours, whichever part has found it
+            axes = tuple({name: values_of(name, given) for name, given in each.items()} for each in products)
+        except SweepError as error:
+            raise SweepError(f"{where}: grid: {error}") from None
+        try:
+            return cls(file.scenario or Scenario(), axes, file.draws, file.clairvoyant)
+        except SweepError as error:
             raise SweepError(f"{where}: {error}") from None
 
 
-def _read(document: Any) -> dict[str, Any]:
-    """The fields of a Grid that a document names."""
-    if not isinstance(document, Mapping):
-        raise SweepError(f"expected lines of `key: value`, got {document!r:.60}")
-    for key in document:
-        if key not in KEYS:
-            raise SweepError(unknown("key", str(key), KEYS))
-    given = dict(document)
-    base = given.get("scenario") or {}
-    if not isinstance(base, Mapping):
-        raise SweepError(f"scenario: expected lines of `key: value`, got {base!r:.60}")
-    given["scenario"] = Scenario.from_dict(base, "scenario")
-    products = given.pop("grid", None) or {}
-    listed = products if isinstance(products, list) else [products]
-    return {**given, "axes": tuple(_axes(each) for each in listed)}
+class _SweepFile(NamedTuple):
+    """The keys of a sweep file."""
+
+    scenario: Scenario | None = None
+    grid: Mapping[str, Any] | tuple[Mapping[str, Any], ...] | None = None
+    draws: Count = 1
+    clairvoyant: bool = True
 
 
-def _axes(document: Any) -> dict[str, tuple[Any, ...]]:
-    if not isinstance(document, Mapping):
-        raise SweepError(f"grid: expected lines of `axis: values`, or a list of such, got {document!r:.60}")
+def _checked(axes: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    """The axes of one product, each value once. Raises SweepError naming the axis."""
+    for name in axes:
+        check_axis(name)
+    check_together(axes)
+    kept = {name: distinct(_every_policy(values) if name == "policy" else values) for name, values in axes.items()}
+    for name, values in kept.items():
+        if not values:
+            raise SweepError(f"{name}: expected one value or more, got none")
+        for value in values:
+            _check_value(name, value)
+    return kept
+
+
+def _every_policy(values: tuple[Any, ...]) -> Iterator[Any]:
+    """``all`` spelled out."""
+    for value in values:
+        yield from policy_names() if value == "all" else (value,)
+
+
+def _check_value(name: str, value: Any) -> None:
+    """Refuse what no scenario of any sweep could be given. Raises SweepError."""
     try:
-        return {name: values_of(name, given) for name, given in document.items()}
-    except ValueError as error:
-        raise SweepError(f"grid: {error}") from None
+        if name == "policy":
+            policy, parameters = policy_in(value)
+            system(policy).parse(parameters)
+        elif name in SCENARIO_KEYS:
+            vary(Scenario(), name, value)
+    except TrilaneError as error:
+        raise SweepError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None
 
 
 # --- points -----------------------------------------------------------------------------------------------------------
@@ -118,19 +155,21 @@ def _axes(document: Any) -> dict[str, tuple[Any, ...]]:
 
 def points(grid: Grid) -> list[Point]:
     """Every point once, in the order written, the first axis slowest; the draws of a point follow each other."""
-    machine_of = _remembered_machines()
-    draws_like = _remembered_draws(grid.draws)
+    machines = _remembered(machine_of, lambda scenario: canonical([scenario.hardware, scenario.hardware_overrides]))
+    draws = _remembered(partial(_draws, count=grid.draws), setting_key)
     found: dict[str, Point] = {}
     for axes in grid.axes:
         for values in _combinations(axes, grid):
-            for point in _drawn(_point(grid.scenario, values, machine_of), draws_like):
+            for point in _drawn(_point(grid.scenario, values, machines), draws):
                 found.setdefault(_identity(point), point)
     return list(found.values())
 
 
 def _combinations(axes: Mapping[str, tuple[Any, ...]], grid: Grid) -> Iterator[dict[str, Any]]:
-    """The values of one product's points; a parameter that the policy of a point lacks is left out, and so is every
-    parameter of a clairvoyant run that nobody asked for: a yardstick does not change with what it measures.
+    """The values of one product's points.
+
+    A parameter that the policy of a point lacks is left out, and so is every parameter of a clairvoyant run that was
+    added: what others are compared with stays the same.
     """
     asked = axes.get("policy", (grid.scenario.policy,))
     added = {CLAIRVOYANT_POLICY} - {policy_in(value)[0] for value in asked} if grid.clairvoyant else set()
@@ -143,20 +182,42 @@ def _combinations(axes: Mapping[str, tuple[Any, ...]], grid: Grid) -> Iterator[d
         yield {name: value for name, value in values.items() if policy in having.get(name, (policy,))}
 
 
-def _point(base: Scenario, values: Mapping[str, Any], machine_of: MachineOf) -> Point:
+def _point(base: Scenario, values: Mapping[str, Any], machines: MachineOf) -> Point:
     try:
-        return Point(varied(base, values, machine_of), values)
+        return Point(varied(base, values, machines), values)
     except ValueError as error:
         return Point(None, values, problem=f"{type(error).__name__}: {error}", base=base)
 
 
-def _drawn(point: Point, draws_like: Callable[[Scenario], list[Scenario]]) -> Iterator[Point]:
+def _drawn(point: Point, draws: Callable[[Scenario], list[Scenario]]) -> Iterator[Point]:
     """A point in every draw; in one alone, if its scenario is at fault: playing it will say why."""
     if point.scenario is None:
         yield point
         return
-    for draw, scenario in enumerate(draws_like(point.scenario)):
-        yield replace(point, scenario=scenario, draw=draw)
+    for place, draw in enumerate(draws(point.scenario)):
+        yield replace(point, scenario=point.scenario.with_(seed=draw.seed, sequences=draw.sequences), draw=place)
+
+
+def _draws(scenario: Scenario, count: int) -> list[Scenario]:
+    try:
+        return [scenario] if count == 1 else draws_of(scenario, count)
+    except (ValueError, OSError):
+        return [scenario]
+
+
+def _remembered(make: Callable[[Scenario], T], key: Callable[[Scenario], str]) -> Callable[[Scenario], T]:
+    """``make``, called once for all scenarios that have one key."""
+    known: dict[str, T] = {}
+
+    def remembered(scenario: Scenario) -> T:
+        if (name := key(scenario)) not in known:
+            known[name] = make(scenario)
+        return known[name]
+
+    return remembered
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
 
 
 def _identity(point: Point) -> str:
@@ -166,46 +227,11 @@ def _identity(point: Point) -> str:
     return canonical([point.scenario.to_dict(), point.draw])
 
 
-def canonical(value: object) -> str:
-    """The one JSON text of a value."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
-
-
 def setting_key(scenario: Scenario) -> str:
     """The same for scenarios that differ in policy and parameters alone."""
     return canonical(scenario.with_(policy="", parameters={}).to_dict())
 
 
-def _remembered_machines() -> MachineOf:
-    """Reads every machine once."""
-    known: dict[str, Hardware] = {}
-
-    def machine_of(scenario: Scenario) -> Hardware:
-        key = canonical([scenario.hardware, scenario.hardware_overrides])
-        if key not in known:
-            known[key] = load_hardware(scenario.hardware, scenario.hardware_overrides)
-        return known[key]
-
-    return machine_of
-
-
-def _remembered_draws(count: int) -> Callable[[Scenario], list[Scenario]]:
-    """Draws every setting once, the same for all its policies."""
-    known: dict[str, list[Scenario]] = {}
-
-    def draws_like(scenario: Scenario) -> list[Scenario]:
-        if count == 1:
-            return [scenario]
-        key = setting_key(scenario)
-        if key not in known:
-            known[key] = _draws(scenario, count)
-        return [scenario.with_(seed=draw.seed, sequences=draw.sequences) for draw in known[key]]
-
-    return draws_like
-
-
-def _draws(scenario: Scenario, count: int) -> list[Scenario]:
-    try:
-        return draws_of(scenario, count)
-    except (ValueError, OSError):
-        return [scenario]
+def canonical(value: object) -> str:
+    """The one JSON text of a value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)

@@ -18,7 +18,7 @@ from sim.simulate import play
 from traces.library import load_trace
 from traces.models.catalogue import load_model
 from trilane.study.draws import LastPrepared
-from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, SweepError, asked_keys
+from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, SweepError, scenario_keys
 from trilane.study.sweep.code_fingerprint import source_checksum
 from trilane.study.sweep.grid import Point, canonical, setting_key
 from trilane.study.sweep.table import COLUMNS, cell
@@ -157,7 +157,7 @@ def _asked(point: Point) -> dict[str, Any]:
     if point.scenario is not None:
         return point.scenario.to_dict()
     base = point.base or Scenario()
-    asked = asked_keys(base, {name: value for name, value in point.axes.items() if name in SCENARIO_KEYS})
+    asked = scenario_keys(base, {name: value for name, value in point.axes.items() if name in SCENARIO_KEYS})
     keys = {**base.to_dict(), **asked} if point.base else asked
     given = {name.removeprefix(PARAMETER): v for name, v in point.axes.items() if name.startswith(PARAMETER)}
     return {**keys, "parameters": {**keys.get("parameters", {}), **given}}

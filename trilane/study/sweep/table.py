@@ -67,11 +67,8 @@ def table_of(grid: Grid, axes: Sequence[Mapping[str, Any]], rows: Sequence[Row])
     """Rows of points and, beside each, the point's values on the axes."""
     schema = _schema(grid)
     values = {name: [cell(at.get(name)) for at in axes] for name in own_axes(grid)}
-    arrays = [
-        pa.array(_as(field.type, values[field.name]) if field.name in values else [row[field.name] for row in rows],
-                 field.type)
-        for field in schema
-    ]  # fmt: skip
+    columns = ((f, values.get(f.name) or [row[f.name] for row in rows]) for f in schema)
+    arrays = [pa.array(_as(f.type, column), f.type) for f, column in columns]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 

@@ -1,4 +1,4 @@
-"""Agreement: how well predictions match measurements over many scenarios, and whether that is what we aim at."""
+"""The agreement of predictions with measurements over many scenarios, compared with the aims."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from trilane.study.validation.repeated import Repeated
 
 MEDIAN_AIM, WORST_AIM, TAU_AIM = 0.05, 0.15, 0.9
 _WITHIN = (0.05, 0.10, 0.15)
-_NEVER_TOLD = ("policy", "parameters", "hardware_overrides")
+_NOT_SETTINGS = ("policy", "parameters", "hardware_overrides")
 
 
 class Verdict(NamedTuple):
-    """One aim: whether it was reached (None: nothing there to judge by), and in words what came."""
+    """One aim: whether it was reached (None: there is nothing to judge by), and the result in words."""
 
     held: bool | None
     text: str
@@ -32,14 +32,14 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """Errors are absolute and fractions of what was measured; None where no scenario has the number."""
+    """Errors are absolute, as fractions of the measured values; None if no scenario has the number."""
 
     scenarios: int
-    repeats: int  # the fewest of any scenario
-    median_error: float  # of TPOT, as all but the TTFT's
+    repeats: int  # the least number for any scenario
+    median_error: float  # of TPOT, like all errors except that of TTFT
     p90_error: float
     worst_error: float
-    within: Mapping[str, int]  # scenarios at most so far off
+    within: Mapping[str, int]  # number of scenarios by limit of the error
     median_null_error: float | None
     median_ttft_error: float | None
     median_spread: float | None  # of repeated runs: the noise floor
@@ -56,17 +56,17 @@ class Summary:
 
 
 class LaneAccuracy(NamedTuple):
-    """Absolute errors of a lane's busy time, over all scenarios."""
+    """Absolute errors of a lane's busy time over all scenarios."""
 
     median_of_tpot: float  # as a fraction of the measured TPOT
     worst_of_tpot: float
-    worst_place: int  # which comparison that is
-    median_of_lane: float | None  # as a fraction of the lane's own busy time; None where it was never used
+    worst_place: int  # place of that comparison
+    median_of_lane: float | None  # as a fraction of the lane's own busy time; None if it was never used
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Comparisons of many scenarios, each asked once. Raises AgreementError if there is none, or one twice."""
+    """Comparisons of many scenarios. Raises AgreementError if there is none, or a scenario occurs twice."""
 
     comparisons: tuple[RunComparison, ...]
 
@@ -76,12 +76,12 @@ class Agreement:
         seen: list[Mapping[str, Any]] = []
         for scenario in (comparison.scenario for comparison in self.comparisons):
             if scenario in seen:
-                raise AgreementError(f"{scenario['policy']}: expected every scenario once, got this twice: {scenario}")
+                raise AgreementError(f"{scenario['policy']}: expected every scenario once, got twice: {scenario}")
             seen.append(scenario)
 
     @cached_property
     def names(self) -> list[str]:
-        """Of each comparison: its policy, with the parameters that tell it from others."""
+        """A name for each comparison: its policy, with the parameters that distinguish it from others."""
         return names_of(self.comparisons)
 
     @cached_property
@@ -91,23 +91,23 @@ class Agreement:
 
     @cached_property
     def varying(self) -> list[str]:
-        """Keys of the scenarios, beside policy and parameters, in which groups differ; batch stands for sequences."""
+        """Keys of the scenarios, except policy and parameters, in which groups differ; batch stands for sequences."""
         first = [self.comparisons[group[0]].scenario for group in self.groups]
-        keys = [key for key in first[0] if key not in _NEVER_TOLD and any(s[key] != first[0][key] for s in first)]
+        keys = [key for key in first[0] if key not in _NOT_SETTINGS and any(s[key] != first[0][key] for s in first)]
         return [key for key in keys if key != "sequences" or "batch" not in keys]
 
     def settings(self, place: int) -> dict[str, str]:
-        """What tells a comparison's group from others, in words."""
+        """The settings that distinguish a comparison's group from others, in words."""
         scenario = self.comparisons[place].scenario
         return {key: in_words(key, scenario[key]) for key in self.varying}
 
     def title(self, place: int) -> str:
-        """A comparison in a few words."""
+        """A title for a comparison: its name and settings."""
         return ", ".join([self.names[place], *(f"{name_of(k)} {v}" for k, v in self.settings(place).items())])
 
     @cached_property
     def rankings(self) -> dict[int, RankAgreement]:
-        """Of each group of two policies or more, by the place of its first comparison."""
+        """The agreement of ranks in each group of two or more policies, by the place of its first comparison."""
         ranked = {group[0]: ranking_of(*self._members(group)) for group in self.groups}
         return {place: ranking for place, ranking in ranked.items() if ranking}
 
@@ -137,15 +137,15 @@ class Agreement:
 
     @cached_property
     def far_off(self) -> list[int]:
-        """Places of the comparisons whose TPOT error is beyond what we aim at, worst first."""
+        """Places of the comparisons whose TPOT error is above the aim, worst first."""
         errors = {place: abs(_error(comparison.tpot_ms)) for place, comparison in enumerate(self.comparisons)}
         return sorted((place for place, error in errors.items() if error > WORST_AIM), key=lambda p: -errors[p])
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """The aims, one by one."""
+        """The verdict on each aim."""
         found, off = self.summary, len(self.far_off)
-        tau = "no two policies were asked the same" if found.tau is None else f"{found.tau:.2f}"
+        tau = "no two policies in one setting" if found.tau is None else f"{found.tau:.2f}"
         return [
             Verdict(
                 found.median_error <= MEDIAN_AIM,
@@ -154,7 +154,7 @@ class Agreement:
             Verdict(
                 None if found.tau is None else found.tau >= TAU_AIM,
                 f"ranking of policies, Kendall's tau: {tau} (aim: at least {TAU_AIM}); "
-                f"{found.discordant_pairs} of {found.pairs} pairs the wrong way round",
+                f"{found.discordant_pairs} of {found.pairs} pairs in the wrong order",
             ),
             Verdict(
                 not off,
@@ -172,7 +172,7 @@ class Agreement:
 
     @cached_property
     def lane_errors(self) -> dict[str, LaneAccuracy]:
-        """How far off the busy time of each lane is."""
+        """Errors of the busy time, by lane."""
         return {lane: self._lane_error(lane) for lane in LANES}
 
     def _lane_error(self, lane: str) -> LaneAccuracy:
@@ -181,7 +181,7 @@ class Agreement:
         return LaneAccuracy(float(np.median(points)), max(points), int(np.argmax(points)), own)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One JSON-ready row a scenario, in the order given."""
+        """One JSON-ready row for each scenario, in the given order."""
         return [self._row(place) for place in range(len(self.comparisons))]
 
     def _row(self, place: int) -> dict[str, Any]:
@@ -213,12 +213,12 @@ class Agreement:
 
 
 def name_of(key: str) -> str:
-    """A key of a scenario, to be read."""
+    """A key of a scenario, for display."""
     return {"cached_share": "cached", "gpu_memory_gb": "GPU memory"}.get(key, key.replace("_", " "))
 
 
 def in_words(key: str, value: Any) -> str:
-    """The value of a key of a scenario, to be read."""
+    """The value of a key of a scenario, for display."""
     if value is None:
         return "-"
     if key == "cached_share":

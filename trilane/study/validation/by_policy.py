@@ -1,4 +1,4 @@
-"""What an agreement says policy by policy: the host's time for a layer, and how often timing changed a plan."""
+"""An agreement by policy: the host's time per layer, and how often timing changed a plan."""
 
 from __future__ import annotations
 

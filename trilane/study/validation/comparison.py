@@ -1,7 +1,7 @@
-"""A comparison: the measured runs of one scenario beside its predicted run, number by number.
+"""The comparison of one scenario's measured runs with its predicted run, number by number.
 
-It knows nothing of how a run was measured: both sides are spans, and every number has the one definition that
-``sim.runs.metrics`` gives it.
+It does not depend on how a run was measured: both sides are spans, and every number has a single definition, in
+``sim.runs.metrics``.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from sim.runs.metrics import layer_frame, step_times
 from sim.runs.run import Run
 from sim.runs.spans import COPIES, INSTANT, LANES
 from sim.runs.stalls import STALL_LANES
+from trilane.common.errors import TrilaneError
 from trilane.study.validation.repeated import Repeated
 
 _MAY_DIFFER = ("hardware", "hardware_overrides")  # the machine itself, and the profile that stands for it
 
 
-class AgreementError(ValueError):
-    """Runs that cannot be laid side by side; the message says in what they differ or what they lack."""
+class AgreementError(TrilaneError):
+    """Runs that cannot be compared; the message says how they differ, or what they lack."""
 
 
 class Work(NamedTuple):
-    """What a lane did of one kind in a mean decode step."""
+    """A lane's work of one kind in a mean decode step."""
 
-    ms: float  # in the decode window
-    spans: float  # how many, of decode steps
+    ms: float  # within the decode window
+    spans: float  # number of spans of decode steps
 
 
 _NONE = Work(0.0, 0.0)
 
 
 class Counts(NamedTuple):
-    """What a call log says of memory: hits, expert copies and their bytes."""
+    """Hits, expert copies and their bytes, from a call log."""
 
     hits: int
     loads: int
@@ -48,18 +49,18 @@ class Counts(NamedTuple):
 
 
 class Parity(NamedTuple):
-    """Law 10, as found from the call logs by whoever ran the scenario."""
+    """The findings on law 10 (docs/design.md) from the call logs of a measured and a simulated run."""
 
     replay_identical: bool  # the executor's log, replayed in a fresh session, gave identical plans, hits, loads, bytes
     logs_identical: bool  # the simulator's and the executor's own logs gave identical plans
-    timing_free: bool  # the policy neither prefetches nor swaps, so that its logs must be identical
+    timing_free: bool  # the policy neither prefetches nor swaps, so its logs must be identical
     changed_plans_share: float  # plans in which the two logs differ / plans
     measured: Counts
     predicted: Counts
 
     @property
     def held(self) -> bool:
-        """Whether the law holds: logs may differ where timing has a say in them."""
+        """Whether the law holds: logs may differ if they depend on timing."""
         agrees = self.logs_identical and self.measured == self.predicted
         return self.replay_identical and (agrees or not self.timing_free)
 
@@ -71,9 +72,9 @@ class Parity(NamedTuple):
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Repeated measured runs of one scenario, its predicted run, and the parity of their logs where it was checked.
+    """Repeated measured runs of one scenario, its predicted run, and the parity of their logs if it was checked.
 
-    Raises AgreementError if they are not of one scenario (the hardware's name apart) or did not decode.
+    Raises AgreementError if they are not of one scenario (except for the hardware's name) or have no decode steps.
     """
 
     measured: tuple[Run, ...]
@@ -90,7 +91,7 @@ class RunComparison:
 
     @property
     def scenario(self) -> Mapping[str, Any]:
-        """That of the prediction, which names the profile it was made from."""
+        """The scenario of the prediction, which names its profile."""
         return self.predicted.scenario
 
     @cached_property
@@ -105,7 +106,7 @@ class RunComparison:
 
     @property
     def null_tpot_ms(self) -> float | None:
-        """What the null model says, if the prediction carries it."""
+        """The prediction of the null model, if the run has it."""
         return self.predicted.bounds.get("null_model_tpot_ms")
 
     @property
@@ -124,7 +125,7 @@ class RunComparison:
 
     @cached_property
     def stall_ms(self) -> dict[str, Repeated]:
-        """Time of a mean decode step without GPU work, by the lane it waited for (``sim.runs.stalls``)."""
+        """Time of a mean decode step without GPU work, by the lane that the GPU waited for (``sim.runs.stalls``)."""
         return {lane: self._metric(f"stall_{lane}_ms") for lane in STALL_LANES}
 
     @cached_property
@@ -139,13 +140,13 @@ class RunComparison:
 
     @cached_property
     def memory(self) -> dict[str, Repeated]:
-        """What law 10 is about, counted in the spans: hits and hit rate, expert copies by kind, their bytes."""
+        """The subject of law 10, counted in the spans: hits and hit rate, expert copies by kind, their bytes."""
         counted = [_memory(run) for run in (*self.measured, self.predicted)]
         return {name: _repeated([count[name] for count in counted]) for name in counted[0]}
 
     @cached_property
     def median_run(self) -> Run:
-        """The repeat of median TPOT (the faster of two), to be looked at for all."""
+        """The repeat with the median TPOT (the faster of two), to be shown for all."""
         ranked = sorted(self.measured, key=lambda run: run.metrics.tpot_ms or 0.0)
         return ranked[(len(ranked) - 1) // 2]
 
@@ -165,7 +166,7 @@ class RunComparison:
 
 
 def work_of(spans: pd.DataFrame) -> dict[tuple[str, str], Work]:
-    """What lanes did in the decode window, by (lane, kind)."""
+    """The lanes' work in the decode window, by (lane, kind)."""
     c, steps = columns_of(spans), step_times(spans).query("phase == 'decode'")
     window = round(steps["start_ms"].min() * 1e6), round(steps["end_ms"].max() * 1e6)
     inside = np.clip(c.end, *window) - np.clip(c.start, *window)
@@ -177,7 +178,7 @@ def work_of(spans: pd.DataFrame) -> dict[tuple[str, str], Work]:
 
 
 def _check_same(run: Run, predicted: Run) -> None:
-    """Refuse to compare what was not asked the same."""
+    """Raises AgreementError unless both are runs of one scenario."""
     mine, other = run.scenario, predicted.scenario
     for key in (key for key in other if key in mine and key not in _MAY_DIFFER):
         if mine[key] != other[key]:
@@ -186,7 +187,7 @@ def _check_same(run: Run, predicted: Run) -> None:
                 f"measured and {other[key]!r} when predicted"
             )
     if run.trace_checksum != predicted.trace_checksum:
-        raise AgreementError(f"{predicted.policy}: measured and predicted with different contents of the trace")
+        raise AgreementError(f"{predicted.policy}: the trace has changed between measurement and prediction")
     if run.metrics.decode_steps != predicted.metrics.decode_steps:
         raise AgreementError(
             f"{predicted.policy}: expected as many decode steps measured as predicted, got "

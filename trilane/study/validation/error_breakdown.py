@@ -1,7 +1,7 @@
-"""Causes: what a TPOT error is made of, in ms of a decode step and in words.
+"""The breakdown of a TPOT error into parts of a decode step, in ms and in words.
 
-A step is what the GPU does, kind by kind, and what it waits for; both sides add up to their TPOT, so that their
-differences add up to its error (but for what medians over repeats do not add up to).
+A step consists of the GPU's work, by kind, and its waits. On both sides these add up to TPOT, so their differences add
+up to its error (except that medians over repeats do not add up exactly).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from trilane.study.validation.comparison import RunComparison
 from trilane.study.validation.repeated import Repeated
 
 _WAITS = {"h2d": "the GPU waits for copies", "cpu": "the GPU waits for the CPU", "host": "the GPU waits for the host"}
-_BEHIND = {"h2d": ("h2d",), "cpu": ("cpu", "d2h"), "host": ("host", "d2h")}  # lanes whose work a wait may come from
-_WORTH_NAMING = 0.1  # of the TPOT error, or of the wait that is to be explained
+_BEHIND = {"h2d": ("h2d",), "cpu": ("cpu", "d2h"), "host": ("host", "d2h")}  # lanes whose work may cause a wait
+_WORTH_NAMING = 0.1  # least share of the TPOT error, or of the wait to be explained
 
 
 @dataclass(frozen=True)
 class ErrorPart:
-    """A part of a decode step that was predicted otherwise than measured; ``behind``: what lies under a wait."""
+    """A part of a decode step, measured and predicted; ``behind``: the likely cause of a wait's error."""
 
     what: str
     ms: Repeated
@@ -38,13 +38,14 @@ class ErrorPart:
 
 
 def parts_of(comparison: RunComparison) -> list[ErrorPart]:
-    """All parts of a mean decode step: the GPU's work by kind, and its waits."""
+    """All parts of a mean decode step: the GPU's work by kind, and its waits by lane."""
     work = [ErrorPart(f"{kind} on the GPU", ms) for (lane, kind), ms in comparison.work_ms.items() if lane == "gpu"]
     return work + [ErrorPart(_WAITS[lane], ms, _behind(comparison, lane)) for lane, ms in comparison.stall_ms.items()]
 
 
 def error_breakdown(comparison: RunComparison, most: int = 3) -> list[ErrorPart]:
-    """The parts that differ most, largest first, whichever way; none that is small beside the error of the whole.
+    """The parts that differ most, in either direction, largest first; without those that are small compared with the
+    error of the whole.
 
     Parts may differ more than the whole: errors that cancel out are errors.
     """
@@ -54,7 +55,7 @@ def error_breakdown(comparison: RunComparison, most: int = 3) -> list[ErrorPart]
 
 
 def _behind(comparison: RunComparison, waited_for: str) -> str:
-    """The work of the lane waited for that was mispredicted the same way as the wait, if any was."""
+    """The work of the awaited lane with an error in the same direction as that of the wait, if there is any."""
     wait = comparison.stall_ms[waited_for].difference
     if not wait:
         return ""
@@ -62,7 +63,7 @@ def _behind(comparison: RunComparison, waited_for: str) -> str:
     key = max(same, key=lambda key: same[key], default=None)
     if key is None or same[key] < _WORTH_NAMING:
         lanes = " and ".join(_BEHIND[waited_for])
-        return f"work on {lanes} does not explain it: see when, and in which order, it starts"
+        return f"work on {lanes} does not explain it: compare its starts and their order"
     return f"{key[1]} on {key[0]}: {_side_by_side(comparison.work_ms[key])}{_numbers(comparison.work_spans[key])}"
 
 

@@ -1,8 +1,9 @@
-"""What a validation has measured so far: a folder to which every run is added as it ends, so that none is lost.
+"""The journal of a validation: a folder to which every run is added when it ends, so that none is lost.
 
-``question.json`` says what was asked; ``run-SCENARIO-ROUND.parquet`` holds the spans of one measured run and, in the
-file's metadata, the rest of it; ``microbenchmarks-ROUND-N.json`` the samples of one repetition of the microbenchmarks.
-Files are written aside and then renamed: what is there is whole, whenever the process was killed.
+``question.json`` identifies the validation; ``run-SCENARIO-ROUND.parquet`` contains the spans of one measured run and,
+in the file's metadata, the rest of it; ``microbenchmarks-ROUND-N.json`` the samples of one repetition of the
+microbenchmarks. Files are written under another name and renamed, so that all are complete even if the process is
+killed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pyarrow import parquet
 import realrun
 from realrun.errors import RefusedError
 from realrun.profiling.timing import Samples
-from sim.machine.hardware import Power
+from sim.machine.devices import Power
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run
 from sim.runs.spans import TEXTS
@@ -31,13 +32,13 @@ from trilane.common.files import atomic_path, lock_file
 from trilane.study.sweep.user_policies import own_source
 from trilane.study.validation.parity import Answers
 
-PACKAGES = ("policies", "realrun", "sim", "traces")  # whose code affects a measured run
+PACKAGES = ("policies", "realrun", "sim", "traces", "trilane/common")  # code that affects a measured run
 SOURCES = (".py", ".c", ".h")
 _META = b"trilane"
 
 
 class Kept(NamedTuple):
-    """A measured run; what its session answered; and whether a fresh session answers the same."""
+    """A measured run, the answers of its session, and whether a fresh session gives the same answers."""
 
     run: Run
     answers: Answers
@@ -45,10 +46,10 @@ class Kept(NamedTuple):
 
 
 class ValidationJournal:
-    """The journal in ``folder``, which is made with the first thing that is kept.
+    """The journal in ``folder``, which is created with its first entry.
 
-    One of another ``question`` that is there counts as empty, and is renamed then, to ``before``; ``changed`` says what
-    is different.
+    An existing journal of another ``question`` counts as empty and is then renamed to ``before``; ``changed``: the
+    parts of the question that differ.
     """
 
     def __init__(self, folder: Path, question: Mapping[str, str]) -> None:
@@ -58,11 +59,11 @@ class ValidationJournal:
         self.changed = () if there is None else tuple(key for key in question if there.get(key) != question[key])
 
     def has(self, scenario: int, turn: int) -> bool:
-        """Whether a scenario's run of a round is in it."""
+        """Whether it has a scenario's run of a round."""
         return self._is_ours and self._run(scenario, turn).exists()
 
     def add(self, scenario: int, turn: int, kept: Kept) -> None:
-        """Keep a measured run."""
+        """Add a measured run."""
         self._begin()
         spans = kept.run.spans.astype(dict.fromkeys(TEXTS, "category"))
         table = pa.Table.from_pandas(spans, preserve_index=False)
@@ -71,15 +72,15 @@ class ValidationJournal:
             parquet.write_table(table, aside, compression="zstd")
 
     def runs(self, scenario: int, rounds: int, power: Power | None) -> list[Kept]:
-        """A scenario's measured runs, in order; ``power``: that of the machine."""
+        """A scenario's measured runs, in order; ``power``: of the machine."""
         return [_read(self._run(scenario, turn), power) for turn in range(rounds) if self.has(scenario, turn)]
 
     def has_samples(self, turn: int) -> bool:
-        """Whether the microbenchmarks before a round (after the last: that of the round to follow) are in it."""
+        """Whether it has the microbenchmarks before a round; those after the last count for the round after it."""
         return self._is_ours and any(self.folder.glob(f"microbenchmarks-{turn:02d}-*.json"))
 
     def add_samples(self, turn: int, samples: Samples) -> None:
-        """Keep one repetition of the microbenchmarks."""
+        """Add one repetition of the microbenchmarks."""
         self._begin()
         number = len(list(self.folder.glob("microbenchmarks-*.json")))
         with atomic_path(self.folder / f"microbenchmarks-{turn:02d}-{number:03d}.json") as aside:
@@ -91,12 +92,12 @@ class ValidationJournal:
         return [{tuple(key): ns for *key, ns in json.loads(file.read_text(encoding="utf-8"))} for file in files]
 
     def count(self, scenarios: int, rounds: int) -> int:
-        """How many of the runs of so many scenarios and rounds are in it."""
+        """The number of its runs among those of ``scenarios`` and ``rounds``."""
         return sum(self.has(scenario, turn) for scenario in range(scenarios) for turn in range(rounds))
 
     @property
     def before(self) -> Path:
-        """Where the journal of another question goes that was in ``folder``."""
+        """The folder for an earlier journal of another question."""
         return self.folder.with_name(f"{self.folder.name}.before")
 
     @property
@@ -107,7 +108,7 @@ class ValidationJournal:
         return self.folder / f"run-{scenario:03d}-{turn:02d}.parquet"
 
     def _begin(self) -> None:
-        """Make the folder, unless it is there already; keep the one of another question, and no earlier one."""
+        """Create the folder, if needed; the latest journal of another question is kept in ``before``."""
         if self._is_ours:
             return
         if self._question.exists():
@@ -122,14 +123,14 @@ class ValidationJournal:
 
 @contextmanager
 def journal_of(folder: Path, question: Mapping[str, str]) -> Iterator[ValidationJournal]:
-    """The journal in ``folder``, for this validation alone. Raises RefusedError if another one has it."""
+    """The journal in ``folder``, locked for this validation. Raises RefusedError if another one holds it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.with_name(f"{folder.name}.lock")
     try:
         descriptor = lock_file(lock)
     except BlockingIOError:
         raise RefusedError(
-            f"{folder}: another validation is writing there; wait until it has ended, or name another folder"
+            f"{folder}: another validation is writing there; wait until it has ended, or choose another folder"
         ) from None
     try:
         yield ValidationJournal(folder, question)
@@ -139,9 +140,9 @@ def journal_of(folder: Path, question: Mapping[str, str]) -> Iterator[Validation
 
 
 def question_of(settings: Sequence[Prepared]) -> dict[str, str]:
-    """What was asked, as digests: scenarios and their traces' contents, the profile, and the code that measures.
+    """Digests of what is measured: scenarios with their traces' contents, the profile, and the code.
 
-    The number of repeats is no part of it: with more of them, a validation goes on.
+    The number of repeats is not included: a validation can be continued with more of them.
     """
     asked = [[setting.scenario.to_dict(), setting.trace.checksum] for setting in settings]
     profile = settings[0].hardware.document()
@@ -162,7 +163,7 @@ def code_of(policies: Iterable[str]) -> str:
 
 
 def code_digest(root: Path) -> str:
-    """Of all sources of ``PACKAGES`` below ``root``: Python, and the C of the CPU's experts."""
+    """The digest of all sources of ``PACKAGES`` in ``root``: Python, and C for the CPU's experts."""
     files = (file for package in PACKAGES for file in sorted((root / package).rglob("*")) if file.suffix in SOURCES)
     return _sha(*(part for file in files for part in (str(file.relative_to(root)).encode(), file.read_bytes())))
 

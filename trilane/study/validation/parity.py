@@ -1,4 +1,4 @@
-"""Law 10: whether measured runs and the simulator were given the same answers by the policy, in a few numbers a run."""
+"""The check of law 10 (docs/design.md): whether a policy gave the same answers in measured and simulated runs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trilane.study.validation.comparison import Counts, Parity
 
 
 class Answers(NamedTuple):
-    """What a session answered in a run: equal answers have equal digests.
+    """The answers of a session in a run, as digests, which are equal for equal answers.
 
-    ``plans``: one digest for each step and layer, in order, of everything that the plan says but its makespan.
+    ``plans``: one digest for each step and layer, in order, of the whole plan except its makespan.
     """
 
     plans: tuple[str, ...]
@@ -29,7 +29,7 @@ class Answers(NamedTuple):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Answers:
-        """What ``to_dict`` gave."""
+        """The inverse of ``to_dict``."""
         return cls(**{**values, "plans": tuple(values["plans"]), "counts": Counts(**values["counts"])})
 
 
@@ -46,12 +46,12 @@ def answers_of(session: LoggedSession) -> Answers:
 
 
 def replays(session: LoggedSession, fresh: Callable[[], Session]) -> bool:
-    """Whether a fresh session of the same policy answers the same calls in the same way."""
+    """Whether a fresh session of the same policy gives the same answers to the same calls."""
     return replay(session.log, fresh()) is None
 
 
 def plans_changed(one: Answers, other: Answers) -> float:
-    """The share of layers that two runs decided differently; where policy and routing are the same, it was timing."""
+    """The share of layers with different plans in two runs; for the same policy and routing, timing is the cause."""
     same = sum(plan == theirs for plan, theirs in zip(one.plans, other.plans, strict=False))
     return (len(one.plans) - same) / max(1, len(one.plans))
 
@@ -70,7 +70,7 @@ def parity_of(measured: Answers, replay_identical: bool, predicted: Answers) -> 
 
 
 def parity_of_repeats(repeats: Sequence[tuple[Answers, bool]], predicted: Answers) -> Parity:
-    """Of the first repeat that breaks law 10, or else of the last; with each, whether its log ``replays``."""
+    """The findings on the first repeat that breaks law 10, else on the last. With each: whether its log ``replays``."""
     found = [parity_of(answers, replayed, predicted) for answers, replayed in repeats]
     return next((parity for parity in found if not parity.held), found[-1])
 
@@ -80,7 +80,7 @@ def _digest(answer: object) -> str:
 
 
 def _plain(value: Any) -> object:
-    """Sets, and numbers of numpy, as JSON has them. Raises TypeError for anything else."""
+    """Sets and numbers of numpy in a form for JSON. Raises TypeError for anything else."""
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     if hasattr(value, "item"):

@@ -63,14 +63,14 @@ class ValidationPlan:
 
 
 def _check_free(keys: Mapping[str, Any], where: str, elsewhere: Mapping[str, str]) -> None:
-    """Refuse keys of a scenario that are given elsewhere."""
+    """Raises RefusedError for keys of a scenario that are given elsewhere."""
     for key in keys:
         if key in elsewhere:
             raise RefusedError(f"{where}: {key} is given {elsewhere[key]}; leave it out here")
 
 
 def _policy(given: str | Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """A name, or a name with parameters, as keys of a scenario."""
+    """The keys of a scenario for an entry of the list of policies."""
     if isinstance(given, str):
         return {"policy": given}
     [(name, parameters)] = given.items()
@@ -78,6 +78,6 @@ def _policy(given: str | Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def alternating(scenarios: int, rounds: int) -> Iterator[Sequence[int]]:
-    """The order of measuring: there and back, so that a drift of the machine affects all scenarios alike."""
+    """The order of scenarios in each round: back and forth, so that a drift of the machine affects all equally."""
     for turn in range(rounds):
         yield range(scenarios) if turn % 2 == 0 else range(scenarios)[::-1]

@@ -1,4 +1,4 @@
-"""RankAgreement agreement: whether the prediction orders policies as the measurement does."""
+"""The agreement of ranks: whether the prediction orders policies as the measurement does."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _OF_THE_POLICY = ("policy", "parameters")
 
 @dataclass(frozen=True)
 class RankAgreement:
-    """Policies that were asked the same, by TPOT. A tau is None where one side puts all of them level.
+    """Policies in one setting, by TPOT. A tau is None if all policies are equal on one side.
 
-    ``tau`` is Kendall's tau-b of the measured medians and the predictions. Pairs that the measurement itself cannot
-    order (``ties``: their medians are no further apart than the half interquartile ranges of both together) count in
-    it like all others; ``tau_beyond_spread`` leaves them out: pairs ordered rightly less wrongly, over pairs.
+    ``tau`` is Kendall's tau-b of the measured medians and the predictions. It includes pairs that the measurement
+    itself cannot order (``ties``: their medians differ by no more than the sum of their half interquartile ranges).
+    ``tau_beyond_spread`` leaves these out: (pairs in the right order - pairs in the wrong order) / pairs.
     """
 
-    policies: tuple[str, ...]  # as measured, fastest first
+    policies: tuple[str, ...]  # fastest first, as measured
     tau: float | None
     null_tau: float | None
     tau_beyond_spread: float | None
     pairs: int
-    discordant: tuple[tuple[str, str], ...]  # the faster as measured comes first; predicted the other way round
+    discordant: tuple[tuple[str, str], ...]  # faster first, as measured; predicted in the other order
     ties: tuple[tuple[str, str], ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -41,12 +41,12 @@ class RankAgreement:
 
 
 def setting_key(scenario: Mapping[str, Any]) -> str:
-    """What scenarios have in common that differ only in policy."""
+    """A key that is the same for scenarios that differ only in policy."""
     return json.dumps({key: scenario[key] for key in scenario if key not in _OF_THE_POLICY}, sort_keys=True)
 
 
 def groups_of(comparisons: Sequence[RunComparison]) -> list[list[int]]:
-    """Places of the comparisons that differ only in policy, in the order given."""
+    """Places of the comparisons that differ only in policy, in the given order."""
     groups: dict[str, list[int]] = {}
     for place, comparison in enumerate(comparisons):
         groups.setdefault(setting_key(comparison.scenario), []).append(place)
@@ -54,7 +54,7 @@ def groups_of(comparisons: Sequence[RunComparison]) -> list[list[int]]:
 
 
 def names_of(comparisons: Sequence[RunComparison]) -> list[str]:
-    """A name for each: its policy, and the parameters that tell it from others of its policy in the same setting."""
+    """A name for each: its policy, with the parameters that distinguish it from others of its policy in its setting."""
     telling: dict[str, set[str]] = {}
     for group in groups_of(comparisons):
         for one, other in combinations([comparisons[place].scenario for place in group], 2):
@@ -65,7 +65,7 @@ def names_of(comparisons: Sequence[RunComparison]) -> list[str]:
 
 
 def ranking_of(names: Sequence[str], comparisons: Sequence[RunComparison]) -> RankAgreement | None:
-    """How the policies of one setting are ordered; None if there are fewer than two."""
+    """The agreement of ranks in one setting; None if there are fewer than two policies."""
     if len(comparisons) < 2:
         return None
     order = sorted(range(len(names)), key=lambda place: comparisons[place].tpot_ms.median)
@@ -92,7 +92,7 @@ def _tau(measured: Sequence[float] | Any, predicted: Sequence[float] | Any) -> f
 
 
 def _tied(one: RunComparison, other: RunComparison) -> bool:
-    """Whether the repeats cannot tell which of the two is faster."""
+    """Whether the repeats do not show which of the two is faster."""
     room = (one.tpot_ms.half_iqr or 0.0) + (other.tpot_ms.half_iqr or 0.0)
     return abs(one.tpot_ms.median - other.tpot_ms.median) <= room
 

@@ -1,4 +1,4 @@
-"""One number, measured several times and predicted once."""
+"""A number that is measured several times and predicted once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Repeated:
 
     @property
     def median(self) -> float:
-        """Of the repeats."""
+        """The median of the repeats."""
         return float(np.median(self.measured))
 
     @property
@@ -28,27 +28,27 @@ class Repeated:
 
     @property
     def half_iqr(self) -> float | None:
-        """Half the interquartile range of the repeats; None of a single one, whose spread nobody knows."""
+        """Half the interquartile range of the repeats; None for a single one, which has no spread."""
         low, high = self.quartiles
         return (high - low) / 2 if len(self.measured) > 1 else None
 
     @property
     def spread(self) -> float | None:
-        """The noise floor that an error is judged against: half the interquartile range over the median."""
+        """The noise floor for judging an error: half the interquartile range over the median."""
         return None if self.half_iqr is None or not self.median else self.half_iqr / self.median
 
     @property
     def difference(self) -> float:
-        """Predicted less measured, in the number's own unit."""
+        """Predicted - measured, in the number's own unit."""
         return self.predicted - self.median
 
     @property
     def error(self) -> float | None:
-        """predicted / measured - 1; None where nothing was measured."""
+        """predicted / measured - 1; None if the measured value is 0."""
         return self.predicted / self.median - 1 if self.median else None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: every repeat, and what is made of them."""
+        """JSON-ready: every repeat, and the statistics."""
         low, high = self.quartiles
         return {
             "repeats": list(self.measured), "median": self.median, "lowest": min(self.measured),

@@ -1,4 +1,4 @@
-"""When a validation begins no further run: its time is used up, or the process was asked to end."""
+"""Reasons to stop a validation before its next run: a time limit, or a signal."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """Asked before every run. ``limit_s``: seconds from now on; None: no limit."""
+    """A check that is made before every run. ``limit_s``: seconds from now; None: no limit."""
 
     def __init__(self, limit_s: float | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
         self._limit_s, self._now_s, self._began_s = limit_s, now_s, now_s()
         self.signal: signal.Signals | None = None
 
     def why(self) -> str | None:
-        """What the reason is, None if there is none."""
+        """The reason to stop, if there is one."""
         if self.signal is not None:
-            return f"{self.signal.name} came"
+            return f"{self.signal.name} was received"
         if self._limit_s is not None and self._now_s() - self._began_s >= self._limit_s:
             return f"the time limit of {self._limit_s:g} s is used up"
         return None
@@ -30,9 +30,9 @@ class Stop:
 
 @contextmanager
 def stopping(limit_s: float | None = None) -> Iterator[Stop]:
-    """A Stop that notes the first SIGINT or SIGTERM; a second one ends the process as ever.
+    """A Stop that records the first SIGINT or SIGTERM; a second one ends the process as usual.
 
-    Signals are left alone outside the main thread, where Python cannot handle them.
+    Outside the main thread, where Python cannot handle signals, only the time limit applies.
     """
     stop = Stop(limit_s)
     before: dict[signal.Signals, signal._HANDLER] = {}

@@ -1,4 +1,4 @@
-"""Validation: scenarios measured on a machine, and predicted from microbenchmarks alone."""
+"""Validation of the simulator: scenarios are measured on a machine, and predicted from microbenchmarks alone."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Progress = Callable[[str], None]
 
 
 class ValidationEnd(NamedTuple):
-    """How a validation ended: runs in its journal, of how many; why it stopped before the last one; and the error.
+    """The end of a validation: runs in its journal, of how many; why it stopped before the last one; and the error.
 
-    ``changed``: what had changed since the journal that was there before, which was begun anew.
+    ``changed``: what differed in an earlier journal, in place of which a new one was begun.
     """
 
     runs: int
@@ -39,10 +39,10 @@ class ValidationEnd(NamedTuple):
 
 
 class Validated(NamedTuple):
-    """Measured next to predicted, and the machine with the profile that the predictions were made from.
+    """The agreement, and the machine with the profile from which the predictions were made.
 
-    ``by_file``: the same next to predictions from the profile as it was in its file. ``remarks``: the machine's.
-    Scenarios without a measured run are in neither agreement.
+    ``by_file``: the agreement with predictions from the profile in its file. ``remarks``: of the machine. Scenarios
+    without a measured run are in neither agreement.
     """
 
     agreement: Agreement
@@ -53,20 +53,20 @@ class Validated(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """What is missing, remarks on the machine, how predictions were made, and what the file alone would give."""
+        """Notes: what is missing, remarks on the machine, the predictions' source, and the agreement by file."""
         found, ended = self.by_file.summary, self.ended
         partly = f"stopped early: {ended.why}; {ended.runs} of {ended.asked} runs are measured, the rest is left out"
         anew = (
-            f"the journal was begun anew: what was in it had another {' and '.join(ended.changed)}, and is kept in "
+            f"a new journal was begun: the earlier one was for another {' and '.join(ended.changed)}, and is kept in "
             "journal.before"
         )
         return [
             *([partly] if ended.why else []),
             *([anew] if ended.changed else []),
             *self.remarks,
-            "predictions: medians of microbenchmarks repeated before every round of runs and after the last; decision "
-            "costs, and what planners believe, are the file's",
-            f"predicted from the profile as it was in its file, measured before: median TPOT error "
+            "predictions: from medians of microbenchmarks that were repeated before every round of runs and after the "
+            "last; decision costs, and the costs that policies plan with, are those of the file",
+            f"predicted from the profile in its file, measured earlier: median TPOT error "
             f"{found.median_error:.1%}, worst {found.worst_error:.1%}, tau "
             f"{'-' if found.tau is None else format(found.tau, '.2f')}",
         ]
@@ -79,13 +79,13 @@ def validate(
     """Measure and predict every scenario of the plan, all of one model, on the machine of their profile.
 
     Each is run ``repeats`` times in alternating order, and once before its first run, to warm up. The microbenchmarks
-    of the profile are repeated before every round and after the last, since a machine may be slower for minutes;
-    predictions are made from these alone, while planners believe in the profile as it was.
+    of the profile are repeated before every round and after the last, since a machine may be slower for minutes.
+    Predictions are made from these alone, while policies plan with the profile in the file.
 
-    ``folder``: where the journal is kept. What it holds of the same plan, profile and code is not measured again.
-    ``stop`` is asked before every run; a lane that fails stops the validation too. Raises RefusedError where nothing
-    can be measured, another validation uses the folder, or nothing was measured before it stopped, and the LaneError
-    of a lane that fails before.
+    ``folder``: of the journal; what it has of the same plan, profile and code is not measured again. ``stop`` is
+    checked before every run; a lane that fails also stops the validation. Raises RefusedError if the plan cannot be
+    measured, another validation uses the folder, or it was stopped before the first run, and LaneError if a lane failed
+    before.
     """
     settings = [prepare(scenario) for scenario in plan.scenarios]
     _check_one_model(settings)
@@ -104,7 +104,7 @@ def validate(
 
 
 class _Rounds(NamedTuple):
-    """What is measured, and where to."""
+    """The measurements of a validation, and their journal."""
 
     plan: ValidationPlan
     settings: Sequence[Prepared]
@@ -113,7 +113,7 @@ class _Rounds(NamedTuple):
     progress: Progress
 
     def measure(self, machine: RealMachine) -> ValidationEnd:
-        """All that is not in the journal yet, or until it is stopped."""
+        """Measure all that is not in the journal, until it is stopped."""
         why: str | None = None
         error: LaneError | None = None
         try:
@@ -125,7 +125,7 @@ class _Rounds(NamedTuple):
         return ValidationEnd(done, scenarios * repeats, why, error, self.journal.changed)
 
     def _measure(self, machine: RealMachine) -> str | None:
-        """Why it was stopped, if it was."""
+        """The reason if it was stopped."""
         last, due = self.plan.repeats, list(self._due())
         if not due and self.journal.has_samples(last):
             return None
@@ -144,7 +144,7 @@ class _Rounds(NamedTuple):
         return None
 
     def _due(self) -> Iterator[tuple[int, list[int]]]:
-        """Rounds, and which scenarios are to be measured in them, in order."""
+        """Rounds with the scenarios that are to be measured in them, in order."""
         for turn, order in enumerate(alternating(len(self.settings), self.plan.repeats)):
             places = [place for place in order if not self.journal.has(place, turn)]
             if places:
@@ -193,7 +193,7 @@ def _check_one_model(settings: Sequence[Prepared]) -> None:
 
 
 def _comparison(setting: Prepared, measured: Sequence[Kept], hardware: Hardware) -> RunComparison:
-    """Measured runs next to the prediction; the answers in all of them are compared with its."""
+    """The comparison of measured runs with the prediction, including their answers."""
     elsewhere = setting.on(hardware, planner=setting.costs)
     session = elsewhere.session_of(LoggedSession)
     predicted = play(elsewhere, session)

@@ -60,7 +60,7 @@ def test_one_that_makes_no_scenario_has_what_was_asked_and_the_rest_of_its_grid(
     grid = {"policy": {"dali": {"window": 8}}, "parameters.prefetch": 2, "cached_share": 0.5, "gpu_memory_gb": 8}
     [point] = points(Grid.from_dict({"scenario": {**SMALL, "batch": 2}, "grid": grid, "clairvoyant": False}))
     row = row_of(point)
-    assert row["error"] == "ScenarioError: scenario: give gpu_memory_gb or cached_share, not both"
+    assert row["error"] == "ScenarioError: give gpu_memory_gb or cached_share, not both"
     names = ("policy", "parameters", "trace", "model", "hardware", "batch", "cached_share", "gpu_memory_gb")
     assert {name: row[name] for name in names} == {
         "policy": "dali", "parameters": '{"prefetch":2,"window":8}', "trace": "mini-moe", "model": None,

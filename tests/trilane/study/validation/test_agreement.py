@@ -71,7 +71,7 @@ class TestVerdicts:
         verdicts = agreement(*[RunComparison(p.measured, p.predicted, KEPT) for p in good()]).verdicts
         assert [str(verdict) for verdict in verdicts] == [
             "held: median TPOT error 2.0% (aim: at most 5%)",
-            "held: ranking of policies, Kendall's tau: 1.00 (aim: at least 0.9); 0 of 6 pairs the wrong way round",
+            "held: ranking of policies, Kendall's tau: 1.00 (aim: at least 0.9); 0 of 6 pairs in the wrong order",
             "held: worst TPOT error 3.0% (aim: none above 15%); 0 of 6 above",
             "held: parity of plans, hits, loads and bytes (law 10) in 6 of 6 scenarios checked",
         ]
@@ -127,7 +127,7 @@ def test_batch_stands_for_its_sequences() -> None:
 def test_nothing_or_the_same_twice_is_refused() -> None:
     with pytest.raises(AgreementError, match="at least one scenario"):
         agreement()
-    with pytest.raises(AgreementError, match="dali: expected every scenario once, got this twice"):
+    with pytest.raises(AgreementError, match="dali: expected every scenario once, got twice"):
         agreement(comparison(), comparison())
 
 

@@ -42,7 +42,7 @@ def test_a_wait_that_no_work_explains() -> None:
     [text] = found(RunComparison((waited,), run()))
     assert text == (
         "the GPU waits for copies: 10 ms predicted, 15 measured (-5); "
-        "work on h2d does not explain it: see when, and in which order, it starts"
+        "work on h2d does not explain it: compare its starts and their order"
     )
 
 
@@ -53,7 +53,7 @@ def test_copies_that_were_not_made_are_counted() -> None:
         "the GPU waits for copies: 0 ms predicted, 10 measured (-10); "
         "demand on h2d: 0 ms predicted, 8 measured (-8), 0 of them predicted, 1 measured",
         "the GPU waits for the host: 5 ms predicted, 2 measured (+3); "
-        "work on host and d2h does not explain it: see when, and in which order, it starts",
+        "work on host and d2h does not explain it: compare its starts and their order",
     ]
 
 

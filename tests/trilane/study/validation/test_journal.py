@@ -186,7 +186,7 @@ def test_another_question_begins_anew_and_says_so(
     found = run(text, **changes)
     assert len(measured) == len(ALL)
     assert found.ended.changed == what
-    assert "the journal was begun anew: what was in it had another plan, and is kept in journal.before" in found.notes
+    assert "a new journal was begun: the earlier one was for another plan, and is kept in journal.before" in found.notes
     assert contents(tmp_path / "journal.before") == kept
     assert contents(tmp_path / "journal").keys() >= {"question.json", "run-000-00.parquet"}
 

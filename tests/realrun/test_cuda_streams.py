@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from realrun.errors import LaneError
 from realrun.machine.cuda_lanes import POLL_S
-from tests.kit.fake_cuda import GB, FakeCuda, fake_machine
+from tests.kit.fake_cuda import GB, FakeCuda
+from tests.kit.fake_torch import fake_machine
 
 
 def bytes_on(place: Callable[..., torch.Tensor], size: int) -> torch.Tensor:
@@ -103,7 +104,7 @@ class TestWhatIsSaidToTheDevice:
     def test_waiting_does_not_read_the_clock_of_the_device(self, cuda, monkeypatch):
         with fake_machine(cuda) as machine:
             completion = machine.gpu.submit(lambda: None)
-            monkeypatch.setattr("tests.kit.fake_cuda.FakeEvent.elapsed_time", lambda *_: 1 / 0)
+            monkeypatch.setattr("tests.kit.fake_streams.FakeEvent.elapsed_time", lambda *_: 1 / 0)
             completion.wait()
             with pytest.raises(ZeroDivisionError):
                 _ = completion.start_ns

@@ -1,0 +1,92 @@
+"""The devices of a machine, as numbers: GPU, CPU, link and host, what they cost each other, and their power."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ResultPath = Literal["direct", "h2d"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU. Times follow max(bytes / bandwidth, flops / rate) + kernels x ``kernel_ns``."""
+
+    name: str
+    memory_bytes: int
+    bandwidth_bytes_per_s: float  # data sheet
+    bandwidth_fraction: float  # of it, reached by memory-bound kernels
+    flops_per_s: float  # data sheet, dense 16-bit with 32-bit accumulation
+    flops_fraction: float  # of it, reached by expert-sized matrix products
+    kernel_ns: int  # device time that every kernel costs in addition to its bytes and flops
+    reserve_bytes: int  # kept free: context, workspace, fragmentation
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        """Effective memory bandwidth."""
+        return self.bandwidth_bytes_per_s * self.bandwidth_fraction
+
+    @property
+    def effective_flops_per_s(self) -> float:
+        """Effective 16-bit matrix rate."""
+        return self.flops_per_s * self.flops_fraction
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """The processor cores that compute experts, all sockets together."""
+
+    name: str
+    sockets: int
+    cores: int  # in use, not all that there are
+    dram_bytes_per_s: float  # theory: channels x transfers/s x 8
+    read_bytes_per_s: float  # effective, by an expert's matrix-vector product
+    flops_per_s: float  # effective, by an expert's matrix-matrix product
+    first_expert_ns: int  # extra time of the first CPU expert of a layer
+    ram_bytes: int | None = None  # host memory; None: unknown
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """Host to device and back. A copy takes latency + bytes / rate; copies of one direction queue."""
+
+    theory_bytes_per_s: float  # one direction, after line coding
+    h2d_bytes_per_s: float  # large copies from pinned memory
+    h2d_latency_ns: int
+    d2h_bytes_per_s: float
+    d2h_latency_ns: int
+    copies: Literal["pinned", "pageable"]  # host memory from which experts are copied
+    pageable_fraction: float  # of ``h2d_bytes_per_s``, reached from pageable memory
+    result_path: ResultPath  # CPU results: read in place by the GPU, or queued on h2d behind expert copies
+
+    @property
+    def expert_bytes_per_s(self) -> float:
+        """Rate at which experts are copied to the GPU; activations always travel through pinned buffers."""
+        return self.h2d_bytes_per_s * (self.pageable_fraction if self.copies == "pageable" else 1.0)
+
+
+@dataclass(frozen=True)
+class Host:
+    """The thread that launches, waits and plans."""
+
+    launch_ns: int  # per kernel
+    sync_ns: int  # per layer: from "the gate is done" on the GPU to "the routing is readable" in the program
+    plan_factor: float  # planning time here over that of the plan cost table
+
+
+@dataclass(frozen=True)
+class Contention:
+    """Rates while CPU experts and a copy run at the same time, in permille of the rate alone."""
+
+    cpu_permille: int
+    copy_permille: int
+
+
+@dataclass(frozen=True)
+class Power:
+    """Watts of each device, idle and busy."""
+
+    gpu_idle_w: float
+    gpu_busy_w: float
+    cpu_idle_w: float
+    cpu_busy_w: float
