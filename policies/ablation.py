@@ -46,9 +46,9 @@ class FrozenCache(StaticCache):
         """Let it see what is routed."""
         self.cache.observe(view)
 
-    def admitted(self, id: ExpertId, group: int) -> None:
+    def admitted(self, key: ExpertId, group: int) -> None:
         """Let it know who was placed."""
-        self.cache.admitted(id, group)
+        self.cache.admitted(key, group)
 
 
 class StagedPrefetcher:

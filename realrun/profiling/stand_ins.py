@@ -44,7 +44,8 @@ class AllThere:
         return self._arena[expert_id.layer, expert_id.expert]
 
     def begin(self, copy: Copy) -> Tensor:
-        return self.buffer(copy.id)
+        """As in ``GpuSlots``."""
+        return self.buffer(copy.key)
 
     def release(self, expert_id: ExpertId) -> None:
         """As in ``GpuSlots``; nothing to do."""

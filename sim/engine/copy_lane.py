@@ -107,11 +107,11 @@ class CopyLane:
                 self._back.reserve(now, costs.writeback_ns, "writeback", victim.layer, victim.expert, 0, costs.bytes)
         self._copy, self._begin = copy, (self._ready(copy), now, recorder.step, recorder.phase)
         self._resting = False
-        self._memory.start(SharedMemory.H2D, (self._costs[copy.id.layer].copy_ns,), self._copied)
+        self._memory.start(SharedMemory.H2D, (self._costs[copy.key.layer].copy_ns,), self._copied)
 
     def _ready(self, copy: Copy) -> int:
         """When the copy, which starts now, could have started."""
-        queued = self._asked.pop(copy.id) if copy.kind == "swap" else self._queued[copy.kind]
+        queued = self._asked.pop(copy.key) if copy.kind == "swap" else self._queued[copy.kind]
         if copy.into == "staging":
             self._slots[copy.kind] -= 1
             queued = max(queued, self._slot_since[copy.kind])
@@ -119,13 +119,13 @@ class CopyLane:
 
     def _copied(self, ends: list[int]) -> None:
         copy, (ready, start, step, phase), (now,) = self._copy, self._begin, ends
-        layer, expert = copy.id
+        layer, expert = copy.key
         self._recorder.rows.append(
             ("h2d", ready, start, now, copy.kind, phase, step, layer, -1, expert, 0, copy.bytes)
         )
         self._busy = False
         if not self._session.copied(copy):
-            self.release(copy.id)
+            self.release(copy.key)
         self._arrived(copy)
         self.wake()
 

@@ -24,7 +24,7 @@ from realrun.execution.call_log import LoggedSession, replay
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from tests.invariants.free_compositions import free_question
-from tests.kit.worlds import World
+from trilane.testing.worlds import World
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class EagerSession(LoggedSession):
             self.behind = super().next_copy(self.demand_may_start)
 
     def _logged(self, call: Callable[..., T], *given: Any) -> T:
-        flying = [copy.id for copy in self._copies.in_flight]
+        flying = [copy.key for copy in self._copies.in_flight]
         there = [set(experts) for experts in self.residency.resident]
         answer = super()._logged(call, *given)
         self._follow(call.__name__, answer)
@@ -78,7 +78,7 @@ class EagerSession(LoggedSession):
             self.seen["adopted"] += len(answer.adopted)
         elif isinstance(answer, Copy):
             if answer.into == "staging":
-                self.quota[answer.id] = "prefetch" if answer.kind == "prefetch" else "demand"
+                self.quota[answer.key] = "prefetch" if answer.kind == "prefetch" else "demand"
             self.seen[f"{answer.kind} behind"] += len(self._copies.in_flight) > 1
 
     # --- what must hold -------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class EagerSession(LoggedSession):
 
     def _check_memory(self) -> None:
         residency, in_flight = self.residency, self._copies.in_flight
-        flying = [copy.id for copy in in_flight]
+        flying = [copy.key for copy in in_flight]
         assert len(set(flying)) == len(flying), f"an expert is in flight twice: {in_flight}"
         assert not any(map(residency.holds, flying)), f"an expert is copied that is there: {in_flight}"
         held = self._held(*(copy for copy in in_flight if copy.into == "cache"))
@@ -100,7 +100,7 @@ class EagerSession(LoggedSession):
         for group, (bytes, capacity) in enumerate(zip(held, self.capacity, strict=True)):
             assert bytes <= capacity, f"{bytes} of {capacity} bytes are held in group {group}, {in_flight} in flight"
         staged = [residency.ids[layer][expert] for layer, experts in enumerate(residency.staged) for expert in experts]
-        taken = Counter(self.quota[id] for id in [*staged, *(c.id for c in in_flight if c.into == "staging")])
+        taken = Counter(self.quota[id] for id in [*staged, *(c.key for c in in_flight if c.into == "staging")])
         assert all(taken[quota] <= slots for quota, slots in self.slots.items()), f"{taken} of {self.slots} slots"
 
     def _held(self, *loading: Copy) -> list[int]:
@@ -110,7 +110,7 @@ class EagerSession(LoggedSession):
         for layer, experts in enumerate(residency.resident):
             held[residency.group(layer)] += residency.bytes[layer] * len(experts)
         for copy in loading:
-            held[residency.group(copy.id.layer)] += copy.bytes
+            held[residency.group(copy.key.layer)] += copy.bytes
         return held
 
 

@@ -16,8 +16,8 @@ from policies.mechanism.views import ExpertCosts, ExpertId, PolicyError
 from policies.papers.moe_lightning import ONE, LayerModel, Split, search, spread
 from policies.protocols import Budget, Composition
 from policies.registry import BuildContext, ChoiceError, compose
-from tests.kit.strategies import toy_calibration
 from tests.kit.views_for_tests import view
+from trilane.testing.strategies import toy_calibration
 
 COST = ExpertCosts((0, 10, 12), (0, 40, 80), 8, 30, 10)
 FREE_COPIES = COST._replace(copy_ns=1, cpu_ns=(0, 4000, 8000))

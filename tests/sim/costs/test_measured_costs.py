@@ -18,8 +18,8 @@ from sim.machine.profile_yaml import write_profile
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.hand_measured import TOY, table, toy_machine, toy_model
-from tests.kit.strategies import toy_shape
 from traces.library import load_trace
+from trilane.testing.strategies import toy_shape
 
 LATER: dict[str, Any] = dict.fromkeys(("launch_lead", "launch_tail", "gpu_with_cpu_permille", "cpu_with_gpu_permille"))
 COSTS = costs_on(toy_machine(), TOY, 10)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sim.costs.cost_table import LAUNCHES, CostError, CostTable, StepCosts
 from sim.costs.roofline_costs import _pairs, roofline
 from sim.machine.hardware import hardware_names, load_hardware
-from tests.kit.costs import scaled, uniform_costs
 from traces.models.shape import ModelShape
+from trilane.testing.costs import scaled, uniform_costs
 
 MIXTRAL = ModelShape(
     "mixtral", moe_layers=32, dense_layers=0, experts=8, top_k=2, hidden=4096, expert_width=14336, heads=32,

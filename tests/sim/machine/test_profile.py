@@ -17,8 +17,8 @@ from sim.machine.plan_costs import PlanCost
 from sim.machine.profile import MeasuredRate, Profile
 from sim.machine.profile_yaml import write_profile
 from tests.kit.hand_measured import TOY, toy_machine, toy_model, toy_profile
-from tests.kit.strategies import toy_shape
 from trilane.common.schema import from_dict, to_dict
+from trilane.testing.strategies import toy_shape
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from sim.machine.hardware import load_hardware
 from sim.runs.bounds import LowerBound, _fractional_split, bounds_of, least_misses, lower_bound
 from sim.runs.demand import StepDemand
 from sim.runs.null_model import null_model
-from tests.kit.costs import scaled, uniform_costs
-from tests.kit.strategies import toy_shape
+from trilane.testing.costs import scaled, uniform_costs
+from trilane.testing.strategies import toy_shape
 
 
 def step(index: int, phase: Phase, *routings: dict[int, int]) -> StepDemand:

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from sim.costs.cost_table import CostTable
 from sim.runs.spans import INSTANT, Span
-from tests.invariants.launches import first_ns, launch_of, law_5_launches
-from tests.invariants.log import Expert, Layer, Log, Spans, Stay, home, log_of
+from trilane.testing.launches import first_ns, launch_of, law_5_launches
+from trilane.testing.log import Expert, Layer, Log, Spans, Stay, home, log_of
 
 
 def law_5_work_conservation(
