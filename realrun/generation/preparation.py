@@ -67,7 +67,10 @@ class GenerateRequest:
                 f"policy {scenario.policy!r} needs the routing of later layers, which is not known while a model runs; "
                 "generate with another policy, and simulate this one on the resulting trace"
             )
-        for name in ("noisy_forecast_recall", "prefill_chunk_tokens", "sequences"):
+        simulated = (
+            "noisy_forecast_recall", "prefill_chunk_tokens", "sequences", "sampled_steps", "sampled_prompt_tokens"
+        )  # fmt: skip
+        for name in simulated:
             if getattr(scenario, name) is not None:
                 raise RefusedError(f"generate: {name} is for simulations only; leave it out")
         if self.generated_tokens < 0 or not self.prompts:

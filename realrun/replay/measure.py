@@ -98,7 +98,12 @@ class ReplayBench:
 
 
 def room_for(prepared: Sequence[Prepared]) -> Room:
-    """The room for all of these runs."""
+    """The room for all of these runs. Raises RefusedError for sampled steps or prompts."""
+    if any(each.scenario.sampled for each in prepared):
+        raise RefusedError(
+            "replay: a real machine plays every step and every prompt token: leave out sampled_steps and "
+            "sampled_prompt_tokens"
+        )
     return Room(
         batch=max(each.scenario.batch for each in prepared),
         context=max(each.tokens_per_sequence for each in prepared),

@@ -44,6 +44,7 @@ from sim.costs.cost_table import CostTable, StepCosts
 from sim.machine.hardware import Hardware
 from sim.runs.demand import StepDemand
 from sim.runs.null_model import active_expert_bytes, null_model
+from sim.runs.sampling import one_by_one, weights_of
 from traces.models.shape import ModelShape
 
 
@@ -73,16 +74,23 @@ def bounds_of(
     return values
 
 
-def lower_bound(demand: Sequence[StepDemand], costs: CostTable, capacity_bytes: int) -> LowerBound:
+def lower_bound(
+    demand: Sequence[StepDemand], costs: CostTable, capacity_bytes: int, answer_tokens: int | None = None
+) -> LowerBound:
     """Lower bound on TTFT and TPOT of every policy that keeps the routing (proof: top of this file).
 
     ``capacity_bytes``: all GPU memory that may ever hold routed experts, cache and staging together.
+    ``answer_tokens``: see ``sim.runs.sampling``. The bound holds for any steps that follow each other, whatever came
+    before: so for those that stand for themselves and for the others, and for the same mean of both as TPOT.
     """
     prefill = [step for step in demand if step.phase == "prefill"]
     decode = [step for step in demand if step.phase == "decode"]
+    answer = answer_tokens or len(decode)
+    first, later = one_by_one(len(decode), answer), weights_of([step.index for step in decode], answer).later
+    parts = [(some, weight) for some, weight in ((decode[:first], 1), (decode[first:], later)) if some]
+    answer_ns = sum(_window_ns(some, costs, capacity_bytes) * weight for some, weight in parts)
     return LowerBound(
-        _window_ns(prefill, costs, capacity_bytes) if prefill else None,
-        _window_ns(decode, costs, capacity_bytes) / len(decode) if decode else None,
+        _window_ns(prefill, costs, capacity_bytes) if prefill else None, answer_ns / answer if decode else None
     )
 
 

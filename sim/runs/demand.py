@@ -14,6 +14,7 @@ from traces.batches import StepRows, count_experts
 from traces.layout import ForecastKey
 from traces.noise import NoisyForecasts
 from traces.trace import Trace
+from trilane.common.errors import TrilaneError
 
 WITH_SCORES = ("partial",)  # forecasts of which policies that look at tokens read the scores
 
@@ -34,7 +35,7 @@ class StepDemand(NamedTuple):
 KnownDemand: TypeAlias = dict[tuple[Hashable, ...], list[StepDemand]]  # by all that it depends on
 
 
-class MissingFromTraceError(ValueError):
+class MissingFromTraceError(TrilaneError):
     """A policy needs what the trace does not hold; the message says what, and how to get it."""
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from sim.runs.columns import (
     Bools,
@@ -83,16 +84,14 @@ def uses_of(c: Columns, cells: Cells) -> Uses:
     )  # fmt: skip
 
 
-def hit_rates(uses: Uses, decode_only: bool) -> HitRates:
-    """The four hit rates, over the whole run or its decode steps."""
-    of = uses.decode if decode_only else np.ones(len(uses.step), dtype=np.bool_)
-    hits = uses.resident & of
-    gpu = uses.on_gpu & of
+def hit_rates(uses: Uses, weights: NDArray[Any]) -> HitRates:
+    """The four hit rates. ``weights``: how often each use counts."""
+    hits, gpu, tokens = uses.resident, uses.on_gpu, uses.tokens * weights
     return HitRates(
-        resident=share(int(hits.sum()), int(of.sum())),
-        token=share(int(uses.tokens[hits].sum()), int(uses.tokens[of].sum())),
-        gpu=share(int((hits & gpu).sum()), int(gpu.sum())),
-        served=share(int((gpu & ~uses.loaded).sum()), int(of.sum())),
+        resident=share(weights[hits].sum().item(), weights.sum().item()),
+        token=share(tokens[hits].sum().item(), tokens.sum().item()),
+        gpu=share(weights[hits & gpu].sum().item(), weights[gpu].sum().item()),
+        served=share(weights[gpu & ~uses.loaded].sum().item(), weights.sum().item()),
     )
 
 

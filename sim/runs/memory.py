@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from sim.machine.hardware import Hardware
 from sim.machine.units import GB
 from traces.models.shape import ModelShape
+from trilane.common.errors import TrilaneError
 
 
-class BudgetError(ValueError):
+class BudgetError(TrilaneError):
     """The GPU memory does not hold what was asked of it; the message says by how many GB."""
 
 

@@ -12,7 +12,8 @@ import pandas as pd
 from sim.runs.columns import Bools, Columns, Ints, cells_of, columns_of
 from sim.runs.hits import Uses, hit_rates, layer_frame, share, uses_of
 from sim.runs.prefetches import Prefetches, prefetches_of
-from sim.runs.stalls import STALL_LANES, Stalls, gaps_of
+from sim.runs.sampling import Weights, weights_of
+from sim.runs.stalls import STALL_LANES, Gaps, gaps_of
 from sim.runs.vocabulary import LANES
 
 __all__ = ["METRIC_TYPES", "Metrics", "layer_frame", "metrics_of", "step_times"]
@@ -26,6 +27,10 @@ class Metrics:
 
     Where the name does not say otherwise, a number is about the *decode window*: from the end of the last prefill
     step to the end of the last decode step. A step ends with the host's last ``wait`` (layer -1).
+
+    Where decode steps are sampled (``sim.runs.sampling``), such a number is the mean over the whole answer: each step
+    counts as often as it stands for a step of the answer. Numbers of the whole run, and counts, are those of the steps
+    that are played.
     """
 
     ttft_ms: float | None  # end of the last prefill step
@@ -91,25 +96,32 @@ def _metric_types() -> dict[str, Any]:
 METRIC_TYPES: Mapping[str, Any] = _metric_types()  # of ``Metrics.to_dict``, by key
 
 
-def metrics_of(spans: pd.DataFrame, batch: int) -> Metrics:
-    """Metrics of a run of ``batch`` sequences, from its spans (columns as in :class:`sim.runs.spans.Span`)."""
+def metrics_of(
+    spans: pd.DataFrame, batch: int, answer_tokens: int | None = None, *, whole_prompt: bool = True
+) -> Metrics:
+    """Metrics of a run of ``batch`` sequences, from its spans (columns as in :class:`sim.runs.spans.Span`).
+
+    ``answer_tokens``: decode steps that those that were played stand for; None: themselves. ``whole_prompt``: False for
+    a prompt that was not played at its length, and says nothing about the time to first token.
+    """
     c = columns_of(spans)
     cells = cells_of(c)
     makespan = int(c.end.max()) if len(c.end) else 0
     steps = _steps(c)
-    window = steps.window()
-    count = int(steps.decode.sum())
+    decode = steps.step[steps.decode].tolist()
+    weights = weights_of(decode, answer_tokens or len(decode))
+    answer = _Answer(steps.windows(weights), answer_tokens or len(decode))
     uses = uses_of(c, cells)
     prefetches = prefetches_of(c, cells, uses)
-    planning = c.where(c.of("plan", "foresee")).within(*window)
     values: dict[str, Any] = {
-        **_times(steps, batch), "makespan_ms": makespan / 1e6, "steps": len(steps.end), "decode_steps": count,
-        **_hits(uses),
+        **_times(steps, answer, batch, whole_prompt),
+        "makespan_ms": makespan / 1e6, "steps": len(steps.end), "decode_steps": len(decode),
+        **_hits(uses, weights),
         **_prefetches(c, prefetches),
-        **_link(c, prefetches, count * batch),
-        "busy_share": _busy(c, window), "run_busy_share": _busy(c, (0, makespan)),
-        **_stalls(gaps_of(c, cells).within(*window), window, count),
-        "plan_overhead_share": share(int(planning.sum()), window[1] - window[0]),
+        **_link(c, prefetches, weights, (answer_tokens or len(decode)) * batch),
+        "busy_share": answer.busy(c), "run_busy_share": _Answer([_Window(0, makespan, 1)], 1).busy(c),
+        **answer.stalls(gaps_of(c, cells)),
+        "plan_overhead_share": answer.share_of(c.where(c.of("plan", "foresee"))),
     }  # fmt: skip
     return Metrics(**values)
 
@@ -123,17 +135,62 @@ def step_times(spans: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+class _Window(NamedTuple):
+    """A part of a run, in ns, and how often it counts."""
+
+    begin: int
+    end: int
+    weight: float
+
+
+class _Answer(NamedTuple):
+    """The windows of a run that make up its answer."""
+
+    windows: list[_Window]
+    tokens: int
+
+    @property
+    def duration_ns(self) -> float:
+        """Of the whole answer."""
+        return sum((end - begin) * weight for begin, end, weight in self.windows)
+
+    def share_of(self, c: Columns) -> float | None:
+        """Time that these spans take, which do not overlap, over the duration."""
+        ns = sum(int(c.within(begin, end).sum()) * weight for begin, end, weight in self.windows)
+        return share(ns, self.duration_ns)
+
+    def busy(self, c: Columns) -> ByLane:
+        """The same by lane."""
+        ns = dict.fromkeys(LANES, 0.0)
+        for begin, end, weight in self.windows:
+            within = c.within(begin, end)
+            for lane in LANES:
+                ns[lane] += int(within[c.on(lane)].sum()) * weight
+        return {lane: share(busy_ns, self.duration_ns) for lane, busy_ns in ns.items()}
+
+    def stalls(self, gaps: Gaps) -> dict[str, ByLane]:
+        """Idle time of the GPU, a decode step and as a share of the duration."""
+        found = [(gaps.within(begin, end), weight) for begin, end, weight in self.windows]
+        ns = {lane: sum(stalls[i] * weight for stalls, weight in found) for i, lane in enumerate(STALL_LANES)}
+        return {
+            "stall_ms": {lane: share(of / 1e6, self.tokens) for lane, of in ns.items()},
+            "stall_share": {lane: share(of, self.duration_ns) for lane, of in ns.items()},
+        }
+
+
 class _Steps(NamedTuple):
     step: Ints
     decode: Bools
     start: Ints
     end: Ints
 
-    def window(self) -> tuple[int, int]:
-        """Begin and end of decoding, ns; empty without decode steps."""
-        if not self.decode.any():
-            return 0, 0
-        return int(self.start[self.decode][0]), int(self.end[self.decode][-1])
+    def windows(self, weights: Weights) -> list[_Window]:
+        """The decode steps that stand for themselves, and those that stand for more; either may be missing."""
+        alone = self.step < weights.late_step
+        parts = ((self.decode & alone, 1), (self.decode & ~alone, weights.later))
+        return [
+            _Window(int(self.start[part][0]), int(self.end[part][-1]), weight) for part, weight in parts if part.any()
+        ]
 
 
 def _steps(c: Columns) -> _Steps:
@@ -143,20 +200,20 @@ def _steps(c: Columns) -> _Steps:
     return _Steps(waits.step, waits.decode, start, waits.end)
 
 
-def _times(steps: _Steps, batch: int) -> dict[str, float | None]:
+def _times(steps: _Steps, answer: _Answer, batch: int, whole_prompt: bool) -> dict[str, float | None]:
     prefill = steps.end[~steps.decode]
-    begin, end = steps.window()
-    tpot_ns = share(end - begin, int(steps.decode.sum()))
+    tpot_ns = share(answer.duration_ns, answer.tokens)
     return {
-        "ttft_ms": int(prefill[-1]) / 1e6 if len(prefill) else None,
+        "ttft_ms": int(prefill[-1]) / 1e6 if len(prefill) and whole_prompt else None,
         "tpot_ms": None if tpot_ns is None else tpot_ns / 1e6,
         "tokens_per_s": share(1e9, tpot_ns or 0),
         "throughput_tokens_per_s": share(batch * 1e9, tpot_ns or 0),
     }
 
 
-def _hits(uses: Uses) -> dict[str, float | None]:
-    rates = {"": hit_rates(uses, False), "decode_": hit_rates(uses, True)}
+def _hits(uses: Uses, weights: Weights) -> dict[str, float | None]:
+    once = np.ones(len(uses.step), np.int64)
+    rates = {"": hit_rates(uses, once), "decode_": hit_rates(uses, weights.of(uses.step) * uses.decode)}
     return {f"{when}{name}_hit_rate": value for when, rate in rates.items() for name, value in rate._asdict().items()}
 
 
@@ -170,27 +227,18 @@ def _prefetches(c: Columns, prefetches: Prefetches) -> dict[str, int | float | N
     }
 
 
-def _link(c: Columns, prefetches: Prefetches, tokens: int) -> dict[str, float | None]:
+def _link(c: Columns, prefetches: Prefetches, weights: Weights, tokens: int) -> dict[str, float | None]:
     """Expert bytes of decode steps per generated token, by why they were copied."""
-    wasted = int(prefetches.bytes[prefetches.decode & prefetches.wasted].sum())
+    copied = c.bytes * weights.of(c.step) * c.decode
+    ahead = prefetches.bytes * weights.of(prefetches.step) * prefetches.decode
+    wasted = ahead[prefetches.wasted].sum().item()
     moved = {
-        "demand": int(c.bytes[c.decode & c.of("demand")].sum()),
-        "prefetch_used": int(prefetches.bytes[prefetches.decode].sum()) - wasted,
+        "demand": copied[c.of("demand")].sum().item(),
+        "prefetch_used": ahead.sum().item() - wasted,
         "prefetch_wasted": wasted,
-        "swap": int(c.bytes[c.decode & c.of("swap")].sum()),
+        "swap": copied[c.of("swap")].sum().item(),
     }
     split = {f"pcie_{why}_bytes_per_token": share(of, tokens) for why, of in moved.items()}
     return {**split, "pcie_bytes_per_token": share(sum(moved.values()), tokens)}
 
 
-def _busy(c: Columns, window: tuple[int, int]) -> ByLane:
-    within, length = c.within(*window), window[1] - window[0]  # spans of one lane never overlap
-    return {lane: share(int(within[c.on(lane)].sum()), length) for lane in LANES}
-
-
-def _stalls(stalls: Stalls, window: tuple[int, int], steps: int) -> dict[str, ByLane]:
-    by_lane = dict(zip(STALL_LANES, stalls, strict=True))
-    return {
-        "stall_ms": {lane: share(ns / 1e6, steps) for lane, ns in by_lane.items()},
-        "stall_share": {lane: share(ns, window[1] - window[0]) for lane, ns in by_lane.items()},
-    }

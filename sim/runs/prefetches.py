@@ -13,6 +13,7 @@ from sim.runs.hits import Uses
 class Prefetches(NamedTuple):
     """Every prefetch that started, in order; exactly one of used, late and wasted holds for each."""
 
+    step: Ints
     decode: Bools
     bytes: Ints
     used: Bools  # had arrived when the layer that ran it on the GPU was routed
@@ -28,7 +29,8 @@ def prefetches_of(c: Columns, cells: Cells, uses: Uses) -> Prefetches:
     use_start, routed = _first_use(uses, cells, expert, copies.end)
     used = (use_start >= 0) & (use_start <= _first_departure(c, cells, expert, copies.end))
     late = used & (routed < copies.end)
-    return Prefetches(copies.decode, copies.bytes, used & ~late, late, ~used, _active(c, cells, uses, copies))
+    active = _active(c, cells, uses, copies)
+    return Prefetches(copies.step, copies.decode, copies.bytes, used & ~late, late, ~used, active)
 
 
 def _first_use(uses: Uses, cells: Cells, expert: Ints, after: Ints) -> tuple[Ints, Ints]:

@@ -25,10 +25,10 @@ from sim.runs.bounds import LowerBound, bounds_of, lower_bound
 from sim.runs.calibration import calibration_name, check_calibration, load_calibration
 from sim.runs.demand import KnownDemand, StepDemand, future_of, lacking, shared_demand
 from sim.runs.memory import MemoryPlan, plan_memory
+from sim.runs.sampling import repeated, steps_of
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.runs.vocabulary import Label, labels_of_needs
 from traces.batches import StepRows
-from traces.batches import compose as compose_batch
 from traces.library import load_trace
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
@@ -44,7 +44,7 @@ class Prepared:
 
     ``planner``: the costs that the policy plans with, if these are not those of the machine. ``given``: a composition
     in place of the scenario's policy; since its parts have state, it serves one play. ``given_demand``: what is played
-    in place of the steps.
+    in place of the steps. ``prompt_repeats`` and ``answer_tokens``: see ``sim.runs.sampling``.
     """
 
     scenario: Scenario
@@ -53,6 +53,8 @@ class Prepared:
     hardware: Hardware
     steps: tuple[StepRows, ...]
     costs: CostTable
+    prompt_repeats: int
+    answer_tokens: int
     planner: CostTable | None = None
     given: Composition | None = None
     given_demand: Sequence[StepDemand] | None = None
@@ -100,7 +102,7 @@ class Prepared:
     @cached_property
     def composition(self) -> Composition:
         """The policy: its name, parameters, needs and slots. Its parts are not those of any session."""
-        composition = self._composed()
+        composition = self.compose()
         check_needs(composition.name, composition.needs, self)
         return composition
 
@@ -116,10 +118,10 @@ class Prepared:
     def session_of(self, kind: Callable[[Composition, Budget, Sequence[ExpertCosts]], S]) -> S:
         """The same, of a class that also logs or times its calls."""
         self.checked()
-        return kind(self._composed(), self._budget, self._planned.experts)
+        return kind(self.compose(), self._budget, self._planned.experts)
 
-    def _composed(self) -> Composition:
-        """A policy with parts of its own."""
+    def compose(self) -> Composition:
+        """A composition with parts of its own, for one play."""
         if self.given is not None:
             return self.given
         policy, shape = self.scenario.policy, self.shape
@@ -149,7 +151,17 @@ class Prepared:
     @cached_property
     def demand(self) -> Sequence[StepDemand]:
         """The steps, with the routing and the forecasts that the policy needs."""
-        return self._demand(self.needs) if self.given_demand is None else self.given_demand
+        if self.given_demand is not None:
+            return self.given_demand
+        demand = self._demand(self.needs)
+        if self.prompt_repeats == 1 or not self.whole_prompt:
+            return demand
+        return [repeated(step, self.prompt_repeats) for step in demand]
+
+    @property
+    def whole_prompt(self) -> bool:
+        """Whether the prompt is played at its length: one that is repeated is not, for a policy that reads tokens."""
+        return self.prompt_repeats == 1 or not self.needs.tokens
 
     def _demand(self, needs: Needs) -> Sequence[StepDemand]:
         return shared_demand(self.known_demand, self.trace, self.steps, needs, self._noisy)
@@ -164,7 +176,9 @@ class Prepared:
     def tokens_per_sequence(self) -> int:
         """Longest sequence of the batch, prompt and generated tokens."""
         return max(
-            before + new for step in self.steps for before, new in zip(step.context, step.tokens, strict=True)
+            (before + new) * (self.prompt_repeats if step.phase == "prefill" else 1)
+            for step in self.steps
+            for before, new in zip(step.context, step.tokens, strict=True)
         )
 
     @cached_property
@@ -196,16 +210,21 @@ class Prepared:
             policy=self.composition.name,
             parameters=dict(self.composition.parameters),
             sequences=tuple(dict.fromkeys(sequence for step in self.steps for sequence in step.sequences)),
-            generated_tokens=sum(step.phase == "decode" for step in self.steps) or None,
+            generated_tokens=self.answer_tokens or None,
             calibration=calibration_name(self.scenario),
         )
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
         """What a reader must know of a run."""
-        noisy = [str(self._noisy)] if lacking(self.trace, self.needs) else []
-        synthetic = [Label.SYNTHETIC_TRACE] if self.trace.provenance.get("synthetic") else []
-        return (*(label.value for label in labels_of_needs(self.needs)), *noisy, *(label.value for label in synthetic))
+        labels = [str(label) for label in labels_of_needs(self.needs)]
+        if lacking(self.trace, self.needs):
+            labels.append(str(self._noisy))
+        if self.trace.provenance.get("synthetic"):
+            labels.append(Label.SYNTHETIC_TRACE.value)
+        if not self.whole_prompt:
+            labels.append(Label.SHORT_PROMPT.value)
+        return tuple(labels)
 
     @cached_property
     def bounds(self) -> dict[str, float]:
@@ -216,7 +235,9 @@ class Prepared:
         capacity = self.memory.cache_bytes + self.memory.staging_bytes
         share = self.memory.cache_bytes / self.shape.routed_bytes
         if capacity not in self.known_bounds:
-            self.known_bounds[capacity] = lower_bound(self.demand, self.costs, capacity)
+            self.known_bounds[capacity] = lower_bound(
+                self.demand, self.costs, capacity, self.answer_tokens
+            )
         bounds = bounds_of(
             self.demand, self.costs, capacity, self.shape, self.hardware, share, self.needs.gpu_only,
             self.known_bounds[capacity],
@@ -240,13 +261,9 @@ def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
         overrides["gpu.memory_bytes"] = round(scenario.gpu_memory_gb * 1e9)
     hardware = load_hardware(scenario.hardware, overrides)
     check_calibration(scenario, trace)
-    steps = compose_batch(
-        trace, batch=scenario.batch, prompt_tokens=scenario.prompt_tokens,
-        generated_tokens=scenario.generated_tokens, sequences=scenario.sequences,
-        prefill_chunk_tokens=scenario.prefill_chunk_tokens,
-    )  # fmt: skip
-    costs = _costs_in(scenario, hardware, shape, max(len(step.rows) for step in steps))
-    return Prepared(scenario, trace, shape, hardware, tuple(steps), costs)
+    steps, repeats, answer_tokens = steps_of(scenario, trace)
+    costs = _costs_in(scenario, hardware, shape, max(len(step.rows) for step in steps) * repeats)
+    return Prepared(scenario, trace, shape, hardware, steps, costs, repeats, answer_tokens)
 
 
 def _costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:

@@ -16,6 +16,7 @@ from sim.runs.metrics import Metrics, metrics_of
 from sim.runs.prepare import Prepared
 from sim.runs.routing_error import RoutingErrors, totals_of
 from sim.runs.spans import Row, spans_frame
+from sim.runs.vocabulary import Label
 from trilane.common.files import atomic_path
 
 
@@ -63,7 +64,11 @@ class Run:
     @cached_property
     def metrics(self) -> Metrics:
         """Every number of docs/design.md, Metrics, made from the spans alone."""
-        return metrics_of(self.spans, batch=int(self.scenario["batch"]))
+        sampled = self.scenario.get("sampled_steps") is not None
+        return metrics_of(
+            self.spans, int(self.scenario["batch"]), self.scenario["generated_tokens"] if sampled else None,
+            whole_prompt=Label.SHORT_PROMPT not in self.labels,
+        )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """One flat, JSON-ready row: policy, labels, metrics, routing errors in decode, energy, bounds, memory."""

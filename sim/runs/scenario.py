@@ -26,7 +26,8 @@ class Scenario:
     (10^9 bytes; what is left after weights, KV cache, staging and reserve holds experts), or neither for the card's own
     memory. ``None`` lengths mean "as recorded". ``noisy_forecast_recall``: recall@k, by look-ahead, of synthetic
     forecasts, which replace those that a policy needs and the trace lacks. ``runtime``: how kernels are started
-    (``sim.costs.runtimes``).
+    (``sim.costs.runtimes``). ``sampled_steps`` and ``sampled_prompt_tokens``: a long answer from few decode steps, and
+    a long prompt from the routing of few tokens; then both may be longer than the trace (``sim.runs.sampling``).
     """
 
     trace: str = "mini-deepseek"
@@ -46,11 +47,20 @@ class Scenario:
     noisy_forecast_recall: Annotated[tuple[Share, ...], NOT_EMPTY] | None = None
     runtime: Runtime = "eager"
     seed: int = 0
+    sampled_steps: Count | None = None  # decode steps that are played at most; None: all
+    sampled_prompt_tokens: Count | None = None  # tokens of each prompt that are routed one by one at most; None: all
 
     def __post_init__(self) -> None:
         check(self, ScenarioError)
         if self.gpu_memory_gb is not None and self.cached_share is not None:
             raise ScenarioError("give gpu_memory_gb or cached_share, not both")
+        if self.prefill_chunk_tokens is not None and self.sampled_prompt_tokens is not None:
+            raise ScenarioError("give prefill_chunk_tokens or sampled_prompt_tokens, not both")
+
+    @property
+    def sampled(self) -> bool:
+        """Whether some steps or prompt tokens stand for others (``sim.runs.sampling``)."""
+        return self.sampled_steps is not None or self.sampled_prompt_tokens is not None
 
     def to_dict(self) -> dict[str, Any]:
         """A YAML- and JSON-ready dict; ``from_dict`` is its inverse."""

@@ -83,6 +83,7 @@ class Label(StrEnum):
     CLAIRVOYANT = "clairvoyant"
     CHANGES_ROUTING = "changes routing"
     SYNTHETIC_TRACE = "synthetic trace"
+    SHORT_PROMPT = "short prompt"  # not played at its length: no time to first token
 
 
 _OF_KIND = {PolicyKind.CLAIRVOYANT: Label.CLAIRVOYANT, PolicyKind.CHANGES: Label.CHANGES_ROUTING}

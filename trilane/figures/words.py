@@ -29,6 +29,8 @@ _NULLS: Mapping[str, tuple[str, str]] = {  # what null means: as a value next to
     "prompt_tokens": ("as recorded", "prompts as recorded"),
     "generated_tokens": ("as recorded", "as many tokens as recorded"),
     "prefill_chunk_tokens": ("whole", "whole prompts"),
+    "sampled_steps": ("all", "all decode steps"),
+    "sampled_prompt_tokens": ("all", "all prompt tokens"),
     "sequences": ("from the first", "sequences from the first"),
     "calibration": ("the bundled one", "the bundled calibration"),
     "noisy_forecast_recall": ("the trace's own", "the trace's own forecasts"),
@@ -36,7 +38,9 @@ _NULLS: Mapping[str, tuple[str, str]] = {  # what null means: as a value next to
 }
 _MEMORY = ("cached_share", "gpu_memory_gb", "gpu.memory_bytes")  # axes that set the memory for experts
 _LENGTHS = ("prompt_tokens", "generated_tokens")
-_UNUSUAL = ("runtime", "prefill_chunk_tokens", "noisy_forecast_recall")  # named where they differ from the default
+_UNUSUAL = (  # named where they differ from the default
+    "runtime", "prefill_chunk_tokens", "noisy_forecast_recall", "sampled_steps", "sampled_prompt_tokens"
+)  # fmt: skip
 _DEFAULT = Scenario()
 _LINK = "pcie_gbps"  # sets the same numbers of the machine as PCIE
 

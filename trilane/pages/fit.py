@@ -8,24 +8,27 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from policies.protocols import PolicyKind
 from sim.machine.units import in_gb
+from sim.runs.vocabulary import kind_of
+from trilane.figures.marks import SIGNS
 from trilane.pages.output import heading, legend, number, pairs, percent, table
 
 if TYPE_CHECKING:
     from trilane.study.fit.fit import Fit
-    from trilane.study.fit.memory_needed import Memory
-    from trilane.study.fit.policy_result import Answer
+    from trilane.study.fit.memory_needed import MemoryUse
+    from trilane.study.fit.policy_result import PolicyResult
     from trilane.study.fit.question import Question
 
 _LANES = {"h2d": "copies", "cpu": "the CPU's experts", "host": "the host program"}
-_MARKS = {"clairvoyant": " *", "changes routing": " ~"}
 _RUNTIMES = {
     "graphs": "recorded graphs, kernels that experts share, as in llama.cpp (--runtime eager: as plain PyTorch)",
     "measured": "the one that was profiled",
-    "eager": "every kernel started by itself, as plain PyTorch does (--runtime graphs: as llama.cpp)",
+    "eager": "every kernel is started separately, as in plain PyTorch (--runtime graphs: as in llama.cpp)",
 }
-_WORSE = -0.02  # what is nearer to 0 may be the error of a few steps (trilane.study.fit.warm_window)
+_WORSE = -0.02  # a smaller loss may be the error of a few steps (trilane.study.fit.warm_window)
 _BADLY = "(the policy uses it badly)"
+_OTHER = "+"
 _COLUMNS = ("policy", "TTFT s", "TPOT ms", "tokens/s", "answer s", "hit rate", "PCIe MiB/tok", "host GB")
 _LEGEND = {
     "answer": "until the last of the generated tokens is there; the order of the table",
@@ -33,9 +36,11 @@ _LEGEND = {
     "host GB": "expert weights that the host's memory must hold (10^9 bytes)",
 }
 _MARK_LEGEND = {
-    "*": "knows the future: a yardstick of what is left to gain, and no bound",
-    "+": "stands beside, was not among those to choose from",
-    "~": "executes other experts than the router chose in places; its prompt was not played (no TTFT)",
+    SIGNS[PolicyKind.CLAIRVOYANT]: "knows the future: shows what is left to gain, but is no bound",
+    _OTHER: "for comparison: not among those to choose from",
+    SIGNS[PolicyKind.CHANGES]: (
+        "sometimes runs other experts than the router chose; a prompt that is repeated is not played (no TTFT)"
+    ),
 }
 
 
@@ -77,7 +82,7 @@ def _best(fit: Fit) -> str:
 
 
 def _beside(fit: Fit) -> list[str]:
-    """What stands beside every time."""
+    """What the time is compared with."""
     seer = [] if fit.clairvoyant is None else [f"clairvoyant run {number(fit.clairvoyant.tpot_ms, 2)}"]
     bound, null = fit.bounds["lower_bound_tpot_ms"], fit.bounds["null_model_tpot_ms"]
     return [f"no policy below {number(bound, 2)} in this model of costs", *seer, f"null model {number(null, 2)}"]
@@ -88,7 +93,7 @@ def _first(fit: Fit) -> str:
     return f"{_seconds(fit.best.ttft_ms)} s (no policy below {bound} in this model of costs)"
 
 
-def _speeds(answer: Answer, asked: Question) -> str:
+def _speeds(answer: PolicyResult, asked: Question) -> str:
     each = number(answer.tokens_per_s if asked.generated > 1 else None)
     if asked.batch == 1 or asked.generated == 1:
         return each
@@ -101,8 +106,8 @@ def _token(ms: float, asked: Question) -> str:
 
 
 def _steps(fit: Fit) -> str:
-    """Of how many decode steps the times are the mean."""
-    from trilane.study.fit.answer_steps import one_by_one
+    """How many decode steps were played, and what they stand for."""
+    from sim.runs.sampling import one_by_one
 
     played, generated = fit.steps, fit.question.generated
     if played >= generated:
@@ -111,17 +116,17 @@ def _steps(fit: Fit) -> str:
     return f"{played} of {generated}: the first {first}, and {played - first} whose mean stands for all later ones"
 
 
-def _waits(answer: Answer) -> list[tuple[str, str]]:
+def _waits(answer: PolicyResult) -> list[tuple[str, str]]:
     shares = {lane: share for lane, share in answer.stall_shares.items() if share and share >= 0.005}
     told = ", ".join(f"{percent(share)} of the time for {_LANES[lane]}" for lane, share in shares.items())
     return [("the GPU waits", told)] if told else []
 
 
 def _llama_cpp(fit: Fit) -> list[tuple[str, str]]:
-    """What can be run today, and what to expect of it."""
+    """What can be run today, and its times."""
     setting = fit.llama_cpp
     if setting is None:
-        return [("with llama.cpp", f"not: {fit.refused.get('llama.cpp@impl', 'it was not asked')}")]
+        return [("with llama.cpp", f"not: {fit.refused.get('llama.cpp@impl', 'not played')}")]
     layers = f"experts of {setting.cpu_layers} of {setting.layers} layers on the CPU"
     where = layers if setting.cpu_layers else "all on the GPU"
     rate = number(1000 / setting.tpot_ms if fit.question.generated > 1 else None)
@@ -149,7 +154,7 @@ def _memory(fit: Fit) -> list[Text | Table | str]:
     return ["", heading("what fits"), pairs(rows)]
 
 
-def _cached(memory: Memory) -> str:
+def _cached(memory: MemoryUse) -> str:
     per_layer = memory.experts // memory.layers
     return (
         f"{memory.cached_experts:,} of {memory.experts:,}, {memory.cached_experts / memory.layers:.1f} of {per_layer} "
@@ -157,7 +162,7 @@ def _cached(memory: Memory) -> str:
     )
 
 
-def _host(memory: Memory) -> str:
+def _host(memory: MemoryUse) -> str:
     if memory.all_fits:
         return "none for experts, once the model is loaded"
     experts, reserve = memory.host_bytes, memory.host_reserve_bytes
@@ -171,17 +176,17 @@ def _others(fit: Fit) -> list[Text | Table | str]:
     if not fit.offloads:
         return []
     seer = [] if fit.clairvoyant is None else [fit.clairvoyant]
-    shown = [(answer, _mark(answer)) for answer in (fit.best, *fit.runners_up)]
-    shown += [(answer, " +") for answer in fit.beside]
-    shown += [(answer, _mark(answer)) for answer in (*seer, *fit.changing)]
-    marks = {mark: text for mark, text in _MARK_LEGEND.items() if any(f" {mark}" == one for _, one in shown)}
+    shown = [(one, _OTHER if one in fit.beside else _sign(one))
+             for one in (fit.best, *fit.runners_up, *fit.beside, *seer, *fit.changing)]  # fmt: skip
+    signs = {sign: text for sign, text in _MARK_LEGEND.items() if any(sign == one for _, one in shown)}
     refused = [f"not played: {name}: {why}" for name, why in fit.refused.items()]
-    return ["", heading("beside the others"), table(_COLUMNS, [_row(one, mark, fit.question) for one, mark in shown]),
-            legend({**_LEGEND, **marks}), *_slower_seer(fit), *refused]  # fmt: skip
+    rows = [_row(one, sign, fit.question) for one, sign in shown]
+    return ["", heading("compared with others"), table(_COLUMNS, rows),
+            legend({**_LEGEND, **signs}), *_slower_seer(fit), *refused]  # fmt: skip
 
 
 def _slower_seer(fit: Fit) -> list[str]:
-    """Why the clairvoyant run may be behind."""
+    """Why the clairvoyant run may be slower."""
     seer, best = fit.clairvoyant, fit.best
     if seer is None or seer.tpot_ms <= best.tpot_ms:
         return []
@@ -191,19 +196,19 @@ def _slower_seer(fit: Fit) -> list[str]:
             f"layer by layer"]  # fmt: skip
 
 
-def _row(answer: Answer, mark: str, asked: Question) -> list[str]:
+def _row(answer: PolicyResult, sign: str, asked: Question) -> list[str]:
     pcie = None if answer.pcie_bytes_per_token is None else answer.pcie_bytes_per_token / 2**20
     whole = answer.ttft_ms is not None
     return [
-        answer.policy + mark, _seconds(answer.ttft_ms), _token(answer.tpot_ms, asked),
+        f"{answer.policy} {sign}".strip(), _seconds(answer.ttft_ms), _token(answer.tpot_ms, asked),
         number(answer.tokens_per_s if asked.generated > 1 else None),
         number(answer.answer_ms / 1e3 if whole else None), percent(answer.hit_rate), number(pcie),
         in_gb(answer.host_bytes),
     ]  # fmt: skip
 
 
-def _mark(answer: Answer) -> str:
-    return "".join(mark for label, mark in _MARKS.items() if label in answer.labels)
+def _sign(answer: PolicyResult) -> str:
+    return SIGNS.get(kind_of(answer.labels), "")
 
 
 # --- what it rests on -------------------------------------------------------------------------------------------------
@@ -224,7 +229,7 @@ def _supports(fit: Fit) -> list[Text | Table | str]:
 
 
 def _traps(fit: Fit) -> list[Text | Table | str]:
-    return ["", heading("mind"), *_bullets(fit.traps)] if fit.traps else []
+    return ["", heading("caveats"), *_bullets(fit.traps)] if fit.traps else []
 
 
 def _bullets(lines: Sequence[str]) -> list[str]:

@@ -60,15 +60,16 @@ def draws_of(scenario: Scenario, count: int) -> list[Scenario]:
 
 
 def _long_enough(setting: Prepared) -> list[int]:
-    """Sequences with the prompt and decode tokens that the scenario asks for; with any, if it asks for no number."""
-    scenario, trace = setting.scenario, setting.trace
+    """Sequences with the prompt and decode tokens that are played; with any, if the scenario states no number."""
+    scenario, trace, steps = setting.scenario, setting.trace, setting.steps
     prompts, decodes = (Counter(trace.sequence[trace.phase == phase].tolist()) for phase in (PREFILL, DECODE))
-    decoding = setting.steps[-1].phase == "decode"
+    decode_steps = sum(step.phase == "decode" for step in steps)
+    prompt = min(steps[0].tokens) if scenario.sampled_prompt_tokens else scenario.prompt_tokens or 0
+    decode = decode_steps if scenario.generated_tokens or scenario.sampled_steps else min(decode_steps, 1)
     return [
         sequence
         for sequence in dict.fromkeys(trace.sequence.tolist())
-        if prompts[sequence] >= (scenario.prompt_tokens or 0)
-        and decodes[sequence] >= (scenario.generated_tokens or int(decoding))
+        if prompts[sequence] >= prompt and decodes[sequence] >= decode
     ]
 
 

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from policies.user_files import load_policies, loaded_policies
 from trilane.common.errors import TrilaneError
@@ -299,22 +299,3 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-# --- until trilane.study.fit has a state of its own -------------------------------------------------------------------
-
-Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
-
-
-@contextmanager
-def shared(jobs: int) -> Iterator[Each]:
-    """A ``map`` over ``jobs`` processes, of which this is one; for one job, ``map`` itself."""
-    if jobs <= 1:
-        yield map
-        return
-    with WorkerPool(jobs, object) as pool:
-        yield lambda do, items: pool.map(partial(_stateless, do), items)
-
-
-def _stateless(do: Callable[[Any], Any], state: object, item: Any) -> Any:
-    return do(item)

@@ -138,6 +138,8 @@ def describe(scenario: Scenario) -> str:
     about = f"{model} on {scenario.hardware}, {memory}, batch {scenario.batch}, {routing}"
     if scenario.runtime != "eager":
         about += f", runtime {scenario.runtime}"
+    if scenario.sampled_steps is not None:
+        about += f", at most {scenario.sampled_steps} decode steps played"
     if scenario.noisy_forecast_recall is None:
         return about
     return f"{about}; where it lacks forecasts, {NoisyForecasts(scenario.noisy_forecast_recall)}"

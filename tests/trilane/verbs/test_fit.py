@@ -54,12 +54,12 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
 
 def test_the_table_has_every_policy_and_marks_who_knows_the_future(trilane: Trilane) -> None:
     done = trilane(*MINI, "--policies", "fiddler,on-demand,daop")
-    table = done.out.partition("beside the others\n")[2].partition("\n\n")[0].splitlines()
+    table = done.out.partition("compared with others\n")[2].partition("\n\n")[0].splitlines()
     names = [line.split("  ")[0] for line in table[1:]]
     assert names == ["fiddler", "on-demand", "llama.cpp@impl +", "oracle *", "daop ~"]
     assert "*         knows the future" in done.out
-    assert "+         stands beside, was not among those to choose from" in done.out
-    assert "~         executes other experts" in done.out
+    assert "+         for comparison" in done.out
+    assert "~         sometimes runs other experts" in done.out
 
 
 def test_parts_and_weak_numbers_and_traps_are_told(trilane: Trilane) -> None:
@@ -115,7 +115,7 @@ def printed(found: Fit) -> str:
 def test_where_all_fits_no_offloading_is_needed(trilane: Trilane) -> None:
     done = trilane(*MINI, "--gpu", "rtx-4090", "--weights", "q4_k_m", "--json", "fit.json")
     assert facts(done)["best policy"] == "none needed: every expert is on the GPU, nothing is offloaded"
-    assert "beside the others" not in done.out
+    assert "compared with others" not in done.out
     assert facts(done)["host memory"] == "none for experts, once the model is loaded"
     assert json.loads(Path("fit.json").read_text())["offloads"] is False
 

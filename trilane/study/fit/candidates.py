@@ -1,17 +1,27 @@
-"""Who is asked, unless the question names others: one of each kind that keeps the routing, and the clairvoyant run."""
+"""Candidate policies: by default one of each kind that keeps the routing, with llama.cpp and the clairvoyant run."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from policies.protocols import PolicyKind
 from policies.registry import system
-from sim.machine.hardware import Hardware
-from traces.models.shape import ModelShape
+from sim.machine.units import in_gb
+from sim.runs.prepare import Prepared
+from sim.runs.vocabulary import kind_of
+from trilane.common.errors import TrilaneError
+from trilane.common.gc_paused import gc_paused
 from trilane.study import CLAIRVOYANT_POLICY
-from trilane.study.fit.memory_needed import all_on_gpu
-from trilane.study.fit.question import Question
+from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES, host_memory_of
+from trilane.study.fit.policy_result import PlayedPolicy, host_bytes_of, play_policy
+from trilane.study.fit.question import FitError, Question
+from trilane.study.pool import WorkerPool
 
 RESIDENT = "llama.cpp"  # where every expert is on the GPU there is nothing to decide, and no staging
 LLAMA_CPP = "llama.cpp@impl"
-KEEPING = (  # one of each kind: others (fiddler, on-demand, hybrimoe) are near these, or are played more slowly
+DEFAULTS = (  # one of each kind; others (fiddler, on-demand, hybrimoe) are near these, or take longer to play
     LLAMA_CPP,
     "ktransformers",
     "mixtral-offloading@impl",
@@ -20,28 +30,82 @@ KEEPING = (  # one of each kind: others (fiddler, on-demand, hybrimoe) are near 
 )
 
 
-def candidates(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[str, ...]:
-    """The policies to play; beside those to choose from, llama.cpp and the clairvoyant run.
+@dataclass(frozen=True)
+class Ranking:
+    """Candidates by kind, each by the time until the last token; and those that cannot run, with the reasons.
 
-    Raises ChoiceError for a name that is none.
+    ``exact`` may be recommended; ``beside`` keep the routing, too, but are not among those to choose from.
+    """
+
+    exact: list[PlayedPolicy]
+    beside: list[PlayedPolicy]
+    changing: list[PlayedPolicy]
+    clairvoyant: list[PlayedPolicy]
+    refused: Mapping[str, str]
+
+
+def names(question: Question, all_on_gpu: bool) -> tuple[str, ...]:
+    """The policies to play: those to choose from, llama.cpp and the clairvoyant run.
+
+    Raises ChoiceError for an unknown name.
     """
     named = _named(question)
-    return (RESIDENT,) if all_on_gpu(shape, hardware, question) else named
-
-
-def may_be_recommended(question: Question, policy: str) -> bool:
-    """Was the policy asked for, or does it only stand beside those that were?"""
-    return question.policies is None or policy in (*question.policies, RESIDENT)
+    return (RESIDENT,) if all_on_gpu else named
 
 
 def forecasts_read(question: Question) -> tuple[str, ...]:
-    """The forecasts of which some candidate may read one, such as ``gate@1``. Raises ChoiceError."""
+    """The forecasts that some candidate may read, such as ``gate@1``. Raises ChoiceError."""
     keys = {key for name in _named(question) for key in system(name).needs.forecasts}
     return tuple(f"{kind}@{lookahead}" for kind, lookahead in sorted(keys) if kind != "oracle")
 
 
 def _named(question: Question) -> tuple[str, ...]:
-    chosen = KEEPING if question.policies is None else question.policies
+    chosen = DEFAULTS if question.policies is None else question.policies
     for name in chosen:
         system(name)
     return tuple(dict.fromkeys((*chosen, LLAMA_CPP, CLAIRVOYANT_POLICY)))
+
+
+def run(question: Question, policies: tuple[str, ...], pool: WorkerPool[Prepared]) -> Ranking:
+    """Play all candidates; the processes of ``pool`` hold the question, prepared.
+
+    Raises FitError with all reasons, if none can run that keeps the routing and may be recommended.
+    """
+    host_bytes = host_memory_of(question, pool.state.hardware)
+    outcomes = dict(zip(policies, pool.map(partial(_play, host_bytes), policies), strict=True))
+    refused = {name: one for name, one in outcomes.items() if isinstance(one, str)}
+    played = [one for one in outcomes.values() if not isinstance(one, str)]
+    played.sort(key=lambda one: one.result.answer_ms)
+    of_kind = {kind: [one for one in played if kind_of(one.result.labels) == kind] for kind in PolicyKind}
+    keeping = of_kind[PolicyKind.KEEPS]
+    exact = [one for one in keeping if _may_be_recommended(question, one.result.policy)]
+    if not exact:
+        reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
+        raise FitError(f"none of the policies that keep the routing can run: {reasons}")
+    beside = [one for one in keeping if one not in exact]
+    return Ranking(exact, beside, of_kind[PolicyKind.CHANGES], of_kind[PolicyKind.CLAIRVOYANT], refused)
+
+
+def _may_be_recommended(question: Question, policy: str) -> bool:
+    return question.policies is None or policy in (*question.policies, RESIDENT)
+
+
+def _play(host_bytes: int | None, prepared: Prepared, name: str) -> PlayedPolicy | str:
+    """A policy's result, or why it cannot run."""
+    try:
+        candidate = prepared.with_policy(name)
+        _check_host(candidate, host_bytes)
+    except TrilaneError as error:
+        return str(error)
+    with gc_paused():
+        return play_policy(candidate)
+
+
+def _check_host(prepared: Prepared, host_bytes: int | None) -> None:
+    """Raises FitError where the host cannot hold what the policy needs there."""
+    needed = host_bytes_of(prepared.shape, prepared.session()) + HOST_RESERVE_BYTES
+    if host_bytes is not None and needed > host_bytes:
+        raise FitError(
+            f"{in_gb(needed - host_bytes)} GB of host memory are missing: experts that may leave the GPU stay there, "
+            f"too"
+        )

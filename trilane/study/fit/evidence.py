@@ -1,4 +1,4 @@
-"""How far to trust an answer: the weakest numbers that it depends on most."""
+"""Evidence for an answer: the weakest of the numbers that it depends on most, with their sources."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sim.costs.runtimes import graph_numbers
-from trilane.study.fit.asked import Asked
+from sim.runs.prepare import Prepared
 from trilane.study.fit.sensitivity import PARTS, WORTH_NAMING, Gain
 
 SHOWN = 5
-_DOUBT = {"high": 0.1, "medium": 0.5, "low": 1.0}  # by confidence, for the order alone
-_TOLD_BY = {  # the numbers that a part's effect rests on
+_DOUBT = {"high": 0.1, "medium": 0.5, "low": 1.0}  # by confidence; affects the order alone
+_NUMBERS = {  # on which the effect of a part rests
     "PCIe": ("link.h2d_bytes_per_s",),
     "DRAM": ("cpu.read_bytes_per_s",),
     "CPU compute": ("cpu.flops_per_s",),
@@ -24,12 +24,12 @@ _TOLD_BY = {  # the numbers that a part's effect rests on
     "decisions": ("host.plan_factor",),
 }
 _IN_GRAPHS = {"host.launch_ns": "replay_ns", "host.sync_ns": "spin_ns"}  # the numbers that replace them
-assert set(_TOLD_BY) == {part.name for part in PARTS}
+assert set(_NUMBERS) == {part.name for part in PARTS}
 
 
 @dataclass(frozen=True)
-class Support:
-    """A number that an answer rests on. ``gain``: of TPOT, if its part is a quarter better."""
+class Evidence:
+    """A number that an answer rests on. ``gain``: of TPOT, if its part is 25 % better."""
 
     key: str
     value: float
@@ -38,21 +38,21 @@ class Support:
     gain: float
 
 
-def supports_of(asked: Asked, gains: Sequence[Gain]) -> tuple[Support, ...]:
-    """The numbers whose weakness times weight is largest."""
+def evidence_of(prepared: Prepared, gains: Sequence[Gain]) -> tuple[Evidence, ...]:
+    """The numbers with the largest product of doubt and gain, largest first."""
     found = [
-        Support(*_number(asked, key), gain.tpot)
+        Evidence(*_number(prepared, key), gain.tpot)
         for gain in gains
         if gain.tpot >= WORTH_NAMING
-        for key in _TOLD_BY[gain.part]
+        for key in _NUMBERS[gain.part]
     ]
     return tuple(sorted(found, key=lambda one: -one.gain * _DOUBT[one.confidence])[:SHOWN])
 
 
-def _number(asked: Asked, key: str) -> tuple[str, float, str, str]:
-    """The number under a key, or that which a runtime has in its place: name, value, source, confidence."""
-    hardware = asked.setting.hardware
-    if asked.question.runtime == "graphs" and not hardware.measured and key in _IN_GRAPHS:
+def _number(prepared: Prepared, key: str) -> tuple[str, float, str, str]:
+    """Name, value, source and confidence of a machine's number, or of the one that replaces it in a runtime."""
+    hardware = prepared.hardware
+    if prepared.scenario.runtime == "graphs" and key in _IN_GRAPHS:
         name = _IN_GRAPHS[key]
         return f"graphs: {name}", *getattr(graph_numbers(), name)
     return key, hardware.flat()[key], *hardware.origins[key]

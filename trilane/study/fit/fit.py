@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from sim.machine.hardware import load_hardware
+from sim.runs.prepare import Prepared
 from traces.models.catalogue import load_model
 from trilane.common.gc_paused import gc_paused
-from trilane.study.fit.asked import asked_of
-from trilane.study.fit.candidates import candidates
-from trilane.study.fit.caveats import traps_of
-from trilane.study.fit.contest import play_all
-from trilane.study.fit.evidence import Support, supports_of
+from trilane.study.fit import candidates
+from trilane.study.fit.caveats import caveats_of
+from trilane.study.fit.evidence import Evidence, evidence_of
 from trilane.study.fit.llama_cpp_setting import LlamaCppSetting, llama_cpp_setting
-from trilane.study.fit.memory_needed import Memory, check_fits, memory_of
-from trilane.study.fit.policy_result import Answer, bounds_beside
+from trilane.study.fit.memory_needed import MemoryUse, check_fits, memory_use, need_of
+from trilane.study.fit.policy_result import PolicyResult
+from trilane.study.fit.prepared_question import prepared_for
 from trilane.study.fit.question import Question
+from trilane.study.fit.routing import routing_for
 from trilane.study.fit.sensitivity import Gain, gains_of, limit_of, ranked
-from trilane.study.fit.warm_window import yardstick
-from trilane.study.pool import Each, shared
+from trilane.study.fit.warm_window import warm_window
+from trilane.study.pool import WorkerPool
 
 SHOWN = 4
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Everything on the page of ``trilane fit``. ``best`` is the least time until the last token of the answer."""
+    """Everything on the page of ``trilane fit``. ``best`` has the least time until the last token of the answer."""
 
     question: Question
     model: str
@@ -35,24 +37,24 @@ class Fit:
     about: str
     routing: str
     runtime: str  # the question's, or "measured" on a profile's machine
-    memory: Memory
-    best: Answer
-    bounds: Mapping[str, float]  # beside it: lower bound and null model, ms
-    steps: int  # decode steps that were played; see trilane.study.fit.answer_steps
-    runners_up: tuple[Answer, ...]
-    beside: tuple[Answer, ...]  # keep the routing, too, but were not asked for
-    changing: tuple[Answer, ...]  # faster or not, they change the routing; their prompts are short
-    clairvoyant: Answer | None
+    memory: MemoryUse
+    best: PolicyResult
+    bounds: Mapping[str, float]  # of the best: lower bound and null model, ms
+    steps: int  # decode steps that were played; see sim.runs.sampling
+    runners_up: tuple[PolicyResult, ...]
+    beside: tuple[PolicyResult, ...]  # keep the routing, too, but are not among those to choose from
+    changing: tuple[PolicyResult, ...]  # change the routing; without a TTFT where the prompt is repeated
+    clairvoyant: PolicyResult | None
     refused: Mapping[str, str]
     gains: tuple[Gain, ...]
     limited_by: str
     llama_cpp: LlamaCppSetting | None
-    supports: tuple[Support, ...]
+    supports: tuple[Evidence, ...]
     traps: tuple[str, ...]
 
     @property
     def offloads(self) -> bool:
-        """Are there experts that the GPU has no room for?"""
+        """Whether there are experts that the GPU has no room for."""
         return not self.memory.all_fits
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,51 +63,43 @@ class Fit:
 
 
 def fit(question: Question, jobs: int = 1) -> Fit:
-    """Answer a question. ``jobs``: processes that share the work; see ``trilane.study.pool.shared``.
+    """Answer a question. ``jobs``: processes that share the work; see ``trilane.study.pool.WorkerPool``.
 
-    Raises FitError for what cannot run, saying by how many GB, and what ``resolved`` raises for names that are none.
+    Raises FitError for what cannot run, saying by how many GB, and what ``prepared_for`` raises.
     """
     shape, hardware = load_model(question.shape), load_hardware(question.hardware)
     check_fits(shape, hardware, question)
-    jobs = min(jobs, len(candidates(question, shape, hardware)))
-    try:
-        with shared(jobs) as each, gc_paused():
-            each(_begin, [question] * (jobs - 1))  # the other processes resolve it while this one does
-            return _answered(question, each)
-    finally:
-        asked_of.cache_clear()
+    all_on_gpu = need_of(shape, hardware, question.batch, question.tokens).all_on_gpu
+    policies = candidates.names(question, all_on_gpu)
+    with WorkerPool(min(jobs, len(policies)), partial(prepared_for, question)) as pool, gc_paused():
+        return _answered(question, policies, pool)
 
 
-def _begin(question: Question) -> None:
-    asked_of(question)
-
-
-def _answered(question: Question, each: Each) -> Fit:
-    asked = asked_of(question)
-    contest = play_all(question, each)
-    played, *others = contest.exact[:SHOWN]
-    found = gains_of(question, yardstick(asked, played), each)
-    bounds = bounds_beside(asked, played)
-    best, setting, gains = played.answer, asked.setting, ranked(found)
+def _answered(question: Question, policies: tuple[str, ...], pool: WorkerPool[Prepared]) -> Fit:
+    ranking = candidates.run(question, policies, pool)
+    first, *others = ranking.exact[:SHOWN]
+    best, prepared = first.result, pool.state.with_policy(first.result.policy)
+    gains = ranked(gains_of(best.policy, warm_window(prepared, first), pool))
+    shape, hardware = prepared.shape, prepared.hardware
     return Fit(
         question=question,
-        model=setting.shape.name,
-        machine=setting.hardware.name,
-        about=setting.hardware.about,
-        routing=asked.routing,
-        runtime="measured" if setting.hardware.measured else question.runtime,
-        memory=memory_of(played.memory, setting.shape, best.host_bytes),
+        model=shape.name,
+        machine=hardware.name,
+        about=hardware.about,
+        routing=routing_for(question).about,
+        runtime="measured" if hardware.measured else question.runtime,
+        memory=memory_use(prepared.memory, shape, best.host_bytes),
         best=best,
-        bounds=bounds,
-        steps=asked.steps,
-        runners_up=tuple(other.answer for other in others),
-        beside=tuple(other.answer for other in contest.beside),
-        changing=tuple(other.answer for other in contest.changing),
-        clairvoyant=next((other.answer for other in contest.clairvoyant), None),
-        refused=contest.refused,
+        bounds=prepared.bounds,
+        steps=sum(step.phase == "decode" for step in prepared.steps),
+        runners_up=tuple(other.result for other in others),
+        beside=tuple(other.result for other in ranking.beside),
+        changing=tuple(other.result for other in ranking.changing),
+        clairvoyant=next((other.result for other in ranking.clairvoyant), None),
+        refused=ranking.refused,
         gains=gains,
         limited_by=limit_of(gains),
-        llama_cpp=llama_cpp_setting(asked, [*contest.exact, *contest.beside]),
-        supports=supports_of(asked, gains),
-        traps=traps_of(asked, best, gains),
+        llama_cpp=llama_cpp_setting(question, shape, [*ranking.exact, *ranking.beside]),
+        supports=evidence_of(prepared, gains),
+        traps=caveats_of(question, prepared, best, gains),
     )

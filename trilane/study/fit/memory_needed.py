@@ -1,4 +1,4 @@
-"""What fits where, and what to do where it does not: GPU memory without any expert, and the host's for the others."""
+"""Memory that a question needs on the GPU and on the host, and what helps where it is missing."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ ROUND = 1024  # tokens; a longer context is advised in whole 256
 
 
 class Need(NamedTuple):
-    """What cannot be done without, in bytes."""
+    """The least memory that any policy needs, in bytes."""
 
     fixed: int  # on the GPU: weights that every token needs, KV cache, reserve
-    host: int  # of the host: the experts that the GPU has no room for, and what the host needs itself
+    host: int  # on the host: the experts that the GPU has no room for, and what the host needs itself
+
+    @property
+    def all_on_gpu(self) -> bool:
+        """Whether the GPU has room for every expert."""
+        return self.host == HOST_RESERVE_BYTES
 
     def missing(self, gpu: int, host: int | None) -> tuple[int, int]:
         """Bytes that GPU and host lack; at most 0 where it fits."""
@@ -31,7 +36,7 @@ class Need(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """GPU memory divided, in bytes, as the recommended policy uses it, and the experts in it."""
 
     gpu_bytes: int
@@ -54,41 +59,47 @@ class Memory:
 
     @property
     def all_fits(self) -> bool:
-        """Is every expert on the GPU?"""
+        """Whether every expert is on the GPU."""
         return self.cached_experts == self.experts
 
 
-def memory_of(plan: MemoryPlan, shape: ModelShape, host_bytes: int) -> Memory:
+def memory_use(plan: MemoryPlan, shape: ModelShape, host_bytes: int) -> MemoryUse:
     """The memory of a policy's plan."""
-    return Memory(
-        plan.gpu_memory_bytes, plan.non_expert_bytes, plan.kv_bytes, plan.staging_bytes, plan.reserve_bytes,
-        plan.cache_bytes, plan.slots, shape.moe_layers * shape.experts, shape.moe_layers, shape.routed_bytes,
-        host_bytes,
-    )  # fmt: skip
+    return MemoryUse(
+        gpu_bytes=plan.gpu_memory_bytes,
+        every_token_bytes=plan.non_expert_bytes,
+        kv_bytes=plan.kv_bytes,
+        staging_bytes=plan.staging_bytes,
+        reserve_bytes=plan.reserve_bytes,
+        cache_bytes=plan.cache_bytes,
+        cached_experts=plan.slots,
+        experts=shape.moe_layers * shape.experts,
+        layers=shape.moe_layers,
+        routed_bytes=shape.routed_bytes,
+        host_bytes=host_bytes,
+    )
 
 
 def host_memory_of(question: Question, hardware: Hardware) -> int | None:
-    """Bytes of the host's memory, if the question or the machine's description says."""
+    """Bytes of the host's memory, if the question or the machine's description has them."""
     return hardware.cpu.ram_bytes if question.ram_gb is None else question.ram_gb * GIB
 
 
-def need_of(shape: ModelShape, hardware: Hardware, question: Question) -> Need:
-    """The least that any policy needs: as many experts on the GPU as there is room for, without staging."""
-    fixed = shape.non_expert_bytes + question.batch * question.tokens * shape.kv_bytes_per_token
+def need_of(shape: ModelShape, hardware: Hardware, batch: int, tokens: int) -> Need:
+    """The least that any policy needs: as many experts on the GPU as there is room for, without staging.
+
+    ``tokens``: of a sequence, prompt and answer.
+    """
+    fixed = shape.non_expert_bytes + batch * tokens * shape.kv_bytes_per_token
     fixed += hardware.gpu.reserve_bytes
     left = max(shape.routed_bytes - max(hardware.gpu.memory_bytes - fixed, 0), 0)
     return Need(fixed, left + HOST_RESERVE_BYTES)
 
 
-def all_on_gpu(shape: ModelShape, hardware: Hardware, question: Question) -> bool:
-    """Is there room for every expert?"""
-    return need_of(shape, hardware, question).host == HOST_RESERVE_BYTES
-
-
 def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> None:
     """Raises FitError saying how many GB are missing, and which weights or context would do."""
     memory, host = hardware.gpu.memory_bytes, host_memory_of(question, hardware)
-    need = need_of(shape, hardware, question)
+    need = need_of(shape, hardware, question.batch, question.tokens)
     on_gpu, on_host = need.missing(memory, host)
     if on_gpu > 0:
         raise FitError(
@@ -108,7 +119,7 @@ def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> Non
 
 
 def _help(shape: ModelShape, hardware: Hardware, question: Question) -> str:
-    """What would do: smaller weights by name, a shorter context."""
+    """What helps: smaller weights by name, a shorter context."""
     smaller = _weights_that_fit(shape, hardware, question)
     ways = [f"these weights fit: {', '.join(smaller)}"] if smaller else []
     if longest := _longest_context(shape, hardware, question):
@@ -141,11 +152,11 @@ def _longest_context(shape: ModelShape, hardware: Hardware, question: Question) 
 
 
 def surely_runs(shape: ModelShape, hardware: Hardware, question: Question) -> bool:
-    """Will a policy be found that can run? More is asked than ``need_of`` does: staging slots, and room in the host's
-    memory for what no longer fits the cache then, or for all experts where the question names policies."""
+    """Whether some policy can certainly run. Counts more than ``need_of``: staging slots, and room in the host's memory
+    for what no longer fits the cache then, or for all experts where the question names policies."""
     memory, host = hardware.gpu.memory_bytes, host_memory_of(question, hardware)
-    need = need_of(shape, hardware, question)
-    if max(need.missing(memory, host)) > 0 or need.host == HOST_RESERVE_BYTES:
+    need = need_of(shape, hardware, question.batch, question.tokens)
+    if max(need.missing(memory, host)) > 0 or need.all_on_gpu:
         return max(need.missing(memory, host)) <= 0
     largest = max(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
     staged = need.fixed + STAGED * largest

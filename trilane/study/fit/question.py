@@ -1,62 +1,64 @@
-"""The question that people ask most: what will this model do on that machine?"""
+"""The question of ``trilane fit``: what will this model do on that machine?"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
-from sim.costs.runtimes import RUNTIMES, Runtime
+from sim.costs.runtimes import Runtime
 from sim.machine.assembly import assembled_name
 from sim.machine.hardware import load_hardware
+from sim.runs.scenario import Scenario
 from traces.models.catalogue import load_model
+from trilane.common.errors import TrilaneError
+from trilane.common.hints import Count
+from trilane.common.schema import check
 
 USUAL_WEIGHTS = "q4_k_m"
 UNQUANTISED_BITS = 16
+PROMPT_ROWS = 256  # prompt tokens that are routed one by one at most, all sequences together
+_STEPS = ((8, 24), (2, 32), (1, 56))  # from this batch on, the most decode steps that are played
 
 
-class FitError(ValueError):
-    """A question without an answer: what was asked is incomplete, or cannot run; the message says by how many GB."""
+class FitError(TrilaneError):
+    """A question without an answer: it is incomplete, or its model cannot run; the message says by how many GB."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A model, a machine, and what is to be done there.
+    """A model, a machine, and lengths.
 
     The machine is made of parts (``gpu``, ``ram``, and ``cpu`` or ``cores``), or a preset or profile (``machine``).
     ``weights``: a quantisation; None: q4_k_m, or the model's own where it is published in fewer than 16 bits or the
     machine is a profile, which was measured with these.
     ``context``: prompt tokens; ``generated``: tokens of the answer; of each of ``batch`` sequences. ``ram_gb``: all
-    memory of the host in GB of 2^30 bytes, as it is sold; None: enough. ``trace``, and ``calibration``, one of
-    other prompts that policies may know: None: see ``fit.routing``. ``policies``: those to choose from; None:
-    those of ``trilane.study.fit.candidates``. ``runtime``: see ``sim.costs.runtimes``.
+    memory of the host in GB of 2^30 bytes, as it is sold; None: enough. ``trace``, and ``calibration``, a trace of
+    other prompts; None: see ``fit.routing``. ``policies``: those to choose from; None: those of ``fit.candidates``.
+    ``runtime``: see ``sim.costs.runtimes``; that of a profile is the one that was measured.
     """
 
     model: str
     gpu: str | None = None
     ram: str | None = None
     cpu: str | None = None
-    cores: int | None = None
-    channels: int | None = None
+    cores: Count | None = None
+    channels: Count | None = None
     pcie: str | None = None
     machine: str | None = None
-    ram_gb: int | None = None
+    ram_gb: Count | None = None
     weights: str | None = None
-    context: int = 4096
-    generated: int = 256
-    batch: int = 1
+    context: Count = 4096
+    generated: Count = 256
+    batch: Count = 1
     trace: str | None = None
     calibration: str | None = None
     policies: tuple[str, ...] | None = None
     runtime: Runtime = "graphs"
 
     def __post_init__(self) -> None:
-        """Counts are counts, the machine is named once, and a question can be the key to its answer."""
         if self.policies is not None:
             object.__setattr__(self, "policies", tuple(self.policies))
-        for name in ("context", "generated", "batch", "cores", "channels", "ram_gb"):
-            _check_count(name, getattr(self, name))
-        if self.runtime not in RUNTIMES:
-            raise FitError(f"fit: runtime must be one of {', '.join(RUNTIMES)}, got {self.runtime!r}")
+        check(self, FitError)
         if "@" in self.model and self.weights is not None:
             raise FitError(f"fit: model {self.model!r} with weights {self.weights!r} names its weights twice")
         parts = [name for name in ("gpu", "ram", "cpu", "cores", "channels", "pcie") if getattr(self, name) is not None]
@@ -69,7 +71,7 @@ class Question:
 
     @property
     def hardware(self) -> str:
-        """The machine's name, as ``load_hardware`` knows it. Raises HardwareError for a part that is none."""
+        """The machine's name for ``load_hardware``. Raises HardwareError for an unknown part."""
         if self.machine is not None:
             return self.machine
         return assembled_name(
@@ -78,20 +80,34 @@ class Question:
 
     @property
     def shape(self) -> str:
-        """The name of the model with its weights, as ``load_model`` knows it."""
+        """The name of the model with its weights, for ``load_model``."""
         if self.weights is not None:
             return with_weights(self.model, self.weights)
         own = "@" in self.model or load_model(self.model).weight_bits < UNQUANTISED_BITS
         return self.model if own or self._measured else with_weights(self.model, USUAL_WEIGHTS)
 
     @property
-    def _measured(self) -> bool:
-        return self.machine is not None and load_hardware(self.machine).measured
-
-    @property
     def tokens(self) -> int:
         """Tokens of a sequence, prompt and answer: what the KV cache holds in the end."""
         return self.context + self.generated
+
+    def scenario(self, trace: str, calibration: str | None) -> Scenario:
+        """The question as a scenario, of a policy that is still to be chosen."""
+        runtime: Literal["eager", "graphs"] = "eager" if self._measured else self.runtime
+        return Scenario(
+            trace=trace, model=self.shape, hardware=self.hardware, batch=self.batch, calibration=calibration,
+            prompt_tokens=self.context, generated_tokens=self.generated, runtime=runtime,
+            sampled_steps=most_steps(self.batch), sampled_prompt_tokens=max(PROMPT_ROWS // self.batch, 1),
+        )  # fmt: skip
+
+    @property
+    def _measured(self) -> bool:
+        return self.machine is not None and load_hardware(self.machine).measured
+
+
+def most_steps(batch: int) -> int:
+    """Decode steps that are played at most (``sim.runs.sampling`` has the measured error)."""
+    return next(steps for sequences, steps in _STEPS if batch >= sequences)
 
 
 def with_weights(model: str, weights: str) -> str:
@@ -104,11 +120,6 @@ def parted(model: str) -> tuple[str, str]:
     """The name of the whole model in its own weights, and ``:N`` if it is cut after N layers."""
     whole, colon, layers = model.partition(":")
     return whole.partition("@")[0], colon + layers
-
-
-def _check_count(name: str, value: Any) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise FitError(f"fit: {name} must be a whole number >= 1, got {value!r}")
 
 
 def _and(names: list[str]) -> str:

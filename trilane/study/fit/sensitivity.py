@@ -1,122 +1,123 @@
-"""What limits an answer: each part of the machine made a quarter better, one at a time, with the same policy."""
+"""Sensitivity: the gain from each part of the machine made 25 % better, one at a time, with the same policy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import LAUNCHES, CostTable
 from sim.machine.dials import DIALS, scaled_numbers
+from sim.runs.prepare import Prepared
 from trilane.common.gc_paused import gc_paused
-from trilane.study.fit.asked import Asked, asked_of
-from trilane.study.fit.question import Question
-from trilane.study.fit.question_costs import quicker
-from trilane.study.fit.warm_window import Yardstick
-from trilane.study.pool import Each
+from trilane.study.fit.prepared_question import on_machine
+from trilane.study.fit.warm_window import WarmWindow
+from trilane.study.pool import WorkerPool
 
 BETTER = 1.25
-WORTH_NAMING = 0.02  # a gain below that limits nothing
+WORTH_NAMING = 0.02  # the least gain that counts as a limit
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of a machine, and the numbers that grow with its quality; ``times`` are numbers that shrink.
+class ScaledPart:
+    """A part of a machine, and the numbers that grow with its quality (``keys``) or shrink (``shrinking``).
 
     ``tables``: times of experts that shrink, where a measured profile has tables in place of such numbers. ``program``:
-    times of the host program that shrink. ``steers``: what a policy copies depends on it, and so what it will find on
-    the GPU many steps later.
+    times of the host program that shrink. ``steers``: whether the policy's copies depend on it.
     """
 
     name: str
-    owner: str  # whose limit it is
+    owner: str  # in the sentence about the limit
     keys: tuple[str, ...] = ()
-    times: tuple[str, ...] = ()
+    shrinking: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
     program: tuple[str, ...] = ()
     steers: bool = False
 
-    def better(self, asked: Asked) -> Asked:
-        """The question on a machine with this part a quarter better, all else being equal."""
-        hardware = asked.setting.hardware
+    def better(self, prepared: Prepared) -> Prepared:
+        """The same question on a machine with this part 25 % better, all else being equal."""
+        hardware, costs = prepared.hardware, prepared.costs
         if hardware.measured and self.tables:
-            return asked.with_costs(_shorter(asked.setting.costs, self.tables))
+            return prepared.with_costs(costs.map_experts(partial(_shorter, self.tables)))
         if self.program:
-            return asked.with_costs(quicker(asked.setting.costs, self.program, 1 / BETTER))
-        longer, shorter = scaled_numbers(hardware, self.keys, BETTER), scaled_numbers(hardware, self.times, 1 / BETTER)
-        return asked.on(hardware.with_numbers({**longer, **shorter}))
+            return prepared.with_costs(quicker(costs, self.program, 1 / BETTER))
+        more, less = scaled_numbers(hardware, self.keys, BETTER), scaled_numbers(hardware, self.shrinking, 1 / BETTER)
+        return on_machine(prepared, hardware.with_numbers({**more, **less}))
 
 
 PARTS = (
-    Part("PCIe", "the link", DIALS["pcie_gbps"].keys, tables=("copy_ns",), steers=True),
-    Part("DRAM", "the CPU's memory", DIALS["dram_gbps"].keys, tables=("cpu_ns", "first_cpu_ns"), steers=True),
-    Part("CPU compute", "the CPU's arithmetic", DIALS["cpu_gflops"].keys, steers=True),
-    Part("GPU bandwidth", "the GPU's memory bandwidth", DIALS["gpu_gbps"].keys, tables=("gpu_ns",)),
-    Part("GPU compute", "the GPU's arithmetic", DIALS["gpu_tflops"].keys),
-    Part("GPU memory", "the size of the GPU's memory", ("gpu.memory_bytes",), steers=True),
-    Part("GPU kernels", "the fixed time of every kernel on the GPU", times=("gpu.kernel_ns",)),
-    Part("kernel launches", "the host program, which launches kernels", program=(*LAUNCHES, "lead_ns")),
-    Part("synchronisation", "the host program, which waits for the GPU", program=("sync_ns",)),
-    Part("decisions", "the host program, which decides", program=("plan_factor",)),
+    ScaledPart("PCIe", "the link", DIALS["pcie_gbps"].keys, tables=("copy_ns",), steers=True),
+    ScaledPart("DRAM", "the CPU's memory", DIALS["dram_gbps"].keys, tables=("cpu_ns", "first_cpu_ns"), steers=True),
+    ScaledPart("CPU compute", "the CPU's arithmetic", DIALS["cpu_gflops"].keys, steers=True),
+    ScaledPart("GPU bandwidth", "the GPU's memory bandwidth", DIALS["gpu_gbps"].keys, tables=("gpu_ns",)),
+    ScaledPart("GPU compute", "the GPU's arithmetic", DIALS["gpu_tflops"].keys),
+    ScaledPart("GPU memory", "the size of the GPU's memory", ("gpu.memory_bytes",), steers=True),
+    ScaledPart("GPU kernels", "the fixed time of every kernel on the GPU", shrinking=("gpu.kernel_ns",)),
+    ScaledPart("kernel launches", "the host program, which launches kernels", program=(*LAUNCHES, "lead_ns")),
+    ScaledPart("synchronisation", "the host program, which waits for the GPU", program=("sync_ns",)),
+    ScaledPart("decisions", "the host program, which decides", program=("plan_factor",)),
 )  # fmt: skip
 _NOT_IN_TABLES = ("CPU compute", "GPU compute", "GPU kernels")
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What a part a quarter better gives: old TPOT over new TPOT, minus 1."""
+    """What a part 25 % better gives: old TPOT over new TPOT, minus 1."""
 
     part: str
     owner: str
     tpot: float
 
 
-def _shorter(costs: CostTable, names: Sequence[str]) -> CostTable:
-    """The costs with some times of every expert a quarter better."""
-    return costs.map_experts(lambda expert: _better(expert, names))
+def quicker(costs: CostTable, names: Sequence[str], factor: float) -> CostTable:
+    """The costs with some of the host program's times (``LAUNCHES``, ``lead_ns``, ``sync_ns``, ``plan_factor``) times
+    ``factor``."""
+    times = {name: getattr(costs, name) for name in names}
+    scaled: dict[str, Any] = {name: time * factor for name, time in times.items() if time is not None}
+    return replace(costs, **{name: time if name == "plan_factor" else round(time) for name, time in scaled.items()})
 
 
-def _better(expert: ExpertCosts, names: Sequence[str]) -> ExpertCosts:
+def _shorter(names: Sequence[str], expert: ExpertCosts) -> ExpertCosts:
+    """An expert with some of its times 25 % better."""
     times: dict[str, Any] = {name: getattr(expert, name) for name in names}
     for name, ns in times.items():
         times[name] = round(ns / BETTER) if isinstance(ns, int) else tuple(round(each / BETTER) for each in ns)
     return expert._replace(**times)
 
 
-def gains_of(question: Question, compared: Yardstick, each: Each = map) -> Iterator[Gain]:
-    """The gain of every part that can be told apart. ``each``: who plays them; nobody waits for them until they are
-    read."""
-    return each(partial(_gain, question, compared), parts_of(asked_of(question)))
+def gains_of(policy: str, window: WarmWindow, pool: WorkerPool[Prepared]) -> Iterator[Gain]:
+    """The gain from every part that can be told apart; the processes of ``pool`` hold the question, prepared."""
+    return pool.map(partial(_gain, policy, window), parts_of(pool.state))
 
 
-def parts_of(asked: Asked) -> list[Part]:
+def parts_of(prepared: Prepared) -> list[ScaledPart]:
     """All parts; of a measured profile, without those that its tables do not tell apart."""
-    measured = asked.setting.hardware.measured
+    measured = prepared.hardware.measured
     return [part for part in PARTS if not (measured and part.name in _NOT_IN_TABLES)]
 
 
-def gain_of(asked: Asked, compared: Yardstick, part: Part) -> Gain:
-    """What this part a quarter better gives."""
-    better = part.better(asked)
-    alike = _step_of(better) == _step_of(asked)
-    return Gain(part.name, part.owner, 0.0 if alike else compared.faster(better, part.steers))
-
-
-def _gain(question: Question, compared: Yardstick, part: Part) -> Gain:
+def _gain(policy: str, window: WarmWindow, prepared: Prepared, part: ScaledPart) -> Gain:
     with gc_paused():
-        return gain_of(asked_of(question), compared, part)
+        return gain_of(prepared.with_policy(policy), window, part)
 
 
-def _step_of(asked: Asked) -> tuple[object, ...]:
-    """What a decode step costs, and the memory it has: where these are equal, so is the TPOT."""
-    costs, batch = asked.setting.costs, asked.question.batch
+def gain_of(prepared: Prepared, window: WarmWindow, part: ScaledPart) -> Gain:
+    """What this part 25 % better gives."""
+    better = part.better(prepared)
+    equal = _decode_costs(better) == _decode_costs(prepared)
+    return Gain(part.name, part.owner, 0.0 if equal else window.gain(better, other_copies=part.steers))
+
+
+def _decode_costs(prepared: Prepared) -> tuple[object, ...]:
+    """What a decode step costs, and the memory that it has: where these are equal, so is the TPOT."""
+    costs, batch = prepared.costs, prepared.scenario.batch
     expert = costs.experts[0]
     return (
         expert.gpu_ns[: batch + 1], expert.cpu_ns[: batch + 1], expert.copy_ns, costs.sync_ns, costs.launch_ns,
         costs.lead_ns, costs.tail_ns, costs.combine_launch_ns, costs.plan_factor,
-        costs.step(batch, (asked.question.tokens,) * batch), asked.setting.hardware.gpu.memory_bytes,
+        costs.step(batch, (prepared.tokens_per_sequence,) * batch), prepared.hardware.gpu.memory_bytes,
     )  # fmt: skip
 
 
@@ -126,9 +127,8 @@ def ranked(gains: Iterable[Gain]) -> tuple[Gain, ...]:
 
 
 def limit_of(gains: Sequence[Gain]) -> str:
-    """Of ranked gains, one sentence: whose limit it is, and what the first two parts would give."""
-    telling = [gain for gain in gains if gain.tpot >= WORTH_NAMING]
-    if not telling:
+    """Of ranked gains, one sentence: the part that limits the answer, and what the first two parts would give."""
+    if not any(gain.tpot >= WORTH_NAMING for gain in gains):
         return f"no part by itself: none of them {BETTER - 1:.0%} better makes it {WORTH_NAMING:.0%} faster"
     first, *others = gains
     also = [f", {gain.part} {BETTER - 1:.0%} better {gain.tpot:.0%}" for gain in others[:1] if gain.tpot > 0.005]

@@ -43,6 +43,8 @@ _LABELS: Mapping[str, str] = {
     "prompt_tokens": "prompt (tokens)",
     "generated_tokens": "generated (tokens)",
     "prefill_chunk_tokens": "prefill chunk (tokens)",
+    "sampled_steps": "sampled decode steps",
+    "sampled_prompt_tokens": "sampled prompt (tokens)",
     "noisy_forecast_recall": "recall of synthetic forecasts",
 }
 _UNITS = {"_bytes_per_s": "bytes/s", "_flops_per_s": "FLOP/s", "_bytes": "bytes", "_ns": "ns", "_permille": "permille",

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
 
 from sim.costs import runtimes
-from trilane.study.fit.asked import Asked, resolved
-from trilane.study.fit.evidence import supports_of
+from sim.runs.prepare import Prepared
+from trilane.study.fit.evidence import evidence_of
 from trilane.study.fit.fit import Fit, fit
 from trilane.study.fit.policy_result import play_policy
+from trilane.study.fit.prepared_question import on_machine, prepared_for
 from trilane.study.fit.question import Question, Runtime
-from trilane.study.fit.routing import routing_for
-from trilane.study.fit.sensitivity import BETTER, Gain, with_numbers
+from trilane.study.fit.sensitivity import BETTER, Gain
 
 OFFLOADED: dict[str, Any] = {"model": "deepseek-v2-lite:6", "trace": "mini-deepseek:6", "weights": "bf16",
                              "gpu": "rtx-3060", "ram": "ddr4-3200", "context": 2048, "generated": 12}  # fmt: skip
@@ -26,23 +26,22 @@ EVERY_PART = [
 
 
 @cache
-def asked(how: Runtime) -> Asked:
-    question = Question(**OFFLOADED, runtime=how)
-    found = resolved(question, routing_for(question))
-    return found.on(with_numbers(found.setting.hardware, {"gpu.memory_bytes": 4.2e9}))
+def asked(how: Runtime) -> Prepared:
+    found = prepared_for(Question(**OFFLOADED, runtime=how))
+    return on_machine(found, found.hardware.with_numbers({"gpu.memory_bytes": 4.2e9}))
 
 
-def tpot_ms(one: Asked, policy: str) -> float:
-    return play_policy(one, one.ready(policy)).answer.tpot_ms
+def tpot_ms(one: Prepared, policy: str) -> float:
+    return play_policy(one.with_policy(policy)).result.tpot_ms
 
 
 def test_recorded_graphs_have_their_own_numbers_in_place_of_the_machines() -> None:
     kept = {"kernel launches": "graphs: replay_ns", "synchronisation": "graphs: spin_ns"}
     for part, name in kept.items():
-        (support,) = supports_of(asked("graphs"), [Gain(part, "", 0.1)])
-        assert (support.key, support.value) == (name, getattr(runtimes, name.partition(": ")[2].upper()))
+        (support,) = evidence_of(asked("graphs"), [Gain(part, "", 0.1)])
+        assert (support.key, support.value) == (name, getattr(runtimes.graph_numbers(), name.partition(": ")[2]).value)
         assert support.source
-    eager = [supports_of(asked("eager"), [Gain(part, "", 0.1)])[0].key for part in kept]
+    eager = [evidence_of(asked("eager"), [Gain(part, "", 0.1)])[0].key for part in kept]
     assert eager == ["host.launch_ns", "host.sync_ns"]
 
 
@@ -56,15 +55,16 @@ def test_every_number_that_is_listed_changes_the_time_per_token(
     for part in EVERY_PART:
         if part.part.endswith("compute"):
             continue  # one token's products wait for bytes: their gain is none
-        for support in supports_of(asked(how), [part]):
+        for support in evidence_of(asked(how), [part]):
             one = asked(how)
-            runtime_number = support.key.removeprefix("graphs: ").upper()
             with monkeypatch.context() as patched:
                 if support.key.startswith("graphs: "):
-                    patched.setattr(runtimes, runtime_number, round(support.value * factor))
-                    changed = one.on(one.setting.hardware)
+                    name, numbers = support.key.removeprefix("graphs: "), runtimes.graph_numbers()
+                    other = getattr(numbers, name)._replace(value=round(support.value * factor))
+                    patched.setattr(runtimes, "graph_numbers", partial(numbers._replace, **{name: other}))
+                    changed = on_machine(one, one.hardware)
                 else:
-                    changed = one.on(with_numbers(one.setting.hardware, {support.key: support.value * factor}))
+                    changed = on_machine(one, one.hardware.with_numbers({support.key: support.value * factor}))
                 assert tpot_ms(changed, "dali") != base, support.key
 
 

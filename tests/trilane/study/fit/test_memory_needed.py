@@ -11,7 +11,7 @@ from sim.machine.units import GIB
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 from trilane.study.fit.fit import fit
-from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES, ROUND, all_on_gpu, check_fits, need_of, surely_runs
+from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES, ROUND, check_fits, need_of, surely_runs
 from trilane.study.fit.question import FitError, Question
 
 RESERVE, MEMORY = 1_500_000_000, 12 * GIB
@@ -30,13 +30,14 @@ def test_the_least_need_is_every_tokens_weights_the_cache_of_keys_and_values_and
     weights = 2 * (48 * (18_874_368 + 2048 * 128) + 2 * 151_936 * 2048)
     fixed = weights + 2 * 1024 * (48 * 1024 * 2) + RESERVE
     experts = 48 * 128 * 3 * 2048 * 768 * 2
-    need = need_of(shape, hardware, asked)
+    need = need_of(shape, hardware, asked.batch, asked.tokens)
     assert (need.fixed, need.host) == (fixed, experts - (MEMORY - fixed) + HOST_RESERVE_BYTES)
 
 
 def test_every_expert_may_be_on_the_gpu() -> None:
-    assert all_on_gpu(*told(Question("qwen3-30b-a3b", gpu="rtx-4090", ram="ddr5-5600")))
-    assert not all_on_gpu(*told(Question("qwen3-30b-a3b", gpu="rtx-4080", ram="ddr5-5600")))
+    for gpu, fits in (("rtx-4090", True), ("rtx-4080", False)):
+        shape, hardware, asked = told(Question("qwen3-30b-a3b", gpu=gpu, ram="ddr5-5600"))
+        assert need_of(shape, hardware, asked.batch, asked.tokens).all_on_gpu == fits
 
 
 def test_a_context_that_the_gpu_cannot_hold_is_refused_with_the_longest_that_it_can() -> None:
@@ -90,7 +91,7 @@ def test_what_no_weights_help_says_so() -> None:
 
 def test_the_missing_gb_are_those_that_would_do() -> None:
     shape, hardware, asked = qwen(weights="bf16")
-    need = need_of(shape, hardware, asked)
+    need = need_of(shape, hardware, asked.batch, asked.tokens)
     assert need.missing(hardware.gpu.memory_bytes, need.host) == (need.fixed - MEMORY, 0)
     assert need.missing(need.fixed - 7, need.host - 9) == (7, 9)
     assert need.missing(need.fixed, None) == (0, 0)

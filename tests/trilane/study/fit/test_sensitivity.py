@@ -9,28 +9,37 @@ import pytest
 
 from sim.machine.hardware import load_hardware
 from sim.machine.plausibility import check_plausible
-from trilane.study.fit.asked import Asked, resolved
+from sim.runs.prepare import Prepared
 from trilane.study.fit.policy_result import play_policy
+from trilane.study.fit.prepared_question import on_machine, prepared_for
 from trilane.study.fit.question import Question
-from trilane.study.fit.routing import routing_for
-from trilane.study.fit.sensitivity import BETTER, PARTS, Gain, Part, gain_of, limit_of, parts_of, ranked, with_numbers
-from trilane.study.fit.warm_window import yardstick
+from trilane.study.fit.sensitivity import (
+    BETTER,
+    PARTS,
+    Gain,
+    ScaledPart,
+    gain_of,
+    limit_of,
+    parts_of,
+    ranked,
+)
+from trilane.study.fit.warm_window import warm_window
 
 HARDWARE = load_hardware("rtx-4080+ddr5-5600")
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_a_better_part_changes_its_own_numbers_and_stays_plausible(part: Part) -> None:
+def test_a_better_part_changes_its_own_numbers_and_stays_plausible(part: ScaledPart) -> None:
     before = HARDWARE.flat()
-    better = {key: before[key] * BETTER for key in part.keys} | {key: before[key] / BETTER for key in part.times}
-    after = with_numbers(HARDWARE, better).flat()
+    better = {key: before[key] * BETTER for key in part.keys} | {key: before[key] / BETTER for key in part.shrinking}
+    after = HARDWARE.with_numbers(better).flat()
     assert {key for key in before if after[key] != before[key]} == set(better)
     assert all(after[key] == pytest.approx(value) for key, value in better.items())
     check_plausible(after, "a better machine")
 
 
 def test_whole_numbers_stay_whole() -> None:
-    assert with_numbers(HARDWARE, {"gpu.memory_bytes": 10.6}).gpu.memory_bytes == 11
+    assert HARDWARE.with_numbers({"gpu.memory_bytes": 10.6}).gpu.memory_bytes == 11
 
 
 @pytest.mark.parametrize(
@@ -55,9 +64,9 @@ def test_the_sentence_names_the_first_part_and_what_the_second_gives(gains: list
 
 
 def test_a_profiles_tables_shrink_where_it_has_no_numbers() -> None:
-    asked = on_a_profile()
-    before = asked.setting.costs.experts[0]
-    after = {part.name: part.better(asked).setting.costs.experts[0] for part in PARTS if part.tables}
+    prepared = on_a_profile()
+    before = prepared.costs.experts[0]
+    after = {part.name: part.better(prepared).costs.experts[0] for part in PARTS if part.tables}
     assert after["PCIe"] == before._replace(copy_ns=round(before.copy_ns / BETTER))
     assert after["GPU bandwidth"] == before._replace(gpu_ns=tuple(round(ns / BETTER) for ns in before.gpu_ns))
     shorter = tuple(round(ns / BETTER) for ns in before.cpu_ns)
@@ -65,9 +74,9 @@ def test_a_profiles_tables_shrink_where_it_has_no_numbers() -> None:
 
 
 def test_gains_on_a_profile_are_those_of_parts_that_its_tables_tell_apart() -> None:
-    asked = on_a_profile()
-    compared = yardstick(asked, play_policy(asked, asked.ready("ktransformers")))
-    gains = ranked(gain_of(asked, compared, part) for part in parts_of(asked))
+    prepared = on_a_profile().with_policy("ktransformers")
+    window = warm_window(prepared, play_policy(prepared))
+    gains = ranked(gain_of(prepared, window, part) for part in parts_of(prepared))
     assert {gain.part for gain in gains} == {
         "PCIe", "DRAM", "GPU bandwidth", "GPU memory", "kernel launches", "synchronisation", "decisions",
     }  # fmt: skip
@@ -76,9 +85,9 @@ def test_gains_on_a_profile_are_those_of_parts_that_its_tables_tell_apart() -> N
 
 
 @cache
-def on_a_profile() -> Asked:
+def on_a_profile() -> Prepared:
     """DeepSeek-V2-Lite's first two layers, of which too little memory holds a part."""
     profile = str(Path(__file__).parents[4] / "docs/validation/host-lanes/profile.yaml")
     question = Question("deepseek-v2-lite:2", machine=profile, trace="mini-deepseek:2", context=32, generated=4)
-    asked = resolved(question, routing_for(question))
-    return asked.on(with_numbers(asked.setting.hardware, {"gpu.memory_bytes": 2.4e9}))
+    prepared = prepared_for(question)
+    return on_machine(prepared, prepared.hardware.with_numbers({"gpu.memory_bytes": 2.4e9}))

@@ -8,17 +8,17 @@ a machine: nothing was fitted to them, and they are not asserted.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
 
 from trilane.common.gc_paused import gc_paused
-from trilane.study.fit.asked import asked_of
-from trilane.study.fit.contest import play_all
-from trilane.study.fit.policy_result import bounds_beside
+from trilane.study.fit import candidates
+from trilane.study.fit.prepared_question import all_on_gpu, prepared_for
 from trilane.study.fit.question import Question
+from trilane.study.pool import WorkerPool
 
 SAME = 1.02  # two times no further apart than that count as equal
 NEAR = 0.35  # as far may an answer be from the sum made by hand
@@ -163,16 +163,15 @@ class Found(NamedTuple):
 def answered(**asked: Any) -> Found:
     """As ``fit`` answers, without what makes a part a quarter better."""
     question = Question(**asked)
-    with gc_paused():
-        found = asked_of(question)
-        played = play_all(question)
-    best, shape = played.exact[0], found.setting.shape
-    every = {one.answer.policy: one.answer for one in (*played.exact, *played.clairvoyant)}
+    with WorkerPool(1, partial(prepared_for, question)) as pool, gc_paused():
+        ranking = candidates.run(question, candidates.names(question, all_on_gpu(pool.state)), pool)
+        best = ranking.exact[0].result
+        prepared = pool.state.with_policy(best.policy)
+    every = {one.result.policy: one.result for one in (*ranking.exact, *ranking.clairvoyant)}
     llama_cpp = next(one for name, one in every.items() if name.startswith("llama.cpp"))
     return Found(
-        best.answer.tpot_ms, best.answer.answer_ms, llama_cpp.answer_ms,
-        {name: one.tpot_ms for name, one in every.items()}, bounds_beside(found, best)["lower_bound_tpot_ms"],
-        best.memory.cache_bytes / shape.routed_bytes,
+        best.tpot_ms, best.answer_ms, llama_cpp.answer_ms, {name: one.tpot_ms for name, one in every.items()},
+        prepared.bounds["lower_bound_tpot_ms"], best.cache_bytes / prepared.shape.routed_bytes,
     )  # fmt: skip
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from policies.parts.placements import NoPlacement
 from policies.protocols import Budget
-from trilane.study.fit.asked import Asked, resolved
-from trilane.study.fit.policy_result import Played, play_policy
+from sim.runs.prepare import Prepared
+from trilane.study.fit.policy_result import PlayedPolicy, play_policy
+from trilane.study.fit.prepared_question import on_machine, prepared_for
 from trilane.study.fit.question import Question
-from trilane.study.fit.routing import routing_for
-from trilane.study.fit.sensitivity import PARTS, gain_of, with_numbers
-from trilane.study.fit.warm_window import NEAR, WarmPlacement, half_tpot_ms, warm_tpot_ms, yardstick
+from trilane.study.fit.sensitivity import PARTS, gain_of
+from trilane.study.fit.warm_window import NEAR, WarmPlacement, half_tpot_ms, warm_tpot_ms, warm_window
 
 OFFLOADED: dict[str, Any] = {"model": "deepseek-v2-lite", "trace": "mini-deepseek", "weights": "bf16",
                              "gpu": "rtx-3060", "ram": "ddr4-3200", "context": 256, "generated": 56}  # fmt: skip
@@ -30,10 +30,9 @@ def test_a_warm_placement_keeps_the_slots_and_changes_who_sits_in_them() -> None
 
 
 def test_an_answer_ends_with_the_experts_that_the_next_run_begins_with() -> None:
-    one = asked()
-    played = answered(ADAPTIVE)
-    assert yardstick(one, played).residents == played.residents
-    placed = one.ready(ADAPTIVE).session().residency.resident
+    one, played = asked(ADAPTIVE), answered(ADAPTIVE)
+    assert warm_window(one, played).residents == played.residents
+    placed = one.session().residency.resident
     assert [set(experts) for experts in played.residents] != placed
     assert [len(experts) for experts in played.residents] == [len(experts) for experts in placed]
 
@@ -41,10 +40,10 @@ def test_an_answer_ends_with_the_experts_that_the_next_run_begins_with() -> None
 @pytest.mark.parametrize("policy", [ADAPTIVE, STATIC, "dali", "best-exact"])
 def test_a_few_warm_steps_tell_what_half_of_the_answer_does(policy: str) -> None:
     """Of parts by which no policy decides what to copy; to two in a hundred of TPOT."""
-    one = asked()
-    short = yardstick(one, answered(policy))
+    one = asked(policy)
+    short = warm_window(one, answered(policy))
     assert short.residents is not None
-    assert short.base_ms == pytest.approx(answered(policy).answer.tpot_ms, rel=NEAR)
+    assert short.base_ms == pytest.approx(answered(policy).result.tpot_ms, rel=NEAR)
     half = replace(short, residents=None)
     for name in ("GPU bandwidth", "GPU kernels", "synchronisation"):
         told = gain_of(one, short, PART[name]).tpot
@@ -54,49 +53,52 @@ def test_a_few_warm_steps_tell_what_half_of_the_answer_does(policy: str) -> None
 
 @pytest.mark.parametrize("name", ["PCIe", "DRAM", "GPU memory"])
 def test_a_part_by_which_it_is_decided_what_to_copy_is_compared_over_half_of_the_answer(name: str) -> None:
-    one = asked()
-    short = yardstick(one, answered("best-exact"))
+    one = asked("best-exact")
+    short = warm_window(one, answered("best-exact"))
     better = PART[name].better(one)
-    expected = short.half_ms / half_tpot_ms(better, "best-exact") - 1
+    expected = short.half_ms / half_tpot_ms(better) - 1
     assert gain_of(one, short, PART[name]).tpot == expected
-    assert (expected == short.faster(better, other_copies=False)) == (name == "GPU memory")  # where others are placed
-    whole_ms = play_policy(better, better.ready("best-exact")).answer.tpot_ms
-    assert expected == pytest.approx(answered("best-exact").answer.tpot_ms / whole_ms - 1, abs=0.09)
+    assert (expected == short.gain(better, other_copies=False)) == (name == "GPU memory")  # where others are placed
+    whole_ms = play_policy(better).result.tpot_ms
+    assert expected == pytest.approx(answered("best-exact").result.tpot_ms / whole_ms - 1, abs=0.09)
 
 
 def test_where_others_are_placed_half_of_the_answer_is_compared() -> None:
     """By a policy that places experts by what the machine costs; the residents of old would sit in other slots."""
-    one, short = asked(), yardstick(asked(), answered(STATIC))
+    one, short = asked(STATIC), warm_window(asked(STATIC), answered(STATIC))
     better = PART["GPU bandwidth"].better(one)
     elsewhere = replace(short, placed=((0,), *short.placed[1:]))
-    assert elsewhere.faster(better, other_copies=False) == short.faster(better, other_copies=True)
-    assert short.faster(better, other_copies=False) != short.faster(better, other_copies=True)
+    assert elsewhere.gain(better, other_copies=False) == short.gain(better, other_copies=True)
+    assert short.gain(better, other_copies=False) != short.gain(better, other_copies=True)
 
 
 def test_the_same_machine_is_no_faster() -> None:
-    one, compared = asked(), yardstick(asked(), answered(ADAPTIVE))
-    assert compared.faster(one, other_copies=False) == 0
-    assert compared.faster(one, other_copies=True) == 0
+    one, window = asked(ADAPTIVE), warm_window(asked(ADAPTIVE), answered(ADAPTIVE))
+    assert window.gain(one, other_copies=False) == 0
+    assert window.gain(one, other_copies=True) == 0
 
 
 def test_a_cold_start_would_mislead_and_is_not_used() -> None:
     """The broken twin: an answer that ended with nothing in the cache is compared over half of it."""
-    one, played = asked(), answered(STATIC)
-    nobody = played._replace(residents=((),) * 26)
-    assert warm_tpot_ms(one, STATIC, nobody.residents) > (1 + NEAR) * played.answer.tpot_ms
-    compared = yardstick(one, nobody)
-    assert compared.residents is None
+    one, played = asked(STATIC), answered(STATIC)
+    empty = played._replace(residents=((),) * 26)
+    assert warm_tpot_ms(one, empty.residents) > (1 + NEAR) * played.result.tpot_ms
+    window = warm_window(one, empty)
+    assert window.residents is None
     better = PART["GPU bandwidth"].better(one)
-    assert compared.faster(better, other_copies=False) == compared.faster(better, other_copies=True)
+    assert window.gain(better, other_copies=False) == window.gain(better, other_copies=True)
 
 
 @cache
-def asked() -> Asked:
-    question = Question(**OFFLOADED)
-    found = resolved(question, routing_for(question))
-    return found.on(with_numbers(found.setting.hardware, {"gpu.memory_bytes": 12e9}))
+def machine() -> Prepared:
+    found = prepared_for(Question(**OFFLOADED))
+    return on_machine(found, found.hardware.with_numbers({"gpu.memory_bytes": 12e9}))
+
+
+def asked(policy: str) -> Prepared:
+    return machine().with_policy(policy)
 
 
 @cache
-def answered(policy: str) -> Played:
-    return play_policy(asked(), asked().ready(policy))
+def answered(policy: str) -> PlayedPolicy:
+    return play_policy(asked(policy))

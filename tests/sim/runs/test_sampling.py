@@ -1,0 +1,159 @@
+"""Sampled steps and prompts: the right places, the right weights, and nothing lost but a remainder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.mechanism.views import Forecast, Routing
+from realrun.errors import RefusedError
+from realrun.replay.measure import room_for
+from sim.runs.demand import StepDemand
+from sim.runs.metrics import metrics_of
+from sim.runs.prepare import prepare
+from sim.runs.run import Run
+from sim.runs.sampling import answer_places, one_by_one, repeated, weights_of
+from sim.runs.scenario import Scenario, ScenarioError
+from sim.runs.vocabulary import LANES, Label
+from sim.simulate import play, simulate
+
+MINI: dict[str, Any] = {"trace": "mini-moe", "model": None, "cached_share": 0.25, "prompt_tokens": 8}
+PREFILL = StepDemand(
+    0, "prefill", 3, (3,), (Routing((1, 4), (2, 4)), Routing((0,), (6,))),
+    ((Forecast(1, "gate", (0, 2), (5, 1)),), ()), None,
+)  # fmt: skip
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "played", "places"),
+    [(4, 4, [0, 1, 2, 3]), (10, 4, [0, 1, 5, 9]), (46, 6, [0, 1, 2, 17, 31, 45]), (5, 1, [4]), (1, 1, [0])],
+)
+def test_the_first_half_comes_one_by_one_and_the_other_is_spread_to_the_last_token(
+    answer: int, played: int, places: list[int]
+) -> None:
+    assert answer_places(played, answer) == places
+    prepared = prepare(Scenario(**MINI, generated_tokens=answer, sampled_steps=played))
+    assert [step.context for step in prepared.steps] == [(0,), *((8 + place,) for place in places)]
+    assert prepared.tokens_per_sequence == 8 + answer
+    assert prepared.resolved.generated_tokens == answer
+
+
+def test_an_answer_may_be_longer_than_the_trace() -> None:
+    run = simulate(Scenario(**MINI, policy="fiddler", generated_tokens=1000, sampled_steps=10))
+    assert (run.metrics.decode_steps, run.scenario["generated_tokens"]) == (10, 1000)
+    assert run.metrics.tpot_ms > run.bounds["lower_bound_tpot_ms"] > 0
+
+
+@pytest.mark.parametrize("sampled", [{"sampled_steps": 64}, {"sampled_steps": 5}, {"sampled_prompt_tokens": 8}])
+def test_where_nothing_stands_for_others_a_run_is_that_of_all_steps(sampled: dict[str, int]) -> None:
+    scenario = Scenario(**MINI, policy="mixtral-offloading", generated_tokens=5)
+    whole, run = simulate(scenario), simulate(scenario.with_(**sampled))
+    assert run.spans.equals(whole.spans)
+    assert run.to_dict() == whole.to_dict()
+
+
+@given(st.integers(1, 64), st.integers(1, 1000))
+def test_the_weights_of_an_answer_are_its_steps(played: int, answer: int) -> None:
+    played = min(played, answer)
+    numbers = list(range(3, 3 + played))
+    weights = weights_of(numbers, answer).of(np.array(numbers))
+    assert weights.sum() == pytest.approx(answer)
+    assert (weights[: one_by_one(played, answer)] == 1).all()
+
+
+def test_the_other_half_stands_for_the_rest_of_the_answer() -> None:
+    """Of ten steps two stand for themselves, and the two that follow for eight."""
+    run = simulate(Scenario(**MINI, policy="mixtral-offloading", generated_tokens=4))
+    early, late = (part_of(run, steps) for steps in ((1, 2), (3, 4)))
+    whole = metrics_of(run.spans, 1, 10)
+    assert whole.tpot_ms == pytest.approx((2 * early.tpot_ms + 8 * late.tpot_ms) / 10)
+    for lane in LANES:
+        busy_ms = [part.busy_share[lane] * part.tpot_ms for part in (early, late)]
+        assert whole.busy_share[lane] * whole.tpot_ms == pytest.approx((2 * busy_ms[0] + 8 * busy_ms[1]) / 10)
+    for lane in whole.stall_ms:
+        assert whole.stall_ms[lane] == pytest.approx((2 * early.stall_ms[lane] + 8 * late.stall_ms[lane]) / 10)
+    copied = run.spans[run.spans.kind == "demand"]
+    demand = [copied[copied.step.isin(some)].bytes.sum() for some in ((1, 2), (3, 4))]
+    assert whole.pcie_demand_bytes_per_token == pytest.approx((demand[0] + 4 * demand[1]) / 10)
+    assert whole.busy_share["gpu"] + sum(whole.stall_share.values()) == pytest.approx(1)
+
+
+def part_of(run: Run, steps: tuple[int, int]) -> Any:
+    """Metrics of two of four decode steps, the others being taken for prefill."""
+    spans = run.spans[run.spans.step <= steps[-1]].copy()
+    spans["phase"] = ["decode" if step in steps else "prefill" for step in spans.step]
+    return metrics_of(spans, 1)
+
+
+@pytest.mark.parametrize("policy", ["mixtral-offloading@impl", "dali", "best-exact", "oracle"])
+@pytest.mark.parametrize("answer", [24, 1000])
+def test_no_policy_beats_the_bound_of_the_same_mean(policy: str, answer: int) -> None:
+    scenario = Scenario(**{**MINI, "prompt_tokens": 32}, policy=policy, generated_tokens=answer, sampled_steps=24)
+    run = simulate(scenario)
+    assert run.bounds["lower_bound_tpot_ms"] <= run.metrics.tpot_ms
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_repeated_prefill_has_the_same_experts_and_so_many_times_the_tokens() -> None:
+    assert repeated(PREFILL, 4) == StepDemand(
+        0, "prefill", 12, (12,), (Routing((1, 4), (8, 16)), Routing((0,), (24,))),
+        ((Forecast(1, "gate", (0, 2), (20, 4)),), ()), None,
+    )  # fmt: skip
+
+
+def test_a_decode_step_and_a_prompt_that_is_not_repeated_stay_as_they_are() -> None:
+    decode = PREFILL._replace(phase="decode")
+    assert repeated(decode, 4) is decode
+    assert repeated(PREFILL, 1) is PREFILL
+
+
+@given(st.integers(1, 200_000), st.integers(1, 100), st.integers(1, 4))
+def test_what_is_played_is_the_prompt_but_for_a_remainder(prompt: int, sampled: int, batch: int) -> None:
+    scenario = Scenario(**{**MINI, "prompt_tokens": prompt}, batch=batch, generated_tokens=2)
+    prepared = prepare(scenario.with_(sampled_prompt_tokens=sampled, hardware="a100-xeon6326"))
+    prefill, *decode = prepared.steps
+    assert 0 <= prompt - prefill.tokens[0] * prepared.prompt_repeats < prepared.prompt_repeats
+    assert prefill.tokens[0] <= sampled
+    assert [step.context for step in decode] == [(prompt,) * batch, (prompt + 1,) * batch]
+
+
+def test_a_policy_that_reads_tokens_plays_the_short_prompt_and_has_no_ttft() -> None:
+    long = Scenario(**{**MINI, "prompt_tokens": 500}, generated_tokens=4, sampled_prompt_tokens=8)
+    whole, short = (simulate(long.with_(policy=policy)) for policy in ("on-demand", "daop"))
+    assert whole.metrics.ttft_ms > 0
+    assert Label.SHORT_PROMPT not in whole.labels
+    assert short.metrics.ttft_ms is None
+    assert Label.SHORT_PROMPT in short.labels
+    assert short.metrics.tpot_ms > 0
+
+
+def test_a_long_prompt_takes_the_kv_cache_and_the_time_of_all_its_tokens() -> None:
+    short = Scenario(**MINI, policy="on-demand", generated_tokens=2)
+    long = short.with_(prompt_tokens=8000, sampled_prompt_tokens=8)
+    assert prepare(long).memory.kv_bytes == pytest.approx(prepare(short).memory.kv_bytes * 8002 / 10)
+    assert simulate(long).metrics.ttft_ms > simulate(short).metrics.ttft_ms
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_chunks_of_a_repeated_prompt_are_refused() -> None:
+    with pytest.raises(ScenarioError, match="prefill_chunk_tokens or sampled_prompt_tokens"):
+        Scenario(prefill_chunk_tokens=4, sampled_prompt_tokens=4)
+
+
+@pytest.mark.parametrize("sampled", [{"sampled_steps": 2}, {"sampled_prompt_tokens": 2}])
+def test_a_real_machine_plays_every_step(sampled: dict[str, int]) -> None:
+    prepared = prepare(Scenario(**MINI, generated_tokens=8, **sampled))
+    assert play(prepared.with_policy("fiddler")).metrics.tpot_ms > 0
+    with pytest.raises(RefusedError, match="sampled"):
+        room_for([prepared])
