@@ -127,7 +127,7 @@ def _asked(
 def _runs(found: Validated) -> dict[str, object]:
     """The number of measured runs, of how many, and why not all."""
     ended = found.ended
-    return {"measured": ended.runs, "asked": ended.asked, "stopped": ended.why}
+    return {"measured": ended.runs, "asked": ended.planned, "stopped": ended.why}
 
 
 def _end(found: Validated, stop: Stop) -> None:

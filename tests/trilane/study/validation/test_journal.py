@@ -117,7 +117,7 @@ def kill_after(runs: int, ran: list[str], run: Validate, monkeypatch: pytest.Mon
 def test_every_scenario_is_warmed_up_once_and_measured_in_every_round(run: Validate, measured: list[str]) -> None:
     found = run()
     assert measured == ALL
-    assert (found.ended.runs, found.ended.asked, found.ended.why) == (6, 6, None)
+    assert (found.ended.runs, found.ended.planned, found.ended.why) == (6, 6, None)
 
 
 @pytest.mark.parametrize("killed_after", range(0, len(ALL), 2))
@@ -256,7 +256,7 @@ def test_a_file_that_is_half_written_does_not_count(run: Validate, measured: lis
 def test_what_was_measured_before_the_end_of_time_is_reported(run: Validate, measured: list[str]) -> None:
     found = run(stop=After(3))  # asked before the microbenchmarks too
     assert measured == WARM[:4]
-    assert (found.ended.runs, found.ended.asked) == (2, 6)
+    assert (found.ended.runs, found.ended.planned) == (2, 6)
     assert [comparison.predicted.policy for comparison in found.agreement.comparisons] == ROUND[:2]
     assert found.notes[0] == "stopped early: enough is enough; 2 of 6 runs are measured, the rest is left out"
 
