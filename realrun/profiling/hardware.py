@@ -58,7 +58,7 @@ def hardware_of(
     measured = Origin(f"measured by trilane profile, {date.today().isoformat()}", "high")
     origins = dict.fromkeys(keys, measured) | _not_measured(machine, memory_bytes is not None)
     about = f"{machine.kind} of {profile.machine.get('gpu', profile.machine['cpu'])}, as measured."
-    return Hardware(name, about, **parts, origins=origins, profile=profile)
+    return Hardware(name=name, about=about, **parts, origins=origins, profile=profile)
 
 
 def _not_measured(machine: RealMachine, memory_chosen: bool) -> dict[str, Origin]:

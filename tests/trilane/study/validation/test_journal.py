@@ -19,7 +19,7 @@ from realrun.profiling.lab import Points
 from realrun.profiling.profile import profile
 from realrun.profiling.timing import Effort
 from realrun.replay.measure import Measurement, ReplayBench
-from sim.machine.profile_yaml import write_profile
+from sim.machine.hardware import write_hardware
 from sim.runs.prepare import Prepared
 from tests.kit.tiny_bench import machine
 from traces.models.catalogue import load_model
@@ -50,7 +50,7 @@ def profiled(lanes: HostLanes, tmp_path_factory: pytest.TempPathFactory) -> Path
     points = Points(batches=(1,), contexts=(4, 6), prompts=(4,))
     effort = Effort(rounds=1, most=1, probe_ns=0)
     found = profile(lanes, [load_model("mini-moe:2")], points, ROUND, name="here", effort=effort)
-    write_profile(found.hardware, path)
+    write_hardware(found.hardware, path)
     return path
 
 
