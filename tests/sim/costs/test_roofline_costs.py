@@ -233,7 +233,7 @@ def test_uniform_costs_are_what_they_say() -> None:
             "cpu_ns must have max_tokens . 1 >= 2 entries.*expected 3, got 2",
         ),
         ({"copy_ns": 0}, "copy_ns must be a whole number >= 1, got 0"),
-        ({"bytes": 1.5}, "bytes must be a whole number >= 1, got 1.5"),
+        ({"expert_bytes": 1.5}, "expert_bytes must be a whole number >= 1, got 1.5"),
     ],
 )
 def test_validate_names_the_broken_entry(changed: dict[str, Any], expected: str) -> None:
