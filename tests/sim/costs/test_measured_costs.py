@@ -12,9 +12,8 @@ import pytest
 from sim.costs.cost_table import CostError, StepCosts
 from sim.costs.roofline_costs import roofline
 from sim.costs.runtimes import costs_on
-from sim.machine.hardware import HardwareError, load_hardware
+from sim.machine.hardware import HardwareError, load_hardware, write_hardware
 from sim.machine.profile import MeasuredRate
-from sim.machine.profile_yaml import write_profile
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.hand_measured import TOY, table, toy_machine, toy_model
@@ -176,7 +175,7 @@ def test_a_simulation_on_a_profile(tmp_path: Path) -> None:
     shape = load_trace("mini-moe").shape
     absent: dict[str, Any] = {} if shape.shared_width else {"shared": None}
     absent |= {} if shape.dense_width else {"dense_ffn": None, "dense_launch": None}
-    write_profile(toy_machine(models={shape.name: toy_model(shape, **absent)}), tmp_path / "lanes.yaml")
+    write_hardware(toy_machine(models={shape.name: toy_model(shape, **absent)}), tmp_path / "lanes.yaml")
     scenario = Scenario(
         trace="mini-moe", model=None, hardware=str(tmp_path / "lanes.yaml"), policy="on-demand", cached_share=0.25,
         prompt_tokens=4, generated_tokens=2,

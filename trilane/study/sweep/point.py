@@ -19,7 +19,7 @@ from traces.library import load_trace
 from traces.models.catalogue import load_model
 from trilane.study.draws import LastPrepared
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, SweepError, scenario_keys
-from trilane.study.sweep.code_fingerprint import source_checksum
+from trilane.study.sweep.code_fingerprint import code_fingerprint
 from trilane.study.sweep.grid import Point, canonical, setting_key
 from trilane.study.sweep.table import COLUMNS, cell
 from trilane.study.sweep.user_policies import own_source
@@ -88,12 +88,12 @@ def key_of(point: Point, contents: Contents | None = None) -> str:
     A point that has no scenario is known by what was asked and its problem.
     """
     if point.scenario is None:
-        return _digest([_asked(point), dict(point.axes), point.problem, source_checksum()])
+        return _digest([_asked(point), dict(point.axes), point.problem, code_fingerprint()])
     behind = (contents or Contents()).of(point.scenario)
-    return _digest([point.scenario.to_dict(), point.draw, behind, source_checksum()])
+    return _digest([point.scenario.to_dict(), point.draw, behind, code_fingerprint()])
 
 
-class Task(NamedTuple):
+class PointTask(NamedTuple):
     """A point to play, its key, and the setting that it shares with others."""
 
     key: str
@@ -101,7 +101,7 @@ class Task(NamedTuple):
     setting: str
 
     @classmethod
-    def of(cls, key: str, point: Point) -> Task:
+    def of(cls, key: str, point: Point) -> PointTask:
         """Points that have no scenario share nothing that could be kept."""
         return cls(key, point, "" if point.scenario is None else setting_key(point.scenario))
 
@@ -112,7 +112,7 @@ class Player:
     def __init__(self) -> None:
         self._prepared = LastPrepared()
 
-    def rows(self, tasks: Sequence[Task]) -> list[Row]:
+    def rows(self, tasks: Sequence[PointTask]) -> list[Row]:
         """The rows of some tasks."""
         return [self.row(task.point, task.key) for task in tasks]
 
