@@ -25,7 +25,7 @@ def check_assignment(policy: str, view: LayerView, assignment: Assignment, exper
 
 
 def check_swap(policy: str, swap: Swap, resident: Sequence[Collection[int]]) -> None:
-    """A swap brings an absent expert into the slot of a resident one of the same layer."""
+    """A swap puts an absent expert into the slot of a resident one of the same layer."""
     (layer, new), (layer_out, old) = swap
     if layer != layer_out or new in resident[layer] or old not in resident[layer]:
         raise PolicyError(f"policy {policy!r} swaps {swap}: expected an absent expert for a resident one of its layer")

@@ -195,7 +195,7 @@ class CopyQueue:
         bytes, more = self._residency.bytes, 0
         for load in reversed(self._demand):
             if load.into == "cache":
-                more += load.bytes - sum([bytes[victim.layer] for victim in load.victims])
+                more += load.expert_bytes - sum([bytes[victim.layer] for victim in load.victims])
                 if more < 0:
                     return True
         return False
@@ -214,7 +214,7 @@ class CopyQueue:
         return None
 
 
-def victims_in_time(slots: Slots, copies: Sequence[ExpertId], free: int, bytes: Sequence[int]) -> Slots:
+def victims_in_time(slots: Slots, copies: Sequence[ExpertId], free: int, sizes: Sequence[int]) -> Slots:
     """The same slots, with victims moved to earlier ``copies`` where these would start before there is room.
 
     In a pool of experts of different size, the first one served may evict more than it takes, and another that is
@@ -227,11 +227,11 @@ def victims_in_time(slots: Slots, copies: Sequence[ExpertId], free: int, bytes: 
             continue
         mine = [victim for victim in slots[key] or () if victim in pending]
         others = (victim for victim in pending if victim not in mine)
-        free -= bytes[key.layer] - sum(bytes[victim.layer] for victim in mine)
+        free -= sizes[key.layer] - sum(sizes[victim.layer] for victim in mine)
         while free < 0:
             victim = next(others)
             mine.append(victim)
-            free += bytes[victim.layer]
+            free += sizes[victim.layer]
         pending = [victim for victim in pending if victim not in mine]
         timely[key] = tuple(mine)
     return timely

@@ -64,7 +64,7 @@ class ExpertCosts(NamedTuple):
     cpu_ns: Sequence[int]
     first_cpu_ns: int  # extra time of the first CPU expert of a layer
     copy_ns: int
-    bytes: int
+    expert_bytes: int
     writeback_ns: int = 0  # back to the host, where a policy writes its victims back
     cpu_permille: int = 1000
     copy_permille: int = 1000
@@ -160,7 +160,7 @@ class Copy(NamedTuple):
     kind: Literal["demand", "prefetch", "swap"]
     into: Literal["cache", "staging"]
     victims: tuple[ExpertId, ...]
-    bytes: int
+    expert_bytes: int
 
 
 class Plan(NamedTuple):

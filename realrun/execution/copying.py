@@ -81,7 +81,7 @@ class Copying:
 
     def expert_bytes(self, layer: int) -> int:
         """The size of one expert, as in spans."""
-        return self._session.costs[layer].bytes
+        return self._session.costs[layer].expert_bytes
 
     def expect(self, ids: Iterable[ExpertId]) -> dict[ExpertId, CopyFuture]:
         """The futures of copies that are queued or running. The caller holds ``lock``."""
@@ -214,7 +214,7 @@ class Copying:
         with future.delivering():
             completion = self._machine.copy_in(target, self._store.buffer(layer, expert))
         future.begin(completion)
-        self._recorder.add("h2d", completion, copy.kind, layer, expert, 0, copy.bytes, place=place)
+        self._recorder.add("h2d", completion, copy.kind, layer, expert, 0, copy.expert_bytes, place=place)
 
     def _copied(self, copy: Copy) -> None:
         """Notify the session of the end of a copy. The caller holds ``lock``."""

@@ -18,7 +18,7 @@ class CopyScript:
 
     def __init__(self, layers: int, expert_bytes: int) -> None:
         self.queue: deque[Copy] = deque()
-        self.cost = SimpleNamespace(bytes=expert_bytes, copy_ns=1)
+        self.cost = SimpleNamespace(expert_bytes=expert_bytes, copy_ns=1)
         self.costs = [self.cost] * layers
         self.policy = SimpleNamespace(writes_back=False)
 

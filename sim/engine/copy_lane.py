@@ -32,21 +32,21 @@ class CopyLane:
         self._asked: dict[ExpertId, int] = {}  # when each swap was
         self._slots = dict(session.residency.staging)  # free staging slots, as last seen
         self._slot_since = dict.fromkeys(self._slots, 0)  # when there last was one again
-        self._resting = False  # the free lane has looked for work and found none that could start
+        self._resting = False  # whether the free lane has found no work that could start
 
     def queued(self, kind: str) -> None:
-        """The session may have new copies of this kind, and they may start."""
+        """Note that the session may have new copies of this kind, which may start."""
         self._queued[kind] = int(self._env.now)
         self._demand_may_start = True
         self.wake()
 
     def hold_demand(self) -> None:
-        """A plan has been made that takes effect later: until demand loads are ``queued``, only others may start."""
+        """Note a plan that takes effect later: until demand loads are ``queued``, only other copies may start."""
         self._demand_may_start = False
         self.wake()
 
     def asked(self, swaps: Sequence[Swap]) -> None:
-        """The session has queued these swaps; the caller wakes the lane."""
+        """Note the swaps that the session has queued; the caller wakes the lane."""
         if swaps:
             self._asked.update(dict.fromkeys((swap.incoming for swap in swaps), int(self._env.now)))
 
@@ -68,43 +68,44 @@ class CopyLane:
         return self._memory.left_ns(SharedMemory.H2D) if self._busy else 0
 
     def backlog_ns(self) -> int:
-        """What is left of the running transfer, and all that waits for the lane, at the rate of low_jitter copies."""
+        """What is left of the running transfer, and all that waits for the lane, at the rate of uncontended copies."""
         return self.left_ns() + self._session.queued_copies * self._costs[0].copy_ns
 
-    def send_result(self, layer: int, tokens: int, duration: int, bytes: int, done: Callable[[], None]) -> None:
+    def send_result(self, layer: int, tokens: int, duration: int, size_bytes: int, done: Callable[[], None]) -> None:
         """Carry the CPU experts' result to the GPU, next after the copy that is running."""
-        self._result = (layer, tokens, duration, bytes, done)
+        self._result = (layer, tokens, duration, size_bytes, done)
         self._result_ready = int(self._env.now)
         self.wake()
 
-    def release(self, id: ExpertId) -> None:
+    def release(self, staged: ExpertId) -> None:
         """Record that a staging slot came free."""
         for quota, free in self._session.residency.staging.items():
             if free and not self._slots[quota]:
                 self._slot_since[quota] = int(self._env.now)
             self._slots[quota] = free
-        self._recorder.instant(int(self._env.now), "release", id.layer, -1, id.expert, self._costs[id.layer].bytes)
+        (layer, expert), now = staged, int(self._env.now)
+        self._recorder.instant(now, "release", layer, -1, expert, self._costs[layer].expert_bytes)
 
-    def free_staged_at(self, end: int, id: ExpertId) -> None:
-        """The GPU span that uses the staged ``id`` ends at ``end``."""
-        event = self._env.timeout(end - self._env.now, id)
+    def free_staged_at(self, end: int, staged: ExpertId) -> None:
+        """Free the slot of a staged expert at ``end``, when the GPU span that uses it ends."""
+        event = self._env.timeout(end - self._env.now, staged)
         event.callbacks.append(self._computed)
 
     def _computed(self, event: simpy.Event) -> None:
-        id = event.value
-        assert isinstance(id, ExpertId)
-        self._session.computed(id)
-        self.release(id)
+        staged = event.value
+        assert isinstance(staged, ExpertId)
+        self._session.computed(staged)
+        self.release(staged)
         self.wake()
 
     def _start(self, copy: Copy) -> None:
         self._busy = True
         now, recorder = int(self._env.now), self._recorder
         for victim in copy.victims:
-            costs = self._costs[victim.layer]
-            recorder.instant(now, "evict", victim.layer, -1, victim.expert, costs.bytes)
+            (layer, expert), costs = victim, self._costs[victim.layer]
+            recorder.instant(now, "evict", layer, -1, expert, costs.expert_bytes)
             if self._session.policy.writes_back:
-                self._back.reserve(now, costs.writeback_ns, "writeback", victim.layer, victim.expert, 0, costs.bytes)
+                self._back.reserve(now, costs.writeback_ns, "writeback", layer, expert, 0, costs.expert_bytes)
         self._copy, self._begin = copy, (self._ready(copy), now, recorder.step, recorder.phase)
         self._resting = False
         self._memory.start(SharedMemory.H2D, (self._costs[copy.key.layer].copy_ns,), self._copied)
@@ -121,7 +122,7 @@ class CopyLane:
         copy, (ready, start, step, phase), (now,) = self._copy, self._begin, ends
         layer, expert = copy.key
         self._recorder.rows.append(
-            ("h2d", ready, start, now, copy.kind, phase, step, layer, -1, expert, 0, copy.bytes)
+            ("h2d", ready, start, now, copy.kind, phase, step, layer, -1, expert, 0, copy.expert_bytes)
         )
         self._busy = False
         if not self._session.copied(copy):
@@ -136,11 +137,11 @@ class CopyLane:
 
     def _result_over(self, ends: list[int]) -> None:
         assert self._result is not None
-        layer, tokens, _, bytes, done = self._result
+        layer, tokens, _, size_bytes, done = self._result
         recorder, (now,) = self._recorder, ends
         recorder.rows.append(
             ("h2d", self._result_ready, self._result_start, now, "result", recorder.phase, recorder.step, layer, -1, -1,
-             tokens, bytes)
+             tokens, size_bytes)
         )  # fmt: skip
         self._result, self._busy = None, False
         done()

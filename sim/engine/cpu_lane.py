@@ -1,6 +1,6 @@
-"""The CPU lane: experts one after another, each on all threads, slowed down while copies read the same DRAM.
+"""The CPU lane: experts one after another, each on all threads, slower while copies read the same DRAM.
 
-On a machine whose GPU is a core of the same processor, they are also slower while that computes.
+On a machine whose GPU is a core of the same processor, they are also slower while that core computes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CpuLane:
     def add(
         self, experts: Sequence[int], workload: dict[int, int], ready: int, kind: str, layer: int, target: int
     ) -> None:
-        """Queue one batch of experts in order, one at least; the first of a batch pays the first-expert penalty."""
+        """Queue one batch of experts in order, one at least; the first of a batch takes ``first_cpu_ns`` longer."""
         tokens = [workload[expert] for expert in experts]
         works_ns = self.works_ns(tokens, target)
         self._batches.append(CpuBatch(ready, kind, layer, target, experts, tokens, works_ns))
@@ -99,11 +99,11 @@ class CpuLane:
         assert batch is not None
         self._running = None
         ready, kind, layer, target, experts, counts, _ = batch
-        phase, step, bytes = recorder.phase, recorder.step, self._costs[target].bytes
+        phase, step, size_bytes = recorder.phase, recorder.step, self._costs[target].expert_bytes
         ahead = target if target != layer else -1
         starts = [self._start, *ends[:-1]]
         recorder.rows.extend(
-            [("cpu", ready, start, end, kind, phase, step, layer, ahead, expert, tokens, bytes)
+            [("cpu", ready, start, end, kind, phase, step, layer, ahead, expert, tokens, size_bytes)
              for start, end, expert, tokens in zip(starts, ends, experts, counts, strict=True)]
         )  # fmt: skip
         self._serve()

@@ -1,4 +1,4 @@
-"""The engine: one SimPy process walks the layers of every step; the session decides, the lanes take their time.
+"""The engine: one SimPy process walks through the layers of each step; the session decides, lanes take the time.
 
 `host`, `gpu` and `d2h` are reserved ahead. `cpu` and `h2d` are served one job at a time and share the DRAM. The process
 stops at the moments of a layer at which something can change: the plan is made, the forecast is known, the layer has
@@ -54,7 +54,7 @@ class Engine:
         """Play the whole demand."""
         for layer, experts in enumerate(self.session.residency.resident):
             for expert in sorted(experts):
-                self.recorder.instant(0, "place", layer, -1, expert, self.costs.experts[layer].bytes)
+                self.recorder.instant(0, "place", layer, -1, expert, self.costs.experts[layer].expert_bytes)
         self.env.process(self._steps())
         self.env.run()
 
@@ -101,7 +101,7 @@ class Engine:
             late = self._speculate_late(layer, planned, forecasts)
             if late is not None:
                 forecast_here = self._bring(late, layer, layer + 1)
-            if late is not None or (committed and speculated is not None):  # it does not come with the routing
+            if late is not None or (committed and speculated is not None):  # not copied with the routing
                 sync_ns = self.costs.sync_ns
                 forecast_here = self.host.reserve(forecast_here, sync_ns, "wait", layer, -1, 0, 0, layer + 1)
             duration = self.costs.foresee_ns(self._decision, active)
@@ -116,7 +116,7 @@ class Engine:
         self._update_cache(session.end_layer())
 
     def _decide(self, step: StepDemand, layer: int) -> Plan:
-        """Ask the session, which sees the machine as it is now; what it gives up is free from now on."""
+        """The session's plan, made from the machine as it is now; slots that it gives up are free from now on."""
         scores = None if step.scores is None else ScoreRows(step.scores[:, layer])
         backlogs, committed = (self.h2d.left_ns(), self.parts.cpu.left_ns()), bool(self.session.committed)
         plan = self.session.plan_layer(
@@ -126,10 +126,10 @@ class Engine:
             forecasts = step.forecasts[layer - 1] if committed else None
             self.routing_errors.observe(step.phase, step.routings[layer], plan, forecasts)
         now = int(self.env.now)
-        for id in plan.withdrawn:
-            self.recorder.instant(now, "withdraw", layer, id.layer, id.expert, 0)
-        for id in plan.released:
-            self.h2d.release(id)
+        for gone in plan.withdrawn:
+            self.recorder.instant(now, "withdraw", layer, gone.layer, gone.expert, 0)
+        for gone in plan.released:
+            self.h2d.release(gone)
         self.h2d.asked(plan.swaps)
         self.h2d.hold_demand()
         return plan
@@ -165,34 +165,34 @@ class Engine:
         return ready
 
     def _bring(self, computed: int, layer: int, target_layer: int = -1) -> int:
-        """The routing, or a forecast of it, comes to the host; returns when it is there."""
+        """Copy the routing, or a forecast of it, to the host; returns when it has arrived."""
         tokens = self.parts.tokens
-        bytes = tokens * self.token_bytes.routing
+        size_bytes = tokens * self.token_bytes.routing
         return self.d2h.reserve(
-            computed, self.parts.step_costs.routing_ns, "routing", layer, -1, tokens, bytes, target_layer
+            computed, self.parts.step_costs.routing_ns, "routing", layer, -1, tokens, size_bytes, target_layer
         )
 
     def _foresee(self, layer: int, forecasts: Sequence[Forecast]) -> None:
         now = int(self.env.now)
         foresight, withdrawn = self.session.foresee(forecasts)
-        for id in withdrawn:
-            self.recorder.instant(now, "withdraw", layer, id.layer, id.expert, 0)
+        for gone in withdrawn:
+            self.recorder.instant(now, "withdraw", layer, gone.layer, gone.expert, 0)
         commit = foresight.commit
         if commit is not None and commit.precompute:
             self.parts.precompute(commit, now)
         self.h2d.queued("prefetch")
 
     def _update_cache(self, updates: Updates) -> None:
-        """Cache updates are due: some exchange slots at once, the others wait for the link."""
+        """Perform cache updates: some exchange slots at once, the others wait for the link."""
         now = int(self.env.now)
         for (layer, new), (_, old) in updates.adopted:
-            self.recorder.instant(now, "evict", layer, -1, old, self.costs.experts[layer].bytes)
-            self.recorder.instant(now, "place", layer, -1, new, self.costs.experts[layer].bytes)
+            self.recorder.instant(now, "evict", layer, -1, old, self.costs.experts[layer].expert_bytes)
+            self.recorder.instant(now, "place", layer, -1, new, self.costs.experts[layer].expert_bytes)
         self.h2d.asked(updates.queued)
         self.h2d.wake()
 
     def _head(self) -> int:
-        """LM head and the chosen tokens' way to the host; returns when the host has them."""
+        """LM head, and the copy of the chosen tokens to the host; returns when they have arrived."""
         costs, tokens = self.parts.step_costs, self.parts.tokens
         launch = self.gpu.launch(self.host.free_ns, self.costs.head_launch_ns, -1)
         computed = self.gpu.run(launch, costs.head_ns, "attention", -1, -1, tokens)

@@ -22,7 +22,7 @@ class Lane:
         self.free_ns = 0
 
     def reserve(
-        self, ready: int, duration: int, kind: str, layer: int, expert: int = -1, tokens: int = 0, bytes: int = 0,
+        self, ready: int, duration: int, kind: str, layer: int, expert: int = -1, tokens: int = 0, size_bytes: int = 0,
         target_layer: int = -1, until: int = 0,
     ) -> int:  # fmt: skip
         """Take the lane for ``duration`` ns, and at least until ``until``, from the first moment at or after ``ready``;
@@ -37,7 +37,7 @@ class Lane:
         recorder = self.recorder
         recorder.rows.append(
             (self.name, ready, start, end, kind, recorder.phase, recorder.step, layer, target_layer, expert, tokens,
-             bytes)
+             size_bytes)
         )  # fmt: skip
         return end
 
@@ -70,14 +70,14 @@ class GpuLane(Lane):
         self._last = -1, 0, 0  # row of the last span, when it started, and how long it takes by itself
 
     def reserve(
-        self, ready: int, duration: int, kind: str, layer: int, expert: int = -1, tokens: int = 0, bytes: int = 0,
+        self, ready: int, duration: int, kind: str, layer: int, expert: int = -1, tokens: int = 0, size_bytes: int = 0,
         target_layer: int = -1, until: int = 0,
     ) -> int:  # fmt: skip
         """See ``Lane``."""
         start = max(ready, self.free_ns)
         self._last = len(self.recorder.rows), start, duration
         duration = self._slowed(duration, start)
-        return super().reserve(ready, duration, kind, layer, expert, tokens, bytes, target_layer, until)
+        return super().reserve(ready, duration, kind, layer, expert, tokens, size_bytes, target_layer, until)
 
     def slow_down(self, now: int) -> None:
         """Neighbours may have been given work since the last span was reserved: time what is left of it anew.
@@ -98,12 +98,12 @@ class GpuLane(Lane):
 
 
 class Side:
-    """What one side of the memory is at: a job and those that follow it, each from the whole ns at which one ends."""
+    """The work of one side of the memory: a job and those that follow it, each from the whole ns at which one ends."""
 
     __slots__ = ("done", "ends", "following", "left", "rate", "since", "timer")
 
     def __init__(self) -> None:
-        self.done: Callable[[list[int]], None] | None = None  # None: it rests
+        self.done: Callable[[list[int]], None] | None = None  # None: idle
         self.left = 0  # work left of the job,
         self.since = 0  # when that was,
         self.rate = 1000  # and how much of it is done in a ns
@@ -143,8 +143,8 @@ class SharedMemory:
         self._sides = (Side(), Side())
 
     def start(self, side: int, works_ns: Sequence[int], done: Callable[[list[int]], None]) -> None:
-        """Begin jobs, one at least, that alone would take ``works_ns``; when the last ends, ``done`` is told the end of
-        each."""
+        """Begin jobs, at least one, that alone would take ``works_ns``; when the last ends, ``done`` is called with all
+        ends."""
         mine, other = self._sides[side], 1 - side
         assert mine.done is None, "a lane serves one series at a time"
         mine.done, mine.since, mine.ends = done, int(self._env.now), []

@@ -50,10 +50,10 @@ class Launching:
         return Launch(end - launch_ns + self._lead_of(launch_ns), end)
 
     def run(
-        self, launch: Launch, gpu_ns: int, kind: str, layer: int, expert: int = -1, tokens: int = 0, bytes: int = 0,
-        target_layer: int = -1,
+        self, launch: Launch, gpu_ns: int, kind: str, layer: int, expert: int = -1, tokens: int = 0,
+        size_bytes: int = 0, target_layer: int = -1,
     ) -> int:  # fmt: skip
         """Take the GPU for work of ``gpu_ns`` that is launched so; return its end."""
         first_ns, end_ns = launch
         until = end_ns + self._tail_of(gpu_ns)
-        return self._take(first_ns, gpu_ns, kind, layer, expert, tokens, bytes, target_layer, until)
+        return self._take(first_ns, gpu_ns, kind, layer, expert, tokens, size_bytes, target_layer, until)

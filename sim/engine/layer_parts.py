@@ -1,4 +1,4 @@
-"""The parts of the layer at work: its experts on GPU and CPU, what they wait for, and when all of them are over."""
+"""The parts of the current layer: its experts on GPU and CPU, what they wait for, and the end of the last one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Lanes(NamedTuple):
 
 
 class LayerParts:
-    """Plays the plan of one layer after another on the lanes; ``cpu`` and ``h2d`` report here when work has ended."""
+    """Executes the plan of one layer after another on the lanes; ``cpu`` and ``h2d`` report the end of work here."""
 
     def __init__(
         self, env: simpy.Environment, lanes: Lanes, gpu: Launching, session: Session, costs: CostTable,
@@ -48,26 +48,26 @@ class LayerParts:
         self.hidden_at = 0  # when the layer's hidden states are computed
         self._pending: list[tuple[int, int, Launch]] = []  # (expert, tokens, launch): on the GPU once they are copied
         self._cpu_until = 0  # when the CPU's share of the layer would end, begun with the plan and not slowed
-        self._streamed: set[int] = set()  # experts that the layer waits for though nobody uses them
+        self._streamed: set[int] = set()  # experts that the layer waits for without using them
         self._cpu_batches = 0  # that the layer waits for: its experts, and what was begun ahead
         self._outstanding = 0  # pending and streamed experts, and 1 for the CPU's share
         self._combine = Launch(0, 0)
         self._with_cpu = False
         self._activations_here = -1  # when the CPU has this layer's activations; -1: not sent
-        self._precomputed = False  # has the CPU computed, ahead, all that it was to compute of the next layer? (A plan
+        self._precomputed = False  # whether the CPU has computed, ahead, its whole share of the next layer. (A plan
         # drops nothing of that: the session puts the committed routing in force, and that holds all of it.)
         self._all_over: simpy.Event | None = None
 
     def begin_step(self, tokens: int, costs: StepCosts) -> None:
-        """The layers from now on are of a step of ``tokens`` tokens."""
+        """Start a step of ``tokens`` tokens."""
         self.tokens, self.step_costs = tokens, costs
 
     def begin_layer(self, layer: int) -> None:
-        """Another layer is at work."""
+        """Start a layer."""
         self.layer, self._activations_here = layer, -1
 
     def start(self, plan: Plan, planned: int) -> None:
-        """Put a plan into effect: GPU experts that are here, the CPU's share, loads."""
+        """Put a plan into effect: experts that are on the GPU, the CPU's share, loads."""
         layer = self._planned = plan.layer
         workload = plan.routing.workload()
         if isinstance(self._gpu_lane, GpuLane):
@@ -87,17 +87,17 @@ class LayerParts:
         self.h2d.queued("demand")
 
     def precompute(self, commit: Commitment, now: int) -> None:
-        """The CPU begins on experts of the next layer, with this layer's activations."""
+        """Start experts of the next layer on the CPU, with this layer's activations."""
         ready = max(now, self._send_activations(now))
         layer = self.layer
         self.cpu.add(commit.precompute, commit.routing.workload(), ready, "precompute", layer, layer + 1)
 
     def cpu_until_ns(self) -> int:
-        """When the CPU will have computed all it has been given or, by the plan that is put into effect, will be."""
+        """The end of all CPU work, including that of the plan that is being put into effect."""
         return max(self.cpu.until_ns(), self._cpu_until)
 
     def over(self) -> simpy.Event | None:
-        """An event at the end of the last part; None if all have ended, or have been given their end."""
+        """An event at the end of the last part; None if all have ended, or their ends are known."""
         if not self._outstanding:
             return None
         self._all_over = self.env.event()
@@ -111,16 +111,16 @@ class LayerParts:
         return self.gpu.run(self._combine, duration, "combine", self.layer, -1, self.tokens)
 
     def _slow_down(self, gpu: GpuLane, plan: Plan, planned: int) -> None:
-        """What the GPU is at is slowed by what the plan gives the CPU and the link."""
+        """Slow down the GPU's current work by the plan's work for the CPU and the link."""
         if plan.cpu:
             workload = plan.routing.workload()
             self._cpu_until = planned + sum(self.cpu.works_ns([workload[e] for e in plan.cpu], plan.layer))
         gpu.slow_down(planned)
 
     def _launch(self, plan: Plan, planned: int, workload: dict[int, int]) -> None:
-        """Launch the GPU's experts in stream order; those that are not here yet stay pending."""
+        """Launch the GPU's experts in stream order; those that have not arrived stay pending."""
         layer, launch_ns, gpu = plan.layer, self.costs.expert_launch_ns, self.gpu
-        gpu_ns, bytes = self.costs.experts[layer].gpu_ns, self.costs.experts[layer].bytes
+        gpu_ns, size_bytes = self.costs.experts[layer].gpu_ns, self.costs.experts[layer].expert_bytes
         ids, residency = self.session.residency.ids[layer], self.session.residency
         coming = sum([not residency.holds(ids[e]) for e in plan.awaited])
         here = len(plan.gpu) - len(plan.loads) - coming
@@ -131,13 +131,13 @@ class LayerParts:
             if place >= here:
                 self._pending.append((expert, tokens, launch))
                 continue
-            end = gpu.run(launch, gpu_ns[tokens], "expert", layer, expert, tokens, bytes)
+            end = gpu.run(launch, gpu_ns[tokens], "expert", layer, expert, tokens, size_bytes)
             if expert in staged:
                 self.h2d.free_staged_at(end, ids[expert])
         self._combine = gpu.launch(planned, self.costs.combine_launch_ns, layer)
 
     def _arrived(self, copy: Copy) -> None:
-        """A copy has ended; if the layer at work waits for it, its expert may run."""
+        """Handle the end of a copy: if the current layer waits for it, its expert may run."""
         if copy.key.layer == self.layer and copy.key.expert in self._streamed:
             self._streamed.remove(copy.key.expert)
             self._combine = self._combine.after(int(self.env.now))
@@ -147,13 +147,13 @@ class LayerParts:
             return
         expert, tokens, launch = self._pending.pop(0)
         costs, here = self.costs.experts[self.layer], launch.after(int(self.env.now))
-        end = self.gpu.run(here, costs.gpu_ns[tokens], "expert", self.layer, expert, tokens, costs.bytes)
+        end = self.gpu.run(here, costs.gpu_ns[tokens], "expert", self.layer, expert, tokens, costs.expert_bytes)
         if copy.into == "staging":
             self.h2d.free_staged_at(end, copy.key)
         self._part_over()
 
     def _send_activations(self, ready: int) -> int:
-        """The CPU gets this layer's hidden states, once; returns when they are there."""
+        """Copy this layer's hidden states to the CPU, once; returns when they have arrived."""
         if self._activations_here < 0:
             tokens = self.tokens
             self._activations_here = self.d2h.reserve(
@@ -171,11 +171,11 @@ class LayerParts:
             self._cpu_over()
 
     def _cpu_over(self) -> None:
-        """The CPU's share of the layer is computed; its result goes to the GPU."""
+        """Handle the end of the CPU's share of the layer: its result goes to the GPU."""
         costs, tokens = self.step_costs, self.tokens
         if self.costs.result_path == "h2d":
-            bytes = tokens * self.token_bytes.activations
-            self.h2d.send_result(self.layer, tokens, costs.result_ns, bytes, self._result_here)
+            size_bytes = tokens * self.token_bytes.activations
+            self.h2d.send_result(self.layer, tokens, costs.result_ns, size_bytes, self._result_here)
         else:
             self._result_here()
 

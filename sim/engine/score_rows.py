@@ -1,6 +1,6 @@
-"""Router scores as the policies read them: lists for those that look at tokens, an array for those that sum over them.
+"""Router scores in the forms that policies read: lists for each token, or an array to sum over.
 
-A prompt has thousands of scores in each layer, and making floats of them takes longer than what most policies do next.
+A prompt has thousands of scores in each layer; to convert them to floats takes longer than most policies' decisions.
 """
 
 from __future__ import annotations

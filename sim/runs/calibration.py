@@ -1,4 +1,4 @@
-"""The calibration that a scenario names: a trace of other prompts, counted once."""
+"""Calibrations of scenarios: counts of a trace of other prompts, made once."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TELLING_TOKENS = 4
 
 
 def calibration_name(scenario: Scenario) -> str | None:
-    """The trace that policies are calibrated on: the scenario's, or the one bundled beside its trace."""
+    """The trace that policies are calibrated on: the scenario's, or the bundled one that belongs to its trace."""
     return scenario.calibration or calibration_of(scenario.trace)
 
 
 def check_calibration(scenario: Scenario, trace: Trace) -> None:
-    """What is counted must be of the same topology, and not what is evaluated. Raises ScenarioError."""
+    """Raise ScenarioError unless the calibration has the trace's topology and other prompts."""
     name = calibration_name(scenario)
     if name is None:
         return
@@ -77,7 +77,7 @@ def _alike(prompt: NDArray[np.int16], other: NDArray[np.int16]) -> float:
 
 
 def _same_texts(one: Trace, other: Trace) -> bool:
-    """Are both made up, from the same numbers? They may differ in lengths and share texts all the same."""
+    """Whether both are synthetic, from the same numbers: they may differ in lengths and share texts all the same."""
     made = [trace.provenance for trace in (one, other) if trace.provenance.get("synthetic")]
     numbers = [[facts["model"], facts["seed"], facts["model_seed"]] for facts in made if "model_seed" in facts]
     return len(numbers) == 2 and numbers[0] == numbers[1]
@@ -104,7 +104,7 @@ def _counted(named: _Named) -> Calibration:
 
 
 def calibrate(trace: Trace, source: str) -> Calibration:
-    """What policies may know of ``trace``, which holds other prompts than those evaluated."""
+    """What policies may read of ``trace``, which holds other prompts than those evaluated."""
     decode = np.flatnonzero(trace.phase == DECODE)
     statistics = forecast_statistics(trace)
     by_sequence = decode[np.argsort(trace.sequence[decode], kind="stable")]

@@ -1,4 +1,4 @@
-"""What a trace asks of a machine: steps, with the routing and the forecasts of every layer, ready for a session."""
+"""Demand: the steps of a run, with the routing and the forecasts of every layer, ready for a session."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from traces.noise import NoisyForecasts
 from traces.trace import Trace
 from trilane.common.errors import TrilaneError
 
-WITH_SCORES = ("partial",)  # forecasts of which policies that look at tokens read the scores
+WITH_SCORES = ("partial",)  # forecasts whose scores are read by policies that read tokens
 
 
 class StepDemand(NamedTuple):
     """One forward pass. ``context`` is the KV length of each sequence once the step's tokens are in it."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed here
     phase: Phase
     tokens: int
     context: tuple[int, ...]
     routings: tuple[Routing, ...]  # by layer
     forecasts: tuple[tuple[Forecast, ...], ...]  # by layer at which they are made
     scores: np.ndarray | None  # [tokens, layers, experts]
-    sequences: tuple[int, ...] = ()  # whose each token is; empty unless the policy needs tokens
+    sequences: tuple[int, ...] = ()  # of each token; empty unless the policy needs tokens
 
 
 KnownDemand: TypeAlias = dict[tuple[Hashable, ...], list[StepDemand]]  # by all that it depends on
@@ -54,7 +54,8 @@ def demand_of(
 def shared_demand(
     known: KnownDemand, trace: Trace, steps: tuple[StepRows, ...], needs: Needs, noisy: NoisyForecasts | None
 ) -> Sequence[StepDemand]:
-    """``demand_of``, worked out once for all who share ``known``; what holds every token is large, and not kept."""
+    """``demand_of``, computed once for all callers that share ``known``. Demand that holds every token is large, and is
+    not kept."""
     if needs.tokens:
         return demand_of(trace, steps, needs, noisy)
     layers = tuple(sorted(needs.forecast_layers.items()))
@@ -93,7 +94,7 @@ def _step(trace: Trace, step: StepRows, needs: Needs, noisy: NoisyForecasts | No
                 by_layer[forecast.layer - lookahead].append(forecast)
     scores = np.asarray(trace.scores[step.rows]) if needs.scores and trace.scores is not None else None
     if scores is not None:
-        scores.flags.writeable = False  # all policies of a setting look at the same
+        scores.flags.writeable = False  # shared by all policies of a setting
     context = tuple(before + tokens for before, tokens in zip(step.context, step.tokens, strict=True))
     return StepDemand(
         step.index, step.phase, len(step.rows), context, tuple(routings),
@@ -118,7 +119,7 @@ def _routings(ids: np.ndarray, experts: int) -> list[Routing]:
 
 
 def _owners(step: StepRows) -> tuple[int, ...]:
-    """The sequence of every token."""
+    """The sequence of each token."""
     return tuple(np.repeat(step.sequences, step.tokens).tolist())
 
 
@@ -126,7 +127,7 @@ def _forecasts(
     trace: Trace, step: StepRows, routings: Sequence[Routing], key: ForecastKey, by_token: bool,
     noisy: NoisyForecasts | None,
 ) -> list[Forecast]:  # fmt: skip
-    """Forecasts of one kind for every layer that has one; what each token's are only where asked for."""
+    """Forecasts of one kind for every layer that has one; those of each token only with ``by_token``."""
     kind, lookahead = key
     if kind == "oracle":
         return [_oracle(layer, routing) for layer, routing in enumerate(routings) if layer >= lookahead]
@@ -170,7 +171,7 @@ def _check_needs(trace: Trace, needs: Needs, noisy: NoisyForecasts | None) -> No
             raise MissingFromTraceError(
                 f"the policy needs the forecast {key}, the trace has {held}: capture the model with "
                 f"`trilane trace capture`, choose a policy without it (`trilane policies` lists what each needs)"
-                + (" (noisy forecasts have no scores)" if scored else f", or state how good it shall be ({noise})")
+                + (" (noisy forecasts have no scores)" if scored else f", or state their recall ({noise})")
             )
     for key, forecast in trace.forecasts.items():
         if needs.tokens and key in needs.forecasts and key.kind in WITH_SCORES and forecast.scores is None:

@@ -1,4 +1,4 @@
-"""Which active experts were on the GPU when their layer was routed, and where each one ran."""
+"""Hits: which active experts were on the GPU when their layer was routed, and where each one ran."""
 
 from __future__ import annotations
 

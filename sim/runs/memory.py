@@ -1,4 +1,4 @@
-"""Where the GPU's memory goes, and how much of it is left for cached experts."""
+"""The division of the GPU's memory, and what is left of it for cached experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trilane.common.errors import TrilaneError
 
 
 class BudgetError(TrilaneError):
-    """The GPU memory does not hold what was asked of it; the message says by how many GB."""
+    """The GPU memory is too small; the message says by how many GB."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class MemoryPlan:
 
     @property
     def free_bytes(self) -> int:
-        """What nobody uses."""
+        """Unused bytes."""
         return self.gpu_memory_bytes - self.fixed_bytes - self.cache_bytes
 
 
@@ -49,7 +49,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide the GPU memory.
 
-    ``memory``: a machine, or bytes that are all ours (no reserve). ``tokens``: prompt + generated, a sequence.
+    ``memory``: a machine, or bytes without any reserve. ``tokens``: prompt + generated, of a sequence.
     ``demand_slots`` and ``prefetch_slots``: staging slots, each of the largest expert. ``cached_share``: cache
     round(share x layers x experts) slots instead of as many as fit.
     Raises BudgetError saying how many GB are missing.
@@ -84,7 +84,7 @@ def _cache(shape: ModelShape, room: int, share: float | None) -> tuple[int, int]
         largest = room * experts // shape.routed_bytes * 1000 // experts / 1000
         raise BudgetError(
             f"{shape.name}: a cached share of {share:g} is {slots} of {experts} experts and takes {cache / GB:.2f} GB, "
-            f"but {room / GB:.2f} GB are free beside the rest: {(cache - room) / GB:.2f} GB are missing; "
+            f"but {room / GB:.2f} GB are free: {(cache - room) / GB:.2f} GB are missing; "
             f"the largest share that fits is {largest:.3f}"
         )
     return cache, slots
@@ -101,7 +101,7 @@ def _too_small(total: int, reserve: int, non_expert: int, kv: int, staging: int)
 
 
 def _check(batch: int, tokens: int, demand: int, prefetch: int, share: float | None) -> None:
-    """Refuse counts and shares that mean nothing. Raises BudgetError."""
+    """Raise BudgetError for counts and shares out of range."""
     for name, value, low in (
         ("batch", batch, 1), ("tokens", tokens, 1), ("demand_slots", demand, 0), ("prefetch_slots", prefetch, 0),
     ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""What became of the prefetches, and what crossed the link."""
+"""Outcomes of prefetches, and the bytes that they copied."""
 
 from __future__ import annotations
 

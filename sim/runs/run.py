@@ -1,4 +1,4 @@
-"""A run: what one scenario gave, as spans and the numbers made from them."""
+"""A run: the result of one scenario, as spans and the numbers made from them."""
 
 from __future__ import annotations
 

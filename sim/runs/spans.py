@@ -1,4 +1,4 @@
-"""Spans: what each lane did, the one record that every metric, picture and check is made from.
+"""Spans: the work of each lane, the one record from which every metric, picture and check is made.
 
 A layer of one step, lane by lane, in the order in which each lane runs them. After each kind: when it is ready (a span
 starts when it is ready and its lane free). ``layer`` is the layer at work, ``target_layer`` that it is for; -1: none.
@@ -74,7 +74,7 @@ _AT_ONCE = 1024  # rows
 
 
 class Span(NamedTuple):
-    """One thing that one lane did; times in ns since the start of the run."""
+    """One piece of work of one lane; times in ns since the start of the run."""
 
     lane: str
     ready_ns: int
@@ -94,7 +94,7 @@ Row: TypeAlias = tuple[str, int, int, int, str, str, int, int, int, int, int, in
 
 
 class SpanRecorder:
-    """Collects spans of a run; ``step`` and ``phase`` are those of the step at work."""
+    """Collects spans of a run; ``step`` and ``phase`` are those of the current step."""
 
     __slots__ = ("phase", "rows", "step")
 
@@ -103,10 +103,10 @@ class SpanRecorder:
         self.step = -1
         self.phase = "prefill"
 
-    def instant(self, now: int, kind: str, layer: int, target_layer: int, expert: int, bytes: int) -> None:
-        """A zero-length span on the copy lane: something happened to an expert's memory."""
+    def instant(self, now: int, kind: str, layer: int, target_layer: int, expert: int, size_bytes: int) -> None:
+        """A zero-length span on the copy lane: a change of an expert's memory."""
         self.rows.append(
-            ("h2d", now, now, now, kind, self.phase, self.step, layer, target_layer, expert, 0, bytes)
+            ("h2d", now, now, now, kind, self.phase, self.step, layer, target_layer, expert, 0, size_bytes)
         )
 
 

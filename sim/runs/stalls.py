@@ -26,7 +26,7 @@ import pandas as pd
 from sim.runs.columns import Bools, Cells, Columns, Ints, among, cells_of, columns_of, first_at_or_after
 from sim.runs.vocabulary import H2D, Device
 
-STALL_LANES = (H2D.name, Device.CPU.value, Device.HOST.value)  # what the GPU may wait for
+STALL_LANES = (H2D.name, Device.CPU.value, Device.HOST.value)  # that the GPU may wait for
 
 
 class Stalls(NamedTuple):

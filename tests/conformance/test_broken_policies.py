@@ -227,8 +227,8 @@ class AsksAgain(ResidentOrCpu):
 def test_an_assigner_that_is_asked_again_is_found() -> None:
     both = AsksAgain()
     again = twin("asks-again", assigner=lambda: both, prefetcher=lambda: both)
-    assert "assign is called once a layer" in caught(again, "test_the_assigner_is_asked_once_a_layer")
-    assert caught(SOUND, "test_the_assigner_is_asked_once_a_layer") == "nothing"
+    assert "assign is called once per layer" in caught(again, "test_the_assigner_is_called_once_per_layer")
+    assert caught(SOUND, "test_the_assigner_is_called_once_per_layer") == "nothing"
 
 
 # --- law 8: bounds ----------------------------------------------------------------------------------------------------

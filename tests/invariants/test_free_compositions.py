@@ -63,7 +63,7 @@ def test_writeback_follows_every_eviction_by_a_copy(seed: int) -> None:
     ]
     for span in written:
         costs = world.costs.experts[span.layer]
-        assert (span.bytes, span.end_ns - span.start_ns) == (costs.bytes, costs.writeback_ns)
+        assert (span.bytes, span.end_ns - span.start_ns) == (costs.expert_bytes, costs.writeback_ns)
 
 
 def _evicted_by_copies(on_link: Sequence[Span]) -> list[Span]:

@@ -92,7 +92,7 @@ def law_12_hits(spans: list[Span], measured: Measurement) -> None:
     """Hits and copies counted from spans are those of the session, up to what it could not know yet."""
     session = measured.session
     copied = [(s.layer, s.expert, s.kind, s.bytes) for s in spans if s.kind in COPIES]
-    assert copied == [(*copy.key, copy.kind, copy.bytes) for copy in session.copies()]
+    assert copied == [(*copy.key, copy.kind, copy.expert_bytes) for copy in session.copies()]
     late = any(copy.kind != "demand" for copy in session.copies())
     hits = {(row.step, row.layer): row.hits for row in layer_frame(measured.run.spans).itertuples()}
     for place, plan in session.plans().items():

@@ -60,7 +60,7 @@ def _answer(fit: Fit) -> list[Text | Table | str]:
     about = f"a prompt of {asked.context:,} tokens and {asked.generated:,} generated{batch}"
     facts = [
         ("best policy", _best(fit)),
-        ("time per output token", f"{_token(best.tpot_ms, asked)} ms ({', '.join(_beside(fit))})"),
+        ("time per output token", f"{_token(best.tpot_ms, asked)} ms ({', '.join(_bounds(fit))})"),
         ("tokens/s", _speeds(best, asked)),
         ("time to first token", _first(fit)),
         ("limited by", fit.limited_by),
@@ -81,7 +81,7 @@ def _best(fit: Fit) -> str:
     return f"{fit.best.policy}: {system(fit.best.policy).summary}"
 
 
-def _beside(fit: Fit) -> list[str]:
+def _bounds(fit: Fit) -> list[str]:
     """What the time is compared with."""
     seer = [] if fit.clairvoyant is None else [f"clairvoyant run {number(fit.clairvoyant.tpot_ms, 2)}"]
     bound, null = fit.bounds["lower_bound_tpot_ms"], fit.bounds["null_model_tpot_ms"]
@@ -118,7 +118,7 @@ def _steps(fit: Fit) -> str:
 
 def _waits(answer: PolicyResult) -> list[tuple[str, str]]:
     shares = {lane: share for lane, share in answer.stall_shares.items() if share and share >= 0.005}
-    told = ", ".join(f"{percent(share)} of the time for {_LANES[lane]}" for lane, share in shares.items())
+    told = ", ".join(f"{percent(share)} of the time for {_LANES.get(lane, lane)}" for lane, share in shares.items())
     return [("the GPU waits", told)] if told else []
 
 
@@ -176,8 +176,8 @@ def _others(fit: Fit) -> list[Text | Table | str]:
     if not fit.offloads:
         return []
     seer = [] if fit.clairvoyant is None else [fit.clairvoyant]
-    shown = [(one, _OTHER if one in fit.beside else _sign(one))
-             for one in (fit.best, *fit.runners_up, *fit.beside, *seer, *fit.changing)]  # fmt: skip
+    shown = [(one, _OTHER if one in fit.compared else _sign(one))
+             for one in (fit.best, *fit.runners_up, *fit.compared, *seer, *fit.changing)]  # fmt: skip
     signs = {sign: text for sign, text in _MARK_LEGEND.items() if any(sign == one for _, one in shown)}
     refused = [f"not played: {name}: {why}" for name, why in fit.refused.items()]
     rows = [_row(one, sign, fit.question) for one, sign in shown]

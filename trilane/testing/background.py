@@ -1,6 +1,6 @@
-"""Law 5 for copies that nobody waits for: a swap or a prefetch starts as soon as the link is free and it may.
+"""Law 5 for background copies: a swap or a prefetch starts as soon as the link is free and it is allowed.
 
-Spans do not tell when such a copy was asked for, nor what was protected meanwhile; the recording session does. Moments
+Spans do not show when such a copy was requested, nor what was protected meanwhile; the recording session does. Moments
 are taken from the spans: a plan's start, a foresight's end, the end of a layer or a step.
 """
 
@@ -84,7 +84,7 @@ def _full(prefetched: list[Stay], slots: int, span: Span) -> list[Interval]:
 
 
 def _refused(log: Log, session: RecordingSession, idle_from: int, span: Span) -> list[Interval]:
-    """When the cache would not take it: the lane must have asked whenever that could have changed, and got nothing."""
+    """When the cache refused it: the lane has requested a copy whenever that could have changed, and got none."""
     changes = {s.end_ns for s in log.lanes["h2d"] if s.kind == "release"}
     changes |= {log.ended(place) for place in log.routed_layers()} | {idle_from, span.start_ns}
     moments = sorted(t for t in changes if idle_from <= t <= span.start_ns)

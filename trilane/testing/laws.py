@@ -1,6 +1,6 @@
 """Laws 1 to 5 and 12 (docs/design.md), checked on spans alone: each raises AssertionError naming law and culprit.
 
-They know how spans look (sim/runs/spans.py) and what the rules are, and nothing of how the engine works.
+They depend on the format of spans (sim/runs/spans.py) and on the rules, and on nothing in the engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class Step(Protocol):
-    """What the laws need to know of a step of a demand."""
+    """The part of a step of demand that the laws read."""
 
     @property
     def index(self) -> int: ...
@@ -188,7 +188,7 @@ def law_4_capacity(spans: Spans, budget_bytes: int) -> None:
     changes = [(stay.came, 1, stay.copy.bytes, expert) for expert, some in stays.items() for stay in some]
     changes += [(stay.left, 0, -stay.copy.bytes, expert) for expert, some in stays.items() for stay in some]
     held = 0
-    for now, _, change, expert in sorted(changes):  # who leaves at an instant leaves before others come
+    for now, _, change, expert in sorted(changes):  # at one instant, evictions come before arrivals
         held += change
         assert held <= budget_bytes, f"law 4: {held} of {budget_bytes} bytes are held at {now} ns, when {expert} comes"
     for layer in log.routed_layers():

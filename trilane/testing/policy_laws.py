@@ -7,8 +7,8 @@
         policy = Mine
 
 ``python -m pytest test_mine.py`` then plays the policy at all sizes and in random worlds, and holds it against laws 1
-to 9 and 12 (docs/design.md) and purity: plans come out of frozen views, and instances share no state. Law 6 plays it in
-another process too, which imports the module that defines the class.
+to 9 and 12 (docs/design.md) and purity: views and answers stay unchanged, and instances share no state. Law 6 plays it
+in another process too, which imports the module that defines the class.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PolicyLaws:
 
     @pytest.mark.parametrize("size", SIZES, ids=str)
     def test_laws_1_to_5_and_12_at_every_size(self, entry: System, size: Size) -> None:
-        """Or it is refused, for the reason that it declares."""
+        """Or the policy is refused, for the reason that it declares."""
         if reason := unsuited(entry, size):
             _refused(entry, size, reason)
             return
@@ -99,7 +99,7 @@ class PolicyLaws:
     @given(data=st.data(), seed=SEEDS)
     def test_law_7_no_foresight(self, entry: System, data: st.DataObject, seed: int) -> None:
         if entry.needs.future:
-            pytest.skip("the policy declares that it knows the future")
+            pytest.skip("the policy declares that it uses the future")
         law_7_no_foresight(data.draw(worlds([entry], min_decode=2)), seed)
 
     @few
@@ -110,7 +110,7 @@ class PolicyLaws:
         law_8_bound(data.draw(worlds([entry])), lower_bound)
 
     def test_law_8_no_run_beats_the_lower_bound_of_a_fixed_world(self, entry: System) -> None:
-        """Where the bound is close: a policy that leaves some of the work out may stay above it elsewhere."""
+        """Where the bound is close; elsewhere a policy that leaves out some work may stay above it."""
         _skip_unbounded(entry)
         law_8_bound(fixed_world(entry), lower_bound)
 
@@ -119,8 +119,8 @@ class PolicyLaws:
     def test_law_9_scaling(self, entry: System, data: st.DataObject, c: int) -> None:
         law_9_scaling(data.draw(worlds([entry], contention=False)), c)
 
-    def test_the_assigner_is_asked_once_a_layer(self, entry: System) -> None:
-        """By the session, and by nobody else: it may remember what it has decided."""
+    def test_the_assigner_is_called_once_per_layer(self, entry: System) -> None:
+        """By the session alone: an assigner may remember its decisions."""
         world = fixed_world(entry)
         policy = composition_of(world)
         assign, calls = policy.assigner.assign, list[tuple[int, int]]()
@@ -131,7 +131,7 @@ class PolicyLaws:
 
         policy.assigner.assign = counted  # type: ignore[method-assign]
         planned = list(play_composition(world, policy).session.plans)
-        assert calls == planned, f"assign is called once a layer: {len(planned)} layers, {len(calls)} calls"
+        assert calls == planned, f"assign is called once per layer: {len(planned)} layers, {len(calls)} calls"
 
     # --- purity -------------------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class PolicyLaws:
         assert not shared, f"purity: two instances share {', '.join(shared)}"
         other = world if entry.needs.future else replace(world, trace=other_future(world.trace, 1, 0))
         play_composition(other, one)
-        assert digest(play_composition(world, two)) == alone, "purity: an instance knows what another has seen"
+        assert digest(play_composition(world, two)) == alone, "purity: an instance depends on the runs of another"
 
 
 def choices(system: System) -> Iterator[dict[str, Any]]:

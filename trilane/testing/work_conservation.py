@@ -107,7 +107,7 @@ def _arrival_order(log: Log, stays: dict[Expert, list[Stay]], layer: Layer) -> N
 
 
 def _link_serves_demand(log: Log, stays: dict[Expert, list[Stay]], demand_slots: int | None) -> None:
-    """Between its plan and the start of a demand load the link rests only for want of a staging slot."""
+    """Between its plan and the start of a demand load the link idles only for lack of a staging slot."""
     staged = [s for some in stays.values() for s in some if s.leaving == "release" and s.copy.kind == "demand"]
     transfers = [s for s in log.lanes["h2d"] if s.kind not in INSTANT]
     for before, span in pairwise([None, *transfers]):

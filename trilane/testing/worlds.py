@@ -59,7 +59,7 @@ class World:
         return self.system.needs
 
     def demand(self, needs: Needs) -> list[StepDemand]:
-        """What the trace asks for, with what a policy needs."""
+        """The demand of the trace, with what a policy needs."""
         steps = compose_batch(self.trace, batch=self.batch, prefill_chunk_tokens=self.prefill_chunk_tokens)
         return demand_of(self.trace, steps, needs)
 
@@ -96,7 +96,7 @@ def play_policy(
     policy: Composition, world: World, demand: list[StepDemand], popularity: np.ndarray | None = None
 ) -> PlayedWorld:
     """Run any policy on the machine of a world."""
-    sizes = tuple(costs.bytes for costs in world.costs.experts)
+    sizes = tuple(costs.expert_bytes for costs in world.costs.experts)
     budget = Budget(world.trace.shape.experts, sizes, world.cache_bytes, popularity)
     session = RecordingSession(policy, budget, world.costs.experts)
     routing_errors = RoutingErrors() if policy.needs.changes_routing else None

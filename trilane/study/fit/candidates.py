@@ -34,11 +34,11 @@ DEFAULTS = (  # one of each kind; others (fiddler, on-demand, hybrimoe) are near
 class Ranking:
     """Candidates by kind, each by the time until the last token; and those that cannot run, with the reasons.
 
-    ``exact`` may be recommended; ``beside`` keep the routing, too, but are not among those to choose from.
+    ``exact`` may be recommended; ``compared`` keep the routing, too, but are not among those to choose from.
     """
 
     exact: list[PlayedPolicy]
-    beside: list[PlayedPolicy]
+    compared: list[PlayedPolicy]
     changing: list[PlayedPolicy]
     clairvoyant: list[PlayedPolicy]
     refused: Mapping[str, str]
@@ -82,8 +82,8 @@ def run(question: Question, policies: tuple[str, ...], pool: WorkerPool[Prepared
     if not exact:
         reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
         raise FitError(f"none of the policies that keep the routing can run: {reasons}")
-    beside = [one for one in keeping if one not in exact]
-    return Ranking(exact, beside, of_kind[PolicyKind.CHANGES], of_kind[PolicyKind.CLAIRVOYANT], refused)
+    compared = [one for one in keeping if one not in exact]
+    return Ranking(exact, compared, of_kind[PolicyKind.CHANGES], of_kind[PolicyKind.CLAIRVOYANT], refused)
 
 
 def _may_be_recommended(question: Question, policy: str) -> bool:

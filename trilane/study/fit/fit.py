@@ -42,7 +42,7 @@ class Fit:
     bounds: Mapping[str, float]  # of the best: lower bound and null model, ms
     steps: int  # decode steps that were played; see sim.runs.sampling
     runners_up: tuple[PolicyResult, ...]
-    beside: tuple[PolicyResult, ...]  # keep the routing, too, but are not among those to choose from
+    compared: tuple[PolicyResult, ...]  # keep the routing, too, but are not among those to choose from
     changing: tuple[PolicyResult, ...]  # change the routing; without a TTFT where the prompt is repeated
     clairvoyant: PolicyResult | None
     refused: Mapping[str, str]
@@ -93,13 +93,13 @@ def _answered(question: Question, policies: tuple[str, ...], pool: WorkerPool[Pr
         bounds=prepared.bounds,
         steps=sum(step.phase == "decode" for step in prepared.steps),
         runners_up=tuple(other.result for other in others),
-        beside=tuple(other.result for other in ranking.beside),
+        compared=tuple(other.result for other in ranking.compared),
         changing=tuple(other.result for other in ranking.changing),
         clairvoyant=next((other.result for other in ranking.clairvoyant), None),
         refused=ranking.refused,
         gains=gains,
         limited_by=limit_of(gains),
-        llama_cpp=llama_cpp_setting(question, shape, [*ranking.exact, *ranking.beside]),
+        llama_cpp=llama_cpp_setting(question, shape, [*ranking.exact, *ranking.compared]),
         supports=evidence_of(prepared, gains),
         traps=caveats_of(question, prepared, best, gains),
     )

@@ -45,7 +45,7 @@ def test_the_best_has_the_last_token_first_and_llama_cpp_and_the_clairvoyant_run
     found = mini()
     names = [answer.policy for answer in (found.best, *found.runners_up)]
     assert sorted(names) == ["fiddler", "on-demand"]
-    assert [answer.policy for answer in found.beside] == ["llama.cpp@impl"]
+    assert [answer.policy for answer in found.compared] == ["llama.cpp@impl"]
     ends = [answer.answer_ms for answer in (found.best, *found.runners_up)]
     assert ends == sorted(ends)
     assert found.best.answer_ms == found.best.ttft_ms + 255 * found.best.tpot_ms
@@ -129,8 +129,8 @@ def test_what_was_not_asked_for_is_not_recommended() -> None:
     """llama.cpp would be faster here."""
     found = mini(policies=("on-demand",))
     assert (found.best.policy, found.runners_up) == ("on-demand", ())
-    assert found.beside[0].policy == "llama.cpp@impl"
-    assert found.beside[0].answer_ms < found.best.answer_ms
+    assert found.compared[0].policy == "llama.cpp@impl"
+    assert found.compared[0].answer_ms < found.best.answer_ms
     with pytest.raises(FitError, match="none of the policies that keep the routing can run"):
         mini(policies=("daop",))
     assert mini(policies=("on-demand", "llama.cpp@impl")).best.policy == "llama.cpp@impl"
@@ -149,7 +149,7 @@ def test_a_host_that_no_desktop_can_be_is_told() -> None:
     """All experts of a large model in its own weights, and nobody said how much memory there is."""
     more: dict[str, Any] = {"model": "qwen3-235b-a22b:64", "gpu": "rtx-5090", "ram": "ddr5-5600", "generated": 2,
                             "context": 64, "policies": ("ktransformers",), "weights": "bf16"}  # fmt: skip
-    assert "2 channels of DDR5-5600 take about 256 GB" in " ".join(fit(Question(**more)).traps)
+    assert "2 channels of DDR5-5600 take about 256 GiB" in " ".join(fit(Question(**more)).traps)
     assert "take about" not in " ".join(fit(Question(**more, ram_gb=512)).traps)
     assert "take about" not in " ".join(fit(Question(**{**more, "weights": "q4_k_m"})).traps)
 

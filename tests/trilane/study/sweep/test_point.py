@@ -107,7 +107,7 @@ def test_every_part_of_a_scenario_and_the_draw_are_in_the_key() -> None:
 
 def test_other_code_plays_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     before = key_of(at(SCENARIO))
-    monkeypatch.setattr(point_file, "source_checksum", lambda: "other")
+    monkeypatch.setattr(point_file, "code_fingerprint", lambda: "other")
     assert key_of(at(SCENARIO)) != before
 
 
