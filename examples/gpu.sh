@@ -1,51 +1,52 @@
 #!/usr/bin/env bash
-# Check, profile and validate one CUDA GPU, and pack what came out: examples/gpu.sh OUT [STAGE...]
+# Check, profile and validate one CUDA GPU, and pack the results: examples/gpu.sh OUT [STAGE...]
 #
-# Stages, all of them if none is named; each is given less than nine minutes:
-#   smoke             lanes, memory and link; every policy on a small model against the unmodified one; the tests of CUDA lanes
-#   profile           microbenchmarks of the models of the next three, into OUT/profile.yaml
-#   deepseek-v2-lite  measured and predicted, the whole model, on a bundled trace
-#   qwen3-30b-a3b     the same of its first 24 layers, on made-up routing
-#   mixtral-8x7b      the same of its first 4 layers: the experts of 8, and those of the microbenchmarks, fill 24 GB
-#   peer              Trilane, accelerate's offload and llama-bench, where these are installed: all on one small model made for
-#                     that, of 1.2 GB of experts in 0.7 GB of GPU memory; it is none of the models above
+# Stages (default: all); each takes less than nine minutes:
+#   smoke             lanes, memory and link; every policy on a small model compared with the unmodified one; the tests of CUDA lanes
+#   profile           microbenchmarks of the models of the next three stages, into OUT/profile.yaml
+#   deepseek-v2-lite  the whole model, measured and predicted, on a bundled trace
+#   qwen3-30b-a3b     the same for its first 24 layers, on synthetic routing
+#   mixtral-8x7b      the same for its first 4 layers: the experts of 8, with those of the microbenchmarks, would fill 24 GB
+#   peer              Trilane, accelerate's offload and llama-bench, if these are installed: all on one small model that is made
+#                     for this, with 1.2 GB of experts in 0.7 GB of GPU memory
 #   pack              OUT/results.zip of at most 16 MB
-# A stage that fails does not stop the next. The same command again goes on where it was stopped, also within a validation;
-# what is done is not repeated (OUT/done says what that is: remove a file there to do it again).
-# It needs no checkpoint and no internet: experts and attention have their full size and random weights. 64 GB of host memory.
+# A stage that fails does not stop the next one. The same command again continues where it was stopped, even within a
+# validation; what is done is not repeated (OUT/done has a file for each part: remove it to do the part again).
+# It needs neither a checkpoint nor the internet: experts and attention have their full size and random weights. It needs
+# 64 GB of host memory.
 #
-# Other than torch (2.11 or newer) and transformers (5.17 or newer), simpy, pandas, pyarrow, scipy, safetensors, typer, rich,
-# matplotlib, pyyaml and what these depend on must be importable. On a machine without internet, bring them as wheels:
+# In addition to torch (2.11 or newer) and transformers (5.17 or newer), it needs simpy, pandas, pyarrow, scipy, safetensors,
+# typer, rich, matplotlib, pyyaml and their dependencies. On a machine without internet, install them from wheels:
 #   pip install --no-index --no-deps --target DIR *.whl; export PYTHONPATH=DIR
-# (`make gpu` is for a machine with internet: it installs all of it, with the pinned torch, into .venv.)
+# (`make gpu` is for a machine with internet: it installs everything, with the pinned torch, into .venv.)
 #
-# From the environment, with defaults:
+# Environment variables, with their defaults:
 #   TRILANE=trilane    the command; in a checkout without installation TRILANE="python3 -m trilane"
-#   PYTHON=python3     with the machine's own torch and transformers, and what else Trilane needs (below)
+#   PYTHON=python3     an interpreter with torch, transformers and the packages above
 #   LANES=cuda         host-lanes: without a GPU, with models of 1 or 2 layers and short texts
-#   MEMORY_GB          GPU memory that may be used; default: what is free, 24 at most
-#   STAGE_SECONDS=500  given to each stage
-#   TRILANE_HOST_MEMORY_GB  host memory that experts may take, where a virtual machine shows less than it has
-# Exit status: 0 all passed, 1 one failed or was stopped, 3 one has run out of time and goes on when asked again.
+#   MEMORY_GB          GPU memory to use; default: the free memory, at most 24
+#   STAGE_SECONDS=500  time limit of each stage
+#   TRILANE_HOST_MEMORY_GB  host memory for experts, if a virtual machine shows less than it has
+# Exit status: 0 all passed, 1 one failed or was stopped, 3 one ran out of time and continues when run again.
 set -uo pipefail
 
 refuse() { echo "examples/gpu.sh: $*" >&2; exit 2; }
 
 case ${1:-} in
   -h|--help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "$0"; exit 0 ;;
-  ""|-*) refuse "expected a folder to write to, got '${1:-}'; usage: examples/gpu.sh OUT [STAGE...], as in examples/gpu.sh out/gpu" ;;
+  ""|-*) refuse "expected a folder to write to, got '${1:-}'; usage: examples/gpu.sh OUT [STAGE...], for example examples/gpu.sh out/gpu" ;;
 esac
 out=$1
 shift
 root=$(cd "$(dirname "$0")/.." && pwd)
 trilane=${TRILANE:-trilane} python=${PYTHON:-python3} lanes=${LANES:-cuda}
-stage_seconds=${STAGE_SECONDS:-500} report_seconds=120  # of these, what a validation takes after its last run, at most
+stage_seconds=${STAGE_SECONDS:-500} report_seconds=120  # of these, at most, for a validation after its last run
 policies=fiddler,on-demand,mixtral-offloading,dali,hybrimoe,best-exact
 stages=(smoke profile deepseek-v2-lite qwen3-30b-a3b mixtral-8x7b peer pack)
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
-# A stream that waits for the CPU's experts must hold up no other: a hardware queue for each, and kernels loaded before.
+# A stream that waits for CPU experts must not delay others: each has a hardware queue, and kernels are loaded in advance.
 export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER
-export PYTHONFAULTHANDLER=1  # a command that hangs and is ended tells where
+export PYTHONFAULTHANDLER=1  # print a traceback when a command that hangs is ended
 
 for stage in "$@"; do
   [[ " ${stages[*]} " == *" $stage "* ]] || refuse "expected stages among ${stages[*]}, got $stage"
@@ -81,7 +82,7 @@ smoke() {
     once device-tests $python -m pytest -p no:cacheprovider -c "$root/pyproject.toml" --rootdir "$root" --device $device \
       "$root"/tests/realrun/test_cuda_*.py
   else
-    say "the tests of the CUDA lanes are left out: pytest or hypothesis is not installed"
+    say "the tests of CUDA lanes are left out: pytest or hypothesis is not installed"
   fi
 }
 
@@ -116,11 +117,11 @@ peer() {
 
 pack() { again pack $python "$root/examples/pack_results.py" "$out" "$out/results.zip"; }
 
-# --- what runs them ---------------------------------------------------------------------------------------------------
+# --- running them -----------------------------------------------------------------------------------------------------
 
 say() { echo "$(date -u +%H:%M:%S) $*"; }
 
-once() {  # NAME COMMAND...: unless it is done
+once() {  # NAME COMMAND...: run it unless it is done
   if [ -e "$out/done/$1" ]; then
     say "$1 is done already; remove $out/done/$1 to do it again"
   else
@@ -128,7 +129,7 @@ once() {  # NAME COMMAND...: unless it is done
   fi
 }
 
-again() {  # NAME COMMAND...: within what is left of the stage's time; the worst exit status becomes the stage's
+again() {  # NAME COMMAND...: run it in the rest of the stage's time; the worst exit status becomes the stage's
   local name=$1 status left=$((deadline - SECONDS))
   shift
   [ -z "$stopped" ] || return 1
@@ -137,7 +138,7 @@ again() {  # NAME COMMAND...: within what is left of the stage's time; the worst
   child=$!
   wait $child
   status=$?
-  while kill -0 $child 2>/dev/null; do  # a signal ended the waiting, not the command
+  while kill -0 $child 2>/dev/null; do  # a signal has ended the wait, not the command
     wait $child
     status=$?
   done
@@ -152,7 +153,7 @@ stop() {
 }
 
 in_words() {  # EXIT STATUS
-  case $1 in 0) echo passed ;; 3) echo "passed in part, goes on when run again" ;; *) echo "failed (status $1)" ;; esac
+  case $1 in 0) echo passed ;; 3) echo "passed in part, continues when run again" ;; *) echo "failed (status $1)" ;; esac
 }
 
 [ $# -eq 0 ] || stages=("$@")

@@ -1,7 +1,7 @@
 """Pack a folder of results into one archive of limited size: python3 examples/pack_results.py FOLDER ARCHIVE.zip
 
-Weights, traces and what is left of interrupted writing stay out. Of the rest the largest are left out first, as far as
-the limit demands, and named in MANIFEST.txt, which is in the archive.
+Weights, traces and incomplete files are left out. If the rest is above the limit, the largest files are left out and
+listed in MANIFEST.txt, which is in the archive.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 LIMIT_BYTES = 16_000_000
 NOT_PACKED = (".safetensors", ".gguf", ".part", ".zip")
 MANIFEST = "MANIFEST.txt"
-HEADERS_BYTES = 150  # of a file, and twice its name (zip: a local header of 30 bytes, a central one of 46, extras)
+HEADERS_BYTES = 150  # per file, plus twice its name (zip: a local header of 30 bytes, a central one of 46, extras)
 
 
 def pack(folder: Path, archive: Path, limit_bytes: int = LIMIT_BYTES) -> list[Path]:
-    """Write ``archive`` aside, then rename it; returns the files that were left out for their size, largest first."""
+    """Write ``archive`` under another name and rename it; returns the files left out for their size, largest first."""
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.suffix not in NOT_PACKED]
     sizes = {file: _packed_bytes(file, folder) for file in files}
     by_size = sorted(files, key=lambda file: sizes[file])
@@ -40,9 +40,9 @@ def pack(folder: Path, archive: Path, limit_bytes: int = LIMIT_BYTES) -> list[Pa
 
 
 def manifest(out: list[Path], packed: int, folder: Path) -> str:
-    """What is in the archive, and what is not, largest first."""
-    said = f"{packed} files; left out, because the archive may not be larger: {len(out) or 'none'}\n"
-    return said + "".join(_line(file, folder) for file in out)
+    """The number of files in the archive, and a list of those left out, largest first."""
+    head = f"{packed} files; left out, because of the limit of the archive: {len(out) or 'none'}\n"
+    return head + "".join(_line(file, folder) for file in out)
 
 
 def _line(file: Path, folder: Path) -> str:

@@ -1,9 +1,9 @@
-"""Parts of a policy switched off: which parts a composition has, and the same composition without some of them.
+"""Ablation: which parts a composition has, and the same composition with some of them switched off.
 
-A part that is off decides as little as it can: nobody on the GPU at the start, experts computed where they lie (copied,
-where a policy runs on the GPU alone), a cache that never changes, no prefetches, the router's own experts. What the
-other parts take from it stays: the slots of a placement, and what its search tells others; what a cache has seen.
-Prefetches that went to the cache go to staging slots.
+A part that is off decides as little as possible: no residents at the start, experts computed where they are (copied, if
+a policy runs on the GPU alone), a cache that never changes, no prefetches, the router's own experts. Whatever other
+parts take from it stays: the slots of a placement and the result of its search, the statistics of a cache. Prefetches
+that went to the cache go to staging slots.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ PREFETCH_SLOTS = 4  # staging slots of prefetches that have no cache to go to
 
 
 class EmptyPlacement:
-    """The slots of another placement, nobody in them."""
+    """The slots of another placement, empty."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
 
     def place(self, budget: Budget) -> InitialPlacement:
-        """Divide the budget as the other does."""
+        """Divide the budget as the other placement does."""
         return replace(self.placement.place(budget), residents=((),) * budget.layers)
 
 
 class FrozenCache(StaticCache):
-    """Stays as it was placed. The cache in whose place it stands goes on learning, for those that ask it."""
+    """Stays as it was placed. The cache that it replaces keeps observing, for parts that read it."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
 
     def observe(self, view: LayerView) -> None:
-        """Let it see what is routed."""
+        """Pass the routing on."""
         self.cache.observe(view)
 
-    def admitted(self, id: ExpertId, group: int) -> None:
-        """Let it know who was placed."""
-        self.cache.admitted(id, group)
+    def admitted(self, key: ExpertId, group: int) -> None:
+        """Pass the initial residents on."""
+        self.cache.admitted(key, group)
 
 
 class StagedPrefetcher:
@@ -60,22 +60,22 @@ class StagedPrefetcher:
         self.prefetcher = prefetcher
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
-        """As the other ranks them."""
+        """The ranking of the other prefetcher."""
         return self.prefetcher.rank(view, forecasts, plan)
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
-        """Whom the other protects."""
+        """The experts that the other prefetcher protects."""
         return self.prefetcher.protect(view, forecasts)
 
 
-_SEAT_NOBODY = (NoPlacement, PoolPlacement, SlotsByMisses, EmptyPlacement)
+_EMPTY = (NoPlacement, PoolPlacement, SlotsByMisses, EmptyPlacement)
 
 
 def rungs(composition: Composition) -> tuple[str, ...]:
     """The parts that do something, in the order of ``PARTS``: those that can be switched off."""
     placement = composition.placement
     idle = {
-        "placement": isinstance(placement.placement if isinstance(placement, Pooled) else placement, _SEAT_NOBODY),
+        "placement": isinstance(placement.placement if isinstance(placement, Pooled) else placement, _EMPTY),
         "assigner": type(composition.assigner) is _idle_assigner(composition),
         "cache": type(composition.cache) in (StaticCache, FrozenCache),
         "prefetcher": composition.prefetcher is None,
@@ -85,13 +85,13 @@ def rungs(composition: Composition) -> tuple[str, ...]:
 
 
 def without(composition: Composition, parts: Collection[str]) -> Composition:
-    """The same policy with ``parts`` switched off, and without what only they needed. Raises ChoiceError for a name
-    that is no part.
+    """The same policy with ``parts`` switched off, and without the needs of these alone. Raises ChoiceError for a
+    name that is no part.
 
-    The parts that stay are those of ``composition``, which learn as they run: give a fresh one for every run.
+    The parts that stay are those of ``composition``, which hold the state of a run: pass a fresh one for every run.
     """
-    if strangers := [name for name in parts if name not in PARTS]:
-        raise ChoiceError(f"there is no part {strangers[0]!r} to switch off; there are {', '.join(PARTS)}")
+    if unknown := [name for name in parts if name not in PARTS]:
+        raise ChoiceError(f"there is no part {unknown[0]!r} to switch off; there are {', '.join(PARTS)}")
     off = {name: part for name, part in _off(composition).items() if name in parts and name in rungs(composition)}
     if not off:
         return composition
@@ -105,7 +105,7 @@ def without(composition: Composition, parts: Collection[str]) -> Composition:
 
 
 def _off(composition: Composition) -> dict[str, Any]:
-    """Each part as it is when it is off."""
+    """Each part as it is when switched off."""
     return {
         "placement": EmptyPlacement(composition.placement),
         "assigner": _idle_assigner(composition)(),
@@ -128,7 +128,7 @@ def _needs(less: Composition) -> Needs:
 
 
 def _prefetch_slots(less: Composition) -> int:
-    """None without prefetches; some for those that the policy has meant for its cache."""
+    """0 without prefetches; some for prefetches that the policy would put into its cache."""
     if less.prefetcher is None:
         return 0
     staged = isinstance(less.prefetcher, StagedPrefetcher)
@@ -136,8 +136,8 @@ def _prefetch_slots(less: Composition) -> int:
 
 
 def _decision_cost(whole: Composition, less: Composition, needs: Needs) -> str:
-    """Deciding is mostly assigning. Without an assigner it costs what it costs those that never had one, or the default
-    where forecasts are still looked at. Who knows the future decides for free in any case."""
+    """The assigner takes most of the time of a decision. Without it, the cost is that of policies that have none, or
+    the default if forecasts are still read. A clairvoyant policy decides for free in any case."""
     if type(less.assigner) is type(whole.assigner) or needs.future:
         return whole.decision_cost
     if needs.forecasts:

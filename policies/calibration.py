@@ -1,4 +1,4 @@
-"""What was counted on prompts that are not evaluated: the knowledge with which some policies start."""
+"""Calibration: counts on prompts that are not evaluated, with which some policies start."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Calibration:
     """Counts of a calibration trace.
 
     ``activations`` [sequences, layers, experts]: tokens that each sequence routed to each expert, prompt and decode;
-    ``decode_activations``: those of its decode steps alone. ``decode_ids`` [tokens, layers, k]: what each decode token
-    was routed to, sequence after sequence. ``recalls``: of each forecast (kind, lookahead) that the trace holds, the
+    ``decode_activations``: those of its decode steps alone. ``decode_ids`` [tokens, layers, k]: the experts of each
+    decode token, sequence after sequence. ``recalls``: of each forecast (kind, lookahead) that the trace holds, the
     share of the true top-k among its first k, by the layer that is forecast, [layers]; NaN where none reaches.
     ``source`` says where they were counted.
     """

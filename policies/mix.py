@@ -119,7 +119,7 @@ class Mix(Policy):
             cache=self._cache(context),
             demand_slots=self.demand_slots,
             prefetch_slots=4 if prefetcher is not None and self.into == "staging" else 0,
-            decision_cost=self._decision_cost() if context.policy == "mix" else "",
+            decision_cost=self._decision_cost(),
         )
 
     def _decision_cost(self) -> str:

@@ -127,12 +127,12 @@ class Cache(Protocol):
         """A layer was routed: every active expert was looked up, all at once."""
         ...
 
-    def admitted(self, id: ExpertId, group: int) -> None:
-        """``id`` has, or is promised, a slot of ``group``."""
+    def admitted(self, key: ExpertId, group: int) -> None:
+        """``key`` has, or is promised, a slot of ``group``."""
         ...
 
-    def evicted(self, id: ExpertId, group: int) -> None:
-        """``id`` has lost its slot, or its promise."""
+    def evicted(self, key: ExpertId, group: int) -> None:
+        """``key`` has lost its slot, or its promise."""
         ...
 
     def order(self, incoming: Sequence[ExpertId]) -> Sequence[ExpertId]:

@@ -16,6 +16,7 @@ from trilane.verbs.compare import compare
 from trilane.verbs.fit import fit
 from trilane.verbs.inputs import command_line
 from trilane.verbs.measure import measure
+from trilane.verbs.options import help_of
 from trilane.verbs.plot import plot
 from trilane.verbs.profile import profile
 from trilane.verbs.simulate import simulate
@@ -38,7 +39,7 @@ app = typer.Typer(
 )
 for verb in (compare, simulate, whatif, fit, ablate, sweep, plot, cache_curve, smoke, profile, measure, validate,
              policies, models, hardware):  # fmt: skip
-    app.command(verb.__name__.replace("_", "-"))(verb)
+    app.command(verb.__name__.replace("_", "-"), help=help_of(verb))(verb)
 app.add_typer(trace, name="trace")
 
 

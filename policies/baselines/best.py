@@ -31,6 +31,9 @@ class BestExact(Mix):
     alpha: Share = 0.1
     keep: Count | None = 12
 
+    def _decision_cost(self) -> str:
+        return "best-exact"
+
 
 @register(
     "best-approx",
@@ -43,3 +46,6 @@ class BestApprox(BestExact):
     routing weight on average where it was searched."""
 
     substitution: Share = 0.2
+
+    def _decision_cost(self) -> str:
+        return "best-approx"

@@ -1,4 +1,4 @@
-"""What the session holds every decision against, before it takes effect."""
+"""Checks of assignments and swaps, made before they take effect."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from policies.mechanism.views import INFINITE_NS, Assignment, LayerView, PolicyE
 
 
 def check_assignment(policy: str, view: LayerView, assignment: Assignment, experts: int) -> None:
-    """Every active expert once, on one device; loads are exactly the absent experts of the GPU's share; what is
-    streamed besides is not active, and one of the layer's ``experts``."""
+    """Every active expert once, on one device; loads are exactly the absent experts of the GPU's share;
+    streamed experts are not active, and among the layer's ``experts``."""
     gpu, cpu, loads, streamed = assignment.gpu, assignment.cpu, assignment.loads, assignment.streamed
     active = view.routing.active
     chosen = set(gpu)
@@ -25,7 +25,7 @@ def check_assignment(policy: str, view: LayerView, assignment: Assignment, exper
 
 
 def check_swap(policy: str, swap: Swap, resident: Sequence[Collection[int]]) -> None:
-    """A swap brings an absent expert into the slot of a resident one of the same layer."""
+    """A swap puts an absent expert into the slot of a resident one of the same layer."""
     (layer, new), (layer_out, old) = swap
     if layer != layer_out or new in resident[layer] or old not in resident[layer]:
         raise PolicyError(f"policy {policy!r} swaps {swap}: expected an absent expert for a resident one of its layer")

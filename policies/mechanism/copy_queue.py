@@ -1,4 +1,4 @@
-"""What waits for the copy lane: demand loads, prefetches and swaps, and who comes next."""
+"""The queue of the copy lane: demand loads, prefetches and swaps, and which of them is next."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from policies.protocols import Composition
 
 MOST_IN_FLIGHT = 2  # the one on the link, and one behind it
 
-Slots: TypeAlias = dict[ExpertId, tuple[ExpertId, ...] | None]  # who leaves for each; None: it gets no cache slot
+Slots: TypeAlias = dict[ExpertId, tuple[ExpertId, ...] | None]  # victims of each copy; None: no cache slot
 
 
 class CopyQueue:
-    """Three queues over one residency manager. No expert is in flight twice, and none is copied that is there.
+    """Three queues over one residency manager. No expert is in flight twice, and none on the GPU is copied.
 
     ``in_flight``: copies that have started and not arrived, oldest first. The first is on the link; a second one may be
-    submitted behind it, so that a real link does not rest while the host learns of the first one's end.
+    submitted behind it, so that a real link does not idle until the host notices the first one's end.
     """
 
     def __init__(self, policy: Composition, residency: Residency) -> None:
@@ -28,12 +28,12 @@ class CopyQueue:
         self._policy, self._residency = policy, residency
         self._demand: deque[Copy] = deque()
         self._prefetches: list[ExpertId] = []
-        self._swaps: dict[ExpertId, Swap] = {}  # by who comes in, oldest first
+        self._swaps: dict[ExpertId, Swap] = {}  # by incoming expert, oldest first
 
     @property
     def flying(self) -> tuple[ExpertId, ...]:
         """The experts of the copies in flight."""
-        return tuple([copy.id for copy in self.in_flight])
+        return tuple([copy.key for copy in self.in_flight])
 
     @property
     def queued(self) -> int:
@@ -57,7 +57,7 @@ class CopyQueue:
     def add_loads(self, layer: int, loads: Sequence[int], pinned: Set[ExpertId]) -> list[ExpertId]:
         """Queue demand loads in order, each with its slot and victims; those not admitted go through staging.
 
-        Returns the victims: they stay until their copies start, and nobody else may displace them.
+        Returns the victims: they stay until their copies start, and no other copy may displace them.
         """
         residency = self._residency
         copies, size = [residency.ids[layer][expert] for expert in loads], residency.bytes[layer]
@@ -65,30 +65,30 @@ class CopyQueue:
         slots = self._slots_for(copies, pinned)
         if residency.pooled and not residency.uniform and len(slots) > 1:
             slots = victims_in_time(slots, copies, free, residency.bytes)
-        for id in copies:
-            victims = slots[id]
+        for key in copies:
+            victims = slots[key]
             if victims is None:
-                self._check_staging(id)
-                self._demand.append(Copy(id, "demand", "staging", (), size))
+                self._check_staging(key)
+                self._demand.append(Copy(key, "demand", "staging", (), size))
             else:
-                self._demand.append(Copy(id, "demand", "cache", victims, size))
+                self._demand.append(Copy(key, "demand", "cache", victims, size))
         return [victim for victims in slots.values() for victim in victims or ()]
 
     def _slots_for(self, copies: Sequence[ExpertId], pinned: Set[ExpertId]) -> Slots:
-        """A cache slot, with its victims, for each copy that the cache admits or has asked for; None for the others."""
+        """A cache slot, with its victims, for each copy that the cache admits or swaps in; None for the others."""
         cache, swaps = self._policy.cache, self._swaps
         if not (cache.admits or swaps):
             return dict.fromkeys(copies)
         guarded = {*pinned, *self.flying}
         slots: Slots = {}
-        for id in cache.order(copies):
-            swap = swaps.pop(id, None)
-            slots[id] = self._residency.promise(id, guarded) if swap is None else self._promote(swap, guarded)
-            guarded.update((id, *(slots[id] or ())))
+        for key in cache.order(copies):
+            swap = swaps.pop(key, None)
+            slots[key] = self._residency.promise(key, guarded) if swap is None else self._promote(swap, guarded)
+            guarded.update((key, *(slots[key] or ())))
         return slots
 
     def still_absent(self, layer: int, experts: Sequence[int], ahead: Sequence[int]) -> tuple[int, ...]:
-        """Those that are neither on the GPU nor on their way, nor computed ``ahead`` by the CPU."""
+        """Those that are neither on the GPU nor in flight, nor computed ``ahead`` by the CPU."""
         if not experts:
             return ()
         ids, flying = self._residency.ids[layer], self.flying
@@ -97,32 +97,33 @@ class CopyQueue:
         )
 
     def add_streamed(self, layer: int, streamed: Sequence[int]) -> None:
-        """Queue experts that only pass through staging because their whole layer is brought.
+        """Queue experts that only pass through staging because their whole layer is streamed.
 
-        A queued swap of one of them is dropped, as its expert comes now and leaves again; a cache may ask once more.
+        A queued swap of one of them is dropped, since its expert is copied now and released; a cache may request it
+        again.
         """
         for expert in streamed:
-            id = self._residency.ids[layer][expert]
-            self._check_staging(id)
-            self._swaps.pop(id, None)
-            self._demand.append(Copy(id, "demand", "staging", (), self._residency.bytes[layer]))
+            key = self._residency.ids[layer][expert]
+            self._check_staging(key)
+            self._swaps.pop(key, None)
+            self._demand.append(Copy(key, "demand", "staging", (), self._residency.bytes[layer]))
 
     def take_prefetches_of(self, layer: int, loads: Sequence[int]) -> tuple[ExpertId, ...]:
         """Drop what is queued for ``layer``: ``loads`` become demand loads, the others (returned) are withdrawn."""
         if not self._prefetches:
             return ()
-        mine = [id for id in self._prefetches if id.layer <= layer]
-        self._prefetches = [id for id in self._prefetches if id.layer > layer]
-        return tuple(id for id in mine if id.expert not in loads)
+        mine = [key for key in self._prefetches if key.layer <= layer]
+        self._prefetches = [key for key in self._prefetches if key.layer > layer]
+        return tuple(key for key in mine if key.expert not in loads)
 
     def replace_prefetches(self, ranked: Sequence[ExpertId]) -> tuple[tuple[ExpertId, ...], tuple[ExpertId, ...]]:
         """A new foresight: returns what is queued now, and what is withdrawn."""
         flying = self.flying
         wanted: dict[ExpertId, None] = {}
-        for id in ranked:
-            if id not in flying and not self._residency.holds(id):
-                wanted[id] = None
-        withdrawn = tuple(id for id in self._prefetches if id not in wanted)
+        for key in ranked:
+            if key not in flying and not self._residency.holds(key):
+                wanted[key] = None
+        withdrawn = tuple(key for key in self._prefetches if key not in wanted)
         self._prefetches = list(wanted)
         return tuple(wanted), withdrawn
 
@@ -134,7 +135,7 @@ class CopyQueue:
         if not swaps:
             return Updates()
         layers = {swap.incoming.layer for swap in swaps}
-        self._swaps = {id: swap for id, swap in self._swaps.items() if id.layer not in layers}
+        self._swaps = {key: swap for key, swap in self._swaps.items() if key.layer not in layers}
         flying = self.flying
         for swap in swaps:
             check_swap(self._policy.name, swap, self._residency.resident)
@@ -152,10 +153,10 @@ class CopyQueue:
             return None
         return self._residency.promise_slot_of(swap.incoming, outgoing)
 
-    def _check_staging(self, id: ExpertId) -> None:
+    def _check_staging(self, key: ExpertId) -> None:
         if self._policy.demand_slots < 1:
             raise PolicyError(
-                f"policy {self._policy.name!r} loads {id}, which its cache does not admit, without any staging slot: "
+                f"policy {self._policy.name!r} loads {key}, which its cache does not admit, without any staging slot: "
                 f"give it demand_slots >= 1"
             )
 
@@ -172,19 +173,19 @@ class CopyQueue:
     def _next_prefetch(self, pinned: Set[ExpertId]) -> Copy | None:
         prefetcher, residency = self._policy.prefetcher, self._residency
         while self._prefetches and (residency.holds(self._prefetches[0]) or self._prefetches[0] in self.flying):
-            self._prefetches.pop(0)  # a swap has brought it since, or is bringing it
+            self._prefetches.pop(0)  # a swap has copied it since, or is copying it
         if not self._prefetches or prefetcher is None:
             return None
-        id = self._prefetches[0]
+        key = self._prefetches[0]
         if prefetcher.into == "cache" and self._overcommitted():
             return None
-        victims = residency.promise(id, pinned) if prefetcher.into == "cache" else None
+        victims = residency.promise(key, pinned) if prefetcher.into == "cache" else None
         if victims is None and residency.staging["prefetch"] < 1:
             return None
         self._prefetches.pop(0)
         if victims is None:
-            return Copy(id, "prefetch", "staging", (), residency.bytes[id.layer])
-        return Copy(id, "prefetch", "cache", victims, residency.bytes[id.layer])
+            return Copy(key, "prefetch", "staging", (), residency.bytes[key.layer])
+        return Copy(key, "prefetch", "cache", victims, residency.bytes[key.layer])
 
     def _overcommitted(self) -> bool:
         """Do victims of queued loads still hold room that counts as free? (Only where sizes differ in a pool.)
@@ -194,7 +195,7 @@ class CopyQueue:
         bytes, more = self._residency.bytes, 0
         for load in reversed(self._demand):
             if load.into == "cache":
-                more += load.bytes - sum([bytes[victim.layer] for victim in load.victims])
+                more += load.expert_bytes - sum([bytes[victim.layer] for victim in load.victims])
                 if more < 0:
                     return True
         return False
@@ -213,24 +214,24 @@ class CopyQueue:
         return None
 
 
-def victims_in_time(slots: Slots, copies: Sequence[ExpertId], free: int, bytes: Sequence[int]) -> Slots:
-    """The same slots, with victims handed to earlier ``copies`` where these would start before there is room.
+def victims_in_time(slots: Slots, copies: Sequence[ExpertId], free: int, sizes: Sequence[int]) -> Slots:
+    """The same slots, with victims moved to earlier ``copies`` where these would start before there is room.
 
-    In a pool of experts of different size, who asks first may evict more than it takes, and another that is copied
-    sooner may have been promised the rest.
+    In a pool of experts of different size, the first one served may evict more than it takes, and another that is
+    copied sooner may have been promised the rest.
     """
     pending = [victim for victims in slots.values() for victim in victims or ()]
     timely = dict(slots)
-    for id in copies:
-        if slots[id] is None:
+    for key in copies:
+        if slots[key] is None:
             continue
-        mine = [victim for victim in slots[id] or () if victim in pending]
+        mine = [victim for victim in slots[key] or () if victim in pending]
         others = (victim for victim in pending if victim not in mine)
-        free -= bytes[id.layer] - sum(bytes[victim.layer] for victim in mine)
+        free -= sizes[key.layer] - sum(sizes[victim.layer] for victim in mine)
         while free < 0:
             victim = next(others)
             mine.append(victim)
-            free += bytes[victim.layer]
+            free += sizes[victim.layer]
         pending = [victim for victim in pending if victim not in mine]
-        timely[id] = tuple(mine)
+        timely[key] = tuple(mine)
     return timely

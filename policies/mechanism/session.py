@@ -1,15 +1,15 @@
 """The session: a policy applied, layer by layer. A state machine without clock, waiting or input and output.
 
-Both backends, the simulator and the executor, call it in this order; a call out of order is an error:
-begin_step, then for every layer plan_layer, foresee (if the policy looks ahead), end_layer, then end_step. Between
-them, at any time: next_copy when the copy lane is free or about to be, copied when the oldest copy in flight has
-arrived, computed when the GPU span that used a staged expert has ended. What it answers is a function of these calls
-alone (docs/design.md, laws 6 and 10).
+Both backends, the simulator and the executor, make the same calls; ``TRANSITIONS`` is their order, and a call out of
+order is an error. In any state: ``next_copy`` when the copy lane is free or about to be, ``copied`` when the oldest
+copy in flight has arrived, ``computed`` when the GPU span that used a staged expert has ended. What the session returns
+is a function of these calls alone (docs/design.md, laws 6 and 10).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+from typing import Literal
 
 from policies.mechanism.checks import check_assignment
 from policies.mechanism.copy_queue import CopyQueue
@@ -33,9 +33,25 @@ from policies.mechanism.views import (
 )
 from policies.protocols import Budget, Composition
 
+State = Literal["idle", "between", "planned", "foreseen"]  # "between": in a step, between two layers
+
+
+TRANSITIONS: Mapping[str, tuple[tuple[State, ...], State]] = {  # of each call: the states before it, the state after it
+    "begin_step": (("idle",), "between"),
+    "plan_layer": (("between",), "planned"),
+    "foresee": (("planned",), "foreseen"),  # if the policy looks ahead
+    "end_layer": (("planned", "foreseen"), "between"),
+    "end_step": (("between",), "idle"),
+}
+
 
 class Session:
-    """One run of one policy. ``costs`` are the planner's, by layer."""
+    """One run of one policy. ``costs`` are the planner's, by layer.
+
+    Why an expert stays: the layer at work *pins* its active experts and the victims of its queued loads, the last
+    foresight *protects* residents; *staying* is the union. What the layer waits for: *awaited* copies, among them
+    *streamed* ones without workload. A copy that arrives after its layer is *too late* and frees its staging slot.
+    """
 
     def __init__(self, policy: Composition, budget: Budget, costs: Sequence[ExpertCosts]) -> None:
         if policy.needs.gpu_only and policy.demand_slots < 1:
@@ -46,34 +62,34 @@ class Session:
         placement = policy.placement.place(budget)
         self.residency = Residency(budget, placement, policy.cache, policy.demand_slots, policy.prefetch_slots)
         self._copies = CopyQueue(policy, self.residency)
-        self._pinned: set[ExpertId] = set()  # active experts of the layer at work, and what must not leave meanwhile
-        self._protected: frozenset[ExpertId] = frozenset()  # by the last foresight
-        self._staying: Set[ExpertId] = frozenset()  # the pinned and the protected: no background copy displaces them
-        self._awaited: set[int] = set()  # experts of the layer at work that are being, or will be, copied for it
-        self._streamed: frozenset[int] = frozenset()  # those of the layer at work that are copied for nobody
-        self._too_late: set[ExpertId] = set()  # in flight, and too late for the layer that they were meant for
+        self._pinned: set[ExpertId] = set()
+        self._protected: frozenset[ExpertId] = frozenset()
+        self._staying: Set[ExpertId] = frozenset()  # no background copy displaces them
+        self._awaited: set[int] = set()  # of the layer at work
+        self._streamed: frozenset[int] = frozenset()
+        self._too_late: set[ExpertId] = set()
         self._commit: Commitment | None = None
         self._step, self._layer = -1, -1
         self._view: LayerView | None = None
         self._assignment: Assignment | None = None
-        self._state = "idle"
+        self._state: State = "idle"
 
-    # --- the model's course ---------------------------------------------------------------------------------------
+    # --- the layers of a step ---------------------------------------------------------------------------------------
 
     def begin_step(self, step: int) -> None:
         """A forward pass begins."""
-        self._expect("begin_step", "idle")
-        self._step, self._layer, self._state = step, -1, "between"
+        self._enter("begin_step")
+        self._step, self._layer = step, -1
 
     def plan_layer(self, given: LayerInput) -> Plan:
         """The layer's routing is known: decide where each active expert runs, fix loads, victims and pins."""
-        self._expect("plan_layer", "between")
+        self._enter("plan_layer")
         if given.layer != self._layer + 1 or given.step != self._step:
             raise PolicyError(
                 f"plan_layer: expected layer {self._layer + 1} of step {self._step}, "
                 f"got layer {given.layer} of step {given.step}"
             )
-        policy, self._layer, self._state = self.policy, given.layer, "planned"
+        policy, self._layer = self.policy, given.layer
         routed = self._view_of(given)
         policy.cache.observe(routed)
         swaps = self._copies.replace_swaps(policy.cache.swaps(routed, "routed")).queued
@@ -84,11 +100,10 @@ class Session:
         return self._put_in_force(view, assignment, routed.routing, precomputed, swaps)
 
     def foresee(self, forecasts: Sequence[Forecast]) -> tuple[Foresight, tuple[ExpertId, ...]]:
-        """Forecasts of later layers are known: queue prefetches, commit routing. Also returns what was withdrawn."""
-        self._expect("foresee", "planned")
+        """Forecasts of later layers are known: queue prefetches, commit routing. Also returns withdrawn prefetches."""
+        self._enter("foresee")
         view, policy = self._view, self.policy
         assert view is not None
-        self._state = "foreseen"
         commit = self._commit = policy.router.commit(view, forecasts)
         if policy.prefetcher is None:
             return Foresight((), commit), ()
@@ -96,40 +111,38 @@ class Session:
         self._staying = self._pinned | self._protected
         assert self._assignment is not None
         ranked = policy.prefetcher.rank(view, forecasts, self._assignment)
-        for id in ranked:
-            if not self._layer < id.layer < len(self.costs):
-                raise PolicyError(f"policy {policy.name!r} prefetches {id} while layer {self._layer} is at work")
+        for key in ranked:
+            if not self._layer < key.layer < len(self.costs):
+                raise PolicyError(f"policy {policy.name!r} prefetches {key} while layer {self._layer} is at work")
         queued, withdrawn = self._copies.replace_prefetches(ranked)
         return Foresight(queued, commit, self._protected), withdrawn
 
     def end_layer(self) -> Updates:
-        """All parts of the layer are combined: pins are lifted; returns what becomes of the cache updates due."""
-        self._expect("end_layer", "planned", "foreseen")
+        """All parts of the layer are combined: release the pins; returns what becomes of the cache updates due."""
         if self._awaited:
             raise PolicyError(f"end_layer: layer {self._layer} still waits for copies of {sorted(self._awaited)}")
+        self._enter("end_layer")
         assert self._view is not None
         self._pinned, self._staying = set(), self._protected
-        self._state = "between"
         return self._copies.replace_swaps(self.policy.cache.swaps(self._view, "layer_end"), self._protected)
 
     def end_step(self) -> Updates:
         """The forward pass is over; returns what becomes of the cache updates due."""
-        self._expect("end_step", "between")
+        self._enter("end_step")
         if self._layer != len(self.costs) - 1:
             raise PolicyError(f"end_step: after layer {self._layer}, expected layer {len(self.costs) - 1} before it")
         assert self._view is not None
-        self._state = "idle"
         self._too_late.update(self._copies.flying)
         return self._copies.replace_swaps(self.policy.cache.swaps(self._view, "step_end"), self._protected)
 
     # --- the copy lane --------------------------------------------------------------------------------------------
 
     def next_copy(self, demand: bool = True) -> Copy | None:
-        """What the copy lane starts now, being free, or submits behind the copy that is about to end; at most one.
+        """The copy that the lane starts now, being free, or submits behind the one that is about to end; at most one.
 
         Demand loads come first; a load without a staging slot blocks the rest.
 
-        ``demand`` False: the plan that asks for loads is not yet in effect, so only swaps and prefetches may start.
+        ``demand`` False: the plan with the loads is not yet in effect, so only swaps and prefetches may start.
         """
         return self._copies.next(self._staying, demand)
 
@@ -140,37 +153,37 @@ class Session:
 
     @property
     def committed(self) -> Commitment | None:
-        """What has been decided of the next layer, if its own router need not be asked."""
+        """What has been decided for the next layer, if its own router is not used."""
         return self._commit
 
     def copied(self, copy: Copy) -> bool:
-        """The oldest copy in flight has arrived. False: it is not needed any more, its staging slot is free again."""
+        """The oldest copy in flight has arrived. False: it is no longer needed, and its staging slot is free again."""
         if not self._copies.in_flight or copy is not self._copies.in_flight[0]:
-            raise PolicyError(f"copied: expected the oldest copy in flight, got {copy.id}; {self._copies.flying} are")
+            raise PolicyError(f"copied: expected the oldest copy in flight, got {copy.key}; {self._copies.flying} are")
         del self._copies.in_flight[0]
         self.residency.finish(copy)
-        layer, expert = copy.id
-        too_late = copy.id in self._too_late
-        self._too_late.discard(copy.id)
+        layer, expert = copy.key
+        too_late = copy.key in self._too_late
+        self._too_late.discard(copy.key)
         if layer == self._layer and expert in self._awaited:
             self._awaited.remove(expert)
             if expert in self._streamed:
-                self.residency.release(copy.id)
+                self.residency.release(copy.key)
                 return False
         elif too_late and copy.into == "staging":
-            self.residency.release(copy.id)
+            self.residency.release(copy.key)
             return False
         return True
 
     def staged(self, layer: int) -> set[int]:
-        """Experts of a layer that sit in staging slots; the backend reports ``computed`` for those that it used."""
+        """Experts of a layer in staging slots; the backend reports ``computed`` for those that it has used."""
         return self.residency.staged[layer]
 
-    def computed(self, id: ExpertId) -> None:
+    def computed(self, key: ExpertId) -> None:
         """The GPU span that used a staged expert has ended: its slot is free."""
-        if id.expert not in self.residency.staged[id.layer]:
-            raise PolicyError(f"computed: {id} is not in a staging slot")
-        self.residency.release(id)
+        if key.expert not in self.residency.staged[key.layer]:
+            raise PolicyError(f"computed: {key} is not in a staging slot")
+        self.residency.release(key)
 
     # --- planning -------------------------------------------------------------------------------------------------
 
@@ -178,7 +191,7 @@ class Session:
         self, view: LayerView, assignment: Assignment, routing: Routing, precomputed: tuple[int, ...],
         swaps: tuple[Swap, ...],
     ) -> Plan:  # fmt: skip
-        """Queue what the assignment loads, pin what the layer needs, and give up what it does not."""
+        """Queue what the assignment loads, pin what the layer needs, and release what it does not."""
         layer, gpu, loads, ready = view.layer, assignment.gpu, assignment.loads, view.ready_ns
         awaited = self._in_flight_for(layer, gpu)
         streamed = self._copies.still_absent(layer, assignment.streamed, precomputed)
@@ -196,7 +209,7 @@ class Session:
         )  # fmt: skip
 
     def _queue_loads(self, layer: int, streamed: tuple[int, ...], loads: tuple[int, ...]) -> None:
-        """What the layer waits for, with the victims that make room."""
+        """Queue the copies that the layer waits for, with the victims that make room."""
         self._streamed = frozenset(streamed)
         if streamed:
             self._copies.add_streamed(layer, streamed)
@@ -207,7 +220,7 @@ class Session:
             self._awaited.update(loads)
 
     def _view_of(self, given: LayerInput) -> LayerView:
-        """What the policy sees, with the routing in force."""
+        """The policy's view, with the routing in force."""
         layer, true = given.layer, given.routing
         view = LayerView(
             given.step, layer, given.phase, true, given.scores if self._commit is None else None, given.sequences,
@@ -223,14 +236,14 @@ class Session:
         resident, staged = self.residency.resident[layer], self.residency.staged[layer]
         there = resident | staged if staged else resident
         ready = {e: 0 if e in there else INFINITE_NS for e in routing.active}
-        for copy in reversed(self._copies.in_flight):  # the last of them arrives when all of the backlog is over
-            if copy.id.layer == layer and copy.id.expert in ready:
-                ready[copy.id.expert] = max(backlog_ns, 0)
-            backlog_ns -= self.costs[copy.id.layer].copy_ns
+        for copy in reversed(self._copies.in_flight):  # the last of them arrives at the end of the backlog
+            if copy.key.layer == layer and copy.key.expert in ready:
+                ready[copy.key.expert] = max(backlog_ns, 0)
+            backlog_ns -= self.costs[copy.key.layer].copy_ns
         return ready
 
     def _leave_out_precomputed(self, view: LayerView) -> tuple[tuple[int, ...], LayerView]:
-        """Take out of the view what the CPU computes, or computed, ahead."""
+        """Take the experts that the CPU computes ahead out of the view."""
         commit, self._commit = self._commit, None
         if commit is None or not commit.precompute:
             return (), view
@@ -241,22 +254,25 @@ class Session:
 
     def _in_flight_for(self, layer: int, gpu: Sequence[int]) -> tuple[int, ...]:
         """The experts of this plan whose copies are in flight already, in the order in which they arrive."""
-        mine = [id for id in self._copies.flying if id.layer == layer]
-        self._too_late.update(id for id in mine if id.expert not in gpu)
-        awaited = tuple([id.expert for id in mine if id.expert in gpu])
+        mine = [key for key in self._copies.flying if key.layer == layer]
+        self._too_late.update(key for key in mine if key.expert not in gpu)
+        awaited = tuple([key.expert for key in mine if key.expert in gpu])
         self._awaited.update(awaited)
         return awaited
 
     def _release_unused(self, layer: int, gpu: Sequence[int]) -> tuple[ExpertId, ...]:
-        """Prefetched experts that the plan does not use give up their staging slots."""
+        """Release the staging slots of prefetched experts that the plan does not use."""
         staged = self.residency.staged[layer]
         if not staged:
             return ()
         unused = tuple(self.residency.ids[layer][e] for e in sorted(staged) if e not in gpu)
-        for id in unused:
-            self.residency.release(id)
+        for key in unused:
+            self.residency.release(key)
         return unused
 
-    def _expect(self, call: str, *states: str) -> None:
-        if self._state not in states:
-            raise PolicyError(f"{call} called while the session is {self._state!r}; expected {' or '.join(states)}")
+    def _enter(self, call: str) -> None:
+        """Change the state as ``TRANSITIONS`` says."""
+        before, after = TRANSITIONS[call]
+        if self._state not in before:
+            raise PolicyError(f"{call} called while the session is {self._state!r}; expected {' or '.join(before)}")
+        self._state = after

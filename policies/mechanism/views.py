@@ -1,4 +1,4 @@
-"""What a policy is shown and what it answers: frozen values, integer nanoseconds, no behaviour beyond look-ups."""
+"""Inputs and outputs of policies and session: frozen values, integer nanoseconds, no behaviour beyond look-ups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INFINITE_NS = 1 << 62  # "absent": later than any time that a run can reach
 
 
 class PolicyError(RuntimeError):
-    """A policy or a backend broke a rule of the session; the message names the rule, the place and the culprit."""
+    """A policy or a backend broke a rule of the session; the message names rule, place and part."""
 
 
 class ExpertId(NamedTuple):
@@ -21,11 +21,11 @@ class ExpertId(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """What one MoE layer's tokens were routed to in one step.
+    """The experts that one MoE layer's tokens were routed to in one step.
 
     ``active`` are the experts with workload > 0, ascending; ``tokens[i]`` is the workload of ``active[i]``.
     ``token_ids`` and ``token_weights`` ([tokens][k], descending weight) are there for policies that change routing or
-    weigh tokens; they are empty when no part of the policy asked for them.
+    weigh tokens; they are empty unless the policy needs tokens.
     """
 
     active: tuple[int, ...]
@@ -54,17 +54,17 @@ class Forecast(NamedTuple):
 
 
 class ExpertCosts(NamedTuple):
-    """The planner's idea of one layer's expert times, in ns: tables by workload (index 0 is 0), and one copy.
+    """The planner's expert times of one layer, in ns: tables by workload (index 0 is 0), and one copy.
 
-    ``cpu_permille`` and ``copy_permille`` are the rates of CPU experts and of copies while both are at work;
-    ``between_ns`` is what passes from the end of one layer's experts to the next plan, for one token.
+    ``cpu_permille`` and ``copy_permille`` are the rates of CPU experts and of copies while both run;
+    ``between_ns`` is the time from the end of one layer's experts to the next plan, for one token.
     """
 
     gpu_ns: Sequence[int]
     cpu_ns: Sequence[int]
     first_cpu_ns: int  # extra time of the first CPU expert of a layer
     copy_ns: int
-    bytes: int
+    expert_bytes: int
     writeback_ns: int = 0  # back to the host, where a policy writes its victims back
     cpu_permille: int = 1000
     copy_permille: int = 1000
@@ -72,27 +72,27 @@ class ExpertCosts(NamedTuple):
 
 
 class LayerInput(NamedTuple):
-    """What a backend tells the session when a layer's routing is known."""
+    """Input of the session when a layer's routing is known."""
 
     step: int
     layer: int
     phase: Phase
     routing: Routing
     scores: Sequence[Sequence[float]] | None = None  # [tokens][experts] router probabilities
-    sequences: Sequence[int] = ()  # whose each token is; empty when no part of the policy asked for tokens
-    h2d_backlog_ns: int = 0  # what is left of the copy that runs now
-    cpu_backlog_ns: int = 0  # what is left of the precomputations
+    sequences: Sequence[int] = ()  # the sequence of each token; empty unless the policy needs tokens
+    h2d_backlog_ns: int = 0  # the rest of the running copy
+    cpu_backlog_ns: int = 0  # the rest of the precomputations
 
 
 class ResidencyView(NamedTuple):
-    """The experts of each layer that a GPU kernel could read now, without those only passing through for this layer."""
+    """The experts of each layer that a GPU kernel could read now, without those that only pass through."""
 
     resident: Sequence[Collection[int]]  # cache slots, by layer
     staged: Sequence[Collection[int]]  # staging slots, by layer
 
 
 class LayerView(NamedTuple):
-    """All that a policy may look at when a layer is planned: the present and the planner's costs, never the future."""
+    """All that a policy may use when a layer is planned: the present and the planner's costs, never the future."""
 
     step: int
     layer: int
@@ -111,9 +111,9 @@ class Assignment(NamedTuple):
     """Where each active expert runs. ``gpu`` and ``cpu`` are in running order; ``loads`` are those of ``gpu`` that
     must be copied, in copy order; ``makespan_ns`` is what the assigner expects of the experts of this layer.
 
-    ``streamed`` are experts without workload that are brought all the same, before ``loads``, because the layer is
-    brought as a whole. Those that are there, or on their way already, are left out and not awaited; the layer ends no
-    earlier than the copies of the others."""
+    ``streamed`` are experts without workload that are copied all the same, before ``loads``, because the layer is
+    copied as a whole. Those on the GPU, or in flight already, are left out and not awaited; the layer ends no earlier
+    than the copies of the others."""
 
     gpu: tuple[int, ...]
     cpu: tuple[int, ...]
@@ -130,8 +130,8 @@ class Commitment(NamedTuple):
 
 
 class Foresight(NamedTuple):
-    """What a policy wants done for later layers: copies in order, routing committed for the next layer, residents that
-    must not be chosen as victims until the next foresight."""
+    """Decisions for later layers: copies in order, routing committed for the next layer, residents that must not be
+    chosen as victims until the next foresight."""
 
     prefetches: tuple[ExpertId, ...] = ()
     commit: Commitment | None = None
@@ -146,25 +146,25 @@ class Swap(NamedTuple):
 
 
 class Updates(NamedTuple):
-    """What became of the cache updates that were asked for: ``queued`` for the link, or ``adopted`` without a copy,
-    because the incoming expert still lay in a staging slot (DALI, Section 4.2: unless the cache update wants it)."""
+    """What became of the requested cache updates: ``queued`` for the link, or ``adopted`` without a copy, because the
+    incoming expert was still in a staging slot (DALI, Section 4.2)."""
 
     queued: tuple[Swap, ...] = ()
     adopted: tuple[Swap, ...] = ()
 
 
 class Copy(NamedTuple):
-    """One expert on its way to the GPU. ``victims`` leave at the moment it starts."""
+    """A copy of one expert to the GPU. ``victims`` are evicted at the moment it starts."""
 
-    id: ExpertId
+    key: ExpertId
     kind: Literal["demand", "prefetch", "swap"]
     into: Literal["cache", "staging"]
     victims: tuple[ExpertId, ...]
-    bytes: int
+    expert_bytes: int
 
 
 class Plan(NamedTuple):
-    """One layer's decision, checked. ``gpu`` is in stream order: what is there, what is being copied, ``loads``."""
+    """One layer's decision, checked. ``gpu`` is in stream order: experts on the GPU, those in flight, ``loads``."""
 
     layer: int
     routing: Routing
@@ -173,9 +173,9 @@ class Plan(NamedTuple):
     loads: tuple[int, ...]
     awaited: tuple[int, ...]  # the experts of ``gpu`` whose copies were in flight already
     precomputed: tuple[int, ...]  # active experts whose result the CPU computes, or computed, ahead
-    withdrawn: tuple[ExpertId, ...]  # queued prefetches of this layer that nobody needs any more
+    withdrawn: tuple[ExpertId, ...]  # queued prefetches of this layer that are no longer needed
     released: tuple[ExpertId, ...]  # prefetched experts of this layer that lost their staging slot unused
     swaps: tuple[Swap, ...]  # cache updates queued because of this routing
     resident: tuple[int, ...]  # active experts that were on the GPU when the layer was routed
     makespan_ns: int
-    streamed: tuple[int, ...] = ()  # copied before ``loads``, for nobody
+    streamed: tuple[int, ...] = ()  # copied before ``loads``, without workload

@@ -43,13 +43,13 @@ class PromptSwapCache(StaticCache):
         self._members: set[ExpertId] = set()  # including those in flight
         self.requested: Sequence[Swap] = ()  # for the prompt's layer at work
 
-    def admitted(self, id: ExpertId, group: int) -> None:
+    def admitted(self, key: ExpertId, group: int) -> None:
         """The expert has, or is promised, a slot."""
-        self._members.add(id)
+        self._members.add(key)
 
-    def evicted(self, id: ExpertId, group: int) -> None:
+    def evicted(self, key: ExpertId, group: int) -> None:
         """The expert's slot is gone."""
-        self._members.remove(id)
+        self._members.remove(key)
 
     def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
         """As soon as a prompt is routed; at the end of the layer those that have not begun, with ``retry``."""

@@ -45,11 +45,11 @@ class LayerWeightedLfuCache(RankedCache):
         layer, ranks, weight = view.layer, self._ranks[view.layer], self._weights[view.layer]
         for expert, tokens in zip(view.routing.active, view.routing.tokens, strict=True):
             ranks[expert] += tokens * weight
-            self.rerank(ExpertId(layer, expert))
+            self.rerank((layer, expert))
 
-    def rank_of(self, id: ExpertId) -> float:
+    def rank_of(self, key: ExpertId) -> float:
         """Weighted frequency, counted outside of the cache too."""
-        return self._ranks[id.layer][id.expert]
+        return self._ranks[key.layer][key.expert]
 
 
 class StatisticalPrefetcher:
@@ -73,7 +73,7 @@ class StatisticalPrefetcher:
         layer = view.layer + 1
         there = view.residency.resident[layer]
         ranked = self._ranked[layer][: self.size] if self._among_all else self._ranked[layer]
-        return [id for id in ranked if id.expert not in there][: self.size]
+        return [key for key in ranked if key.expert not in there][: self.size]
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
         """The predicted experts."""

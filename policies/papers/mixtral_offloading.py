@@ -52,11 +52,11 @@ class SpeculativeLruCache(LruCache):
         layer, swaps = view.layer, []
         there = view.residency.resident[layer]
         blocked = {ExpertId(layer, expert) for expert in view.routing.active}
-        for id in self._speculated:
-            outgoing = self.victim(id, layer, blocked)
-            if outgoing is not None and id.expert not in there:
+        for key in self._speculated:
+            outgoing = self.victim(key, layer, blocked)
+            if outgoing is not None and key.expert not in there:
                 blocked.add(outgoing)
-                swaps.append(Swap(id, outgoing))
+                swaps.append(Swap(key, outgoing))
         return swaps
 
 

@@ -99,13 +99,13 @@ class ActivationCache(DemandCache):
         self._layer = view.layer
         self._matcher.observe(view)
 
-    def admitted(self, id: ExpertId, group: int) -> None:
+    def admitted(self, key: ExpertId, group: int) -> None:
         """Join the group."""
-        self.group[id] = group
+        self.group[key] = group
 
-    def evicted(self, id: ExpertId, group: int) -> None:
+    def evicted(self, key: ExpertId, group: int) -> None:
         """Leave it."""
-        self.group[id] = -1
+        self.group[key] = -1
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """The member of least priority that is not blocked; None if a prefetch has no higher priority."""
@@ -115,10 +115,10 @@ class ActivationCache(DemandCache):
             place = int(ranks.argmin())
             if ranks[place] == np.inf:
                 return None
-            id = ExpertId(*divmod(place, priority.shape[1]))
-            if id not in blocked:
+            key = ExpertId(*divmod(place, priority.shape[1]))
+            if key not in blocked:
                 demanded = incoming.layer == self._layer
-                return id if demanded or priority[incoming] > ranks[place] else None
+                return key if demanded or priority[incoming] > ranks[place] else None
             ranks[place] = np.inf
 
 

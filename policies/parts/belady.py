@@ -33,7 +33,7 @@ class BeladyCache(RankedCache):
         self._place = place + 1
         uses, home = self._future.next_uses[place], self._home
         self._next.update(uses)
-        members = {id: -use for id, use in uses if id in home}
+        members = {key: -use for key, use in uses if key in home}
         if members:  # of one layer, and so of one group
             home[next(iter(members))].change(members)
 
@@ -41,13 +41,13 @@ class BeladyCache(RankedCache):
         """Soonest next use first: where not all find room, these are the ones to keep."""
         return sorted(incoming, key=self.next_use) if len(incoming) > 1 else incoming
 
-    def next_use(self, id: ExpertId) -> int:
-        """The next use of ``id``, as ``Future`` counts them."""
-        return self._next.get(id, NEVER)
+    def next_use(self, key: ExpertId) -> int:
+        """The next use of ``key``, as ``Future`` counts them."""
+        return self._next.get(key, NEVER)
 
-    def rank_of(self, id: ExpertId) -> int:
+    def rank_of(self, key: ExpertId) -> int:
         """The later the next use, the lower."""
-        return -self.next_use(id)
+        return -self.next_use(key)
 
 
 class BeladyBypassCache(BeladyCache):

@@ -39,10 +39,10 @@ class StaticCache(DemandCache):
 
     admits = False
 
-    def admitted(self, id: ExpertId, group: int) -> None:
+    def admitted(self, key: ExpertId, group: int) -> None:
         """Called for the initial residents alone."""
 
-    def evicted(self, id: ExpertId, group: int) -> None:
+    def evicted(self, key: ExpertId, group: int) -> None:
         """Never a decision of this cache."""
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
@@ -58,17 +58,17 @@ class RandomCache(DemandCache):
         self._members: dict[int, list[ExpertId]] = {}
         self._place: dict[ExpertId, int] = {}
 
-    def admitted(self, id: ExpertId, group: int) -> None:
+    def admitted(self, key: ExpertId, group: int) -> None:
         """Append it."""
         members = self._members.setdefault(group, [])
-        self._place[id] = len(members)
-        members.append(id)
+        self._place[key] = len(members)
+        members.append(key)
 
-    def evicted(self, id: ExpertId, group: int) -> None:
+    def evicted(self, key: ExpertId, group: int) -> None:
         """Fill its place with the last member."""
-        members, place = self._members[group], self._place.pop(id)
+        members, place = self._members[group], self._place.pop(key)
         last = members.pop()
-        if last != id:
+        if last != key:
             members[place] = last
             self._place[last] = place
 
@@ -76,10 +76,10 @@ class RandomCache(DemandCache):
         """Draw; after a few blocked draws, draw among the others alone."""
         members = self._members.get(group, [])
         for _ in range(4 if members else 0):
-            id = members[int(self._draw.random() * len(members))]
-            if id not in blocked:
-                return id
-        free = [id for id in members if id not in blocked]
+            key = members[int(self._draw.random() * len(members))]
+            if key not in blocked:
+                return key
+        free = [key for key in members if key not in blocked]
         return self._draw.choice(free) if free else None
 
 
@@ -99,20 +99,20 @@ class LruCache(DemandCache):
             if group is not None:
                 group.move_to_end((layer, expert))  # type: ignore[arg-type]  # equal to its ExpertId, and cheaper
 
-    def admitted(self, id: ExpertId, group: int) -> None:
+    def admitted(self, key: ExpertId, group: int) -> None:
         """A new member is the most recent."""
-        home = self._home[id] = self._groups.setdefault(group, OrderedDict())
-        home[id] = None
+        home = self._home[key] = self._groups.setdefault(group, OrderedDict())
+        home[key] = None
 
-    def evicted(self, id: ExpertId, group: int) -> None:
+    def evicted(self, key: ExpertId, group: int) -> None:
         """Forget it."""
-        del self._home.pop(id)[id]
+        del self._home.pop(key)[key]
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """The least recent member that is not blocked."""
-        for id in self._groups.get(group, ()):
-            if id not in blocked:
-                return id
+        for key in self._groups.get(group, ()):
+            if key not in blocked:
+                return key
         return None
 
 
@@ -127,23 +127,24 @@ class RankedCache(DemandCache, ABC):
         self._home: dict[tuple[int, int], LazyHeap] = {}
 
     @abstractmethod
-    def rank_of(self, id: ExpertId) -> float:
-        """The present rank of ``id``, whether it is in the cache or not."""
+    def rank_of(self, key: ExpertId) -> float:
+        """The present rank of ``key``, whether it is in the cache or not."""
 
-    def rerank(self, id: ExpertId) -> None:
-        """Take up the present rank of ``id``; nothing happens if it is not in the cache."""
-        home = self._home.get(id)
+    def rerank(self, key: tuple[int, int]) -> None:
+        """Take up the present rank of ``key``, (layer, expert); nothing happens if it is not in the cache."""
+        home = self._home.get(key)
         if home is not None:
-            home.put(id, self.rank_of(id))
+            member = ExpertId(*key)
+            home.put(member, self.rank_of(member))
 
-    def admitted(self, id: ExpertId, group: int) -> None:
+    def admitted(self, key: ExpertId, group: int) -> None:
         """Join the group."""
-        home = self._home[id] = self._groups.setdefault(group, LazyHeap())
-        home.put(id, self.rank_of(id))
+        home = self._home[key] = self._groups.setdefault(group, LazyHeap())
+        home.put(key, self.rank_of(key))
 
-    def evicted(self, id: ExpertId, group: int) -> None:
+    def evicted(self, key: ExpertId, group: int) -> None:
         """Leave the group."""
-        self._home.pop(id).drop(id)
+        self._home.pop(key).drop(key)
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """The member of least rank that is not blocked."""
@@ -171,25 +172,25 @@ class LfuCache(RankedCache):
         self._event += 1
         layer, home, rank, event = view.layer, self._home, self._rank, self._event
         for expert in view.routing.active:
-            id = (layer, expert)
-            group = home.get(id)
+            key = (layer, expert)
+            group = home.get(key)
             if group is not None or self.history:
                 tie = event if self.recency else expert
-                now = rank[id] = (rank.get(id, 0) // _TICKS + 1) * _TICKS + tie
+                now = rank[key] = (rank.get(key, 0) // _TICKS + 1) * _TICKS + tie
                 if group is not None:  # as ``rerank``, but cheaper: the rank has grown
-                    group.rank[id] = now  # type: ignore[index]  # equal to its ExpertId
+                    group.rank[key] = now  # type: ignore[index]  # equal to its ExpertId
 
-    def rank_of(self, id: ExpertId) -> int:
+    def rank_of(self, key: ExpertId) -> int:
         """Uses first; with its history, or from zero."""
-        return self._rank[id]
+        return self._rank[key]
 
-    def admitted(self, id: ExpertId, group: int) -> None:
+    def admitted(self, key: ExpertId, group: int) -> None:
         """Join the group; a first admission counts as a use now."""
-        self._rank.setdefault(id, self._event if self.recency else id.expert)
-        super().admitted(id, group)
+        self._rank.setdefault(key, self._event if self.recency else key.expert)
+        super().admitted(key, group)
 
-    def evicted(self, id: ExpertId, group: int) -> None:
+    def evicted(self, key: ExpertId, group: int) -> None:
         """Leave the group; without history also the count."""
-        super().evicted(id, group)
+        super().evicted(key, group)
         if not self.history:
-            del self._rank[id]
+            del self._rank[key]

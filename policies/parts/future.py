@@ -29,8 +29,8 @@ class Future:
         known: dict[ExpertId, ExpertId] = {}  # one object for each expert
         for place in range(len(self.events) - 1, -1, -1):
             _, layer, active = self.events[place]
-            ids = [known.setdefault(id, id) for id in (ExpertId(layer, expert) for expert in active)]
-            uses = [upcoming.get(id, NEVER) for id in ids]
+            ids = [known.setdefault(key, key) for key in (ExpertId(layer, expert) for expert in active)]
+            uses = [upcoming.get(key, NEVER) for key in ids]
             next_uses.append(tuple(zip(ids, uses, strict=True)))
             order = {use: place * WIDTH + rank for rank, use in enumerate(sorted(set(uses)))}
             upcoming.update(zip(ids, map(order.__getitem__, uses), strict=True))

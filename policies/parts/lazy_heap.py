@@ -22,16 +22,16 @@ class LazyHeap:
         self._heap: list[tuple[float, ExpertId]] = []
         self._held: list[tuple[float, ExpertId]] = []  # taken off the heap while blocked: one event searches many times
 
-    def put(self, id: ExpertId, rank: float) -> None:
-        """Make ``id`` a member, or change its rank."""
-        grows = id in self.rank and rank >= self.rank[id]
-        self.rank[id] = rank
+    def put(self, key: ExpertId, rank: float) -> None:
+        """Make ``key`` a member, or change its rank."""
+        grows = key in self.rank and rank >= self.rank[key]
+        self.rank[key] = rank
         if grows:
             return
         if len(self._heap) > 4 * len(self.rank) + 16:
             self._sort()
         else:
-            heappush(self._heap, (rank, id))
+            heappush(self._heap, (rank, key))
 
     def change(self, ranks: Mapping[ExpertId, float]) -> None:
         """Change the ranks of several members."""
@@ -39,17 +39,17 @@ class LazyHeap:
             self.rank.update(ranks)
             self._sort()
         else:
-            for id, rank in ranks.items():
-                self.put(id, rank)
+            for key, rank in ranks.items():
+                self.put(key, rank)
 
     def _sort(self) -> None:
         """Build the heap again from the present ranks."""
-        self._heap, self._held = [(rank, id) for id, rank in self.rank.items()], []
+        self._heap, self._held = [(rank, key) for key, rank in self.rank.items()], []
         heapify(self._heap)
 
-    def drop(self, id: ExpertId) -> None:
-        """``id`` is no longer a member."""
-        del self.rank[id]
+    def drop(self, key: ExpertId) -> None:
+        """``key`` is no longer a member."""
+        del self.rank[key]
 
     def lowest(self, blocked: Container[ExpertId]) -> ExpertId | None:
         """The member of least rank that is not blocked, or None."""
@@ -61,14 +61,14 @@ class LazyHeap:
             else:
                 heappush(heap, entry)
         while heap:
-            known, id = heap[0]
-            now = rank.get(id)
+            known, key = heap[0]
+            now = rank.get(key)
             if now == known:
-                if id not in blocked:
-                    return id
+                if key not in blocked:
+                    return key
                 self._held.append(heappop(heap))
             elif now is not None and now > known:
-                heapreplace(heap, (now, id))
+                heapreplace(heap, (now, key))
             else:
                 heappop(heap)
         return None

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertCosts, Plan
 from policies.protocols import Budget, Composition
+from sim.runs.demand import StepDemand
+from sim.runs.routing_error import RoutingErrors
 
 LOGGED = ("begin_step", "plan_layer", "foresee", "end_layer", "end_step", "next_copy", "copied", "computed")
 
@@ -37,6 +39,23 @@ class LoggedSession(Session):
     def copies(self) -> list[Copy]:
         """All copies that were started, in order."""
         return [call.answer for call in self.log if call.name == "next_copy" and call.answer is not None]
+
+
+    def routing_errors(self, demand: Sequence[StepDemand]) -> RoutingErrors | None:
+        """How far the logged run deviates from its routers' choices in ``demand``; None if its policy keeps these."""
+        if not self.policy.needs.changes_routing:
+            return None
+        errors, committed = RoutingErrors(), False
+        for call in self.log:
+            if call.name == "foresee":
+                committed = call.answer[0].commit is not None
+            if call.name == "plan_layer":
+                [given] = call.given
+                step = demand[given.step]
+                forecasts = step.forecasts[given.layer - 1] if committed else None
+                errors.observe(given.phase, step.routings[given.layer], call.answer, forecasts)
+                committed = False
+        return errors
 
 
 def _logged(method: Callable[..., Any]) -> Callable[..., Any]:

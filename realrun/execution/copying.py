@@ -81,7 +81,7 @@ class Copying:
 
     def expert_bytes(self, layer: int) -> int:
         """The size of one expert, as in spans."""
-        return self._session.costs[layer].bytes
+        return self._session.costs[layer].expert_bytes
 
     def expect(self, ids: Iterable[ExpertId]) -> dict[ExpertId, CopyFuture]:
         """The futures of copies that are queued or running. The caller holds ``lock``."""
@@ -130,7 +130,7 @@ class Copying:
         return max(1, first.began_ns + self._copy_ns(first.copy) - self._machine.now_ns())
 
     def _copy_ns(self, copy: Copy) -> int:
-        return self._session.costs[copy.id.layer].copy_ns
+        return self._session.costs[copy.key.layer].copy_ns
 
     def _serve(self) -> None:
         try:
@@ -194,7 +194,7 @@ class Copying:
             self._instant("evict", victim)
             if self._session.policy.writes_back:
                 self._write_back(victim, buffer)
-        target, future = self._slots.begin(copy), self._future(copy.id)
+        target, future = self._slots.begin(copy), self._future(copy.key)
         self._in_flight.append(InFlight(copy, future, self._machine.now_ns()))
         return lambda: self._carry(copy, target, future, place)
 
@@ -210,23 +210,23 @@ class Copying:
         self._recorder.add("d2h", completion, "writeback", layer, expert, 0, self.expert_bytes(layer))
 
     def _carry(self, copy: Copy, target: torch.Tensor, future: CopyFuture, place: tuple[str, int]) -> None:
-        layer, expert = copy.id
+        layer, expert = copy.key
         with future.delivering():
             completion = self._machine.copy_in(target, self._store.buffer(layer, expert))
         future.begin(completion)
-        self._recorder.add("h2d", completion, copy.kind, layer, expert, 0, copy.bytes, place=place)
+        self._recorder.add("h2d", completion, copy.kind, layer, expert, 0, copy.expert_bytes, place=place)
 
     def _copied(self, copy: Copy) -> None:
         """Notify the session of the end of a copy. The caller holds ``lock``."""
         self._in_flight.popleft()
         if self._in_flight:
             self._in_flight[0].began_ns = self._machine.now_ns()
-        del self._futures[copy.id]
+        del self._futures[copy.key]
         if not self._session.copied(copy):
-            self.released(copy.id)
-        elif copy.id in self._read:
-            self.used(copy.id)
-        self._read.discard(copy.id)
+            self.released(copy.key)
+        elif copy.key in self._read:
+            self.used(copy.key)
+        self._read.discard(copy.key)
 
     def _carry_result(self, work: Work, future: CopyFuture) -> None:
         with future.delivering():

@@ -27,7 +27,6 @@ from realrun.experts.gpu_slots import GpuSlots
 from realrun.experts.store import ExpertStore
 from realrun.machine.cuda_memory import upload
 from realrun.machine.lanes import Completion, Machine
-from sim.runs.routing_error import RoutingErrors
 
 
 class Executor:
@@ -35,13 +34,13 @@ class Executor:
 
     def __init__(
         self, session: Session, machine: Machine, store: ExpertStore, slots: GpuSlots, kernels: Sequence[Any],
-        sizes: LayerSizes, routing_errors: RoutingErrors | None = None,
+        sizes: LayerSizes,
     ) -> None:  # fmt: skip
         """``kernels``: see ``LayerExecution``; ``sizes``: of the largest step's buffers."""
         self.session, self.machine, self.recorder = session, machine, MachineRecorder()
         self.copying = Copying(session, machine, store, slots, self.recorder)
         self.layers = LayerExecution(machine, self.copying, store, slots, kernels, self.recorder, sizes)
-        self._store, self._slots, self._routing_errors = store, slots, routing_errors
+        self._store, self._slots = store, slots
         self._layer = -1
 
     @contextmanager
@@ -72,17 +71,13 @@ class Executor:
         with self.copying.lock:
             self.session.begin_step(index)
 
-    def route(
-        self, given: LayerInput, true: RoutedTokens, inputs: RoutedInput, forecasts: Sequence[Forecast] = (),
-        weigh: Weigh = as_it_is,
-    ) -> Plan:  # fmt: skip
+    def route(self, given: LayerInput, true: RoutedTokens, inputs: RoutedInput, weigh: Weigh = as_it_is) -> Plan:
         """Plan a layer, whose routing is known, and start it.
 
-        ``forecasts``: on which its routing was committed; ``weigh``: from the routing of a policy to the same routing
-        with the weights that the model computes with.
+        ``weigh``: from the routing of a policy to the same routing with the weights that the model computes with.
         """
         session, copying = self.session, self.copying
-        self._layer, committed = given.layer, session.committed is not None
+        self._layer = given.layer
         with copying.lock:
             began = self.machine.now_ns()
             ahead_ns = self.layers.ahead_ns(session.costs[given.layer])
@@ -97,8 +92,6 @@ class Executor:
             copying.lock.notify_all()
         if tokens is not true:
             inputs = RoutedInput(inputs.hidden, upload(tokens.weights, self.machine.device), inputs.ready)
-        if self._routing_errors is not None:
-            self._routing_errors.observe(given.phase, given.routing, plan, forecasts if committed else None)
         self.layers.start(plan, tokens, inputs, futures, staged)
         return plan
 

@@ -59,7 +59,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         tensors |= _header(folder / shard, f"{index.name} names it")
     for key, shard in shard_of.items():
         if key not in tensors:
-            raise RefusedError(f"{folder / shard}: expected tensor {key}, as {index.name} says; download it again")
+            raise RefusedError(f"{folder / shard}: expected tensor {key}, which {index.name} lists; download it again")
     return tensors
 
 

@@ -43,8 +43,8 @@ class GpuSlots:
         for victim in copy.victims:
             self._give(victim, keep=False)
         into: Group = "cache" if copy.into == "cache" else "prefetch" if copy.kind == "prefetch" else "demand"
-        buffer = self._take(copy.id, into)
-        self._forget(copy.id)
+        buffer = self._take(copy.key, into)
+        self._forget(copy.key)
         return buffer
 
     def release(self, expert_id: ExpertId) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from realrun.execution.call_log import Call, LoggedSession
+from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
 from realrun.generation.generated_trace import GeneratedTrace
 from realrun.generation.hf_experts import routed_through
@@ -28,9 +28,7 @@ from realrun.generation.preparation import (
 from realrun.machine.lanes import Machine
 from realrun.machine.machines import machine_for
 from sim.runs.calibration import check_other_prompts
-from sim.runs.demand import StepDemand
 from sim.runs.prepare import Prepared
-from sim.runs.routing_error import RoutingErrors
 from sim.runs.run import Run
 from traces.capture.generate import Pass, Sampler
 from traces.file import write_trace
@@ -77,8 +75,8 @@ def generate_hosted(
         stack.enter_context(routed_through(layers, live))
         with executor.running():
             picked = pick or Sampler(request.scenario.seed, request.temperature)
-            said = _passes(model.loaded.model, prompts, request.generated_tokens, live, kept, picked)
-    return _generated(request, model, prepared, session, executor, kept, said)
+            outputs = _passes(model.loaded.model, prompts, request.generated_tokens, live, kept, picked)
+    return _generated(request, model, prepared, session, executor, kept, outputs)
 
 
 def _passes(
@@ -87,20 +85,20 @@ def _passes(
     """Run the prompts, then one token of each sequence at a time; the tokens chosen after every pass, [B, 1]."""
     sequences, tokens, cache, start = tuple(range(len(prompts))), prompts.to(model.device), None, 0
     last_only = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    said = []
+    outputs = []
     for step in range(new_tokens + 1):
         layers.begin_step(step, "decode" if step else "prefill", sequences, tokens)
         output = model(input_ids=tokens, past_key_values=cache, use_cache=True, **last_only)
         chosen = pick(output.logits[:, -1], sequences, step)
-        said.append(layers.end_pass(chosen))
+        outputs.append(layers.end_pass(chosen))
         kept.add(Pass(sequences, tokens, start, DECODE if step else PREFILL), layers.records(), layers.made)
         tokens, cache, start = chosen, output.past_key_values, start + tokens.shape[1]
-    return said
+    return outputs
 
 
 def _generated(
     request: GenerateRequest, model: HostedModel, prepared: Prepared, session: LoggedSession, executor: Executor,
-    kept: GeneratedTrace, said: list[Tensor],
+    kept: GeneratedTrace, outputs: list[Tensor],
 ) -> Generated:  # fmt: skip
     """The results; writes the trace if the request names a file."""
     trace = kept.trace(model.shape, _provenance(request, model))
@@ -108,25 +106,10 @@ def _generated(
     if request.trace is not None:
         write_trace(trace, request.trace)
     traced = prepared.with_trace(trace)
-    errors = _routing_errors(session.log, traced.demand) if prepared.needs.changes_routing else None
+    errors = session.routing_errors(traced.demand)
     run = Run.of(traced, executor.recorder.rows, errors, f"generated on {executor.machine.kind}")
-    tokens = tuple(tuple(row) for row in torch.cat(said, 1).tolist())
+    tokens = tuple(tuple(row) for row in torch.cat(outputs, 1).tolist())
     return Generated(tokens, run, session, trace, model.loaded.tokenizer)
-
-
-def _routing_errors(log: Sequence[Call], demand: Sequence[StepDemand]) -> RoutingErrors:
-    """How far the run deviates from what the routers said; of committed layers that is known only now."""
-    errors, committed = RoutingErrors(), False
-    for call in log:
-        if call.name == "foresee":
-            committed = call.answer[0].commit is not None
-        if call.name == "plan_layer":
-            [given] = call.given
-            step = demand[given.step]
-            forecasts = step.forecasts[given.layer - 1] if committed else None
-            errors.observe(given.phase, step.routings[given.layer], call.answer, forecasts)
-            committed = False
-    return errors
 
 
 def _provenance(request: GenerateRequest, model: HostedModel) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class LiveForecasts:
         target = layer + key.lookahead
         return self._forecaster.rank(self._forecaster.layers[target], self._records[target], guess)
 
-    def told(
+    def for_session(
         self, key: ForecastKey, layer: int, phase: Phase, ids: NDArray[np.int16], scores: NDArray[np.float16]
     ) -> list[Forecast]:
         """The forecast made at ``layer`` in the form for the session; empty if the policy does not use it there."""

@@ -116,9 +116,9 @@ class LiveLayers:
         else:
             self._execute(layer, hidden, commit.routing, ids.shape[1], weights.dtype, ready)
         if self._session.looks_ahead and layer < self._layers - 1:
-            told = self._tell(layer, early, alone=commit is not None)
-            told += self._tell(layer, self._speculate(layer, hidden.dtype, late=True), alone=True)
-            self._executor.foresee(told, ids.shape[1], weights.dtype, scaled_by(self._facts.scales[layer + 1]))
+            forecasts = self._collect(layer, early, alone=commit is not None)
+            forecasts += self._collect(layer, self._speculate(layer, hidden.dtype, late=True), alone=True)
+            self._executor.foresee(forecasts, ids.shape[1], weights.dtype, scaled_by(self._facts.scales[layer + 1]))
         kept: list[Tensor] = []
         self._since = self._executor.combine(lambda parts: parts.sum(1).to(hidden.dtype), kept.append)
         if not self._runs_ahead:
@@ -199,17 +199,17 @@ class LiveLayers:
         self._spans.add("gpu", completion, "speculate", layer, -1, self._tokens, target_layer=target)
         return self._bring(made, completion, layer, target)
 
-    def _tell(self, layer: int, made: dict[ForecastKey, Delivery], alone: bool) -> list[Forecast]:
+    def _collect(self, layer: int, made: dict[ForecastKey, Delivery], alone: bool) -> list[Forecast]:
         """Keep forecasts for the trace, and return those for the session. ``alone``: they do not arrive together with
         the layer's routing, so that the host waits for them."""
-        told: list[Forecast] = []
+        forecasts: list[Forecast] = []
         for key, delivery in made.items():
             with self._executor.waiting(delivery.completion, layer, layer + key.lookahead) if alone else nullcontext():
                 delivery.completion.wait()
                 ids, scores = (tensor.numpy().copy() for tensor in delivery.here)
             self.made[layer][key] = ids, scores
-            told += self._forecasts.told(key, layer, self._phase, ids, scores)
-        return told
+            forecasts += self._forecasts.for_session(key, layer, self._phase, ids, scores)
+        return forecasts
 
     def _bring(self, tensors: dict[str, Tensor], ready: Completion, layer: int, target_layer: int = -1) -> Delivery:
         """Send ``tensors`` [N, ...] to the host, where they stay until the next ones of the same name."""

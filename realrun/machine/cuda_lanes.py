@@ -190,12 +190,12 @@ class CudaLanes:
         waits = "the GPU's streams" if self._flag is not None else "the host"
         return cpu_facts() | gpu_facts(self.device) | {"cpu_results_awaited_by": waits}
 
-    def _result_path(self, asked: ResultPath | None) -> tuple[ResultPath, str]:
+    def _result_path(self, chosen: ResultPath | None) -> tuple[ResultPath, str]:
         """The path of the CPU's results to the GPU, and a remark if it is not the expected one. Raises RefusedError."""
-        if asked == "h2d":
-            return asked, ""
+        if chosen == "h2d":
+            return chosen, ""
         why = why_unreadable(self.host_tensor((2048,), torch.bfloat16), self.device)
-        if why and asked is not None:
+        if why and chosen is not None:
             raise RefusedError(
                 f"cuda: result path direct expects that the GPU reads what the CPU writes to pinned memory: {why}; "
                 "choose --result-path h2d, or leave it out"

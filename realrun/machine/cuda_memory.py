@@ -38,8 +38,8 @@ def gpu_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
     try:
         tensor = torch.zeros(*shape, dtype=dtype, device=device)
     except torch.OutOfMemoryError as error:
-        asked = gb(math.prod(shape) * dtype.itemsize)
-        raise RefusedError(f"cuda: expected room for {asked}, got {memory_in_words(device)}") from error
+        needed = gb(math.prod(shape) * dtype.itemsize)
+        raise RefusedError(f"cuda: expected room for {needed}, got {memory_in_words(device)}") from error
     torch.cuda.synchronize(device)
     return tensor
 
@@ -50,9 +50,9 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
 
 
 class _Bytes:
-    """Contiguous pinned host memory as bytes on the GPU, at the same address; keeps the memory alive.
+    r"""Contiguous pinned host memory as bytes on the GPU, at the same address; keeps the memory alive.
 
-    torch accepts any address that CUDA knows (of host memory, only registered memory), takes the device from it, and
+    torch accepts any address of CUDA \(of host memory, registered memory only\), takes the device from it, and
     holds a reference to this object. Bytes, because the interface has no name for bfloat16.
     https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
     """
@@ -71,7 +71,7 @@ class _Bytes:
 def gpu_view(host: Tensor, device: torch.device) -> Tensor:
     """``host``, contiguous and pinned, as a tensor on ``device`` with the same memory, shape and type, without a copy.
 
-    Raises RuntimeError (by torch) if CUDA does not know the memory, or knows it from another device.
+    Raises RuntimeError (by torch) if the memory is not registered with CUDA, or belongs to another device.
     """
     if not host.is_contiguous():
         raise ValueError(f"gpu_view: expected contiguous memory, got strides {host.stride()} for {tuple(host.shape)}")

@@ -56,7 +56,7 @@ def _smi(gpu: str) -> dict[str, str]:
     query = ["nvidia-smi", f"--id={gpu}", f"--query-gpu={','.join(SMI_FIELDS.values())}", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-        said = dict(zip(SMI_FIELDS, answer.strip().split(", "), strict=True))
+        values = dict(zip(SMI_FIELDS, answer.strip().split(", "), strict=True))
     except (OSError, subprocess.SubprocessError, ValueError):
         return dict.fromkeys(SMI_FIELDS, UNKNOWN)
-    return {field: UNKNOWN if value.startswith("[") or value == "N/A" else value for field, value in said.items()}
+    return {field: UNKNOWN if value.startswith("[") or value == "N/A" else value for field, value in values.items()}

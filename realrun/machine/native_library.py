@@ -61,14 +61,14 @@ def find_compiler() -> str:
 
 def _build(source: Path, compiler: str, extra: Sequence[str], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        aside, said = Path(folder, target.name), ""
+        aside, errors = Path(folder, target.name), ""
         for tuned in FOR_THIS_CPU if CPU_LIST.exists() else ((),):  # only if the fingerprint contains the processor
             done = _run([compiler, *FLAGS, *tuned, *extra, str(source), "-o", str(aside), "-lm"])
             if done.returncode == 0:
                 aside.replace(target)
                 return
-            said = done.stderr.strip()
-    raise NotCompiledError(f"{compiler} does not compile {source.name}: {said[-2000:]}")
+            errors = done.stderr.strip()
+    raise NotCompiledError(f"{compiler} does not compile {source.name}: {errors[-2000:]}")
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -148,7 +148,7 @@ def _compute(session: Session, plan: Plan) -> None:
         copy = session.next_copy()
         assert copy is not None
         if session.copied(copy) and copy.into == "staging":
-            session.computed(copy.id)
+            session.computed(copy.key)
 
 
 def _middle(times: Sequence[tuple[int, int]]) -> tuple[float, float]:

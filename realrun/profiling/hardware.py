@@ -58,17 +58,17 @@ def hardware_of(
     measured = Origin(f"measured by trilane profile, {date.today().isoformat()}", "high")
     origins = dict.fromkeys(keys, measured) | _not_measured(machine, memory_bytes is not None)
     about = f"{machine.kind} of {profile.machine.get('gpu', profile.machine['cpu'])}, as measured."
-    return Hardware(name, about, **parts, origins=origins, profile=profile)
+    return Hardware(name=name, about=about, **parts, origins=origins, profile=profile)
 
 
 def _not_measured(machine: RealMachine, memory_chosen: bool) -> dict[str, Origin]:
     """Origins of the numbers that are not measured: from the system, chosen, or assumed."""
     on_host = machine.kind == "host-lanes"
-    said, setting = Origin("reported by the system", "high"), Origin("setting of the lanes", "high")
+    reported, setting = Origin("reported by the system", "high"), Origin("setting of the lanes", "high")
     rates = Origin("assumed: the rate next to it is what kernels were measured to reach", "low")
     unmeasured: dict[str, Origin] = {
-        "gpu.name": Origin("chosen: a core plays the GPU", "high") if on_host else said, "cpu.name": said,
-        "gpu.memory_bytes": said, "gpu.reserve_bytes": said, "gpu.bandwidth_fraction": rates,
+        "gpu.name": Origin("chosen: a core plays the GPU", "high") if on_host else reported, "cpu.name": reported,
+        "gpu.memory_bytes": reported, "gpu.reserve_bytes": reported, "gpu.bandwidth_fraction": rates,
         "gpu.flops_fraction": rates, "cpu.sockets": Origin("assumed: not determined", "low"), "cpu.cores": setting,
         "link.theory_bytes_per_s": Origin("assumed: the fastest measured copy in either direction", "low"),
         "link.copies": setting, "link.result_path": setting,

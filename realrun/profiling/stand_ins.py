@@ -18,7 +18,7 @@ class CopyScript:
 
     def __init__(self, layers: int, expert_bytes: int) -> None:
         self.queue: deque[Copy] = deque()
-        self.cost = SimpleNamespace(bytes=expert_bytes, copy_ns=1)
+        self.cost = SimpleNamespace(expert_bytes=expert_bytes, copy_ns=1)
         self.costs = [self.cost] * layers
         self.policy = SimpleNamespace(writes_back=False)
 
@@ -44,7 +44,8 @@ class AllThere:
         return self._arena[expert_id.layer, expert_id.expert]
 
     def begin(self, copy: Copy) -> Tensor:
-        return self.buffer(copy.id)
+        """As in ``GpuSlots``."""
+        return self.buffer(copy.key)
 
     def release(self, expert_id: ExpertId) -> None:
         """As in ``GpuSlots``; nothing to do."""

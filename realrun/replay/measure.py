@@ -22,7 +22,6 @@ from realrun.replay.recorded_model import RecordedModel, model_on
 from realrun.replay.replay import Replay, step_routings
 from sim.machine.hardware import Hardware
 from sim.runs.prepare import Prepared, prepare
-from sim.runs.routing_error import RoutingErrors
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
 from traces.models.shape import ModelShape
@@ -75,26 +74,25 @@ class ReplayBench:
 
     def _run(self, prepared: Prepared) -> Measurement:
         session = prepared.session_of(LoggedSession)
-        errors = RoutingErrors() if prepared.needs.changes_routing else None
-        executor = self._executor(prepared, session, errors)
+        executor = self._executor(prepared, session)
         routings = step_routings(prepared.trace, prepared.steps, self.machine.device)
         replay = Replay(executor, self.model, self.room.step_tokens)
         with executor.running():
             for demand, rows, routing in zip(prepared.demand, prepared.steps, routings, strict=True):
                 replay.step(demand, rows, routing)
-        label = f"measured on {self.machine.kind}"
+        errors, label = session.routing_errors(prepared.demand), f"measured on {self.machine.kind}"
         return Measurement(Run.of(prepared, executor.recorder.rows, errors, label), session)
 
     def _recorded(self) -> int:
         """The number of recorded graphs."""
         return self.model.graphs.recorded if isinstance(self.model, RecordedModel) else 0
 
-    def _executor(self, prepared: Prepared, session: LoggedSession, errors: RoutingErrors | None) -> Executor:
+    def _executor(self, prepared: Prepared, session: LoggedSession) -> Executor:
         policy, room, slots = prepared.composition, self.room, slots_needed(prepared)
         if slots > room.slots:
             raise RefusedError(f"replay: expected at most {room.slots} slots on the GPU, the run needs {slots}")
         arena = GpuSlots(self._arena[:slots], policy.demand_slots, policy.prefetch_slots)
-        return Executor(session, self.machine, self.store, arena, self.kernels, self._sizes, errors)
+        return Executor(session, self.machine, self.store, arena, self.kernels, self._sizes)
 
 
 def room_for(prepared: Sequence[Prepared]) -> Room:

@@ -106,7 +106,7 @@ class Replay:
         weights = self._routing.on_gpu[:, layer].reshape(-1)
         assert launched.ready is not None
         inputs = RoutedInput(launched.hidden, weights, launched.ready)
-        executor.route(given, tokens, inputs, demand.forecasts[layer - 1] if layer else ())
+        executor.route(given, tokens, inputs)
         if executor.session.looks_ahead and layer < self._layers - 1:
             self._foresee(launched, demand.forecasts[layer])
         executor.combine(lambda parts: self._add_up(launched, parts), self._keep)

@@ -50,9 +50,9 @@ def _make(machine: Machine, into: list[tuple[HostedModel, ModelOutput]]) -> str:
 
 
 def _is_exact(policy: str, model: HostedModel, machine: Machine, truth: ModelOutput) -> str:
-    said = _said(policy, model, machine)
-    difference, limit = _difference(said, truth), TOLERANCE * max(1.0, float(truth.logits.abs().max()))
-    tokens, expected = said.tokens.tolist(), truth.tokens.tolist()
+    ours = _output(policy, model, machine)
+    difference, limit = _difference(ours, truth), TOLERANCE * max(1.0, float(truth.logits.abs().max()))
+    tokens, expected = ours.tokens.tolist(), truth.tokens.tolist()
     expect(tokens == expected, f"expected the tokens {expected}, got {tokens}; logits differ by {difference:.1e}")
     expect(difference <= limit, f"expected logits within {limit:.1e}, they differ by {difference:.1e}")
     return f"same tokens, logits within {difference:.1e}"
@@ -60,12 +60,12 @@ def _is_exact(policy: str, model: HostedModel, machine: Machine, truth: ModelOut
 
 def _runs(policy: str, model: HostedModel, machine: Machine, truth: ModelOutput) -> str:
     """Check a policy that changes the routing, for which there is no expected result."""
-    said = _said(policy, model, machine)
-    expect(bool(said.logits.isfinite().all()), "expected finite logits")
-    return f"runs; changes the routing, and logits by up to {_difference(said, truth):.1g}"
+    ours = _output(policy, model, machine)
+    expect(bool(ours.logits.isfinite().all()), "expected finite logits")
+    return f"runs; changes the routing, and logits by up to {_difference(ours, truth):.1g}"
 
 
-def _said(policy: str, model: HostedModel, machine: Machine) -> ModelOutput:
+def _output(policy: str, model: HostedModel, machine: Machine) -> ModelOutput:
     request = GenerateRequest(
         model=MODEL, prompts=PROMPTS, generated_tokens=GENERATED, vectors=VECTORS,
         scenario=Scenario(policy=policy, calibration=CALIBRATION, cached_share=CACHED_SHARE),
@@ -74,8 +74,8 @@ def _said(policy: str, model: HostedModel, machine: Machine) -> ModelOutput:
         return output_of_executor(model, request, machine)
 
 
-def _difference(said: ModelOutput, truth: ModelOutput) -> float:
-    return float((said.logits.double() - truth.logits.double()).abs().max())
+def _difference(ours: ModelOutput, truth: ModelOutput) -> float:
+    return float((ours.logits.double() - truth.logits.double()).abs().max())
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def _expert_costs(model: MeasuredModel, one: StepCosts, max_tokens: int) -> Expe
         cpu_ns=_rising(model.expert_cpu, max_tokens),
         first_cpu_ns=model.first_cpu_expert.ns,
         copy_ns=max(model.copy.ns, 1),
-        bytes=model.sizes.expert_bytes,
+        expert_bytes=model.sizes.expert_bytes,
         writeback_ns=model.writeback.ns,
         cpu_permille=model.cpu_permille.permille,
         copy_permille=model.copy_permille.permille,

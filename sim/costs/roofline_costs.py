@@ -92,7 +92,7 @@ def _expert_costs(
         cpu_ns=_table(on_cpu),
         first_cpu_ns=cpu.first_expert_ns,
         copy_ns=_ns(link.h2d_latency_ns + size / link.expert_bytes_per_s * 1e9),
-        bytes=size,
+        expert_bytes=size,
         writeback_ns=_ns(link.d2h_latency_ns + size / link.d2h_bytes_per_s * 1e9),
         cpu_permille=hardware.contention.cpu_permille,
         copy_permille=hardware.contention.copy_permille,

@@ -84,7 +84,7 @@ class CopyLane:
                 self._slot_since[quota] = int(self._env.now)
             self._slots[quota] = free
         (layer, expert), now = staged, int(self._env.now)
-        self._recorder.instant(now, "release", layer, -1, expert, self._costs[layer].bytes)
+        self._recorder.instant(now, "release", layer, -1, expert, self._costs[layer].expert_bytes)
 
     def free_staged_at(self, end: int, staged: ExpertId) -> None:
         """Free the slot of a staged expert at ``end``, when the GPU span that uses it ends."""
@@ -102,17 +102,17 @@ class CopyLane:
         self._busy = True
         now, recorder = int(self._env.now), self._recorder
         for victim in copy.victims:
-            costs = self._costs[victim.layer]
-            recorder.instant(now, "evict", victim.layer, -1, victim.expert, costs.bytes)
+            (layer, expert), costs = victim, self._costs[victim.layer]
+            recorder.instant(now, "evict", layer, -1, expert, costs.expert_bytes)
             if self._session.policy.writes_back:
-                self._back.reserve(now, costs.writeback_ns, "writeback", victim.layer, victim.expert, 0, costs.bytes)
+                self._back.reserve(now, costs.writeback_ns, "writeback", layer, expert, 0, costs.expert_bytes)
         self._copy, self._begin = copy, (self._ready(copy), now, recorder.step, recorder.phase)
         self._resting = False
-        self._memory.start(SharedMemory.H2D, (self._costs[copy.id.layer].copy_ns,), self._copied)
+        self._memory.start(SharedMemory.H2D, (self._costs[copy.key.layer].copy_ns,), self._copied)
 
     def _ready(self, copy: Copy) -> int:
         """When the copy, which starts now, could have started."""
-        queued = self._asked.pop(copy.id) if copy.kind == "swap" else self._queued[copy.kind]
+        queued = self._asked.pop(copy.key) if copy.kind == "swap" else self._queued[copy.kind]
         if copy.into == "staging":
             self._slots[copy.kind] -= 1
             queued = max(queued, self._slot_since[copy.kind])
@@ -120,13 +120,13 @@ class CopyLane:
 
     def _copied(self, ends: list[int]) -> None:
         copy, (ready, start, step, phase), (now,) = self._copy, self._begin, ends
-        layer, expert = copy.id
+        layer, expert = copy.key
         self._recorder.rows.append(
-            ("h2d", ready, start, now, copy.kind, phase, step, layer, -1, expert, 0, copy.bytes)
+            ("h2d", ready, start, now, copy.kind, phase, step, layer, -1, expert, 0, copy.expert_bytes)
         )
         self._busy = False
         if not self._session.copied(copy):
-            self.release(copy.id)
+            self.release(copy.key)
         self._arrived(copy)
         self.wake()
 

@@ -99,7 +99,7 @@ class CpuLane:
         assert batch is not None
         self._running = None
         ready, kind, layer, target, experts, counts, _ = batch
-        phase, step, size_bytes = recorder.phase, recorder.step, self._costs[target].bytes
+        phase, step, size_bytes = recorder.phase, recorder.step, self._costs[target].expert_bytes
         ahead = target if target != layer else -1
         starts = [self._start, *ends[:-1]]
         recorder.rows.extend(

@@ -54,7 +54,7 @@ class Engine:
         """Play the whole demand."""
         for layer, experts in enumerate(self.session.residency.resident):
             for expert in sorted(experts):
-                self.recorder.instant(0, "place", layer, -1, expert, self.costs.experts[layer].bytes)
+                self.recorder.instant(0, "place", layer, -1, expert, self.costs.experts[layer].expert_bytes)
         self.env.process(self._steps())
         self.env.run()
 
@@ -186,8 +186,8 @@ class Engine:
         """Perform cache updates: some exchange slots at once, the others wait for the link."""
         now = int(self.env.now)
         for (layer, new), (_, old) in updates.adopted:
-            self.recorder.instant(now, "evict", layer, -1, old, self.costs.experts[layer].bytes)
-            self.recorder.instant(now, "place", layer, -1, new, self.costs.experts[layer].bytes)
+            self.recorder.instant(now, "evict", layer, -1, old, self.costs.experts[layer].expert_bytes)
+            self.recorder.instant(now, "place", layer, -1, new, self.costs.experts[layer].expert_bytes)
         self.h2d.asked(updates.queued)
         self.h2d.wake()
 

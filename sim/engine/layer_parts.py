@@ -120,7 +120,7 @@ class LayerParts:
     def _launch(self, plan: Plan, planned: int, workload: dict[int, int]) -> None:
         """Launch the GPU's experts in stream order; those that have not arrived stay pending."""
         layer, launch_ns, gpu = plan.layer, self.costs.expert_launch_ns, self.gpu
-        gpu_ns, size_bytes = self.costs.experts[layer].gpu_ns, self.costs.experts[layer].bytes
+        gpu_ns, size_bytes = self.costs.experts[layer].gpu_ns, self.costs.experts[layer].expert_bytes
         ids, residency = self.session.residency.ids[layer], self.session.residency
         coming = sum([not residency.holds(ids[e]) for e in plan.awaited])
         here = len(plan.gpu) - len(plan.loads) - coming
@@ -138,18 +138,18 @@ class LayerParts:
 
     def _arrived(self, copy: Copy) -> None:
         """Handle the end of a copy: if the current layer waits for it, its expert may run."""
-        if copy.id.layer == self.layer and copy.id.expert in self._streamed:
-            self._streamed.remove(copy.id.expert)
+        if copy.key.layer == self.layer and copy.key.expert in self._streamed:
+            self._streamed.remove(copy.key.expert)
             self._combine = self._combine.after(int(self.env.now))
             self._part_over()
             return
-        if not self._pending or copy.id.layer != self.layer or copy.id.expert != self._pending[0][0]:
+        if not self._pending or copy.key.layer != self.layer or copy.key.expert != self._pending[0][0]:
             return
         expert, tokens, launch = self._pending.pop(0)
         costs, here = self.costs.experts[self.layer], launch.after(int(self.env.now))
-        end = self.gpu.run(here, costs.gpu_ns[tokens], "expert", self.layer, expert, tokens, costs.bytes)
+        end = self.gpu.run(here, costs.gpu_ns[tokens], "expert", self.layer, expert, tokens, costs.expert_bytes)
         if copy.into == "staging":
-            self.h2d.free_staged_at(end, copy.id)
+            self.h2d.free_staged_at(end, copy.key)
         self._part_over()
 
     def _send_activations(self, ready: int) -> int:

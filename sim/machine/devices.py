@@ -90,3 +90,15 @@ class Power:
     gpu_busy_w: float
     cpu_idle_w: float
     cpu_busy_w: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """All numbers of a machine, one section for each device; hardware files have the same sections."""
+
+    gpu: Gpu
+    cpu: Cpu
+    link: HostLink
+    host: Host
+    contention: Contention
+    power: Power | None = None

@@ -6,24 +6,29 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, NamedTuple, get_args
+
+import yaml
 
 from sim.machine.assembly import is_assembly, parse_assembly
-from sim.machine.devices import Contention, Cpu, Gpu, Host, HostLink, Power
+from sim.machine.devices import Devices
 from sim.machine.part_rules import document_of
 from sim.machine.plan_costs import PlanCosts, load_plan_costs
 from sim.machine.plausibility import HardwareError, check_plausible
 from sim.machine.profile import Profile
-from sim.machine.sourced import Origin, Sourced, read_document
+from sim.machine.sourced import Origin, Sourced
+from trilane.common.files import atomic_path
 from trilane.common.hints import hints_of
 from trilane.common.names import unknown
 from trilane.common.schema import from_dict, to_dict
+from trilane.common.yaml_files import read_yaml
 
 _PRESETS = Path(str(files("sim.machine"))) / "presets"
 
 
-@dataclass(frozen=True)
-class Hardware:
+@dataclass(frozen=True, kw_only=True)
+class Hardware(Devices):
     """One machine. ``origins`` maps every dotted key to its source.
 
     With a ``profile``, times come from its tables; of the numbers, only memory, ``result_path``, ``plan_factor`` and
@@ -31,13 +36,7 @@ class Hardware:
     """
 
     name: str
-    about: str
-    gpu: Gpu
-    cpu: Cpu
-    link: HostLink
-    host: Host
-    contention: Contention
-    power: Power | None = None
+    about: str = ""
     plan_costs: PlanCosts = field(default_factory=load_plan_costs)
     origins: Mapping[str, Origin] = field(default_factory=dict)
     profile: Profile | None = None
@@ -67,64 +66,37 @@ class Hardware:
 
     def with_numbers(self, changed: Mapping[str, float]) -> Hardware:
         """The machine with other values for some dotted keys; whole numbers stay whole."""
-        sections: dict[str, dict[str, Any]] = {}
-        for key, value in changed.items():
-            section, name = key.split(".")
-            whole = isinstance(getattr(getattr(self, section), name), int)
-            sections.setdefault(section, {})[name] = round(value) if whole else value
-        return replace(self, **{name: replace(getattr(self, name), **new) for name, new in sections.items()})
+        numbers = self.flat()
+        new = {key: round(value) if isinstance(numbers[key], int) else value for key, value in changed.items()}
+        return replace(self, **{name: replace(getattr(self, name), **part) for name, part in _nested(new).items()})
 
     def document(self) -> dict[str, Any]:
         """The machine in the form of its YAML file: ``yaml.safe_dump`` it and ``load_hardware`` reads it back."""
-        text: dict[str, Any] = {"name": self.name, "about": self.about}
-        for key, value in self.flat().items():
-            section, name = key.split(".")
-            origin = self.origins.get(key, Origin("not stated", "low"))
-            text.setdefault(section, {})[name] = {"value": value, **origin._asdict()}
-        if self.notes:
-            text["notes"] = list(self.notes)
+        missing = Origin("not stated", "low")
+        numbers = {key: Sourced(value, *self.origins.get(key, missing)) for key, value in self.flat().items()}
+        sections = _nested({key: number._asdict() for key, number in numbers.items()})
+        text = {"name": self.name, "about": self.about, **sections}
+        text |= {"notes": list(self.notes)} if self.notes else {}
         return text if self.profile is None else {**text, "measured": to_dict(self.profile, nulls=False)}
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Values by dotted key, by section."""
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    return sections
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
-_Section = Mapping[str, Sourced[Any]]
-
-
-@dataclass(frozen=True)
-class _Document:
-    """A hardware file: numbers with their sources, whose types the sections state."""
-
-    name: str
-    gpu: _Section
-    cpu: _Section
-    link: _Section
-    host: _Section
-    contention: _Section
-    about: str = ""
-    power: _Section = field(default_factory=dict)
-    measured: Profile | None = None
-    notes: tuple[str, ...] = ()
-
-    def numbers(self) -> dict[str, Sourced[Any]]:
-        """Every number by its dotted key."""
-        return {f"{s}.{name}": number for s in _SECTIONS for name, number in getattr(self, s).items()}
-
-
-@dataclass(frozen=True)
-class _Sections:
-    gpu: Gpu
-    cpu: Cpu
-    link: HostLink
-    host: Host
-    contention: Contention
-    power: Power | None = None
-
-
-_SECTIONS: Mapping[str, type] = {
-    "gpu": Gpu, "cpu": Cpu, "link": HostLink, "host": Host, "contention": Contention, "power": Power,
-}  # fmt: skip
+_SECTIONS: Mapping[str, Any] = {  # by name: the class of a section, which may be optional
+    name: next(part for part in (*get_args(hint), hint) if part is not NoneType)
+    for name, hint in hints_of(Devices).items()
+}
 _KEYS = tuple(f"{section}.{name}" for section, kind in _SECTIONS.items() for name in hints_of(kind))
+_FILE_KEYS = ("name", "about", *_SECTIONS, "measured", "notes")
 _DESCRIPTIVE = ("gpu.name", "cpu.name", "cpu.sockets", "cpu.cores")
 _NOT_IN_TABLES = (  # what the tables of a profile do not decide
     "gpu.memory_bytes", "gpu.reserve_bytes", "link.result_path", "host.plan_factor", "cpu.ram_bytes",
@@ -149,23 +121,39 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
     Raises HardwareError for an unknown name, part or key, a missing or wrongly typed number, an override of what a
     profile has measured, and anything that no machine has (see ``sim.machine.plausibility``).
     """
-    given = _document(name_or_path)
-    where = f"hardware {str(given['name'])!r}"
-    document = from_dict(_Document, given, where, HardwareError)
-    numbers = document.numbers()
-    _check_overrides(overrides or {}, document.measured is not None, f"{where}, overrides")
+    document = _document(name_or_path)
+    where = f"hardware {str(document['name'])!r}"
+    for key in document:
+        if key not in _FILE_KEYS:
+            raise HardwareError(f"{where}: {unknown('key', str(key), _FILE_KEYS)}")
+    rest = {key: value for key, value in document.items() if key not in _SECTIONS}
+    text = from_dict(_Text, rest, where, HardwareError)
+    _check_overrides(overrides or {}, text.measured is not None, f"{where}, overrides")
+    numbers = _numbers(document, where)
     numbers |= {key: Sourced(value, "override", "high") for key, value in (overrides or {}).items()}
-    values: dict[str, dict[str, Any]] = {}
-    for key, number in numbers.items():
-        section, _, name = key.partition(".")
-        values.setdefault(section, {})[name] = number.value
-    sections = from_dict(_Sections, values, where, HardwareError)
+    devices = from_dict(Devices, _nested({key: n.value for key, n in numbers.items()}), where, HardwareError)
     found = Hardware(
-        document.name, document.about, **vars(sections), notes=document.notes, profile=document.measured,
+        name=text.name, about=text.about, notes=text.notes, profile=text.measured, **vars(devices),
         origins={key: number.origin for key, number in numbers.items()},
     )  # fmt: skip
-    check_plausible(found.flat(), where, document.measured.kind if document.measured else None)
+    check_plausible(found.flat(), where, None if text.measured is None else text.measured.kind)
     return found
+
+
+class _Text(NamedTuple):
+    """What a hardware file holds in addition to numbers with their sources."""
+
+    name: str
+    about: str = ""
+    notes: tuple[str, ...] = ()
+    measured: Profile | None = None
+
+
+def _numbers(document: Mapping[str, Any], where: str) -> dict[str, Sourced[Any]]:
+    """The numbers of a hardware file, by dotted key. Raises HardwareError for one without a source."""
+    given = {section: document[section] for section in _SECTIONS if section in document}
+    sections = from_dict(Mapping[str, Mapping[str, Sourced[Any]]], given, where, HardwareError)
+    return {f"{section}.{name}": number for section, numbers in sections.items() for name, number in numbers.items()}
 
 
 def _check_overrides(keys: Iterable[str], measured: bool, where: str) -> None:
@@ -194,7 +182,36 @@ def _document(name_or_path: str | Path) -> dict[str, Any]:
             f"no hardware preset or file {name!r}; presets: {', '.join(hardware_names())}; or give the path of a YAML "
             f"file of the same form, or parts: rtx-4080+ddr5-5600 (`trilane hardware --parts` lists them)"
         )
-    document = read_document(path)
+    document = read_yaml(path, HardwareError)
     if not isinstance(document, dict):
         raise HardwareError(f"{path}: expected a mapping of sections, got {document!r:.40}")
     return {**document, "name": document.get("name", path.stem)}
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+class _Lines(dict[str, Any]):
+    """A mapping with one line per key."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes lists of numbers on one line each, and so innermost mappings other than ``_Lines``."""
+
+
+_Dumper.add_representer(
+    _Lines, lambda dumper, lines: dumper.represent_mapping("tag:yaml.org,2002:map", lines, flow_style=False)
+)
+
+
+def write_hardware(hardware: Hardware, path: str | Path) -> None:
+    """Write a machine as YAML, whole or not at all; ``load_hardware`` reads it back.
+
+    Raises OSError if the file cannot be written.
+    """
+    document = hardware.document()
+    if measured := document.get("measured"):
+        document["measured"] = {**measured, **{name: _Lines(measured[name]) for name in ("machine", "rates")}}
+    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

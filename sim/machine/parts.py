@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, overload
 
 from sim.machine.plausibility import HardwareError
-from sim.machine.sourced import Sourced, read_document, read_file
+from sim.machine.sourced import Sourced, read_file
 from trilane.common.names import unknown
 from trilane.common.schema import from_dict
+from trilane.common.yaml_files import read_yaml
 
 PartKind = Literal["gpu", "memory", "cpu"]
 LISTED_BY = "trilane hardware --parts"
@@ -232,5 +233,5 @@ def _catalogue(kind: PartKind) -> dict[str, Any]:
     path = _FOLDER / _FILES[kind]
     return {
         name: from_dict(_CLASSES[kind], {**entry, "name": name}, f"{path.name}: {name}", HardwareError)
-        for name, entry in read_document(path).items()
+        for name, entry in read_yaml(path, HardwareError).items()
     }

@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from sim.machine.plausibility import HardwareError
 from trilane.common.schema import from_dict
-from trilane.common.yaml_files import YamlError, read_yaml
+from trilane.common.yaml_files import read_yaml
 
 T = TypeVar("T")
 Confidence = Literal["high", "medium", "low"]
@@ -33,14 +33,6 @@ class Sourced(NamedTuple, Generic[T]):
         return Origin(self.source, self.confidence)
 
 
-def read_document(path: Path) -> Any:
-    """A YAML file. Raises HardwareError."""
-    try:
-        return read_yaml(path)
-    except YamlError as error:
-        raise HardwareError(str(error)) from None
-
-
 def read_file(hint: Any, path: Path) -> Any:
     """A YAML file as a value of the type ``hint``. Raises HardwareError, with the file's name."""
-    return from_dict(hint, read_document(path), path.name, HardwareError)
+    return from_dict(hint, read_yaml(path, HardwareError), path.name, HardwareError)

@@ -78,25 +78,49 @@ def bounds_of(
 def lower_bound(
     demand: Sequence[StepDemand], costs: CostTable, capacity_bytes: int, answer_tokens: int | None = None
 ) -> LowerBound:
-    """Lower bound on TTFT and TPOT of every policy that keeps the routing (proof: top of this file).
+    """The bound at one capacity: see ``LowerBounds``."""
+    return LowerBounds(demand, costs, answer_tokens).at(capacity_bytes)
 
-    ``capacity_bytes``: all GPU memory that may ever hold routed experts, cache and staging together.
+
+class LowerBounds:
+    """Lower bounds on TTFT and TPOT of every policy that keeps the routing (proof: top of this file).
+
     ``answer_tokens``: see ``sim.runs.sampling``. The bound holds for any steps that follow each other, whatever came
     before: so for those that stand for themselves and for the others, and for the same mean of both as TPOT.
     """
-    prefill = [step for step in demand if step.phase == "prefill"]
-    decode = [step for step in demand if step.phase == "decode"]
-    answer = answer_tokens or len(decode)
-    first, later = one_by_one(len(decode), answer), weights_of([step.index for step in decode], answer).later
-    parts = [(some, weight) for some, weight in ((decode[:first], 1), (decode[first:], later)) if some]
-    answer_ns = sum(_window_ns(some, costs, capacity_bytes) * weight for some, weight in parts)
-    return LowerBound(
-        _window_ns(prefill, costs, capacity_bytes) if prefill else None, answer_ns / answer if decode else None
-    )
+
+    def __init__(self, demand: Sequence[StepDemand], costs: CostTable, answer_tokens: int | None = None) -> None:
+        prefill = [step for step in demand if step.phase == "prefill"]
+        decode = [step for step in demand if step.phase == "decode"]
+        self._answer = answer_tokens or len(decode)
+        first, later = one_by_one(len(decode), self._answer), weights_of([s.index for s in decode], self._answer).later
+        self._prefill = [_Window(prefill, costs)] if prefill else []
+        self._decode = [
+            (_Window(some, costs), weight) for some, weight in ((decode[:first], 1), (decode[first:], later)) if some
+        ]
+        self._known: dict[int, LowerBound] = {}
+
+    def at(self, capacity_bytes: int) -> LowerBound:
+        """The bound with so much GPU memory that may ever hold routed experts, cache and staging together."""
+        if capacity_bytes not in self._known:
+            ttft_ns = [window.least_ns(capacity_bytes) for window in self._prefill]
+            answer_ns = [window.least_ns(capacity_bytes) * weight for window, weight in self._decode]
+            self._known[capacity_bytes] = LowerBound(
+                ttft_ns[0] if ttft_ns else None, sum(answer_ns) / self._answer if answer_ns else None
+            )
+        return self._known[capacity_bytes]
 
 
-def _window_ns(steps: Sequence[StepDemand], costs: CostTable, capacity_bytes: int) -> int:
-    return max(_chain_ns(steps, costs), _traffic_ns(steps, costs, capacity_bytes))
+class _Window:
+    """Steps that follow each other."""
+
+    def __init__(self, steps: Sequence[StepDemand], costs: CostTable) -> None:
+        self._steps, self._costs = steps, costs
+        self._least_chain_ns = _chain_ns(steps, costs)
+
+    def least_ns(self, capacity_bytes: int) -> int:
+        """No policy takes less."""
+        return max(self._least_chain_ns, _traffic_ns(self._steps, self._costs, capacity_bytes))
 
 
 def _chain_ns(steps: Sequence[StepDemand], costs: CostTable) -> int:
@@ -201,7 +225,7 @@ def _traffic_ns(steps: Sequence[StepDemand], costs: CostTable, capacity_bytes: i
     """The least time of misses, over all ``steps``."""
     layers = range(len(costs.experts))
     events = [[layer << 20 | e for e in step.routings[layer].active] for step in steps for layer in layers]
-    misses = least_misses(events, capacity_bytes // min(expert.bytes for expert in costs.experts))
+    misses = least_misses(events, capacity_bytes // min(expert.expert_bytes for expert in costs.experts))
     tables = [expert.cpu_ns for expert in costs.experts]
     cpu = np.sort([tables[layer][w] for step in steps for layer in layers for w in step.routings[layer].tokens])
     on_cpu = np.concatenate([[0], np.cumsum(cpu[:misses])]) + sum(_fixed_ns(step, costs) for step in steps)

@@ -21,7 +21,7 @@ from policies.registry import BuildContext, compose, system
 from sim.costs.cost_table import CostTable
 from sim.costs.runtimes import costs_on
 from sim.machine.hardware import Hardware, load_hardware
-from sim.runs.bounds import LowerBound, bounds_of, lower_bound
+from sim.runs.bounds import LowerBounds, bounds_of
 from sim.runs.calibration import calibration_name, check_calibration, load_calibration
 from sim.runs.demand import KnownDemand, StepDemand, future_of, lacking, shared_demand
 from sim.runs.memory import MemoryPlan, plan_memory
@@ -59,7 +59,7 @@ class Prepared:
     given: Composition | None = None
     given_demand: Sequence[StepDemand] | None = None
     known_demand: KnownDemand = field(default_factory=dict, repr=False, compare=False)
-    known_bounds: dict[int, LowerBound] = field(default_factory=dict, repr=False, compare=False)  # by bytes of memory
+    known_bounds: dict[bool, LowerBounds] = field(default_factory=dict, repr=False, compare=False)  # by whole_prompt
 
     # --- variants -----------------------------------------------------------------------------------------------------
 
@@ -230,17 +230,15 @@ class Prepared:
     def bounds(self) -> dict[str, float]:
         """Lower bound and null model; the bound's proof does not reach policies that change the routing.
 
-        The lower bound is the same for all policies that have the same memory, and is worked out once for them.
+        What all policies of a scenario have in common is worked out once for them.
         """
         capacity = self.memory.cache_bytes + self.memory.staging_bytes
         share = self.memory.cache_bytes / self.shape.routed_bytes
-        if capacity not in self.known_bounds:
-            self.known_bounds[capacity] = lower_bound(
-                self.demand, self.costs, capacity, self.answer_tokens
-            )
+        if self.whole_prompt not in self.known_bounds:
+            self.known_bounds[self.whole_prompt] = LowerBounds(self.demand, self.costs, self.answer_tokens)
         bounds = bounds_of(
             self.demand, self.costs, capacity, self.shape, self.hardware, share, self.needs.gpu_only,
-            self.known_bounds[capacity],
+            self.known_bounds[self.whole_prompt].at(capacity),
         )  # fmt: skip
         if self.needs.changes_routing:
             return {name: ms for name, ms in bounds.items() if not name.startswith("lower_bound")}

@@ -11,7 +11,7 @@ from sim.costs.runtimes import Runtime
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import NOT_EMPTY, Count, Share, above, at_most
 from trilane.common.schema import check, from_dict, to_dict
-from trilane.common.yaml_files import YamlError, read_yaml
+from trilane.common.yaml_files import read_yaml
 
 
 class ScenarioError(TrilaneError):
@@ -78,7 +78,4 @@ class Scenario:
     @classmethod
     def from_yaml(cls, path: str | Path) -> Scenario:
         """Read a scenario file. Raises ScenarioError with the file's name."""
-        try:
-            return cls.from_dict(read_yaml(path), f"scenario file {path}")
-        except YamlError as error:
-            raise ScenarioError(f"scenario file {error}") from None
+        return cls.from_dict(read_yaml(path, ScenarioError), str(path))

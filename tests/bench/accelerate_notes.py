@@ -1,4 +1,4 @@
-"""What a reader of ``beside_accelerate`` must know to read its figures."""
+"""Notes on the figures of ``beside_accelerate``."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from traces.models.shape import ModelShape
 
 
 def about(shape: ModelShape, memory_gb: float, lanes: Machine) -> list[str]:
-    """What was run, and under which rules."""
+    """The runs and their rules."""
     notes = [
         f"model: Qwen3-MoE with random weights in bfloat16, {shape.moe_layers} layers of {shape.experts} experts, "
-        f"{shape.top_k} a token, {shape.expert_bytes_of(0) / 1e6:.1f} MB each, {shape.routed_bytes / 1e9:.2f} GB in "
-        "all; a trained model's routing has more habits for caches to use",
-        "TPOT: median of all decode steps of all runs, after one run to warm up; everybody in turn, there and back; "
-        "greedy, one sequence",
-        f"{memory_gb:g} GB of GPU memory hold all weights but experts. Beside these accelerate holds all experts of as "
-        "many layers as leave room for one more layer's, which come and go; ours holds the KV cache, staging slots "
-        "and as many experts as fit",
-        "accelerate brings the weights of a called module whole, that is all experts of a layer, and drops them again",
-        "planners of ours believe in microbenchmarks of this machine, and are calibrated on other prompts",
+        f"{shape.top_k} per token, {shape.expert_bytes_of(0) / 1e6:.1f} MB each, {shape.routed_bytes / 1e9:.2f} GB in "
+        "all; a trained model's routing has more regularities for caches to use",
+        "TPOT: median of all decode steps of all runs, after one run to warm up; all contestants take turns, in "
+        "alternating order; greedy, one sequence",
+        f"{memory_gb:g} GB of GPU memory hold all weights except experts. In addition, accelerate holds all experts of "
+        "as many layers as leave room for those of one more, which are copied and dropped; ours holds the KV cache, "
+        "staging slots and as many experts as fit",
+        "accelerate copies the weights of a called module as a whole, that is all experts of a layer, and drops them",
+        "our planners use microbenchmarks of this machine, and are calibrated on other prompts",
     ]
     return notes + (_on_host_lanes(lanes) if isinstance(lanes, HostLanes) else [])
 
@@ -33,18 +33,18 @@ def about(shape: ModelShape, memory_gb: float, lanes: Machine) -> list[str]:
 def _on_host_lanes(lanes: HostLanes) -> list[str]:
     return [
         "no GPU: one core with one thread of torch plays it, for accelerate as for ours; ours also has the machine's "
-        "other core for experts and copies, as it has a CPU beside a GPU",
+        "other core for experts and copies, as it has a CPU next to a GPU",
         f"the link is a memory copy paced to {lanes.settings.link_bytes_per_s / 1e9:g} GB/s, for both. Without a GPU "
-        "accelerate offloads to disk alone, and its weights are mapped from the page cache; here they lie in ordinary "
-        "memory, as with a GPU, and its hooks get them over the link whenever they look them up",
+        "accelerate offloads to disk only, and its weights are mapped from the page cache; here they are in ordinary "
+        "memory, as with a GPU, and its hooks copy them over the link at each access",
         "the row without a link is accelerate's disk offload as it comes: experts are computed in the mapped file "
-        "itself, so nothing is copied, only those that are routed to are read, and the limit means nothing. It is "
-        "what this model costs when it is all in reach of the core, not a case of offloading",
+        "itself, so nothing is copied, only the routed experts are read, and the limit has no effect. It is the cost "
+        "of this model when all of it is within reach of the core, not a case of offloading",
     ]
 
 
 def link_beside_copies(model: HostedModel, lanes: Machine) -> list[str]:
-    """How far the pace is below what the memory does: experts copied plainly, one after another, to new places."""
+    """The rate of plain copies of experts, one after another, to new places, next to the pace of the link."""
     if not isinstance(lanes, HostLanes):
         return []
     targets = [torch.zeros_like(model.store.buffer(0, expert)) for expert in range(model.shape.experts)]
@@ -56,6 +56,6 @@ def link_beside_copies(model: HostedModel, lanes: Machine) -> list[str]:
             times_ns.append(time.perf_counter_ns() - begin)
     rate = targets[0].numel() / median(times_ns)
     return [
-        f"copied without a pace, experts move at {rate:.1f} GB/s here. The pace is below that because links are: "
-        "a core that computes an expert as fast as it reads it must wait for one that is copied, as a GPU must"
+        f"copied without a pace, experts move at {rate:.1f} GB/s here. The pace is lower because links are slower: "
+        "a core that computes an expert as fast as it reads it has to wait for one that is copied, as a GPU has to"
     ]

@@ -28,7 +28,7 @@ from realrun.machine.machines import LaneOptions, RealMachine, machine_for
 from realrun.profiling.lab import Points
 from realrun.profiling.profile import profile
 from realrun.profiling.timing import QUICK
-from sim.machine.profile_yaml import write_profile
+from sim.machine.hardware import write_hardware
 from sim.runs.scenario import Scenario
 from tests.bench import llama_bench
 from tests.bench.accelerate_notes import about, link_beside_copies
@@ -151,7 +151,7 @@ def profiled(model: HostedModel, options: LaneOptions, folder: Path) -> Path:
         found = profile(lanes, [model.shape], points, POLICIES, name="here", effort=QUICK)
     finally:
         lanes.close()
-    write_profile(found.hardware, folder / "here.yaml")
+    write_hardware(found.hardware, folder / "here.yaml")
     return folder / "here.yaml"
 
 

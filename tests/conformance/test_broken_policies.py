@@ -13,9 +13,10 @@ from policies.parts.assigners import LoadAll, ResidentOrCpu, settle
 from policies.parts.caches import LruCache, StaticCache
 from policies.parts.routers import TrueRouter
 from policies.protocols import Budget, InitialPlacement, Needs, When
-from tests.conformance.policy_laws import PolicyLaws
+from policies.registry import System
 from tests.kit.twins import HASHING, SOUND, UNSEEDED, caught, twin
-from tests.kit.worlds import World
+from trilane.testing.policy_laws import PolicyLaws
+from trilane.testing.worlds import World
 
 AT_EVERY_SIZE = "test_laws_1_to_5_and_12_at_every_size"
 
@@ -23,7 +24,9 @@ AT_EVERY_SIZE = "test_laws_1_to_5_and_12_at_every_size"
 class TestTheSoundTwin(PolicyLaws):
     """Nothing is found where nothing is broken; and so does anybody test a policy of their own."""
 
-    system = SOUND
+    @pytest.fixture
+    def entry(self) -> System:
+        return SOUND
 
 
 # --- law 1: every routed pair, once -----------------------------------------------------------------------------------
@@ -224,8 +227,8 @@ class AsksAgain(ResidentOrCpu):
 def test_an_assigner_that_is_asked_again_is_found() -> None:
     both = AsksAgain()
     again = twin("asks-again", assigner=lambda: both, prefetcher=lambda: both)
-    assert "assign is called once a layer" in caught(again, "test_the_assigner_is_asked_once_a_layer")
-    assert caught(SOUND, "test_the_assigner_is_asked_once_a_layer") == "nothing"
+    assert "assign is called once per layer" in caught(again, "test_the_assigner_is_called_once_per_layer")
+    assert caught(SOUND, "test_the_assigner_is_called_once_per_layer") == "nothing"
 
 
 # --- law 8: bounds ----------------------------------------------------------------------------------------------------

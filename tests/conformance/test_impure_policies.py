@@ -59,7 +59,7 @@ class Hiding:
 
 
 def test_purity_finds_state_that_only_shows() -> None:
-    assert "purity: an instance knows what another has seen" in caught(
+    assert "purity: an instance depends on the runs of another" in caught(
         twin("hiding", assigner=Hiding), "test_purity_instances_share_nothing"
     )
 

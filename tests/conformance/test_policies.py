@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.registry import SYSTEMS
-from tests.conformance.policy_laws import PolicyLaws
+from trilane.testing.policy_laws import PolicyLaws
 
 
 @pytest.mark.parametrize("entry", SYSTEMS.values(), ids=SYSTEMS)

@@ -15,10 +15,10 @@ from policies.parts.placements import NoPlacement, PoolPlacement, RandomPlacemen
 from policies.parts.routers import TrueRouter
 from policies.protocols import Cache, Composition, Needs, Prefetcher, Router, When
 from sim.runs.demand import StepDemand, demand_of
-from tests.kit.strategies import toy_shape
-from tests.kit.worlds import Played, World, play_policy, random_world, with_forecasts
 from traces.batches import compose as compose_batch
 from traces.trace import Trace
+from trilane.testing.strategies import toy_shape
+from trilane.testing.worlds import PlayedWorld, World, play_policy, random_world, with_forecasts
 
 FORECASTS: tuple[tuple[tuple[str, int], ...], ...] = (
     (), (("gate", 1),), (("partial", 1),), (("gate", 1), ("gate", 2)), (("partial", 1), ("gate", 1)),
@@ -108,7 +108,7 @@ class FreeCache:
         return [Swap(ExpertId(layer, new), ExpertId(layer, old)) for new, old in pairs][: self.rng.randint(0, 3)]
 
 
-def play_freely(seed: int, **parts: object) -> tuple[World, Played]:
+def play_freely(seed: int, **parts: object) -> tuple[World, PlayedWorld]:
     """A free composition in a random world; ``parts`` fixes fields of the composition."""
     world, policy, demand = free_question(seed, **parts)
     return world, play_policy(policy, world, demand)

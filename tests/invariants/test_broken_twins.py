@@ -17,10 +17,10 @@ from sim.engine.copy_lane import CopyLane
 from sim.engine.cpu_lane import CpuLane
 from sim.engine.lanes import Lane, Neighbour
 from sim.engine.launching import Launch, Launching
-from tests.invariants.background import law_5_background_copies
-from tests.invariants.laws import check_all, law_1_conservation, law_5_work_conservation, routings_of
-from tests.kit.costs import ConstantSteps
-from tests.kit.worlds import SpoiltAssigner, World, fixed_world, part, play
+from trilane.testing.background import law_5_background_copies
+from trilane.testing.costs import ConstantSteps
+from trilane.testing.laws import check_all, law_1_conservation, law_5_work_conservation, routings_of
+from trilane.testing.worlds import SpoiltAssigner, World, fixed_world, part, play
 
 
 @pytest.mark.parametrize("lane", ["gpu", "host", "d2h"])

@@ -15,12 +15,12 @@ from policies.parts.caches import LruCache
 from policies.protocols import Budget, Composition, When
 from sim.runs.metrics import layer_frame
 from sim.runs.spans import Span
-from tests.invariants.background import law_5_background_copies
 from tests.invariants.free_compositions import play_freely
-from tests.invariants.laws import check_all
-from tests.invariants.log import log_of
-from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import Placed
+from trilane.testing.background import law_5_background_copies
+from trilane.testing.costs import uniform_costs
+from trilane.testing.laws import check_all
+from trilane.testing.log import log_of
 
 SEEDS = st.integers(0, 2**32 - 1)
 some = settings(
@@ -63,7 +63,7 @@ def test_writeback_follows_every_eviction_by_a_copy(seed: int) -> None:
     ]
     for span in written:
         costs = world.costs.experts[span.layer]
-        assert (span.bytes, span.end_ns - span.start_ns) == (costs.bytes, costs.writeback_ns)
+        assert (span.bytes, span.end_ns - span.start_ns) == (costs.expert_bytes, costs.writeback_ns)
 
 
 def _evicted_by_copies(on_link: Sequence[Span]) -> list[Span]:
@@ -97,4 +97,4 @@ def test_a_swap_does_not_take_the_slot_that_a_planned_load_was_promised() -> Non
     assert session.next_copy(demand=False) is None
     load = session.next_copy()
     assert load is not None
-    assert (load.id, load.victims) == (ExpertId(0, 2), (ExpertId(0, 0),))
+    assert (load.key, load.victims) == (ExpertId(0, 2), (ExpertId(0, 0),))

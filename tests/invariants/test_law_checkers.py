@@ -10,8 +10,9 @@ import pytest
 from sim.runs.metrics import metrics_of
 from sim.runs.spans import Span, spans_frame
 from sim.runs.stalls import Stalls
-from tests.invariants import accounting
-from tests.invariants.laws import (
+from tests.kit.hand_made import BUDGET_BYTES, ROUTINGS, change, hand_made, spans_of, without
+from trilane.testing import accounting
+from trilane.testing.laws import (
     check_all,
     law_1_conservation,
     law_2_causality,
@@ -20,7 +21,6 @@ from tests.invariants.laws import (
     law_5_work_conservation,
     law_12_accounting,
 )
-from tests.kit.hand_made import BUDGET_BYTES, ROUTINGS, change, hand_made, spans_of, without
 
 RUN = hand_made()
 

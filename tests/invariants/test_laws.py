@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from policies.parts.exact_assignment import ExactAssigner
 from policies.registry import SYSTEMS, policy_names
 from sim.runs.bounds import lower_bound
-from tests.invariants.background import law_5_background_copies
-from tests.invariants.launches import law_2_launches
-from tests.invariants.laws import (
+from trilane.testing.background import law_5_background_copies
+from trilane.testing.costs import scaled
+from trilane.testing.launches import law_2_launches
+from trilane.testing.laws import (
     law_1_conservation,
     law_2_causality,
     law_3_exclusivity,
@@ -26,7 +27,7 @@ from tests.invariants.laws import (
     law_5_work_conservation,
     law_12_accounting,
 )
-from tests.invariants.laws_of_runs import (
+from trilane.testing.laws_of_runs import (
     law_1_routing,
     law_7_no_foresight,
     law_8_bound,
@@ -34,10 +35,9 @@ from tests.invariants.laws_of_runs import (
     law_9_scaling,
     law_12_hits,
 )
-from tests.invariants.log import log_of
-from tests.kit.costs import scaled
-from tests.kit.recording import Played
-from tests.kit.worlds import World, play, worlds
+from trilane.testing.log import log_of
+from trilane.testing.recording import PlayedWorld
+from trilane.testing.worlds import World, play, worlds
 
 KEEPS_ROUTING = [name for name in policy_names() if not SYSTEMS[name].needs.changes_routing]
 NO_FUTURE = [name for name in policy_names() if not SYSTEMS[name].needs.future]
@@ -144,11 +144,11 @@ def test_law_9_scaling_is_close_with_contention(world: World, c: int) -> None:
         assert abs(ends[1][name] - c * end) <= c * earlier, name
 
 
-def _calls(played: Played) -> list[Any]:
+def _calls(played: PlayedWorld) -> list[Any]:
     return [(place, plan._replace(makespan_ns=0)) for place, plan in played.session.plans.items()]
 
 
-def _ends_by_name(played: Played) -> dict[tuple[object, ...], int]:
+def _ends_by_name(played: PlayedWorld) -> dict[tuple[object, ...], int]:
     """The end of every span, by what it did for the how-manieth time."""
     ends: dict[tuple[object, ...], int] = {}
     for span in log_of(played.spans).spans:

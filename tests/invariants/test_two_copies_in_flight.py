@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Set
+from functools import wraps
 from typing import Any, TypeVar
 
 import pytest
@@ -20,16 +21,31 @@ from policies.mechanism.residency import Residency
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertId
 from policies.protocols import Budget, Composition
-from realrun.execution.call_log import LoggedSession, replay
+from realrun.execution.call_log import LOGGED, LoggedSession, replay
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from tests.invariants.free_compositions import free_question
-from tests.kit.worlds import World
+from trilane.testing.worlds import World
 
 T = TypeVar("T")
 
 
-class EagerSession(LoggedSession):
+class WatchedSession(LoggedSession):
+    """Passes every logged call through ``_watch``."""
+
+    def _watch(self, method: Callable[..., T], *given: Any) -> T:
+        return method(self, *given)
+
+
+def watched(method: Callable[..., T]) -> Callable[..., T]:
+    return wraps(method)(lambda session, *given: session._watch(method, *given))
+
+
+for _name in LOGGED:
+    setattr(WatchedSession, _name, watched(getattr(LoggedSession, _name)))
+
+
+class EagerSession(WatchedSession):
     """Asked for the second copy at moments drawn at random; what must hold is checked after every call."""
 
     def __init__(self, policy: Composition, world: World, rng: random.Random) -> None:
@@ -55,15 +71,15 @@ class EagerSession(LoggedSession):
         if self.behind is None and len(self._copies.in_flight) == 1 and self.rng.random() < self.eagerness:
             self.behind = super().next_copy(self.demand_may_start)
 
-    def _logged(self, call: Callable[..., T], *given: Any) -> T:
-        flying = [copy.id for copy in self._copies.in_flight]
+    def _watch(self, method: Callable[..., T], *given: Any) -> T:
+        flying = [copy.key for copy in self._copies.in_flight]
         there = [set(experts) for experts in self.residency.resident]
-        answer = super()._logged(call, *given)
-        self._follow(call.__name__, answer)
+        answer = super()._watch(method, *given)
+        self._follow(method.__name__, answer)
         if isinstance(answer, Copy):
             self._check_victims(answer, flying, there)
         self._check_memory()
-        if call.__name__ != "next_copy":
+        if method.__name__ != "next_copy":
             self._ask_ahead()
         return answer
 
@@ -78,7 +94,7 @@ class EagerSession(LoggedSession):
             self.seen["adopted"] += len(answer.adopted)
         elif isinstance(answer, Copy):
             if answer.into == "staging":
-                self.quota[answer.id] = "prefetch" if answer.kind == "prefetch" else "demand"
+                self.quota[answer.key] = "prefetch" if answer.kind == "prefetch" else "demand"
             self.seen[f"{answer.kind} behind"] += len(self._copies.in_flight) > 1
 
     # --- what must hold -------------------------------------------------------------------------------------------
@@ -91,7 +107,7 @@ class EagerSession(LoggedSession):
 
     def _check_memory(self) -> None:
         residency, in_flight = self.residency, self._copies.in_flight
-        flying = [copy.id for copy in in_flight]
+        flying = [copy.key for copy in in_flight]
         assert len(set(flying)) == len(flying), f"an expert is in flight twice: {in_flight}"
         assert not any(map(residency.holds, flying)), f"an expert is copied that is there: {in_flight}"
         held = self._held(*(copy for copy in in_flight if copy.into == "cache"))
@@ -100,7 +116,7 @@ class EagerSession(LoggedSession):
         for group, (bytes, capacity) in enumerate(zip(held, self.capacity, strict=True)):
             assert bytes <= capacity, f"{bytes} of {capacity} bytes are held in group {group}, {in_flight} in flight"
         staged = [residency.ids[layer][expert] for layer, experts in enumerate(residency.staged) for expert in experts]
-        taken = Counter(self.quota[id] for id in [*staged, *(c.id for c in in_flight if c.into == "staging")])
+        taken = Counter(self.quota[id] for id in [*staged, *(c.key for c in in_flight if c.into == "staging")])
         assert all(taken[quota] <= slots for quota, slots in self.slots.items()), f"{taken} of {self.slots} slots"
 
     def _held(self, *loading: Copy) -> list[int]:
@@ -110,12 +126,13 @@ class EagerSession(LoggedSession):
         for layer, experts in enumerate(residency.resident):
             held[residency.group(layer)] += residency.bytes[layer] * len(experts)
         for copy in loading:
-            held[residency.group(copy.id.layer)] += copy.bytes
+            held[residency.group(copy.key.layer)] += copy.expert_bytes
         return held
 
 
 def budget_of(world: World) -> Budget:
-    return Budget(world.trace.shape.experts, tuple(costs.bytes for costs in world.costs.experts), world.cache_bytes)
+    sizes = tuple(costs.expert_bytes for costs in world.costs.experts)
+    return Budget(world.trace.shape.experts, sizes, world.cache_bytes)
 
 
 def eagerly(seed: int) -> EagerSession:

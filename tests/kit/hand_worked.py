@@ -27,7 +27,7 @@ from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from sim.runs.demand import StepDemand, future_of
 from sim.runs.spans import LANES, Span
-from tests.kit.costs import uniform_costs
+from trilane.testing.costs import uniform_costs
 
 EXPERTS, LAYERS, TOP_K, EXPERT_BYTES = 3, 2, 2, 100
 

@@ -14,8 +14,8 @@ from policies.parts.placements import NoPlacement
 from policies.protocols import Composition, Needs
 from policies.registry import System
 from policies.system import BuildContext, Policy
-from tests.conformance.policy_laws import PolicyLaws
-from tests.kit.sizes import ORDINARY
+from trilane.testing.policy_laws import PolicyLaws
+from trilane.testing.sizes import ORDINARY
 
 LAWS = PolicyLaws()
 

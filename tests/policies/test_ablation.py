@@ -16,8 +16,8 @@ from policies.parts.placements import RandomPlacement
 from policies.parts.routers import TrueRouter
 from policies.protocols import Budget, Composition, InitialPlacement, Needs
 from policies.registry import SYSTEMS, BuildContext, ChoiceError, compose
-from tests.kit.strategies import toy_calibration
 from tests.kit.views_with_scores import scored_view
+from trilane.testing.strategies import toy_calibration
 
 
 def build(name: str, **parameters: Any) -> Composition:

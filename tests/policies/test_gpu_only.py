@@ -10,13 +10,13 @@ from policies.papers.mixtral_offloading import LastExperts, SpeculativeLruCache
 from policies.parts.caches import StaticCache
 from policies.protocols import Budget, Cache
 from policies.registry import BuildContext, ChoiceError, compose
-from tests.conformance.cache_laws import CacheLaws, Scenario
-from tests.invariants.laws import check_all
+from policies.testing.cache_laws import CacheLaws, CacheScenario
 from tests.kit.hand_worked import lane, lines, registered, step, told
 from tests.kit.hand_worked import play as play_by_hand
-from tests.kit.strategies import toy_calibration
 from tests.kit.views_for_tests import costs, view
-from tests.kit.worlds import World, play, worlds
+from trilane.testing.laws import check_all
+from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import World, play, worlds
 
 COST = costs((10,), (30,), copy_ns=100)
 CONTEXT = BuildContext("toy", 8, 3, 2, calibration=toy_calibration(3, 8, 2))
@@ -60,7 +60,7 @@ def test_a_calibrated_start_without_calibration_is_refused() -> None:
 
 
 class TestSpeculativeLruLaws(CacheLaws):
-    def fresh(self, scenario: Scenario) -> Cache:
+    def fresh(self, scenario: CacheScenario) -> Cache:
         return SpeculativeLruCache()
 
 

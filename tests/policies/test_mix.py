@@ -8,7 +8,7 @@ from policies.papers.smoe.parts import TwoPointer
 from policies.protocols import Composition
 from policies.registry import ChoiceError, compose
 from policies.system import BuildContext
-from tests.kit.strategies import toy_calibration
+from trilane.testing.strategies import toy_calibration
 
 LAYERS, EXPERTS = 3, 8
 

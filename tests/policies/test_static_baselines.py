@@ -10,8 +10,8 @@ import pytest
 from policies.mechanism.views import Assignment, LayerView, Phase
 from policies.protocols import Budget, Composition, InitialPlacement
 from policies.registry import BuildContext, compose
-from tests.kit.strategies import toy_calibration
 from tests.kit.views_for_tests import costs, view
+from trilane.testing.strategies import toy_calibration
 
 LAYERS, EXPERTS, TOP_K = 3, 4, 2
 POPULARITY = np.array([[0.1, 0.4, 0.3, 0.2], [0.7, 0.1, 0.1, 0.1], [0.25, 0.25, 0.25, 0.25]])

@@ -66,7 +66,9 @@ def other_plan(plan: Plan) -> Plan:
 
 
 def other_copy(copy: Copy | None) -> Copy:
-    return Copy(ExpertId(0, 0), "swap", "cache", (), 1) if copy is None else copy._replace(bytes=copy.bytes + 1)
+    if copy is None:
+        return Copy(ExpertId(0, 0), "swap", "cache", (), 1)
+    return copy._replace(expert_bytes=copy.expert_bytes + 1)
 
 
 def other_foresight(answer: tuple[Foresight, Any]) -> tuple[Foresight, Any]:

@@ -43,15 +43,15 @@ class Scripted:
     def next_copy(self) -> Copy | None:
         copy = self.to_come.pop(0) if self.to_come else None
         if copy is not None:
-            self.log.append(("began", copy.id))
+            self.log.append(("began", copy.key))
         return copy
 
     def copied(self, copy: Copy) -> bool:
         if self.error is not None:
             raise self.error
-        self.log.append(("copied", copy.id))
+        self.log.append(("copied", copy.key))
         if copy.into == "staging" and self.kept:
-            self._staged.add(copy.id.expert)
+            self._staged.add(copy.key.expert)
         return self.kept
 
     def staged(self, layer: int) -> set[int]:
@@ -89,7 +89,7 @@ class Lab:
         """As a plan does: queue them, and expect them all."""
         with self.copying.lock:
             self.session.to_come += copies
-            futures = self.copying.expect(copy.id for copy in copies)
+            futures = self.copying.expect(copy.key for copy in copies)
             self.copying.lock.notify_all()
         return list(futures.values())
 

@@ -16,14 +16,6 @@ from realrun.machine.host_lanes import HostLanes
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
 from sim.simulate import play
-from tests.invariants.accounting import law_12_accounting
-from tests.invariants.laws import (
-    law_1_conservation,
-    law_2_causality,
-    law_3_exclusivity,
-    law_4_capacity,
-    routings_of,
-)
 from tests.kit.generating import MINI, MINI_VECTORS, PROMPTS, every_slot, hosted, request
 from traces.capture.capture import CaptureSettings, capture_loaded
 from traces.capture.load import load
@@ -32,6 +24,14 @@ from traces.file import read_trace
 from traces.layout import ForecastKey
 from traces.trace import Trace
 from trilane.study.validation.parity import answers_of, plans_changed
+from trilane.testing.accounting import law_12_accounting
+from trilane.testing.laws import (
+    law_1_conservation,
+    law_2_causality,
+    law_3_exclusivity,
+    law_4_capacity,
+    routings_of,
+)
 
 LIVE = [name for name, entry in SYSTEMS.items() if not entry.needs.future]
 

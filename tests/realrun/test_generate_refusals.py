@@ -91,7 +91,7 @@ def test_a_forecast_that_the_family_cannot_give(inline_lanes: HostLanes) -> None
 
 
 def test_more_slots_than_experts(inline_lanes: HostLanes) -> None:
-    with pytest.raises(ScenarioError, match="cached_share must lie between 0 and 1"):
+    with pytest.raises(ScenarioError, match="cached_share: expected a number from 0 to 1"):
         generate_hosted(hosted("mixtral"), request("on-demand", 33), inline_lanes)
 
 

@@ -21,8 +21,8 @@ from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from sim.runs.demand import demand_of
 from tests.invariants.free_compositions import free_composition
-from tests.kit.worlds import fixed_trace, random_costs, with_forecasts
 from traces.batches import compose as compose_batch
+from trilane.testing.worlds import fixed_trace, random_costs, with_forecasts
 
 A, B, C, D = (ExpertId(0, expert) for expert in range(4))
 LAYERS, EXPERTS, SIZE = 3, 8, 100
@@ -127,12 +127,12 @@ class MirroredSession(Session):
     def next_copy(self, demand: bool = True) -> Copy | None:
         def begin(copy: Copy | None) -> None:
             if copy is not None:
-                write(self.slots.begin(copy), copy.id)
+                write(self.slots.begin(copy), copy.key)
 
         return self._followed(super().next_copy(demand), begin)
 
     def copied(self, copy: Copy) -> bool:
-        return self._followed(super().copied(copy), lambda kept: None if kept else self.slots.release(copy.id))
+        return self._followed(super().copied(copy), lambda kept: None if kept else self.slots.release(copy.key))
 
     def computed(self, id: ExpertId) -> None:
         self._followed(super().computed(id), lambda _: self.slots.release(id))

@@ -29,14 +29,6 @@ from sim.runs.metrics import layer_frame
 from sim.runs.prepare import Prepared
 from sim.runs.spans import COPIES, Span
 from tests.invariants.free_compositions import free_composition
-from tests.invariants.laws import (
-    law_1_conservation,
-    law_2_causality,
-    law_3_exclusivity,
-    law_4_capacity,
-    law_12_accounting,
-)
-from tests.invariants.log import log_of
 from tests.kit.tiny_bench import (
     SHARES,
     Instead,
@@ -49,6 +41,14 @@ from tests.kit.tiny_bench import (
     run,
     tiny_setting,
 )
+from trilane.testing.laws import (
+    law_1_conservation,
+    law_2_causality,
+    law_3_exclusivity,
+    law_4_capacity,
+    law_12_accounting,
+)
+from trilane.testing.log import log_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -92,7 +92,7 @@ def law_12_hits(spans: list[Span], measured: Measurement) -> None:
     """Hits and copies counted from spans are those of the session, up to what it could not know yet."""
     session = measured.session
     copied = [(s.layer, s.expert, s.kind, s.bytes) for s in spans if s.kind in COPIES]
-    assert copied == [(*copy.id, copy.kind, copy.bytes) for copy in session.copies()]
+    assert copied == [(*copy.key, copy.kind, copy.expert_bytes) for copy in session.copies()]
     late = any(copy.kind != "demand" for copy in session.copies())
     hits = {(row.step, row.layer): row.hits for row in layer_frame(measured.run.spans).itertuples()}
     for place, plan in session.plans().items():

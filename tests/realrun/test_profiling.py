@@ -22,11 +22,10 @@ from realrun.profiling.lab import Lab, Points  # noqa: E402
 from realrun.profiling.profile import Findings, profile  # noqa: E402
 from realrun.profiling.rates import Aim  # noqa: E402
 from realrun.profiling.timing import Effort  # noqa: E402
-from sim.machine.hardware import load_hardware  # noqa: E402
+from sim.machine.hardware import load_hardware, write_hardware  # noqa: E402
 from sim.machine.interpolation import Table, TimeGrid  # noqa: E402
 from sim.machine.plan_costs import PlanCost  # noqa: E402
 from sim.machine.profile import MeasuredModel, MeasuredSizes, Profile  # noqa: E402
-from sim.machine.profile_yaml import write_profile  # noqa: E402
 from sim.runs.scenario import Scenario  # noqa: E402
 from sim.simulate import simulate  # noqa: E402
 from tests.kit.tiny_bench import machine as tiny_machine  # noqa: E402
@@ -50,7 +49,7 @@ def found(lanes: HostLanes) -> Findings:
 
 @pytest.fixture
 def path(found: Findings, tmp_path: Path) -> Path:
-    write_profile(found.hardware, tmp_path / "tiny.yaml")
+    write_hardware(found.hardware, tmp_path / "tiny.yaml")
     return tmp_path / "tiny.yaml"
 
 
@@ -122,10 +121,10 @@ def test_every_number_says_where_it_is_from(found: Findings) -> None:
     for key, origin in origins.items():
         by_word.setdefault(origin.source.split()[0].rstrip(",:"), set()).add(key)
     assert by_word == {
-        "measured": set(origins) - by_word["chosen"] - by_word["assumed"] - by_word["setting"] - by_word["the"],
+        "measured": set(origins) - by_word["chosen"] - by_word["assumed"] - by_word["setting"] - by_word["reported"],
         "chosen": {"gpu.name", "gpu.memory_bytes"},
         "setting": {"cpu.cores", "link.result_path"},
-        "the": {"cpu.name"},
+        "reported": {"cpu.name"},
         "assumed": {
             "gpu.bandwidth_fraction", "gpu.flops_fraction", "gpu.reserve_bytes", "cpu.sockets",
             "link.theory_bytes_per_s", "link.copies", "link.pageable_fraction", "host.plan_factor",

@@ -12,9 +12,10 @@ from policies.registry import SYSTEMS
 from realrun.execution.layer_execution import LayerExecution
 from realrun.machine.cuda_streams import StreamCompletion
 from realrun.machine.host_lanes import HostLanes
-from realrun.smoke import generation_checks, machine_checks
+from realrun.smoke import generation_checks
+from realrun.smoke import smoke as smoke_module
 from realrun.smoke.check import Check, SkippedError, checked
-from realrun.smoke.smoke import smoke
+from realrun.smoke.smoke import machine_checks, smoke
 from tests.kit.fake_cuda import FakeCuda
 from tests.kit.fake_torch import Deferred, fake_machine
 from tests.kit.tiny_bench import Instead, machine, tiny_lanes
@@ -26,8 +27,8 @@ SOME = ("on-demand", "fiddler", "dali", "smoe", "oracle")
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies that take no time."""
     sizes = {"cuda": 1 << 16, "host-lanes": 1 << 16}
-    monkeypatch.setattr(machine_checks, "COPIED_BYTES", sizes)
-    monkeypatch.setattr(machine_checks, "PINNED_BYTES", sizes)
+    monkeypatch.setattr(smoke_module, "COPIED_BYTES", sizes)
+    monkeypatch.setattr(smoke_module, "PINNED_BYTES", sizes)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def named(checks: Iterator[Check], name: str) -> Check:
 
 
 def test_host_lanes_pass_every_check_of_the_machine(lanes: HostLanes) -> None:
-    found = list(machine_checks.machine_checks(lanes))
+    found = list(machine_checks(lanes))
     assert [(check.outcome, check.why) for check in found] == [("ok", "")] * 7
     assert all(check.figure for check in found)
 
@@ -89,7 +90,7 @@ def cuda() -> FakeCuda:
 
 def test_the_fake_gpu_passes_every_check_of_the_machine(cuda: FakeCuda) -> None:
     with fake_machine(cuda) as gpu:
-        found = list(machine_checks.machine_checks(gpu))
+        found = list(machine_checks(gpu))
     assert failed(iter(found)) == []
     assert named(iter(found), "zero-copy").outcome == "ok"
     assert "page-locked" in named(iter(found), "host memory").figure
@@ -113,12 +114,12 @@ def test_a_gpu_that_does_not_wait_for_copies_fails(cuda: FakeCuda, monkeypatch: 
     monkeypatch.setattr(StreamCompletion, "hold_up", lambda self, stream: None)
     with fake_machine(cuda) as gpu:
         cuda.stream("link").op_ns = 10**9
-        assert failed(machine_checks.machine_checks(gpu)) == ["streams"]
+        assert failed(machine_checks(gpu)) == ["streams"]
 
 
 def test_a_gpu_that_reads_no_host_memory_in_place_is_said_to_and_goes_on(cuda: FakeCuda) -> None:
     with fake_machine(cuda, result_path="h2d") as gpu:
-        found = named(machine_checks.machine_checks(gpu), "zero-copy")
+        found = named(machine_checks(gpu), "zero-copy")
     assert found.outcome == "skipped"
     assert "copied over the link (result_path h2d)" in found.why
 
@@ -128,16 +129,16 @@ def test_a_gpu_that_reads_no_host_memory_in_place_is_said_to_and_goes_on(cuda: F
 
 def test_a_view_that_is_a_copy_fails(lanes: HostLanes) -> None:
     stale = Instead(lanes, readable=lambda host: host.clone())
-    assert failed(machine_checks.machine_checks(stale)) == ["zero-copy"]
+    assert failed(machine_checks(stale)) == ["zero-copy"]
 
 
 def test_a_clock_that_runs_backwards_fails(lanes: HostLanes) -> None:
     times = iter(range(10**15, 0, -(10**6)))
-    assert "events" in failed(machine_checks.machine_checks(Instead(lanes, now_ns=lambda: next(times))))
+    assert "events" in failed(machine_checks(Instead(lanes, now_ns=lambda: next(times))))
 
 
 def test_a_host_that_waits_for_the_cpu_is_said_to_and_goes_on(inline_lanes: HostLanes) -> None:
-    found = named(machine_checks.machine_checks(inline_lanes), "flags")
+    found = named(machine_checks(inline_lanes), "flags")
     assert found.outcome == "skipped"
     assert "the host waits for CPU experts instead of the stream" in found.why
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.kit.strategies import toy_shape, toy_trace, traces
 from traces.batches import BatchError, StepRows, compose, step_workloads
 from traces.trace import Trace
+from trilane.testing.strategies import toy_shape, toy_trace, traces
 
 
 def three_sequences() -> Trace:

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from tests.kit.strategies import toy_shape, toy_trace, traces
 from traces.file import TraceError, TraceWriter, file_metadata, read_trace, write_trace
 from traces.layout import ForecastKey
 from traces.trace import Trace, trace_checksum
+from trilane.testing.strategies import toy_shape, toy_trace, traces
 
 Tensors = dict[str, NDArray[Any]]
 GATE = ForecastKey("gate", 1)

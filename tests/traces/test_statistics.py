@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from tests.kit.strategies import toy_trace, traces
 from traces import statistics
 from traces.layout import DECODE, ForecastKey
 from traces.trace import Trace
+from trilane.testing.strategies import toy_trace, traces
 
 
 def one_layer(*experts: int, prompt_tokens: int = 0, of: int = 4) -> Trace:

@@ -189,7 +189,7 @@ def test_of_a_profile_only_the_models_that_are_missing_are_measured_again(play: 
 
 def test_a_validation_without_time_left_has_passed_in_part_and_goes_on(play: Play) -> None:
     first = play("deepseek-v2-lite", FAILING="validate", STATUS="3")
-    assert (first.status, first.said) == (3, {"deepseek-v2-lite": "passed in part, goes on when run again"})
+    assert (first.status, first.said) == (3, {"deepseek-v2-lite": "passed in part, continues when run again"})
     assert len(list(called(play("deepseek-v2-lite").commands, "validate"))) == 1
 
 
@@ -300,7 +300,7 @@ def test_all_but_weights_and_half_written_files_is_packed(tmp_path: Path) -> Non
     assert pack(tmp_path, tmp_path / "results.zip") == []  # an archive is no result
     with zipfile.ZipFile(tmp_path / "results.zip") as packed:
         assert set(packed.namelist()) == {"report.md", "a/journal/run.parquet", "MANIFEST.txt"}
-        assert packed.read("MANIFEST.txt").startswith(b"2 files; left out, because the archive may not be larger: none")
+        assert packed.read("MANIFEST.txt").startswith(b"2 files; left out, because of the limit of the archive: none")
 
 
 def test_the_largest_are_left_out_first_and_named(tmp_path: Path) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class TrilaneError(ValueError):
     """Input that cannot be used; the message states where, what was expected and what to do.
 
     The command line prints it as one sentence. An exception of any other class is a bug, and keeps its traceback.
     """
+
+
+ErrorClass = Callable[[str], TrilaneError]

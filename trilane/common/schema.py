@@ -15,12 +15,11 @@ from enum import Enum
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, overload
 
-from trilane.common.errors import TrilaneError
+from trilane.common.errors import ErrorClass, TrilaneError
 from trilane.common.hints import Constraint, hints_of, in_words, is_enum, is_record
 from trilane.common.names import unknown
 
 T = TypeVar("T")
-ErrorClass = Callable[[str], TrilaneError]
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")  # YAML 1.1 reads 25e9 as text
 
 

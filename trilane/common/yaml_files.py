@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from trilane.common.errors import TrilaneError
+from trilane.common.errors import ErrorClass, TrilaneError
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is eight times as fast
 
@@ -34,13 +34,13 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
         return mapping
 
 
-def read_yaml(path: str | Path) -> Any:
-    """The document in a file. Raises YamlError, which names the file."""
+def read_yaml(path: str | Path, error: ErrorClass = YamlError) -> Any:
+    """The document in a file. Raises ``error``, which names the file."""
     try:
         return yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # a SafeLoader: builds plain values only
-    except OSError as error:
-        raise YamlError(f"{path}: {error.strerror}") from None
+    except OSError as fault:
+        raise error(f"{path}: {fault.strerror}") from None
     except UnicodeDecodeError:
-        raise YamlError(f"{path}: expected YAML in UTF-8, this is not text") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that there is not
-        raise YamlError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        raise error(f"{path}: expected YAML in UTF-8, this is not text") from None
+    except (yaml.YAMLError, ValueError) as fault:  # ValueError: a date that there is not
+        raise error(f"{path}: not valid YAML: {' '.join(str(fault).split())}") from None

@@ -42,13 +42,13 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from trilane.figures.figure_files import PictureError as PictureError
     from trilane.figures.figure_files import save_figure as save_figure
     from trilane.figures.figure_files import save_picture as save_picture
-    from trilane.figures.gantt import median_decode_step as median_decode_step
     from trilane.figures.gantt import plot_gantt as plot_gantt
     from trilane.figures.gantt import save_gantt as save_gantt
     from trilane.figures.heat_map import plot_heat_map as plot_heat_map
     from trilane.figures.hit_lines import plot_hit_lines as plot_hit_lines
     from trilane.figures.hit_rate_curve import plot_hit_rate_curve as plot_hit_rate_curve
     from trilane.figures.ladder import plot_ladder as plot_ladder
+    from trilane.figures.lanes import median_decode_step as median_decode_step
     from trilane.figures.measured_timeline import plot_measured_timeline as plot_measured_timeline
     from trilane.figures.perfetto import write_perfetto as write_perfetto
     from trilane.figures.speedup_bars import plot_speedup_bars as plot_speedup_bars

@@ -119,16 +119,15 @@ def chosen(results: pd.DataFrame, where: Mapping[str, Sequence[str]]) -> pd.Data
 def _named(name: str, text: str, there: Sequence[Any]) -> list[Any]:
     """The values that a text names. Raises PictureError if there is none."""
     text = null_text(name) if text == "null" else text
-    wanted = [value for value in there if text in (str(value), value_text(name, value)) or _same(text, value)]
+    wanted = [value for value in there if text in (str(value), value_text(name, value)) or _number(text) == value]
     if not wanted:
         words = ", ".join(value_text(name, value) for value in there) or "none"
         raise PictureError(f"--where {name}={text}: expected one of the values in the table: {words}")
     return wanted
 
 
-def _same(text: str, value: Any) -> bool:
-    """Whether a text is a number written in another way."""
+def _number(text: str) -> float | None:
     try:
-        return not isinstance(value, str) and float(text) == value
+        return float(text)
     except ValueError:
-        return False
+        return None

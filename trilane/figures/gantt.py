@@ -11,23 +11,13 @@ from matplotlib.patches import Patch, Rectangle
 
 from sim.runs.run import Run
 from sim.runs.spans import LANES
-from trilane.figures.figure_files import PictureError, save_figure
-from trilane.figures.lanes import LANE_NAMES, busy_ns, draw_spans, family_handles, within
+from trilane.figures.figure_files import save_figure
+from trilane.figures.lanes import LANE_NAMES, Step, busy_ns, draw_spans, family_handles, median_decode_step, within
 from trilane.figures.style import legend_of, page
 
 _IDLE = "#FBE3D6"  # the GPU does nothing, which is what offloading policies try to avoid
 _NUMBERED = ("expert", "demand", "prefetch", "swap", "precompute")
 _LETTER = 1 / 150  # of a panel's width: one letter on a bar
-
-
-def median_decode_step(spans: pd.DataFrame) -> int:
-    """The decode step of median duration (the earlier of two)."""
-    _, bounds = _steps(spans)
-    decode = bounds[bounds["phase"] == "decode"]
-    if decode.empty:
-        raise PictureError("expected at least one decode step to draw, the run has none; set generated_tokens >= 1")
-    ordered = (decode["end"] - decode["start"]).sort_values(kind="stable")
-    return int(ordered.index[(len(ordered) - 1) // 2])
 
 
 def plot_gantt(run: Run, step: int | None = None, zoom_layers: int = 3, about: str = "") -> Figure:
@@ -37,25 +27,20 @@ def plot_gantt(run: Run, step: int | None = None, zoom_layers: int = 3, about: s
     Raises PictureError for a step that the run does not have.
     """
     which = " (median step)" if step is None else ""
-    step = median_decode_step(run.spans) if step is None else step
-    timed, bounds = _steps(run.spans)
-    if step not in bounds.index:
-        raise PictureError(f"expected a step from 0 to {bounds.index.max()}, got {step}")
-    start, end, phase = (bounds[name].to_dict()[step] for name in ("start", "end", "phase"))
-    inside = timed[(timed["end_ns"] > start) & (timed["start_ns"] < end)]
-    layers, gpu = _layers(inside, step), inside[inside["lane"] == "gpu"]
-    window = _window(layers, gpu, zoom_layers)
-    busy = busy_ns(gpu, (start, end)) / (end - start)
-    took = f"takes {(end - start) / 1e6:.1f} ms, the GPU works {busy:.0%} of it"
-    figure, part = page(13, 7.4, f"{run.policy}: {phase} step {step}{which} {took}", about)
+    number = median_decode_step(run.spans) if step is None else step
+    shown = Step(run.spans, number)
+    window = _window(shown, zoom_layers)
+    busy = busy_ns(shown.gpu, (shown.begin, shown.end)) / (shown.end - shown.begin)
+    took = f"takes {shown.ms:.1f} ms, the GPU works {busy:.0%} of it"
+    figure, part = page(13, 7.4, f"{run.policy}: {shown.phase} step {number}{which} {took}", about)
     above, below = part.subplots(2, 1, height_ratios=[1, 1.25])
-    _draw(above, inside, layers, start, (start, end), detailed=False)
-    _draw(below, inside, layers, start, window, detailed=True)
-    shown = layers[(layers["start"] >= window[0]) & (layers["end"] <= window[1])].index
+    _draw(above, shown, (shown.begin, shown.end), detailed=False)
+    _draw(below, shown, window, detailed=True)
+    inside = shown.layers[(shown.layers["start"] >= window[0]) & (shown.layers["end"] <= window[1])].index
     detail = "numbers are experts; layer/expert on copies and on work for another layer"
-    above.set_title(f"the whole step, {len(layers)} MoE layers", fontsize=10, loc="left")
-    below.set_title(f"layers {shown[0]} to {shown[-1]} in detail; {detail}", fontsize=10, loc="left")
-    legend_of(part, [*family_handles(set(inside["kind"])), Patch(facecolor=_IDLE, label="GPU idle")], 5)
+    above.set_title(f"the whole step, {len(shown.layers)} MoE layers", fontsize=10, loc="left")
+    below.set_title(f"layers {inside[0]} to {inside[-1]} in detail; {detail}", fontsize=10, loc="left")
+    legend_of(part, [*family_handles(set(shown.spans["kind"])), Patch(facecolor=_IDLE, label="GPU idle")], 5)
     return figure
 
 
@@ -64,47 +49,31 @@ def save_gantt(run: Run, path: str | Path, step: int | None = None, about: str =
     save_figure(plot_gantt(run, step, about=about), path)
 
 
-def _steps(spans: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Spans that take time, and when each step's own work on host and GPU starts and ends."""
-    timed = spans[spans["end_ns"] > spans["start_ns"]].astype({"lane": str, "kind": str, "phase": str})
-    own = timed[timed["lane"].isin(("host", "gpu")) & (timed["step"] >= 0)]
-    bounds = own.groupby("step").agg(start=("start_ns", "min"), end=("end_ns", "max"), phase=("phase", "first"))
-    return timed, bounds
-
-
-def _layers(inside: pd.DataFrame, step: int) -> pd.DataFrame:
-    """Start and end of every MoE layer on the GPU."""
-    own = inside[(inside["step"] == step) & (inside["lane"] == "gpu") & (inside["layer"] >= 0)]
-    return own.groupby("layer").agg(start=("start_ns", "min"), end=("end_ns", "max"))
-
-
-def _window(layers: pd.DataFrame, gpu: pd.DataFrame, count: int) -> tuple[int, int]:
+def _window(step: Step, count: int) -> tuple[int, int]:
     """The ``count`` layers in a row, not at an end if possible, in which the GPU waits nearest to the step's mean."""
-    count = min(count, len(layers))
-    starts, ends = layers["start"].tolist(), layers["end"].tolist()
+    count = min(count, len(step.layers))
+    starts, ends = step.layers["start"].tolist(), step.layers["end"].tolist()
 
     def waiting(first: int, last: int) -> int:
-        return int(ends[last] - starts[first] - busy_ns(gpu, (starts[first], ends[last])))
+        return int(ends[last] - starts[first] - busy_ns(step.gpu, (starts[first], ends[last])))
 
-    firsts = range(len(layers) - count + 1)
-    mean = waiting(0, -1) * count / len(layers)
+    firsts = range(len(starts) - count + 1)
+    mean = waiting(0, -1) * count / len(starts)
     first = min(firsts[1:-1] or firsts, key=lambda first: abs(waiting(first, first + count - 1) - mean))
     return starts[first], ends[first + count - 1]
 
 
-def _draw(
-    ax: Axes, spans: pd.DataFrame, layers: pd.DataFrame, origin: int, window: tuple[int, int], *, detailed: bool
-) -> None:
+def _draw(ax: Axes, step: Step, window: tuple[int, int], *, detailed: bool) -> None:
     """One panel: lanes as rows, time to the right."""
-    shown, width = within(spans, window), window[1] - window[0]
+    origin, width, spans = step.begin, window[1] - window[0], within(step.spans, window)
     corner = ((window[0] - origin) / 1e6, LANES.index("gpu") - 0.4)
     ax.add_patch(Rectangle(corner, width / 1e6, 0.8, facecolor=_IDLE, linewidth=0))  # its spans cover it
     for row, lane in enumerate(LANES):
-        of_lane = shown[shown["lane"] == lane]
+        of_lane = spans[spans["lane"] == lane]
         draw_spans(ax, of_lane, row, 0.4, origin, width)
         if detailed:
             _number(ax, of_lane, row, origin, width)
-    _mark_layers(ax, layers, origin, window, every=1 if detailed else max(1, round(len(layers) / 13)))
+    _mark_layers(ax, step, window, every=1 if detailed else max(1, round(len(step.layers) / 13)))
     ax.set_yticks(range(len(LANES)), [LANE_NAMES[lane] for lane in LANES])
     ax.set_ylim(len(LANES) - 0.5, -0.5)
     ax.set_xlim((window[0] - origin) / 1e6, (window[1] - origin) / 1e6)
@@ -125,10 +94,10 @@ def _number(ax: Axes, spans: pd.DataFrame, row: int, origin: int, width_ns: int)
                     color="black" if span["kind"] == "precompute" else "white")  # fmt: skip
 
 
-def _mark_layers(ax: Axes, layers: pd.DataFrame, origin: int, window: tuple[int, int], every: int) -> None:
+def _mark_layers(ax: Axes, step: Step, window: tuple[int, int], every: int) -> None:
     """A line where each layer begins and the layer's number above it."""
-    shown = layers[(layers["start"] >= window[0]) & (layers["start"] < window[1])]
-    begins = ((shown["start"] - origin) / 1e6).tolist()
+    shown = step.layers[step.layers["start"].between(window[0], window[1], inclusive="left")]
+    begins = ((shown["start"] - step.begin) / 1e6).tolist()
     for begin in begins:
         ax.axvline(begin, color="black", linewidth=0.5, alpha=0.35, zorder=0.5)
     top = ax.secondary_xaxis("top")

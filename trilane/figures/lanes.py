@@ -1,14 +1,16 @@
-"""How lanes and their spans look in timelines: names, colours by kind of span, bars and the legend."""
+"""What timelines share: steps of a run, names of lanes, colours by kind of span, bars and the legend."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from sim.runs.metrics import step_times
+from trilane.figures.figure_files import PictureError
 from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 
 _DOTS = 1200  # across a panel: no bar is drawn narrower than one, or it would vanish
@@ -43,6 +45,41 @@ LANE_NAMES = {
     "h2d": "copies to GPU",
     "d2h": "copies to host",
 }
+
+
+class Step:
+    """One step of a run: its phase, its begin and end (ns), the spans that take time in it, and its layers.
+
+    ``layers``: by layer, ``start`` and ``end`` of its work on the GPU. Raises PictureError for a step that is not in
+    the spans.
+    """
+
+    def __init__(self, spans: pd.DataFrame, step: int) -> None:
+        times: dict[Any, dict[Any, Any]] = step_times(spans).set_index("step").to_dict("index")
+        if step not in times:
+            raise PictureError(f"expected a step from 0 to {max(times)}, got {step}")
+        self.phase: str = times[step]["phase"]
+        self.begin: int = round(times[step]["start_ms"] * 1e6)
+        self.end: int = round(times[step]["end_ms"] * 1e6)
+        timed = spans[spans["end_ns"] > spans["start_ns"]].astype({"lane": str, "kind": str})
+        self.spans = timed[(timed["end_ns"] > self.begin) & (timed["start_ns"] < self.end)]
+        self.gpu = self.spans[self.spans["lane"] == "gpu"]
+        own = self.gpu[(self.gpu["step"] == step) & (self.gpu["layer"] >= 0)]
+        self.layers = own.groupby("layer").agg(start=("start_ns", "min"), end=("end_ns", "max"))
+
+    @property
+    def ms(self) -> float:
+        """How long the step takes."""
+        return (self.end - self.begin) / 1e6
+
+
+def median_decode_step(spans: pd.DataFrame) -> int:
+    """The decode step of median duration (the earlier of two). Raises PictureError without decode steps."""
+    times = step_times(spans).set_index("step").query("phase == 'decode'")
+    if times.empty:
+        raise PictureError("expected at least one decode step to draw, the run has none; set generated_tokens >= 1")
+    ordered = (times["end_ms"] - times["start_ms"]).sort_values(kind="stable")
+    return int(ordered.index[(len(ordered) - 1) // 2])
 
 
 def within(spans: pd.DataFrame, window: tuple[int, int]) -> pd.DataFrame:

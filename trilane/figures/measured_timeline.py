@@ -7,11 +7,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sim.runs.metrics import step_times
-from sim.runs.run import Run
 from sim.runs.spans import LANES
-from trilane.figures.gantt import median_decode_step
-from trilane.figures.lanes import LANE_NAMES, busy_ns, draw_spans, family_handles, within
+from trilane.figures.lanes import LANE_NAMES, Step, busy_ns, draw_spans, family_handles, median_decode_step, within
 from trilane.figures.style import legend_of, page
 from trilane.study.validation.comparison import RunComparison
 
@@ -27,14 +24,14 @@ def plot_measured_timeline(comparison: RunComparison, zoom_layers: int = 3, abou
     """
     runs = (comparison.median_run, comparison.predicted)
     step = median_decode_step(runs[0].spans)
-    steps = [_Step(run, step) for run in runs]
-    layers = steps[0].middle_layers(zoom_layers)
+    steps = [Step(run.spans, step) for run in runs]
+    layers = _middle_layers(steps[0], zoom_layers)
     figure, part = page(13, 8.6, _headline(runs[0].policy, step, *(each.ms for each in steps)), about)
     above, below = part.subplots(2, 1)
     _panel(above, steps, [(each.begin, each.end) for each in steps])
     _ends(above, steps)
     above.set_xlabel("time since the step began (ms)")
-    _panel(below, steps, [each.extent(layers) for each in steps])
+    _panel(below, steps, [_extent(each, layers) for each in steps])
     below.set_xlabel(f"time since layer {layers[0]} began on the GPU (ms)")
     above.set_title("the whole step", fontsize=10, loc="left")
     below.set_title(f"layers {layers[0]} to {layers[1]} in detail", fontsize=10, loc="left")
@@ -42,32 +39,17 @@ def plot_measured_timeline(comparison: RunComparison, zoom_layers: int = 3, abou
     return figure
 
 
-class _Step:
-    """One step of a run: its begin and end in ns, and the spans that take time in it."""
+def _middle_layers(step: Step, count: int) -> tuple[int, int]:
+    """First and last of ``count`` layers in the middle, or of all layers."""
+    last = int(step.layers.index[-1])
+    first = max(0, (last + 1 - count) // 2)
+    return first, min(last, first + count - 1)
 
-    def __init__(self, run: Run, step: int) -> None:
-        times = step_times(run.spans).set_index("step").to_dict("index")[step]
-        self.step = step
-        self.begin: int = round(times["start_ms"] * 1e6)
-        self.end: int = round(times["end_ms"] * 1e6)
-        timed = run.spans[run.spans["end_ns"] > run.spans["start_ns"]].astype({"lane": str, "kind": str})
-        self.spans = timed[(timed["end_ns"] > self.begin) & (timed["start_ns"] < self.end)]
 
-    @property
-    def ms(self) -> float:
-        return (self.end - self.begin) / 1e6
-
-    def middle_layers(self, count: int) -> tuple[int, int]:
-        """First and last of ``count`` layers in the middle, or of all that there are."""
-        last = int(self.spans.loc[self.spans["step"] == self.step, "layer"].max())
-        first = max(0, (last + 1 - count) // 2)
-        return first, min(last, first + count - 1)
-
-    def extent(self, layers: tuple[int, int]) -> tuple[int, int]:
-        """When the GPU began the first of the layers, and ended the last, in ns."""
-        gpu = self.spans[(self.spans["lane"] == "gpu") & (self.spans["step"] == self.step)]
-        mine = gpu[gpu["layer"].between(*layers)]
-        return int(mine["start_ns"].min()), int(mine["end_ns"].max())
+def _extent(step: Step, layers: tuple[int, int]) -> tuple[int, int]:
+    """When the GPU began the first of the layers, and ended the last, in ns."""
+    mine = step.layers.loc[layers[0] : layers[1]]
+    return int(mine["start"].min()), int(mine["end"].max())
 
 
 def _headline(policy: str, step: int, measured_ms: float, predicted_ms: float) -> str:
@@ -75,7 +57,7 @@ def _headline(policy: str, step: int, measured_ms: float, predicted_ms: float) -
     return f"{policy}: decode step {step} took {measured_ms:.2f} ms, {predicted_ms:.2f} ms were predicted ({off:+.1%})"
 
 
-def _panel(ax: Axes, steps: list[_Step], windows: list[tuple[int, int]]) -> None:
+def _panel(ax: Axes, steps: list[Step], windows: list[tuple[int, int]]) -> None:
     """Both sides of every lane, each from the start of its own window."""
     longest = max(end - begin for begin, end in windows)
     margin: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 8}
@@ -103,7 +85,7 @@ def _busy_texts(measured_ms: float, predicted_ms: float) -> tuple[str, str]:
     return f"{measured_ms:.2f} ms busy", f"{predicted_ms:.2f} ms{off}".replace("-0%", "+0%")
 
 
-def _ends(ax: Axes, steps: list[_Step]) -> None:
+def _ends(ax: Axes, steps: list[Step]) -> None:
     """Where the step ends, on either side."""
     sides = sorted(zip(steps, ("measured", "predicted"), ("-", "--"), strict=True), key=lambda side: side[0].ms)
     for (step, name, style), aligned, offset in zip(sides, ("right", "left"), (-3, 3), strict=True):

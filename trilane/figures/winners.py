@@ -67,7 +67,7 @@ def settled_from(times: pd.DataFrame) -> Any | None:
 def fastest(times: pd.DataFrame) -> str:
     """Which policy is fastest where along the axis; of many intervals, in how many settings."""
     found, axis, lowest = intervals(times), str(times.index.name), times.min(axis=1)
-    if len(found) > _FEW or (len(found) > 1 and not _scale(times)):
+    if len(found) > _FEW or (len(found) > 1 and not numeric(times.index.tolist())):
         return tally(part.policy for part in found for _ in part.values)
     tied = any((times.loc[list(part.values), part.policy] > lowest[list(part.values)]).any() for part in found)
     first = f"{marked(*found[0].policy)} is fastest{f' or within {TIE:.0%} of the fastest' if tied else ''}"
@@ -80,41 +80,23 @@ def fastest(times: pd.DataFrame) -> str:
     return ", ".join([f"{first} {ends[0]}", *others])
 
 
-def _scale(times: pd.DataFrame) -> bool:
-    """Whether the values are numbers, which have an order, unlike names and null."""
-    return numeric(times.index.tolist())
-
-
 def gain(times: pd.DataFrame) -> str:
-    """How the lowest TPOT changes from the first to the last number, or from the best to the worst of other values."""
+    """How the lowest TPOT changes from the first to the last value; empty for a single value."""
     if len(times) == 1:
         return ""
-    lowest = times.min(axis=1) if _scale(times) else times.min(axis=1).sort_values(kind="stable")
+    lowest = times.min(axis=1)
     first, last = lowest.iloc[0], lowest.iloc[-1]
-    ends = [value_words(str(times.index.name), value) for value in (lowest.index[0], lowest.index[-1])]
-    where = " to ".join(ends)
-    if not _scale(times):
-        return f"{ends[0]} is best: {first:.1f} ms per token, {last / first:.2f}x faster than {ends[1]} ({last:.1f})"
+    where = " to ".join(value_words(str(times.index.name), value) for value in (times.index[0], times.index[-1]))
     if abs(first / last - 1) <= TIE:
         return f"from {where} the lowest time per token hardly changes, {first:.1f} to {last:.1f} ms"
     by = f"falls by {first / last:.2f}x" if first > last else f"rises by {last / first:.2f}x"
     return f"from {where} the lowest time per token {by}, from {first:.1f} to {last:.1f} ms"
 
 
-def gains_most(times: pd.DataFrame) -> str:
-    """Which of several policies the last value helps most against the first; empty where it helps none."""
-    ratios = (times.iloc[0] / times.iloc[-1]).dropna()
-    if not _scale(times) or times.shape[1] == 1 or ratios.empty or ratios.max() <= 1 + TIE:
-        return ""
-    policy: Any = ratios.idxmax()
-    first, last = times[policy].iloc[[0, -1]]
-    return f"{marked(*policy)} gains most: {first:.1f} to {last:.1f} ms per token"
-
-
 def hardly_matters(times: pd.DataFrame) -> str:
     """From where on the policy hardly matters; empty where it still matters at the last value."""
     settled = settled_from(times)
-    if settled is None or not (_scale(times) or settled == times.index[0]):
+    if settled is None:
         return ""
     where = f"from {value_words(str(times.index.name), settled)} on" if settled != times.index[0] else "throughout,"
     return f"{where} the policy hardly matters: half of the policies are within {NEAR:.0%} of the fastest"

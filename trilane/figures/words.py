@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from policies.baselines.best import TUNED_ON_SEQUENCES, TUNED_ON_TRACES, TUNED_POLICIES
-from sim.machine.dials import DIALS, PCIE
 from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import Label
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, axis_label
@@ -42,7 +41,6 @@ _UNUSUAL = (  # named where they differ from the default
     "runtime", "prefill_chunk_tokens", "noisy_forecast_recall", "sampled_steps", "sampled_prompt_tokens"
 )  # fmt: skip
 _DEFAULT = Scenario()
-_LINK = "pcie_gbps"  # sets the same numbers of the machine as PCIE
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
@@ -156,18 +154,11 @@ def _by_default(name: str, fixed: Mapping[str, Any]) -> bool:
 
 
 def _changed(runs: pd.DataFrame, axes: Collection[str]) -> str:
-    """How many numbers of the machine are changed in all runs, apart from those that the axes set."""
+    """How many numbers of the machine all runs have changed to the same value."""
     if "hardware_overrides" in axes:
         return ""
-    common = set.intersection(*(set(json.loads(text).items()) for text in runs["hardware_overrides"].unique()))
-    count = len({key for key, _ in common} - {key for axis in axes for key in _sets(axis)})
+    count = len(set.intersection(*(set(json.loads(text).items()) for text in runs["hardware_overrides"].unique())))
     return f"{count} number{'s' * (count > 1)} of the machine changed" if count else ""
-
-
-def _sets(axis: str) -> tuple[str, ...]:
-    """The numbers of a machine that an axis sets."""
-    dial = _LINK if axis == PCIE else axis
-    return DIALS[dial].keys if dial in DIALS else (axis,)
 
 
 def _memory(fixed: Mapping[str, Any], axes: Collection[str]) -> str:

@@ -118,7 +118,7 @@ def _steps(fit: Fit) -> str:
 
 def _waits(answer: PolicyResult) -> list[tuple[str, str]]:
     shares = {lane: share for lane, share in answer.stall_shares.items() if share and share >= 0.005}
-    told = ", ".join(f"{percent(share)} of the time for {_LANES[lane]}" for lane, share in shares.items())
+    told = ", ".join(f"{percent(share)} of the time for {_LANES.get(lane, lane)}" for lane, share in shares.items())
     return [("the GPU waits", told)] if told else []
 
 

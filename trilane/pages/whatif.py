@@ -129,10 +129,10 @@ def findings(means: SweepMeans, axes: Sequence[str]) -> list[str]:
 def _findings(times: pd.DataFrame) -> list[str]:
     """What is gained, which policy is fastest, also of those that keep the routing, and where it hardly matters."""
     from policies.protocols import PolicyKind
-    from trilane.figures.winners import fastest, gain, gains_most, hardly_matters, intervals
+    from trilane.figures.winners import fastest, gain, hardly_matters, intervals
 
     exact = times[[policy for policy in times.columns if policy[1] == PolicyKind.KEEPS]]
-    said = [gain(times), _throughput(times), gains_most(times), fastest(times)]
+    said = [gain(times), _throughput(times), fastest(times)]
     if any(part.policy[1] != PolicyKind.KEEPS for part in intervals(times)) and exact.shape[1]:
         said.append(f"of those that keep the routing, {fastest(exact.dropna(how='all'))}")
     said.append(hardly_matters(times))

@@ -268,7 +268,7 @@ def _work(pipe: Connection[Any, Any], make_state: Callable[[], Any]) -> None:
         while True:
             function, args = pipe.recv()
             _send(pipe, *(_run(function, state, args) if failure is None else (None, failure)))
-            gc.collect()
+            gc.collect(0)  # what the task has left
 
 
 def _with_user_policies(files: Iterable[str], make_state: Callable[[], Any]) -> Any:

@@ -51,8 +51,8 @@ def ablate(
 
     Assigner off: every expert is computed where its weights are (copied, if the policy computes on the GPU alone).
 
-    Cache off: the experts that are on the GPU at the start stay there, and no others are kept;
-    prefetches into the cache go to staging slots.
+    Cache off: the experts that are on the GPU at the start stay there, and no others are kept; prefetches into the
+    cache go to staging slots.
 
     Prefetcher and router off: no prefetches, and the experts that the model's own router chose.
     """

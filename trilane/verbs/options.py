@@ -56,6 +56,11 @@ def _options(group: Any) -> Iterator[Parameter]:
         yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name])
 
 
+def help_of(verb: Verb) -> str:
+    """The docstring of a verb without line breaks within paragraphs, which typer would keep."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (verb.__doc__ or "").split("\n\n"))
+
+
 # --- a scenario, and how often it is simulated ------------------------------------------------------------------------
 
 ScenarioOption = Annotated[

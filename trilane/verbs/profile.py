@@ -146,13 +146,12 @@ class _Asked(NamedTuple):
 
 def _keep(hardware: Hardware, out: str) -> None:
     """Write the profile, unless it could not be read again: then an earlier file stays. Raises OptionError."""
-    from sim.machine.hardware import load_hardware
+    from sim.machine.hardware import load_hardware, write_hardware
     from sim.machine.plausibility import HardwareError
-    from sim.machine.profile_yaml import write_profile
     from trilane.common.files import atomic_path
 
     with atomic_path(out) as aside:
-        write_profile(hardware, aside)
+        write_hardware(hardware, aside)
         try:
             load_hardware(aside)
         except HardwareError as error:

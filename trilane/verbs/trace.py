@@ -22,6 +22,7 @@ from trilane.pages.output import (
     write_json,
 )
 from trilane.verbs.inputs import read_any, trace_in_words
+from trilane.verbs.options import Verb, help_of
 from trilane.verbs.trace_stats import stats
 from trilane.verbs.trace_synth import synth
 
@@ -35,16 +36,15 @@ TraceArgument = Annotated[
 ]
 
 VECTORS_HELP = (
-    "Vectors of an earlier calibration, instead of prompts: a file that [bold]python -m tools.train_estimator[/] "
-    "wrote, which estimator@1 needs. Without it, capture makes its own from the calibration prompts."
+    "Vectors of an earlier calibration, instead of calibration prompts: a file written by "
+    "[bold]python -m tools.train_estimator[/], which estimator@1 needs. Default: computed from the calibration prompts."
 )
 FORECASTS_HELP = (
-    "Kinds, with commas: gate@N; residual@1, quasi_hidden@1, partial@1, estimator@1. Default: of "
-    f"{', '.join(FORECASTS)} those that the model can give."
+    "Kinds, with commas: gate@N; residual@1, quasi_hidden@1, partial@1, estimator@1. Default: those of "
+    f"{', '.join(FORECASTS)} that the model supports."
 )
 
 
-@app.command()
 def info(trace: TraceArgument, json: JsonOption = None) -> None:
     """What is in a trace: model, tokens, forecasts, and where it came from."""
     check_targets(json, inputs=[trace])
@@ -85,11 +85,6 @@ def _text(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-app.command()(stats)
-app.command()(synth)
-
-
-@app.command("import")
 def import_(
     csv: Annotated[str, typer.Argument(metavar="CSV", help="A route_trace v1 file.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Trace file to write (.safetensors).")],
@@ -105,18 +100,19 @@ def import_(
     note(f"{output}: {len(trace):,} tokens of {trace.shape.name}")
 
 
-@app.command()
 def capture(
     model: Annotated[str, typer.Option(metavar="PATH_OR_ID", help="Folder or Hugging Face id of an MoE model.")],
-    prompts: Annotated[str, typer.Option(metavar="FILE", help="Prompts, a line each; or JSON lines: text, domain.")],
+    prompts: Annotated[
+        str, typer.Option(metavar="FILE", help="Prompts, one per line; or JSON Lines with text and domain.")
+    ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Trace file to write (.safetensors).")],
     calibration: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Other prompts, to calibrate forecasts on. Default: 12 of ours."),
+        typer.Option(metavar="FILE", help="Other prompts, to calibrate forecasts on. Default: 12 bundled ones."),
     ] = None,
     vectors: Annotated[str | None, typer.Option(metavar="FILE", help=VECTORS_HELP)] = None,
     forecasts: Annotated[str | None, typer.Option(help=FORECASTS_HELP)] = None,
-    prompt_tokens: Annotated[int, typer.Option(help="Cut longer prompts to this.")] = 64,
+    prompt_tokens: Annotated[int, typer.Option(help="Cut longer prompts to this number of tokens.")] = 64,
     generated_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 64,
     batch_size: Annotated[int, typer.Option(help="Sequences that run together.")] = 8,
     temperature: Annotated[float, typer.Option(help="0 decodes greedily.")] = 0.8,
@@ -125,10 +121,11 @@ def capture(
 ) -> None:
     """Run a model on prompts and record what it routes, with forecasts for later layers.
 
-    Needs torch and transformers, installed in Trilane's folder by
+    Needs torch and transformers. In Trilane's folder, this command installs them:
+
     [bold].venv/bin/pip install -c constraints.txt -e '.\\[torch]'[/]
 
-    (without a GPU, add [bold]--extra-index-url https://download.pytorch.org/whl/cpu[/]).
+    Without a GPU, add [bold]--extra-index-url https://download.pytorch.org/whl/cpu[/] to it.
     """
     _check_trace_target(output, inputs=[prompts, calibration, vectors, model])
     settings = {
@@ -183,3 +180,8 @@ def _capture_function() -> Any:
         ) from None
     limit_torch_threads()
     return run
+
+
+_VERBS: dict[str, Verb] = {"info": info, "stats": stats, "synth": synth, "import": import_, "capture": capture}
+for name, verb in _VERBS.items():
+    app.command(name, help=help_of(verb))(verb)

@@ -127,7 +127,7 @@ def _asked(
 def _runs(found: Validated) -> dict[str, object]:
     """The number of measured runs, of how many, and why not all."""
     ended = found.ended
-    return {"measured": ended.runs, "asked": ended.asked, "stopped": ended.why}
+    return {"measured": ended.runs, "asked": ended.planned, "stopped": ended.why}
 
 
 def _end(found: Validated, stop: Stop) -> None:
@@ -167,14 +167,14 @@ def _show(found: Validated, asked: ValidationPlan, json: str | None) -> None:
 
 def _report(found: Validated, folder: Path, when: str) -> None:
     """The page with its pictures, and the profile from which the predictions were made."""
-    from sim.machine.profile_yaml import write_profile
+    from sim.machine.hardware import write_hardware
     from trilane.figures import plot_agreement, plot_measured_timeline, save_figure
     from trilane.pages.validation import write_report
 
     agreement, hardware = found.agreement, found.hardware
     report, dots, timeline, repeated = FILES
     folder.mkdir(parents=True, exist_ok=True)
-    write_profile(hardware, folder / repeated)
+    write_hardware(hardware, folder / repeated)
     worst = furthest_off(agreement)
     title, error = agreement.title(worst), agreement.comparisons[worst].tpot_ms.error
     facts = hardware.measured_profile().machine.items()

@@ -55,12 +55,10 @@ def whatif(
     Simulates every value of one or two axes under policies of each kind. What cannot run is left out, with the reason.
 
     Values are a list (8,16,null) or a range. 8..64 is eight points at even ratios, 8..64/5 is five.
-
     Ranges of counts double (batch=1..16 is 1,2,4,8,16); ranges of shares have even steps.
 
-    Dials scale numbers that belong together; GB/s are 10^9 bytes per second: pcie_gbps (GB/s of large pinned copies),
-
-    pcie (such as 3x16, 5x8), dram_gbps (GB/s that CPU experts read), gpu_gbps, gpu_tflops, cpu_gflops.
+    Dials scale numbers that belong together, in GB/s (10^9 bytes per second) or as named: pcie_gbps (large pinned
+    copies), pcie (such as 3x16, 5x8), dram_gbps (what CPU experts read), gpu_gbps, gpu_tflops, cpu_gflops.
     """
     from trilane.figures.sweep_means import means_of
     from trilane.pages.whatif import failures, findings, page

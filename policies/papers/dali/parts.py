@@ -110,13 +110,13 @@ class WindowCache:
         self._prefills[view.layer] = prefill
         self._steps[view.layer] += self._begins
 
-    def admitted(self, id: ExpertId, group: int) -> None:
+    def admitted(self, key: ExpertId, group: int) -> None:
         """The expert has, or is promised, a slot."""
-        self._members[id.layer].add(id.expert)
+        self._members[key.layer].add(key.expert)
 
-    def evicted(self, id: ExpertId, group: int) -> None:
+    def evicted(self, key: ExpertId, group: int) -> None:
         """The expert's slot is gone."""
-        self._members[id.layer].discard(id.expert)
+        self._members[key.layer].discard(key.expert)
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """None: residents change only through swaps."""

@@ -59,9 +59,9 @@ class MrsCache(DemandCache):
         self._orders[view.layer] = None
         self._stale.add(view.layer)
 
-    def admitted(self, id: ExpertId, group: int) -> None:
+    def admitted(self, key: ExpertId, group: int) -> None:
         """A member, with its present S."""
-        layer, expert = id
+        layer, expert = key
         self._layers.setdefault(group, set()).add(layer)
         self._members[layer].add(expert)
         order, score = self._orders[layer], self._scores[layer].item
@@ -70,9 +70,9 @@ class MrsCache(DemandCache):
         if order is None or order[0] == expert:
             self._stale.add(layer)
 
-    def evicted(self, id: ExpertId, group: int) -> None:
+    def evicted(self, key: ExpertId, group: int) -> None:
         """No longer a member; its S is kept up to date."""
-        layer, expert = id
+        layer, expert = key
         self._members[layer].remove(expert)
         self._stale.add(layer)
         order = self._orders[layer]

@@ -1,7 +1,7 @@
 """HybriMoE's scheduling by simulation (Section IV-B): the assignment follows from simulating three timelines.
 
 The GPU runs cached experts, the busiest first; the CPU runs absent ones, the idlest first, and when none are left
-may take cached ones, again the idlest first; the link brings absent ones, the busiest first. The next operation is
+may take cached ones, again the idlest first; the link copies absent ones, the busiest first. The next operation is
 always that of the earliest timeline. All times are integer nanoseconds.
 
 Times depend on workloads alone, so the simulation represents an expert by its tokens. Experts stand in descending order
@@ -38,10 +38,10 @@ class Schedule:
 
     ``guard`` (ours): a load is timed with the GPU's computation (by the rule "device_free", it is made only if done
     before the CPU would have finished all that is absent); the CPU takes a cached expert only if it finishes no later
-    than the GPU's queue would; the GPU takes the busiest expert of those that are there (at equal workload, what was
-    cached before what was loaded), else who arrives first. Without it loads are timed by the copy alone, the CPU takes
-    what it can get, and the GPU waits for its busiest expert. In every variant the CPU takes only experts that were
-    cached when the layer was routed: a copy on its way cannot be called back.
+    than the GPU's queue would; the GPU takes the busiest expert that has arrived (at equal workload, cached ones
+    before loaded ones), else the first to arrive. Without it loads are timed by the copy alone, the CPU takes any
+    cached expert, and the GPU waits for its busiest expert. In every variant the CPU takes only experts that were
+    cached when the layer was routed: a copy in flight cannot be withdrawn.
     """
 
     def __init__(self, rule: Rule = "finish", guard: bool = True) -> None:

@@ -89,21 +89,21 @@ class ScoreWindowCache(DemandCache):
         recent.append(list(new))
         self._steps[layer] = min(self._steps[layer] + 1, len(recent))
 
-    def admitted(self, id: ExpertId, group: int) -> None:
+    def admitted(self, key: ExpertId, group: int) -> None:
         """A new member."""
-        self._groups.setdefault(group, set()).add(id)
+        self._groups.setdefault(group, set()).add(key)
 
-    def evicted(self, id: ExpertId, group: int) -> None:
+    def evicted(self, key: ExpertId, group: int) -> None:
         """No longer a member; its scores still count."""
-        self._groups[group].remove(id)
+        self._groups[group].remove(key)
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """The member of lowest mean score that is not blocked."""
         sums, steps = self._sums, self._steps
         free = [
-            (sums[id.layer][id.expert] / (steps[id.layer] or 1), id)
-            for id in self._groups.get(group, ())
-            if id not in blocked
+            (sums[key.layer][key.expert] / (steps[key.layer] or 1), key)
+            for key in self._groups.get(group, ())
+            if key not in blocked
         ]
         return min(free)[1] if free else None
 

@@ -1,5 +1,5 @@
-/* Products of weight rows in blocks of 32 and a few vectors that are made into blocks themselves, as ggml does it: exact
- * sums of small integers, times both scales. Formats: ggml/src/ggml-common.h, block_q8_0 and block_q4_0. */
+/* Products of weight rows in blocks of 32 and a few vectors that are also converted to blocks, as in ggml: exact sums
+ * of small integers, times both scales. Formats: ggml/src/ggml-common.h, block_q8_0 and block_q4_0. */
 #pragma once
 
 #include <math.h>
@@ -11,7 +11,7 @@
 
 #define BLOCK 32 /* neighbouring weights of a row */
 
-enum format { BF16, Q8_0, Q4_0 }; /* as FORMATS of weight_formats.py has them */
+enum format { BF16, Q8_0, Q4_0 }; /* as in FORMATS of weight_formats.py */
 
 INLINE long bytes_of(enum format format) { return format == Q8_0 ? 34 : 18; } /* a block: 16-bit scale, then weights */
 
@@ -22,7 +22,7 @@ typedef struct {
     int tokens;
 } blocks_t;
 
-/* BLOCK values, from the one with number `first` on: as ggml's quantize_row_q8_0. */
+/* Convert BLOCK values from number `first` on, as quantize_row_q8_0 of ggml. */
 static void put_block(blocks_t *blocks, int token, long first, const float *values) {
     float largest = 0;
     for (int at = 0; at < BLOCK; at++) largest = fmaxf(largest, fabsf(values[at]));
@@ -45,7 +45,7 @@ INLINE float float_of_half(const uint8_t *half) {
 #endif
 }
 
-/* The weights of a block, as bytes with a sign: Q4_0 has the first half of them in the lower halves of its bytes. */
+/* The weights of a block as signed bytes; in Q4_0, the first half of them is in the lower halves of the bytes. */
 #if defined(__AVX2__)
 INLINE __m256i bytes_at(const uint8_t *block, enum format format) {
     if (format == Q8_0) return _mm256_loadu_si256((const __m256i *)(block + 2));
@@ -109,7 +109,7 @@ INLINE float block_total(block_sums_t sums) { return sums; }
 
 #endif
 
-/* A row times the vectors from `first` on, of which there are `tokens`. */
+/* The products of a row and `tokens` vectors from number `first` on. */
 INLINE void block_row(
     const uint8_t *row, enum format format, const blocks_t *vectors, int first, int tokens, float *out) {
     long count = vectors->length / BLOCK;

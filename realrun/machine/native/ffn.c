@@ -1,11 +1,11 @@
-/* One expert on the CPU, from its rows to their weighted results: for a few rows at a time, which is when an expert takes
- * as long as its weights take to be read. Results do not depend on how many rows or threads there are.
+/* One expert on the CPU, from its rows to their weighted results, for few rows, when the time of an expert is that of
+ * reading its weights. Results do not depend on the number of rows or threads.
  *
- * Weights of bfloat16: sums are of float32, rounded to bfloat16 where torch's operations round, so that both differ by
- * the order of additions alone. Weights in blocks of ggml's: what they are multiplied with is rounded to 8 bits, in
- * blocks, as llama.cpp does it; nothing else is rounded.
+ * Weights of bfloat16: sums are of float32, rounded to bfloat16 where torch's operations round, so that both differ
+ * only by the order of additions. Weights in blocks, as in ggml: the values that they are multiplied with are rounded
+ * to 8 bits, in blocks, as in llama.cpp; nothing else is rounded.
  *
- * Compiled on first use for the processor at hand (native_library.py); native_ffn.py calls it.
+ * Compiled on first use for this processor (native_library.py) and called by native_ffn.py.
  */
 #include <math.h>
 
@@ -16,7 +16,7 @@
 typedef struct {
     const void *first, *down; /* [width or, with a gate, 2 width, hidden], [hidden, width], in `format` */
     const uint16_t *x;        /* [.., hidden], bfloat16 */
-    const int64_t *choices;   /* number n * top_k + j: of row n of x, weighted by weights[number] */
+    const int64_t *choices;   /* number n * top_k + j: row n of x, weighted by weights[number] */
     const float *weights;
     float *out; /* [.., hidden]: rows in the order of the choices or, if `scattered`, each in the row of its number */
     int64_t hidden, width, rows, top_k;
@@ -29,7 +29,7 @@ typedef struct {
     int tokens;
     vectors_t given, inner;             /* inputs of both products for bfloat16 */
     blocks_t given_blocks, inner_blocks; /* and for other formats */
-    long each;                   /* rows of a matrix that make a piece of work: at most BLOCK */
+    long each;                   /* rows of a matrix in a piece of work: at most BLOCK */
     atomic_long begun[2], ended; /* pieces: begun of the first and the second product, ended of the first */
 } job_t;
 
@@ -98,7 +98,7 @@ static void work(void *argument, int threads) {
         for (; piece < end; piece++) second_piece(job, piece * job->each);
 }
 
-/* Room for the inputs of both products; 0 where memory is short. */
+/* Allocate the inputs of both products; returns 0 if there is no memory. */
 static int has_room(job_t *job) {
     long hidden = job->expert->hidden, width = job->expert->width;
     if (job->expert->format == BF16)
@@ -130,13 +130,13 @@ static void free_room(job_t *job) {
     free(job->inner_blocks.scales);
 }
 
-/* --- what is called ----------------------------------------------------------------------------------------------- */
+/* --- the interface ------------------------------------------------------------------------------------------------ */
 
 const char *kernel_name(void) { return KERNEL; }
 
 int only_up_to(void) { return ONLY_UP_TO; }
 
-/* The weighted rows of one expert; returns 0, or -1 where memory is short. */
+/* Compute the weighted rows of one expert; returns 0, or -1 if there is no memory. */
 int compute(team_t *team, const expert_t *expert) {
     for (int64_t first = 0; first < expert->rows; first += MOST_TOKENS) {
         int64_t left = expert->rows - first;

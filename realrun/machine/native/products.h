@@ -1,4 +1,4 @@
-/* Products of weight rows and a few vectors; a sum does not depend on how many of both there are. */
+/* Products of weight rows and a few vectors; a sum does not depend on the number of rows or vectors. */
 #pragma once
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@ typedef struct {
 } vectors_t;
 
 /* out[row][token] of `rows` times vectors from the one with number `first` on. With more than two of them at once the
- * processor does not look far enough ahead by itself: it is told of the rows that come next. */
+ * processor does not prefetch far enough by itself, so the next rows are prefetched explicitly. */
 INLINE void tile(
     const uint16_t *const *rows, int count, const vectors_t *vectors, int first, int tokens, float out[][MOST_TOKENS]) {
     const value_t *values = vectors->values + first * vectors->stride;
@@ -36,7 +36,7 @@ INLINE void tile(
         UNROLLED for (int token = 0; token < tokens; token++) out[row][first + token] = total(sums[row][token]);
 }
 
-/* For each of up to TOKENS vectors from `first` on. */
+/* The same for each of up to TOKENS vectors from `first` on. */
 INLINE void tile_of(
     const uint16_t *const *rows, int count, const vectors_t *vectors, int first, float out[][MOST_TOKENS]) {
     switch (vectors->tokens - first) {

@@ -1,5 +1,5 @@
-/* A step: so many neighbouring weights of a row, times as many values, added to sums of float32; for each kind of
- * processor. */
+/* A step: STEP neighbouring weights of a row, times as many values, added to sums of float32; one version for each kind
+ * of processor. */
 #pragma once
 
 #include <limits.h>
@@ -20,7 +20,7 @@ INLINE float float_of(uint16_t value) {
     return result;
 }
 
-/* To nearest, ties to even. */
+/* Round to nearest, ties to even. */
 INLINE uint16_t bfloat16_of(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -30,11 +30,11 @@ INLINE uint16_t bfloat16_of(float value) {
 
 INLINE float rounded(float value) { return float_of(bfloat16_of(value)); }
 
-/* ROWS weight rows and TOKENS vectors make a tile: as many sums as there are registers for. Up to FEW vectors are
- * multiplied row by row, as memory is read fastest: from one place on. For more than ONLY_UP_TO rows of an expert torch
- * is faster (figures: tests/bench/cpu_kernel.md). On x86 without AVX512-BF16 it never is: made to do without
- * (ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2), torch 2.13 computes bfloat16 at half of this kernel's rate for any
- * number of rows. */
+/* ROWS weight rows and TOKENS vectors form a tile, with as many sums as there are registers. Up to FEW vectors are
+ * multiplied row by row, since memory is read fastest sequentially. For more than ONLY_UP_TO rows of an expert torch is
+ * faster (figures: tests/bench/cpu_kernel.md). On x86 without AVX512-BF16 it never is: if these are disabled
+ * (ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2), torch 2.13 computes bfloat16 at half of this kernel's rate for
+ * any number of rows. */
 #define TOKENS 4
 #define MOST_TOKENS 32 /* for which weights are read once */
 
@@ -57,7 +57,7 @@ INLINE sums_t add_step(sums_t sums, weights_t weights, const value_t *values) {
 INLINE float total(sums_t sums) { return _mm512_reduce_add_ps(sums); }
 INLINE void put_value(value_t *values, long place, uint16_t value) { values[place] = value; }
 
-#else /* vectors as GCC and Clang have them on every processor; a bfloat16 is the upper half of a float */
+#else /* vector extensions of GCC and Clang, for any processor; a bfloat16 is the upper half of a float */
 
 #if defined(__AVX512F__)
 #define KERNEL "native-avx512"
@@ -71,7 +71,7 @@ INLINE void put_value(value_t *values, long place, uint16_t value) { values[plac
 #define ROWS 3
 #else
 #define KERNEL "native-generic"
-#define ONLY_UP_TO FEW /* not measured where torch has kernels for bfloat16, such as ARM */
+#define ONLY_UP_TO FEW /* not measured on processors for which torch has bfloat16 kernels, such as ARM */
 #define BYTES 16
 #define ROWS 3
 #endif

@@ -1,4 +1,4 @@
-/* Threads: a team of their own for each thread that calls. Between calls they spin for a moment, and then sleep. */
+/* Teams of threads, one for each calling thread. Between calls they spin for a moment, and then sleep. */
 #pragma once
 
 #include <pthread.h>
@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define SPINS 1000 /* 10 to 40 us: longer than from one expert to the next, and not long for others to wait */
+#define SPINS 1000 /* 10 to 40 us: longer than the time between two experts, but short for waiting threads */
 
 static inline void spin(void) {
 #if defined(__x86_64__)
@@ -14,14 +14,14 @@ static inline void spin(void) {
 #endif
 }
 
-/* Until `value` is `wanted`: by spinning, and after a while with the core left to others. */
+/* Wait until `value` is `wanted`: spin, and after a while yield the core. */
 static void await(atomic_long *value, long wanted) {
     for (long spins = 0; atomic_load_explicit(value, memory_order_acquire) != wanted; spins++)
         spins < SPINS ? spin() : (void)sched_yield();
 }
 
-/* Blocks *first to the one returned, of those that no thread has begun: many at first, since neighbours are read fastest
- * one after another, and in the end one by one, so that a thread that is held up holds up no others. */
+/* Takes the blocks from *first to the returned one, which no thread has begun: many at first, since neighbours are read
+ * fastest in sequence, and single ones in the end, so that a delayed thread does not delay the others. */
 static long take(atomic_long *begun, long blocks, int threads, long *first) {
     *first = atomic_load(begun);
     for (;;) {
@@ -35,9 +35,9 @@ typedef void share_t(void *job, int threads); /* a thread's share of a job */
 typedef struct {
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    atomic_long calls, busy; /* how many there were; threads at work on the last one */
-    share_t *share;          /* what each of them does */
-    void *job;               /* NULL: done, so that a thread that wakes too late is not waited for */
+    atomic_long calls, busy; /* number of calls; threads at work on the last one */
+    share_t *share;          /* of each thread */
+    void *job;               /* NULL: done, so that a thread that wakes late is not awaited */
     int ends, others;
     pthread_t threads[];
 } team_t;
@@ -71,7 +71,7 @@ static void call(team_t *team, share_t *share, void *job) {
     pthread_mutex_unlock(&team->lock);
 }
 
-/* Returns when all that was begun of a job has ended. */
+/* Returns when all parts of a job that were begun have ended. */
 static void work_together(team_t *team, share_t *share, void *job) {
     if (team->others > 0) call(team, share, job);
     share(job, team->others + 1);
@@ -88,7 +88,7 @@ void team_end(team_t *team) {
     free(team);
 }
 
-/* As many threads, the caller among them, on the cores that the caller may use; NULL where the system has no more. */
+/* A team of `threads`, including the caller, on the caller's cores; NULL if the system has no more threads. */
 team_t *team_of(int threads) {
     team_t *team = calloc(1, sizeof *team + (size_t)threads * sizeof(pthread_t));
     if (team == NULL) return NULL;

@@ -83,7 +83,7 @@ def test_a_warm_start_hits_and_must_fit() -> None:
         def place(self, budget: Budget) -> InitialPlacement:
             return InitialPlacement((1,), ((0, 1),))
 
-    with pytest.raises(PolicyError, match="TooMany do not fit"):
+    with pytest.raises(PolicyError, match="no slot of its own for expert 1 of layer 0"):
         hits(StaticCache(), [], 1, TooMany())
 
 

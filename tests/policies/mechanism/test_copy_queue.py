@@ -73,7 +73,7 @@ def test_a_queued_prefetch_becomes_a_demand_load_or_is_withdrawn() -> None:
     decided = plan(it, 1, 0, 3)
     assert (decided.loads, decided.withdrawn) == ((3,), (e(1, 2),))
     copy = start(it)
-    assert (copy.id, copy.kind) == (e(1, 3), "demand")
+    assert (copy.key, copy.kind) == (e(1, 3), "demand")
     it.copied(copy)
     assert it.next_copy() is None
 
@@ -97,7 +97,7 @@ def test_a_running_prefetch_is_awaited_if_the_plan_puts_its_expert_on_the_gpu(le
     with pytest.raises(PolicyError, match=r"still waits for copies of .*\[2, 3\]"):
         it.end_layer()
     assert it.copied(copy)
-    assert start(it).id == e(1, 3)
+    assert start(it).key == e(1, 3)
 
 
 def test_a_running_prefetch_that_the_plan_does_not_use_is_wasted() -> None:
@@ -140,7 +140,7 @@ def test_a_new_foresight_replaces_what_has_not_started() -> None:
     foresight, withdrawn = it.foresee(())
     assert (foresight.prefetches, withdrawn) == ((e(2, 2), e(2, 3)), (e(2, 1),))
     assert not it.copied(running)
-    assert start(it).id == e(2, 2)
+    assert start(it).key == e(2, 2)
 
 
 def test_a_prefetch_into_the_cache_displaces_a_resident_but_no_protected_one() -> None:
@@ -232,7 +232,7 @@ def test_new_swaps_of_a_layer_replace_its_queued_ones() -> None:
     it.end_layer()
     copy = start(it)
     it.copied(copy)
-    assert (copy.id, copy.victims, it.next_copy()) == (e(0, 3), (e(0, 0),), None)
+    assert (copy.key, copy.victims, it.next_copy()) == (e(0, 3), (e(0, 0),), None)
 
 
 def test_no_expert_is_copied_twice_when_a_swap_overtakes_its_prefetch() -> None:

@@ -68,4 +68,4 @@ def copied(session: Session) -> tuple[ExpertId, tuple[ExpertId, ...]]:
     copy = session.next_copy()
     assert copy is not None
     session.copied(copy)
-    return copy.id, copy.victims
+    return copy.key, copy.victims

@@ -159,11 +159,11 @@ def test_a_staging_slot_is_taken_when_the_copy_starts_and_free_when_released() -
     it = residency()
     copy = Copy(e(0, 2), "demand", "staging", (), 100)
     it.start(copy)
-    assert (it.staging["demand"], it.holds(copy.id)) == (0, False)
+    assert (it.staging["demand"], it.holds(copy.key)) == (0, False)
     it.finish(copy)
-    assert (it.staged[0], it.resident[0], it.holds(copy.id)) == ({2}, set(), True)
-    it.release(copy.id)
-    assert (it.staging["demand"], it.holds(copy.id)) == (1, False)
+    assert (it.staged[0], it.resident[0], it.holds(copy.key)) == ({2}, set(), True)
+    it.release(copy.key)
+    assert (it.staging["demand"], it.holds(copy.key)) == (1, False)
 
 
 def test_loads_and_prefetches_have_their_own_quotas() -> None:
@@ -173,9 +173,9 @@ def test_loads_and_prefetches_have_their_own_quotas() -> None:
         it.start(copy)
         it.finish(copy)
     assert it.staging == {"demand": 0, "prefetch": 1}
-    it.release(prefetch.id)
+    it.release(prefetch.key)
     assert it.staging == {"demand": 0, "prefetch": 2}
-    it.release(load.id)
+    it.release(load.key)
     assert it.staging == {"demand": 1, "prefetch": 2}
 
 

@@ -236,10 +236,10 @@ def test_what_the_event_uses_is_never_a_victim_the_rest_of_its_loads_pass_throug
     it = session(cache=LruCache())
     begin(it, 0, 2, 3)
     first = start(it)
-    assert (first.id, first.into, first.victims) == (e(0, 2), "cache", (e(0, 1),))
+    assert (first.key, first.into, first.victims) == (e(0, 2), "cache", (e(0, 1),))
     it.copied(first)
     second = start(it)
-    assert (second.id, second.into, second.victims) == (e(0, 3), "staging", ())
+    assert (second.key, second.into, second.victims) == (e(0, 3), "staging", ())
 
 
 def test_the_cache_says_in_which_order_the_loads_of_an_event_ask_for_slots() -> None:
@@ -251,9 +251,9 @@ def test_the_cache_says_in_which_order_the_loads_of_an_event_ask_for_slots() -> 
     begin(it, 2, 3)
     first = start(it)
     it.copied(first)
-    assert [(first.id, first.into)] == [(e(0, 2), "staging")]  # copied first, but 3 asked first for the slot
+    assert [(first.key, first.into)] == [(e(0, 2), "staging")]  # copied first, but 3 asked first for the slot
     second = start(it)
-    assert (second.id, second.into) == (e(0, 3), "cache")
+    assert (second.key, second.into) == (e(0, 3), "cache")
 
 
 class Stubborn(LruCache):
@@ -289,7 +289,7 @@ def test_a_load_that_waits_for_a_staging_slot_blocks_the_lane() -> None:
     first = start(it)
     it.copied(first)
     assert it.next_copy() is None  # 3 waits for the slot of 2, and the prefetch behind it
-    it.computed(first.id)
+    it.computed(first.key)
     assert pass_through(it) == e(0, 3)
     assert start(it).kind == "prefetch"
 

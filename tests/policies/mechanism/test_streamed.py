@@ -38,7 +38,7 @@ def test_streamed_experts_come_before_the_loads_and_leave_as_they_arrive() -> No
     decided = begin(it, 1, 3)
     assert (decided.gpu, decided.loads, decided.streamed) == ((1, 3), (3,), (2,))
     copy = start(it)
-    assert (copy.id, copy.kind, copy.into, copy.victims, copy.bytes) == (e(0, 2), "demand", "staging", (), 100)
+    assert (copy.key, copy.kind, copy.into, copy.victims, copy.expert_bytes) == (e(0, 2), "demand", "staging", (), 100)
     assert not it.copied(copy)  # nobody needs it: the one staging slot is free for the load
     assert not it.residency.holds(e(0, 2))
     assert pass_through(it) == e(0, 3)
@@ -73,7 +73,7 @@ def test_what_is_there_or_on_its_way_is_not_streamed() -> None:
     running = start(it)
     it.end_layer()
     decided = plan(it, 1, 0, 1, left_ns=5)
-    assert (running.id, decided.streamed, decided.released) == (e(1, 3), (), (e(1, 2),))
+    assert (running.key, decided.streamed, decided.released) == (e(1, 3), (), (e(1, 2),))
     assert not it.copied(running)  # wasted, like any prefetch that nobody needs
     it.end_layer()
 

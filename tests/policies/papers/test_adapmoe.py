@@ -20,10 +20,10 @@ from policies.parts.prefetchers import TopPrefetcher
 from policies.parts.routers import TrueRouter
 from policies.protocols import Budget
 from policies.registry import BuildContext, ChoiceError, compose
-from tests.invariants.laws import check_all
-from tests.kit.strategies import toy_calibration, toy_trace
 from tests.kit.views_for_tests import costs, view
-from tests.kit.worlds import play_policy, random_world
+from trilane.testing.laws import check_all
+from trilane.testing.strategies import toy_calibration, toy_trace
+from trilane.testing.worlds import play_policy, random_world
 
 COST = costs((10,) * 9, (30,) * 9)
 

@@ -27,13 +27,13 @@ from policies.papers.daop import NEEDS, AfterSwaps, PredictingRouter, PromptSwap
 from policies.parts.assigners import ResidentOrCpu
 from policies.protocols import Budget
 from policies.registry import BuildContext, compose
-from tests.conformance.cache_laws import EXPERTS, CacheLaws, Scenario
-from tests.invariants.background import law_5_background_copies
-from tests.invariants.laws import check_all
+from policies.testing.cache_laws import EXPERTS, CacheLaws, CacheScenario
 from tests.kit.scripted_session import Placed, pass_through
-from tests.kit.strategies import toy_calibration
 from tests.kit.views_for_tests import costs, view
-from tests.kit.worlds import World, play, worlds
+from trilane.testing.background import law_5_background_copies
+from trilane.testing.laws import check_all
+from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import World, play, worlds
 
 COST = costs((5,) * 40, range(10, 410, 10), copy_ns=100)
 PRINTED, CODED = {"rule": "printed"}, {"rule": "coded"}
@@ -42,7 +42,7 @@ PRINTED, CODED = {"rule": "printed"}, {"rule": "coded"}
 class TestPromptSwapCacheLaws(CacheLaws):
     declines = True
 
-    def fresh(self, scenario: Scenario) -> PromptSwapCache:
+    def fresh(self, scenario: CacheScenario) -> PromptSwapCache:
         return PromptSwapCache(EXPERTS, 3, retry=True)
 
 

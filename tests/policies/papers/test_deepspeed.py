@@ -51,7 +51,7 @@ def test_nothing_is_cached_however_much_memory_there_is() -> None:
             assert (plan.loads, plan.streamed) == ((2,), (0, 1, 3))
             while (copy := session.next_copy()) is not None:
                 if session.copied(copy):
-                    session.computed(copy.id)
+                    session.computed(copy.key)
             session.end_layer()
         session.end_step()
     assert session.residency.resident == [set(), set()]

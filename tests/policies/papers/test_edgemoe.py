@@ -14,11 +14,11 @@ from policies.mechanism.views import ExpertId
 from policies.papers.edgemoe import LayerWeightedLfuCache, StatisticalPrefetcher, decayed_counts, layer_weights
 from policies.protocols import Budget, Cache
 from policies.registry import BuildContext, ChoiceError, compose
-from tests.conformance.cache_laws import EXPERTS, LAYERS, CacheLaws, Scenario
-from tests.invariants.laws import check_all
-from tests.kit.strategies import toy_calibration
+from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
 from tests.kit.views_for_tests import NO_PLAN, costs, view
-from tests.kit.worlds import World, play_policy, worlds
+from trilane.testing.laws import check_all
+from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import World, play_policy, worlds
 
 COST = costs((10,) * 9, (30,) * 9)
 FREQUENCY = np.array([[0.5, 0.2, 0.3, 0.0], [0.1, 0.4, 0.1, 0.4]])
@@ -92,7 +92,7 @@ def test_tokens_of_the_run_count_on_top_of_the_calibrated_ones() -> None:
 
 
 class TestLayerWeightedLfuLaws(CacheLaws):
-    def fresh(self, scenario: Scenario) -> Cache:
+    def fresh(self, scenario: CacheScenario) -> Cache:
         counts = decayed_counts(toy_calibration(LAYERS, EXPERTS, 2).activations)
         return LayerWeightedLfuCache(counts, layer_weights(LAYERS, 0.1))
 

@@ -16,11 +16,11 @@ from policies.papers.moe_infinity import ActivationCache, ActivationMatcher, Act
 from policies.parts.caches import LfuCache
 from policies.protocols import Budget, Cache
 from policies.registry import BuildContext, ChoiceError, compose
-from tests.conformance.cache_laws import EXPERTS, LAYERS, CacheLaws, Scenario
-from tests.invariants.laws import check_all
-from tests.kit.strategies import toy_calibration
+from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
 from tests.kit.views_for_tests import NO_PLAN, costs, view
-from tests.kit.worlds import World, play, worlds
+from trilane.testing.laws import check_all
+from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import World, play, worlds
 
 COST = costs((10,) * 9, (30,) * 9)
 A = ((4, 0, 0), (0, 4, 0), (3, 1, 0))
@@ -220,7 +220,7 @@ def test_three_sequences_against_the_reference(seed: int) -> None:
 class TestActivationLaws(CacheLaws):
     declines = True
 
-    def fresh(self, scenario: Scenario) -> Cache:
+    def fresh(self, scenario: CacheScenario) -> Cache:
         return ActivationCache(ActivationMatcher(toy_calibration(LAYERS, EXPERTS, 2).activations, 1, 2))
 
 
@@ -292,5 +292,5 @@ def test_the_released_code_scans_expert_by_expert_and_takes_the_first_of_the_lea
 
 
 class TestLfuAsReleasedLaws(CacheLaws):
-    def fresh(self, scenario: Scenario) -> Cache:
+    def fresh(self, scenario: CacheScenario) -> Cache:
         return LfuCache(history=False, recency=False)

@@ -16,8 +16,8 @@ from policies.mechanism.views import ExpertCosts, ExpertId, PolicyError
 from policies.papers.moe_lightning import ONE, LayerModel, Split, search, spread
 from policies.protocols import Budget, Composition
 from policies.registry import BuildContext, ChoiceError, compose
-from tests.kit.strategies import toy_calibration
 from tests.kit.views_for_tests import view
+from trilane.testing.strategies import toy_calibration
 
 COST = ExpertCosts((0, 10, 12), (0, 40, 80), 8, 30, 10)
 FREE_COPIES = COST._replace(copy_ns=1, cpu_ns=(0, 4000, 8000))
@@ -77,7 +77,7 @@ def slow_search(
     for split in {Split(r, g) for r in totals for g in totals if r <= g}:
         staying, running = (list(islice(cycle(range(len(layers))), total)) for total in split)
         streamed = [running.count(layer) - staying.count(layer) for layer in range(len(layers))]
-        if sum(layers[layer].bytes for layer in staying) <= budget.cache_bytes and max(streamed) <= most:
+        if sum(layers[layer].expert_bytes for layer in staying) <= budget.cache_bytes and max(streamed) <= most:
             times[split] = sum(
                 _slow_time(costs, sorted(popularity[layer])[::-1], top_k, batch, running.count(layer), streamed[layer])
                 for layer, costs in enumerate(layers)
@@ -108,7 +108,7 @@ def test_the_search_finds_the_least_time_of_its_grid(question: tuple[int, ...], 
     costs = data.draw(st.lists(COSTS, min_size=layers, max_size=layers))
     popularity = np.random.default_rng(seed).dirichlet(np.ones(experts), layers)
     top_k, batch = data.draw(st.integers(1, experts)), data.draw(st.integers(1, 4))
-    budget = Budget(experts, tuple(c.bytes for c in costs), data.draw(st.integers(0, 300)))
+    budget = Budget(experts, tuple(c.expert_bytes for c in costs), data.draw(st.integers(0, 300)))
     times = slow_search(costs, popularity, top_k, batch, budget, steps, most)
     found = search(model_of(costs, popularity, top_k, batch), budget, steps, most)
     assert times[found] == pytest.approx(min(times.values()), rel=1e-4, abs=1e-2)
@@ -123,7 +123,7 @@ def test_more_memory_never_gives_a_longer_modelled_time(
     models = model_of(costs[:layers], popularity, 1, 2)
     times = []
     for cache_bytes in sorted(memory):
-        budget = Budget(experts, tuple(c.bytes for c in costs[:layers]), cache_bytes)
+        budget = Budget(experts, tuple(c.expert_bytes for c in costs[:layers]), cache_bytes)
         resident, gpu = search(models, budget, steps, most)
         shares = zip(models, spread(resident, layers), spread(gpu, layers), strict=True)
         times.append(sum(model.time(*counts) for model, *counts in shares))

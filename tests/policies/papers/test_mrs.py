@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from policies.mechanism.views import ExpertId, LayerView, PolicyError
 from policies.papers.hybrimoe.mrs import MrsCache, top
 from policies.protocols import Cache
-from tests.conformance.cache_laws import EXPERTS, LAYERS, CacheLaws, Scenario
+from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
 from tests.kit.views_for_tests import costs, view
 
 COST = costs((1,), (1,))
@@ -28,7 +28,7 @@ class ScoredMrs(MrsCache):
 
 
 class TestMrsLaws(CacheLaws):
-    def fresh(self, scenario: Scenario) -> Cache:
+    def fresh(self, scenario: CacheScenario) -> Cache:
         return ScoredMrs(LAYERS, EXPERTS, keep=2)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from policies.mechanism.views import ExpertId, LayerInput, LayerView, Routing
 from policies.papers.smoe.parts import ScoreWindowCache
 from policies.protocols import Cache
-from tests.conformance.cache_laws import EXPERTS, LAYERS, CacheLaws, Scenario
+from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
 from tests.kit.scripted_session import Placed, session, start
 from tests.kit.views_with_scores import scored_view
 
@@ -21,7 +21,7 @@ class ScoredByWorkload(ScoreWindowCache):
 
 
 class TestScoreWindowLaws(CacheLaws):
-    def fresh(self, scenario: Scenario) -> Cache:
+    def fresh(self, scenario: CacheScenario) -> Cache:
         return ScoredByWorkload(LAYERS, EXPERTS, window=3)
 
 
@@ -80,7 +80,7 @@ def test_the_shield_holds_until_the_layer_ends() -> None:
     it.begin_step(0)
     route(0, 0, 1, 2, scores=(0.3, 0.1, 0.6, 0.0))
     copy = start(it)
-    assert (copy.id, copy.victims) == (ExpertId(0, 2), (ExpertId(0, 0),)), "0 scores more than 1, and is not used"
+    assert (copy.key, copy.victims) == (ExpertId(0, 2), (ExpertId(0, 0),)), "0 scores more than 1, and is not used"
     it.copied(copy)
     it.end_layer()
     route(0, 1, 0, scores=(1.0, 0.0, 0.0, 0.0))

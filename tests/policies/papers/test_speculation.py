@@ -18,8 +18,8 @@ from policies.parts.assigners import LoadAll
 from policies.parts.caches import LruCache
 from policies.protocols import Budget, Composition
 from policies.registry import BuildContext, ChoiceError, compose, system
-from tests.kit.strategies import toy_calibration
 from tests.kit.views_for_tests import NO_PLAN, costs, view, views
+from trilane.testing.strategies import toy_calibration
 
 EXPERTS, LAYERS, TOP_K = 8, 4, 2
 COST = costs(gpu_ns=(10,) * 9, cpu_ns=tuple(range(30, 300, 30)), copy_ns=100)
@@ -124,8 +124,8 @@ class Driver:
         copies = []
         while (copy := self.session.next_copy()) is not None:
             copies.append(copy)
-            if self.session.copied(copy) and copy.id.layer == layer and copy.into == "staging":
-                self.session.computed(copy.id)
+            if self.session.copied(copy) and copy.key.layer == layer and copy.into == "staging":
+                self.session.computed(copy.key)
         return copies
 
 
@@ -152,7 +152,7 @@ def test_an_exact_twin_runs_the_true_experts_and_fetches_its_misses() -> None:
     second = it.plan(1, (3, 7))
     assert (second.gpu, second.loads, second.routing.active) == ((3, 7), (7,), (3, 7))
     assert second.released == (ExpertId(1, 6),)
-    assert [(copy.kind, copy.id.expert) for copy in it.copy_all(1)] == [("demand", 7)]
+    assert [(copy.kind, copy.key.expert) for copy in it.copy_all(1)] == [("demand", 7)]
 
 
 @pytest.mark.parametrize("name", ["router-pf", "router-pf@exact"])
@@ -162,8 +162,8 @@ def test_a_prefill_runs_its_true_experts_and_streams_them_in_expert_order(name: 
     assert first.loads == (1, 2, 4, 5, 7)
     it.foresee(0, (6, 5, 4, 3, 2, 1, 0))
     copies = it.copy_all(0)
-    assert [copy.id for copy in copies[:5]] == [ExpertId(0, e) for e in (1, 2, 4, 5, 7)]
-    assert [copy.id for copy in copies[5:]] == [ExpertId(1, e) for e in range(4)]  # two buffers of two are full
+    assert [copy.key for copy in copies[:5]] == [ExpertId(0, e) for e in (1, 2, 4, 5, 7)]
+    assert [copy.key for copy in copies[5:]] == [ExpertId(1, e) for e in range(4)]  # two buffers of two are full
     it.session.end_layer()
     second = it.plan(1, (0, 3, 6, 7), "prefill")
     assert (second.gpu, second.loads) == ((0, 3, 6, 7), (6, 7))

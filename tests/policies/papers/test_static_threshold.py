@@ -8,8 +8,8 @@ from policies.papers.hybrimoe.mrs import MrsCache
 from policies.parts.placements import PopularityPlacement
 from policies.parts.prefetchers import TopPrefetcher
 from policies.registry import BuildContext, compose
-from tests.kit.strategies import toy_calibration
 from tests.kit.views_for_tests import costs
+from trilane.testing.strategies import toy_calibration
 
 COST = costs(gpu_ns=(10,) * 9, cpu_ns=tuple(range(30, 300, 30)), copy_ns=100)  # copy + GPU 110: CPU up to 3 tokens
 

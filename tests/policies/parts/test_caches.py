@@ -11,55 +11,55 @@ from policies.papers.dali.parts import WindowCache
 from policies.parts.belady import BeladyBypassCache, BeladyCache
 from policies.parts.caches import LfuCache, LruCache, RandomCache, StaticCache
 from policies.protocols import Cache
-from tests.conformance.cache_laws import EXPERTS, LAYERS, CacheLaws, Scenario
+from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
 from tests.kit.views_for_tests import costs, view
 
 
 class TestStaticLaws(CacheLaws):
     declines = True
 
-    def fresh(self, scenario: Scenario) -> Cache:
+    def fresh(self, scenario: CacheScenario) -> Cache:
         return StaticCache()
 
 
 class TestRandomLaws(CacheLaws):
-    def fresh(self, scenario: Scenario) -> Cache:
+    def fresh(self, scenario: CacheScenario) -> Cache:
         return RandomCache(seed=3)
 
 
 class TestLruLaws(CacheLaws):
-    def fresh(self, scenario: Scenario) -> Cache:
+    def fresh(self, scenario: CacheScenario) -> Cache:
         return LruCache()
 
 
 class TestLfuLaws(CacheLaws):
-    def fresh(self, scenario: Scenario) -> Cache:
+    def fresh(self, scenario: CacheScenario) -> Cache:
         return LfuCache()
 
 
 class TestLfuWithoutHistoryLaws(CacheLaws):
-    def fresh(self, scenario: Scenario) -> Cache:
+    def fresh(self, scenario: CacheScenario) -> Cache:
         return LfuCache(history=False)
 
 
 class TestBeladyLaws(CacheLaws):
     foresight = True
 
-    def fresh(self, scenario: Scenario) -> Cache:
+    def fresh(self, scenario: CacheScenario) -> Cache:
         return BeladyCache(scenario.future)
 
 
 class TestBeladyBypassLaws(CacheLaws):
     foresight = declines = True
 
-    def fresh(self, scenario: Scenario) -> Cache:
+    def fresh(self, scenario: CacheScenario) -> Cache:
         return BeladyBypassCache(scenario.future)
 
 
 class TestWindowLaws(CacheLaws):
     declines = True
 
-    def fresh(self, scenario: Scenario) -> Cache:
+    def fresh(self, scenario: CacheScenario) -> Cache:
         return WindowCache(LAYERS, EXPERTS, window=2, update=2, stagger=True)
 
 
@@ -80,7 +80,7 @@ class Leaks(LruCache):
 class Peeks(LruCache):
     """Broken: looks at the future, which it did not declare."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: CacheScenario) -> None:
         super().__init__()
         self._odd = len(scenario.events) % 2 == 1
 
@@ -116,8 +116,8 @@ class Clings(LruCache):
 
 MEMBERS = "test_victims_and_swaps_are_members_that_may_leave"
 DETERMINISM = "test_the_same_calls_give_the_same_answers"
-NOBODY = "test_nobody_leaves_a_group_that_is_blocked_or_empty"
-SOMEBODY = "test_somebody_leaves_whenever_somebody_may"
+NOBODY = "test_a_blocked_or_empty_group_has_no_victim"
+SOMEBODY = "test_there_is_a_victim_whenever_one_member_may_leave"
 NO_FORESIGHT = "test_law_7_the_past_decides_alone"
 
 
@@ -133,15 +133,15 @@ NO_FORESIGHT = "test_law_7_the_past_decides_alone"
     ],
 )
 def test_the_laws_catch_a_broken_cache(
-    broken: Callable[[Scenario], Cache], law: str, slots: int, events: tuple[dict[int, int], ...], why: str
+    broken: Callable[[CacheScenario], Cache], law: str, slots: int, events: tuple[dict[int, int], ...], why: str
 ) -> None:
     class Broken(CacheLaws):
-        def fresh(self, scenario: Scenario) -> Cache:
+        def fresh(self, scenario: CacheScenario) -> Cache:
             return broken(scenario)
 
     check = getattr(CacheLaws, law).hypothesis.inner_test
     with pytest.raises(AssertionError, match=why):
-        check(Broken(), Scenario(events, (slots,) * LAYERS, ()))
+        check(Broken(), CacheScenario(events, (slots,) * LAYERS, ()))
 
 
 COST = costs((1,), (1,))

@@ -12,14 +12,13 @@ import pytest
 from sim.costs.cost_table import CostError, StepCosts
 from sim.costs.roofline_costs import roofline
 from sim.costs.runtimes import costs_on
-from sim.machine.hardware import HardwareError, load_hardware
+from sim.machine.hardware import HardwareError, load_hardware, write_hardware
 from sim.machine.profile import MeasuredRate
-from sim.machine.profile_yaml import write_profile
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.hand_measured import TOY, table, toy_machine, toy_model
-from tests.kit.strategies import toy_shape
 from traces.library import load_trace
+from trilane.testing.strategies import toy_shape
 
 LATER: dict[str, Any] = dict.fromkeys(("launch_lead", "launch_tail", "gpu_with_cpu_permille", "cpu_with_gpu_permille"))
 COSTS = costs_on(toy_machine(), TOY, 10)
@@ -53,7 +52,7 @@ def test_what_an_expert_costs_beside_its_time() -> None:
                       TOY, 10)  # fmt: skip
     assert (before.gpu_with_cpu_permille, before.cpu_with_gpu_permille) == (1000, 1000)
     assert (expert.cpu_permille, expert.copy_permille) == (COSTS.cpu_permille, COSTS.copy_permille) == (800, 900)
-    assert expert.bytes == 3 * 8 * 4 * 2
+    assert expert.expert_bytes == 3 * 8 * 4 * 2
     assert expert.between_ns == 30 + 1000 + 20 + 40 + 80  # combine, attention of one token, gate, routing, sync
 
 
@@ -176,7 +175,7 @@ def test_a_simulation_on_a_profile(tmp_path: Path) -> None:
     shape = load_trace("mini-moe").shape
     absent: dict[str, Any] = {} if shape.shared_width else {"shared": None}
     absent |= {} if shape.dense_width else {"dense_ffn": None, "dense_launch": None}
-    write_profile(toy_machine(models={shape.name: toy_model(shape, **absent)}), tmp_path / "lanes.yaml")
+    write_hardware(toy_machine(models={shape.name: toy_model(shape, **absent)}), tmp_path / "lanes.yaml")
     scenario = Scenario(
         trace="mini-moe", model=None, hardware=str(tmp_path / "lanes.yaml"), policy="on-demand", cached_share=0.25,
         prompt_tokens=4, generated_tokens=2,

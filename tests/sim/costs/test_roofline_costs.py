@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sim.costs.cost_table import LAUNCHES, CostError, CostTable, StepCosts
 from sim.costs.roofline_costs import _pairs, roofline
 from sim.machine.hardware import hardware_names, load_hardware
-from tests.kit.costs import scaled, uniform_costs
 from traces.models.shape import ModelShape
+from trilane.testing.costs import scaled, uniform_costs
 
 MIXTRAL = ModelShape(
     "mixtral", moe_layers=32, dense_layers=0, experts=8, top_k=2, hidden=4096, expert_width=14336, heads=32,
@@ -53,7 +53,7 @@ def test_mixtral_block_on_the_gpu_as_daop_table_1() -> None:
 def test_mixtral_block_on_the_cpu_as_daop_table_1() -> None:
     expert = costs_of("a100-xeon6326").experts[0]
     weights = 2 * MIXTRAL.attention_params  # attention on the CPU too, read at the same rate
-    assert expert.cpu_ns[1] * (2 + weights / expert.bytes) == pytest.approx(8.02e6, rel=0.02)
+    assert expert.cpu_ns[1] * (2 + weights / expert.expert_bytes) == pytest.approx(8.02e6, rel=0.02)
 
 
 @pytest.mark.parametrize("preset", hardware_names())
@@ -75,7 +75,7 @@ def test_tables_are_shared_between_equal_layers() -> None:
     costs = costs_of("rtx3090-ddr4", mixed)
     assert costs.experts[0] is costs.experts[2]
     assert costs.experts[0].copy_ns > costs.experts[1].copy_ns
-    assert [expert.bytes for expert in costs.experts] == [17_000_000, 9_000_000, 17_000_000]
+    assert [expert.expert_bytes for expert in costs.experts] == [17_000_000, 9_000_000, 17_000_000]
 
 
 def test_workload_is_free_until_the_device_runs_out_of_flops() -> None:
@@ -195,7 +195,7 @@ def test_scaled_multiplies_every_time_exactly(c: int, tokens: int, context: list
         assert list(getattr(big.experts[0], name)) == [c * ns for ns in getattr(costs.experts[0], name)]
     assert big.experts[0].copy_ns == c * costs.experts[0].copy_ns
     assert big.experts[0].first_cpu_ns == c * costs.experts[0].first_cpu_ns
-    assert big.experts[0].bytes == costs.experts[0].bytes
+    assert big.experts[0].expert_bytes == costs.experts[0].expert_bytes
     assert big.plan_ns("dali", 7) == c * costs.plan_ns("dali", 7)
     assert big.foresee_ns("dali", 7) == c * costs.foresee_ns("dali", 7)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from policies.mechanism.views import Forecast
 from policies.protocols import Composition
 from sim.runs.demand import StepDemand
-from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, Placed, lane, lines, play, registered, step, told
-from tests.kit.strategies import toy_calibration
+from trilane.testing.costs import uniform_costs
+from trilane.testing.strategies import toy_calibration
 
 
 def daop(placed: Placed) -> Composition:

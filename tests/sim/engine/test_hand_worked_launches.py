@@ -20,10 +20,10 @@ from sim.costs.cost_table import LAUNCHES, CostTable
 from sim.runs.bounds import lower_bound
 from sim.runs.spans import Span, spans_frame
 from sim.runs.stalls import Stalls, stalls_of
-from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import Placed, lane, lines, play, registered, step, told
-from tests.kit.worlds import World, worlds
-from tests.kit.worlds import play as play_world
+from trilane.testing.costs import uniform_costs
+from trilane.testing.worlds import World, worlds
+from trilane.testing.worlds import play as play_world
 
 KERNEL_BY_KERNEL: dict[str, Any] = {
     "attention_launch_ns": 12, "gate_launch_ns": 3, "shared_launch_ns": 5, "expert_launch_ns": 5,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, lane, lines, play, registered, step, told
-from tests.kit.strategies import toy_calibration
+from trilane.testing.costs import uniform_costs
+from trilane.testing.strategies import toy_calibration
 
 CONTENTION = """
 h2d, step -1:

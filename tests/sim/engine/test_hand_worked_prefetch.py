@@ -10,8 +10,8 @@ from policies.parts.assigners import LoadAll
 from policies.parts.caches import StaticCache
 from policies.parts.prefetchers import TopPrefetcher
 from policies.protocols import Composition, Needs
-from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import Placed, lane, lines, play, step, told
+from trilane.testing.costs import uniform_costs
 
 
 def looking_ahead(placed: Placed, **parts: Any) -> Composition:

@@ -10,8 +10,8 @@ import numpy as np
 from policies.mechanism.views import Forecast
 from policies.protocols import Composition
 from sim.runs.demand import StepDemand
-from tests.kit.costs import uniform_costs
 from tests.kit.hand_worked import Placed, lane, lines, play, registered, step, told
+from trilane.testing.costs import uniform_costs
 
 
 def smoe(placed: Placed) -> Composition:

@@ -11,20 +11,19 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.machine.hardware import HardwareError, load_hardware
+from sim.machine.hardware import HardwareError, load_hardware, write_hardware
 from sim.machine.interpolation import DecodeGrid, Measured, Table
 from sim.machine.plan_costs import PlanCost
 from sim.machine.profile import MeasuredRate, Profile
-from sim.machine.profile_yaml import write_profile
 from tests.kit.hand_measured import TOY, toy_machine, toy_model, toy_profile
-from tests.kit.strategies import toy_shape
 from trilane.common.schema import from_dict, to_dict
+from trilane.testing.strategies import toy_shape
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """The toy machine's file."""
-    write_profile(toy_machine(), tmp_path / "lanes.yaml")
+    write_hardware(toy_machine(), tmp_path / "lanes.yaml")
     return tmp_path / "lanes.yaml"
 
 
@@ -73,7 +72,7 @@ def test_only_the_whole_file_takes_the_name(path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Path, "write_text", fails)
     with pytest.raises(OSError, match="disk full"):
-        write_profile(toy_machine(), path)
+        write_hardware(toy_machine(), path)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
 
@@ -81,7 +80,7 @@ def test_only_the_whole_file_takes_the_name(path: Path, monkeypatch: pytest.Monk
 def test_a_model_has_only_the_tables_that_its_sizes_ask_for(tmp_path: Path) -> None:
     plain = toy_shape(2, 4, 2)
     machine = toy_machine(models={"plain": toy_model(plain, shared=None, dense_ffn=None, dense_launch=None)})
-    write_profile(machine, tmp_path / "plain.yaml")
+    write_hardware(machine, tmp_path / "plain.yaml")
     assert load_hardware(tmp_path / "plain.yaml") == machine
     assert "shared:" not in (tmp_path / "plain.yaml").read_text()
 
@@ -93,7 +92,7 @@ def test_a_profile_of_before_what_was_measured_later_is_read_without_it(path: Pa
         del document["measured"]["models"]["toy"][name]
     path.write_text(yaml.safe_dump(document))
     assert load_hardware(path) == toy_machine(models={"toy": toy_model(**dict.fromkeys(later))})
-    write_profile(load_hardware(path), path)
+    write_hardware(load_hardware(path), path)
     assert "launch_lead" not in path.read_text()
 
 
@@ -200,14 +199,14 @@ def test_memory_and_the_way_of_results_can_be_overridden(path: Path) -> None:
 
 def test_a_core_may_be_slow_where_it_plays_the_gpu_but_no_cuda_device_is(tmp_path: Path) -> None:
     machine = toy_machine(machine={"kind": "cuda"})
-    write_profile(machine, tmp_path / "gpu.yaml")
+    write_hardware(machine, tmp_path / "gpu.yaml")
     with pytest.raises(HardwareError, match=r"gpu\.bandwidth_bytes_per_s = 1e\+10 is outside 5e\+10"):
         load_hardware(tmp_path / "gpu.yaml")
 
 
 def test_a_core_that_plays_the_gpu_has_limits_too(tmp_path: Path) -> None:
     machine = toy_machine()
-    write_profile(replace(machine, gpu=replace(machine.gpu, flops_per_s=100.0)), tmp_path / "slip.yaml")
+    write_hardware(replace(machine, gpu=replace(machine.gpu, flops_per_s=100.0)), tmp_path / "slip.yaml")
     with pytest.raises(HardwareError, match=r"gpu\.flops_per_s = 100 is outside .* it looks like GFLOP/s typed as"):
         load_hardware(tmp_path / "slip.yaml")
 

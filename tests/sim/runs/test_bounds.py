@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from policies.mechanism.views import Phase, Routing
 from sim.machine.hardware import load_hardware
-from sim.runs.bounds import LowerBound, _fractional_split, bounds_of, least_misses, lower_bound
+from sim.runs.bounds import LowerBound, LowerBounds, _fractional_split, bounds_of, least_misses, lower_bound
 from sim.runs.demand import StepDemand
 from sim.runs.null_model import null_model
-from tests.kit.costs import scaled, uniform_costs
-from tests.kit.strategies import toy_shape
+from trilane.testing.costs import scaled, uniform_costs
+from trilane.testing.strategies import toy_shape
 
 
 def step(index: int, phase: Phase, *routings: dict[int, int]) -> StepDemand:
@@ -146,6 +146,14 @@ def test_the_bound_scales_with_the_costs() -> None:
     one = lower_bound(DEMAND, uniform_costs(2, copy_ns=300, cpu_ns=400), 200)
     ten = lower_bound(DEMAND, scaled(uniform_costs(2, copy_ns=300, cpu_ns=400), 10), 200)
     assert (ten.ttft_ns, ten.tpot_ns) == ((one.ttft_ns or 0) * 10, (one.tpot_ns or 0) * 10)
+
+
+def test_bounds_at_several_capacities_are_those_at_each() -> None:
+    costs = uniform_costs(2, copy_ns=300, cpu_ns=400)
+    bounds = LowerBounds(DEMAND, costs)
+    assert [bounds.at(capacity) for capacity in (0, 400, 200, 0)] == [
+        lower_bound(DEMAND, costs, capacity) for capacity in (0, 400, 200, 0)
+    ]
 
 
 def test_bounds_of_names_its_columns_and_leaves_out_what_does_not_apply() -> None:

@@ -10,10 +10,10 @@ import pytest
 from sim.runs import calibration
 from sim.runs.calibration import calibrate, check_other_prompts, load_calibration
 from sim.runs.scenario import Scenario, ScenarioError
-from tests.kit.strategies import toy_shape
 from traces.file import write_trace
 from traces.library import load_trace
 from traces.trace import Trace
+from trilane.testing.strategies import toy_shape
 
 # Two sequences of one prompt and two decode tokens, captured side by side: token by token.
 ROWS = [

@@ -136,6 +136,16 @@ def test_a_policy_that_reads_tokens_plays_the_short_prompt_and_has_no_ttft() -> 
     assert short.metrics.tpot_ms > 0
 
 
+def test_the_bounds_of_a_short_prompt_are_not_those_of_the_long_one() -> None:
+    """Whichever of two policies of one scenario is played first."""
+    long = prepare(Scenario(policy="dali", prompt_tokens=64, sampled_prompt_tokens=8, generated_tokens=2))
+    token_by_token = long.with_policy("smoe")
+    assert long.bounds["lower_bound_ttft_ms"] > 0
+    assert token_by_token.bounds == prepare(token_by_token.scenario).bounds
+    assert token_by_token.known_bounds is long.known_bounds
+    assert len(long.known_bounds) == 2
+
+
 def test_a_long_prompt_takes_the_kv_cache_and_the_time_of_all_its_tokens() -> None:
     short = Scenario(**MINI, policy="on-demand", generated_tokens=2)
     long = short.with_(prompt_tokens=8000, sampled_prompt_tokens=8)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.kit.strategies import toy_shape
+from trilane.testing.strategies import toy_shape
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,16 @@ import pytest
 
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
-from sim.runs.spans import spans_frame
+from sim.runs.spans import Row, spans_frame
 from sim.simulate import simulate
 from trilane.figures.figure_files import PictureError
-from trilane.figures.gantt import median_decode_step, plot_gantt
+from trilane.figures.gantt import plot_gantt
+from trilane.figures.lanes import median_decode_step
+
+
+def step_end(time: int, step: int = 0, phase: str = "decode") -> Row:
+    """The wait that ends a step."""
+    return ("host", time, time, time, "wait", phase, step, -1, -1, -1, 0, 0)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,8 @@ def test_gantt_comes_close_where_the_gpu_waits_as_long_as_elsewhere(run: Run) ->
     rows = [("gpu", 10 * n, 10 * n, 10 * n + 1, "attention", "decode", 0, n, -1, -1, 1, 0) for n in range(8)]
     rows += [("gpu", 10 * n + 1 + wait, 10 * n + 1 + wait, 10 * n + 10, "combine", "decode", 0, n, -1, -1, 1, 0)
              for n, wait in enumerate(waits)]  # fmt: skip
-    figure = plot_gantt(Run(run.scenario, "by-hand", spans_frame(sorted(rows, key=lambda row: row[1]))))
+    rows = [*sorted(rows, key=lambda row: row[1]), step_end(80)]
+    figure = plot_gantt(Run(run.scenario, "by-hand", spans_frame(rows)))
     assert figure.axes[1].get_title(loc="left").startswith("layers 2 to 4 ")
 
 
@@ -58,6 +65,7 @@ def test_copies_are_named_with_their_layer(run: Run) -> None:
         ("gpu", 0, 0, 100, "attention", "decode", 0, 0, -1, -1, 1, 0),
         ("gpu", 100, 100, 200, "expert", "decode", 0, 0, -1, 3, 1, 0),
         ("cpu", 100, 100, 200, "precompute", "decode", 0, 0, 1, 9, 1, 0),
+        step_end(200),
     ]
     below = plot_gantt(Run(run.scenario, "by-hand", spans_frame(rows))).axes[1]
     assert [text.get_text() for text in below.texts] == ["3", "1/9", "2/7", "0/5"]
@@ -65,12 +73,8 @@ def test_copies_are_named_with_their_layer(run: Run) -> None:
 
 def test_median_decode_step_by_hand() -> None:
     """Decode steps of 10, 30 and 20 ns: the last has the median duration."""
-    rows = [
-        ("gpu", start, start, end, "attention", phase, step, 0, -1, -1, 1, 0)
-        for step, (start, end, phase) in enumerate(
-            [(0, 100, "prefill"), (100, 110, "decode"), (110, 140, "decode"), (140, 160, "decode")]
-        )
-    ]
+    ends = [(100, "prefill"), (110, "decode"), (140, "decode"), (160, "decode")]
+    rows = [step_end(end, step, phase) for step, (end, phase) in enumerate(ends)]
     assert median_decode_step(spans_frame(rows)) == 3
 
 

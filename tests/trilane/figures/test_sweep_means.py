@@ -233,8 +233,6 @@ def test_what_was_run(change: dict[str, object], expected: str) -> None:
         ((), {"prompt_tokens": 16.0}, "50% of the experts cached, batch 1, 16+24 tokens, routing"),
         ((), {"hardware_overrides": '{"host.sync_ns":1,"gpu.flops_per_s":2}'}, "rtx3090-ddr4, 2 numbers of the machine "
          "changed, 50%"),
-        (("pcie_gbps",), {"pcie_gbps": 8.0, "hardware_overrides": json.dumps({"link.h2d_bytes_per_s": 8e9, "x": 1})},
-         "rtx3090-ddr4, 1 number of the machine changed, 50%"),
         ((), {"runtime": "graphs", "prefill_chunk_tokens": 64.0}, "tokens, runtime graphs, prefill chunk 64 tokens, "
          "routing"),
         ((), {"runtime": "eager", "prefill_chunk_tokens": None}, "24 generated tokens, routing"),

@@ -11,7 +11,6 @@ from trilane.figures.winners import (
     best_of,
     fastest,
     gain,
-    gains_most,
     hardly_matters,
     intervals,
     settled_from,
@@ -82,18 +81,6 @@ def test_from_where_the_policy_hardly_matters() -> None:
     assert settled_from(times[[A, B]]) is None  # of two policies, half are always the fastest
 
 
-def test_names_have_no_order() -> None:
-    times = table("hardware", ["v", "x", "y", "z"], a=[1.0] * 4, b=[2.0, 1.1, 1.5, 1.05], c=[9.0] * 4)
-    assert hardly_matters(times) == gains_most(times) == ""
-
-
-def test_which_policy_gains_most() -> None:
-    times = table("pcie_gbps", [8.0, 64.0], a=[10.0, 8.0], b=[20.0, 10.0])
-    assert gains_most(times) == "b gains most: 20.0 to 10.0 ms per token"
-    assert gains_most(times[[A]]) == ""
-    assert gains_most(times.iloc[::-1]) == ""
-
-
 @pytest.mark.parametrize(
     ("times", "facts"),
     [
@@ -105,13 +92,6 @@ def test_which_policy_gains_most() -> None:
 def test_gain(times: list[float], facts: tuple[str, ...]) -> None:
     sentence = gain(table("pcie_gbps", [8.0, 64.0], a=times, b=[2 * time for time in times]))
     assert all(fact in sentence for fact in facts)
-
-
-def test_gain_of_names_is_from_the_best_to_the_worst() -> None:
-    times = table("hardware", ["old", "new", "odd"], a=[20.0, 10.0, 40.0], b=[30.0, 30.0, 15.0])
-    assert gain(times) == "new is best: 10.0 ms per token, 2.00x faster than old (20.0)"
-    memory = table("gpu_memory_gb", [12.0, 16.0, "the card's own"], a=[30.0, 20.0, 20.2])
-    assert gain(memory) == "16 GB is best: 20.0 ms per token, 1.50x faster than 12 GB (30.0)"
 
 
 def test_one_value_gains_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.machine.profile_yaml import write_profile
+from sim.machine.hardware import write_hardware
 from tests.kit.hand_measured import time, toy_machine, toy_model
 from tests.kit.running import SHORT, Trilane
 
@@ -12,7 +12,7 @@ from tests.kit.running import SHORT, Trilane
 @pytest.fixture
 def lanes(trilane: Trilane) -> str:
     """A profile in the folder that the command runs in."""
-    write_profile(toy_machine(), "lanes.yaml")
+    write_hardware(toy_machine(), "lanes.yaml")
     return "lanes.yaml"
 
 
@@ -37,7 +37,7 @@ def test_a_profile_says_what_it_was_measured_on(trilane: Trilane, lanes: str) ->
 
 def test_a_profile_says_which_models_were_measured(trilane: Trilane) -> None:
     model = toy_model(launch_lead=time(2500), launch_tail=time(900))
-    write_profile(toy_machine(models={"toy": model}), "lanes.yaml")
+    write_hardware(toy_machine(models={"toy": model}), "lanes.yaml")
     times, rates = lines_of(trilane("hardware", "lanes.yaml").out, "toy ")
     assert times == "toy 0.1 (0.1-0.1) 1.0 (1.0-1.0) 7.0 (7.0-7.0) 2.5 (2.5-2.5) 0.9 (0.9-0.9) 1-8"
     assert rates == "toy 80% (79-81) 90% (89-91) 100% (99-100) 97% (96-98) 88% (87-89)"
@@ -46,7 +46,7 @@ def test_a_profile_says_which_models_were_measured(trilane: Trilane) -> None:
 def test_what_an_earlier_profile_lacks_is_a_dash(trilane: Trilane) -> None:
     later = ("launch_lead", "launch_tail", "gpu_with_cpu_permille", "cpu_with_gpu_permille")
     earlier = {"toy": toy_model(**dict.fromkeys(later))}
-    write_profile(toy_machine(models=earlier), "earlier.yaml")
+    write_hardware(toy_machine(models=earlier), "earlier.yaml")
     times, rates = lines_of(trilane("hardware", "earlier.yaml").out, "toy ")
     assert times.endswith("7.0 (7.0-7.0) - - 1-8")
     assert rates == "toy 80% (79-81) 90% (89-91) 100% (99-100) - -"

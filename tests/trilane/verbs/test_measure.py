@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from realrun.machine.host_lanes import HostLanes
-from sim.machine.profile_yaml import write_profile
+from sim.machine.hardware import write_hardware
 from tests.kit.hand_measured import toy_machine, toy_model
 from tests.kit.measuring import LOCKED, SETS
 from tests.kit.running import ROOT, Trilane
@@ -105,7 +105,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_sentence_and_leaves_nothing(trilane: Trilane, name: str) -> None:
     write_prompts(3)
-    write_profile(toy_machine(models={"mini-moe": MINI}), "lanes.yaml")
+    write_hardware(toy_machine(models={"mini-moe": MINI}), "lanes.yaml")
     words, expected = BAD[name]
     done = trilane(*words, "--trace", "t.safetensors") if "generate" in words else trilane(*words)
     assert (done.status, done.out) == (2, "")

@@ -14,8 +14,7 @@ pytest.importorskip("torch")
 import realrun.profiling.profile
 from realrun.machine.cores import usable_cores
 from realrun.machine.host_lanes import HostLanes
-from sim.machine.hardware import Hardware, load_hardware
-from sim.machine.profile_yaml import write_profile
+from sim.machine.hardware import Hardware, load_hardware, write_hardware
 from tests.kit.fake_cuda import FakeCuda
 from tests.kit.fake_torch import OnDevice, install
 from tests.kit.hand_measured import toy_machine, toy_profile
@@ -149,7 +148,7 @@ def test_what_no_machine_has_does_not_spoil_the_models_that_are_in_the_file(
 
 
 def test_lanes_of_another_kind_than_the_profile_has(trilane: Trilane) -> None:
-    write_profile(toy_machine(), OUT)
+    write_hardware(toy_machine(), OUT)
     done = trilane("profile", "-o", OUT, "--lanes", "cuda")
     assert done.status == 2
     assert "kind 'host-lanes' and not 'cuda'" in done.err
@@ -203,7 +202,7 @@ def test_a_gpu_s_profile_is_added_to_with_its_own_kind_and_memory(trilane: Trila
         raise ValueError("no GPU here")
 
     monkeypatch.setattr("realrun.machine.machines._cuda", cuda)
-    write_profile(replace(load_hardware("rtx3090-ddr4"), profile=toy_profile(machine=CUDA), power=None), OUT)
+    write_hardware(replace(load_hardware("rtx3090-ddr4"), profile=toy_profile(machine=CUDA), power=None), OUT)
     with pytest.raises(ValueError, match="no GPU here"):
         trilane("profile", "-o", OUT, "--lanes", "cuda", "--memory-gb", "24", "--quick")
     assert made == [{"cpu_cores": None, "cpu_threads": 6, "memory_bytes": 24_000_000_000}]

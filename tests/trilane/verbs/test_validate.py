@@ -19,8 +19,7 @@ from realrun.machine.host_lanes import HostLanes, HostLaneSettings
 from realrun.profiling.lab import Points
 from realrun.profiling.profile import profile
 from realrun.profiling.timing import Effort
-from sim.machine.hardware import load_hardware
-from sim.machine.profile_yaml import write_profile
+from sim.machine.hardware import load_hardware, write_hardware
 from tests.kit.measuring import LOCKED
 from tests.kit.running import ROOT, Trilane
 from tests.kit.waiting import wait_until
@@ -44,7 +43,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
                         effort=Effort(rounds=2, most=1, probe_ns=0))  # fmt: skip
     finally:
         machine.close()
-    write_profile(found.hardware, path)
+    write_hardware(found.hardware, path)
     return path
 
 

@@ -14,7 +14,7 @@ from trilane.study.fit.prepared_question import all_on_gpu
 from trilane.study.fit.question import Question
 from trilane.study.fit.sensitivity import WORTH_NAMING, Gain
 
-LARGEST_DIMM_GB = {"ddr4": 32, "ddr5": 64}  # unbuffered, of 2^30 bytes; vendors' catalogues, from memory
+LARGEST_DIMM_GIB = {"ddr4": 32, "ddr5": 64}  # unbuffered modules; vendors' catalogues, from memory
 DIMMS = 2  # a channel, on a desktop's board
 DESKTOP_CHANNELS = 2
 UBATCH = 512  # prompt tokens that llama.cpp computes at once by default
@@ -36,12 +36,12 @@ def _room(question: Question, hardware: Hardware, best: PolicyResult) -> list[st
         return []
     memory = part("memory", question.ram.lower())
     channels = round(hardware.cpu.dram_bytes_per_s / memory.transfers_per_s.value / 8)
-    most = channels * DIMMS * LARGEST_DIMM_GB.get(memory.family, 0)
+    most = channels * DIMMS * LARGEST_DIMM_GIB.get(memory.family, 0)
     need = best.host_bytes + HOST_RESERVE_BYTES
     if channels > DESKTOP_CHANNELS or not most or need <= most * GIB:
         return []
     return [
-        f"The host must hold {in_gb(need)} GB, and {channels} channels of {memory.title} take about {most} GB "
+        f"The host must hold {in_gb(need)} GB, and {channels} channels of {memory.title} take about {most} GiB "
         f"({DIMMS} modules each): name a server's CPU or channels, or the memory that there is (--ram-gb)"
     ]
 

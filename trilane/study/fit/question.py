@@ -32,7 +32,7 @@ class Question:
     ``weights``: a quantisation; None: q4_k_m, or the model's own where it is published in fewer than 16 bits or the
     machine is a profile, which was measured with these.
     ``context``: prompt tokens; ``generated``: tokens of the answer; of each of ``batch`` sequences. ``ram_gb``: all
-    memory of the host in GB of 2^30 bytes, as it is sold; None: enough. ``trace``, and ``calibration``, a trace of
+    memory of the host in GiB; None: enough. ``trace``, and ``calibration``, a trace of
     other prompts; None: see ``fit.routing``. ``policies``: those to choose from; None: those of ``fit.candidates``.
     ``runtime``: see ``sim.costs.runtimes``; that of a profile is the one that was measured.
     """

@@ -16,7 +16,7 @@ from sim.runs.scenario import Scenario
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count
 from trilane.common.schema import check, from_dict
-from trilane.common.yaml_files import YamlError, read_yaml
+from trilane.common.yaml_files import read_yaml
 from trilane.study import CLAIRVOYANT_POLICY
 from trilane.study.draws import draws_of
 from trilane.study.sweep.axes import (
@@ -89,10 +89,7 @@ class Grid:
     @classmethod
     def from_yaml(cls, path: str | Path) -> Grid:
         """Read a sweep file. Raises SweepError with the file's name, and the key's where one is at fault."""
-        try:
-            return cls.from_dict(read_yaml(path), str(path))
-        except YamlError as error:
-            raise SweepError(str(error)) from None
+        return cls.from_dict(read_yaml(path, SweepError), str(path))
 
     @classmethod
     def from_dict(cls, document: Any, where: str = "sweep") -> Grid:

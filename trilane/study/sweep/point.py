@@ -19,7 +19,7 @@ from traces.library import load_trace
 from traces.models.catalogue import load_model
 from trilane.study.draws import LastPrepared
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, SweepError, scenario_keys
-from trilane.study.sweep.code_fingerprint import source_checksum
+from trilane.study.sweep.code_fingerprint import code_fingerprint
 from trilane.study.sweep.grid import Point, canonical, setting_key
 from trilane.study.sweep.table import COLUMNS, cell
 from trilane.study.sweep.user_policies import own_source
@@ -88,9 +88,9 @@ def key_of(point: Point, contents: Contents | None = None) -> str:
     A point that has no scenario is known by what was asked and its problem.
     """
     if point.scenario is None:
-        return _digest([_asked(point), dict(point.axes), point.problem, source_checksum()])
+        return _digest([_asked(point), dict(point.axes), point.problem, code_fingerprint()])
     behind = (contents or Contents()).of(point.scenario)
-    return _digest([point.scenario.to_dict(), point.draw, behind, source_checksum()])
+    return _digest([point.scenario.to_dict(), point.draw, behind, code_fingerprint()])
 
 
 class Task(NamedTuple):

@@ -45,7 +45,11 @@ class Counts(NamedTuple):
 
     hits: int
     loads: int
-    bytes: int
+    copied_bytes: int
+
+    def to_dict(self) -> dict[str, int]:
+        """JSON-ready."""
+        return {"hits": self.hits, "loads": self.loads, "bytes": self.copied_bytes}
 
 
 class Parity(NamedTuple):
@@ -66,7 +70,7 @@ class Parity(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        counts = {"measured": self.measured._asdict(), "predicted": self.predicted._asdict()}
+        counts = {"measured": self.measured.to_dict(), "predicted": self.predicted.to_dict()}
         return {**self._asdict(), **counts, "held": self.held}
 
 

@@ -144,10 +144,10 @@ def question_of(settings: Sequence[Prepared]) -> dict[str, str]:
 
     The number of repeats is not included: a validation can be continued with more of them.
     """
-    asked = [[setting.scenario.to_dict(), setting.trace.checksum] for setting in settings]
+    scenarios = [[setting.scenario.to_dict(), setting.trace.checksum] for setting in settings]
     profile = settings[0].hardware.document()
     return {
-        "plan": _sha(json.dumps(asked).encode()),
+        "plan": _sha(json.dumps(scenarios).encode()),
         "profile": _sha(json.dumps(profile, default=str).encode()),
         "code": code_of(setting.scenario.policy for setting in settings),
     }

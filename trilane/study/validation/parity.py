@@ -41,7 +41,7 @@ def answers_of(session: LoggedSession) -> Answers:
         plans=tuple(_digest(plans[place]._replace(makespan_ns=0)) for place in sorted(plans)),
         copies=_digest(copies),
         demand_only=all(copy.kind == "demand" for copy in copies),
-        counts=Counts(resident, len(copies), sum(copy.bytes for copy in copies)),
+        counts=Counts(resident, len(copies), sum(copy.expert_bytes for copy in copies)),
     )
 
 

@@ -22,7 +22,7 @@ from realrun.errors import RefusedError
 from sim.runs.scenario import Scenario
 from trilane.common.hints import NOT_EMPTY, Constraint, Count
 from trilane.common.schema import from_dict
-from trilane.common.yaml_files import YamlError, read_yaml
+from trilane.common.yaml_files import read_yaml
 
 _ELSEWHERE = dict.fromkeys(("policy", "parameters"), "in the list of policies")
 _Policy = str | Annotated[Mapping[str, Mapping[str, Any]], Constraint("with one policy", lambda given: len(given) == 1)]
@@ -48,10 +48,7 @@ class ValidationPlan:
     @classmethod
     def from_yaml(cls, path: str | Path, changes: Mapping[str, Any]) -> ValidationPlan:
         """Read a plan; ``changes`` are made to the common scenario. Raises RefusedError, ScenarioError."""
-        try:
-            plan = from_dict(_PlanFile, read_yaml(path), str(path), RefusedError)
-        except YamlError as error:
-            raise RefusedError(str(error)) from None
+        plan = from_dict(_PlanFile, read_yaml(path, RefusedError), str(path), RefusedError)
         _check_free(plan.scenario, f"{path}: scenario", _ELSEWHERE)
         _check_free(plan.vary, f"{path}: vary", {**_ELSEWHERE, **dict.fromkeys(changes, "as an option")})
         varied = [dict(zip(plan.vary, values, strict=True)) for values in product(*plan.vary.values())]

@@ -74,12 +74,12 @@ def ranking_of(names: Sequence[str], comparisons: Sequence[RunComparison]) -> Ra
     predicted = np.array([comparison.tpot_ms.predicted for comparison in comparisons])
     signs = [_sign(measured[b] - measured[a]) * _sign(predicted[b] - predicted[a]) for a, b in sides]
     tied = [_tied(comparisons[a], comparisons[b]) for a, b in sides]
-    told = [sign for sign, tie in zip(signs, tied, strict=True) if not tie]
+    ordered = [sign for sign, tie in zip(signs, tied, strict=True) if not tie]
     return RankAgreement(
         policies=tuple(names[place] for place in order),
         tau=_tau(measured, predicted),
         null_tau=_tau(measured, [math.nan if p.null_tpot_ms is None else p.null_tpot_ms for p in comparisons]),
-        tau_beyond_spread=sum(told) / len(told) if told else None,
+        tau_beyond_spread=sum(ordered) / len(ordered) if ordered else None,
         pairs=len(sides),
         discordant=tuple((names[a], names[b]) for (a, b), sign in zip(sides, signs, strict=True) if sign < 0),
         ties=tuple((names[a], names[b]) for (a, b), tie in zip(sides, tied, strict=True) if tie),
@@ -106,5 +106,5 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
 
 
 def _name(scenario: Mapping[str, Any], parameters: Sequence[str]) -> str:
-    told = ", ".join(f"{key}={scenario['parameters'][key]}" for key in parameters if key in scenario["parameters"])
-    return f"{scenario['policy']}({told})" if told else str(scenario["policy"])
+    shown = ", ".join(f"{key}={scenario['parameters'][key]}" for key in parameters if key in scenario["parameters"])
+    return f"{scenario['policy']}({shown})" if shown else str(scenario["policy"])

@@ -32,7 +32,7 @@ class ValidationEnd(NamedTuple):
     """
 
     runs: int
-    asked: int
+    planned: int
     why: str | None = None
     error: LaneError | None = None
     changed: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Validated(NamedTuple):
     def notes(self) -> list[str]:
         """Notes: what is missing, remarks on the machine, the predictions' source, and the agreement by file."""
         found, ended = self.by_file.summary, self.ended
-        partly = f"stopped early: {ended.why}; {ended.runs} of {ended.asked} runs are measured, the rest is left out"
+        partly = f"stopped early: {ended.why}; {ended.runs} of {ended.planned} runs are measured, the rest is left out"
         anew = (
             f"a new journal was begun: the earlier one was for another {' and '.join(ended.changed)}, and is kept in "
             "journal.before"

@@ -149,7 +149,7 @@ def test_a_host_that_no_desktop_can_be_is_told() -> None:
     """All experts of a large model in its own weights, and nobody said how much memory there is."""
     more: dict[str, Any] = {"model": "qwen3-235b-a22b:64", "gpu": "rtx-5090", "ram": "ddr5-5600", "generated": 2,
                             "context": 64, "policies": ("ktransformers",), "weights": "bf16"}  # fmt: skip
-    assert "2 channels of DDR5-5600 take about 256 GB" in " ".join(fit(Question(**more)).traps)
+    assert "2 channels of DDR5-5600 take about 256 GiB" in " ".join(fit(Question(**more)).traps)
     assert "take about" not in " ".join(fit(Question(**more, ram_gb=512)).traps)
     assert "take about" not in " ".join(fit(Question(**{**more, "weights": "q4_k_m"})).traps)
 

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from tests.kit.small_sweeps import SMALL
-from trilane.study.sweep.code_fingerprint import checksum_of, source_checksum, sources_in
+from trilane.study.sweep.code_fingerprint import code_fingerprint, fingerprint_of, sources_in
 
 ROOT = Path(__file__).resolve().parents[4]
-FOLDERS = [ROOT / name for name in ("traces", "policies", "sim")]
+FOLDERS = [ROOT / name for name in ("traces", "policies", "sim", "trilane/common")]
 
 
 def test_sources_and_their_names_count(tmp_path: Path) -> None:
@@ -20,14 +20,14 @@ def test_sources_and_their_names_count(tmp_path: Path) -> None:
     checksums = []
     for text in ("a = 1", "a = 2"):
         one.write_text(text)
-        checksums.append(checksum_of([tmp_path]))
+        checksums.append(fingerprint_of([tmp_path]))
     (tmp_path / "costs.yaml").write_text("a = 2")
-    checksums.append(checksum_of([tmp_path]))
+    checksums.append(fingerprint_of([tmp_path]))
     one.rename(tmp_path / "lru.py")
-    checksums.append(checksum_of([tmp_path]))
+    checksums.append(fingerprint_of([tmp_path]))
     assert len(set(checksums)) == 4
     (tmp_path / "lru.pyc").write_bytes(b"compiled")
-    assert checksum_of([tmp_path]) == checksums[-1]
+    assert fingerprint_of([tmp_path]) == checksums[-1]
 
 
 def test_what_no_simulation_follows_from_does_not_count() -> None:
@@ -36,6 +36,7 @@ def test_what_no_simulation_follows_from_does_not_count() -> None:
     for name in ("traces/capture/load.py", "traces/capture/capture.py"):
         assert (ROOT / name).exists()
         assert name not in names
+    assert {name.partition("/")[0] for name in names} == {"traces", "policies", "sim", "common"}, "no pages, no verbs"
 
 
 def test_whatever_a_simulation_imports_counts() -> None:
@@ -63,4 +64,4 @@ def test_whatever_a_simulation_imports_counts() -> None:
 
 
 def test_it_is_the_same_in_the_whole_process() -> None:
-    assert source_checksum() == source_checksum()
+    assert code_fingerprint() == code_fingerprint()

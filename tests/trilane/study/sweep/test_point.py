@@ -14,13 +14,13 @@ from sim.machine.hardware import load_hardware
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.small_sweeps import SMALL
-from tests.kit.strategies import toy_trace
 from traces.file import write_trace
 from trilane.study import draws
 from trilane.study.sweep import point as point_file
 from trilane.study.sweep.grid import Grid, Point, points
 from trilane.study.sweep.point import Player, key_of, row_of
 from trilane.study.sweep.table import COLUMNS
+from trilane.testing.strategies import toy_trace
 
 SCENARIO = Scenario.from_dict({**SMALL, "cached_share": 0.25})
 
@@ -107,7 +107,7 @@ def test_every_part_of_a_scenario_and_the_draw_are_in_the_key() -> None:
 
 def test_other_code_plays_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     before = key_of(at(SCENARIO))
-    monkeypatch.setattr(point_file, "source_checksum", lambda: "other")
+    monkeypatch.setattr(point_file, "code_fingerprint", lambda: "other")
     assert key_of(at(SCENARIO)) != before
 
 

@@ -91,7 +91,7 @@ class TestVerdicts:
 
     def test_no_ranking_is_neither_held_nor_not(self) -> None:
         verdict = agreement(comparison("dali")).verdicts[1]
-        assert str(verdict).startswith("not judged: ranking of policies, Kendall's tau: no two policies were asked")
+        assert str(verdict).startswith("not judged: ranking of policies, Kendall's tau: no two policies in one setting")
 
 
 def test_scenarios_too_far_off_worst_first() -> None:

@@ -19,7 +19,7 @@ from realrun.profiling.lab import Points
 from realrun.profiling.profile import profile
 from realrun.profiling.timing import Effort
 from realrun.replay.measure import Measurement, ReplayBench
-from sim.machine.profile_yaml import write_profile
+from sim.machine.hardware import write_hardware
 from sim.runs.prepare import Prepared
 from tests.kit.tiny_bench import machine
 from traces.models.catalogue import load_model
@@ -50,7 +50,7 @@ def profiled(lanes: HostLanes, tmp_path_factory: pytest.TempPathFactory) -> Path
     points = Points(batches=(1,), contexts=(4, 6), prompts=(4,))
     effort = Effort(rounds=1, most=1, probe_ns=0)
     found = profile(lanes, [load_model("mini-moe:2")], points, ROUND, name="here", effort=effort)
-    write_profile(found.hardware, path)
+    write_hardware(found.hardware, path)
     return path
 
 
@@ -117,7 +117,7 @@ def kill_after(runs: int, ran: list[str], run: Validate, monkeypatch: pytest.Mon
 def test_every_scenario_is_warmed_up_once_and_measured_in_every_round(run: Validate, measured: list[str]) -> None:
     found = run()
     assert measured == ALL
-    assert (found.ended.runs, found.ended.asked, found.ended.why) == (6, 6, None)
+    assert (found.ended.runs, found.ended.planned, found.ended.why) == (6, 6, None)
 
 
 @pytest.mark.parametrize("killed_after", range(0, len(ALL), 2))
@@ -256,7 +256,7 @@ def test_a_file_that_is_half_written_does_not_count(run: Validate, measured: lis
 def test_what_was_measured_before_the_end_of_time_is_reported(run: Validate, measured: list[str]) -> None:
     found = run(stop=After(3))  # asked before the microbenchmarks too
     assert measured == WARM[:4]
-    assert (found.ended.runs, found.ended.asked) == (2, 6)
+    assert (found.ended.runs, found.ended.planned) == (2, 6)
     assert [comparison.predicted.policy for comparison in found.agreement.comparisons] == ROUND[:2]
     assert found.notes[0] == "stopped early: enough is enough; 2 of 6 runs are measured, the rest is left out"
 

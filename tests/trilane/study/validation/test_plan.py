@@ -10,7 +10,7 @@ from realrun.errors import RefusedError
 from realrun.profiling.lab import Points
 from realrun.profiling.profile import profile
 from realrun.profiling.timing import Effort
-from sim.machine.profile_yaml import write_profile
+from sim.machine.hardware import write_hardware
 from sim.runs.scenario import Scenario, ScenarioError
 from tests.kit.tiny_bench import TRACE, machine
 from traces.models.catalogue import load_model
@@ -110,7 +110,7 @@ def test_every_scenario_is_measured_and_predicted(tmp_path: Path) -> None:
     with machine(link_bytes_per_s=4e9) as lanes:
         points = Points(batches=(1,), contexts=(4, 6), prompts=(4,))
         found = profile(lanes, [load_model("mini-moe:3")], points, ["dali"], name="here", effort=Effort(1, 1, 0))
-        write_profile(found.hardware, path)
+        write_hardware(found.hardware, path)
         plan = ValidationPlan.from_yaml(tmp_path / "plan.yaml", {"hardware": str(path)})
         validated = validate(plan, lanes, said.append)
     for agreement in (validated.agreement, validated.by_file):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from sim.costs.cost_table import CostTable, StepCosts
 from sim.runs.spans import Span
-from tests.invariants.log import Layer, Log, Spans, log_of
+from trilane.testing.log import Layer, Log, Spans, log_of
 
 
 def law_2_launches(spans: Spans, costs: CostTable) -> None:

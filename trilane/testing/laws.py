@@ -1,6 +1,6 @@
 """Laws 1 to 5 and 12 (docs/design.md), checked on spans alone: each raises AssertionError naming law and culprit.
 
-They know how spans look (sim/runs/spans.py) and what the rules are, and nothing of how the engine works.
+They depend on the format of spans (sim/runs/spans.py) and on the rules, and on nothing in the engine.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Protocol
 from policies.mechanism.views import Routing
 from sim.costs.cost_table import CostTable
 from sim.runs.spans import INSTANT, Span
-from tests.invariants.accounting import law_12_accounting
-from tests.invariants.launches import law_2_launches
-from tests.invariants.log import Expert, Layer, Log, Routings, Spans, Stay, home, log_of
-from tests.invariants.work_conservation import law_5_work_conservation
+from trilane.testing.accounting import law_12_accounting
+from trilane.testing.launches import law_2_launches
+from trilane.testing.log import Expert, Layer, Log, Routings, Spans, Stay, home, log_of
+from trilane.testing.work_conservation import law_5_work_conservation
 
 __all__ = [
     "check_all", "law_1_conservation", "law_2_causality", "law_3_exclusivity", "law_4_capacity",
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class Step(Protocol):
-    """What the laws need to know of a step of a demand."""
+    """The part of a step of demand that the laws read."""
 
     @property
     def index(self) -> int: ...
@@ -119,10 +119,10 @@ def _chain_within_layer(log: Log, layer: Layer) -> None:
     forecast = [s for s in log.of(layer, "routing") if s.target_layer >= 0]
     attention, plan = log.one(layer, "attention"), log.one(layer, "plan")
     if log.committed(layer):
-        before = (layer[0], layer[1] - 1)
-        _after(plan, [log.one(before, "foresee")], "a committed layer needs the foresight that committed it")
+        committing = log.one((layer[0], layer[1] - 1), "foresee")
+        _after(plan, [committing], "a committed layer needs the foresight that committed it")
         assert not log.of(layer, "gate") + own_routing, f"law 2: step, layer {layer} is half routed"
-        chain = []
+        chain: list[list[Span]] = []
     else:
         chain = [[attention], [log.one(layer, "gate")], own_routing, [_own_wait(log, layer)], [plan]]
     for span in log.of(layer, "activations"):
@@ -188,7 +188,7 @@ def law_4_capacity(spans: Spans, budget_bytes: int) -> None:
     changes = [(stay.came, 1, stay.copy.bytes, expert) for expert, some in stays.items() for stay in some]
     changes += [(stay.left, 0, -stay.copy.bytes, expert) for expert, some in stays.items() for stay in some]
     held = 0
-    for now, _, change, expert in sorted(changes):  # who leaves at an instant leaves before others come
+    for now, _, change, expert in sorted(changes):  # at one instant, evictions come before arrivals
         held += change
         assert held <= budget_bytes, f"law 4: {held} of {budget_bytes} bytes are held at {now} ns, when {expert} comes"
     for layer in log.routed_layers():

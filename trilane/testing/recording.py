@@ -13,7 +13,7 @@ from policies.mechanism.views import Copy, Forecast, Foresight, LayerInput, Plan
 from policies.protocols import When
 from sim.costs.cost_table import CostTable
 from sim.runs.demand import StepDemand
-from tests.invariants.log import Routings
+from trilane.testing.log import Routings
 
 
 class RecordingSession(Session):
@@ -61,7 +61,7 @@ class RecordingSession(Session):
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedWorld:
     """A world that has run."""
 
     spans: pd.DataFrame

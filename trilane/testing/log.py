@@ -54,7 +54,7 @@ class Log:
         return self.one(layer, "plan").start_ns
 
     def committed(self, layer: Layer) -> bool:
-        """Whether a layer's routing was committed ahead, so that no gate was asked."""
+        """Whether a layer's routing was committed ahead, so that its gate was not used."""
         return all(s.target_layer >= 0 for s in self.of(layer, "wait"))
 
     def ended(self, layer: Layer) -> int:
@@ -72,7 +72,7 @@ class Log:
         return self.of(layer, "expert") + ahead
 
     def demanded(self, layer: Layer) -> list[Span]:
-        """The copies that a layer has waited for, streamed experts that nobody used among them."""
+        """The copies that a layer has waited for, including streamed experts that were not used."""
         return [s for s in self.lanes["h2d"] if s.kind == "demand" and (s.step, home(s)) == layer]
 
     def routed_layers(self) -> list[Layer]:

@@ -1,4 +1,4 @@
-"""What a policy must leave alone: the views it is shown, the answers it has given, and everybody else's state."""
+"""Checks of purity: a policy changes neither its views nor its answers, and shares no state with other instances."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def snapshot(value: Any) -> Any:
 
 
 class Watched:
-    """A part of a policy whose every call is watched."""
+    """A part of a policy that checks, at every call, that its arguments do not change."""
 
     def __init__(self, part: Any) -> None:
         self._part, self._answers = part, list[tuple[str, Any, Any]]()
@@ -59,7 +59,7 @@ class Watched:
         return watched
 
     def check_answers(self) -> None:
-        """What was answered has not changed since."""
+        """Answers have not changed since they were given."""
         for told, answer, then in self._answers:
             assert snapshot(answer) == then, f"purity: an answer of {told} was changed after it was given"
 
@@ -67,7 +67,8 @@ class Watched:
 def watched(policy: Composition) -> Composition:
     """The policy with all parts watched."""
     parts = {name: getattr(policy, name) for name in PARTS}
-    return replace(policy, **{name: Watched(part) for name, part in parts.items() if part is not None})
+    watching: dict[str, Any] = {name: Watched(part) for name, part in parts.items() if part is not None}
+    return replace(policy, **watching)
 
 
 def check_answers(policy: Composition) -> None:
@@ -95,7 +96,7 @@ def _keeps_state(value: object) -> bool:
         return bool(value.flags.writeable)
     if isinstance(value, CONTAINERS):
         return True
-    frozen = is_dataclass(value) and value.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    frozen = is_dataclass(value) and value.__dataclass_params__.frozen  # type: ignore[union-attr]
     return _ours(type(value)) and bool(_state(value)) and not frozen and not isinstance(value, tuple)
 
 
@@ -140,5 +141,5 @@ def _state(value: object) -> dict[str, object]:
 
 
 def _ours(kind: type) -> bool:
-    """Is it a class of the project's, or of whoever wrote the policy?"""
+    """Whether it is a class of the project or of a user, not of a library."""
     return kind.__module__.partition(".")[0] not in {*sys.stdlib_module_names, "numpy"}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from policies.registry import System
-from tests.kit.strategies import toy_shape
-from tests.kit.worlds import World, composition_of, random_costs, scored_trace, with_forecasts
+from trilane.testing.strategies import toy_shape
+from trilane.testing.worlds import World, composition_of, random_costs, scored_trace, with_forecasts
 
 SLOT = 100  # bytes of an expert, where all are alike
 

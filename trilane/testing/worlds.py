@@ -21,13 +21,13 @@ from sim.machine.plan_costs import PlanCost, PlanCosts
 from sim.runs.demand import StepDemand, demand_of, future_of
 from sim.runs.routing_error import RoutingErrors
 from sim.runs.spans import spans_frame
-from tests.kit.costs import ConstantSteps
-from tests.kit.recording import Played, RecordingSession
-from tests.kit.strategies import toy_calibration, toy_shape, traces
 from traces.batches import compose as compose_batch
 from traces.layout import ForecastKey
 from traces.models.shape import ModelShape
 from traces.trace import Trace
+from trilane.testing.costs import ConstantSteps
+from trilane.testing.recording import PlayedWorld, RecordingSession
+from trilane.testing.strategies import toy_calibration, toy_shape, traces
 
 MAX_TOKENS = 32  # more than any step of a small trace has
 
@@ -59,7 +59,7 @@ class World:
         return self.system.needs
 
     def demand(self, needs: Needs) -> list[StepDemand]:
-        """What the trace asks for, with what a policy needs."""
+        """The demand of the trace, with what a policy needs."""
         steps = compose_batch(self.trace, batch=self.batch, prefill_chunk_tokens=self.prefill_chunk_tokens)
         return demand_of(self.trace, steps, needs)
 
@@ -75,7 +75,7 @@ class World:
         )  # fmt: skip
 
 
-def play(world: World, changes: dict[str, Any] | None = None) -> Played:
+def play(world: World, changes: dict[str, Any] | None = None) -> PlayedWorld:
     """Run a world. ``changes`` replaces parts of the policy (a broken one, say)."""
     return play_composition(world, replace(composition_of(world), **(changes or {})))
 
@@ -85,7 +85,7 @@ def composition_of(world: World, context: BuildContext | None = None) -> Composi
     return world.system.build(world.system.parse(world.parameters), context or world.context)
 
 
-def play_composition(world: World, policy: Composition) -> Played:
+def play_composition(world: World, policy: Composition) -> PlayedWorld:
     """Run a world under a policy that was composed for it."""
     calibration = world.context.calibration if policy.needs.calibration else None
     popularity = None if calibration is None else calibration.popularity
@@ -94,9 +94,9 @@ def play_composition(world: World, policy: Composition) -> Played:
 
 def play_policy(
     policy: Composition, world: World, demand: list[StepDemand], popularity: np.ndarray | None = None
-) -> Played:
+) -> PlayedWorld:
     """Run any policy on the machine of a world."""
-    sizes = tuple(costs.bytes for costs in world.costs.experts)
+    sizes = tuple(costs.expert_bytes for costs in world.costs.experts)
     budget = Budget(world.trace.shape.experts, sizes, world.cache_bytes, popularity)
     session = RecordingSession(policy, budget, world.costs.experts)
     routing_errors = RoutingErrors() if policy.needs.changes_routing else None
@@ -104,7 +104,7 @@ def play_policy(
     session.clock = lambda: engine.env.now
     engine.run()
     staging = (policy.demand_slots + policy.prefetch_slots) * max(sizes)
-    return Played(spans_frame(engine.recorder.rows), session, demand, world.cache_bytes + staging, world.costs)
+    return PlayedWorld(spans_frame(engine.recorder.rows), session, demand, world.cache_bytes + staging, world.costs)
 
 
 def part(world: World, name: str) -> Any:
@@ -229,7 +229,7 @@ def scored_trace(rng: np.random.Generator, shape: ModelShape, sequences: int, pr
     length = prompt + decode
     scores = rng.dirichlet(np.ones(shape.experts), (sequences * length, shape.moe_layers)).astype(np.float16)
     ids = np.argsort(-scores, axis=-1, kind="stable")[..., : shape.top_k]
-    tensors = {
+    tensors: dict[str, np.ndarray] = {
         "sequence": np.repeat(np.arange(sequences), length).astype(np.int32),
         "position": np.tile(np.arange(length), sequences).astype(np.int32),
         "phase": np.tile([0] * prompt + [1] * decode, sequences).astype(np.uint8),
@@ -239,6 +239,6 @@ def scored_trace(rng: np.random.Generator, shape: ModelShape, sequences: int, pr
     return Trace.from_tensors(shape, tensors, {"model": "fixed"})
 
 
-def digest(played: Played) -> str:
+def digest(played: PlayedWorld) -> str:
     """A hash of all spans."""
     return hashlib.sha256(played.spans.to_csv(index=False).encode()).hexdigest()

@@ -67,7 +67,7 @@ def traces(
     """A small valid trace. ``scores`` and ``forecasts`` say whether it has them; None leaves it to chance.
 
     Each sequence has a prompt of 1 to 6 tokens and ``min_decode`` to 6 decode tokens. Where there are scores, the
-    chosen experts are the best by score; the forecasts know nothing.
+    chosen experts are the best by score; the forecasts are random.
     """
     layers, experts = draw(st.integers(1, max_layers)), draw(st.integers(1, max_experts))
     top_k = draw(st.integers(1, experts))

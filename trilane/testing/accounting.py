@@ -10,7 +10,7 @@ import pandas as pd
 from sim.runs.metrics import metrics_of
 from sim.runs.spans import COPIES, LANES, Span, spans_frame
 from sim.runs.stalls import stalls_of
-from tests.invariants.log import NEVER, Layer, Log, Stay, home, log_of
+from trilane.testing.log import NEVER, Layer, Log, Stay, home, log_of
 
 Value = float | None
 
@@ -74,8 +74,8 @@ def _pieces(log: Log, begin: int, end: int, waiter: Span | None) -> list[tuple[i
     layer = (waiter.step, waiter.layer)
     on_cpu = [s.end_ns for s in log.computed(layer) if s.lane == "cpu" and s.end_ns <= waiter.ready_ns]
     results = [s.end_ns for s in log.of(layer, "result")]
-    copied = [s.end_ns for s in log.demanded(layer)]
-    if waiter.ready_ns not in on_cpu + results + copied:
+    demanded = [s.end_ns for s in log.demanded(layer)]
+    if waiter.ready_ns not in on_cpu + results + demanded:
         return [(begin, end, "host_ns")]
     split = min(max(max(on_cpu, default=0), begin), end)
     return [(begin, split, "cpu_ns"), (split, end, "h2d_ns")]

@@ -1,21 +1,14 @@
-"""The laws that every policy obeys. Subclass ``PolicyLaws`` in a test module, name the system, and pytest runs them:
+"""The laws that every policy obeys, as a class of pytest tests.
 
-    from tests.conformance.policy_laws import PolicyLaws
-
-    MINE = System("mine", ...)  # a policies.system.System, as a row of the registry is
+    from my_policy import Mine  # a class with the decorator ``trilane.register``
+    from trilane.testing import PolicyLaws
 
     class TestMine(PolicyLaws):
-        system = MINE
+        policy = Mine
 
-The suite is in no installed package: it is used from a checkout, with the packages of ``make test`` installed, and by a
-policy that may live anywhere:
-
-    PYTHONPATH=/path/to/checkout /path/to/checkout/.venv/bin/python -m pytest test_mine.py
-
-(in a folder without a package ``tests`` of its own). Law 6 plays the system in another process, which must find it: as
-a variable of a module that can be imported, under the name that it has here.
-
-Laws 1 to 9 and 12 (docs/design.md), and purity: plans come out of frozen views, and no instance knows another.
+``python -m pytest test_mine.py`` then plays the policy at all sizes and in random worlds, and holds it against laws 1
+to 9 and 12 (docs/design.md) and purity: views and answers stay unchanged, and instances share no state. Law 6 plays it
+in another process too, which imports the module that defines the class.
 """
 
 from __future__ import annotations
@@ -30,13 +23,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from policies.mechanism.views import Assignment, LayerView
-from policies.registry import System
+from policies.registry import SYSTEMS, Policy, System
 from policies.system import ChoiceError
+from policies.testing.purity import check_answers, shared_state, snapshot, watched
 from sim.runs.bounds import lower_bound
 from sim.runs.prepare import check_needs
 from sim.runs.scenario import ScenarioError
-from tests.conformance.purity import check_answers, shared_state, snapshot, watched
-from tests.invariants.laws_of_runs import (
+from trilane.testing.laws_of_runs import (
     check_run,
     law_6_determinism,
     law_7_no_foresight,
@@ -44,8 +37,8 @@ from tests.invariants.laws_of_runs import (
     law_9_scaling,
     other_future,
 )
-from tests.kit.sizes import ORDINARY, SIZES, Size, unsuited
-from tests.kit.worlds import composition_of, digest, fixed_world, play, play_composition, worlds
+from trilane.testing.sizes import ORDINARY, SIZES, Size, unsuited
+from trilane.testing.worlds import composition_of, digest, fixed_world, play, play_composition, worlds
 
 few = settings(
     max_examples=6, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck),
@@ -55,20 +48,24 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 class PolicyLaws:
-    """One test a law. ``system`` is the policy; instead, a subclass may be parametrized by ``entry``, with many."""
+    """One test per law. A subclass sets ``policy``, a registered class, or is parametrized by ``entry``, rows of the
+    registry."""
 
-    system: System
+    policy: type[Policy]
 
     @pytest.fixture
     def entry(self) -> System:
         """The policy under test."""
-        return self.system
+        for entry in SYSTEMS.values():
+            if entry.parameters is self.policy:
+                return entry
+        raise ChoiceError(f"{self.policy.__name__} is not registered: decorate it with trilane.register(NAME, SUMMARY)")
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("size", SIZES, ids=str)
     def test_laws_1_to_5_and_12_at_every_size(self, entry: System, size: Size) -> None:
-        """Or it is refused, for the reason that it declares."""
+        """Or the policy is refused, for the reason that it declares."""
         if reason := unsuited(entry, size):
             _refused(entry, size, reason)
             return
@@ -102,7 +99,7 @@ class PolicyLaws:
     @given(data=st.data(), seed=SEEDS)
     def test_law_7_no_foresight(self, entry: System, data: st.DataObject, seed: int) -> None:
         if entry.needs.future:
-            pytest.skip("the policy declares that it knows the future")
+            pytest.skip("the policy declares that it uses the future")
         law_7_no_foresight(data.draw(worlds([entry], min_decode=2)), seed)
 
     @few
@@ -113,7 +110,7 @@ class PolicyLaws:
         law_8_bound(data.draw(worlds([entry])), lower_bound)
 
     def test_law_8_no_run_beats_the_lower_bound_of_a_fixed_world(self, entry: System) -> None:
-        """Where the bound is close: a policy that leaves some of the work out may stay above it elsewhere."""
+        """Where the bound is close; elsewhere a policy that leaves out some work may stay above it."""
         _skip_unbounded(entry)
         law_8_bound(fixed_world(entry), lower_bound)
 
@@ -122,8 +119,8 @@ class PolicyLaws:
     def test_law_9_scaling(self, entry: System, data: st.DataObject, c: int) -> None:
         law_9_scaling(data.draw(worlds([entry], contention=False)), c)
 
-    def test_the_assigner_is_asked_once_a_layer(self, entry: System) -> None:
-        """By the session, and by nobody else: it may remember what it has decided."""
+    def test_the_assigner_is_called_once_per_layer(self, entry: System) -> None:
+        """By the session alone: an assigner may remember its decisions."""
         world = fixed_world(entry)
         policy = composition_of(world)
         assign, calls = policy.assigner.assign, list[tuple[int, int]]()
@@ -134,7 +131,7 @@ class PolicyLaws:
 
         policy.assigner.assign = counted  # type: ignore[method-assign]
         planned = list(play_composition(world, policy).session.plans)
-        assert calls == planned, f"assign is called once a layer: {len(planned)} layers, {len(calls)} calls"
+        assert calls == planned, f"assign is called once per layer: {len(planned)} layers, {len(calls)} calls"
 
     # --- purity -------------------------------------------------------------------------------------------------------
 
@@ -159,7 +156,7 @@ class PolicyLaws:
         assert not shared, f"purity: two instances share {', '.join(shared)}"
         other = world if entry.needs.future else replace(world, trace=other_future(world.trace, 1, 0))
         play_composition(other, one)
-        assert digest(play_composition(world, two)) == alone, "purity: an instance knows what another has seen"
+        assert digest(play_composition(world, two)) == alone, "purity: an instance depends on the runs of another"
 
 
 def choices(system: System) -> Iterator[dict[str, Any]]:

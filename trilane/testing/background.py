@@ -1,6 +1,6 @@
-"""Law 5 for copies that nobody waits for: a swap or a prefetch starts as soon as the link is free and it may.
+"""Law 5 for background copies: a swap or a prefetch starts as soon as the link is free and it is allowed.
 
-Spans do not tell when such a copy was asked for, nor what was protected meanwhile; the recording session does. Moments
+Spans do not show when such a copy was requested, nor what was protected meanwhile; the recording session does. Moments
 are taken from the spans: a plan's start, a foresight's end, the end of a layer or a step.
 """
 
@@ -11,8 +11,8 @@ from itertools import pairwise
 
 from policies.mechanism.views import ExpertId
 from sim.runs.spans import INSTANT, Span
-from tests.invariants.log import NEVER, Layer, Log, Spans, Stay, log_of
-from tests.kit.recording import RecordingSession
+from trilane.testing.log import NEVER, Layer, Log, Spans, Stay, log_of
+from trilane.testing.recording import RecordingSession
 
 Interval = tuple[int, int]
 
@@ -29,13 +29,13 @@ def law_5_background_copies(spans: Spans, session: RecordingSession) -> None:
     transfers = [s for s in log.lanes["h2d"] if s.kind not in INSTANT]
     for before, span in pairwise([None, *transfers]):
         assert span is not None
-        id, free = ExpertId(span.layer, span.expert), before.end_ns if before else 0
+        key, free = ExpertId(span.layer, span.expert), before.end_ns if before else 0
         if span.kind == "swap":
-            wanted, swap = max(p for p in asked if p[0] <= span.start_ns and p[1].incoming == id)
-            in_the_way = [(s.readable, s.left) for s in staged if (s.copy.layer, s.copy.expert) == id]
+            wanted, swap = max(p for p in asked if p[0] <= span.start_ns and p[1].incoming == key)
+            in_the_way = [(s.readable, s.left) for s in staged if (s.copy.layer, s.copy.expert) == key]
             in_the_way += _pinned(log, session, swap.outgoing, protected)
         elif span.kind == "prefetch":
-            wanted = max(end for end, told in foreseen if end <= span.start_ns and id in told.prefetches)
+            wanted = max(end for end, told in foreseen if end <= span.start_ns and key in told.prefetches)
             if session.policy.prefetcher is None or session.policy.prefetcher.into == "cache":
                 in_the_way = _refused(log, session, max(free, wanted), span)
             else:
@@ -45,7 +45,7 @@ def law_5_background_copies(spans: Spans, session: RecordingSession) -> None:
         idle_from = max(free, wanted)
         reached = _covered(in_the_way, idle_from, span.start_ns)
         assert reached >= span.start_ns, (
-            f"law 5: h2d rests from {idle_from} to {span.start_ns} ns although the {span.kind} of {id} waits since "
+            f"law 5: h2d rests from {idle_from} to {span.start_ns} ns although the {span.kind} of {key} waits since "
             f"{wanted} and nothing is in its way at {reached}"
         )
 
@@ -64,12 +64,12 @@ def _protections(log: Log, session: RecordingSession) -> list[tuple[int, int, fr
 
 
 def _pinned(
-    log: Log, session: RecordingSession, id: ExpertId, protected: list[tuple[int, int, frozenset[ExpertId]]]
+    log: Log, session: RecordingSession, key: ExpertId, protected: list[tuple[int, int, frozenset[ExpertId]]]
 ) -> list[Interval]:
     """When an expert must stay: protected, or active in the layer at work, or protected as that layer's loads began."""
-    found = [(begin, end) for begin, end, what in protected if id in what]
+    found = [(begin, end) for begin, end, what in protected if key in what]
     for place, plan in session.plans.items():
-        active = place[1] == id.layer and id.expert in (*plan.gpu, *plan.cpu)
+        active = place[1] == key.layer and key.expert in (*plan.gpu, *plan.cpu)
         routed = log.routed(place)
         if active or (plan.loads and any(b <= routed <= e for b, e in found)):
             found.append((routed, log.ended(place)))
@@ -84,7 +84,7 @@ def _full(prefetched: list[Stay], slots: int, span: Span) -> list[Interval]:
 
 
 def _refused(log: Log, session: RecordingSession, idle_from: int, span: Span) -> list[Interval]:
-    """When the cache would not take it: the lane must have asked whenever that could have changed, and got nothing."""
+    """When the cache refused it: the lane has requested a copy whenever that could have changed, and got none."""
     changes = {s.end_ns for s in log.lanes["h2d"] if s.kind == "release"}
     changes |= {log.ended(place) for place in log.routed_layers()} | {idle_from, span.start_ns}
     moments = sorted(t for t in changes if idle_from <= t <= span.start_ns)

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from sim.costs.cost_table import CostTable
 from sim.runs.spans import INSTANT, Span
-from tests.invariants.launches import first_ns, launch_of, law_5_launches
-from tests.invariants.log import Expert, Layer, Log, Spans, Stay, home, log_of
+from trilane.testing.launches import first_ns, launch_of, law_5_launches
+from trilane.testing.log import Expert, Layer, Log, Spans, Stay, home, log_of
 
 
 def law_5_work_conservation(
@@ -107,7 +107,7 @@ def _arrival_order(log: Log, stays: dict[Expert, list[Stay]], layer: Layer) -> N
 
 
 def _link_serves_demand(log: Log, stays: dict[Expert, list[Stay]], demand_slots: int | None) -> None:
-    """Between its plan and the start of a demand load the link rests only for want of a staging slot."""
+    """Between its plan and the start of a demand load the link idles only for lack of a staging slot."""
     staged = [s for some in stays.values() for s in some if s.leaving == "release" and s.copy.kind == "demand"]
     transfers = [s for s in log.lanes["h2d"] if s.kind not in INSTANT]
     for before, span in pairwise([None, *transfers]):

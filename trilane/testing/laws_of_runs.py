@@ -1,4 +1,4 @@
-"""The laws about one run or several that spans alone cannot show: 1, 6 to 9 and 12. They know what the session saw."""
+"""Laws about whole runs, of one or several of which spans are not enough: 1, 6 to 9 and 12."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from policies.mechanism.views import Assignment, LayerView, Routing
 from policies.papers.dali.parts import BeamAssigner, GreedyAssigner
 from policies.parts.assigners import CostRule, LoadAll, ResidentOrCpu
 from policies.protocols import Assigner
-from policies.registry import SYSTEMS, System
+from policies.registry import SYSTEMS, System, added
 from sim.costs.cost_table import CostTable
 from sim.runs.bounds import LowerBound
 from sim.runs.demand import StepDemand
 from sim.runs.metrics import layer_frame, metrics_of
-from tests.invariants.background import law_5_background_copies
-from tests.invariants.laws import check_all
-from tests.invariants.log import log_of
-from tests.kit.costs import scaled
-from tests.kit.recording import Played
-from tests.kit.worlds import SpoiltAssigner, World, digest, fixed_world, part, play
 from traces.trace import Trace
+from trilane.testing.background import law_5_background_copies
+from trilane.testing.costs import scaled
+from trilane.testing.laws import check_all
+from trilane.testing.log import log_of
+from trilane.testing.recording import PlayedWorld
+from trilane.testing.worlds import SpoiltAssigner, World, digest, fixed_world, part, play
 
 
-def check_run(world: World, played: Played) -> None:
+def check_run(world: World, played: PlayedWorld) -> None:
     """Laws 1 to 5 and 12."""
     law_1_routing(played)
     check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs)
@@ -42,7 +42,7 @@ def check_run(world: World, played: Played) -> None:
     law_12_hits(played)
 
 
-def law_1_routing(played: Played) -> None:
+def law_1_routing(played: PlayedWorld) -> None:
     """The routing in force is the router's own, or one that a policy may put in its place: of the same tokens."""
     needs, experts = played.session.policy.needs, len(played.session.residency.ids[0])
     for step in played.demand:
@@ -65,14 +65,14 @@ def _check_routing(routing: Routing, tokens: int, experts: int, where: str) -> N
     assert told == counted, f"{where}: the workload is {told}, the tokens' experts are {counted}"
 
 
-def law_12_hits(played: Played) -> None:
+def law_12_hits(played: PlayedWorld) -> None:
     """Hits counted from spans are those that the session saw, but for copies that end in the very ns in which the plan
     begins: hits on paper, in the run perhaps late."""
-    hits = {(row.step, row.layer): row.hits for row in layer_frame(played.spans).itertuples()}
+    hits: dict[Any, Any] = {(row.step, row.layer): row.hits for row in layer_frame(played.spans).itertuples()}
     log = log_of(played.spans)
     arrivals = {s.end_ns for s in log.lanes["h2d"] if s.kind in ("demand", "swap", "prefetch")}
     for place, plan in played.session.plans.items():
-        more = len(plan.precomputed) + (log.routed(place) in arrivals)  # the session asks of no precomputed one
+        more = len(plan.precomputed) + (log.routed(place) in arrivals)  # the session plans no precomputed one
         assert 0 <= hits[place] - len(plan.resident) <= more, f"law 12: step, layer {place}: hits {hits[place]}"
 
 
@@ -83,25 +83,27 @@ def law_6_determinism(system: System) -> None:
     """A fixed world gives byte-identical spans here and in two other processes, whatever their hash seed."""
     here = digest(play(fixed_world(system)))
     assert digest(play(fixed_world(system))) == here, "law 6: a second run in the same process is another one"
-    registered = SYSTEMS.get(system.name) is system
-    module = "policies.registry" if registered else home_of(system)
-    names = tuple(SYSTEMS) if registered else (system.name,)
+    ours = SYSTEMS.get(system.name) is system and not added(system.name)
+    module = "policies.registry" if ours else home_of(system)
+    names = tuple(name for name in SYSTEMS if not added(name)) if ours else (system.name,)
     for hash_seed in ("1", "2"):
         there = digests_of_a_process(hash_seed, module, names)[system.name]
         assert there == here, f"law 6: another process, of hash seed {hash_seed}, has other spans"
 
 
 def home_of(system: System) -> str:
-    """The module that has the system as a variable, so that another process finds it there: best its builder's."""
-    builders = system.parameters.__module__
-    names = [builders, *(name for name in sys.modules if name not in (builders, "__main__"))]
+    """The module in which another process finds the system: that of its class, or one that has it as a variable."""
+    home = system.parameters.__module__
+    if SYSTEMS.get(system.name) is system and home != "__main__":
+        return home
+    names = [home, *(name for name in sys.modules if name not in (home, "__main__"))]
     for name in names:
         variables = getattr(sys.modules.get(name), "__dict__", {})
         if any(value is system for value in tuple(variables.values())):
             return name
     raise AssertionError(
-        f"law 6: expected {system.name!r} as a variable of a module that another process can import, found it in none; "
-        "assign it at the top level of a file on sys.path, and name that variable in the test"
+        f"law 6: expected {system.name!r} in a module that another process can import, found it in none; define and "
+        "register its class at the top level of a file on sys.path"
     )
 
 
@@ -117,9 +119,9 @@ def digests_of_a_process(hash_seed: str, module: str, names: tuple[str, ...]) ->
 
 
 def digests(module: str, names: Sequence[str]) -> dict[str, str]:
-    """A hash of all spans of a fixed world, for systems of these names among a module's variables."""
+    """A hash of all spans of a fixed world, for systems of these names that a module registers or has as variables."""
     known = {value.name: value for value in vars(import_module(module)).values() if isinstance(value, System)}
-    known |= SYSTEMS if module == "policies.registry" else {}
+    known = {**SYSTEMS, **known}
     return {name: digest(play(fixed_world(known[name]))) for name in names}
 
 
@@ -151,11 +153,12 @@ def other_future(trace: Trace, cut: int, seed: int) -> Trace:
         if name.endswith("ids"):
             array[later] = np.where(array[later] >= 0, places[array[later]], -1)
     if "scores" in tensors:
-        tensors["scores"][np.ix_(later, range(trace.shape.moe_layers), places)] = trace.scores[later]  # type: ignore[index]
+        assert trace.scores is not None
+        tensors["scores"][np.ix_(later, np.arange(trace.shape.moe_layers), places)] = trace.scores[later]
     return Trace.from_tensors(trace.shape, tensors, trace.provenance)
 
 
-def _decisions(played: Played, steps: int) -> list[Any]:
+def _decisions(played: PlayedWorld, steps: int) -> list[Any]:
     plans, foresights = played.session.plans, played.session.foresights
     return [(place, plan, foresights.get(place)) for place, plan in plans.items() if place[0] < steps]
 
@@ -173,7 +176,7 @@ def law_8_bound(world: World, bound_of: Callable[[list[StepDemand], CostTable, i
 
 def law_8_exact(world: World, exact: Assigner) -> None:
     """In the objective that all assigners share, on every layer that some policy comes to."""
-    others = [GreedyAssigner(), BeamAssigner(), CostRule(), LoadAll(), ResidentOrCpu()]
+    others: list[Assigner] = [GreedyAssigner(), BeamAssigner(), CostRule(), LoadAll(), ResidentOrCpu()]
 
     def compare(view: LayerView, chosen: Assignment) -> Assignment:
         best = exact.assign(view).makespan_ns
