@@ -35,7 +35,7 @@ class Columns(NamedTuple):
     home: Ints
     expert: Ints
     tokens: Ints
-    bytes: Ints
+    size_bytes: Ints
 
     def on(self, lane: str) -> Bools:
         """Which spans are on ``lane``."""
@@ -71,7 +71,7 @@ def columns_of(spans: pd.DataFrame) -> Columns:
         decode=_codes(spans["phase"], {"prefill": 0, "decode": 1}) == 1,
         ready=ints["ready_ns"], start=ints["start_ns"], end=ints["end_ns"],
         step=ints["step"], layer=layer, home=np.where(target >= 0, target, layer), expert=ints["expert"],
-        tokens=ints["tokens"], bytes=ints["bytes"],
+        tokens=ints["tokens"], size_bytes=ints["bytes"],
     )  # fmt: skip
 
 

@@ -229,8 +229,8 @@ def _prefetches(c: Columns, prefetches: Prefetches) -> dict[str, int | float | N
 
 def _link(c: Columns, prefetches: Prefetches, weights: Weights, tokens: int) -> dict[str, float | None]:
     """Expert bytes of decode steps per generated token, by why they were copied."""
-    copied = c.bytes * weights.of(c.step) * c.decode
-    ahead = prefetches.bytes * weights.of(prefetches.step) * prefetches.decode
+    copied = c.size_bytes * weights.of(c.step) * c.decode
+    ahead = prefetches.size_bytes * weights.of(prefetches.step) * prefetches.decode
     wasted = ahead[prefetches.wasted].sum().item()
     moved = {
         "demand": copied[c.of("demand")].sum().item(),

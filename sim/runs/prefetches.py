@@ -15,7 +15,7 @@ class Prefetches(NamedTuple):
 
     step: Ints
     decode: Bools
-    bytes: Ints
+    size_bytes: Ints
     used: Bools  # had arrived when the layer that ran it on the GPU was routed
     late: Bools  # ran on the GPU, but arrived after its layer was routed
     wasted: Bools  # left memory, or the run ended, before the GPU ran it
@@ -30,7 +30,7 @@ def prefetches_of(c: Columns, cells: Cells, uses: Uses) -> Prefetches:
     used = (use_start >= 0) & (use_start <= _first_departure(c, cells, expert, copies.end))
     late = used & (routed < copies.end)
     active = _active(c, cells, uses, copies)
-    return Prefetches(copies.step, copies.decode, copies.bytes, used & ~late, late, ~used, active)
+    return Prefetches(copies.step, copies.decode, copies.size_bytes, used & ~late, late, ~used, active)
 
 
 def _first_use(uses: Uses, cells: Cells, expert: Ints, after: Ints) -> tuple[Ints, Ints]:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from policies.mechanism.views import Copy, ExpertId, Foresight, Plan, PolicyError, Swap, Updates
+from policies.registry import SYSTEMS, policy_names
 from realrun.execution.call_log import LoggedSession, replay
+from realrun.profiling.decisions import drive
 from sim.simulate import play
 from tests.kit.tiny_bench import prepared, tiny_setting
 from trilane.study.validation.parity import answers_of, plans_changed
@@ -149,3 +151,19 @@ def test_a_plan_that_was_never_made_is_a_difference(played: LoggedSession) -> No
     other = simulated(POLICY)
     other.log = [call for call in other.log if call.name != "plan_layer" or call.given[0].step < 4]
     assert changed(played, other) == 3 / 15
+
+
+# --- a session without a machine -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [name for name in policy_names() if not SYSTEMS[name].needs.future])
+@pytest.mark.parametrize("cached_share", [0.0, 0.3])
+def test_every_session_can_be_driven_without_a_machine(policy: str, cached_share: float) -> None:
+    """As its decisions are timed: every layer is planned, and every copy that it waits for is made."""
+    run = prepared(tiny_setting(cached_share), policy)
+    session = run.session_of(LoggedSession)
+    drive(session, run.demand)
+    assert list(session.plans()) == [(step.index, layer) for step in run.demand for layer in range(3)]
+    waited = sum(len(plan.loads) + len(plan.streamed) for plan in session.plans().values())
+    assert sum(copy.kind == "demand" for copy in session.copies()) == waited
+    assert replay(session.log, run.session()) is None

@@ -254,3 +254,15 @@ def test_no_draws(draws: int) -> None:
 def test_no_policies() -> None:
     with pytest.raises(ChoiceError, match="at least one policy to compare, got none"):
         compare(SHORT, [])
+
+
+# --- sampled steps ----------------------------------------------------------------------------------------------------
+
+
+def test_draws_of_a_long_answer_need_no_longer_sequences_than_are_played() -> None:
+    long = SHORT.with_(prompt_tokens=1000, sampled_prompt_tokens=16, generated_tokens=500, sampled_steps=8)
+    found = compare(long, ["fiddler", "daop"], draws=3)
+    assert {row["decode_steps"] for rows in found.draws.values() for row in rows} == {8}
+    assert len({tuple(row["sequences"]) for row in found.draws["fiddler"]}) == 3
+    assert {row["ttft_ms"] is None for row in found.draws["daop"]} == {True}
+    assert found.scenario["generated_tokens"] == 500
