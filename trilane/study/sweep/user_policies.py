@@ -54,7 +54,7 @@ def _file(name: str, module: str) -> Path:
     if path is None:
         raise SweepError(
             f"policy {name!r} is defined in no file (in a notebook, perhaps), so that it could not be told later "
-            f"whether kept results are still those of its code; put it into a file of its own and import it, or sweep without "
-            f"an output"
+            f"whether kept results are still those of its code; put it into a file of its own and import it, or sweep "
+            f"without an output"
         )
     return Path(path)
