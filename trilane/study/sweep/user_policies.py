@@ -53,7 +53,7 @@ def _file(name: str, module: str) -> Path:
     path = getattr(sys.modules.get(module), "__file__", None)
     if path is None:
         raise SweepError(
-            f"policy {name!r} is defined in no file (in a notebook, perhaps), so that it could not be told later whether "
+            f"policy {name!r} is defined in no file (in a notebook, perhaps), so that nothing would show later whether "
             f"kept results are still those of its code; put it into a file of its own and import it, or sweep without "
             f"an output"
         )
