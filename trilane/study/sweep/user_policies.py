@@ -29,7 +29,7 @@ def own_source(name: str) -> str | None:
 
 
 def check_kept(names: Iterable[str]) -> None:
-    """Raises SweepError for a policy of which nobody could tell later whether kept results are still its own."""
+    """Raises SweepError for a policy whose code cannot be identified later, so that kept results could be stale."""
     for name in filter(added, names):
         _files(name)
 
@@ -53,8 +53,8 @@ def _file(name: str, module: str) -> Path:
     path = getattr(sys.modules.get(module), "__file__", None)
     if path is None:
         raise SweepError(
-            f"policy {name!r} is defined in no file (in a notebook, perhaps), so that nobody could tell later whether "
-            f"kept results are still those of its code; put it into a file of its own and import it, or sweep without "
-            f"an output"
+            f"policy {name!r} is defined in no file (in a notebook, perhaps), so that it could not be told later "
+            f"whether kept results are still those of its code; put it into a file of its own and import it, or sweep "
+            f"without an output"
         )
     return Path(path)
