@@ -59,12 +59,12 @@ def own_axes(grid: Grid) -> list[str]:
 
 
 def cell(value: Any) -> Any:
-    """A value as it stands in a table: lists and mappings as JSON text."""
+    """A value as a table holds it: lists and mappings as JSON text."""
     return canonical(value) if isinstance(value, list | tuple | Mapping) else value
 
 
 def table_of(grid: Grid, axes: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> pa.Table:
-    """Rows of points and, beside each, the point's values on the axes."""
+    """The rows of points, and next to each the point's values on the axes."""
     schema = _schema(grid)
     values = {name: [cell(at.get(name)) for at in axes] for name in own_axes(grid)}
     columns = ((f, values.get(f.name) or [row[f.name] for row in rows]) for f in schema)

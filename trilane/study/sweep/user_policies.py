@@ -1,4 +1,4 @@
-"""Policies that the calling program has registered: what their results depend on, and who knows them."""
+"""Policies that the calling program has registered: what their results depend on, and which processes have them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def own_source(name: str) -> str | None:
         return None
     entry = SYSTEMS[name]
     policy = entry.parameters
-    said = (entry.name, entry.summary, entry.source, f"{policy.__module__}:{policy.__qualname__}")
-    digest = hashlib.sha256("\0".join(said).encode())
+    row = (entry.name, entry.summary, entry.source, f"{policy.__module__}:{policy.__qualname__}")
+    digest = hashlib.sha256("\0".join(row).encode())
     for path in _files(name):
         digest.update(path.read_bytes())
     return f"sha256:{digest.hexdigest()}"
 
 
 def check_kept(names: Iterable[str]) -> None:
-    """Raises SweepError for a policy of which nobody could tell later whether kept results are still its own."""
+    """Raises SweepError for a policy without a file: kept results could not be told from those of changed code."""
     for name in filter(added, names):
         _files(name)
 
@@ -53,8 +53,7 @@ def _file(name: str, module: str) -> Path:
     path = getattr(sys.modules.get(module), "__file__", None)
     if path is None:
         raise SweepError(
-            f"policy {name!r} is defined in no file (in a notebook, perhaps), so that nobody could tell later whether "
-            f"kept results are still those of its code; put it into a file of its own and import it, or sweep without "
-            f"an output"
+            f"policy {name!r} is defined in no file (in a notebook, perhaps), so that kept results could not be told "
+            f"from those of changed code; put it into a file of its own and import it, or sweep without an output"
         )
     return Path(path)
