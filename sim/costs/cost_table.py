@@ -139,7 +139,7 @@ def _check_expert(costs: ExpertCosts, layer: int, max_tokens: int) -> None:
                 f"expected {max(max_tokens, 1) + 1}, got {len(table)}"
             )
         _check_table(table, f"cost table, layer {layer}: {name}")
-    for name, low in (("first_cpu_ns", 0), ("copy_ns", 1), ("bytes", 1), ("writeback_ns", 0)):
+    for name, low in (("first_cpu_ns", 0), ("copy_ns", 1), ("expert_bytes", 1), ("writeback_ns", 0)):
         _check_int(getattr(costs, name), low, f"cost table, layer {layer}: {name}")
 
 
