@@ -60,11 +60,11 @@ class CopyQueue:
         Returns the victims: they stay until their copies start, and no other copy may displace them.
         """
         residency = self._residency
-        copies, size = [residency.ids[layer][expert] for expert in loads], residency.bytes[layer]
+        copies, size = [residency.ids[layer][expert] for expert in loads], residency.expert_bytes[layer]
         free = residency.free(layer)
         slots = self._slots_for(copies, pinned)
         if residency.pooled and not residency.uniform and len(slots) > 1:
-            slots = victims_in_time(slots, copies, free, residency.bytes)
+            slots = victims_in_time(slots, copies, free, residency.expert_bytes)
         for key in copies:
             victims = slots[key]
             if victims is None:
@@ -106,7 +106,7 @@ class CopyQueue:
             key = self._residency.ids[layer][expert]
             self._check_staging(key)
             self._swaps.pop(key, None)
-            self._demand.append(Copy(key, "demand", "staging", (), self._residency.bytes[layer]))
+            self._demand.append(Copy(key, "demand", "staging", (), self._residency.expert_bytes[layer]))
 
     def take_prefetches_of(self, layer: int, loads: Sequence[int]) -> tuple[ExpertId, ...]:
         """Drop what is queued for ``layer``: ``loads`` become demand loads, the others (returned) are withdrawn."""
@@ -184,18 +184,18 @@ class CopyQueue:
             return None
         self._prefetches.pop(0)
         if victims is None:
-            return Copy(key, "prefetch", "staging", (), residency.bytes[key.layer])
-        return Copy(key, "prefetch", "cache", victims, residency.bytes[key.layer])
+            return Copy(key, "prefetch", "staging", (), residency.expert_bytes[key.layer])
+        return Copy(key, "prefetch", "cache", victims, residency.expert_bytes[key.layer])
 
     def _overcommitted(self) -> bool:
         """Do victims of queued loads still hold room that counts as free? (Only where sizes differ in a pool.)
 
         They do where, from some load on, the victims are larger than what replaces them: until then there is less room.
         """
-        bytes, more = self._residency.bytes, 0
+        sizes, more = self._residency.expert_bytes, 0
         for load in reversed(self._demand):
             if load.into == "cache":
-                more += load.expert_bytes - sum([bytes[victim.layer] for victim in load.victims])
+                more += load.expert_bytes - sum([sizes[victim.layer] for victim in load.victims])
                 if more < 0:
                     return True
         return False
@@ -210,7 +210,7 @@ class CopyQueue:
             elif new not in residency.staged[layer] and old not in pinned and swap.incoming not in self.flying:
                 del self._swaps[swap.incoming]
                 victims = residency.promise_slot_of(swap.incoming, old)
-                return Copy(swap.incoming, "swap", "cache", victims, residency.bytes[layer])
+                return Copy(swap.incoming, "swap", "cache", victims, residency.expert_bytes[layer])
         return None
 
 

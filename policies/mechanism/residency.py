@@ -18,13 +18,13 @@ class Residency:
     def __init__(
         self, budget: Budget, placement: InitialPlacement, cache: Cache, demand_slots: int = 0, prefetch_slots: int = 0
     ) -> None:
-        self.bytes = budget.expert_bytes
+        self.expert_bytes = budget.expert_bytes
         self.ids = [[ExpertId(layer, e) for e in range(budget.experts)] for layer in range(budget.layers)]
-        self.resident: list[set[int]] = [set() for _ in self.bytes]
-        self.staged: list[set[int]] = [set() for _ in self.bytes]
+        self.resident: list[set[int]] = [set() for _ in self.expert_bytes]
+        self.staged: list[set[int]] = [set() for _ in self.expert_bytes]
         self.view = ResidencyView(self.resident, self.staged)
         self.pooled = placement.slots is None
-        self.uniform = len(set(self.bytes)) == 1
+        self.uniform = len(set(self.expert_bytes)) == 1
         self.staging = {"demand": demand_slots, "prefetch": prefetch_slots}  # free staging slots
         self._intact: dict[str, list[ExpertId]] = {"demand": [], "prefetch": []}  # in free staging slots, oldest first
         self._quota: dict[ExpertId, str] = {}  # staged or staging expert -> the quota its slot is from
@@ -37,8 +37,8 @@ class Residency:
 
     def _place(self, key: ExpertId) -> None:
         group = self.group(key.layer)
-        self._free[group] -= self.bytes[key.layer]
-        self._room[group] -= self.bytes[key.layer]
+        self._free[group] -= self.expert_bytes[key.layer]
+        self._room[group] -= self.expert_bytes[key.layer]
         if self._free[group] < 0 or key.expert in self.resident[key.layer]:
             raise PolicyError(f"initial placement: no slot of its own for expert {key.expert} of layer {key.layer}")
         self.resident[key.layer].add(key.expert)
@@ -61,7 +61,7 @@ class Residency:
 
         ``blocked`` experts stay.
         """
-        cache, group, size = self._cache, self.group(key.layer), self.bytes[key.layer]
+        cache, group, size = self._cache, self.group(key.layer), self.expert_bytes[key.layer]
         if not cache.admits:
             return None
         free = self._free[group]
@@ -72,7 +72,7 @@ class Residency:
                 return None
             self._check_victim(victim, group, blocked)
             victims.append(victim)
-            free += self.bytes[victim.layer]
+            free += self.expert_bytes[victim.layer]
             if free < size:
                 blocked = {*blocked, victim}
         for victim in victims:
@@ -85,7 +85,7 @@ class Residency:
         """A swap: ``incoming`` takes the slot of ``outgoing``."""
         group = self.group(incoming.layer)
         self._cache.evicted(outgoing, group)
-        self._free[group] += self.bytes[outgoing.layer] - self.bytes[incoming.layer]
+        self._free[group] += self.expert_bytes[outgoing.layer] - self.expert_bytes[incoming.layer]
         self._cache.admitted(incoming, group)
         return (outgoing,)
 
@@ -93,7 +93,7 @@ class Residency:
         """A swap without a copy, if ``incoming`` is still in a free staging slot: the two exchange their slots."""
         if outgoing.expert not in self.resident[outgoing.layer]:
             return False  # another swap has taken its slot
-        if self.bytes[incoming.layer] < max(self.bytes):
+        if self.expert_bytes[incoming.layer] < max(self.expert_bytes):
             return False  # a cache slot of this layer is too small to become a staging slot
         for intact in self._intact.values():
             if incoming in intact:
@@ -107,8 +107,8 @@ class Residency:
         group = self.group(key.layer)
         for victim in victims:
             self.resident[victim.layer].remove(victim.expert)
-            self._room[group] += self.bytes[victim.layer]
-        self._room[group] -= self.bytes[key.layer]
+            self._room[group] += self.expert_bytes[victim.layer]
+        self._room[group] -= self.expert_bytes[key.layer]
         self.resident[key.layer].add(key.expert)
 
     def start(self, copy: Copy) -> None:
@@ -116,9 +116,9 @@ class Residency:
         group = self.group(copy.key.layer)
         for victim in copy.victims:
             self.resident[victim.layer].remove(victim.expert)
-            self._room[group] += self.bytes[victim.layer]
+            self._room[group] += self.expert_bytes[victim.layer]
         if copy.into == "cache":
-            self._room[group] -= self.bytes[copy.key.layer]
+            self._room[group] -= self.expert_bytes[copy.key.layer]
             if self._room[group] < 0:
                 raise PolicyError(f"no room for the copy of {copy.key}: {-self._room[group]} bytes are missing")
         if copy.into == "staging":

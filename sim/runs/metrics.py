@@ -119,7 +119,7 @@ def metrics_of(
         **_hits(uses, weights),
         **_prefetches(c, prefetches),
         **_link(c, prefetches, weights, (answer_tokens or len(decode)) * batch),
-        "busy_share": answer.busy(c), "run_busy_share": _Answer([_Window(0, makespan, 1)], 1).busy(c),
+        "busy_share": answer.busy(c), "run_busy_share": _Answer([_Stretch(0, makespan, 1)], 1).busy(c),
         **answer.stalls(gaps_of(c, cells)),
         "plan_overhead_share": answer.share_of(c.where(c.of("plan", "foresee"))),
     }  # fmt: skip
@@ -135,7 +135,7 @@ def step_times(spans: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-class _Window(NamedTuple):
+class _Stretch(NamedTuple):
     """A part of a run, in ns, and how often it counts."""
 
     begin: int
@@ -146,7 +146,7 @@ class _Window(NamedTuple):
 class _Answer(NamedTuple):
     """The windows of a run that make up its answer."""
 
-    windows: list[_Window]
+    windows: list[_Stretch]
     tokens: int
 
     @property
@@ -184,12 +184,12 @@ class _Steps(NamedTuple):
     start: Ints
     end: Ints
 
-    def windows(self, weights: Weights) -> list[_Window]:
+    def windows(self, weights: Weights) -> list[_Stretch]:
         """The decode steps that stand for themselves, and those that stand for more; either may be missing."""
         alone = self.step < weights.late_step
         parts = ((self.decode & alone, 1), (self.decode & ~alone, weights.later))
         return [
-            _Window(int(self.start[part][0]), int(self.end[part][-1]), weight) for part, weight in parts if part.any()
+            _Stretch(int(self.start[part][0]), int(self.end[part][-1]), weight) for part, weight in parts if part.any()
         ]
 
 

@@ -76,7 +76,7 @@ def _simulated(prepared: Prepared, policy: str, parameters: Mapping[str, Any]) -
 
 
 def _reasons(refusals: Mapping[str, str]) -> str:
-    """Every reason once, after the policies that it refuses; of reasons that differ in numbers alone, the first."""
+    """Every reason once, with all policies that it stops; of reasons that differ in numbers alone, the first."""
     stopped: dict[str, list[str]] = {}
     for name, reason in refusals.items():
         stopped.setdefault(re.sub(r"[\d.]+", "", reason), []).append(name)

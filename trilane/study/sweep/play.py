@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from trilane.study.pool import WorkerDiedError, WorkerPool
 from trilane.study.sweep.cluster import dask_pool
-from trilane.study.sweep.point import Player, Row, Task, failed
+from trilane.study.sweep.point import Player, PointTask, Row, failed
 
 DIED = "WorkerDiedError: the process that played this point died, and died again when it played it alone"
 
@@ -25,7 +25,7 @@ class Pool(Protocol):
         ...
 
 
-def played_rows(tasks: Sequence[Task], jobs: int = 1, dask: str | None = None) -> Generator[Row, None, None]:
+def played_rows(tasks: Sequence[PointTask], jobs: int = 1, dask: str | None = None) -> Generator[Row, None, None]:
     """Rows in the order in which they finish. Processes end with this generator, and with this process.
 
     Where a worker dies, its points are played once more at the end, each alone; if the worker dies again, that is an
@@ -41,25 +41,25 @@ def played_rows(tasks: Sequence[Task], jobs: int = 1, dask: str | None = None) -
             yield from _with_second_tries(pool, _pieces(tasks, 1))
 
 
-def _pieces(tasks: Iterable[Task], most: int) -> list[list[Task]]:
+def _pieces(tasks: Iterable[PointTask], most: int) -> list[list[PointTask]]:
     """Tasks of one setting, at most ``most`` together."""
-    by_setting: dict[str, list[Task]] = {}
+    by_setting: dict[str, list[PointTask]] = {}
     for task in tasks:
         by_setting.setdefault(task.setting, []).append(task)
     return [group[first : first + most] for group in by_setting.values() for first in range(0, len(group), most)]
 
 
-def _with_second_tries(pool: Pool, pieces: Sequence[Sequence[Task]]) -> Iterator[Row]:
-    lost: list[Task] = []
+def _with_second_tries(pool: Pool, pieces: Sequence[Sequence[PointTask]]) -> Iterator[Row]:
+    lost: list[PointTask] = []
     yield from _rows(pool, pieces, lost)
     for task in lost:
-        lost_again: list[Task] = []
+        lost_again: list[PointTask] = []
         yield from _rows(pool, [[task]], lost_again)
         if lost_again:
             yield failed(task.point, task.key, DIED)
 
 
-def _rows(pool: Pool, pieces: Sequence[Sequence[Task]], lost: list[Task]) -> Iterator[Row]:
+def _rows(pool: Pool, pieces: Sequence[Sequence[PointTask]], lost: list[PointTask]) -> Iterator[Row]:
     """Rows as they finish; tasks whose worker has died become ``lost``."""
     waiting = {pool.submit(Player.rows, piece, setting=piece[0].setting): piece for piece in pieces}
     for future in pool.as_completed(list(waiting)):

@@ -93,7 +93,7 @@ def key_of(point: Point, contents: Contents | None = None) -> str:
     return _digest([point.scenario.to_dict(), point.draw, behind, code_fingerprint()])
 
 
-class Task(NamedTuple):
+class PointTask(NamedTuple):
     """A point to play, its key, and the setting that it shares with others."""
 
     key: str
@@ -101,7 +101,7 @@ class Task(NamedTuple):
     setting: str
 
     @classmethod
-    def of(cls, key: str, point: Point) -> Task:
+    def of(cls, key: str, point: Point) -> PointTask:
         """Points that have no scenario share nothing that could be kept."""
         return cls(key, point, "" if point.scenario is None else setting_key(point.scenario))
 
@@ -112,7 +112,7 @@ class Player:
     def __init__(self) -> None:
         self._prepared = LastPrepared()
 
-    def rows(self, tasks: Sequence[Task]) -> list[Row]:
+    def rows(self, tasks: Sequence[PointTask]) -> list[Row]:
         """The rows of some tasks."""
         return [self.row(task.point, task.key) for task in tasks]
 

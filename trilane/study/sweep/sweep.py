@@ -14,7 +14,7 @@ from trilane.study.sweep.axes import SweepError, policy_in
 from trilane.study.sweep.grid import Grid, points
 from trilane.study.sweep.journal import SweepJournal, journal_of
 from trilane.study.sweep.play import played_rows
-from trilane.study.sweep.point import Contents, Row, Task, key_of
+from trilane.study.sweep.point import Contents, PointTask, Row, key_of
 from trilane.study.sweep.table import COLUMNS, frame_of, read_table, table_of, write_table
 from trilane.study.sweep.user_policies import check_kept, check_shared
 
@@ -107,12 +107,12 @@ def _target(output: str | Path) -> Path:
     return path
 
 
-def _tasks(grid: Grid) -> list[Task]:
+def _tasks(grid: Grid) -> list[PointTask]:
     contents = Contents()
-    return [Task.of(key_of(point, contents), point) for point in points(grid)]
+    return [PointTask.of(key_of(point, contents), point) for point in points(grid)]
 
 
-def _kept(target: Path, journal: SweepJournal, tasks: Sequence[Task], retry_errors: bool) -> dict[str, Row]:
+def _kept(target: Path, journal: SweepJournal, tasks: Sequence[PointTask], retry_errors: bool) -> dict[str, Row]:
     """Rows that are done already, of this grid's points. Raises SweepError rather than lose those of another grid."""
     held = {**_rows_of(target), **journal.rows}
     wanted = {task.key for task in tasks}

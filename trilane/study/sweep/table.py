@@ -64,7 +64,7 @@ def cell(value: Any) -> Any:
 
 
 def table_of(grid: Grid, axes: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> pa.Table:
-    """The rows of points, and next to each the point's values on the axes."""
+    """Rows of points and, next to each, the point's values on the axes."""
     schema = _schema(grid)
     values = {name: [cell(at.get(name)) for at in axes] for name in own_axes(grid)}
     columns = ((f, values.get(f.name) or [row[f.name] for row in rows]) for f in schema)

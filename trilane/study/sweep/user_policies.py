@@ -29,7 +29,7 @@ def own_source(name: str) -> str | None:
 
 
 def check_kept(names: Iterable[str]) -> None:
-    """Raises SweepError for a policy without a file: kept results could not be told from those of changed code."""
+    """Raises SweepError for a policy whose code cannot be identified later, so that kept results could be stale."""
     for name in filter(added, names):
         _files(name)
 

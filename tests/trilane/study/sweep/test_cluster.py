@@ -17,7 +17,7 @@ from trilane.study.sweep import cluster
 from trilane.study.sweep.axes import SweepError
 from trilane.study.sweep.grid import Grid, points
 from trilane.study.sweep.play import DIED, played_rows
-from trilane.study.sweep.point import Task, key_of
+from trilane.study.sweep.point import PointTask, key_of
 from trilane.study.sweep.sweep import Progress, sweep
 
 ROOT = Path(__file__).parents[4]
@@ -42,8 +42,8 @@ def test_the_same_bytes_as_without(address: str, tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_costs_its_point_alone(address: str) -> None:
-    tasks = [Task.of(key_of(point), point) for point in points(Grid.from_dict(GRID))[:6]]
-    deadly = Task("deadly", Deadly(None, {"policy": "dali"}, home=os.getpid()), tasks[0].setting)
+    tasks = [PointTask.of(key_of(point), point) for point in points(Grid.from_dict(GRID))[:6]]
+    deadly = PointTask("deadly", Deadly(None, {"policy": "dali"}, home=os.getpid()), tasks[0].setting)
     rows = {row["point"]: row for row in played_rows([tasks[0], deadly, *tasks[1:]], dask=address)}
     assert rows.pop("deadly")["error"] == DIED
     assert set(rows) == {task.key for task in tasks}

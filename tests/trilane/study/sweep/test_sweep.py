@@ -19,7 +19,7 @@ from trilane.study.sweep import sweep as sweep_file
 from trilane.study.sweep.axes import SweepError
 from trilane.study.sweep.grid import Grid
 from trilane.study.sweep.play import played_rows
-from trilane.study.sweep.point import Row, Task
+from trilane.study.sweep.point import PointTask, Row
 from trilane.study.sweep.sweep import Progress, sweep
 from trilane.study.sweep.table import read_results
 
@@ -36,7 +36,7 @@ class Whole:
             patch.setattr(sweep_file, "played_rows", self._noting)
             sweep(GRID)
 
-    def _noting(self, tasks: Sequence[Task], jobs: int, dask: str | None) -> Iterator[Row]:
+    def _noting(self, tasks: Sequence[PointTask], jobs: int, dask: str | None) -> Iterator[Row]:
         for row in played_rows(tasks):
             self.rows.append(row)
             yield row
@@ -97,7 +97,7 @@ def test_any_rows_that_were_kept_are_not_played_again_and_the_whole_is_the_same(
     keep(output, order[:kept])
     played: list[str] = []
 
-    def play(tasks: Sequence[Task], jobs: int, dask: str | None) -> Iterator[Row]:
+    def play(tasks: Sequence[PointTask], jobs: int, dask: str | None) -> Iterator[Row]:
         played.extend(task.key for task in tasks)
         return (row for row in whole.rows if row["point"] in played)
 
@@ -110,7 +110,7 @@ def test_any_rows_that_were_kept_are_not_played_again_and_the_whole_is_the_same(
 
 
 def refuse_to_play(patch: pytest.MonkeyPatch) -> None:
-    def play(tasks: Sequence[Task], jobs: int, dask: str | None) -> Iterator[Row]:
+    def play(tasks: Sequence[PointTask], jobs: int, dask: str | None) -> Iterator[Row]:
         assert not tasks
         yield from ()
 
@@ -122,7 +122,7 @@ def test_a_finished_sweep_plays_nothing_and_a_larger_grid_only_what_is_new(
 ) -> None:
     output = tmp_path / "o.parquet"
     output.write_bytes(whole.bytes)
-    played: list[Task] = []
+    played: list[PointTask] = []
     monkeypatch.setattr(sweep_file, "played_rows", lambda tasks, *how: played.extend(tasks) or played_rows(tasks))
     sweep(GRID, output)
     assert played == []
