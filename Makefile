@@ -13,7 +13,7 @@ help:
 	@echo "make test-deep  the same with more examples, whole cross products, and the notebooks"
 	@echo "make notebooks  execute the notebooks and keep their outputs"
 	@echo "make bench   measure the speed of the simulator and of the native kernel of CPU experts"
-	@echo "make bench-sweep  time grids of hundreds of scenarios on all cores (7 minutes on two; keep the machine quiet)"
+	@echo "make bench-sweep  time grids of hundreds of scenarios on all cores (9 minutes on two; keep the machine quiet)"
 	@echo "make bench-fit  time trilane fit (3 minutes on two cores; keep the machine quiet)"
 	@echo "make bench-accelerate  compare generation with Hugging Face accelerate's offload (estimated: two minutes; keep the machine quiet)"
 	@echo "make validate  measure policies on this machine's host lanes and compare with the simulation; into out/validation"

@@ -94,10 +94,9 @@ class LowerBounds:
         decode = [step for step in demand if step.phase == "decode"]
         self._answer = answer_tokens or len(decode)
         first, later = one_by_one(len(decode), self._answer), weights_of([s.index for s in decode], self._answer).later
-        self._prefill = [_Window(prefill, costs)] if prefill else []
-        self._decode = [
-            (_Window(some, costs), weight) for some, weight in ((decode[:first], 1), (decode[first:], later)) if some
-        ]
+        self._prefill = [_BoundedSteps(prefill, costs)] if prefill else []
+        parts = ((decode[:first], 1), (decode[first:], later))
+        self._decode = [(_BoundedSteps(steps, costs), weight) for steps, weight in parts if steps]
         self._known: dict[int, LowerBound] = {}
 
     def at(self, capacity_bytes: int) -> LowerBound:
@@ -111,7 +110,7 @@ class LowerBounds:
         return self._known[capacity_bytes]
 
 
-class _Window:
+class _BoundedSteps:
     """Steps that follow each other."""
 
     def __init__(self, steps: Sequence[StepDemand], costs: CostTable) -> None:

@@ -1,4 +1,4 @@
-"""Speed of a sweep: ``python -m tests.bench.sweep_speed [--sizes 640,1600] [--sampled-steps 16] [--write]``.
+"""Speed of a sweep: ``python -m tests.bench.sweep_speed [--sizes 640,1600] [--sampled-steps 14] [--write]``.
 
 The command line plays a small grid, a large one, and the small one again, over the bundled mini-deepseek, every policy
 in every setting, on two processes. Both grids are of the same mix: the same batches and machines, and cache shares
@@ -38,9 +38,9 @@ SHARES = ([0.2, 0.4], [0.1, 0.2, 0.3, 0.4, 0.5])
 GRIDS: dict[int, dict[str, Any]] = {
     len(policy_names()) * 8 * len(shares): {**MIX, "cached_share": shares} for shares in SHARES
 }  # by number of points
-SAMPLED_STEPS = 16
+SAMPLED_STEPS = 14
 SECONDS, SAMPLED_SECONDS, BUSY, GROWTH, SAMPLED_ERROR = 600, 120, 0.9, 1.1, 0.02
-POINT = ["policy", "batch", "hardware", "cached_share"]  # what a point of these grids is told by
+POINT = ["policy", "batch", "hardware", "cached_share"]  # what tells a point of these grids from the others
 COLUMNS = (
     "points", "seconds", "ms a point", f"busy share of {JOBS} cores", "CPU ms a point", "peak MB, parent",
     "peak MB, largest worker", "points with an error",

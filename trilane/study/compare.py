@@ -48,7 +48,7 @@ def compare(
     Every policy plays the same ``draws``: the scenario itself, and others like it (``draws.draws_of``). ``jobs``
     processes share the work; more than one needs a caller that can be imported (``if __name__ == "__main__"``).
     ``scenario.parameters`` go to ``scenario.policy`` alone; the others run with their defaults. ``watch`` goes through
-    the policies of all runs, to show progress. Raises what ``simulate`` raises, if a policy was asked for; ChoiceError
+    the policies of all runs, to show progress. Raises what ``simulate`` raises, if a policy was named; ChoiceError
     with all reasons, if none can run.
     """
     names = policy_names() if policies is None else policies
@@ -89,10 +89,10 @@ def _rank(rows: Sequence[Row]) -> tuple[float, str]:
 
 
 def _with_regret(rows: Sequence[Row], best: Sequence[Row] | None) -> list[Row]:
-    return [{**row, "regret": _regret(row, seer)} for row, seer in zip(rows, best or [{}] * len(rows), strict=True)]
+    return [{**row, "regret": _regret(row, oracle)} for row, oracle in zip(rows, best or [{}] * len(rows), strict=True)]
 
 
-def _regret(row: Row, seer: Row) -> float | None:
-    if row["tpot_ms"] is None or not seer.get("tpot_ms"):
+def _regret(row: Row, oracle: Row) -> float | None:
+    if row["tpot_ms"] is None or not oracle.get("tpot_ms"):
         return None
-    return float(row["tpot_ms"] / seer["tpot_ms"] - 1)
+    return float(row["tpot_ms"] / oracle["tpot_ms"] - 1)

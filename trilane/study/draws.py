@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 def draws_of(scenario: Scenario, count: int) -> list[Scenario]:
     """The scenario itself and ``count`` - 1 like it, with the seeds that follow its own.
 
-    Unless the scenario names ``sequences``, each draw takes ``batch`` others of the trace, at random without
+    Unless the scenario names ``sequences``, each draw takes ``batch`` other sequences of the trace, at random without
     replacement: of those that are long enough, the ones that the fewest draws before it took. Raises ScenarioError for
     a count below 1, and what ``prepare`` raises.
     """

@@ -42,7 +42,7 @@ class WorkerDiedError(WorkerError):
     """A worker process was killed in the middle of a task."""
 
 
-class Task(NamedTuple):
+class PendingCall(NamedTuple):
     """A call to make, the setting that it shares with others, and where its result goes."""
 
     function: Callable[..., Any]
@@ -65,7 +65,7 @@ class WorkerPool(Generic[S]):
     def __init__(self, jobs: int, state: Callable[[], S], *, caller_works: bool = True) -> None:
         self._make_state = state
         self._caller_works = caller_works or jobs <= 1
-        self._tasks: SettingQueue[Task] = SettingQueue()
+        self._tasks: SettingQueue[PendingCall] = SettingQueue()
         self._changed = threading.Condition()
         self._closed = False
         self._failure: Exception | None = None
@@ -102,7 +102,7 @@ class WorkerPool(Generic[S]):
 
         The future raises what the call raises; WorkerError if the worker is killed, or processes cannot be started.
         """
-        task = Task(function, args, setting, Future())
+        task = PendingCall(function, args, setting, Future())
         with self._changed:
             if self._failure is None:
                 self._tasks.add(task)
@@ -166,7 +166,7 @@ class WorkerPool(Generic[S]):
         finally:
             self._workers[place].end()
 
-    def _wait_for_task(self, last: Hashable) -> Task | None:
+    def _wait_for_task(self, last: Hashable) -> PendingCall | None:
         """The next task; None once the pool is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._tasks or self._closed)
@@ -221,7 +221,7 @@ class _Worker:
             self.process.start()
         theirs.close()
 
-    def run(self, task: Task) -> tuple[Any, Exception | None]:
+    def run(self, task: PendingCall) -> tuple[Any, Exception | None]:
         """The outcome of a task. Raises WorkerDiedError if the process dies, WorkerError if it never began."""
         try:
             self._began = self._began or bool(self._pipe.recv())

@@ -37,11 +37,6 @@ def meet(state: object, place: tuple[Path, int]) -> tuple[int, bool]:
     return os.getpid(), signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def process_of(state: object, item: object) -> int:
-    time.sleep(0.01)
-    return os.getpid()
-
-
 def end_elsewhere(state: object, folder: Path) -> None:
     """The worker is killed in the middle of its task; the caller waits until it has begun."""
     if parent_process() is not None:
@@ -90,12 +85,11 @@ def test_a_caller_that_takes_no_part_has_as_many_workers_as_jobs(tmp_path: Path)
     assert os.getpid() not in found
 
 
-def test_tasks_of_one_setting_go_to_one_worker(tmp_path: Path) -> None:
-    with WorkerPool(2, dict, caller_works=False) as pool:
-        list(pool.map(meet, [(tmp_path, 2)] * 2))
-        by_setting = zip("ab" * 8, pool.map(process_of, "ab" * 8, setting=str), strict=True)
-        pairs = Counter(by_setting)
-    assert sum(count for _, count in pairs.most_common(2)) >= 14, "all but those at the end, which may be shared"
+def test_tasks_of_one_setting_follow_each_other() -> None:
+    """With several processes as well: ``SettingQueue`` hands them out."""
+    with WorkerPool(1, Counter) as pool:
+        futures = {pool.submit(counted, place, setting=setting): setting for place, setting in enumerate("ababab")}
+        assert [futures[future] for future in pool.as_completed(list(futures))] == list("aaabbb")
 
 
 def test_futures_come_as_they_finish() -> None:

@@ -54,7 +54,7 @@ def _run(state: Callable[[], Any], function: Callable[..., Any], args: Sequence[
 
 
 def _copy_outcome(done: Future[Any], result: Future[Any]) -> None:
-    """Result or error of a Dask future, the error as one of ours."""
+    """Pass on the result or the error of a Dask future, the error as one of Trilane's."""
     if done.cancelled():  # how the futures of a lost scheduler end
         result.set_exception(ConnectionError("its futures were cancelled"))
     elif (error := done.exception()) is None:

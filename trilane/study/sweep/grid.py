@@ -41,7 +41,7 @@ MOST_COMBINATIONS = 1_000_000  # of a grid: more of them take days to play
 
 @dataclass(frozen=True)
 class Point:
-    """One scenario of a sweep, in one draw, and where it stands: its value on every axis, as asked.
+    """One scenario of a sweep, in one draw, and its place in the grid: its value on every axis, as written.
 
     ``scenario`` is None where the values do not make one of ``base``; ``problem`` then says why.
     """
@@ -57,7 +57,7 @@ class Point:
 class Grid:
     """What a sweep plays: every combination of the values of its axes, of each product in ``axes`` one after the other.
 
-    Axes are named as in ``sweep.axes.vary``; the policy ``all`` stands for every one. ``parameters.X`` applies to
+    Axes are named as in ``sweep.axes.vary``; the policy ``all`` means every one. ``parameters.X`` applies to
     those policies that have X; the others appear once. ``clairvoyant`` adds the policy ``oracle`` to every setting.
     Every point is played in ``draws`` draws. Raises SweepError for what no point could be made of.
     """
@@ -168,9 +168,9 @@ def _combinations(axes: Mapping[str, tuple[Any, ...]], grid: Grid) -> Iterator[d
     A parameter that the policy of a point lacks is left out, and so is every parameter of a clairvoyant run that was
     added: what others are compared with stays the same.
     """
-    asked = axes.get("policy", (grid.scenario.policy,))
-    added = {CLAIRVOYANT_POLICY} - {policy_in(value)[0] for value in asked} if grid.clairvoyant else set()
-    axes = {**axes, "policy": (*asked, *added)} if added else axes
+    named = axes.get("policy", (grid.scenario.policy,))
+    added = {CLAIRVOYANT_POLICY} - {policy_in(value)[0] for value in named} if grid.clairvoyant else set()
+    axes = {**axes, "policy": (*named, *added)} if added else axes
     having = {name: set(takers(name)) - added for name in axes if name.startswith(PARAMETER)}
     having["parameters"] = set(policy_names()) - added
     for combination in product(*axes.values()):

@@ -1,4 +1,4 @@
-"""Playing one point: what it is identified by, and the row that comes of it, whatever happens."""
+"""Playing one point: its key, and its row, whatever happens."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def trilane_version() -> str:
 
 
 class Contents:
-    """What stands behind the names of scenarios, read once: a changed file makes another point."""
+    """The contents of what scenarios name, each read once: a changed file makes another point."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str | None], Any] = {}
 
     def of(self, scenario: Scenario) -> dict[str, Any]:
-        """Checksums of trace, calibration, model, machine and a policy of one's own; null for what cannot be loaded."""
+        """Checksums of trace, calibration, model, machine and the user's own policy; null for what cannot be loaded."""
         return {
             "trace": self._look_up("trace", scenario.trace),
             "calibration": self._look_up("trace", _calibration(scenario)),
@@ -64,7 +64,7 @@ def _calibration(scenario: Scenario) -> str | None:
 
 
 def _content(kind: str, name: str) -> str | None:
-    """Checksum of what a name stands for; None if it stands for nothing that can be loaded."""
+    """Checksum of what a name refers to; None if that cannot be loaded."""
     try:
         if kind == "trace":
             return load_trace(name).checksum
@@ -83,12 +83,12 @@ def _digest(value: object) -> str:
 
 
 def key_of(point: Point, contents: Contents | None = None) -> str:
-    """What a point is known by: a checksum of its scenario, its draw, the contents behind its names, and our code.
+    """The key of a point: a checksum of its scenario, its draw, the contents of what it names, and Trilane's code.
 
-    A point that has no scenario is known by what was asked and its problem.
+    That of a point without a scenario is made from its values and its problem.
     """
     if point.scenario is None:
-        return _digest([_asked(point), dict(point.axes), point.problem, code_fingerprint()])
+        return _digest([_written(point), dict(point.axes), point.problem, code_fingerprint()])
     behind = (contents or Contents()).of(point.scenario)
     return _digest([point.scenario.to_dict(), point.draw, behind, code_fingerprint()])
 
@@ -148,22 +148,22 @@ def _row(point: Point, key: str, run: Run, prepared: Prepared) -> Row:
 
 
 def failed(point: Point, key: str | None, error: str) -> Row:
-    """The row of a point that gave no run: the scenario as asked, no numbers, and why."""
-    return _complete(point, key or key_of(point), {"labels": [], **_asked(point)}, error=" ".join(error.split()))
+    """The row of a point that gave no run: the scenario as written, no numbers, and the reason."""
+    return _complete(point, key or key_of(point), {"labels": [], **_written(point)}, error=" ".join(error.split()))
 
 
-def _asked(point: Point) -> dict[str, Any]:
+def _written(point: Point) -> dict[str, Any]:
     """The keys of the point's scenario, also where its values do not make one."""
     if point.scenario is not None:
         return point.scenario.to_dict()
     base = point.base or Scenario()
-    asked = scenario_keys(base, {name: value for name, value in point.axes.items() if name in SCENARIO_KEYS})
-    keys = {**base.to_dict(), **asked} if point.base else asked
+    changed = scenario_keys(base, {name: value for name, value in point.axes.items() if name in SCENARIO_KEYS})
+    keys = {**base.to_dict(), **changed} if point.base else changed
     given = {name.removeprefix(PARAMETER): v for name, v in point.axes.items() if name.startswith(PARAMETER)}
     return {**keys, "parameters": {**keys.get("parameters", {}), **given}}
 
 
 def _complete(point: Point, key: str, values: Mapping[str, Any], **more: Any) -> Row:
     """Every column of the table; text is empty where there is nothing to say."""
-    said = {"draw": point.draw, "trilane_version": trilane_version(), "trace_checksum": "", "error": "", **more}
-    return {"point": key, **{name: cell(said[name] if name in said else values.get(name)) for name in COLUMNS}}
+    own = {"draw": point.draw, "trilane_version": trilane_version(), "trace_checksum": "", "error": "", **more}
+    return {"point": key, **{name: cell(own[name] if name in own else values.get(name)) for name in COLUMNS}}

@@ -46,21 +46,22 @@ def sweep(
     interrupted, however, goes on where it was when the same call is made again, and gives the same bytes. Points that
     OUTPUT holds already are not played again, those with an ``error`` only if ``retry_errors``.
 
-    A policy that the caller has registered (``policies.registry.register``) is played in this process alone; OUTPUT
-    holds its results for as long as the file that defines it stays as it is.
+    A policy that the caller has registered is played in this process alone, unless it was loaded from a file
+    (``trilane.load_policies``); OUTPUT holds its results for as long as the file that defines it stays as it is.
 
     ``jobs`` processes share the work (more than one needs a caller that can be imported: ``if __name__ ==
-    "__main__"``), or the workers of the Dask cluster at the address ``dask``; the table is the same. ``watch`` is told
-    after every row how far it is. A point that cannot be played is a row with its ``error``. Raises SweepError for a
-    grid that cannot be understood, and an output that is something else or holds results which this grid lacks.
+    "__main__"``), or the workers of the Dask cluster at the address ``dask``; the table is the same. ``watch`` is
+    called with the progress after every row. A point that cannot be played is a row with its ``error``. Raises
+    SweepError for a grid that cannot be understood, and an output that is something else or holds results which this
+    grid lacks; WorkerError if processes cannot be started.
     """
     if jobs < 1:
         raise SweepError(f"jobs: expected a whole number >= 1, got {jobs!r}")
-    asked = grid_of(grid)
+    grid = grid_of(grid)
     target = None if output is None else _target(output)
-    _check_policies(asked, target, jobs, dask)
+    _check_policies(grid, target, jobs, dask)
     with nullcontext() if target is None else journal_of(target) as journal:
-        tasks = _tasks(asked)
+        tasks = _tasks(grid)
         rows = {} if journal is None or target is None else _kept(target, journal, tasks, retry_errors)
         waiting = [task for task in tasks if task.key not in rows]
         with closing(played_rows(waiting, jobs, dask)) as played:
@@ -68,7 +69,7 @@ def sweep(
                 if journal is not None:
                     journal.add(row)
                 rows[row["point"]] = row
-        table = table_of(asked, [task.point.axes for task in tasks], [rows[task.key] for task in tasks])
+        table = table_of(grid, [task.point.axes for task in tasks], [rows[task.key] for task in tasks])
         if journal is not None and target is not None:
             write_table(table, target)
             journal.discard()
@@ -76,9 +77,9 @@ def sweep(
 
 
 def _check_policies(grid: Grid, target: Path | None, jobs: int, dask: str | None) -> None:
-    """Raises SweepError for a registered policy that cannot be played, or kept, as asked."""
-    asked = (value for axes in grid.axes for value in axes.get("policy", (grid.scenario.policy,)))
-    names = list(dict.fromkeys(policy_in(value)[0] for value in asked))
+    """Raises SweepError for a registered policy that cannot be played, or kept, in this way."""
+    values = (value for axes in grid.axes for value in axes.get("policy", (grid.scenario.policy,)))
+    names = list(dict.fromkeys(policy_in(value)[0] for value in values))
     if dask is not None:
         check_shared(names, "a Dask cluster")
     elif jobs > 1:
@@ -112,7 +113,7 @@ def _tasks(grid: Grid) -> list[PointTask]:
 
 
 def _kept(target: Path, journal: SweepJournal, tasks: Sequence[PointTask], retry_errors: bool) -> dict[str, Row]:
-    """Rows that are done already, of this grid's points. Raises SweepError rather than lose those of others."""
+    """Rows that are done already, of this grid's points. Raises SweepError rather than lose those of another grid."""
     held = {**_rows_of(target), **journal.rows}
     wanted = {task.key for task in tasks}
     others = sum(not row["error"] for key, row in held.items() if key not in wanted)
@@ -133,7 +134,7 @@ def _rows_of(target: Path) -> dict[str, Row]:
 
 
 def _watched(played: Iterator[Row], before: Mapping[str, Row], total: int, watch: Watch | None) -> Iterator[Row]:
-    """Rows as they come; ``watch`` hears of each once it is kept."""
+    """Rows as they come; ``watch`` is called for each once it is kept."""
     kept, failed = len(before), sum(bool(row["error"]) for row in before.values())
     for done, row in enumerate(played, kept + 1):
         yield row

@@ -59,7 +59,7 @@ def own_axes(grid: Grid) -> list[str]:
 
 
 def cell(value: Any) -> Any:
-    """A value as it stands in a table: lists and mappings as JSON text."""
+    """A value as a table holds it: lists and mappings as JSON text."""
     return canonical(value) if isinstance(value, list | tuple | Mapping) else value
 
 
