@@ -53,8 +53,8 @@ def _file(name: str, module: str) -> Path:
     path = getattr(sys.modules.get(module), "__file__", None)
     if path is None:
         raise SweepError(
-            f"policy {name!r} is defined in no file (in a notebook, perhaps), so that whether kept "
-            f"results are still those of its code could not be checked; put it into a file of its own and import it, or sweep without "
-            f"an output"
+            f"policy {name!r} is defined in no file (in a notebook, perhaps), so that it could not be checked later "
+            f"whether kept results are still those of its code; put it into a file of its own and import it, or sweep "
+            f"without an output"
         )
     return Path(path)
