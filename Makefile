@@ -1,4 +1,4 @@
-# Trilane. `make demo` shows it, `make test` checks it; both install what they need into .venv first.
+# `make demo` runs an example, `make test` checks everything; both first install what they need into .venv.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -11,12 +11,12 @@ help:
 	@echo "make demo    compare policies on the bundled scenario; pictures and a timeline go to out/"
 	@echo "make test    lint, types, import rules and all tests (installs torch and transformers)"
 	@echo "make test-deep  the same with more examples, whole cross products, and the notebooks"
-	@echo "make notebooks  execute the notebooks and keep what they show"
-	@echo "make bench   how fast the simulator is, and the native kernel of CPU experts"
-	@echo "make bench-sweep  how long grids of hundreds of scenarios take on all cores (7 minutes on two; quiet, please)"
-	@echo "make bench-fit  how long an answer of trilane fit takes (3 minutes on two cores; quiet, please)"
-	@echo "make bench-accelerate  generate beside Hugging Face accelerate's offload (estimated: two minutes; quiet, please)"
-	@echo "make validate  measure policies on this machine's host lanes and compare with what is simulated; into out/validation"
+	@echo "make notebooks  execute the notebooks and keep their outputs"
+	@echo "make bench   measure the speed of the simulator and of the native kernel of CPU experts"
+	@echo "make bench-sweep  time grids of hundreds of scenarios on all cores (7 minutes on two; keep the machine quiet)"
+	@echo "make bench-fit  time trilane fit (3 minutes on two cores; keep the machine quiet)"
+	@echo "make bench-accelerate  compare generation with Hugging Face accelerate's offload (estimated: two minutes; keep the machine quiet)"
+	@echo "make validate  measure policies on this machine's host lanes and compare with the simulation; into out/validation"
 	@echo "make gpu     check, profile and validate a CUDA GPU, stage by stage, each under nine minutes; into out/gpu (examples/gpu.sh)"
 	@echo "make lint    ruff and the import rules"
 	@echo "make clean   remove .venv, out and caches"
@@ -27,7 +27,7 @@ DEMO := on-demand,llama.cpp,ktransformers,mixtral-offloading,moe-infinity,fiddle
 demo: $(VENV)/simulator.stamp
 	$(BIN)/trilane compare --policies $(DEMO) --out out
 
-# Two workers with one thread each: torch's own threads would only fight for the same cores.
+# Two workers with one thread each: torch's own threads would compete for the same cores.
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
@@ -57,7 +57,7 @@ bench-fit: $(VENV)/tests.stamp
 bench-accelerate: $(VENV)/tests.stamp
 	$(BIN)/python -m tests.bench.beside_accelerate --write
 
-# Quiet, please: whatever else runs on the machine is measured too.
+# Keep the machine quiet: whatever else runs is measured too.
 VALIDATED := naive-cpu,fiddler,on-demand,mixtral-offloading,dali,hybrimoe,smoe,daop,best-exact
 VALIDATION ?= out/validation
 
@@ -68,7 +68,7 @@ validate: $(VENV)/tests.stamp
 	$(BIN)/trilane validate examples/validation.yaml --profile $(VALIDATION)/profile.yaml --out $(VALIDATION) \
 	  --json $(VALIDATION)/agreement.json
 
-# STAGES=smoke runs one of them; LANES=host-lanes runs them without a GPU. Again goes on where it was stopped.
+# STAGES=smoke runs one of them; LANES=host-lanes runs them without a GPU. A second run continues where the first stopped.
 GPU_OUT ?= out/gpu
 STAGES  ?=
 

@@ -188,7 +188,7 @@ class CopyQueue:
         return Copy(key, "prefetch", "cache", victims, residency.expert_bytes[key.layer])
 
     def _overcommitted(self) -> bool:
-        """Do victims of queued loads still hold room that counts as free? (Only where sizes differ in a pool.)
+        """Whether victims of queued loads still hold memory that counts as free (only if sizes differ in a pool).
 
         They do where, from some load on, the victims are larger than what replaces them: until then there is less room.
         """
@@ -201,7 +201,7 @@ class CopyQueue:
         return False
 
     def _next_swap(self, pinned: Set[ExpertId]) -> Copy | None:
-        """The first swap that is possible now; those that have lost their sense are dropped."""
+        """The first swap that is possible now; those that are no longer possible are dropped."""
         residency = self._residency
         for swap in tuple(self._swaps.values()):
             (layer, new), old = swap.incoming, swap.outgoing

@@ -48,7 +48,7 @@ class PromptSwapCache(StaticCache):
         self._members.add(key)
 
     def evicted(self, key: ExpertId, group: int) -> None:
-        """The expert's slot is gone."""
+        """The expert has lost its slot."""
         self._members.remove(key)
 
     def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:

@@ -162,7 +162,7 @@ class MoeInfinity(Policy):
     prefetch: how many experts may wait to be prefetched at a time, 0 for none; they are ranked again in every layer, so
         that only those that the link can copy during one layer matter (ours).
     floor: only experts that are likelier than this to be used in the step are prefetched (ours). More likely than not,
-        because a copy in vain keeps the link from those that a layer waits for. 0: all that are predicted at all, which
+        because a useless copy keeps the link from those that a layer waits for. 0: all that are predicted at all, which
         is the literal reading, and nearly every expert.
     start: which experts are in the pool at first: the "ranked" most used experts of the past sequences, or none,
         "empty" (ours).

@@ -138,7 +138,7 @@ class FixedAssigner:
 
 class PipelinedPrefetcher(NoProtection):
     """The next layer's streamed experts, before its routing is known: the weights' part of the CGOPipe schedule. Those
-    without a token were copied in vain."""
+    without a token are not used."""
 
     into: Literal["cache", "staging"] = "staging"
 
@@ -173,7 +173,7 @@ def layer_models(context: BuildContext) -> tuple[list[LayerModel], list[list[int
 )
 @dataclass(frozen=True)
 class MoeLightning(Policy):
-    """The search is for throughput at a large batch; at batch 1 most of what is streamed is copied in vain.
+    """The search is for throughput at a large batch; at batch 1 most streamed experts are not used.
 
     steps: the grid has shares of 0, 1/steps, ..., 1 of all experts (ours).
     prefetch_slots: staging slots for what is streamed ahead; no layer streams more. They are reserved before the search

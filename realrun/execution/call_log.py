@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertCosts, Plan
@@ -13,6 +13,7 @@ from policies.protocols import Budget, Composition
 from sim.runs.demand import StepDemand
 from sim.runs.routing_error import RoutingErrors
 
+T = TypeVar("T")
 LOGGED = ("begin_step", "plan_layer", "foresee", "end_layer", "end_step", "next_copy", "copied", "computed")
 
 
@@ -40,7 +41,6 @@ class LoggedSession(Session):
         """All copies that were started, in order."""
         return [call.answer for call in self.log if call.name == "next_copy" and call.answer is not None]
 
-
     def routing_errors(self, demand: Sequence[StepDemand]) -> RoutingErrors | None:
         """How far the logged run deviates from its routers' choices in ``demand``; None if its policy keeps these."""
         if not self.policy.needs.changes_routing:
@@ -57,19 +57,22 @@ class LoggedSession(Session):
                 committed = False
         return errors
 
-
-def _logged(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def call(session: LoggedSession, *given: Any) -> Any:
-        answer = method(session, *given)
-        session.log.append(Call(method.__name__, given, answer))
+    def _logged(self, call: Callable[..., T], *given: Any) -> T:
+        answer = call(*given)
+        self.log.append(Call(call.__name__, given, answer))
         return answer
 
-    return call
+
+def _through_log(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def logged(session: LoggedSession, *given: Any) -> Any:
+        return session._logged(method.__get__(session), *given)
+
+    return logged
 
 
 for _name in LOGGED:
-    setattr(LoggedSession, _name, _logged(getattr(Session, _name)))
+    setattr(LoggedSession, _name, _through_log(getattr(Session, _name)))
 
 
 class Difference(NamedTuple):

@@ -11,7 +11,6 @@ from statistics import median
 from typing import Any
 
 from policies.registry import policy_names
-from realrun.errors import RefusedError
 from realrun.machine.machines import RealMachine, check_same
 from realrun.profiling.decisions import decision_costs
 from realrun.profiling.hardware import LinkFigures, hardware_of, machine_facts
@@ -165,16 +164,9 @@ class Reprofile:
             return measure(self._lab, QUICK)
 
 
-def profile_of(setting: Prepared) -> Profile:
-    """The profile of the setting's machine. Raises RefusedError if it has none."""
-    if not setting.hardware.measured:
-        raise RefusedError(f"{setting.hardware.name}: expected a profile, measured on this machine: trilane profile")
-    return setting.hardware.measured_profile()
-
-
 def profiled_again(setting: Prepared, repetitions: Sequence[Samples]) -> Hardware:
     """The setting's machine, with medians of all repetitions in place of its profile's values for the model."""
-    profile, shape = profile_of(setting), setting.shape
+    profile, shape = setting.hardware.measured_profile(), setting.shape
     samples: Samples = {}
     for key, ns in (found for repetition in repetitions for found in repetition.items()):
         samples.setdefault(key, []).extend(ns)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol, runtime_checkable
 
 from policies.mechanism.views import ExpertCosts
 from sim.machine.devices import ResultPath
 from sim.machine.plan_costs import PlanCosts
+from sim.machine.profile import Permille
 from trilane.common.errors import TrilaneError
+from trilane.common.hints import NOT_EMPTY, Count, at_least
+from trilane.common.schema import check, from_dict
 
+Ns = Annotated[int, at_least(0)]
 LAUNCHES = (
     "attention_launch_ns", "gate_launch_ns", "shared_launch_ns", "expert_launch_ns", "combine_launch_ns",
     "head_launch_ns", "dense_launch_ns",
@@ -38,6 +42,7 @@ class StepCosts(NamedTuple):
     result_ns: int  # h2d copy of the summed result of the CPU experts
 
 
+@runtime_checkable
 class StepModel(Protocol):
     """A source of step costs: a roofline or a measured profile."""
 
@@ -54,26 +59,26 @@ class CostTable:
     the host launches the later kernels of a group, the GPU works on the earlier ones (``sim.engine.launching``).
     """
 
-    experts: tuple[ExpertCosts, ...]
+    experts: Annotated[tuple[ExpertCosts, ...], NOT_EMPTY]
     steps: StepModel
-    attention_launch_ns: int  # norms and attention of one layer
-    gate_launch_ns: int
-    shared_launch_ns: int  # 0 without a shared expert
-    expert_launch_ns: int  # one expert on the GPU
-    combine_launch_ns: int
-    head_launch_ns: int  # LM head, a step
-    dense_launch_ns: int  # all dense layers together, a step
-    sync_ns: int  # host waits for the routing, per layer
-    cpu_permille: int  # rate of CPU experts while a copy runs
-    copy_permille: int  # rate of a copy while CPU experts run
+    attention_launch_ns: Ns  # norms and attention of one layer
+    gate_launch_ns: Ns
+    shared_launch_ns: Ns  # 0 without a shared expert
+    expert_launch_ns: Ns  # one expert on the GPU
+    combine_launch_ns: Ns
+    head_launch_ns: Ns  # LM head, a step
+    dense_launch_ns: Ns  # all dense layers together, a step
+    sync_ns: Ns  # host waits for the routing, per layer
+    cpu_permille: Permille  # rate of CPU experts while a copy runs
+    copy_permille: Permille  # rate of a copy while CPU experts run
     result_path: ResultPath
     plan_costs: PlanCosts = field(default_factory=PlanCosts)
     plan_factor: float = 1.0
-    gpu_permille: int = 1000  # rate of the GPU while a copy runs: less where it shares memory with them
-    gpu_with_cpu_permille: int = 1000  # rate of the GPU while CPU experts run, and the other way round: less where a
-    cpu_with_gpu_permille: int = 1000  # core of the same processor stands in for the GPU
-    lead_ns: int | None = None  # from the beginning of a launch until the GPU can start; None: when it has ended
-    tail_ns: int = 0  # what the GPU needs after the last kernel of a group has been launched
+    gpu_permille: Permille = 1000  # rate of the GPU while a copy runs: less where it shares memory with them
+    gpu_with_cpu_permille: Permille = 1000  # rate of the GPU while CPU experts run: less where a core of the same
+    cpu_with_gpu_permille: Permille = 1000  # processor stands in for the GPU; and of CPU experts while it runs
+    lead_ns: Ns | None = None  # from the beginning of a launch until the GPU can start; None: when it has ended
+    tail_ns: Ns = 0  # what the GPU needs after the last kernel of a group has been launched
     scale: int = 1  # factor of the tables' unit of time; steps and plan costs apply it when they are read
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
@@ -119,14 +124,9 @@ class CostTable:
 
     def validate(self) -> None:
         """Check the rules that planners and the engine rely on. Raises CostError."""
-        if not self.experts:
-            raise CostError("cost table: expected one entry per MoE layer in experts, got none")
-        checked: set[int] = set()
-        for layer, costs in enumerate(self.experts):
-            if id(costs) not in checked:  # layers share tables, and a table may have thousands of entries
-                _check_expert(costs, layer, self.max_tokens)
-                checked.add(id(costs))
-        _check_scalars(self)
+        check(self, CostError)
+        for layer, expert in {id(expert): (layer, expert) for layer, expert in enumerate(self.experts)}.values():
+            _check_expert(expert, layer, self.max_tokens)  # layers share tables, which may have thousands of entries
 
 
 def _check_expert(costs: ExpertCosts, layer: int, max_tokens: int) -> None:
@@ -139,8 +139,8 @@ def _check_expert(costs: ExpertCosts, layer: int, max_tokens: int) -> None:
                 f"expected {max(max_tokens, 1) + 1}, got {len(table)}"
             )
         _check_table(table, f"cost table, layer {layer}: {name}")
-    for name, low in (("first_cpu_ns", 0), ("copy_ns", 1), ("expert_bytes", 1), ("writeback_ns", 0)):
-        _check_int(getattr(costs, name), low, f"cost table, layer {layer}: {name}")
+    for name, hint in (("first_cpu_ns", Ns), ("copy_ns", Count), ("expert_bytes", Count), ("writeback_ns", Ns)):
+        from_dict(hint, getattr(costs, name), f"cost table, layer {layer}: {name}", CostError)
 
 
 def _check_table(table: Sequence[int], where: str) -> None:
@@ -154,23 +154,3 @@ def _check_table(table: Sequence[int], where: str) -> None:
                 f"{where}[{w}] = {table[w]!r}: expected whole ns, >= {previous} (more tokens never take less time)"
             )
         previous = table[w]
-
-
-def _check_int(value: object, low: int, where: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise CostError(f"{where} must be a whole number >= {low}, got {value!r}")
-
-
-def _check_scalars(costs: CostTable) -> None:
-    """The numbers next to the tables. Raises CostError."""
-    for name in (*LAUNCHES, "sync_ns", "tail_ns"):
-        _check_int(getattr(costs, name), 0, f"cost table: {name}")
-    if costs.lead_ns is not None:
-        _check_int(costs.lead_ns, 0, "cost table: lead_ns")
-    for name in RATES:
-        value = getattr(costs, name)
-        _check_int(value, 1, f"cost table: {name}")
-        if value > 1000:
-            raise CostError(f"cost table: {name} must be at most 1000 (running together never helps), got {value}")
-    if costs.result_path not in ("direct", "h2d"):
-        raise CostError(f"cost table: result_path must be 'direct' or 'h2d', got {costs.result_path!r}")

@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from sim.machine.hardware import Hardware
 from sim.machine.plausibility import HardwareError
 from sim.machine.units import GB
+from trilane.common.hints import above
+from trilane.common.schema import from_dict
 
 LANE_BYTES_PER_S = {  # one PCIe lane, one way, after line coding: 8b/10b, then 128b/130b (PCI-SIG base specifications)
     1: 0.25e9, 2: 0.5e9, 3: 8e9 * 128 / 130 / 8, 4: 16e9 * 128 / 130 / 8, 5: 32e9 * 128 / 130 / 8,
@@ -45,9 +48,8 @@ def turned(hardware: Hardware, dial: str, value: object) -> dict[str, float]:
     if dial == PCIE:
         return scaled_numbers(hardware, LINK, link_bytes_per_s(value) / hardware.link.theory_bytes_per_s)
     keys, unit = DIALS[dial].keys, DIALS[dial].unit
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise HardwareError(f"{dial}: expected a number above 0 ({DIALS[dial].label}), got {value!r}")
-    return scaled_numbers(hardware, keys, value * unit / hardware.flat()[keys[0]])
+    number: float = from_dict(Annotated[float, above(0)], value, dial, HardwareError)
+    return scaled_numbers(hardware, keys, number * unit / hardware.flat()[keys[0]])
 
 
 def scaled_numbers(hardware: Hardware, keys: Iterable[str], factor: float) -> dict[str, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -55,7 +56,7 @@ class Measured:
     high: Ns
 
     def __post_init__(self) -> None:
-        check_quartiles([self.ns], [self.low], [self.high])
+        check_quartiles(1, [self.ns], [self.low], [self.high])
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Measured:
@@ -73,8 +74,7 @@ class Table:
     high: tuple[Ns, ...]
 
     def __post_init__(self) -> None:
-        check_length(self, (len(self.at),))
-        check_quartiles(self.ns, self.low, self.high)
+        check_quartiles(len(self.at), self.ns, self.low, self.high)
 
     def __call__(self, size: float) -> float:
         """ns at ``size``, measured or between (module docstring)."""
@@ -104,9 +104,8 @@ class TimeGrid:
         raise NotImplementedError
 
     def __post_init__(self) -> None:
-        check_length(self, (len(self.batch), len(self.length)))
-        for row in zip(self.ns, self.low, self.high, strict=True):
-            check_quartiles(*row)
+        for _, *row in zip_longest(self.batch, self.ns, self.low, self.high, fillvalue=()):
+            check_quartiles(len(self.length), *row)
 
     def __call__(self, batch: float, length: float) -> float:
         """ns for ``batch`` sequences of ``length`` tokens each, measured or between (module docstring)."""
@@ -133,7 +132,6 @@ class DecodeGrid(TimeGrid):
 
     @property
     def length(self) -> Axis:
-        """``context``."""
         return self.context
 
 
@@ -149,22 +147,16 @@ class PrefillGrid(TimeGrid):
 
     @property
     def length(self) -> Axis:
-        """``tokens``."""
         return self.tokens
 
 
-def check_length(table: Table | TimeGrid, size: tuple[int, ...]) -> None:
-    """Refuse a table without one entry per point. Raises HardwareError."""
-    for name in ("ns", "low", "high"):
-        entries = getattr(table, name)
-        lengths = [len(entries), *(len(row) for row in entries if len(size) > 1)]
-        if lengths != [size[0], *(size[1:] * size[0])]:
-            points = " x ".join(map(str, size))
-            raise HardwareError(f"{name}: expected {points} entries, one for each point, got {entries}")
-
-
-def check_quartiles(middle: Sequence[int], low: Sequence[int], high: Sequence[int]) -> None:
-    """A median lies between its quartiles. Raises HardwareError."""
+def check_quartiles(points: int, middle: Sequence[int], low: Sequence[int], high: Sequence[int]) -> None:
+    """Refuse times that are not one per point, and a median that is not between its quartiles. Raises HardwareError."""
+    if not points == len(middle) == len(low) == len(high):
+        raise HardwareError(
+            f"expected {points} entries of ns, low and high, one for each point, got {len(middle)}, {len(low)} and "
+            f"{len(high)}"
+        )
     for m, a, b in zip(middle, low, high, strict=True):
         if not a <= m <= b:
             raise HardwareError(f"expected low <= median <= high, got {a}, {m}, {b}")

@@ -7,14 +7,14 @@ from math import prod
 from typing import Any
 
 from sim.machine.assembly import Assembly
-from sim.machine.parts import BoxRates, CpuPart, Rules, part, rules
+from sim.machine.devices import Gpu
+from sim.machine.parts import BoxRates, CpuPart, Number, Numbers, Rules, part, rules
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Confidence, Sourced
 from sim.machine.units import GB, GIB
 from sim.machine.weight_formats import read_fraction
+from trilane.common.hints import hints_of
 
-Number = Sourced[Any]
-Numbers = dict[str, Number]
 _CHANNEL_BYTES = 8
 _X16 = 16
 _ORDER: tuple[Confidence, ...] = ("high", "medium", "low")
@@ -69,7 +69,7 @@ class _Machine:
     def sections(self) -> dict[str, Numbers]:
         """All numbers, by section."""
         return {
-            "gpu": self._gpu(), "cpu": self._cpu(), "link": self._link(), "host": self.rules.host._asdict(),
+            "gpu": self._gpu(), "cpu": self._cpu(), "link": self._link(), "host": self.rules.host,
             "contention": self._contention(), "power": self._power(),
         }  # fmt: skip
 
@@ -87,14 +87,9 @@ class _Machine:
     # --- GPU ----------------------------------------------------------------------------------------------------------
 
     def _gpu(self) -> Numbers:
-        gpu, rule = self.built.gpu, self.rules.gpu
-        return {
-            "name": _given(gpu.title), "memory_bytes": gpu.memory_bytes,
-            "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s, "flops_per_s": gpu.flops_per_s,
-            "bandwidth_fraction": gpu.bandwidth_fraction or rule.bandwidth_fraction,
-            "flops_fraction": gpu.flops_fraction or rule.flops_fraction,
-            "kernel_ns": rule.kernel_ns, "reserve_bytes": rule.reserve_bytes,
-        }  # fmt: skip
+        gpu = self.built.gpu
+        stated = {key: number for key, number in gpu.numbers.items() if key in hints_of(Gpu)}
+        return {"name": _given(gpu.title), **self.rules.gpu, **stated}
 
     def _power(self) -> Numbers:
         board = self.built.gpu.board_power_w
@@ -181,8 +176,8 @@ class _Machine:
         generation, lanes = min(gpu.pcie_generation.value, slot[0]), min(gpu.pcie_lanes.value, slot[1])
         why = f"PCIe {generation}.0 x{lanes}: the card has {gpu.pcie_generation.value}.0 x{gpu.pcie_lanes.value}, "
         why += f"the slot {slot[0]}.0 x{slot[1]} ({'as named' if self.built.pcie else board.source})"
-        rates = {key: _of_lanes(rate, lanes, why) for key, rate in self.rules.pcie[generation]._asdict().items()}
-        return {**rates, **self.rules.link._asdict()}
+        rates = {key: _of_lanes(rate, lanes, why) for key, rate in self.rules.pcie[generation].items()}
+        return {**rates, **self.rules.link}
 
     # --- what parts cost each other -----------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ from trilane.common.names import unknown
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
 
+Number = Sourced[Any]
+Numbers = Mapping[str, Number]
 PartKind = Literal["gpu", "memory", "cpu"]
 LISTED_BY = "trilane hardware --parts"
 _FOLDER = Path(str(files("sim.machine"))) / "presets" / "parts"
@@ -35,7 +37,7 @@ class MachinePart:
     notes: tuple[str, ...] = ()
 
     @property
-    def numbers(self) -> dict[str, Sourced[Any]]:
+    def numbers(self) -> Numbers:
         """Every number that the part states."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Sourced)}
 
@@ -104,15 +106,6 @@ class CpuPart(MachinePart):
             raise HardwareError("expert_fraction and expert_bits: expected both or neither")
 
 
-class GpuRules(NamedTuple):
-    """Numbers of a GPU whose part does not state them."""
-
-    bandwidth_fraction: Sourced[float]
-    flops_fraction: Sourced[float]
-    kernel_ns: Sourced[int]
-    reserve_bytes: Sourced[int]
-
-
 class CpuRules(NamedTuple):
     """Numbers of a CPU whose part does not state them."""
 
@@ -125,32 +118,6 @@ class CpuRules(NamedTuple):
     first_expert_ns: Sourced[int]
 
 
-class LinkRules(NamedTuple):
-    """Numbers of every link."""
-
-    h2d_latency_ns: Sourced[int]
-    d2h_latency_ns: Sourced[int]
-    copies: Sourced[str]
-    pageable_fraction: Sourced[float]
-    result_path: Sourced[str]
-
-
-class HostRules(NamedTuple):
-    """Numbers of every host program."""
-
-    launch_ns: Sourced[int]
-    sync_ns: Sourced[int]
-    plan_factor: Sourced[float]
-
-
-class LinkRates(NamedTuple):
-    """Sixteen lanes of one PCIe generation, one direction."""
-
-    theory_bytes_per_s: Sourced[float]
-    h2d_bytes_per_s: Sourced[float]
-    d2h_bytes_per_s: Sourced[float]
-
-
 class BoxRates(NamedTuple):
     """A computer on which CPU experts and copies were measured at the same time."""
 
@@ -160,13 +127,16 @@ class BoxRates(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What holds where no part states otherwise. ``pcie``: by generation."""
+    """What holds where no part states otherwise. ``gpu``, ``link``, ``host``: numbers of these sections of a machine.
 
-    gpu: GpuRules
+    ``pcie``: rates of the link by generation, with sixteen lanes, in one direction.
+    """
+
+    gpu: Numbers
     cpu: CpuRules
-    link: LinkRules
-    host: HostRules
-    pcie: Mapping[int, LinkRates]
+    link: Numbers
+    host: Numbers
+    pcie: Mapping[int, Numbers]
     contention: Mapping[str, BoxRates]
     notes: tuple[str, ...]
 

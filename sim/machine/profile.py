@@ -31,7 +31,7 @@ class MeasuredRate:
     high: Permille
 
     def __post_init__(self) -> None:
-        check_quartiles([self.permille], [self.low], [self.high])
+        check_quartiles(1, [self.permille], [self.low], [self.high])
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> MeasuredRate:

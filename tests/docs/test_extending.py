@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,16 @@ def with_example(folder: Path, *paths: str) -> Path:
         old = (ROOT / path).read_text(encoding="utf-8") if EXAMPLES[path]["end"] else ""
         texts[path] = old + "\n" + EXAMPLES[path]["text"]
     return overlay(folder, texts)
+
+
+def test_a_policy_of_ones_own_obeys_the_laws(tmp_path: Path) -> None:
+    for name in ("my_cache.py", "test_my_cache.py"):
+        (tmp_path / name).write_text(EXAMPLES[name]["text"])
+    some = "law_8 or purity"  # all of them take a minute
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", some, "test_my_cache.py"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_model_is_a_block_in_one_file(tmp_path: Path) -> None:

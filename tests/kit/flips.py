@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from realrun.generation.generate import Pick
 from realrun.generation.hosted_model import HostedModel
 from realrun.generation.model_output import output_of_executor, output_of_library
 from realrun.generation.preparation import GenerateRequest, tokens_of
@@ -29,7 +30,9 @@ def flips(ours: Tensor, theirs: Tensor) -> Flips:
 def flips_against_library(library: Any, model: HostedModel, request: GenerateRequest, machine: Machine) -> Flips:
     """Compare with ``library``, the same model unmodified, in its eager implementation, on the tokens it generates."""
     theirs = output_of_library(library, tokens_of(request, model.loaded.tokenizer), request.generated_tokens)
-    taught = output_of_executor(
-        model, request, machine, lambda logits, _, step: theirs.tokens[:, step : step + 1].to(logits.device)
-    )
-    return flips(taught.logits, theirs.logits)
+    return flips(output_of_executor(model, request, machine, following(theirs.tokens)).logits, theirs.logits)
+
+
+def following(tokens: Tensor) -> Pick:
+    """The choice of ``tokens`` [B, steps], whatever the logits are."""
+    return lambda logits, _sequences, step: tokens[:, step : step + 1].to(logits.device)

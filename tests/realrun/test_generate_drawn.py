@@ -14,7 +14,7 @@ from realrun.generation.hosted_model import look_at, taken_apart
 from realrun.generation.model_output import output_of_executor, output_of_library
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
-from tests.kit.flips import flips_against_library
+from tests.kit.flips import flips_against_library, following
 from tests.kit.generating import CPU, MINI_VECTORS, every_slot, hosted, library, request
 from tests.kit.tiny_families import VOCAB, build
 
@@ -49,7 +49,7 @@ def test_law_11_whatever_is_drawn(
     policy = data.draw(st.sampled_from(BY_ITSELF), "policy")
     said = output_of_library(build(family, **changes).model, torch.tensor(prompts), 2)
     asked = request(policy, slots, prompts=tuple(map(tuple, prompts)), generated=2)
-    ours = output_of_executor(model, asked, inline_lanes, said.tokens)
+    ours = output_of_executor(model, asked, inline_lanes, following(said.tokens))
     torch.testing.assert_close(ours.logits, said.logits, rtol=0, atol=1e-5)
 
 
@@ -77,7 +77,7 @@ def test_bit_by_bit_what_the_run_with_all_experts_resident_says(
     model = hosted(family, () if bundled else FOUR, HALF)
     resident = output_of_executor(model, request("llama.cpp", every_slot(model)), inline_lanes)
     asked = request(policy, every_slot(model) // 4, **(LEARNT if bundled else {}))  # type: ignore[arg-type]
-    said = output_of_executor(model, asked, inline_lanes, resident.tokens)
+    said = output_of_executor(model, asked, inline_lanes, following(resident.tokens))
     assert said.logits.dtype == HALF
     assert torch.equal(said.logits, resident.logits)
 

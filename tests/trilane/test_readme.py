@@ -7,7 +7,7 @@ import runpy
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +17,8 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from policies import user_files
+from policies.registry import SYSTEMS
 from tests.kit.depth import deep
 from tests.kit.running import write_route_csv
 from tests.trilane.readme import (
@@ -79,6 +81,20 @@ def read(command: str) -> list[str]:
     """The files of other commands that a command reads."""
     values = {part for word in shlex.split(command) for part in word.split("=")}
     return sorted(values.intersection(MADE_BY).difference(written(command)))
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The policies that the pages register are forgotten."""
+    systems, modules = dict(SYSTEMS), set(sys.modules)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(user_files, "_loaded", {})
+    yield
+    SYSTEMS.clear()
+    SYSTEMS.update(systems)
+    for name in set(sys.modules) - modules:
+        if name.startswith("my_"):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +185,7 @@ def test_make_targets_are_there(command: str) -> None:
     assert f"\n{MAKE[command]}:" in (ROOT / "Makefile").read_text()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [README, ROOT / "docs/comparing.md"], ids=lambda page: page.name)
 def test_python_examples_run(
     page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

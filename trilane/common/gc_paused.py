@@ -1,4 +1,4 @@
-"""Simulating without Python's collector of cycles, which would go through millions of spans in vain."""
+"""A pause of the garbage collector, which would scan millions of live spans without freeing any."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Nothing but what is no longer referred to is freed meanwhile: a tenth of the time of a run."""
+    """In the block, only reference counts free memory. This saves a tenth of the time of a run."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -127,7 +127,7 @@ def _errors(ax: Axes, agreement: Agreement, looks: dict[str, _Look], shapes: dic
     ax.set_xlim(-edge, edge)
     ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.set_xlabel("TPOT error: predicted / measured - 1")
-    ax.tick_params(axis="y", length=0)
+    ax.tick_params(axis="y", length=0, pad=10)  # clear of the arrows at the edge
     ax.grid(axis="x", color="#EEEEEE")
     ax.set_axisbelow(True)
     ax.spines[["right", "top", "left"]].set_visible(False)

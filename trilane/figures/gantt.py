@@ -12,7 +12,7 @@ from matplotlib.patches import Patch, Rectangle
 from sim.runs.run import Run
 from sim.runs.spans import LANES
 from trilane.figures.figure_files import save_figure
-from trilane.figures.lanes import LANE_NAMES, DrawnStep, busy_ns, draw_spans, family_handles, median_decode_step, within
+from trilane.figures.lanes import LANE_NAMES, StepSpans, busy_ns, draw_spans, family_handles, median_decode_step, within
 from trilane.figures.style import legend_of, page
 
 _IDLE = "#FBE3D6"  # the GPU does nothing, which is what offloading policies try to avoid
@@ -28,7 +28,7 @@ def plot_gantt(run: Run, step: int | None = None, zoom_layers: int = 3, about: s
     """
     which = " (median step)" if step is None else ""
     number = median_decode_step(run.spans) if step is None else step
-    shown = DrawnStep(run.spans, number)
+    shown = StepSpans(run.spans, number)
     window = _window(shown, zoom_layers)
     busy = busy_ns(shown.gpu, (shown.begin, shown.end)) / (shown.end - shown.begin)
     took = f"takes {shown.ms:.1f} ms, the GPU works {busy:.0%} of it"
@@ -49,7 +49,7 @@ def save_gantt(run: Run, path: str | Path, step: int | None = None, about: str =
     save_figure(plot_gantt(run, step, about=about), path)
 
 
-def _window(step: DrawnStep, count: int) -> tuple[int, int]:
+def _window(step: StepSpans, count: int) -> tuple[int, int]:
     """The ``count`` layers in a row, not at an end if possible, in which the GPU waits nearest to the step's mean."""
     count = min(count, len(step.layers))
     starts, ends = step.layers["start"].tolist(), step.layers["end"].tolist()
@@ -63,7 +63,7 @@ def _window(step: DrawnStep, count: int) -> tuple[int, int]:
     return starts[first], ends[first + count - 1]
 
 
-def _draw(ax: Axes, step: DrawnStep, window: tuple[int, int], *, detailed: bool) -> None:
+def _draw(ax: Axes, step: StepSpans, window: tuple[int, int], *, detailed: bool) -> None:
     """One panel: lanes as rows, time to the right."""
     origin, width, spans = step.begin, window[1] - window[0], within(step.spans, window)
     corner = ((window[0] - origin) / 1e6, LANES.index("gpu") - 0.4)
@@ -94,7 +94,7 @@ def _number(ax: Axes, spans: pd.DataFrame, row: int, origin: int, width_ns: int)
                     color="black" if span["kind"] == "precompute" else "white")  # fmt: skip
 
 
-def _mark_layers(ax: Axes, step: DrawnStep, window: tuple[int, int], every: int) -> None:
+def _mark_layers(ax: Axes, step: StepSpans, window: tuple[int, int], every: int) -> None:
     """A line where each layer begins and the layer's number above it."""
     shown = step.layers[step.layers["start"].between(window[0], window[1], inclusive="left")]
     begins = ((shown["start"] - step.begin) / 1e6).tolist()

@@ -63,7 +63,7 @@ def _headline(points: Sequence[Mapping[str, Any]]) -> str:
     best = max(real, key=lambda point: (point["capacity_bytes"], point["hit_rate"]))
     rates = [p["hit_rate"] for p in sorted(real, key=lambda p: p["capacity_bytes"]) if p["policy"] == best["policy"]]
     name = marked(best["policy"], _kind(best["policy"]))
-    return f"{name} hits most in the largest cache, {rates[-1]:.0%} of the lookups, and {rates[0]:.0%} in the smallest"
+    return f"{name} hits most in the largest cache: {rates[-1]:.0%} of lookups, {rates[0]:.0%} in the smallest"
 
 
 def _style(ax: Axes) -> None:

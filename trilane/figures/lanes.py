@@ -47,7 +47,7 @@ LANE_NAMES = {
 }
 
 
-class DrawnStep:
+class StepSpans:
     """One step of a run: its phase, its begin and end (ns), the spans that take time in it, and its layers.
 
     ``layers``: by layer, ``start`` and ``end`` of its work on the GPU. Raises PictureError for a step that is not in

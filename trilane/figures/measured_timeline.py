@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sim.runs.spans import LANES
-from trilane.figures.lanes import LANE_NAMES, DrawnStep, busy_ns, draw_spans, family_handles, median_decode_step, within
+from trilane.figures.lanes import LANE_NAMES, StepSpans, busy_ns, draw_spans, family_handles, median_decode_step, within
 from trilane.figures.style import legend_of, page
 from trilane.study.validation.comparison import RunComparison
 
@@ -24,7 +24,7 @@ def plot_measured_timeline(comparison: RunComparison, zoom_layers: int = 3, abou
     """
     runs = (comparison.median_run, comparison.predicted)
     step = median_decode_step(runs[0].spans)
-    steps = [DrawnStep(run.spans, step) for run in runs]
+    steps = [StepSpans(run.spans, step) for run in runs]
     layers = _middle_layers(steps[0], zoom_layers)
     figure, part = page(13, 8.6, _headline(runs[0].policy, step, *(each.ms for each in steps)), about)
     above, below = part.subplots(2, 1)
@@ -39,14 +39,14 @@ def plot_measured_timeline(comparison: RunComparison, zoom_layers: int = 3, abou
     return figure
 
 
-def _middle_layers(step: DrawnStep, count: int) -> tuple[int, int]:
+def _middle_layers(step: StepSpans, count: int) -> tuple[int, int]:
     """First and last of ``count`` layers in the middle, or of all layers."""
     last = int(step.layers.index[-1])
     first = max(0, (last + 1 - count) // 2)
     return first, min(last, first + count - 1)
 
 
-def _extent(step: DrawnStep, layers: tuple[int, int]) -> tuple[int, int]:
+def _extent(step: StepSpans, layers: tuple[int, int]) -> tuple[int, int]:
     """When the GPU began the first of the layers, and ended the last, in ns."""
     mine = step.layers.loc[layers[0] : layers[1]]
     return int(mine["start"].min()), int(mine["end"].max())
@@ -57,7 +57,7 @@ def _headline(policy: str, step: int, measured_ms: float, predicted_ms: float) -
     return f"{policy}: decode step {step} took {measured_ms:.2f} ms, {predicted_ms:.2f} ms were predicted ({off:+.1%})"
 
 
-def _panel(ax: Axes, steps: list[DrawnStep], windows: list[tuple[int, int]]) -> None:
+def _panel(ax: Axes, steps: list[StepSpans], windows: list[tuple[int, int]]) -> None:
     """Both sides of every lane, each from the start of its own window."""
     longest = max(end - begin for begin, end in windows)
     margin: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 8}
@@ -85,7 +85,7 @@ def _busy_texts(measured_ms: float, predicted_ms: float) -> tuple[str, str]:
     return f"{measured_ms:.2f} ms busy", f"{predicted_ms:.2f} ms{off}".replace("-0%", "+0%")
 
 
-def _ends(ax: Axes, steps: list[DrawnStep]) -> None:
+def _ends(ax: Axes, steps: list[StepSpans]) -> None:
     """Where the step ends, on either side."""
     sides = sorted(zip(steps, ("measured", "predicted"), ("-", "--"), strict=True), key=lambda side: side[0].ms)
     for (step, name, style), aligned, offset in zip(sides, ("right", "left"), (-3, 3), strict=True):

@@ -43,14 +43,14 @@ def _changed(row: Row) -> str:
 
 TTFT = Column("TTFT\nms", lambda row: number(row["ttft_ms"], 0))
 TPOT = Column("TPOT\nms", lambda row: number(row["tpot_ms"], 2))
-SPREAD = Column("\nspread", _spread, "spread", "lowest and highest TPOT of them; - where all are equal")
+SPREAD = Column("spread", _spread, "spread", "lowest and highest TPOT of them; - where all are equal")
 HITS = Column(
     "hit\nrate", lambda row: percent(row["decode_resident_hit_rate"]),
     "hit rate", "active experts that were on the GPU when their layer was routed (kind: resident), in decode steps",
 )  # fmt: skip
 PCIE = Column("PCIe\nMiB/tok", _copied, "PCIe", "expert weights copied to the GPU for each generated token")
 CHANGED = Column(
-    "\n~", _changed,
+    "~", _changed,
     "~", "changes the routing: the share of the router's weight on experts that do not run as routed",
 )  # fmt: skip
 

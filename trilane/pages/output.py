@@ -84,10 +84,12 @@ def table(
     """
     lines = [list(row) for row in rows]
     made = Table(box=None, pad_edge=False, padding=(0, _gap([columns, *lines]), 0, 0))
+    tall = max(column.count("\n") for column in columns)
     for place, column in enumerate(columns):
         most = (widest or {}).get(column)
         folded = most is not None or (wrap and place == len(columns) - 1)
-        made.add_column(column, justify="left" if place < text_columns or folded else "right", header_style="bold",
+        header = "\n" * (tall - column.count("\n")) + column  # the last lines of all headers are level
+        made.add_column(header, justify="left" if place < text_columns or folded else "right", header_style="bold",
                         no_wrap=not folded, overflow="fold" if folded else "ellipsis", max_width=most)  # fmt: skip
     for line in lines:
         made.add_row(*(Text(cell) for cell in line))

@@ -18,8 +18,8 @@ def parts_page(parts: Sequence[MachinePart]) -> list[Any]:
     from sim.machine.parts import CpuPart, GpuPart, MemoryPart
 
     gpu = ["GPU", "memory\nGiB", "reads\nGB/s", "16-bit\nTFLOP/s", "PCIe", "W"]
-    memory = ["\nmemory", "\nchannels", "\nGB/s", "\nCPU if none is named"]
-    cpu = ["\nCPU", "\nmemory", "\ncores", "\nchannels", "\nPCIe", "of the memory's\nrate it reads", "\nW"]
+    memory = ["memory", "channels", "GB/s", "CPU if none is named"]
+    cpu = ["CPU", "memory", "cores", "channels", "PCIe", "share of the\nmemory's rate read", "W"]
     return [
         table(gpu, [_gpu_row(part) for part in parts if isinstance(part, GpuPart)]),
         table(memory, [_memory_row(part) for part in parts if isinstance(part, MemoryPart)]),

@@ -28,9 +28,9 @@ _Table = tuple[list[str], list[list[str]]]
 def table_of(agreement: Agreement) -> _Table:
     """Headers, and a line of text cells for each scenario: groups in the order given, the fastest measured first."""
     headers = [
-        "\npolicy", *(f"\n{name_of(key)}" for key in agreement.varying),
+        "policy", *(name_of(key) for key in agreement.varying),
         "TPOT ms\nmeasured", "TPOT\n+/-", "TPOT ms\npredicted", "TPOT\nerror", "null\nerror",
-        "TTFT ms\nmeasured", "TTFT\nerror", *(f"busy\n{lane}" for lane in LANES), "\nhits", "\ncopies", "\nplans",
+        "TTFT ms\nmeasured", "TTFT\nerror", *(f"busy\n{lane}" for lane in LANES), "hits", "copies", "plans",
     ]  # fmt: skip
     places = [place for group in agreement.groups for place in _fastest_first(agreement, group)]
     return headers, [_line(agreement, place) for place in places]
@@ -206,7 +206,7 @@ def _law(agreement: Agreement) -> list[str]:
 
 def _markdown(headers: Sequence[str], lines: Sequence[Sequence[str]], text_columns: Sequence[int] = (0,)) -> str:
     rule = ["---" if place in text_columns else "---:" for place in range(len(headers))]
-    rows = [[header.replace("\n", " ").strip() for header in headers], rule, *lines]
+    rows = [[header.replace("\n", " ") for header in headers], rule, *lines]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -56,18 +56,12 @@ def _by_policy(means: SweepMeans, axis: str) -> list[Table | Text | str]:
         for value in real.index
     ]
     names = [marked(*policy) for policy in (*real.columns, *clairvoyant.columns)]
-    columns = _headers([axis_label(axis), *names, "lower bound", "tokens/s"])
-    return [table(columns, lines), legend({**_MEANINGS, **_marks(means.kinds)})]
-
-
-def _headers(columns: Sequence[str]) -> list[str]:
-    """Names of columns, long ones on two lines; the last lines of all names are level."""
-    names = [_broken(name) for name in columns]
-    tall = any("\n" in name for name in names)
-    return [f"\n{name}" if tall and "\n" not in name else name for name in names]
+    columns = [axis_label(axis), *names, "lower bound", "tokens/s"]
+    return [table(list(map(_broken, columns)), lines), legend({**_MEANINGS, **_marks(means.kinds)})]
 
 
 def _broken(name: str) -> str:
+    """The name of a column, on two lines if it is long."""
     if len(name) < _TITLE:
         return name
     places = [match.end() for match in re.finditer(r"[ -]", name)] or [len(name)]

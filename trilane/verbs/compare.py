@@ -105,8 +105,8 @@ def _tuned(found: Comparison) -> str:
     """A remark where policies are compared on sequences that they were tuned on."""
     from trilane.figures.words import tuned
 
-    played = {sequence for rows in found.draws.values() for row in rows for sequence in row["sequences"]}
-    return tuned(list(found.draws), str(found.scenario["trace"]), played)
+    sequences = {sequence for rows in found.draws.values() for row in rows for sequence in row["sequences"]}
+    return tuned(list(found.draws), str(found.scenario["trace"]), sequences)
 
 
 def _draw(runs: Sequence[Run], rows: Sequence[Row], folder: Path, about: str, remark: str) -> None:

@@ -139,7 +139,7 @@ def describe(scenario: Scenario) -> str:
     if scenario.runtime != "eager":
         about += f", runtime {scenario.runtime}"
     if scenario.sampled_steps is not None:
-        about += f", at most {scenario.sampled_steps} decode steps played"
+        about += f", at most {scenario.sampled_steps} decode steps simulated"
     if scenario.noisy_forecast_recall is None:
         return about
     return f"{about}; where it lacks forecasts, {NoisyForecasts(scenario.noisy_forecast_recall)}"

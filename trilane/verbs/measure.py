@@ -67,7 +67,7 @@ def measure(
                           "with a preset, a GPU if there is one."),
     ] = "auto",
     *,
-    chosen: LaneChoice,
+    lane_choice: LaneChoice,
     generation: Generation,
     host_memory_gb: HostMemoryOption = None,
     files: RunFiles,
@@ -87,11 +87,11 @@ def measure(
     from realrun.machine.memory_check import host_memory_given
 
     check_picture(files.gantt)
-    asked = scenario_of(scenario, changes, policy)
-    inputs = (*inputs_of(scenario, asked), generation.model, generation.prompts, generation.vectors)
+    chosen = scenario_of(scenario, changes, policy)
+    inputs = (*inputs_of(scenario, chosen), generation.model, generation.prompts, generation.vectors)
     check_targets(*files.paths, json, generation.trace, inputs=inputs)
     with host_memory_given(host_memory_gb):
-        found = (_replayed if mode == "replay" else _generated)(asked, lanes, chosen, generation)
+        found = (_replayed if mode == "replay" else _generated)(chosen, lanes, lane_choice, generation)
     show(json, *_texts(found.texts), *run_page(found.about, found.run.to_dict()))
     record = record_of(found.run)
     write_json({**record, "texts": found.texts} if found.texts else record, json)
@@ -107,7 +107,7 @@ class _Found(NamedTuple):
     texts: list[str]
 
 
-def _replayed(asked: Scenario, lanes: LaneKind, chosen: LaneChoice, generation: Generation) -> _Found:
+def _replayed(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, generation: Generation) -> _Found:
     from realrun.replay.measure import measure as run_scenario
 
     if any(astuple(generation)):
@@ -115,11 +115,11 @@ def _replayed(asked: Scenario, lanes: LaneKind, chosen: LaneChoice, generation: 
             "--mode replay: expected no --model, --prompts, --vectors or --trace: they are for --mode generate; the "
             "replayed model is the scenario's (--set model=NAME)"
         )
-    with working(f"measuring {asked.policy}"):
-        return _Found(run_scenario(asked, lanes, chosen.options(), print_remarks).run, describe(asked), [])
+    with working(f"measuring {chosen.policy}"):
+        return _Found(run_scenario(chosen, lanes, lane_choice.options(), print_remarks).run, describe(chosen), [])
 
 
-def _generated(asked: Scenario, lanes: LaneKind, chosen: LaneChoice, generation: Generation) -> _Found:
+def _generated(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, generation: Generation) -> _Found:
     from realrun.generation.generate import generate
     from realrun.generation.preparation import GenerateRequest
     from realrun.replay.measure import generating_machine
@@ -129,13 +129,13 @@ def _generated(asked: Scenario, lanes: LaneKind, chosen: LaneChoice, generation:
     if model is None or prompts is None:
         raise OptionError("--mode generate: expected a model and prompts; give --model MODEL and --prompts F")
     request = GenerateRequest(
-        model, _prompts(prompts, asked.batch), asked, prompt_tokens=asked.prompt_tokens,
-        generated_tokens=asked.generated_tokens or 32, vectors=generation.vectors, trace=generation.trace,
+        model, _prompts(prompts, chosen.batch), chosen, prompt_tokens=chosen.prompt_tokens,
+        generated_tokens=chosen.generated_tokens or 32, vectors=generation.vectors, trace=generation.trace,
     )  # fmt: skip
     request.check()
-    machine = generating_machine(load_hardware(asked.hardware), lanes, chosen.options())
+    machine = generating_machine(load_hardware(chosen.hardware), lanes, lane_choice.options())
     try:
-        with working(f"generating under {asked.policy}"):
+        with working(f"generating under {chosen.policy}"):
             found = generate(request, machine)
         print_remarks(machine)
     finally:

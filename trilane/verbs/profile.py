@@ -107,14 +107,14 @@ def profile(
         memory_bytes=None if memory is None else round(memory), runtime=runtime,
     )  # fmt: skip
     into = _earlier(out)
-    asked = _Asked(shapes, points, names, options, QUICK if quick else Effort())
+    request = _ProfileRequest(shapes, points, names, options, QUICK if quick else Effort())
     with host_memory_given(host_memory_gb):
-        found = asked.measure(_machine(into, lanes, options), Path(out).stem, into)
+        found = request.measure(_machine(into, lanes, options), Path(out).stem, into)
     _keep(found.hardware, out)
     _report(found, out, json)
 
 
-class _Asked(NamedTuple):
+class _ProfileRequest(NamedTuple):
     """What to measure, and how."""
 
     shapes: Sequence[ModelShape]

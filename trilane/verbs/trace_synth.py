@@ -63,8 +63,8 @@ def synth(
         from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 
         shape, routing = _routing(like, fit)
-        asked = Synthesis(routing, sequences, prompt_tokens, generated_tokens, seed)
-        write_trace(synthetic_trace(shape, asked), output)
+        synthesis = Synthesis(routing, sequences, prompt_tokens, generated_tokens, seed)
+        write_trace(synthetic_trace(shape, synthesis), output)
     show(json, *_page(shape, routing))
     write_json({"synthetic": routing.source, "routing": routing.to_dict()}, json)
     note(f"synthetic trace: {output}; compare it with published figures: trilane trace stats {output} --published")

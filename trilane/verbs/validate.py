@@ -95,11 +95,11 @@ def validate(
     check_folder(out)
     files = [Path(out) / name for name in FILES] if out and Path(out).is_dir() else []
     check_targets(json, *files, inputs=(plan, profile))
-    asked = _asked(plan, profile, changes, policies, repeats)
+    chosen = _read_plan(plan, profile, changes, policies, repeats)
     begin = datetime.now(UTC)
     with host_memory_given(host_memory_gb), stopping(time_limit) as stop:
-        found = _run(asked, profile, Path(out) / JOURNAL if out else None, stop)
-    _show(found, asked, json)
+        found = _run(chosen, profile, Path(out) / JOURNAL if out else None, stop)
+    _show(found, chosen, json)
     write_json({**found.agreement.to_dict(), "runs": _runs(found)}, json)
     if out:
         when = f"{begin:%Y-%m-%d %H:%M} to {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
@@ -107,7 +107,7 @@ def validate(
     _end(found, stop)
 
 
-def _asked(
+def _read_plan(
     plan: str, profile: str, changes: Sequence[str] | None, policies: str | None, repeats: int | None
 ) -> ValidationPlan:
     """The plan, on the profile's machine, with the changes of the command line."""
@@ -115,13 +115,13 @@ def _asked(
 
     from trilane.study.validation.plan import ValidationPlan
 
-    asked = ValidationPlan.from_yaml(plan, {**changes_of(changes), "hardware": profile})
+    chosen = ValidationPlan.from_yaml(plan, {**changes_of(changes), "hardware": profile})
     if policies is not None:
         names, settings = policies_in(policies), []
-        for setting in (scenario.with_(policy=names[0], parameters={}) for scenario in asked.scenarios):
+        for setting in (scenario.with_(policy=names[0], parameters={}) for scenario in chosen.scenarios):
             settings += [setting] * (setting not in settings)
-        asked = replace(asked, scenarios=tuple(each.with_(policy=name) for each in settings for name in names))
-    return asked if repeats is None else replace(asked, repeats=repeats)
+        chosen = replace(chosen, scenarios=tuple(each.with_(policy=name) for each in settings for name in names))
+    return chosen if repeats is None else replace(chosen, repeats=repeats)
 
 
 def _runs(found: Validated) -> dict[str, object]:
@@ -138,7 +138,7 @@ def _end(found: Validated, stop: Stop) -> None:
         raise typer.Exit(STOPPED if stop.signal is None else 128 + stop.signal)
 
 
-def _run(asked: ValidationPlan, profile: str, journal: Path | None, stop: Stop) -> Validated:
+def _run(chosen: ValidationPlan, profile: str, journal: Path | None, stop: Stop) -> Validated:
     """The validation, on the lanes of the profile. Raises OptionError for a machine without a profile."""
     from realrun.replay.measure import machine_on
     from sim.machine.hardware import load_hardware
@@ -150,17 +150,17 @@ def _run(asked: ValidationPlan, profile: str, journal: Path | None, stop: Stop) 
     machine = machine_on(hardware)
     try:
         with working("validating") as say:
-            return run_all(asked, machine, say, folder=journal, stop=stop)
+            return run_all(chosen, machine, say, folder=journal, stop=stop)
     finally:
         machine.close()
 
 
-def _show(found: Validated, asked: ValidationPlan, json: str | None) -> None:
+def _show(found: Validated, chosen: ValidationPlan, json: str | None) -> None:
     from trilane.pages.validation import MEANINGS, failure_lines, summary_lines, table_of
 
     agreement = found.agreement
     headers, lines = table_of(agreement)
-    show(json, heading(f"{len(asked.scenarios)} scenarios, {asked.repeats} runs each, on {found.hardware.name}"),
+    show(json, heading(f"{len(chosen.scenarios)} scenarios, {chosen.repeats} runs each, on {found.hardware.name}"),
          table(headers, lines, text_columns=1), legend(MEANINGS), "", *summary_lines(agreement), *found.notes, "",
          *failure_lines(agreement))  # fmt: skip
 

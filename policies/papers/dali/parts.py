@@ -115,7 +115,7 @@ class WindowCache:
         self._members[key.layer].add(key.expert)
 
     def evicted(self, key: ExpertId, group: int) -> None:
-        """The expert's slot is gone."""
+        """The expert has lost its slot."""
         self._members[key.layer].discard(key.expert)
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:

@@ -232,8 +232,8 @@ def test_uniform_costs_are_what_they_say() -> None:
             {"cpu_ns": (0, 7)},
             "cpu_ns must have max_tokens . 1 >= 2 entries.*expected 3, got 2",
         ),
-        ({"copy_ns": 0}, "copy_ns must be a whole number >= 1, got 0"),
-        ({"bytes": 1.5}, "bytes must be a whole number >= 1, got 1.5"),
+        ({"copy_ns": 0}, "copy_ns: expected a whole number >= 1, got 0"),
+        ({"expert_bytes": 1.5}, "expert_bytes: expected a whole number >= 1, got 1.5"),
     ],
 )
 def test_validate_names_the_broken_entry(changed: dict[str, Any], expected: str) -> None:
@@ -246,11 +246,11 @@ def test_validate_names_the_broken_entry(changed: dict[str, Any], expected: str)
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"experts": ()}, "one entry per MoE layer"),
-        ({"sync_ns": -1}, "sync_ns must be a whole number >= 0, got -1"),
-        ({"cpu_permille": 0}, "cpu_permille must be a whole number >= 1, got 0"),
-        ({"copy_permille": 1001}, "copy_permille must be at most 1000"),
-        ({"result_path": "queue"}, "result_path must be 'direct' or 'h2d', got 'queue'"),
+        ({"experts": ()}, "experts: expected a list .* that is not empty"),
+        ({"sync_ns": -1}, "sync_ns: expected a whole number >= 0, got -1"),
+        ({"cpu_permille": 0}, "cpu_permille: expected a whole number from 1 to 1000, got 0"),
+        ({"copy_permille": 1001}, "copy_permille: expected a whole number from 1 to 1000, got 1001"),
+        ({"result_path": "queue"}, "result_path: expected 'direct' or 'h2d', got 'queue'"),
     ],
 )
 def test_validate_names_the_broken_number(changed: dict[str, Any], expected: str) -> None:

@@ -73,7 +73,7 @@ def test_no_gpus_rate_is_that_of_a_whole_program() -> None:
     known = [number for number in fractions if number is not None]
     assert len(known) == 8
     assert all("fused kernel" in number.source and "fixed time" in number.source for number in known)
-    assert rules().gpu.bandwidth_fraction.value == 0.85
+    assert rules().gpu["bandwidth_fraction"].value == 0.85
 
 
 @pytest.mark.parametrize("name", memory_names())
@@ -108,8 +108,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("cpus.yaml", ("desktop", "memory"), None, "cpus.yaml: desktop: missing key: memory"),
         ("cpus.yaml", ("threadripper-pro-5955wx", "expert_bits"), None, "expected both or neither"),
         ("cpus.yaml", ("threadripper-pro-5955wx", "expert_fraction"), None, "expected both or neither"),
-        ("rules.yaml", ("gpu", "kernel_ns"), None, "rules.yaml: gpu: missing key: kernel_ns"),
-        ("rules.yaml", ("pcie", 4, "h2d_bytes_per_s"), None, "rules.yaml: pcie.4: missing key: h2d_bytes_per_s"),
+        ("rules.yaml", ("cpu", "expert_bits"), None, "rules.yaml: cpu: missing key: expert_bits"),
+        ("rules.yaml", ("pcie", 4, "h2d_bytes_per_s", "source"), None, "pcie.4.h2d_bytes_per_s: missing key: source"),
         ("rules.yaml", ("contention",), None, "rules.yaml: missing key: contention"),
         ("weight_formats.yaml", ("cpu", 0, "fraction"), 2.0, "cpu[0].fraction: expected a number above 0"),
         ("weight_formats.yaml", ("gpu", 0, "source"), None, "weight_formats.yaml: gpu[0]: missing key: source"),

@@ -27,7 +27,7 @@ def test_a_machine_of_parts_shows_every_number_with_its_source(trilane: Trilane)
     assert "Assembled: RTX 4080, generic desktop CPU, DDR5-5600 on 2 channels, 64 GiB." in page
     assert "link.h2d_bytes_per_s" in page
     assert "PCIe 4.0 x16: the card has 4.0 x16, the slot 5.0 x16" in page
-    assert "what to know" in page
+    assert "\nnotes\n- " in page
     assert "On Windows" in page
     [machine] = trilane("hardware", "rtx-4080+ddr5-5600+64gb", "--json", "-").json["hardware"]
     assert len(machine["notes"]) == 2

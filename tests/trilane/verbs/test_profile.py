@@ -178,7 +178,7 @@ def test_a_gpu_that_does_not_read_pinned_memory_is_used_all_the_same(
         machine.close()
         raise ValueError("no model fits a fake")
 
-    monkeypatch.setattr("trilane.verbs.profile._Asked.measure", measure)
+    monkeypatch.setattr("trilane.verbs.profile._ProfileRequest.measure", measure)
     cuda = FakeCuda()
     cuda.maps_pinned_memory = reads
     with OnDevice(cuda):

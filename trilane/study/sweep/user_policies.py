@@ -53,8 +53,7 @@ def _file(name: str, module: str) -> Path:
     path = getattr(sys.modules.get(module), "__file__", None)
     if path is None:
         raise SweepError(
-            f"policy {name!r} is defined in no file (in a notebook, perhaps), so that it could not be checked later "
-            f"whether kept results are still those of its code; put it into a file of its own and import it, or sweep "
-            f"without an output"
+            f"policy {name!r} is defined in no file (in a notebook, perhaps), so that kept results could not be told "
+            f"from those of other code; put it into a file of its own and import it, or sweep without an output"
         )
     return Path(path)

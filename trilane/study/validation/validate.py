@@ -10,7 +10,7 @@ from typing import NamedTuple
 from realrun.errors import LaneError, RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.machine.machines import RealMachine
-from realrun.profiling.profile import Reprofile, profile_of, profiled_again
+from realrun.profiling.profile import Reprofile, profiled_again
 from realrun.replay.measure import Measurement, ReplayBench, room_for
 from sim.machine.hardware import Hardware
 from sim.runs.prepare import Prepared, prepare
@@ -91,7 +91,7 @@ def validate(
     _check_one_model(settings)
     for setting in settings:
         setting.checked()  # refuse what cannot run before anything is measured
-    profile_of(settings[0])
+    settings[0].hardware.measured_profile()  # refuse a machine that was not measured
     with (
         TemporaryDirectory() as scratch,
         journal_of(folder or Path(scratch, "journal"), question_of(settings) if folder else {}) as journal,
