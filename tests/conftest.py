@@ -1,12 +1,11 @@
 """Settings of every test run."""
 
 import os
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.kit.depth import examples
+from tests.kit.depth import examples, left_out
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors on shared cores: more threads only wait for each other
 
@@ -26,7 +25,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if left := left_out(items):
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
     marked = [item for item in items if item.get_closest_marker("device")]
     if marked and not _on_device(config.getoption("--device")):
         for item in marked:

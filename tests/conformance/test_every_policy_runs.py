@@ -13,6 +13,7 @@ from sim.runs.demand import MissingFromTraceError, lacking
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import play
+from tests.kit.depth import thinned
 
 MODELS = {"mini-deepseek": "deepseek-v2-lite", "mini-moe": None}  # of each bundled trace, whose sizes count
 
@@ -59,6 +60,7 @@ def check(policy: str, asked: Prepared) -> None:
     assert changes or row["lower_bound_tpot_ms"] <= row["tpot_ms"]
 
 
+@thinned(5)
 @pytest.mark.parametrize("hardware", hardware_names())
 @pytest.mark.parametrize("trace", MODELS)
 @pytest.mark.parametrize("policy", SYSTEMS)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from policies.registry import SYSTEMS
+from tests.kit.depth import thinned
 from trilane.testing.policy_laws import PolicyLaws
 
 
 @pytest.mark.parametrize("entry", SYSTEMS.values(), ids=SYSTEMS)
 class TestEveryPolicy(PolicyLaws):
     """One table: a new row of the registry is tested without a word here."""
+
+    test_laws_1_to_5_and_12_at_every_size = thinned(4)(PolicyLaws.test_laws_1_to_5_and_12_at_every_size)

@@ -7,12 +7,11 @@ and runs the notebooks and the commands of the pages that take long.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
-from typing import TypeVar
 
 import pytest
 
-T = TypeVar("T")
 DEEP = os.environ.get("TRILANE_TESTS") == "deep"
 deep = pytest.mark.skipif(not DEEP, reason="runs in `make test-deep` only")
 
@@ -22,10 +21,24 @@ def examples(count: int) -> int:
     return 4 * count if DEEP else count
 
 
-def part_of(cases: Sequence[T], every: int) -> list[T]:
-    """One of ``every`` cases; all of them in the deep profile.
+def thinned(every: int) -> pytest.MarkDecorator:
+    """Of the cases of a test, `make test` runs one of ``every``, and the deep profile all of them.
 
     Choose an ``every`` without a common factor with the length of the inner axes of a product: then each value of each
-    axis is still played.
+    axis still occurs.
     """
-    return list(cases) if DEEP else list(cases[::every])
+    return pytest.mark.thinned(every)
+
+
+def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """The cases that are not run, in a profile that is not deep."""
+    cases: Counter[str] = Counter()
+    left = []
+    for item in items:
+        mark = item.get_closest_marker("thinned")
+        if mark is not None and not DEEP:
+            name = item.nodeid.partition("[")[0]
+            if cases[name] % mark.args[0]:
+                left.append(item)
+            cases[name] += 1
+    return left

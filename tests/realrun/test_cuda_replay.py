@@ -9,6 +9,7 @@ import pytest
 
 from realrun.execution.call_log import replay as play_log
 from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
+from tests.kit.depth import thinned
 from tests.kit.fake_cuda import FakeCuda
 from tests.kit.fake_torch import fake_machine
 from tests.kit.tiny_bench import WatchedBench, bench_for, check_outputs, prepared, run, tiny_setting
@@ -18,6 +19,7 @@ POLICIES = ("on-demand", "fiddler", "hybrimoe", "dali", "daop", "mixtral-offload
 
 
 class ReplayLaws:
+    @thinned(5)
     @pytest.mark.parametrize("policy", POLICIES)
     def test_every_layer_gives_what_it_must(self, bench: WatchedBench, policy: str) -> None:
         setting = tiny_setting(policy=policy)

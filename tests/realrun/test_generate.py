@@ -15,6 +15,7 @@ from realrun.generation.preparation import GenerateRequest
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
 from sim.runs.scenario import Scenario
+from tests.kit.depth import thinned
 from tests.kit.flips import following
 from tests.kit.generating import (
     CPU,
@@ -50,6 +51,7 @@ def slots(model: HostedModel, size: str) -> int:
 # --- every policy at every cache size ---------------------------------------------------------------------------------
 
 
+@thinned(4)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("policy", PRESERVING)
 def test_law_11_on_trained_weights(policy: str, size: str, inline_lanes: HostLanes) -> None:

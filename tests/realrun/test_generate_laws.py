@@ -16,6 +16,7 @@ from realrun.machine.host_lanes import HostLanes
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
 from sim.simulate import play
+from tests.kit.depth import thinned
 from tests.kit.generating import MINI, MINI_VECTORS, PROMPTS, every_slot, hosted, request
 from traces.capture.capture import CaptureSettings, capture_loaded
 from traces.capture.load import load
@@ -50,6 +51,7 @@ def as_scenario(run: Generated) -> Prepared:
     return prepare(Scenario.from_dict(dict(run.run.scenario)))
 
 
+@thinned(3)
 @pytest.mark.parametrize("policy", LIVE)
 def test_its_spans_obey_the_laws_and_its_log_can_be_replayed(
     policy: str, tmp_path: Path, inline_lanes: HostLanes

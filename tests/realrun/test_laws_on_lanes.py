@@ -29,6 +29,7 @@ from sim.runs.metrics import layer_frame
 from sim.runs.prepare import Prepared
 from sim.runs.spans import COPIES, Span
 from tests.invariants.free_compositions import free_composition
+from tests.kit.depth import thinned
 from tests.kit.tiny_bench import (
     SHARES,
     Instead,
@@ -103,6 +104,7 @@ def law_12_hits(spans: list[Span], measured: Measurement) -> None:
 # --- every policy -----------------------------------------------------------------------------------------------------
 
 
+@thinned(3)
 @pytest.mark.parametrize("share", SHARES, ids=["no slot", "one slot", "some slots", "all slots"])
 @pytest.mark.parametrize("policy", policy_names())
 def test_the_experts_of_every_layer_give_what_they_must_and_the_laws_hold(
@@ -188,6 +190,7 @@ def free() -> Callable[[int], tuple[WatchedBench, Measurement]]:
     return measure
 
 
+@thinned(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_compositions_that_nobody_would_write_give_what_they_must(
     free: Callable[[int], tuple[WatchedBench, Measurement]], seed: int

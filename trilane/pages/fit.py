@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trilane.study.fit.policy_result import PolicyResult
     from trilane.study.fit.question import Question
 
-_LANES = {"h2d": "copies", "cpu": "the CPU's experts", "host": "the host program"}
+_LANES = {"h2d": "copies", "cpu": "the CPU's experts", "host": "launches and decisions of the host"}
 _RUNTIMES = {
     "graphs": "recorded graphs, kernels that experts share, as in llama.cpp (--runtime eager: as plain PyTorch)",
     "measured": "the one that was profiled",
@@ -85,12 +85,12 @@ def _bounds(fit: Fit) -> list[str]:
     """What the time is compared with."""
     seer = [] if fit.clairvoyant is None else [f"clairvoyant run {number(fit.clairvoyant.tpot_ms, 2)}"]
     bound, null = fit.bounds["lower_bound_tpot_ms"], fit.bounds["null_model_tpot_ms"]
-    return [f"no policy below {number(bound, 2)} in this model of costs", *seer, f"null model {number(null, 2)}"]
+    return [f"simulated; lower bound {number(bound, 2)}", *seer, f"null model {number(null, 2)}"]
 
 
 def _first(fit: Fit) -> str:
     bound = _seconds(fit.bounds["lower_bound_ttft_ms"])
-    return f"{_seconds(fit.best.ttft_ms)} s (no policy below {bound} in this model of costs)"
+    return f"{_seconds(fit.best.ttft_ms)} s (lower bound {bound})"
 
 
 def _speeds(answer: PolicyResult, asked: Question) -> str:
@@ -131,7 +131,7 @@ def _llama_cpp(fit: Fit) -> list[tuple[str, str]]:
     where = layers if setting.cpu_layers else "all on the GPU"
     rate = number(1000 / setting.tpot_ms if fit.question.generated > 1 else None)
     each = f"{_token(setting.tpot_ms, fit.question)} ms a token ({rate} tokens/s)"
-    return [("with llama.cpp", f"{setting.arguments}  ({where}): {each}, first after {_seconds(setting.ttft_ms)} s")]
+    return [("with llama.cpp", f"{setting.arguments}  ({where}): {each}, first token after {_seconds(setting.ttft_ms)} s")]
 
 
 # --- what fits --------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def whatif(
     ] = None,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
-    """What if the link were faster, the cache larger, the batch bigger, the machine another?
+    """What if the link were faster, the cache larger, the batch bigger, or the machine different?
 
     Simulates every value of one or two axes under policies of each kind. What cannot run is left out, with the reason.
 

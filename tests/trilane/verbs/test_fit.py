@@ -36,7 +36,7 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
     assert told["best policy"] == "fiddler: popular experts stay; copies where they beat the CPU"
     bound, null = kept["bounds"]["lower_bound_tpot_ms"], kept["bounds"]["null_model_tpot_ms"]
     assert told["time per output token"] == (
-        f"{best['tpot_ms']:.2f} ms (no policy below {bound:.2f} in this model of costs, "
+        f"{best['tpot_ms']:.2f} ms (simulated; lower bound {bound:.2f}, "
         f"clairvoyant run {kept['clairvoyant']['tpot_ms']:.2f}, "
         f"null model {null:.2f})"
     )
@@ -44,7 +44,7 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
     assert told["limited by"] == kept["limited_by"]
     assert told["with llama.cpp"] == (
         f"-ngl 99 --n-cpu-moe 20 -c 320  (experts of 20 of 27 layers on the CPU): {llama['tpot_ms']:.2f} ms a token "
-        f"({1000 / llama['tpot_ms']:.1f} tokens/s), first after {llama['ttft_ms'] / 1e3:.2f} s"
+        f"({1000 / llama['tpot_ms']:.1f} tokens/s), first token after {llama['ttft_ms'] / 1e3:.2f} s"
     )
     assert told["routing"] == "mini-deepseek (recorded)"
     assert told["GPU memory"].startswith("12.9 GB = weights that every token needs 2.6 + KV cache 0.0 + staging 0.0 + ")
