@@ -131,7 +131,8 @@ def _llama_cpp(fit: Fit) -> list[tuple[str, str]]:
     where = layers if setting.cpu_layers else "all on the GPU"
     rate = number(1000 / setting.tpot_ms if fit.question.generated > 1 else None)
     each = f"{_token(setting.tpot_ms, fit.question)} ms a token ({rate} tokens/s)"
-    return [("with llama.cpp", f"{setting.arguments}  ({where}): {each}, first token after {_seconds(setting.ttft_ms)} s")]
+    first = f"first token after {_seconds(setting.ttft_ms)} s"
+    return [("with llama.cpp", f"{setting.arguments}  ({where}): {each}, {first}")]
 
 
 # --- what fits --------------------------------------------------------------------------------------------------------
