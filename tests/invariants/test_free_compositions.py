@@ -16,6 +16,7 @@ from policies.protocols import Budget, Composition, When
 from sim.runs.metrics import layer_frame
 from sim.runs.spans import Span
 from tests.invariants.free_compositions import play_freely
+from tests.kit.depth import examples
 from tests.kit.hand_worked import Placed
 from trilane.testing.background import law_5_background_copies
 from trilane.testing.costs import uniform_costs
@@ -24,7 +25,7 @@ from trilane.testing.log import log_of
 
 SEEDS = st.integers(0, 2**32 - 1)
 some = settings(
-    max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck),
+    max_examples=examples(37), derandomize=True, suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate],
 )  # fmt: skip
 

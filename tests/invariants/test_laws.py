@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from policies.parts.exact_assignment import ExactAssigner
 from policies.registry import SYSTEMS, policy_names
 from sim.runs.bounds import lower_bound
+from tests.kit.depth import examples
 from trilane.testing.background import law_5_background_copies
 from trilane.testing.costs import scaled
 from trilane.testing.launches import law_2_launches
@@ -42,7 +43,7 @@ from trilane.testing.worlds import World, play, worlds
 KEEPS_ROUTING = [name for name in policy_names() if not SYSTEMS[name].needs.changes_routing]
 NO_FUTURE = [name for name in policy_names() if not SYSTEMS[name].needs.future]
 
-some = settings(max_examples=250, derandomize=True, suppress_health_check=list(HealthCheck))
+some = settings(max_examples=examples(62), derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 # --- what spans show --------------------------------------------------------------------------------------------------

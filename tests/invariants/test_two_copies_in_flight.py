@@ -25,6 +25,7 @@ from realrun.execution.call_log import LOGGED, LoggedSession, replay
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from tests.invariants.free_compositions import free_question
+from tests.kit.depth import examples
 from trilane.testing.worlds import World
 
 T = TypeVar("T")
@@ -151,7 +152,7 @@ def eagerly_often() -> Counter[str]:
 
 
 some = settings(
-    max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck),
+    max_examples=examples(37), derandomize=True, suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate],
 )  # fmt: skip
 

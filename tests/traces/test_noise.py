@@ -211,5 +211,5 @@ def test_a_trace_that_has_forecasts_is_not_made_noisy() -> None:
 
 @pytest.mark.parametrize("recalls", [(), (1.5,), (0.5, -0.1), (float("nan"),)])
 def test_a_recall_is_a_share(recalls: tuple[float, ...]) -> None:
-    with pytest.raises(ScenarioError, match="noisy_forecast_recall must be numbers between 0 and 1"):
+    with pytest.raises(ScenarioError, match="noisy_forecast_recall"):
         Scenario(noisy_forecast_recall=recalls)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.kit.depth import thinned
 from trilane.common.gc_paused import gc_paused
 from trilane.study.fit import candidates
 from trilane.study.fit.prepared_question import all_on_gpu, prepared_for
@@ -175,12 +176,14 @@ def answered(**asked: Any) -> Found:
     )  # fmt: skip
 
 
+@thinned(3)
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_time_per_token_is_near_the_sum_made_by_hand(name: str) -> None:
     pair, found = PAIRS[name], answered(**PAIRS[name].asked)
     assert found.best_ms == pytest.approx(pair.by_hand_ms(), rel=NEAR), pair.why
 
 
+@thinned(3)
 @pytest.mark.parametrize("name", PAIRS)
 def test_no_answer_reads_faster_than_the_memories_can(name: str) -> None:
     """Other weights are read by the GPU, and each expert by the GPU or by the CPU, at best both at once."""
@@ -191,6 +194,7 @@ def test_no_answer_reads_faster_than_the_memories_can(name: str) -> None:
         assert ms >= least_ms, policy
 
 
+@thinned(3)
 @pytest.mark.parametrize("name", PAIRS)
 def test_no_answer_is_far_above_the_plain_sum_of_bandwidth_times(name: str) -> None:
     """That of somebody who keeps any experts on the GPU and computes the others on the CPU, at data sheets' rates."""
@@ -216,6 +220,7 @@ def test_one_better_part_is_never_slower(part: str, values: tuple[Any, ...]) -> 
     assert times[-1] < times[0] * SAME
 
 
+@thinned(3)
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_best_is_no_slower_than_llama_cpp_nor_faster_than_the_bound(name: str) -> None:
     found = answered(**PAIRS[name].asked)

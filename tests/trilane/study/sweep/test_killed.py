@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.kit.depth import DEEP
 from tests.kit.processes import children_of, is_running, wait_for
 from tests.kit.small_sweeps import SMALL, kept_points
 from tests.trilane.study.sweep.test_play import ROOT
 from trilane.study.sweep.sweep import sweep
 
-KILLS = 10
+KILLS = 10 if DEEP else 4
 GRID: dict[str, Any] = {
     "scenario": {**SMALL, "prompt_tokens": 8, "generated_tokens": 8},
     "grid": {
@@ -31,7 +32,7 @@ def started(folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
 
 
-def test_killed_ten_times_it_gives_the_bytes_of_an_undisturbed_sweep(tmp_path: Path) -> None:
+def test_killed_several_times_it_gives_the_bytes_of_an_undisturbed_sweep(tmp_path: Path) -> None:
     sweep(GRID, tmp_path / "undisturbed.parquet")
     (tmp_path / "g.yaml").write_text(json.dumps(GRID))
     journal, rng, orphans, counts = tmp_path / "o.parquet.journal", random.Random(7), [], [0]
@@ -47,7 +48,7 @@ def test_killed_ten_times_it_gives_the_bytes_of_an_undisturbed_sweep(tmp_path: P
         assert process.returncode == -signal.SIGKILL, said
         counts.append(len(kept_points(journal)))
     assert counts == sorted(counts)
-    assert 5 < counts[-1] < 125
+    assert 1 < counts[-1] < 125
     assert orphans
     wait_for(lambda: not any(is_running(pid) for pid in orphans))
     before, played = kept_points(journal), tmp_path / "played"
