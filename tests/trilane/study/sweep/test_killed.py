@@ -48,7 +48,7 @@ def test_killed_several_times_it_gives_the_bytes_of_an_undisturbed_sweep(tmp_pat
         assert process.returncode == -signal.SIGKILL, said
         counts.append(len(kept_points(journal)))
     assert counts == sorted(counts)
-    assert 1 < counts[-1] < 125
+    assert 0 < counts[-1] < 125
     assert orphans
     wait_for(lambda: not any(is_running(pid) for pid in orphans))
     before, played = kept_points(journal), tmp_path / "played"
