@@ -5,15 +5,27 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from policies.registry import SYSTEMS, added
-from policies.system import ChoiceError
+from policies.system import ChoiceError, Policy
 
 _FILE = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w+))?")
-_loaded: dict[str, str] = {}  # the absolute paths of files, by the names of the policies in them
+
+
+class UserFile(NamedTuple):
+    """A file of policies: its absolute path, and the source that was executed."""
+
+    path: str
+    source: bytes
+
+
+_loaded: dict[str, UserFile] = {}  # by the names of the policies in them
 
 
 def names_file(text: str) -> bool:
@@ -23,60 +35,127 @@ def names_file(text: str) -> bool:
 
 def loaded_policies() -> dict[str, str]:
     """The policies that have been loaded from files: names and absolute paths."""
-    return dict(_loaded)
+    return {name: file.path for name, file in _loaded.items()}
+
+
+def loaded_files() -> tuple[UserFile, ...]:
+    """The files that have been loaded, in this order, with the sources that the policies come from."""
+    return tuple(dict.fromkeys(_loaded.values()))
 
 
 def load_policies(text: str) -> tuple[str, ...]:
     """Import ``FILE.py``; returns the names of the policies in it, or of the class in ``FILE.py:NAME`` alone.
 
     A policy in a file is a class with the decorator ``register``. The file's folder is searched for what it imports.
+    A file that was edited since it was loaded is executed again; what it imports is not.
     Raises ChoiceError for a file that cannot be imported or that has no such policy.
     """
     match = _FILE.fullmatch(text)
     if match is None:
         raise ChoiceError(f"expected FILE.py or FILE.py:NAME, got {text!r}")
     path = Path(match["file"]).resolve()
-    found = _policies(_imported(path, match["file"]))
-    _loaded.update({name: str(path) for name in found})
-    chosen = tuple(name for name, variable in found.items() if match["name"] in (None, variable))
+    found = _load(path, match["file"])
+    if match["name"] is None:
+        return tuple(found)
+    classes = _classes(sys.modules[path.stem])
+    chosen = tuple(name for name, policy in found.items() if policy is classes.get(match["name"]))
     if not chosen:
-        classes = ", ".join(found.values()) or "none"
-        raise ChoiceError(f"{text}: expected a policy, a class with the decorator `register`; the file has {classes}")
+        has = ", ".join(variable for variable, value in classes.items() if value in found.values())
+        raise ChoiceError(_no_policy(text, has))
     return chosen
 
 
-def _imported(path: Path, file: str) -> ModuleType:
-    """The file as the module of its name, imported once. Raises ChoiceError."""
-    there = sys.modules.get(path.stem)
-    if there is not None:
-        if getattr(there, "__file__", None) == str(path):
-            return there
+def load_files(files: Iterable[UserFile]) -> None:
+    """Load what another process has loaded, with the sources that it has executed. Raises ChoiceError."""
+    for file in files:
+        _load(Path(file.path), file.path, file.source)
+
+
+def _load(path: Path, file: str, source: bytes | None = None) -> dict[str, type[Policy]]:
+    """The policies of a file by name; it is executed unless that was done with the same source. Raises ChoiceError."""
+    module = sys.modules.get(path.stem)
+    if module is not None and getattr(module, "__file__", None) != str(path):
         raise ChoiceError(f"{file}: the name {path.stem!r} belongs to another Python module; rename the file")
-    spec = spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None  # noqa: PT018
-    module = module_from_spec(spec)
-    sys.modules[path.stem] = module
-    sys.path.append(str(path.parent))
+    read = UserFile(str(path), _read(path, file) if source is None else source)
+    before = {name: known for name, known in _loaded.items() if known.path == read.path}
+    with _undone_on_error(path.stem):
+        if module is None or any(known != read for known in before.values()):
+            module = _executed(read, file)
+        if not (found := _policies(module)):
+            raise ChoiceError(_no_policy(file, "none"))
+    for name in before:
+        del _loaded[name]
+    _loaded.update(dict.fromkeys(found, read))
+    return found
+
+
+def _read(path: Path, file: str) -> bytes:
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[path.stem]
+        return path.read_bytes()
+    except OSError as error:
+        raise ChoiceError(_in_words(error, path, file)) from error
+
+
+def _executed(read: UserFile, file: str) -> ModuleType:
+    """The file as the module of its name, with policies in place of those that it had. Raises ChoiceError."""
+    path = Path(read.path)
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None
+    _unregister(path.stem)
+    sys.modules[path.stem] = module = module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    try:
+        exec(compile(read.source, read.path, "exec", dont_inherit=True), vars(module))
+    except (Exception, SystemExit) as error:
         raise ChoiceError(_in_words(error, path, file)) from error
     return module
 
 
-def _in_words(error: Exception, path: Path, file: str) -> str:
+@contextmanager
+def _undone_on_error(name: str) -> Iterator[None]:
+    """Module ``name``, its policies and the search path are as they were if the file cannot be loaded."""
+    module, search_path = sys.modules.get(name), list(sys.path)
+    policies = {key: entry for key, entry in SYSTEMS.items() if entry.parameters.__module__ == name}
+    try:
+        yield
+    except BaseException:
+        sys.path[:] = search_path
+        sys.modules.pop(name, None)
+        if module is not None:
+            sys.modules[name] = module
+        _unregister(name)
+        SYSTEMS.update(policies)
+        raise
+
+
+def _unregister(module: str) -> None:
+    """Remove the policies of a module from the registry."""
+    for name in [name for name, entry in SYSTEMS.items() if entry.parameters.__module__ == module]:
+        del SYSTEMS[name]
+
+
+def _in_words(error: BaseException, path: Path, file: str) -> str:
     """Why a file cannot be imported, and in which of its lines."""
     if isinstance(error, FileNotFoundError) and error.filename == str(path):
         return f"{file}: no such file; expected the Python file of a policy"
     line = getattr(error, "lineno", None)
     for frame in traceback.extract_tb(error.__traceback__):
         line = frame.lineno if frame.filename == str(path) else line
-    return f"{file}{f', line {line}' if line else ''}: {type(error).__name__}: {error}"
+    return f"{file}{f', line {line}' if line else ''}: {type(error).__name__}: {error}".rstrip(": ")
 
 
-def _policies(module: ModuleType) -> dict[str, str]:
-    """The policies of a module that are not Trilane's own: their names, and the variables that hold their classes."""
-    variables = {value: variable for variable, value in vars(module).items() if isinstance(value, type)}
+def _no_policy(text: str, has: str) -> str:
+    return f"{text}: expected a policy, a class with the decorator `register`; the file has {has}"
+
+
+def _policies(module: ModuleType) -> dict[str, type[Policy]]:
+    """The policies of a module that are not Trilane's own, by name."""
+    classes = _classes(module).values()
     mine = {name: entry.parameters for name, entry in SYSTEMS.items() if added(name)}
-    return {name: variables[policy] for name, policy in mine.items() if policy in variables}
+    return {name: policy for name, policy in mine.items() if policy in classes}
+
+
+def _classes(module: ModuleType) -> dict[str, type]:
+    """The variables of a module that hold classes."""
+    return {variable: value for variable, value in vars(module).items() if isinstance(value, type)}

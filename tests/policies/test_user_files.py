@@ -77,6 +77,54 @@ def test_a_file_is_imported_once(write: Write) -> None:
     assert system("mine") is first
 
 
+def test_an_edited_file_is_executed_again(write: Write) -> None:
+    write(CODE)
+    load_policies("own_file_of_a_test.py")
+    write(CODE.replace("fiddler", "on-demand"))
+    assert load_policies("own_file_of_a_test.py") == ("mine", "other")
+    assert issubclass(system("mine").parameters, system("on-demand").parameters)
+
+
+def test_policies_that_an_edit_removes_are_no_longer_registered(write: Write) -> None:
+    path = write(CODE)
+    load_policies("own_file_of_a_test.py")
+    write(CODE.replace('"other"', '"another"'))
+    assert load_policies("own_file_of_a_test.py") == ("mine", "another")
+    assert "other" not in SYSTEMS
+    assert loaded_policies() == dict.fromkeys(("mine", "another"), str(path))
+
+
+@pytest.mark.parametrize("edit", ["1 / 0\n", "raise SystemExit\n", "def f(:\n"])
+def test_a_file_that_fails_leaves_nothing(write: Write, edit: str) -> None:
+    path = write(CODE + edit)
+    systems = dict(SYSTEMS)
+    with pytest.raises(ChoiceError):
+        load_policies("own_file_of_a_test.py")
+    assert systems == SYSTEMS
+    assert str(path.parent) not in sys.path
+    assert "own_file_of_a_test" not in sys.modules
+    assert not loaded_policies()
+    write(CODE.replace("Mine", "Renamed"))
+    assert load_policies("own_file_of_a_test.py:Renamed") == ("mine",)
+
+
+def test_an_edit_that_fails_leaves_the_policies_that_were_loaded(write: Write) -> None:
+    write(CODE)
+    load_policies("own_file_of_a_test.py")
+    before, module = system("mine"), sys.modules["own_file_of_a_test"]
+    write(CODE + "1 / 0\n")
+    with pytest.raises(ChoiceError, match="ZeroDivisionError"):
+        load_policies("own_file_of_a_test.py")
+    assert system("mine") is before
+    assert sys.modules["own_file_of_a_test"] is module
+
+
+@pytest.mark.parametrize("name", ["Mine", "MINE"])
+def test_a_class_may_have_another_name(write: Write, name: str) -> None:
+    write(CODE + "MINE = Mine\n")
+    assert load_policies(f"own_file_of_a_test.py:{name}") == ("mine",)
+
+
 def test_a_file_finds_its_neighbours(write: Write) -> None:
     path = write("from neighbour_of_a_test import Mine")
     (path.parent / "neighbour_of_a_test.py").write_text(CODE)
@@ -93,6 +141,8 @@ def test_a_file_finds_its_neighbours(write: Write) -> None:
         ("x = 1\n", "own_file_of_a_test.py", "expected a policy"),
         ("\n1 / 0\n", "own_file_of_a_test.py", "line 2: ZeroDivisionError"),
         ("\n\nimport nothing_of_that_name\n", "own_file_of_a_test.py", "line 3: ModuleNotFoundError"),
+        ("\nraise SystemExit\n", "own_file_of_a_test.py", "own_file_of_a_test.py, line 2: SystemExit"),
+        ("import sys\nsys.exit(0)\n", "own_file_of_a_test.py", "line 2: SystemExit: 0"),
         ("a = 1\ndef f(:\n", "own_file_of_a_test.py", "line 2: SyntaxError"),
         (CODE.replace('"mine"', '"dali"'), "own_file_of_a_test.py", "there is a policy 'dali' already"),
         ("", "json.py", "the name 'json' belongs to another Python module"),

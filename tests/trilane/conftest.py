@@ -1,12 +1,15 @@
-"""The fixture that runs commands."""
+"""Fixtures that run commands, and forget the policies that these load."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from policies import user_files
+from policies.registry import SYSTEMS
 from tests.kit.running import Result, Trilane
 from trilane.cli import main
 
@@ -24,3 +27,16 @@ def trilane(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         return Result(int(stop.value.code or 0), printed.out, printed.err)
 
     return run
+
+
+@pytest.fixture
+def no_user_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No policy has been loaded from a file; those that the test loads from ``own_*.py`` are forgotten."""
+    before = dict(SYSTEMS)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(user_files, "_loaded", {})
+    yield
+    SYSTEMS.clear()
+    SYSTEMS.update(before)
+    for name in [name for name in sys.modules if name.startswith("own_")]:
+        del sys.modules[name]

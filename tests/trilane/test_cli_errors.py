@@ -93,6 +93,15 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(trilane: Trilane, name: st
 
 
 SAMPLE = ROOT / "traces" / "bundled" / "mini-moe.safetensors"
+OWN = """
+from dataclasses import dataclass
+from trilane import register, system
+
+@register("mine", "as on-demand")
+@dataclass(frozen=True)
+class Mine(system("on-demand").parameters):
+    pass
+"""
 OVERWRITING: dict[str, tuple[str, ...]] = {
     "the CSV": ("trace", "import", "mine.csv", "-o", "mine.csv"),
     "the CSV by another path": ("trace", "import", "mine.csv", "-o", "../{here}/mine.csv"),
@@ -106,12 +115,32 @@ OVERWRITING: dict[str, tuple[str, ...]] = {
     "the trace with a curve": ("cache-curve", "mine.csv", "--png", "mine.csv"),
     "the described trace": ("trace", "info", "q.safetensors", "--json", "q.safetensors"),
     "one of the counted traces": ("trace", "stats", "mini-moe", "q.safetensors", "--json", "q.safetensors"),
+    "the policy": ("simulate", "--policy", "own_of_errors.py:Mine", "--json", "own_of_errors.py"),
+    "the policy of --set": ("simulate", "--set", "policy=own_of_errors.py", "--spans", "own_of_errors.py"),
+    "the policy taken apart": ("ablate", "own_of_errors.py", "--json", "own_of_errors.py"),
+    "the described policy": ("policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py"),
+    "a compared policy": ("compare", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py"),
+    "a varied policy": (
+        "whatif", "--vary", "batch=1", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py",
+    ),
+    "a policy for its cache": (
+        "cache-curve", "mini-moe", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py",
+    ),
+    "a policy that is chosen from": (
+        "fit", "-m", "olmoe-1b-7b", "--gpu", "rtx-4080", "--ram", "ddr5-5600", "--policies", "own_of_errors.py:Mine",
+        "--json", "own_of_errors.py",
+    ),
+    "a validated policy": (
+        "validate", "s.yaml", "--profile", "p", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py",
+    ),
     "the machine": ("hardware", "s.yaml", "--json", "s.yaml"),
 }
 
 
 @pytest.mark.parametrize("name", OVERWRITING)
+@pytest.mark.usefixtures("no_user_files")
 def test_no_result_is_written_over_what_it_is_made_from(trilane: Trilane, tmp_path: Path, name: str) -> None:
+    Path("own_of_errors.py").write_text(OWN)
     write_route_csv(tmp_path / "mine.csv")
     Path("link.csv").symlink_to("mine.csv")
     Path("model").mkdir()

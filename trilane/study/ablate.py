@@ -17,6 +17,7 @@ from sim.runs.scenario import Scenario
 from sim.simulate import play as simulated
 from trilane.study import DRAWS
 from trilane.study.draws import Outcome, Row, Watch, draws_of, play, refused, summary
+from trilane.study.shared_policies import check_workers
 
 
 class Ablation(NamedTuple):
@@ -52,8 +53,9 @@ class _Mix(NamedTuple):
 def ablate(scenario: Scenario, *, draws: int = DRAWS, jobs: int = 1, watch: Watch = iter) -> Ablation:
     """Take ``scenario.policy`` apart. Draws, jobs and watch are as in ``trilane.study.compare.compare``.
 
-    Raises what ``simulate`` raises if the whole policy cannot run.
+    Raises what ``simulate`` raises if the whole policy cannot run; ChoiceError if the other processes lack it.
     """
+    check_workers([scenario.policy], jobs)
     policy, parameters = scenario.policy, scenario.parameters
     played = draws_of(scenario, draws)
     whole = prepare(scenario).composition

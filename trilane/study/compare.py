@@ -15,6 +15,7 @@ from sim.runs.vocabulary import Label
 from sim.simulate import play as simulated
 from trilane.study import DRAWS
 from trilane.study.draws import Row, Watch, draws_of, play, refused, summary
+from trilane.study.shared_policies import check_workers
 
 
 class Comparison(NamedTuple):
@@ -49,13 +50,14 @@ def compare(
     processes share the work; more than one needs a caller that can be imported (``if __name__ == "__main__"``).
     ``scenario.parameters`` go to ``scenario.policy`` alone; the others run with their defaults. ``watch`` goes through
     the policies of all runs, to show progress. Raises what ``simulate`` raises, if a policy was named; ChoiceError
-    with all reasons, if none can run.
+    with all reasons, if none can run, and for a policy that the other processes lack.
     """
     names = policy_names() if policies is None else policies
     if not names:
         raise ChoiceError("expected at least one policy to compare, got none")
     for name in names:
         system(name)
+    check_workers(names, jobs)
     simulations = {
         name: partial(_simulated, policy=name, parameters=scenario.parameters if name == scenario.policy else {})
         for name in names

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from policies.user_files import load_policies, loaded_policies
+from policies.user_files import UserFile, load_files, loaded_files
 from trilane.common.errors import TrilaneError
 from trilane.study.setting_queue import SettingQueue
 
@@ -215,7 +215,7 @@ class _Worker:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._began = self.dead = False
-        begin = partial(_with_user_policies, tuple(loaded_policies().values()), make_state)
+        begin = partial(_with_user_policies, loaded_files(), make_state)
         self.process = context.Process(target=_work, args=(theirs, begin), daemon=True)
         with interrupts_held():
             self.process.start()
@@ -271,10 +271,9 @@ def _work(pipe: Connection[Any, Any], make_state: Callable[[], Any]) -> None:
             gc.collect(0)  # what the task has left
 
 
-def _with_user_policies(files: Iterable[str], make_state: Callable[[], Any]) -> Any:
+def _with_user_policies(files: Iterable[UserFile], make_state: Callable[[], Any]) -> Any:
     """The state of a process, which first loads the policies that the parent has loaded from files."""
-    for file in files:
-        load_policies(file)
+    load_files(files)
     return make_state()
 
 

@@ -22,7 +22,7 @@ from trilane.pages.output import (
     working,
     write_json,
 )
-from trilane.verbs.inputs import policies_in, read_any, short_name, trace_in_words
+from trilane.verbs.inputs import policies_in, policy_files, read_any, short_name, trace_in_words
 from trilane.verbs.options import OptionError
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ def cache_curve(
     """
     from trilane.study.cache_curve import CURVE_POLICIES
 
-    check_targets(json, png, inputs=[trace])
-    check_picture(png)
     names = list(CURVE_POLICIES) if policies is None else policies_in(policies)
+    check_targets(json, png, inputs=[trace, *policy_files()])
+    check_picture(png)
     curve = _prepared(trace, names, seed)
     points = [
         curve.point(name, size) for name, size in progress(list(product(names, _sizes(curve, pool))), "replaying")

@@ -13,7 +13,7 @@ from sim.machine.units import GB
 from trilane.pages.output import JsonOption, check_targets, heading, pairs, show, table, write_json
 from trilane.pages.parts import part_facts, parts_page, quantisation_facts, quantisation_page
 from trilane.pages.profile import decisions_note, profile_page
-from trilane.verbs.inputs import policies_in
+from trilane.verbs.inputs import policies_in, policy_files
 from trilane.verbs.options import OWN_POLICY
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def policies(
     """Policies: what they do, what they need, their parameters and sources."""
     from policies.registry import SYSTEMS, system
 
-    check_targets(json, inputs=[name])
     chosen = [system(each) for each in policies_in(name)] if name else list(SYSTEMS.values())
+    check_targets(json, inputs=policy_files())
     if name:
         show(json, *(part for entry in chosen for part in _policy_page(entry)))
     else:

@@ -85,8 +85,8 @@ def compare(
 
     check_folder(out)
     chosen = scenario_of(scenario, changes)
-    check_targets(json, inputs=inputs_of(scenario, chosen))
     names = None if policies is None else policies_in(policies)
+    check_targets(json, inputs=inputs_of(scenario, chosen))
     found = run_all(
         chosen, names, draws=draws, jobs=processes(jobs), watch=lambda names: progress(names, "simulating")
     )

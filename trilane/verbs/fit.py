@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from trilane.pages.output import JsonOption, check_targets, show, working, write_json
-from trilane.verbs.inputs import policies_in
+from trilane.verbs.inputs import policies_in, policy_files
 from trilane.verbs.options import OWN_POLICY, JobsOption, processes
 
 
@@ -69,11 +69,12 @@ def fit(
     from trilane.study.fit.fit import fit as answer
     from trilane.study.fit.question import Question
 
-    check_targets(json, inputs=(trace, calibration, machine))
+    names = None if policies is None else tuple(policies_in(policies))
+    check_targets(json, inputs=(trace, calibration, machine, *policy_files()))
     question = Question(
         model=model, gpu=gpu, ram=ram, cpu=cpu, cores=cores, channels=channels, pcie=pcie, machine=machine,
         ram_gb=ram_gb, runtime=runtime, weights=weights, context=context, generated=generated, batch=batch, trace=trace,
-        calibration=calibration, policies=None if policies is None else tuple(policies_in(policies)),
+        calibration=calibration, policies=names,
     )  # fmt: skip
     with working("simulating the policies"):
         found = answer(question, processes(jobs))

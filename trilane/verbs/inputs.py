@@ -26,10 +26,10 @@ def scenario_of(file: str | None, changes: Sequence[str] | None, policy: str | N
 
     scenario = Scenario.from_yaml(file) if file else Scenario()
     changed = changes_of(changes)
-    if policy is not None and changed.setdefault("policy", policy) != policy:
-        raise OptionError(f"expected one policy, got --policy {policy} and --set policy={changed['policy']}")
     if isinstance(changed.get("policy"), str):
         changed["policy"] = policy_named(changed["policy"])
+    if policy is not None and changed.setdefault("policy", name := policy_named(policy)) != name:
+        raise OptionError(f"expected one policy, got --policy {name} and --set policy={changed['policy']}")
     if changed.get("policy", scenario.policy) != scenario.policy and "parameters" not in changed:
         if scenario.parameters:
             note(f"the parameters in {file} are those of {scenario.policy}; {changed['policy']} runs without them")
@@ -57,8 +57,17 @@ def _change(text: str) -> tuple[str, Any]:
 
 
 def inputs_of(file: str | None, scenario: Scenario) -> tuple[str | None, ...]:
-    """What a scenario is read from, its file and those that it names: no result may be written there."""
-    return (file, scenario.trace, scenario.calibration, scenario.hardware, scenario.model)
+    """What a scenario is read from, its file and those that it names, and the files of loaded policies: no result may
+    be written there.
+    """
+    return (file, scenario.trace, scenario.calibration, scenario.hardware, scenario.model, *policy_files())
+
+
+def policy_files() -> tuple[str, ...]:
+    """The files from which policies have been loaded."""
+    from policies.user_files import loaded_policies
+
+    return tuple(loaded_policies().values())
 
 
 def command_line() -> str:

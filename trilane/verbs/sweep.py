@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trilane.pages.output import check_targets, errors, note, reason_of
-from trilane.verbs.inputs import policies_in
-from trilane.verbs.options import JobsOption, processes
+from trilane.verbs.inputs import names_in, policies_in
+from trilane.verbs.options import JobsOption, OptionError, processes
 
 if TYPE_CHECKING:
     from trilane.study.sweep.sweep import Progress
@@ -56,7 +56,7 @@ def sweep(
 
     check_targets(output, inputs=[file])
     if policies is not None:
-        policies_in(policies)
+        _load(policies, file)
     grid = Grid.from_yaml(file)
     done: list[Progress] = []
     try:
@@ -71,6 +71,17 @@ def sweep(
         note(line)
     if len(failed) == len(table):
         raise typer.Exit(1)
+
+
+def _load(policies: str, file: str) -> None:
+    """Load the files in ``--policies``. Raises OptionError for a name, since those of a sweep are in its file."""
+    from policies.user_files import names_file
+
+    if names := [name for name in names_in(policies) if not names_file(name)]:
+        raise OptionError(
+            f"--policies: expected FILE.py or FILE.py:NAME, got {names[0]!r}; the names of the policies are in {file}"
+        )
+    policies_in(policies)
 
 
 @contextmanager

@@ -20,10 +20,11 @@ from trilane.pages.output import (
     working,
     write_json,
 )
-from trilane.verbs.inputs import changes_of, command_line, policies_in
+from trilane.verbs.inputs import changes_of, command_line, policies_in, policy_files
 from trilane.verbs.options import OWN_POLICY, HostMemoryOption, OptionError, SetOption
 
 if TYPE_CHECKING:
+    from sim.runs.scenario import Scenario
     from trilane.study.validation.agreement import Agreement
     from trilane.study.validation.plan import ValidationPlan
     from trilane.study.validation.stopping import Stop
@@ -94,8 +95,9 @@ def validate(
 
     check_folder(out)
     files = [Path(out) / name for name in FILES] if out and Path(out).is_dir() else []
-    check_targets(json, *files, inputs=(plan, profile))
-    chosen = _read_plan(plan, profile, changes, policies, repeats)
+    names = None if policies is None else policies_in(policies)
+    check_targets(json, *files, inputs=(plan, profile, *policy_files()))
+    chosen = _read_plan(plan, profile, changes, names, repeats)
     begin = datetime.now(UTC)
     with host_memory_given(host_memory_gb), stopping(time_limit) as stop:
         found = _run(chosen, profile, Path(out) / JOURNAL if out else None, stop)
@@ -108,7 +110,7 @@ def validate(
 
 
 def _read_plan(
-    plan: str, profile: str, changes: Sequence[str] | None, policies: str | None, repeats: int | None
+    plan: str, profile: str, changes: Sequence[str] | None, names: Sequence[str] | None, repeats: int | None
 ) -> ValidationPlan:
     """The plan, on the profile's machine, with the changes of the command line."""
     from dataclasses import replace
@@ -116,8 +118,8 @@ def _read_plan(
     from trilane.study.validation.plan import ValidationPlan
 
     chosen = ValidationPlan.from_yaml(plan, {**changes_of(changes), "hardware": profile})
-    if policies is not None:
-        names, settings = policies_in(policies), []
+    if names is not None:
+        settings: list[Scenario] = []
         for setting in (scenario.with_(policy=names[0], parameters={}) for scenario in chosen.scenarios):
             settings += [setting] * (setting not in settings)
         chosen = replace(chosen, scenarios=tuple(each.with_(policy=name) for each in settings for name in names))

@@ -65,9 +65,9 @@ def whatif(
 
     check_picture(png)
     chosen = scenario_of(scenario, changes)
+    names = list(POLICIES) if policies is None else policies_in(policies)
     check_targets(json, png, _csv_of(png), inputs=inputs_of(scenario, chosen))
     axes = axes_in(vary)
-    names = list(POLICIES) if policies is None else policies_in(policies)
     results = _simulated(chosen, axes, names, draws, processes(jobs))
     if (results["error"] != "").all():
         raise OptionError(f"no value can run: {results['error'].iloc[0].partition(': ')[2]}")

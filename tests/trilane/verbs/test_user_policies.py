@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from policies import user_files
 from policies.mechanism.views import PolicyError
-from policies.registry import SYSTEMS
 from tests.kit.running import SHORT, Trilane
 
 CODE = """
@@ -47,16 +43,9 @@ SWEEP = "{scenario: {prompt_tokens: 4, generated_tokens: 2}, grid: {policy: [min
 
 
 @pytest.fixture(autouse=True)
-def _own_policies(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The file, in the folder that commands run in; the registry is restored."""
+def _own_policies(trilane: Trilane, no_user_files: None) -> None:
+    """The file, in the folder that commands run in."""
     Path(FILE).write_text(CODE)
-    before = dict(SYSTEMS)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(user_files, "_loaded", {})
-    yield
-    SYSTEMS.clear()
-    SYSTEMS.update(before)
-    sys.modules.pop("own_of_verbs", None)
 
 
 @pytest.mark.parametrize(("text", "mine"), [(f"{FILE}:Mine", ["mine"]), (FILE, ["mine", "mine-lru"])])
@@ -68,6 +57,25 @@ def test_compare(trilane: Trilane, text: str, mine: list[str]) -> None:
 def test_worker_processes_load_the_file(trilane: Trilane) -> None:
     words = ("compare", *SHORT, "--policies", f"on-demand,{FILE}:Mine", "--draws", "2", "--json", "-", "--jobs")
     assert trilane(*words, "2").json == trilane(*words, "1").json
+
+
+@pytest.mark.parametrize("policies", ["dali,nonsense", "{file},dali"])
+def test_a_sweep_takes_files_alone(trilane: Trilane, policies: str) -> None:
+    """The names are in its file."""
+    Path("grid.yaml").write_text(SWEEP)
+    done = trilane("sweep", "grid.yaml", "-o", "t.parquet", "--policies", policies.format(file=FILE), "--jobs", "1")
+    assert done.status == 2
+    assert "expected FILE.py or FILE.py:NAME, got 'dali'" in done.err
+    assert not Path("t.parquet").exists()
+
+
+def test_one_policy_may_be_named_twice(trilane: Trilane) -> None:
+    words = ("simulate", *SHORT, "--policy", f"{FILE}:Mine", "--json", "-", "--set")
+    for text in ("mine", f"./{FILE}:Mine"):
+        assert trilane(*words, f"policy={text}").json["run"]["policy"] == "mine"
+    done = trilane(*words, f"policy={FILE}:Lru")
+    assert done.status == 2
+    assert "--policy mine and --set policy=mine-lru" in done.err
 
 
 def test_a_grid_names_it(trilane: Trilane) -> None:

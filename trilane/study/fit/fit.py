@@ -23,6 +23,7 @@ from trilane.study.fit.routing import routing_for
 from trilane.study.fit.sensitivity import Gain, gains_of, limit_of, ranked
 from trilane.study.fit.warm_window import warm_window
 from trilane.study.pool import WorkerPool
+from trilane.study.shared_policies import check_workers
 
 SHOWN = 4
 
@@ -65,12 +66,14 @@ class Fit:
 def fit(question: Question, jobs: int = 1) -> Fit:
     """Answer a question. ``jobs``: processes that share the work; see ``trilane.study.pool.WorkerPool``.
 
-    Raises FitError for what cannot run, saying by how many GB, and what ``prepared_for`` raises.
+    Raises FitError for what cannot run, saying by how many GB, what ``prepared_for`` raises, and ChoiceError for a
+    policy that the other processes lack.
     """
     shape, hardware = load_model(question.shape), load_hardware(question.hardware)
     check_fits(shape, hardware, question)
     all_on_gpu = need_of(shape, hardware, question.batch, question.tokens).all_on_gpu
     policies = candidates.names(question, all_on_gpu)
+    check_workers(policies, jobs)
     with WorkerPool(min(jobs, len(policies)), partial(prepared_for, question)) as pool, gc_paused():
         return _answered(question, policies, pool)
 

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from policies.user_files import loaded_policies
+from trilane.study.shared_policies import check_shared
 from trilane.study.sweep.axes import SweepError, policy_in
 from trilane.study.sweep.grid import Grid, points
 from trilane.study.sweep.journal import SweepJournal, journal_of
 from trilane.study.sweep.play import played_rows
 from trilane.study.sweep.point import Contents, PointTask, Row, key_of
 from trilane.study.sweep.table import COLUMNS, frame_of, read_table, table_of, write_table
-from trilane.study.sweep.user_policies import check_kept, check_shared
+from trilane.study.sweep.user_policies import check_kept
 
 
 class Progress(NamedTuple):
@@ -53,7 +54,7 @@ def sweep(
     "__main__"``), or the workers of the Dask cluster at the address ``dask``; the table is the same. ``watch`` is
     called with the progress after every row. A point that cannot be played is a row with its ``error``. Raises
     SweepError for a grid that cannot be understood, and an output that is something else or holds results which this
-    grid lacks; WorkerError if processes cannot be started.
+    grid lacks; ChoiceError for a policy that other processes lack; WorkerError if processes cannot be started.
     """
     if jobs < 1:
         raise SweepError(f"jobs: expected a whole number >= 1, got {jobs!r}")
@@ -77,7 +78,7 @@ def sweep(
 
 
 def _check_policies(grid: Grid, target: Path | None, jobs: int, dask: str | None) -> None:
-    """Raises SweepError for a registered policy that cannot be played, or kept, in this way."""
+    """Raises ChoiceError for a registered policy that cannot be played in this way, SweepError if it cannot be kept."""
     values = (value for axes in grid.axes for value in axes.get("policy", (grid.scenario.policy,)))
     names = list(dict.fromkeys(policy_in(value)[0] for value in values))
     if dask is not None:

@@ -1,13 +1,14 @@
-"""Policies that the calling program has registered: what their results depend on, and who knows them."""
+"""What the results of policies that the calling program has registered depend on."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from policies.registry import SYSTEMS, added
+from policies.user_files import loaded_files
 from trilane.study.sweep.axes import SweepError
 
 _COVERED = {"policies", *sys.stdlib_module_names}  # whose files every key covers, or that do not change
@@ -15,7 +16,8 @@ _COVERED = {"policies", *sys.stdlib_module_names}  # whose files every key cover
 
 def own_source(name: str) -> str | None:
     """Checksum of a registered policy: its row of the registry, and the files of its class and of that class's bases;
-    None for those of Trilane. What such a file imports is not in it. Raises SweepError where there is no file.
+    None for those of Trilane. Of a file that ``load_policies`` has loaded, the source that was executed counts, however
+    the file was edited since. What such a file imports is not in it. Raises SweepError where there is no file.
     """
     if not added(name):
         return None
@@ -23,8 +25,9 @@ def own_source(name: str) -> str | None:
     policy = entry.parameters
     said = (entry.name, entry.summary, entry.source, f"{policy.__module__}:{policy.__qualname__}")
     digest = hashlib.sha256("\0".join(said).encode())
+    executed = dict(loaded_files())
     for path in _files(name):
-        digest.update(path.read_bytes())
+        digest.update(executed.get(str(path)) or path.read_bytes())
     return f"sha256:{digest.hexdigest()}"
 
 
@@ -32,15 +35,6 @@ def check_kept(names: Iterable[str]) -> None:
     """Raises SweepError for a policy whose code cannot be identified later, so that kept results could be stale."""
     for name in filter(added, names):
         _files(name)
-
-
-def check_shared(names: Iterable[str], how: str, known: Container[str] = ()) -> None:
-    """Raises SweepError for a policy that is not ``known`` to other processes."""
-    if own := [name for name in names if added(name) and name not in known]:
-        raise SweepError(
-            f"policy {own[0]!r} is registered in this process alone, and {how} runs in others; sweep with jobs=1, load "
-            f"the policy from a file of its own (trilane.load_policies), or give it a row in policies/registry.py"
-        )
 
 
 def _files(name: str) -> list[Path]:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from policies import user_files
 from policies.registry import SYSTEMS, register
-from policies.system import System
+from policies.system import ChoiceError, System
+from policies.user_files import load_policies
 from sim.runs.scenario import Scenario
 from tests.kit.small_sweeps import SMALL
 from trilane.study.sweep.axes import SweepError
@@ -21,6 +23,14 @@ from trilane.study.sweep.point import key_of
 from trilane.study.sweep.sweep import sweep
 from trilane.study.sweep.user_policies import own_source
 
+LOADED = """from dataclasses import dataclass
+from trilane import register, system
+
+@register("mine", "as another")
+@dataclass(frozen=True)
+class Mine(system("{parent}").parameters):
+    pass
+"""
 CODE = """from dataclasses import replace
 from policies.registry import SYSTEMS
 
@@ -36,6 +46,8 @@ GRID: dict[str, Any] = {"scenario": SMALL, "grid": {"policy": ["mine", "on-deman
 def _registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As it was before, afterwards."""
     before = dict(SYSTEMS)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(user_files, "_loaded", {})
     yield
     SYSTEMS.clear()
     SYSTEMS.update(before)
@@ -74,6 +86,24 @@ def test_an_edited_policy_is_played_anew(tmp_path: Path) -> None:
         sweep(GRID, tmp_path / "on-demand.parquet")
 
 
+def test_results_are_those_of_the_code_of_their_key(tmp_path: Path) -> None:
+    """An edit counts once the file is loaded again; until then every process plays what was loaded."""
+    path = tmp_path / "mine_of_a_test.py"
+    keys, tables = [], []
+    for parent in ("on-demand", "naive-cpu"):
+        path.write_text(LOADED.format(parent=parent))
+        load_policies(str(path))
+        path.write_text(LOADED.format(parent="fiddler"))
+        keys.append(key())
+        tables += [sweep(GRID), sweep(GRID, jobs=2)]
+        assert not tables[-1]["error"].any()
+        assert set(tables[-1]["point"]) == set(tables[-2]["point"])
+        assert key() in set(tables[-1]["point"])
+    times = [table["tpot_ms"][0] for table in tables]
+    assert keys[0] != keys[1]
+    assert times[0] == times[1] != times[2] == times[3]
+
+
 def test_ours_need_no_checksum_and_others_of_one_name_differ(tmp_path: Path) -> None:
     assert own_source("dali") is own_source("nobody") is None
     mine = written(tmp_path, "dali")
@@ -108,5 +138,5 @@ def test_results_of_a_policy_without_a_file_are_not_kept(tmp_path: Path) -> None
 @pytest.mark.parametrize("grid", [GRID, Grid(Scenario.from_dict({**SMALL, "policy": "on-demand"}), ({"batch": (1,)},))])
 def test_others_do_not_know_it(tmp_path: Path, grid: Any, more: dict[str, Any], says: str) -> None:
     SYSTEMS["mine"] = SYSTEMS["on-demand"] = written(tmp_path, "on-demand")
-    with pytest.raises(SweepError, match=f"is registered in this process alone, {says}; sweep with jobs=1"):
+    with pytest.raises(ChoiceError, match=f"is registered in this process alone, {says}; use jobs=1"):
         sweep(grid, **more)
