@@ -88,6 +88,13 @@ def test_all_names_without_torch() -> None:
     assert set(printed.split()) - {"before"} == set(trilane.__all__) - {"measure", "validate"}
 
 
+@pytest.mark.parametrize("package", ["pytest", "hypothesis"])
+def test_all_names_without_a_package_for_tests(package: str) -> None:
+    blocked = BLOCKED.replace('("torch", "transformers")', f'("{package}",)').replace('"torch"', f'"{package}"')
+    printed = run(f"{blocked}\nfrom trilane import *\nimport trilane\nprint(*trilane.__all__)")
+    assert set(printed.split()) == set(trilane.__all__) - {"testing"}
+
+
 def test_what_needs_torch_says_so() -> None:
     code = "import trilane\ntry:\n    trilane.measure\nexcept ImportError as error:\n    print(error)"
     assert "trilane.measure needs torch" in run(BLOCKED + code)

@@ -11,7 +11,8 @@
 - Inputs: traces, models and hardware by name or file. Outputs: ``trilane.figures``, ``write_perfetto``.
 
 Names are imported when they are first used, so that ``import trilane`` is fast. ``measure`` and ``validate`` need torch
-and ``trilane.testing`` needs pytest; ``from trilane import *`` leaves them out where these are not installed.
+and ``trilane.testing`` needs pytest and hypothesis; ``from trilane import *`` leaves them out where these are not
+installed.
 """
 
 from __future__ import annotations
@@ -67,5 +68,5 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from trilane.study.validation.validate import validate as validate
 
 __getattr__, __dir__, __all__ = lazy_names(
-    __name__, needs={"measure": "torch", "validate": "torch", "testing": "pytest"}
+    __name__, needs={"measure": ["torch"], "validate": ["torch"], "testing": ["pytest", "hypothesis"]}
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Annotated
@@ -71,12 +72,11 @@ def main() -> None:
     a line that asks for a report.
     """
     try:
-        sys.exit(app(prog_name="trilane", standalone_mode=False) or 0)
+        status = app(prog_name="trilane", standalone_mode=False)
+        _flush()
+        sys.exit(status or 0)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except Exception as error:
         sentence = _sentence(error)
         if sentence is None:
@@ -87,6 +87,15 @@ def main() -> None:
         sys.exit(2)
 
 
+def _flush() -> None:
+    """Write the rest of standard output. Where its reader has closed it, exit with the status 1, as typer does."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it again at its end
+        sys.exit(1 if error.errno == errno.EPIPE else f"trilane: standard output: {error.strerror}")
+
+
 def _sentence(error: Exception) -> str | None:
     """Bad input in one sentence; "" if the parser has printed all of it; None if the error is a bug."""
     if hasattr(error, "format_message"):  # the parser's: an unknown verb or option, or no verb at all
@@ -94,8 +103,10 @@ def _sentence(error: Exception) -> str | None:
         context = getattr(error, "ctx", None)
         verb = context.command_path if context else "trilane"
         return f"{text.rstrip('.')}; see `{verb} --help`" if text else ""
-    if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # raised by ``write``, without a file's name
+        return str(error.strerror)
     if isinstance(error, TrilaneError):
         return " ".join(str(error).split()) or type(error).__name__
     return None

@@ -51,6 +51,9 @@ class Scenario:
     sampled_prompt_tokens: Count | None = None  # tokens of each prompt that are routed one by one at most; None: all
 
     def __post_init__(self) -> None:
+        for name in ("sequences", "noisy_forecast_recall"):
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
         check(self, ScenarioError)
         if self.gpu_memory_gb is not None and self.cached_share is not None:
             raise ScenarioError("give gpu_memory_gb or cached_share, not both")

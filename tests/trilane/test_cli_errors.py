@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import subprocess
 import sys
@@ -48,6 +50,8 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown key": (("compare", "--set", "bach=2"), "did you mean 'batch'"),
     "no value": (("compare", "--set", "batch"), "expected KEY=VALUE, got 'batch'"),
     "no YAML": (("compare", "--set", "batch=["), "not a YAML value"),
+    "no date": (("compare", "--set", "seed=2020-13-45"), "not a YAML value"),
+    "a number of 401 digits": (("compare", "--set", f"seed={10**400}"), "seed: expected a whole number, got 1000"),
     "no scenario file": (("compare", "--scenario", "nowhere.yaml"), "nowhere.yaml"),
     "no trace": (("trace", "info", "nowhere"), "no bundled trace 'nowhere'"),
     "no CSV": (("trace", "import", "nowhere.csv", "-o", "x.safetensors"), "nowhere.csv"),
@@ -223,7 +227,13 @@ def test_damaged_trace(trilane: Trilane) -> None:
         assert f"/{name}: expected" in done.err
 
 
-@pytest.mark.parametrize("bug", [ZeroDivisionError("a bug"), PolicyError("a broken rule"), ValueError("of a library")])
+BUGS = (
+    ZeroDivisionError("a bug"), PolicyError("a broken rule"), ValueError("of a library"),
+    ConnectionResetError("of a policy"), BrokenPipeError("of a policy"), FileNotFoundError("of a policy"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_is_a_traceback_and_asks_for_a_report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bug: Exception
 ) -> None:
@@ -239,6 +249,39 @@ def test_a_bug_is_a_traceback_and_asks_for_a_report(
     line = capsys.readouterr().err
     assert f"trilane {version('trilane')}" in line
     assert line.endswith(" trilane simulate --set 'parameters={window: 4}'\n")
+
+
+def test_a_full_disk_is_no_bug(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``write`` raises it without a file's name."""
+
+    def full(scenario: Scenario) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("sim.simulate.simulate", full)
+    done = trilane("simulate")
+    assert (done.status, done.err) == (2, "trilane: No space left on device\n")
+
+
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+@pytest.mark.parametrize("words", [("--version",), ("policies",), ("hardware", "--json", "-")])
+def test_a_reader_that_closes_the_pipe_ends_it_in_silence(words: tuple[str, ...]) -> None:
+    """As in ``trilane policies | true``."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "trilane", *words]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=BUFFERED)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_standard_output_on_a_full_disk_is_one_sentence() -> None:
+    command = [sys.executable, "-m", "trilane", "policies"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=BUFFERED)
+    assert (done.returncode, done.stderr) == (1, "trilane: standard output: No space left on device\n")
 
 
 def test_every_error_is_bad_input_or_a_named_exception() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 if sys.platform != "win32":
@@ -44,3 +44,18 @@ def lock_file(path: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)  # its owner removed it between the two calls: start again
+
+
+@contextmanager
+def locked(path: Path, busy: Exception) -> Iterator[None]:
+    """Hold the lock ``path``, a file that is removed at the end. Raises ``busy`` if another process holds it."""
+    try:
+        descriptor = lock_file(path)
+    except BlockingIOError:
+        raise busy from None
+    try:
+        yield
+    finally:
+        with suppress(PermissionError):  # Windows removes no open file
+            path.unlink(missing_ok=True)  # before the lock ends: afterwards it may be another process's
+        os.close(descriptor)

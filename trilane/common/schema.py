@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from types import UnionType
@@ -123,12 +124,10 @@ def _literal(hint: Any, value: Any, path: str, exact: bool) -> Any:
 def _number(hint: Any, value: Any, path: str, exact: bool) -> int | float:
     given = float(value) if not exact and isinstance(value, str) and _EXPONENT.fullmatch(value) else value
     allowed = (int, float) if hint is float or not exact else int
-    try:
+    with suppress(OverflowError, ValueError):  # infinite or not a number, or too large for a float
         found: int | float = hint(given) if isinstance(given, allowed) and not isinstance(given, bool) else math.nan
-    except (OverflowError, ValueError):  # infinite or not a number, or too large for a float
-        found = math.nan
-    if math.isfinite(found) and (hint is float or found == given):
-        return found
+        if math.isfinite(found) and (hint is float or found == given):
+            return found
     raise _MismatchError(path, hint, value)
 
 

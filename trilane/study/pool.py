@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -100,7 +101,9 @@ class WorkerPool(Generic[S]):
     def submit(self, function: Callable[..., Result], *args: Any, setting: Hashable = None) -> Future[Result]:
         """Call ``function(state, *args)`` in one of the processes.
 
-        The future raises what the call raises; WorkerError if the worker is killed, or processes cannot be started.
+        The future raises what the call raises; WorkerError if the worker is killed, or processes cannot be started, or
+        the result cannot be pickled. Of an error of another process that cannot be pickled it raises the text: as a
+        WorkerError if it was a TrilaneError, otherwise as a RuntimeError.
         """
         task = PendingCall(function, args, setting, Future())
         with self._changed:
@@ -264,10 +267,10 @@ def _work(pipe: Connection[Any, Any], make_state: Callable[[], Any]) -> None:
     gc.set_threshold(*_COLLECT)
     with suppress(EOFError, OSError):
         pipe.send("began")
-        state, failure = _outcome(make_state)
+        state, failure = _run(make_state)
         while True:
             function, args = pipe.recv()
-            _send(pipe, *(_run(function, state, args) if failure is None else (None, failure)))
+            _send(pipe, *(_run(partial(function, state, *args)) if failure is None else (None, failure)))
             gc.collect(0)  # what the task has left
 
 
@@ -277,9 +280,10 @@ def _with_user_policies(files: Iterable[UserFile], make_state: Callable[[], Any]
     return make_state()
 
 
-def _run(function: Callable[..., Any], state: Any, args: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+def _run(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """The result of a call, or its error with the traceback, which pickle leaves out, as a note."""
     try:
-        return function(state, *args), None
+        return call(), None
     except Exception as error:
         error.add_note(f"in a worker process:\n{traceback.format_exc()}")
         return None, error
@@ -287,9 +291,22 @@ def _run(function: Callable[..., Any], state: Any, args: tuple[Any, ...]) -> tup
 
 def _send(pipe: Connection[Any, Any], result: Any, error: Exception | None) -> None:
     try:
-        pipe.send((result, error))
-    except (TypeError, AttributeError, ValueError) as refused:  # of pickle
-        pipe.send((None, WorkerError(f"the result of a worker process cannot be sent: {refused}")))
+        outcome = ForkingPickler.dumps((result, error))
+        if error is not None:
+            ForkingPickler.loads(outcome)  # exceptions whose class takes other arguments are written, but not read
+    except Exception as refused:  # raised by pickle, or by a method of what is pickled
+        unsent = WorkerError(f"the result of a worker process cannot be sent: {refused}")
+        outcome = ForkingPickler.dumps((None, unsent if error is None else _as_text(error)))
+    pipe.send_bytes(outcome)
+
+
+def _as_text(error: Exception) -> Exception:
+    """An error that can be pickled, with the class name, message and notes of one that cannot."""
+    kind = WorkerError if isinstance(error, TrilaneError) else RuntimeError  # bad input, or a bug
+    message, *notes = traceback.format_exception_only(error)
+    text = kind(message.strip())
+    text.add_note("".join(notes).strip())
+    return text
 
 
 def _end_with_parent() -> None:

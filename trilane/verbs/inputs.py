@@ -52,7 +52,7 @@ def _change(text: str) -> tuple[str, Any]:
         raise ScenarioError(f"--set: expected KEY=VALUE, got {text!r}")
     try:
         return key.strip(), yaml.safe_load(value)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # ValueError: a date that there is not
         raise ScenarioError(f"--set {key}: {value!r} is not a YAML value") from None
 
 

@@ -32,6 +32,13 @@ def test_yaml_there_and_back(tmp_path: Path) -> None:
     assert Scenario.from_dict(read.to_dict()) == read
 
 
+def test_lists_in_python_are_tuples() -> None:
+    changes: dict[str, Any] = {"sequences": [3, 1], "noisy_forecast_recall": [0.9, 1]}
+    kept = Scenario(sequences=(3, 1), noisy_forecast_recall=(0.9, 1))
+    assert Scenario(**changes) == Scenario().with_(**changes) == kept
+    assert hash(kept.sequences) == hash(Scenario(**changes).sequences)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -155,6 +155,7 @@ def test_missing_keys_are_named() -> None:
         ({"by_generation": {3: float("nan")}}, "by_generation.3: expected a number, got nan"),
         ({"by_generation": {3: float("inf")}}, "by_generation.3: expected a number, got inf"),
         ({"by_generation": {3: 10**400}}, "by_generation.3: expected a number, got 1000000"),
+        ({"batch": 10**400}, "batch: expected a whole number >= 1 or null, got 1000000"),
     ],
 )  # fmt: skip
 def test_a_fault_is_told_with_its_path_what_was_expected_and_what_came(

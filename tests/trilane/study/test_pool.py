@@ -6,13 +6,15 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from multiprocessing import parent_process
 from pathlib import Path
 
 import pytest
 
 from tests.kit.processes import is_running
-from trilane.study.pool import WorkerDiedError, WorkerPool
+from trilane.common.errors import TrilaneError
+from trilane.study.pool import WorkerDiedError, WorkerError, WorkerPool
 
 PATIENCE_S = 60
 
@@ -47,6 +49,40 @@ def end_elsewhere(state: object, folder: Path) -> None:
 
 def unsendable(state: object, item: object) -> object:
     return lambda: item
+
+
+def give_renamed(state: object, item: object) -> object:
+    return renamed
+
+
+class TwoArgumentsError(Exception):
+    """It is pickled with its one message, which its class then does not take."""
+
+    def __init__(self, left: int, right: int) -> None:
+        super().__init__(f"{left} {right}")
+
+
+class FullNameError(TrilaneError):
+    def __init__(self, first: str, last: str) -> None:
+        super().__init__(f"{first} {last}")
+
+
+def raise_one(state: object, kind: str) -> None:
+    """An error that pickle cannot write, or cannot read again."""
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    errors = {
+        "two arguments": TwoArgumentsError(1, 2),
+        "bad input": FullNameError("a", "b"),
+        "PicklingError": KeyError(renamed),
+        "AttributeError": KeyError(lambda: 1),
+        "RecursionError": KeyError(nested),
+    }
+    raise errors[kind]
+
+
+renamed = lambda: 1  # noqa: E731  # pickle looks for its name, which is <lambda>
 
 
 def no_state() -> object:
@@ -128,10 +164,34 @@ def test_a_worker_that_is_killed_costs_one_task(tmp_path: Path) -> None:
         assert list(pool.map(refuse_odd, [0, 2, 4])) == [0, 2, 4]
 
 
-def test_a_result_that_cannot_be_sent_is_an_error_and_no_hang() -> None:
+@pytest.mark.parametrize("function", [unsendable, give_renamed])
+def test_a_result_that_cannot_be_sent_is_an_error_and_no_hang(function: Callable[[object, object], object]) -> None:
     with WorkerPool(2, dict, caller_works=False) as pool:
-        assert "pickle" in str(pool.submit(unsendable, 1).exception())
+        error = pool.submit(function, 1).exception()
         assert pool.submit(refuse_odd, 2).result() == 2
+    assert isinstance(error, WorkerError)
+    assert "pickle" in str(error)
+    assert "cannot be sent" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "becomes", "says"),
+    [
+        ("two arguments", RuntimeError, "TwoArgumentsError: 1 2"),
+        ("bad input", WorkerError, "FullNameError: a b"),
+        ("PicklingError", RuntimeError, "KeyError: <function <lambda>"),
+        ("AttributeError", RuntimeError, "KeyError: <function raise_one.<locals>.<lambda>"),
+        ("RecursionError", RuntimeError, "KeyError: "),
+    ],
+)
+def test_an_error_that_cannot_be_sent_comes_as_text(kind: str, becomes: type[Exception], says: str) -> None:
+    """Once, the worker died of it, or every other task failed with the error of reading it."""
+    with WorkerPool(2, dict, caller_works=False) as pool:
+        error = pool.submit(raise_one, kind).exception()
+        assert [future.result() for future in [pool.submit(refuse_odd, 2) for _ in range(4)]] == [2] * 4
+    assert type(error) is becomes
+    assert says in str(error)
+    assert "in raise_one" in error.__notes__[0]
 
 
 def test_no_process_is_left_behind(tmp_path: Path) -> None:

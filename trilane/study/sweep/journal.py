@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from trilane.common.files import locked
 from trilane.study.sweep.axes import SweepError
 
 _APPLICATION_ID = 0x7472696C  # "tril", in the header of the database
@@ -21,17 +22,14 @@ class SweepJournal:
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
         self._connection = connection
-        found = connection.execute("SELECT point, content FROM sweep_rows ORDER BY rowid")
-        self.rows: dict[str, dict[str, Any]] = {point: json.loads(content) for point, content in found}
+        self.rows = _rows(path, connection)
         self.needed = bool(self.rows)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Keep a row, in place of an earlier one of the same point: when this returns, it is on the disk."""
         values = (row["point"], json.dumps(row))
-        try:
+        with _sqlite_errors(self.path):  # such as a full disk
             self._connection.execute("INSERT OR REPLACE INTO sweep_rows VALUES (?, ?)", values)
-        except sqlite3.OperationalError as error:  # such as a full disk
-            raise OSError(f"{self.path}: {error}") from None
         self.needed = True
 
     def discard(self) -> None:
@@ -43,24 +41,28 @@ class SweepJournal:
 def journal_of(output: Path) -> Iterator[SweepJournal]:
     """The journal of an output, locked for this sweep; a journal without rows is removed.
 
-    Raises SweepError if another sweep holds it, and if the file is something else.
+    Raises SweepError if another sweep holds it, if the file is something else or damaged, and if it cannot be opened or
+    written; OSError if no file can be created in its folder.
     """
     path = output.with_name(f"{output.name}.journal")
-    _check_file(path)
-    with closing(_opened(path, output)) as connection:
-        journal = SweepJournal(path, connection)
-        try:
-            yield journal
-        finally:
-            connection.close()
-            if not journal.needed:
-                path.unlink(missing_ok=True)
+    with locked(path.with_name(f"{path.name}.lock"), _busy(path)):
+        _check_file(path)
+        with _sqlite_errors(path):
+            connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+        with closing(connection):
+            _begin(path, connection)
+            journal = SweepJournal(path, connection)
+            try:
+                yield journal
+            finally:
+                connection.close()
+                if not journal.needed:
+                    path.unlink(missing_ok=True)
 
 
-def _opened(path: Path, output: Path) -> sqlite3.Connection:
-    """The database, for this process alone; every statement is a transaction, and is on the disk when it ends."""
-    connection = sqlite3.connect(path, timeout=0, isolation_level=None)
-    try:
+def _begin(path: Path, connection: sqlite3.Connection) -> None:
+    """Every statement is a transaction, and is on the disk when it ends. SQLite's own lock keeps other programs out."""
+    with _sqlite_errors(path):
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # until it is closed, however the process ends
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -71,17 +73,31 @@ def _opened(path: Path, output: Path) -> sqlite3.Connection:
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             connection.execute("CREATE TABLE sweep_rows (point TEXT PRIMARY KEY, content TEXT NOT NULL)")
         connection.execute("COMMIT")
+
+
+def _rows(path: Path, connection: sqlite3.Connection) -> dict[str, dict[str, Any]]:
+    """All rows by point, in the order in which they were added."""
+    with _sqlite_errors(path):
+        found = connection.execute("SELECT CAST(content AS BLOB) FROM sweep_rows ORDER BY rowid").fetchall()
+    try:
+        rows = [json.loads(content) for (content,) in found]
+        return {row["point"]: row for row in rows}
+    except (ValueError, TypeError, KeyError) as error:  # SQLite has no checksums
+        raise _not_a_journal(path, f": {error}") from None
+
+
+@contextmanager
+def _sqlite_errors(path: Path) -> Iterator[None]:
+    """Raise errors of SQLite as SweepError; only a damaged file is to be moved away, others may have good rows."""
+    try:
+        yield
     except sqlite3.Error as error:
-        connection.close()
-        if getattr(error, "sqlite_errorname", "") != "SQLITE_BUSY":
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # an extended code has details in its upper bytes
+        if code == sqlite3.SQLITE_BUSY:
+            raise _busy(path) from None
+        if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             raise _not_a_journal(path, f": {error}") from None
-        raise SweepError(
-            f"{output}: another sweep is writing there; wait until it has ended, or name another file"
-        ) from None
-    except SweepError:
-        connection.close()
-        raise
-    return connection
+        raise SweepError(f"{path}: cannot be opened or written: {error}") from None
 
 
 def _check_file(path: Path) -> None:
@@ -101,3 +117,8 @@ def _check_file(path: Path) -> None:
 
 def _not_a_journal(path: Path, why: str = "") -> SweepError:
     return SweepError(f"{path}: expected the journal of a sweep, this is another file or damaged{why}; move it away")
+
+
+def _busy(path: Path) -> SweepError:
+    output = path.with_suffix("")
+    return SweepError(f"{output}: another sweep is writing there; wait until it has ended, or name another file")

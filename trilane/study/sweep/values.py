@@ -68,7 +68,7 @@ def _scalar(name: str, text: str) -> Any:
         raise SweepError(f"{name}: expected a value between commas, got none")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # ValueError: a date that there is not
         raise SweepError(f"{name}: {text!r} is not a YAML value") from None
     return number_in(value) if isinstance(value, str) and is_number(name) else value
 

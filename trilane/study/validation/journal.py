@@ -9,7 +9,6 @@ killed.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from sim.machine.devices import Power
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run
 from sim.runs.spans import TEXTS
-from trilane.common.files import atomic_path, lock_file
+from trilane.common.files import atomic_path, locked
 from trilane.study.sweep.user_policies import own_source
 from trilane.study.validation.parity import Answers
 
@@ -125,18 +124,9 @@ class ValidationJournal:
 def journal_of(folder: Path, question: Mapping[str, str]) -> Iterator[ValidationJournal]:
     """The journal in ``folder``, locked for this validation. Raises RefusedError if another one holds it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = folder.with_name(f"{folder.name}.lock")
-    try:
-        descriptor = lock_file(lock)
-    except BlockingIOError:
-        raise RefusedError(
-            f"{folder}: another validation is writing there; wait until it has ended, or choose another folder"
-        ) from None
-    try:
+    busy = f"{folder}: another validation is writing there; wait until it has ended, or choose another folder"
+    with locked(folder.with_name(f"{folder.name}.lock"), RefusedError(busy)):
         yield ValidationJournal(folder, question)
-    finally:
-        lock.unlink(missing_ok=True)
-        os.close(descriptor)
 
 
 def question_of(settings: Sequence[Prepared]) -> dict[str, str]:

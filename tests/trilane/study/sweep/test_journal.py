@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def test_a_full_disk_costs_the_row_that_it_refused(tmp_path: Path) -> None:
     rows = [{"point": str(n), "policy": 1000 * "x"} for n in range(99)]
     with journal_of(tmp_path / "o.parquet") as journal:
         journal._connection.execute("PRAGMA max_page_count = 9")
-        with pytest.raises(OSError, match=r"o\.parquet\.journal: .*full"):
+        with pytest.raises(SweepError, match=r"o\.parquet\.journal: cannot be opened or written: .*full"):
             [journal.add(row) for row in rows]
     kept = read(tmp_path / "o.parquet")
     assert kept == rows[: len(kept)]
@@ -114,6 +115,73 @@ def test_two_sweeps_do_not_share_one(tmp_path: Path) -> None:
             read(output)
         first.add(ROWS[1])
     assert read(output) == ROWS[:2]
+
+
+def test_a_refused_second_sweep_does_not_unlock_the_first(tmp_path: Path) -> None:
+    """Closing a file drops all POSIX locks that the process has on it, those of SQLite too."""
+    output = tmp_path / "o.parquet"
+    program = "import sys; from pathlib import Path; from trilane.study.sweep.journal import journal_of\n"
+    program += "with journal_of(Path(sys.argv[1])): pass"
+    with journal_of(output) as first:
+        first.add(ROWS[0])
+        with pytest.raises(SweepError, match="another sweep is writing there"):
+            read(output)
+        other = subprocess.run([sys.executable, "-c", program, str(output)], cwd=ROOT, capture_output=True, text=True)
+        assert "another sweep is writing there" in other.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["o.parquet.journal"]
+
+
+def test_a_journal_is_removed_while_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards it may be another sweep's."""
+    output, unlink, removed = tmp_path / "o.parquet", Path.unlink, []
+
+    def unlinked(path: Path, missing_ok: bool = False) -> None:
+        with pytest.raises(SweepError, match="another sweep is writing there"):
+            read(output)
+        removed.append(path.name)
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlinked)
+    write(output, [])
+    assert removed == ["o.parquet.journal", "o.parquet.journal.lock"]
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- a disk that fails, a file that is damaged ------------------------------------------------------------------------
+
+
+def test_what_cannot_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
+    """Its rows may be good: the message must not have it moved away."""
+    write(tmp_path / "o.parquet", ROWS)
+    (tmp_path / "o.parquet.journal-wal").mkdir()
+    (tmp_path / "p.parquet.journal").symlink_to(tmp_path / "nowhere" / "p")
+    for name in ("o.parquet", "p.parquet"):
+        with pytest.raises(SweepError, match=rf"{name}\.journal: cannot be opened or written: unable to open"):
+            read(tmp_path / name)
+
+
+def test_a_journal_that_became_read_only_says_so(tmp_path: Path) -> None:
+    with journal_of(tmp_path / "o.parquet") as journal:
+        journal._connection.execute("PRAGMA query_only = ON")
+        with pytest.raises(SweepError, match=r"o\.parquet\.journal: cannot be opened or written: .*readonly"):
+            journal.add(ROWS[0])
+
+
+@pytest.mark.parametrize("content", ["'{'", "'[]'", "'{}'", "7", "CAST(x'22ff22' AS TEXT)"])
+def test_a_damaged_row_is_said_to_be(tmp_path: Path, content: str) -> None:
+    path = write(tmp_path / "o.parquet", ROWS)
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute(f"UPDATE sweep_rows SET content = {content} WHERE rowid = 2")
+    with pytest.raises(SweepError, match=r"o\.parquet\.journal: .*damaged.*move it away"):
+        read(tmp_path / "o.parquet")
+
+
+def test_a_damaged_page_is_said_to_be(tmp_path: Path) -> None:
+    path = write(tmp_path / "o.parquet", [{"point": str(n), "policy": 1000 * "x"} for n in range(9)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096] + bytes(len(whole) - 4096))
+    with pytest.raises(SweepError, match=r"o\.parquet\.journal: .*damaged.*move it away"):
+        read(tmp_path / "o.parquet")
 
 
 # --- other files ------------------------------------------------------------------------------------------------------
