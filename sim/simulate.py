@@ -45,7 +45,7 @@ class _Played(NamedTuple):
 def _played(prepared: Prepared, session: Session) -> _Played:
     shape = prepared.shape
     token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
-    errors = RoutingErrors() if prepared.needs.changes_routing else None
+    errors = RoutingErrors(prepared.weights) if prepared.needs.changes_routing else None
     engine = Engine(session, prepared.costs, prepared.demand, token_bytes, errors)
     engine.run()
     rows, engine.recorder.rows = engine.recorder.rows, []  # an engine is a cycle, and would keep them

@@ -53,7 +53,7 @@ class LoggedSession(Session):
                 [given] = call.given
                 step = demand[given.step]
                 forecasts = step.forecasts[given.layer - 1] if committed else None
-                errors.observe(given.phase, step.routings[given.layer], call.answer, forecasts)
+                errors.observe(given.step, given.phase, step.routings[given.layer], call.answer, forecasts)
                 committed = False
         return errors
 

@@ -124,7 +124,7 @@ class Engine:
         )
         if self.routing_errors is not None:
             forecasts = step.forecasts[layer - 1] if committed else None
-            self.routing_errors.observe(step.phase, step.routings[layer], plan, forecasts)
+            self.routing_errors.observe(step.index, step.phase, step.routings[layer], plan, forecasts)
         now = int(self.env.now)
         for gone in plan.withdrawn:
             self.recorder.instant(now, "withdraw", layer, gone.layer, gone.expert, 0)

@@ -58,19 +58,19 @@ class LowerBound(NamedTuple):
 
 def bounds_of(
     demand: Sequence[StepDemand], costs: CostTable, capacity_bytes: int, shape: ModelShape, hardware: Hardware,
-    cached_share: float, gpu_only: bool, bound: LowerBound | None = None,
+    cached_share: float, gpu_only: bool, bound: LowerBound | None = None, answer_tokens: int | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """Lower bound and null model in ms, by the name of their column; those that do not apply are left out.
 
-    ``bound``: ``lower_bound`` of the same demand, costs and capacity, if it is known already.
+    ``bound``: ``lower_bound`` of the same arguments, if it is known already.
     """
-    bound = lower_bound(demand, costs, capacity_bytes) if bound is None else bound
+    bound = lower_bound(demand, costs, capacity_bytes, answer_tokens) if bound is None else bound
     values: dict[str, float] = {}
     if bound.ttft_ns is not None:
         values["lower_bound_ttft_ms"] = bound.ttft_ns / 1e6
     if bound.tpot_ns is not None:
         values["lower_bound_tpot_ms"] = bound.tpot_ns / 1e6
-        active = active_expert_bytes([step for step in demand if step.phase == "decode"], shape)
+        active = active_expert_bytes([step for step in demand if step.phase == "decode"], shape, answer_tokens)
         values["null_model_tpot_ms"] = null_model(shape, hardware, active, cached_share, gpu_only) * 1e3
     return values
 

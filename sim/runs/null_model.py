@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from sim.machine.hardware import Hardware
 from sim.runs.demand import StepDemand
+from sim.runs.sampling import weights_of
 from traces.models.shape import ModelShape
 
 
-def active_expert_bytes(steps: Sequence[StepDemand], shape: ModelShape) -> float:
-    """Bytes of the experts that a step activates, averaged over ``steps``."""
+def active_expert_bytes(steps: Sequence[StepDemand], shape: ModelShape, answer_tokens: int | None = None) -> float:
+    """Bytes of the experts that a decode step activates, averaged over the answer for which ``steps`` stand
+    (``sim.runs.sampling``); None: over themselves."""
     sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
-    active = sum(size * len(r.active) for step in steps for size, r in zip(sizes, step.routings, strict=True))
-    return active / len(steps)
+    active = [sum(size * len(r.active) for size, r in zip(sizes, step.routings, strict=True)) for step in steps]
+    numbers = [step.index for step in steps]
+    return float(np.average(active, weights=weights_of(numbers, answer_tokens or len(steps)).of(np.array(numbers))))
 
 
 def null_model(

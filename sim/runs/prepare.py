@@ -25,7 +25,7 @@ from sim.runs.bounds import LowerBounds, bounds_of
 from sim.runs.calibration import calibration_name, check_calibration, load_calibration
 from sim.runs.demand import KnownDemand, StepDemand, future_of, lacking, shared_demand
 from sim.runs.memory import MemoryPlan, plan_memory
-from sim.runs.sampling import repeated, steps_of
+from sim.runs.sampling import Weights, repeated, steps_of, weights_of
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.runs.vocabulary import Label, labels_of_needs
 from traces.batches import StepRows
@@ -167,6 +167,11 @@ class Prepared:
         return shared_demand(self.known_demand, self.trace, self.steps, needs, self._noisy)
 
     @property
+    def weights(self) -> Weights:
+        """How many steps of the answer each decode step stands for."""
+        return weights_of([step.index for step in self.demand if step.phase == "decode"], self.answer_tokens)
+
+    @property
     def _noisy(self) -> NoisyForecasts | None:
         """What takes the place of forecasts that the trace lacks, if the scenario says how good it is."""
         recalls = self.scenario.noisy_forecast_recall
@@ -228,7 +233,8 @@ class Prepared:
 
     @cached_property
     def bounds(self) -> dict[str, float]:
-        """Lower bound and null model; the bound's proof does not reach policies that change the routing.
+        """Lower bound and null model; the bound's proof does not reach policies that change the routing, and a prompt
+        that is not played at its length has no bound on TTFT.
 
         What all policies of a scenario have in common is worked out once for them.
         """
@@ -238,8 +244,10 @@ class Prepared:
             self.known_bounds[self.whole_prompt] = LowerBounds(self.demand, self.costs, self.answer_tokens)
         bounds = bounds_of(
             self.demand, self.costs, capacity, self.shape, self.hardware, share, self.needs.gpu_only,
-            self.known_bounds[self.whole_prompt].at(capacity),
+            self.known_bounds[self.whole_prompt].at(capacity), self.answer_tokens,
         )  # fmt: skip
+        if not self.whole_prompt:
+            bounds.pop("lower_bound_ttft_ms", None)
         if self.needs.changes_routing:
             return {name: ms for name, ms in bounds.items() if not name.startswith("lower_bound")}
         return bounds

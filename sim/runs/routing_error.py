@@ -17,9 +17,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
+import numpy as np
 import pandas as pd
 
 from policies.mechanism.views import Forecast, Phase, Plan, PolicyError, Routing
+from sim.runs.sampling import EQUAL_WEIGHTS, Weights
 
 LOSSES = ("substituted", "speculated_wrongly", "degraded", "dropped")
 CAUSES = (*LOSSES, "added", "stale")
@@ -32,12 +34,18 @@ _SHARES = ("approximated_token", "approximated_weight", *(f"{cause}_{base}" for 
 
 
 class RoutingErrors:
-    """Counts what a run changes, as a backend plays it, layer by layer."""
+    """Counts what a run changes, as a backend plays it, layer by layer.
 
-    def __init__(self) -> None:
+    ``weights``: how often each decode step counts (``sim.runs.sampling``).
+    """
+
+    def __init__(self, weights: Weights = EQUAL_WEIGHTS) -> None:
+        self._weights = weights
         self._counts: dict[tuple[Phase, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
 
-    def observe(self, phase: Phase, routed: Routing, plan: Plan, forecasts: Sequence[Forecast] | None) -> None:
+    def observe(
+        self, step: int, phase: Phase, routed: Routing, plan: Plan, forecasts: Sequence[Forecast] | None
+    ) -> None:
         """A layer was planned. ``routed`` is its own router's choice; ``forecasts`` are those that the layer was
         committed from, None if it was routed when it was reached.
 
@@ -48,26 +56,26 @@ class RoutingErrors:
                 f"layer {plan.layer}, {phase}: expected a routing in force with the experts of each of "
                 f"{len(routed.token_ids)} tokens (token_ids), got those of {len(plan.routing.token_ids)}"
             )
-        count = self._counts[phase, plan.layer]
+        count, times = self._counts[phase, plan.layer], float(self._weights.of(np.array(step)))
         tokens = zip(routed.token_ids, routed.token_weights, plan.routing.token_ids, strict=True)
         for token, (true, weights, run) in enumerate(tokens):
             forecast = None if forecasts is None else _first_of(forecasts, plan.layer, token, len(true))
             changes = [*_losses(true, run, forecast), *(("stale", e) for e in run if e in plan.precomputed)]
-            count["tokens"] += 1
-            count["pairs"] += len(true)
-            count["weight"] += sum(weights)
-            _add(count, changes, dict(zip(true, weights, strict=True)))
+            count["tokens"] += times
+            count["pairs"] += times * len(true)
+            count["weight"] += times * sum(weights)
+            _add(count, changes, dict(zip(true, weights, strict=True)), times)
 
     def frame(self) -> pd.DataFrame:
-        """One row a phase and layer, prefill first: ``tokens``, ``pairs`` and ``weight`` of the true routing, and for
-        each cause the shares of them that it concerns.
+        """One row a phase and layer, prefill first: ``tokens``, ``pairs`` and ``weight`` of the true routing of the
+        whole answer, and for each cause the shares of them that it concerns.
 
         ``approximated_token_share``: tokens that any cause concerns; ``approximated_weight_share``: routing weight of
         pairs that are lost or stale.
         """
         ordered = sorted(self._counts.items(), key=lambda item: (item[0][0] == "decode", item[0][1]))
         rows = [
-            {"phase": phase, "layer": layer, "tokens": int(count["tokens"]), "pairs": int(count["pairs"]),
+            {"phase": phase, "layer": layer, "tokens": round(count["tokens"]), "pairs": round(count["pairs"]),
              "weight": count["weight"], **{f"{name}_share": _share(count, name) for name in _SHARES}}
             for (phase, layer), count in ordered
         ]  # fmt: skip
@@ -101,16 +109,18 @@ def _losses(true: Sequence[int], run: Sequence[int], forecast: set[int] | None) 
             yield "speculated_wrongly" if stand_in in forecast else "degraded", gone
 
 
-def _add(count: dict[str, float], changes: Sequence[tuple[str, int]], weight_of: dict[int, float]) -> None:
-    """One token's changes; experts that were not routed to it have no weight that could be lost."""
+def _add(
+    count: dict[str, float], changes: Sequence[tuple[str, int]], weight_of: dict[int, float], times: float
+) -> None:
+    """One token's changes, ``times`` over; experts that were not routed to it have no weight that could be lost."""
     for cause, expert in changes:
-        weight = weight_of.get(expert, 0.0)
-        count[f"{cause}_pair"] += 1
+        weight = times * weight_of.get(expert, 0.0)
+        count[f"{cause}_pair"] += times
         count[f"{cause}_weight"] += weight
         count["approximated_weight"] += weight
     for cause in {cause for cause, _ in changes}:
-        count[f"{cause}_token"] += 1
-    count["approximated_token"] += bool(changes)
+        count[f"{cause}_token"] += times
+    count["approximated_token"] += times * bool(changes)
 
 
 def _share(count: dict[str, float], name: str) -> float:

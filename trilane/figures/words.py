@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from policies.baselines.best import TUNED_ON_SEQUENCES, TUNED_ON_TRACES, TUNED_POLICIES
+from sim.runs.sampling import MEASURED_RUNS, measured_error
 from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import Label
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, axis_label
@@ -186,3 +187,23 @@ def tuned(policies: Collection[str], trace: str, sequences: Collection[int]) -> 
         return ""
     where = f"sequences {TUNED_ON_SEQUENCES[0]} to {TUNED_ON_SEQUENCES[-1]} of {' and '.join(TUNED_ON_TRACES)}"
     return f"{' and '.join(mine)} {'were' if len(mine) > 1 else 'was'} tuned on {where}, some of which are played here"
+
+
+def sampled(played: int, answer: int, batch: int) -> str:
+    """A remark where ``played`` decode steps stand for a longer answer, with the measured error; otherwise empty."""
+    if played >= answer:
+        return ""
+    error = measured_error(played, batch)
+    setting = f"{error.steps} steps at batch {error.batch}, measured in {MEASURED_RUNS} runs"
+    fewer = f"; fewer than {error.steps} were not measured" if played < error.steps else ""
+    return (
+        f"{played} of {answer:,} decode steps were played: error of TPOT from {setting}: "
+        f"{error.mean:.1%} on average, {error.largest:.1%} at most{fewer}"
+    )
+
+
+def sampled_in(results: pd.DataFrame) -> str:
+    """``sampled`` of the run of a sweep with the fewest decode steps, and of these with the smallest batch."""
+    runs = results[results["decode_steps"] < results["generated_tokens"]].sort_values(["decode_steps", "batch"])
+    lengths = runs[["decode_steps", "generated_tokens", "batch"]].astype(int)
+    return "" if runs.empty else sampled(*lengths.iloc[0].tolist())

@@ -89,8 +89,9 @@ def _bounds(fit: Fit) -> list[str]:
 
 
 def _first(fit: Fit) -> str:
-    bound = _seconds(fit.bounds["lower_bound_ttft_ms"])
-    return f"{_seconds(fit.best.ttft_ms)} s (lower bound {bound})"
+    if fit.best.ttft_ms is None:
+        return "not simulated: this policy plays a shorter prompt"
+    return f"{_seconds(fit.best.ttft_ms)} s (lower bound {_seconds(fit.bounds['lower_bound_ttft_ms'])})"
 
 
 def _speeds(answer: PolicyResult, asked: Question) -> str:

@@ -64,7 +64,9 @@ def _long_enough(setting: Prepared) -> list[int]:
     scenario, trace, steps = setting.scenario, setting.trace, setting.steps
     prompts, decodes = (Counter(trace.sequence[trace.phase == phase].tolist()) for phase in (PREFILL, DECODE))
     decode_steps = sum(step.phase == "decode" for step in steps)
-    prompt = min(steps[0].tokens) if scenario.sampled_prompt_tokens else scenario.prompt_tokens or 0
+    prompt = scenario.prompt_tokens or 0
+    if scenario.sampled_prompt_tokens:
+        prompt = min(steps[0].tokens) if steps[0].phase == "prefill" else 0
     decode = decode_steps if scenario.generated_tokens or scenario.sampled_steps else min(decode_steps, 1)
     return [
         sequence

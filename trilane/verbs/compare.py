@@ -95,7 +95,8 @@ def compare(
         note(f"left out {name}: {reason}")
     rows = found.rows()
     remark = _tuned(found)
-    show(json, heading(about), *tabulate(COLUMNS, rows), *([f"\n{remark}"] if remark else []))
+    remarks = [f"\n{text}" for text in (_sampled(found), remark) if text]
+    show(json, heading(about), *tabulate(COLUMNS, rows), *remarks)
     write_json({"scenario": found.scenario, "runs": rows, "refused": found.refused}, json)
     if out:
         _draw(found.runs, rows, Path(out), about, remark)
@@ -107,6 +108,14 @@ def _tuned(found: Comparison) -> str:
 
     sequences = {sequence for rows in found.draws.values() for row in rows for sequence in row["sequences"]}
     return tuned(list(found.draws), str(found.scenario["trace"]), sequences)
+
+
+def _sampled(found: Comparison) -> str:
+    """A remark where few decode steps stand for the answer."""
+    from trilane.figures.words import sampled
+
+    scenario = found.scenario
+    return sampled(found.runs[0].metrics.decode_steps, scenario["generated_tokens"] or 0, scenario["batch"])
 
 
 def _draw(runs: Sequence[Run], rows: Sequence[Row], folder: Path, about: str, remark: str) -> None:

@@ -149,6 +149,8 @@ def describe(scenario: Scenario) -> str:
         about += f", runtime {scenario.runtime}"
     if scenario.sampled_steps is not None:
         about += f", at most {scenario.sampled_steps} decode steps simulated"
+    if scenario.sampled_prompt_tokens is not None:
+        about += f", prompts from the routing of at most {scenario.sampled_prompt_tokens} tokens"
     if scenario.noisy_forecast_recall is None:
         return about
     return f"{about}; where it lacks forecasts, {NoisyForecasts(scenario.noisy_forecast_recall)}"

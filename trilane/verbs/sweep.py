@@ -51,6 +51,7 @@ def sweep(
 
     A point that cannot be simulated is a row with its error. [bold]trilane plot[/] draws the table.
     """
+    from trilane.figures.words import sampled_in
     from trilane.study.sweep.grid import Grid
     from trilane.study.sweep.sweep import sweep as play
 
@@ -69,6 +70,8 @@ def sweep(
     note(_summary(len(table), len(failed), output))
     for line in _reasons(failed):
         note(line)
+    if remark := sampled_in(table):
+        note(remark)
     if len(failed) == len(table):
         raise typer.Exit(1)
 

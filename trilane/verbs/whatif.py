@@ -61,6 +61,7 @@ def whatif(
     copies), pcie (such as 3x16, 5x8), dram_gbps (what CPU experts read), gpu_gbps, gpu_tflops, cpu_gflops.
     """
     from trilane.figures.sweep_means import means_of
+    from trilane.figures.words import sampled_in
     from trilane.pages.whatif import failures, findings, page
 
     check_picture(png)
@@ -75,7 +76,8 @@ def whatif(
     says = findings(means, list(axes))
     for line in (reasons := failures(results, list(axes))):
         note(line)
-    show(json, *page(means, list(axes)), "", *says)
+    remark = sampled_in(results)
+    show(json, *page(means, list(axes)), *([f"\n{remark}"] if remark else []), "", *says)
     if draws == 1:
         note("one draw: a difference of a few percent may be chance; --draws 5 shows the spread")
     rows = means.frame().astype(object)

@@ -48,7 +48,7 @@ def shares(true: Routing, plan: Plan, forecast: Ids | None = None) -> dict[str, 
     """The shares of one layer that are not 0; ``forecast``: what it was committed from."""
     seen = RoutingErrors()
     made = None if forecast is None else [forecast_of(plan.layer, forecast)]
-    seen.observe("decode", true, plan, made)
+    seen.observe(0, "decode", true, plan, made)
     (row,) = seen.frame().to_dict("records")
     return {str(name): value for name, value in row.items() if str(name).endswith("_share") and value}
 
@@ -110,10 +110,10 @@ def test_shares_are_of_all_tokens_of_the_layer() -> None:
 def test_phases_and_layers_stand_apart_and_the_totals_are_of_decode() -> None:
     seen = RoutingErrors()
     one = routing([[0, 1]], [[0.5, 0.5]])
-    seen.observe("decode", one, planned([[0, 2]], layer=1), None)  # half of a weight of 1
-    seen.observe("decode", routing([[0, 1]] * 3), planned([[0, 1]] * 3, layer=0), None)
-    seen.observe("prefill", one, planned([[3, 2]], layer=1), None)
-    seen.observe("decode", one, planned([[0, 1]], layer=1), None)
+    seen.observe(0, "decode", one, planned([[0, 2]], layer=1), None)  # half of a weight of 1
+    seen.observe(0, "decode", routing([[0, 1]] * 3), planned([[0, 1]] * 3, layer=0), None)
+    seen.observe(0, "prefill", one, planned([[3, 2]], layer=1), None)
+    seen.observe(0, "decode", one, planned([[0, 1]], layer=1), None)
     frame = seen.frame()
     assert list(zip(frame.phase, frame.layer, frame.tokens, frame.pairs, frame.weight, strict=True)) == [
         ("prefill", 1, 1, 2, 1.0), ("decode", 0, 3, 6, 3.0), ("decode", 1, 2, 4, 2.0),
@@ -133,7 +133,7 @@ def test_without_changes_there_is_nothing_to_tell(frame: object) -> None:
 
 def test_a_routing_that_does_not_say_whose_experts_they_are_is_refused() -> None:
     with pytest.raises(PolicyError, match=r"layer 1, decode: .* the experts of each of 1 tokens .* got those of 0"):
-        RoutingErrors().observe("decode", TOKEN, planned([]), None)
+        RoutingErrors().observe(0, "decode", TOKEN, planned([]), None)
 
 
 # --- a recount --------------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_a_slow_recount_of_random_routings_agrees(seed: int) -> None:
         forecast = draw[2] if rng.random() < 0.6 else None
         early = tuple(e for e in range(experts) if rng.random() < 0.3) if forecast else ()
         made = None if forecast is None else [forecast_of(layer, forecast), forecast_of(layer + 1, draw[3])]
-        seen.observe(phase, routing(draw[0], weights), planned(run, early, layer), made)
+        seen.observe(0, phase, routing(draw[0], weights), planned(run, early, layer), made)
         per_token = zip(draw[0], weights, run, forecast or [None] * tokens, strict=True)
         log += [(phase, layer, *each, early) for each in per_token]
     for row in seen.frame().to_dict("records"):

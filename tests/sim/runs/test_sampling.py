@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,18 @@ from realrun.errors import RefusedError
 from realrun.replay.measure import room_for
 from sim.runs.demand import StepDemand
 from sim.runs.metrics import metrics_of
+from sim.runs.null_model import active_expert_bytes, null_model
 from sim.runs.prepare import prepare
 from sim.runs.run import Run
-from sim.runs.sampling import answer_places, one_by_one, repeated, weights_of
+from sim.runs.sampling import answer_places, measured_error, one_by_one, repeated, weights_of
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.runs.vocabulary import LANES, Label
 from sim.simulate import play, simulate
+from traces.file import write_trace
+from traces.layout import DECODE
+from traces.library import load_trace
+from traces.trace import Trace
+from trilane.study.draws import draws_of
 
 MINI: dict[str, Any] = {"trace": "mini-moe", "model": None, "cached_share": 0.25, "prompt_tokens": 8}
 PREFILL = StepDemand(
@@ -100,6 +107,47 @@ def test_no_policy_beats_the_bound_of_the_same_mean(policy: str, answer: int) ->
     assert run.bounds["lower_bound_tpot_ms"] <= run.metrics.tpot_ms
 
 
+def test_changes_of_the_routing_count_as_often_as_their_steps() -> None:
+    """Of ten steps two stand for themselves, and the two that follow for eight."""
+    whole, two = (
+        simulate(Scenario(**MINI, policy="daop", **tokens)).routing_errors
+        for tokens in ({"generated_tokens": 10, "sampled_steps": 4}, {"generated_tokens": 2})
+    )
+    four = simulate(Scenario(**MINI, policy="daop", generated_tokens=4)).routing_errors
+    assert whole is not None
+    assert two is not None
+    assert four is not None
+    whole, two, four = (frame[frame.phase == "decode"].reset_index() for frame in (whole, two, four))
+    assert (whole.tokens == 10).all()
+    assert (whole.pairs == 5 * two.pairs).all()
+    early, both = (frame.approximated_weight_share * frame.weight for frame in (two, four))
+    weight = two.weight + 4 * (four.weight - two.weight)
+    assert whole.weight.tolist() == pytest.approx(weight.tolist())
+    assert whole.approximated_weight_share.tolist() == pytest.approx(((early + 4 * (both - early)) / weight).tolist())
+    assert sum(both) > 0
+
+
+def test_the_null_model_reads_the_bytes_of_the_mean_over_the_answer() -> None:
+    prepared = prepare(Scenario(**MINI, batch=4, generated_tokens=10, sampled_steps=4))
+    decode = [step for step in prepared.demand if step.phase == "decode"]
+    early, late = (active_expert_bytes(steps, prepared.shape) for steps in (decode[:2], decode[2:]))
+    assert early != late
+    assert active_expert_bytes(decode, prepared.shape, 10) == pytest.approx((2 * early + 8 * late) / 10)
+    memory, hardware = prepared.memory.cache_bytes / prepared.shape.routed_bytes, prepared.hardware
+    seconds = null_model(prepared.shape, hardware, (2 * early + 8 * late) / 10, memory, prepared.needs.gpu_only)
+    assert prepared.bounds["null_model_tpot_ms"] == pytest.approx(seconds * 1e3)
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "nearest"),
+    [(56, 1, (1, 56)), (55, 3, (1, 32)), (24, 4, (4, 24)), (100, 64, (4, 56)), (8, 1, (1, 24)), (1, 16, (4, 24))],
+)
+def test_the_measured_error_is_that_of_the_nearest_setting_below(
+    steps: int, batch: int, nearest: tuple[int, int]
+) -> None:
+    assert measured_error(steps, batch)[:2] == nearest
+
+
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 
@@ -132,8 +180,29 @@ def test_a_policy_that_reads_tokens_plays_the_short_prompt_and_has_no_ttft() -> 
     assert whole.metrics.ttft_ms > 0
     assert Label.SHORT_PROMPT not in whole.labels
     assert short.metrics.ttft_ms is None
+    assert "lower_bound_ttft_ms" in whole.bounds
     assert Label.SHORT_PROMPT in short.labels
     assert short.metrics.tpot_ms > 0
+
+
+@pytest.mark.parametrize("policy", ["mixtral-offloading", "adapmoe", "moe-infinity"])
+def test_a_prompt_that_was_not_played_at_its_length_has_no_bound_on_its_time(policy: str) -> None:
+    long = Scenario(policy=policy, prompt_tokens=500, generated_tokens=2, sampled_prompt_tokens=8)
+    prepared = prepare(long)
+    assert Label.SHORT_PROMPT in prepared.labels
+    assert list(prepared.bounds) == ["lower_bound_tpot_ms", "null_model_tpot_ms"]
+
+
+def test_a_trace_without_a_prompt_has_none_to_sample(tmp_path: Path) -> None:
+    whole = load_trace("mini-moe")
+    answers = {name: array[whole.phase == DECODE] for name, array in whole.tensors().items()}
+    path = tmp_path / "answers.safetensors"
+    write_trace(Trace.from_tensors(whole.shape, answers, {}), path)
+    scenario = Scenario(trace=str(path), model=None, cached_share=0.25, generated_tokens=2, sampled_prompt_tokens=8)
+    prepared = prepare(scenario)
+    assert prepared.prompt_repeats == 1
+    assert [step.phase for step in prepared.steps] == ["decode", "decode"]
+    assert len(draws_of(scenario, 2)[1].sequences or ()) == 1
 
 
 def test_the_bounds_of_a_short_prompt_are_not_those_of_the_long_one() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from policies.baselines.best import TUNED_ON_SEQUENCES, TUNED_ON_TRACES, TUNED_POLICIES
 from policies.registry import policy_names
-from trilane.figures.words import setting_words, tuned, value_text, value_words
+from trilane.figures.words import sampled, setting_words, tuned, value_text, value_words
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,11 @@ def test_tuned_policies_are_those_of_the_search() -> None:
     assert f"TUNING_SEQUENCES, HELD_OUT_SEQUENCES = {TUNED_ON_SEQUENCES!r}".replace("range(0, 10)", "range(10)") in code
     assert all(f'"{trace}":' in code for trace in TUNED_ON_TRACES)
     assert set(TUNED_POLICIES) <= set(policy_names())
+
+
+def test_a_sampled_answer_is_named_with_the_measured_error() -> None:
+    assert sampled(60, 60, 1) == ""
+    remark = sampled(32, 1000, 4)
+    assert all(word in remark for word in ("32 of 1,000", "batch 4", "24 runs", "0.8%", "2.5%"))
+    assert "not measured" not in remark
+    assert "fewer than 24 were not measured" in sampled(8, 60, 1)

@@ -40,7 +40,7 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
         f"clairvoyant run {kept['clairvoyant']['tpot_ms']:.2f}, "
         f"null model {null:.2f})"
     )
-    assert told["time to first token"].startswith(f"{best['ttft_ms'] / 1e3:.2f} s (no policy below ")
+    assert told["time to first token"].startswith(f"{best['ttft_ms'] / 1e3:.2f} s (lower bound ")
     assert told["limited by"] == kept["limited_by"]
     assert told["with llama.cpp"] == (
         f"-ngl 99 --n-cpu-moe 20 -c 320  (experts of 20 of 27 layers on the CPU): {llama['tpot_ms']:.2f} ms a token "
@@ -50,6 +50,11 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
     assert told["GPU memory"].startswith("12.9 GB = weights that every token needs 2.6 + KV cache 0.0 + staging 0.0 + ")
     cached = memory["cached_experts"]
     assert told["experts on the GPU"] == f"{cached} of 1,664, {cached / 26:.1f} of 64 a layer ({cached / 1664:.0%})"
+
+
+def test_a_best_policy_that_played_a_short_prompt_has_no_time_to_first_token(trilane: Trilane) -> None:
+    done = trilane(*MINI, "--context", "600", "--policies", "mixtral-offloading")
+    assert facts(done)["time to first token"].startswith("not simulated")
 
 
 def test_the_table_has_every_policy_and_marks_who_knows_the_future(trilane: Trilane) -> None:

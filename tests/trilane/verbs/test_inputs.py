@@ -8,7 +8,7 @@ import pytest
 
 from sim.runs.scenario import Scenario
 from tests.kit.running import SHORT, Trilane
-from trilane.verbs.inputs import scenario_of
+from trilane.verbs.inputs import describe, scenario_of
 from trilane.verbs.options import OptionError
 
 WRITTEN = Scenario(policy="dali", parameters={"window": 3}, batch=2)
@@ -66,3 +66,28 @@ def test_parameters_reach_the_named_policy(trilane: Trilane) -> None:
     mixes = [trilane(*words, f"parameters={{cache: {cache}, assigner: greedy}}").json for cache in ("lru", "static")]
     assert [mix["scenario"]["parameters"]["cache"] for mix in mixes] == ["lru", "static"]
     assert mixes[0]["run"]["decode_resident_hit_rate"] != mixes[1]["run"]["decode_resident_hit_rate"]
+
+
+def test_a_scenario_is_described_with_what_was_sampled() -> None:
+    about = describe(Scenario(sampled_steps=56, sampled_prompt_tokens=64))
+    assert "at most 56 decode steps" in about
+    assert "at most 64 tokens" in about
+    assert "at most" not in describe(Scenario())
+
+
+SAMPLED = ("--set", "generated_tokens=60", "--set", "sampled_steps=2", "--set", "prompt_tokens=4")
+ERROR = "2 of 60 decode steps were played: error of TPOT from 24 steps at batch 1, measured in 24 runs: 3.8% on average"
+
+
+@pytest.mark.parametrize("words", [("compare", "--draws", "1"), ("whatif", "--vary", "pcie=4x16")])
+def test_pages_of_sampled_answers_print_the_measured_error(trilane: Trilane, words: tuple[str, ...]) -> None:
+    done = trilane(*words, *SAMPLED, "--policies", "fiddler", "--jobs", "1")
+    assert ERROR in done.out
+    assert "error of TPOT" not in trilane(*words, *SHORT, "--policies", "fiddler", "--jobs", "1").out
+
+
+def test_a_sweep_of_sampled_answers_ends_with_the_measured_error(trilane: Trilane) -> None:
+    Path("sweep.yaml").write_text(
+        "scenario: {prompt_tokens: 4, generated_tokens: 60, sampled_steps: 2}\ngrid: {policy: [fiddler]}\n"
+    )
+    assert ERROR in trilane("sweep", "sweep.yaml", "-o", "t.parquet", "--jobs", "1").err
