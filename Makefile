@@ -29,10 +29,10 @@ demo: $(VENV)/simulator.stamp
 
 # Two workers with one thread each: torch's own threads would compete for the same cores.
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-deep: lint types
-	TRILANE_TESTS=deep OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	TRILANE_TESTS=deep OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/tests.stamp
 	$(BIN)/ruff check .

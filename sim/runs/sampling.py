@@ -39,7 +39,7 @@ Workload = TypeVar("Workload", Routing, Forecast)
 # --- the measured error -----------------------------------------------------------------------------------------------
 
 
-class MeasuredError(NamedTuple):
+class MeasuredDeviation(NamedTuple):
     """Absolute error of TPOT from ``steps`` decode steps, as a share of TPOT from all steps."""
 
     batch: int
@@ -50,16 +50,16 @@ class MeasuredError(NamedTuple):
 
 MEASURED_RUNS = 24  # of each setting
 MEASURED_ERRORS = (
-    MeasuredError(1, 24, 0.038, 0.174),
-    MeasuredError(1, 32, 0.019, 0.108),
-    MeasuredError(1, 56, 0.011, 0.041),
-    MeasuredError(4, 24, 0.020, 0.094),
-    MeasuredError(4, 32, 0.008, 0.025),
-    MeasuredError(4, 56, 0.006, 0.028),
+    MeasuredDeviation(1, 24, 0.038, 0.174),
+    MeasuredDeviation(1, 32, 0.019, 0.108),
+    MeasuredDeviation(1, 56, 0.011, 0.041),
+    MeasuredDeviation(4, 24, 0.020, 0.094),
+    MeasuredDeviation(4, 32, 0.008, 0.025),
+    MeasuredDeviation(4, 56, 0.006, 0.028),
 )
 
 
-def measured_error(steps: int, batch: int) -> MeasuredError:
+def measured_error(steps: int, batch: int) -> MeasuredDeviation:
     """The measured setting that is nearest from below; for fewer steps than were measured, that of the fewest."""
     fewest = min(error.steps for error in MEASURED_ERRORS)
     return max(e for e in MEASURED_ERRORS if e.batch <= batch and e.steps <= max(steps, fewest))

@@ -23,6 +23,7 @@ from tests.bench.beside_accelerate import (  # noqa: E402
 )
 from tests.bench.contestants import Contestant, with_accelerate, with_ours  # noqa: E402
 from tests.bench.offload_model import Size, learn, prompts, write_model  # noqa: E402
+from tests.kit.depth import deep  # noqa: E402
 
 SIZE = Size(hidden=64, layers=3, experts=8, top_k=2, width=32, vocab=96)
 EXPERT_BYTES = 3 * 64 * 32 * 2
@@ -74,6 +75,7 @@ def test_as_many_layers_stay_as_fit_beside_one_that_comes_and_goes(checkpoint: P
         ]
 
 
+@deep
 def test_everybody_says_what_the_model_in_memory_says(checkpoint: Path, played: list[Contestant]) -> None:
     prompt = prompts(SIZE, 1, 6)[0]
     truth = said_in_memory(checkpoint, prompt, GENERATED)

@@ -68,11 +68,13 @@ def test_every_policy_runs(policy: str, trace: str, hardware: str) -> None:
     check(policy, setting(trace, hardware))
 
 
+@thinned(3)
 @pytest.mark.parametrize("policy", SYSTEMS)
 def test_every_policy_runs_a_batch(policy: str) -> None:
     check(policy, setting("mini-moe", "rtx3090-ddr4", 3))
 
 
+@thinned(3)
 @pytest.mark.parametrize("recalls", [None, (0.8, 0.7, 0.6)])
 @pytest.mark.parametrize("policy", SYSTEMS)
 def test_every_policy_runs_on_ids_alone_or_says_what_it_lacks(policy: str, recalls: tuple[float, ...] | None) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.kit.depth import deep
 from tests.traces.synthesis.logs import LOGS, needs_logs
 from traces.importers.route_trace_v1 import import_route_trace
 from traces.statistics import lag_profile, prefill_decode_similarity
@@ -43,6 +44,7 @@ def points_off(real: NDArray[np.float64], made: list[NDArray[np.float64]]) -> tu
     return float(np.abs(off.mean(axis=0)).max()), float(np.abs(off).max())
 
 
+@deep
 @pytest.mark.parametrize("policy", ["lru", "belady"])
 def test_hit_rates_over_capacity_are_within_two_points(traces: tuple[Trace, list[Trace]], policy: str) -> None:
     def hit_rates(trace: Trace) -> NDArray[np.float64]:

@@ -21,6 +21,7 @@ from realrun.profiling.timing import Effort
 from realrun.replay.measure import Measurement, ReplayBench
 from sim.machine.hardware import write_hardware
 from sim.runs.prepare import Prepared
+from tests.kit.depth import thinned
 from tests.kit.tiny_bench import machine
 from traces.models.catalogue import load_model
 from trilane.study.validation.journal import ValidationJournal, code_digest, code_of, journal_of
@@ -177,6 +178,7 @@ def test_more_repeats_go_on_with_what_there_is(run: Validate, measured: list[str
     ("text", "changes", "what"),
     [(PLAN.replace("fiddler", "naive-cpu"), {}, ("plan",)), (PLAN, {"seed": 1}, ("plan",))],
 )
+@thinned(2)
 def test_another_question_begins_anew_and_says_so(
     run: Validate, measured: list[str], tmp_path: Path, text: str, changes: dict[str, Any], what: tuple[str, ...]
 ) -> None:
