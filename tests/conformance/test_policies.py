@@ -13,4 +13,4 @@ from trilane.testing.policy_laws import PolicyLaws
 class TestEveryPolicy(PolicyLaws):
     """One table: a new row of the registry is tested without a word here."""
 
-    test_laws_1_to_5_and_12_at_every_size = thinned(4)(PolicyLaws.test_laws_1_to_5_and_12_at_every_size)
+    test_laws_1_to_5_and_12_at_every_size = thinned(3)(PolicyLaws.test_laws_1_to_5_and_12_at_every_size)

@@ -24,8 +24,8 @@ def examples(count: int) -> int:
 def thinned(every: int) -> pytest.MarkDecorator:
     """Of the cases of a test, `make test` runs one of ``every``, and the deep profile all of them.
 
-    Choose an ``every`` without a common factor with the length of the inner axes of a product: then each value of each
-    axis still occurs.
+    Choose an ``every`` that has no common factor with the lengths of the axes of a product but the slowest: then each
+    value of each axis still occurs. (The axis of the uppermost decorator is the fastest.)
     """
     return pytest.mark.thinned(every)
 

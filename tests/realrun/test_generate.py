@@ -51,7 +51,7 @@ def slots(model: HostedModel, size: str) -> int:
 # --- every policy at every cache size ---------------------------------------------------------------------------------
 
 
-@thinned(4)
+@thinned(5)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("policy", PRESERVING)
 def test_law_11_on_trained_weights(policy: str, size: str, inline_lanes: HostLanes) -> None:

@@ -104,7 +104,7 @@ def law_12_hits(spans: list[Span], measured: Measurement) -> None:
 # --- every policy -----------------------------------------------------------------------------------------------------
 
 
-@thinned(3)
+@thinned(7)
 @pytest.mark.parametrize("share", SHARES, ids=["no slot", "one slot", "some slots", "all slots"])
 @pytest.mark.parametrize("policy", policy_names())
 def test_the_experts_of_every_layer_give_what_they_must_and_the_laws_hold(
