@@ -6,6 +6,7 @@ or level where that falls. A table of one point is level everywhere.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ class Table:
         return cls(at, *_columns([quartiles(samples[size]) for size in at]))
 
 
-class TimeGrid:
+class TimeGrid(ABC):
     """Times in ns by two sizes: ``ns[i][j]`` for ``batch[i]`` sequences of ``length[j]`` tokens each.
 
     Lines between points in both directions: along ``length`` first, then along ``batch``.
@@ -99,9 +100,9 @@ class TimeGrid:
     high: Rows
 
     @property
+    @abstractmethod
     def length(self) -> Axis:
         """Tokens of each sequence."""
-        raise NotImplementedError
 
     def __post_init__(self) -> None:
         for _, *row in zip_longest(self.batch, self.ns, self.low, self.high, fillvalue=()):
