@@ -1,4 +1,4 @@
-"""Trilane: which policy for offloading a Mixture-of-Experts model, on which machine, gives which time per token.
+"""Trilane: time per token of policies that offload Mixture-of-Experts models, simulated and measured.
 
 >>> from trilane import Scenario, simulate
 >>> run = simulate(Scenario(policy="fiddler", hardware="rtx4090-ddr5"))

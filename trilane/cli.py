@@ -29,7 +29,7 @@ from trilane.verbs.whatif import whatif
 
 app = typer.Typer(
     name="trilane",
-    help="Which policy for offloading a Mixture-of-Experts model gives which time per token on which machine, and why.",
+    help="Predict and explain the time per token of policies that offload Mixture-of-Experts models.",
     epilog="Start with [bold]trilane compare[/]. Times are simulated from a routing trace, for a machine known from "
     "data sheets or by [bold]profile[/]; [bold]measure[/] and [bold]validate[/] run the same policies for real.",
     no_args_is_help=True,
