@@ -13,7 +13,7 @@ import pytest
 
 from tests.deep.fuzz import worker
 from tests.deep.fuzz.case import Case
-from tests.kit.depth import DEEP
+from tests.kit.depth import DEEP, deep
 from trilane import cli
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limits on memory are those of Linux")

@@ -20,7 +20,7 @@ NUMBERS = (
 _TINY = "--set trace=mini-moe:2 --set model=null --set cached_share=0.3 --set prompt_tokens=4 --set generated_tokens=2"
 _WHATIF = f"whatif --jobs 1 --policies dali,fiddler {_TINY}"
 OPTIONS: Mapping[str, str] = {
-    f"compare --policies fiddler {_TINY}": "--draws=2 --jobs=1 --policies=fiddler,dali",
+    f"compare --policies fiddler {_TINY}": "--draws=2 --jobs=1 --policies=dali",
     f"{_WHATIF} --vary batch=1,2": "--draws=2 --jobs=1 --vary=cached_share=0.1,null",
     _WHATIF: "--vary=pcie_gbps=8..64/3 --vary=hardware=rtx3090-ddr4,rtx4090-ddr5",
     f"ablate fiddler {_TINY}": "--draws=2 --jobs=1",
@@ -28,13 +28,13 @@ OPTIONS: Mapping[str, str] = {
     "plot t.parquet -o out --kind heat": "--x=cached_share --y=batch --policies=dali --where=batch=1 --kind=heat",
     "plot t.parquet -o out --kind speedup": "--baseline=fiddler --where=batch=2",
     "cache-curve mini-moe:1": "--pool=1MiB,50MB --seed=1 --policies=lru,belady",
-    "trace synth --like mixtral-8x7b:2 -o out/trace.safetensors": "--sequences=3 --prompt-tokens=8 --generated-tokens=8 "
-    "--seed=1 --like=mixtral-8x7b:2 --fit=mini-moe:2",
+    "trace synth --like mixtral-8x7b:2 -o out/trace.safetensors": "--sequences=3 --prompt-tokens=8 --seed=1 "
+    "--generated-tokens=8 --like=mixtral-8x7b:2 --fit=mini-moe:2",
     "trace capture --model a/b --prompts p.jsonl -o out/trace.safetensors": "--prompt-tokens=8 --generated-tokens=8 "
     "--batch-size=2 --temperature=0.8 --seed=1 --forecasts=gate@1,residual@1 --dtype=auto",
     "fit -m mini-moe:2 --gpu rtx-4080 --ram ddr5-5600 --jobs 1": "--cores=16 --channels=2 --pcie=4x16 --ram-gb=64 "
     "--context=512 --generated=64 --batch=2 --jobs=1 --model=mixtral-8x7b@q4_k_m:2 --gpu=rtx-4090 --ram=ddr4-3200 "
-    "--cpu=ryzen-9-7950x --weights=q8_0 --policies=fiddler --trace=mini-moe:2 --calibration=mini-moe:2 "
+    "--cpu=ryzen-9-7950x --weights=q8_0 --policies=fiddler --trace=mini-moe:2 --calibration=mini-moe "
     "--runtime=eager",
     "fit -m mini-moe:2 --jobs 1": "--machine=rtx3090-ddr4",
     "profile -o out/profile.yaml --lanes host-lanes": "--batch=1,4 --context=16,32 --prompt=16 --gpu-core=0 "
