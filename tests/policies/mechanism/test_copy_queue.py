@@ -126,9 +126,7 @@ def test_a_prefetch_that_outlasts_its_step_is_wasted_too() -> None:
 def test_a_new_foresight_replaces_what_has_not_started() -> None:
     wants = Wants()
     placed = Placed((0,), (0,), (0,))
-    policy = Composition(
-        placement=placed, assigner=LoadAll(), prefetcher=wants, cache=StaticCache(), prefetch_slots=1
-    )
+    policy = Composition(placement=placed, assigner=LoadAll(), prefetcher=wants, cache=StaticCache(), prefetch_slots=1)
     it = Session(policy, Budget(4, (100,) * 3, 300), (COSTS,) * 3)
     begin(it, 0)
     wants.now = [e(1, 2), e(2, 1), e(2, 2)]
