@@ -163,6 +163,15 @@ def test_dense_layers_and_shared_experts() -> None:
     assert deep.speculate_ns == deep.gate_ns
 
 
+def test_the_estimator_of_speculating_experts_is_one_of_17_million_weights() -> None:
+    """For Qwen3-30B: in, an MLP of four times the width, out; read at 2 bytes each, and 8 kernels."""
+    qwen3 = replace(DEEPSEEK, hidden=2048, experts=128)
+    width = 1331  # 0.65 x 2048
+    weights = 2048 * width + 2 * width * 4 * width + width * 128
+    assert weights == pytest.approx(17e6, rel=0.005)
+    assert costs_of("rtx3090-ddr4", qwen3).step(1, [1]).estimator_ns == round(weights * 2 / (936 * 0.66) + 8 * 3000)
+
+
 def test_results_and_activations_grow_with_tokens() -> None:
     costs = costs_of("rtx3090-ddr4")
     one, many = costs.step(1, [64]), costs.step(4096, [4096])
