@@ -20,8 +20,8 @@ from traces.models.catalogue import load_model
 from trilane.study.draws import LastPrepared
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, SweepError, scenario_keys
 from trilane.study.sweep.code_fingerprint import code_fingerprint
+from trilane.study.sweep.columns import COLUMNS, cell, check_rows
 from trilane.study.sweep.grid import Point, canonical, setting_key
-from trilane.study.sweep.table import COLUMNS, cell
 from trilane.study.sweep.user_policies import own_source
 
 Row = dict[str, Any]
@@ -144,7 +144,9 @@ def _row(point: Point, key: str, run: Run, prepared: Prepared) -> Row:
     """Everything about a run: the resolved scenario and all numbers."""
     values = {**run.scenario, **run.to_dict()}
     share = values["cache_bytes"] / prepared.shape.routed_bytes
-    return _complete(point, key, values, cache_share=share, trace_checksum=run.trace_checksum)
+    row = _complete(point, key, values, cache_share=share, trace_checksum=run.trace_checksum)
+    check_rows([row])
+    return row
 
 
 def failed(point: Point, key: str | None, error: str) -> Row:
@@ -166,4 +168,5 @@ def _written(point: Point) -> dict[str, Any]:
 def _complete(point: Point, key: str, values: Mapping[str, Any], **more: Any) -> Row:
     """Every column of the table; text is empty where there is nothing to say."""
     own = {"draw": point.draw, "trilane_version": trilane_version(), "trace_checksum": "", "error": "", **more}
-    return {"point": key, **{name: cell(own[name] if name in own else values.get(name)) for name in COLUMNS}}
+    found = {**values, **own}
+    return {"point": key, **{name: cell(kind, found.get(name)) for name, kind in COLUMNS.items()}}
