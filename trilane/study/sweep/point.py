@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from importlib.metadata import version
@@ -25,6 +26,7 @@ from trilane.study.sweep.grid import Point, canonical, setting_key
 from trilane.study.sweep.user_policies import own_source
 
 Row = dict[str, Any]
+_FILES = {"trace": "trace info", "calibration": "trace info", "hardware": "hardware"}  # keys, and verbs that read them
 
 
 @lru_cache(maxsize=1)
@@ -48,6 +50,14 @@ class Contents:
             "hardware": self._look_up("hardware", scenario.hardware),
             "policy": self._look_up("policy", scenario.policy),
         }
+
+    def unusable_files(self, keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Files that these keys of a scenario name and that cannot be loaded, each after the verb that says why."""
+        for key, verb in _FILES.items():
+            name = keys.get(key) or ""
+            is_file = os.path.isfile(name) or os.path.isfile(name.rpartition(":")[0])  # the first layers of a trace
+            if is_file and self._look_up(verb.split()[0], name) is None:
+                yield verb, name
 
     def _look_up(self, kind: str, name: str | None) -> str | None:
         if (kind, name) not in self._known:
@@ -111,6 +121,7 @@ class Player:
 
     def __init__(self) -> None:
         self._prepared = LastPrepared()
+        self._contents = Contents()
 
     def rows(self, tasks: Sequence[PointTask]) -> list[Row]:
         """The rows of some tasks."""
@@ -123,7 +134,7 @@ class Player:
         """
         try:
             if point.scenario is None:
-                return failed(point, key, point.problem)
+                return failed(point, key, self._reason(point, point.problem))
             if key is not None and not self._prepared.shares(point.scenario) and key != key_of(point):
                 raise SweepError(
                     "the files behind this point, or those of Trilane, are not those that the sweep started "
@@ -132,7 +143,18 @@ class Player:
             prepared = self._prepared.of(point.scenario)
             return _row(point, key or key_of(point), play(prepared), prepared)
         except Exception as error:  # whatever it is, it belongs to this point, and is no reason to stop the others
-            return failed(point, key, f"{type(error).__name__}: {error}")
+            return failed(point, key, self._reason(point, f"{type(error).__name__}: {error}"))
+
+    def _reason(self, point: Point, error: str) -> str:
+        """The error of a point. Of a file that cannot be loaded, it says no more than the name.
+
+        What the error quotes may be of any file that this user can read, and tables are given to others.
+        """
+        file = next(self._contents.unusable_files(_written(point)), None)
+        if file is None:
+            return error
+        verb, name = file
+        return f"{error.partition(':')[0]}: {name}: the file cannot be used; `trilane {verb} {name}` says why"
 
 
 def row_of(point: Point) -> Row:
