@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from trilane.common.files import locked
+from trilane.common.files import locked, refuse_link
 from trilane.common.json_text import parse_json
 from trilane.study.sweep.axes import SweepError
 
@@ -45,7 +45,7 @@ def journal_of(output: Path) -> Iterator[SweepJournal]:
     Raises SweepError if another sweep holds it, if the file is something else or damaged, and if it cannot be opened or
     written; OSError if no file can be created in its folder.
     """
-    path = output.with_name(f"{output.name}.journal")
+    path = refuse_link(output.with_name(f"{output.name}.journal"))
     with locked(path.with_name(f"{path.name}.lock"), _busy(path)):
         _check_file(path)
         with _sqlite_errors(path):
