@@ -7,6 +7,7 @@ import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
+from hashlib import blake2b
 from random import Random
 from typing import Any
 
@@ -147,7 +148,7 @@ _STATEMENTS = (
 
 
 def changed_journal(random: Random, data: bytes) -> bytes:
-    """A journal of a sweep with other rows, or another schema."""
+    """A journal of a sweep with other rows and their checksums, or another schema."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
         database.deserialize(data[:18] + b"\1\1" + data[20:])  # without the write-ahead log that memory cannot have
         if random.random() < 0.3:
@@ -156,5 +157,8 @@ def changed_journal(random: Random, data: bytes) -> bytes:
             rows = database.execute("SELECT rowid, content FROM sweep_rows").fetchall()
             for rowid, content in random.sample(rows, random.choice((1, len(rows)))):
                 text = written(changed(random, json.loads(content))).encode("utf-8", "replace").decode()
-                database.execute("UPDATE sweep_rows SET content = ? WHERE rowid = ?", (text, rowid))
+                checksum = blake2b(text.encode(), digest_size=16).hexdigest() if random.random() < 0.9 else text[:32]
+                database.execute(
+                    "UPDATE sweep_rows SET content = ?, checksum = ? WHERE rowid = ?", (text, checksum, rowid)
+                )
         return database.serialize()

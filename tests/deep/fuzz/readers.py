@@ -168,10 +168,10 @@ READERS: Mapping[str, Reader | Words] = {
     "route csv": Reader(5, "r.csv", "route", _LINES, (
         "trace info r.csv", "trace import r.csv -o out/trace.safetensors", "cache-curve r.csv --policies lru"),
         outputs=("out/trace.safetensors",)),
-    "table": Reader(0.8, "t.parquet", "table", _TABLE, tuple(
+    "table": Reader(0.8, "t.parquet", "tables", _TABLE, tuple(
         f"plot t.parquet -o out --kind {kind}" for kind in ("tpot", "speedup", "heat", "hits")),
         outputs=("out/*.png", "out/*.csv")),
-    "table again": Reader(3, "out/table.parquet", "table", _TABLE, _SWEEP, {"s.yaml": "sweep"}, _SWEPT, (1, 2)),
+    "table again": Reader(3, "out/table.parquet", "tables", _TABLE, _SWEEP, {"s.yaml": "sweep"}, _SWEPT, (1, 2)),
     "journal": Reader(
         4, "out/table.parquet.journal", "journal", _JOURNAL, _SWEEP, {"s.yaml": "sweep"}, _SWEPT, (1, 2), 0),
     "options": Words(10, option_case),
