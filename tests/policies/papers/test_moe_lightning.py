@@ -15,7 +15,7 @@ from policies.calibration import Calibration
 from policies.mechanism.views import ExpertCosts, ExpertId, PolicyError
 from policies.papers.moe_lightning import ONE, LayerModel, Split, search, spread
 from policies.protocols import Budget, Composition
-from policies.registry import BuildContext, ChoiceError, compose
+from policies.registry import BuildContext, ChoiceError, compose, system
 from tests.kit.views_for_tests import view
 from trilane.testing.strategies import toy_calibration
 
@@ -209,3 +209,8 @@ def test_it_asks_for_costs_of_every_layer() -> None:
     context = BuildContext("toy", EXPERTS, LAYERS, calibration=toy_calibration(LAYERS, EXPERTS, 1))
     with pytest.raises(ChoiceError, match="searches with the planner's costs of 2 layers, got 0"):
         compose("moe-lightning", context=context)
+
+
+def test_the_search_has_an_end() -> None:
+    with pytest.raises(ChoiceError, match="steps: expected a whole number >= 1 and <= 1000, got 1000000000000"):
+        system("moe-lightning").parse({"steps": 10**12})
