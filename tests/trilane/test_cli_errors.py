@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import subprocess
 import sys
@@ -125,17 +123,44 @@ OVERWRITING: dict[str, tuple[str, ...]] = {
     "the described policy": ("policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py"),
     "a compared policy": ("compare", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py"),
     "a varied policy": (
-        "whatif", "--vary", "batch=1", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py",
+        "whatif",
+        "--vary",
+        "batch=1",
+        "--policies",
+        "own_of_errors.py:Mine",
+        "--json",
+        "own_of_errors.py",
     ),
     "a policy for its cache": (
-        "cache-curve", "mini-moe", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py",
+        "cache-curve",
+        "mini-moe",
+        "--policies",
+        "own_of_errors.py:Mine",
+        "--json",
+        "own_of_errors.py",
     ),
     "a policy that is chosen from": (
-        "fit", "-m", "olmoe-1b-7b", "--gpu", "rtx-4080", "--ram", "ddr5-5600", "--policies", "own_of_errors.py:Mine",
-        "--json", "own_of_errors.py",
+        "fit",
+        "-m",
+        "olmoe-1b-7b",
+        "--gpu",
+        "rtx-4080",
+        "--ram",
+        "ddr5-5600",
+        "--policies",
+        "own_of_errors.py:Mine",
+        "--json",
+        "own_of_errors.py",
     ),
     "a validated policy": (
-        "validate", "s.yaml", "--profile", "p", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py",
+        "validate",
+        "s.yaml",
+        "--profile",
+        "p",
+        "--policies",
+        "own_of_errors.py:Mine",
+        "--json",
+        "own_of_errors.py",
     ),
     "the machine": ("hardware", "s.yaml", "--json", "s.yaml"),
 }
@@ -157,6 +182,28 @@ def test_no_result_is_written_over_what_it_is_made_from(trilane: Trilane, tmp_pa
     assert done.status == 2
     assert "which would be lost" in done.err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_no_result_is_written_through_a_link(trilane: Trilane, there: bool) -> None:
+    if there:
+        Path("victim").write_text("precious")
+    Path("link.json").symlink_to("victim")
+    done = trilane("policies", "--json", "link.json")
+    assert (done.status, done.out) == (2, "")
+    assert "link.json: expected a file, this is a symbolic link to " in done.err
+    assert Path("victim").exists() == there
+    assert not there or Path("victim").read_text() == "precious"
+
+
+@pytest.mark.parametrize("end", [".journal", ".journal.lock"])
+def test_no_journal_is_written_through_a_link(trilane: Trilane, end: str) -> None:
+    Path("f.yaml").write_text("{scenario: {prompt_tokens: 4, generated_tokens: 3}, grid: {batch: [1]}}")
+    Path(f"o.parquet{end}").symlink_to("victim")
+    done = trilane("sweep", "f.yaml", "-o", "o.parquet", "--jobs", "1")
+    assert done.status == 2
+    assert f"o.parquet{end}: expected a file, this is a symbolic link to " in done.err
+    assert not Path("victim").exists()
 
 
 CAPTURE: dict[str, tuple[tuple[str, ...], str]] = {
@@ -249,39 +296,6 @@ def test_a_bug_is_a_traceback_and_asks_for_a_report(
     line = capsys.readouterr().err
     assert f"trilane {version('trilane')}" in line
     assert line.endswith(" trilane simulate --set 'parameters={window: 4}'\n")
-
-
-def test_a_full_disk_is_no_bug(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``write`` raises it without a file's name."""
-
-    def full(scenario: Scenario) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("sim.simulate.simulate", full)
-    done = trilane("simulate")
-    assert (done.status, done.err) == (2, "trilane: No space left on device\n")
-
-
-BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-
-
-@pytest.mark.parametrize("words", [("--version",), ("policies",), ("hardware", "--json", "-")])
-def test_a_reader_that_closes_the_pipe_ends_it_in_silence(words: tuple[str, ...]) -> None:
-    """As in ``trilane policies | true``."""
-    read, write = os.pipe()
-    os.close(read)
-    command = [sys.executable, "-m", "trilane", *words]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=BUFFERED)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (1, "")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-def test_standard_output_on_a_full_disk_is_one_sentence() -> None:
-    command = [sys.executable, "-m", "trilane", "policies"]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=BUFFERED)
-    assert (done.returncode, done.stderr) == (1, "trilane: standard output: No space left on device\n")
 
 
 def test_every_error_is_bad_input_or_a_named_exception() -> None:
