@@ -27,6 +27,8 @@ from traces.models.shape import ModelShape, ShapeError
 from traces.rules import check_rows
 from traces.trace import RecordedForecast, Trace, canonical_json, trace_checksum, validate
 from trilane.common.files import atomic_path, errors_name
+from trilane.common.json_text import parse_json
+from trilane.common.quoting import quoted
 
 __all__ = ["ForecastKey", "RecordedForecast", "Trace", "TraceError", "TraceWriter", "read_trace", "write_trace"]
 
@@ -157,17 +159,17 @@ def _view(path: Path, name: str, data: NDArray[np.uint8], entry: Mapping[str, An
 def _parse_metadata(where: str, metadata: Mapping[str, str]) -> tuple[ModelShape, dict[str, Any], str]:
     if metadata.get("format") != FORMAT:
         raise TraceError(
-            f"{where}: expected metadata format={FORMAT!r}, got {metadata.get('format')!r}; "
+            f"{where}: expected metadata format={FORMAT!r}, got {quoted(metadata.get('format'))}; "
             "this .safetensors file is not a routing trace"
         )
     if metadata.get("schema") != str(SCHEMA_VERSION):
         raise TraceError(
-            f"{where}: expected schema version {SCHEMA_VERSION}, got {metadata.get('schema')!r}; "
+            f"{where}: expected schema version {SCHEMA_VERSION}, got {quoted(metadata.get('schema'))}; "
             "read it with the version of Trilane that wrote it"
         )
     try:
-        shape = ModelShape.from_dict(json.loads(metadata["shape"]))
-        return shape, dict(json.loads(metadata["provenance"])), metadata["checksum"]
+        shape = ModelShape.from_dict(parse_json(metadata["shape"], "shape"))
+        return shape, dict(parse_json(metadata["provenance"], "provenance")), metadata["checksum"]
     except (KeyError, TypeError, ValueError, ShapeError) as error:
         raise TraceError(
             f"{where}: expected metadata shape, provenance (JSON) and checksum, got {error!r}; write the file again"
