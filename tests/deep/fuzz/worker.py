@@ -191,7 +191,7 @@ def _wrong_words(case: Case, status: int, printed: str, shown: str) -> str:
     if "Warning: " in printed:
         return f"warning: {printed[printed.index('Warning: ') :][:60].splitlines()[0]}"
     if long := [line for line in lines if len(line) >= LETTERS]:
-        return f"a line of more than {LETTERS} letters: {re.split('[^ .a-z:]', long[0])[0]}..."
+        return f"a line of more than {LETTERS} letters: {re.split('[^ .a-z:]', long[0])[0][:60]}..."
     if found := _CONTROL.search(printed) or _CONTROL.search(shown):
         return f"control character {found[0]!r} in {'an error' if found.string is printed else 'a result'}"
     return ""
