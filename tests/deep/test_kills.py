@@ -17,7 +17,7 @@ import yaml
 from tests.kit.depth import DEEP, deep
 from tests.kit.kills import killed, undisturbed
 from tests.kit.measuring import PROFILE
-from tests.kit.small_commands import COMMANDS, Words
+from tests.kit.small_commands import COMMANDS
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")]
 KILLS = {"sweep": 24, "compare": 16, "trace import": 12, "trace synth": 12, "trace capture": 12}

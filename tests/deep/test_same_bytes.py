@@ -48,7 +48,9 @@ PLACES = {
         folder="anders/wo liegt es", apart=True,
     ),
     "Turkish": Place({"LC_ALL": "tr_TR", "TERM": "xterm-256color", "COLUMNS": "300", "LINES": "5"}, jobs=2),
-    "ASCII": Place({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "TZ": "America/St_Johns"}, apart=True),
+    "ASCII, two threads": Place(
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "OMP_NUM_THREADS": "2"}, apart=True,
+    ),
     "own settings of matplotlib": Place({"MATPLOTLIBRC": "{rc}", "MPLBACKEND": "pdf"}, jobs=2),
 }  # fmt: skip
 QUICK = {"simulate": list(PLACES)[:1], "trace import": list(PLACES)[3:4]}
@@ -73,11 +75,14 @@ def left_by(command: str, place: Place, folder: Path, settings: Mapping[str, str
     write_inputs(here)
     inputs, target = left_in(here), str(out) if place.apart else "."
     variables = {name: value.format(**settings) for name, value in place.variables.items()}
+    variables["LOCPATH"] = settings["LOCPATH"]
     left: dict[str, bytes] = {}
     for number, words in enumerate(COMMANDS[command]):
-        printed, said = start(words, here, {"LOCPATH": settings["LOCPATH"], **variables}, target, place.jobs).communicate()
+        process = start(words, here, variables, target, place.jobs)
+        printed, said = process.communicate()
+        assert process.returncode == 0, said.decode()
+        assert b"Warning" not in said, said.decode()
         left[f"output {number}"] = printed.replace(target.encode() + b"/", b"./")
-        assert not (b"Traceback" in said or b"Warning" in said), said.decode()
     files = left_in(out) if place.apart else {name: kept for name, kept in left_in(here).items() if name not in inputs}
     return left | files
 
@@ -85,8 +90,7 @@ def left_by(command: str, place: Place, folder: Path, settings: Mapping[str, str
 @pytest.mark.parametrize("command", COMMANDS if DEEP else QUICK)
 def test_a_command_leaves_the_same_bytes_everywhere(command: str, tmp_path: Path, settings: dict[str, str]) -> None:
     expected = left_by(command, PLAIN, tmp_path / "plain", settings)
-    assert len(expected) > 1
-    assert all(expected.values())
+    assert any(expected.values())
     for number, name in enumerate(PLACES if DEEP else QUICK[command]):
         left = left_by(command, PLACES[name], tmp_path / str(number), settings)
         differ = {part for part in {*left, *expected} if left.get(part) != expected.get(part)}

@@ -1,4 +1,4 @@
-"""Commands that are killed: after a share of their time, or before the n-th change that they make to the file system."""
+"""Commands that are killed: after a share of their time, or before the n-th change of the file system."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def write_inputs(folder: Path) -> None:
 def start(
     words: Words, folder: Path, environment: Mapping[str, str], out: str = ".", jobs: int = 1,
     program: Words = ("-m", "trilane"),
-) -> subprocess.Popen[bytes]:
+) -> subprocess.Popen[bytes]:  # fmt: skip
     """Start one step of a command in ``folder``, in a session of its own, with few variables but those given."""
     filled = [word.replace("{out}", out).replace("{jobs}", str(jobs)) for word in words]
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
