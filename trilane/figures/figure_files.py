@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.style import context
 
@@ -38,8 +37,7 @@ def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> None:
     kind = picture_format(path)
     metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
     drawn = BytesIO()
-    with rc_context({"svg.hashsalt": "trilane"}):  # the ids in an SVG are random without
-        figure.savefig(drawn, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
+    figure.savefig(drawn, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
     with atomic_path(path) as aside:
         aside.write_bytes(drawn.getvalue())
 
