@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -14,6 +16,7 @@ from trilane.common.json_text import parse_json
 from trilane.study.sweep.axes import SweepError
 
 _APPLICATION_ID = 0x7472696C  # "tril", in the header of the database
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 _OLD_HEAD = b'{"journal": "trilane sweep"'
 
 
@@ -43,7 +46,7 @@ def journal_of(output: Path) -> Iterator[SweepJournal]:
     """The journal of an output, locked for this sweep; a journal without rows is removed.
 
     Raises SweepError if another sweep holds it, if the file is something else or damaged, and if it cannot be opened or
-    written; OSError if no file can be created in its folder.
+    written; OSError if no file can be created in its folder, or the disk is full.
     """
     path = refuse_link(output.with_name(f"{output.name}.journal"))
     with locked(path.with_name(f"{path.name}.lock"), _busy(path)):
@@ -89,7 +92,10 @@ def _rows(path: Path, connection: sqlite3.Connection) -> dict[str, dict[str, Any
 
 @contextmanager
 def _sqlite_errors(path: Path) -> Iterator[None]:
-    """Raise errors of SQLite as SweepError; only a damaged file is to be moved away, others may have good rows."""
+    """Raise errors of SQLite as SweepError; only a damaged file is to be moved away, others may have good rows.
+
+    A full disk is an OSError.
+    """
     try:
         yield
     except sqlite3.Error as error:
@@ -98,6 +104,8 @@ def _sqlite_errors(path: Path) -> Iterator[None]:
             raise _busy(path) from None
         if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             raise _not_a_journal(path, f": {error}") from None
+        if getattr(error, "sqlite_errorcode", 0) in _FULL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
         raise SweepError(f"{path}: cannot be opened or written: {error}") from None
 
 
