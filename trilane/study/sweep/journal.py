@@ -103,7 +103,7 @@ def _rows(path: Path, connection: sqlite3.Connection) -> dict[str, dict[str, Any
     try:
         rows = [parse_json(content, "row", SweepError) for content, _ in found]
         return {row["point"]: row for row in rows}
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise _not_a_journal(path, f": {error}") from None
 
 
