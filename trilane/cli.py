@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from trilane.common.errors import TrilaneError
+from trilane.common.printable import printable
 from trilane.verbs.ablate import ablate
 from trilane.verbs.cache_curve import cache_curve
 from trilane.verbs.catalogues import hardware, models, policies
@@ -83,7 +84,7 @@ def main() -> None:
             print(_request(), file=sys.stderr)
             raise
         if sentence:
-            print(f"trilane: {sentence}", file=sys.stderr)
+            print(f"trilane: {printable(sentence)}", file=sys.stderr)
         sys.exit(2)
 
 

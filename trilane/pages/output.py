@@ -20,6 +20,7 @@ from rich.text import Text
 
 from trilane.common.errors import TrilaneError
 from trilane.common.files import atomic_path
+from trilane.common.printable import printable
 
 T = TypeVar("T")
 _PIPE = 250  # letters of a line in a pipe or a file, which have no width of their own
@@ -58,17 +59,22 @@ def _print(console: Console, parts: Sequence[Table | Text | str]) -> None:
         if isinstance(part, Table):
             console.print(part)
         else:
-            console.print(part, markup=False, soft_wrap=True)
+            console.print(plain(part) if isinstance(part, str) else part, soft_wrap=True)
 
 
 def note(message: str) -> None:
     """Print a remark, which is not part of the result, to standard error."""
-    errors().print(message, markup=False, soft_wrap=True)
+    errors().print(plain(message), soft_wrap=True)
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Text of any origin as it is: without rich's markup, and with control characters as escapes."""
+    return Text(printable(text), style)
 
 
 def heading(text: str) -> Text:
     """A line over a table."""
-    return Text(text, style="bold")
+    return plain(text, "bold")
 
 
 def table(
@@ -89,10 +95,10 @@ def table(
         most = (widest or {}).get(column)
         folded = most is not None or (wrap and place == len(columns) - 1)
         header = "\n" * (tall - column.count("\n")) + column  # the last lines of all headers are level
-        made.add_column(header, justify="left" if place < text_columns or folded else "right", header_style="bold",
+        made.add_column(plain(header), justify="left" if place < text_columns or folded else "right", header_style="bold",
                         no_wrap=not folded, overflow="fold" if folded else "ellipsis", max_width=most)  # fmt: skip
     for line in lines:
-        made.add_row(*(Text(cell) for cell in line))
+        made.add_row(*map(plain, line))
     return made
 
 
@@ -117,7 +123,7 @@ def pairs(values: Iterable[tuple[str, ...]]) -> Table:
     made.add_column(overflow="fold")
     made.add_column(style="dim", overflow="fold")
     for row in values:
-        made.add_row(*(Text(cell) for cell in row))
+        made.add_row(*map(plain, row))
     return made
 
 
@@ -194,8 +200,8 @@ def progress(items: Sequence[T], label: str) -> Iterator[T]:
 @contextmanager
 def working(label: str) -> Iterator[Callable[[str], None]]:
     """A spinner on standard error for work of unknown length; the block may change its text."""
-    with errors().status(label) as status:
-        yield status.update
+    with errors().status(plain(label)) as status:
+        yield lambda text: status.update(plain(text))
 
 
 def percent(value: float | None, digits: int = 0) -> str:

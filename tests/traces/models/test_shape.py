@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from traces.models.catalogue import load_model, model_names
+from traces.models.shape import ModelShape, ShapeError
 from trilane.testing.strategies import toy_shape
 
 
@@ -19,3 +22,39 @@ from trilane.testing.strategies import toy_shape
 )
 def test_a_model_that_is_cut_keeps_the_name_of_the_whole(name: str, base: str) -> None:
     assert replace(toy_shape(2, 4, 2), name=name).base_name == base
+
+
+GOOD = toy_shape(2, 4, 2).to_dict()
+COUNTS = [name for name, value in GOOD.items() if type(value) is int]
+
+
+@pytest.mark.parametrize("value", [-3, True, "2", 2.5, None, 10**400, float("nan"), [2]])
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_is_a_whole_number_in_a_range(name: str, value: object) -> None:
+    """Once, a trace that said ``dense_layers: -3`` made every policy faster."""
+    with pytest.raises(ShapeError, match=rf"model shape: {name}: expected a whole number from [01] to "):
+        ModelShape.from_dict({**GOOD, name: value})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"weight_bits": 0}, {"dense_bits": -16}, {"kv_bits": 1e308}, {"weight_bits": True}, {"expert_bytes": [0, 192]},
+        {"expert_bytes": [192, -1]}, {"expert_bytes": [192]}, {"norm_topk": 1}, {"tied_embeddings": "no"},
+        {"sources": {"vocab": 3}}, {"name": 3}, {"name": "toy\x1b[31m"}, {"name": "\u202eyot"}, {"name": "\ud800"},
+        {"name": "two\nlines"}, {"name": "x" * 301}, {"top_k": 5}, {"moe_layers": 1000, "experts": 32768},
+        {"hidden": 10**6, "expert_width": 10**6, "experts": 10000}, {"weight_bits": 0.01},
+        {"attention_params": 10**12, "dense_layers": 1000},
+    ],
+)  # fmt: skip
+def test_a_shape_that_no_model_has_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ShapeError):
+        ModelShape.from_dict({**GOOD, **wrong})
+
+
+def test_the_limits_are_far_from_every_known_model() -> None:
+    for name in model_names():
+        shape = load_model(name)
+        replace(
+            shape, moe_layers=3 * shape.moe_layers, experts=3 * shape.experts, hidden=4 * shape.hidden, expert_bytes=()
+        )
