@@ -187,7 +187,7 @@ def _shape(path: Path, header: _Header) -> ModelShape:
     """Sizes from the header; widths from the catalogue if it has the model, else 1 (only bytes and counts hold)."""
     known = recognise(header.arch, header.layers, header.experts)
     note = f"header of {path.name}"
-    read = {
+    read: dict[str, Any] = {
         "name": re.split(r"[/\\]", header.model)[-1].removesuffix(".gguf").lower(),
         "moe_layers": header.layers, "experts": header.experts, "top_k": header.top_k,
         "expert_bytes": header.expert_bytes,

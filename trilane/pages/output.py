@@ -94,8 +94,8 @@ def table(
     for place, column in enumerate(columns):
         most = (widest or {}).get(column)
         folded = most is not None or (wrap and place == len(columns) - 1)
-        header = "\n" * (tall - column.count("\n")) + column  # the last lines of all headers are level
-        made.add_column(plain(header), justify="left" if place < text_columns or folded else "right", header_style="bold",
+        header = plain("\n" * (tall - column.count("\n")) + column)  # the last lines of all headers are level
+        made.add_column(header, justify="left" if place < text_columns or folded else "right", header_style="bold",
                         no_wrap=not folded, overflow="fold" if folded else "ellipsis", max_width=most)  # fmt: skip
     for line in lines:
         made.add_row(*map(plain, line))

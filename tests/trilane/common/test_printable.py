@@ -14,7 +14,7 @@ from trilane.common.printable import printable
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("Qwen3 – 30 B, größer", "Qwen3 – 30 B, größer"),
+        ("Qwen3 → 30 B, größer", "Qwen3 → 30 B, größer"),
         ("two\nlines", "two\nlines"),
         ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
         ("\x9b31m", "\\x9b31m"),
