@@ -20,6 +20,7 @@ from traces.layout import DECODE, PREFILL, TraceError
 from traces.models.catalogue import recognise
 from traces.models.shape import ModelShape, ShapeError
 from traces.trace import Trace
+from trilane.common.quoting import quoted
 
 COLUMNS = ("turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes")
 _MODEL = re.compile(r"# model=(\S+) arch=(\S+) n_layer=([1-9]\d{0,8}) n_expert=(\d{1,9}) n_expert_used=(\d{1,9})")
@@ -87,7 +88,7 @@ def _read(path: Path) -> tuple[_Header, pd.DataFrame]:
         if not good.all():
             line = int(good.index[~good][0])
             kind, came = "a number" if name == "weight" else "a whole number", written.loc[[line], name].item()
-            _fail(path, line, f"expected {name} to be {kind} >= 0 and < {limit}, got {came!r}")
+            _fail(path, line, f"expected {name} to be {kind} >= 0 and < {limit}, got {quoted(came)}")
     return header, frame.astype({name: np.int64 for name in COLUMNS if name != "weight"})
 
 
@@ -122,7 +123,7 @@ def _read_header(path: Path) -> _Header:
         layers = [_read_layer(path, number, next(file, "").rstrip("\r\n")) for number in range(counts[0])]
         columns = next(file, "").rstrip("\r\n")
     if columns != ",".join(COLUMNS):
-        _fail(path, 3 + counts[0], f"expected the columns {','.join(COLUMNS)}, got {columns!r}")
+        _fail(path, 3 + counts[0], f"expected the columns {','.join(COLUMNS)}, got {quoted(columns)}")
     expert_bytes, dense_bytes = zip(*layers, strict=True)
     n_layer, n_expert, n_used = counts
     return _Header(model[1], model[2], n_layer, n_expert, n_used, expert_bytes, dense_bytes, lines=3 + n_layer)
@@ -131,7 +132,7 @@ def _read_header(path: Path) -> _Header:
 def _read_layer(path: Path, number: int, line: str) -> tuple[int, int]:
     match = _LAYER.fullmatch(line)
     if match is None or int(match[1]) != number:
-        _fail(path, 3 + number, f"expected '# layer={number} expert_bytes=... dense_bytes=...', got {line!r}")
+        _fail(path, 3 + number, f"expected '# layer={number} expert_bytes=... dense_bytes=...', got {quoted(line)}")
     return int(match[2]), int(match[3])
 
 

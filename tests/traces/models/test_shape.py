@@ -24,6 +24,14 @@ def test_a_model_that_is_cut_keeps_the_name_of_the_whole(name: str, base: str) -
     assert replace(toy_shape(2, 4, 2), name=name).base_name == base
 
 
+def test_a_quantised_file_gives_the_size_of_an_expert_in_every_layer() -> None:
+    shape = toy_shape(2, 4, 2)
+    assert replace(shape, expert_bytes=(70, 50)).routed_bytes == 4 * (70 + 50)
+    for sizes in ((70,), (70, 50, 30)):
+        with pytest.raises(ShapeError, match=f"an entry for each of the 2 MoE layers, got {len(sizes)}"):
+            replace(shape, expert_bytes=sizes)
+
+
 GOOD = toy_shape(2, 4, 2).to_dict()
 COUNTS = [name for name, value in GOOD.items() if type(value) is int]
 
@@ -44,7 +52,7 @@ def test_a_count_is_a_whole_number_in_a_range(name: str, value: object) -> None:
         {"sources": {"vocab": 3}}, {"name": 3}, {"name": "toy\x1b[31m"}, {"name": "\u202eyot"}, {"name": "\ud800"},
         {"name": "two\nlines"}, {"name": "x" * 301}, {"top_k": 5}, {"moe_layers": 1000, "experts": 32768},
         {"hidden": 10**6, "expert_width": 10**6, "experts": 10000}, {"weight_bits": 0.01},
-        {"attention_params": 10**12, "dense_layers": 1000},
+        {"attention_params": 10**12, "dense_layers": 1000}, {"attention": [{"reach": "full", "params": -1}]},
     ],
 )  # fmt: skip
 def test_a_shape_that_no_model_has_is_refused(wrong: dict[str, Any]) -> None:
@@ -55,6 +63,5 @@ def test_a_shape_that_no_model_has_is_refused(wrong: dict[str, Any]) -> None:
 def test_the_limits_are_far_from_every_known_model() -> None:
     for name in model_names():
         shape = load_model(name)
-        replace(
-            shape, moe_layers=3 * shape.moe_layers, experts=3 * shape.experts, hidden=4 * shape.hidden, expert_bytes=()
-        )
+        larger = {name: 3 * getattr(shape, name) for name in ("moe_layers", "experts", "hidden", "expert_width")}
+        replace(shape, **larger, expert_bytes=(), attention=None, attention_layers=None)
