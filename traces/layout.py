@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ from trilane.common.errors import TrilaneError
 
 SCHEMA_VERSION = 1
 PREFILL, DECODE = 0, 1
+MOST_BYTES = 4 * 10**9  # of a trace that is made at once, in memory
 
 Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 
@@ -82,6 +84,16 @@ def tensor_specs(
         if with_scores:
             specs[key.scores_name] = TensorSpec(f2, (layers, count))
     return specs
+
+
+def check_size(where: str, specs: Mapping[str, TensorSpec], tokens: int) -> None:
+    """Raise TraceError where tensors of that many tokens would be larger than ``MOST_BYTES``."""
+    size = tokens * sum(spec.dtype.itemsize * prod(spec.row_shape) for spec in specs.values())
+    if size > MOST_BYTES:
+        raise TraceError(
+            f"{where}: expected a trace of at most {MOST_BYTES / 1e9:g} GB, {tokens:,} tokens of this model would take "
+            f"{size / 1e9:,.0f} GB; lower the number of sequences or of tokens"
+        )
 
 
 def specs_of(where: str, shape: ModelShape, tensors: Tensors) -> dict[str, TensorSpec]:
