@@ -6,7 +6,6 @@ checkpoint one expert at a time, so that at most one expert is in memory twice.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,6 +25,9 @@ from realrun.experts.store import Allocate, ExpertStore, Slab
 from realrun.machine.memory_check import check_host_memory
 from traces.capture.layers import MoeLayer, find_moe_layers
 from traces.capture.settings import CaptureError
+from trilane.common.json_text import parse_json
+from trilane.common.quoting import quoted
+from trilane.common.schema import from_dict
 
 CAUSAL_MODELS: Any = AutoModelForCausalLM  # whose own annotations are incomplete
 
@@ -114,11 +116,12 @@ def _skeleton(folder: Path, dtype: torch.dtype) -> Any:
     config_file = folder / "config.json"
     if not config_file.exists():
         raise RefusedError(f"{config_file}: expected a folder with a model of the Hugging Face library")
-    quantised = json.loads(config_file.read_text()).get("quantization_config")
+    document = parse_json(config_file.read_bytes(), str(config_file), RefusedError)
+    quantised = from_dict(Mapping[str, Any], document, str(config_file), RefusedError).get("quantization_config")
     if quantised is not None:
         raise RefusedError(
-            f"{config_file}: expected plain weights, found quantization_config "
-            f"{quantised.get('quant_method', quantised)}: not supported; use the bfloat16 checkpoint"
+            f"{config_file}: expected plain weights, found quantization_config {quoted(quantised)}: not supported; "
+            f"use the bfloat16 checkpoint"
         )
     try:
         config = AutoConfig.from_pretrained(folder)

@@ -15,6 +15,7 @@ from sim.machine.plan_costs import PlanCost
 from sim.machine.plausibility import HardwareError
 from traces.models.shape import ModelShape
 from trilane.common.hints import at_least, between
+from trilane.common.quoting import quoted
 
 Kind = Literal["host-lanes", "cuda"]
 Permille = Annotated[int, between(1, 1000)]
@@ -146,7 +147,7 @@ class Profile:
     def __post_init__(self) -> None:
         if self.machine.get("kind") not in get_args(Kind):
             kinds = " or ".join(map(repr, get_args(Kind)))
-            raise HardwareError(f"machine.kind: expected {kinds}, got {self.machine.get('kind')!r}")
+            raise HardwareError(f"machine.kind: expected {kinds}, got {quoted(self.machine.get('kind'))}")
 
     @property
     def kind(self) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count, at_least
+from trilane.common.quoting import quoted
 from trilane.common.schema import check
 
 FORECASTS = ("gate@1", "gate@2", "gate@3", "residual@1", "quasi_hidden@1", "partial@1")  # estimator@1 needs training
@@ -38,7 +39,7 @@ class CaptureSettings:
 def check_model(model: str | Path, dtype: str = "auto") -> None:
     """Refuse text that is neither a folder nor has the form of a hub id. Raises CaptureError."""
     if dtype not in DTYPES:
-        raise CaptureError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+        raise CaptureError(f"dtype: expected one of {', '.join(DTYPES)}, got {quoted(dtype)}")
     text = str(model)
     if not Path(text).is_dir() and (text.count("/") != 1 or text.startswith(("/", ".", "~")) or text.endswith("/")):
         raise CaptureError(

@@ -21,6 +21,8 @@ from traces.capture.prompts import PromptFile, check_disjoint, check_unseen
 from traces.capture.settings import CaptureError
 from traces.capture.text_sketch import TextSketch, read_sketch
 from trilane.common.files import atomic_path
+from trilane.common.json_text import parse_json
+from trilane.common.quoting import quoted
 
 FORMAT = "trilane-vectors 1"
 ESTIMATOR = "estimator/"  # prefix of its weights' names
@@ -72,7 +74,7 @@ def read_vectors(path: str | Path) -> Vectors:
     metadata, tensors = _read(Path(path))
     if metadata.get("format") != FORMAT or not isinstance(metadata.get("provenance"), dict):
         raise CaptureError(
-            f"{path}: expected metadata {FORMAT!r} with a provenance, got format {metadata.get('format')!r}; "
+            f"{path}: expected metadata {FORMAT!r} with a provenance, got format {quoted(metadata.get('format'))}; "
             "this is no file of vectors, or one of another version: make it with python -m tools.train_estimator"
         )
     _check(str(path), tensors)
@@ -122,7 +124,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         raise CaptureError(f"{path}: expected a file of vectors, found none there")
     try:
         with safe_open(path, framework="np") as file:
-            metadata = json.loads((file.metadata() or {}).get(_METADATA, "{}"))
+            metadata = parse_json((file.metadata() or {}).get(_METADATA, "{}"), _METADATA)
             return dict(metadata), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, TypeError) as error:
         raise CaptureError(f"{path}: expected a complete .safetensors file of vectors, got: {error}") from None

@@ -20,6 +20,7 @@ from traces.layout import DECODE, PREFILL, TraceError
 from traces.models.catalogue import recognise
 from traces.models.shape import ModelShape
 from traces.trace import Trace
+from trilane.common.quoting import quoted
 
 COLUMNS = ("turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes")
 _MODEL = re.compile(r"# model=(\S+) arch=(\S+) n_layer=(\d+) n_expert=(\d+) n_expert_used=(\d+)")
@@ -87,7 +88,7 @@ def _read(path: Path) -> tuple[_Header, pd.DataFrame]:
         if not good.all():
             line = int(good.index[~good][0])
             kind = "a number >= 0" if name == "weight" else "a whole number >= 0" + (f" and < {limit}" if limit else "")
-            _fail(path, line, f"expected {name} to be {kind}, got {written.loc[[line], name].item()!r}")
+            _fail(path, line, f"expected {name} to be {kind}, got {quoted(written.loc[[line], name].item())}")
     return header, frame.astype({name: np.int64 for name in COLUMNS if name != "weight"})
 
 
@@ -114,7 +115,7 @@ def _read_header(path: Path) -> _Header:
         layers = [_read_layer(path, number, next(file, "").rstrip("\r\n")) for number in range(counts[0])]
         columns = next(file, "").rstrip("\r\n")
     if columns != ",".join(COLUMNS):
-        _fail(path, 3 + counts[0], f"expected the columns {','.join(COLUMNS)}, got {columns!r}")
+        _fail(path, 3 + counts[0], f"expected the columns {','.join(COLUMNS)}, got {quoted(columns)}")
     expert_bytes, dense_bytes = zip(*layers, strict=True)
     n_layer, n_expert, n_used = counts
     return _Header(model[1], model[2], n_layer, n_expert, n_used, expert_bytes, dense_bytes, lines=3 + n_layer)
@@ -123,7 +124,7 @@ def _read_header(path: Path) -> _Header:
 def _read_layer(path: Path, number: int, line: str) -> tuple[int, int]:
     match = _LAYER.fullmatch(line)
     if match is None or int(match[1]) != number:
-        _fail(path, 3 + number, f"expected '# layer={number} expert_bytes=... dense_bytes=...', got {line!r}")
+        _fail(path, 3 + number, f"expected '# layer={number} expert_bytes=... dense_bytes=...', got {quoted(line)}")
     return int(match[2]), int(match[3])
 
 

@@ -11,6 +11,7 @@ from traces.models.catalogue import load_model
 from traces.synthesis.nearest import nearest_routing
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace
+from trilane.common.quoting import quoted
 
 PREFIX = "synthetic:"
 CALIBRATION = "-calibration"
@@ -57,7 +58,7 @@ def _parsed(name: str) -> tuple[str, bool, tuple[int, ...], tuple[str, ...] | No
     match = _NAME.fullmatch(name)
     if match is None:
         raise TraceError(
-            f"trace {name!r}: expected synthetic:MODEL, or synthetic:MODEL/SEQUENCESxPROMPT+GENERATED such as "
+            f"trace {quoted(name)}: expected synthetic:MODEL, or synthetic:MODEL/SEQUENCESxPROMPT+GENERATED such as "
             f"synthetic:qwen3-30b-a3b/4x256+32"
         )
     counts = tuple(int(count) for count in match.groups()[2:5] if count)

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from trilane.common.errors import ErrorClass, TrilaneError
 from trilane.common.hints import Constraint, hints_of, in_words, is_enum, is_record
 from trilane.common.names import unknown
+from trilane.common.quoting import quoted
 
 T = TypeVar("T")
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")  # YAML 1.1 reads 25e9 as text
@@ -75,8 +76,7 @@ class _MismatchError(_FaultError):
     """A value that is not of its type."""
 
     def __init__(self, path: str, hint: Any, value: object) -> None:
-        shown = "null" if value is None else repr(value)
-        super().__init__(path, f"expected {in_words(hint)}, got {shown if len(shown) <= 80 else shown[:77] + '...'}")
+        super().__init__(path, f"expected {in_words(hint)}, got {'null' if value is None else quoted(value)}")
 
 
 def _read(hint: Any, value: Any, path: str, exact: bool) -> Any:
@@ -211,7 +211,8 @@ def _class(instance: object) -> Any:
 
 
 def _join(path: str, key: object) -> str:
-    return f"{path}.{key}" if path else str(key)
+    name = str(key) if len(str(key)) <= 80 else quoted(key)
+    return f"{path}.{name}" if path else name
 
 
 def _plain(value: Any, nulls: bool) -> Any:

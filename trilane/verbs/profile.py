@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from realrun.machine import LaneKind
+from trilane.common.quoting import quoted
 from trilane.pages.output import JsonOption, check_targets, heading, note, show, table, working, write_json
 from trilane.pages.profile import profile_page
 from trilane.verbs.inputs import policies_in
@@ -221,5 +222,5 @@ def _numbers(name: str, text: str, least: int = 1) -> tuple[int, ...]:
     except ValueError:
         numbers = ()
     if not numbers or numbers[0] < least:
-        raise OptionError(f"--{name}: expected whole numbers >= {least} with commas between them, got {text!r}")
+        raise OptionError(f"--{name}: expected whole numbers >= {least} with commas between them, got {quoted(text)}")
     return numbers

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trilane.common.quoting import quoted
 from trilane.pages.output import JsonOption, check_picture, check_targets, note, show, working, write_json
 from trilane.verbs.inputs import inputs_of, policies_in, scenario_of
 from trilane.verbs.options import OWN_POLICY, JobsOption, OptionError, ScenarioOption, SetOption, processes
@@ -98,7 +99,9 @@ def axes_in(vary: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         name, equals, values = text.partition("=")
         name = name.strip()
         if not equals or not name or not values.strip():
-            raise OptionError(f"--vary: expected AXIS=VALUES such as batch=1,4,16 or pcie_gbps=8..64, got {text!r}")
+            raise OptionError(
+                f"--vary: expected AXIS=VALUES such as batch=1,4,16 or pcie_gbps=8..64, got {quoted(text)}"
+            )
         if name == "policy":
             raise OptionError("--vary policy: use --policies A,B instead")
         if name in axes:

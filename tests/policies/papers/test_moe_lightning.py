@@ -15,7 +15,7 @@ from policies.calibration import Calibration
 from policies.mechanism.views import ExpertCosts, ExpertId, PolicyError
 from policies.papers.moe_lightning import ONE, LayerModel, Split, search, spread
 from policies.protocols import Budget, Composition
-from policies.registry import BuildContext, ChoiceError, compose
+from policies.registry import BuildContext, ChoiceError, compose, system
 from tests.kit.views_for_tests import view
 from trilane.testing.strategies import toy_calibration
 
@@ -196,6 +196,13 @@ def test_its_parts_say_that_they_carry_out_what_its_placement_finds() -> None:
     policy, layer = lightning(), view({0: 1}, COST)
     with pytest.raises(PolicyError, match=r"the plan that its placement searches for.* keep the placement"):
         policy.assigner.assign(layer)
+
+
+@pytest.mark.parametrize(("parameter", "least"), [("steps", 1), ("prefetch_slots", 0), ("demand_slots", 1)])
+def test_a_grid_has_two_ends_and_streamed_experts_may_be_needed_before_their_turn(parameter: str, least: int) -> None:
+    assert getattr(system("moe-lightning").parse({parameter: least}), parameter) == least
+    with pytest.raises(ChoiceError, match=f"{parameter}: expected a whole number >= {least}, got {least - 1}"):
+        system("moe-lightning").parse({parameter: least - 1})
 
 
 def test_without_staging_for_it_nothing_is_streamed() -> None:

@@ -154,8 +154,8 @@ def test_missing_keys_are_named() -> None:
          "gpu.memory_bytes.value: expected a whole number, got 1.5"),
         ({"by_generation": {3: float("nan")}}, "by_generation.3: expected a number, got nan"),
         ({"by_generation": {3: float("inf")}}, "by_generation.3: expected a number, got inf"),
-        ({"by_generation": {3: 10**400}}, "by_generation.3: expected a number, got 1000000"),
-        ({"batch": 10**400}, "batch: expected a whole number >= 1 or null, got 1000000"),
+        ({"by_generation": {3: 10**400}}, "by_generation.3: expected a number, got a whole number of 1,329 bits"),
+        ({"batch": 10**400}, "batch: expected a whole number >= 1 or null, got a whole number of 1,329 bits"),
     ],
 )  # fmt: skip
 def test_a_fault_is_told_with_its_path_what_was_expected_and_what_came(

@@ -13,6 +13,7 @@ from sim.runs.scenario import Scenario, ScenarioError
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import hints_of, plain_types
 from trilane.common.names import unknown
+from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict
 
 PARAMETER = "parameters."
@@ -65,7 +66,7 @@ def axis_label(name: str) -> str:
 def check_axis(name: str) -> None:
     """Raises SweepError, naming the valid ones, for what cannot be varied."""
     if not isinstance(name, str):
-        raise SweepError(f"expected the name of an axis, got {name!r}")
+        raise SweepError(f"expected the name of an axis, got {quoted(name)}")
     if name.startswith(PARAMETER):
         takers(name)
     elif name not in (known := (*SCENARIO_KEYS, *DIALS, PCIE, *hardware_keys())):
@@ -151,7 +152,7 @@ def policy_in(value: object) -> tuple[str, dict[str, Any]]:
         [(name, parameters)] = value.items()
         if isinstance(parameters, Mapping):
             return str(name), dict(parameters)
-    raise SweepError(f"policy: expected a name, or `name: {{parameter: value}}`, got {value!r}")
+    raise SweepError(f"policy: expected a name, or `name: {{parameter: value}}`, got {quoted(value)}")
 
 
 def _override(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:

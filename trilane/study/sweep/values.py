@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import yaml
 
 from policies.registry import SYSTEMS
 from sim.machine.dials import DIALS
 from trilane.common.hints import hints_of, plain_types
+from trilane.common.quoting import quoted
+from trilane.common.yaml_files import parse_yaml
 from trilane.study.sweep.axes import NUMBERS, PARAMETER, SweepError, check_axis, takers
 
 POINTS = 8  # of a range that does not say how many
@@ -66,10 +67,7 @@ def _scalar(name: str, text: str) -> Any:
     """One value of a list, read as YAML reads it; ``25e9`` is a number here too."""
     if not text.strip():
         raise SweepError(f"{name}: expected a value between commas, got none")
-    try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):  # ValueError: a date that there is not
-        raise SweepError(f"{name}: {text!r} is not a YAML value") from None
+    value = parse_yaml(text, name, SweepError)
     return number_in(value) if isinstance(value, str) and is_number(name) else value
 
 
@@ -103,10 +101,10 @@ def _range(name: str, text: str, match: re.Match[str]) -> tuple[Any, ...]:
     """The points of LOW..HIGH or LOW..HIGH/COUNT."""
     low, high = float(match[1]), float(match[2])
     if not is_number(name) or not low < high:
-        raise SweepError(f"{name}: expected a range LOW..HIGH of numbers, such as 8..64, got {text!r}")
+        raise SweepError(f"{name}: expected a range LOW..HIGH of numbers, such as 8..64, got {quoted(text)}")
     count = None if match[3] is None else int(match[3])
     if count is not None and not 2 <= count <= MOST_POINTS:
-        raise SweepError(f"{name}: expected 2 to {MOST_POINTS:,} points in a range, got {text!r}")
+        raise SweepError(f"{name}: expected 2 to {MOST_POINTS:,} points in a range, got {quoted(text)}")
     whole = _counts(name) and low.is_integer() and high.is_integer()
     if whole and count is None and low >= 1:
         return _doublings(int(low), int(high))

@@ -21,7 +21,7 @@ from trilane.study.sweep.journal import journal_of
 
 ROOT = Path(__file__).parents[4]
 ROWS = [{"point": f"sha256:{n}", "tpot_ms": n / 3, "policy": "dali — ü\n", "error": ""} for n in range(3)]
-CELLS = st.none() | st.integers() | st.floats(allow_nan=False) | st.text() | st.booleans()
+CELLS = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text() | st.booleans()
 
 
 def changed(path: Path, *statements: str) -> bytes:
@@ -163,10 +163,8 @@ def test_what_cannot_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
     """Its rows may be good: the message must not have it moved away."""
     write(tmp_path / "o.parquet", ROWS)
     (tmp_path / "o.parquet.journal-wal").mkdir()
-    (tmp_path / "p.parquet.journal").symlink_to(tmp_path / "nowhere" / "p")
-    for name in ("o.parquet", "p.parquet"):
-        with pytest.raises(SweepError, match=rf"{name}\.journal: cannot be opened or written: unable to open"):
-            read(tmp_path / name)
+    with pytest.raises(SweepError, match=r"o\.parquet\.journal: cannot be opened or written: unable to open"):
+        read(tmp_path / "o.parquet")
 
 
 def test_a_journal_that_became_read_only_says_so(tmp_path: Path) -> None:

@@ -73,8 +73,7 @@ def test_a_file_names_values(name: str, given: object, values: tuple[Any, ...]) 
         ("batch", "1..8/1", "expected 2 to 10,000 points"),
         ("policy", "1..2", "expected a range LOW..HIGH of numbers"),
         ("parameters.pool", "0..1", "expected a range LOW..HIGH of numbers"),
-        ("batch", "[1", "is not a YAML value"),
-        ("seed", "2020-13-45", "is not a YAML value"),
+        ("batch", "[1", "not plain YAML"),
         ("batches", "1", "did you mean 'batch'"),
     ],
 )
