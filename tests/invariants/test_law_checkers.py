@@ -133,6 +133,14 @@ def test_law_5_lets_the_link_rest_while_the_staging_slots_are_taken() -> None:
     _refused(lambda: law_5_work_conservation(waiting, demand_slots=2), "1 staging slots are taken")
 
 
+@pytest.mark.parametrize(
+    ("lane", "kind", "wrong"), [("gpu", "combine", {"tokens": -2}), ("d2h", "routing", {"bytes": -4})]
+)
+def test_law_12_finds_less_than_nothing(lane: str, kind: str, wrong: dict[str, int]) -> None:
+    """No metric is made of these two."""
+    _refused(lambda: law_12_accounting(change(RUN, lane, kind, **wrong), 1), f"law 12: {kind} has ")
+
+
 def test_law_12_finds_busy_time_that_counts_twice() -> None:
     """Overlapping spans of one lane: busy and idle no longer make up the makespan."""
     _refused(lambda: law_12_accounting(change(RUN, "gpu", "gate", start_ns=9), 1), "law 12: gpu is busy")

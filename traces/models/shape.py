@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from traces.models.attention import Attention
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count
 from trilane.common.schema import check, from_dict, to_dict
@@ -21,7 +22,9 @@ class ModelShape:
 
     ``moe_layers`` counts the layers with routed experts only; layers in a trace are numbered 0..moe_layers-1.
     ``expert_bytes`` gives the size of one routed expert in each MoE layer (files quantised per layer differ);
-    empty means "width x bits, the same everywhere".
+    empty means "width x bits, the same everywhere". ``attention`` lists the kinds of attention of a model that has
+    several, and ``attention_layers`` the number in that list of each layer, dense layers first; the widths of
+    attention above are then those of its typical layer, which profiles and replays use for all of them.
     """
 
     name: str
@@ -47,6 +50,8 @@ class ModelShape:
     dense_bits: float = 16.0  # bits per weight of everything else
     kv_bits: float | None = None  # bits per element of the KV cache; None: as ``dense_bits``
     expert_bytes: tuple[int, ...] = ()
+    attention: tuple[Attention, ...] | None = None  # None: every layer attends to all earlier tokens
+    attention_layers: tuple[int, ...] | None = None
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)  # field name -> where the number is from
 
     def __post_init__(self) -> None:
@@ -58,6 +63,27 @@ class ModelShape:
                 f"model shape {self.name!r}: expert_bytes needs an entry for each of the {self.moe_layers} MoE layers, "
                 f"got {len(self.expert_bytes)}"
             )
+        self._check_attention()
+
+    def _check_attention(self) -> None:
+        """Every layer has one of the kinds of attention. Raises ShapeError."""
+        kinds, layers = self.attention or (), self.attention_layers or ()
+        if (bool(kinds), len(layers)) not in ((False, 0), (True, self.layers)):
+            raise ShapeError(
+                f"model shape {self.name!r}: attention_layers needs an entry for each of the {self.layers} layers "
+                f"where attention lists kinds, and none where it does not; got {len(layers)} for {len(kinds)} kinds"
+            )
+        if not all(0 <= kind < len(kinds) for kind in layers):
+            raise ShapeError(
+                f"model shape {self.name!r}: attention_layers must be numbers of the {len(kinds)} kinds in attention, "
+                f"counted from 0"
+            )
+        for number, kind in enumerate(kinds):
+            if (kind.reach in ("window", "chunk")) != (kind.span > 0):
+                raise ShapeError(
+                    f"model shape {self.name!r}: attention[{number}] must have a span, in tokens, if it reaches over a "
+                    f"window or chunk, and none otherwise; got reach {kind.reach!r} with span {kind.span}"
+                )
 
     @property
     def base_name(self) -> str:
@@ -68,6 +94,14 @@ class ModelShape:
     def layers(self) -> int:
         """All layers, dense ones included."""
         return self.moe_layers + self.dense_layers
+
+    @property
+    def attention_counts(self) -> tuple[tuple[Attention, int], ...]:
+        """The kinds of attention, and the number of layers of each."""
+        if self.attention is None or self.attention_layers is None:
+            own = Attention("full", self.attention_params, self.heads, self.head_dim, self.kv_width)
+            return ((own, self.layers),)
+        return tuple((kind, self.attention_layers.count(number)) for number, kind in enumerate(self.attention))
 
     def expert_bytes_of(self, layer: int) -> int:
         """Bytes of one routed expert of MoE layer ``layer``."""
@@ -81,17 +115,13 @@ class ModelShape:
         return sum(self.expert_bytes_of(layer) * self.experts for layer in range(self.moe_layers))
 
     @property
-    def dense_params_per_moe_layer(self) -> int:
-        """Weights of one MoE layer outside its routed experts: attention, gate, shared experts."""
-        return self.attention_params + self.hidden * self.experts + 3 * self.hidden * self.shared_width
-
-    @property
     def non_expert_params(self) -> int:
         """Weights outside the routed experts: attention, gates, shared experts, dense layers, embeddings."""
-        moe = self.moe_layers * self.dense_params_per_moe_layer
-        dense = self.dense_layers * (self.attention_params + 3 * self.hidden * self.dense_width)
+        attention = sum(kind.params * layers for kind, layers in self.attention_counts)
+        moe = self.moe_layers * self.hidden * (self.experts + 3 * self.shared_width)
+        dense = self.dense_layers * 3 * self.hidden * self.dense_width
         embeddings = (1 if self.tied_embeddings else 2) * self.vocab * self.hidden
-        return moe + dense + embeddings
+        return attention + moe + dense + embeddings
 
     @property
     def params(self) -> int:
@@ -109,15 +139,15 @@ class ModelShape:
         """Bits per element of the KV cache."""
         return self.dense_bits if self.kv_bits is None else self.kv_bits
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """KV-cache bytes that one token of one sequence takes over all layers."""
-        return round(self.layers * self.kv_width * self.cache_bits / 8)
+    def cache_bytes(self, tokens: int) -> int:
+        """Bytes that a sequence of ``tokens`` keeps over all layers: keys and values, and states."""
+        kinds = self.attention_counts
+        return round(sum(kind.cache_bytes(tokens, self.cache_bits) * layers for kind, layers in kinds))
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict; ``from_dict`` is its inverse.
 
-        ``kv_bits`` is there only if it is set: the checksums of traces written before there was one stay as they were.
+        What is None is left out: the checksums of traces written before there was such a field stay as they were.
         """
         return to_dict(self, nulls=False)
 

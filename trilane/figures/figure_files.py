@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from trilane.common.errors import TrilaneError
@@ -30,8 +32,11 @@ def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> None:
     """Write ``figure`` in the format that the ending of the name says. Raises PictureError for an unknown one."""
     kind = picture_format(path)
     metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+    drawn = BytesIO()
+    with rc_context({"svg.hashsalt": "trilane"}):  # the ids in an SVG are random without
+        figure.savefig(drawn, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
     with atomic_path(path) as aside:
-        figure.savefig(aside, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
+        aside.write_bytes(drawn.getvalue())
 
 
 class Picture(NamedTuple):

@@ -18,8 +18,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from trilane.common.errors import TrilaneError
-from trilane.common.files import atomic_path
+from trilane.common.files import OutputError, atomic_path, refuse_link
 
 T = TypeVar("T")
 _PIPE = 250  # letters of a line in a pipe or a file, which have no width of their own
@@ -28,10 +27,6 @@ JsonOption = Annotated[
     str | None,
     typer.Option("--json", metavar="FILE", help="Write the result as JSON too; [bold]-[/] prints it instead."),
 ]
-
-
-class OutputError(TrilaneError):
-    """A result that cannot be written to the file that was named."""
 
 
 def errors() -> Console:
@@ -135,7 +130,7 @@ def write_json(value: Any, target: str | None) -> None:
 
 def writable(target: str | Path) -> Path:
     """``target``, if a file can be written there, which is checked before the work. Raises OutputError."""
-    path = Path(target)
+    path = refuse_link(Path(target))
     if not path.parent.is_dir():
         raise OutputError(f"{path}: the folder {path.parent} does not exist; create it first")
     if path.is_dir():

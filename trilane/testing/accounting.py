@@ -20,6 +20,8 @@ def law_12_accounting(spans: pd.DataFrame | Iterable[Span], batch: int) -> None:
     log = log_of(spans)
     frame = spans if isinstance(spans, pd.DataFrame) else spans_frame([tuple(s) for s in log.spans])  # type: ignore[misc]
     makespan = max((s.end_ns for s in log.spans), default=0)
+    for span in log.spans:
+        assert span.tokens >= 0 <= span.bytes, f"law 12: {span.kind} has {span.tokens} tokens and {span.bytes} bytes"
     for lane in LANES:
         busy, idle = _busy(log, lane, 0, makespan), sum(end - begin for begin, end in gaps(log, lane, makespan))
         assert busy + idle == makespan, f"law 12: {lane} is busy {busy} ns and idle {idle} of {makespan}"

@@ -126,9 +126,7 @@ def test_a_prefetch_that_outlasts_its_step_is_wasted_too() -> None:
 def test_a_new_foresight_replaces_what_has_not_started() -> None:
     wants = Wants()
     placed = Placed((0,), (0,), (0,))
-    policy = Composition(
-        placement=placed, assigner=LoadAll(), prefetcher=wants, cache=StaticCache(), prefetch_slots=1
-    )
+    policy = Composition(placement=placed, assigner=LoadAll(), prefetcher=wants, cache=StaticCache(), prefetch_slots=1)
     it = Session(policy, Budget(4, (100,) * 3, 300), (COSTS,) * 3)
     begin(it, 0)
     wants.now = [e(1, 2), e(2, 1), e(2, 2)]
@@ -156,6 +154,17 @@ def test_a_prefetch_into_the_cache_displaces_a_resident_but_no_protected_one() -
     assert (second.into, second.victims) == ("cache", (e(1, 2),))  # the least recent that is not protected
 
 
+def test_queued_copies_are_demand_loads_prefetches_and_swaps() -> None:
+    """The link's backlog is their sum."""
+    wants = Wants()
+    it = played_with_swap(Swap(e(0, 2), e(0, 0)), prefetcher=wants)
+    begin(it, 0, 3, step=1)
+    wants.now = [e(1, 2), e(1, 3)]
+    it.foresee(())
+    assert it.queued_copies == 1 + 2 + 1
+    assert [start(it).kind, it.queued_copies] == ["demand", 2 + 1]
+
+
 # --- swaps ------------------------------------------------------------------------------------------------------------
 
 
@@ -178,9 +187,9 @@ def test_which_of_prefetch_and_swap_goes_first_is_a_parameter(swaps_first: bool,
     assert start(it).kind == kind
 
 
-def played_with_swap(*swaps: Swap) -> Session:
-    """One step of which ``swaps`` of layer 0 are left, none of them started, and the next step begun."""
-    it = session(cache=Swaps({0: swaps}))
+def played_with_swap(*swaps: Swap, **parts: Any) -> Session:
+    """One step of which ``swaps`` of layer 0 are left, none of them started."""
+    it = session(cache=Swaps({0: swaps}), **parts)
     begin(it, 0)
     it.end_layer()
     plan(it, 1, 0)

@@ -118,8 +118,8 @@ def test_what_is_on_its_way_is_not_asked_for_again() -> None:
 
 def test_a_dropped_swap_is_asked_for_again_only_if_wanted() -> None:
     prompt = view({1: 4, 0: 2}, COST, phase="prefill", resident=((0,),))
-    for retry in (False, True):
-        cache = PromptSwapCache(4, 2, retry=retry)
+    for wish, retry in (({}, False), ({"retry": True}, True)):
+        cache = PromptSwapCache(4, 2, **wish)
         cache.admitted(ExpertId(0, 0), 0)
         asked = cache.swaps(prompt, "routed")
         assert len(asked) == 1

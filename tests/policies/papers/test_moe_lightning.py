@@ -198,6 +198,13 @@ def test_its_parts_say_that_they_carry_out_what_its_placement_finds() -> None:
         policy.assigner.assign(layer)
 
 
+@pytest.mark.parametrize(("parameter", "least"), [("steps", 1), ("prefetch_slots", 0), ("demand_slots", 1)])
+def test_a_grid_has_two_ends_and_streamed_experts_may_be_needed_before_their_turn(parameter: str, least: int) -> None:
+    assert getattr(system("moe-lightning").parse({parameter: least}), parameter) == least
+    with pytest.raises(ChoiceError, match=f"{parameter}: expected a whole number >= {least}, got {least - 1}"):
+        system("moe-lightning").parse({parameter: least - 1})
+
+
 def test_without_staging_for_it_nothing_is_streamed() -> None:
     policy = lightning(prefetch_slots=0)
     policy.placement.place(Budget(EXPERTS, (10, 10), 40))

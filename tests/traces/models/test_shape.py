@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from traces.models.shape import ShapeError
 from trilane.testing.strategies import toy_shape
 
 
@@ -19,3 +20,11 @@ from trilane.testing.strategies import toy_shape
 )
 def test_a_model_that_is_cut_keeps_the_name_of_the_whole(name: str, base: str) -> None:
     assert replace(toy_shape(2, 4, 2), name=name).base_name == base
+
+
+def test_a_quantised_file_gives_the_size_of_an_expert_in_every_layer() -> None:
+    shape = toy_shape(2, 4, 2)
+    assert replace(shape, expert_bytes=(70, 50)).routed_bytes == 4 * (70 + 50)
+    for sizes in ((70,), (70, 50, 30)):
+        with pytest.raises(ShapeError, match=f"an entry for each of the 2 MoE layers, got {len(sizes)}"):
+            replace(shape, expert_bytes=sizes)

@@ -9,7 +9,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from trilane.common.files import locked
+from trilane.common.files import locked, refuse_link
+from trilane.common.json_text import parse_json
 from trilane.study.sweep.axes import SweepError
 
 _APPLICATION_ID = 0x7472696C  # "tril", in the header of the database
@@ -44,7 +45,7 @@ def journal_of(output: Path) -> Iterator[SweepJournal]:
     Raises SweepError if another sweep holds it, if the file is something else or damaged, and if it cannot be opened or
     written; OSError if no file can be created in its folder.
     """
-    path = output.with_name(f"{output.name}.journal")
+    path = refuse_link(output.with_name(f"{output.name}.journal"))
     with locked(path.with_name(f"{path.name}.lock"), _busy(path)):
         _check_file(path)
         with _sqlite_errors(path):
@@ -80,7 +81,7 @@ def _rows(path: Path, connection: sqlite3.Connection) -> dict[str, dict[str, Any
     with _sqlite_errors(path):
         found = connection.execute("SELECT CAST(content AS BLOB) FROM sweep_rows ORDER BY rowid").fetchall()
     try:
-        rows = [json.loads(content) for (content,) in found]
+        rows = [parse_json(content, "row", SweepError) for (content,) in found]
         return {row["point"]: row for row in rows}
     except (ValueError, TypeError, KeyError) as error:  # SQLite has no checksums
         raise _not_a_journal(path, f": {error}") from None

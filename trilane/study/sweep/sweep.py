@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from policies.user_files import loaded_policies
+from trilane.common.files import refuse_link
 from trilane.study.shared_policies import check_shared
 from trilane.study.sweep.axes import SweepError, policy_in
 from trilane.study.sweep.grid import Grid, points
@@ -98,7 +99,7 @@ def grid_of(grid: Grid | Mapping[str, Any] | str | Path) -> Grid:
 
 def _target(output: str | Path) -> Path:
     """The file to write, if it can be: found out before the work. Raises SweepError."""
-    path = Path(output)
+    path = refuse_link(Path(output))
     if path.suffix != ".parquet":
         raise SweepError(f"{path}: expected the name of a Parquet file, ending in .parquet")
     if not path.parent.is_dir():

@@ -22,6 +22,7 @@ from realrun.replay.measure import Measurement, ReplayBench
 from sim.machine.hardware import write_hardware
 from sim.runs.prepare import Prepared
 from tests.kit.depth import thinned
+from tests.kit.measuring import as_if_quiet
 from tests.kit.tiny_bench import machine
 from traces.models.catalogue import load_model
 from trilane.study.validation.journal import ValidationJournal, code_digest, code_of, journal_of
@@ -51,7 +52,7 @@ def profiled(lanes: HostLanes, tmp_path_factory: pytest.TempPathFactory) -> Path
     points = Points(batches=(1,), contexts=(4, 6), prompts=(4,))
     effort = Effort(rounds=1, most=1, probe_ns=0)
     found = profile(lanes, [load_model("mini-moe:2")], points, ROUND, name="here", effort=effort)
-    write_hardware(found.hardware, path)
+    write_hardware(as_if_quiet(found.hardware), path)
     return path
 
 
