@@ -228,7 +228,7 @@ LEAVES: Mapping[Any, st.SearchStrategy[Any]] = {
     Literal["a", 1]: st.sampled_from(["a", 1]),
     Annotated[int, at_least(1)]: st.integers(1, 9),
     Annotated[float, between(0, 1)]: st.floats(0, 1),
-    Sourced[int]: st.builds(Sourced, st.integers(), st.text("xyz"), st.sampled_from(["high", "low"])),
+    Sourced[int]: st.builds(Sourced, st.integers(-9, 9), st.text("xyz"), st.sampled_from(["high", "low"])),
 }
 Typed = tuple[Any, st.SearchStrategy[Any]]
 
