@@ -33,6 +33,6 @@ def quoted(value: object) -> str:
 
 
 def shortened(message: str) -> str:
-    """A message without its middle if that is long: where the fault is stands at the beginning, what to do at the end."""
+    """A message without its middle if that is long: it says where at the beginning, and what to do at the end."""
     half = _MOST_OF_MESSAGE // 2
     return message if len(message) <= _MOST_OF_MESSAGE else f"{message[:half]} ... {message[-half:]}"
