@@ -88,7 +88,7 @@ def test_mixed_types_of_an_axis_have_a_column(
         ({"batch": None}, "batch is missing"),
         ({"error": None}, "error is missing"),
         ({"error": 0}, "a value is not of the type"),
-        ({"labels": "[" * 9999}, "labels is not JSON"),
+        ({"labels": "[" * 9999}, "labels: not plain JSON"),
         ({"hardware": "\ud800"}, "surrogates not allowed"),
         ({"other": 1}, "a row has other columns"),
     ],
