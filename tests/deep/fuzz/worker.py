@@ -127,6 +127,7 @@ def run(case: Case, folder: Path) -> Outcome:
     for name in ("neighbour",):
         (home / "out" / name).write_text("another's")
     for name, data in case.files.items():
+        (home / name).parent.mkdir(exist_ok=True)
         (home / name).write_bytes(data)
     os.chdir(home)
     before = _files(folder)
