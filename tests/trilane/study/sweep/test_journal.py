@@ -21,7 +21,7 @@ from trilane.study.sweep.journal import journal_of
 
 ROOT = Path(__file__).parents[4]
 ROWS = [{"point": f"sha256:{n}", "tpot_ms": n / 3, "policy": "dali — ü\n", "error": ""} for n in range(3)]
-CELLS = st.none() | st.integers() | st.floats(allow_nan=False) | st.text() | st.booleans()
+CELLS = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text() | st.booleans()
 
 
 def changed(path: Path, *statements: str) -> bytes:
