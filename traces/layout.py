@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
+from trilane.common.quoting import quoted
 
 SCHEMA_VERSION = 1
 PREFILL, DECODE = 0, 1
@@ -19,7 +20,7 @@ MOST_BYTES = 4 * 10**9  # of a trace that is made at once, in memory
 
 Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 
-_FORECAST_NAME = re.compile(r"forecast/([a-z][a-z_]*)@([1-9][0-9]*)/(ids|scores)")
+_FORECAST_NAME = re.compile(r"forecast/([a-z][a-z_]{0,39})@([1-9][0-9]{0,3})/(ids|scores)")
 
 
 class TraceError(TrilaneError):
@@ -125,7 +126,8 @@ def check_layout(where: str, specs: Mapping[str, TensorSpec], tensors: Tensors) 
     """Check names, types and shapes; return the number of tokens. Raises TraceError."""
     missing, unknown = sorted(set(specs) - set(tensors)), sorted(set(tensors) - set(specs))
     if missing or unknown:
-        raise TraceError(f"{where}: expected tensors {sorted(specs)}; missing {missing}, unknown {unknown}")
+        expected = quoted(sorted(specs))
+        raise TraceError(f"{where}: expected tensors {expected}; missing {quoted(missing)}, unknown {quoted(unknown)}")
     tokens = len(tensors["sequence"]) if tensors["sequence"].ndim else 0
     for name, spec in specs.items():
         array = tensors[name]

@@ -131,6 +131,6 @@ def _calibration(keys: Sequence[ForecastKey], vectors: Vectors | None) -> str:
     kinds = [key.kind for key in keys if key.kind != "gate"]
     note = f"{', '.join(kinds)} forecasts: {vectors.provenance.get('prompts', 'unknown text')}"
     if "partial" in kinds:
-        note += f"; partial takes for resident {vectors.provenance['resident']} there"
+        note += f"; partial takes for resident {vectors.provenance.get('resident', 'unknown experts')} there"
         note += ": approximate, the true ones depend on the run"
     return note
