@@ -22,7 +22,7 @@ from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 
 T = TypeVar("T")
-_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")  # YAML 1.1 reads 25e9 as text
+_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")  # YAML 1.1 reads 25e9 as text
 _UNWRITABLE = re.compile(r"[\0\ud800-\udfff]")  # not in UTF-8, or in no name of a file
 
 

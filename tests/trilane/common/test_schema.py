@@ -280,3 +280,8 @@ def test_what_was_written_is_read_back(data: st.DataObject) -> None:
 )
 def test_types_in_words(hint: Any, words: str) -> None:
     assert in_words(hint) == words
+
+
+def test_a_long_row_of_digits_is_no_number_and_takes_no_time() -> None:
+    with pytest.raises(SchemaError, match="expected a number"):
+        from_dict(float, "9" * 200_000)  # minutes, if every way to divide the row were tried

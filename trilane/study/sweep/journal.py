@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -17,6 +19,7 @@ from trilane.study.sweep.axes import SweepError
 _APPLICATION_ID = 0x7472696C  # "tril", in the header of the database
 _TABLE = "CREATE TABLE sweep_rows (point TEXT PRIMARY KEY, content TEXT NOT NULL, checksum TEXT NOT NULL)"
 _MOST_BYTES = 2**24  # of a row
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 _OLD_HEAD = b'{"journal": "trilane sweep"'
 
 
@@ -47,7 +50,7 @@ def journal_of(output: Path) -> Iterator[SweepJournal]:
     """The journal of an output, locked for this sweep; a journal without rows is removed.
 
     Raises SweepError if another sweep holds it, if the file is something else or damaged, and if it cannot be opened or
-    written; OSError if no file can be created in its folder.
+    written; OSError if no file can be created in its folder, or the disk is full.
     """
     path = refuse_link(output.with_name(f"{output.name}.journal"))
     with locked(path.with_name(f"{path.name}.lock"), _busy(path)):
@@ -110,7 +113,10 @@ def _checksum(content: bytes) -> str:
 
 @contextmanager
 def _sqlite_errors(path: Path) -> Iterator[None]:
-    """Raise errors of SQLite as SweepError; only a damaged file is to be moved away, others may have good rows."""
+    """Raise errors of SQLite as SweepError; only a damaged file is to be moved away, others may have good rows.
+
+    A full disk is an OSError.
+    """
     try:
         yield
     except UnicodeDecodeError:  # from what a message of SQLite quotes
@@ -121,6 +127,8 @@ def _sqlite_errors(path: Path) -> Iterator[None]:
             raise _busy(path) from None
         if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             raise _not_a_journal(path, f": {error}") from None
+        if getattr(error, "sqlite_errorcode", 0) in _FULL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
         raise SweepError(f"{path}: cannot be opened or written: {error}") from None
 
 

@@ -12,7 +12,6 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from sim.runs.prepare import Prepared
 from sim.runs.run import Run
 from sim.runs.spans import TEXTS, Span
 from trilane.common.errors import TrilaneError
-from trilane.common.files import atomic_path, locked
+from trilane.common.files import ASIDE, atomic_path, locked
 from trilane.common.json_text import parse_json
 from trilane.common.parquet_files import read_parquet, write_parquet
 from trilane.common.schema import from_dict
@@ -38,8 +37,8 @@ from trilane.study.validation.parity import Answers
 PACKAGES = ("policies", "realrun", "sim", "traces", "trilane/common")  # code that affects a measured run
 SOURCES = (".py", ".c", ".h")
 _META = b"trilane"
-_NAMES = ("question.json", "run-*.parquet", "microbenchmarks-*.json", ".*")  # of files that a journal may hold
 _MOST_SPANS = 10**8  # of a run
+_FILES = ("question.json", "run-*.parquet", "microbenchmarks-*.json", f".*{ASIDE}")
 
 
 class Kept(NamedTuple):
@@ -54,13 +53,15 @@ class ValidationJournal:
     """The journal in ``folder``, which is created with its first entry.
 
     An existing journal of another ``question`` counts as empty and is then renamed to ``before``; ``changed``: the
-    parts of the question that differ.
+    parts of the question that differ. Raises RefusedError if either folder holds other files, which would be lost.
     """
 
     def __init__(self, folder: Path, question: Mapping[str, str]) -> None:
         self.folder, self._asked = folder, question
         there = _parsed(Mapping[str, str], self._question) if self._question.exists() else None
         self._is_ours = there == question
+        for each in () if self._is_ours else (folder, self.before):
+            _check_files(each)
         self.changed = () if there is None else tuple(key for key in question if there.get(key) != question[key])
 
     def has(self, scenario: int, turn: int) -> bool:
@@ -117,13 +118,20 @@ class ValidationJournal:
         if self._is_ours:
             return
         if self._question.exists():
-            _remove(self.before)
+            shutil.rmtree(self.before, ignore_errors=True)
             self.folder.rename(self.before)
-        _remove(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         with atomic_path(self._question) as aside:
             aside.write_text(json.dumps(self._asked, indent=2) + "\n", encoding="utf-8")
         self._is_ours = True
+
+
+def _check_files(folder: Path) -> None:
+    """Raise RefusedError if a folder holds anything else than a journal."""
+    for file in folder.glob("*"):
+        if not any(file.match(name) for name in _FILES):
+            raise RefusedError(f"{folder}: expected a journal or no such folder, it holds {file.name}; move it away")
 
 
 @contextmanager
@@ -223,7 +231,8 @@ def _read(file: Path, power: Power | None) -> Kept:
 
 def _are_spans(table: pa.Table) -> bool:
     """Whether it has the columns of spans, with a value in every row."""
-    texts = {field.name for field in table.schema if pa.types.is_dictionary(field.type)}
+    categories = (field for field in table.schema if pa.types.is_dictionary(field.type))
+    texts = {field.name for field in categories if field.type.value_type in (pa.string(), pa.large_string())}
     whole = {field.name for field in table.schema if field.type == pa.int64()}
     known = tuple(table.column_names) == Span._fields and texts == set(TEXTS) and whole == set(Span._fields) - texts
     return known and not any(column.null_count for column in table.columns)
@@ -242,12 +251,3 @@ def _damaged(file: Path, fault: Exception) -> RefusedError:
         f"{file}: expected a file of the journal of a validation, this is another one or damaged ({fault}); move the "
         f"folder {file.parent} away"
     )
-
-
-def _remove(folder: Path) -> None:
-    """Remove a journal. Raises RefusedError for a folder with anything else in it."""
-    names = [file.name for file in folder.iterdir()] if folder.exists() else []
-    for name in names:
-        if not any(fnmatch(name, known) for known in _NAMES):
-            raise RefusedError(f"{folder}: expected the journal of a validation or no folder, it holds {name}; move it")
-    shutil.rmtree(folder, ignore_errors=True)

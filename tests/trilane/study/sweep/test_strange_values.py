@@ -84,11 +84,12 @@ def test_mixed_types_of_an_axis_have_a_column(
     [
         ({"tpot_ms": "fast"}, "a value is not of the type of its column"),
         ({"tpot_ms": float("nan")}, "tpot_ms is infinite"),
-        ({"batch": 1.5e300}, "a value is not of the type"),
+        ({"batch": FAR}, "is beyond 64 bits"),
         ({"batch": None}, "batch is missing"),
         ({"error": None}, "error is missing"),
         ({"error": 0}, "a value is not of the type"),
         ({"labels": "[" * 9999}, "labels: not plain JSON"),
+        ({"hardware": "\ud800"}, "surrogates not allowed"),
         ({"other": 1}, "a row has other columns"),
     ],
 )
@@ -97,6 +98,6 @@ def test_a_journal_with_rows_that_no_sweep_has_made(tmp_path: Path, changes: dic
     output, journal = tmp_path / "o.parquet", tmp_path / "o.parquet.journal"
     keep(output, [{**row_of(points(grid)[0]), **changes}])
     before = journal.read_bytes()
-    with pytest.raises(SweepError, match=rf"o\.parquet\.journal: no sweep has written this: {says}.*; move it away"):
+    with pytest.raises(SweepError, match=rf"o\.parquet\.journal: .*{says}.*; move it away"):
         sweep(grid, output)
     assert [(path, path.read_bytes()) for path in tmp_path.iterdir()] == [(journal, before)]

@@ -207,6 +207,17 @@ def kept_in(folder: Path, question: str) -> None:
         journal.add_samples(0, {("gate", 1): [5.0]})
 
 
+@pytest.mark.parametrize("name", ["journal", "journal.before"])
+def test_a_folder_of_other_files_is_left_as_it_is(tmp_path: Path, name: str) -> None:
+    kept_in(tmp_path / "journal", "first")
+    (tmp_path / "journal" / "question.json").unlink()
+    (tmp_path / name).mkdir(exist_ok=True)
+    (tmp_path / name / "diary.txt").write_text("mine")
+    with pytest.raises(RefusedError, match=rf"{name}: expected a journal or no such folder, it holds diary\.txt"):
+        kept_in(tmp_path / "journal", "second")
+    assert (tmp_path / name / "diary.txt").read_text() == "mine"
+
+
 def test_of_earlier_journals_only_the_last_is_kept_and_what_was_never_begun_replaces_none(tmp_path: Path) -> None:
     folder, before = tmp_path / "journal", tmp_path / "journal.before"
     for question in ("first", "second", "third"):
@@ -279,17 +290,9 @@ def test_a_damaged_question_is_refused_and_its_journal_stays(tmp_path: Path, con
 def test_damaged_samples_are_refused(tmp_path: Path, content: bytes) -> None:
     kept_in(tmp_path / "journal", "first")
     (tmp_path / "journal" / "microbenchmarks-00-000.json").write_bytes(content)
-    with journal_of(tmp_path / "journal", {"plan": "first"}) as journal:
-        with pytest.raises(RefusedError, match=r"microbenchmarks-00-000\.json: expected a file of the journal"):
-            journal.samples()
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "journal").mkdir()
-    (tmp_path / "journal" / "thesis.txt").write_text("mine")
-    with pytest.raises(RefusedError, match=r"expected the journal of a validation or no folder, it holds thesis\.txt"):
-        kept_in(tmp_path / "journal", "first")
-    assert contents(tmp_path / "journal") == {"thesis.txt": b"mine"}
+    says = r"microbenchmarks-00-000\.json: expected a file of the journal"
+    with journal_of(tmp_path / "journal", {"plan": "first"}) as journal, pytest.raises(RefusedError, match=says):
+        journal.samples()
 
 
 def test_a_damaged_or_crafted_run_is_refused(run: Validate, tmp_path: Path) -> None:
