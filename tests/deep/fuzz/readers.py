@@ -185,6 +185,6 @@ READERS: Mapping[str, Reader | Words] = {
     "table again": Reader(3, "out/table.parquet", "tables", _TABLE, _SWEEP, {"s.yaml": "sweep"}, _SWEPT, (1, 2)),
     "journal": Reader(
         4, "out/table.parquet.journal", "journal", _JOURNAL, _SWEEP, {"s.yaml": "sweep"}, _SWEPT, (1, 2), 0),
-    "measured runs": Words(3, in_measured),
+    "measured runs": Words(1.5, in_measured),
     "options": Words(10, option_case),
 }  # fmt: skip
