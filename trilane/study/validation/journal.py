@@ -213,7 +213,7 @@ class _Sample(NamedTuple):
 
 def _read(file: Path, power: Power | None) -> Kept:
     try:
-        table = read_parquet(file, _MOST_SPANS)
+        table = read_parquet(file, _MOST_SPANS, foreign=False)
         if not _are_spans(table):
             raise TrilaneError("expected the columns of spans")
         text = (table.schema.metadata or {}).get(_META, b"")
