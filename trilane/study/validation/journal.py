@@ -27,7 +27,7 @@ from sim.machine.devices import Power
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run
 from sim.runs.spans import TEXTS
-from trilane.common.files import atomic_path, locked
+from trilane.common.files import atomic_path, locked, remove_abandoned
 from trilane.study.sweep.user_policies import own_source
 from trilane.study.validation.parity import Answers
 
@@ -126,6 +126,7 @@ def journal_of(folder: Path, question: Mapping[str, str]) -> Iterator[Validation
     folder.parent.mkdir(parents=True, exist_ok=True)
     busy = f"{folder}: another validation is writing there; wait until it has ended, or choose another folder"
     with locked(folder.with_name(f"{folder.name}.lock"), RefusedError(busy)):
+        remove_abandoned(folder)  # next to a run that is complete, and not written again
         yield ValidationJournal(folder, question)
 
 

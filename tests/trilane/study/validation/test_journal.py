@@ -25,6 +25,7 @@ from tests.kit.depth import thinned
 from tests.kit.measuring import as_if_quiet
 from tests.kit.tiny_bench import machine
 from traces.models.catalogue import load_model
+from trilane.common.files import ASIDE
 from trilane.study.validation.journal import ValidationJournal, code_digest, code_of, journal_of
 from trilane.study.validation.plan import ValidationPlan
 from trilane.study.validation.stopping import Stop
@@ -202,6 +203,15 @@ def kept_in(folder: Path, question: str) -> None:
     """A journal with one repetition of the microbenchmarks."""
     with journal_of(folder, {"plan": question}) as journal:
         journal.add_samples(0, {("gate", 1): [5.0]})
+
+
+def test_what_was_left_next_to_a_complete_run_by_a_kill_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    kept_in(folder, "first")
+    names = set(folder.iterdir())
+    (folder / f".run-000-00.parquet.abc{ASIDE}").mkdir()
+    with journal_of(folder, {"plan": "first"}):
+        assert set(folder.iterdir()) == names
 
 
 def test_of_earlier_journals_only_the_last_is_kept_and_what_was_never_begun_replaces_none(tmp_path: Path) -> None:
