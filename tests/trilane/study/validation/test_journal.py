@@ -205,7 +205,6 @@ def kept_in(folder: Path, question: str) -> None:
         journal.add_samples(0, {("gate", 1): [5.0]})
 
 
-<<<<<<< HEAD
 def test_what_was_left_next_to_a_complete_run_by_a_kill_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / "journal"
     kept_in(folder, "first")
@@ -213,7 +212,8 @@ def test_what_was_left_next_to_a_complete_run_by_a_kill_is_removed(tmp_path: Pat
     (folder / f".run-000-00.parquet.abc{ASIDE}").mkdir()
     with journal_of(folder, {"plan": "first"}):
         assert set(folder.iterdir()) == names
-=======
+
+
 @pytest.mark.parametrize("name", ["journal", "journal.before"])
 def test_a_folder_of_other_files_is_left_as_it_is(tmp_path: Path, name: str) -> None:
     kept_in(tmp_path / "journal", "first")
@@ -223,7 +223,6 @@ def test_a_folder_of_other_files_is_left_as_it_is(tmp_path: Path, name: str) -> 
     with pytest.raises(RefusedError, match=rf"{name}: expected a journal or no such folder, it holds diary\.txt"):
         kept_in(tmp_path / "journal", "second")
     assert (tmp_path / name / "diary.txt").read_text() == "mine"
->>>>>>> main
 
 
 def test_of_earlier_journals_only_the_last_is_kept_and_what_was_never_begun_replaces_none(tmp_path: Path) -> None:
