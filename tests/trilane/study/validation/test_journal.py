@@ -27,6 +27,7 @@ from tests.kit.depth import thinned
 from tests.kit.measuring import as_if_quiet
 from tests.kit.tiny_bench import machine
 from traces.models.catalogue import load_model
+from trilane.common.files import ASIDE
 from trilane.common.parquet_files import write_parquet
 from trilane.study.validation.journal import ValidationJournal, code_digest, code_of, journal_of
 from trilane.study.validation.plan import ValidationPlan
@@ -205,6 +206,15 @@ def kept_in(folder: Path, question: str) -> None:
     """A journal with one repetition of the microbenchmarks."""
     with journal_of(folder, {"plan": question}) as journal:
         journal.add_samples(0, {("gate", 1): [5.0]})
+
+
+def test_what_was_left_next_to_a_complete_run_by_a_kill_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    kept_in(folder, "first")
+    names = set(folder.iterdir())
+    (folder / f".run-000-00.parquet.abc{ASIDE}").mkdir()
+    with journal_of(folder, {"plan": "first"}):
+        assert set(folder.iterdir()) == names
 
 
 @pytest.mark.parametrize("name", ["journal", "journal.before"])
