@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import subprocess
 import sys
@@ -186,6 +184,28 @@ def test_no_result_is_written_over_what_it_is_made_from(trilane: Trilane, tmp_pa
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_no_result_is_written_through_a_link(trilane: Trilane, there: bool) -> None:
+    if there:
+        Path("victim").write_text("precious")
+    Path("link.json").symlink_to("victim")
+    done = trilane("policies", "--json", "link.json")
+    assert (done.status, done.out) == (2, "")
+    assert "link.json: expected a file, this is a symbolic link to " in done.err
+    assert Path("victim").exists() == there
+    assert not there or Path("victim").read_text() == "precious"
+
+
+@pytest.mark.parametrize("end", [".journal", ".journal.lock"])
+def test_no_journal_is_written_through_a_link(trilane: Trilane, end: str) -> None:
+    Path("f.yaml").write_text("{scenario: {prompt_tokens: 4, generated_tokens: 3}, grid: {batch: [1]}}")
+    Path(f"o.parquet{end}").symlink_to("victim")
+    done = trilane("sweep", "f.yaml", "-o", "o.parquet", "--jobs", "1")
+    assert done.status == 2
+    assert f"o.parquet{end}: expected a file, this is a symbolic link to " in done.err
+    assert not Path("victim").exists()
+
+
 CAPTURE: dict[str, tuple[tuple[str, ...], str]] = {
     "a binary for prompts": (
         ("--prompts", "binary"),
@@ -247,6 +267,15 @@ def test_python_dash_m() -> None:
     assert done.stdout.startswith("trilane ")
 
 
+def test_a_terminal_obeys_nothing_in_a_message(trilane: Trilane) -> None:
+    name = "\x1b[31m\u202e\nx.safetensors"
+    for words in (("trace", "info", name), ("models", "--\x1b[31m"), ("fit", "-m", "\x9b1m")):
+        done = trilane(*words)
+        assert done.status == 2
+        assert done.err.startswith("trilane: ")
+        assert done.err.removesuffix("\n").isprintable()
+
+
 def test_damaged_trace(trilane: Trilane) -> None:
     whole = SAMPLE.read_bytes()
     for name, content in (("cut", whole[:-1000]), ("flipped", whole[:-1] + bytes([whole[-1] ^ 1])), ("empty", b"")):
@@ -278,39 +307,6 @@ def test_a_bug_is_a_traceback_and_asks_for_a_report(
     line = capsys.readouterr().err
     assert f"trilane {version('trilane')}" in line
     assert line.endswith(" trilane simulate --set 'parameters={window: 4}'\n")
-
-
-def test_a_full_disk_is_no_bug(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``write`` raises it without a file's name."""
-
-    def full(scenario: Scenario) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("sim.simulate.simulate", full)
-    done = trilane("simulate")
-    assert (done.status, done.err) == (2, "trilane: No space left on device\n")
-
-
-BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-
-
-@pytest.mark.parametrize("words", [("--version",), ("policies",), ("hardware", "--json", "-")])
-def test_a_reader_that_closes_the_pipe_ends_it_in_silence(words: tuple[str, ...]) -> None:
-    """As in ``trilane policies | true``."""
-    read, write = os.pipe()
-    os.close(read)
-    command = [sys.executable, "-m", "trilane", *words]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=BUFFERED)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (1, "")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-def test_standard_output_on_a_full_disk_is_one_sentence() -> None:
-    command = [sys.executable, "-m", "trilane", "policies"]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=BUFFERED)
-    assert (done.returncode, done.stderr) == (1, "trilane: standard output: No space left on device\n")
 
 
 def test_every_error_is_bad_input_or_a_named_exception() -> None:

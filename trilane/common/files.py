@@ -48,7 +48,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 def refuse_link(path: Path) -> Path:
     """``path``. Raises OutputError if it is a symbolic link: its target may be a file that someone else has chosen."""
     if path.is_symlink():
-        raise OutputError(f"{path}: expected a file, this is a symbolic link; name {os.path.realpath(path)} instead")
+        link = f"this is a symbolic link to {os.path.realpath(path)}"
+        raise OutputError(f"{path}: expected a file, {link}; remove it, or name that file")
     return path
 
 

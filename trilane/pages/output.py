@@ -18,10 +18,11 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from trilane.common.files import OutputError, atomic_path, refuse_link
+from trilane.common.files import OutputError, atomic_path, errors_name, refuse_link
 from trilane.common.printable import printable
 
 T = TypeVar("T")
+STANDARD_OUTPUT = Path("standard output")  # its name in messages
 _PIPE = 250  # letters of a line in a pipe or a file, which have no width of their own
 
 JsonOption = Annotated[
@@ -46,7 +47,13 @@ def show(json_target: str | None, *parts: Table | Text | str) -> None:
     wide = Console(highlight=False, width=_PIPE, file=StringIO())
     _print(wide, parts)
     assert isinstance(wide.file, StringIO)
-    sys.stdout.writelines(f"{line.rstrip()}\n" for line in wide.file.getvalue().splitlines())
+    _write("".join(f"{line.rstrip()}\n" for line in wide.file.getvalue().splitlines()))
+
+
+def _write(text: str) -> None:
+    """Write to standard output. Raises OSError with its name."""
+    with errors_name(STANDARD_OUTPUT):
+        sys.stdout.write(text)
 
 
 def _print(console: Console, parts: Sequence[Table | Text | str]) -> None:
@@ -128,7 +135,7 @@ def write_json(value: Any, target: str | None) -> None:
         return
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     if target == "-":
-        sys.stdout.write(text)
+        _write(text)
         return
     with atomic_path(writable(target)) as path:
         path.write_text(text, encoding="utf-8")

@@ -216,3 +216,8 @@ def test_it_asks_for_costs_of_every_layer() -> None:
     context = BuildContext("toy", EXPERTS, LAYERS, calibration=toy_calibration(LAYERS, EXPERTS, 1))
     with pytest.raises(ChoiceError, match="searches with the planner's costs of 2 layers, got 0"):
         compose("moe-lightning", context=context)
+
+
+def test_the_search_has_an_end() -> None:
+    with pytest.raises(ChoiceError, match="steps: expected a whole number >= 1 and <= 1000, got 1000000000000"):
+        system("moe-lightning").parse({"steps": 10**12})

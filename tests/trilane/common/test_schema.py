@@ -228,7 +228,7 @@ LEAVES: Mapping[Any, st.SearchStrategy[Any]] = {
     Literal["a", 1]: st.sampled_from(["a", 1]),
     Annotated[int, at_least(1)]: st.integers(1, 9),
     Annotated[float, between(0, 1)]: st.floats(0, 1),
-    Sourced[int]: st.builds(Sourced, st.integers(), st.text("xyz"), st.sampled_from(["high", "low"])),
+    Sourced[int]: st.builds(Sourced, st.integers(-9, 9), st.text("xyz"), st.sampled_from(["high", "low"])),
 }
 Typed = tuple[Any, st.SearchStrategy[Any]]
 
@@ -280,3 +280,8 @@ def test_what_was_written_is_read_back(data: st.DataObject) -> None:
 )
 def test_types_in_words(hint: Any, words: str) -> None:
     assert in_words(hint) == words
+
+
+def test_a_long_row_of_digits_is_no_number_and_takes_no_time() -> None:
+    with pytest.raises(SchemaError, match="expected a number"):
+        from_dict(float, "9" * 200_000)  # minutes, if every way to divide the row were tried

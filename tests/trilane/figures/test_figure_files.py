@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -43,6 +44,15 @@ def test_pictures_are_the_same_in_every_process(tmp_path: Path, kind: str) -> No
         assert done.returncode == 0
     first, second = sorted(tmp_path.iterdir())
     assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_a_users_settings_of_matplotlib_change_nothing(tmp_path: Path, kind: str) -> None:
+    own = {"font.size": 20, "axes.facecolor": "black", "savefig.bbox": "tight", "svg.fonttype": "none"}
+    for name, settings in (("a", {}), ("b", own)):
+        with rc_context(settings):
+            save_figure(plot_tpot_bars([row("mine", 10.0), row("other", 20.0)]), tmp_path / f"{name}.{kind}")
+    assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
 
 
 STRANGE = ("50$ or 60$", r"$\undefined$", "esc \x1b[31m", "nul \x00", "\ud800", "\uffff", "中文")

@@ -114,7 +114,7 @@ def varied(scenario: Scenario, values: Mapping[str, Any], machine_of: MachineOf)
     for name in values:
         check_axis(name)
     keys = scenario_keys(scenario, {name: value for name, value in values.items() if name in SCENARIO_KEYS})
-    scenario = scenario.with_(**{name: _key_value(name, value) for name, value in keys.items()})
+    scenario = scenario.with_(**{name: key_value(name, value) for name, value in keys.items()})
     for name, value in values.items():
         if name in DIALS or name == PCIE:
             scenario = _override(scenario, turned(machine_of(scenario), name, value))
@@ -134,10 +134,10 @@ def scenario_keys(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, An
 
 def with_floats(scenario: Scenario) -> Scenario:
     """The same scenario; 0 and 0.0 are one value, and are written as one."""
-    return scenario.with_(**{name: _key_value(name, getattr(scenario, name)) for name in NUMBERS})
+    return scenario.with_(**{name: key_value(name, getattr(scenario, name)) for name in NUMBERS})
 
 
-def _key_value(name: str, value: Any) -> Any:
+def key_value(name: str, value: Any) -> Any:
     """A value as its key's type hint says; one number where a list is expected is a list of one."""
     if name in _LISTS and isinstance(value, int | float):
         value = [value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from trilane.study.sweep.axes import NUMBERS, PARAMETER, SweepError, check_axis,
 
 POINTS = 8  # of a range that does not say how many
 MOST_POINTS = 10_000
-_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"\s*({_NUMBER})\s*\.\.\s*({_NUMBER})\s*(?:/\s*(\d+)\s*)?")
 _EVEN = ("_share", "_fraction", "_permille", "_recall")  # names of what is spread evenly, not by ratio
 
@@ -100,11 +101,11 @@ def _kinds(name: str) -> frozenset[type]:
 def _range(name: str, text: str, match: re.Match[str]) -> tuple[Any, ...]:
     """The points of LOW..HIGH or LOW..HIGH/COUNT."""
     low, high = float(match[1]), float(match[2])
-    if not is_number(name) or not low < high:
+    if not is_number(name) or not low < high or math.inf in (-low, high):
         raise SweepError(f"{name}: expected a range LOW..HIGH of numbers, such as 8..64, got {quoted(text)}")
-    count = None if match[3] is None else int(match[3])
-    if count is not None and not 2 <= count <= MOST_POINTS:
+    if match[3] is not None and not 2 <= float(match[3]) <= MOST_POINTS:
         raise SweepError(f"{name}: expected 2 to {MOST_POINTS:,} points in a range, got {quoted(text)}")
+    count = None if match[3] is None else int(match[3])
     whole = _counts(name) and low.is_integer() and high.is_integer()
     if whole and count is None and low >= 1:
         return _doublings(int(low), int(high))

@@ -27,13 +27,14 @@ from sim.machine.devices import Power
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run
 from sim.runs.spans import TEXTS
-from trilane.common.files import atomic_path, locked
+from trilane.common.files import ASIDE, atomic_path, locked
 from trilane.study.sweep.user_policies import own_source
 from trilane.study.validation.parity import Answers
 
 PACKAGES = ("policies", "realrun", "sim", "traces", "trilane/common")  # code that affects a measured run
 SOURCES = (".py", ".c", ".h")
 _META = b"trilane"
+_FILES = ("question.json", "run-*.parquet", "microbenchmarks-*.json", f".*{ASIDE}")
 
 
 class Kept(NamedTuple):
@@ -48,13 +49,15 @@ class ValidationJournal:
     """The journal in ``folder``, which is created with its first entry.
 
     An existing journal of another ``question`` counts as empty and is then renamed to ``before``; ``changed``: the
-    parts of the question that differ.
+    parts of the question that differ. Raises RefusedError if either folder holds other files, which would be lost.
     """
 
     def __init__(self, folder: Path, question: Mapping[str, str]) -> None:
         self.folder, self._asked = folder, question
         there = json.loads(self._question.read_text(encoding="utf-8")) if self._question.exists() else None
         self._is_ours = there == question
+        for each in () if self._is_ours else (folder, self.before):
+            _check_files(each)
         self.changed = () if there is None else tuple(key for key in question if there.get(key) != question[key])
 
     def has(self, scenario: int, turn: int) -> bool:
@@ -118,6 +121,13 @@ class ValidationJournal:
         with atomic_path(self._question) as aside:
             aside.write_text(json.dumps(self._asked, indent=2) + "\n", encoding="utf-8")
         self._is_ours = True
+
+
+def _check_files(folder: Path) -> None:
+    """Raise RefusedError if a folder holds anything else than a journal."""
+    for file in folder.glob("*"):
+        if not any(file.match(name) for name in _FILES):
+            raise RefusedError(f"{folder}: expected a journal or no such folder, it holds {file.name}; move it away")
 
 
 @contextmanager

@@ -204,6 +204,17 @@ def kept_in(folder: Path, question: str) -> None:
         journal.add_samples(0, {("gate", 1): [5.0]})
 
 
+@pytest.mark.parametrize("name", ["journal", "journal.before"])
+def test_a_folder_of_other_files_is_left_as_it_is(tmp_path: Path, name: str) -> None:
+    kept_in(tmp_path / "journal", "first")
+    (tmp_path / "journal" / "question.json").unlink()
+    (tmp_path / name).mkdir(exist_ok=True)
+    (tmp_path / name / "diary.txt").write_text("mine")
+    with pytest.raises(RefusedError, match=rf"{name}: expected a journal or no such folder, it holds diary\.txt"):
+        kept_in(tmp_path / "journal", "second")
+    assert (tmp_path / name / "diary.txt").read_text() == "mine"
+
+
 def test_of_earlier_journals_only_the_last_is_kept_and_what_was_never_begun_replaces_none(tmp_path: Path) -> None:
     folder, before = tmp_path / "journal", tmp_path / "journal.before"
     for question in ("first", "second", "third"):
