@@ -214,7 +214,7 @@ CAPTURE: dict[str, tuple[tuple[str, ...], str]] = {
     "no prompts": (("--prompts", "nowhere.txt"), "nowhere.txt: expected a file of prompts"),
     "empty prompts": (("--prompts", "empty"), "expected at least one prompt"),
     "no calibration": (("--calibration", "nowhere.txt"), "nowhere.txt: expected a file of prompts"),
-    "no number": (("--temperature", "nan"), "temperature: expected a number >= 0, got nan"),
+    "no number": (("--temperature", "nan"), "temperature: expected a number from 0 to 1000, got nan"),
     "no batch": (("--batch-size", "0"), "batch_size: expected a whole number from 1 to 1e+06, got 0"),
     "no end": (("--generated-tokens", "10000000000"), "generated_tokens: expected a whole number from 0 to 1e+06"),
     "no seed": (("--seed", "-1"), "seed: expected a whole number from 0 to 1e+18"),

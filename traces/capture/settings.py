@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from trilane.common.errors import TrilaneError
-from trilane.common.hints import at_least, between
+from trilane.common.hints import between
 from trilane.common.quoting import quoted
 from trilane.common.schema import check
 
@@ -27,7 +27,7 @@ class CaptureSettings:
     prompt_tokens: Annotated[int, between(1, 1e6)] = 64  # a longer prompt is cut
     generated_tokens: Annotated[int, between(0, 1e6)] = 64
     batch_size: Annotated[int, between(1, 1e6)] = 8
-    temperature: Annotated[float, at_least(0)] = 0.8  # 0: greedy
+    temperature: Annotated[float, between(0, 1e3)] = 0.8  # 0: greedy
     seed: Annotated[int, between(0, 1e18)] = 0
     scores: bool = True
     forecasts: Sequence[str] | None = None  # None: those of ``FORECASTS`` that the model can give

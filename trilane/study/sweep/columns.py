@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from types import MappingProxyType
@@ -14,6 +13,7 @@ from pyarrow import compute
 from sim.runs.metrics import METRIC_TYPES
 from sim.runs.routing_error import TOTALS
 from sim.runs.scenario import Scenario
+from trilane.common.json_text import parse_json
 from trilane.common.schema import from_dict
 from trilane.study.sweep.axes import SweepError, key_value
 from trilane.study.sweep.grid import canonical
@@ -85,14 +85,7 @@ def check_values(table: pa.Table) -> None:
         if COLUMNS[name] != TEXT and name not in _SIGNED and (compute.min(table[name]).as_py() or 0) < 0:
             raise SweepError(f"{name} is negative in some rows")
     for text in compute.unique(table["labels"]).to_pylist():
-        from_dict(tuple[str, ...], _parsed("labels", text), "labels", SweepError)
+        from_dict(tuple[str, ...], parse_json(text, "labels", SweepError), "labels", SweepError)
     for name in _JSON:
         for text in compute.unique(table[name]).drop_null().to_pylist():
-            key_value(name, _parsed(name, text))
-
-
-def _parsed(name: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise SweepError(f"{name} is not JSON in some rows") from None
+            key_value(name, parse_json(text, name, SweepError))

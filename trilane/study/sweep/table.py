@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from trilane.common.errors import TrilaneError
+from trilane.common.json_text import parse_json
 from trilane.common.parquet_files import read_parquet, write_parquet
 from trilane.common.schema import from_dict
 from trilane.study.sweep.axes import SCENARIO_KEYS, SweepError
@@ -83,8 +84,8 @@ def read_table(path: str | Path) -> pa.Table:
 def _check_columns(table: pa.Table) -> None:
     """Raises SweepError for the first of names and types that are not those of its axes."""
     try:
-        varied = from_dict(tuple[str, ...], json.loads(table.schema.metadata[_MARK]), "axes", SweepError)
-    except (ValueError, RecursionError):
+        varied = from_dict(tuple[str, ...], parse_json(table.schema.metadata[_MARK], "axes"), "axes")
+    except TrilaneError:
         raise SweepError("its metadata name no axes") from None
     axes = list(dict.fromkeys(name for name in varied if name not in SCENARIO_KEYS))
     if table.column_names != ["point", *axes, *COLUMNS]:
