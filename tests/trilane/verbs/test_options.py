@@ -70,7 +70,7 @@ def test_the_help_of_a_size_names_its_unit(
         (("compare", "--jobs", "9999999"), "'--jobs': .* 1024;"),
         (("fit", "-m", "mini-moe", "--jobs", "9999999"), "'--jobs': .* 1024;"),
         (("whatif", "-v", "seed=0..9999/10000"), "--vary: expected 20,000 simulations at most, got 80,000; give fewer"),
-        (("whatif", "-v", f"batch=1..4/{5000 * '9'}"), "batch: expected a whole number"),
+        (("whatif", "-v", f"batch=1..4/{5000 * '9'}"), "batch: expected 2 to 10,000 points in a range"),
         (("whatif", "-v", "pcie_gbps=1..1e999"), r"pcie_gbps: expected a range LOW\.\.HIGH of numbers"),
         (("validate", "p.yaml", "--profile", "x", "--time-limit", "inf"), "'--time-limit': "),
         (("validate", "p.yaml", "--profile", "x", "--time-limit", "nan"), "'--time-limit': "),

@@ -232,7 +232,8 @@ def _read(file: Path, power: Power | None) -> Kept:
 
 def _are_spans(table: pa.Table) -> bool:
     """Whether it has the columns of spans, with a value in every row."""
-    texts = {field.name for field in table.schema if pa.types.is_dictionary(field.type)}
+    categories = (field for field in table.schema if pa.types.is_dictionary(field.type))
+    texts = {field.name for field in categories if field.type.value_type in (pa.string(), pa.large_string())}
     whole = {field.name for field in table.schema if field.type == pa.int64()}
     known = tuple(table.column_names) == Span._fields and texts == set(TEXTS) and whole == set(Span._fields) - texts
     return known and not any(column.null_count for column in table.columns)
