@@ -1,0 +1,64 @@
+"""Plants faults in the packages and counts those that the tests find: python -m tests.deep.mutation --seed 1
+
+Prints a line for each mutant that survives, its lines before and after, and the score. Needs the extra `mutation`; on a
+quiet core 300 mutants take half an hour. The results go to out/mutation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from tests.deep.mutation.covering import Covering
+from tests.deep.mutation.mutants import Mutant, sample
+from tests.deep.mutation.play import copy_of, cover, play, preload
+
+ROOT = Path(__file__).parents[3]
+
+
+def main() -> None:
+    """See the top of this file."""
+    parser = argparse.ArgumentParser(prog="python -m tests.deep.mutation", description=__doc__)
+    parser.add_argument("--sample", type=int, default=300, metavar="N", help="how many mutants")
+    parser.add_argument("--seed", type=int, required=True, help="which mutants")
+    parser.add_argument("--seconds", type=float, default=60, help="of tests at most for a mutant, the fastest first")
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "mutation", help="folder of the results")
+    parser.add_argument("--covering", type=Path, metavar="FILE", help="OUT/covering.json of a run on the same sources")
+    parser.add_argument("--survivors", action="store_true", help="only those that survived the last run of the seed")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    file = given.out / f"seed-{given.seed}.json"
+    known: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if given.survivors else {}
+    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        copy = copy_of(ROOT, Path(folder))
+        mutants = sample(copy, given.sample, given.seed)
+        names = [name_of(mutant, copy) for mutant in mutants]
+        covering = Covering.load(given.covering) if given.covering else cover(copy, given.out / "covering.json")
+        preload(covering.modules)
+        for name, mutant in zip(names, mutants, strict=True):
+            if known.get(name, "passed") == "passed":
+                known[name] = _outcome(mutant, covering, copy, given.seconds, given.out / "log.txt")
+                file.write_text(json.dumps(known, indent=1), encoding="utf-8")
+                if known[name] == "passed":
+                    print(f"survived: {name}", flush=True)
+    counts = Counter(known[name] for name in names)
+    found = len(mutants) - counts["passed"]
+    print(f"{found} of {len(mutants)} found ({100 * found / len(mutants):.1f} %), {counts['timeout']} of them by time")
+
+
+def name_of(mutant: Mutant, copy: Path) -> str:
+    """Place and change."""
+    return f"{mutant.path}:{mutant.line}\n{mutant.diff(copy)}"
+
+
+def _outcome(mutant: Mutant, covering: Covering, copy: Path, seconds: float, log: Path) -> str:
+    tests = covering.of(mutant, copy, seconds)
+    expected = sum(covering.seconds[name] for name in tests)
+    return play(mutant, tests, copy, 30 + 5 * expected, log) if tests else "passed"
+
+
+if __name__ == "__main__":
+    main()

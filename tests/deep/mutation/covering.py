@@ -1,0 +1,124 @@
+"""Which tests run which lines of the packages, and how long each test takes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, settings
+
+from tests.deep.mutation.mutants import PACKAGES, Mutant
+
+TESTS = ("tests/policies", "tests/sim", "tests/traces", "tests/conformance", "tests/invariants")
+
+
+@dataclass(frozen=True)
+class Covering:
+    """``seconds`` of each test by name, the names by file and line, and all modules that the tests import."""
+
+    seconds: Mapping[str, float]
+    tests: Mapping[str, Mapping[str, Sequence[str]]]
+    modules: Sequence[str]
+
+    def save(self, path: Path) -> None:
+        """As JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Covering:
+        """As ``save`` has written it."""
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+    def of(self, mutant: Mutant, root: Path, seconds: float) -> list[str]:
+        """The tests that run a mutant's line, the fastest first, up to ``seconds`` in all.
+
+        A line that only imports run belongs to the tests of the smallest class, function or file around it.
+        """
+        by_line = self.tests.get(mutant.path, {})
+        for lines in _around((root / mutant.path).read_text(encoding="utf-8"), mutant.line):
+            if names := {name for line in lines for name in by_line.get(str(line), ())}:
+                return self._fastest(names, seconds)
+        return []
+
+    def _fastest(self, names: Iterable[str], seconds: float) -> list[str]:
+        ranked = sorted(names, key=lambda name: (self.seconds[name], name))
+        total, chosen = 0.0, []
+        for name in ranked:
+            total += self.seconds[name]
+            if total > seconds and chosen:
+                break
+            chosen.append(name)
+        return chosen
+
+
+def _around(source: str, line: int) -> list[range]:
+    """The lines of the statement, without those of other statements in it, of the function or class around it, and so
+    on to the whole file."""
+    tree = ast.parse(source)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and line in _lines(node)]
+    found = [range(1, source.count("\n") + 2)]
+    for node in sorted(nodes, key=lambda node: len(_lines(node)), reverse=True):
+        inner = [part.lineno for part in ast.walk(node) if isinstance(part, ast.stmt) and part is not node]
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.append(_lines(node))
+        elif line < min(inner, default=line + 1):
+            found.append(range(node.lineno, min(inner, default=_lines(node).stop)))
+    return found[::-1]
+
+
+def _lines(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+class Quiet:
+    """A plugin for pytest: the same examples in every run, and none is made smaller once it has failed."""
+
+    def pytest_configure(self) -> None:
+        """After ``tests/conftest.py``, whose profile this one replaces."""
+        phases = (Phase.explicit, Phase.generate)
+        settings.register_profile(
+            "mutants", settings.get_profile("trilane"), derandomize=True, database=None, phases=phases
+        )
+        settings.load_profile("mutants")
+
+
+class Recorder:
+    """A plugin for pytest that attributes lines and seconds to tests."""
+
+    def __init__(self, root: Path) -> None:
+        import coverage
+
+        include = [f"{root}/{package}/*" for package in PACKAGES]
+        self.coverage = coverage.Coverage(data_file=None, include=include, config_file=False, messages=False)
+        self.coverage.start()
+        self.root = root
+        self.seconds: dict[str, float] = {}
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Around each test with its fixtures."""
+        began = time.perf_counter()
+        self.coverage.switch_context(item.nodeid)
+        outcome = yield
+        self.coverage.switch_context("")
+        self.seconds[item.nodeid] = time.perf_counter() - began
+        return outcome
+
+    def result(self) -> Covering:
+        """After the tests."""
+        self.coverage.stop()
+        data = self.coverage.get_data()
+        tests = {
+            Path(name).relative_to(self.root).as_posix(): {
+                str(line): sorted(filter(None, names)) for line, names in data.contexts_by_lineno(name).items()
+            }
+            for name in data.measured_files()
+        }
+        return Covering(self.seconds, tests, sorted(sys.modules))
