@@ -6,8 +6,10 @@ import ast
 import json
 import sys
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -39,23 +41,22 @@ class Covering:
     def of(self, mutant: Mutant, root: Path, seconds: float) -> list[str]:
         """The tests that run a mutant's line, the fastest first, up to ``seconds`` in all.
 
-        A line that only imports run belongs to the tests of the smallest class, function or file around it.
+        For a line that no test runs, since it is run by imports, these are the tests of the function, class and file
+        around it, and then all those of its package.
         """
-        by_line = self.tests.get(mutant.path, {})
-        for lines in _around((root / mutant.path).read_text(encoding="utf-8"), mutant.line):
-            if names := {name for line in lines for name in by_line.get(str(line), ())}:
-                return self._fastest(names, seconds)
-        return []
+        by_line, package = self.tests.get(mutant.path, {}), mutant.path.partition("/")[0]
+        ranges = _around((root / mutant.path).read_text(encoding="utf-8"), mutant.line)
+        groups = [{name for line in lines for name in by_line.get(str(line), ())} for lines in ranges]
+        if groups[0]:
+            del groups[1:]
+        else:
+            groups.append({name for name in self.seconds if name.startswith(f"tests/{package}/")})
+        ranked = list(dict.fromkeys(name for group in groups for name in sorted(group, key=self._rank)))
+        ends = list(accumulate(self.seconds[name] for name in ranked))
+        return ranked[: max(bisect_right(ends, seconds), 1)]
 
-    def _fastest(self, names: Iterable[str], seconds: float) -> list[str]:
-        ranked = sorted(names, key=lambda name: (self.seconds[name], name))
-        total, chosen = 0.0, []
-        for name in ranked:
-            total += self.seconds[name]
-            if total > seconds and chosen:
-                break
-            chosen.append(name)
-        return chosen
+    def _rank(self, name: str) -> tuple[float, str]:
+        return self.seconds[name], name
 
 
 def _around(source: str, line: int) -> list[range]:

@@ -22,6 +22,9 @@ class Copy:
 """
 
 
+NEAR = "tests/policies/test_near.py"
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     for package in PACKAGES:
@@ -54,13 +57,14 @@ def test_shares_add_up() -> None:
     [
         (6, ["fast", "slow"]),
         (5, ["other"]),
-        (2, ["fast", "other", "slow"]),  # only an import runs it: all tests of the function
-        (9, ["fast", "other", "slow"]),  # the class runs nothing: all tests of the file
+        (2, ["fast", "other", "slow"]),  # a default belongs to its function
+        (9, ["fast", "other", "slow", NEAR]),  # only imports run the class: tests of the file, then of the package
     ],
 )
 def test_a_change_is_tested_by_what_runs_its_line(root: Path, line: int, tests: list[str]) -> None:
     path = f"{PACKAGES[0]}/queue.py"
-    covering = Covering({"slow": 3.0, "fast": 1.0, "other": 2.0}, {path: {"6": ["slow", "fast"], "5": ["other"]}}, [])
+    seconds = {"slow": 3.0, "fast": 1.0, "other": 2.0, NEAR: 0.1, "tests/sim/test_far.py": 0.1}
+    covering = Covering(seconds, {path: {"6": ["slow", "fast"], "5": ["other"]}}, [])
     mutant = Mutant(path, line, SOURCE)
     assert covering.of(mutant, root, seconds=60) == tests
     assert covering.of(mutant, root, seconds=0.5) == tests[:1]
