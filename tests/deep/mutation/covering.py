@@ -39,18 +39,15 @@ class Covering:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
     def of(self, mutant: Mutant, root: Path, seconds: float) -> list[str]:
-        """The tests that run a mutant's line, the fastest first, up to ``seconds`` in all.
+        """The tests for a mutant, up to ``seconds`` in all: those that run its line, those that run lines of the
+        function, class and file around it, and those of its package; of each the fastest first.
 
-        For a line that no test runs, since it is run by imports, these are the tests of the function, class and file
-        around it, and then all those of its package.
+        The line alone is not enough: imports may run it, or an earlier test, whose result has been kept.
         """
         by_line, package = self.tests.get(mutant.path, {}), mutant.path.partition("/")[0]
         ranges = _around((root / mutant.path).read_text(encoding="utf-8"), mutant.line)
         groups = [{name for line in lines for name in by_line.get(str(line), ())} for lines in ranges]
-        if groups[0]:
-            del groups[1:]
-        else:
-            groups.append({name for name in self.seconds if name.startswith(f"tests/{package}/")})
+        groups.append({name for name in self.seconds if name.startswith(f"tests/{package}/")})
         ranked = list(dict.fromkeys(name for group in groups for name in sorted(group, key=self._rank)))
         ends = list(accumulate(self.seconds[name] for name in ranked))
         return ranked[: max(bisect_right(ends, seconds), 1)]

@@ -55,10 +55,9 @@ def test_shares_add_up() -> None:
 @pytest.mark.parametrize(
     ("line", "tests"),
     [
-        (6, ["fast", "slow"]),
-        (5, ["other"]),
-        (2, ["fast", "other", "slow"]),  # a default belongs to its function
-        (9, ["fast", "other", "slow", NEAR]),  # only imports run the class: tests of the file, then of the package
+        (6, ["fast", "slow", "other", NEAR]),  # those of the line, of the function, of the package
+        (5, ["other", "fast", "slow", NEAR]),
+        (9, ["fast", "other", "slow", NEAR]),
     ],
 )
 def test_a_change_is_tested_by_what_runs_its_line(root: Path, line: int, tests: list[str]) -> None:
