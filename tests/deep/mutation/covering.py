@@ -17,7 +17,9 @@ from hypothesis import Phase, settings
 
 from tests.deep.mutation.mutants import PACKAGES, Mutant
 
-TESTS = ("tests/policies", "tests/sim", "tests/traces", "tests/conformance", "tests/invariants")
+TESTS = (
+    "tests/policies", "tests/sim", "tests/traces", "tests/conformance", "tests/invariants", "tests/trilane/figures",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ PACKAGES = ("policies", "sim/engine", "sim/costs", "sim/runs", "traces")
 # No mutants: what only type checkers read, what every import runs, and checks of the program on itself.
 _LEFT_OUT = (
     m.Annotation() | m.Decorator() | m.Import() | m.ImportFrom() | m.Assert() | m.Arg(keyword=m.Name("strict"))
-    | m.AnnAssign(annotation=m.Annotation(m.Name("TypeAlias")))
+    | m.AnnAssign(annotation=m.Annotation(m.Name("TypeAlias"))) | m.Assign(targets=[m.AssignTarget(m.Name("__all__"))])
     | m.Call(func=m.Name("TypeVar") | m.Name("cast")) | m.Assign(value=m.Call(func=m.Name("TypeVar")))
 )  # fmt: skip
 
