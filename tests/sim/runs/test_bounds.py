@@ -89,7 +89,6 @@ class TestChain:
         gpu, cpu = zip(*times, strict=True)
         assert _fractional_split(gpu, cpu, gpu_from, cpu_from) <= best
 
-
     def test_the_fractional_split_by_hand(self) -> None:
         """10 ns of CPU work, or 5 of GPU work: 10/3 each. Rounded down, less one, unless nothing is divided."""
         assert _fractional_split((5,), (10,), 0, 0) == 3 - 1
