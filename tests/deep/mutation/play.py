@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module, invalidate_caches
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -77,22 +77,33 @@ def preload(modules: Sequence[str]) -> None:
                 import_module(name)
 
 
-def play(mutant: Mutant, names: Sequence[str], copy: Path, seconds: float, log: Path) -> str:
-    """ "passed" if none of the tests fails in the copy with the mutant; else "failed" or "timeout"."""
+@contextmanager
+def planted(mutant: Mutant, copy: Path) -> Iterator[None]:
+    """The copy has the mutant meanwhile."""
     target = copy / mutant.path
     before, compiled = target.read_bytes(), Path(cache_from_source(str(target)))
-    files = sorted({name.partition("::")[0] for name in names})
     try:
         target.write_text(mutant.source, encoding="utf-8")
         compiled.unlink(missing_ok=True)
-
-        def tests() -> int:
-            return int(pytest.main([*files, "-x", "-q", *_PLAIN], plugins=[Quiet(), Selected(names)]))
-
-        return _in_child(copy, tests, seconds, log)
+        yield
     finally:
         target.write_bytes(before)
         compileall.compile_file(target, quiet=1)
+
+
+def play(names: Sequence[str], copy: Path, seconds: float, log: Path) -> str:
+    """Tests of the copy as it is: "passed", "timeout", or "failed" if one of them does."""
+    files = sorted({name.partition("::")[0] for name in names})
+
+    def tests() -> int:
+        return int(pytest.main([*files, "-x", "-q", *_PLAIN], plugins=[Quiet(), Selected(names)]))
+
+    return _in_child(copy, tests, seconds, log)
+
+
+def well_typed(copy: Path) -> bool:
+    """Whether mypy, which `make test` runs too, accepts the copy as it is."""
+    return subprocess.run([sys.executable, "-m", "mypy"], cwd=copy, check=False, capture_output=True).returncode == 0
 
 
 def _in_child(copy: Path, tests: Callable[[], int], seconds: float, log: Path) -> str:

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("mutmut", reason="needs the extra `mutation`")
 from tests.deep.mutation.covering import Covering
 from tests.deep.mutation.mutants import PACKAGES, Mutant, sample, shares
+from tests.deep.mutation.play import planted, play
 
 SOURCE = """
 def queued(demand: int | None, swaps: int = 0) -> int:
@@ -67,3 +68,20 @@ def test_a_change_is_tested_by_what_runs_its_line(root: Path, line: int, tests: 
     mutant = Mutant(path, line, SOURCE)
     assert covering.of(mutant, root, seconds=60) == tests
     assert covering.of(mutant, root, seconds=0.5) == tests[:1]
+
+
+def test_a_fault_is_found_by_a_test_that_fails_or_does_not_end(tmp_path: Path) -> None:
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "toy.py").write_text("def one():\n    return 1\n", encoding="utf-8")
+    (tmp_path / "tests").mkdir()
+    test = "from policies.toy import one\ndef test_one():\n    assert one() > 0\n"
+    (tmp_path / "tests" / "test_toy.py").write_text(test, encoding="utf-8")
+
+    def outcome(body: str) -> str:
+        with planted(Mutant("policies/toy.py", 2, f"def one():\n    {body}\n"), tmp_path):
+            return play(["tests/test_toy.py::test_one"], tmp_path, 20, tmp_path / "log.txt")
+
+    assert [outcome("return 2"), outcome("return 0")] == ["passed", "failed"]
+    assert play(["tests/test_toy.py::test_one"], tmp_path, 20, tmp_path / "log.txt") == "passed"
+    with planted(Mutant("policies/toy.py", 2, "def one():\n    while True: pass\n"), tmp_path):
+        assert play(["tests/test_toy.py::test_one"], tmp_path, 3, tmp_path / "log.txt") == "timeout"
