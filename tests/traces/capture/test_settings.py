@@ -8,7 +8,7 @@ from traces.capture.settings import CaptureError, check_model
 
 
 def test_an_unknown_number_format_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(CaptureError, match="dtype: expected one of auto, .*float32.*, got 'float8'"):
+    with pytest.raises(CaptureError, match=r"dtype: expected one of auto, .*float32.*, got 'float8'"):
         check_model("allenai/OLMoE-1B-7B-0924", "float8")
 
 

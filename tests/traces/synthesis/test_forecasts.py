@@ -13,7 +13,7 @@ from scipy.optimize import bisect
 from traces.layout import ForecastKey, TraceError
 from traces.library import load_trace
 from traces.models.shape import ModelShape
-from traces.synthesis.forecasts import bisected, correlations
+from traces.synthesis.forecasts import _guess, bisected, correlations
 from traces.synthesis.nearest import nearest_routing
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 
@@ -29,6 +29,12 @@ def test_bisecting_gives_the_very_numbers_of_scipy(root: float, power: float, st
         return float(np.floor((x**power) * steps) / steps - root)
 
     assert bisected(rising) == bisect(rising, 0.0, 1.0, xtol=1e-5)
+
+
+def test_a_guess_of_some_correlation_varies_as_much_as_the_truth() -> None:
+    """0.6 of the true logit and 0.8 of the error, since 0.6² + 0.8² = 1; exact but for the low bits."""
+    logits, error = np.array([[5, 0, 5]], np.float32), np.array([[0, 5, 10]], np.float32)
+    np.testing.assert_allclose(_guess(logits, error, 0.6), [[3, 4, 11]], rtol=1e-4)
 
 
 def test_one_forecast_is_solved_as_it_is_among_all() -> None:
