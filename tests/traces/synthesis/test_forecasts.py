@@ -14,6 +14,7 @@ from traces.layout import ForecastKey, TraceError
 from traces.library import load_trace
 from traces.models.shape import ModelShape
 from traces.synthesis.forecasts import _guess, bisected, correlations
+from traces.synthesis.named import with_lengths
 from traces.synthesis.nearest import nearest_routing
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 
@@ -59,6 +60,12 @@ def test_without_some_forecasts_the_rest_of_a_trace_is_the_same() -> None:
 )
 def test_a_name_may_say_which_forecasts(asked: str, held: list[tuple[str, int]]) -> None:
     assert sorted(load_trace(f"synthetic:mini-moe/1x2+2/{asked}").forecasts) == held
+
+
+def test_a_name_lists_its_forecasts() -> None:
+    two = with_lengths("synthetic:mini-moe", 4, 64, 8, ["gate@1", "gate@2"])
+    assert two == "synthetic:mini-moe/4x64+8/gate@1,gate@2"
+    assert with_lengths("synthetic:mini-moe", 4, 64, 8, []) == "synthetic:mini-moe/4x64+8/none"
 
 
 @pytest.mark.parametrize("asked", ["", "gate", "gate@1,", "gate@1,none"])
