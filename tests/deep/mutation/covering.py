@@ -7,9 +7,10 @@ import json
 import sys
 import time
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,14 @@ TESTS = (
 
 @dataclass(frozen=True)
 class Covering:
-    """``seconds`` of each test by name, the names by file and line, and all modules that the tests import."""
+    """``seconds`` of each test by name, which tests run a line, and all modules that the tests import.
+
+    ``tests``: by file and line, which of ``sets``; a set has the places of its tests in ``seconds``.
+    """
 
     seconds: Mapping[str, float]
-    tests: Mapping[str, Mapping[str, Sequence[str]]]
+    tests: Mapping[str, Mapping[str, int]]
+    sets: Sequence[Sequence[int]]
     modules: Sequence[str]
 
     def save(self, path: Path) -> None:
@@ -46,10 +51,11 @@ class Covering:
 
         The line alone is not enough: imports may run it, or an earlier test, whose result has been kept.
         """
-        by_line, package = self.tests.get(mutant.path, {}), mutant.path.partition("/")[0]
+        by_line, package, names = self.tests.get(mutant.path, {}), mutant.path.partition("/")[0], list(self.seconds)
         ranges = _around((root / mutant.path).read_text(encoding="utf-8"), mutant.line)
-        groups = [{name for line in lines for name in by_line.get(str(line), ())} for lines in ranges]
-        groups.append({name for name in self.seconds if name.startswith(f"tests/{package}/")})
+        known = [{by_line[str(line)] for line in lines if str(line) in by_line} for lines in ranges]
+        groups = [{names[place] for number in numbers for place in self.sets[number]} for numbers in known]
+        groups.append({name for name in names if name.startswith(f"tests/{package}/")})
         ranked = list(dict.fromkeys(name for group in groups for name in sorted(group, key=self._rank)))
         ends = list(accumulate(self.seconds[name] for name in ranked))
         return ranked[: max(bisect_right(ends, seconds), 1)]
@@ -114,11 +120,13 @@ class Recorder:
     def result(self) -> Covering:
         """After the tests."""
         self.coverage.stop()
-        data = self.coverage.get_data()
+        data, place = self.coverage.get_data(), {name: number for number, name in enumerate(self.seconds)}
+        sets: defaultdict[tuple[int, ...], int] = defaultdict(count().__next__)
         tests = {
-            Path(name).relative_to(self.root).as_posix(): {
-                str(line): sorted(filter(None, names)) for line, names in data.contexts_by_lineno(name).items()
+            Path(file).relative_to(self.root).as_posix(): {
+                str(line): sets[tuple(sorted(place[name] for name in names if name))]
+                for line, names in data.contexts_by_lineno(file).items()
             }
-            for name in data.measured_files()
+            for file in data.measured_files()
         }
-        return Covering(self.seconds, tests, sorted(sys.modules))
+        return Covering(self.seconds, tests, list(sets), sorted(sys.modules))

@@ -64,7 +64,7 @@ def test_shares_add_up() -> None:
 def test_a_change_is_tested_by_what_runs_its_line(root: Path, line: int, tests: list[str]) -> None:
     path = f"{PACKAGES[0]}/queue.py"
     seconds = {"slow": 3.0, "fast": 1.0, "other": 2.0, NEAR: 0.1, "tests/sim/test_far.py": 0.1}
-    covering = Covering(seconds, {path: {"6": ["slow", "fast"], "5": ["other"]}}, [])
+    covering = Covering(seconds, {path: {"6": 0, "5": 1}}, sets=[[0, 1], [2]], modules=[])
     mutant = Mutant(path, line, SOURCE)
     assert covering.of(mutant, root, seconds=60) == tests
     assert covering.of(mutant, root, seconds=0.5) == tests[:1]
