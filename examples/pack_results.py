@@ -10,16 +10,19 @@ import sys
 import zipfile
 import zlib
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 LIMIT_BYTES = 16_000_000
-NOT_PACKED = (".safetensors", ".gguf", ".part", ".zip")
+NOT_PACKED = (".safetensors", ".gguf", ".zip")
+HALF_WRITTEN = ".trilane-part"  # the end of the name of a folder in which Trilane writes a file
 MANIFEST = "MANIFEST.txt"
 HEADERS_BYTES = 150  # per file, plus twice its name (zip: a local header of 30 bytes, a central one of 46, extras)
 
 
 def pack(folder: Path, archive: Path, limit_bytes: int = LIMIT_BYTES) -> list[Path]:
     """Write ``archive`` under another name and rename it; returns the files left out for their size, largest first."""
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.suffix not in NOT_PACKED]
+    found = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.suffix not in NOT_PACKED)
+    files = [file for file in found if not file.parent.name.endswith(HALF_WRITTEN)]
     sizes = {file: _packed_bytes(file, folder) for file in files}
     by_size = sorted(files, key=lambda file: sizes[file])
     names_bytes = sum(len(_line(file, folder).encode()) for file in files)
@@ -30,12 +33,13 @@ def pack(folder: Path, archive: Path, limit_bytes: int = LIMIT_BYTES) -> list[Pa
             break
         packed.append(file)
     out = by_size[len(packed) :][::-1]
-    aside = archive.with_name(f"{archive.name}.part")
-    with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED) as into:
-        into.writestr(MANIFEST, manifest(out, len(packed), folder))
-        for file in sorted(packed):
-            into.write(file, file.relative_to(folder))
-    aside.replace(archive)
+    with TemporaryDirectory(HALF_WRITTEN, dir=archive.parent) as made:
+        aside = Path(made, archive.name)
+        with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED) as into:
+            into.writestr(MANIFEST, manifest(out, len(packed), folder))
+            for file in sorted(packed):
+                into.write(file, file.relative_to(folder))
+        aside.replace(archive)
     return out
 
 

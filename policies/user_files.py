@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from policies.registry import SYSTEMS, added
 from policies.system import ChoiceError, Policy
+from trilane.common.quoting import quoted
 
 _FILE = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w+))?")
 
@@ -52,7 +53,7 @@ def load_policies(text: str) -> tuple[str, ...]:
     """
     match = _FILE.fullmatch(text)
     if match is None:
-        raise ChoiceError(f"expected FILE.py or FILE.py:NAME, got {text!r}")
+        raise ChoiceError(f"expected FILE.py or FILE.py:NAME, got {quoted(text)}")
     path = Path(match["file"]).resolve()
     found = _load(path, match["file"])
     if match["name"] is None:

@@ -17,6 +17,7 @@ from traces.importers.route_trace_v1 import import_route_trace
 from traces.library import load_trace
 from traces.synthesis.estimate import estimate_routing
 from traces.synthesis.routing_model import STORED, RoutingModel, stored_models
+from trilane.common.files import atomic_path
 
 LOGS: Mapping[str, str] = {"qwen": "qwen3-30b-a3b", "gemma": "gemma-4-26b-a4b"}  # file -> model
 BUNDLED = ("mini-deepseek", "mini-moe")
@@ -40,9 +41,8 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="with qwen.route.csv and gemma.route.csv")
     folder = parser.parse_args().logs
     text = _HEAD + _text([*_logs(folder), *map(refit_bundled, BUNDLED)])
-    part = STORED.with_name(f"{STORED.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(STORED)
+    with atomic_path(STORED) as aside:
+        aside.write_text(text, encoding="utf-8")
 
 
 def _logs(folder: Path | None) -> Iterator[RoutingModel]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from traces.layout import TraceError
 from trilane.common.names import unknown
+from trilane.common.quoting import quoted
 
 FOLDER = Path(__file__).parent / "bundled"
 CALIBRATION = "-calibration"
@@ -35,4 +36,6 @@ def find_trace(name_or_path: str | Path) -> Path:
         )
     if path.is_file():
         return path
-    raise TraceError(f"no file {str(name_or_path)!r}, and {unknown('bundled trace', str(name_or_path), trace_names())}")
+    raise TraceError(
+        f"no file {quoted(str(name_or_path))}, and {unknown('bundled trace', str(name_or_path), trace_names())}"
+    )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -27,6 +26,9 @@ from traces.layout import (
 from traces.models.shape import ModelShape, ShapeError
 from traces.rules import check_rows
 from traces.trace import RecordedForecast, Trace, canonical_json, trace_checksum, validate
+from trilane.common.files import atomic_path, errors_name
+from trilane.common.json_text import parse_json
+from trilane.common.quoting import quoted
 
 __all__ = ["ForecastKey", "RecordedForecast", "Trace", "TraceError", "TraceWriter", "read_trace", "write_trace"]
 
@@ -58,8 +60,8 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 
     Raises TraceError and leaves ``path`` as it was if the trace is not valid.
     """
-    with _temporary_folder(Path(path)) as folder:
-        _write(Path(path), folder, trace.shape, trace.tensors(), trace.provenance)
+    _check_folder(Path(path))
+    _write(Path(path), trace.shape, trace.tensors(), trace.provenance)
 
 
 class TraceWriter:
@@ -89,10 +91,10 @@ class TraceWriter:
         self._rows = 0
 
     def __enter__(self) -> TraceWriter:
-        with ExitStack() as stack:
-            self._folder = stack.enter_context(_temporary_folder(self._path))
-            for number, name in enumerate(self._specs):
-                self._files[name] = stack.enter_context((self._folder / f"{number}.spool").open("w+b"))
+        _check_folder(self._path)
+        with ExitStack() as stack, errors_name(self._path):
+            for name in self._specs:  # files without names, which a killed process does not leave behind
+                self._files[name] = stack.enter_context(TemporaryFile(dir=self._path.parent))
             stack.callback(self._files.clear)
             self._stack = stack.pop_all()
         return self
@@ -103,14 +105,15 @@ class TraceWriter:
             raise TraceError(f"{self._path}: the trace writer is not open; append inside its `with` block")
         tokens = check_layout(str(self._path), self._specs, rows)
         check_rows(str(self._path), self._shape, rows, first_row=self._rows)
-        for name, file in self._files.items():
-            file.write(np.ascontiguousarray(rows[name]).data.cast("B") if tokens else b"")
+        with errors_name(self._path):
+            for name, file in self._files.items():
+                file.write(np.ascontiguousarray(rows[name]).data.cast("B") if tokens else b"")
         self._rows += tokens
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._stack:
+        with errors_name(self._path), self._stack:
             if kind is None:
-                _write(self._path, self._folder, self._shape, self._spooled(), self._provenance)
+                _write(self._path, self._shape, self._spooled(), self._provenance)
 
     def _spooled(self) -> dict[str, NDArray[Any]]:
         if not self._rows:
@@ -119,7 +122,7 @@ class TraceWriter:
         for name, file in self._files.items():
             file.flush()
             spec = self._specs[name]
-            tensors[name] = np.asarray(np.memmap(file.name, spec.dtype, "r", shape=(self._rows, *spec.row_shape)))
+            tensors[name] = np.asarray(np.memmap(file, spec.dtype, "r", shape=(self._rows, *spec.row_shape)))
         return tensors
 
 
@@ -148,49 +151,43 @@ def _map_tensors(path: Path) -> dict[str, NDArray[Any]]:
 def _view(path: Path, name: str, data: NDArray[np.uint8], entry: Mapping[str, Any]) -> NDArray[Any]:
     dtype = _DTYPES.get(entry["dtype"])
     if dtype is None:
-        raise TraceError(f"{path}: {name} must be of type {sorted(_DTYPES)}, got {entry['dtype']}; convert it")
+        raise TraceError(f"{path}: {quoted(name)} must be of type {sorted(_DTYPES)}, got {entry['dtype']}; convert it")
     first, last = entry["data_offsets"]
-    return data[first:last].view(dtype).reshape(entry["shape"])
+    try:
+        return data[first:last].view(dtype).reshape(entry["shape"])
+    except ValueError as error:  # nothing, in more axes or of larger sizes than arrays have
+        raise TraceError(f"{path}: {quoted(name)}: {error}; write the file again") from None
 
 
 def _parse_metadata(where: str, metadata: Mapping[str, str]) -> tuple[ModelShape, dict[str, Any], str]:
     if metadata.get("format") != FORMAT:
         raise TraceError(
-            f"{where}: expected metadata format={FORMAT!r}, got {metadata.get('format')!r}; "
+            f"{where}: expected metadata format={FORMAT!r}, got {quoted(metadata.get('format'))}; "
             "this .safetensors file is not a routing trace"
         )
     if metadata.get("schema") != str(SCHEMA_VERSION):
         raise TraceError(
-            f"{where}: expected schema version {SCHEMA_VERSION}, got {metadata.get('schema')!r}; "
+            f"{where}: expected schema version {SCHEMA_VERSION}, got {quoted(metadata.get('schema'))}; "
             "read it with the version of Trilane that wrote it"
         )
     try:
-        shape = ModelShape.from_dict(json.loads(metadata["shape"]))
-        return shape, dict(json.loads(metadata["provenance"])), metadata["checksum"]
+        shape = ModelShape.from_dict(parse_json(metadata["shape"], "shape"))
+        return shape, dict(parse_json(metadata["provenance"], "provenance")), metadata["checksum"]
     except (KeyError, TypeError, ValueError, ShapeError) as error:
         raise TraceError(
             f"{where}: expected metadata shape, provenance (JSON) and checksum, got {error!r}; write the file again"
         ) from None
 
 
-@contextmanager
-def _temporary_folder(path: Path) -> Iterator[Path]:
-    """A scratch folder on the same disk as ``path``, gone afterwards whatever happens."""
+def _check_folder(path: Path) -> None:
     if not path.parent.is_dir():
         raise TraceError(f"{path}: the folder {path.parent} does not exist; create it first")
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
-def _write(path: Path, folder: Path, shape: ModelShape, tensors: Tensors, provenance: Mapping[str, Any]) -> None:
+def _write(path: Path, shape: ModelShape, tensors: Tensors, provenance: Mapping[str, Any]) -> None:
     checked = Trace.from_tensors(shape, tensors, provenance, where=str(path))
-    aside = folder / "complete"
-    with aside.open("wb") as file:
+    with atomic_path(path) as aside, aside.open("wb") as file:
         _write_safetensors(file, checked)
-    aside.replace(path)
 
 
 def _write_safetensors(file: BinaryIO, trace: Trace) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
-    """Run the command line."""
-    from trilane.cli import main as run  # here: processes that share its work import this module, and need no verbs
+    """Run the command line. Ctrl-C ends it with the exit status 130, while it is imported too."""
+    try:
+        from trilane.cli import main as run  # here: processes that share its work import this module, and no verbs
 
-    run()
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

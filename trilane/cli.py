@@ -10,6 +10,9 @@ from typing import Annotated
 import typer
 
 from trilane.common.errors import TrilaneError
+from trilane.common.files import errors_name
+from trilane.common.printable import printable
+from trilane.pages.output import STANDARD_OUTPUT
 from trilane.verbs.ablate import ablate
 from trilane.verbs.cache_curve import cache_curve
 from trilane.verbs.catalogues import hardware, models, policies
@@ -26,6 +29,10 @@ from trilane.verbs.sweep import sweep
 from trilane.verbs.trace import app as trace
 from trilane.verbs.validate import validate
 from trilane.verbs.whatif import whatif
+
+_BAD_INPUT, _NOT_WRITTEN = 2, 74  # exit statuses; the second is EX_IOERR of sysexits.h
+_INTERRUPTED, _CLOSED = 128 + 2, 128 + 13  # as if SIGINT and SIGPIPE had ended it
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # faults of a disk, not of the input
 
 app = typer.Typer(
     name="trilane",
@@ -68,32 +75,54 @@ def _options(
 def main() -> None:
     """Run the command line.
 
-    Bad input ends with one sentence on standard error and exit status 2; any other error is a bug, and is raised after
-    a line that asks for a report.
+    Bad input ends with one sentence on standard error and the exit status 2, a result that the disk does not take with
+    74, Ctrl-C with 130, and a reader that closes standard output, as in ``trilane policies | head -1``, with 141 and
+    without a message. Any other error is a bug, and is raised after a line that asks for a report.
     """
+    _check_streams()
     try:
-        status = app(prog_name="trilane", standalone_mode=False)
-        _flush()
-        sys.exit(status or 0)
+        status = app(prog_name="trilane", standalone_mode=False) or 0
+        with errors_name(STANDARD_OUTPUT):
+            sys.stdout.flush()
     except (typer.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        status = _INTERRUPTED
+    except SystemExit as end:  # of typer or rich, where the reader has closed standard output
+        status = _CLOSED if isinstance(end.__context__, BrokenPipeError) else end.code
     except Exception as error:
-        sentence = _sentence(error)
-        if sentence is None:
+        status = _status(error)
+        if status is None:
             print(_request(), file=sys.stderr)
             raise
-        if sentence:
-            print(f"trilane: {sentence}", file=sys.stderr)
-        sys.exit(2)
+    _drop_unwritten()
+    sys.exit(status)
 
 
-def _flush() -> None:
-    """Write the rest of standard output. Where its reader has closed it, exit with the status 1, as typer does."""
+def _check_streams() -> None:
+    """Exit if standard output is closed, since a file that is opened later would get its number."""
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115 - until the end
+    if sys.stdout is None:
+        print("trilane: standard output is closed; send it to a file or to /dev/null", file=sys.stderr)
+        sys.exit(_NOT_WRITTEN)
+
+
+def _drop_unwritten() -> None:
+    """Drop what standard output does not take: the interpreter would try again at its end."""
     try:
         sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it again at its end
-        sys.exit(1 if error.errno == errno.EPIPE else f"trilane: standard output: {error.strerror}")
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _status(error: Exception) -> int | None:
+    """The exit status, after a sentence on standard error; None if the error is a bug."""
+    if isinstance(error, BrokenPipeError) and error.filename == str(STANDARD_OUTPUT):
+        return _CLOSED
+    sentence = _sentence(error)
+    if sentence:
+        print(f"trilane: {' '.join(printable(sentence).split())}", file=sys.stderr)
+    if sentence is None:
+        return None
+    return _NOT_WRITTEN if isinstance(error, OSError) and error.errno in _DISK else _BAD_INPUT
 
 
 def _sentence(error: Exception) -> str | None:
@@ -103,12 +132,10 @@ def _sentence(error: Exception) -> str | None:
         context = getattr(error, "ctx", None)
         verb = context.command_path if context else "trilane"
         return f"{text.rstrip('.')}; see `{verb} --help`" if text else ""
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # raised by ``write``, without a file's name
-        return str(error.strerror)
+    if isinstance(error, OSError) and (error.filename or error.errno in _DISK):
+        return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
     if isinstance(error, TrilaneError):
-        return " ".join(str(error).split()) or type(error).__name__
+        return str(error) or type(error).__name__
     return None
 
 

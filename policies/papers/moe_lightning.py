@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from policies.parts.objective import together
 from policies.parts.prefetchers import NoProtection
 from policies.protocols import Budget, Composition, InitialPlacement, Needs
 from policies.system import BuildContext, ChoiceError, NonNegative, Policy, register
-from trilane.common.hints import Count
+from trilane.common.hints import Count, at_most
 
 ONE = 1_000_000  # a probability of 1 in the search, whose times are whole numbers
 
@@ -188,7 +188,7 @@ class MoeLightning(Policy):
 
     needs = Needs(calibration=True)
 
-    steps: Count = 400
+    steps: Annotated[Count, at_most(1000)] = 400  # the search takes their square
     prefetch_slots: NonNegative = 4
     demand_slots: Count = 2
 

@@ -7,7 +7,6 @@ so that experts can be read one at a time.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from realrun.errors import RefusedError
+from trilane.common.json_text import parse_json
+from trilane.common.schema import from_dict
 
 PLAIN_TYPES = ("F32", "BF16", "F16")
 ONE_BY_ONE = ("MergeModulelist(dim=0)",)
@@ -53,7 +54,9 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         return _header(folder / "model.safetensors", f"{folder} has no {index.name} either")
-    shard_of: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    document = parse_json(index.read_bytes(), str(index), RefusedError)
+    named = from_dict(Mapping[str, Any], document, str(index), RefusedError).get("weight_map")
+    shard_of: dict[str, str] = from_dict(Mapping[str, str], named, f"{index}: weight_map", RefusedError)
     tensors: dict[str, StoredTensor] = {}
     for shard in sorted(set(shard_of.values())):
         tensors |= _header(folder / shard, f"{index.name} names it")

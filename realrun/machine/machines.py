@@ -15,6 +15,7 @@ from realrun.machine.cores import cuda_cores, host_lane_cores
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
 from sim.machine.devices import ResultPath
 from sim.machine.profile import Profile
+from trilane.common.quoting import quoted
 
 if TYPE_CHECKING:
     from realrun.machine.cuda_lanes import CudaLanes
@@ -114,7 +115,7 @@ def check_same(facts: Mapping[str, object], others: Mapping[str, object], where:
     """Raises RefusedError, with the differences, unless both are facts of one machine; ``facts``: of a profile."""
     keys = [key for key in dict.fromkeys((*facts, *others)) if key not in _PASSING]
     pairs = [(key, facts.get(key, _EARLIER.get(key)), others.get(key)) for key in keys]
-    wrong = [f"{key} {one!r} and not {other!r}" for key, one, other in pairs if one != other]
+    wrong = [f"{key} {quoted(one)} and not {quoted(other)}" for key, one, other in pairs if one != other]
     if wrong:
         raise RefusedError(
             f"{where} is not the profile's machine: the profile has {'; '.join(wrong)}. Write to another file, or "

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from realrun.errors import RefusedError
 from realrun.machine.host_memory import HostMemory, gb, host_memory
 from realrun.machine.pages import Pages
+from trilane.common.quoting import quoted
 
 OPTION = "--host-memory-gb"
 VARIABLE = "TRILANE_HOST_MEMORY_GB"
@@ -134,5 +135,5 @@ def _size_bytes(size_gb: float | str, by: str) -> int:
     except ValueError:
         number = 0.0
     if not 0 < number < 1e6:
-        raise RefusedError(f"{by}: expected a number of GB (10^9 bytes) above 0, got {size_gb!r}")
+        raise RefusedError(f"{by}: expected a number of GB (10^9 bytes) above 0, got {quoted(size_gb)}")
     return round(number * 1e9)

@@ -7,11 +7,11 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from trilane.common.errors import TrilaneError
+from trilane.common.files import atomic_path, remove_abandoned
 
 CPU_LIST = Path("/proc/cpuinfo")
 COMPILERS = ("cc", "gcc", "clang")  # the first of them on PATH
@@ -42,6 +42,7 @@ def compiled(source: Path, extra: Sequence[str] = ()) -> Path:
     """
     compiler = find_compiler()
     target = cache_folder() / f"{source.stem}-{_fingerprint(source, compiler, extra)}.so"
+    remove_abandoned(target.parent)  # what was killed may have had another fingerprint
     if not target.exists():
         try:
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -60,15 +61,14 @@ def find_compiler() -> str:
 
 
 def _build(source: Path, compiler: str, extra: Sequence[str], target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        aside, errors = Path(folder, target.name), ""
+    errors = ""
+    with atomic_path(target) as aside:
         for tuned in FOR_THIS_CPU if CPU_LIST.exists() else ((),):  # only if the fingerprint contains the processor
             done = _run([compiler, *FLAGS, *tuned, *extra, str(source), "-o", str(aside), "-lm"])
             if done.returncode == 0:
-                aside.replace(target)
                 return
             errors = done.stderr.strip()
-    raise NotCompiledError(f"{compiler} does not compile {source.name}: {errors[-2000:]}")
+        raise NotCompiledError(f"{compiler} does not compile {source.name}: {errors[-2000:]}")
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -6,14 +6,15 @@ With B the effective bytes/s and F the effective flop/s of the device (``Hardwar
 expert, GPU, w > 0    max(expert bytes / B, 2 x weights x w / F) + 5 kernels
 expert, CPU, w > 0    max(expert bytes / B, 2 x weights x w / F); the first one of a layer adds ``first_expert_ns``
 copy                  latency + bytes / link rate
-attention, a layer    max((weights + KV read and written) / B, (projections + scores) / F) + 12 kernels
+attention, a layer    max((weights + KV or state read and written) / B, (projections + scores) / F) + 12 kernels
 gate, forecast        max(weights / B, 2 x weights x tokens / F) + 3 kernels; also shared expert, head
 combine               tokens x (top_k + 2) rows of ``hidden`` / B + 2 kernels
 ====================  ==============================================================================================
 
 Weights of fewer than 16 bits are read at a fraction of B (``sim.machine.weight_formats``), since they are unpacked; F
 and copies are unchanged. Results are whole ns, rounded half up, and at least 1 where there is work. Not modelled:
-weights that stay in the L2 cache, activations of wide experts, tile steps in w.
+weights that stay in the L2 cache, activations of wide experts, tile steps in w, arithmetic on the
+state of linear attention (a twentieth of that of its projections).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostError, CostTable, StepCosts
 from sim.machine.hardware import Hardware
 from sim.machine.weight_formats import read_fraction
+from traces.models.attention import Attention
 from traces.models.shape import ModelShape
 
 # Kernels of each group in an unfused PyTorch layer: they cost launches on the host and a fixed time on the GPU.
@@ -78,9 +80,7 @@ def _between(one: StepCosts, hardware: Hardware) -> int:
     return one.combine_ns + one.attention_ns + one.gate_ns + one.routing_ns + hardware.host.sync_ns
 
 
-def _expert_costs(
-    shape: ModelShape, hardware: Hardware, size: int, max_tokens: int, between_ns: int
-) -> ExpertCosts:
+def _expert_costs(shape: ModelShape, hardware: Hardware, size: int, max_tokens: int, between_ns: int) -> ExpertCosts:
     """Tables of one expert of ``size`` bytes."""
     flops = 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width * np.arange(max_tokens + 1)
     gpu, cpu, link = hardware.gpu, hardware.cpu, hardware.link
@@ -143,12 +143,18 @@ class RooflineSteps:
         )
 
     def _attention(self, tokens: int, context: Sequence[int]) -> int:
-        """One layer's norms and attention."""
-        shape = self.shape
-        weights = self._weight_bytes(shape.attention_params)
-        cache = (sum(context) + tokens) * shape.kv_width * shape.cache_bits / 8  # all read, the new ones written
-        scores = 4.0 * shape.heads * shape.head_dim * _pairs(tokens, context)
-        return self._gpu(weights + cache, 2.0 * shape.attention_params * tokens + scores, ATTENTION_KERNELS)
+        """One layer's norms and attention; the mean over the layers where they are of several kinds."""
+        kinds = self.shape.attention_counts
+        return round(sum(self._kind(kind, tokens, context) * layers for kind, layers in kinds) / self.shape.layers)
+
+    def _kind(self, kind: Attention, tokens: int, context: Sequence[int]) -> int:
+        """Norms and attention of a layer of one kind."""
+        new = _new_tokens(tokens, context)
+        read = sum(kind.read(n, length) for n, length in zip(new, context, strict=True)) + tokens  # and written
+        cache = read * kind.kv_width * self.shape.cache_bits / 8 + 2 * len(context) * kind.state_bytes
+        pairs = sum(kind.pairs(n, length) for n, length in zip(new, context, strict=True))
+        flops = 2.0 * kind.params * tokens + 4.0 * kind.heads * kind.head_dim * pairs
+        return self._gpu(self._weight_bytes(kind.params) + cache, flops, ATTENTION_KERNELS)
 
     def _product(self, weights: int, tokens: int, kernels: int) -> int:
         """``weights`` matrix elements applied to ``tokens`` rows; 0 if there are none."""
@@ -181,13 +187,12 @@ def _estimator_params(shape: ModelShape) -> int:
     return width * (shape.hidden + 8 * width + shape.experts)
 
 
-def _pairs(tokens: int, context: Sequence[int]) -> float:
-    """Query-key pairs of causal attention.
+def _new_tokens(tokens: int, context: Sequence[int]) -> list[float]:
+    """The new tokens of each sequence.
 
     If the contexts hold no more than this step's tokens, each sequence is prefilled from nothing; otherwise the step's
     tokens are assumed to be spread evenly over the sequences (one each in decode, a chunk each in chunked prefill).
     """
     if sum(context) == tokens:
-        return sum(length * (length + 1) / 2 for length in context)
-    new = (min(tokens / len(context), length) for length in context)
-    return sum(n * (length - (n - 1) / 2) for n, length in zip(new, context, strict=True))
+        return list(context)
+    return [min(tokens / len(context), length) for length in context]

@@ -20,6 +20,7 @@ from sim.machine.parts import (
 from sim.machine.plausibility import HardwareError
 from sim.machine.units import GIB
 from trilane.common.names import unknown
+from trilane.common.quoting import quoted
 
 _COUNTS = {  # what is not the name of a part: as it is read, and as it is written
     "cores": (re.compile(r"(\d+)-cores?"), "{}-cores"),
@@ -76,12 +77,12 @@ def is_assembly(name: str) -> bool:
 
 def parse_assembly(name: str) -> Assembly:
     """The parts in a name. Raises HardwareError for a part that is unknown, missing or there twice."""
-    where = f"hardware {name!r}"
+    where = f"hardware {quoted(name)}"
     found: dict[str, str] = {}
     for word in name.lower().split("+"):
         kind, value = _meaning(word, where)
         if kind in found:
-            raise HardwareError(f"{where}: two {kind} parts, {found[kind]!r} and {value!r}; {_FORM}")
+            raise HardwareError(f"{where}: two {kind} parts, {quoted(found[kind])} and {quoted(value)}; {_FORM}")
         found[kind] = value
     for kind in ("gpu", "memory"):
         if kind not in found:

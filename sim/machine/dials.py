@@ -14,6 +14,7 @@ from sim.machine.hardware import Hardware
 from sim.machine.plausibility import HardwareError
 from sim.machine.units import GB
 from trilane.common.hints import above
+from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict
 
 LANE_BYTES_PER_S = {  # one PCIe lane, one way, after line coding: 8b/10b, then 128b/130b (PCI-SIG base specifications)
@@ -62,5 +63,5 @@ def link_bytes_per_s(value: object) -> float:
     """One direction of a link such as ``4x16``, on paper. Raises HardwareError."""
     found = re.fullmatch(r"([1-5])x(1|2|4|8|16)", str(value))
     if found is None:
-        raise HardwareError(f"{PCIE}: expected generation x lanes such as 3x16, 4x8 or 5x16, got {value!r}")
+        raise HardwareError(f"{PCIE}: expected generation x lanes such as 3x16, 4x8 or 5x16, got {quoted(value)}")
     return LANE_BYTES_PER_S[int(found[1])] * int(found[2])

@@ -19,8 +19,9 @@ from sim.machine.plausibility import HardwareError, check_plausible
 from sim.machine.profile import Profile
 from sim.machine.sourced import Origin, Sourced
 from trilane.common.files import atomic_path
-from trilane.common.hints import hints_of
+from trilane.common.hints import Name, hints_of
 from trilane.common.names import unknown
+from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict, to_dict
 from trilane.common.yaml_files import read_yaml
 
@@ -122,7 +123,7 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
     profile has measured, and anything that no machine has (see ``sim.machine.plausibility``).
     """
     document = _document(name_or_path)
-    where = f"hardware {str(document['name'])!r}"
+    where = f"hardware {quoted(str(document['name']))}"
     for key in document:
         if key not in _FILE_KEYS:
             raise HardwareError(f"{where}: {unknown('key', str(key), _FILE_KEYS)}")
@@ -143,7 +144,7 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
 class _Text(NamedTuple):
     """What a hardware file holds in addition to numbers with their sources."""
 
-    name: str
+    name: Name
     about: str = ""
     notes: tuple[str, ...] = ()
     measured: Profile | None = None
@@ -179,12 +180,12 @@ def _document(name_or_path: str | Path) -> dict[str, Any]:
         if is_assembly(name):
             return document_of(parse_assembly(name), name.lower())
         raise HardwareError(
-            f"no hardware preset or file {name!r}; presets: {', '.join(hardware_names())}; or give the path of a YAML "
-            f"file of the same form, or parts: rtx-4080+ddr5-5600 (`trilane hardware --parts` lists them)"
+            f"no hardware preset or file {quoted(name)}; presets: {', '.join(hardware_names())}; or give the path of a "
+            f"YAML file of the same form, or parts: rtx-4080+ddr5-5600 (`trilane hardware --parts` lists them)"
         )
     document = read_yaml(path, HardwareError)
     if not isinstance(document, dict):
-        raise HardwareError(f"{path}: expected a mapping of sections, got {document!r:.40}")
+        raise HardwareError(f"{path}: expected a mapping of sections, got {quoted(document)}")
     return {**document, "name": document.get("name", path.stem)}
 
 
@@ -197,6 +198,10 @@ class _Lines(dict[str, Any]):
 
 class _Dumper(yaml.SafeDumper):
     """Writes lists of numbers on one line each, and so innermost mappings other than ``_Lines``."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """What occurs twice is written twice: ``read_yaml`` takes no aliases."""
+        return True
 
 
 _Dumper.add_representer(

@@ -15,6 +15,7 @@ from sim.machine.plan_costs import PlanCost
 from sim.machine.plausibility import HardwareError
 from traces.models.shape import ModelShape
 from trilane.common.hints import at_least, between
+from trilane.common.quoting import quoted
 
 Kind = Literal["host-lanes", "cuda"]
 Permille = Annotated[int, between(1, 1000)]
@@ -146,7 +147,7 @@ class Profile:
     def __post_init__(self) -> None:
         if self.machine.get("kind") not in get_args(Kind):
             kinds = " or ".join(map(repr, get_args(Kind)))
-            raise HardwareError(f"machine.kind: expected {kinds}, got {self.machine.get('kind')!r}")
+            raise HardwareError(f"machine.kind: expected {kinds}, got {quoted(self.machine.get('kind'))}")
 
     @property
     def kind(self) -> str:
@@ -171,6 +172,6 @@ class Profile:
 def _check_sizes(measured: MeasuredSizes, needed: MeasuredSizes, where: str) -> None:
     """Refuse the times of another model with the same name. Raises HardwareError."""
     pairs = [(f.name, getattr(measured, f.name), getattr(needed, f.name)) for f in fields(MeasuredSizes)]
-    wrong = [f"{name} = {was:g}, expected {now:g}" for name, was, now in pairs if was != now]
+    wrong = [f"{name} = {quoted(was)}, expected {now}" for name, was, now in pairs if was != now]
     if wrong:
         raise HardwareError(f"{where} was measured with {'; '.join(wrong)}: measure it again as it is now")

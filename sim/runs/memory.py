@@ -56,7 +56,7 @@ def plan_memory(
     """
     _check(batch, tokens, demand_slots, prefetch_slots, cached_share)
     total, reserve = _given(memory)
-    kv = batch * tokens * shape.kv_bytes_per_token
+    kv = batch * shape.cache_bytes(tokens)
     staging = (demand_slots + prefetch_slots) * max(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
     room = total - reserve - shape.non_expert_bytes - kv - staging
     if room < 0:

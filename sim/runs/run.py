@@ -17,7 +17,6 @@ from sim.runs.prepare import Prepared
 from sim.runs.routing_error import RoutingErrors, totals_of
 from sim.runs.spans import Row, spans_frame
 from sim.runs.vocabulary import Label
-from trilane.common.files import atomic_path
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,10 @@ class Run:
         }
 
     def save_spans(self, path: str | Path) -> None:
-        """Write the spans as Parquet, aside first and then renamed."""
+        """Write the spans as Parquet, whole or not at all."""
+        import pyarrow as pa
+
+        from trilane.common.parquet_files import write_parquet
+
         frame = self.spans.astype({"lane": str, "kind": str, "phase": str})
-        with atomic_path(path) as aside:
-            frame.to_parquet(aside, index=False)
+        write_parquet(pa.Table.from_pandas(frame, preserve_index=False), path)

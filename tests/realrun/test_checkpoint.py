@@ -231,7 +231,7 @@ def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
     model_of("qwen3_moe").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
-    with pytest.raises(RefusedError, match=r"config\.json: expected plain weights, found quantization_config fp8"):
+    with pytest.raises(RefusedError, match=r"config\.json: expected plain weights, found quantization_config .*fp8"):
         load_streamed(tmp_path, torch.float32, "cpu", never)
 
 

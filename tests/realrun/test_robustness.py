@@ -44,7 +44,7 @@ event, nth = sys.argv.pop(1), int(sys.argv.pop(1))
 left = [nth]
 
 def watch(name, given):
-    if name == event and str(given[0]).endswith(".part"):
+    if name == event and ".trilane-part/" in str(given[0]) and given[1] is not None:  # None: opened to sync it
         left[0] -= 1
         if not left[0] and event == "open":  # no file may grow beyond 200 bytes: killed when one would
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -83,7 +83,7 @@ def killed_at(event: str, nth: int, options: Sequence[str]) -> int:
 
 def complete(folder: Path) -> set[str]:
     """The targets that are there; each must be whole."""
-    there = {path.name for path in folder.iterdir() if path.suffix not in (".part", ".yaml")}
+    there = {path.name for path in folder.iterdir() if path.suffix not in (".trilane-part", ".yaml")}
     if "out.json" in there:
         assert json.loads((folder / "out.json").read_text())["run"]["decode_steps"] == 2
     if "s.parquet" in there:
@@ -116,7 +116,7 @@ def test_a_run_killed_while_it_writes_leaves_no_half_written_file(
 ) -> None:
     assert killed_at(event, nth, options) in (-signal.SIGKILL, -signal.SIGXFSZ)
     assert complete(tmp_path) == whole
-    [begun] = tmp_path.glob("*.part")
+    [begun] = tmp_path.glob(".*.trilane-part/*")
     assert (begun.stat().st_size == 200) == (event == "open")
 
 
@@ -125,7 +125,7 @@ def test_what_a_killed_run_has_left_is_in_nobodys_way(tmp_path: Path, options: l
     assert complete(tmp_path) == {"out.json"}
     assert CliRunner().invoke(app, options).exit_code == 0
     assert complete(tmp_path) == {"out.json", "s.parquet", "t.json"}
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.glob(".*"))
 
 
 # --- one after another ------------------------------------------------------------------------------------------------

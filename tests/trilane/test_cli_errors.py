@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import subprocess
 import sys
@@ -49,9 +47,9 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown policy to simulate": (("simulate", "--policy", "nobody"), "there is no policy 'nobody'"),
     "unknown key": (("compare", "--set", "bach=2"), "did you mean 'batch'"),
     "no value": (("compare", "--set", "batch"), "expected KEY=VALUE, got 'batch'"),
-    "no YAML": (("compare", "--set", "batch=["), "not a YAML value"),
-    "no date": (("compare", "--set", "seed=2020-13-45"), "not a YAML value"),
-    "a number of 401 digits": (("compare", "--set", f"seed={10**400}"), "seed: expected a whole number, got 1000"),
+    "no YAML": (("compare", "--set", "batch=["), "not plain YAML"),
+    "no date": (("compare", "--set", "seed=2020-13-45"), "expected a whole number, got '2020-13-45'"),
+    "a number of 401 digits": (("compare", "--set", f"seed={10**400}"), "a number of 401 characters, expected 100 at"),
     "no scenario file": (("compare", "--scenario", "nowhere.yaml"), "nowhere.yaml"),
     "no trace": (("trace", "info", "nowhere"), "no bundled trace 'nowhere'"),
     "no CSV": (("trace", "import", "nowhere.csv", "-o", "x.safetensors"), "nowhere.csv"),
@@ -125,17 +123,44 @@ OVERWRITING: dict[str, tuple[str, ...]] = {
     "the described policy": ("policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py"),
     "a compared policy": ("compare", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py"),
     "a varied policy": (
-        "whatif", "--vary", "batch=1", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py",
+        "whatif",
+        "--vary",
+        "batch=1",
+        "--policies",
+        "own_of_errors.py:Mine",
+        "--json",
+        "own_of_errors.py",
     ),
     "a policy for its cache": (
-        "cache-curve", "mini-moe", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py",
+        "cache-curve",
+        "mini-moe",
+        "--policies",
+        "own_of_errors.py:Mine",
+        "--json",
+        "own_of_errors.py",
     ),
     "a policy that is chosen from": (
-        "fit", "-m", "olmoe-1b-7b", "--gpu", "rtx-4080", "--ram", "ddr5-5600", "--policies", "own_of_errors.py:Mine",
-        "--json", "own_of_errors.py",
+        "fit",
+        "-m",
+        "olmoe-1b-7b",
+        "--gpu",
+        "rtx-4080",
+        "--ram",
+        "ddr5-5600",
+        "--policies",
+        "own_of_errors.py:Mine",
+        "--json",
+        "own_of_errors.py",
     ),
     "a validated policy": (
-        "validate", "s.yaml", "--profile", "p", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py",
+        "validate",
+        "s.yaml",
+        "--profile",
+        "p",
+        "--policies",
+        "own_of_errors.py:Mine",
+        "--json",
+        "own_of_errors.py",
     ),
     "the machine": ("hardware", "s.yaml", "--json", "s.yaml"),
 }
@@ -159,6 +184,28 @@ def test_no_result_is_written_over_what_it_is_made_from(trilane: Trilane, tmp_pa
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_no_result_is_written_through_a_link(trilane: Trilane, there: bool) -> None:
+    if there:
+        Path("victim").write_text("precious")
+    Path("link.json").symlink_to("victim")
+    done = trilane("policies", "--json", "link.json")
+    assert (done.status, done.out) == (2, "")
+    assert "link.json: expected a file, this is a symbolic link to " in done.err
+    assert Path("victim").exists() == there
+    assert not there or Path("victim").read_text() == "precious"
+
+
+@pytest.mark.parametrize("end", [".journal", ".journal.lock"])
+def test_no_journal_is_written_through_a_link(trilane: Trilane, end: str) -> None:
+    Path("f.yaml").write_text("{scenario: {prompt_tokens: 4, generated_tokens: 3}, grid: {batch: [1]}}")
+    Path(f"o.parquet{end}").symlink_to("victim")
+    done = trilane("sweep", "f.yaml", "-o", "o.parquet", "--jobs", "1")
+    assert done.status == 2
+    assert f"o.parquet{end}: expected a file, this is a symbolic link to " in done.err
+    assert not Path("victim").exists()
+
+
 CAPTURE: dict[str, tuple[tuple[str, ...], str]] = {
     "a binary for prompts": (
         ("--prompts", "binary"),
@@ -167,8 +214,10 @@ CAPTURE: dict[str, tuple[tuple[str, ...], str]] = {
     "no prompts": (("--prompts", "nowhere.txt"), "nowhere.txt: expected a file of prompts"),
     "empty prompts": (("--prompts", "empty"), "expected at least one prompt"),
     "no calibration": (("--calibration", "nowhere.txt"), "nowhere.txt: expected a file of prompts"),
-    "no number": (("--temperature", "nan"), "temperature: expected a number >= 0, got nan"),
-    "no batch": (("--batch-size", "0"), "batch_size: expected a whole number >= 1, got 0"),
+    "no number": (("--temperature", "nan"), "temperature: expected a number from 0 to 1000, got nan"),
+    "no batch": (("--batch-size", "0"), "batch_size: expected a whole number from 1 to 1e+06, got 0"),
+    "no end": (("--generated-tokens", "10000000000"), "generated_tokens: expected a whole number from 0 to 1e+06"),
+    "no seed": (("--seed", "-1"), "seed: expected a whole number from 0 to 1e+18"),
     "no type": (("--dtype", "float99"), "dtype: expected one of auto, float32"),
     "no model": (("--model", "nowhere"), "nowhere: no such folder"),
     "no folder": (("--model", "./some/where"), "./some/where: no such folder"),
@@ -218,6 +267,15 @@ def test_python_dash_m() -> None:
     assert done.stdout.startswith("trilane ")
 
 
+def test_a_terminal_obeys_nothing_in_a_message(trilane: Trilane) -> None:
+    name = "\x1b[31m\u202e\nx.safetensors"
+    for words in (("trace", "info", name), ("models", "--\x1b[31m"), ("fit", "-m", "\x9b1m")):
+        done = trilane(*words)
+        assert done.status == 2
+        assert done.err.startswith("trilane: ")
+        assert done.err.removesuffix("\n").isprintable()
+
+
 def test_damaged_trace(trilane: Trilane) -> None:
     whole = SAMPLE.read_bytes()
     for name, content in (("cut", whole[:-1000]), ("flipped", whole[:-1] + bytes([whole[-1] ^ 1])), ("empty", b"")):
@@ -249,39 +307,6 @@ def test_a_bug_is_a_traceback_and_asks_for_a_report(
     line = capsys.readouterr().err
     assert f"trilane {version('trilane')}" in line
     assert line.endswith(" trilane simulate --set 'parameters={window: 4}'\n")
-
-
-def test_a_full_disk_is_no_bug(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``write`` raises it without a file's name."""
-
-    def full(scenario: Scenario) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("sim.simulate.simulate", full)
-    done = trilane("simulate")
-    assert (done.status, done.err) == (2, "trilane: No space left on device\n")
-
-
-BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-
-
-@pytest.mark.parametrize("words", [("--version",), ("policies",), ("hardware", "--json", "-")])
-def test_a_reader_that_closes_the_pipe_ends_it_in_silence(words: tuple[str, ...]) -> None:
-    """As in ``trilane policies | true``."""
-    read, write = os.pipe()
-    os.close(read)
-    command = [sys.executable, "-m", "trilane", *words]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=BUFFERED)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (1, "")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-def test_standard_output_on_a_full_disk_is_one_sentence() -> None:
-    command = [sys.executable, "-m", "trilane", "policies"]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=BUFFERED)
-    assert (done.returncode, done.stderr) == (1, "trilane: standard output: No space left on device\n")
 
 
 def test_every_error_is_bad_input_or_a_named_exception() -> None:

@@ -295,7 +295,10 @@ def fill(folder: Path, sizes: Mapping[str, int]) -> None:
 
 
 def test_all_but_weights_and_half_written_files_is_packed(tmp_path: Path) -> None:
-    fill(tmp_path, {"report.md": 10, "a/journal/run.parquet": 99, "made.safetensors": 10, "x.json.part": 10})
+    fill(
+        tmp_path,
+        {"report.md": 10, "a/journal/run.parquet": 99, "made.safetensors": 10, ".x.json.1.trilane-part/x.json": 10},
+    )
     assert pack(tmp_path, tmp_path / "results.zip") == []
     assert pack(tmp_path, tmp_path / "results.zip") == []  # an archive is no result
     with zipfile.ZipFile(tmp_path / "results.zip") as packed:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from traces.capture.settings import CaptureError
 from traces.capture.text_sketch import TextSketch, sketch
+from trilane.common.json_text import parse_json
+from trilane.common.quoting import quoted
 
 MOST_SHARED = 0.02  # of the passages looked up: set phrases may coincide
 
@@ -75,7 +76,7 @@ def check_disjoint(evaluated: PromptFile, calibration: PromptFile) -> None:
     if common:
         raise CaptureError(
             f"{calibration.path}: {len(common)} calibration prompts are also in {evaluated.path}, the first "
-            f"{sorted(common)[0][:40]!r}; calibrate on other text"
+            f"{quoted(min(common))}; calibrate on other text"
         )
 
 
@@ -93,11 +94,8 @@ def check_unseen(evaluated: PromptFile, read: TextSketch | None, where: Path) ->
 
 
 def _from_json(where: str, line: str) -> Prompt:
-    try:
-        values = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise CaptureError(f"{where}: expected a JSON object, got {line[:40]!r} ({error})") from None
+    values = parse_json(line, where, CaptureError)
     text = values.get("text") if isinstance(values, dict) else None
     if not isinstance(text, str) or not text.strip():
-        raise CaptureError(f'{where}: expected {{"text": ..., "domain": ...}} with a text, got {line[:60]!r}')
+        raise CaptureError(f'{where}: expected {{"text": ..., "domain": ...}} with a text, got {quoted(line)}')
     return Prompt(text, str(values.get("domain", "")))

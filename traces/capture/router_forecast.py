@@ -22,6 +22,7 @@ from traces.capture.record import LayerRecord, find_ids, find_logits
 from traces.capture.scores import probabilities
 from traces.capture.settings import CaptureError
 from traces.layout import ForecastKey
+from trilane.common.quoting import quoted
 
 KINDS = ("gate", "residual", "quasi_hidden", "partial", "estimator")
 
@@ -118,7 +119,7 @@ def parse_forecasts(names: Sequence[str]) -> tuple[ForecastKey, ...]:
         kind, _, ahead = name.partition("@")
         if kind not in KINDS or not ahead.isdigit() or int(ahead) < 1 or (kind != "gate" and ahead != "1"):
             others = ", ".join(f"{kind}@1" for kind in KINDS[1:])
-            raise CaptureError(f"forecast {name!r}: expected gate@1, gate@2, ... or one of {others}")
+            raise CaptureError(f"forecast {quoted(name)}: expected gate@1, gate@2, ... or one of {others}")
         keys.append(ForecastKey(kind, int(ahead)))
     return tuple(dict.fromkeys(keys))
 

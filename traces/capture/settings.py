@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 from trilane.common.errors import TrilaneError
-from trilane.common.hints import Count, at_least
+from trilane.common.hints import between
+from trilane.common.quoting import quoted
 from trilane.common.schema import check
 
 FORECASTS = ("gate@1", "gate@2", "gate@3", "residual@1", "quasi_hidden@1", "partial@1")  # estimator@1 needs training
@@ -23,11 +24,11 @@ class CaptureError(TrilaneError):
 class CaptureSettings:
     """How to run the model and what to keep. Every sequence has prompt + generated rows."""
 
-    prompt_tokens: Count = 64  # a longer prompt is cut
-    generated_tokens: Annotated[int, at_least(0)] = 64
-    batch_size: Count = 8
-    temperature: Annotated[float, at_least(0)] = 0.8  # 0: greedy
-    seed: int = 0
+    prompt_tokens: Annotated[int, between(1, 1e6)] = 64  # a longer prompt is cut
+    generated_tokens: Annotated[int, between(0, 1e6)] = 64
+    batch_size: Annotated[int, between(1, 1e6)] = 8
+    temperature: Annotated[float, between(0, 1e3)] = 0.8  # 0: greedy
+    seed: Annotated[int, between(0, 1e18)] = 0
     scores: bool = True
     forecasts: Sequence[str] | None = None  # None: those of ``FORECASTS`` that the model can give
 
@@ -38,7 +39,7 @@ class CaptureSettings:
 def check_model(model: str | Path, dtype: str = "auto") -> None:
     """Refuse text that is neither a folder nor has the form of a hub id. Raises CaptureError."""
     if dtype not in DTYPES:
-        raise CaptureError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+        raise CaptureError(f"dtype: expected one of {', '.join(DTYPES)}, got {quoted(dtype)}")
     text = str(model)
     if not Path(text).is_dir() and (text.count("/") != 1 or text.startswith(("/", ".", "~")) or text.endswith("/")):
         raise CaptureError(

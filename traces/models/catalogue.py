@@ -47,10 +47,12 @@ def load_model(name: str) -> ModelShape:
 
 def _cut(shape: ModelShape, layers: str) -> ModelShape:
     """A model cut after its first MoE layers."""
-    if not (layers.isascii() and layers.isdecimal()) or not 1 <= int(layers) <= shape.moe_layers:
+    if layers not in map(str, range(1, shape.moe_layers + 1)):
         raise ShapeError(f"model {shape.name}:{layers}: expected 1 to {shape.moe_layers} layers after the colon")
     count = int(layers)
-    return replace(shape, name=f"{shape.name}:{count}", moe_layers=count, expert_bytes=shape.expert_bytes[:count])
+    kinds = shape.attention_layers and shape.attention_layers[: shape.dense_layers + count]
+    name, sizes = f"{shape.name}:{count}", shape.expert_bytes[:count]
+    return replace(shape, name=name, moe_layers=count, expert_bytes=sizes, attention_layers=kinds)
 
 
 def published_params(name: str) -> float:

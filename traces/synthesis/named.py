@@ -11,13 +11,14 @@ from traces.models.catalogue import load_model
 from traces.synthesis.nearest import nearest_routing
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace
+from trilane.common.quoting import quoted
 
 PREFIX = "synthetic:"
 CALIBRATION = "-calibration"
 _NO_FORECAST = "none"
 _NAME = re.compile(
     r"synthetic:(?P<model>[^/]+?)(?P<calibration>-calibration)?"
-    rf"(?:/(\d+)x(\d+)\+(\d+)(?:/(?P<forecasts>{_NO_FORECAST}|[a-z_]+@\d+(?:,[a-z_]+@\d+)*))?)?"
+    rf"(?:/(\d{{1,9}})x(\d{{1,9}})\+(\d{{1,9}})(?:/(?P<forecasts>{_NO_FORECAST}|[a-z_]+@\d+(?:,[a-z_]+@\d+)*))?)?"
 )
 _EVALUATION_SEED, _CALIBRATION_SEED = 0, 1
 
@@ -57,7 +58,7 @@ def _parsed(name: str) -> tuple[str, bool, tuple[int, ...], tuple[str, ...] | No
     match = _NAME.fullmatch(name)
     if match is None:
         raise TraceError(
-            f"trace {name!r}: expected synthetic:MODEL, or synthetic:MODEL/SEQUENCESxPROMPT+GENERATED such as "
+            f"trace {quoted(name)}: expected synthetic:MODEL, or synthetic:MODEL/SEQUENCESxPROMPT+GENERATED such as "
             f"synthetic:qwen3-30b-a3b/4x256+32"
         )
     counts = tuple(int(count) for count in match.groups()[2:5] if count)

@@ -3,47 +3,146 @@
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
+from tempfile import mkdtemp
+
+from trilane.common.errors import TrilaneError
 
 if sys.platform != "win32":
     import fcntl
 
+ASIDE = ".trilane-part"  # the end of the name of a hidden folder in which a file is being written
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+
+
+class OutputError(TrilaneError):
+    """A result that cannot be written to the file that was named."""
+
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A temporary path next to ``path``, renamed to ``path`` when the block ends.
+    """A path in a new hidden folder next to ``path``; the file written there becomes ``path`` when the block ends.
 
-    If the block raises, an earlier file at ``path`` stays as it was, and nothing half-written remains.
+    If the block raises, an earlier file at ``path`` stays as it was, and nothing half-written remains. What a killed
+    process has left is removed when ``path`` is written again. A file that is replaced passes on its permissions.
+    Raises OutputError if ``path`` is a symbolic link, and OSError, which names ``path``, if it cannot be written.
     """
-    target = Path(path)
-    temporary = target.with_name(f"{target.name}.part")
+    target = refuse_link(Path(path))
+    with errors_name(target), _folder_for(target) as folder:
+        aside = folder / target.name
+        yield aside
+        _sync(aside, os.O_RDWR)
+        if target.exists():
+            aside.chmod(stat.S_IMODE(target.stat().st_mode))
+        aside.replace(target)
+        with suppress(OSError):  # Windows opens no folder, and some file systems sync none
+            _sync(target.parent, _FOLDER)
+
+
+def refuse_link(path: Path) -> Path:
+    """``path``. Raises OutputError if it is a symbolic link: its target may be a file that someone else has chosen."""
+    if path.is_symlink():
+        link = f"this is a symbolic link to {os.path.realpath(path)}"
+        raise OutputError(f"{path}: expected a file, {link}; remove it, or name that file")
+    return path
+
+
+@contextmanager
+def errors_name(target: Path) -> Iterator[None]:
+    """Raise an OSError of the block, such as that of a full disk, with the name ``target`` unless it has another."""
     try:
-        yield temporary
-        temporary.replace(target)
+        yield
+    except OSError as error:
+        if error.filename is not None and ASIDE not in str(error.filename):
+            raise
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise OSError(error.errno, reason, str(target)) from error
+
+
+@contextmanager
+def _folder_for(target: Path) -> Iterator[Path]:
+    """A folder for this process alone, removed at the end."""
+    remove_abandoned(target.parent, escape(target.name))
+    folder, descriptor = _new_folder(target)
+    try:
+        yield folder
     finally:
-        temporary.unlink(missing_ok=True)
+        _remove(folder, descriptor)
+
+
+def remove_abandoned(folder: Path, name: str = "*") -> None:
+    """Remove what killed processes have left next to files of this name, a pattern, in ``folder``."""
+    for left in folder.glob(f".{name}.*{ASIDE}"):
+        with suppress(OSError):  # such as BlockingIOError: another process is writing there
+            _remove(left, _lock(left, _FOLDER))
+
+
+def _new_folder(target: Path) -> tuple[Path, int | None]:
+    """A new folder next to ``target``, and the descriptor of its lock."""
+    while True:
+        folder = Path(mkdtemp(ASIDE, f".{target.name}.", target.parent))
+        try:
+            if (descriptor := _lock(folder, _FOLDER)) is not None:
+                return folder, descriptor
+        except (BlockingIOError, FileNotFoundError):
+            pass  # before it was locked, another process took it for an abandoned one
+        except OSError:
+            return folder, None  # Windows opens no folder, and some network file systems have no locks
+
+
+def _remove(folder: Path, descriptor: int | None) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _sync(path: Path, flags: int) -> None:
+    """Return when a file's content, or a folder's names, are on the disk."""
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- locks ------------------------------------------------------------------------------------------------------------
 
 
 def lock_file(path: Path) -> int:
-    """Open ``path``, created if missing, and lock it; returns the file descriptor.
+    """Open ``path``, an empty file, which is created if missing, and lock it; returns the file descriptor.
 
     The lock ends when the descriptor is closed or the process ends, however it ends. Its owner may remove the file.
-    Raises BlockingIOError if another process holds the lock. On Windows nothing is locked.
+    Raises BlockingIOError if another process holds the lock, OutputError if there is some other file. On Windows
+    nothing is locked.
     """
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o644)
-        try:
-            if sys.platform != "win32":
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # its owner removed it between the two calls: start again
+    while (descriptor := _lock(refuse_link(path), os.O_RDWR | os.O_CREAT)) is None:
+        pass  # its owner removed it
+    found = os.fstat(descriptor)
+    if found.st_size or not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise OutputError(f"{path}: expected no file or an empty one, which serves as a lock; move it away")
+    return descriptor
+
+
+def _lock(path: Path, flags: int) -> int | None:
+    """Open and lock a path; None if meanwhile it was removed. Raises BlockingIOError if another process holds it."""
+    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    try:
+        if sys.platform != "win32":
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
 
 
 @contextmanager

@@ -47,6 +47,7 @@ NOT_EMPTY = Constraint("that is not empty", bool)
 ASCENDING = Constraint("in ascending order", lambda values: all(a < b for a, b in pairwise(values)))
 Count = Annotated[int, at_least(1)]
 Share = Annotated[float, between(0, 1)]
+Name = Annotated[str, Constraint("of at most 300 printable characters", lambda s: len(s) <= 300 and s.isprintable())]
 
 
 @cache
@@ -71,6 +72,7 @@ def plain_types(hint: Any) -> frozenset[type]:
     return frozenset({hint} if isinstance(hint, type) else ())
 
 
+@cache
 def in_words(hint: Any) -> str:
     """A type as a user would write it: "a whole number >= 1 or null"."""
     origin, parts = get_origin(hint), get_args(hint)
@@ -90,6 +92,7 @@ def in_words(hint: Any) -> str:
     return _WORDS.get(origin or hint) or str(getattr(hint, "__name__", hint))
 
 
+@cache
 def is_record(hint: Any) -> bool:
     """Whether it is a dataclass or a NamedTuple."""
     kind = get_origin(hint) or hint

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from trilane.common.quoting import quoted
+
 
 def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> str:
     """The message for a ``name`` that no ``kind`` of thing has: the closest known name, then all of them.
@@ -17,7 +19,7 @@ def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> 
     choice = f"{'Choose' if close else 'choose'} from {', '.join(by_form.values()) or 'none'}"
     if listed_by:
         choice = f"`{listed_by}` lists them all"
-    return f"there is no {kind} {name!r}; {meant}{choice}"
+    return f"there is no {kind} {quoted(name)}; {meant}{choice}"
 
 
 def _form(name: str) -> str:

@@ -13,15 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, overload
 
 from trilane.common.errors import ErrorClass, TrilaneError
 from trilane.common.hints import Constraint, hints_of, in_words, is_enum, is_record
 from trilane.common.names import unknown
+from trilane.common.quoting import quoted
 
 T = TypeVar("T")
-_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")  # YAML 1.1 reads 25e9 as text
+_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")  # YAML 1.1 reads 25e9 as text
+_UNWRITABLE = re.compile(r"[\0\ud800-\udfff]")  # not in UTF-8, or in no name of a file
 
 
 class SchemaError(TrilaneError):
@@ -74,8 +76,7 @@ class _MismatchError(_FaultError):
     """A value that is not of its type."""
 
     def __init__(self, path: str, hint: Any, value: object) -> None:
-        shown = "null" if value is None else repr(value)
-        super().__init__(path, f"expected {in_words(hint)}, got {shown if len(shown) <= 80 else shown[:77] + '...'}")
+        super().__init__(path, f"expected {in_words(hint)}, got {'null' if value is None else quoted(value)}")
 
 
 def _read(hint: Any, value: Any, path: str, exact: bool) -> Any:
@@ -105,6 +106,8 @@ def _annotated(hint: Any, value: Any, path: str, exact: bool) -> Any:
 
 def _union(hint: Any, value: Any, path: str, exact: bool) -> Any:
     """The first part that takes the value as it stands, or else converted."""
+    if value is None and NoneType in get_args(hint):
+        return None
     for strictly in (True,) if exact else (True, False):
         for part in get_args(hint):
             try:
@@ -127,8 +130,34 @@ def _number(hint: Any, value: Any, path: str, exact: bool) -> int | float:
     with suppress(OverflowError, ValueError):  # infinite or not a number, or too large for a float
         found: int | float = hint(given) if isinstance(given, allowed) and not isinstance(given, bool) else math.nan
         if math.isfinite(found) and (hint is float or found == given):
+            if isinstance(found, int) and not -(2**63) <= found < 2**63:  # no table could hold it
+                raise _FaultError(path, "expected a whole number of at most 64 bits, got a larger one")
             return found
     raise _MismatchError(path, hint, value)
+
+
+def _text(hint: Any, value: Any, path: str, exact: bool) -> str:
+    if not isinstance(value, str):
+        raise _MismatchError(path, hint, value)
+    if _UNWRITABLE.search(value):
+        raise _FaultError(path, "expected text without NUL and without characters that UTF-8 lacks")
+    return value
+
+
+def _any(hint: Any, value: Any, path: str, exact: bool) -> Any:
+    """Any value of which the numbers and texts are such as other hints allow."""
+    if isinstance(value, Mapping):
+        for key, given in value.items():
+            _any(hint, key, path, exact)
+            _any(hint, given, _join(path, key), exact)
+    elif isinstance(value, list | tuple):
+        for place, given in enumerate(value):
+            _any(hint, given, f"{path}[{place}]", exact)
+    elif isinstance(value, str):
+        _text(str, value, path, exact)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        _number(int if isinstance(value, int) else float, value, path, exact)
+    return value
 
 
 def _mapping(hint: Any, value: Any, path: str, exact: bool) -> dict[Any, Any]:
@@ -173,8 +202,7 @@ def _required(kind: Any) -> list[str]:
 
 _READERS: Mapping[Any, Callable[[Any, Any, str, bool], Any]] = {
     Annotated: _annotated, Union: _union, UnionType: _union, Literal: _literal, int: _number, float: _number,
-    Mapping: _mapping, tuple: _sequence, list: _sequence, Sequence: _sequence,
-    Any: lambda hint, value, path, exact: value,
+    str: _text, Mapping: _mapping, tuple: _sequence, list: _sequence, Sequence: _sequence, Any: _any,
 }  # fmt: skip
 
 
@@ -183,7 +211,8 @@ def _class(instance: object) -> Any:
 
 
 def _join(path: str, key: object) -> str:
-    return f"{path}.{key}" if path else str(key)
+    name = str(key) if len(str(key)) <= 80 else quoted(key)
+    return f"{path}.{name}" if path else name
 
 
 def _plain(value: Any, nulls: bool) -> Any:

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
+from trilane.figures.figure_files import default_settings
 from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page, round_ticks
 from trilane.study.validation.agreement import Agreement
 from trilane.study.validation.comparison import RunComparison
@@ -34,6 +35,7 @@ class _Look(NamedTuple):
         return "white" if self.hollow else self.colour
 
 
+@default_settings
 def plot_agreement(agreement: Agreement, about: str = "") -> Figure:
     """On the left predicted against measured TPOT of every scenario, on the right the errors by policy.
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.style import context
 
 from trilane.common.errors import TrilaneError
 from trilane.common.files import atomic_path
 
 FORMATS = ("png", "svg", "pdf")
+
+# A decorator: in the function, matplotlib's own settings hold, whatever a user's say, and ids in SVG are not random.
+default_settings = context(["default", {"svg.hashsalt": "trilane"}])
 
 
 class PictureError(TrilaneError):
@@ -26,12 +31,15 @@ def picture_format(path: str | Path) -> str:
     return kind
 
 
+@default_settings
 def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> None:
     """Write ``figure`` in the format that the ending of the name says. Raises PictureError for an unknown one."""
     kind = picture_format(path)
     metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+    drawn = BytesIO()
+    figure.savefig(drawn, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
     with atomic_path(path) as aside:
-        figure.savefig(aside, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
+        aside.write_bytes(drawn.getvalue())
 
 
 class Picture(NamedTuple):

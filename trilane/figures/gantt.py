@@ -11,7 +11,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from sim.runs.run import Run
 from sim.runs.spans import LANES
-from trilane.figures.figure_files import save_figure
+from trilane.figures.figure_files import default_settings, save_figure
 from trilane.figures.lanes import LANE_NAMES, StepSpans, busy_ns, draw_spans, family_handles, median_decode_step, within
 from trilane.figures.style import legend_of, page
 
@@ -20,6 +20,7 @@ _NUMBERED = ("expert", "demand", "prefetch", "swap", "precompute")
 _LETTER = 1 / 150  # of a panel's width: one letter on a bar
 
 
+@default_settings
 def plot_gantt(run: Run, step: int | None = None, zoom_layers: int = 3, about: str = "") -> Figure:
     """Draw one step of ``run`` (default: the decode step of median duration); ``about`` says what was run.
 

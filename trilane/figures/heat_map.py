@@ -13,7 +13,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 
 from policies.protocols import PolicyKind
-from trilane.figures.figure_files import Picture
+from trilane.figures.figure_files import Picture, default_settings
 from trilane.figures.marks import SIGNS, marked
 from trilane.figures.panels import axes_of_panels, panels_of
 from trilane.figures.style import kinds_in_words, page, round_ticks, wrapped
@@ -31,6 +31,7 @@ _TEXT = 10.5  # points of a cell's first lines
 _DARK = 0.45  # luminance of a cell below which its text is white
 
 
+@default_settings
 def plot_heat_map(means: SweepMeans, x: str, y: str) -> Picture:
     """The fastest policy over the axes ``x`` and ``y``, a panel for each setting of the others.
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from sim.machine.units import GB
-from trilane.figures.figure_files import Picture, PictureError
+from trilane.figures.figure_files import Picture, PictureError, default_settings
 from trilane.figures.line_labels import label_ends
 from trilane.figures.marks import marked
 from trilane.figures.panels import Panel, axes_of_panels, page_size, panels_of
@@ -23,6 +23,7 @@ CAPACITIES = ("cached_share", "gpu_memory_gb")  # axes that change the size of t
 _HITS, _SHARE = "decode_resident_hit_rate", "cache_share"
 
 
+@default_settings
 def plot_hit_lines(means: SweepMeans) -> Picture:
     """Resident hit rate in decode steps (share of active experts) against capacity, a panel for each other setting.
 

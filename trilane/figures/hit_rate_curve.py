@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from policies.protocols import PolicyKind
-from trilane.figures.figure_files import PictureError
+from trilane.figures.figure_files import PictureError, default_settings
 from trilane.figures.line_labels import LineEnd, label_ends
 from trilane.figures.marks import marked
 from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, VERMILLION, kinds_in_words, page, tidy
@@ -28,6 +28,7 @@ _CURVES: Mapping[str, tuple[str, str, str]] = {  # colour, line, marker
 _OTHER_CURVE = (ORANGE, "-.", "P")
 
 
+@default_settings
 def plot_hit_rate_curve(points: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
     """Hit rate against cache size, a line for each policy; those of clairvoyant policies are dashed.
 

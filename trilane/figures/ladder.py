@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from policies.protocols import PolicyKind
 from sim.runs.vocabulary import kind_of
-from trilane.figures.figure_files import PictureError
+from trilane.figures.figure_files import PictureError, default_settings
 from trilane.figures.marks import marked
 from trilane.figures.style import (
     BLUE,
@@ -37,6 +37,7 @@ _CLEAR = 0.01  # smaller differences are not coloured
 _GAP = 0.7  # between the ladder and the bars below it, in bars
 
 
+@default_settings
 def plot_ladder(found: Ablation, about: str = "") -> Figure:
     """Bars of time per output token: parts added one after the other, then the policy without each of them.
 

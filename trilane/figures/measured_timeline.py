@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sim.runs.spans import LANES
+from trilane.figures.figure_files import default_settings
 from trilane.figures.lanes import LANE_NAMES, StepSpans, busy_ns, draw_spans, family_handles, median_decode_step, within
 from trilane.figures.style import legend_of, page
 from trilane.study.validation.comparison import RunComparison
@@ -16,6 +17,7 @@ _SIDES = (("measured", -0.21), ("predicted", 0.21))  # above and below the middl
 _HALF = 0.19  # of a bar's height
 
 
+@default_settings
 def plot_measured_timeline(comparison: RunComparison, zoom_layers: int = 3, about: str = "") -> Figure:
     """Draw the measured decode step of median duration, in the repeat of median TPOT, and the same step as predicted.
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from policies.protocols import PolicyKind
 from trilane.common.names import unknown
-from trilane.figures.figure_files import Picture, PictureError
+from trilane.figures.figure_files import Picture, PictureError, default_settings
 from trilane.figures.marks import marked
 from trilane.figures.panels import MOST, Panel, axes_of_panels, page_size, settings_of
 from trilane.figures.policy_style import look_of
@@ -23,6 +23,7 @@ _BARS = 20  # the fastest
 _ROOM = 1.05  # length of the axis over the longest bar
 
 
+@default_settings
 def plot_speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture:
     """TPOT of ``baseline`` over that of each policy, a panel for each setting; whiskers: lowest to highest draw.
 

@@ -6,14 +6,18 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from textwrap import fill
 from typing import Any
+from warnings import catch_warnings, filterwarnings
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter, StrMethodFormatter
 
 from policies.protocols import PolicyKind
+from trilane.common.printable import printable
 from trilane.figures.marks import meanings
 from trilane.figures.words import is_share, numeric, value_text
 from trilane.study.sweep.axes import axis_label
@@ -31,12 +35,26 @@ _TICKS = 10  # up to this number every value has a tick
 _CROWDED = 0.05  # of an axis: of ticks nearer to each other than that not all are written
 
 
+class PlainFigure(Figure):
+    """A figure that shows text as it is written: a $ begins no formula, and what cannot be printed is an escape."""
+
+    def draw(self, renderer: Any) -> None:
+        """As in matplotlib, without its warnings of letters that the font lacks."""
+        with rc_context({"text.parse_math": False}), catch_warnings():  # of ticks, which are made while it draws
+            filterwarnings("ignore", "Glyph ")
+            for text in self.findobj(Text):
+                assert isinstance(text, Text)
+                text.set_parse_math(False)
+                text.set_text(printable(text.get_text()))
+            super().draw(renderer)
+
+
 def page(width: float, height: float, headline: str, about: str = "", below: str = "") -> tuple[Figure, SubFigure]:
     """A figure (inches) with its finding in bold and what was run under it, and the part of it to draw into.
 
     ``below``: remarks at the foot, broken into lines that fit.
     """
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = PlainFigure(figsize=(width, height), layout="constrained")
     part = figure.add_subfigure(figure.add_gridspec()[0])
     size = min(_LARGEST, width * _POINTS / (_LETTER * max(1, len(headline))))
     if size < _SMALLEST:
@@ -88,7 +106,7 @@ def tidy(ax: Axes, grid: str = "both") -> None:
 def style_bars(ax: Axes, names: Sequence[str], places: Sequence[float] | None = None) -> None:
     """Axes of horizontal bars, the first at the top: names without ticks, a grid behind."""
     at = range(len(names)) if places is None else places
-    ax.set_yticks(at, names, fontsize=11)
+    ax.set_yticks(at, [printable(name) for name in names], fontsize=11)
     ax.set_ylim(at[-1] + 0.6, -0.6)
     ax.tick_params(axis="y", length=0)
     tidy(ax, "x")

@@ -13,6 +13,7 @@ import pandas as pd
 from policies.protocols import PolicyKind
 from sim.runs.vocabulary import kind_of
 from trilane.common.names import unknown
+from trilane.common.quoting import quoted
 from trilane.figures.axis_values import chosen, of_policies, on_axes, takers, values_of, with_words
 from trilane.figures.figure_files import PictureError
 from trilane.figures.words import about, tuned
@@ -72,7 +73,7 @@ class SweepMeans:
         """The values of an axis that varies. Raises PictureError."""
         if not self.axes.get(name):
             there = ", ".join(self.axes) or "nothing"
-            raise PictureError(f"expected an axis that varies, {name!r} does not; besides the policy: {there}")
+            raise PictureError(f"expected an axis that varies, {quoted(name)} does not; besides the policy: {there}")
         return self.axes[name]
 
 

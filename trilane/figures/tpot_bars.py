@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from policies.protocols import PolicyKind
 from sim.runs.vocabulary import kind_of
-from trilane.figures.figure_files import PictureError
+from trilane.figures.figure_files import PictureError, default_settings
 from trilane.figures.marks import marked
 from trilane.figures.style import (
     BLUE,
@@ -43,6 +43,7 @@ _MOST = 24  # bars in a picture
 _FEW = 12  # bars that leave room for the null model's marks
 
 
+@default_settings
 def plot_tpot_bars(rows: Sequence[Row], about: str = "", remark: str = "") -> Figure:
     """Bars of time per output token, the fastest first.
 

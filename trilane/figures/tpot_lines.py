@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from trilane.figures.figure_files import Picture
+from trilane.figures.figure_files import Picture, default_settings
 from trilane.figures.line_labels import LineEnd, label_ends
 from trilane.figures.panels import Panel, axes_of_panels, page_size, panels_of
 from trilane.figures.policy_lines import MOST, policy_lines
@@ -20,6 +20,7 @@ from trilane.figures.words import value_text
 _LOG_FROM = 6.0  # highest over lowest coloured time, from which on the axis is logarithmic
 
 
+@default_settings
 def plot_tpot_lines(means: SweepMeans, x: str) -> Picture:
     """TPOT (ms) against the axis ``x``, a panel for each setting of the other axes.
 

@@ -13,6 +13,7 @@ from policies.baselines.best import TUNED_ON_SEQUENCES, TUNED_ON_TRACES, TUNED_P
 from sim.runs.sampling import MEASURED_RUNS, measured_error
 from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import Label
+from trilane.common.printable import printable
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, axis_label
 
 _LARGER: Mapping[str, tuple[tuple[float, str], ...]] = {  # units that are easier to read, from this value on
@@ -111,7 +112,7 @@ def _scaled(name: str, value: Any) -> tuple[str, str]:
         values: Mapping[str, Any] = json.loads(value)
         return ", ".join(f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in values.items()), ""
     if isinstance(value, str) or not numeric([value]):
-        return str(value), ""
+        return printable(str(value)), ""
     if is_share(name):
         return f"{100 * value:.3g}%", ""
     for size, unit in _LARGER.get(_parts(axis_label(name))[1], ()):

@@ -18,20 +18,17 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from trilane.common.errors import TrilaneError
-from trilane.common.files import atomic_path
+from trilane.common.files import OutputError, atomic_path, errors_name, refuse_link
+from trilane.common.printable import printable
 
 T = TypeVar("T")
+STANDARD_OUTPUT = Path("standard output")  # its name in messages
 _PIPE = 250  # letters of a line in a pipe or a file, which have no width of their own
 
 JsonOption = Annotated[
     str | None,
     typer.Option("--json", metavar="FILE", help="Write the result as JSON too; [bold]-[/] prints it instead."),
 ]
-
-
-class OutputError(TrilaneError):
-    """A result that cannot be written to the file that was named."""
 
 
 def errors() -> Console:
@@ -50,7 +47,13 @@ def show(json_target: str | None, *parts: Table | Text | str) -> None:
     wide = Console(highlight=False, width=_PIPE, file=StringIO())
     _print(wide, parts)
     assert isinstance(wide.file, StringIO)
-    sys.stdout.writelines(f"{line.rstrip()}\n" for line in wide.file.getvalue().splitlines())
+    _write("".join(f"{line.rstrip()}\n" for line in wide.file.getvalue().splitlines()))
+
+
+def _write(text: str) -> None:
+    """Write to standard output. Raises OSError with its name."""
+    with errors_name(STANDARD_OUTPUT):
+        sys.stdout.write(text)
 
 
 def _print(console: Console, parts: Sequence[Table | Text | str]) -> None:
@@ -58,17 +61,22 @@ def _print(console: Console, parts: Sequence[Table | Text | str]) -> None:
         if isinstance(part, Table):
             console.print(part)
         else:
-            console.print(part, markup=False, soft_wrap=True)
+            console.print(plain(part) if isinstance(part, str) else part, soft_wrap=True)
 
 
 def note(message: str) -> None:
     """Print a remark, which is not part of the result, to standard error."""
-    errors().print(message, markup=False, soft_wrap=True)
+    errors().print(plain(message), soft_wrap=True)
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Text of any origin as it is: without rich's markup, and with control characters as escapes."""
+    return Text(printable(text), style)
 
 
 def heading(text: str) -> Text:
     """A line over a table."""
-    return Text(text, style="bold")
+    return plain(text, "bold")
 
 
 def table(
@@ -88,11 +96,11 @@ def table(
     for place, column in enumerate(columns):
         most = (widest or {}).get(column)
         folded = most is not None or (wrap and place == len(columns) - 1)
-        header = "\n" * (tall - column.count("\n")) + column  # the last lines of all headers are level
+        header = plain("\n" * (tall - column.count("\n")) + column)  # the last lines of all headers are level
         made.add_column(header, justify="left" if place < text_columns or folded else "right", header_style="bold",
                         no_wrap=not folded, overflow="fold" if folded else "ellipsis", max_width=most)  # fmt: skip
     for line in lines:
-        made.add_row(*(Text(cell) for cell in line))
+        made.add_row(*map(plain, line))
     return made
 
 
@@ -117,7 +125,7 @@ def pairs(values: Iterable[tuple[str, ...]]) -> Table:
     made.add_column(overflow="fold")
     made.add_column(style="dim", overflow="fold")
     for row in values:
-        made.add_row(*(Text(cell) for cell in row))
+        made.add_row(*map(plain, row))
     return made
 
 
@@ -127,7 +135,7 @@ def write_json(value: Any, target: str | None) -> None:
         return
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     if target == "-":
-        sys.stdout.write(text)
+        _write(text)
         return
     with atomic_path(writable(target)) as path:
         path.write_text(text, encoding="utf-8")
@@ -135,7 +143,7 @@ def write_json(value: Any, target: str | None) -> None:
 
 def writable(target: str | Path) -> Path:
     """``target``, if a file can be written there, which is checked before the work. Raises OutputError."""
-    path = Path(target)
+    path = refuse_link(Path(target))
     if not path.parent.is_dir():
         raise OutputError(f"{path}: the folder {path.parent} does not exist; create it first")
     if path.is_dir():
@@ -194,8 +202,8 @@ def progress(items: Sequence[T], label: str) -> Iterator[T]:
 @contextmanager
 def working(label: str) -> Iterator[Callable[[str], None]]:
     """A spinner on standard error for work of unknown length; the block may change its text."""
-    with errors().status(label) as status:
-        yield status.update
+    with errors().status(plain(label)) as status:
+        yield lambda text: status.update(plain(text))
 
 
 def percent(value: float | None, digits: int = 0) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from trilane.common.quoting import quoted
 from trilane.pages.output import (
     JsonOption,
     check_picture,
@@ -104,7 +105,7 @@ def parse_size(text: str) -> int:
     """Bytes of a size such as ``500MiB`` or ``4GB``. Raises OptionError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
-        raise OptionError(f"expected a size such as 500MiB or 4GB, got {text!r}")
+        raise OptionError(f"expected a size such as 500MiB or 4GB, got {quoted(text)}")
     return round(float(match[1]) * _UNITS[match[2].upper()])
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trilane.common.quoting import quoted
 from trilane.pages.output import note
 from trilane.verbs.options import OptionError
 
@@ -43,17 +44,13 @@ def changes_of(changes: Sequence[str] | None) -> dict[str, Any]:
 
 
 def _change(text: str) -> tuple[str, Any]:
-    import yaml
-
     from sim.runs.scenario import ScenarioError
+    from trilane.common.yaml_files import parse_yaml
 
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ScenarioError(f"--set: expected KEY=VALUE, got {text!r}")
-    try:
-        return key.strip(), yaml.safe_load(value)
-    except (yaml.YAMLError, ValueError):  # ValueError: a date that there is not
-        raise ScenarioError(f"--set {key}: {value!r} is not a YAML value") from None
+        raise ScenarioError(f"--set: expected KEY=VALUE, got {quoted(text)}")
+    return key.strip(), parse_yaml(value, f"--set {quoted(key)[1:-1]}", ScenarioError)
 
 
 def inputs_of(file: str | None, scenario: Scenario) -> tuple[str | None, ...]:
@@ -82,7 +79,9 @@ def names_in(text: str, option: str = "--policies") -> list[str]:
     """The names in ``A,B``, each once. Raises OptionError."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise OptionError(f"{option}: expected at least one name, or several with commas between them, got {text!r}")
+        raise OptionError(
+            f"{option}: expected at least one name, or several with commas between them, got {quoted(text)}"
+        )
     if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise OptionError(f"{option}: expected every name once, got {', '.join(repeated)} more often")
     return names

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from realrun.machine.machines import LaneOptions, RealMachine
 
 Verb = Callable[..., None]
+MOST_DRAWS = 10_000
+MOST_PROCESSES = 1024
+MOST_CORES = 4096
 OWN_POLICY = "FILE.py or FILE.py:NAME loads your own"
 
 
@@ -80,13 +83,13 @@ SetOption = Annotated[
 ]  # fmt: skip
 DrawsOption = Annotated[
     int,
-    typer.Option(metavar="N", min=1,
+    typer.Option(metavar="N", min=1, max=MOST_DRAWS,
                  help="How often each policy is simulated: the scenario itself, then with other seeds and, unless it "
                       "names its sequences, other sequences of the trace. 1: the scenario alone, without a spread."),
 ]  # fmt: skip
 JobsOption = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1,
+    typer.Option(metavar="N", min=1, max=MOST_PROCESSES,
                  help="Processes that share the work. Default: one per core. The result does not depend on it."),
 ]  # fmt: skip
 
@@ -135,12 +138,14 @@ class LaneChoice:
 
     cpu_threads: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N",
+        typer.Option(min=1, max=MOST_CORES, metavar="N",
                      help="cuda: threads that compute experts. Default: [bold]trilane profile[/] measures up to the "
                           "number of physical cores minus two (those of the host thread and of the copies) and takes "
                           "the fastest; the other verbs use all of these."),
     ] = None
-    device: Annotated[int | None, typer.Option(min=0, metavar="N", help="cuda: which GPU. Default: 0.")] = None
+    device: Annotated[
+        int | None, typer.Option(min=0, max=1023, metavar="N", help="cuda: which GPU. Default: 0.")
+    ] = None
     result_path: Annotated[
         ResultPathName | None,
         typer.Option(help="cuda: how results of CPU experts reach the GPU. direct: the GPU reads them in place. h2d: "

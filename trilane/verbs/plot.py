@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from trilane.common.quoting import quoted
 from trilane.pages.output import check_folder, note
 from trilane.verbs.inputs import names_in
 from trilane.verbs.options import OptionError
@@ -91,6 +92,6 @@ def _pairs(where: Sequence[str]) -> dict[str, list[str]]:
     for text in where:
         key, _, value = text.partition("=")
         if not key or not value:
-            raise OptionError(f"--where: expected KEY=VALUE, got {text!r}")
+            raise OptionError(f"--where: expected KEY=VALUE, got {quoted(text)}")
         pairs.setdefault(key, []).append(value)
     return pairs

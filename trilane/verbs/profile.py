@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from realrun.machine import LaneKind
+from trilane.common.quoting import quoted
 from trilane.pages.output import JsonOption, check_targets, heading, note, show, table, working, write_json
 from trilane.pages.profile import profile_page
 from trilane.verbs.inputs import policies_in
-from trilane.verbs.options import OWN_POLICY, HostMemoryOption, LaneChoice, OptionError, grouped, print_remarks
+from trilane.verbs.options import (
+    MOST_CORES,
+    OWN_POLICY,
+    HostMemoryOption,
+    LaneChoice,
+    OptionError,
+    grouped,
+    print_remarks,
+)
 
 if TYPE_CHECKING:
     from realrun.machine.machines import LaneOptions, RealMachine
@@ -23,6 +32,7 @@ if TYPE_CHECKING:
     from sim.machine.hardware import Hardware
     from traces.models.shape import ModelShape
 
+_MOST = 10**6  # tokens, sequences or cores
 QUIET_LOAD = 1.0  # load average of a computer that runs nothing else, or has just been measured
 
 
@@ -51,7 +61,8 @@ def profile(
         typer.Option(metavar="A,B", help=f"Policies whose decisions are timed. {OWN_POLICY}. Default: all."),
     ] = None,
     gpu_core: Annotated[
-        int | None, typer.Option(metavar="N", help="Host lanes: the core that stands in for the GPU.")
+        int | None,
+        typer.Option(min=0, max=MOST_CORES, metavar="N", help="Host lanes: the core that stands in for the GPU."),
     ] = None,
     cpu_cores: Annotated[
         str | None,
@@ -220,6 +231,8 @@ def _numbers(name: str, text: str, least: int = 1) -> tuple[int, ...]:
         numbers = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
         numbers = ()
-    if not numbers or numbers[0] < least:
-        raise OptionError(f"--{name}: expected whole numbers >= {least} with commas between them, got {text!r}")
+    if not numbers or numbers[0] < least or numbers[-1] > _MOST:
+        raise OptionError(
+            f"--{name}: expected whole numbers from {least} to {_MOST:,} with commas between them, got {quoted(text)}"
+        )
     return numbers

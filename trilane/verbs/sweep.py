@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trilane.common.quoting import quoted
 from trilane.pages.output import check_targets, errors, note, reason_of
 from trilane.verbs.inputs import names_in, policies_in
 from trilane.verbs.options import JobsOption, OptionError, processes
@@ -82,7 +83,8 @@ def _load(policies: str, file: str) -> None:
 
     if names := [name for name in names_in(policies) if not names_file(name)]:
         raise OptionError(
-            f"--policies: expected FILE.py or FILE.py:NAME, got {names[0]!r}; the names of the policies are in {file}"
+            f"--policies: expected FILE.py or FILE.py:NAME, got {quoted(names[0])}; the names of the policies are "
+            f"in {file}"
         )
     policies_in(policies)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from traces.capture.settings import FORECASTS
+from trilane.common.files import OutputError
 from trilane.pages.output import (
     JsonOption,
-    OutputError,
     check_targets,
     heading,
     note,

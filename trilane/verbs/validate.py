@@ -55,7 +55,8 @@ def validate(
         str | None, typer.Option(metavar="A,B", help=f"Policies. {OWN_POLICY}. Default: the plan's.")
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Measured runs of each scenario. Default: the plan's.")
+        int | None,
+        typer.Option(min=1, max=1000, metavar="N", help="Measured runs of each scenario. Default: the plan's."),
     ] = None,
     host_memory_gb: HostMemoryOption = None,
     out: Annotated[
@@ -66,8 +67,9 @@ def validate(
     ] = None,
     time_limit: Annotated[
         float | None,
-        typer.Option(min=0, metavar="SECONDS", help="Start no new run after this many seconds, then report on the "
-                                                    "completed ones. Default: no limit."),
+        typer.Option(min=0, max=1e9, metavar="SECONDS",
+                     help="Start no new run after this many seconds, then report on the completed ones. Default: no "
+                          "limit."),
     ] = None,
     json: JsonOption = None,
 ) -> None:  # fmt: skip

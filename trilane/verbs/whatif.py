@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trilane.common.quoting import quoted
 from trilane.pages.output import JsonOption, check_picture, check_targets, note, show, working, write_json
 from trilane.verbs.inputs import inputs_of, policies_in, scenario_of
-from trilane.verbs.options import OWN_POLICY, JobsOption, OptionError, ScenarioOption, SetOption, processes
+from trilane.verbs.options import MOST_DRAWS, OWN_POLICY, JobsOption, OptionError, ScenarioOption, SetOption, processes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 POLICIES = ("llama.cpp", "mixtral-offloading", "fiddler", "hybrimoe", "dali", "smoe", "daop", "best-exact")
 MOST_AXES = 2
 MANY = 200  # simulations, above which their number is printed before they start
+MOST = 20_000  # simulations: hours of them, of which none are kept if the command is interrupted
 
 
 def whatif(
@@ -41,7 +43,7 @@ def whatif(
     scenario: ScenarioOption = None,
     draws: Annotated[
         int,
-        typer.Option(metavar="N", min=1,
+        typer.Option(metavar="N", min=1, max=MOST_DRAWS,
                      help="How often each point is simulated, with other sequences of the trace; means are shown."),
     ] = 1,
     jobs: JobsOption = None,
@@ -98,7 +100,9 @@ def axes_in(vary: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         name, equals, values = text.partition("=")
         name = name.strip()
         if not equals or not name or not values.strip():
-            raise OptionError(f"--vary: expected AXIS=VALUES such as batch=1,4,16 or pcie_gbps=8..64, got {text!r}")
+            raise OptionError(
+                f"--vary: expected AXIS=VALUES such as batch=1,4,16 or pcie_gbps=8..64, got {quoted(text)}"
+            )
         if name == "policy":
             raise OptionError("--vary policy: use --policies A,B instead")
         if name in axes:
@@ -112,9 +116,17 @@ def axes_in(vary: Sequence[str]) -> dict[str, tuple[Any, ...]]:
 def _simulated(
     scenario: Scenario, axes: Mapping[str, tuple[Any, ...]], names: Sequence[str], draws: int, jobs: int
 ) -> pd.DataFrame:
+    from math import prod
+
     from trilane.study.sweep.grid import Grid, points
     from trilane.study.sweep.sweep import sweep
 
+    asked = prod(map(len, axes.values())) * len(names) * draws
+    if asked > MOST:
+        raise OptionError(
+            f"--vary: expected {MOST:,} simulations at most, got {asked:,}; give fewer values (LOW..HIGH/5 is five of "
+            f"them), or use trilane sweep, which keeps each as it finishes"
+        )
     grid = Grid(scenario, ({**axes, "policy": tuple(names)},), draws=draws)
     if (count := len(points(grid))) > MANY:
         note(f"{count:,} simulations")

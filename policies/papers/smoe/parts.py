@@ -72,9 +72,8 @@ class ScoreWindowCache(DemandCache):
     """
 
     def __init__(self, layers: int, experts: int, window: int = 16) -> None:
-        self._recent = [deque([[0.0] * experts] * window, maxlen=window) for _ in range(layers)]
+        self._recent = [deque[list[float]](maxlen=window) for _ in range(layers)]
         self._sums = [[0.0] * experts for _ in range(layers)]
-        self._steps = [0] * layers  # in the window
         self._groups: dict[int, set[ExpertId]] = {}
 
     def observe(self, view: LayerView) -> None:
@@ -83,11 +82,11 @@ class ScoreWindowCache(DemandCache):
         layer, tokens = view.layer, len(view.scores)
         new = view.scores[0] if tokens == 1 else [sum(column) / tokens for column in zip(*view.scores, strict=True)]
         recent = self._recent[layer]
+        leaves = recent[0] if len(recent) == recent.maxlen else [0.0] * len(new)
         self._sums[layer] = [
-            total + score - past for total, score, past in zip(self._sums[layer], new, recent[0], strict=True)
+            total + score - past for total, score, past in zip(self._sums[layer], new, leaves, strict=True)
         ]
         recent.append(list(new))
-        self._steps[layer] = min(self._steps[layer] + 1, len(recent))
 
     def admitted(self, key: ExpertId, group: int) -> None:
         """A new member."""
@@ -99,9 +98,8 @@ class ScoreWindowCache(DemandCache):
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """The member of lowest mean score that is not blocked."""
-        sums, steps = self._sums, self._steps
         free = [
-            (sums[key.layer][key.expert] / (steps[key.layer] or 1), key)
+            (self._sums[key.layer][key.expert] / (len(self._recent[key.layer]) or 1), key)
             for key in self._groups.get(group, ())
             if key not in blocked
         ]

@@ -49,6 +49,14 @@ def test_the_lowest_mean_leaves_and_steps_before_the_window_do_not_count() -> No
     assert victim([ONE, TWO, THREE], members=everybody) == 0, "sums 0, 5/8, 7/8, 1/2: step one is out"
 
 
+def test_a_window_longer_than_any_run_takes_no_memory() -> None:
+    cache = ScoreWindowCache(1, 4, window=2**62)
+    for expert in range(4):
+        cache.admitted(ExpertId(0, expert), 0)
+    cache.observe(scored_view(TWO, 2))
+    assert cache.victim(ExpertId(0, 9), 0, ()) == ExpertId(0, 0)
+
+
 def test_only_members_leave_and_not_the_blocked_ones() -> None:
     assert victim([ONE, TWO], members=(0, 1, 3)) == 3
     assert victim([ONE, TWO], members=(0, 1, 3), blocked=(3,)) == 0

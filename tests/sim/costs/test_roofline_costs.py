@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs.cost_table import LAUNCHES, CostError, CostTable, StepCosts
-from sim.costs.roofline_costs import _pairs, roofline
+from sim.costs.roofline_costs import roofline
 from sim.machine.hardware import hardware_names, load_hardware
+from traces.models.attention import Attention
 from traces.models.shape import ModelShape
 from trilane.testing.costs import scaled, uniform_costs
 
@@ -141,12 +142,16 @@ def test_prefill_costs_more_than_a_decode_step_and_less_than_one_per_token() -> 
     assert prefill.head_ns == decode.head_ns  # only the last token of a sequence has a next one
 
 
-def test_chunks_of_a_prefill_read_the_same_pairs_as_the_whole() -> None:
-    """Law of attention: chunks of 128 over 512 tokens have as many query-key pairs as one go."""
-    chunks = sum(_pairs(128, [end]) for end in (128, 256, 384, 512))
-    assert chunks == _pairs(512, [512]) == 512 * 513 / 2
-    assert _pairs(3, [10, 20, 30]) == 60
-    assert _pairs(100, [3, 200]) > 0  # a sequence shorter than the average chunk
+def test_layers_of_several_kinds_cost_their_mean() -> None:
+    """Half of the layers have a window of 1,024 tokens, and take the time of that context."""
+    full = Attention("full", 41_943_040, 32, 128, 2048)
+    window = replace(full, reach="window", span=1024)
+    mixed = replace(MIXTRAL, attention=(window, full), attention_layers=(0, 1) * 16)
+    alone, first, both = (
+        costs_of("rtx3090-ddr4", shape).step(1, [context]).attention_ns
+        for shape, context in ((MIXTRAL, 65536), (MIXTRAL, 1024), (mixed, 65536))
+    )
+    assert both == pytest.approx((alone + first) / 2, abs=1)
 
 
 def test_a_batch_of_two_reads_both_caches() -> None:

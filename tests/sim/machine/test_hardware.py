@@ -84,7 +84,7 @@ def test_pageable_copies_are_slower_by_the_fraction() -> None:
 
 
 def test_unknown_key_in_a_section(document: dict[str, Any], tmp_path: Path) -> None:
-    document["link"]["speed"] = document["link"]["h2d_bytes_per_s"]
+    document["link"]["speed"] = dict(document["link"]["h2d_bytes_per_s"])
     assert "link: there is no key 'speed'; choose from theory_bytes_per_s, h2d_bytes_per_s" in message(
         document, tmp_path
     )
@@ -149,7 +149,7 @@ def test_broken_and_empty_files(tmp_path: Path) -> None:
     broken, empty = tmp_path / "broken.yaml", tmp_path / "empty.yaml"
     broken.write_text("gpu: [1,")
     empty.write_text("")
-    with pytest.raises(HardwareError, match=r"broken\.yaml: not valid YAML"):
+    with pytest.raises(HardwareError, match=r"broken\.yaml: not plain YAML"):
         load_hardware(broken)
     with pytest.raises(HardwareError, match="expected a mapping of sections, got None"):
         load_hardware(empty)

@@ -44,7 +44,7 @@ def test_lists_in_python_are_tuples() -> None:
     [
         ("polcy: dali", r"there is no key 'polcy'; did you mean 'policy'\? Choose from trace, model"),
         ("batch: 1\nbatch: 2", "duplicate key 'batch'"),
-        ("batch: [", "not valid YAML"),
+        ("batch: [", "not plain YAML"),
         ("- batch", "expected a mapping"),
         ("batch: true", "batch: expected a whole number >= 1, got True"),
         ("batch: 0", "batch: expected a whole number >= 1, got 0"),

@@ -219,10 +219,10 @@ def save_tiny(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"prompt_tokens": 0}, "prompt_tokens: expected a whole number >= 1, got 0"),
-        ({"temperature": -1}, "temperature: expected a number >= 0"),
-        ({"temperature": float("nan")}, "temperature: expected a number >= 0, got nan"),
-        ({"temperature": float("inf")}, "temperature: expected a number >= 0, got inf"),
+        ({"prompt_tokens": 0}, "prompt_tokens: expected a whole number from 1 to"),
+        ({"temperature": -1}, "temperature: expected a number from 0 to 1000"),
+        ({"temperature": float("nan")}, "temperature: expected a number from 0 to 1000, got nan"),
+        ({"temperature": float("inf")}, "temperature: expected a number from 0 to 1000, got inf"),
         ({"forecasts": ("gate@0",)}, "forecast 'gate@0': expected gate@1"),
         ({"forecasts": ("residual@2",)}, "residual@1"),
         ({"forecasts": ("crystal@1",)}, "crystal@1"),

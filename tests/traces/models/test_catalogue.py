@@ -28,8 +28,9 @@ def test_every_number_has_a_source(name: str) -> None:
     assert all(shape.sources.values())
 
 
-# Latent attention and Gemma's two kinds of layers have formulas of their own, in models.yaml.
-OF_THEIR_OWN = {"deepseek-v2-lite", "deepseek-v3", "glm-4.7-flash", "gemma-4-26b-a4b"}
+# Latent attention, Gemma's two kinds of layers and gated queries have formulas of their own, in models.yaml.
+GATED = {"qwen3-next-80b-a3b", "qwen3.5-35b-a3b"}
+OF_THEIR_OWN = {"deepseek-v2-lite", "deepseek-v3", "glm-4.7-flash", "gemma-4-26b-a4b", *GATED}
 
 
 @pytest.mark.parametrize("name", sorted({*PUBLISHED} - OF_THEIR_OWN))
@@ -54,7 +55,7 @@ def test_an_expert_has_the_bytes_of_its_three_matrices(name: str, megabytes: flo
 def test_the_layers_of_deepseek_v2_lite() -> None:
     shape = load_model("deepseek-v2-lite")
     assert (shape.layers, shape.moe_layers, shape.experts, shape.top_k) == (27, 26, 64, 6)
-    assert shape.kv_bytes_per_token == 27 * 576 * 2
+    assert shape.cache_bytes(10) == 10 * 27 * 576 * 2
 
 
 def test_an_unknown_name_is_refused_with_the_valid_ones() -> None:

@@ -77,15 +77,15 @@ def test_rows_that_blocks_do_not_divide_fall_back_to_smaller_blocks() -> None:
 def test_the_cache_stays_in_16_bits_and_every_number_has_a_source(name: str) -> None:
     shape = load_model("qwen3-30b-a3b")
     made = quantised(shape, name)
-    assert made.kv_bytes_per_token == shape.kv_bytes_per_token
+    assert made.cache_bytes(9) == shape.cache_bytes(9)
     assert max(made.weight_bits, made.dense_bits) <= 16
     assert quantisation_source(name) in made.sources["weight_bits"]
     assert made.params == shape.params
 
 
 def test_a_shape_that_says_nothing_of_its_cache_has_it_as_wide_as_its_weights() -> None:
-    assert replace(SMALL, dense_bits=32.0).kv_bytes_per_token == 2 * SMALL.kv_bytes_per_token
-    assert replace(SMALL, dense_bits=32.0, kv_bits=8.0).kv_bytes_per_token == SMALL.kv_bytes_per_token / 2
+    assert replace(SMALL, dense_bits=32.0).cache_bytes(9) == 2 * SMALL.cache_bytes(9)
+    assert replace(SMALL, dense_bits=32.0, kv_bits=8.0).cache_bytes(9) == SMALL.cache_bytes(9) / 2
 
 
 def test_names_carry_the_format_and_the_cut() -> None:

@@ -27,6 +27,11 @@ def test_every_picture_is_public() -> None:
     assert set(drawn) == {name for name in trilane.figures.__all__ if name.startswith("plot_")}
 
 
+def test_every_picture_is_drawn_with_matplotlibs_own_settings() -> None:
+    drawn = ["save_figure", *(name for name in trilane.figures.__all__ if name.startswith("plot_"))]
+    assert [name for name in drawn if not hasattr(getattr(trilane.figures, name), "__wrapped__")] == []
+
+
 def test_unknown_name() -> None:
     with pytest.raises(AttributeError, match=r"'plot_gant'.*plot_gantt"):
         trilane.figures.plot_gant  # noqa: B018

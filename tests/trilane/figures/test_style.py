@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from policies.protocols import PolicyKind
-from trilane.figures.style import by_ratio, kind_handles, kinds_in_words, page, places, style_values
+from trilane.figures.style import by_ratio, kind_handles, kinds_in_words, page, places, style_bars, style_values
 
 LONG = "a finding that takes many words to say because it is about many things at once " * 3
 
@@ -73,3 +73,14 @@ def test_a_single_value_stands_in_the_middle() -> None:
     ax = Figure().subplots()
     style_values(ax, "pcie_gbps", [16.0])
     assert ax.get_xlim() == (8.0, 24.0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_names_on_axes_are_shown_as_they_are_written() -> None:
+    figure, part = page(6, 6, "headline")
+    ax = part.subplots()
+    style_values(ax, "trace", ["50$ or 60$", "esc \x1b", "\ud800"])
+    style_bars(ax, ["$x$", "\ud800"])
+    figure.draw_without_rendering()
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["50$ or 60$", r"esc \x1b", r"\ud800"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["$x$", r"\ud800"]

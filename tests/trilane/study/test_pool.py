@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import parent_process
 from pathlib import Path
 
@@ -107,6 +107,15 @@ def test_results_come_in_the_order_of_items_and_every_process_makes_its_state_on
         assert calls == list(range(1, len(calls) + 1))
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C as on a terminal; a shell's background jobs, such as a run of all tests, ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_the_caller_and_a_worker_work_at_the_same_time_and_the_worker_ignores_interrupts(tmp_path: Path) -> None:
     with WorkerPool(2, dict) as pool:
         found = dict(pool.map(meet, [(tmp_path, 2)] * 2))

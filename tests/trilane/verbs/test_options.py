@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from inspect import signature
 from typing import Annotated
@@ -58,3 +59,28 @@ def test_the_help_of_a_size_names_its_unit(
     monkeypatch.setenv("COLUMNS", "400")
     lines = [line for line in trilane(verb, "--help").out.splitlines() if f" {option} " in line]
     assert unit in " ".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("compare", "--draws", "1000000000000000000"), "'--draws': .* 10000;"),
+        (("ablate", "dali", "--draws", "10001"), "'--draws': .* 10000;"),
+        (("whatif", "-v", "batch=1", "--draws", "10001"), "'--draws': .* 10000;"),
+        (("compare", "--jobs", "9999999"), "'--jobs': .* 1024;"),
+        (("fit", "-m", "mini-moe", "--jobs", "9999999"), "'--jobs': .* 1024;"),
+        (("whatif", "-v", "seed=0..9999/10000"), "--vary: expected 20,000 simulations at most, got 80,000; give fewer"),
+        (("whatif", "-v", f"batch=1..4/{5000 * '9'}"), "batch: expected 2 to 10,000 points in a range"),
+        (("whatif", "-v", "pcie_gbps=1..1e999"), r"pcie_gbps: expected a range LOW\.\.HIGH of numbers"),
+        (("validate", "p.yaml", "--profile", "x", "--time-limit", "inf"), "'--time-limit': "),
+        (("validate", "p.yaml", "--profile", "x", "--time-limit", "nan"), "'--time-limit': "),
+        (("validate", "p.yaml", "--profile", "x", "--repeats", "1001"), "'--repeats': .* 1000;"),
+        (("measure", "--cpu-threads", "999999"), "'--cpu-threads': .* 4096;"),
+        (("profile", "-o", "p.yaml", "--gpu-core", "-1"), "'--gpu-core': .* 0;"),
+        (("profile", "-o", "p.yaml", "--batch", "1,99999999"), "--batch: expected whole numbers from 1 to 1,000,000"),
+    ],
+)
+def test_a_number_beyond_its_limit_is_one_sentence(trilane: Trilane, words: tuple[str, ...], says: str) -> None:
+    done = trilane(*words)
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert re.search(says, done.err)

@@ -107,9 +107,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(trilane: Trilane, name: st
     assert not list(Path().iterdir())
 
 
-def test_the_environment_says_how_much_host_memory_there_is(
-    trilane: Trilane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_says_how_much_host_memory_there_is(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRILANE_HOST_MEMORY_GB", "0.001")
     done = trilane("profile", "-o", OUT, *PROFILE)
     assert done.status == 2

@@ -116,14 +116,12 @@ def test_its_cache_is_replayed(trilane: Trilane) -> None:
 def test_fit(trilane: Trilane) -> None:
     machine = ("--gpu", "rtx-4080", "--ram", "ddr5-5600", "--context", "16", "--generated", "2")
     done = trilane("fit", "-m", "olmoe-1b-7b", *machine, "--policies", f"{FILE}:Mine", "--jobs", "2", "--json", "-")
-    assert "\"mine\"" in done.out
+    assert '"mine"' in done.out
 
 
 @pytest.mark.parametrize("words", [("simulate", "--policy"), ("compare", "--policies"), ("whatif", "--vary", "batch=1",
                                    "--policies"), ("ablate",), ("measure", "--policy"), ("policies",)])  # fmt: skip
-@pytest.mark.parametrize(
-    ("text", "said"), [("no.py:Mine", "no.py: no such file"), (f"{FILE}:Yours", "Mine, Lru")]
-)
+@pytest.mark.parametrize(("text", "said"), [("no.py:Mine", "no.py: no such file"), (f"{FILE}:Yours", "Mine, Lru")])
 def test_refusals_are_one_sentence(trilane: Trilane, words: tuple[str, ...], text: str, said: str) -> None:
     done = trilane(*words, text)
     assert (done.status, done.out) == (2, "")

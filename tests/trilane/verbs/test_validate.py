@@ -20,7 +20,7 @@ from realrun.profiling.lab import Points
 from realrun.profiling.profile import profile
 from realrun.profiling.timing import Effort
 from sim.machine.hardware import load_hardware, write_hardware
-from tests.kit.measuring import LOCKED
+from tests.kit.measuring import LOCKED, as_if_quiet
 from tests.kit.running import ROOT, Trilane
 from tests.kit.waiting import wait_until
 from traces.models.catalogue import load_model
@@ -43,7 +43,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
                         effort=Effort(rounds=2, most=1, probe_ns=0))  # fmt: skip
     finally:
         machine.close()
-    write_hardware(found.hardware, path)
+    write_hardware(as_if_quiet(found.hardware), path)
     return path
 
 

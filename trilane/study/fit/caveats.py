@@ -20,9 +20,7 @@ DESKTOP_CHANNELS = 2
 UBATCH = 512  # prompt tokens that llama.cpp computes at once by default
 
 
-def caveats_of(
-    question: Question, prepared: Prepared, best: PolicyResult, gains: Sequence[Gain]
-) -> tuple[str, ...]:
+def caveats_of(question: Question, prepared: Prepared, best: PolicyResult, gains: Sequence[Gain]) -> tuple[str, ...]:
     """One sentence per caveat. ``gains``: what better parts would give."""
     return (
         *prepared.hardware.notes, *_pinning(prepared.hardware, best, gains), *_room(question, prepared.hardware, best),

@@ -25,9 +25,7 @@ class LlamaCppSetting:
     ttft_ms: float | None
 
 
-def llama_cpp_setting(
-    question: Question, shape: ModelShape, played: Sequence[PlayedPolicy]
-) -> LlamaCppSetting | None:
+def llama_cpp_setting(question: Question, shape: ModelShape, played: Sequence[PlayedPolicy]) -> LlamaCppSetting | None:
     """From the placement of llama.cpp among the policies that were played; None if it cannot run."""
     llama = next((one for one in played if one.result.policy in (LLAMA_CPP, RESIDENT)), None)
     if llama is None:

@@ -90,7 +90,7 @@ def need_of(shape: ModelShape, hardware: Hardware, batch: int, tokens: int) -> N
 
     ``tokens``: of a sequence, prompt and answer.
     """
-    fixed = shape.non_expert_bytes + batch * tokens * shape.kv_bytes_per_token
+    fixed = shape.non_expert_bytes + batch * shape.cache_bytes(tokens)
     fixed += hardware.gpu.reserve_bytes
     left = max(shape.routed_bytes - max(hardware.gpu.memory_bytes - fixed, 0), 0)
     return Need(fixed, left + HOST_RESERVE_BYTES)

@@ -101,6 +101,4 @@ def host_bytes_of(shape: ModelShape, session: Session) -> int:
     if not isinstance(session.policy.cache, StaticCache):
         return shape.routed_bytes
     placed = session.residency.resident
-    return sum(
-        shape.expert_bytes_of(layer) * (shape.experts - len(experts)) for layer, experts in enumerate(placed)
-    )
+    return sum(shape.expert_bytes_of(layer) * (shape.experts - len(experts)) for layer, experts in enumerate(placed))

@@ -12,6 +12,7 @@ from sim.runs.scenario import Scenario
 from traces.models.catalogue import load_model
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count
+from trilane.common.quoting import quoted
 from trilane.common.schema import check
 
 USUAL_WEIGHTS = "q4_k_m"
@@ -60,10 +61,14 @@ class Question:
             object.__setattr__(self, "policies", tuple(self.policies))
         check(self, FitError)
         if "@" in self.model and self.weights is not None:
-            raise FitError(f"fit: model {self.model!r} with weights {self.weights!r} names its weights twice")
+            raise FitError(
+                f"fit: model {quoted(self.model)} with weights {quoted(self.weights)} names its weights twice"
+            )
         parts = [name for name in ("gpu", "ram", "cpu", "cores", "channels", "pcie") if getattr(self, name) is not None]
         if self.machine is not None and parts:
-            raise FitError(f"fit: expected a machine or its parts, got machine {self.machine!r} and {_and(parts)}")
+            raise FitError(
+                f"fit: expected a machine or its parts, got machine {quoted(self.machine)} and {_and(parts)}"
+            )
         if self.machine is None and not (self.gpu and self.ram):
             raise FitError(
                 "fit: expected gpu and ram (such as rtx-4080 and ddr5-5600), or machine, a preset or a profile's file"

@@ -13,6 +13,7 @@ from sim.runs.scenario import Scenario, ScenarioError
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import hints_of, plain_types
 from trilane.common.names import unknown
+from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict
 
 PARAMETER = "parameters."
@@ -65,7 +66,7 @@ def axis_label(name: str) -> str:
 def check_axis(name: str) -> None:
     """Raises SweepError, naming the valid ones, for what cannot be varied."""
     if not isinstance(name, str):
-        raise SweepError(f"expected the name of an axis, got {name!r}")
+        raise SweepError(f"expected the name of an axis, got {quoted(name)}")
     if name.startswith(PARAMETER):
         takers(name)
     elif name not in (known := (*SCENARIO_KEYS, *DIALS, PCIE, *hardware_keys())):
@@ -113,7 +114,7 @@ def varied(scenario: Scenario, values: Mapping[str, Any], machine_of: MachineOf)
     for name in values:
         check_axis(name)
     keys = scenario_keys(scenario, {name: value for name, value in values.items() if name in SCENARIO_KEYS})
-    scenario = scenario.with_(**{name: _key_value(name, value) for name, value in keys.items()})
+    scenario = scenario.with_(**{name: key_value(name, value) for name, value in keys.items()})
     for name, value in values.items():
         if name in DIALS or name == PCIE:
             scenario = _override(scenario, turned(machine_of(scenario), name, value))
@@ -133,10 +134,10 @@ def scenario_keys(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, An
 
 def with_floats(scenario: Scenario) -> Scenario:
     """The same scenario; 0 and 0.0 are one value, and are written as one."""
-    return scenario.with_(**{name: _key_value(name, getattr(scenario, name)) for name in NUMBERS})
+    return scenario.with_(**{name: key_value(name, getattr(scenario, name)) for name in NUMBERS})
 
 
-def _key_value(name: str, value: Any) -> Any:
+def key_value(name: str, value: Any) -> Any:
     """A value as its key's type hint says; one number where a list is expected is a list of one."""
     if name in _LISTS and isinstance(value, int | float):
         value = [value]
@@ -151,7 +152,7 @@ def policy_in(value: object) -> tuple[str, dict[str, Any]]:
         [(name, parameters)] = value.items()
         if isinstance(parameters, Mapping):
             return str(name), dict(parameters)
-    raise SweepError(f"policy: expected a name, or `name: {{parameter: value}}`, got {value!r}")
+    raise SweepError(f"policy: expected a name, or `name: {{parameter: value}}`, got {quoted(value)}")
 
 
 def _override(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:

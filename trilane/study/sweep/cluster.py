@@ -9,6 +9,7 @@ from concurrent.futures import Future, as_completed
 from contextlib import contextmanager
 from typing import Any
 
+from trilane.common.quoting import quoted
 from trilane.study.pool import WorkerDiedError
 from trilane.study.sweep.axes import SweepError
 
@@ -100,7 +101,7 @@ def _quiet() -> Iterator[None]:
 
 def _connected(address: str) -> Any:
     if _ADDRESS.fullmatch(address) is None:
-        raise SweepError(f"--dask: expected an address such as tcp://10.0.0.1:8786, got {address!r}")
+        raise SweepError(f"--dask: expected an address such as tcp://10.0.0.1:8786, got {quoted(address)}")
     try:
         from distributed import Client
     except ImportError:

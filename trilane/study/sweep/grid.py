@@ -80,6 +80,9 @@ class Grid:
                 f"the axes have {count:,} {what}, expected {MOST_COMBINATIONS:,} at most; give fewer values "
                 f"(LOW..HIGH/5 is five of them), or sweep one part after the other"
             )
+        seeds = [self.scenario.seed, *(seed for each in self.axes for seed in each.get("seed", ()))]
+        if max(seeds) + self.draws > 2**63:
+            raise SweepError(f"seed: expected room for the {self.draws:,} draws below 2^63, got {max(seeds)}")
 
     @property
     def names(self) -> list[str]:
@@ -157,8 +160,9 @@ def points(grid: Grid) -> list[Point]:
     found: dict[str, Point] = {}
     for axes in grid.axes:
         for values in _combinations(axes, grid):
-            for point in _drawn(_point(grid.scenario, values, machines), draws):
-                found.setdefault(_identity(point), point)
+            point = _point(grid.scenario, values, machines)
+            for drawn in _drawn(point, draws) if grid.draws > 1 else (point,):
+                found.setdefault(_identity(drawn), drawn)
     return list(found.values())
 
 
@@ -197,7 +201,7 @@ def _drawn(point: Point, draws: Callable[[Scenario], list[Scenario]]) -> Iterato
 
 def _draws(scenario: Scenario, count: int) -> list[Scenario]:
     try:
-        return [scenario] if count == 1 else draws_of(scenario, count)
+        return draws_of(scenario, count)
     except (ValueError, OSError):
         return [scenario]
 

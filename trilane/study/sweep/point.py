@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from importlib.metadata import version
@@ -20,11 +21,12 @@ from traces.models.catalogue import load_model
 from trilane.study.draws import LastPrepared
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, SweepError, scenario_keys
 from trilane.study.sweep.code_fingerprint import code_fingerprint
+from trilane.study.sweep.columns import COLUMNS, cell, check_rows
 from trilane.study.sweep.grid import Point, canonical, setting_key
-from trilane.study.sweep.table import COLUMNS, cell
 from trilane.study.sweep.user_policies import own_source
 
 Row = dict[str, Any]
+_FILES = {"trace": "trace info", "calibration": "trace info", "hardware": "hardware"}  # keys, and verbs that read them
 
 
 @lru_cache(maxsize=1)
@@ -48,6 +50,14 @@ class Contents:
             "hardware": self._look_up("hardware", scenario.hardware),
             "policy": self._look_up("policy", scenario.policy),
         }
+
+    def unusable_files(self, keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Files that these keys of a scenario name and that cannot be loaded, each after the verb that says why."""
+        for key, verb in _FILES.items():
+            name = keys.get(key) or ""
+            is_file = os.path.isfile(name) or os.path.isfile(name.rpartition(":")[0])  # the first layers of a trace
+            if is_file and self._look_up(verb.split()[0], name) is None:
+                yield verb, name
 
     def _look_up(self, kind: str, name: str | None) -> str | None:
         if (kind, name) not in self._known:
@@ -111,6 +121,7 @@ class Player:
 
     def __init__(self) -> None:
         self._prepared = LastPrepared()
+        self._contents = Contents()
 
     def rows(self, tasks: Sequence[PointTask]) -> list[Row]:
         """The rows of some tasks."""
@@ -123,7 +134,7 @@ class Player:
         """
         try:
             if point.scenario is None:
-                return failed(point, key, point.problem)
+                return failed(point, key, self._reason(point, point.problem))
             if key is not None and not self._prepared.shares(point.scenario) and key != key_of(point):
                 raise SweepError(
                     "the files behind this point, or those of Trilane, are not those that the sweep started "
@@ -132,7 +143,18 @@ class Player:
             prepared = self._prepared.of(point.scenario)
             return _row(point, key or key_of(point), play(prepared), prepared)
         except Exception as error:  # whatever it is, it belongs to this point, and is no reason to stop the others
-            return failed(point, key, f"{type(error).__name__}: {error}")
+            return failed(point, key, self._reason(point, f"{type(error).__name__}: {error}"))
+
+    def _reason(self, point: Point, error: str) -> str:
+        """The error of a point. Of a file that cannot be loaded, it says no more than the name.
+
+        What the error quotes may be of any file that this user can read, and tables are given to others.
+        """
+        file = next(self._contents.unusable_files(_written(point)), None)
+        if file is None:
+            return error
+        verb, name = file
+        return f"{error.partition(':')[0]}: {name}: the file cannot be used; `trilane {verb} {name}` says why"
 
 
 def row_of(point: Point) -> Row:
@@ -144,7 +166,9 @@ def _row(point: Point, key: str, run: Run, prepared: Prepared) -> Row:
     """Everything about a run: the resolved scenario and all numbers."""
     values = {**run.scenario, **run.to_dict()}
     share = values["cache_bytes"] / prepared.shape.routed_bytes
-    return _complete(point, key, values, cache_share=share, trace_checksum=run.trace_checksum)
+    row = _complete(point, key, values, cache_share=share, trace_checksum=run.trace_checksum)
+    check_rows([row])
+    return row
 
 
 def failed(point: Point, key: str | None, error: str) -> Row:
@@ -166,4 +190,5 @@ def _written(point: Point) -> dict[str, Any]:
 def _complete(point: Point, key: str, values: Mapping[str, Any], **more: Any) -> Row:
     """Every column of the table; text is empty where there is nothing to say."""
     own = {"draw": point.draw, "trilane_version": trilane_version(), "trace_checksum": "", "error": "", **more}
-    return {"point": key, **{name: cell(own[name] if name in own else values.get(name)) for name in COLUMNS}}
+    found = {**values, **own}
+    return {"point": key, **{name: cell(kind, found.get(name)) for name, kind in COLUMNS.items()}}

@@ -10,13 +10,16 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from policies.user_files import loaded_policies
+from trilane.common.errors import TrilaneError
+from trilane.common.files import refuse_link
 from trilane.study.shared_policies import check_shared
 from trilane.study.sweep.axes import SweepError, policy_in
+from trilane.study.sweep.columns import COLUMNS, check_rows
 from trilane.study.sweep.grid import Grid, points
 from trilane.study.sweep.journal import SweepJournal, journal_of
 from trilane.study.sweep.play import played_rows
 from trilane.study.sweep.point import Contents, PointTask, Row, key_of
-from trilane.study.sweep.table import COLUMNS, frame_of, read_table, table_of, write_table
+from trilane.study.sweep.table import frame_of, read_table, table_of, write_table
 from trilane.study.sweep.user_policies import check_kept
 
 
@@ -98,7 +101,7 @@ def grid_of(grid: Grid | Mapping[str, Any] | str | Path) -> Grid:
 
 def _target(output: str | Path) -> Path:
     """The file to write, if it can be: found out before the work. Raises SweepError."""
-    path = Path(output)
+    path = refuse_link(Path(output))
     if path.suffix != ".parquet":
         raise SweepError(f"{path}: expected the name of a Parquet file, ending in .parquet")
     if not path.parent.is_dir():
@@ -115,6 +118,10 @@ def _tasks(grid: Grid) -> list[PointTask]:
 
 def _kept(target: Path, journal: SweepJournal, tasks: Sequence[PointTask], retry_errors: bool) -> dict[str, Row]:
     """Rows that are done already, of this grid's points. Raises SweepError rather than lose those of another grid."""
+    try:
+        check_rows(list(journal.rows.values()))
+    except TrilaneError as error:
+        raise SweepError(f"{journal.path}: no sweep has written this: {error}; move it away") from None
     held = {**_rows_of(target), **journal.rows}
     wanted = {task.key for task in tasks}
     others = sum(not row["error"] for key, row in held.items() if key not in wanted)

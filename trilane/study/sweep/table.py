@@ -4,53 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeAlias, get_type_hints
+from typing import Any, TypeAlias
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from sim.runs.metrics import METRIC_TYPES
-from sim.runs.routing_error import TOTALS
-from sim.runs.scenario import Scenario
-from trilane.common.files import atomic_path
+from trilane.common.errors import TrilaneError
+from trilane.common.json_text import parse_json
+from trilane.common.parquet_files import read_parquet, write_parquet
+from trilane.common.schema import from_dict
 from trilane.study.sweep.axes import SCENARIO_KEYS, SweepError
-from trilane.study.sweep.grid import Grid, canonical
+from trilane.study.sweep.columns import COLUMNS, NUMBER, TEXT, TRUTH, WHOLE, cell, check_values
+from trilane.study.sweep.grid import MOST_COMBINATIONS, Grid
 
 Row: TypeAlias = Mapping[str, Any]
 
 _MARK = b"trilane sweep"  # in the file's metadata: the names of its axes
-_WHOLE, _NUMBER, _TEXT = pa.int64(), pa.float64(), pa.string()
-_ARROW = {int: _WHOLE, int | None: _WHOLE, float: _NUMBER, float | None: _NUMBER}
-_MEMORY = ("cache_bytes", "cache_slots", "staging_bytes")
-_BOUNDS = ("lower_bound_ttft_ms", "lower_bound_tpot_ms", "null_model_tpot_ms")
-
-
-def _columns_of(kind: type) -> dict[str, pa.DataType]:
-    """Numbers as they are, all else (names, lists, mappings as JSON) as text."""
-    hints = get_type_hints(kind)
-    return {f.name: _ARROW.get(hints[f.name], _TEXT) for f in fields(kind)}
-
-
-COLUMNS: Mapping[str, pa.DataType] = MappingProxyType(
-    {
-        **_columns_of(Scenario),
-        "draw": _WHOLE,
-        "labels": _TEXT,
-        **{name: _ARROW[kind] for name, kind in METRIC_TYPES.items()},
-        **dict.fromkeys(TOTALS, _NUMBER),
-        "energy_j_per_token": _NUMBER,
-        **dict.fromkeys(_BOUNDS, _NUMBER),
-        **dict.fromkeys(_MEMORY, _WHOLE),
-        "cache_share": _NUMBER,
-        "trilane_version": _TEXT,
-        "trace_checksum": _TEXT,
-        "error": _TEXT,
-    }
-)  # of every table, after the point's key and its axes
 
 
 def own_axes(grid: Grid) -> list[str]:
@@ -58,17 +28,11 @@ def own_axes(grid: Grid) -> list[str]:
     return [name for name in grid.names if name not in SCENARIO_KEYS]
 
 
-def cell(value: Any) -> Any:
-    """A value as a table holds it: lists and mappings as JSON text."""
-    return canonical(value) if isinstance(value, list | tuple | Mapping) else value
-
-
 def table_of(grid: Grid, axes: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> pa.Table:
     """Rows of points and, next to each, the point's values on the axes."""
     schema = _schema(grid)
-    values = {name: [cell(at.get(name)) for at in axes] for name in own_axes(grid)}
-    columns = ((f, values.get(f.name) or [row[f.name] for row in rows]) for f in schema)
-    arrays = [pa.array(_as(f.type, column), f.type) for f, column in columns]
+    values = [{**at, **row} for at, row in zip(axes, rows, strict=True)]
+    arrays = [pa.array([cell(f.type, each.get(f.name)) for each in values], f.type) for f in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -76,51 +40,59 @@ def _schema(grid: Grid) -> pa.Schema:
     """Columns and their types, which depend on the grid alone."""
     axes = [(name, _type_of(value for each in grid.axes for value in each.get(name, ()))) for name in own_axes(grid)]
     marked = {_MARK: json.dumps(grid.names).encode()}
-    return pa.schema([("point", _TEXT), *axes, *COLUMNS.items()], metadata=marked)
+    return pa.schema([("point", TEXT), *axes, *COLUMNS.items()], metadata=marked)
 
 
 def _type_of(values: Iterable[Any]) -> pa.DataType:
     """The narrowest type of all values of an axis."""
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {int}:
-        return _WHOLE
+        return WHOLE
     if kinds <= {int, float}:
-        return _NUMBER
-    return pa.bool_() if kinds == {bool} else _TEXT
-
-
-def _as(kind: pa.DataType, values: Sequence[Any]) -> list[Any]:
-    """Values of a column of text are text."""
-    if kind != _TEXT:
-        return list(values)
-    return [value if value is None or isinstance(value, str) else canonical(value) for value in values]
+        return NUMBER
+    return TRUTH if kinds == {bool} else TEXT
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """Write a table as Parquet, aside first and then renamed; the same bytes for the same table."""
-    with atomic_path(path) as aside:
-        pq.write_table(table, aside, compression="zstd", row_group_size=1 << 16, version="2.6")
+    """Write a table as Parquet, whole or not at all; the same bytes for the same table."""
+    write_parquet(table, path)
 
 
 def read_table(path: str | Path) -> pa.Table:
     """A table that a sweep has written. Raises SweepError if the file is none."""
     try:
-        with open(path, "rb") as file:
-            table = pq.read_table(pa.BufferReader(file.read()))
+        table = read_parquet(path, 2 * MOST_COMBINATIONS, SweepError)  # with the clairvoyant runs
     except FileNotFoundError:
         raise SweepError(f"{path}: there is no such file; make one: trilane sweep FILE.yaml -o {path}") from None
     except OSError as error:
         raise SweepError(f"{path}: {error.strerror or error}") from None
-    except pa.ArrowInvalid:
-        raise _no_table(path, "this is not Parquet") from None
     if _MARK not in (table.schema.metadata or {}):
         raise _no_table(path, "this is some other table")
     if missing := [name for name in ("point", *COLUMNS) if name not in table.column_names]:
         raise _no_table(path, f"of another version of Trilane: it lacks {', '.join(missing)}")
+    try:
+        _check_columns(table)
+        check_values(table)
+    except TrilaneError as error:
+        raise _no_table(path, f"no sweep has written this: {error}") from None
     return table
+
+
+def _check_columns(table: pa.Table) -> None:
+    """Raises SweepError for the first of names and types that are not those of its axes."""
+    try:
+        varied = from_dict(tuple[str, ...], parse_json(table.schema.metadata[_MARK], "axes"), "axes")
+    except TrilaneError:
+        raise SweepError("its metadata name no axes") from None
+    axes = list(dict.fromkeys(name for name in varied if name not in SCENARIO_KEYS))
+    if table.column_names != ["point", *axes, *COLUMNS]:
+        raise SweepError("its columns are not those of its axes")
+    for field in table.schema:
+        if field.type not in ((WHOLE, NUMBER, TEXT, TRUTH) if field.name in axes else (COLUMNS.get(field.name, TEXT),)):
+            raise SweepError(f"{field.name} is of another type")
 
 
 def _no_table(path: str | Path, what: str) -> SweepError:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import yaml
 
 from policies.registry import SYSTEMS
 from sim.machine.dials import DIALS
 from trilane.common.hints import hints_of, plain_types
+from trilane.common.quoting import quoted
+from trilane.common.yaml_files import parse_yaml
 from trilane.study.sweep.axes import NUMBERS, PARAMETER, SweepError, check_axis, takers
 
 POINTS = 8  # of a range that does not say how many
 MOST_POINTS = 10_000
-_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"\s*({_NUMBER})\s*\.\.\s*({_NUMBER})\s*(?:/\s*(\d+)\s*)?")
 _EVEN = ("_share", "_fraction", "_permille", "_recall")  # names of what is spread evenly, not by ratio
 
@@ -66,10 +68,7 @@ def _scalar(name: str, text: str) -> Any:
     """One value of a list, read as YAML reads it; ``25e9`` is a number here too."""
     if not text.strip():
         raise SweepError(f"{name}: expected a value between commas, got none")
-    try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):  # ValueError: a date that there is not
-        raise SweepError(f"{name}: {text!r} is not a YAML value") from None
+    value = parse_yaml(text, name, SweepError)
     return number_in(value) if isinstance(value, str) and is_number(name) else value
 
 
@@ -102,11 +101,11 @@ def _kinds(name: str) -> frozenset[type]:
 def _range(name: str, text: str, match: re.Match[str]) -> tuple[Any, ...]:
     """The points of LOW..HIGH or LOW..HIGH/COUNT."""
     low, high = float(match[1]), float(match[2])
-    if not is_number(name) or not low < high:
-        raise SweepError(f"{name}: expected a range LOW..HIGH of numbers, such as 8..64, got {text!r}")
+    if not is_number(name) or not -math.inf < low < high < math.inf:
+        raise SweepError(f"{name}: expected a range LOW..HIGH of numbers, such as 8..64, got {quoted(text)}")
+    if match[3] is not None and not 2 <= float(match[3]) <= MOST_POINTS:
+        raise SweepError(f"{name}: expected 2 to {MOST_POINTS:,} points in a range, got {quoted(text)}")
     count = None if match[3] is None else int(match[3])
-    if count is not None and not 2 <= count <= MOST_POINTS:
-        raise SweepError(f"{name}: expected 2 to {MOST_POINTS:,} points in a range, got {text!r}")
     whole = _counts(name) and low.is_integer() and high.is_integer()
     if whole and count is None and low >= 1:
         return _doublings(int(low), int(high))

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
-from pyarrow import parquet
 
 import realrun
 from realrun.errors import RefusedError
@@ -26,14 +25,20 @@ from realrun.profiling.timing import Samples
 from sim.machine.devices import Power
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run
-from sim.runs.spans import TEXTS
-from trilane.common.files import atomic_path, locked
+from sim.runs.spans import TEXTS, Span
+from trilane.common.errors import TrilaneError
+from trilane.common.files import ASIDE, atomic_path, locked, remove_abandoned
+from trilane.common.json_text import parse_json
+from trilane.common.parquet_files import read_parquet, write_parquet
+from trilane.common.schema import from_dict
 from trilane.study.sweep.user_policies import own_source
 from trilane.study.validation.parity import Answers
 
 PACKAGES = ("policies", "realrun", "sim", "traces", "trilane/common")  # code that affects a measured run
 SOURCES = (".py", ".c", ".h")
 _META = b"trilane"
+_FILES = ("question.json", "run-*.parquet", "microbenchmarks-*.json", f".*{ASIDE}")
+_MOST_SPANS = 10**8  # of a run
 
 
 class Kept(NamedTuple):
@@ -48,13 +53,15 @@ class ValidationJournal:
     """The journal in ``folder``, which is created with its first entry.
 
     An existing journal of another ``question`` counts as empty and is then renamed to ``before``; ``changed``: the
-    parts of the question that differ.
+    parts of the question that differ. Raises RefusedError if either folder holds other files, which would be lost.
     """
 
     def __init__(self, folder: Path, question: Mapping[str, str]) -> None:
         self.folder, self._asked = folder, question
-        there = json.loads(self._question.read_text(encoding="utf-8")) if self._question.exists() else None
+        there = _parsed(Mapping[str, str], self._question) if self._question.exists() else None
         self._is_ours = there == question
+        for each in () if self._is_ours else (folder, self.before):
+            _check_files(each)
         self.changed = () if there is None else tuple(key for key in question if there.get(key) != question[key])
 
     def has(self, scenario: int, turn: int) -> bool:
@@ -67,8 +74,7 @@ class ValidationJournal:
         spans = kept.run.spans.astype(dict.fromkeys(TEXTS, "category"))
         table = pa.Table.from_pandas(spans, preserve_index=False)
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), _META: _described(kept)})
-        with atomic_path(self._run(scenario, turn)) as aside:
-            parquet.write_table(table, aside, compression="zstd")
+        write_parquet(table, self._run(scenario, turn))
 
     def runs(self, scenario: int, rounds: int, power: Power | None) -> list[Kept]:
         """A scenario's measured runs, in order; ``power``: of the machine."""
@@ -83,12 +89,13 @@ class ValidationJournal:
         self._begin()
         number = len(list(self.folder.glob("microbenchmarks-*.json")))
         with atomic_path(self.folder / f"microbenchmarks-{turn:02d}-{number:03d}.json") as aside:
-            aside.write_text(json.dumps([[*key, ns] for key, ns in samples.items()]), encoding="utf-8")
+            found = [_Sample(key, ns)._asdict() for key, ns in samples.items()]
+            aside.write_text(json.dumps(found), encoding="utf-8")
 
     def samples(self) -> list[Samples]:
         """All repetitions, in order."""
         files = sorted(self.folder.glob("microbenchmarks-*.json")) if self._is_ours else []
-        return [{tuple(key): ns for *key, ns in json.loads(file.read_text(encoding="utf-8"))} for file in files]
+        return [{sample.key: sample.ns for sample in _parsed(tuple[_Sample, ...], file)} for file in files]
 
     def count(self, scenarios: int, rounds: int) -> int:
         """The number of its runs among those of ``scenarios`` and ``rounds``."""
@@ -120,12 +127,20 @@ class ValidationJournal:
         self._is_ours = True
 
 
+def _check_files(folder: Path) -> None:
+    """Raise RefusedError if a folder holds anything else than a journal."""
+    for file in folder.glob("*"):
+        if not any(file.match(name) for name in _FILES):
+            raise RefusedError(f"{folder}: expected a journal or no such folder, it holds {file.name}; move it away")
+
+
 @contextmanager
 def journal_of(folder: Path, question: Mapping[str, str]) -> Iterator[ValidationJournal]:
     """The journal in ``folder``, locked for this validation. Raises RefusedError if another one holds it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     busy = f"{folder}: another validation is writing there; wait until it has ended, or choose another folder"
     with locked(folder.with_name(f"{folder.name}.lock"), RefusedError(busy)):
+        remove_abandoned(folder)  # next to a run that is complete, and not written again
         yield ValidationJournal(folder, question)
 
 
@@ -176,13 +191,64 @@ def _records(frame: pd.DataFrame | None) -> dict[str, Any] | None:
     return None if frame is None else frame.to_dict("list")  # type: ignore[return-value]
 
 
+class _Described(NamedTuple):
+    """A run without its spans, as ``_described`` writes it."""
+
+    scenario: Mapping[str, Any]
+    policy: str
+    labels: tuple[str, ...]
+    trace_checksum: str
+    bounds: Mapping[str, float]
+    memory: Mapping[str, int]
+    approximation: Mapping[str, tuple[Any, ...]] | None
+    answers: Answers
+    replayed: bool
+
+
+class _Sample(NamedTuple):
+    """The samples of one microbenchmark."""
+
+    key: tuple[str | int, ...]
+    ns: list[float]
+
+
 def _read(file: Path, power: Power | None) -> Kept:
-    table = parquet.read_table(file)
-    values = json.loads(table.schema.metadata[_META])
-    answers, replayed = Answers.from_dict(values.pop("answers")), bool(values.pop("replayed"))
-    changed = values.pop("approximation")
+    try:
+        table = read_parquet(file, _MOST_SPANS)
+        if not _are_spans(table):
+            raise TrilaneError("expected the columns of spans")
+        text = (table.schema.metadata or {}).get(_META, b"")
+        kept: _Described = from_dict(_Described, parse_json(text, "metadata"), "metadata")
+        changed = None if kept.approximation is None else pd.DataFrame(kept.approximation)
+    except (ValueError, OSError) as fault:
+        raise _damaged(file, fault) from None
     run = Run(
-        spans=table.to_pandas(), power=power, routing_errors=None if changed is None else pd.DataFrame(changed),
-        labels=tuple(values.pop("labels")), **values,
+        spans=table.to_pandas(ignore_metadata=True), power=power, routing_errors=changed, scenario=kept.scenario,
+        policy=kept.policy, labels=kept.labels, trace_checksum=kept.trace_checksum, bounds=kept.bounds,
+        memory=kept.memory,
     )  # fmt: skip
-    return Kept(run, answers, replayed)
+    return Kept(run, kept.answers, kept.replayed)
+
+
+def _are_spans(table: pa.Table) -> bool:
+    """Whether it has the columns of spans, with a value in every row."""
+    categories = (field for field in table.schema if pa.types.is_dictionary(field.type))
+    texts = {field.name for field in categories if field.type.value_type in (pa.string(), pa.large_string())}
+    whole = {field.name for field in table.schema if field.type == pa.int64()}
+    known = tuple(table.column_names) == Span._fields and texts == set(TEXTS) and whole == set(Span._fields) - texts
+    return known and not any(column.null_count for column in table.columns)
+
+
+def _parsed(hint: Any, file: Path) -> Any:
+    """The value in a JSON file. Raises RefusedError for what no validation has written."""
+    try:
+        return from_dict(hint, parse_json(file.read_bytes(), "its content"), "its content")
+    except (TrilaneError, OSError) as fault:
+        raise _damaged(file, fault) from None
+
+
+def _damaged(file: Path, fault: Exception) -> RefusedError:
+    return RefusedError(
+        f"{file}: expected a file of the journal of a validation, this is another one or damaged ({fault}); move the "
+        f"folder {file.parent} away"
+    )

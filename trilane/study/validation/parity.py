@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -24,13 +24,8 @@ class Answers(NamedTuple):
     counts: Counts
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; ``from_dict`` is its inverse."""
+        """JSON-ready."""
         return {**self._asdict(), "counts": self.counts._asdict()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Answers:
-        """The inverse of ``to_dict``."""
-        return cls(**{**values, "plans": tuple(values["plans"]), "counts": Counts(**values["counts"])})
 
 
 def answers_of(session: LoggedSession) -> Answers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -93,7 +94,7 @@ def validate(
         setting.checked()  # refuse what cannot run before anything is measured
     settings[0].hardware.measured_profile()  # refuse a machine that was not measured
     with (
-        TemporaryDirectory() as scratch,
+        nullcontext("") if folder else TemporaryDirectory() as scratch,
         journal_of(folder or Path(scratch, "journal"), question_of(settings) if folder else {}) as journal,
     ):
         rounds = _Rounds(plan, settings, journal, stop or Stop(), progress)

@@ -58,8 +58,8 @@ def advised(error: object) -> int:
 def test_an_advised_context_runs(ram_gb: int | None) -> None:
     """Experts are staged, and slots are whole: what leaves no room for that is not advised."""
     more: dict[str, Any] = {"gpu": "rtx-4090", "ram": "ddr5-5600", "ram_gb": ram_gb, "generated": 4}
-    with pytest.raises(FitError, match=r"21\.8 GB are missing; a context of ") as error:
-        fit(Question("llama-4-scout", **more, context=200_000))
+    with pytest.raises(FitError, match=r"23\.0 GB are missing; a context of ") as error:
+        fit(Question("llama-4-scout", **more, context=800_000))
     assert str(error.value).endswith(" tokens fits with these weights")
     assert fit(Question("llama-4-scout", **more, context=advised(error.value))).best.tpot_ms > 0
 
@@ -67,7 +67,7 @@ def test_an_advised_context_runs(ram_gb: int | None) -> None:
 def test_a_short_context_is_advised_to_the_token() -> None:
     shape, hardware, asked = qwen(weights="bf16", context=4000, generated=1)
     fixed = shape.non_expert_bytes + hardware.gpu.reserve_bytes
-    kept = 100 * shape.kv_bytes_per_token + 2 * shape.expert_bytes_of(0)
+    kept = shape.cache_bytes(100) + 2 * shape.expert_bytes_of(0)
     little = load_hardware("rtx-3060+ddr4-3200", {"gpu.memory_bytes": fixed + kept})
     with pytest.raises(FitError) as error:
         check_fits(shape, little, asked)

@@ -181,7 +181,7 @@ def test_the_example_is_read() -> None:
         ("draws: true", "f.yaml: draws: expected a whole number"),
         ("clairvoyant: 1", "f.yaml: clairvoyant: expected true or false, got 1"),
         ("[]", "f.yaml: expected a mapping with the keys scenario, grid, draws, clairvoyant, got []"),
-        ("draws: 1\ndraws: 2", "f.yaml: not valid YAML: duplicate key 'draws'"),
+        ("draws: 1\ndraws: 2", "f.yaml: not plain YAML in line 2: duplicate key 'draws'"),
     ],
 )
 def test_what_a_file_may_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str) -> None:

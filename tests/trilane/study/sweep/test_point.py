@@ -17,9 +17,9 @@ from tests.kit.small_sweeps import SMALL
 from traces.file import write_trace
 from trilane.study import draws
 from trilane.study.sweep import point as point_file
+from trilane.study.sweep.columns import COLUMNS
 from trilane.study.sweep.grid import Grid, Point, points
 from trilane.study.sweep.point import Player, key_of, row_of
-from trilane.study.sweep.table import COLUMNS
 from trilane.testing.strategies import toy_trace
 
 SCENARIO = Scenario.from_dict({**SMALL, "cached_share": 0.25})
@@ -53,6 +53,28 @@ def test_a_point_that_cannot_be_played_is_a_row_with_its_error() -> None:
 def test_one_that_makes_no_scenario_says_why() -> None:
     row = row_of(Point(None, {"policy": "dali", "pcie_gbps": -1}, problem="SweepError: above 0"))
     assert (row["error"], row["policy"], row["batch"]) == ("SweepError: above 0", "dali", None)
+
+
+SECRET = "hunter2"
+NO_MACHINES = (
+    SECRET, f"{SECRET}: 1", f"name: {SECRET}", f"- {SECRET}", f"[{SECRET}", f"gpu: {SECRET}",
+    f"{SECRET}: 1\n{SECRET}: 2",
+    f"name: x\ngpu: {{memory_bytes: {{value: {SECRET}, source: x}}}}", f"!{SECRET}", f"*{SECRET}", f"\t{SECRET}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("content", NO_MACHINES)
+@pytest.mark.parametrize("key", ["hardware", "trace", "calibration"])
+def test_a_row_quotes_no_file_that_it_names(tmp_path: Path, content: str, key: str) -> None:
+    """It may be any file of this user, and tables are given to others."""
+    (tmp_path / "mine").write_text(content)
+    name = str(tmp_path / "mine")
+    for axes in ({key: (name,)}, {key: (name,), "pcie_gbps": (8,)}):
+        [point] = points(Grid(Scenario.from_dict(SMALL), (axes,), clairvoyant=False))
+        error = row_of(point)["error"]
+        verb = "hardware" if key == "hardware" else "trace info"
+        assert error.endswith(f"Error: {name}: the file cannot be used; `trilane {verb} {name}` says why")
+        assert SECRET not in json.dumps(row_of(point))
 
 
 def test_one_that_makes_no_scenario_has_what_was_asked_and_the_rest_of_its_grid() -> None:

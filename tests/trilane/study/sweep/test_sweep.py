@@ -190,7 +190,7 @@ def test_results_that_the_grid_lacks_are_never_lost(whole: Whole, tmp_path: Path
 def test_an_output_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
     output = tmp_path / "o.parquet"
     output.write_text("mine")
-    with pytest.raises(SweepError, match="expected the results of a sweep"):
+    with pytest.raises(SweepError, match="this is not Parquet"):
         sweep(GRID, output)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("o.parquet", "mine")]
 

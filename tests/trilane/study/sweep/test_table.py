@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,9 +16,10 @@ from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.small_sweeps import SMALL
 from trilane.study.sweep.axes import SweepError
+from trilane.study.sweep.columns import COLUMNS
 from trilane.study.sweep.grid import Grid, points
 from trilane.study.sweep.point import row_of
-from trilane.study.sweep.table import COLUMNS, frame_of, read_results, read_table, table_of, write_table
+from trilane.study.sweep.table import frame_of, read_results, read_table, table_of, write_table
 
 
 def made(grid: Grid) -> pa.Table:
@@ -85,3 +89,70 @@ def test_what_is_no_table_of_a_sweep(tmp_path: Path) -> None:
         read_table(path)
     with pytest.raises(SweepError, match=r"Is a directory"):
         read_results(tmp_path)
+
+
+# --- what other people's files may hold -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    grid = {"policy": ("dali", "fiddler"), "parameters.window": (2, 4), "batch": (1, 99)}
+    return made(Grid(Scenario.from_dict(SMALL), (grid,), clairvoyant=False))
+
+
+def test_no_flipped_bit_of_a_table_is_read_as_another_number(table: pa.Table, tmp_path: Path) -> None:
+    path, rng = tmp_path / "x.parquet", random.Random(3)
+    write_table(table, path)
+    whole = path.read_bytes()
+    for bit in rng.sample(range(8 * len(whole)), 150):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            assert read_table(path).equals(table, check_metadata=True)
+        except SweepError:
+            continue
+
+
+def with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    return table.set_column(table.column_names.index(name), name, values)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("tpot_ms", pa.scalar(1, pa.int64()), "tpot_ms is of another type"),
+        ("batch", pa.scalar(1.5), "batch is of another type"),
+        ("error", pa.scalar(b"x"), "error is of another type"),
+        ("point", pa.scalar(1), "point is of another type"),
+        ("parameters.window", pa.scalar([1]), "parameters.window is of another type"),
+        ("error", pa.scalar(None, pa.string()), "error is missing in some rows"),
+        ("labels", pa.scalar(None, pa.string()), "labels is missing in some rows"),
+        ("labels", pa.scalar("["), "labels: not plain JSON"),
+        ("labels", pa.scalar("{}"), "labels: expected a list"),
+        ("parameters", pa.scalar("[]"), "parameters: expected a mapping"),
+        ("hardware_overrides", pa.scalar('{"gpu": []}'), "hardware_overrides: gpu: expected"),
+        ("sequences", pa.scalar('["a"]'), "sequences: [0]: expected a whole number"),
+        ("sequences", pa.scalar(100_000 * "["), "sequences: not plain JSON"),
+        ("tpot_ms", pa.scalar(float("inf")), "tpot_ms is infinite or not a number"),
+        ("tpot_ms", pa.scalar(-1.0), "tpot_ms is negative"),
+        ("draw", pa.scalar(-1), "draw is negative"),
+    ],
+)
+def test_columns_that_no_sweep_writes(table: pa.Table, tmp_path: Path, name: str, value: Any, says: str) -> None:
+    write_table(with_column(table, name, pa.repeat(value, len(table))), tmp_path / "x.parquet")
+    with pytest.raises(SweepError, match=rf"x\.parquet: .*{re.escape(says)}"):
+        read_results(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize("axes", [b"", b"{", b"7", b"[7]", b'["batches"]', b'["dram_gbps", "batch"]', b"\xff"])
+def test_axes_that_the_table_does_not_have(table: pa.Table, tmp_path: Path, axes: bytes) -> None:
+    write_table(table.replace_schema_metadata({b"trilane sweep": axes}), tmp_path / "x.parquet")
+    with pytest.raises(SweepError, match=r"no sweep has written this: its (metadata name no axes|columns are not)"):
+        read_results(tmp_path / "x.parquet")
+
+
+def test_two_columns_of_one_name(table: pa.Table, tmp_path: Path) -> None:
+    write_table(table.append_column("tpot_ms", table["tpot_ms"]), tmp_path / "x.parquet")
+    with pytest.raises(SweepError, match="its columns are not those of its axes"):
+        read_results(tmp_path / "x.parquet")

@@ -71,12 +71,15 @@ def test_a_file_names_values(name: str, given: object, values: tuple[Any, ...]) 
         ("batch", "", "expected a value"),
         ("batch", "8..1", "expected a range LOW..HIGH"),
         ("batch", "1..8/1", "expected 2 to 10,000 points"),
+        ("batch", "1..8/" + "9" * 5000, "expected 2 to 10,000 points"),
+        ("pcie_gbps", "1..1e400", "expected a range LOW..HIGH"),
+        ("batch", "9" * 100_000, "a number of 100,000 characters"),
         ("policy", "1..2", "expected a range LOW..HIGH of numbers"),
         ("parameters.pool", "0..1", "expected a range LOW..HIGH of numbers"),
-        ("batch", "[1", "is not a YAML value"),
-        ("seed", "2020-13-45", "is not a YAML value"),
+        ("batch", "[1", "not plain YAML"),
         ("batches", "1", "did you mean 'batch'"),
     ],
+    ids=lambda it: str(it)[:30],
 )
 def test_what_names_no_values(name: str, given: object, says: str) -> None:
     with pytest.raises(SweepError, match=says.replace("[", r"\[")):

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from policies.registry import SYSTEMS
 from realrun.errors import LaneError, RefusedError
@@ -22,8 +24,11 @@ from realrun.replay.measure import Measurement, ReplayBench
 from sim.machine.hardware import write_hardware
 from sim.runs.prepare import Prepared
 from tests.kit.depth import thinned
+from tests.kit.measuring import as_if_quiet
 from tests.kit.tiny_bench import machine
 from traces.models.catalogue import load_model
+from trilane.common.files import ASIDE
+from trilane.common.parquet_files import write_parquet
 from trilane.study.validation.journal import ValidationJournal, code_digest, code_of, journal_of
 from trilane.study.validation.plan import ValidationPlan
 from trilane.study.validation.stopping import Stop
@@ -51,7 +56,7 @@ def profiled(lanes: HostLanes, tmp_path_factory: pytest.TempPathFactory) -> Path
     points = Points(batches=(1,), contexts=(4, 6), prompts=(4,))
     effort = Effort(rounds=1, most=1, probe_ns=0)
     found = profile(lanes, [load_model("mini-moe:2")], points, ROUND, name="here", effort=effort)
-    write_hardware(found.hardware, path)
+    write_hardware(as_if_quiet(found.hardware), path)
     return path
 
 
@@ -203,6 +208,26 @@ def kept_in(folder: Path, question: str) -> None:
         journal.add_samples(0, {("gate", 1): [5.0]})
 
 
+def test_what_was_left_next_to_a_complete_run_by_a_kill_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    kept_in(folder, "first")
+    names = set(folder.iterdir())
+    (folder / f".run-000-00.parquet.abc{ASIDE}").mkdir()
+    with journal_of(folder, {"plan": "first"}):
+        assert set(folder.iterdir()) == names
+
+
+@pytest.mark.parametrize("name", ["journal", "journal.before"])
+def test_a_folder_of_other_files_is_left_as_it_is(tmp_path: Path, name: str) -> None:
+    kept_in(tmp_path / "journal", "first")
+    (tmp_path / "journal" / "question.json").unlink()
+    (tmp_path / name).mkdir(exist_ok=True)
+    (tmp_path / name / "diary.txt").write_text("mine")
+    with pytest.raises(RefusedError, match=rf"{name}: expected a journal or no such folder, it holds diary\.txt"):
+        kept_in(tmp_path / "journal", "second")
+    assert (tmp_path / name / "diary.txt").read_text() == "mine"
+
+
 def test_of_earlier_journals_only_the_last_is_kept_and_what_was_never_begun_replaces_none(tmp_path: Path) -> None:
     folder, before = tmp_path / "journal", tmp_path / "journal.before"
     for question in ("first", "second", "third"):
@@ -250,6 +275,67 @@ def test_a_file_that_is_half_written_does_not_count(run: Validate, measured: lis
     measured.clear()
     assert run().ended.runs == 6
     assert measured == ["smoe", "smoe"]
+
+
+# --- what a journal may hold ------------------------------------------------------------------------------------------
+
+
+DAMAGED = (b"", b"{", b"[]", b'{"plan": 1}', b"\xff", 100_000 * b"[", b'{"plan": "\\ud800"}')
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_question_is_refused_and_its_journal_stays(tmp_path: Path, content: bytes) -> None:
+    kept_in(tmp_path / "journal", "first")
+    (tmp_path / "journal" / "question.json").write_bytes(content)
+    before = contents(tmp_path / "journal")
+    with pytest.raises(RefusedError, match=r"question\.json: expected a file of the journal .*; move the folder"):
+        kept_in(tmp_path / "journal", "second")
+    assert contents(tmp_path / "journal") == before
+    assert not (tmp_path / "journal.before").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"{}", b"[1]", b"[[]]", b'[{"key": [[1]], "ns": [1]}]', b'[{"key": ["gate"], "ns": ["x"]}]', b"["]
+)
+def test_damaged_samples_are_refused(tmp_path: Path, content: bytes) -> None:
+    kept_in(tmp_path / "journal", "first")
+    (tmp_path / "journal" / "microbenchmarks-00-000.json").write_bytes(content)
+    refused = pytest.raises(RefusedError, match=r"microbenchmarks-00-000\.json: expected a file of the journal")
+    with journal_of(tmp_path / "journal", {"plan": "first"}) as journal, refused:
+        journal.samples()
+
+
+def test_a_damaged_or_crafted_run_is_refused(run: Validate, tmp_path: Path) -> None:
+    run()
+    file = tmp_path / "journal" / "run-000-00.parquet"
+    whole, table = file.read_bytes(), parquet.read_table(file)
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 4
+    described = json.loads(table.schema.metadata[b"trilane"])
+    others = [
+        table.replace_schema_metadata({}),
+        table.replace_schema_metadata({b"trilane": b"["}),
+        table.drop_columns(["bytes"]),
+        table.set_column(2, "start_ns", pa.repeat(1.5, len(table))),
+        table.set_column(2, "start_ns", pa.nulls(len(table), pa.int64())),
+        *(
+            table.replace_schema_metadata({b"trilane": json.dumps({**described, **changes}).encode()})
+            for changes in (
+                {"labels": 1}, {"answers": {}}, {"bounds": {"a": "x"}}, {"approximation": {"a": [1], "b": []}}
+            )
+        ),
+    ]  # fmt: skip
+    crafted = []
+    for each in others:
+        write_parquet(each, file)
+        crafted.append(file.read_bytes())
+    for content in (b"", whole[:-9], bytes(flipped), *crafted):
+        file.write_bytes(content)
+        with pytest.raises(RefusedError, match=r"run-000-00\.parquet: expected a file of the journal"):
+            run()
+        assert file.read_bytes() == content
+    file.write_bytes(whole)
+    assert run().ended.runs == 6
 
 
 # --- stopped early ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,76 @@
+"""Feed malformed input to the command line: ``python -m tests.deep.fuzz [--inputs N] [--jobs N] [--seed S] [--write]``.
+
+``--reader R --seed S --number N --keep FOLDER`` plays one input again, and keeps its files. ``--valid`` plays inputs
+that were not changed: all must be accepted. The exit status is 1 if there was a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+
+from tests.deep.fuzz.campaign import Tally, Task, play, shared
+from tests.deep.fuzz.case import Case, Outcome
+from tests.deep.fuzz.page import faults, summary, write
+from tests.deep.fuzz.readers import READERS
+from tests.deep.fuzz.samples import Samples
+from tests.deep.fuzz.work import shorten
+
+
+def main() -> int:
+    """Play, print, and keep what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.deep.fuzz", description="Malformed input for every reader.")
+    parser.add_argument("--inputs", type=int, default=2000, help="of all readers together")
+    parser.add_argument("--reader", action="append", choices=READERS, help="some instead of all; repeatable")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--number", type=int, help="this input of each reader alone, shown whole")
+    parser.add_argument("--keep", type=Path, help="with --number: a folder for its files")
+    parser.add_argument("--valid", action="store_true", help="inputs before they are changed")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--write", action="store_true", help="renew the table in docs/reliability.md")
+    given = parser.parse_args()
+    readers: Sequence[str] = given.reader or list(READERS)
+    tallies, begin = {reader: Tally() for reader in readers}, time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        samples = Samples(Path(name))
+        shorten()
+
+        def make(task: Task) -> Case:
+            return READERS[task.reader].case(Random("{} {} {}".format(*task)), samples, not given.valid)
+
+        tasks = shared({reader: READERS[reader].weight for reader in readers}, given.inputs, given.seed)
+        if given.number is not None:
+            tasks = [Task(reader, given.seed, given.number) for reader in readers]
+        for task, outcome in play(tasks, make, Path(name) / "workers", given.jobs):
+            tallies[task.reader].add(task, outcome)
+            if given.number is not None:
+                _show(make(task), outcome, given.keep)
+    minutes = (time.monotonic() - begin) / 60
+    about = f"{len(tasks):,} inputs, seed {given.seed}, --jobs {given.jobs}, {minutes:.1f} minutes"
+    print(*summary(tallies), "", about, *faults(tallies), sep="\n")
+    if given.write:
+        write(tallies, about)
+    return int(_failed(tallies, given.valid))
+
+
+def _failed(tallies: Mapping[str, Tally], valid: bool) -> bool:
+    return any(tally.faults or (valid and tally.accepted < tally.inputs) for tally in tallies.values())
+
+
+def _show(case: Case, outcome: Outcome, folder: Path | None) -> None:
+    print("words:", *map(repr, case.words))
+    for name, data in case.files.items():
+        print(f"{name}, {len(data):,} bytes: {data[:2000]!r}")
+        if folder is not None:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+    print(f"accepted: {outcome.accepted}\nfault: {outcome.fault}\nstandard error: {outcome.printed[:5000]}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Attention by kind of layer: tokens kept and read, query-key pairs, and the caches of the models that have several."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traces.models.attention import Attention, Reach
+from traces.models.catalogue import load_model
+from traces.models.shape import ModelShape, ShapeError
+
+FULL = Attention("full", params=0, kv_width=8)
+KINDS = (FULL, replace(FULL, reach="window", span=4), replace(FULL, reach="chunk", span=4))
+
+
+def seen(kind: Attention, token: int) -> range:
+    """The tokens, counted from 0, that ``token`` attends to, by the definitions."""
+    first = {"full": 0, "window": max(token - kind.span + 1, 0), "chunk": token // max(kind.span, 1) * kind.span}
+    return range(first[kind.reach], token + 1)
+
+
+@given(st.sampled_from(KINDS), st.integers(1, 20), st.integers(0, 20))
+def test_pairs_and_reads_are_those_of_the_definitions(kind: Attention, new: int, earlier: int) -> None:
+    """Against a count of every token, for any ``new`` tokens after ``earlier`` ones."""
+    each = [seen(kind, token) for token in range(earlier, earlier + new)]
+    assert kind.pairs(new, earlier + new) == sum(map(len, each))
+    assert kind.read(new, earlier + new) == len(set().union(*each))
+
+
+def test_a_window_and_a_chunk_keep_no_more_tokens_than_their_span() -> None:
+    assert [[kind.kept(tokens) for tokens in (3, 4, 9)] for kind in KINDS] == [[3, 4, 9], [3, 4, 4], [3, 4, 4]]
+    assert KINDS[1].cache_bytes(9, bits=16) == 4 * 8 * 2
+
+
+def test_a_state_is_as_large_after_any_number_of_tokens() -> None:
+    state = Attention("state", params=0, state_bytes=100)
+    assert [state.cache_bytes(tokens, 16) for tokens in (1, 1000)] == [100, 100]
+    assert (state.read(1, 1000), state.pairs(1, 1000)) == (0, 0)
+
+
+def cache_of(config: transformers.PreTrainedConfig, tokens: int) -> float:
+    """Bytes of keys and values in 16 bits after ``tokens``, from the configuration's own numbers."""
+    span = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    kept = {"full_attention": tokens, "sliding_attention": min(tokens, span), "chunked_attention": min(tokens, span)}
+    width = 2 * config.num_key_value_heads * config.head_dim
+    return sum(kept[kind] * width * 2 for kind in config.layer_types)
+
+
+@pytest.mark.parametrize("tokens", [100, 32_768, 131_072])
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("gpt-oss-20b", transformers.GptOssConfig(num_hidden_layers=24)),
+        ("gpt-oss-120b", transformers.GptOssConfig()),
+        ("llama-4-scout", transformers.Llama4TextConfig()),
+    ],
+)
+def test_caches_of_windows_and_chunks(name: str, config: transformers.PreTrainedConfig, tokens: int) -> None:
+    assert load_model(name).cache_bytes(tokens) == cache_of(config, tokens)
+
+
+@pytest.mark.parametrize(("tokens", "gigabytes"), [(32_768, 0.881), (131_072, 2.894)])
+def test_the_cache_of_gemma_4(tokens: int, gigabytes: float) -> None:
+    """25 layers of 8 heads with 256 elements keep 1,024 tokens; 5 layers of 2 heads with 512 keep all."""
+    size = load_model("gemma-4-26b-a4b").cache_bytes(tokens)
+    assert size == 2 * (25 * 1024 * 2 * 8 * 256 + 5 * tokens * 2 * 2 * 512)
+    assert size / 1e9 == pytest.approx(gigabytes, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("qwen3-next-80b-a3b", transformers.Qwen3NextConfig()),
+        ("qwen3.5-35b-a3b", transformers.Qwen3_5MoeTextConfig()),
+    ],
+)
+def test_linear_attention_keeps_a_state(name: str, config: transformers.PreTrainedConfig) -> None:
+    """Three of four layers: a matrix a head and the convolution's last rows, in 32 bits."""
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = config.linear_num_value_heads * config.linear_value_head_dim
+    state = 4 * (config.linear_key_head_dim * values + (config.linear_conv_kernel_dim - 1) * (2 * keys + values))
+    full = config.layer_types.count("full_attention")
+    linear = config.layer_types.count("linear_attention")
+    width = 2 * config.num_key_value_heads * config.head_dim
+    assert load_model(name).cache_bytes(32_768) == full * 32_768 * width * 2 + linear * state
+
+
+def test_a_cut_model_has_the_kinds_of_its_first_layers() -> None:
+    assert load_model("gemma-4-26b-a4b:7").attention_layers == (0, 0, 0, 0, 0, 1, 0)
+
+
+def shape(kinds: tuple[Attention, ...] | None, layers: tuple[int, ...] | None) -> ModelShape:
+    return ModelShape("toy", 2, 1, 4, 2, 8, 8, attention=kinds, attention_layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "layers", "words"),
+    [
+        ((FULL,), (0, 0), "an entry for each of the 3 layers"),
+        ((FULL,), None, "an entry for each of the 3 layers"),
+        (None, (0, 0, 0), "none where it does not"),
+        ((FULL,), (0, 1, 0), "numbers of the 1 kinds"),
+    ],
+)
+def test_kinds_that_do_not_match_the_layers_are_refused(
+    kinds: tuple[Attention, ...] | None, layers: tuple[int, ...] | None, words: str
+) -> None:
+    with pytest.raises(ShapeError, match=words):
+        shape(kinds, layers)
+
+
+@pytest.mark.parametrize(("reach", "span"), [("full", 4), ("window", 0), ("state", 1)])
+def test_a_span_belongs_to_a_window_or_chunk(reach: Reach, span: int) -> None:
+    with pytest.raises(ShapeError, match="span"):
+        shape((Attention(reach, params=0, span=span),), (0, 0, 0))

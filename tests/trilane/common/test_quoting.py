@@ -1,0 +1,57 @@
+"""Values in messages."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trilane.common.names import unknown
+from trilane.common.quoting import quoted
+from trilane.common.schema import SchemaError, from_dict
+
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(_ANY)
+def test_a_quoted_value_is_short(value: object) -> None:
+    assert len(quoted(value)) <= 80
+
+
+@given(st.integers(-(2**64), 2**64) | st.floats() | st.text(max_size=10) | st.lists(st.integers(0, 9), max_size=20))
+def test_a_short_value_is_its_repr(value: object) -> None:
+    assert quoted(value) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["x" * 10**7, list(range(10**6)), 10**20_000, [["x" * 10**7] * 9] * 9],
+    ids=["text", "list", "number", "nested"],
+)
+def test_what_is_cut_is_never_built(value: object) -> None:
+    tracemalloc.start()
+    text = quoted(value)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(text) <= 80
+    assert peak < 10**5
+
+
+def test_control_characters_and_lone_surrogates_are_escaped() -> None:
+    assert quoted("\x1b[31m\ud800") == r"'\x1b[31m\ud800'"
+
+
+@pytest.mark.parametrize(("hint", "value"), [(int, "x" * 10**6), (dict[str, int], 0), (bool, {"k" * 10**6: 1})])
+def test_messages_of_the_schema_are_short(hint: type, value: object) -> None:
+    with pytest.raises(SchemaError) as raised:
+        from_dict(hint, value)
+    assert len(str(raised.value)) < 300
+
+
+def test_the_message_about_an_unknown_name_is_short() -> None:
+    assert len(unknown("policy", "x" * 10**6, ["dali"])) < 200

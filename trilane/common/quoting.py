@@ -1,0 +1,31 @@
+"""Values in messages: a message is short, whatever was given."""
+
+from __future__ import annotations
+
+import reprlib
+
+_MOST = 80  # characters of a quoted value
+_INNER = 30  # items that are shown of a list or mapping: more of them take more than ``_MOST`` characters
+
+
+class _Short(reprlib.Repr):
+    """The beginning of a ``repr``, of which the rest is not built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxstring = self.maxother = _MOST
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = _INNER
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python writes no number of more than 4,300 digits, and takes long for shorter ones."""
+        return repr(x) if x.bit_length() <= 128 else f"a whole number of {x.bit_length():,} bits"
+
+
+_SHORT = _Short()
+
+
+def quoted(value: object) -> str:
+    """``repr`` of a value, in 80 characters at most."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."
