@@ -120,7 +120,7 @@ def _status(error: Exception) -> int | None:
         return _CLOSED
     sentence = _sentence(error)
     if sentence:
-        print(f"trilane: {shortened(printable(sentence))}", file=sys.stderr)
+        print(f"trilane: {shortened(' '.join(printable(sentence).split()))}", file=sys.stderr)
     if sentence is None:
         return None
     return _NOT_WRITTEN if isinstance(error, OSError) and error.errno in _DISK else _BAD_INPUT
@@ -136,7 +136,7 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, OSError) and (error.filename or error.errno in _DISK):
         return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
     if isinstance(error, TrilaneError):
-        return " ".join(str(error).split()) or type(error).__name__
+        return str(error) or type(error).__name__
     return None
 
 

@@ -270,6 +270,15 @@ def test_python_dash_m() -> None:
     assert done.stdout.startswith("trilane ")
 
 
+def test_a_terminal_obeys_nothing_in_a_message(trilane: Trilane) -> None:
+    name = "\x1b[31m\u202e\nx.safetensors"
+    for words in (("trace", "info", name), ("models", "--\x1b[31m"), ("fit", "-m", "\x9b1m")):
+        done = trilane(*words)
+        assert done.status == 2
+        assert done.err.startswith("trilane: ")
+        assert done.err.removesuffix("\n").isprintable()
+
+
 def test_damaged_trace(trilane: Trilane) -> None:
     whole = SAMPLE.read_bytes()
     for name, content in (("cut", whole[:-1000]), ("flipped", whole[:-1] + bytes([whole[-1] ^ 1])), ("empty", b"")):

@@ -219,7 +219,7 @@ def save_tiny(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"prompt_tokens": 0}, "prompt_tokens: expected a whole number from 1 to 1e+06, got 0"),
+        ({"prompt_tokens": 0}, "prompt_tokens: expected a whole number from 1 to"),
         ({"temperature": -1}, "temperature: expected a number from 0 to 1000"),
         ({"temperature": float("nan")}, "temperature: expected a number from 0 to 1000, got nan"),
         ({"temperature": float("inf")}, "temperature: expected a number from 0 to 1000, got inf"),
