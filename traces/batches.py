@@ -70,6 +70,17 @@ def count_experts(ids: NDArray[np.int16], experts: int) -> NDArray[np.intp]:
     return np.bincount(slots[ids >= 0], minlength=layers * experts).reshape(layers, experts)
 
 
+def best_ranks(ids: NDArray[np.int16], experts: int) -> NDArray[np.intp]:
+    """The best place of each expert among the choices ``ids`` [tokens, layers, k] of a token: [layers, experts], k for
+    one that is never chosen."""
+    _, layers, k = ids.shape
+    ranks = np.full((layers, experts), k, np.intp)
+    for rank in reversed(range(k)):
+        token, layer = np.nonzero(ids[:, :, rank] >= 0)
+        ranks[layer, ids[token, layer, rank]] = rank
+    return ranks
+
+
 def step_workloads(trace: Trace, rows: Rows) -> NDArray[np.int32]:
     """Tokens routed to each expert when ``rows`` are one step: [layers, experts]."""
     return count_experts(trace.topk_ids[rows], trace.shape.experts).astype(np.int32)

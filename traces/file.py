@@ -151,9 +151,12 @@ def _map_tensors(path: Path) -> dict[str, NDArray[Any]]:
 def _view(path: Path, name: str, data: NDArray[np.uint8], entry: Mapping[str, Any]) -> NDArray[Any]:
     dtype = _DTYPES.get(entry["dtype"])
     if dtype is None:
-        raise TraceError(f"{path}: {name} must be of type {sorted(_DTYPES)}, got {entry['dtype']}; convert it")
+        raise TraceError(f"{path}: {quoted(name)} must be of type {sorted(_DTYPES)}, got {entry['dtype']}; convert it")
     first, last = entry["data_offsets"]
-    return data[first:last].view(dtype).reshape(entry["shape"])
+    try:
+        return data[first:last].view(dtype).reshape(entry["shape"])
+    except ValueError as error:  # nothing, in more axes or of larger sizes than arrays have
+        raise TraceError(f"{path}: {quoted(name)}: {error}; write the file again") from None
 
 
 def _parse_metadata(where: str, metadata: Mapping[str, str]) -> tuple[ModelShape, dict[str, Any], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,13 +12,15 @@ from numpy.typing import NDArray
 
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
+from trilane.common.quoting import quoted
 
 SCHEMA_VERSION = 1
 PREFILL, DECODE = 0, 1
+MOST_BYTES = 4 * 10**9  # of a trace that is made at once, in memory
 
 Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 
-_FORECAST_NAME = re.compile(r"forecast/([a-z][a-z_]*)@([1-9][0-9]*)/(ids|scores)")
+_FORECAST_NAME = re.compile(r"forecast/([a-z][a-z_]{0,39})@([1-9][0-9]{0,3})/(ids|scores)")
 
 
 class TraceError(TrilaneError):
@@ -84,6 +87,16 @@ def tensor_specs(
     return specs
 
 
+def check_size(where: str, specs: Mapping[str, TensorSpec], tokens: int) -> None:
+    """Raise TraceError where tensors of that many tokens would be larger than ``MOST_BYTES``."""
+    size = tokens * sum(spec.dtype.itemsize * prod(spec.row_shape) for spec in specs.values())
+    if size > MOST_BYTES:
+        raise TraceError(
+            f"{where}: expected a trace of at most {MOST_BYTES / 1e9:g} GB, {tokens:,} tokens of this model would take "
+            f"{size / 1e9:,.0f} GB; lower the number of sequences or of tokens"
+        )
+
+
 def specs_of(where: str, shape: ModelShape, tensors: Tensors) -> dict[str, TensorSpec]:
     """The specs that ``tensors`` should meet, judged by their names and, for forecasts, the width of the ids."""
     forecasts = {}
@@ -113,7 +126,8 @@ def check_layout(where: str, specs: Mapping[str, TensorSpec], tensors: Tensors) 
     """Check names, types and shapes; return the number of tokens. Raises TraceError."""
     missing, unknown = sorted(set(specs) - set(tensors)), sorted(set(tensors) - set(specs))
     if missing or unknown:
-        raise TraceError(f"{where}: expected tensors {sorted(specs)}; missing {missing}, unknown {unknown}")
+        expected = quoted(sorted(specs))
+        raise TraceError(f"{where}: expected tensors {expected}; missing {quoted(missing)}, unknown {quoted(unknown)}")
     tokens = len(tensors["sequence"]) if tensors["sequence"].ndim else 0
     for name, spec in specs.items():
         array = tensors[name]

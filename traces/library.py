@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from pathlib import Path
 
@@ -40,8 +41,8 @@ def calibration_of(name: str) -> str | None:
 
 def _parted(name: str) -> tuple[str, int | None]:
     """The name before the colon and the number of layers after it, if there is one."""
-    whole, _, layers = name.rpartition(":")
-    return (whole, int(layers)) if whole and layers.isascii() and layers.isdecimal() else (name, None)
+    cut = re.fullmatch(r"(.+):([0-9]{1,9})", name)
+    return (cut[1], int(cut[2])) if cut else (name, None)
 
 
 @lru_cache(maxsize=8)

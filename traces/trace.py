@@ -106,7 +106,9 @@ def validate(where: str, shape: ModelShape, tensors: Tensors) -> None:
 def canonical_json(where: str, value: Mapping[str, Any]) -> str:
     """The one JSON text of ``value``. Raises TraceError where it holds what JSON cannot."""
     try:
-        return json.dumps(dict(value), sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+        text = json.dumps(dict(value), sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+        text.encode()  # a file name that is not UTF-8 cannot be written
+        return text
     except (TypeError, ValueError) as error:
         raise TraceError(f"{where}: metadata must be JSON (text, finite numbers, lists, mappings): {error}") from None
 

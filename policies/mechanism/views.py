@@ -39,9 +39,10 @@ class Routing(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """Predicted routing of a later layer: ``active`` experts by descending predicted ``tokens``, ties by lower id.
+    """Predicted routing of a later layer: ``active`` experts by descending predicted ``tokens``.
 
-    They follow from the k best of each token. ``token_ids`` and ``token_scores`` ([tokens][m], descending, m >= 2k or
+    They follow from the k best of each token; ties go to the expert that ranks higher in some token's choice, then to
+    the lower id (an oracle's to the lower id). ``token_ids`` and ``token_scores`` ([tokens][m], descending, m >= 2k or
     all experts) are there for policies that need tokens; scores only where the forecast has any.
     """
 

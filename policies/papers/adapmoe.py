@@ -22,7 +22,7 @@ from policies.system import BuildContext, ChoiceError, Policy, register
 from trilane.common.hints import Count
 
 _MOST_UNITS = 1 << 17  # of memory: more than any model of equal experts has slots
-NEEDS = Needs(tokens=True, forecasts=(("gate", 1),), forecast_phases=("decode",), calibration=True, gpu_only=True)
+NEEDS = Needs(forecasts=(("gate", 1),), forecast_phases=("decode",), calibration=True, gpu_only=True)
 
 
 class WeakExpertsRouter(TrueRouter):
@@ -198,8 +198,8 @@ class AdapMoe(Policy):
     def needs(self) -> Needs:
         """Prefetching takes forecasts, dropping experts changes the routing."""
         drops = self.drop_below is not None
-        needs = replace(NEEDS, changes_routing=drops)
-        return needs if self.prefetch else replace(needs, forecasts=(), tokens=drops)
+        needs = replace(NEEDS, changes_routing=drops, tokens=drops)
+        return needs if self.prefetch else replace(needs, forecasts=())
 
     def compose(self, context: BuildContext) -> Composition:
         """LRU by layer with sizes from calibration."""
@@ -209,7 +209,7 @@ class AdapMoe(Policy):
             placement=SlotsByMissesFull(misses, calibration.popularity) if full else SlotsByMisses(misses),
             router=TrueRouter() if self.drop_below is None else WeakExpertsRouter(self.drop_below),
             assigner=LoadAll(),
-            prefetcher=TopPrefetcher(1, "gate", "cache", ties="place") if self.prefetch else None,
+            prefetcher=TopPrefetcher(1, "gate", "cache") if self.prefetch else None,
             cache=LruCache(),
             demand_slots=self.demand_slots,
         )

@@ -14,7 +14,7 @@ from policies.protocols import Budget, Composition, InitialPlacement, Needs, Whe
 from policies.system import BuildContext, NonNegative, Policy, register
 from trilane.common.hints import Count
 
-NEEDS = Needs(tokens=True, forecasts=(("gate", 1),), forecast_phases=("decode",), uniform_sizes=True, gpu_only=True)
+NEEDS = Needs(forecasts=(("gate", 1),), forecast_phases=("decode",), uniform_sizes=True, gpu_only=True)
 WITHOUT_SPECULATION = Needs(gpu_only=True)
 
 
@@ -93,7 +93,7 @@ class MixtralOffloading(Policy):
         return Composition(
             placement=LastExperts(),
             assigner=LoadAll(),
-            prefetcher=TopPrefetcher(size, "gate", "staging", ties="place") if size else None,
+            prefetcher=TopPrefetcher(size, "gate", "staging") if size else None,
             cache=SpeculativeLruCache(),
             demand_slots=self.demand_slots,
             prefetch_slots=2 * size,

@@ -28,20 +28,15 @@ class NoProtection:
 class TopPrefetcher:
     """The ``size`` absent experts of the next layer with the most workload in the forecast of this ``kind``.
 
-    ``ties`` between equal workloads: "id", the lower first, or "place", the one that ranks higher in some token's
-    choice, then the lower id (needs tokens). A prefetch into the cache must not displace an expert that the forecast
+    A prefetch into the cache must not displace an expert that the forecast
     names, resident or just prefetched: these are protected until the next foresight, unless ``guard`` is False (for a
     cache that sees further). Staged prefetches displace nothing.
     """
 
-    def __init__(
-        self, size: int, kind: str, into: Literal["cache", "staging"], *,
-        ties: Literal["id", "place"] = "id", guard: bool = True,
-    ) -> None:  # fmt: skip
+    def __init__(self, size: int, kind: str, into: Literal["cache", "staging"], *, guard: bool = True) -> None:
         self.size = size
         self.kind = kind
         self.into = into
-        self._by_place = ties == "place"
         self._protects = guard and into == "cache"
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
@@ -50,25 +45,13 @@ class TopPrefetcher:
         if forecast is None:
             return ()
         layer, there = forecast.layer, view.residency.resident[forecast.layer]
-        ranked = likeliest(forecast) if self._by_place else forecast.active
-        absent = [expert for expert in ranked if expert not in there]
+        absent = [expert for expert in forecast.active if expert not in there]
         return [ExpertId(layer, expert) for expert in absent[: self.size]]
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
         """The experts that the forecast names, where prefetches displace residents."""
         forecast = next_forecast(view, forecasts, self.kind) if self._protects else None
         return frozenset() if forecast is None else frozenset(ExpertId(forecast.layer, e) for e in forecast.active)
-
-
-def likeliest(forecast: Forecast) -> list[int]:
-    """The forecast's experts by descending tokens, then best rank in a token's choice, then id."""
-    place: dict[int, int] = {}
-    for ids in forecast.token_ids:
-        for rank, expert in enumerate(ids):
-            if rank < place.get(expert, rank + 1):
-                place[expert] = rank
-    workload = dict(zip(forecast.active, forecast.tokens, strict=True))
-    return sorted(workload, key=lambda expert: (-workload[expert], place.get(expert, 0), expert))
 
 
 class ForecastPrefetcher:

@@ -24,6 +24,7 @@ from realrun.experts.layout import ExpertLayout, expert_parameters
 from realrun.experts.store import Allocate, ExpertStore, Slab
 from realrun.machine.memory_check import check_host_memory
 from traces.capture.layers import MoeLayer, find_moe_layers
+from traces.capture.load import NO_CODE, NO_PICKLE
 from traces.capture.settings import CaptureError
 from trilane.common.json_text import parse_json
 from trilane.common.quoting import quoted
@@ -124,10 +125,10 @@ def _skeleton(folder: Path, dtype: torch.dtype) -> Any:
             f"use the bfloat16 checkpoint"
         )
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, **NO_CODE)
         with torch.device("meta"):
-            return CAUSAL_MODELS.from_config(config, dtype=dtype)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+            return CAUSAL_MODELS.from_config(config, dtype=dtype, **NO_CODE)
+    except Exception as error:  # the library fails in any way on a config that no model has
         first_line = str(error).partition("\n")[0]  # a list of all known models may follow
         raise RefusedError(f"{folder}: expected a causal language model; could not build it: {first_line}") from error
 
@@ -153,7 +154,7 @@ def _pieces(tensors: ExpertTensors, name: str, layout: ExpertLayout) -> LayerPie
 def _without_experts(folder: Path, dtype: torch.dtype, classes: Iterable[type[nn.Module]]) -> Any:
     """Let the library load all but the experts, whose tensors it treats as superfluous and never reads."""
     with _built_empty(classes), _quiet():
-        model, report = CAUSAL_MODELS.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+        model, report = CAUSAL_MODELS.from_pretrained(folder, dtype=dtype, output_loading_info=True, **NO_PICKLE)
     if report["missing_keys"]:
         raise RefusedError(f"{folder}: the checkpoint has no tensor for {sorted(report['missing_keys'])}")
     return model.train(False)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from policies.mechanism.views import Forecast, Phase
 from policies.protocols import Needs
 from sim.runs.vocabulary import FROM_EXPERTS
+from traces.batches import best_ranks
 from traces.capture.partial import gate_input_after
 from traces.capture.record import LayerRecord, RouterRecorder, reading
 from traces.capture.residual_stream import ResidualStream
@@ -118,9 +119,11 @@ class LiveForecasts:
         target, reached = layer + key.lookahead, self._needs.forecast_layers.get(key.kind)
         if phase not in self._needs.forecast_phases or (reached is not None and target not in reached):
             return []
-        counts = np.bincount(ids[:, : self._top_k].ravel())
+        chosen = ids[:, : self._top_k]
+        counts = np.bincount(chosen.ravel())
         active = np.flatnonzero(counts)
-        order = active[np.lexsort((active, -counts[active]))]
+        rank = best_ranks(chosen[:, None], len(counts))[0]
+        order = active[np.lexsort((active, rank[active], -counts[active]))]
         forecast = Forecast(target, key.kind, tuple(order.tolist()), tuple(counts[order].tolist()))
         if self._needs.tokens:
             forecast = forecast._replace(token_ids=ids.tolist(), token_scores=scores.tolist())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trilane.common.errors import TrilaneError
-from trilane.common.files import atomic_path
+from trilane.common.files import atomic_path, remove_abandoned
 
 CPU_LIST = Path("/proc/cpuinfo")
 COMPILERS = ("cc", "gcc", "clang")  # the first of them on PATH
@@ -42,6 +42,7 @@ def compiled(source: Path, extra: Sequence[str] = ()) -> Path:
     """
     compiler = find_compiler()
     target = cache_folder() / f"{source.stem}-{_fingerprint(source, compiler, extra)}.so"
+    remove_abandoned(target.parent)  # what was killed may have had another fingerprint
     if not target.exists():
         try:
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from sim.machine.plausibility import HardwareError, check_plausible
 from sim.machine.profile import Profile
 from sim.machine.sourced import Origin, Sourced
 from trilane.common.files import atomic_path
-from trilane.common.hints import hints_of
+from trilane.common.hints import Name, hints_of
 from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict, to_dict
@@ -144,7 +144,7 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
 class _Text(NamedTuple):
     """What a hardware file holds in addition to numbers with their sources."""
 
-    name: str
+    name: Name
     about: str = ""
     notes: tuple[str, ...] = ()
     measured: Profile | None = None

@@ -172,6 +172,6 @@ class Profile:
 def _check_sizes(measured: MeasuredSizes, needed: MeasuredSizes, where: str) -> None:
     """Refuse the times of another model with the same name. Raises HardwareError."""
     pairs = [(f.name, getattr(measured, f.name), getattr(needed, f.name)) for f in fields(MeasuredSizes)]
-    wrong = [f"{name} = {was:g}, expected {now:g}" for name, was, now in pairs if was != now]
+    wrong = [f"{name} = {quoted(was)}, expected {now}" for name, was, now in pairs if was != now]
     if wrong:
         raise HardwareError(f"{where} was measured with {'; '.join(wrong)}: measure it again as it is now")

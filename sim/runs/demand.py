@@ -10,7 +10,7 @@ import numpy as np
 from policies.mechanism.views import Forecast, Phase, Routing
 from policies.parts.future import Future
 from policies.protocols import Needs
-from traces.batches import StepRows, count_experts
+from traces.batches import StepRows, best_ranks, count_experts
 from traces.layout import ForecastKey
 from traces.noise import NoisyForecasts
 from traces.trace import Trace
@@ -102,12 +102,12 @@ def _step(trace: Trace, step: StepRows, needs: Needs, noisy: NoisyForecasts | No
     )  # fmt: skip
 
 
-def _split(counts: np.ndarray, *, by_tokens: bool) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(active, tokens) of each layer; ascending by expert, or descending by tokens with ties to the lower expert."""
+def _split(counts: np.ndarray, rank: np.ndarray | None = None) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(active, tokens) of each layer: ascending by expert; with ranks, descending by tokens, ties by lower rank."""
     layer, expert = np.nonzero(counts)
     tokens = counts[layer, expert]
-    if by_tokens:
-        order = np.lexsort((expert, -tokens, layer))
+    if rank is not None:
+        order = np.lexsort((expert, rank[layer, expert], -tokens, layer))
         layer, expert, tokens = layer[order], expert[order], tokens[order]
     ends = np.searchsorted(layer, np.arange(1, counts.shape[0] + 1)).tolist()
     experts, counted = expert.tolist(), tokens.tolist()
@@ -115,7 +115,7 @@ def _split(counts: np.ndarray, *, by_tokens: bool) -> list[tuple[tuple[int, ...]
 
 
 def _routings(ids: np.ndarray, experts: int) -> list[Routing]:
-    return [Routing(active, tokens) for active, tokens in _split(count_experts(ids, experts), by_tokens=False)]
+    return [Routing(active, tokens) for active, tokens in _split(count_experts(ids, experts))]
 
 
 def _owners(step: StepRows) -> tuple[int, ...]:
@@ -138,7 +138,8 @@ def _forecasts(
     else:
         assert noisy is not None
         ids = noisy.ids(trace, step.rows, lookahead)
-    split = _split(count_experts(ids[:, :, : trace.shape.top_k], trace.shape.experts), by_tokens=True)
+    chosen, experts = ids[:, :, : trace.shape.top_k], trace.shape.experts
+    split = _split(count_experts(chosen, experts), best_ranks(chosen, experts))
     forecasts = [Forecast(layer + lookahead, kind, *split[layer]) for layer in range(ids.shape[1] - lookahead)]
     if not by_token:
         return forecasts

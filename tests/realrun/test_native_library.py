@@ -26,6 +26,7 @@ from realrun.machine.native_library import NotCompiledError, cache_folder, compi
 from tests.kit.tiny_bench import machine  # noqa: E402
 from tests.realrun.test_expert_shape import TOY  # noqa: E402
 from tests.realrun.test_native_ffn import needs_compiler  # noqa: E402
+from trilane.common.files import ASIDE  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("-O1",)  # to compile
@@ -127,6 +128,13 @@ class TestCache:
         built = path.stat().st_mtime_ns
         assert compiled(SOURCE, QUICK) == path
         assert path.stat().st_mtime_ns == built
+
+    def test_does_not_keep_what_was_left_by_a_kill(self, cache: Path) -> None:
+        (cache / f".ffn-0.so.abc{ASIDE}").mkdir(parents=True)
+        path = compiled(SOURCE, QUICK)
+        (cache / f".{path.name}.abc{ASIDE}").mkdir()
+        compiled(SOURCE, QUICK)
+        assert [path] == list(cache.iterdir())
 
     def test_tells_sources_flags_and_processors_apart(
         self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from tests.kit.headers import declare_empty
 from traces.file import TraceError, TraceWriter, file_metadata, read_trace, write_trace
 from traces.layout import ForecastKey
 from traces.trace import Trace, trace_checksum
@@ -207,7 +208,7 @@ def test_a_value_that_breaks_a_rule_is_refused(tmp_path: Path, name: str, at: An
         ({GATE.ids_name: np.zeros((5, 2, 3), np.int16)}, "must record m = 4 to 6 experts per token"),
         ({"topk_ids": sample().topk_ids.astype(np.int32)}, "topk_ids must be int16 .* got int32"),
         ({"phase": np.zeros(4, np.uint8)}, r"phase must be uint8 \[tokens\] with 5 tokens, got uint8 \[4\]"),
-        ({"scores": sample().tensors()["scores"].astype(np.float64)}, "scores must be of type"),
+        ({"scores": sample().tensors()["scores"].astype(np.float64)}, "'scores' must be of type"),
     ],
 )
 def test_a_wrong_set_of_tensors_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -215,6 +216,30 @@ def test_a_wrong_set_of_tensors_is_refused(tmp_path: Path, changes: dict[str, An
     write_unchecked(tmp_path / "t.safetensors", {name: array for name, array in tensors.items() if array is not None})
     with pytest.raises(TraceError, match=message):
         read_trace(tmp_path / "t.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("forecast/x@1/ids", [0, 2**40, 2**40]),
+        ("forecast/x@1/ids", [0] * 70),
+        (f"forecast/x@{'1' * 5000}/ids", [0]),
+        ("x" * 10**5, [0]),
+        ("\x1b[31m", [0]),
+    ],
+)
+def test_a_header_that_declares_what_no_array_has_is_refused(tmp_path: Path, name: str, shape: list[int]) -> None:
+    write_trace(sample(), tmp_path / "t.safetensors")
+    declare_empty(tmp_path / "t.safetensors", name, "I16", shape)
+    with pytest.raises(TraceError) as caught:
+        read_trace(tmp_path / "t.safetensors")
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_file_name_that_is_not_utf_8_is_refused() -> None:
+    """It is in the provenance of an imported log."""
+    with pytest.raises(TraceError, match="metadata must be JSON"):
+        Trace.from_tensors(sample().shape, plain_tensors(), {"file": "\udcff.csv"})
 
 
 def writer(path: Path) -> TraceWriter:

@@ -216,6 +216,8 @@ CAPTURE: dict[str, tuple[tuple[str, ...], str]] = {
     "no calibration": (("--calibration", "nowhere.txt"), "nowhere.txt: expected a file of prompts"),
     "no number": (("--temperature", "nan"), "temperature: expected a number from 0 to 1000, got nan"),
     "no batch": (("--batch-size", "0"), "batch_size: expected a whole number from 1 to 1e+06, got 0"),
+    "no end": (("--generated-tokens", "10000000000"), "generated_tokens: expected a whole number from 0 to 1e+06"),
+    "no seed": (("--seed", "-1"), "seed: expected a whole number from 0 to 1e+18"),
     "no type": (("--dtype", "float99"), "dtype: expected one of auto, float32"),
     "no model": (("--model", "nowhere"), "nowhere: no such folder"),
     "no folder": (("--model", "./some/where"), "./some/where: no such folder"),

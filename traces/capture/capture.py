@@ -23,6 +23,7 @@ from traces.capture.settings import FORECASTS, CaptureError, CaptureSettings, ch
 from traces.capture.vectors import Vectors, known_vectors
 from traces.file import TraceWriter
 from traces.layout import ForecastKey
+from trilane.common.printable import printable
 
 Progress: TypeAlias = Callable[[str], object]  # is called with a text about the present work
 
@@ -82,7 +83,7 @@ def capture_loaded(
         provenance = _provenance(run, probe, prompts, used, keys) | ({"left_out": left_out} if left_out else {})
         _write(run, output, tokens, probe, forecaster, provenance, progress)
     for note in left_out:
-        print(note, file=sys.stderr)
+        print(printable(note), file=sys.stderr)
     return output
 
 
@@ -130,6 +131,6 @@ def _calibration(keys: Sequence[ForecastKey], vectors: Vectors | None) -> str:
     kinds = [key.kind for key in keys if key.kind != "gate"]
     note = f"{', '.join(kinds)} forecasts: {vectors.provenance.get('prompts', 'unknown text')}"
     if "partial" in kinds:
-        note += f"; partial takes for resident {vectors.provenance['resident']} there"
+        note += f"; partial takes for resident {vectors.provenance.get('resident', 'unknown experts')} there"
         note += ": approximate, the true ones depend on the run"
     return note

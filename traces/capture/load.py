@@ -17,6 +17,11 @@ from traces.capture.layers import MoeLayer, config_value, find_moe_layers
 from traces.capture.prompts import PromptFile
 from traces.capture.settings import CaptureError
 
+# For every call of the library that reads a checkpoint: no file is run or unpickled. By default it asks on a terminal
+# whether to run the checkpoint's own code, and reads pickled weights where there are no others.
+NO_CODE: Any = {"trust_remote_code": False}
+NO_PICKLE: Any = {**NO_CODE, "use_safetensors": True}
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -60,10 +65,10 @@ def load(model: str | Path, dtype: str = "auto", name: str = "", **options: Any)
     where = str(model)
     revision = {"revision": options["revision"]} if options.get("revision") else {}
     try:
-        config = AutoConfig.from_pretrained(where, **revision)
-        loaded = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options).train(False)
-        tokenizer = AutoTokenizer.from_pretrained(where, **revision)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+        config = AutoConfig.from_pretrained(where, **NO_CODE, **revision)
+        loaded = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **NO_PICKLE, **options).train(False)
+        tokenizer = AutoTokenizer.from_pretrained(where, **NO_CODE, **revision)
+    except Exception as error:  # the library fails in any way on a config that no model has
         reason = str(error).partition("\n")[0]  # a list of all supported models may follow
         raise CaptureError(
             f"{where}: expected a causal language model and tokenizer; could not load: {reason}"

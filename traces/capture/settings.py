@@ -28,7 +28,7 @@ class CaptureSettings:
     generated_tokens: Annotated[int, between(0, 1e6)] = 64
     batch_size: Annotated[int, between(1, 1e6)] = 8
     temperature: Annotated[float, between(0, 1e3)] = 0.8  # 0: greedy
-    seed: int = 0
+    seed: Annotated[int, between(0, 1e18)] = 0
     scores: bool = True
     forecasts: Sequence[str] | None = None  # None: those of ``FORECASTS`` that the model can give
 

@@ -126,7 +126,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         with safe_open(path, framework="np") as file:
             metadata = parse_json((file.metadata() or {}).get(_METADATA, "{}"), _METADATA)
             return dict(metadata), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:  # numpy lacks 8-bit floats
         raise CaptureError(f"{path}: expected a complete .safetensors file of vectors, got: {error}") from None
 
 
@@ -145,9 +145,11 @@ def _check(where: str, tensors: Mapping[str, NDArray[Any]]) -> None:
     unknown = sorted(set(tensors) - set(_shapes(tensors)))
     missing = sorted(n for n in _shapes(tensors) if n.startswith(ESTIMATOR) and n not in tensors)
     if unknown or missing:
-        raise CaptureError(f"{where}: expected one estimator's weights or none; missing {missing}, unknown {unknown}")
+        raise CaptureError(
+            f"{where}: expected one estimator's weights or none; missing {quoted(missing)}, unknown {quoted(unknown)}"
+        )
     if bad := [name for name, array in tensors.items() if not np.isfinite(array).all()]:
-        raise CaptureError(f"{where}: expected finite numbers, {bad[0]} has others; make the file again")
+        raise CaptureError(f"{where}: expected finite numbers, {quoted(bad[0])} has others; make the file again")
 
 
 def _shapes(tensors: Mapping[str, NDArray[Any]]) -> dict[str, tuple[int, ...]]:
@@ -158,8 +160,8 @@ def _shapes(tensors: Mapping[str, NDArray[Any]]) -> dict[str, tuple[int, ...]]:
         "tokens": (layers, experts), "resident": (layers, experts),
     }  # fmt: skip
     if any(name.startswith(ESTIMATOR) for name in tensors):
-        width = tensors.get(f"{ESTIMATOR}enter.weight", np.zeros((0, 0))).shape[0]
-        mlp = tensors.get(f"{ESTIMATOR}up.weight", np.zeros((0, 0))).shape[0]
+        given = (tensors.get(f"{ESTIMATOR}{name}.weight", np.zeros(())) for name in ("enter", "up"))
+        width, mlp = (next(iter(array.shape), 0) for array in given)
         weights = {
             "enter.weight": (width, hidden), "enter.bias": (width,), "position": (layers - 1, width),
             "up.weight": (mlp, width), "down.weight": (width, mlp), "norm.weight": (width,), "norm.bias": (width,),

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from traces.layout import DECODE, PREFILL, TraceError
 from traces.models.catalogue import recognise
-from traces.models.shape import ModelShape
+from traces.models.shape import ModelShape, ShapeError
 from traces.trace import Trace
 from trilane.common.quoting import quoted
 
 COLUMNS = ("turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes")
-_MODEL = re.compile(r"# model=(\S+) arch=(\S+) n_layer=(\d+) n_expert=(\d+) n_expert_used=(\d+)")
-_LAYER = re.compile(r"# layer=(\d+) expert_bytes=(\d+) dense_bytes=(\d+)")
+_MODEL = re.compile(r"# model=(\S+) arch=(\S+) n_layer=([1-9]\d{0,8}) n_expert=(\d{1,9}) n_expert_used=(\d{1,9})")
+_MOST_WEIGHT = 65504  # of float16
+_LAYER = re.compile(r"# layer=(\d{1,9}) expert_bytes=(\d{1,18}) dense_bytes=(\d{1,18})")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ def import_route_trace(csv_path: str | Path) -> Trace:
     """
     path = Path(csv_path)
     header, frame = _read(path)
+    shape = _shape(path, header)
     token, steps = _tokens(frame)
     ids, weights = _scatter(path, header, frame, token, steps)
     filled = _fill_unread_prompt_tokens(path, steps, ids, weights)
@@ -59,7 +61,7 @@ def import_route_trace(csv_path: str | Path) -> Trace:
         "topk_ids": ids,
         "topk_weights": weights,
     }
-    return Trace.from_tensors(_shape(path, header), tensors, _provenance(path, header, filled), where=str(path))
+    return Trace.from_tensors(shape, tensors, _provenance(path, header, filled), where=str(path))
 
 
 def recorded_hits(csv_path: str | Path) -> tuple[int, int]:
@@ -75,21 +77,27 @@ def recorded_hits(csv_path: str | Path) -> tuple[int, int]:
 def _read(path: Path) -> tuple[_Header, pd.DataFrame]:
     header = _read_header(path)
     written = _read_rows(path, header)
-    frame = written.apply(pd.to_numeric, errors="coerce")
-    limits = {"phase": 2, "layer": header.layers, "slot": header.top_k, "expert": header.experts, "residency": 2}
+    frame = written.apply(_numbers)
+    limits = {
+        "turn": 2**31, "phase": 2, "step": 2**31, "layer": header.layers, "slot": header.top_k,
+        "expert": header.experts, "weight": _MOST_WEIGHT, "residency": 2, "expert_bytes": 2**53,
+    }  # fmt: skip
     for name in COLUMNS:
-        values, limit = frame[name], limits.get(name)
-        good = (
-            np.isfinite(values)
-            & (values >= 0)
-            & (values < (limit or np.inf))
-            & ((values % 1 == 0) | (name == "weight"))
-        )
+        values, limit = frame[name], limits[name]
+        good = (values >= 0) & (values < limit) & ((values % 1 == 0) | (name == "weight"))
         if not good.all():
             line = int(good.index[~good][0])
-            kind = "a number >= 0" if name == "weight" else "a whole number >= 0" + (f" and < {limit}" if limit else "")
-            _fail(path, line, f"expected {name} to be {kind}, got {quoted(written.loc[[line], name].item())}")
+            kind, came = "a number" if name == "weight" else "a whole number", written.loc[[line], name].item()
+            _fail(path, line, f"expected {name} to be {kind} >= 0 and < {limit}, got {quoted(came)}")
     return header, frame.astype({name: np.int64 for name in COLUMNS if name != "weight"})
+
+
+def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:
+    """A column as numbers; nan where there is none."""
+    try:
+        return pd.to_numeric(column, errors="coerce")
+    except OverflowError:  # a whole number that no float holds
+        return pd.to_numeric(column.astype(str), errors="coerce")
 
 
 def _read_rows(path: Path, header: _Header) -> pd.DataFrame:
@@ -145,6 +153,12 @@ def _scatter(
         if bad.any():
             at = int(np.flatnonzero(bad)[0])
             _fail(path, frame.index[at], f"expected {what}, got another: {frame.iloc[at].to_dict()}")
+    least = len(steps) * max(header.layers - 1, 1) * header.top_k  # the last layer may be skipped
+    if len(frame) < least:
+        raise TraceError(
+            f"{path}: expected at least {least:,} rows for {len(steps):,} steps of this model, found {len(frame):,}; "
+            "the log was cut short or rows were lost: record it again"
+        )
     ids = np.full((len(steps), header.layers, header.top_k), -1, np.int16)
     weights = np.zeros(ids.shape, np.float16)
     place = (token, frame["layer"].to_numpy(), frame["slot"].to_numpy())
@@ -174,28 +188,21 @@ def _shape(path: Path, header: _Header) -> ModelShape:
     """Sizes from the header; widths from the catalogue if it has the model, else 1 (only bytes and counts hold)."""
     known = recognise(header.arch, header.layers, header.experts)
     note = f"header of {path.name}"
-    base = known or ModelShape(
-        name="",
-        moe_layers=header.layers,
-        dense_layers=0,
-        experts=header.experts,
-        top_k=1,
-        hidden=1,
-        expert_width=1,
-        sources={"hidden": "unknown model: placeholder", "expert_width": "unknown model: placeholder"},
-    )
-    weights = header.layers * base.matrices_per_expert * base.hidden * base.expert_width
-    return replace(
-        base,
-        name=re.split(r"[/\\]", header.model)[-1].removesuffix(".gguf").lower(),
-        top_k=header.top_k,
-        expert_bytes=header.expert_bytes,
-        weight_bits=8 * sum(header.expert_bytes) / weights,
-        sources={
-            **base.sources,
-            **dict.fromkeys(("moe_layers", "experts", "top_k", "expert_bytes", "weight_bits"), note),
-        },
-    )
+    read: dict[str, Any] = {
+        "name": re.split(r"[/\\]", header.model)[-1].removesuffix(".gguf").lower(),
+        "moe_layers": header.layers, "experts": header.experts, "top_k": header.top_k,
+        "expert_bytes": header.expert_bytes,
+    }  # fmt: skip
+    sources = dict.fromkeys(("moe_layers", "experts", "top_k", "expert_bytes"), note)
+    try:
+        if known is None:
+            placeholders = dict.fromkeys(("hidden", "expert_width", "weight_bits"), "unknown model: placeholder")
+            return ModelShape(**read, dense_layers=0, hidden=1, expert_width=1, sources={**placeholders, **sources})
+        weights = header.layers * known.matrices_per_expert * known.hidden * known.expert_width
+        bits, sources = 8 * sum(header.expert_bytes) / weights, {**known.sources, **sources, "weight_bits": note}
+        return replace(known, **read, weight_bits=bits, sources=sources)
+    except ShapeError as error:
+        raise TraceError(f"{path}: {error}; record it again") from None
 
 
 def _provenance(path: Path, header: _Header, filled: int) -> dict[str, Any]:

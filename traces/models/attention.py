@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from trilane.common.hints import Count, at_least
+from trilane.common.hints import between
 
 Reach = Literal["full", "window", "chunk", "state"]
-Size = Annotated[int, at_least(0)]
+Size = Annotated[int, between(0, 1_000_000)]
+Width = Annotated[int, between(1, 1_000_000)]
+Weights = Annotated[int, between(0, 1e12)]
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,12 @@ class Attention:
     """
 
     reach: Reach
-    params: Size  # weights of the projections
-    heads: Count = 1
-    head_dim: Count = 1
+    params: Weights  # weights of the projections
+    heads: Width = 1
+    head_dim: Width = 1
     kv_width: Size = 0  # KV-cache elements of a token
-    span: Size = 0  # tokens of a window or chunk
-    state_bytes: Size = 0  # of a sequence
+    span: Annotated[int, between(0, 1e9)] = 0  # tokens of a window or chunk
+    state_bytes: Weights = 0  # of a sequence
 
     def kept(self, tokens: int) -> int:
         """Tokens of a sequence of ``tokens`` that stay in the KV cache."""

@@ -47,7 +47,7 @@ def load_model(name: str) -> ModelShape:
 
 def _cut(shape: ModelShape, layers: str) -> ModelShape:
     """A model cut after its first MoE layers."""
-    if not (layers.isascii() and layers.isdecimal()) or not 1 <= int(layers) <= shape.moe_layers:
+    if layers not in map(str, range(1, shape.moe_layers + 1)):
         raise ShapeError(f"model {shape.name}:{layers}: expected 1 to {shape.moe_layers} layers after the colon")
     count = int(layers)
     kinds = shape.attention_layers and shape.attention_layers[: shape.dense_layers + count]

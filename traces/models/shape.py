@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from traces.models.attention import Attention
+from traces.models.attention import Attention, Size, Weights, Width
 from trilane.common.errors import TrilaneError
-from trilane.common.hints import Count
+from trilane.common.hints import Name, above, at_most, between
 from trilane.common.schema import check, from_dict, to_dict
+
+# The limits are some hundred times the sizes of today's largest models, and keep every product within 63 bits.
+MOST_EXPERTS = 2**15  # of a layer: ids in traces are int16
+_ALL_EXPERTS = 2**18
+_MOST_BYTES = 10**15
+_Layers = Annotated[int, between(1, 1000)]
+_Bits = Annotated[float, above(0), at_most(64)]
 
 
 class ShapeError(TrilaneError):
@@ -27,29 +34,29 @@ class ModelShape:
     attention above are then those of its typical layer, which profiles and replays use for all of them.
     """
 
-    name: str
-    moe_layers: Count
-    dense_layers: int  # layers whose feed-forward part is not a mixture
-    experts: Count  # routed experts per MoE layer
-    top_k: Count
-    hidden: Count
-    expert_width: Count  # intermediate width of one routed expert
-    shared_experts: int = 0
-    shared_width: int = 0  # intermediate width of all shared experts of a layer together
-    dense_width: int = 0  # intermediate width of a dense layer's feed-forward part
-    heads: int = 1
-    kv_heads: int = 1
-    head_dim: int = 1
-    kv_width: int = 0  # KV-cache elements per token and layer (2 x kv_heads x head_dim; 576 for DeepSeek's MLA)
-    attention_params: int = 0  # weights of one layer's attention projections
-    vocab: int = 0
+    name: Name
+    moe_layers: _Layers
+    dense_layers: Annotated[int, between(0, 1000)]  # layers whose feed-forward part is not a mixture
+    experts: Annotated[int, between(1, MOST_EXPERTS)]  # routed experts per MoE layer
+    top_k: Annotated[int, between(1, MOST_EXPERTS)]
+    hidden: Width
+    expert_width: Width  # intermediate width of one routed expert
+    shared_experts: Size = 0
+    shared_width: Size = 0  # intermediate width of all shared experts of a layer together
+    dense_width: Size = 0  # intermediate width of a dense layer's feed-forward part
+    heads: Width = 1
+    kv_heads: Width = 1
+    head_dim: Width = 1
+    kv_width: Size = 0  # KV-cache elements per token and layer (2 x kv_heads x head_dim; 576 for DeepSeek's MLA)
+    attention_params: Weights = 0  # weights of one layer's attention projections
+    vocab: Annotated[int, between(0, 1e8)] = 0
     tied_embeddings: bool = False
     norm_topk: bool = True  # are the chosen weights renormalised to sum 1
-    matrices_per_expert: int = 3  # gate, up, down; 2 where there is no gate
-    weight_bits: float = 16.0  # bits per routed-expert weight
-    dense_bits: float = 16.0  # bits per weight of everything else
-    kv_bits: float | None = None  # bits per element of the KV cache; None: as ``dense_bits``
-    expert_bytes: tuple[int, ...] = ()
+    matrices_per_expert: Annotated[int, between(1, 8)] = 3  # gate, up, down; 2 where there is no gate
+    weight_bits: _Bits = 16.0  # bits per routed-expert weight
+    dense_bits: _Bits = 16.0  # bits per weight of everything else
+    kv_bits: _Bits | None = None  # bits per element of the KV cache; None: as ``dense_bits``
+    expert_bytes: tuple[Annotated[int, between(1, _MOST_BYTES)], ...] = ()
     attention: tuple[Attention, ...] | None = None  # None: every layer attends to all earlier tokens
     attention_layers: tuple[int, ...] | None = None
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)  # field name -> where the number is from
@@ -64,11 +71,12 @@ class ModelShape:
                 f"got {len(self.expert_bytes)}"
             )
         self._check_attention()
+        self._check_sizes()
 
     def _check_attention(self) -> None:
         """Every layer has one of the kinds of attention. Raises ShapeError."""
         kinds, layers = self.attention or (), self.attention_layers or ()
-        if (bool(kinds), len(layers)) not in ((False, 0), (True, self.layers)):
+        if (bool(kinds), len(layers)) not in ((False, 0), (True, self.layers)) or len(kinds) > self.layers:
             raise ShapeError(
                 f"model shape {self.name!r}: attention_layers needs an entry for each of the {self.layers} layers "
                 f"where attention lists kinds, and none where it does not; got {len(layers)} for {len(kinds)} kinds"
@@ -84,6 +92,16 @@ class ModelShape:
                     f"model shape {self.name!r}: attention[{number}] must have a span, in tokens, if it reaches over a "
                     f"window or chunk, and none otherwise; got reach {kind.reach!r} with span {kind.span}"
                 )
+
+    def _check_sizes(self) -> None:
+        """Sizes that later products can hold. Raises ShapeError."""
+        experts, size = self.moe_layers * self.experts, self.routed_bytes + self.non_expert_bytes
+        if experts > _ALL_EXPERTS or size > _MOST_BYTES or not self.routed_bytes:
+            raise ShapeError(
+                f"model shape {self.name!r}: expected at most {_ALL_EXPERTS:,} experts in all layers together, of one "
+                f"byte or more each, and at most {_MOST_BYTES:.0e} bytes of weights, got {experts:,} experts and "
+                f"{size:,} bytes, {self.routed_bytes:,} of them in experts"
+            )
 
     @property
     def base_name(self) -> str:

@@ -18,7 +18,7 @@ CALIBRATION = "-calibration"
 _NO_FORECAST = "none"
 _NAME = re.compile(
     r"synthetic:(?P<model>[^/]+?)(?P<calibration>-calibration)?"
-    rf"(?:/(\d+)x(\d+)\+(\d+)(?:/(?P<forecasts>{_NO_FORECAST}|[a-z_]+@\d+(?:,[a-z_]+@\d+)*))?)?"
+    rf"(?:/(\d{{1,9}})x(\d{{1,9}})\+(\d{{1,9}})(?:/(?P<forecasts>{_NO_FORECAST}|[a-z_]+@\d+(?:,[a-z_]+@\d+)*))?)?"
 )
 _EVALUATION_SEED, _CALIBRATION_SEED = 0, 1
 

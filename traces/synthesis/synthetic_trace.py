@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.layout import DECODE, PREFILL, TraceError
+from traces.layout import DECODE, PREFILL, TraceError, check_size, forecast_keys, tensor_specs
 from traces.models.shape import ModelShape
 from traces.synthesis.forecasts import SyntheticForecast, correlations, softmax
 from traces.synthesis.latent import Texts, layer_logits
 from traces.synthesis.routing_model import RoutingModel
 from traces.synthesis.topk import best, coarse
 from traces.trace import Trace
+from trilane.common.hints import between
+from trilane.common.schema import check
 
 _ERRORS = 3  # kind of random stream
+_Number = Annotated[int, between(1, 1e9)]
+_Seed = Annotated[int, between(0, 1e18)]
 
 
 @dataclass(frozen=True)
@@ -28,17 +32,15 @@ class Synthesis:
     """
 
     routing: RoutingModel
-    sequences: int = 20
-    prompt_tokens: int = 64
-    generated_tokens: int = 64
-    seed: int = 0
-    model_seed: int = 0
+    sequences: _Number = 20
+    prompt_tokens: _Number = 64
+    generated_tokens: _Number = 64
+    seed: _Seed = 0
+    model_seed: _Seed = 0
     forecasts: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if min(self.sequences, self.prompt_tokens, self.generated_tokens) < 1 or min(self.seed, self.model_seed) < 0:
-            counts = (self.sequences, self.prompt_tokens, self.generated_tokens, self.seed, self.model_seed)
-            raise TraceError(f"synthetic trace: expected counts >= 1 and seeds >= 0, got {counts}")
+        check(self, TraceError)
 
     @property
     def forecast_names(self) -> list[str]:
@@ -63,8 +65,10 @@ def synthetic_trace(shape: ModelShape, request: Synthesis) -> Trace:
                 f"synthetic trace: expected routing with {name} = {getattr(shape, name)} for {shape.name}, got "
                 f"{getattr(request.routing, name)} of {request.routing.name}"
             )
-    tensors = _routed(shape, request)
     length = request.prompt_tokens + request.generated_tokens
+    kept = dict.fromkeys(forecast_keys(f"forecast/{name}/ids" for name in request.forecast_names), (shape.top_k, False))
+    check_size("synthetic trace", tensor_specs(shape, scores=True, forecasts=kept), request.sequences * length)
+    tensors = _routed(shape, request)
     phase = np.repeat([PREFILL, DECODE], [request.prompt_tokens, request.generated_tokens])
     tensors |= {
         "sequence": np.repeat(np.arange(request.sequences, dtype=np.int32), length),

@@ -67,15 +67,20 @@ def errors_name(target: Path) -> Iterator[None]:
 
 @contextmanager
 def _folder_for(target: Path) -> Iterator[Path]:
-    """A folder for this process alone, removed at the end. Those of earlier processes are not locked any more."""
-    for left in target.parent.glob(f".{escape(target.name)}.*{ASIDE}"):
-        with suppress(OSError):  # such as BlockingIOError: another process is writing there
-            _remove(left, _lock(left, _FOLDER))
+    """A folder for this process alone, removed at the end."""
+    remove_abandoned(target.parent, escape(target.name))
     folder, descriptor = _new_folder(target)
     try:
         yield folder
     finally:
         _remove(folder, descriptor)
+
+
+def remove_abandoned(folder: Path, name: str = "*") -> None:
+    """Remove what killed processes have left next to files of this name, a pattern, in ``folder``."""
+    for left in folder.glob(f".{name}.*{ASIDE}"):
+        with suppress(OSError):  # such as BlockingIOError: another process is writing there
+            _remove(left, _lock(left, _FOLDER))
 
 
 def _new_folder(target: Path) -> tuple[Path, int | None]:

@@ -47,6 +47,7 @@ NOT_EMPTY = Constraint("that is not empty", bool)
 ASCENDING = Constraint("in ascending order", lambda values: all(a < b for a, b in pairwise(values)))
 Count = Annotated[int, at_least(1)]
 Share = Annotated[float, between(0, 1)]
+Name = Annotated[str, Constraint("of at most 300 printable characters", lambda s: len(s) <= 300 and s.isprintable())]
 
 
 @cache

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trilane.common.files import OutputError, atomic_path, errors_name, refuse_link
+from trilane.common.printable import printable
 
 T = TypeVar("T")
 STANDARD_OUTPUT = Path("standard output")  # its name in messages
@@ -60,17 +61,22 @@ def _print(console: Console, parts: Sequence[Table | Text | str]) -> None:
         if isinstance(part, Table):
             console.print(part)
         else:
-            console.print(part, markup=False, soft_wrap=True)
+            console.print(plain(part) if isinstance(part, str) else part, soft_wrap=True)
 
 
 def note(message: str) -> None:
     """Print a remark, which is not part of the result, to standard error."""
-    errors().print(message, markup=False, soft_wrap=True)
+    errors().print(plain(message), soft_wrap=True)
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Text of any origin as it is: without rich's markup, and with control characters as escapes."""
+    return Text(printable(text), style)
 
 
 def heading(text: str) -> Text:
     """A line over a table."""
-    return Text(text, style="bold")
+    return plain(text, "bold")
 
 
 def table(
@@ -90,11 +96,11 @@ def table(
     for place, column in enumerate(columns):
         most = (widest or {}).get(column)
         folded = most is not None or (wrap and place == len(columns) - 1)
-        header = "\n" * (tall - column.count("\n")) + column  # the last lines of all headers are level
+        header = plain("\n" * (tall - column.count("\n")) + column)  # the last lines of all headers are level
         made.add_column(header, justify="left" if place < text_columns or folded else "right", header_style="bold",
                         no_wrap=not folded, overflow="fold" if folded else "ellipsis", max_width=most)  # fmt: skip
     for line in lines:
-        made.add_row(*(Text(cell) for cell in line))
+        made.add_row(*map(plain, line))
     return made
 
 
@@ -119,7 +125,7 @@ def pairs(values: Iterable[tuple[str, ...]]) -> Table:
     made.add_column(overflow="fold")
     made.add_column(style="dim", overflow="fold")
     for row in values:
-        made.add_row(*(Text(cell) for cell in row))
+        made.add_row(*map(plain, row))
     return made
 
 
@@ -196,8 +202,8 @@ def progress(items: Sequence[T], label: str) -> Iterator[T]:
 @contextmanager
 def working(label: str) -> Iterator[Callable[[str], None]]:
     """A spinner on standard error for work of unknown length; the block may change its text."""
-    with errors().status(label) as status:
-        yield status.update
+    with errors().status(plain(label)) as status:
+        yield lambda text: status.update(plain(text))
 
 
 def percent(value: float | None, digits: int = 0) -> str:

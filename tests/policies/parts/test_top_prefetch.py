@@ -9,7 +9,7 @@ import pytest
 from policies.mechanism.views import ExpertId, Forecast, LayerInput, Routing
 from policies.parts.assigners import ResidentOrCpu
 from policies.parts.caches import LruCache
-from policies.parts.prefetchers import TopPrefetcher, likeliest, next_forecast
+from policies.parts.prefetchers import TopPrefetcher, next_forecast
 from tests.kit.scripted_session import Placed, session, start
 from tests.kit.views_for_tests import NO_PLAN, costs, view
 
@@ -42,27 +42,11 @@ def test_prefetches_the_busiest_absent_experts_of_the_next_layer() -> None:
     assert residual.rank(layer, (), NO_PLAN) == ()
 
 
-@pytest.mark.parametrize(
-    ("given_forecast", "order"),
-    [
-        (forecast((2, 5), (1, 1), (5, 2, 7, 0)), [5, 2]),  # one token: its order; 7 and 0 are beyond the top-k
-        (forecast((4, 2, 5), (2, 1, 1), (5, 4, 0), (4, 2, 0)), [4, 5, 2]),  # two tokens want 4; 5 is first of one
-        (forecast((4, 5, 7), (2, 2, 2), (5, 4), (7, 5), (7, 4)), [5, 7, 4]),  # 5 is first once, 4 never
-        (forecast((2, 5), (1, 1)), [2, 5]),
-    ],
-)
-def test_likelier_is_who_more_tokens_choose_then_who_stands_higher(given_forecast: Forecast, order: list[int]) -> None:
-    assert likeliest(given_forecast) == order
-
-
-def test_ties_go_to_the_lower_id_or_to_the_better_place_in_a_token_s_choice() -> None:
+def test_absent_experts_come_in_the_order_of_the_forecast() -> None:
     here = view({0: 1}, COST, resident=[(), (5,), ()])
-    forecasts = [forecast((1,), (1,), (1,), kind="residual"), forecast((2, 4, 5), (1, 1, 1), (5, 4, 2))]
-    by_place = TopPrefetcher(4, "gate", "staging", ties="place")
-    assert by_place.rank(here, forecasts, NO_PLAN) == [ExpertId(1, 4), ExpertId(1, 2)]
-    assert by_place.rank(here, forecasts[:1], NO_PLAN) == ()
-    by_id = TopPrefetcher(1, "gate", "staging")
-    assert by_id.rank(here, forecasts, NO_PLAN) == [ExpertId(1, 2)]
+    forecasts = [forecast((1,), (1,), kind="residual"), forecast((5, 4, 2), (1, 1, 1))]
+    assert TopPrefetcher(4, "gate", "staging").rank(here, forecasts, NO_PLAN) == [ExpertId(1, 4), ExpertId(1, 2)]
+    assert TopPrefetcher(4, "gate", "staging").rank(here, forecasts[:1], NO_PLAN) == ()
 
 
 def test_whom_the_forecast_names_is_protected_where_prefetches_displace() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+
+import pytest
 
 from policies.protocols import Needs
 from sim.machine.hardware import load_hardware
 from sim.runs.demand import KnownDemand, demand_of, shared_demand
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
+from traces.layout import ForecastKey
 from traces.noise import NoisyForecasts
 
 GATE = Needs(forecasts=(("gate", 1),))
@@ -48,3 +52,25 @@ def test_what_each_token_has_is_not_kept() -> None:
     here, known = setting(), KnownDemand()
     tokens = shared_demand(known, here.trace, here.steps, Needs(tokens=True), None)
     assert (len(tokens[0].routings[0].token_ids), known) == (4, {})
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_forecasts_come_by_tokens_then_by_the_best_place_in_a_token_s_choice(batch: int) -> None:
+    """Against a count token by token: which experts its k best are, and in which place."""
+    here = prepare(Scenario(policy="dali", batch=batch, prompt_tokens=4, generated_tokens=2))
+    top_k, ids = here.shape.top_k, here.trace.forecasts[ForecastKey("residual", 1)].ids
+    for step, demand in zip(here.steps, here.demand, strict=True):
+        for layer, forecasts in enumerate(demand.forecasts):
+            for forecast in forecasts:
+                chosen = [row[layer][:top_k].tolist() for row in ids[step.rows]]
+                tokens = Counter(expert for row in chosen for expert in row)
+                place = {e: min(row.index(e) for row in chosen if e in row) for e in tokens}
+                ranked = sorted(tokens, key=lambda e: (-tokens[e], place[e], e))
+                assert (forecast.active, forecast.tokens) == (tuple(ranked), tuple(tokens[e] for e in ranked))
+
+
+def test_a_lone_token_s_forecast_is_in_its_gate_s_order() -> None:
+    demand = prepare(Scenario(policy="dali", prompt_tokens=4, generated_tokens=2)).demand[-1]
+    orders = [forecast.active for forecasts in demand.forecasts for forecast in forecasts]
+    assert orders
+    assert any(order != tuple(sorted(order)) for order in orders)

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tests.kit.headers import declare_empty  # noqa: E402
 from tests.kit.tiny_families import build  # noqa: E402
 from traces.capture.capture import CaptureError, CaptureSettings, capture_loaded  # noqa: E402
 from traces.capture.estimator import Estimator, estimator_from  # noqa: E402
@@ -117,8 +118,9 @@ def test_the_popular_half_has_the_most_tokens_and_of_equal_ones_the_lower_ids() 
     [
         ({"default": np.zeros((LAYERS, EXPERTS, 7), np.float32)}, r"default must be shape \[3, 4, 8\], got float32"),
         ({"resident": np.zeros((LAYERS, 5), np.bool_)}, r"resident must be shape \[3, 4\]"),
-        ({"residual": np.full((LAYERS - 1, HIDDEN), np.nan, np.float32)}, "finite numbers, residual has others"),
+        ({"residual": np.full((LAYERS - 1, HIDDEN), np.nan, np.float32)}, "finite numbers, 'residual' has others"),
         ({"estimator": {"enter.weight": np.zeros((6, HIDDEN), np.float32)}}, "one estimator's weights or none; miss"),
+        ({"estimator": {"x" * 10**5: np.zeros(3, np.float32)}}, r"unknown \['estimator/x{10,80}\.{3}"),
         ({"estimator": network(experts=5).tensors()}, r"leave.weight must be shape \[4, 6\], got float32 \[5, 6\]"),
     ],
 )  # fmt: skip
@@ -138,6 +140,12 @@ def damaged(path: Path) -> None:
     [
         (damaged, "expected content with checksum .* copy it again"),
         (lambda p: p.write_bytes(p.read_bytes()[:-9]), r"expected a complete \.safetensors file of vectors"),
+        (
+            lambda p: save_file({**load_file(p), "estimator/up.weight": np.zeros((), "f4")}, p, {"trilane": HEADER}),
+            r"up.weight must be shape \[0, 6\], got float32 \[\]",
+        ),
+        (lambda p: declare_empty(p, "more", "F8_E4M3", [0]), r"expected a complete \.safetensors file of vectors"),
+        (lambda p: declare_empty(p, "more", "F32", [0] * 70), r"expected a complete \.safetensors file of vectors"),
         (lambda p: p.write_text("no"), r"expected a complete \.safetensors file of vectors"),
         (lambda p: p.unlink(), "expected a file of vectors, found none there"),
         (lambda p: save_file({"residual": np.zeros(1)}, p), "expected metadata 'trilane-vectors 1' .* got format None"),

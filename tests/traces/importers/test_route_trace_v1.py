@@ -148,6 +148,16 @@ def test_a_prompt_token_that_skips_the_last_layer_gets_the_last_ones_routing(tmp
         ("0,1,2,0,1,0,", "0,1,2,0,0,0,", "line 15: expected one row for a step, layer and slot"),
         ("0,1,2,0,1,0,0.2,0,100\n", "", "expected a row for turn 0 step 2 layer 0 slot 1, found none"),
         ("0,1,2,0,1,0,0.2,0,100\n", "0,1,2,0,1,0,0.2,0,100,5\n", "Expected 9 fields in line 15, saw 10"),
+        ("n_expert=4", "n_expert=40000", "experts: expected a whole number from 1 to 32768, got 40000"),
+        ("n_expert_used=2", "n_expert_used=5", "top_k 5 exceeds the 4 experts"),
+        ("n_expert=4", f"n_expert={'4' * 5000}", "line 1: expected '# route_trace v1' and a '# model="),
+        ("n_layer=2", "n_layer=0", "line 1: expected '# route_trace v1' and a '# model="),
+        ("expert_bytes=100", "expert_bytes=0", r"expert_bytes\[0\]: expected a whole number from 1"),
+        ("model=/tmp/Toy", "model=/tmp/\x1b[31mToy", "name: expected text of at most 300 printable characters"),
+        ("0,1,2,0,0,3,", "4294967296,1,2,0,0,3,", "line 14: expected turn to be a whole number >= 0 and < 2147483648"),
+        ("0,1,2,0,0,3,", "0,1,1e300,0,0,3,", "line 14: expected step to be a whole number >= 0 and < 2147483648"),
+        ("0,1,2,0,0,3,", f"0,1,{'9' * 400},0,0,3,", "line 14: expected step to be a whole number"),
+        ("0,1,2,0,0,3,0.8", "0,1,2,0,0,3,70000", "line 14: expected weight to be a number >= 0 and < 65504"),
         ("0,1,2,0,1,0,0.2", "0,1,2,0,1,3,0.2", "topk_ids row 2 layer 0: expected distinct expert ids"),
         ("0,1,2,0,1,0,0.2", "0,1,2,0,1,0,0.9", "topk_weights row 2 layer 0: expected weights in descending order"),
     ],
@@ -157,6 +167,23 @@ def test_a_log_with_one_thing_wrong_is_refused(tmp_path: Path, old: str, new: st
     assert old in text
     with pytest.raises(TraceError, match=message):
         import_route_trace(log(tmp_path, text.replace(old, new, 1)))
+
+
+def test_ids_above_32767_are_no_other_experts(tmp_path: Path) -> None:
+    """Once, 40,000 became -25,536, and the message named a row that the log has."""
+    text = (
+        (HEADER + PROMPT + DECODE).replace("n_expert=4", "n_expert=50000").replace("0,1,2,0,0,3,", "0,1,2,0,0,40000,")
+    )
+    with pytest.raises(TraceError, match="experts: expected a whole number from 1 to 32768, got 50000"):
+        import_route_trace(log(tmp_path, text))
+
+
+def test_what_a_header_declares_is_not_made_before_the_rows_are_counted(tmp_path: Path) -> None:
+    """As many tokens as rows, each of 30,000 experts, would take 24 GB."""
+    header = HEADER.replace("n_expert=4 n_expert_used=2", "n_expert=32768 n_expert_used=30000")
+    rows = "".join(f"0,1,{step},0,0,3,0.5,0,100\n" for step in range(100_000))
+    with pytest.raises(TraceError, match=r"expected at least 3,000,000,000 rows for 100,000 steps of this model"):
+        import_route_trace(log(tmp_path, header + rows))
 
 
 def test_an_empty_log_and_a_missing_one_are_refused(tmp_path: Path) -> None:

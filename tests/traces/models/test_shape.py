@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from traces.models.shape import ShapeError
+from traces.models.catalogue import load_model, model_names
+from traces.models.shape import ModelShape, ShapeError
 from trilane.testing.strategies import toy_shape
 
 
@@ -28,3 +30,38 @@ def test_a_quantised_file_gives_the_size_of_an_expert_in_every_layer() -> None:
     for sizes in ((70,), (70, 50, 30)):
         with pytest.raises(ShapeError, match=f"an entry for each of the 2 MoE layers, got {len(sizes)}"):
             replace(shape, expert_bytes=sizes)
+
+
+GOOD = toy_shape(2, 4, 2).to_dict()
+COUNTS = [name for name, value in GOOD.items() if type(value) is int]
+
+
+@pytest.mark.parametrize("value", [-3, True, "2", 2.5, None, 10**30, float("nan"), [2]])
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_is_a_whole_number_in_a_range(name: str, value: object) -> None:
+    """Once, a trace that said ``dense_layers: -3`` made every policy faster."""
+    with pytest.raises(ShapeError, match=rf"model shape: {name}: expected a whole number from [01] to "):
+        ModelShape.from_dict({**GOOD, name: value})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"weight_bits": 0}, {"dense_bits": -16}, {"kv_bits": 1e308}, {"weight_bits": True}, {"expert_bytes": [0, 192]},
+        {"expert_bytes": [192, -1]}, {"expert_bytes": [192]}, {"norm_topk": 1}, {"tied_embeddings": "no"},
+        {"sources": {"vocab": 3}}, {"name": 3}, {"name": "toy\x1b[31m"}, {"name": "\u202eyot"}, {"name": "\ud800"},
+        {"name": "two\nlines"}, {"name": "x" * 301}, {"top_k": 5}, {"moe_layers": 1000, "experts": 32768},
+        {"hidden": 10**6, "expert_width": 10**6, "experts": 10000}, {"weight_bits": 0.01},
+        {"attention_params": 10**12, "dense_layers": 1000}, {"attention": [{"reach": "full", "params": -1}]},
+    ],
+)  # fmt: skip
+def test_a_shape_that_no_model_has_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ShapeError):
+        ModelShape.from_dict({**GOOD, **wrong})
+
+
+def test_the_limits_are_far_from_every_known_model() -> None:
+    for name in model_names():
+        shape = load_model(name)
+        larger = {name: 3 * getattr(shape, name) for name in ("moe_layers", "experts", "hidden", "expert_width")}
+        replace(shape, **larger, expert_bytes=(), attention=None, attention_layers=None)

@@ -11,12 +11,14 @@ from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import simulate
 from traces.file import write_trace
 from traces.layout import TraceError
+from traces.library import load_trace
 from traces.models.shape import ModelShape
 from traces.statistics import cross_layer_gain, forecast_statistics, lag_profile, popularity
 from traces.synthesis.nearest import nearest_routing
 from traces.synthesis.routing_model import RoutingModel
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace
+from trilane.common.errors import TrilaneError
 
 SHAPE = ModelShape("made-up", moe_layers=4, dense_layers=0, experts=32, top_k=4, hidden=8, expert_width=4)
 ROUTING = nearest_routing(SHAPE)
@@ -96,10 +98,23 @@ def test_texts_that_are_evaluated_are_none_to_calibrate_on() -> None:
     assert simulate(scenario.with_(calibration=None)).scenario["calibration"] == "synthetic:mini-moe-calibration"
 
 
-@pytest.mark.parametrize("wrong", [{"sequences": 0}, {"seed": -1}, {"generated_tokens": 0}])
+@pytest.mark.parametrize("wrong", [{"sequences": 0}, {"seed": -1}, {"generated_tokens": 0}, {"seed": 2**63}])
 def test_nonsense_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(TraceError, match="expected counts >= 1 and seeds >= 0"):
+    with pytest.raises(TraceError, match="expected a whole number from"):
         Synthesis(ROUTING, **wrong)
+
+
+@pytest.mark.parametrize("large", [{"sequences": 10**8}, {"prompt_tokens": 10**9}, {"generated_tokens": 10**7}])
+def test_a_trace_beyond_the_limit_is_refused_before_it_is_made(large: dict[str, int]) -> None:
+    with pytest.raises(TraceError, match=r"at most 4 GB, [0-9,]+ tokens of this model would take [0-9,]+ GB; lower"):
+        synthetic_trace(SHAPE, Synthesis(ROUTING, **large))
+
+
+@pytest.mark.parametrize("name", ["synthetic:mini-moe/%sx2+2", "synthetic:mini-moe:%s", "mini-moe:%s"])
+@pytest.mark.parametrize("number", ["9" * 9, "9" * 5000])
+def test_numbers_in_a_name_have_limits(name: str, number: str) -> None:
+    with pytest.raises((TrilaneError, OSError)):  # the system refuses long file names itself
+        load_trace(name % number)
 
 
 @pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (2, 2), (8, 2), (129, 3), (512, 10)])

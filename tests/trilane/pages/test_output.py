@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 
 from tests.kit.running import Trilane
-from trilane.pages.output import number, pairs, percent, reason_of, show, signed_percent, table
+from trilane.pages.output import (
+    heading,
+    note,
+    number,
+    pairs,
+    percent,
+    reason_of,
+    show,
+    signed_percent,
+    table,
+    working,
+)
 
 
 def test_a_pipe_gets_no_padding(capsys: pytest.CaptureFixture[str]) -> None:
@@ -16,6 +27,30 @@ def test_a_pipe_gets_no_padding(capsys: pytest.CaptureFixture[str]) -> None:
     assert "2  short" in lines
     assert lines[-2:] == ["text", ""]
     assert [line for line in lines if line != line.rstrip()] == []
+
+
+EVIL = "\x1b]0;owned [/red]:smile: \u202e\ud800"
+SHOWN = r"\x1b]0;owned [/red]:smile: \u202e\ud800"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_names_of_strangers_are_shown_and_not_obeyed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    """Neither control characters nor rich's markup and emoji codes."""
+    if terminal:
+        monkeypatch.setenv("TTY_COMPATIBLE", "1")
+        monkeypatch.setenv("NO_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", "200")
+    show(None, EVIL, heading(EVIL), pairs([("name", EVIL)]), table(("a", EVIL), [("1", EVIL)]), EVIL)
+    note(EVIL)
+    with working(EVIL) as say:
+        say(EVIL)
+    out, err = capsys.readouterr()
+    assert out.count(SHOWN) == 6
+    assert SHOWN in err
+    assert not {"\u202e", "\ud800"} & {*out, *err}
+    assert "\x1b]" not in out + err
 
 
 def test_no_verb_pads(trilane: Trilane) -> None:

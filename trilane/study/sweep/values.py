@@ -101,7 +101,7 @@ def _kinds(name: str) -> frozenset[type]:
 def _range(name: str, text: str, match: re.Match[str]) -> tuple[Any, ...]:
     """The points of LOW..HIGH or LOW..HIGH/COUNT."""
     low, high = float(match[1]), float(match[2])
-    if not is_number(name) or not low < high or math.inf in (-low, high):
+    if not is_number(name) or not -math.inf < low < high < math.inf:
         raise SweepError(f"{name}: expected a range LOW..HIGH of numbers, such as 8..64, got {quoted(text)}")
     if match[3] is not None and not 2 <= float(match[3]) <= MOST_POINTS:
         raise SweepError(f"{name}: expected 2 to {MOST_POINTS:,} points in a range, got {quoted(text)}")

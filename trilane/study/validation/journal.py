@@ -27,7 +27,7 @@ from sim.runs.prepare import Prepared
 from sim.runs.run import Run
 from sim.runs.spans import TEXTS, Span
 from trilane.common.errors import TrilaneError
-from trilane.common.files import ASIDE, atomic_path, locked
+from trilane.common.files import ASIDE, atomic_path, locked, remove_abandoned
 from trilane.common.json_text import parse_json
 from trilane.common.parquet_files import read_parquet, write_parquet
 from trilane.common.schema import from_dict
@@ -37,8 +37,8 @@ from trilane.study.validation.parity import Answers
 PACKAGES = ("policies", "realrun", "sim", "traces", "trilane/common")  # code that affects a measured run
 SOURCES = (".py", ".c", ".h")
 _META = b"trilane"
-_MOST_SPANS = 10**8  # of a run
 _FILES = ("question.json", "run-*.parquet", "microbenchmarks-*.json", f".*{ASIDE}")
+_MOST_SPANS = 10**8  # of a run
 
 
 class Kept(NamedTuple):
@@ -140,6 +140,7 @@ def journal_of(folder: Path, question: Mapping[str, str]) -> Iterator[Validation
     folder.parent.mkdir(parents=True, exist_ok=True)
     busy = f"{folder}: another validation is writing there; wait until it has ended, or choose another folder"
     with locked(folder.with_name(f"{folder.name}.lock"), RefusedError(busy)):
+        remove_abandoned(folder)  # next to a run that is complete, and not written again
         yield ValidationJournal(folder, question)
 
 

@@ -85,6 +85,7 @@ def test_mixed_types_of_an_axis_have_a_column(
         ({"tpot_ms": "fast"}, "a value is not of the type of its column"),
         ({"tpot_ms": float("nan")}, "tpot_ms is infinite"),
         ({"batch": FAR}, "is beyond 64 bits"),
+        ({"batch": 1.5e300}, "a value is not of the type"),
         ({"batch": None}, "batch is missing"),
         ({"error": None}, "error is missing"),
         ({"error": 0}, "a value is not of the type"),

@@ -27,6 +27,7 @@ from tests.kit.depth import thinned
 from tests.kit.measuring import as_if_quiet
 from tests.kit.tiny_bench import machine
 from traces.models.catalogue import load_model
+from trilane.common.files import ASIDE
 from trilane.common.parquet_files import write_parquet
 from trilane.study.validation.journal import ValidationJournal, code_digest, code_of, journal_of
 from trilane.study.validation.plan import ValidationPlan
@@ -207,6 +208,15 @@ def kept_in(folder: Path, question: str) -> None:
         journal.add_samples(0, {("gate", 1): [5.0]})
 
 
+def test_what_was_left_next_to_a_complete_run_by_a_kill_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    kept_in(folder, "first")
+    names = set(folder.iterdir())
+    (folder / f".run-000-00.parquet.abc{ASIDE}").mkdir()
+    with journal_of(folder, {"plan": "first"}):
+        assert set(folder.iterdir()) == names
+
+
 @pytest.mark.parametrize("name", ["journal", "journal.before"])
 def test_a_folder_of_other_files_is_left_as_it_is(tmp_path: Path, name: str) -> None:
     kept_in(tmp_path / "journal", "first")
@@ -290,8 +300,8 @@ def test_a_damaged_question_is_refused_and_its_journal_stays(tmp_path: Path, con
 def test_damaged_samples_are_refused(tmp_path: Path, content: bytes) -> None:
     kept_in(tmp_path / "journal", "first")
     (tmp_path / "journal" / "microbenchmarks-00-000.json").write_bytes(content)
-    says = r"microbenchmarks-00-000\.json: expected a file of the journal"
-    with journal_of(tmp_path / "journal", {"plan": "first"}) as journal, pytest.raises(RefusedError, match=says):
+    refused = pytest.raises(RefusedError, match=r"microbenchmarks-00-000\.json: expected a file of the journal")
+    with journal_of(tmp_path / "journal", {"plan": "first"}) as journal, refused:
         journal.samples()
 
 
@@ -306,6 +316,7 @@ def test_a_damaged_or_crafted_run_is_refused(run: Validate, tmp_path: Path) -> N
         table.replace_schema_metadata({}),
         table.replace_schema_metadata({b"trilane": b"["}),
         table.drop_columns(["bytes"]),
+        table.set_column(0, "lane", pa.array([1] * len(table)).dictionary_encode()),
         table.set_column(2, "start_ns", pa.repeat(1.5, len(table))),
         table.set_column(2, "start_ns", pa.nulls(len(table), pa.int64())),
         *(
