@@ -316,7 +316,6 @@ def test_a_damaged_or_crafted_run_is_refused(run: Validate, tmp_path: Path) -> N
         table.replace_schema_metadata({}),
         table.replace_schema_metadata({b"trilane": b"["}),
         table.drop_columns(["bytes"]),
-        table.set_column(0, "lane", pa.array([b"\xff"] * len(table)).dictionary_encode()),
         table.set_column(2, "start_ns", pa.repeat(1.5, len(table))),
         table.set_column(2, "start_ns", pa.nulls(len(table), pa.int64())),
         *(
