@@ -5,12 +5,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo test test-deep lint types notebooks bench bench-accelerate bench-sweep bench-fit validate gpu clean
+.PHONY: help demo test test-deep mutation lint types notebooks bench bench-accelerate bench-sweep bench-fit validate gpu clean
 
 help:
 	@echo "make demo    compare policies on the bundled scenario; pictures and a timeline go to out/"
 	@echo "make test    lint, types, import rules and all tests (installs torch and transformers)"
 	@echo "make test-deep  the same with more examples, whole cross products, and the notebooks"
+	@echo "make mutation  plant 300 faults (SEED=2 for others), print those that the tests do not find, and the score (40 minutes)"
 	@echo "make notebooks  execute the notebooks and keep their outputs"
 	@echo "make bench   measure the speed of the simulator and of the native kernel of CPU experts"
 	@echo "make bench-sweep  time grids of hundreds of scenarios on all cores (9 minutes on two; keep the machine quiet)"
@@ -33,6 +34,12 @@ test: lint types
 
 test-deep: lint types
 	TRILANE_TESTS=deep OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+SEED ?= 1
+
+mutation: $(VENV)/tests.stamp
+	$(PIP) -e '.[mutation]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.deep.mutation --seed $(SEED)
 
 lint: $(VENV)/tests.stamp
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ import typer
 from trilane.common.errors import TrilaneError
 from trilane.common.files import errors_name
 from trilane.common.printable import printable
+from trilane.common.quoting import shortened
 from trilane.pages.output import STANDARD_OUTPUT
 from trilane.verbs.ablate import ablate
 from trilane.verbs.cache_curve import cache_curve
@@ -119,7 +120,7 @@ def _status(error: Exception) -> int | None:
         return _CLOSED
     sentence = _sentence(error)
     if sentence:
-        print(f"trilane: {printable(sentence)}", file=sys.stderr)
+        print(f"trilane: {shortened(' '.join(printable(sentence).split()))}", file=sys.stderr)
     if sentence is None:
         return None
     return _NOT_WRITTEN if isinstance(error, OSError) and error.errno in _DISK else _BAD_INPUT
@@ -135,7 +136,7 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, OSError) and (error.filename or error.errno in _DISK):
         return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
     if isinstance(error, TrilaneError):
-        return " ".join(str(error).split()) or type(error).__name__
+        return str(error) or type(error).__name__
     return None
 
 

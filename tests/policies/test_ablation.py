@@ -173,6 +173,7 @@ def test_prefetches_that_have_lost_their_cache_are_staged(name: str) -> None:
     assert (less.prefetcher.into, less.prefetch_slots) == ("staging", PREFETCH_SLOTS)
     assert less.needs == build(name).needs
     assert without(build(name), ["cache", "prefetcher"]).prefetch_slots == 0
+    assert without(build(name), ["placement"]).prefetch_slots == 0, "those that go to the cache need no staging"
 
 
 def test_prefetches_that_were_staged_stay_as_they_are() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from policies.mechanism.views import Assignment, LayerView, Phase
+from policies.parts.placements import RandomPlacement
 from policies.protocols import Budget, Composition, InitialPlacement
 from policies.registry import BuildContext, compose
 from tests.kit.views_for_tests import costs, view
@@ -99,6 +100,7 @@ def test_ktransformers_random_is_the_same_whatever_the_seed_of_the_run() -> None
     one, two = (placement.place(Budget(EXPERTS, (10,) * LAYERS, 60)) for placement in several)
     assert one == two
     assert [len(residents) for residents in one.residents] == [2, 2, 2]
+    assert one == RandomPlacement(42).place(Budget(EXPERTS, (10,) * LAYERS, 60)), "the seed of the released code"
 
 
 def test_front_loading_goes_on_where_a_larger_expert_does_not_fit() -> None:

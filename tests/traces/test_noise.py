@@ -129,6 +129,13 @@ def test_another_process_finds_the_same() -> None:
 # --- in a scenario ---------------------------------------------------------------------------------------------------
 
 
+def test_every_look_ahead_has_its_own_recall() -> None:
+    trace = random_trace(layers=4, tokens=4)
+    rows, noisy = every_row(trace), NoisyForecasts((0.25, 0.75), seed=3)
+    for lookahead, recall in ((1, 0.25), (2, 0.75)):
+        np.testing.assert_array_equal(noisy.ids(trace, rows, lookahead), noisy_ids(trace, rows, lookahead, recall, 3))
+
+
 def demand_with(trace: Trace, forecasts: tuple[tuple[str, int], ...], recalls: tuple[float, ...]) -> list[StepDemand]:
     needs = Needs(forecasts=forecasts, tokens=True)
     return demand_of(trace, compose(trace, batch=1), needs, NoisyForecasts(recalls))

@@ -123,6 +123,21 @@ def test_a_prefetch_that_outlasts_its_step_is_wasted_too() -> None:
     assert not it.copied(copy)
 
 
+def test_an_expert_that_came_too_late_once_is_kept_the_next_time() -> None:
+    it, wants = ahead(e(1, 2))
+    late = start(it)
+    it.end_layer()
+    plan(it, 1, 0, 1)
+    it.end_layer()
+    it.end_step()
+    begin(it, 0, step=1)
+    assert not it.copied(late)
+    wants.now = [e(1, 2)]
+    it.foresee(())
+    assert it.copied(start(it))
+    assert it.staged(1) == {2}
+
+
 def test_a_new_foresight_replaces_what_has_not_started() -> None:
     wants = Wants()
     placed = Placed((0,), (0,), (0,))

@@ -135,6 +135,7 @@ def test_sizes_by_hand() -> None:
     assert fewest_misses(curves, (10_000_001, 10_000_000, 10_000_001), 40_000_000) != [0, 3, 1]  # a byte too many
     flat = SlotsByMisses(np.zeros((3, 4), np.int64)).place(Budget(3, (10, 10, 10), 45))
     assert flat.slots == (2, 1, 1)
+    assert SlotsByMisses(np.zeros((2, 3), np.int64)).place(Budget(2, (10, 10), 30)).slots == (2, 1), "to the last byte"
 
 
 # --- weak experts -----------------------------------------------------------------------------------------------------

@@ -119,6 +119,12 @@ def test_a_chance_is_that_of_all_tokens_of_the_step() -> None:
     assert small.matcher.chances(slice(1, 3)).tolist() == [[1, 1, 0], [0.75, 7 / 16, 0.75]]
 
 
+def test_a_past_sequence_of_a_single_token_is_certain_of_its_expert() -> None:
+    matcher = ActivationMatcher(np.array([[[0, 1]]]), batch=1, top_k=1)
+    matcher.observe(routed(0, {7: [[1]]}))
+    assert matcher.chances(slice(0, 1)).tolist() == [[0, 1]]
+
+
 @pytest.mark.parametrize(
     ("floor", "expected"),
     [

@@ -122,6 +122,12 @@ def test_the_rest_of_a_quantised_model_is_slower_to_read_too_but_its_cache_is_no
     assert whole.attention_ns - packed.attention_ns == pytest.approx(saved, abs=2)
 
 
+def test_attention_reads_its_cache_and_writes_the_new_token() -> None:
+    """A token of 2,048 elements, 100 of them to read and one to write; 41.9 million weights of 2 bytes."""
+    size = 2 * 41_943_040 + 2 * 2048 * (100 + 1)
+    assert costs_of("rtx3090-ddr4").step(1, [100]).attention_ns == pytest.approx(size / (936 * 0.66) + 36_000, abs=1)
+
+
 def test_context_costs_attention_and_nothing_else() -> None:
     costs = costs_of("rtx3090-ddr4")
     short, long = costs.step(1, [64]), costs.step(1, [65536])
@@ -233,6 +239,10 @@ def test_uniform_costs_are_what_they_say() -> None:
     assert costs.experts[2].copy_ns == 20
     assert costs.step(1, [1]).attention_ns == 10
     assert costs.plan_ns("any", 64) == 9
+
+
+def test_a_table_of_one_token_is_valid() -> None:
+    uniform_costs(max_tokens=1).validate()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ on layer 0's input forecasts 0 and 1, its own router chooses 1 and 2.
 
 from __future__ import annotations
 
+import pytest
+
 from policies.mechanism.views import Forecast
 from policies.registry import BuildContext, compose
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, lines, play, step, told
@@ -69,6 +71,13 @@ d2h:
 def test_a_speculative_step_executes_its_mistake_and_loses_no_time() -> None:
     spans = play(compose("router-pf", context=CONTEXT), STEP, costs=COSTS)
     assert told(spans, SPECULATIVE) == lines(SPECULATIVE)
+
+
+@pytest.mark.parametrize(("policy", "kind", "ns"), [("quasi-pf", "quasi_hidden", 2), ("est-pf", "estimator", 3)])
+def test_an_estimator_has_its_own_cost(policy: str, kind: str, ns: int) -> None:
+    forecast = Forecast(1, kind, (0, 1), (1, 1), ((0, 1, 2),))
+    spans = play(compose(policy, context=CONTEXT), step({0: 1, 1: 1}, {1: 1, 2: 1}, forecast=forecast), costs=COSTS)
+    assert [span.end_ns - span.start_ns for span in spans if span.kind == "speculate"] == [ns]
 
 
 EXACT = LAYER_0 + """

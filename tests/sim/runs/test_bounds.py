@@ -63,6 +63,11 @@ class TestChain:
         one, more = (lower_bound(demand, uniform_costs(2, dense_launch_ns=ns), PLENTY).ttft_ns for ns in (0, 30))
         assert more == (one or 0) + 30
 
+    def test_the_dense_layers_run_once_a_step(self) -> None:
+        demand = [step(0, "prefill", {0: 1, 1: 1}, {0: 1, 1: 1})]
+        one, more = (lower_bound(demand, uniform_costs(2, dense_ns=ns), PLENTY).ttft_ns for ns in (0, 30))
+        assert more == (one or 0) + 30
+
     def test_tpot_is_the_mean_of_the_decode_steps(self) -> None:
         demand = [step(0, "prefill", {0: 2, 1: 2}), step(1, "decode", {0: 1, 1: 1}), step(2, "decode", {0: 1})]
         one = 7 + 12 + 2 + 1 + 5 + 1
@@ -83,6 +88,12 @@ class TestChain:
         best = min(ends(on_gpu) for on_gpu in product([False, True], repeat=len(times)))
         gpu, cpu = zip(*times, strict=True)
         assert _fractional_split(gpu, cpu, gpu_from, cpu_from) <= best
+
+    def test_the_fractional_split_by_hand(self) -> None:
+        """10 ns of CPU work, or 5 of GPU work: 10/3 each. Rounded down, less one, unless nothing is divided."""
+        assert _fractional_split((5,), (10,), 0, 0) == 3 - 1
+        assert _fractional_split((4,), (6,), 0, 4) == 4 - 1, "a division that leaves nothing to the CPU is one too"
+        assert _fractional_split((4,), (6,), 0, 5) == 5, "the CPU begins after the GPU has ended"
 
 
 class TestTraffic:

@@ -148,6 +148,13 @@ def test_the_measured_error_is_that_of_the_nearest_setting_below(
     assert measured_error(steps, batch)[:2] == nearest
 
 
+def test_sampled_steps_of_whole_prompts_follow_the_prompts() -> None:
+    """Where a scenario does not say how long the prompts are, they are as long as recorded."""
+    whole = Scenario(**{**MINI, "prompt_tokens": None}, generated_tokens=8)
+    steps, sampled = prepare(whole).steps, prepare(whole.with_(sampled_steps=4)).steps
+    assert [step.context for step in sampled[:3]] == [step.context for step in steps[:3]]
+
+
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 

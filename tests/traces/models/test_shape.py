@@ -36,7 +36,7 @@ GOOD = toy_shape(2, 4, 2).to_dict()
 COUNTS = [name for name, value in GOOD.items() if type(value) is int]
 
 
-@pytest.mark.parametrize("value", [-3, True, "2", 2.5, None, 10**30, float("nan"), [2]])
+@pytest.mark.parametrize("value", [-3, True, "2", 2.5, None, 10**15, float("nan"), [2]])
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_count_is_a_whole_number_in_a_range(name: str, value: object) -> None:
     """Once, a trace that said ``dense_layers: -3`` made every policy faster."""

@@ -13,7 +13,8 @@ from scipy.optimize import bisect
 from traces.layout import ForecastKey, TraceError
 from traces.library import load_trace
 from traces.models.shape import ModelShape
-from traces.synthesis.forecasts import bisected, correlations
+from traces.synthesis.forecasts import _guess, bisected, correlations
+from traces.synthesis.named import with_lengths
 from traces.synthesis.nearest import nearest_routing
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 
@@ -29,6 +30,12 @@ def test_bisecting_gives_the_very_numbers_of_scipy(root: float, power: float, st
         return float(np.floor((x**power) * steps) / steps - root)
 
     assert bisected(rising) == bisect(rising, 0.0, 1.0, xtol=1e-5)
+
+
+def test_a_guess_of_some_correlation_varies_as_much_as_the_truth() -> None:
+    """0.6 of the true logit and 0.8 of the error, since 0.6² + 0.8² = 1; exact but for the low bits."""
+    logits, error = np.array([[5, 0, 5]], np.float32), np.array([[0, 5, 10]], np.float32)
+    np.testing.assert_allclose(_guess(logits, error, 0.6), [[3, 4, 11]], rtol=1e-4)
 
 
 def test_one_forecast_is_solved_as_it_is_among_all() -> None:
@@ -53,6 +60,12 @@ def test_without_some_forecasts_the_rest_of_a_trace_is_the_same() -> None:
 )
 def test_a_name_may_say_which_forecasts(asked: str, held: list[tuple[str, int]]) -> None:
     assert sorted(load_trace(f"synthetic:mini-moe/1x2+2/{asked}").forecasts) == held
+
+
+def test_a_name_lists_its_forecasts() -> None:
+    two = with_lengths("synthetic:mini-moe", 4, 64, 8, ["gate@1", "gate@2"])
+    assert two == "synthetic:mini-moe/4x64+8/gate@1,gate@2"
+    assert with_lengths("synthetic:mini-moe", 4, 64, 8, []) == "synthetic:mini-moe/4x64+8/none"
 
 
 @pytest.mark.parametrize("asked", ["", "gate", "gate@1,", "gate@1,none"])

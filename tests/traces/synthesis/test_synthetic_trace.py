@@ -98,7 +98,7 @@ def test_texts_that_are_evaluated_are_none_to_calibrate_on() -> None:
     assert simulate(scenario.with_(calibration=None)).scenario["calibration"] == "synthetic:mini-moe-calibration"
 
 
-@pytest.mark.parametrize("wrong", [{"sequences": 0}, {"seed": -1}, {"generated_tokens": 0}, {"seed": 2**63}])
+@pytest.mark.parametrize("wrong", [{"sequences": 0}, {"seed": -1}, {"generated_tokens": 0}, {"seed": 2 * 10**18}])
 def test_nonsense_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(TraceError, match="expected a whole number from"):
         Synthesis(ROUTING, **wrong)

@@ -1,0 +1,22 @@
+"""What is left out of costs, inputs and decisions is nothing: no time, no contention, no experts."""
+
+from __future__ import annotations
+
+from policies.mechanism.views import Assignment, Commitment, ExpertCosts, Foresight, LayerInput, Plan, Routing, Updates
+
+ROUTING = Routing((), ())
+
+
+def test_costs_without_write_back_and_contention() -> None:
+    costs = ExpertCosts((0, 1), (0, 1), 0, 1, 1)
+    assert (costs.writeback_ns, costs.cpu_permille, costs.copy_permille, costs.between_ns) == (0, 1000, 1000, 0)
+
+
+def test_a_layer_on_idle_lanes() -> None:
+    given = LayerInput(0, 0, "decode", ROUTING)
+    assert (given.scores, given.sequences, given.h2d_backlog_ns, given.cpu_backlog_ns) == (None, (), 0, 0)
+
+
+def test_decisions_about_no_expert() -> None:
+    assert Assignment((), (), (), 0).streamed == Plan(0, ROUTING, *((),) * 9, 0).streamed == ()
+    assert (Commitment(ROUTING).precompute, Foresight(), Updates()) == ((), ((), None, frozenset()), ((), ()))

@@ -1,0 +1,25 @@
+"""How the laws of caches drive a cache, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from policies.mechanism.views import ExpertId
+from policies.parts.caches import LruCache
+from policies.testing.cache_laws import CacheScenario, Play
+
+ZERO, ONE, FIVE = ExpertId(0, 0), ExpertId(0, 1), ExpertId(0, 5)
+
+
+class Choosy(LruCache):
+    """Declines expert 0."""
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        return None if incoming == ZERO else super().victim(incoming, group, blocked)
+
+
+def test_an_expert_that_is_declined_leaves_the_slot_to_the_next() -> None:
+    """One slot, which 5 has; 0 and 1 are missing together."""
+    play = Play(Choosy(), CacheScenario(({0: 1, 1: 1},), (1,), (FIVE,))).run()
+    assert play.log == [(ZERO, None), (ONE, FIVE)]
+    assert play.members == [{ONE}]

@@ -1,0 +1,45 @@
+"""What is measured of a trace, and what estimation makes of a difference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from traces.models.shape import ModelShape
+from traces.synthesis.measured import OverlapStatistics, choices_of, measure, measure_trace
+from traces.synthesis.moments import _moves
+from traces.synthesis.nearest import nearest_routing
+from traces.trace import Trace
+from trilane.testing.strategies import toy_trace
+
+SHAPE = ModelShape("made-up", moe_layers=10, dense_layers=0, experts=32, top_k=4, hidden=8, expert_width=4)
+
+
+def random_trace() -> Trace:
+    """A text of 12 prompt and 150 answer tokens."""
+    draw = np.random.default_rng(1)
+    ids = draw.permuted(np.broadcast_to(np.arange(32), (162, 10, 32)), axis=-1)[..., :4]
+    return toy_trace(ids.tolist(), prompt_tokens=12, experts=32)
+
+
+def test_the_last_layer_of_prompts_is_left_out_where_an_importer_has_filled_it_in() -> None:
+    trace = random_trace()
+    filled = Trace.from_tensors(trace.shape, trace.tensors(), {"filled_rows": 12})
+    prompts = [measure(choices_of(trace), 32, layers).prompt for layers in (9, 10)]
+    assert [measure_trace(filled).prompt, measure_trace(trace).prompt] == prompts
+    assert prompts[0] != prompts[1]
+
+
+@pytest.fixture
+def real() -> OverlapStatistics:
+    return measure(choices_of(random_trace()), 32)
+
+
+@pytest.mark.parametrize(("times", "move"), [(1.0, 0.0), (2.0, 2 * np.log(2)), (0.5, -2 * np.log(2))])
+def test_prompts_of_too_many_experts_have_too_small_a_share_of_preferences(
+    real: OverlapStatistics, times: float, move: float
+) -> None:
+    made = replace(real, prompt_distinct=real.prompt_distinct * times)
+    assert _moves(nearest_routing(SHAPE), real, made)["prompt_preference_share"] == pytest.approx(move)
