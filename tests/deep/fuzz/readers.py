@@ -182,7 +182,7 @@ READERS: Mapping[str, Reader | Words] = {
     "table": Reader(0.8, "t.parquet", "tables", _TABLE, tuple(
         f"plot t.parquet -o out --kind {kind}" for kind in ("tpot", "speedup", "heat", "hits")),
         outputs=("out/*.png", "out/*.csv")),
-    "table again": Reader(3, "out/table.parquet", "tables", _TABLE, _SWEEP, {"s.yaml": "sweep"}, _SWEPT, (1, 2)),
+    "table again": Reader(1.5, "out/table.parquet", "tables", _TABLE, _SWEEP, {"s.yaml": "sweep"}, _SWEPT, (1, 2)),
     "journal": Reader(
         4, "out/table.parquet.journal", "journal", _JOURNAL, _SWEEP, {"s.yaml": "sweep"}, _SWEPT, (1, 2), 0),
     "measured runs": Words(1.5, in_measured),
