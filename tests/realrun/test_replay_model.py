@@ -178,7 +178,7 @@ class TestWeights:
         )  # cos and sin for all layers
         norms = (2 * shape.layers + 1) * shape.hidden
         elements = shape.non_expert_params + norms + 64 * (shape.layers * cache_elements + 2 * width)
-        assert model.size_bytes == 2 * elements
+        assert model.size_bytes == pytest.approx(2 * elements, abs=shape.layers)  # a mean of layers is rounded
 
     def test_a_model_cut_to_one_layer_runs(self) -> None:
         shape = replace(load_model("deepseek-v2-lite:1"), vocab=64)

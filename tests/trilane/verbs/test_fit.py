@@ -53,7 +53,7 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
 
 
 def test_a_best_policy_that_played_a_short_prompt_has_no_time_to_first_token(trilane: Trilane) -> None:
-    done = trilane(*MINI, "--context", "600", "--policies", "mixtral-offloading")
+    done = trilane(*MINI, "--context", "600", "--policies", "moe-infinity")
     assert facts(done)["time to first token"].startswith("not simulated")
 
 

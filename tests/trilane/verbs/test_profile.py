@@ -73,7 +73,7 @@ def test_a_model_is_measured_and_another_one_added_to_the_same_lanes(
 
 BAD: dict[str, tuple[tuple[str, ...], str]] = {
     **{
-        f"{option} {value!r}": ((option, value), f"{option}: expected whole numbers >= 1")
+        f"{option} {value!r}": ((option, value), f"{option}: expected whole numbers from 1 to 1,000,000")
         for option in ("--batch", "--context", "--prompt")
         for value in ("", "0", "1,x", "1.5")
     },
@@ -84,7 +84,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "no rate": (("--link-gb-per-s", "nan"), "--link-gb-per-s: expected a number of GB (10^9 bytes) above 0, got nan"),
     "unknown lanes": (("--lanes", "host"), "'host' is not one of 'auto', 'cuda', 'host-lanes'"),
-    "no such core": (("--lanes", "host-lanes", "--gpu-core", "10000"), "expected cores among"),
+    "no such core": (("--lanes", "host-lanes", "--gpu-core", "4000"), "expected cores among"),
     "a GPU's core": (("--lanes", "cuda", "--gpu-core", "0"), "a GPU core: an option for host lanes only"),
     "a core's result path": (
         ("--lanes", "host-lanes", "--result-path", "h2d"), "a result path: an option for a CUDA GPU only",
