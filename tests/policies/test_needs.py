@@ -19,12 +19,10 @@ NEEDS = {
     "layer-wise naive-cpu llama.cpp llama.cpp@impl ktransformers@layer-wise random-prefetch": Needs(),
     "on-demand deepspeed mixtral-offloading@impl moe-infinity@impl": Needs(gpu_only=True),
     "ktransformers moe-lightning fiddler fiddler@impl": Needs(calibration=True),
-    "mixtral-offloading": Needs(
-        tokens=True, forecasts=GATE, forecast_phases=("decode",), uniform_sizes=True, gpu_only=True
-    ),
+    "mixtral-offloading": Needs(forecasts=GATE, forecast_phases=("decode",), uniform_sizes=True, gpu_only=True),
     "moe-infinity": Needs(tokens=True, calibration=True, gpu_only=True),
     "edgemoe": Needs(calibration=True, gpu_only=True),
-    "adapmoe": Needs(tokens=True, forecasts=GATE, forecast_phases=("decode",), calibration=True, gpu_only=True),
+    "adapmoe": Needs(forecasts=GATE, forecast_phases=("decode",), calibration=True, gpu_only=True),
     "dali dali-ilp dali-beam": Needs(forecasts=(("residual", 1),)),
     "hybrimoe": Needs(scores=True, forecasts=(("gate", 1), ("gate", 2), ("gate", 3))),
     "hybrimoe@impl": Needs(scores=True),
