@@ -12,6 +12,7 @@ import typer
 from trilane.common.errors import TrilaneError
 from trilane.common.files import errors_name
 from trilane.common.printable import printable
+from trilane.common.quoting import shortened
 from trilane.pages.output import STANDARD_OUTPUT
 from trilane.verbs.ablate import ablate
 from trilane.verbs.cache_curve import cache_curve
@@ -119,7 +120,7 @@ def _status(error: Exception) -> int | None:
         return _CLOSED
     sentence = _sentence(error)
     if sentence:
-        print(f"trilane: {' '.join(printable(sentence).split())}", file=sys.stderr)
+        print(f"trilane: {shortened(' '.join(printable(sentence).split()))}", file=sys.stderr)
     if sentence is None:
         return None
     return _NOT_WRITTEN if isinstance(error, OSError) and error.errno in _DISK else _BAD_INPUT

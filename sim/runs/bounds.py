@@ -44,7 +44,7 @@ from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts
 from sim.machine.hardware import Hardware
 from sim.runs.demand import StepDemand
-from sim.runs.null_model import active_expert_bytes, null_model
+from sim.runs.null_model import null_model, step_bytes
 from sim.runs.sampling import one_by_one, weights_of
 from traces.models.shape import ModelShape
 
@@ -70,8 +70,8 @@ def bounds_of(
         values["lower_bound_ttft_ms"] = bound.ttft_ns / 1e6
     if bound.tpot_ns is not None:
         values["lower_bound_tpot_ms"] = bound.tpot_ns / 1e6
-        active = active_expert_bytes([step for step in demand if step.phase == "decode"], shape, answer_tokens)
-        values["null_model_tpot_ms"] = null_model(shape, hardware, active, cached_share, gpu_only) * 1e3
+        read = step_bytes([step for step in demand if step.phase == "decode"], shape, answer_tokens)
+        values["null_model_tpot_ms"] = null_model(shape, hardware, read, cached_share, gpu_only) * 1e3
     return values
 
 

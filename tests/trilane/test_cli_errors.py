@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from policies.mechanism.views import PolicyError
 from policies.registry import policy_names
 from sim.runs.scenario import Scenario
 from tests.kit.running import ROOT, SHORT, Trilane, write_route_csv
+from traces.file import write_trace
+from traces.library import load_trace
 from trilane.cli import main
 
 ROOMS = ("traces", "policies", "sim", "realrun", "trilane")
@@ -320,3 +323,19 @@ def test_every_error_is_bad_input_or_a_named_exception() -> None:
 def ancestors(name: str, bases: dict[str, str]) -> list[str]:
     """The base classes of a class, by its name."""
     return [bases[name], *ancestors(bases[name], bases)] if name in bases else []
+
+
+def test_a_sentence_is_shorter_than_a_name_without_end(trilane: Trilane) -> None:
+    found = trilane("simulate", "--set", f"trace=begin{'x' * 5000}end")
+    assert found.status == 2
+    assert len(found.err) < 1000
+    assert found.err.startswith("trilane: begin")
+    assert found.err.endswith("\n")
+
+
+def test_a_trace_may_say_anything_of_its_origin(trilane: Trilane, tmp_path: Path) -> None:
+    trace = replace(load_trace("mini-moe:1"), provenance={"domains": [{"a": 1}, ["b"], "c", "c"]})
+    write_trace(trace, tmp_path / "t.safetensors")
+    found = trilane("trace", "info", "t.safetensors")
+    assert found.status == 0
+    assert "{'a': 1}, ['b'], c" in found.out

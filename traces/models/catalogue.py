@@ -47,6 +47,10 @@ def load_model(name: str) -> ModelShape:
 
 def _cut(shape: ModelShape, layers: str) -> ModelShape:
     """A model cut after its first MoE layers."""
+    if "@" in layers:
+        cut, _, weights = layers.partition("@")
+        right = f"{shape.name}@{weights}:{cut}"
+        raise ShapeError(f"model {shape.name}:{layers}: weights come before layers, as in {right}")
     if layers not in map(str, range(1, shape.moe_layers + 1)):
         raise ShapeError(f"model {shape.name}:{layers}: expected 1 to {shape.moe_layers} layers after the colon")
     count = int(layers)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from textwrap import shorten
 
 from trilane.common.quoting import quoted
+
+_MOST = 600  # characters of a list of names
 
 
 def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> str:
@@ -16,7 +19,8 @@ def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> 
     by_form = {_form(each): each for each in known}
     close = get_close_matches(_form(name), by_form, n=1)
     meant = f"did you mean {by_form[close[0]]!r}? " if close else ""
-    choice = f"{'Choose' if close else 'choose'} from {', '.join(by_form.values()) or 'none'}"
+    names = shorten(", ".join(by_form.values()), _MOST, placeholder=" ...") or "none"
+    choice = f"{'Choose' if close else 'choose'} from {names}"
     if listed_by:
         choice = f"`{listed_by}` lists them all"
     return f"there is no {kind} {quoted(name)}; {meant}{choice}"

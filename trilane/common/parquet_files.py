@@ -37,8 +37,11 @@ def write_parquet(table: pa.Table, path: str | Path) -> None:
         aside.write_bytes(content[:footer] + _MARK + _checksum(content) + content[footer:])
 
 
-def read_parquet(path: str | Path, most_rows: int, error: ErrorClass = ParquetError) -> pa.Table:
-    """The table in a file, of ``most_rows`` at most. What other programs wrote has checksums of pages, or none.
+def read_parquet(
+    path: str | Path, most_rows: int, error: ErrorClass = ParquetError, *, foreign: bool = True
+) -> pa.Table:
+    """The table in a file, of ``most_rows`` at most. What other programs wrote has checksums of pages, or none; it is
+    refused unless ``foreign``.
 
     Raises ``error``, which names the file, if it is not Parquet, damaged or larger; OSError if it cannot be read.
     """
@@ -46,8 +49,8 @@ def read_parquet(path: str | Path, most_rows: int, error: ErrorClass = ParquetEr
     if not content.startswith(b"PAR1"):
         raise error(f"{path}: expected a Parquet file, this is not Parquet")
     before, mark, after = content.rpartition(_MARK)
-    if mark and after[:_CHECKSUM_BYTES] != _checksum(before + after[_CHECKSUM_BYTES:]):
-        raise error(f"{path}: damaged, since its checksum differs; copy it again or make it anew")
+    if not (mark or foreign) or (mark and after[:_CHECKSUM_BYTES] != _checksum(before + after[_CHECKSUM_BYTES:])):
+        raise error(f"{path}: damaged, since its checksum differs or is missing; copy it again or make it anew")
     table = _parsed(content, most_rows)
     if table is None:
         raise error(

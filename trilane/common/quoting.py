@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 
+_MOST_OF_MESSAGE = 900  # characters
 _MOST = 80  # characters of a quoted value
 _INNER = 30  # items that are shown of a list or mapping: more of them take more than ``_MOST`` characters
 
@@ -29,3 +30,9 @@ def quoted(value: object) -> str:
     """``repr`` of a value, in 80 characters at most."""
     text = _SHORT.repr(value)
     return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."
+
+
+def shortened(message: str) -> str:
+    """A message without its middle if that is long: it says where at the beginning, and what to do at the end."""
+    half = _MOST_OF_MESSAGE // 2
+    return message if len(message) <= _MOST_OF_MESSAGE else f"{message[:half]} ... {message[-half:]}"

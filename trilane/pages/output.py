@@ -20,6 +20,7 @@ from rich.text import Text
 
 from trilane.common.files import OutputError, atomic_path, errors_name, refuse_link
 from trilane.common.printable import printable
+from trilane.common.quoting import shortened
 
 T = TypeVar("T")
 STANDARD_OUTPUT = Path("standard output")  # its name in messages
@@ -66,7 +67,7 @@ def _print(console: Console, parts: Sequence[Table | Text | str]) -> None:
 
 def note(message: str) -> None:
     """Print a remark, which is not part of the result, to standard error."""
-    errors().print(plain(message), soft_wrap=True)
+    errors().print(plain(shortened(printable(message))), soft_wrap=True)
 
 
 def plain(text: str, style: str = "") -> Text:

@@ -81,7 +81,7 @@ def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         return "\n".join(f"{name}: {_text(part).replace(chr(10), ', ')}" for name, part in value.items())
     if isinstance(value, list):
-        return ", ".join(map(str, dict.fromkeys(value))) or "none"
+        return ", ".join(dict.fromkeys(map(str, value))) or "none"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 

@@ -48,6 +48,8 @@ def main() -> int:
             tasks = [Task(reader, given.seed, given.number) for reader in readers]
         for task, outcome in play(tasks, make, Path(name) / "workers", given.jobs):
             tallies[task.reader].add(task, outcome)
+            if outcome.fault:
+                print(f"{task.reader} {task.number}: {outcome.fault}", file=sys.stderr, flush=True)
             if given.number is not None:
                 _show(make(task), outcome, given.keep)
     minutes = (time.monotonic() - begin) / 60

@@ -128,7 +128,7 @@ def _cut(random: Random, table: pa.Table) -> pa.Table:
 
 def _remark(random: Random, table: pa.Table) -> pa.Table:
     """Other names of axes, or metadata that are no JSON."""
-    metadata = dict(table.schema.metadata or {})
+    metadata = dict(table.schema.metadata or {b"trilane sweep": b"[]"})
     key = random.choice(list(metadata))
     tree = changed(random, json.loads(metadata[key])) if random.random() < 0.7 else strange(random)
     metadata[key] = written(tree).encode("utf-8", "replace")

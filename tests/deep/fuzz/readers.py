@@ -132,6 +132,17 @@ def in_set(random: Random, samples: Samples, damaged: bool = True) -> Case:
     return Case(("simulate", *rest, "--set", as_word(_bytes(word))))
 
 
+def in_measured(random: Random, samples: Samples, damaged: bool = True) -> Case:
+    """A file of the journal of a validation, of which nothing is left to be measured."""
+    files = {**samples.measured, "m.yaml": samples.profile}
+    if damaged:
+        name = random.choice([name for name in files if name.startswith("out/")])
+        change = in_grammar(changed_table if name.endswith(".parquet") else in_document)
+        files[name] = change(random, files[name])
+    words = ("validate", "p.yaml", "--profile", "m.yaml", "--out", "out")
+    return Case(words, files, ("out/journal*",), runs=8)
+
+
 _DOCUMENT, _LINES = in_grammar(in_document), in_grammar(in_lines)
 _TRACE, _VECTORS = in_grammar(in_tensors(sign_trace)), in_grammar(in_tensors(sign_vectors))
 _TABLE, _JOURNAL = in_grammar(changed_table), in_grammar(changed_journal)
@@ -171,8 +182,9 @@ READERS: Mapping[str, Reader | Words] = {
     "table": Reader(0.8, "t.parquet", "tables", _TABLE, tuple(
         f"plot t.parquet -o out --kind {kind}" for kind in ("tpot", "speedup", "heat", "hits")),
         outputs=("out/*.png", "out/*.csv")),
-    "table again": Reader(3, "out/table.parquet", "tables", _TABLE, _SWEEP, {"s.yaml": "sweep"}, _SWEPT, (1, 2)),
+    "table again": Reader(1.5, "out/table.parquet", "tables", _TABLE, _SWEEP, {"s.yaml": "sweep"}, _SWEPT, (1, 2)),
     "journal": Reader(
         4, "out/table.parquet.journal", "journal", _JOURNAL, _SWEEP, {"s.yaml": "sweep"}, _SWEPT, (1, 2), 0),
+    "measured runs": Words(1.5, in_measured),
     "options": Words(10, option_case),
 }  # fmt: skip

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import yaml
 
+from tests.deep.fuzz.measured import measured_journal
 from tests.kit.running import write_route_csv
 from tests.kit.small_sweeps import keep
 from traces.capture.vectors import Vectors, popular_half, write_vectors
@@ -53,6 +54,7 @@ _PLAN: dict[str, Any] = {
     "scenario": {**_SHORT, "trace": "mini-deepseek:2", "model": "deepseek-v2-lite:2"}, "repeats": 2,
     "vary": {"cached_share": [0.25, 0.5], "batch": [1, 4]}, "policies": ["fiddler", {"dali": {"window": 4}}],
 }  # fmt: skip
+_MEASURED = {**_PLAN, "repeats": 1, "vary": {"cached_share": [0.25]}}
 PROMPTS = (
     {"text": "What is it?", "domain": "code"},
     {"text": "Once upon a time"},
@@ -74,6 +76,9 @@ class Samples:
         self.sweep = self.sweeps[0]
         self.machines = [(presets / f"{name}.yaml").read_bytes() for name in ("rtx3090-ddr4", "rtx4090-ddr5")]
         self.profile = (ROOT / "docs" / "validation" / "host-lanes" / "profile.yaml").read_bytes()
+        (folder / "p.yaml").write_bytes(measured := _yaml(_MEASURED))
+        (folder / "m.yaml").write_bytes(self.profile)
+        self.measured = {"p.yaml": measured, **measured_journal(folder, "p.yaml", "m.yaml")}
         trace = small_trace()
         write_trace(trace, folder / "trace.safetensors")
         self.trace = (folder / "trace.safetensors").read_bytes()

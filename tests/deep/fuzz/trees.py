@@ -87,11 +87,15 @@ def _replace(random: Random, top: Any, holder: Any, key: Any) -> None:
 
 def _scale(random: Random, top: Any, holder: Any, key: Any) -> None:
     if isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
-        holder[key] = random.choice((lambda x: -x, lambda x: x * 10**20, lambda x: x + 1, lambda x: x - 1, float, str))(
-            holder[key]
-        )
+        holder[key] = random.choice(
+            (lambda x: -x, lambda x: x * 10**20, lambda x: x + 1, lambda x: x - 1, _float, str)
+        )(holder[key])
     else:
         _edit(random, top, holder, key)
+
+
+def _float(number: float) -> float:
+    return float(number) if abs(number) < 10**300 else -1.0
 
 
 def _near(random: Random, top: Any, holder: Any, key: Any) -> None:
@@ -100,7 +104,7 @@ def _near(random: Random, top: Any, holder: Any, key: Any) -> None:
     if isinstance(value, bool):
         holder[key] = not value
     elif isinstance(value, int):
-        holder[key] = random.choice((value + 1, value - 1, 2 * value, value // 2, float(value)))
+        holder[key] = random.choice((value + 1, value - 1, 2 * value, value // 2, _float(value)))
     elif isinstance(value, float):
         holder[key] = random.choice((value * random.uniform(0.5, 2), round(value), value / 10))
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -14,6 +15,7 @@ import typer
 
 from sim.engine.engine import Engine
 from trilane import cli
+from trilane.study.validation import journal
 
 ROOT = Path(__file__).parents[3]
 
@@ -21,6 +23,7 @@ _STOPS = (
     "trilane.study.pool:_Worker", "trilane.verbs.trace:_capture_function", "trilane.verbs.profile:_machine",
     "traces.synthesis.synthetic_trace:synthetic_trace", "realrun.replay.measure:measure", "realrun.smoke.smoke:smoke",
     "realrun.replay.measure:generating_machine", "trilane.study.validation.validate:ReplayBench",
+    "trilane.verbs.validate:_report",
 )  # fmt: skip
 
 
@@ -41,6 +44,7 @@ def shorten() -> None:
     for package in ("policies", "sim", "trilane"):
         for found in walk_packages([str(ROOT / package)], f"{package}."):
             import_module(found.name)
+    journal.code_digest = cache(journal.code_digest)
     cli.app = typer.main.get_command(cli.app)  # made once, and not for every command line
     measure: Any = import_module("realrun.replay.measure")
     measure.machine_on = lambda *_, **__: SimpleNamespace(close=lambda: None, remarks=lambda: ())

@@ -127,6 +127,7 @@ def run(case: Case, folder: Path) -> Outcome:
     for name in ("neighbour",):
         (home / "out" / name).write_text("another's")
     for name, data in case.files.items():
+        (home / name).parent.mkdir(exist_ok=True)
         (home / name).write_bytes(data)
     os.chdir(home)
     before = _files(folder)
@@ -191,7 +192,7 @@ def _wrong_words(case: Case, status: int, printed: str, shown: str) -> str:
     if "Warning: " in printed:
         return f"warning: {printed[printed.index('Warning: ') :][:60].splitlines()[0]}"
     if long := [line for line in lines if len(line) >= LETTERS]:
-        return f"a line of more than {LETTERS} letters: {re.split('[^ .a-z:]', long[0])[0]}..."
+        return f"a line of more than {LETTERS} letters: {re.split('[^ .a-z:]', long[0])[0][:60]}..."
     if found := _CONTROL.search(printed) or _CONTROL.search(shown):
         return f"control character {found[0]!r} in {'an error' if found.string is printed else 'a result'}"
     return ""

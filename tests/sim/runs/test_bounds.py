@@ -13,7 +13,7 @@ from policies.mechanism.views import Phase, Routing
 from sim.machine.hardware import load_hardware
 from sim.runs.bounds import LowerBound, LowerBounds, _fractional_split, bounds_of, least_misses, lower_bound
 from sim.runs.demand import StepDemand
-from sim.runs.null_model import null_model
+from sim.runs.null_model import StepBytes, null_model, step_bytes
 from trilane.testing.costs import scaled, uniform_costs
 from trilane.testing.strategies import toy_shape
 
@@ -176,12 +176,21 @@ def test_bounds_of_names_its_columns_and_leaves_out_what_does_not_apply() -> Non
 
 
 def test_the_null_model_by_hand() -> None:
-    """Half of 4 GB of active experts at 10 GB/s or over the link at 4, all else at 100 GB/s."""
+    """Half of 4 GB of active experts at 10 GB/s or over the link at 4, all else at 100 GB/s, with 3 GB of KV cache."""
     shape = toy_shape(1, 4, 2, vocab=1000)
     hardware = load_hardware("rtx3090-ddr4", {
         "gpu.bandwidth_bytes_per_s": 125e9, "gpu.bandwidth_fraction": 0.8, "cpu.read_bytes_per_s": 10e9,
         "link.h2d_bytes_per_s": 4e9, "link.copies": "pinned",
     })  # fmt: skip
     rest = shape.non_expert_bytes - 1000 * 8 * 2  # of the input embedding one row is read
-    assert null_model(shape, hardware, 4e9, 0.5, gpu_only=False) == pytest.approx((rest + 2e9) / 100e9 + 2e9 / 10e9)
-    assert null_model(shape, hardware, 4e9, 0.5, gpu_only=True) == pytest.approx((rest + 2e9) / 100e9 + 2e9 / 4e9)
+    on_gpu, read = (rest + 2e9 + 3e9) / 100e9, StepBytes(experts=4e9, cache=3e9)
+    assert null_model(shape, hardware, read, 0.5, gpu_only=False) == pytest.approx(on_gpu + 2e9 / 10e9)
+    assert null_model(shape, hardware, read, 0.5, gpu_only=True) == pytest.approx(on_gpu + 2e9 / 4e9)
+
+
+def test_a_step_reads_its_active_experts_and_the_cache_of_every_sequence() -> None:
+    """Two steps: 2 and 1 active experts of 100 bytes; contexts of 3 and 4 tokens, then 4 and 5, at 8 bytes a token."""
+    shape = toy_shape(1, 4, 2, kv_width=4, expert_bytes=(100,))
+    first, second = step(1, "decode", {0: 1, 1: 1}), step(2, "decode", {0: 2})
+    steps = [first._replace(context=(3, 4)), second._replace(context=(4, 5))]
+    assert step_bytes(steps, shape) == StepBytes(experts=150, cache=8 * (7 + 9) / 2)

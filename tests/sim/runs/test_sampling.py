@@ -15,7 +15,7 @@ from realrun.errors import RefusedError
 from realrun.replay.measure import room_for
 from sim.runs.demand import StepDemand
 from sim.runs.metrics import metrics_of
-from sim.runs.null_model import active_expert_bytes, null_model
+from sim.runs.null_model import StepBytes, null_model, step_bytes
 from sim.runs.prepare import prepare
 from sim.runs.run import Run
 from sim.runs.sampling import answer_places, measured_error, one_by_one, repeated, weights_of
@@ -130,11 +130,13 @@ def test_changes_of_the_routing_count_as_often_as_their_steps() -> None:
 def test_the_null_model_reads_the_bytes_of_the_mean_over_the_answer() -> None:
     prepared = prepare(Scenario(**MINI, batch=4, generated_tokens=10, sampled_steps=4))
     decode = [step for step in prepared.demand if step.phase == "decode"]
-    early, late = (active_expert_bytes(steps, prepared.shape) for steps in (decode[:2], decode[2:]))
-    assert early != late
-    assert active_expert_bytes(decode, prepared.shape, 10) == pytest.approx((2 * early + 8 * late) / 10)
+    early, late = (step_bytes(steps, prepared.shape) for steps in (decode[:2], decode[2:]))
+    assert early.experts != late.experts
+    assert early.cache < late.cache
+    mean = StepBytes(*((2 * first + 8 * later) / 10 for first, later in zip(early, late, strict=True)))
+    assert step_bytes(decode, prepared.shape, 10) == pytest.approx(mean)
     memory, hardware = prepared.memory.cache_bytes / prepared.shape.routed_bytes, prepared.hardware
-    seconds = null_model(prepared.shape, hardware, (2 * early + 8 * late) / 10, memory, prepared.needs.gpu_only)
+    seconds = null_model(prepared.shape, hardware, mean, memory, prepared.needs.gpu_only)
     assert prepared.bounds["null_model_tpot_ms"] == pytest.approx(seconds * 1e3)
 
 

@@ -88,6 +88,11 @@ def test_a_shape_that_says_nothing_of_its_cache_has_it_as_wide_as_its_weights() 
     assert replace(SMALL, dense_bits=32.0, kv_bits=8.0).cache_bytes(9) == SMALL.cache_bytes(9) / 2
 
 
+def test_a_format_after_the_cut_is_refused_with_the_name_to_write() -> None:
+    with pytest.raises(ShapeError, match=r"weights come before layers, as in phi-3\.5-moe@q4_k_m:8$"):
+        load_model("phi-3.5-moe:8@q4_k_m")
+
+
 def test_names_carry_the_format_and_the_cut() -> None:
     assert load_model("qwen3-30b-a3b@q4_k_m").name == "qwen3-30b-a3b@q4_k_m"
     cut = load_model("qwen3-30b-a3b@Q4_K_M:8")

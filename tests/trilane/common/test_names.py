@@ -30,3 +30,10 @@ def test_a_long_list_is_left_to_a_command() -> None:
 
 def test_without_any_names() -> None:
     assert unknown("trace", "x", []) == "there is no trace 'x'; choose from none"
+
+
+def test_a_list_of_names_ends() -> None:
+    message = unknown("axis", "xyz", [f"name-{number}" for number in range(1000)])
+    assert message.startswith("there is no axis 'xyz'; choose from name-0, name-1, ")
+    assert message.endswith(", ...")
+    assert len(message) < 650

@@ -40,6 +40,13 @@ def test_a_table_is_read_as_it_was_written_by_other_programs_too(path: Path) -> 
     pd.testing.assert_frame_equal(pd.read_parquet(path), TABLE.to_pandas())
 
 
+def test_what_another_program_wrote_is_refused_where_only_our_own_files_are(path: Path) -> None:
+    assert read_parquet(path, MOST, foreign=False).equals(TABLE)
+    parquet.write_table(TABLE, path)
+    with pytest.raises(ParquetError, match="its checksum differs or is missing"):
+        read_parquet(path, MOST, foreign=False)
+
+
 def test_no_flipped_bit_changes_what_is_read(path: Path) -> None:
     """In the data, in the footer, in the checksum and in the lengths at the end."""
     whole = path.read_bytes()

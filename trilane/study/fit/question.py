@@ -10,6 +10,7 @@ from sim.machine.assembly import assembled_name
 from sim.machine.hardware import load_hardware
 from sim.runs.scenario import Scenario
 from traces.models.catalogue import load_model
+from traces.models.quantisation import quantisations_of
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count
 from trilane.common.quoting import quoted
@@ -30,8 +31,8 @@ class Question:
     """A model, a machine, and lengths.
 
     The machine is made of parts (``gpu``, ``ram``, and ``cpu`` or ``cores``), or a preset or profile (``machine``).
-    ``weights``: a quantisation; None: q4_k_m, or the model's own where it is published in fewer than 16 bits or the
-    machine is a profile, which was measured with these.
+    ``weights``: a quantisation; None: q4_k_m, or the format of a model that is published in fewer than 16 bits, or the
+    model's own weights where the machine is a profile, which was measured with these.
     ``context``: prompt tokens; ``generated``: tokens of the answer; of each of ``batch`` sequences. ``ram_gb``: all
     memory of the host in GiB; None: enough. ``trace``, and ``calibration``, a trace of
     other prompts; None: see ``fit.routing``. ``policies``: those to choose from; None: those of ``fit.candidates``.
@@ -88,8 +89,11 @@ class Question:
         """The name of the model with its weights, for ``load_model``."""
         if self.weights is not None:
             return with_weights(self.model, self.weights)
-        own = "@" in self.model or load_model(self.model).weight_bits < UNQUANTISED_BITS
-        return self.model if own or self._measured else with_weights(self.model, USUAL_WEIGHTS)
+        if "@" in self.model or self._measured:
+            return self.model
+        model = load_model(self.model)
+        published = quantisations_of(model) if model.weight_bits < UNQUANTISED_BITS else [USUAL_WEIGHTS]
+        return with_weights(self.model, published[0]) if published else self.model
 
     @property
     def tokens(self) -> int:

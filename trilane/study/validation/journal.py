@@ -30,7 +30,7 @@ from trilane.common.errors import TrilaneError
 from trilane.common.files import ASIDE, atomic_path, locked, remove_abandoned
 from trilane.common.json_text import parse_json
 from trilane.common.parquet_files import read_parquet, write_parquet
-from trilane.common.schema import from_dict
+from trilane.common.schema import from_dict, to_dict
 from trilane.study.sweep.user_policies import own_source
 from trilane.study.validation.parity import Answers
 
@@ -89,13 +89,13 @@ class ValidationJournal:
         self._begin()
         number = len(list(self.folder.glob("microbenchmarks-*.json")))
         with atomic_path(self.folder / f"microbenchmarks-{turn:02d}-{number:03d}.json") as aside:
-            found = [_Sample(key, ns)._asdict() for key, ns in samples.items()]
-            aside.write_text(json.dumps(found), encoding="utf-8")
+            found = tuple(_Sample(key, [float(each) for each in ns]) for key, ns in samples.items())
+            aside.write_text(json.dumps(to_dict(_Repetition(found, _checksum(found)))), encoding="utf-8")
 
     def samples(self) -> list[Samples]:
         """All repetitions, in order."""
         files = sorted(self.folder.glob("microbenchmarks-*.json")) if self._is_ours else []
-        return [{sample.key: sample.ns for sample in _parsed(tuple[_Sample, ...], file)} for file in files]
+        return [{sample.key: sample.ns for sample in _repetition(file).samples} for file in files]
 
     def count(self, scenarios: int, rounds: int) -> int:
         """The number of its runs among those of ``scenarios`` and ``rounds``."""
@@ -212,9 +212,28 @@ class _Sample(NamedTuple):
     ns: list[float]
 
 
+class _Repetition(NamedTuple):
+    """All samples of one repetition."""
+
+    samples: tuple[_Sample, ...]
+    checksum: str
+
+
+def _checksum(samples: Sequence[_Sample]) -> str:
+    return _sha(json.dumps(samples).encode())
+
+
+def _repetition(file: Path) -> _Repetition:
+    """One repetition. Raises RefusedError for any other than was written."""
+    found: _Repetition = _parsed(_Repetition, file)
+    if found.checksum != _checksum(found.samples):
+        raise _damaged(file, TrilaneError("its checksum differs"))
+    return found
+
+
 def _read(file: Path, power: Power | None) -> Kept:
     try:
-        table = read_parquet(file, _MOST_SPANS)
+        table = read_parquet(file, _MOST_SPANS, foreign=False)
         if not _are_spans(table):
             raise TrilaneError("expected the columns of spans")
         text = (table.schema.metadata or {}).get(_META, b"")

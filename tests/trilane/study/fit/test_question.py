@@ -37,7 +37,7 @@ def test_a_whole_machine_is_its_own_name() -> None:
         ("qwen3-30b-a3b", "bf16", "qwen3-30b-a3b@bf16"),
         ("qwen3-30b-a3b@q8_0", None, "qwen3-30b-a3b@q8_0"),
         ("phi-3.5-moe:8", "q8_0", "phi-3.5-moe@q8_0:8"),
-        ("gpt-oss-20b", None, "gpt-oss-20b"),
+        ("gpt-oss-20b", None, "gpt-oss-20b@mxfp4"),
     ],
 )
 def test_weights_are_q4_k_m_unless_said_or_published_smaller(model: str, weights: str | None, shape: str) -> None:

@@ -295,7 +295,14 @@ def test_a_damaged_question_is_refused_and_its_journal_stays(tmp_path: Path, con
 
 
 @pytest.mark.parametrize(
-    "content", [b"{}", b"[1]", b"[[]]", b'[{"key": [[1]], "ns": [1]}]', b'[{"key": ["gate"], "ns": ["x"]}]', b"["]
+    "content",
+    [
+        b"{}",
+        b"[1]",
+        b"[",
+        b'{"samples": [{"key": [[1]], "ns": [1]}], "checksum": ""}',
+        b'{"samples": [], "checksum": ""}',
+    ],
 )
 def test_damaged_samples_are_refused(tmp_path: Path, content: bytes) -> None:
     kept_in(tmp_path / "journal", "first")
