@@ -165,5 +165,5 @@ def weights_of(decode_steps: Sequence[int], answer: int) -> Weights:
     played = len(decode_steps)
     first = one_by_one(played, answer)
     if first == played:
-        return Weights(decode_steps[-1] + 1 if played else 0, 1)
+        return EQUAL_WEIGHTS
     return Weights(decode_steps[first], (answer - first) / (played - first))

@@ -146,6 +146,7 @@ def test_a_file_finds_its_neighbours(write: Write) -> None:
         ("a = 1\ndef f(:\n", "own_file_of_a_test.py", "line 2: SyntaxError"),
         (CODE.replace('"mine"', '"dali"'), "own_file_of_a_test.py", "there is a policy 'dali' already"),
         ("", "json.py", "the name 'json' belongs to another Python module"),
+        ("", "time.py", "the name 'time' belongs to another Python module"),  # which has no file
         (None, "fiddler", "expected FILE.py or FILE.py:NAME"),
     ],
 )

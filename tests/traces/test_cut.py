@@ -24,6 +24,8 @@ def test_the_first_layers_stay_and_forecasts_for_later_ones_go() -> None:
         there = 3 - key.lookahead
         assert np.array_equal(forecast.ids[:, :there], whole.forecasts[key].ids[:, :there])
         assert (forecast.ids[:, there:] == -1).all()
+        assert forecast.scores is None or not forecast.scores[:, there:].any()
+    assert any(forecast.scores is not None for forecast in cut.forecasts.values())
 
 
 def test_a_cut_trace_obeys_the_rules_of_the_format() -> None:

@@ -73,6 +73,10 @@ def test_the_lag_profile_of_a_cycle_of_two() -> None:
     assert profile["chance"].tolist() == [0.5, 0.5, 0.5]
 
 
+def test_the_lag_profile_begins_with_the_next_token_and_ends_with_the_sixteenth() -> None:
+    assert statistics.lag_profile(one_layer(*[0, 1] * 20, of=2))["lag"].tolist() == list(range(1, 17))
+
+
 def test_the_lag_profile_does_not_cross_sequences() -> None:
     trace = joined(one_layer(0, 1), one_layer(1, 1))
     assert statistics.lag_profile(trace, range(1, 3))["probability"].tolist()[0] == 0.5

@@ -26,7 +26,7 @@ class MrsCache(DemandCache):
     """
 
     def __init__(
-        self, layers: int, experts: int, keep: int, alpha: float = 0.3, tokens: Literal["mean", "first"] = "mean",
+        self, layers: int, experts: int, keep: int, alpha: float, tokens: Literal["mean", "first"] = "mean",
         prior: Sequence[Sequence[float]] | None = None,
     ) -> None:  # fmt: skip
         self.keep = keep

@@ -8,7 +8,7 @@ import sys
 import time
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, count
 from pathlib import Path
@@ -46,8 +46,8 @@ class Covering:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
     def of(self, mutant: Mutant, root: Path, seconds: float) -> list[str]:
-        """The tests for a mutant, up to ``seconds`` in all: those that run its line, those that run lines of the
-        function, class and file around it, and those of its package; of each the fastest first.
+        """The tests for a mutant: those that run its line, those that run another line of its function, class or file,
+        and the others of its package. Of each of these the fastest, up to ``seconds``.
 
         The line alone is not enough: imports may run it, or an earlier test, whose result has been kept.
         """
@@ -56,12 +56,12 @@ class Covering:
         known = [{by_line[str(line)] for line in lines if str(line) in by_line} for lines in ranges]
         groups = [{names[place] for number in numbers for place in self.sets[number]} for numbers in known]
         groups.append({name for name in names if name.startswith(f"tests/{package}/")})
-        ranked = list(dict.fromkeys(name for group in groups for name in sorted(group, key=self._rank)))
+        return list(dict.fromkeys(name for group in groups for name in self._fastest(group, seconds)))
+
+    def _fastest(self, names: Iterable[str], seconds: float) -> list[str]:
+        ranked = sorted(names, key=lambda name: (self.seconds[name], name))
         ends = list(accumulate(self.seconds[name] for name in ranked))
         return ranked[: max(bisect_right(ends, seconds), 1)]
-
-    def _rank(self, name: str) -> tuple[float, str]:
-        return self.seconds[name], name
 
 
 def _around(source: str, line: int) -> list[range]:

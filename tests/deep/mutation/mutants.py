@@ -122,11 +122,15 @@ class _Finder(cst.CSTVisitor):
         return True
 
 
+def _strict(node: cst.CSTNode) -> bool:
+    return m.matches(node, m.Call(args=[m.ZeroOrMore(), m.Arg(keyword=m.Name("strict")), m.ZeroOrMore()]))
+
+
 def _changed(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """What mutmut's operators make of a node. Of texts only words are changed, in one way; sentences are not."""
     for kind, operator in mutation_operators:
         if isinstance(node, kind):
             if operator is not operator_string:
-                yield from operator(node)
+                yield from (other for other in operator(node) if _strict(other) == _strict(node))
             elif isinstance(node, cst.SimpleString) and " " not in node.value:
                 yield from islice(operator(node), 1)

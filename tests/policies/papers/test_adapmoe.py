@@ -136,6 +136,7 @@ def test_sizes_by_hand() -> None:
     flat = SlotsByMisses(np.zeros((3, 4), np.int64)).place(Budget(3, (10, 10, 10), 45))
     assert flat.slots == (2, 1, 1)
     assert SlotsByMisses(np.zeros((2, 3), np.int64)).place(Budget(2, (10, 10), 30)).slots == (2, 1), "to the last byte"
+    assert SlotsByMisses(np.zeros((1, 2), np.int64)).place(Budget(1, (1,), 1)).slots == (1,)
 
 
 # --- weak experts -----------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class ScoredMrs(MrsCache):
 
 class TestMrsLaws(CacheLaws):
     def fresh(self, scenario: CacheScenario) -> Cache:
-        return ScoredMrs(LAYERS, EXPERTS, keep=2)
+        return ScoredMrs(LAYERS, EXPERTS, keep=2, alpha=0.5)
 
 
 def routed(cache: MrsCache, *tokens: Sequence[float], layer: int = 0) -> list[float]:
@@ -87,7 +87,7 @@ def test_scores_go_on_while_an_expert_is_out() -> None:
 
 
 def test_ties_go_to_the_lower_id() -> None:
-    assert victim(seated(MrsCache(1, 4, keep=2), 2, 0, 1)) == 0
+    assert victim(seated(MrsCache(1, 4, keep=2, alpha=0.5), 2, 0, 1)) == 0
     assert top(np.array([[0.25, 0.25, 0.25, 0.25]]), 2).tolist() == [[0.25, 0.25, 0, 0]]
 
 
@@ -115,7 +115,7 @@ def test_layers_have_scores_of_their_own_and_may_share_a_pool() -> None:
 
 def test_without_scores_it_says_what_is_missing() -> None:
     with pytest.raises(PolicyError, match=r"step 3, layer 0: expected router scores of all experts, the view has none"):
-        MrsCache(1, 2, keep=1).observe(view({0: 1}, COST, step=3))
+        MrsCache(1, 2, keep=1, alpha=0.5).observe(view({0: 1}, COST, step=3))
 
 
 # --- what is quick is right: the definitions, told plainly ------------------------------------------------------------

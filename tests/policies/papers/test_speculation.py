@@ -277,8 +277,10 @@ def test_what_makes_no_sense_is_refused(parameters: dict[str, object], message: 
         compose("hybrid-pf", parameters, context=calibrated())
 
 
-def test_a_calibration_without_the_forecast_says_what_to_do() -> None:
-    gate_only = calibrated({("gate", 1): np.zeros(LAYERS)})
-    message = "recall of the forecast quasi_hidden@1; calibration toy has forecasts gate@1: capture it .* or name the"
+@pytest.mark.parametrize(("recalls", "held"), [({("gate", 1): np.zeros(LAYERS)}, "gate@1"), ({}, "none")])
+def test_a_calibration_without_the_forecast_says_what_to_do(
+    recalls: Mapping[tuple[str, int], Floats], held: str
+) -> None:
+    message = f"recall of the forecast quasi_hidden@1; calibration toy has forecasts {held}: capture it .* or name the"
     with pytest.raises(ChoiceError, match=message):
-        compose("hybrid-pf", context=gate_only)
+        compose("hybrid-pf", context=calibrated(recalls))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.cost_table import LAUNCHES, CostError, CostTable, StepCosts
+from sim.costs.cost_table import LAUNCHES, RATES, CostError, CostTable, StepCosts
 from sim.costs.roofline_costs import roofline
 from sim.machine.hardware import hardware_names, load_hardware
 from traces.models.attention import Attention
@@ -126,6 +126,21 @@ def test_attention_reads_its_cache_and_writes_the_new_token() -> None:
     """A token of 2,048 elements, 100 of them to read and one to write; 41.9 million weights of 2 bytes."""
     size = 2 * 41_943_040 + 2 * 2048 * (100 + 1)
     assert costs_of("rtx3090-ddr4").step(1, [100]).attention_ns == pytest.approx(size / (936 * 0.66) + 36_000, abs=1)
+
+
+def test_attention_over_a_long_prompt_is_bound_by_its_products() -> None:
+    """4,096 tokens: 2 flops a weight and token, 4 a pair of tokens, head and element; at 0.85 of 71.2 TFLOPS."""
+    flops = 2 * 41_943_040 * 4096 + 4 * 32 * 128 * 4096 * 4097 / 2
+    expected = pytest.approx(flops / (71.2e3 * 0.85) + 36_000, abs=1)
+    assert costs_of("rtx3090-ddr4").step(4096, [4096]).attention_ns == expected
+
+
+def test_an_expert_that_is_written_back_takes_the_other_direction_of_the_link() -> None:
+    assert costs_of("rtx3090-ddr4").experts[0].writeback_ns == pytest.approx(10_000 + 352_321_536 / 20.1, abs=1)
+
+
+def test_the_rates_of_a_cost_table_are_listed() -> None:
+    assert [field.name for field in fields(CostTable) if field.name.endswith("_permille")] == list(RATES)
 
 
 def test_context_costs_attention_and_nothing_else() -> None:

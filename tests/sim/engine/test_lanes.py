@@ -44,6 +44,13 @@ def test_a_span_says_what_it_was_for() -> None:
     assert [Span(*row) for row in recorder.rows] == [Span("d2h", 0, 0, 5, "routing", "decode", 4, 2, 3, 7, 3, 144)]
 
 
+@pytest.mark.parametrize("lane", [Lane, lambda name, recorder: GpuLane(recorder, NO_NEIGHBOUR, NO_NEIGHBOUR)])
+def test_a_span_of_no_expert_has_no_tokens_and_no_bytes(lane: Callable[[str, SpanRecorder], Lane]) -> None:
+    recorder = SpanRecorder()
+    lane("gpu", recorder).reserve(3, 10, "attention", 0)
+    assert Span(*recorder.rows[0]) == Span("gpu", 3, 3, 13, "attention", "prefill", -1, 0, -1, -1, 0, 0)
+
+
 def test_a_span_of_no_length_leaves_the_lane_free() -> None:
     lane = Lane("host", SpanRecorder())
     assert (lane.reserve(5, 0, "plan", 0), lane.reserve(0, 2, "launch", 0), lane.free_ns) == (5, 7, 7)

@@ -84,7 +84,9 @@ class TestHits:
         assert metrics(ahead).to_dict() == metrics(hand_made()).to_dict()
 
     def test_layer_frame_counts_by_step_and_layer(self) -> None:
-        assert layer_frame(frame(hand_made())).to_dict("split")["data"] == [
+        layers = layer_frame(frame(hand_made()))
+        assert list(layers) == ["step", "phase", "layer", "active", "tokens", "hits", "gpu", "cpu", "loads"]
+        assert layers.to_dict("split")["data"] == [
             [0, "prefill", 0, 3, 4, 1, 2, 1, 1],  # active, tokens, hits, gpu, cpu, loads
             [1, "decode", 0, 2, 2, 2, 2, 0, 0],
         ]

@@ -118,3 +118,7 @@ def test_a_comparison_embeds_the_resolved_scenario() -> None:
     assert found.scenario["calibration"] == "mini-moe-calibration"
     assert found.scenario["policy"] == "fiddler"
     assert [row["parameters"] for row in found.rows()] == [dict(run.scenario["parameters"]) for run in found.runs]
+
+
+def test_a_gigabyte_of_gpu_memory_is_a_milliard_bytes() -> None:
+    assert prepare(Scenario(gpu_memory_gb=12)).hardware.gpu.memory_bytes == 12_000_000_000

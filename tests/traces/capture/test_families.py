@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.kit.tiny_families import COMMON, EXPERTS, FAMILIES, HIDDEN, LAYERS, L
 from traces.capture.capture import CaptureSettings, capture_loaded  # noqa: E402
 from traces.capture.layers import find_moe_layers  # noqa: E402
 from traces.capture.load import Loaded  # noqa: E402
+from traces.capture.model_shape import shape_of  # noqa: E402
 from traces.capture.prompts import read_prompts  # noqa: E402
 from traces.capture.record import RouterRecorder  # noqa: E402
 from traces.capture.router_forecast import RouterForecaster  # noqa: E402
@@ -109,3 +111,11 @@ def test_other_models_are_refused_with_one_clear_error(family: str, tmp_path: Pa
     with pytest.raises(CaptureError, match=r"expected|not supported"):
         attempt(Loaded(family, "random", model, Numbers(), [], 32), tmp_path)
     assert not (tmp_path / "t.safetensors").exists()
+
+
+def test_a_config_may_name_the_hidden_size_otherwise() -> None:
+    loaded = build("mixtral")
+    values = loaded.model.config.to_dict()
+    values["d_model"] = values.pop("hidden_size")
+    loaded.model.config = SimpleNamespace(**values)  # type: ignore[assignment]
+    assert shape_of(loaded.model, loaded.layers, "toy", 2, 32).hidden == HIDDEN

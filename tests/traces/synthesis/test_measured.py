@@ -11,6 +11,7 @@ from traces.models.shape import ModelShape
 from traces.synthesis.measured import OverlapStatistics, choices_of, measure, measure_trace
 from traces.synthesis.moments import _moves
 from traces.synthesis.nearest import nearest_routing
+from traces.synthesis.normal_overlap import correlation_of
 from traces.trace import Trace
 from trilane.testing.strategies import toy_trace
 
@@ -43,3 +44,11 @@ def test_prompts_of_too_many_experts_have_too_small_a_share_of_preferences(
 ) -> None:
     made = replace(real, prompt_distinct=real.prompt_distinct * times)
     assert _moves(nearest_routing(SHAPE), real, made)["prompt_preference_share"] == pytest.approx(move)
+
+
+def test_too_little_overlap_nearby_lengthens_the_autocorrelation(real: OverlapStatistics) -> None:
+    """By what is missing, as a share of what preferences leave to the states of tokens."""
+    routing, made = nearest_routing(SHAPE), replace(real, lags=real.lags * 0.75)
+    missing = correlation_of(real.lags, 4 / 32) - correlation_of(made.lags, 4 / 32)
+    left = 1 - np.mean(routing.preference_share)
+    np.testing.assert_allclose(_moves(routing, real, made)["autocorrelation"], missing / left)
