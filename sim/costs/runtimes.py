@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from policies.mechanism.views import ExpertCosts
-from sim.costs.cost_table import CostTable
+from sim.costs.cost_table import CostError, CostTable
 from sim.costs.measured_costs import measured_costs
 from sim.costs.roofline_costs import EXPERT_KERNELS, roofline
 from sim.machine.hardware import Hardware
@@ -33,6 +33,7 @@ from sim.machine.sourced import Sourced, read_file
 from traces.models.shape import ModelShape
 
 Runtime = Literal["eager", "graphs"]
+MOST_TOKENS = 1 << 21  # of a step: the tables have an entry for each, 0.2 GB in all
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 
 
@@ -56,9 +57,14 @@ def costs_on(
     """The cost table of ``shape`` on ``hardware`` for workloads 0..``max_tokens``: measured, or else a roofline.
 
     ``batch``: sequences of a decode step, whose experts share kernels in ``graphs``. Raises CostError for
-    ``max_tokens`` < 1, and HardwareError for a model that a profile lacks or has with other sizes, and for a profile in
-    another runtime than that in which it was measured.
+    ``max_tokens`` < 1 or above ``MOST_TOKENS``, and HardwareError for a model that a profile lacks or has with other
+    sizes, and for a profile in another runtime than that in which it was measured.
     """
+    if max_tokens > MOST_TOKENS:
+        raise CostError(
+            f"a step of {max_tokens:,} tokens: expected {MOST_TOKENS:,} at most; use a shorter prompt, fewer sequences, "
+            f"or prefill_chunk_tokens"
+        )
     if not hardware.measured:
         costs = roofline(shape, hardware, max_tokens)
         sharing = min(shape.top_k * batch, shape.experts)

@@ -6,7 +6,8 @@ from dataclasses import fields
 
 import pytest
 
-from sim.costs.runtimes import costs_on, graph_costs, graph_numbers
+from sim.costs.cost_table import CostError
+from sim.costs.runtimes import MOST_TOKENS, costs_on, graph_costs, graph_numbers
 from sim.machine.hardware import load_hardware
 from sim.machine.plausibility import HardwareError
 from sim.runs.prepare import prepare
@@ -62,3 +63,10 @@ def test_a_profile_keeps_the_runtime_that_it_measured() -> None:
 
 def test_the_numbers_of_graphs_say_where_they_are_from() -> None:
     assert all(number.source and number.confidence in ("high", "medium", "low") for number in graph_numbers())
+
+
+def test_a_step_of_more_tokens_than_a_table_has_room_for_is_refused() -> None:
+    for prompt_tokens in (MOST_TOKENS + 4, 2**63 - 1):
+        huge = SHORT.with_(prompt_tokens=prompt_tokens, sampled_prompt_tokens=4)
+        with pytest.raises(CostError, match=r"a step of [\d,]+ tokens: expected 2,097,152 at most"):
+            prepare(huge)

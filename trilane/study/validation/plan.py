@@ -15,15 +15,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
 from realrun.errors import RefusedError
 from sim.runs.scenario import Scenario
-from trilane.common.hints import NOT_EMPTY, Constraint, Count
+from trilane.common.hints import NOT_EMPTY, Constraint, between
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
 
+MOST_SCENARIOS = 10_000
 _ELSEWHERE = dict.fromkeys(("policy", "parameters"), "in the list of policies")
 _Policy = str | Annotated[Mapping[str, Mapping[str, Any]], Constraint("with one policy", lambda given: len(given) == 1)]
 
@@ -35,7 +37,7 @@ class _PlanFile:
     scenario: Mapping[str, Any]
     policies: Annotated[tuple[_Policy, ...], NOT_EMPTY]
     vary: Mapping[str, Annotated[tuple[Any, ...], NOT_EMPTY]] = field(default_factory=dict)
-    repeats: Count = 5
+    repeats: Annotated[int, between(1, 1000)] = 5
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ class ValidationPlan:
         plan = from_dict(_PlanFile, read_yaml(path, RefusedError), str(path), RefusedError)
         _check_free(plan.scenario, f"{path}: scenario", _ELSEWHERE)
         _check_free(plan.vary, f"{path}: vary", {**_ELSEWHERE, **dict.fromkeys(changes, "as an option")})
+        count = prod(map(len, plan.vary.values())) * len(plan.policies)
+        if count > MOST_SCENARIOS:
+            raise RefusedError(f"{path}: expected at most {MOST_SCENARIOS:,} scenarios to measure, got {count:,}")
         varied = [dict(zip(plan.vary, values, strict=True)) for values in product(*plan.vary.values())]
         scenarios = [
             Scenario.from_dict({**plan.scenario, **changes, **values, **_policy(policy)}, str(path))
