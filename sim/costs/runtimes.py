@@ -62,8 +62,8 @@ def costs_on(
     """
     if max_tokens > MOST_TOKENS:
         raise CostError(
-            f"a step of {max_tokens:,} tokens: expected {MOST_TOKENS:,} at most; use a shorter prompt, fewer sequences, "
-            f"or prefill_chunk_tokens"
+            f"a step of {max_tokens:,} tokens: expected {MOST_TOKENS:,} at most; use a shorter prompt, fewer "
+            f"sequences, or prefill_chunk_tokens"
         )
     if not hardware.measured:
         costs = roofline(shape, hardware, max_tokens)
