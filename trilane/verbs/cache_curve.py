@@ -103,7 +103,7 @@ def _sizes(curve: CacheCurve, pool: str | None) -> list[int]:
 
 def parse_size(text: str) -> int:
     """Bytes of a size such as ``500MiB`` or ``4GB``. Raises OptionError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
         raise OptionError(f"expected a size such as 500MiB or 4GB, got {quoted(text)}")
     return round(float(match[1]) * _UNITS[match[2].upper()])
