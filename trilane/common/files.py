@@ -31,9 +31,10 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
     If the block raises, an earlier file at ``path`` stays as it was, and nothing half-written remains. What a killed
     process has left is removed when ``path`` is written again. A file that is replaced passes on its permissions.
-    Raises OutputError if ``path`` is a symbolic link, and OSError, which names ``path``, if it cannot be written.
+    Raises OutputError if ``path`` is a symbolic link, device or pipe, and OSError, which names ``path``, if it cannot be
+    written.
     """
-    target = refuse_link(Path(path))
+    target = plain_target(Path(path))
     with errors_name(target), _folder_for(target) as folder:
         aside = folder / target.name
         yield aside
@@ -45,11 +46,17 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
             _sync(target.parent, _FOLDER)
 
 
-def refuse_link(path: Path) -> Path:
-    """``path``. Raises OutputError if it is a symbolic link: its target may be a file that someone else has chosen."""
+def plain_target(path: Path) -> Path:
+    """``path``, the name of a file or of nothing yet.
+
+    Raises OutputError if it is a symbolic link, whose target may be a file that someone else has chosen, or a device or
+    pipe, which a rename would replace.
+    """
     if path.is_symlink():
         link = f"this is a symbolic link to {os.path.realpath(path)}"
         raise OutputError(f"{path}: expected a file, {link}; remove it, or name that file")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OutputError(f"{path}: expected a file, this is a device or a pipe; name a file, or leave the option out")
     return path
 
 
@@ -121,7 +128,7 @@ def lock_file(path: Path) -> int:
     Raises BlockingIOError if another process holds the lock, OutputError if there is some other file. On Windows
     nothing is locked.
     """
-    while (descriptor := _lock(refuse_link(path), os.O_RDWR | os.O_CREAT)) is None:
+    while (descriptor := _lock(plain_target(path), os.O_RDWR | os.O_CREAT)) is None:
         pass  # its owner removed it
     found = os.fstat(descriptor)
     if found.st_size or not stat.S_ISREG(found.st_mode):

@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from trilane.common.files import OutputError, atomic_path, errors_name, refuse_link
+from trilane.common.files import OutputError, atomic_path, errors_name, plain_target
 from trilane.common.printable import printable
 from trilane.common.quoting import shortened
 
@@ -144,7 +144,7 @@ def write_json(value: Any, target: str | None) -> None:
 
 def writable(target: str | Path) -> Path:
     """``target``, if a file can be written there, which is checked before the work. Raises OutputError."""
-    path = refuse_link(Path(target))
+    path = plain_target(Path(target))
     if not path.parent.is_dir():
         raise OutputError(f"{path}: the folder {path.parent} does not exist; create it first")
     if path.is_dir():

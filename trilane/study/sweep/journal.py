@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from trilane.common.files import locked, refuse_link
+from trilane.common.files import locked, plain_target
 from trilane.common.json_text import parse_json
 from trilane.study.sweep.axes import SweepError
 
@@ -52,7 +52,7 @@ def journal_of(output: Path) -> Iterator[SweepJournal]:
     Raises SweepError if another sweep holds it, if the file is something else or damaged, and if it cannot be opened or
     written; OSError if no file can be created in its folder, or the disk is full.
     """
-    path = refuse_link(output.with_name(f"{output.name}.journal"))
+    path = plain_target(output.with_name(f"{output.name}.journal"))
     with locked(path.with_name(f"{path.name}.lock"), _busy(path)):
         _check_file(path)
         with _sqlite_errors(path):

@@ -11,7 +11,7 @@ import pandas as pd
 
 from policies.user_files import loaded_policies
 from trilane.common.errors import TrilaneError
-from trilane.common.files import refuse_link
+from trilane.common.files import plain_target
 from trilane.study.shared_policies import check_shared
 from trilane.study.sweep.axes import SweepError, policy_in
 from trilane.study.sweep.columns import COLUMNS, check_rows
@@ -101,7 +101,7 @@ def grid_of(grid: Grid | Mapping[str, Any] | str | Path) -> Grid:
 
 def _target(output: str | Path) -> Path:
     """The file to write, if it can be: found out before the work. Raises SweepError."""
-    path = refuse_link(Path(output))
+    path = plain_target(Path(output))
     if path.suffix != ".parquet":
         raise SweepError(f"{path}: expected the name of a Parquet file, ending in .parquet")
     if not path.parent.is_dir():
