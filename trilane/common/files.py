@@ -31,8 +31,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
     If the block raises, an earlier file at ``path`` stays as it was, and nothing half-written remains. What a killed
     process has left is removed when ``path`` is written again. A file that is replaced passes on its permissions.
-    Raises OutputError if ``path`` is a symbolic link, device or pipe, and OSError, which names ``path``, if it cannot be
-    written.
+    Raises OutputError if ``path`` is a symbolic link, device or pipe, and OSError, which names ``path``, if it cannot
+    be written.
     """
     target = plain_target(Path(path))
     with errors_name(target), _folder_for(target) as folder:
