@@ -23,6 +23,7 @@ from traces.layout import (
 )
 from traces.models.shape import ModelShape
 from traces.rules import check_order, check_rows
+from trilane.common.json_text import parse_json
 
 _PLAIN = ("sequence", "position", "phase", "topk_ids", "topk_weights", "scores")  # fields that are one tensor each
 
@@ -107,9 +108,12 @@ def canonical_json(where: str, value: Mapping[str, Any]) -> str:
     """The one JSON text of ``value``. Raises TraceError where it holds what JSON cannot."""
     try:
         text = json.dumps(dict(value), sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+        parse_json(text, where, TraceError)  # what is written can be read again
         text.encode()  # a file name that is not UTF-8 cannot be written
         return text
-    except (TypeError, ValueError) as error:
+    except TraceError:
+        raise
+    except (TypeError, ValueError, RecursionError) as error:
         raise TraceError(f"{where}: metadata must be JSON (text, finite numbers, lists, mappings): {error}") from None
 
 

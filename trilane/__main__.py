@@ -1,4 +1,4 @@
-"""The command line's door: ``trilane`` and ``python -m trilane``."""
+"""Entry point of the command line: ``trilane`` and ``python -m trilane``."""
 
 from __future__ import annotations
 

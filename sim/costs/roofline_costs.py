@@ -145,7 +145,7 @@ class RooflineSteps:
     def _attention(self, tokens: int, context: Sequence[int]) -> int:
         """One layer's norms and attention; the mean over the layers where they are of several kinds."""
         kinds = self.shape.attention_counts
-        return round(sum(self._kind(kind, tokens, context) * layers for kind, layers in kinds) / self.shape.layers)
+        return _ns(sum(self._kind(kind, tokens, context) * layers for kind, layers in kinds) / self.shape.layers)
 
     def _kind(self, kind: Attention, tokens: int, context: Sequence[int]) -> int:
         """Norms and attention of a layer of one kind."""

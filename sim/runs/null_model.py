@@ -14,7 +14,7 @@ from traces.models.shape import ModelShape
 
 
 class StepBytes(NamedTuple):
-    """Bytes that a decode step reads besides the weights that every token needs, averaged over an answer."""
+    """Bytes that a decode step reads in addition to the weights that every token needs, averaged over an answer."""
 
     experts: float  # active routed experts
     cache: float  # keys and values, and states

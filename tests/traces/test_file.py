@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -304,3 +305,11 @@ def test_sequences_may_be_interleaved() -> None:
     tensors["sequence"] = np.array([0, 1, 0, 1], np.int32)
     tensors["position"] = np.array([4, 0, 5, 1], np.int32)
     assert len(Trace.from_tensors(toy_shape(1, 2, 1), tensors, {})) == 4
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, functools.reduce(lambda inner, _: [inner], range(40), 0)])
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path, value: object) -> None:
+    trace = toy_trace([[[0], [1]]])
+    with pytest.raises(TraceError, match=r"not plain JSON"):
+        write_trace(Trace.from_tensors(trace.shape, trace.tensors(), {"id": value}), tmp_path / "t.safetensors")
+    assert list(tmp_path.iterdir()) == []

@@ -52,11 +52,11 @@ def plain_target(path: Path) -> Path:
     Raises OutputError if it is a symbolic link, whose target may be a file that someone else has chosen, or a device or
     pipe, which a rename would replace.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OutputError(f"{path}: expected the name of a file, this is a device or a pipe")
     if path.is_symlink():
         link = f"this is a symbolic link to {os.path.realpath(path)}"
         raise OutputError(f"{path}: expected a file, {link}; remove it, or name that file")
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise OutputError(f"{path}: expected a file, this is a device or a pipe; name a file, or leave the option out")
     return path
 
 
@@ -75,7 +75,7 @@ def errors_name(target: Path) -> Iterator[None]:
 @contextmanager
 def _folder_for(target: Path) -> Iterator[Path]:
     """A folder for this process alone, removed at the end."""
-    remove_abandoned(target.parent, escape(target.name))
+    remove_abandoned(target.parent, escape(_short(target)))
     folder, descriptor = _new_folder(target)
     try:
         yield folder
@@ -90,10 +90,15 @@ def remove_abandoned(folder: Path, name: str = "*") -> None:
             _remove(left, _lock(left, _FOLDER))
 
 
+def _short(target: Path) -> str:
+    """The beginning of a file's name, which leaves room for the rest of its folder's."""
+    return target.name[:50]
+
+
 def _new_folder(target: Path) -> tuple[Path, int | None]:
     """A new folder next to ``target``, and the descriptor of its lock."""
     while True:
-        folder = Path(mkdtemp(ASIDE, f".{target.name}.", target.parent))
+        folder = Path(mkdtemp(ASIDE, f".{_short(target)}.", target.parent))
         try:
             if (descriptor := _lock(folder, _FOLDER)) is not None:
                 return folder, descriptor

@@ -115,7 +115,7 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
         except ValueError:  # such as 0x_
             raise _fault(event, f"{quoted(event.value)} is no number; put text into quotes") from None
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise _fault(event, f"the whole number {quoted(value)} is beyond 64 bits")
+            raise _fault(event, f"the whole number {quoted(event.value)} is beyond 64 bits")
         return value
 
 

@@ -149,8 +149,6 @@ def writable(target: str | Path) -> Path:
         raise OutputError(f"{path}: the folder {path.parent} does not exist; create it first")
     if path.is_dir():
         raise OutputError(f"{path}: expected the name of a file, this is a folder")
-    if path.exists() and not path.is_file():
-        raise OutputError(f"{path}: expected the name of a file, this is a device or a pipe")
     return path
 
 

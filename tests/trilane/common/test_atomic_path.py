@@ -70,10 +70,10 @@ def test_a_link_at_a_guessed_name_is_not_followed(target: Path, tmp_path: Path) 
 
 def test_a_pipe_and_a_device_are_not_replaced(target: Path) -> None:
     os.mkfifo(target)
-    with pytest.raises(OutputError, match=r"result\.txt: expected a file, this is a device or a pipe"):
+    with pytest.raises(OutputError, match=r"result\.txt: expected the name of a file, this is a device or a pipe"):
         write(target)
     assert target.is_fifo()
-    with pytest.raises(OutputError, match=r"/dev/null: expected a file, this is a device or a pipe"):
+    with pytest.raises(OutputError, match=r"/dev/null: expected the name of a file, this is a device or a pipe"):
         write(Path(os.devnull))
     assert Path(os.devnull).is_char_device()
 

@@ -52,7 +52,7 @@ def test_an_empty_text_is_null(text: str) -> None:
         ("0b_", "'0b_' is no number"),
         ("1" * 5000, "a number of 5,000 characters"),
         (":".join(["59"] * 5000), "a number of 14,999 characters"),
-        (str(2**63), "the whole number 9223372036854775808 is beyond 64 bits"),
+        (str(2**63), "the whole number '9223372036854775808' is beyond 64 bits"),
         ("a: \0", "control characters are not allowed"),
         ('"\\ud800"', "invalid Unicode character"),
         ("\ud800", "expected YAML in UTF-8"),

@@ -9,12 +9,12 @@ from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from policies.registry import policy_names, system
 from sim.runs.scenario import Scenario
 from trilane.common.errors import TrilaneError
-from trilane.common.hints import Count
+from trilane.common.hints import between
 from trilane.common.schema import check, from_dict
 from trilane.common.yaml_files import read_yaml
 from trilane.study import CLAIRVOYANT_POLICY
@@ -64,7 +64,7 @@ class Grid:
 
     scenario: Scenario = field(default_factory=Scenario)
     axes: tuple[Mapping[str, tuple[Any, ...]], ...] = ({},)
-    draws: Count = 1
+    draws: Annotated[int, between(1, 10_000)] = 1
     clairvoyant: bool = True
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class _SweepFile(NamedTuple):
 
     scenario: Scenario | None = None
     grid: Mapping[str, Any] | tuple[Mapping[str, Any], ...] | None = None
-    draws: Count = 1
+    draws: Annotated[int, between(1, 10_000)] = 1
     clairvoyant: bool = True
 
 
