@@ -25,6 +25,8 @@ class YamlError(TrilaneError):
 
 def read_yaml(path: str | Path, error: ErrorClass = YamlError) -> Any:
     """The document in a file. Raises ``error``, which names the file."""
+    if Path(path).is_fifo():  # reading would wait for a writer, perhaps for ever
+        raise error(f"{path}: expected a file, this is a pipe; write its content into a file first")
     try:
         with Path(path).open("rb") as file:
             text = file.read(MOST_BYTES + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
@@ -136,3 +137,9 @@ def test_bundled_files_are_read_as_pyyaml_reads_them(path: Path) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
     # repr tells 1 from 1.0 and from True, and keeps the order of keys
     assert repr(read_yaml(ROOT / path)) == repr(yaml.load(text, yaml.SafeLoader))
+
+
+def test_a_pipe_is_refused_since_its_writer_may_never_come(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(YamlError, match=r"pipe: expected a file, this is a pipe"):
+        read_yaml(tmp_path / "pipe")
