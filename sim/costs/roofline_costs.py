@@ -126,7 +126,7 @@ class RooflineSteps:
         shape = self.shape
         attention_ns = self._attention(tokens, context)
         gate_ns = self._product(shape.hidden * shape.experts, tokens, GATE_KERNELS)
-        dense_ns = attention_ns + self._product(3 * shape.hidden * shape.dense_width, tokens, EXPERT_KERNELS)
+        dense_ns = attention_ns + self._product(shape.dense_ffn_params, tokens, EXPERT_KERNELS)
         hidden_bytes = tokens * shape.hidden * ACTIVATION_BYTES
         return StepCosts(
             attention_ns=attention_ns,
@@ -134,7 +134,7 @@ class RooflineSteps:
             gate_ns=gate_ns,
             speculate_ns=gate_ns,
             estimator_ns=self._product(_estimator_params(shape), tokens, ESTIMATOR_KERNELS),
-            shared_ns=self._product(3 * shape.hidden * shape.shared_width, tokens, EXPERT_KERNELS),
+            shared_ns=self._product(shape.shared_params, tokens, EXPERT_KERNELS),
             combine_ns=self._gpu((shape.top_k + 2) * hidden_bytes, 0, COMBINE_KERNELS),
             head_ns=self._product(shape.vocab * shape.hidden, len(context), HEAD_KERNELS),
             routing_ns=self._d2h(tokens * shape.top_k * ROUTING_BYTES),

@@ -6,23 +6,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from traces.bundled_traces import bundled_trace, find_trace
 from traces.file import read_trace
 from traces.models.quantisation import quantised
 from traces.models.shape import ModelShape, ShapeError
 from trilane.common.names import unknown
+from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
 
 _FILE = Path(__file__).with_name("models.yaml")
+_ALIASES = Path(__file__).with_name("aliases.yaml")
 _MINI_MODELS = ("mini-deepseek", "mini-moe")
 _NOT_SHAPE = ("gguf_arch", "published_params")  # keys of models.yaml about the model rather than its shape
 
 
 def model_names() -> list[str]:
     """All names that ``load_model`` accepts; a mini model only if its trace is bundled."""
-    return sorted([*_entries(), *(name for name in _MINI_MODELS if bundled_trace(name))])
+    return sorted([*_entries(), *aliases(), *(name for name in _MINI_MODELS if bundled_trace(name))])
 
 
 @cache
@@ -40,6 +42,8 @@ def load_model(name: str) -> ModelShape:
         return quantised(load_model(model), quantisation)
     if name in _MINI_MODELS and (trace := bundled_trace(name)):
         return replace(read_trace(find_trace(trace)).shape, name=name)
+    if name in aliases():
+        return replace(load_model(aliases()[name].model), name=name)
     if name not in _entries():
         raise ShapeError(unknown("model", name, model_names()))
     return _shape(name, _entries()[name])
@@ -61,7 +65,12 @@ def _cut(shape: ModelShape, layers: str) -> ModelShape:
 
 def published_params(name: str) -> float:
     """Number of weights as the model's authors state it; models.yaml has the source."""
-    return float(_entries()[name]["published_params"])
+    return float(_entries()[original(name)]["published_params"])
+
+
+def original(name: str) -> str:
+    """The model whose shape ``name`` has: that of an alias, otherwise itself."""
+    return aliases()[name].model if name in aliases() else name
 
 
 def recognise(gguf_arch: str, moe_layers: int, experts: int) -> ModelShape | None:
@@ -70,6 +79,20 @@ def recognise(gguf_arch: str, moe_layers: int, experts: int) -> ModelShape | Non
         if (entry["gguf_arch"], entry["moe_layers"], entry["experts"]) == (gguf_arch, moe_layers, experts):
             return load_model(name)
     return None
+
+
+class Alias(NamedTuple):
+    """A model that has the shape of another."""
+
+    model: str
+    source: str
+
+
+@cache
+def aliases() -> Mapping[str, Alias]:
+    """Models that have the shape of another, by name."""
+    known: Mapping[str, Alias] = from_dict(Mapping[str, Alias], read_yaml(_ALIASES), _ALIASES.name, ShapeError)
+    return known
 
 
 @cache

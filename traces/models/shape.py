@@ -52,7 +52,7 @@ class ModelShape:
     vocab: Annotated[int, between(0, 1e8)] = 0
     tied_embeddings: bool = False
     norm_topk: bool = True  # are the chosen weights renormalised to sum 1
-    matrices_per_expert: Annotated[int, between(1, 8)] = 3  # gate, up, down; 2 where there is no gate
+    matrices_per_expert: Annotated[int, between(1, 8)] = 3  # gate, up, down; 2 where there is no gate; shared ones too
     weight_bits: _Bits = 16.0  # bits per routed-expert weight
     dense_bits: _Bits = 16.0  # bits per weight of everything else
     kv_bits: _Bits | None = None  # bits per element of the KV cache; None: as ``dense_bits``
@@ -133,11 +133,21 @@ class ModelShape:
         return sum(self.expert_bytes_of(layer) * self.experts for layer in range(self.moe_layers))
 
     @property
+    def shared_params(self) -> int:
+        """Weights of the shared experts of one layer."""
+        return self.matrices_per_expert * self.hidden * self.shared_width
+
+    @property
+    def dense_ffn_params(self) -> int:
+        """Weights of the feed-forward part of one dense layer."""
+        return self.matrices_per_expert * self.hidden * self.dense_width
+
+    @property
     def non_expert_params(self) -> int:
         """Weights outside the routed experts: attention, gates, shared experts, dense layers, embeddings."""
         attention = sum(kind.params * layers for kind, layers in self.attention_counts)
-        moe = self.moe_layers * self.hidden * (self.experts + 3 * self.shared_width)
-        dense = self.dense_layers * 3 * self.hidden * self.dense_width
+        moe = self.moe_layers * (self.hidden * self.experts + self.shared_params)
+        dense = self.dense_layers * self.dense_ffn_params
         embeddings = (1 if self.tied_embeddings else 2) * self.vocab * self.hidden
         return attention + moe + dense + embeddings
 

@@ -76,6 +76,7 @@ def test_the_cache_of_gemma_4(tokens: int, gigabytes: float) -> None:
     [
         ("qwen3-next-80b-a3b", transformers.Qwen3NextConfig()),
         ("qwen3.5-35b-a3b", transformers.Qwen3_5MoeTextConfig()),
+        ("qwen3.5-122b-a10b", transformers.Qwen3_5MoeTextConfig(num_hidden_layers=48, linear_num_value_heads=64)),
     ],
 )
 def test_linear_attention_keeps_a_state(name: str, config: transformers.PreTrainedConfig) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
 from traces.bundled_traces import bundled_trace
-from traces.models.catalogue import load_model, model_names, published_params, recognise
+from traces.models.catalogue import aliases, load_model, model_names, published_params, recognise
 from traces.models.shape import ModelShape, ShapeError
+from traces.synthesis.nearest import nearest_routing
 
 MINI_MODELS = ("mini-deepseek", "mini-moe")
-PUBLISHED = [name for name in model_names() if name not in MINI_MODELS]
+PUBLISHED = [name for name in model_names() if name not in {*MINI_MODELS, *aliases()}]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -29,8 +30,9 @@ def test_every_number_has_a_source(name: str) -> None:
 
 
 # Latent attention, Gemma's two kinds of layers and gated queries have formulas of their own, in models.yaml.
-GATED = {"qwen3-next-80b-a3b", "qwen3.5-35b-a3b"}
-OF_THEIR_OWN = {"deepseek-v2-lite", "deepseek-v3", "glm-4.7-flash", "gemma-4-26b-a4b", *GATED}
+GATED = {"qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "qwen3.5-122b-a10b"}
+LATENT = {"deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "glm-4.7-flash", "kimi-k2"}
+OF_THEIR_OWN = {*LATENT, "gemma-4-26b-a4b", *GATED}
 
 
 @pytest.mark.parametrize("name", sorted({*PUBLISHED} - OF_THEIR_OWN))
@@ -61,6 +63,14 @@ def test_the_layers_of_deepseek_v2_lite() -> None:
 def test_an_unknown_name_is_refused_with_the_valid_ones() -> None:
     with pytest.raises(ShapeError, match=r"no model 'Mixtral-8x7'; did you mean 'mixtral-8x7b'\? Choose from .*, "):
         load_model("Mixtral-8x7")
+
+
+@pytest.mark.parametrize("name", aliases())
+def test_an_alias_has_the_shape_of_its_model_under_its_own_name(name: str) -> None:
+    assert name in model_names()
+    assert load_model(f"{name}@q4_k_m:2").name == f"{name}@q4_k_m:2"
+    assert replace(load_model(name), name="") == replace(load_model(aliases()[name].model), name="")
+    assert nearest_routing(load_model(name)).experts == load_model(name).experts
 
 
 def test_a_model_is_recognised_by_architecture_and_counts() -> None:
