@@ -133,11 +133,11 @@ class _Machine:
         filled = [self._theory(), fraction]
         if self._channels.value in (3, 5, 7, 9, 11):
             filled.append(rule.odd_channels_fraction)
-        each = rule.server_core_read_bytes_per_s if self.cpu.server else rule.core_read_bytes_per_s
+        usual = rule.server_core_read_bytes_per_s if self.cpu.server else rule.core_read_bytes_per_s
         limits = [
             _product(f"{fraction.value:g} of the memory's theory", *filled),
             *([self.cpu.read_ceiling_bytes_per_s] if self.cpu.read_ceiling_bytes_per_s else []),
-            _product(f"{cores.value} cores", cores, each),
+            _product(f"{cores.value} cores", cores, self.cpu.core_read_bytes_per_s or usual),
         ]
         return min(limits, key=lambda number: float(number.value))
 

@@ -81,7 +81,7 @@ class MemoryPart(MachinePart):
 
 @dataclass(frozen=True, kw_only=True)
 class CpuPart(MachinePart):
-    """A processor. What a generic one may be given: ``most_cores``, ``most_channels``."""
+    """A processor. What a generic one, or a family, may be given: ``most_cores``, ``most_channels``."""
 
     kind = "cpu"
     example = "ryzen-9-7950x"
@@ -95,6 +95,7 @@ class CpuPart(MachinePart):
     channels: Sourced[int] | None = None
     pcie_generation: Sourced[int] | None = None
     read_ceiling_bytes_per_s: Sourced[float] | None = None
+    core_read_bytes_per_s: Sourced[float] | None = None  # of one core alone
     expert_fraction: Sourced[float] | None = None
     expert_bits: Sourced[float] | None = None  # of the weights that ``expert_fraction`` was measured with
     flops_per_s: Sourced[float] | None = None

@@ -43,6 +43,7 @@ def test_a_slot_may_be_named() -> None:
         ("rtx-4090+ddr5-6000+1-channel", 0.82 * 48),
         ("rtx-4090+ddr4-3200-ecc+epyc-7452+7-channels", 0.8 * 0.66 * 179.2),  # a slot left empty
         ("rtx-4090+ddr4-3200-ecc+epyc-7452+4-cores", 48),
+        ("rtx-4090+ddr5-6400-ecc+epyc-9175f+4-cores", 200),  # each core has a chiplet to itself
     ],
 )
 def test_what_the_cores_can_read(name: str, read: float) -> None:
@@ -101,11 +102,15 @@ def test_products_follow_the_cores_in_use() -> None:
 # --- more on the data sheet is more in the machine --------------------------------------------------------------------
 
 _GENERATIONS = {
-    "Turing": ["gtx-1660-ti", "rtx-2060-12gb", "rtx-2080-ti", "t4", "quadro-rtx-6000"],
+    "Pascal": ["gtx-1060-6gb", "p40", "p100"],
+    "Turing": [
+        *("gtx-1650-super", "gtx-1660-super", "gtx-1660-ti", "rtx-2060", "rtx-2060-12gb", "rtx-2070-super", "rtx-2080"),
+        *("rtx-2080-ti", "t4", "quadro-rtx-5000", "quadro-rtx-6000"),
+    ],
     "Volta": ["v100"],
     "Ampere": [
         *(f"rtx-{n}" for n in ("3050", "3060", "3060-ti", "3070", "3080", "3080-12gb", "3080-ti", "3090", "3090-ti")),
-        *("rtx-3070-laptop", "rtx-3080-laptop", "rtx-a4000", "rtx-a5000", "rtx-a6000", "a10", "a40"),
+        *("rtx-3070-laptop", "rtx-3080-laptop", "rtx-a1000", "rtx-a4000", "rtx-a5000", "rtx-a6000", "a10", "a40"),
         *("a100-40gb-pcie", "a100-80gb-pcie", "a100-80gb-sxm"),
     ],
     "Ada": [
@@ -117,9 +122,12 @@ _GENERATIONS = {
     "Blackwell": [
         *("rtx-5060", "rtx-5060-ti-8gb", "rtx-5060-ti-16gb", "rtx-5070", "rtx-5070-ti", "rtx-5080", "rtx-5090"),
         *("rtx-5060-laptop", "rtx-5070-laptop", "rtx-5070-ti-laptop", "rtx-5080-laptop", "rtx-5090-laptop"),
-        "rtx-pro-6000-blackwell",
+        *("rtx-pro-6000-blackwell", "rtx-pro-6000-blackwell-max-q"),
     ],
-    "RDNA 3": ["rx-7900-xtx"],
+    "RDNA 2": ["rx-6700-xt", "rx-6800-xt"],
+    "RDNA 3": ["rx-7900-xt", "rx-7900-xtx"],
+    "RDNA 4": ["rx-9070-xt"],
+    "Battlemage": ["arc-b580", "arc-pro-b70"],
 }  # fmt: skip
 
 
