@@ -149,7 +149,7 @@ class RooflineSteps:
 
     def _kind(self, kind: Attention, tokens: int, context: Sequence[int]) -> int:
         """Norms and attention of a layer of one kind."""
-        new = _new_tokens(tokens, context)
+        new = new_tokens(tokens, context)
         read = sum(kind.read(n, length) for n, length in zip(new, context, strict=True)) + tokens  # and written
         cache = read * kind.kv_width * self.shape.cache_bits / 8 + 2 * len(context) * kind.state_bytes
         pairs = sum(kind.pairs(n, length) for n, length in zip(new, context, strict=True))
@@ -187,7 +187,7 @@ def _estimator_params(shape: ModelShape) -> int:
     return width * (shape.hidden + 8 * width + shape.experts)
 
 
-def _new_tokens(tokens: int, context: Sequence[int]) -> list[float]:
+def new_tokens(tokens: int, context: Sequence[int]) -> list[float]:
     """The new tokens of each sequence.
 
     If the contexts hold no more than this step's tokens, each sequence is prefilled from nothing; otherwise the step's

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 ResultPath = Literal["direct", "h2d"]
+Vendor = Literal["nvidia", "amd", "intel", "apple"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Gpu:
     flops_fraction: float  # of it, reached by expert-sized matrix products
     kernel_ns: int  # device time that every kernel costs in addition to its bytes and flops
     reserve_bytes: int  # kept free: context, workspace, fragmentation
+    integer_ops_per_s: float | None = None  # data sheet, dense 8-bit; None: twice ``flops_per_s``
+    vendor: Vendor | None = None
 
     @property
     def read_bytes_per_s(self) -> float:

@@ -48,6 +48,11 @@ class Hardware(Devices):
         """Whether its times come from the tables of a profile rather than from data sheets."""
         return self.profile is not None
 
+    @property
+    def cpu_only(self) -> bool:
+        """Whether the CPU computes everything."""
+        return getattr(self.gpu, "kind", None) == "cpu"
+
     def measured_profile(self) -> Profile:
         """The profile. Raises HardwareError for a machine that was not measured."""
         if self.profile is None:

@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, overload
 
+from sim.machine.devices import Vendor
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced, read_file
 from trilane.common.names import unknown
@@ -59,6 +60,8 @@ class GpuPart(MachinePart):
     bandwidth_fraction: Sourced[float] | None = None
     flops_fraction: Sourced[float] | None = None
     busy_power_w: Sourced[float] | None = None
+    integer_ops_per_s: Sourced[float] | None = None
+    vendor: Sourced[Vendor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,11 @@ class Attention:
     span: Annotated[int, between(0, 1e9)] = 0  # tokens of a window or chunk
     state_bytes: Weights = 0  # of a sequence
 
+    @property
+    def latent(self) -> bool:
+        """Whether all heads share one compressed vector a token (DeepSeek's MLA), which is no whole number of heads."""
+        return self.kv_width > 0 and self.kv_width % (2 * self.head_dim) != 0
+
     def kept(self, tokens: int) -> int:
         """Tokens of a sequence of ``tokens`` that stay in the KV cache."""
         if self.reach == "state":

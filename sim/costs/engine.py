@@ -1,0 +1,191 @@
+"""Engines: what a machine does with the software that runs a model on it, as data (``sim/costs/engines/*.yaml``).
+
+There are two kinds. Of ``pytorch`` and ``ideal`` the kernels of every layer are counted, and each costs the machine's own
+times (``sim.costs.roofline_costs``). Of engines that people run, such as ``llama.cpp``, the times of whole layers and
+the shares of a data sheet's rates that they reach are known from measured speeds (``sim.costs.fitted_costs``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from sim.machine.plausibility import HardwareError
+from sim.machine.sourced import Sourced
+from trilane.common.hints import Name, above, at_least, at_most, between
+from trilane.common.names import unknown
+from trilane.common.schema import from_dict
+from trilane.common.yaml_files import read_yaml
+
+_FOLDER = Path(str(files("sim.costs"))) / "engines"
+Share = Annotated[float, above(0), at_most(1)]
+Factor = Annotated[float, above(0), at_most(1000)]
+Rate = Annotated[float, above(0), at_most(1e18)]
+Ns = Annotated[float, between(0, 1e12)]
+Cached = Literal["grouped", "latent"]
+LayerKind = Literal["grouped", "latent", "state"]
+PromptExperts = Literal["copied", "computed"]
+
+
+class EngineError(HardwareError):
+    """An engine that is unknown, or cannot answer the question."""
+
+
+class GpuWork(NamedTuple):
+    """The GPU, in an engine that was fitted to measured speeds.
+
+    Times of a layer hold for a card of ``layer_bytes_per_s`` and grow as (that / its bandwidth) ** ``layer_exponent``.
+    Rates of products are shares of the card's 8-bit integer rate. Fewer than ``matrix_rows`` rows are multiplied by
+    kernels that are as fast as the weights are read; an expert's product of more takes the time of ``tile_rows`` rows
+    in addition to its own.
+    """
+
+    layer_ns: Mapping[LayerKind, Sourced[Ns]]
+    layer_bytes_per_s: Sourced[Rate]
+    layer_exponent: Sourced[Annotated[float, between(0, 4)]]
+    step_ns: Sourced[Ns]
+    read_share: Sourced[Share]
+    expert_read_share: Sourced[Share]
+    quantised_share: Sourced[Factor]  # times both, for weights of fewer than 8 bits
+    vendor_share: Mapping[str, Sourced[Factor]]  # times both, and the products' rates, for cards of other vendors
+    cache_factor: Mapping[Cached, Sourced[Factor]]  # time to read keys and values over that of as many bytes of weights
+    matrix_rows: Sourced[int]
+    product_share: Sourced[Share]
+    expert_product_share: Sourced[Share]
+    attention_share: Sourced[Share]
+    tile_rows: Sourced[Ns]
+    vendor_product_share: Mapping[str, Sourced[Factor]]
+
+
+class CpuWork(NamedTuple):
+    """The CPU. Rates saturate: what the memory gives with ``ceiling_bytes_per_s``, threads with what the memory gives."""
+
+    read_share: Sourced[Factor]  # of the machine's ``cpu.read_bytes_per_s``
+    ceiling_bytes_per_s: Sourced[Rate]
+    thread_bytes_per_s: Sourced[Rate]
+    layer_ns: Sourced[Ns]  # a layer's experts on the CPU: handing over, waiting, a parallel region
+    region_ns: Sourced[Ns]  # a parallel region of a machine that computes everything on the CPU
+    cache_factor: Sourced[Factor]
+    thread_flops_per_s: Sourced[Rate]
+    ceiling_flops_per_s: Sourced[Rate]
+    attention_factor: Sourced[Factor]  # time of attention's products over that of as many others
+
+
+class PromptWork(NamedTuple):
+    """Prompts: pieces, and experts that are not on the GPU."""
+
+    piece_tokens: Sourced[Annotated[int, at_least(1)]]
+    experts: Sourced[PromptExperts]
+    link_share: Sourced[Factor]  # of the machine's rate for large copies, reached by copies of experts
+    repacked_thread_flops_per_s: Sourced[Rate] | None = None  # of weights in the CPU's own order of rows
+    repacked_ceiling_flops_per_s: Sourced[Rate] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """One engine. ``gpu``, ``cpu`` and ``prompt`` are absent where kernels are counted.
+
+    ``starts``: how the host starts kernels; ``graphs`` need ``replay_ns`` and ``spin_ns``, and let the experts of a
+    layer share kernels. ``decides``: whether the host waits for the routing and decides in every layer.
+    """
+
+    name: Name
+    about: str
+    starts: Literal["kernels", "graphs"]
+    decides: bool
+    replay_ns: Sourced[Annotated[int, at_least(0)]] | None = None  # host time to start one graph
+    spin_ns: Sourced[Annotated[int, at_least(0)]] | None = None  # to wait for a stream
+    gpu: GpuWork | None = None
+    cpu: CpuWork | None = None
+    prompt: PromptWork | None = None
+
+    def __post_init__(self) -> None:
+        if self.starts == "graphs" and (self.replay_ns is None or self.spin_ns is None):
+            raise EngineError(f"engine {self.name!r}: expected replay_ns and spin_ns, since it starts graphs")
+        if len({part is None for part in (self.gpu, self.cpu, self.prompt)}) > 1:
+            raise EngineError(f"engine {self.name!r}: expected gpu, cpu and prompt together, or none of them")
+
+    @property
+    def fitted(self) -> bool:
+        """Whether its times are those of whole layers."""
+        return self.gpu is not None
+
+    def flat(self) -> dict[str, Sourced[Any]]:
+        """Every number by its dotted key."""
+        return dict(_numbers("", vars(self)))
+
+    def with_numbers(self, changed: Mapping[str, float]) -> Engine:
+        """The engine with other values for some dotted keys. Raises EngineError for a key that it lacks."""
+        for key in changed:
+            if key not in self.flat():
+                raise EngineError(f"engine {self.name!r}: {unknown('key', key, self.flat())}")
+        parts = {name: value for name in ("gpu", "cpu", "prompt") if (value := getattr(self, name)) is not None}
+        return replace(self, **{name: _with(part, name, changed) for name, part in parts.items()})
+
+
+def engine_names() -> list[str]:
+    """The engines that come with the simulator, sorted."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+@cache
+def load_engine(name_or_path: str) -> Engine:
+    """An engine by its name, or a file of the same form. Raises EngineError.
+
+    A file may be ``like`` another one and state only what differs.
+    """
+    path = _FOLDER / f"{name_or_path}.yaml" if name_or_path in engine_names() else Path(name_or_path)
+    if not path.is_file():
+        names = ", ".join(engine_names())
+        raise EngineError(f"no engine or file {name_or_path!r}; engines: {names}; or the path of a YAML file like theirs")
+    return from_dict(Engine, {"name": path.stem, **_document(path)}, str(path.name), EngineError)
+
+
+def _document(path: Path, depth: int = 0) -> dict[str, Any]:
+    """The file, over the one that it is like. Raises EngineError."""
+    document = read_yaml(path, EngineError)
+    if not isinstance(document, dict):
+        raise EngineError(f"{path.name}: expected a mapping")
+    base = document.pop("like", None)
+    if base is None:
+        return document
+    if base not in engine_names() or depth > 2:
+        raise EngineError(f"{path.name}: like: {unknown('engine', str(base), engine_names())}")
+    return _over(_document(_FOLDER / f"{base}.yaml", depth + 1), document)
+
+
+def _over(base: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    """A mapping with some of its entries changed, section by section; a number is changed as a whole."""
+    merged = dict(base)
+    for key, value in changed.items():
+        old = merged.get(key)
+        section = isinstance(value, dict) and "source" not in value and isinstance(old, dict)
+        merged[key] = _over(old, value) if section and old is not None else value
+    return merged
+
+
+def _numbers(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, Sourced[Any]]]:
+    found: list[tuple[str, Sourced[Any]]] = []
+    for name, value in values.items():
+        if isinstance(value, Sourced):
+            found.append((prefix + name, value))
+        elif isinstance(value, Mapping):
+            found += _numbers(f"{prefix}{name}.", value)
+        elif hasattr(value, "_asdict"):
+            found += _numbers(f"{prefix}{name}.", value._asdict())
+    return found
+
+
+def _with(value: Any, key: str, changed: Mapping[str, float]) -> Any:
+    """A part with other numbers, at any depth."""
+    if isinstance(value, Sourced):
+        return value._replace(value=changed[key]) if key in changed else value
+    if isinstance(value, Mapping):
+        return {name: _with(each, f"{key}.{name}", changed) for name, each in value.items()}
+    if hasattr(value, "_asdict"):
+        return value._replace(**{name: _with(each, f"{key}.{name}", changed) for name, each in value._asdict().items()})
+    return value

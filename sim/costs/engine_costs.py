@@ -1,0 +1,89 @@
+"""Cost tables of a machine with an engine: measured, counted kernel by kernel, or fitted to measured speeds.
+
+``pytorch`` starts every kernel of every expert by itself. ``ideal`` records a layer's kernels into a graph, and one
+kernel serves all of the layer's experts. For models of small experts that is most of the time of a token. What changes:
+
+- attention, gate and shared experts of a layer are one graph: one launch in place of 15 to 20; so are all experts of a
+  layer that run on the GPU, and so on. The GPU starts when the replay has ended.
+- the experts of a layer share their kernels: each takes its share of their fixed time. In all that is 15 us per layer;
+  17 to 39 us were measured (vLLM's fused experts; ai-dynamo/aiconfigurator's MoE tables).
+- the host waits for a stream by spinning.
+
+Reading of weights, arithmetic, copies and decisions take the same time in both. Engines that people run: see
+``sim.costs.fitted_costs``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from policies.mechanism.views import ExpertCosts
+from sim.costs.cost_table import CostError, CostTable
+from sim.costs.engine import Engine, EngineError, load_engine
+from sim.costs.fitted_costs import fitted_costs
+from sim.costs.measured_costs import measured_costs
+from sim.costs.roofline_costs import EXPERT_KERNELS, roofline
+from sim.machine.hardware import Hardware
+from traces.models.shape import ModelShape
+
+MOST_TOKENS = 1 << 21  # of a step: the tables have an entry for each, 0.2 GB in all
+PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
+
+
+def costs_on(
+    hardware: Hardware, shape: ModelShape, max_tokens: int, engine: str | Engine = PLAIN, batch: int = 1
+) -> CostTable:
+    """The cost table of ``shape`` on ``hardware`` for workloads 0..``max_tokens``.
+
+    ``engine``: its name or file. ``batch``: sequences of a decode step, whose experts share kernels in graphs. Raises
+    CostError for ``max_tokens`` < 1 or above ``MOST_TOKENS``, HardwareError for a model that a profile lacks or has
+    with other sizes, and EngineError for an unknown engine, and for a profile with another than ``pytorch``, in which
+    it was measured.
+    """
+    if max_tokens > MOST_TOKENS:
+        raise CostError(
+            f"a step of {max_tokens:,} tokens: expected {MOST_TOKENS:,} at most; use a shorter prompt, fewer "
+            f"sequences, or prefill_chunk_tokens"
+        )
+    used = load_engine(engine) if isinstance(engine, str) else engine
+    if hardware.measured:
+        if used.name != PLAIN:
+            raise EngineError(
+                f"engine: {hardware.name!r} is a profile, whose times are those of the engine that was measured: "
+                f"expected {PLAIN!r}, got {used.name!r}"
+            )
+        return measured_costs(hardware, shape, max_tokens)
+    if used.fitted:
+        return fitted_costs(shape, hardware, used, max_tokens)
+    costs = roofline(shape, hardware, max_tokens)
+    sharing = min(shape.top_k * batch, shape.experts)
+    return costs if used.starts == "kernels" else graph_costs(costs, hardware, used, sharing)
+
+
+def graph_costs(costs: CostTable, hardware: Hardware, engine: Engine, sharing: int) -> CostTable:
+    """The cost table with recorded graphs. ``sharing``: experts of a layer that share their kernels in a decode step.
+
+    Meant for data sheets: a profile's tables are of the engine that was measured.
+    """
+    saved_ns = round(EXPERT_KERNELS * hardware.gpu.kernel_ns * (1 - 1 / sharing))
+    assert engine.replay_ns is not None
+    assert engine.spin_ns is not None
+    replay_ns, spin_ns = engine.replay_ns.value, engine.spin_ns.value
+    return replace(
+        costs.map_experts(lambda expert: _shared(expert, saved_ns)),
+        attention_launch_ns=min(replay_ns, costs.launch_ns),
+        gate_launch_ns=0,
+        shared_launch_ns=0,
+        expert_launch_ns=min(replay_ns, costs.expert_launch_ns) // sharing,
+        combine_launch_ns=min(replay_ns, costs.combine_launch_ns),
+        head_launch_ns=min(replay_ns, costs.head_launch_ns),
+        dense_launch_ns=min(replay_ns, costs.dense_launch_ns),
+        sync_ns=min(spin_ns, costs.sync_ns),
+        lead_ns=None,
+    )
+
+
+def _shared(expert: ExpertCosts, saved_ns: int) -> ExpertCosts:
+    """An expert that shares its kernels with others."""
+    first, *rest = expert.gpu_ns
+    return expert._replace(gpu_ns=(first, *(max(ns - saved_ns, 1) for ns in rest)))

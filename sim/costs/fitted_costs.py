@@ -1,0 +1,174 @@
+"""Cost tables of an engine that was fitted to measured speeds, such as llama.cpp.
+
+With R the rate at which a processor reads weights in this engine (``sim.costs.processors``):
+
+====================  ==============================================================================================
+attention, a layer    max(weights / R, products) + keys and values / R x a factor + fixed time of the layer
+expert, GPU           weights / R for a few rows, and the products of its rows and of a tile's for more
+expert, CPU           max(weights / R, products); the first one of a layer adds the time of handing over
+others                max(weights / R, products); a step adds a fixed time
+====================  ==============================================================================================
+
+The fixed times of a layer hold what an engine's kernels cost in addition to their bytes, launches included, so that
+launches are free here; one that decides nothing on the host waits for no routing. A machine without a GPU computes all
+of it on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.mechanism.views import ExpertCosts
+from sim.costs.cost_table import CostError, CostTable, StepCosts
+from sim.costs.engine import Engine, EngineError
+from sim.costs.processors import CpuProcessor, GpuProcessor, Processor, layer_kind
+from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, new_tokens
+from sim.machine.hardware import Hardware
+from sim.machine.plan_costs import PlanCosts
+from traces.models.attention import Attention
+from traces.models.shape import ModelShape
+
+
+def fitted_costs(
+    shape: ModelShape, hardware: Hardware, engine: Engine, max_tokens: int, *, repacked: bool = False
+) -> CostTable:
+    """The cost table for workloads 0..``max_tokens``. ``repacked``: see ``CpuProcessor``.
+
+    Raises CostError for ``max_tokens`` < 1, and EngineError for an engine whose kernels are counted.
+    """
+    if max_tokens < 1:
+        raise CostError(f"max_tokens must be >= 1, the most tokens of any step, got {max_tokens}")
+    if engine.gpu is None or engine.cpu is None or engine.prompt is None:
+        raise EngineError(f"engine {engine.name!r}: its kernels are counted, it has no times of whole layers")
+    cpu = CpuProcessor(hardware.cpu, engine.cpu, engine.prompt, repacked)
+    main: Processor = cpu if hardware.cpu_only else GpuProcessor(hardware.gpu, engine.gpu)
+    sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
+    experts = _Experts(shape, hardware, engine, main, cpu)
+    by_size = {size: experts.of(size, max_tokens) for size in sorted(set(sizes))}
+    sync_ns = engine.spin_ns.value if engine.decides and engine.spin_ns else 0
+    return CostTable(
+        experts=tuple(by_size[size] for size in sizes),
+        steps=FittedSteps(shape, hardware, engine, main),
+        attention_launch_ns=0, gate_launch_ns=0, shared_launch_ns=0, expert_launch_ns=0, combine_launch_ns=0,
+        head_launch_ns=0, dense_launch_ns=0,
+        sync_ns=sync_ns,
+        cpu_permille=hardware.contention.cpu_permille,
+        copy_permille=hardware.contention.copy_permille,
+        result_path=hardware.link.result_path,
+        plan_costs=hardware.plan_costs if engine.decides else PlanCosts(),
+        plan_factor=hardware.host.plan_factor,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Experts:
+    """Tables of routed experts."""
+
+    shape: ModelShape
+    hardware: Hardware
+    engine: Engine
+    main: Processor
+    cpu: CpuProcessor
+
+    def of(self, size: int, max_tokens: int) -> ExpertCosts:
+        """Tables of one expert of ``size`` bytes."""
+        shape, link = self.shape, self.hardware.link
+        assert self.engine.cpu is not None
+        assert self.engine.prompt is not None
+        rows, flops = np.arange(max_tokens + 1), 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width
+        copies_per_s = link.h2d_bytes_per_s * self.engine.prompt.link_share.value
+        return ExpertCosts(
+            gpu_ns=_table(self.main.expert_ns(size, shape.weight_bits, flops, rows)),
+            cpu_ns=_table(self.cpu.expert_ns(size, shape.weight_bits, flops, rows)),
+            first_cpu_ns=0 if self.hardware.cpu_only else round(self.engine.cpu.layer_ns.value),
+            copy_ns=_ns(link.h2d_latency_ns + size / copies_per_s * 1e9),
+            expert_bytes=size,
+            writeback_ns=_ns(link.d2h_latency_ns + size / link.d2h_bytes_per_s * 1e9),
+            cpu_permille=self.hardware.contention.cpu_permille,
+            copy_permille=self.hardware.contention.copy_permille,
+            between_ns=0,
+        )
+
+
+@dataclass(frozen=True)
+class FittedSteps:
+    """Step costs outside the routed experts."""
+
+    shape: ModelShape
+    hardware: Hardware
+    engine: Engine
+    main: Processor
+
+    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        """See ``CostTable.step``. Raises CostError for a step without tokens or sequences."""
+        if tokens < 1 or not context:
+            raise CostError(f"step: expected >= 1 token and one context per sequence, got {tokens} and {context!r}")
+        shape, main = self.shape, self.main
+        attention_ns = self._attention(tokens, context)
+        hidden_bytes = tokens * shape.hidden * ACTIVATION_BYTES
+        gate_ns = self._product(shape.hidden * shape.experts, tokens) + main.mixture_fixed_ns
+        return StepCosts(
+            attention_ns=_ns(attention_ns),
+            dense_ns=_whole(
+                shape.dense_layers
+                * (attention_ns + self._product(3 * shape.hidden * shape.dense_width, tokens) + main.mixture_fixed_ns)
+            ),
+            gate_ns=_ns(gate_ns),
+            speculate_ns=_ns(gate_ns),
+            estimator_ns=_ns(gate_ns),
+            shared_ns=_whole(self._product(3 * shape.hidden * shape.shared_width, tokens)),
+            combine_ns=_ns(main.read_ns((shape.top_k + 2) * hidden_bytes, 16)),
+            head_ns=_ns(self._product(shape.vocab * shape.hidden, len(context)) + main.step_ns),
+            routing_ns=self._d2h(tokens * shape.top_k * ROUTING_BYTES) if self.engine.decides else 0,
+            activations_ns=self._d2h(hidden_bytes),
+            result_ns=self._h2d(hidden_bytes),
+        )
+
+    def _attention(self, tokens: int, context: Sequence[int]) -> float:
+        """One layer's norms and attention; the mean over the layers where they are of several kinds."""
+        kinds = self.shape.attention_counts
+        return sum(self._kind(kind, tokens, context) * layers for kind, layers in kinds) / self.shape.layers
+
+    def _kind(self, kind: Attention, tokens: int, context: Sequence[int]) -> float:
+        """Norms and attention of a layer of one kind."""
+        new, main, name = new_tokens(tokens, context), self.main, layer_kind(kind)
+        read = sum(kind.read(n, length) for n, length in zip(new, context, strict=True)) + tokens  # and written
+        cache = read * kind.kv_width * self.shape.cache_bits / 8 + 2 * len(context) * kind.state_bytes
+        pairs = sum(kind.pairs(n, length) for n, length in zip(new, context, strict=True))
+        scores_ns = main.attention_ns(4.0 * kind.heads * kind.head_dim * pairs, tokens)
+        return (
+            self._product(kind.params, tokens) + max(main.cache_ns(cache, name), scores_ns)
+            + main.attention_fixed_ns(name)
+        )  # fmt: skip
+
+    def _product(self, weights: int, tokens: int) -> float:
+        """``weights`` matrix elements applied to ``tokens`` rows."""
+        bits = self.shape.dense_bits
+        return max(self.main.read_ns(weights * bits / 8, bits), self.main.product_ns(2.0 * weights * tokens, tokens))
+
+    def _d2h(self, size: int) -> int:
+        link = self.hardware.link
+        return _ns(link.d2h_latency_ns + size / link.d2h_bytes_per_s * 1e9)
+
+    def _h2d(self, size: int) -> int:
+        link = self.hardware.link
+        return _ns(link.h2d_latency_ns + size / link.h2d_bytes_per_s * 1e9)
+
+
+def _table(ns: np.ndarray) -> tuple[int, ...]:
+    """Whole ns by workload, never less for more tokens; no tokens, no time."""
+    whole = np.maximum.accumulate(np.maximum(np.floor(ns + 0.5).astype(np.int64), 1))
+    whole[0] = 0
+    return tuple(whole.tolist())
+
+
+def _whole(ns: float) -> int:
+    return int(ns + 0.5)
+
+
+def _ns(ns: float) -> int:
+    """Whole ns, half up, at least 1."""
+    return max(_whole(ns), 1)

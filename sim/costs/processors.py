@@ -1,0 +1,196 @@
+"""Processors in a fitted engine: the times of reading weights, of products and of attention, on a GPU or a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.costs.engine import CpuWork, GpuWork, LayerKind, PromptWork
+from sim.machine.devices import Cpu, Gpu
+from traces.models.attention import Attention
+
+INTEGER_RATIO = 2  # 8-bit integer operations over 16-bit ones, where a card's rate is not stated: true of most
+QUANTISED_BITS = 8  # weights of fewer are unpacked by other kernels
+_THREADS_POWER = 3  # how sharply a rate saturates; 1 would be as slow as one after the other
+Ns = float | npt.NDArray[np.float64]
+
+
+class Processor(Protocol):
+    """A device that computes layers. Sizes in bytes, times in ns."""
+
+    @property
+    def step_ns(self) -> float:
+        """Fixed time of a step."""
+        ...
+
+    def attention_fixed_ns(self, kind: LayerKind) -> float:
+        """Fixed time of a layer's attention, with what else is fixed in a layer of the GPU."""
+        ...
+
+    @property
+    def mixture_fixed_ns(self) -> float:
+        """Fixed time of a layer's experts, gate and sum."""
+        ...
+
+    def read_ns(self, size: float, bits: float) -> float:
+        """Weights of all but the routed experts."""
+        ...
+
+    def cache_ns(self, size: float, kind: LayerKind) -> float:
+        """Keys and values."""
+        ...
+
+    def product_ns(self, flops: float, rows: int) -> float:
+        """Products of all but the routed experts."""
+        ...
+
+    def attention_ns(self, flops: float, rows: int) -> float:
+        """Products of queries with keys and values."""
+        ...
+
+    def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """One expert with each number of rows; ``flops``: of one row."""
+        ...
+
+
+def layer_kind(attention: Attention) -> LayerKind:
+    """Linear attention, a compressed latent for all heads, or keys and values that groups of heads share."""
+    if attention.reach == "state":
+        return "state"
+    return "latent" if attention.latent else "grouped"
+
+
+def saturated(*limits: float, power: float = 1) -> float:
+    """A rate that comes near the least of its limits, and is below it where others are near."""
+    return float(sum(limit**-power for limit in limits) ** (-1 / power))
+
+
+@dataclass(frozen=True)
+class GpuProcessor:
+    """A graphics card."""
+
+    gpu: Gpu
+    work: GpuWork
+
+    @property
+    def step_ns(self) -> float:
+        """See ``Processor``."""
+        return self.work.step_ns.value
+
+    def attention_fixed_ns(self, kind: LayerKind) -> float:
+        """See ``Processor``."""
+        work = self.work
+        slower = (work.layer_bytes_per_s.value / self.gpu.bandwidth_bytes_per_s) ** work.layer_exponent.value
+        return work.layer_ns[kind].value * slower
+
+    @property
+    def mixture_fixed_ns(self) -> float:
+        """See ``Processor``: nothing, ``attention_fixed_ns`` is that of whole layers."""
+        return 0.0
+
+    def read_ns(self, size: float, bits: float) -> float:
+        """See ``Processor``."""
+        return size / (self._bytes_per_s * self._unpacked(bits)) * 1e9
+
+    def cache_ns(self, size: float, kind: LayerKind) -> float:
+        """See ``Processor``."""
+        factor = 1.0 if kind == "state" else self.work.cache_factor[kind].value
+        return size * factor / self._bytes_per_s * 1e9
+
+    def product_ns(self, flops: float, rows: int) -> float:
+        """See ``Processor``."""
+        return self._products(flops, rows, self.work.product_share.value)
+
+    def attention_ns(self, flops: float, rows: int) -> float:
+        """See ``Processor``."""
+        return self._products(flops, rows, self.work.attention_share.value)
+
+    def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """See ``Processor``."""
+        work = self.work
+        share = work.expert_read_share.value * self._unpacked(bits)
+        read = size / (self._bytes_per_s * share) * 1e9
+        tiled = (rows + work.tile_rows.value) * flops / (self._ops_per_s * work.expert_product_share.value) * 1e9
+        return np.where(rows < work.matrix_rows.value, read, np.maximum(read, tiled))
+
+    def _products(self, flops: float, rows: int, share: float) -> float:
+        return flops / (self._ops_per_s * share) * 1e9 if rows >= self.work.matrix_rows.value else 0.0
+
+    def _unpacked(self, bits: float) -> float:
+        return self.work.quantised_share.value if bits < QUANTISED_BITS else 1.0
+
+    @property
+    def _bytes_per_s(self) -> float:
+        vendor = self.work.vendor_share.get(self.gpu.vendor)
+        return self.gpu.bandwidth_bytes_per_s * self.work.read_share.value * (vendor.value if vendor else 1.0)
+
+    @property
+    def _ops_per_s(self) -> float:
+        stated = self.gpu.integer_ops_per_s
+        vendor = self.work.vendor_product_share.get(self.gpu.vendor)
+        return (stated or INTEGER_RATIO * self.gpu.flops_per_s) * (vendor.value if vendor else 1.0)
+
+
+@dataclass(frozen=True)
+class CpuProcessor:
+    """All cores in use. ``repacked``: weights are in the CPU's own order of rows, where the engine has one."""
+
+    cpu: Cpu
+    work: CpuWork
+    prompt: PromptWork
+    repacked: bool = False
+
+    @property
+    def step_ns(self) -> float:
+        """See ``Processor``."""
+        return self.work.region_ns.value
+
+    def attention_fixed_ns(self, kind: LayerKind) -> float:
+        """See ``Processor``."""
+        return 3 * self.work.region_ns.value  # projections in, attention, projection out
+
+    @property
+    def mixture_fixed_ns(self) -> float:
+        """See ``Processor``: gate and up, down, the sum."""
+        return 3 * self.work.region_ns.value
+
+    def read_ns(self, size: float, bits: float) -> float:
+        """See ``Processor``."""
+        return size / self.read_bytes_per_s * 1e9
+
+    def cache_ns(self, size: float, kind: LayerKind) -> float:
+        """See ``Processor``."""
+        factor = 1.0 if kind == "state" else self.work.cache_factor.value
+        return size * factor / self.read_bytes_per_s * 1e9
+
+    def product_ns(self, flops: float, rows: int) -> float:
+        """See ``Processor``."""
+        return flops / self.flops_per_s * 1e9
+
+    def attention_ns(self, flops: float, rows: int) -> float:
+        """See ``Processor``."""
+        return flops * self.work.attention_factor.value / self.flops_per_s * 1e9 if rows > 1 else 0.0
+
+    def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """See ``Processor``."""
+        products: npt.NDArray[np.float64] = rows * flops / self.flops_per_s * 1e9
+        return np.maximum(self.read_ns(size, bits), products)
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        """What the threads read of weights."""
+        work = self.work
+        memory = saturated(self.cpu.read_bytes_per_s * work.read_share.value, work.ceiling_bytes_per_s.value)
+        return saturated(memory, self.cpu.cores * work.thread_bytes_per_s.value, power=_THREADS_POWER)
+
+    @property
+    def flops_per_s(self) -> float:
+        """Products of many rows."""
+        thread, ceiling = self.work.thread_flops_per_s, self.work.ceiling_flops_per_s
+        if self.repacked:
+            thread = self.prompt.repacked_thread_flops_per_s or thread
+            ceiling = self.prompt.repacked_ceiling_flops_per_s or ceiling
+        return saturated(self.cpu.cores * thread.value, ceiling.value)
