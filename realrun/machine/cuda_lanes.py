@@ -38,12 +38,13 @@ from realrun.machine.lanes import MachineLane, nothing
 from realrun.machine.pinned import Pinned
 from realrun.machine.stream_flags import stream_flag
 from realrun.machine.thread_lane import ThreadLane, settle_thread, settled, wake_in_time
-from sim.costs.runtimes import RUNTIMES
 from sim.machine.devices import ResultPath
 
 # Between polls for ended work, if there is any to poll for, and otherwise. Chosen short next to the copy of an expert
 # (about 1 ms), and long enough to leave the interpreter to the host thread.
 POLL_S, REST_S = 50e-6, 1e-3
+
+RUNTIMES = ("eager", "graphs")  # how kernels are launched
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from policies.mechanism.views import ExpertCosts, ExpertId, Forecast, Foresight,
 from policies.protocols import Budget, Composition
 from policies.registry import system
 from realrun.execution.call_log import LoggedSession
-from sim.costs.runtimes import costs_on
+from sim.costs.engine_costs import costs_on
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCost
 from sim.runs.demand import StepDemand

@@ -19,7 +19,7 @@ from policies.parts.future import Future
 from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
 from sim.costs.cost_table import CostTable
-from sim.costs.runtimes import costs_on
+from sim.costs.engine_costs import costs_on
 from sim.machine.hardware import Hardware, load_hardware
 from sim.runs.bounds import LowerBounds, bounds_of
 from sim.runs.calibration import calibration_name, check_calibration, load_calibration
@@ -273,7 +273,7 @@ def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
 
 
 def _costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:
-    return costs_on(hardware, shape, max_tokens, scenario.runtime, scenario.batch)
+    return costs_on(hardware, shape, max_tokens, scenario.engine, scenario.batch)
 
 
 def check_needs(policy: str, needs: Needs, prepared: Prepared) -> None:

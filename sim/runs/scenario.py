@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from sim.costs.runtimes import Runtime
+from sim.costs.engine_costs import PLAIN
 from trilane.common.errors import TrilaneError
-from trilane.common.hints import NOT_EMPTY, Count, Share, above, at_most
+from trilane.common.hints import NOT_EMPTY, Count, Name, Share, above, at_most
 from trilane.common.schema import check, from_dict, to_dict
 from trilane.common.yaml_files import read_yaml
 
@@ -25,8 +25,8 @@ class Scenario:
     ``cached_share`` is the share of all routed experts for which the GPU has cache slots; give it or ``gpu_memory_gb``
     (10^9 bytes; what is left after weights, KV cache, staging and reserve holds experts), or neither for the card's own
     memory. ``None`` lengths mean "as recorded". ``noisy_forecast_recall``: recall@k, by look-ahead, of synthetic
-    forecasts, which replace those that a policy needs and the trace lacks. ``runtime``: how kernels are started
-    (``sim.costs.runtimes``). ``sampled_steps`` and ``sampled_prompt_tokens``: a long answer from few decode steps, and
+    forecasts, which replace those that a policy needs and the trace lacks. ``engine``: the software, by
+    name or file (``sim.costs.engine``). ``sampled_steps`` and ``sampled_prompt_tokens``: a long answer from few decode steps, and
     a long prompt from the routing of few tokens; then both may be longer than the trace (``sim.runs.sampling``).
     """
 
@@ -45,7 +45,7 @@ class Scenario:
     sequences: tuple[int, ...] | None = None  # which of the trace's sequences, in order; None: from the first
     calibration: str | None = None  # trace to calibrate policies on; None: the bundled one that belongs to ``trace``
     noisy_forecast_recall: Annotated[tuple[Share, ...], NOT_EMPTY] | None = None
-    runtime: Runtime = "eager"
+    engine: Name = PLAIN
     seed: int = 0
     sampled_steps: Count | None = None  # decode steps that are played at most; None: all
     sampled_prompt_tokens: Count | None = None  # tokens of each prompt that are routed one by one at most; None: all

@@ -20,7 +20,7 @@ from realrun.execution.layer_execution import Finish
 from realrun.experts.store import ExpertStore
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
 from realrun.replay.measure import Measurement, ReplayBench, room_for
-from sim.costs.runtimes import costs_on
+from sim.costs.engine_costs import costs_on
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
 

@@ -40,7 +40,7 @@ _NULLS: Mapping[str, tuple[str, str]] = {  # what null means: as a value next to
 _MEMORY = ("cached_share", "gpu_memory_gb", "gpu.memory_bytes")  # axes that set the memory for experts
 _LENGTHS = ("prompt_tokens", "generated_tokens")
 _UNUSUAL = (  # named where they differ from the default
-    "runtime", "prefill_chunk_tokens", "noisy_forecast_recall", "sampled_steps", "sampled_prompt_tokens"
+    "engine", "prefill_chunk_tokens", "noisy_forecast_recall", "sampled_steps", "sampled_prompt_tokens"
 )  # fmt: skip
 _DEFAULT = Scenario()
 

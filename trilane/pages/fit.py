@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from policies.protocols import PolicyKind
+from sim.costs.engine import load_engine
 from sim.machine.units import in_gb
 from sim.runs.vocabulary import kind_of
 from trilane.figures.marks import SIGNS
@@ -21,11 +22,6 @@ if TYPE_CHECKING:
     from trilane.study.fit.question import Question
 
 _LANES = {"h2d": "copies", "cpu": "the CPU's experts", "host": "launches and decisions of the host"}
-_RUNTIMES = {
-    "graphs": "recorded graphs, kernels that experts share, as in llama.cpp (--runtime eager: as plain PyTorch)",
-    "measured": "the one that was profiled",
-    "eager": "every kernel is started separately, as in plain PyTorch (--runtime graphs: as in llama.cpp)",
-}
 _WORSE = -0.02  # a smaller loss may be the error of a few steps (trilane.study.fit.warm_window)
 _BADLY = "(the policy uses it badly)"
 _OTHER = "+"
@@ -68,9 +64,15 @@ def _answer(fit: Fit) -> list[Text | Table | str]:
         *_llama_cpp(fit),
         ("decode steps played", _steps(fit)),
         ("routing", fit.routing),
-        ("runtime", _RUNTIMES[fit.runtime]),
+        ("engine of the policies", _engine(fit.policy_engine)),
     ]
     return [heading(f"{fit.model} on {fit.machine}: {about}"), *([fit.about] if fit.about else []), pairs(facts)]
+
+
+def _engine(name: str) -> str:
+    if name == "measured":
+        return "the one that was profiled"
+    return f"{name}: {load_engine(name).about}"
 
 
 def _best(fit: Fit) -> str:

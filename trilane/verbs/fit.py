@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -57,10 +57,9 @@ def fit(
         typer.Option(metavar="A,B", help=f"Policies to choose from. {OWN_POLICY}. llama.cpp and the clairvoyant run "
                                          "are always included. Default: some that keep the routing."),
     ] = None,
-    runtime: Annotated[
-        Literal["graphs", "eager"],
-        typer.Option(help="How kernels are launched: recorded and shared as in llama.cpp, or singly as in PyTorch."),
-    ] = "graphs",
+    policy_engine: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Engine on which the policies are played, such as ideal or pytorch.")
+    ] = "ideal",
     jobs: JobsOption = None,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
@@ -73,7 +72,7 @@ def fit(
     check_targets(json, inputs=(trace, calibration, machine, *policy_files()))
     question = Question(
         model=model, gpu=gpu, ram=ram, cpu=cpu, cores=cores, channels=channels, pcie=pcie, machine=machine,
-        ram_gb=ram_gb, runtime=runtime, weights=weights, context=context, generated=generated, batch=batch, trace=trace,
+        ram_gb=ram_gb, policy_engine=policy_engine, weights=weights, context=context, generated=generated, batch=batch, trace=trace,
         calibration=calibration, policies=names,
     )  # fmt: skip
     with working("simulating the policies"):

@@ -144,8 +144,8 @@ def describe(scenario: Scenario) -> str:
         memory = f"{scenario.gpu_memory_gb:g} GB of GPU memory"
     routing = f"routing of {trace_in_words(scenario.trace, trace)}"
     about = f"{model} on {scenario.hardware}, {memory}, batch {scenario.batch}, {routing}"
-    if scenario.runtime != "eager":
-        about += f", runtime {scenario.runtime}"
+    if scenario.engine != "pytorch":
+        about += f", engine {scenario.engine}"
     if scenario.sampled_steps is not None:
         about += f", at most {scenario.sampled_steps} decode steps simulated"
     if scenario.sampled_prompt_tokens is not None:

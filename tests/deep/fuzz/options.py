@@ -35,11 +35,11 @@ OPTIONS: Mapping[str, str] = {
     "fit -m mini-moe:2 --gpu rtx-4080 --ram ddr5-5600 --jobs 1": "--cores=16 --channels=2 --pcie=4x16 --ram-gb=64 "
     "--context=512 --generated=64 --batch=2 --jobs=1 --model=mixtral-8x7b@q4_k_m:2 --gpu=rtx-4090 --ram=ddr4-3200 "
     "--cpu=ryzen-9-7950x --weights=q8_0 --policies=fiddler --trace=mini-moe:2 --calibration=mini-moe "
-    "--runtime=eager",
+    "--policy-engine=pytorch",
     "fit -m mini-moe:2 --jobs 1": "--machine=rtx3090-ddr4",
     "profile -o out/profile.yaml --lanes host-lanes": "--batch=1,4 --context=16,32 --prompt=16 --gpu-core=0 "
     "--cpu-cores=0,1 --link-gb-per-s=4 --memory-gb=8 --cpu-threads=2 --device=0 --chunk-mb=4 "
-    "--model=mini-moe:2 --runtime=eager",
+    "--model=mini-moe:2 --policy-engine=pytorch",
     "validate p.yaml --profile m.yaml": "--repeats=2 --time-limit=5 --policies=fiddler --set=seed=1",
     f"measure {_TINY}": "--host-memory-gb=4 --cpu-threads=2 --device=0 --chunk-mb=4 --policy=dali",
     f"simulate {_TINY}": "--policy=fiddler --set=hardware=rtx-4080+ddr5-5600+16-cores --scenario=s.yaml",

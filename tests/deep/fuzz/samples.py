@@ -30,7 +30,7 @@ RUN: dict[str, Any] = {
 }  # fmt: skip
 SCENARIOS: tuple[dict[str, Any], ...] = (
     {**RUN, "parameters": {"window": 8}, "hardware_overrides": {"link.h2d_bytes_per_s": 12e9}, "sequences": [3, 0]},
-    {**RUN, "cached_share": None, "gpu_memory_gb": 3, "prefill_chunk_tokens": 3, "runtime": "graphs", "seed": 1},
+    {**RUN, "cached_share": None, "gpu_memory_gb": 3, "prefill_chunk_tokens": 3, "engine": "ideal", "seed": 1},
     {**RUN, "sampled_steps": 2, "sampled_prompt_tokens": 2, "calibration": "mini-moe-calibration:2"},
     {**RUN, "policy": "fiddler", "model": "mini-moe:2", "noisy_forecast_recall": [0.9, 0.5]},
 )

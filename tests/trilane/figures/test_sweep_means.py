@@ -233,9 +233,9 @@ def test_what_was_run(change: dict[str, object], expected: str) -> None:
         ((), {"prompt_tokens": 16.0}, "50% of the experts cached, batch 1, 16+24 tokens, routing"),
         ((), {"hardware_overrides": '{"host.sync_ns":1,"gpu.flops_per_s":2}'}, "rtx3090-ddr4, 2 numbers of the machine "
          "changed, 50%"),
-        ((), {"runtime": "graphs", "prefill_chunk_tokens": 64.0}, "tokens, runtime graphs, prefill chunk 64 tokens, "
+        ((), {"engine": "ideal", "prefill_chunk_tokens": 64.0}, "tokens, engine ideal, prefill chunk 64 tokens, "
          "routing"),
-        ((), {"runtime": "eager", "prefill_chunk_tokens": None}, "24 generated tokens, routing"),
+        ((), {"engine": "pytorch", "prefill_chunk_tokens": None}, "24 generated tokens, routing"),
         (("gpu.memory_bytes",), {"gpu.memory_bytes": 8e9, "cached_share": None}, "on rtx3090-ddr4, batch 1, 24"),
     ],
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sim.costs.runtimes import graph_numbers
+from sim.costs.engine import load_engine
 from sim.runs.prepare import Prepared
 from trilane.study.fit.sensitivity import PARTS, WORTH_NAMING, Gain
 
@@ -50,9 +50,9 @@ def evidence_of(prepared: Prepared, gains: Sequence[Gain]) -> tuple[Evidence, ..
 
 
 def _number(prepared: Prepared, key: str) -> tuple[str, float, str, str]:
-    """Name, value, source and confidence of a machine's number, or of the one that replaces it in a runtime."""
+    """Name, value, source and confidence of a machine's number, or of the one that replaces it in an engine."""
     hardware = prepared.hardware
-    if prepared.scenario.runtime == "graphs" and key in _IN_GRAPHS:
-        name = _IN_GRAPHS[key]
-        return f"graphs: {name}", *getattr(graph_numbers(), name)
+    engine = load_engine(prepared.scenario.engine)
+    if (name := _IN_GRAPHS.get(key)) and name in engine.flat():
+        return f"{engine.name}: {name}", *engine.flat()[name]
     return key, hardware.flat()[key], *hardware.origins[key]

@@ -37,7 +37,7 @@ class Fit:
     machine: str
     about: str
     routing: str
-    runtime: str  # the question's, or "measured" on a profile's machine
+    policy_engine: str  # of the policies; "measured" on a profile's machine
     memory: MemoryUse
     best: PolicyResult
     bounds: Mapping[str, float]  # of the best: lower bound and null model, ms
@@ -90,7 +90,7 @@ def _answered(question: Question, policies: tuple[str, ...], pool: WorkerPool[Pr
         machine=hardware.name,
         about=hardware.about,
         routing=routing_for(question).about,
-        runtime="measured" if hardware.measured else question.runtime,
+        policy_engine="measured" if hardware.measured else question.policy_engine,
         memory=memory_use(prepared.memory, shape, best.host_bytes),
         best=best,
         bounds=prepared.bounds,

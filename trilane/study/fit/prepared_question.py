@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from sim.costs.engine import load_engine
 from sim.costs.cost_table import CostTable, StepCosts, StepModel
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCosts
@@ -34,7 +35,7 @@ def all_on_gpu(prepared: Prepared) -> bool:
 def _without_decisions(prepared: Prepared) -> Prepared:
     """Where every expert is on the GPU and its kernels are recorded, no routing comes to the host, which neither waits
     nor decides."""
-    if prepared.scenario.runtime == "graphs" and all_on_gpu(prepared):
+    if load_engine(prepared.scenario.engine).starts == "graphs" and all_on_gpu(prepared):
         return prepared.with_costs(undecided(prepared.costs))
     return prepared
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from sim.costs.runtimes import Runtime
+from sim.costs.engine_costs import PLAIN
 from sim.machine.assembly import assembled_name
 from sim.machine.hardware import load_hardware
 from sim.runs.scenario import Scenario
 from traces.models.catalogue import load_model
 from traces.models.quantisation import quantisations_of
 from trilane.common.errors import TrilaneError
-from trilane.common.hints import Count
+from trilane.common.hints import Count, Name
 from trilane.common.quoting import quoted
 from trilane.common.schema import check
 
@@ -36,7 +35,7 @@ class Question:
     ``context``: prompt tokens; ``generated``: tokens of the answer; of each of ``batch`` sequences. ``ram_gb``: all
     memory of the host in GiB; None: enough. ``trace``, and ``calibration``, a trace of
     other prompts; None: see ``fit.routing``. ``policies``: those to choose from; None: those of ``fit.candidates``.
-    ``runtime``: see ``sim.costs.runtimes``; that of a profile is the one that was measured.
+    ``policy_engine``: on which policies are played (``sim.costs.engine``); a profile has the one that was measured.
     """
 
     model: str
@@ -55,7 +54,7 @@ class Question:
     trace: str | None = None
     calibration: str | None = None
     policies: tuple[str, ...] | None = None
-    runtime: Runtime = "graphs"
+    policy_engine: Name = "ideal"
 
     def __post_init__(self) -> None:
         if self.policies is not None:
@@ -102,10 +101,9 @@ class Question:
 
     def scenario(self, trace: str, calibration: str | None) -> Scenario:
         """The question as a scenario, of a policy that is still to be chosen."""
-        runtime: Literal["eager", "graphs"] = "eager" if self._measured else self.runtime
         return Scenario(
             trace=trace, model=self.shape, hardware=self.hardware, batch=self.batch, calibration=calibration,
-            prompt_tokens=self.context, generated_tokens=self.generated, runtime=runtime,
+            prompt_tokens=self.context, generated_tokens=self.generated, engine=PLAIN if self._measured else self.policy_engine,
             sampled_steps=most_steps(self.batch), sampled_prompt_tokens=max(PROMPT_ROWS // self.batch, 1),
         )  # fmt: skip
 

@@ -48,7 +48,7 @@ COLUMNS: Mapping[str, pa.DataType] = MappingProxyType(
 )  # of every table, after the point's key and its axes
 _ROW = pa.schema([("point", TEXT), *COLUMNS.items()])
 _FILLED = (  # in every row
-    "point", "trace", "hardware", "hardware_overrides", "policy", "parameters", "batch", "runtime", "seed", "draw",
+    "point", "trace", "hardware", "hardware_overrides", "policy", "parameters", "batch", "engine", "seed", "draw",
     "labels", "trilane_version", "trace_checksum", "error",
 )  # fmt: skip
 _SIGNED = ("seed",)

@@ -1,19 +1,21 @@
-"""The numbers that an answer depends on: those that are listed change it, and are those of its runtime."""
+"""The numbers that an answer depends on: those that are listed change it, and are those of its engine."""
 
 from __future__ import annotations
 
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 
-from sim.costs import runtimes
+from sim.costs import engine_costs
+from sim.costs.engine import load_engine
 from sim.runs.prepare import Prepared
 from trilane.study.fit.evidence import evidence_of
 from trilane.study.fit.fit import Fit, fit
 from trilane.study.fit.policy_result import play_policy
 from trilane.study.fit.prepared_question import on_machine, prepared_for
-from trilane.study.fit.question import Question, Runtime
+from trilane.study.fit.question import Question
 from trilane.study.fit.sensitivity import BETTER, Gain
 
 OFFLOADED: dict[str, Any] = {"model": "deepseek-v2-lite:6", "trace": "mini-deepseek:6", "weights": "bf16",
@@ -26,8 +28,8 @@ EVERY_PART = [
 
 
 @cache
-def asked(how: Runtime) -> Prepared:
-    found = prepared_for(Question(**OFFLOADED, runtime=how))
+def asked(how: str) -> Prepared:
+    found = prepared_for(Question(**OFFLOADED, policy_engine=how))
     return on_machine(found, found.hardware.with_numbers({"gpu.memory_bytes": 4.2e9}))
 
 
@@ -36,19 +38,20 @@ def tpot_ms(one: Prepared, policy: str) -> float:
 
 
 def test_recorded_graphs_have_their_own_numbers_in_place_of_the_machines() -> None:
-    kept = {"kernel launches": "graphs: replay_ns", "synchronisation": "graphs: spin_ns"}
+    kept = {"kernel launches": "ideal: replay_ns", "synchronisation": "ideal: spin_ns"}
+    ideal = load_engine("ideal").flat()
     for part, name in kept.items():
-        (support,) = evidence_of(asked("graphs"), [Gain(part, "", 0.1)])
-        assert (support.key, support.value) == (name, getattr(runtimes.graph_numbers(), name.partition(": ")[2]).value)
+        (support,) = evidence_of(asked("ideal"), [Gain(part, "", 0.1)])
+        assert (support.key, support.value) == (name, ideal[name.partition(": ")[2]].value)
         assert support.source
-    eager = [evidence_of(asked("eager"), [Gain(part, "", 0.1)])[0].key for part in kept]
+    eager = [evidence_of(asked("pytorch"), [Gain(part, "", 0.1)])[0].key for part in kept]
     assert eager == ["host.launch_ns", "host.sync_ns"]
 
 
-@pytest.mark.parametrize("how", ["graphs", "eager"])
+@pytest.mark.parametrize("how", ["ideal", "pytorch"])
 @pytest.mark.parametrize("factor", [BETTER, 1 / BETTER])
 def test_every_number_that_is_listed_changes_the_time_per_token(
-    how: Runtime, factor: float, monkeypatch: pytest.MonkeyPatch
+    how: str, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a policy that copies, computes on both sides and decides; of parts that gain nothing none would be listed."""
     base = tpot_ms(asked(how), "dali")
@@ -58,10 +61,11 @@ def test_every_number_that_is_listed_changes_the_time_per_token(
         for support in evidence_of(asked(how), [part]):
             one = asked(how)
             with monkeypatch.context() as patched:
-                if support.key.startswith("graphs: "):
-                    name, numbers = support.key.removeprefix("graphs: "), runtimes.graph_numbers()
-                    other = getattr(numbers, name)._replace(value=round(support.value * factor))
-                    patched.setattr(runtimes, "graph_numbers", partial(numbers._replace, **{name: other}))
+                if support.key.startswith("ideal: "):
+                    name, ideal = support.key.removeprefix("ideal: "), load_engine("ideal")
+                    other = ideal.flat()[name]._replace(value=round(support.value * factor))
+                    changed_engine = replace(ideal, **{name: other})
+                    patched.setattr(engine_costs, "load_engine", lambda _, given=changed_engine: given)
                     changed = on_machine(one, one.hardware)
                 else:
                     changed = on_machine(one, one.hardware.with_numbers({support.key: support.value * factor}))

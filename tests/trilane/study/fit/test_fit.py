@@ -28,7 +28,7 @@ def mini(**more: Any) -> Fit:
 
 def test_an_eager_answer_to_a_short_prompt_is_that_of_simulate() -> None:
     """No prompt is repeated, no kernel shared, no step stands for others: what is left is the simulator."""
-    asked = Question(**{**MINI, "context": 8, "generated": 16, "runtime": "eager"})
+    asked = Question(**{**MINI, "context": 8, "generated": 16, "policy_engine": "pytorch"})
     found = fit(asked)
     for answer in (found.best, *found.runners_up):
         run = simulate(
@@ -114,7 +114,7 @@ def test_where_everything_fits_nothing_is_decided() -> None:
     assert (found.best.policy, found.best.hit_rate, found.runners_up, found.clairvoyant) == ("llama.cpp", 1.0, (), None)
     assert found.llama_cpp is not None
     assert found.llama_cpp.arguments == "-ngl 99 -c 320"
-    assert found.best.tpot_ms < mini(gpu="rtx-4090", weights="q4_k_m", runtime="eager").best.tpot_ms
+    assert found.best.tpot_ms < mini(gpu="rtx-4090", weights="q4_k_m", policy_engine="pytorch").best.tpot_ms
 
 
 def test_policies_that_change_the_routing_stand_apart() -> None:

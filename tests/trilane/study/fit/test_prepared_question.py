@@ -1,4 +1,4 @@
-"""Prepared questions: the costs of the runtime, fewer where nothing is decided, less where the host is quicker."""
+"""Prepared questions: the costs of the engine, fewer where nothing is decided, less where the host is quicker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sim.costs.cost_table import LAUNCHES
-from sim.costs.runtimes import costs_on
+from sim.costs.engine_costs import costs_on
 from sim.machine.hardware import load_hardware
 from sim.runs.prepare import Prepared
 from traces.library import load_trace
@@ -21,8 +21,8 @@ MINI: dict[str, Any] = {"model": "deepseek-v2-lite:2", "trace": "mini-deepseek:2
 
 
 @cache
-def of(runtime: Any = "graphs", **more: Any) -> Prepared:
-    return prepared_for(Question(**{**MINI, "gpu": "rtx-3060", "ram": "ddr4-3200", **more}, runtime=runtime))
+def of(engine: Any = "ideal", **more: Any) -> Prepared:
+    return prepared_for(Question(**{**MINI, "gpu": "rtx-3060", "ram": "ddr4-3200", **more}, policy_engine=engine))
 
 
 def small(prepared: Prepared) -> Prepared:
@@ -30,17 +30,17 @@ def small(prepared: Prepared) -> Prepared:
     return on_machine(prepared, prepared.hardware.with_numbers({"gpu.memory_bytes": 2.4e9}))
 
 
-def test_a_runtime_has_its_costs() -> None:
-    for runtime in ("graphs", "eager"):
-        prepared = small(of(runtime))
-        costs = costs_on(prepared.hardware, prepared.shape, prepared.costs.max_tokens, runtime, 2)
+def test_an_engine_has_its_costs() -> None:
+    for engine in ("ideal", "pytorch"):
+        prepared = small(of(engine))
+        costs = costs_on(prepared.hardware, prepared.shape, prepared.costs.max_tokens, engine, 2)
         assert prepared.costs == costs
 
 
-def test_a_profile_keeps_the_runtime_that_was_measured() -> None:
+def test_a_profile_keeps_the_engine_that_was_measured() -> None:
     profile = str(Path(__file__).parents[4] / "docs/validation/host-lanes/profile.yaml")
     prepared = prepared_for(Question(**MINI, machine=profile))
-    assert prepared.scenario.runtime == "eager"
+    assert prepared.scenario.engine == "pytorch"
     assert prepared.costs == costs_on(load_hardware(profile), prepared.shape, prepared.costs.max_tokens)
 
 

@@ -57,7 +57,7 @@ def test_other_weights_replace_those_that_a_model_has() -> None:
         ({**PARTS, "context": 0}, "context: expected a whole number >= 1, got 0"),
         ({**PARTS, "batch": 1.5}, "batch: expected a whole number >= 1, got 1.5"),
         ({**PARTS, "ram_gb": -64}, "ram_gb: expected a whole number >= 1 or null, got -64"),
-        ({**PARTS, "runtime": "fast"}, "runtime: expected 'eager' or 'graphs', got 'fast'"),
+        ({**PARTS, "policy_engine": 3}, "policy_engine: expected text"),
         ({**PARTS, "weights": "q4", "model": "qwen3-30b-a3b@q8_0"}, "names its weights twice"),
     ],
 )

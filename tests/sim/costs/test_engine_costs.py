@@ -7,15 +7,16 @@ from dataclasses import fields
 import pytest
 
 from sim.costs.cost_table import CostError
-from sim.costs.runtimes import MOST_TOKENS, costs_on, graph_costs, graph_numbers
+from sim.costs.engine import EngineError, engine_names, load_engine
+from sim.costs.engine_costs import MOST_TOKENS, costs_on, graph_costs
 from sim.machine.hardware import load_hardware
-from sim.machine.plausibility import HardwareError
 from sim.runs.prepare import prepare
-from sim.runs.scenario import Scenario, ScenarioError
+from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from traces.models.catalogue import load_model
 
-REPLAY_NS, SPIN_NS = (number.value for number in graph_numbers())
+IDEAL = load_engine("ideal")
+REPLAY_NS, SPIN_NS = (number.value for number in IDEAL.flat().values())
 SHORT = Scenario(policy="on-demand", prompt_tokens=8, generated_tokens=4, cached_share=0.5)
 CHANGED = {
     "experts", "attention_launch_ns", "gate_launch_ns", "shared_launch_ns", "expert_launch_ns", "combine_launch_ns",
@@ -26,7 +27,7 @@ CHANGED = {
 def test_launches_are_replays_and_experts_share_their_kernels() -> None:
     setting = prepare(SHORT)
     eager, hardware = setting.costs, setting.hardware
-    graphs = graph_costs(eager, hardware, sharing=6)
+    graphs = graph_costs(eager, hardware, IDEAL, sharing=6)
     assert (graphs.launch_ns, graphs.expert_launch_ns, graphs.sync_ns) == (REPLAY_NS, REPLAY_NS // 6, SPIN_NS)
     assert graphs.attention_launch_ns == graphs.lead_of(graphs.launch_ns) == REPLAY_NS  # then the GPU has all of it
     saved = round(5 * hardware.gpu.kernel_ns * 5 / 6)  # five kernels an expert, a sixth of them its own
@@ -39,30 +40,31 @@ def test_launches_are_replays_and_experts_share_their_kernels() -> None:
     assert all(getattr(graphs, name) == getattr(eager, name) for name in same)
 
 
-def test_the_runtime_is_a_key_of_a_scenario() -> None:
-    eager, graphs = (simulate(SHORT.with_(runtime=runtime)).metrics.tpot_ms for runtime in ("eager", "graphs"))
+def test_the_engine_is_a_key_of_a_scenario() -> None:
+    eager, graphs = (simulate(SHORT.with_(engine=engine)).metrics.tpot_ms for engine in ("pytorch", "ideal"))
     assert graphs is not None
     assert eager is not None
     assert graphs < eager
-    with pytest.raises(ScenarioError, match="runtime: expected 'eager' or 'graphs', got 'vulkan'"):
-        Scenario(runtime="vulkan")
+    with pytest.raises(EngineError, match="no engine or file 'vulkan'; engines: ideal, ik_llama.cpp"):
+        prepare(Scenario(engine="vulkan"))
 
 
 def test_a_batch_shares_kernels_up_to_all_experts() -> None:
     hardware, shape = load_hardware("rtx3090-ddr4"), load_model("deepseek-v2-lite")
-    costs = [costs_on(hardware, shape, 16, "graphs", batch) for batch in (1, 11, 100)]
+    costs = [costs_on(hardware, shape, 16, "ideal", batch) for batch in (1, 11, 100)]
     assert [table.expert_launch_ns for table in costs] == [REPLAY_NS // 6, REPLAY_NS // 64, REPLAY_NS // 64]
 
 
-def test_a_profile_keeps_the_runtime_that_it_measured() -> None:
+def test_a_profile_keeps_the_engine_that_it_measured() -> None:
     profile = "docs/validation/host-lanes/profile.yaml"
-    scenario = Scenario(trace="mini-deepseek:6", model="deepseek-v2-lite:6", hardware=profile, runtime="graphs")
-    with pytest.raises(HardwareError, match="is a profile, whose times are those of the runtime"):
+    scenario = Scenario(trace="mini-deepseek:6", model="deepseek-v2-lite:6", hardware=profile, engine="ideal")
+    with pytest.raises(EngineError, match="is a profile, whose times are those of the engine"):
         prepare(scenario.with_(cached_share=0.5, prompt_tokens=16, generated_tokens=4))
 
 
-def test_the_numbers_of_graphs_say_where_they_are_from() -> None:
-    assert all(number.source and number.confidence in ("high", "medium", "low") for number in graph_numbers())
+def test_the_numbers_of_every_engine_say_where_they_are_from() -> None:
+    for name in engine_names():
+        assert all(len(number.source) > 10 for number in load_engine(name).flat().values()), name
 
 
 def test_a_step_of_more_tokens_than_a_table_has_room_for_is_refused() -> None:
