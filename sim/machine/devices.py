@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 ResultPath = Literal["direct", "h2d"]
+GpuKind = Literal["unified", "cpu"]
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. Times follow max(bytes / bandwidth, flops / rate) + kernels x ``kernel_ns``."""
+    """One GPU. Times follow max(bytes / bandwidth, flops / rate) + kernels x ``kernel_ns``.
+
+    ``kind``: "unified" reads the host's memory, "cpu" is the CPU in place of a GPU; None has its own memory.
+    """
 
     name: str
     memory_bytes: int
@@ -20,6 +24,7 @@ class Gpu:
     flops_fraction: float  # of it, reached by expert-sized matrix products
     kernel_ns: int  # device time that every kernel costs in addition to its bytes and flops
     reserve_bytes: int  # kept free: context, workspace, fragmentation
+    kind: GpuKind | None = None
 
     @property
     def read_bytes_per_s(self) -> float:
