@@ -123,6 +123,13 @@ class Engine:
         for key in changed:
             if key not in self.flat():
                 raise EngineError(f"engine {self.name!r}: {unknown('key', key, self.flat())}")
+        return self._map({key: number._replace(value=changed[key]) for key, number in self.flat().items() if key in changed})
+
+    def with_sources(self, sources: Mapping[str, str]) -> Engine:
+        """The engine with other sources for some dotted keys."""
+        return self._map({key: n._replace(source=sources[key]) for key, n in self.flat().items() if key in sources})
+
+    def _map(self, changed: Mapping[str, Sourced[Any]]) -> Engine:
         parts = {name: value for name in ("gpu", "cpu", "prompt") if (value := getattr(self, name)) is not None}
         return replace(self, **{name: _with(part, name, changed) for name, part in parts.items()})
 
@@ -180,10 +187,10 @@ def _numbers(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, Sourced[
     return found
 
 
-def _with(value: Any, key: str, changed: Mapping[str, float]) -> Any:
+def _with(value: Any, key: str, changed: Mapping[str, Sourced[Any]]) -> Any:
     """A part with other numbers, at any depth."""
     if isinstance(value, Sourced):
-        return value._replace(value=changed[key]) if key in changed else value
+        return changed.get(key, value)
     if isinstance(value, Mapping):
         return {name: _with(each, f"{key}.{name}", changed) for name, each in value.items()}
     if hasattr(value, "_asdict"):

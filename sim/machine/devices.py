@@ -7,11 +7,15 @@ from typing import Literal
 
 ResultPath = Literal["direct", "h2d"]
 Vendor = Literal["nvidia", "amd", "intel", "apple"]
+GpuKind = Literal["unified", "cpu"]
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. Times follow max(bytes / bandwidth, flops / rate) + kernels x ``kernel_ns``."""
+    """One GPU. Times follow max(bytes / bandwidth, flops / rate) + kernels x ``kernel_ns``.
+
+    ``kind``: "unified" reads the host's memory, "cpu" is the CPU in place of a GPU; None has its own memory.
+    """
 
     name: str
     memory_bytes: int
@@ -23,6 +27,7 @@ class Gpu:
     reserve_bytes: int  # kept free: context, workspace, fragmentation
     integer_ops_per_s: float | None = None  # data sheet, dense 8-bit; None: twice ``flops_per_s``
     vendor: Vendor | None = None
+    kind: GpuKind | None = None
 
     @property
     def read_bytes_per_s(self) -> float:

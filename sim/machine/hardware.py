@@ -44,14 +44,19 @@ class Hardware(Devices):
     notes: tuple[str, ...] = ()  # caveats for readers of results
 
     @property
+    def cpu_only(self) -> bool:
+        """Whether there is no GPU: the section ``gpu`` has the CPU's rates and the host's memory."""
+        return self.gpu.kind == "cpu"
+
+    @property
+    def one_memory(self) -> bool:
+        """Whether all is read where it lies, so that nothing is copied: unified memory, or no GPU."""
+        return self.gpu.kind is not None
+
+    @property
     def measured(self) -> bool:
         """Whether its times come from the tables of a profile rather than from data sheets."""
         return self.profile is not None
-
-    @property
-    def cpu_only(self) -> bool:
-        """Whether the CPU computes everything."""
-        return getattr(self.gpu, "kind", None) == "cpu"
 
     def measured_profile(self) -> Profile:
         """The profile. Raises HardwareError for a machine that was not measured."""
@@ -103,7 +108,7 @@ _SECTIONS: Mapping[str, Any] = {  # by name: the class of a section, which may b
 }
 _KEYS = tuple(f"{section}.{name}" for section, kind in _SECTIONS.items() for name in hints_of(kind))
 _FILE_KEYS = ("name", "about", *_SECTIONS, "measured", "notes")
-_DESCRIPTIVE = ("gpu.name", "cpu.name", "cpu.sockets", "cpu.cores")
+_DESCRIPTIVE = ("gpu.name", "gpu.kind", "cpu.name", "cpu.sockets", "cpu.cores")
 _NOT_IN_TABLES = (  # what the tables of a profile do not decide
     "gpu.memory_bytes", "gpu.reserve_bytes", "link.result_path", "host.plan_factor", "cpu.ram_bytes",
     *(key for key in _KEYS if key.startswith("power.")),
@@ -142,7 +147,7 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
         name=text.name, about=text.about, notes=text.notes, profile=text.measured, **vars(devices),
         origins={key: number.origin for key, number in numbers.items()},
     )  # fmt: skip
-    check_plausible(found.flat(), where, None if text.measured is None else text.measured.kind)
+    check_plausible(found.flat(), where, found.gpu.kind if text.measured is None else text.measured.kind)
     return found
 
 

@@ -23,6 +23,7 @@ Number = Sourced[Any]
 Numbers = Mapping[str, Number]
 PartKind = Literal["gpu", "memory", "cpu"]
 LISTED_BY = "trilane hardware --parts"
+HOW_TO_ADD = "add a part in sim/machine/presets/parts, or describe the machine in a YAML file of a preset's form"
 _FOLDER = Path(str(files("sim.machine"))) / "presets" / "parts"
 
 
@@ -45,7 +46,7 @@ class MachinePart:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuPart(MachinePart):
-    """A graphics card."""
+    """A GPU: a ``CardPart`` or a ``UnifiedPart``."""
 
     kind = "gpu"
     example = "rtx-4080"
@@ -53,15 +54,31 @@ class GpuPart(MachinePart):
     memory_bytes: Sourced[int]
     bandwidth_bytes_per_s: Sourced[float]
     flops_per_s: Sourced[float]
-    pcie_generation: Sourced[int]
-    pcie_lanes: Sourced[int]
     board_power_w: Sourced[float]
     idle_power_w: Sourced[float]
     bandwidth_fraction: Sourced[float] | None = None
     flops_fraction: Sourced[float] | None = None
+    kernel_ns: Sourced[int] | None = None
+    reserve_bytes: Sourced[int] | None = None
     busy_power_w: Sourced[float] | None = None
     integer_ops_per_s: Sourced[float] | None = None
     vendor: Sourced[Vendor] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardPart(GpuPart):
+    """A graphics card, with its own memory."""
+
+    pcie_generation: Sourced[int]
+    pcie_lanes: Sourced[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnifiedPart(GpuPart):
+    """A GPU that reads the memory of the host, and comes with it: ``memory`` and ``cpu`` are parts of their kinds."""
+
+    memory: str
+    cpu: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +137,7 @@ class CpuRules(NamedTuple):
     odd_channels_fraction: Sourced[float]
     flops_per_core: Sourced[float]
     first_expert_ns: Sourced[int]
+    two_sockets_read: Sourced[float]
 
 
 class BoxRates(NamedTuple):
@@ -133,7 +151,8 @@ class BoxRates(NamedTuple):
 class Rules(NamedTuple):
     """What holds where no part states otherwise. ``gpu``, ``link``, ``host``: numbers of these sections of a machine.
 
-    ``pcie``: rates of the link by generation, with sixteen lanes, in one direction.
+    ``pcie``: rates of the link by generation, with sixteen lanes, in one direction. ``one_memory``: by section, of
+    machines whose GPU reads the host's memory, or that have none. ``no_gpu``: of the latter's section ``gpu``.
     """
 
     gpu: Numbers
@@ -142,11 +161,17 @@ class Rules(NamedTuple):
     host: Numbers
     pcie: Mapping[int, Numbers]
     contention: Mapping[str, BoxRates]
+    one_memory: Mapping[str, Numbers]
+    no_gpu: Numbers
     notes: tuple[str, ...]
 
 
-_CLASSES: Mapping[PartKind, type[MachinePart]] = {"gpu": GpuPart, "memory": MemoryPart, "cpu": CpuPart}
-_FILES: Mapping[PartKind, str] = {"gpu": "gpus.yaml", "memory": "memories.yaml", "cpu": "cpus.yaml"}
+_FILES: Mapping[PartKind, Mapping[str, type[MachinePart]]] = {
+    "gpu": {"gpus.yaml": CardPart, "unified.yaml": UnifiedPart},
+    "memory": {"memories.yaml": MemoryPart},
+    "cpu": {"cpus.yaml": CpuPart},
+}
+_EXAMPLES: Mapping[PartKind, str] = {"gpu": GpuPart.example, "memory": MemoryPart.example, "cpu": CpuPart.example}
 
 
 @cache
@@ -157,8 +182,13 @@ def rules() -> Rules:
 
 
 def gpu_names() -> list[str]:
-    """Names of the GPUs, in the order of the file: by generation."""
-    return list(_catalogue("gpu"))
+    """Names of the graphics cards, in the order of the file: by generation."""
+    return [name for name, found in _catalogue("gpu").items() if isinstance(found, CardPart)]
+
+
+def unified_names() -> list[str]:
+    """Names of the GPUs that read the host's memory."""
+    return [name for name, found in _catalogue("gpu").items() if isinstance(found, UnifiedPart)]
 
 
 def memory_names() -> list[str]:
@@ -173,12 +203,12 @@ def cpu_names() -> list[str]:
 
 def all_parts() -> list[MachinePart]:
     """Every part of the catalogue: GPUs, memories, CPUs."""
-    return [found for kind in _CLASSES for found in _catalogue(kind).values()]
+    return [found for kind in _FILES for found in _catalogue(kind).values()]
 
 
 def kind_of(name: str) -> PartKind | None:
     """The kind of the part with this name, if there is one."""
-    return next((kind for kind in _CLASSES if name in _catalogue(kind)), None)
+    return next((kind for kind in _FILES if name in _catalogue(kind)), None)
 
 
 @overload
@@ -194,18 +224,17 @@ def part(kind: PartKind, name: str) -> MachinePart:
     if name not in _catalogue(kind):
         other = kind_of(name)
         if other is not None:
-            example = _CLASSES[kind].example
-            raise HardwareError(f"expected a {kind}, such as {example}, got {name!r}, which is a {other}")
-        raise HardwareError(unknown(kind, name, _catalogue(kind), LISTED_BY))
+            raise HardwareError(f"expected a {kind}, such as {_EXAMPLES[kind]}, got {name!r}, which is a {other}")
+        raise HardwareError(f"{unknown(kind, name, _catalogue(kind), LISTED_BY)}; {HOW_TO_ADD}")
     found: MachinePart = _catalogue(kind)[name]
     return found
 
 
 @cache
 def _catalogue(kind: PartKind) -> dict[str, Any]:
-    """All parts of one file. Raises HardwareError for a faulty file."""
-    path = _FOLDER / _FILES[kind]
+    """All parts of one kind. Raises HardwareError for a faulty file."""
     return {
-        name: from_dict(_CLASSES[kind], {**entry, "name": name}, f"{path.name}: {name}", HardwareError)
-        for name, entry in read_yaml(path, HardwareError).items()
+        name: from_dict(form, {**entry, "name": name}, f"{file}: {name}", HardwareError)
+        for file, form in _FILES[kind].items()
+        for name, entry in read_yaml(_FOLDER / file, HardwareError).items()
     }

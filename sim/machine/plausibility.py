@@ -75,6 +75,16 @@ HOST_LANES: Mapping[str, Limit] = {  # a processor core stands in for the GPU, a
     "link.d2h_bytes_per_s": Limit(1e7, 4.6e11, "bytes/s", "a plain memory copy"),
 }  # replace those of LIMITS
 
+_WITH_THE_GPU = Limit(1, 4000, "watts", "0 where it is counted with the GPU", zero=True)
+ONE_MEMORY: Mapping[str, Limit] = {  # the GPU reads the host's memory, or is the CPU
+    "gpu.memory_bytes": LIMITS["cpu.ram_bytes"],
+    "gpu.bandwidth_bytes_per_s": LIMITS["cpu.dram_bytes_per_s"],
+    "gpu.flops_per_s": LIMITS["cpu.flops_per_s"],
+    **{f"link.{rate}_bytes_per_s": LIMITS["cpu.dram_bytes_per_s"] for rate in ("theory", "h2d", "d2h")},
+    **{f"power.cpu_{load}_w": _WITH_THE_GPU for load in ("idle", "busy")},
+}  # replace those of LIMITS
+_OF_KIND = {"host-lanes": HOST_LANES, "unified": ONE_MEMORY, "cpu": ONE_MEMORY}
+
 _NOT_ABOVE = (  # (smaller key, larger key, what the larger one is)
     ("cpu.read_bytes_per_s", "cpu.dram_bytes_per_s", "what the memory channels can carry"),
     ("link.h2d_bytes_per_s", "link.theory_bytes_per_s", "what the link can carry in one direction"),
@@ -92,10 +102,10 @@ def check_plausible(values: Mapping[str, object], where: str, kind: str | None =
 
     ``values`` maps dotted keys (``link.h2d_bytes_per_s``) to numbers; keys without a limit, and text, are ignored, so
     a measured profile can pass some of them. ``where`` names the preset or profile in the message. ``kind``: of a
-    measured machine; "host-lanes" have ranges of their own, because a processor core stands in for the GPU.
+    measured machine or of a GPU; those of ``_OF_KIND`` have ranges of their own.
     Raises HardwareError naming key, value, permitted range and, where the value fits another unit, that unit.
     """
-    limits = {**LIMITS, **HOST_LANES} if kind == "host-lanes" else LIMITS
+    limits = {**LIMITS, **_OF_KIND.get(kind or "", {})}
     numbers = {key: value for key, value in values.items() if isinstance(value, int | float) and key in limits}
     for key, value in numbers.items():
         _check_range(key, value, limits[key], where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -11,6 +12,7 @@ from trilane.common.yaml_files import read_yaml
 
 T = TypeVar("T")
 Confidence = Literal["high", "medium", "low"]
+_ORDER: tuple[Confidence, ...] = ("high", "medium", "low")
 
 
 class Origin(NamedTuple):
@@ -36,3 +38,15 @@ class Sourced(NamedTuple, Generic[T]):
 def read_file(hint: Any, path: Path) -> Any:
     """A YAML file as a value of the type ``hint``. Raises HardwareError, with the file's name."""
     return from_dict(hint, read_yaml(path, HardwareError), path.name, HardwareError)
+
+
+def product(how: str, *factors: Sourced[Any]) -> Sourced[float]:
+    """A product, to four digits, with the confidence of its least certain factor."""
+    value = prod(float(factor.value) for factor in factors)
+    sources = "; ".join(factor.source for factor in factors)
+    return Sourced(float(f"{value:.4g}"), f"{how}: {sources}", least_sure(*factors))
+
+
+def least_sure(*numbers: Sourced[Any]) -> Confidence:
+    """The confidence of the least certain one."""
+    return max((number.confidence for number in numbers), key=_ORDER.index)

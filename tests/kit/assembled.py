@@ -8,6 +8,6 @@ from sim.machine.assembly import assembled_name
 from sim.machine.hardware import Hardware, load_hardware
 
 
-def assemble(gpu: str, memory: str, cpu: str | None = None, **counts: Any) -> Hardware:
+def assemble(gpu: str, memory: str | None = None, cpu: str | None = None, **counts: Any) -> Hardware:
     """The machine with these parts; ``counts`` as ``assembled_name`` has them."""
     return load_hardware(assembled_name(gpu, memory, cpu, **counts))

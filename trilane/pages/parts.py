@@ -9,19 +9,21 @@ from sim.machine.units import GB, GIB
 from trilane.pages.output import heading, table
 
 if TYPE_CHECKING:
-    from sim.machine.parts import CpuPart, GpuPart, MachinePart, MemoryPart
+    from sim.machine.parts import CardPart, CpuPart, MachinePart, MemoryPart, UnifiedPart
     from traces.models.shape import ModelShape
 
 
 def parts_page(parts: Sequence[MachinePart]) -> list[Any]:
     """One table per kind, and how a machine is named."""
-    from sim.machine.parts import CpuPart, GpuPart, MemoryPart
+    from sim.machine.parts import CardPart, CpuPart, MemoryPart, UnifiedPart
 
     gpu = ["GPU", "memory\nGiB", "reads\nGB/s", "16-bit\nTFLOP/s", "PCIe", "W"]
+    unified = ["unified memory", "GiB", "reads\nGB/s", "16-bit\nTFLOP/s", "memory", "CPU", "W"]
     memory = ["memory", "channels", "GB/s", "CPU if none is named"]
     cpu = ["CPU", "memory", "cores", "channels", "PCIe", "share of the\nmemory's rate read", "W"]
     return [
-        table(gpu, [_gpu_row(part) for part in parts if isinstance(part, GpuPart)]),
+        table(gpu, [_gpu_row(part) for part in parts if isinstance(part, CardPart)]),
+        table(unified, [_unified_row(part) for part in parts if isinstance(part, UnifiedPart)]),
         table(memory, [_memory_row(part) for part in parts if isinstance(part, MemoryPart)]),
         table(cpu, [_cpu_row(part) for part in parts if isinstance(part, CpuPart)]),
         _HOW,
@@ -29,16 +31,24 @@ def parts_page(parts: Sequence[MachinePart]) -> list[Any]:
 
 
 _HOW = """
-A machine is GPU+MEMORY, and optionally +CPU, +16-cores, +8-channels, +pcie-4x8 (generation and lanes of the slot),
-+64gb (host memory in GiB): `trilane hardware rtx-4080+ddr5-5600+ryzen-9-7950x` shows every number with its source.
+A machine is GPU+MEMORY, and optionally +CPU, +16-cores, +8-channels, +2-sockets, +pcie-4x8 (generation and lanes of the
+slot), +64gb (host memory in GiB): `trilane hardware rtx-4080+ddr5-5600+ryzen-9-7950x` shows every number with its
+source. Without a GPU it is none+ddr5-5600. Unified memory comes with its GPU and CPU: gb10, apple-m3-ultra+256gb.
 GPU rates are those of data sheets. GiB = 2^30 bytes, GB = 10^9 bytes."""
 
 
-def _gpu_row(part: GpuPart) -> list[str]:
+def _gpu_row(part: CardPart) -> list[str]:
     return [
         part.name, f"{part.memory_bytes.value / GIB:g}", f"{part.bandwidth_bytes_per_s.value / GB:g}",
         f"{part.flops_per_s.value / 1e12:g}", f"{part.pcie_generation.value}.0 x{part.pcie_lanes.value}",
         f"{part.board_power_w.value:g}",
+    ]  # fmt: skip
+
+
+def _unified_row(part: UnifiedPart) -> list[str]:
+    return [
+        part.name, f"{part.memory_bytes.value / GIB:g}", f"{part.bandwidth_bytes_per_s.value / GB:g}",
+        f"{part.flops_per_s.value / 1e12:g}", part.memory, part.cpu, f"{part.board_power_w.value:g}",
     ]  # fmt: skip
 
 

@@ -49,14 +49,14 @@ def test_where_every_expert_is_on_the_gpu_no_routing_comes_to_the_host() -> None
     assert not all_on_gpu(small(of()))
     costs = of().costs
     assert (costs.sync_ns, costs.plan_ns("llama.cpp", 8), costs.step(1, (100,)).routing_ns) == (0, 0, 0)
-    assert of("eager").costs.sync_ns > 0
+    assert of("pytorch").costs.sync_ns > 0
     graphs = small(of()).costs
     free, before = undecided(graphs).step(1, (100,)), graphs.step(1, (100,))
     assert free._replace(routing_ns=before.routing_ns) == before
 
 
 def test_a_quicker_host_launches_waits_or_decides_faster() -> None:
-    eager, graphs = small(of("eager")).costs, small(of()).costs
+    eager, graphs = small(of("pytorch")).costs, small(of()).costs
     half = quicker(eager, LAUNCHES, 0.5)
     assert [getattr(half, name) for name in LAUNCHES] == [getattr(eager, name) / 2 for name in LAUNCHES]
     assert (half.sync_ns, half.experts) == (eager.sync_ns, eager.experts)

@@ -1,0 +1,207 @@
+"""Fit the engines' numbers to measured speeds, and predict every row without its own machine.
+
+    python -m tools.fit_engines           fit to all rows; print numbers and errors
+    python -m tools.fit_engines --write   then write the engines, and held_out.csv: each machine's rows as predicted with
+                                          numbers that were fitted to all other machines'
+
+Least squares of logarithms with Cauchy's loss, since some rows are wrong by a factor (memory that is not as fast as its
+name, pages from disk): 8 log(decode ratio), 4 log(prompt ratio), times machine's rows ** -0.4, so that a machine with
+fifty rows counts as five with one; and 1.5 log(number / start) / spread, which holds what the rows say nothing about.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares
+
+from sim.costs.engine import Engine, load_engine
+from sim.costs.engine_costs import PLAIN
+from tools.write_engines import write_engines
+from trilane.common.files import atomic_path
+from trilane.common.schema import from_dict
+from trilane.common.yaml_files import read_yaml
+from trilane.study.accuracy.measured_rows import BUNDLED, MeasuredRow, read_rows
+from trilane.study.accuracy.prediction import predict
+
+STARTS = Path(__file__).with_name("engine_numbers.yaml")
+HELD_OUT = BUNDLED.with_name("held_out.csv")
+ENGINES = ("llama.cpp", "llama.cpp-2025", "llama.cpp-vulkan", "ik_llama.cpp", "ik_llama.cpp-2025", "ktransformers")
+FITTED_QUALITIES = ("A", "B")
+DECODE, PROMPT, START = 8.0, 4.0, 1.5  # weights of residuals
+MOST_SHARE = 1.0
+Vector = npt.NDArray[np.float64]
+
+
+class Start(NamedTuple):
+    """A number of every engine."""
+
+    start: float
+    spread: float
+    source: str
+
+
+class Ratio(NamedTuple):
+    """A factor by which some numbers of some engines differ from the base's; ``of``: from another number of it."""
+
+    start: float
+    spread: float
+    engines: tuple[str, ...]
+    numbers: tuple[str, ...]
+    source: str
+    of: str | None = None
+
+
+class Starts(NamedTuple):
+    """``engine_numbers.yaml``."""
+
+    numbers: Mapping[str, Start]
+    ratios: Mapping[str, Ratio]
+
+    @property
+    def names(self) -> list[str]:
+        """All unknowns, numbers first."""
+        return [*self.numbers, *self.ratios]
+
+    @property
+    def logs(self) -> Vector:
+        """Where they start."""
+        return np.log([each.start for each in (*self.numbers.values(), *self.ratios.values())])
+
+    @property
+    def spreads(self) -> Vector:
+        """How far they may go."""
+        return np.array([each.spread for each in (*self.numbers.values(), *self.ratios.values())])
+
+
+def read_starts() -> Starts:
+    """The unknowns."""
+    found: Starts = from_dict(Starts, read_yaml(STARTS), STARTS.name, ValueError)
+    return found
+
+
+def engines_of(starts: Starts, logs: Vector) -> dict[str, Engine]:
+    """The engines with these logarithms of the unknowns."""
+    values = dict(zip(starts.names, np.exp(logs), strict=True))
+    return {name: load_engine(name).with_numbers(_numbers(starts, values, name)) for name in ENGINES}
+
+
+def _numbers(starts: Starts, values: Mapping[str, float], engine: str) -> dict[str, float]:
+    """An engine's own."""
+    own = {key: float(values[key]) for key in starts.numbers}
+    for name, ratio in starts.ratios.items():
+        if engine in ratio.engines:
+            for key in ratio.numbers:
+                own[key] = float((values[ratio.of] if ratio.of else own[key]) * values[name])
+    return {key: min(value, MOST_SHARE) if key.endswith("_share") and key.startswith("gpu.") else value
+            for key, value in own.items()}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fit to some rows."""
+
+    starts: Starts
+    rows: Sequence[MeasuredRow]
+
+    def solve(self, first: Vector, evaluations: int) -> Vector:
+        """The best logarithms, from ``first``."""
+        found = least_squares(self._residuals, first, loss="cauchy", max_nfev=evaluations, diff_step=1e-4)
+        solution: Vector = found.x
+        return solution
+
+    def _residuals(self, logs: Vector) -> Vector:
+        engines = engines_of(self.starts, logs)
+        counts = Counter(row.machine for row in self.rows)
+        off = [
+            weight * counts[row.machine] ** -0.4 * error
+            for row in self.rows
+            for weight, error in zip((DECODE, PROMPT), errors(row, engines), strict=True)
+            if error is not None
+        ]
+        return np.array([*off, *(START * (logs - self.starts.logs) / self.starts.spreads)])
+
+
+def errors(row: MeasuredRow, engines: Mapping[str, Engine]) -> tuple[float | None, float | None]:
+    """log(predicted / measured) of decode and prompt speed."""
+    found = predict(row, engines)
+    pairs = (
+        (found.decode_tokens_per_s, row.decode_tokens_per_s), (found.prompt_tokens_per_s, row.prompt_tokens_per_s),
+    )  # fmt: skip
+    decode, prompt = (math.log(a / b) if a is not None and b is not None else None for a, b in pairs)
+    return decode, prompt
+
+
+def rows_to_fit() -> list[MeasuredRow]:
+    """Rows whose setting is stated, with one assumption at most, on engines that are fitted."""
+    return [row for row in read_rows() if not row.left_out and row.quality in FITTED_QUALITIES and row.engine in ENGINES]
+
+
+def held_out(starts: Starts, rows: Sequence[MeasuredRow], logs: Vector) -> dict[str, dict[str, Engine]]:
+    """For each machine, the engines fitted to the rows of all others."""
+    machines = sorted({row.machine for row in rows})
+    return {
+        machine: engines_of(starts, Fit(starts, [row for row in rows if row.machine != machine]).solve(logs, 6))
+        for machine in machines
+    }
+
+
+def summary(found: Sequence[float | None]) -> str:
+    """Median of errors, and bias."""
+    off = np.expm1([error for error in found if error is not None])
+    return f"{len(off)} rows, median error {np.median(np.abs(off)):.1%}, bias {np.median(off):+.1%}"
+
+
+def write_held_out(rows: Sequence[MeasuredRow], engines: Mapping[str, Mapping[str, Engine]]) -> None:
+    """``held_out.csv``. Rows that were not fitted to are predicted with what was fitted without their machine, too."""
+    with atomic_path(HELD_OUT) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("id", "decode_tokens_per_s", "prompt_tokens_per_s"))
+        for row in rows:
+            found = predict(row, engines[row.machine])
+            speeds = (found.decode_tokens_per_s, found.prompt_tokens_per_s)
+            writer.writerow((row.id, *("" if speed is None else f"{speed:.4g}" for speed in speeds)))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Fit, print, and write if asked to."""
+    starts, rows = read_starts(), rows_to_fit()
+    logs = Fit(starts, rows).solve(starts.logs, 25)
+    engines = engines_of(starts, logs)
+    for name, value in zip(starts.names, np.exp(logs), strict=True):
+        print(f"{name:36s} {value:.4g}")
+    for kind, number in (("decode", 0), ("prompts", 1)):
+        print(f"{kind}: {summary([errors(row, engines)[number] for row in rows])}")
+    if "--write" not in arguments:
+        return
+    asked = [row for row in read_rows() if not row.left_out and row.engine != PLAIN]
+    without = held_out(starts, rows, logs)
+    fallback = {row.machine: engines for row in asked if row.machine not in without}
+    write_held_out(asked, {**fallback, **without})
+    for kind, number in (("decode", 0), ("prompts", 1)):
+        print(f"{kind}, held out: {summary([errors(row, without[row.machine])[number] for row in rows])}")
+    write_engines(engines, _sources(starts, rows))
+
+
+def _sources(starts: Starts, rows: Sequence[MeasuredRow]) -> dict[str, Any]:
+    """What to say of every fitted number, by its key."""
+    count = f"fitted to {len(rows)} rows of {len({row.machine for row in rows})} machines (tools/fit_engines.py), from "
+    said = {key: f"{count}{start.start:g}: {start.source}" for key, start in starts.numbers.items()}
+    for ratio in starts.ratios.values():
+        for engine in ratio.engines:
+            for key in ratio.numbers:
+                said[f"{engine}:{key}"] = f"{count}{ratio.start:g} times {ratio.of or 'the other engines'}: {ratio.source}"
+    return said
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

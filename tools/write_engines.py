@@ -1,0 +1,60 @@
+"""Write engines as YAML: one whole, the others as what differs from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from sim.costs.engine import Engine
+from sim.machine.sourced import Sourced
+from trilane.common.files import atomic_path
+
+FOLDER = Path(str(files("sim.costs"))) / "engines"
+HEADER = "# Written by tools/fit_engines.py: numbers with `fitted` in their source are not edited by hand.\n"
+DIGITS = 3
+
+
+def write_engines(engines: Mapping[str, Engine], sources: Mapping[str, str]) -> None:
+    """Rewrite the files of ``engines``; ``sources``: by a number's key, or by engine:key. The first is their base."""
+    (base_name, base), *others = ((name, _rounded(engine, sources)) for name, engine in engines.items())
+    _write(base_name, _lines(base, {}))
+    for name, engine in others:
+        _write(name, [f"like: {base_name}\n", *_lines(engine, base.flat())])
+
+
+def _rounded(engine: Engine, sources: Mapping[str, str]) -> Engine:
+    """Its fitted numbers to three digits, and their sources."""
+    said = {key: sources.get(f"{engine.name}:{key}", sources.get(key)) for key in engine.flat()}
+    fitted = {key: float(f"{engine.flat()[key].value:.{DIGITS}g}") for key, text in said.items() if text}
+    return engine.with_numbers(fitted).with_sources({key: text for key, text in said.items() if text})
+
+
+def _lines(engine: Engine, base: Mapping[str, Sourced[Any]]) -> list[str]:
+    """The file's lines; without numbers that the base has, too."""
+    lines = [f'about: "{engine.about}"\n']
+    if not base:
+        lines += [f"starts: {engine.starts}\n", f"decides: {str(engine.decides).lower()}\n"]
+    open_sections: list[str] = []
+    for key, number in engine.flat().items():
+        if key in base and base[key].value == number.value:
+            continue
+        *sections, name = key.split(".")
+        for depth, section in enumerate(sections):
+            if open_sections[: depth + 1] != sections[: depth + 1]:
+                lines.append(f"{'  ' * depth}{section}:\n")
+                open_sections = sections[: depth + 1]
+        lines.append(f"{'  ' * len(sections)}{name}: {_number(number)}\n")
+    return lines
+
+
+def _number(number: Sourced[Any]) -> str:
+    value = number.value
+    text = f"{value:.3e}".replace("e+0", "e+") if isinstance(value, float) and value >= 1e9 else str(value)
+    return f'{{value: {text}, source: "{number.source}", confidence: {number.confidence}}}'
+
+
+def _write(name: str, lines: list[str]) -> None:
+    with atomic_path(FOLDER / f"{name}.yaml") as temporary:
+        temporary.write_text(HEADER + "".join(lines), encoding="utf-8")
