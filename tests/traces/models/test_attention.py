@@ -90,6 +90,14 @@ def test_linear_attention_keeps_a_state(name: str, config: transformers.PreTrain
     assert load_model(name).cache_bytes(32_768) == full * 32_768 * width * 2 + linear * state
 
 
+@pytest.mark.parametrize("name", ["gemma-4-26b-a4b", "gpt-oss-20b", "llama-4-scout", "qwen3.5-35b-a3b"])
+def test_a_model_of_one_layer_has_one_kind(name: str) -> None:
+    """Once, a second kind that no layer was left to have was refused."""
+    cut, whole = load_model(f"{name}:1"), load_model(name)
+    assert whole.attention is not None
+    assert (cut.attention, cut.attention_layers) == (whole.attention[:1], (0,))
+
+
 def test_a_cut_model_has_the_kinds_of_its_first_layers() -> None:
     assert load_model("gemma-4-26b-a4b:7").attention_layers == (0, 0, 0, 0, 0, 1, 0)
 
