@@ -193,7 +193,7 @@ def at_layer_0(tokens: int, k: int, resident: Sequence[int], phase: Phase = "dec
     """What a router sees of layer 0; ``resident`` in layer 1."""
     routing = Routing(tuple(range(k)), (tokens,) * k, [tuple(range(k))] * tokens, [(1 / k,) * k] * tokens)
     seen = view(dict.fromkeys(range(k), tokens), COST, phase=phase)
-    return seen._replace(routing=routing, residency=ResidencyView([(), resident], [(), ()]))
+    return seen._replace(routing=routing, residency=ResidencyView([(), resident, ()], [()] * 3))
 
 
 def committed(

@@ -126,6 +126,11 @@ def test_an_idle_cpu_takes_residents_over_from_a_busy_gpu() -> None:
     assert (len(chosen.gpu), len(chosen.cpu), chosen.makespan_ns) == (2, 2, 6)
 
 
+def test_among_equals_residents_stay_on_the_gpu() -> None:
+    layer = view({0: 1, 1: 1}, costs([3], [6], copy_ns=9), ready={0: 0, 1: 0})
+    assert PipelineAssigner().assign(layer) == Assignment((0, 1), (), (), 6)
+
+
 def test_together_each_is_slowed_down_while_the_other_works() -> None:
     """At half speed: the CPU's 10 take 20, in which 12 of the copies' 30 are done at 60 %; 18 are left."""
     both = costs([1], [1], copy_ns=1)._replace(cpu_permille=500, copy_permille=600)
