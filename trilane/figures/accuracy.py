@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from trilane.figures.figure_files import PictureError, default_settings
 from trilane.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page, round_ticks, tidy
-from trilane.study.accuracy.errors import QUANTITIES, Quantity, errors_of, measured
+from trilane.study.accuracy.errors import QUANTITIES, Errors, Quantity, errors_of, measured
 from trilane.study.accuracy.measured_rows import MeasuredRow
 from trilane.study.accuracy.regimes import REGIMES, Regime, regime_of_row
 from trilane.study.accuracy.scores import HELD_OUT, Scores
@@ -36,7 +36,7 @@ class _Point(NamedTuple):
 def plot_accuracy(scores: Scores) -> Figure:
     """A point a row: predicted, held out where there are such predictions, against measured; both axes logarithmic.
 
-    Points outside the band, 25 % on either side, that are off by more than a half are named, nine at most.
+    The band is 25 % on either side; rows that are more than 1.5 times too fast or too slow are named, nine at most.
     Raises PictureError without any rows.
     """
     name = next(iter(scores.predictions))
@@ -65,12 +65,12 @@ def _points(scores: Scores, quantity: Quantity) -> list[_Point]:
 def _headline(scores: Scores) -> str:
     """Median errors of the rows that count."""
     found = {quantity: errors_of(scores.counted, scores.first, quantity) for quantity in QUANTITIES}
-    texts = [
-        f"{quantity} {errors.median:.0%} ({errors.rows} speeds, {errors.machines} machines)"
-        for quantity, errors in found.items()
-        if errors
-    ]
+    texts = [f"{quantity} {errors.median:.0%} ({_counts(errors)})" for quantity, errors in found.items() if errors]
     return f"Median error: {', '.join(texts)}" if texts else "Predicted against measured speeds"
+
+
+def _counts(errors: Errors) -> str:
+    return f"{errors.rows} speed{'s' * (errors.rows > 1)}, {errors.machines} machine{'s' * (errors.machines > 1)}"
 
 
 def _about(name: str, scores: Scores) -> str:
@@ -84,7 +84,7 @@ def _panel(ax: Axes, quantity: Quantity, points: Sequence[_Point]) -> None:
     ends = (min(values) / 1.4, max(values) * 1.4)
     ax.set_xscale("log")
     ax.set_yscale("log")
-    ax.fill_between(ends, [x / (1 + _NEAR) for x in ends], [(1 + _NEAR) * x for x in ends], color=_BAND, linewidth=0)
+    ax.fill_between(ends, [(1 - _NEAR) * x for x in ends], [(1 + _NEAR) * x for x in ends], color=_BAND, linewidth=0)
     ax.plot(ends, ends, color="black", linewidth=1)
     for point in points:
         regime = regime_of_row(point.row)

@@ -68,8 +68,5 @@ def _about(scores: Scores, check: str | None) -> str:
     """What was scored."""
     machines = len({row.machine for row in scores.rows})
     source = check or "speeds that other people measured"
-    return f"{_number(len(scores.rows), 'row')} of {_number(machines, 'machine')}: {source}"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    rows = len(scores.rows)
+    return f"{rows} row{'s' * (rows > 1)} of {machines} machine{'s' * (machines > 1)}: {source}"

@@ -18,7 +18,7 @@ from trilane.study.accuracy.prediction import context_of, machine_of, shape_of, 
 LLMFIT_GPU, LLMFIT_ALL = 0.55, 0.8  # shares of the GPU's bandwidth, and of the sum
 
 
-class TokenBytes(NamedTuple):
+class BytesRead(NamedTuple):
     """Bytes that a token reads on either side; keys and values lie where attention is computed."""
 
     gpu_weights: float
@@ -26,11 +26,11 @@ class TokenBytes(NamedTuple):
     cache: float
 
 
-def token_bytes(shape: ModelShape, hardware: Hardware, split: Split, context: int) -> TokenBytes:
+def token_bytes(shape: ModelShape, hardware: Hardware, split: Split, context: int) -> BytesRead:
     """With ``context`` tokens in the KV cache. ``gpu``: the CPU where there is no GPU."""
     sizes = [shape.top_k * shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
     on_cpu = 0.0 if hardware.cpu_only else sum(sizes[: split.cpu_layers]) * (1 - split.gpu_experts / shape.experts)
-    return TokenBytes(weights_of_others(shape) + sum(sizes) - on_cpu, on_cpu, shape.cache_bytes(context))
+    return BytesRead(weights_of_others(shape) + sum(sizes) - on_cpu, on_cpu, shape.cache_bytes(context))
 
 
 def weights_of_others(shape: ModelShape) -> float:
