@@ -17,7 +17,7 @@ from tests.kit.small_sweeps import SMALL, kept_points
 from tests.trilane.study.sweep.test_play import ROOT
 from trilane.study.sweep.sweep import sweep
 
-KILLS = 10 if DEEP else 4
+KILLS = 10 if DEEP else 3
 GRID: dict[str, Any] = {
     "scenario": {**SMALL, "prompt_tokens": 8, "generated_tokens": 8},
     "grid": {
@@ -40,7 +40,7 @@ def test_killed_several_times_it_gives_the_bytes_of_an_undisturbed_sweep(tmp_pat
         process = started(tmp_path)
         more = rng.choice([0, 1, 2, 3, 4])  # rows; 0: while it starts, or soon after
         while len(kept_points(journal)) < counts[-1] + more and process.poll() is None:
-            time.sleep(0.001)
+            time.sleep(0.005)
         time.sleep(rng.uniform(0, 0.01 if more else 1))
         orphans += children_of(process.pid)
         process.send_signal(signal.SIGKILL)
