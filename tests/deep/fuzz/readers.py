@@ -190,5 +190,8 @@ READERS: Mapping[str, Reader | Words] = {
     "journal": Reader(
         4, "out/table.parquet.journal", "journal", _JOURNAL, _SWEEP, {"s.yaml": "sweep"}, _SWEPT, (1, 2), 0),
     "measured runs": Words(1.5, in_measured),
+    "speeds": Reader(4, "s.csv", "speeds", _LINES, (
+        "accuracy --check s.csv", "accuracy --check s.csv --json out/result.json", "accuracy --check s.csv --row 171"),
+        outputs=("out/result.json",)),
     "options": Words(10, option_case),
 }  # fmt: skip

@@ -21,6 +21,7 @@ from traces.file import write_trace
 from traces.layout import DECODE, PREFILL
 from traces.library import load_trace
 from traces.trace import Trace
+from trilane.study.accuracy.measured_rows import BUNDLED
 from trilane.study.sweep.sweep import sweep
 from trilane.study.sweep.table import COLUMNS
 
@@ -56,6 +57,7 @@ _PLAN: dict[str, Any] = {
     "vary": {"cached_share": [0.25, 0.5], "batch": [1, 4]}, "policies": ["fiddler", {"dali": {"window": 4}}],
 }  # fmt: skip
 _MEASURED = {**_PLAN, "repeats": 1, "vary": {"cached_share": [0.25]}}
+SPEEDS = (0, 4, 15, 114, 120)  # lines of the bundled speeds: columns, CPU only, mixed with every kind of speed
 PROMPTS = (
     {"text": "What is it?", "domain": "code"},
     {"text": "Once upon a time"},
@@ -101,6 +103,7 @@ class Samples:
         self.vectors = write_vectors(small_vectors(), folder / "vectors.safetensors").read_bytes()
         write_route_csv(folder / "route.csv")
         self.route = (folder / "route.csv").read_bytes()
+        self.speeds = b"".join(BUNDLED.read_bytes().splitlines(keepends=True)[place] for place in SPEEDS)
         self.prompts = "".join(f"{json.dumps(prompt)}\n" for prompt in PROMPTS).encode()
         self.other_prompts = b'{"text": "Another one."}\n'
         table = folder / "table.parquet"
