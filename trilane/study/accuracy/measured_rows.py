@@ -27,9 +27,10 @@ class RowsError(TrilaneError):
 class MeasuredRow:
     """One measurement. ``model``, ``machine`` and ``engine`` are names or files as ``fit`` takes them.
 
-    ``cpu_layers``: MoE layers whose experts the CPU computes, of which the GPU has ``gpu_experts`` each. ``depth_tokens``
-    are in the KV cache before the first token that was timed; ``prompt_depth_tokens`` before the prompt. ``quality``: A,
-    the setting is fully stated; B, one thing is ``assumed``; C, for a sanity check. ``left_out``: why it is not asked.
+    ``cpu_layers``: MoE layers whose experts the CPU computes, of which the GPU has ``gpu_experts`` each.
+    ``depth_tokens`` are in the KV cache before the first token that was timed; ``prompt_depth_tokens`` before the
+    prompt. ``quality``: A, the setting is fully stated; B, one thing is ``assumed``; C, for a sanity check.
+    ``left_out``: why it is not asked.
     """
 
     id: Name

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sim.costs.engine import load_engine
 from sim.costs.cost_table import CostTable, StepCosts, StepModel
+from sim.costs.engine import load_engine
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCosts
 from sim.runs.prepare import Prepared, prepare
