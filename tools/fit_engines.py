@@ -147,7 +147,9 @@ def errors(row: MeasuredRow, engines: Mapping[str, Engine]) -> tuple[float | Non
 
 def rows_to_fit() -> list[MeasuredRow]:
     """Rows whose setting is stated, with one assumption at most, on engines that are fitted."""
-    return [row for row in read_rows() if not row.left_out and row.quality in FITTED_QUALITIES and row.engine in ENGINES]
+    return [
+        row for row in read_rows() if not row.left_out and row.quality in FITTED_QUALITIES and row.engine in ENGINES
+    ]
 
 
 def held_out(starts: Starts, rows: Sequence[MeasuredRow]) -> dict[str, dict[str, Engine]]:
@@ -203,7 +205,9 @@ def _sources(starts: Starts, rows: Sequence[MeasuredRow]) -> dict[str, Any]:
     for ratio in starts.ratios.values():
         for engine in ratio.engines:
             for key in ratio.numbers:
-                said[f"{engine}:{key}"] = f"{count}{ratio.start:g} times {ratio.of or 'the other engines'}: {ratio.source}"
+                said[f"{engine}:{key}"] = (
+                    f"{count}{ratio.start:g} times {ratio.of or 'the other engines'}: {ratio.source}"
+                )
     return said
 
 

@@ -81,7 +81,7 @@ def _with_loads(
     none), and the CPU for ``cpu`` ns on ``experts``.
     """
     tokens, costs = view.routing.tokens, view.costs[view.layer]
-    start, copies = view.cpu_backlog_ns + costs.first_cpu_ns, view.h2d_backlog_ns
+    start, copies = view.cpu_backlog_ns + costs.exchange_ns + costs.first_cpu_ns, view.h2d_backlog_ns
     cpu_end, arrived = _together(costs, start, cpu, experts, copies)
     floor = max(cpu_end, 0 if last_ns is None else arrived + last_ns)
     best = Choice(max(gpu, floor), stay, 0)

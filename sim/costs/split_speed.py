@@ -85,7 +85,7 @@ class PromptTime:
 def prompt_time(
     shape: ModelShape, hardware: Hardware, engine: Engine, split: Split, tokens: int, before: int = 0
 ) -> PromptTime:
-    """The time of a prompt of ``tokens``, with ``before`` tokens in the KV cache. Raises what ``fitted_costs`` raises."""
+    """The time of a prompt of ``tokens`` after ``before`` others. Raises what ``fitted_costs`` raises."""
     if engine.prompt is None:
         raise EngineError(f"engine {engine.name!r}: its kernels are counted, it has no times of prompts in pieces")
     piece = min(split.piece_tokens or engine.prompt.piece_tokens.value, tokens)

@@ -71,9 +71,14 @@ def _cut(shape: ModelShape, layers: str) -> ModelShape:
     if layers not in map(str, range(1, shape.moe_layers + 1)):
         raise ShapeError(f"model {shape.name}:{layers}: expected 1 to {shape.moe_layers} layers after the colon")
     count = int(layers)
-    kinds = shape.attention_layers and shape.attention_layers[: shape.dense_layers + count]
-    name, sizes = f"{shape.name}:{count}", shape.expert_bytes[:count]
-    return replace(shape, name=name, moe_layers=count, expert_bytes=sizes, attention_layers=kinds)
+    kept = replace(shape, name=f"{shape.name}:{count}", moe_layers=count, expert_bytes=shape.expert_bytes[:count],
+                   attention=None, attention_layers=None)  # fmt: skip
+    if shape.attention is None or shape.attention_layers is None:
+        return kept
+    numbers = shape.attention_layers[: kept.layers]
+    used = sorted(set(numbers))
+    kinds = tuple(shape.attention[number] for number in used)
+    return replace(kept, attention=kinds, attention_layers=tuple(map(used.index, numbers)))
 
 
 def published_params(name: str) -> float:

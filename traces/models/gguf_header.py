@@ -140,18 +140,19 @@ class _Reader:
         if kind == _TEXT:
             return self._text(f"the text at {quoted(key)}")
         if kind in _SCALARS:
-            return self._number(_SCALARS[kind])
+            return self._scalar(kind)
         if kind != _LIST:
             raise self._fault(f"{quoted(key)}: expected a type of value from 0 to 12, got {kind}")
         inner, count = self._number("I"), self._number("Q")
         if inner == _TEXT:
-            return self._pass_texts(count)
+            self._pass_texts(count)
+            return None
         if inner not in _SCALARS:
             raise self._fault(f"{quoted(key)}: expected a list of numbers or texts, got one of type {inner}")
         if count > _MOST_KEPT:
             self._advance(count * struct.calcsize(_SCALARS[inner]))
             return None
-        return tuple(self._number(_SCALARS[inner]) for _ in range(count))
+        return tuple(self._scalar(inner) for _ in range(count))
 
     def _pass_texts(self, count: int) -> None:
         """Past a list of texts: at least eight bytes each, so that the header's limit ends it."""
@@ -174,6 +175,10 @@ class _Reader:
         if count > most:
             raise self._fault(f"expected at most {most:,} {what}, got {count:,}")
         return count
+
+    def _scalar(self, kind: int) -> int | float | bool:
+        found: int | float | bool = self._number(_SCALARS[kind])
+        return found
 
     def _number(self, code: str) -> Any:
         """A number of a type of ``struct``."""

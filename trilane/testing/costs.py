@@ -112,4 +112,5 @@ def _scaled_expert(costs: ExpertCosts, c: int) -> ExpertCosts:
         copy_ns=costs.copy_ns * c,
         writeback_ns=costs.writeback_ns * c,
         between_ns=costs.between_ns * c,
+        exchange_ns=costs.exchange_ns * c,
     )

@@ -13,7 +13,9 @@ from trilane.verbs.options import OWN_POLICY, JobsOption, processes
 
 def fit(
     model: Annotated[
-        str, typer.Option("--model", "-m", metavar="NAME", help="Model; see [bold]trilane models[/].")
+        str,
+        typer.Option("--model", "-m", metavar="NAME|FILE", help="Model; see [bold]trilane models[/]. Or a config.json, "
+                                                                "or a GGUF file."),
     ],
     gpu: Annotated[
         str | None,

@@ -43,7 +43,10 @@ def test_a_file_states_what_differs_from_another_engine(tmp_path: Path) -> None:
         ("[1]", "expected a mapping"),
         ("about: x\nstarts: graphs\ndecides: true\n", "expected replay_ns and spin_ns"),
         ("like: llama.cpp\ngpu: null\n", "expected gpu, cpu and prompt together"),
-        ("like: llama.cpp\ngpu: {read_share: {value: 1.5, source: x, confidence: low}}\n", "gpu.read_share.value: expected a number above 0 and <= 1"),
+        (
+            "like: llama.cpp\ngpu: {read_share: {value: 1.5, source: x, confidence: low}}\n",
+            "gpu.read_share.value: expected a number above 0 and <= 1",
+        ),
         ("like: llama.cpp\ngpu: {read: 1}\n", "gpu"),
         ("like: llama.cpp\nfast: true\n", "fast"),
     ],

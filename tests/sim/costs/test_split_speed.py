@@ -83,7 +83,9 @@ def test_a_prompt_in_pieces_copies_the_experts_for_each_of_them() -> None:
 
 def test_repacked_weights_are_computed_where_they_are() -> None:
     shape, engine = model(), load_engine("ik_llama.cpp")
-    copied, computed = (prompt_time(shape, machine(), engine, Split(26, repacked=repacked), 512) for repacked in (False, True))
+    copied, computed = (
+        prompt_time(shape, machine(), engine, Split(26, repacked=repacked), 512) for repacked in (False, True)
+    )
     assert copied.cpu_experts_ns == 0 < copied.copies_ns
     assert computed.copies_ns == 0 < computed.cpu_experts_ns
     assert copied.attention_ns == computed.attention_ns
@@ -117,6 +119,7 @@ def test_law_a_machine_better_in_one_number_is_never_slower(
         before, after = (one(shape, each, software, split, tokens).total_ns for each in (base, better))  # type: ignore[operator]
         assert after <= before + len(vars(one(shape, base, software, split, tokens))), key  # type: ignore[operator]
     more = replace(base, cpu=replace(base.cpu, cores=base.cpu.cores + 2))
-    assert decode_time(shape, more, software, split, tokens).total_ns <= decode_time(
-        shape, base, software, split, tokens
-    ).total_ns
+    assert (
+        decode_time(shape, more, software, split, tokens).total_ns
+        <= decode_time(shape, base, software, split, tokens).total_ns
+    )

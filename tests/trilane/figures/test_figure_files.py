@@ -15,8 +15,8 @@ from matplotlib.text import Text
 
 from tests.kit.reading import row, texts
 from tests.kit.small_disk import small_disk
-from trilane.common.printable import printable
 from trilane.figures.figure_files import Picture, PictureError, save_figure, save_picture
+from trilane.figures.style import drawable
 from trilane.figures.tpot_bars import plot_tpot_bars
 
 PNG = b"\x89PNG"
@@ -26,6 +26,7 @@ DRAWN = """
 import sys
 from tests.kit.reading import row
 from trilane.figures.figure_files import save_figure
+from trilane.figures.style import drawable
 from trilane.figures.tpot_bars import plot_tpot_bars
 for path in sys.argv[1:]:
     save_figure(plot_tpot_bars([row("mine", 10.0, null_model_tpot_ms=8.0), row("other", 20.0)], about="$5"), path)
@@ -66,10 +67,14 @@ def test_any_name_is_shown_as_it_is_written(tmp_path: Path, name: str) -> None:
     figure = plot_tpot_bars(rows, about=f"about {name}", remark=f"remark {name}")
     for kind in ("png", "svg"):
         save_figure(figure, tmp_path / f"a.{kind}")
-    shown = printable(name)
+    shown = drawable(name)
     assert all(f"{where} {shown}" in texts(figure) for where in ("of", "about", "remark"))
     ElementTree.parse(tmp_path / "a.svg")
     assert not any(text.get_parse_math() for text in figure.findobj(Text) if isinstance(text, Text))
+
+
+def test_characters_without_a_letter_are_escapes() -> None:
+    assert drawable("中 a·τ→\n\x1b") == "\\u4e2d a·τ→\n\\x1b"
 
 
 def test_a_picture_that_does_not_fit_on_the_disk_is_named(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from trilane.study.fit.question import Question
 from trilane.study.fit.sensitivity import Gain
 
 MINI = ("fit", "--model", "deepseek-v2-lite", "--trace", "mini-deepseek", "--weights", "bf16", "--gpu", "rtx-3060",
-        "--ram", "ddr4-3200", "--context", "64", "--policies", "fiddler,on-demand")  # fmt: skip
+        "--ram", "ddr4-3200", "--context", "64", "--policies", "fiddler,on-demand", "--jobs", "1")  # fmt: skip
 
 
 def facts(done: Result) -> dict[str, str]:

@@ -233,6 +233,14 @@ def test_what_was_left_next_to_a_complete_run_by_a_kill_is_removed(tmp_path: Pat
         assert set(folder.iterdir()) == names
 
 
+def test_what_the_system_writes_into_a_folder_that_is_shown_is_no_other_file(tmp_path: Path) -> None:
+    kept_in(tmp_path / "journal", "first")
+    (tmp_path / "journal" / ".DS_Store").write_bytes(b"Bud1")
+    kept_in(tmp_path / "journal", "first")
+    kept_in(tmp_path / "journal", "second")
+    assert (tmp_path / "journal.before" / ".DS_Store").exists()
+
+
 @pytest.mark.parametrize("name", ["journal", "journal.before"])
 def test_a_folder_of_other_files_is_left_as_it_is(tmp_path: Path, name: str) -> None:
     kept_in(tmp_path / "journal", "first")
