@@ -28,12 +28,13 @@ DEMO := on-demand,llama.cpp,ktransformers,mixtral-offloading,moe-infinity,fiddle
 demo: $(VENV)/simulator.stamp
 	$(BIN)/trilane compare --policies $(DEMO) --out out
 
-# Two workers with one thread each: torch's own threads would compete for the same cores.
+# Two workers with one thread each: torch's own threads would compete for the same cores. Bytecode is kept whatever the
+# surroundings say: tests start many processes.
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-deep: lint types
-	TRILANE_TESTS=deep OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	TRILANE_TESTS=deep PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 SEED ?= 1
 

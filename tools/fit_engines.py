@@ -16,6 +16,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ ENGINES = ("llama.cpp", "llama.cpp-2025", "llama.cpp-vulkan", "ik_llama.cpp", "i
 FITTED_QUALITIES = ("A", "B")
 DECODE, PROMPT, START = 8.0, 4.0, 1.5  # weights of residuals
 MOST_SHARE = 1.0
+EVALUATIONS = 8
 Vector = npt.NDArray[np.float64]
 
 
@@ -113,9 +115,11 @@ class Fit:
     starts: Starts
     rows: Sequence[MeasuredRow]
 
-    def solve(self, first: Vector, evaluations: int) -> Vector:
-        """The best logarithms, from ``first``."""
-        found = least_squares(self._residuals, first, loss="cauchy", max_nfev=evaluations, diff_step=1e-4)
+    def solve(self) -> Vector:
+        """The best logarithms."""
+        found = least_squares(
+            self._residuals, self.starts.logs, loss="cauchy", max_nfev=EVALUATIONS, diff_step=1e-4, x_scale="jac"
+        )
         solution: Vector = found.x
         return solution
 
@@ -143,16 +147,18 @@ def errors(row: MeasuredRow, engines: Mapping[str, Engine]) -> tuple[float | Non
 
 def rows_to_fit() -> list[MeasuredRow]:
     """Rows whose setting is stated, with one assumption at most, on engines that are fitted."""
-    return [row for row in read_rows() if not row.left_out and row.quality in FITTED_QUALITIES and row.engine in ENGINES]
+    return [
+        row for row in read_rows() if not row.left_out and row.quality in FITTED_QUALITIES and row.engine in ENGINES
+    ]
 
 
-def held_out(starts: Starts, rows: Sequence[MeasuredRow], logs: Vector) -> dict[str, dict[str, Engine]]:
-    """For each machine, the engines fitted to the rows of all others."""
+def held_out(starts: Starts, rows: Sequence[MeasuredRow]) -> dict[str, dict[str, Engine]]:
+    """For each machine, the engines fitted to the rows of all others, from the same start as the fit to all."""
     machines = sorted({row.machine for row in rows})
-    return {
-        machine: engines_of(starts, Fit(starts, [row for row in rows if row.machine != machine]).solve(logs, 6))
-        for machine in machines
-    }
+    without = [Fit(starts, [row for row in rows if row.machine != machine]) for machine in machines]
+    with ProcessPoolExecutor(max_workers=2) as pool:
+        found = list(pool.map(Fit.solve, without))
+    return {machine: engines_of(starts, logs) for machine, logs in zip(machines, found, strict=True)}
 
 
 def summary(found: Sequence[float | None]) -> str:
@@ -175,7 +181,7 @@ def write_held_out(rows: Sequence[MeasuredRow], engines: Mapping[str, Mapping[st
 def main(arguments: Sequence[str]) -> None:
     """Fit, print, and write if asked to."""
     starts, rows = read_starts(), rows_to_fit()
-    logs = Fit(starts, rows).solve(starts.logs, 25)
+    logs = Fit(starts, rows).solve()
     engines = engines_of(starts, logs)
     for name, value in zip(starts.names, np.exp(logs), strict=True):
         print(f"{name:36s} {value:.4g}")
@@ -184,7 +190,7 @@ def main(arguments: Sequence[str]) -> None:
     if "--write" not in arguments:
         return
     asked = [row for row in read_rows() if not row.left_out and row.engine != PLAIN]
-    without = held_out(starts, rows, logs)
+    without = held_out(starts, rows)
     fallback = {row.machine: engines for row in asked if row.machine not in without}
     write_held_out(asked, {**fallback, **without})
     for kind, number in (("decode", 0), ("prompts", 1)):
@@ -199,7 +205,9 @@ def _sources(starts: Starts, rows: Sequence[MeasuredRow]) -> dict[str, Any]:
     for ratio in starts.ratios.values():
         for engine in ratio.engines:
             for key in ratio.numbers:
-                said[f"{engine}:{key}"] = f"{count}{ratio.start:g} times {ratio.of or 'the other engines'}: {ratio.source}"
+                said[f"{engine}:{key}"] = (
+                    f"{count}{ratio.start:g} times {ratio.of or 'the other engines'}: {ratio.source}"
+                )
     return said
 
 

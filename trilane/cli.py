@@ -15,6 +15,7 @@ from trilane.common.printable import printable
 from trilane.common.quoting import shortened
 from trilane.pages.output import STANDARD_OUTPUT
 from trilane.verbs.ablate import ablate
+from trilane.verbs.accuracy import accuracy
 from trilane.verbs.cache_curve import cache_curve
 from trilane.verbs.catalogues import hardware, models, policies
 from trilane.verbs.compare import compare
@@ -46,8 +47,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (compare, simulate, whatif, fit, ablate, sweep, plot, cache_curve, smoke, profile, measure, validate,
-             policies, models, hardware):  # fmt: skip
+for verb in (compare, simulate, whatif, fit, accuracy, ablate, sweep, plot, cache_curve, smoke, profile, measure,
+             validate, policies, models, hardware):  # fmt: skip
     app.command(verb.__name__.replace("_", "-"), help=help_of(verb))(verb)
 app.add_typer(trace, name="trace")
 

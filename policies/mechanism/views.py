@@ -58,7 +58,8 @@ class ExpertCosts(NamedTuple):
     """The planner's expert times of one layer, in ns: tables by workload (index 0 is 0), and one copy.
 
     ``cpu_permille`` and ``copy_permille`` are the rates of CPU experts and of copies while both run;
-    ``between_ns`` is the time from the end of one layer's experts to the next plan, for one token.
+    ``between_ns`` is the time from the end of one layer's experts to the next plan, and ``exchange_ns`` that of the
+    transfers which a CPU with any expert needs, activations there and the result back; both for one token.
     """
 
     gpu_ns: Sequence[int]
@@ -70,6 +71,7 @@ class ExpertCosts(NamedTuple):
     cpu_permille: int = 1000
     copy_permille: int = 1000
     between_ns: int = 0
+    exchange_ns: int = 0
 
 
 class LayerInput(NamedTuple):

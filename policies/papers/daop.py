@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
+import numpy as np
+
 from policies.mechanism.views import Assignment, ExpertId, LayerView, Routing, Swap
 from policies.parts.assigners import ByPhase, ResidentOrCpu, settle, sooner_on_gpu
 from policies.parts.caches import StaticCache
@@ -104,18 +106,23 @@ class PredictingRouter(ForecastRouter):
     corrected; its experts on the CPU are computed ahead, on this layer's activations.
 
     Graceful degradation: of a token's predicted experts on the CPU the best-scored stays; the others, the lowest-scored
-    first, are replaced by the best-scored experts on the GPU that are not predicted, as far as the forecast names any.
-    The paper has one token and two experts; more are treated alike, token by token, and what any token leaves to the
-    CPU is computed ahead once (ours). An expert in flight counts as on the CPU.
+    first, are replaced by the best-scored experts on the GPU that are not predicted. Those that a forecast names come
+    first, by its scores; a recorded one names 2k, and the others follow by ``popularity`` (of each layer, the most
+    popular first; None: not at all), with the least score that is known (ours). The paper has one token and two
+    experts; more are treated alike, token by token, and what any token leaves to the CPU is computed ahead once (ours).
+    An expert in flight counts as on the CPU.
 
     Weights are those of a ForecastRouter; renormalised, they are the softmax of the predicted logits of the final
     selection (our reading). ``degrade`` False keeps the prediction. The layers that have a forecast are predicted
     (``Needs.forecast_layers``).
     """
 
-    def __init__(self, degrade: bool = True, norm_topk: bool = True) -> None:
+    def __init__(
+        self, degrade: bool = True, norm_topk: bool = True, popularity: Sequence[Sequence[int]] | None = None
+    ) -> None:
         super().__init__(norm_topk)
         self.degrade = degrade
+        self.popularity = popularity
 
     def ahead(self, routing: Routing, view: LayerView) -> tuple[int, ...]:
         """The experts that are on the CPU, the busiest first."""
@@ -130,7 +137,9 @@ class PredictingRouter(ForecastRouter):
         leaving = [expert for expert in chosen if expert not in resident][1:]
         if not leaving or not self.degrade:
             return chosen
-        spare = [expert for expert in ranked[k:] if expert in resident][: len(leaving)]
+        others = self.popularity[view.layer + 1] if self.popularity else ()
+        unnamed = [expert for expert in others if expert not in ranked]
+        spare = [expert for expert in (*ranked[k:], *unnamed) if expert in resident][: len(leaving)]
         gone = leaving[len(leaving) - len(spare) :]
         return [expert for expert in chosen if expert not in gone] + spare
 
@@ -209,9 +218,11 @@ def _composition(
     policy: Daop | DaopImpl, context: BuildContext, cache: PromptSwapCache, assigner: Assigner, demand_slots: int
 ) -> Composition:
     predicted = frozenset(range(policy.first_predicted_block - 1, context.layers))
+    popularity = context.required_calibration().decode_popularity
+    ranked = np.argsort(-popularity, axis=1, kind="stable").tolist()
     return Composition(
-        placement=PopularityPlacement(uniform=True, popularity=context.required_calibration().decode_popularity),
-        router=PredictingRouter(policy.degrade, context.norm_topk),
+        placement=PopularityPlacement(uniform=True, popularity=popularity),
+        router=PredictingRouter(policy.degrade, context.norm_topk, ranked),
         assigner=assigner,
         cache=cache,
         needs=replace(NEEDS, forecast_layers={"gate": predicted}),

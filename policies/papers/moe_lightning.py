@@ -50,15 +50,17 @@ class LayerModel:
         uses = [_use(min(1.0, top_k * share), batch, len(costs.gpu_ns) - 1) for share in popularity]
         self._gpu = [0, *accumulate(chance * costs.gpu_ns[tokens] for chance, tokens in uses)]
         cpu = list(accumulate((chance * costs.cpu_ns[tokens] for chance, tokens in reversed(uses)), initial=0))
+        read = list(accumulate((chance * costs.cpu_ns[1] for chance, _ in reversed(uses)), initial=0))
         idle = list(accumulate((ONE - chance for chance, _ in reversed(uses)), _both, initial=ONE))
-        self._cpu, self._idle = cpu[::-1], idle[::-1]
+        self._cpu, self._read, self._idle = cpu[::-1], read[::-1], idle[::-1]
 
     def time(self, resident: int, gpu: int) -> int:
         """max(copy, cpu, gpu): ``resident`` experts stay, as many more as make ``gpu`` are streamed, all of them.
         Copies and the CPU slow each other down."""
         copies = (gpu - resident) * self._costs.copy_ns * ONE
-        cpu = self._cpu[gpu] + self._costs.first_cpu_ns * (ONE - self._idle[gpu])
-        return max(*together(self._costs, cpu, copies), self._gpu[gpu])
+        first = self._costs.first_cpu_ns * (ONE - self._idle[gpu])
+        ends = together(self._costs, self._cpu[gpu] + first, self._read[gpu] + first, copies)
+        return max(*ends, self._gpu[gpu])
 
 
 def _use(chosen: float, batch: int, most: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from policies.mechanism.shared_dram import rates_together
 from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, LayerView
 
 
@@ -42,12 +43,16 @@ def makespan(gpu_ns: Sequence[int], cpu_ns: Sequence[int], on_gpu: Sequence[bool
     return t_gpu if t_gpu > t_cpu else t_cpu
 
 
-def together(costs: ExpertCosts, cpu_ns: int, copies_ns: int) -> tuple[int, int]:
-    """When the CPU and the link finish, if both begin now and would take ``cpu_ns`` and ``copies_ns`` alone."""
-    cpu_end, copies_end = cpu_ns * 1000 // costs.cpu_permille, copies_ns * 1000 // costs.copy_permille
+def together(costs: ExpertCosts, cpu_ns: int, read_ns: int, copies_ns: int) -> tuple[int, int]:
+    """When the CPU and the link finish, if both begin now and would take ``cpu_ns`` and ``copies_ns`` alone.
+
+    ``read_ns``: what the weights of the CPU's experts take to read (``rates_together``).
+    """
+    cpu_rate, copy_rate = rates_together(costs, cpu_ns, read_ns)
+    cpu_end, copies_end = cpu_ns * 1000 // cpu_rate, copies_ns * 1000 // copy_rate
     if cpu_end <= copies_end:
-        return cpu_end, cpu_end + copies_ns - cpu_end * costs.copy_permille // 1000
-    return copies_end + cpu_ns - copies_end * costs.cpu_permille // 1000, copies_end
+        return cpu_end, cpu_end + copies_ns - cpu_end * copy_rate // 1000
+    return copies_end + cpu_ns - copies_end * cpu_rate // 1000, copies_end
 
 
 def assignment_of(view: LayerView, order: Sequence[int], on_gpu: Sequence[bool], makespan_ns: int) -> Assignment:

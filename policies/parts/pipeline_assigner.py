@@ -4,7 +4,8 @@ each loaded expert runs when it has arrived, the CPU works meanwhile, and both s
 With experts of one size, the loads of least makespan are the largest absent workloads, and the residents that the CPU
 takes over, if any, are the smallest: no other choice of the same numbers relieves either side more. So only numbers are
 searched: how many residents stay on the GPU, and how many absent experts are loaded. An expert is taken to
-compute on the GPU no longer than its copy takes.
+compute on the GPU no longer than its copy takes, and the CPU's experts to share the DRAM as their mean does. (Copies
+are slowed least by the experts of most tokens; that is not searched.)
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from policies.mechanism.views import INFINITE_NS, Assignment, LayerView
+from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, LayerView
 from policies.parts.objective import assignment_of, together
 
 
@@ -57,29 +58,31 @@ def _choose(
     gpu = sum([gpu_ns[tokens[i]] for i in (*here, *awaited)])
     cpu = sum([cpu_ns[tokens[i]] for i in (*absent, *left)])
     last_ns = gpu_ns[tokens[awaited[0]]] if awaited else None
-    best, floor = _with_loads(view, len(here), gpu, cpu, absent, last_ns)
+    experts = len(absent) + len(left)  # that the CPU computes
+    best, floor = _with_loads(view, len(here), gpu, cpu, experts, absent, last_ns)
     for stay in range(len(here) - 1, -1, -1):
         if floor >= best.makespan_ns:
             break  # the GPU is not the bottleneck, and the CPU's work only grows
         gpu -= gpu_ns[tokens[here[stay]]]
         cpu += cpu_ns[tokens[here[stay]]]
-        choice, floor = _with_loads(view, stay, gpu, cpu, absent, last_ns)
+        experts += 1
+        choice, floor = _with_loads(view, stay, gpu, cpu, experts, absent, last_ns)
         if choice.makespan_ns < best.makespan_ns:
             best = choice
     return best
 
 
 def _with_loads(
-    view: LayerView, stay: int, gpu: int, cpu: int, absent: Sequence[int], last_ns: int | None
+    view: LayerView, stay: int, gpu: int, cpu: int, experts: int, absent: Sequence[int], last_ns: int | None
 ) -> tuple[Choice, int]:
     """The best number of loads, and the least makespan in ns that a GPU which computes in no time would allow.
 
     Without any load, the GPU works for ``gpu`` ns, the last ``last_ns`` of them on the expert in flight (None: there is
-    none), and the CPU for ``cpu`` ns.
+    none), and the CPU for ``cpu`` ns on ``experts``.
     """
     tokens, costs = view.routing.tokens, view.costs[view.layer]
-    start, copies = view.cpu_backlog_ns + costs.first_cpu_ns, view.h2d_backlog_ns
-    cpu_end, arrived = together(costs, start + cpu if cpu else 0, copies)
+    start, copies = view.cpu_backlog_ns + costs.exchange_ns + costs.first_cpu_ns, view.h2d_backlog_ns
+    cpu_end, arrived = _together(costs, start, cpu, experts, copies)
     floor = max(cpu_end, 0 if last_ns is None else arrived + last_ns)
     best = Choice(max(gpu, floor), stay, 0)
     for loads, i in enumerate(absent, 1):
@@ -88,9 +91,16 @@ def _with_loads(
         if copies >= best.makespan_ns:
             break  # too late even without contention
         gpu += costs.gpu_ns[tokens[i]]
-        cpu_end, arrived = together(costs, start + cpu if cpu else 0, copies)
+        cpu_end, arrived = _together(costs, start, cpu, experts - loads, copies)
         others = max(cpu_end, arrived + costs.gpu_ns[tokens[i]])
         floor = min(floor, others)
         if max(gpu, others) < best.makespan_ns:
             best = Choice(max(gpu, others), stay, loads)
     return best, floor
+
+
+def _together(costs: ExpertCosts, start_ns: int, cpu_ns: int, experts: int, copies_ns: int) -> tuple[int, int]:
+    """``together``, for ``experts`` that the CPU begins after ``start_ns`` of other work, taken to be all reading."""
+    if not experts:
+        return together(costs, 0, 0, copies_ns)
+    return together(costs, start_ns + cpu_ns, start_ns + experts * costs.cpu_ns[1], copies_ns)

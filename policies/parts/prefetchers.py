@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from policies.mechanism.views import Assignment, ExpertCosts, ExpertId, Forecast, LayerView
+from policies.mechanism.shared_dram import rates_together
+from policies.mechanism.views import Assignment, ExpertCosts, ExpertId, Forecast, LayerView, Phase
+
+LATER_USES = 0.5  # of a prefetched expert while it stays, beyond those of the expert that it displaces. Between 0 and 1
+# in the models tried: least with few large experts, where a cache holds little and any expert is as likely as another
+MEAN_OF = 16  # layers, of which a running mean is about the mean
 
 
 def next_forecast(view: LayerView, forecasts: Sequence[Forecast], kind: str | None = None) -> Forecast | None:
@@ -56,43 +61,72 @@ class TopPrefetcher:
 
 class ForecastPrefetcher:
     """Absent experts of the forecast layers, the next layer first, each by descending forecast workload, as long as a
-    copy is expected to save time (ours). All experts that a forecast names are protected.
+    copy is expected to save more time than it costs (ours). All experts that a forecast names are protected.
 
-    A copy saves the expert's computation on the CPU, less the time by which it arrives too late, and slows down a CPU
-    that is busy meanwhile. Forecasts are taken to be right.
+    A copy saves the expert's computation on the CPU, less the time by which it arrives too late, and, where it stays in
+    the cache, some of later uses (``LATER_USES``). It costs what it slows down the CPU, as busy as that is in the mean
+    of the layers so far: a copy may outlast the layer at work. Forecasts are taken to be right.
     """
 
     def __init__(self, into: Literal["cache", "staging"] = "cache") -> None:
         self.into = into
+        self._later_uses = LATER_USES if into == "cache" else 0.0
+        self._busy_ns: dict[Phase, int] = {}  # the mean x MEAN_OF
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """Absent experts worth a copy; the link carries this layer's loads first, then one prefetch after another."""
         costs = view.costs[view.layer]
-        link_ns = view.h2d_backlog_ns + len(plan.loads) * costs.copy_ns
+        takes_ns, slows_ns = _copy_among_layers(costs, self._busy(view, plan), _rates(view, plan))
+        link_ns = view.h2d_backlog_ns + len(plan.loads) * takes_ns
         layer_ns = plan.makespan_ns + costs.between_ns
         ranked = []
         for forecast in sorted(forecasts, key=_layer):
             layer = forecast.layer
-            there, costs = view.residency.resident[layer], view.costs[layer]
-            ahead_ns = (layer - view.layer) * layer_ns
+            there, cpu_ns = view.residency.resident[layer], view.costs[layer].cpu_ns
+            ahead_ns, later_ns = (layer - view.layer) * layer_ns, self._later_uses * cpu_ns[1]
             for expert, tokens in zip(forecast.active, forecast.tokens, strict=True):
                 if expert in there:
                     continue
-                late_ns = max(link_ns + costs.copy_ns - ahead_ns, 0)
-                if costs.cpu_ns[tokens] - late_ns <= (slowdown_ns(costs) if plan.cpu else 0):
+                late_ns = max(link_ns + takes_ns - ahead_ns, 0)
+                if max(cpu_ns[tokens] - late_ns, 0) + later_ns <= slows_ns:
                     break
                 ranked.append(ExpertId(layer, expert))
-                link_ns += costs.copy_ns
+                link_ns += takes_ns
         return ranked
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
         """All forecast experts, resident or not."""
         return frozenset([ExpertId(forecast.layer, expert) for forecast in forecasts for expert in forecast.active])
 
+    def _busy(self, view: LayerView, plan: Assignment) -> int:
+        """How long the CPU computes in a layer of this phase: a running mean."""
+        now_ns = _cpu_ns(view, plan)
+        before = self._busy_ns.get(view.phase, now_ns * MEAN_OF)
+        self._busy_ns[view.phase] = before + now_ns - before // MEAN_OF
+        return self._busy_ns[view.phase] // MEAN_OF
 
-def slowdown_ns(costs: ExpertCosts) -> int:
-    """Time that a CPU which is busy throughout loses to one copy."""
-    return costs.copy_ns * (1000 - costs.cpu_permille) // 1000
+
+def _cpu_ns(view: LayerView, plan: Assignment) -> int:
+    """What the CPU's experts of a plan take alone."""
+    cpu_ns, workload = view.costs[view.layer].cpu_ns, view.routing.workload()
+    return sum([cpu_ns[workload[expert]] for expert in plan.cpu])
+
+
+def _rates(view: LayerView, plan: Assignment) -> tuple[int, int]:
+    """Those of the plan's CPU experts next to copies."""
+    costs = view.costs[view.layer]
+    return rates_together(costs, _cpu_ns(view, plan), len(plan.cpu) * costs.cpu_ns[1])
+
+
+def _copy_among_layers(costs: ExpertCosts, busy_ns: int, rates: tuple[int, int]) -> tuple[int, int]:
+    """What a copy takes, and by how much it slows down the CPU, both in ns, where the CPU is busy for ``busy_ns`` of
+    every layer."""
+    if not busy_ns:
+        return costs.copy_ns, 0
+    cpu_rate, copy_rate = rates
+    carried = copy_rate * busy_ns + 1000 * costs.between_ns  # by the link in a layer, x 1000
+    takes = 1000 * (busy_ns + costs.between_ns) * costs.copy_ns // carried
+    return takes, (1000 - cpu_rate) * busy_ns * costs.copy_ns // carried
 
 
 def _layer(forecast: Forecast) -> int:

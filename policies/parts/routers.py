@@ -31,7 +31,8 @@ class ForecastRouter(ABC):
     own router.
 
     Weights are the forecast's scores over the experts that a token gets, normalised as the model does (``norm_topk``);
-    equal shares where the forecast has no scores. A layer without a forecast, and a prefill, use the layer's router.
+    equal shares where the forecast has no scores, and the least of them for an expert that it does not name. A layer
+    without a forecast, and a prefill, use the layer's router.
     """
 
     looks_ahead = True
@@ -41,7 +42,7 @@ class ForecastRouter(ABC):
 
     @abstractmethod
     def select(self, ranked: Sequence[int], view: LayerView) -> Sequence[int]:
-        """One token's experts of the next layer, from ``ranked``, all that the forecast names; both best first."""
+        """One token's experts of the next layer, best first, by ``ranked``, all that the forecast names, best first."""
 
     def ahead(self, routing: Routing, view: LayerView) -> tuple[int, ...]:
         """Experts of the next layer that the CPU computes on this layer's activations: none."""
@@ -58,7 +59,8 @@ class ForecastRouter(ABC):
             return None
         ids = [self.select(ranked, view) for ranked in forecast.token_ids]
         tokens = zip(scores_by_expert(forecast), ids, strict=True)
-        routing = routing_of_tokens(ids, [combine_weights(*token, self.norm_topk) for token in tokens])
+        weights = [combine_weights(_scores_of(chosen, scores), chosen, self.norm_topk) for scores, chosen in tokens]
+        routing = routing_of_tokens(ids, weights)
         return Commitment(routing, self.ahead(routing, view))
 
 
@@ -77,6 +79,12 @@ def scores_by_expert(forecast: Forecast) -> list[dict[int, float]]:
     if not forecast.token_scores:
         return [{} for _ in forecast.token_ids]
     return [dict(zip(*token, strict=True)) for token in zip(forecast.token_ids, forecast.token_scores, strict=True)]
+
+
+def _scores_of(ids: Sequence[int], scores: Mapping[int, float]) -> dict[int, float]:
+    """The scores of one token's ``ids``, the least of ``scores`` for those that these do not hold."""
+    least = min(scores.values(), default=0.0)
+    return {expert: scores.get(expert, least) for expert in ids} if scores else {}
 
 
 def combine_weights(scores: Mapping[int, float] | Sequence[float], ids: Sequence[int], norm_topk: bool) -> list[float]:

@@ -1,7 +1,7 @@
 """Engines: what a machine does with the software that runs a model on it, as data (``sim/costs/engines/*.yaml``).
 
-There are two kinds. Of ``pytorch`` and ``ideal`` the kernels of every layer are counted, and each costs the machine's own
-times (``sim.costs.roofline_costs``). Of engines that people run, such as ``llama.cpp``, the times of whole layers and
+There are two kinds. Of ``pytorch`` and ``ideal`` the kernels of every layer are counted, and each costs the machine's
+own times (``sim.costs.roofline_costs``). Of engines that people run, such as ``llama.cpp``, the times of whole layers and
 the shares of a data sheet's rates that they reach are known from measured speeds (``sim.costs.fitted_costs``).
 """
 
@@ -62,7 +62,7 @@ class GpuWork(NamedTuple):
 
 
 class CpuWork(NamedTuple):
-    """The CPU. Rates saturate: what the memory gives with ``ceiling_bytes_per_s``, threads with what the memory gives."""
+    """The CPU. Rates saturate: the memory's near ``ceiling_bytes_per_s``, that of threads near the memory's."""
 
     read_share: Sourced[Factor]  # of the machine's ``cpu.read_bytes_per_s``
     ceiling_bytes_per_s: Sourced[Rate]
@@ -123,7 +123,9 @@ class Engine:
         for key in changed:
             if key not in self.flat():
                 raise EngineError(f"engine {self.name!r}: {unknown('key', key, self.flat())}")
-        return self._map({key: number._replace(value=changed[key]) for key, number in self.flat().items() if key in changed})
+        return self._map(
+            {key: number._replace(value=changed[key]) for key, number in self.flat().items() if key in changed}
+        )
 
     def with_sources(self, sources: Mapping[str, str]) -> Engine:
         """The engine with other sources for some dotted keys."""
@@ -148,7 +150,9 @@ def load_engine(name_or_path: str) -> Engine:
     path = _FOLDER / f"{name_or_path}.yaml" if name_or_path in engine_names() else Path(name_or_path)
     if not path.is_file():
         names = ", ".join(engine_names())
-        raise EngineError(f"no engine or file {name_or_path!r}; engines: {names}; or the path of a YAML file like theirs")
+        raise EngineError(
+            f"no engine or file {name_or_path!r}; engines: {names}; or the path of a YAML file like theirs"
+        )
     return from_dict(Engine, {"name": path.stem, **_document(path)}, str(path.name), EngineError)
 
 

@@ -54,8 +54,9 @@ def decode_time(shape: ModelShape, hardware: Hardware, engine: Engine, split: Sp
     step = costs.step(1, (max(context, 1),))
     share = split.gpu_experts / shape.experts
     gpu_ns = cpu_ns = handing_ns = 0.0
+    cpu_layers = 0 if hardware.cpu_only else split.cpu_layers
     for layer, expert in enumerate(costs.experts):
-        on_cpu = layer < split.cpu_layers and not hardware.cpu_only
+        on_cpu = layer < cpu_layers
         here = share if on_cpu else 1.0
         gpu_ns += shape.top_k * here * expert.gpu_ns[1]
         cpu_ns += shape.top_k * (1 - here) * expert.cpu_ns[1]
@@ -84,22 +85,27 @@ class PromptTime:
 def prompt_time(
     shape: ModelShape, hardware: Hardware, engine: Engine, split: Split, tokens: int, before: int = 0
 ) -> PromptTime:
-    """The time of a prompt of ``tokens``, with ``before`` tokens in the KV cache. Raises what ``fitted_costs`` raises."""
+    """The time of a prompt of ``tokens`` after ``before`` others. Raises what ``fitted_costs`` raises."""
     if engine.prompt is None:
         raise EngineError(f"engine {engine.name!r}: its kernels are counted, it has no times of prompts in pieces")
     piece = min(split.piece_tokens or engine.prompt.piece_tokens.value, tokens)
     machine, pieces = _with_threads(hardware, split), -(-tokens // piece)
     rows = max(round(piece * shape.top_k / _active(shape, piece)), 1)
     costs = fitted_costs(shape, machine, engine, rows, repacked=split.repacked)
-    experts = _Prompt(shape, machine, engine, split, costs, piece, rows)
-    parts = [experts.piece(before + (number + 1) * piece) for number in range(pieces)]
+    steps = [costs.step(piece, (before + (number + 1) * piece,)) for number in range(pieces)]
+    layers = shape.moe_layers
+    attention = sum(layers * step.attention_ns for step in steps)
+    others = sum(
+        layers * (step.gate_ns + step.shared_ns + step.combine_ns) + step.dense_ns + step.head_ns for step in steps
+    )
+    experts = _Prompt(shape, machine, engine, split, costs, piece, rows).experts()
     share = tokens / (pieces * piece)  # the last piece is shorter
-    return PromptTime(*(round(share * sum(column)) for column in zip(*parts, strict=True)))
+    return PromptTime(round(share * attention), round(share * others), *(round(share * pieces * ns) for ns in experts))
 
 
 @dataclass(frozen=True)
 class _Prompt:
-    """A prompt of equal pieces."""
+    """One of a prompt's equal pieces."""
 
     shape: ModelShape
     hardware: Hardware
@@ -109,22 +115,16 @@ class _Prompt:
     tokens: int  # of a piece
     rows: int  # of an expert, in the mean
 
-    def piece(self, context: int) -> tuple[int, int, float, float, float]:
-        """The parts of a piece's time, in the order of ``PromptTime``."""
-        shape, step = self.shape, self.costs.step(self.tokens, (context,))
-        layers = shape.moe_layers
-        others = layers * (step.gate_ns + step.shared_ns + step.combine_ns) + step.dense_ns + step.head_ns
-        return layers * step.attention_ns, others, *self._experts()
-
-    def _experts(self) -> tuple[float, float, float]:
+    def experts(self) -> tuple[float, float, float]:
         """Experts on the GPU, on the CPU, and copies."""
         shape, split = self.shape, self.split
         active, share = _active(shape, self.tokens), split.gpu_experts / shape.experts
         gpu_ns = cpu_ns = copies_ns = 0.0
+        computed, cpu_layers = self._computed, 0 if self.hardware.cpu_only else split.cpu_layers
         for layer, expert in enumerate(self.costs.experts):
-            if layer >= split.cpu_layers or self.hardware.cpu_only:
+            if layer >= cpu_layers:
                 gpu_ns += active * expert.gpu_ns[self.rows]
-            elif self._computed:
+            elif computed:
                 gpu_ns += active * share * expert.gpu_ns[self.rows]
                 cpu_ns += active * (1 - share) * expert.cpu_ns[self.rows]
             else:

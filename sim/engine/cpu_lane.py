@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import simpy
 
+from policies.mechanism.shared_dram import rates_together
 from policies.mechanism.views import ExpertCosts
 from sim.engine.lanes import Neighbour, SharedMemory
 from sim.runs.spans import SpanRecorder
@@ -39,7 +42,9 @@ class CpuLane:
         self._env, self._memory, self._recorder, self._costs, self._ended = env, memory, recorder, costs, ended
         self._batches: deque[CpuBatch] = deque()
         self._running: CpuBatch | None = None
+        self._series: deque[tuple[tuple[int, int], list[int]]] = deque()  # its experts that have not begun, by rates
         self._start = 0
+        self._ends: list[int] = []  # of the running batch
 
     def add(
         self, experts: Sequence[int], workload: dict[int, int], ready: int, kind: str, layer: int, target: int
@@ -60,14 +65,17 @@ class CpuLane:
 
     def until_ns(self) -> int:
         """When all that is queued and running will have ended, without contention for what has not started."""
-        until = int(self._env.now) + self._memory.left_ns(SharedMemory.CPU)
+        until = int(self._env.now) + self._running_ns()
         for batch in self._batches:
             until = max(until, batch.ready) + sum(batch.works_ns)
         return until
 
     def left_ns(self) -> int:
         """Work queued and running, in ns without contention for what has not started."""
-        return self._memory.left_ns(SharedMemory.CPU) + sum(sum(batch.works_ns) for batch in self._batches)
+        return self._running_ns() + sum(sum(batch.works_ns) for batch in self._batches)
+
+    def _running_ns(self) -> int:
+        return self._memory.left_ns(SharedMemory.CPU) + sum(sum(works_ns) for _, works_ns in self._series)
 
     def _wait_for(self, ready: int) -> None:
         if ready > self._env.now:
@@ -82,9 +90,26 @@ class CpuLane:
             self._wait_for(self._batches[0].ready)
             return
         self._running = batch = self._batches.popleft()
-        self._start = int(self._env.now)
+        self._start, self._ends = int(self._env.now), []
         works_ns = self._slowed(batch.works_ns) if self._gpu.permille < 1000 else batch.works_ns
-        self._memory.start(SharedMemory.CPU, works_ns, self._over)
+        self._series.extend(self._by_rates(batch, works_ns))
+        self._go_on([])
+
+    def _by_rates(self, batch: CpuBatch, works_ns: Sequence[int]) -> list[tuple[tuple[int, int], list[int]]]:
+        """The works of a batch in order, those with equal rates next to copies together."""
+        costs = self._costs[batch.target]
+        rates = [rates_together(costs, costs.cpu_ns[count], costs.cpu_ns[1]) for count in batch.tokens]
+        pairs = groupby(zip(rates, works_ns, strict=True), key=itemgetter(0))
+        return [(together, [work_ns for _, work_ns in equal]) for together, equal in pairs]
+
+    def _go_on(self, ends: list[int]) -> None:
+        """Begin the next experts of the batch after those that ended at ``ends``."""
+        self._ends += ends
+        if self._series:
+            together, works_ns = self._series.popleft()
+            self._memory.start(SharedMemory.CPU, works_ns, self._go_on, together)
+        else:
+            self._over()
 
     def _slowed(self, works_ns: Sequence[int]) -> list[int]:
         """The same works, longer by what they overlap with work that the GPU has been given."""
@@ -94,8 +119,8 @@ class CpuLane:
             start += slowed[-1]
         return slowed
 
-    def _over(self, ends: list[int]) -> None:
-        batch, recorder = self._running, self._recorder
+    def _over(self) -> None:
+        batch, recorder, ends = self._running, self._recorder, self._ends
         assert batch is not None
         self._running = None
         ready, kind, layer, target, experts, counts, _ = batch

@@ -137,15 +137,20 @@ class SharedMemory:
 
     CPU, H2D = 0, 1
 
-    def __init__(self, env: simpy.Environment, cpu_permille: int, copy_permille: int) -> None:
+    def __init__(self, env: simpy.Environment) -> None:
         self._env = env
-        self._together = (cpu_permille, copy_permille)
+        self._together = (1000, 1000)
         self._sides = (Side(), Side())
 
-    def start(self, side: int, works_ns: Sequence[int], done: Callable[[list[int]], None]) -> None:
+    def start(
+        self, side: int, works_ns: Sequence[int], done: Callable[[list[int]], None],
+        together: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
         """Begin jobs, at least one, that alone would take ``works_ns``; when the last ends, ``done`` is called with all
-        ends."""
+        ends. ``together``: the rates of both sides, in permille, while both run; the CPU's jobs come with them."""
         mine, other = self._sides[side], 1 - side
+        if together is not None:
+            self._together = together
         assert mine.done is None, "a lane serves one series at a time"
         mine.done, mine.since, mine.ends = done, int(self._env.now), []
         mine.left = works_ns[0] * 1000

@@ -39,7 +39,7 @@ class LayerParts:
     ) -> None:  # fmt: skip
         self.env, self.session, self.costs, self.token_bytes = env, session, costs, token_bytes
         self.gpu, self.d2h, self._gpu_lane = gpu, lanes.d2h, lanes.gpu
-        memory, recorder = SharedMemory(env, costs.cpu_permille, costs.copy_permille), lanes.host.recorder
+        memory, recorder = SharedMemory(env), lanes.host.recorder
         gpu_at_work = Neighbour(costs.cpu_with_gpu_permille, lambda: lanes.gpu.free_ns)
         self.cpu = CpuLane(env, memory, recorder, costs.experts, gpu_at_work, self._cpu_ended)
         self.h2d = CopyLane(env, memory, recorder, costs.experts, session, self.d2h, self._arrived)

@@ -118,7 +118,7 @@ class Prepared:
     def session_of(self, kind: Callable[[Composition, Budget, Sequence[ExpertCosts]], S]) -> S:
         """The same, of a class that also logs or times its calls."""
         self.checked()
-        return kind(self.compose(), self._budget, self._planned.experts)
+        return kind(self.compose(), self._budget, self._planned_experts)
 
     def compose(self) -> Composition:
         """A composition with parts of its own, for one play."""
@@ -127,15 +127,19 @@ class Prepared:
         policy, shape = self.scenario.policy, self.shape
         context = BuildContext(
             model=shape.name, layers=shape.moe_layers, experts=shape.experts, top_k=shape.top_k,
-            batch=self.scenario.batch, seed=self.scenario.seed, costs=self._planned.experts,
+            batch=self.scenario.batch, seed=self.scenario.seed, costs=self._planned_experts,
             calibration=self._calibration, future=self._future if system(policy).needs.future else None,
             norm_topk=shape.norm_topk,
         )  # fmt: skip
         return compose(policy, self.scenario.parameters, context=context)
 
     @property
-    def _planned(self) -> CostTable:
-        return self.costs if self.planner is None else self.planner
+    def _planned_experts(self) -> Sequence[ExpertCosts]:
+        """The planner's costs."""
+        planned = self.costs if self.planner is None else self.planner
+        one = planned.step(1, (1,))
+        exchange_ns = one.activations_ns + one.result_ns
+        return planned.map_experts(lambda expert: expert._replace(exchange_ns=exchange_ns)).experts
 
     @cached_property
     def _future(self) -> Future:

@@ -11,6 +11,7 @@ from policies.mechanism.views import Assignment, ExpertId, LayerView, Swap
 from policies.parts.assigners import LoadAll, ResidentOrCpu, settle
 from policies.parts.caches import LruCache, StaticCache
 from policies.protocols import Budget, InitialPlacement, When
+from policies.testing.purity import reachable
 from tests.kit.twins import caught, twin
 
 
@@ -22,6 +23,10 @@ class Shared(LruCache):
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         self.seen.append(incoming)
         return None if len(self.seen) % 3 else super().victim(incoming, group, blocked)
+
+
+class Inheriting(Shared):
+    """Shares by way of its base."""
 
 
 ONE_FOR_ALL = LruCache()
@@ -39,12 +44,18 @@ class Remembering(ResidentOrCpu):
     ("parts", "message"),
     [
         ({"cache": Shared, "assigner": LoadAll}, "purity: two instances share cache.__class__.seen"),
+        ({"cache": Inheriting, "assigner": LoadAll}, "purity: two instances share cache.__class__.[].seen"),
         ({"cache": lambda: ONE_FOR_ALL, "assigner": LoadAll}, "purity: two instances share cache"),
         ({"assigner": Remembering}, "purity: two instances share assigner.__class__.assign.__defaults__[]"),
     ],
 )
 def test_purity_finds_shared_state(parts: dict[str, Callable[[], Any]], message: str) -> None:
     assert message in caught(twin("sharing", **parts), "test_purity_instances_share_nothing")
+
+
+def test_state_is_looked_for_behind_bound_methods() -> None:
+    ways = [way for value, way in reachable(ONE_FOR_ALL.admitted, "hook") if value in (ONE_FOR_ALL, LruCache.admitted)]
+    assert sorted(ways) == ["hook.__func__", "hook.__self__"]
 
 
 HIDDEN: list[int] = []

@@ -34,6 +34,11 @@ def test_what_is_changed_was_valid() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def work() -> None:
+    while True:
+        pass
+
+
 def wait() -> None:
     while True:
         time.sleep(0.1)
@@ -47,7 +52,8 @@ def say(text: str, status: int = 2) -> None:
 PLANTED: dict[str, tuple[Callable[[], object], str]] = {
     "nothing": (lambda: say("trilane: no"), ""),
     "traceback": (lambda: {}["key"], "KeyError in"),
-    "hang": (wait, "hang of"),
+    "no end of work": (work, "more than 0.5 s of the processor"),
+    "no end of waiting": (wait, "no answer for 0.5 s"),
     "allocation": (lambda: bytearray(2 << 30), "MemoryError in"),
     "another's file changed": (lambda: Path("out/neighbour").write_text("mine"), "file changed: out/neighbour"),
     "another's file removed": (lambda: Path("out/neighbour").unlink(), "file removed: out/neighbour"),
@@ -68,6 +74,7 @@ def test_a_planted_fault_is_found(planted: str, tmp_path: Path, monkeypatch: pyt
     harm, found = PLANTED[planted]
     monkeypatch.setattr(cli, "main", harm)
     monkeypatch.setattr(worker, "SECONDS", 0.5)
+    monkeypatch.setattr(worker, "WAIT_SECONDS", 0.5 if planted == "no end of waiting" else 30.0)
     one = worker.Worker(lambda _: Case(()), tmp_path / "worker")
     one.send(None)
     outcome = one.outcome()

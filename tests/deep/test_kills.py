@@ -15,13 +15,13 @@ import pytest
 import yaml
 
 from tests.kit.depth import DEEP, deep
-from tests.kit.kills import killed, undisturbed
+from tests.kit.kills import CommandFolder, Undisturbed, killed, undisturbed
 from tests.kit.measuring import PROFILE
 from tests.kit.small_commands import COMMANDS
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")]
 KILLS = {"sweep": 24, "compare": 16, "trace import": 12, "trace synth": 12, "trace capture": 12}
-FEW_KILLS = {"sweep": 2, "trace import": 4}
+FEW_KILLS = {"trace import": 3}  # and sweeps, in tests/trilane/study/sweep/test_killed.py
 KILLS_OF_MEASURING = 12
 PROFILED = ("profile", "-o", "{out}/here.yaml", *PROFILE, "--json", "{out}/found.json")
 VALIDATED = ("validate", "plan.yaml", "--profile", "here.yaml", "--out", "{out}/v", "--json", "{out}/agreement.json")
@@ -42,6 +42,12 @@ def test_a_killed_command_that_is_repeated_leaves_the_bytes_of_an_undisturbed_on
 
 def names_that_differ(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> set[str]:
     return {name for name in {*one, *other} if one.get(name) != other.get(name)}
+
+
+def test_a_command_that_no_kill_meets_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CommandFolder, "run", lambda *_: (0, ""))
+    with pytest.raises(AssertionError, match="3 of 3 kills came too late in 30 tries"):
+        list(killed(tmp_path, (), {}, Undisturbed({}, 1, 1.0), 3))
 
 
 # --- what measures ----------------------------------------------------------------------------------------------------

@@ -91,7 +91,14 @@ def left_by(command: str, place: Place, folder: Path, settings: Mapping[str, str
 def test_a_command_leaves_the_same_bytes_everywhere(command: str, tmp_path: Path, settings: dict[str, str]) -> None:
     expected = left_by(command, PLAIN, tmp_path / "plain", settings)
     assert any(expected.values())
+    # In place of a locale that is not there C would be used, without a word.
+    missing = {name for name in LOCALES if not (Path(settings["LOCPATH"]) / name).exists()}
+    without = [name for name, place in PLACES.items() if place.variables.get("LC_ALL") in missing]
     for number, name in enumerate(PLACES if DEEP else QUICK[command]):
+        if name in without:
+            continue
         left = left_by(command, PLACES[name], tmp_path / str(number), settings)
         differ = {part for part in {*left, *expected} if left.get(part) != expected.get(part)}
         assert not differ, name
+    if DEEP and without:
+        pytest.skip(f"not tried, since localedef or what it reads is missing: {', '.join(without)}")

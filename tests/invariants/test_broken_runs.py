@@ -48,7 +48,8 @@ def test_law_8_finds_an_exact_assigner_that_is_not(posing: Assigner) -> None:
 
 
 def test_law_9_finds_a_lane_that_adds_a_nanosecond(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = replace(ON_DEMAND, costs=replace(ON_DEMAND.costs, cpu_permille=1000, copy_permille=1000))
+    alone = ON_DEMAND.costs.map_experts(lambda expert: expert._replace(cpu_permille=1000, copy_permille=1000))
+    world = replace(ON_DEMAND, costs=alone)
     law_9_scaling(world, 3)
     sound = Lane.reserve
 

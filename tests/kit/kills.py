@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from tests.kit.processes import in_session, wait_for
 from tests.kit.small_commands import Words, left_in, start, write_inputs
 
 SIGNALS = [signal.SIGKILL] * 4 + [signal.SIGTERM, signal.SIGINT]
+ROWS = 10  # at most, for each kill that is asked for
 ROW = 3  # kills at most before a command may end
 COUNTING = """
 import atexit, os, sys
@@ -105,9 +105,7 @@ def killed(path: Path, words: Words, inputs: Mapping[str, bytes], whole: Undistu
     """``count`` kills of a command, a few in each new folder. The seed is the command."""
     rng, left = random.Random(" ".join(words)), count
     kills = _kills(rng, whole.changes)
-    for number in itertools.count():
-        if left <= 0:
-            return
+    for number in range(ROWS * count):
         folder = CommandFolder(path / str(number), words, inputs)
         wanted = [next(kills) for _ in range(rng.randint(1, min(ROW, left)))]
         row = [kill for kill in wanted if folder.run(kill, whole.whole_s)[0]]  # others came too late
@@ -116,6 +114,9 @@ def killed(path: Path, words: Words, inputs: Mapping[str, bytes], whole: Undistu
         status, said = folder.run()
         assert status == 0, (row, said)
         yield Killed(row, before, folder.left())
+        if left <= 0:
+            return
+    raise AssertionError(f"{left} of {count} kills came too late in {ROWS * count} tries: the command is too fast")
 
 
 def _kills(rng: random.Random, changes: int) -> Iterator[Kill]:

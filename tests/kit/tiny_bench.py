@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,11 +49,9 @@ class OverTheLink(HostLanes):
 def machine(kind: type[HostLanes] = HostLanes, **changes: Any) -> Iterator[HostLanes]:
     """A machine that is closed at the end: its threads must have nothing left that they wait for."""
     lanes = kind(tiny_lanes(**changes))
-    gc.freeze()  # what the test process has in memory need not be collected anew before every run
     try:
         yield lanes
     finally:
-        gc.unfreeze()
         lanes.close()
 
 

@@ -94,6 +94,13 @@ def test_a_demand_load_is_no_guest_and_guests_find_no_room_among_experts_in_use(
     assert layer_with(cache, {3: 0, 4: INFINITE_NS, 5: 0}, {3}) == []
 
 
+def test_a_demand_load_does_not_come_in_where_there_is_room_either() -> None:
+    cache = SpeculativeLruCache()
+    for expert in (0, 1):
+        cache.admitted(ExpertId(1, expert), 1)
+    assert layer_with(cache, {3: INFINITE_NS, 4: INFINITE_NS, 5: 0}, {0, 1}) == [Swap(ExpertId(1, 5), ExpertId(1, 0))]
+
+
 SPECULATED = """
 h2d, step -1:
   0-0    place L0 E1

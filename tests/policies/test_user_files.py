@@ -159,6 +159,12 @@ def test_refusals(write: Write, code: str | None, text: str, said: str) -> None:
     assert "own_file_of_a_test" not in sys.modules or code is not None
 
 
+def test_what_has_no_line_is_refused_without_one(write: Write) -> None:
+    (write("").parent / "folder_of_a_test.py").mkdir()
+    with pytest.raises(ChoiceError, match=r"^folder_of_a_test\.py: \w+Error: "):
+        load_policies("folder_of_a_test.py")
+
+
 @pytest.mark.parametrize(
     ("text", "is_file"), [("mine.py", True), ("a/mine.py:MINE", True), ("llama.cpp", False), ("dali", False)]
 )

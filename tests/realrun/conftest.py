@@ -1,6 +1,5 @@
 """Machines that tests share."""
 
-import gc
 from collections.abc import Iterator
 
 import pytest
@@ -14,4 +13,3 @@ def inline_lanes() -> Iterator[HostLanes]:
     lanes = HostLanes(inline=True)
     yield lanes
     lanes.close()
-    gc.unfreeze()

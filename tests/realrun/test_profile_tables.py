@@ -57,9 +57,10 @@ def samples_on(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, shape: Mod
         return measure(lab, Effort(rounds=2, most=2, probe_ns=10**9))
 
 
-@pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> MeasuredModel:
-    return measured_on(FakeMachine(), monkeypatch)
+@pytest.fixture(scope="module")
+def found() -> MeasuredModel:
+    with pytest.MonkeyPatch.context() as patch:
+        return measured_on(FakeMachine(), patch)
 
 
 def always(ns: int) -> Measured:

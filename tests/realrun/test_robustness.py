@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor  # noqa: E402
 from policies.mechanism.views import Plan  # noqa: E402
 from realrun.machine.host_lanes import HostLanes  # noqa: E402
 from realrun.machine.pinned import Pinned  # noqa: E402
-from tests.kit.depth import DEEP  # noqa: E402
+from tests.kit.depth import DEEP, thinned  # noqa: E402
 from tests.kit.tiny_bench import WatchedBench, bench_for, machine, prepared, run, tiny_setting  # noqa: E402
 from tests.realrun.test_pinned import FakeCudart  # noqa: E402
 from trilane.cli import app  # noqa: E402
@@ -94,7 +95,8 @@ def complete(folder: Path) -> set[str]:
     return there
 
 
-@pytest.mark.parametrize("seconds", [0.5, 1.5, 2.5])
+@pytest.mark.parametrize("seconds", [1.5, 0.5, 2.5])
+@thinned(3)
 def test_a_run_killed_at_any_time_leaves_no_half_written_file(
     tmp_path: Path, options: list[str], seconds: float
 ) -> None:
@@ -141,6 +143,7 @@ def played(bench: WatchedBench, policy: str) -> tuple[dict[tuple[int, int], Plan
     return measured.session.plans(), [layer.parts for layer in bench.played]
 
 
+@cache
 def alone(policy: str) -> tuple[dict[tuple[int, int], Plan], list[Tensor]]:
     with machine() as lanes:
         return played(bench_on(lanes), policy)
@@ -193,6 +196,7 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@thinned(2)
 def test_a_run_gives_back_its_pinned_memory_its_tensors_and_its_threads(policy: str) -> None:
     with machine(PinnedLanes) as lanes:
         assert isinstance(lanes, PinnedLanes)
@@ -215,6 +219,7 @@ def after_a_run(bench: WatchedBench) -> int:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@thinned(2)
 def test_slots_that_a_run_has_not_filled_for_good_are_free_at_its_end(policy: str) -> None:
     with machine() as lanes:
         bench = bench_on(lanes)

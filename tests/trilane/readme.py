@@ -17,8 +17,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in ("fit", "comparing", "traces", "measuring", "extending")))
-PICTURES = ("tpot.png", "gantt-dali.png", "cache.png")
+PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "extending")
+PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in PAGE_NAMES))
+PICTURES = ("tpot.png", "gantt-dali.png", "cache.png", "accuracy.png")
+ACCURACY = "trilane accuracy --plot"
 
 
 def whole(output: str) -> str:
@@ -31,7 +33,16 @@ def answer(output: str) -> str:
     return "\n".join(takewhile(lambda line: not line.startswith("routing"), output.splitlines()))
 
 
-SHOWN: dict[str, Callable[[str], str]] = {"demo": whole, "fit": answer}  # by the mark around the block
+def by_regime(output: str) -> str:
+    """The tables of ``trilane accuracy`` without models, formats and engines, and what their columns mean."""
+    about, decode, prompts, *_, meanings = output.split("\n\n")
+    tables = (table.partition("\nby model family")[0] for table in (decode, prompts))
+    return "\n\n".join([about, *tables, meanings])
+
+
+SHOWN: dict[str, Callable[[str], str]] = {  # by the mark around the block
+    "demo": whole, "fit": answer, "accuracy": whole, "regimes": by_regime,
+}  # fmt: skip
 
 
 def block(name: str, output: str) -> str:
@@ -77,7 +88,9 @@ def demo() -> str:
 def update() -> None:
     """Run what the pages show; put outputs and pictures where they show them."""
     with tempfile.TemporaryDirectory() as folder:
-        outputs = {"demo": _run(f"{demo()} --out {folder}"), "fit": _run(command_with("trilane fit"))}
+        accuracy = _run(command_with(ACCURACY).replace("accuracy.png", f"{folder}/accuracy.png"))
+        outputs = {"demo": _run(f"{demo()} --out {folder}"), "fit": _run(command_with("trilane fit")),
+                   "accuracy": accuracy, "regimes": accuracy}  # fmt: skip
         _run(command_with("--png cache.png").replace("cache.png", f"{folder}/cache.png"))
         for name in PICTURES:
             shutil.copyfile(Path(folder) / name, ROOT / "docs" / name)

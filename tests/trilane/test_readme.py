@@ -22,6 +22,7 @@ from policies.registry import SYSTEMS
 from tests.kit.depth import deep
 from tests.kit.running import write_route_csv
 from tests.trilane.readme import (
+    ACCURACY,
     PAGES,
     PICTURES,
     README,
@@ -53,7 +54,7 @@ SMALL = {  # replacements: a model that takes seconds for one that takes minutes
 }
 ONCE = {"compare": ("--draws", "--jobs"), "ablate": ("--draws", "--jobs"), "whatif": ("--jobs",), "sweep": ("--jobs",)}
 BRIEF = ("whatif", "ablate", "compare")  # with short texts
-WRITES = ("-o", "--out", "--json", "--png", "--spans", "--perfetto", "--gantt")
+WRITES = ("-o", "--out", "--json", "--png", "--plot", "--template", "--spans", "--perfetto", "--gantt")
 
 
 def brief(command: str) -> str:
@@ -195,11 +196,11 @@ def test_python_examples_run(
         runpy.run_path(str(file), run_name=file.stem)
 
 
-@pytest.mark.parametrize("name", [pytest.param("demo", marks=deep), "fit"])
+@pytest.mark.parametrize("name", [pytest.param("demo", marks=deep), "fit", "accuracy", "regimes"])
 def test_blocks_are_what_the_commands_print(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(demo() if name == "demo" else FIT, folder, monkeypatch)
+    run({"demo": demo(), "fit": FIT}.get(name, command_with(ACCURACY)), folder, monkeypatch)
     printed = block(name, capsys.readouterr().out)
     assert printed == shown_block(name), "renew it with: .venv/bin/python tests/trilane/readme.py"
 

@@ -94,7 +94,7 @@ def check_unseen(evaluated: PromptFile, read: TextSketch | None, where: Path) ->
 
 
 def _from_json(where: str, line: str) -> Prompt:
-    values = parse_json(line, where, CaptureError)
+    values = parse_json(line, where, CaptureError, below=2**64)  # other keys, such as numbers of texts, are not read
     text = values.get("text") if isinstance(values, dict) else None
     if not isinstance(text, str) or not text.strip():
         raise CaptureError(f'{where}: expected {{"text": ..., "domain": ...}} with a text, got {quoted(line)}')

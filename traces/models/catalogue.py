@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from traces.bundled_traces import bundled_trace, find_trace
 from traces.file import read_trace
+from traces.models.hf_config import shape_of_config
+from traces.models.model_files import model_file, read_model_file
+from traces.models.names import ModelName, parted
 from traces.models.quantisation import quantised
 from traces.models.shape import ModelShape, ShapeError
 from trilane.common.names import unknown
@@ -19,6 +22,7 @@ from trilane.common.yaml_files import read_yaml
 _FILE = Path(__file__).with_name("models.yaml")
 _ALIASES = Path(__file__).with_name("aliases.yaml")
 _MINI_MODELS = ("mini-deepseek", "mini-moe")
+_OTHERS = "any other: give the path of its config.json or GGUF file, or write an entry in traces/models/models.yaml"
 _NOT_SHAPE = ("gguf_arch", "published_params")  # keys of models.yaml about the model rather than its shape
 
 
@@ -27,26 +31,35 @@ def model_names() -> list[str]:
     return sorted([*_entries(), *aliases(), *(name for name in _MINI_MODELS if bundled_trace(name))])
 
 
-@cache
 def load_model(name: str) -> ModelShape:
-    """The shape of a model by its name, such as ``qwen3-30b-a3b``. Raises ShapeError naming the valid ones.
+    """The shape of a model by its name, such as ``qwen3-30b-a3b``, or by the path of its config.json, of a folder that
+    holds one, or of its GGUF file. Raises ShapeError naming the valid ones.
 
     ``phi-3.5-moe:8`` is that model cut after 8 MoE layers, ``phi-3.5-moe@q4_k_m`` in that weight format
     (``traces.models.quantisation``), ``phi-3.5-moe@q4_k_m:8`` both.
     """
-    whole, colon, layers = name.partition(":")
-    if colon:
-        return _cut(load_model(whole), layers)
-    model, at, quantisation = name.partition("@")
-    if at:
-        return quantised(load_model(model), quantisation)
-    if name in _MINI_MODELS and (trace := bundled_trace(name)):
-        return replace(read_trace(find_trace(trace)).shape, name=name)
+    model = parted(name).model
+    path = None if model in (*_entries(), *aliases(), *_MINI_MODELS) else model_file(model)
+    return _load(name, path, path.stat().st_mtime_ns if path else 0)
+
+
+@lru_cache(maxsize=256)
+def _load(name: str, path: Path | None, changed_ns: int) -> ModelShape:
+    """``path`` is read anew when it has changed."""
+    model, weights, layers = parted(name)
+    if layers is not None:
+        return _cut(_load(str(ModelName(model, weights)), path, changed_ns), layers)
+    if weights is not None:
+        return quantised(_load(model, path, changed_ns), weights)
+    if path is not None:
+        return read_model_file(path)
     if name in aliases():
         return replace(load_model(aliases()[name].model), name=name)
-    if name not in _entries():
-        raise ShapeError(unknown("model", name, model_names()))
-    return _shape(name, _entries()[name])
+    if name in _entries():
+        return _shape(name, _entries()[name])
+    if trace := name in _MINI_MODELS and bundled_trace(name):
+        return replace(read_trace(find_trace(trace)).shape, name=name)
+    raise ShapeError(f"{unknown('model', name, model_names())}; {_OTHERS}")
 
 
 def _cut(shape: ModelShape, layers: str) -> ModelShape:
@@ -58,9 +71,14 @@ def _cut(shape: ModelShape, layers: str) -> ModelShape:
     if layers not in map(str, range(1, shape.moe_layers + 1)):
         raise ShapeError(f"model {shape.name}:{layers}: expected 1 to {shape.moe_layers} layers after the colon")
     count = int(layers)
-    kinds = shape.attention_layers and shape.attention_layers[: shape.dense_layers + count]
-    name, sizes = f"{shape.name}:{count}", shape.expert_bytes[:count]
-    return replace(shape, name=name, moe_layers=count, expert_bytes=sizes, attention_layers=kinds)
+    kept = replace(shape, name=f"{shape.name}:{count}", moe_layers=count, expert_bytes=shape.expert_bytes[:count],
+                   attention=None, attention_layers=None)  # fmt: skip
+    if shape.attention is None or shape.attention_layers is None:
+        return kept
+    numbers = shape.attention_layers[: kept.layers]
+    used = sorted(set(numbers))
+    kinds = tuple(shape.attention[number] for number in used)
+    return replace(kept, attention=kinds, attention_layers=tuple(map(used.index, numbers)))
 
 
 def published_params(name: str) -> float:
@@ -75,10 +93,8 @@ def original(name: str) -> str:
 
 def recognise(gguf_arch: str, moe_layers: int, experts: int) -> ModelShape | None:
     """The catalogue's model with this architecture name (as GGUF files write it) and these counts, if there is one."""
-    for name, entry in _entries().items():
-        if (entry["gguf_arch"], entry["moe_layers"], entry["experts"]) == (gguf_arch, moe_layers, experts):
-            return load_model(name)
-    return None
+    alike = (load_model(name) for name, entry in _entries().items() if entry["gguf_arch"] == gguf_arch)
+    return next((shape for shape in alike if (shape.moe_layers, shape.experts) == (moe_layers, experts)), None)
 
 
 class Alias(NamedTuple):
@@ -102,7 +118,10 @@ def _entries() -> dict[str, Mapping[str, Any]]:
 
 
 def _shape(name: str, entry: Mapping[str, Any]) -> ModelShape:
-    values = {key: value for key, value in entry.items() if key not in (*_NOT_SHAPE, "sources")}
+    values = {key: value for key, value in entry.items() if key not in (*_NOT_SHAPE, "config", "sources")}
+    if "config" in entry:
+        configured = shape_of_config(entry["config"], name, f"{_FILE.name}: {name}: config")
+        values = {**configured.to_dict(), **values}
     given = dict(entry["sources"])
     rest = given.pop("*")
-    return ModelShape.from_dict({"name": name, **values, "sources": {key: given.get(key, rest) for key in values}})
+    return ModelShape.from_dict({**values, "name": name, "sources": {key: given.get(key, rest) for key in values}})

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+from traces.models.names import parted
 from traces.models.shape import ModelShape, ShapeError
 from trilane.common.hints import Count, above
 from trilane.common.names import unknown
@@ -88,7 +89,7 @@ def quantised(shape: ModelShape, name: str) -> ModelShape:
 
 def _allowed(shape: ModelShape, name: str) -> bool:
     """Whether ``shape`` has 16 bits or more, or is published with its experts in this very format."""
-    if shape.expert_bytes or "@" in shape.name:
+    if shape.expert_bytes or parted(shape.name).weights:
         return False
     return shape.weight_bits >= 16 or _expert_bits(shape, _entry(name)) == shape.weight_bits
 

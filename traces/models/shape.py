@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from traces.models.attention import Attention, Size, Weights, Width
+from traces.models.names import parted
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Name, above, at_most, between
 from trilane.common.schema import check, from_dict, to_dict
 
 # The limits are some hundred times the sizes of today's largest models, and keep every product within 63 bits.
 MOST_EXPERTS = 2**15  # of a layer: ids in traces are int16
-_ALL_EXPERTS = 2**18
+_ALL_EXPERTS = 2**19
 _MOST_BYTES = 10**15
 _Layers = Annotated[int, between(1, 1000)]
 _Bits = Annotated[float, above(0), at_most(64)]
@@ -106,7 +107,7 @@ class ModelShape:
     @property
     def base_name(self) -> str:
         """The name of the model that this one is cut from (``NAME:N``), or its own."""
-        return self.name.partition(":")[0]
+        return str(parted(self.name)._replace(layers=None))
 
     @property
     def layers(self) -> int:

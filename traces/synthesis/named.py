@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from traces.layout import TraceError
 from traces.models.catalogue import load_model
+from traces.models.shape import ModelShape
 from traces.synthesis.nearest import nearest_routing
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace
@@ -17,7 +18,7 @@ PREFIX = "synthetic:"
 CALIBRATION = "-calibration"
 _NO_FORECAST = "none"
 _NAME = re.compile(
-    r"synthetic:(?P<model>[^/]+?)(?P<calibration>-calibration)?"
+    r"synthetic:(?P<model>[^/]+?|.+\.(?:json|gguf))(?P<calibration>-calibration)?"
     rf"(?:/(\d{{1,9}})x(\d{{1,9}})\+(\d{{1,9}})(?:/(?P<forecasts>{_NO_FORECAST}|[a-z_]+@\d+(?:,[a-z_]+@\d+)*))?)?"
 )
 _EVALUATION_SEED, _CALIBRATION_SEED = 0, 1
@@ -28,7 +29,6 @@ def is_synthetic(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
-@lru_cache(maxsize=4)
 def load_synthetic(name: str) -> Trace:
     """``synthetic:qwen3-30b-a3b``: 20 sequences of 64 + 64 tokens; ``.../4x4096+32``: 4 of 4,096 + 32;
     ``.../4x4096+32/gate@1,residual@1``: with these forecasts only, as far as the routing model has them (``none``:
@@ -36,8 +36,12 @@ def load_synthetic(name: str) -> Trace:
 
     Raises ShapeError for an unknown model and TraceError for lengths that cannot be read.
     """
-    model, calibration, counts, forecasts = _parsed(name)
-    shape = load_model(model)
+    return _made(name, load_model(_parsed(name)[0]))
+
+
+@lru_cache(maxsize=4)
+def _made(name: str, shape: ModelShape) -> Trace:
+    _, calibration, counts, forecasts = _parsed(name)
     seed = _CALIBRATION_SEED if calibration else _EVALUATION_SEED
     lengths = dict(zip(("sequences", "prompt_tokens", "generated_tokens"), counts, strict=bool(counts)))
     return synthetic_trace(shape, Synthesis(nearest_routing(shape), seed=seed, forecasts=forecasts, **lengths))

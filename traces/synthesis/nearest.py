@@ -21,6 +21,7 @@ from math import log2
 import numpy as np
 
 from traces.models.catalogue import original
+from traces.models.names import parted
 from traces.models.published import published_figures
 from traces.models.shape import ModelShape
 from traces.synthesis.routing_model import RoutingModel, stored_models
@@ -62,7 +63,7 @@ def _forecast_accuracy(shape: ModelShape, fit: RoutingModel) -> tuple[Mapping[st
 
 def _base_name(shape: ModelShape) -> str:
     """The model's name in the catalogue, without the suffixes of cut or quantised ones; of an alias, its model's."""
-    return original(shape.name.partition(":")[0].partition("@")[0])
+    return original(parted(shape.name).model)
 
 
 def _nearest(shape: ModelShape, fits: Mapping[str, RoutingModel]) -> RoutingModel:

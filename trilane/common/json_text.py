@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 from trilane.common.errors import ErrorClass, TrilaneError
@@ -15,15 +16,16 @@ class JsonError(TrilaneError):
     """A text that is not JSON, or that no UTF-8 file could hold."""
 
 
-def parse_json(text: str | bytes, where: str, error: ErrorClass = JsonError) -> Any:
+def parse_json(text: str | bytes, where: str, error: ErrorClass = JsonError, below: int = 2**63) -> Any:
     """The value of a JSON text; bytes are UTF-8.
 
-    Raises ``error``, which begins with ``where``, for keys that are written twice, whole numbers beyond 64 bits,
-    lone surrogates, and more than ``MOST_DEPTH``. NaN and infinities are left to the schema, as those of YAML are.
+    Raises ``error``, which begins with ``where``, for keys that are written twice, whole numbers that are not at least
+    -2^63 and less than ``below``, lone surrogates, and more than ``MOST_DEPTH``. NaN and infinities are left to the
+    schema, as those of YAML are.
     """
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
-        value = json.loads(text, parse_int=_whole, object_pairs_hook=_mapping)
+        value = json.loads(text, parse_int=partial(_whole, below), object_pairs_hook=_mapping)
         _check_depth(value)
         if "\\u" in text:  # a lone surrogate can be written so, and nowhere else
             json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -58,7 +60,7 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _whole(digits: str) -> int:
-    if len(digits) > 20 or not -(2**63) <= (value := int(digits)) < 2**63:
+def _whole(below: int, digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= (value := int(digits)) < below:
         raise ValueError(f"the whole number {quoted(digits)} is beyond 64 bits")
     return value

@@ -145,10 +145,10 @@ def _text(hint: Any, value: Any, path: str, exact: bool) -> str:
 
 
 def _any(hint: Any, value: Any, path: str, exact: bool) -> Any:
-    """Any value of which the numbers and texts are such as other hints allow."""
+    """Any value of which the numbers and texts are such as other hints allow, and keys are texts, as in JSON."""
     if isinstance(value, Mapping):
         for key, given in value.items():
-            _any(hint, key, path, exact)
+            _text(str, key, path, exact)
             _any(hint, given, _join(path, key), exact)
     elif isinstance(value, list | tuple):
         for place, given in enumerate(value):

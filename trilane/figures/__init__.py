@@ -16,6 +16,7 @@ of a study
 - ``plot_ladder(ablation)``: what each part of a policy gains (``trilane.ablate``);
 - ``plot_hit_rate_curve(points)``: hit rate of one expert cache against its size;
 - ``plot_agreement(agreement)``: predicted against measured times (``trilane.validate``);
+- ``plot_accuracy(scores)``: predicted against measured speeds of other people's machines (``trilane accuracy``);
 - ``plot_measured_timeline(pairing)``: one decode step, measured and predicted, lane by lane;
 
 of a sweep, from ``means_of(results)``, with ``results`` of ``trilane.sweep`` or ``trilane.read_results``
@@ -37,6 +38,7 @@ from typing import TYPE_CHECKING
 from trilane.common.lazy import lazy_names
 
 if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
+    from trilane.figures.accuracy import plot_accuracy as plot_accuracy
     from trilane.figures.agreement_scatter import plot_agreement as plot_agreement
     from trilane.figures.figure_files import Picture as Picture
     from trilane.figures.figure_files import PictureError as PictureError

@@ -92,8 +92,9 @@ def _style(ax: Axes, rows: pd.DataFrame, *, first: bool) -> None:
     tidy(ax)
     filled = rows[rows[_SHARE] > 0]
     whole = float((filled["cache_bytes"] / filled[_SHARE]).median()) / GB  # GB of all experts
-    above = ax.secondary_xaxis("top", functions=(_times(whole), _times(1 / whole)))
-    above.set_xlabel("cache (GB)", fontsize=9)
+    if whole > 0:
+        above = ax.secondary_xaxis("top", functions=(_times(whole), _times(1 / whole)))
+        above.set_xlabel("cache (GB)", fontsize=9)
 
 
 def _times(factor: float) -> Callable[[Any], Any]:

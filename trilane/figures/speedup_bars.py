@@ -38,7 +38,7 @@ def plot_speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture
     speedups, panels = (_over_settings(speedups), [Panel({}, "")]) if over else (_counted(speedups), panels)
     ranked = speedups[speedups["settings"] == settings]  # means over other settings could not be compared with these
     if over and set(ranked["policy"]) <= {name, BOUND}:
-        raise PictureError(f"expected a policy besides {name} that ran in all {settings} settings: choose with --where")
+        raise PictureError(f"expected a policy other than {name} in all {settings} settings: choose with --where")
     drawn = ranked if over else speedups
     order = _order(drawn, ranked)
     shown = [policy for place, policy in enumerate(order) if place < _BARS or policy == name]

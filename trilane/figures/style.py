@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from itertools import pairwise
 from textwrap import fill
 from typing import Any
-from warnings import catch_warnings, filterwarnings
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter, StrMethodFormatter
@@ -36,17 +37,36 @@ _CROWDED = 0.05  # of an axis: of ticks nearer to each other than that not all a
 
 
 class PlainFigure(Figure):
-    """A figure that shows text as it is written: a $ begins no formula, and what cannot be printed is an escape."""
+    """A figure that shows text as it is written: a $ begins no formula, and what has no letter is an escape."""
 
     def draw(self, renderer: Any) -> None:
-        """As in matplotlib, without its warnings of letters that the font lacks."""
-        with rc_context({"text.parse_math": False}), catch_warnings():  # of ticks, which are made while it draws
-            filterwarnings("ignore", "Glyph ")
+        """As in matplotlib."""
+        with rc_context({"text.parse_math": False}):  # of ticks, which are made while it draws
             for text in self.findobj(Text):
                 assert isinstance(text, Text)
                 text.set_parse_math(False)
-                text.set_text(printable(text.get_text()))
+                text.set_text(drawable(text.get_text()))
+            for axis in self.findobj(Axis):
+                assert isinstance(axis, Axis)
+                if isinstance(ticks := axis.get_major_formatter(), FuncFormatter):  # names of ticks are such, too
+                    ticks.func = _drawable_ticks(ticks.func)
             super().draw(renderer)
+
+
+def drawable(text: str) -> str:
+    """``printable`` text; characters that the font of pictures lacks, such as Chinese ones, are escapes too."""
+    return "".join(c if ord(c) in _letters() or c == "\n" else ascii(c)[1:-1] for c in printable(text))
+
+
+def _drawable_ticks(texts: Callable[..., str]) -> Callable[..., str]:
+    return lambda *tick: drawable(texts(*tick))
+
+
+@cache
+def _letters() -> frozenset[int]:
+    """What matplotlib's own font has, bold letters too."""
+    fonts = (FontProperties(family="DejaVu Sans", weight=weight) for weight in ("normal", "bold"))
+    return frozenset.intersection(*(frozenset(get_font(findfont(font)).get_charmap()) for font in fonts))
 
 
 def page(width: float, height: float, headline: str, about: str = "", below: str = "") -> tuple[Figure, SubFigure]:
@@ -106,7 +126,7 @@ def tidy(ax: Axes, grid: str = "both") -> None:
 def style_bars(ax: Axes, names: Sequence[str], places: Sequence[float] | None = None) -> None:
     """Axes of horizontal bars, the first at the top: names without ticks, a grid behind."""
     at = range(len(names)) if places is None else places
-    ax.set_yticks(at, [printable(name) for name in names], fontsize=11)
+    ax.set_yticks(at, names, fontsize=11)
     ax.set_ylim(at[-1] + 0.6, -0.6)
     ax.tick_params(axis="y", length=0)
     tidy(ax, "x")

@@ -72,8 +72,8 @@ class SweepMeans:
     def axis(self, name: str) -> list[Any]:
         """The values of an axis that varies. Raises PictureError."""
         if not self.axes.get(name):
-            there = ", ".join(self.axes) or "nothing"
-            raise PictureError(f"expected an axis that varies, {quoted(name)} does not; besides the policy: {there}")
+            there = ", ".join(self.axes) or "none"
+            raise PictureError(f"expected an axis that varies, {quoted(name)} does not; others do: {there}")
         return self.axes[name]
 
 
@@ -83,8 +83,10 @@ def clairvoyant(rows: pd.DataFrame) -> pd.Series:
 
 
 def means_of(
-    results: pd.DataFrame, where: Mapping[str, Sequence[str]] | None = None,
-    policies: Collection[str] | None = None, asked: Collection[str] = (),
+    results: pd.DataFrame,
+    where: Mapping[str, Sequence[str]] | None = None,
+    policies: Collection[str] | None = None,
+    asked: Collection[str] = (),
 ) -> SweepMeans:
     """Means over the draws of a sweep's ``results``, as ``trilane.sweep`` and ``trilane.read_results`` return them.
 
@@ -136,7 +138,7 @@ def fastest_first(rows: pd.DataFrame) -> list[str]:
 
 
 def axes_of(runs: pd.DataFrame, varied: Sequence[str], asked: Collection[str] = ()) -> dict[str, list[Any]]:
-    """What varies besides policy and draw, and the values of each axis.
+    """What varies other than policy and draw, and the values of each axis.
 
     Of the axes that the sweep ``varied``, those that still vary when policy, draw and the axes before them are fixed
     (the others follow from those); and ``parameters``, if one policy has several sets of them.

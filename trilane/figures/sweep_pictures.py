@@ -47,7 +47,7 @@ def _check(means: SweepMeans, options: FigureOptions) -> None:
     """Refuse axes that do not vary, one axis twice, and a baseline that is not there. Raises PictureError."""
     for option, name in (("--x", options.x), ("--y", options.y)):
         if name is not None and name not in means.axes:
-            what = "axis, besides the policy, that varies"
+            what = "varying axis (other than policy)"
             raise PictureError(f"{option}: {unknown(what, name, means.axes or ['none'])}")
     if options.x is not None and options.x == options.y:
         raise PictureError(f"--x {options.x} --y {options.y}: expected two axes, got one twice")
@@ -82,5 +82,5 @@ def axes_for(means: SweepMeans, options: FigureOptions, count: int) -> list[str]
     found = [name for name in (options.x, options.y if options.x else None, *others) if name is not None]
     if len(found) < count:
         wanted = "an axis that varies" if count == 1 else f"{count} axes that vary"
-        raise PictureError(f"expected {wanted} besides the policy; these vary: {', '.join(means.axes) or 'none'}")
+        raise PictureError(f"expected {wanted} other than the policy; these vary: {', '.join(means.axes) or 'none'}")
     return found

@@ -43,6 +43,7 @@ def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]
         ("memory", _memory(answer)),
         ("run", answer.command),
         ("limit", answer.limited_by),
+        ("error to expect", _error(answer)),
     ]
     rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in answer.gains]
     columns = (f"25% better, {answer.engine}", "more tokens/s", "sooner first token")
@@ -66,6 +67,17 @@ def _told(parts: Mapping[str, float], unit_ms: int, unit: str) -> str:
     whole = sum(parts.values())
     shown = sorted((part for part in parts.items() if part[1] > _LEAST * whole), key=lambda part: -part[1])
     return ", ".join(f"{_PARTS[name]} {number(ms / unit_ms, 2)} {unit}" for name, ms in shown)
+
+
+def _error(answer: EngineAnswer) -> str:
+    """Of decode; that of prompts is larger."""
+    found = answer.error
+    if found is None:
+        return f"not known: too few speeds of such machines ({answer.regime}) were measured"
+    return (
+        f"{percent(found.median)} in the median, within 25% on {percent(found.within_25)} of {found.rows} measured "
+        f"decode speeds of such machines ({answer.regime})"
+    )
 
 
 def _experts(answer: EngineAnswer) -> str:

@@ -65,7 +65,7 @@ def uniform_costs(
     workloads = range(max_tokens + 1)
     expert = ExpertCosts(
         tuple(gpu_ns * (w > 0) for w in workloads), tuple(cpu_ns * w for w in workloads), first_cpu_ns, copy_ns,
-        expert_bytes,
+        expert_bytes, cpu_permille=cpu_permille, copy_permille=copy_permille,
     )  # fmt: skip
     steps = ConstantSteps(
         StepCosts(
@@ -112,4 +112,5 @@ def _scaled_expert(costs: ExpertCosts, c: int) -> ExpertCosts:
         copy_ns=costs.copy_ns * c,
         writeback_ns=costs.writeback_ns * c,
         between_ns=costs.between_ns * c,
+        exchange_ns=costs.exchange_ns * c,
     )

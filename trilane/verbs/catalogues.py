@@ -114,9 +114,9 @@ def models(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]",
+            metavar="[NAME|FILE]",
             help="One model, with its sources; [bold]NAME:N[/]: its first N MoE layers; "
-            "[bold]NAME@q4_k_m[/]: the model in that format.",
+            "[bold]NAME@q4_k_m[/]: the model in that format. Or a config.json, or a GGUF file.",
         ),
     ] = None,
     quantisations: Annotated[
@@ -125,7 +125,7 @@ def models(
     json: JsonOption = None,
 ) -> None:
     """Models: the sizes on which time and memory depend."""
-    from traces.models.catalogue import load_model, model_names
+    from traces.models.catalogue import aliases, load_model, model_names
 
     check_targets(json)
     if quantisations:
@@ -134,15 +134,18 @@ def models(
         show(json, *quantisation_page(shape, facts))
         write_json({"model": shape.name, "quantisations": facts}, json)
         return
-    shapes = [load_model(each) for each in ([name] if name else model_names())]
+    others = {} if name else {each: alias.model for each, alias in aliases().items()}
+    shapes = [load_model(each) for each in ([name] if name else model_names()) if each not in others]
     if name:
         show(json, heading(name), pairs(_with_sources(shapes[0].to_dict(), shapes[0].sources)))
     else:
         columns = ["name", "MoE layers", "experts", "top-k", "shared", "bits", "MB/expert", "experts GB", "rest GB"]
         show(json, table(columns, [_model_row(shape) for shape in shapes]))
+        show(json, heading("\nnames of models with the shape of another"), pairs(sorted(others.items())))
         show(json, "\nGB = 10^9 bytes. `trilane models NAME` shows every number with its source.")
+        show(json, "Any other model: give the path of its config.json, or of its GGUF file, in place of NAME.")
         show(json, "NAME@q4_k_m is a model in that format; `trilane models --quantisations` lists the formats.")
-    write_json({"models": [shape.to_dict() for shape in shapes]}, json)
+    write_json({"models": [shape.to_dict() for shape in shapes], "aliases": others}, json)
 
 
 def _model_row(shape: ModelShape) -> list[str]:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 def fit(
     model: Annotated[
-        str, typer.Option("--model", "-m", metavar="NAME", help="Model; see [bold]trilane models[/].")
+        str,
+        typer.Option("--model", "-m", metavar="NAME|FILE", help="Model; see [bold]trilane models[/]. Or a config.json, "
+                                                                "or a GGUF file."),
     ],
     gpu: Annotated[
         str | None,

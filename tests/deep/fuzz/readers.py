@@ -162,6 +162,10 @@ READERS: Mapping[str, Reader | Words] = {
     "profile": Reader(8, "m.yaml", "profile", _DOCUMENT, (
         "hardware m.yaml", "hardware m.yaml --json -", "profile -o m.yaml",
         f"simulate {_SET} --set hardware=m.yaml {_MEASURED}")),
+    "config.json": Reader(6, "config.json", "configs", _DOCUMENT, (
+        "models config.json", "models config.json@q4_k_m:1 --json -",
+        "fit -m config.json --machine rtx3090-ddr4 --jobs 1")),
+    "gguf": Reader(6, "m.gguf", "ggufs", changed_bytes, ("models m.gguf", "models m.gguf:1 --json -")),
     "sweep": Reader(8, "s.yaml", "sweeps", _DOCUMENT, _SWEEP, outputs=_SWEPT, statuses=(1, 2)),
     "plan": Reader(4, "p.yaml", "plan", _DOCUMENT, ("validate p.yaml --profile m.yaml",), {"m.yaml": "profile"}),
     "mix": Reader(5, "s.yaml", "mixes", _DOCUMENT, ("simulate -s s.yaml",)),
@@ -186,5 +190,8 @@ READERS: Mapping[str, Reader | Words] = {
     "journal": Reader(
         4, "out/table.parquet.journal", "journal", _JOURNAL, _SWEEP, {"s.yaml": "sweep"}, _SWEPT, (1, 2), 0),
     "measured runs": Words(1.5, in_measured),
+    "speeds": Reader(4, "s.csv", "speeds", _LINES, (
+        "accuracy --check s.csv", "accuracy --check s.csv --json out/result.json", "accuracy --check s.csv --row 171"),
+        outputs=("out/result.json",)),
     "options": Words(10, option_case),
 }  # fmt: skip

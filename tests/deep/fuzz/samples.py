@@ -14,12 +14,14 @@ import yaml
 from tests.deep.fuzz.measured import measured_journal
 from tests.kit.running import write_route_csv
 from tests.kit.small_sweeps import keep
+from tests.traces.models.gguf_files import gguf_bytes, grouped, mamba, mixture, model
 from traces.capture.vectors import Vectors, popular_half, write_vectors
 from traces.cut import first_layers
 from traces.file import write_trace
 from traces.layout import DECODE, PREFILL
 from traces.library import load_trace
 from traces.trace import Trace
+from trilane.study.accuracy.measured_rows import BUNDLED
 from trilane.study.sweep.sweep import sweep
 from trilane.study.sweep.table import COLUMNS
 
@@ -55,11 +57,25 @@ _PLAN: dict[str, Any] = {
     "vary": {"cached_share": [0.25, 0.5], "batch": [1, 4]}, "policies": ["fiddler", {"dali": {"window": 4}}],
 }  # fmt: skip
 _MEASURED = {**_PLAN, "repeats": 1, "vary": {"cached_share": [0.25]}}
+SPEEDS = (0, 4, 15, 114, 120)  # lines of the bundled speeds: columns, CPU only, mixed with every kind of speed
 PROMPTS = (
     {"text": "What is it?", "domain": "code"},
     {"text": "Once upon a time"},
     {"text": "1 + 1 =", "domain": "math"},
 )
+
+
+_SIZES = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 99}
+_CONFIGS: tuple[dict[str, Any], ...] = (
+    {**_SIZES, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [0],
+     "intermediate_size": 128, "layer_types": ["sliding_attention"] * 2 + ["full_attention"], "sliding_window": 16},
+    {**_SIZES, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
+     "first_k_dense_replace": 1, "intermediate_size": 128, "kv_lora_rank": 16, "q_lora_rank": None, "v_head_dim": 8,
+     "qk_nope_head_dim": 8, "qk_rope_head_dim": 4},
+    {"text_config": {**_SIZES, "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32,
+     "hybrid_override_pattern": "ME*E", "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8,
+     "conv_kernel": 4, "n_groups": 1, "mlp_hidden_act": "relu2"}},
+)  # fmt: skip
 
 
 class Samples:
@@ -78,6 +94,8 @@ class Samples:
         self.profile = (ROOT / "docs" / "validation" / "host-lanes" / "profile.yaml").read_bytes()
         (folder / "p.yaml").write_bytes(measured := _yaml(_MEASURED))
         (folder / "m.yaml").write_bytes(self.profile)
+        self.configs = [json.dumps(each).encode() for each in _CONFIGS]
+        self.ggufs = [gguf_bytes(*each) for each in small_models()]
         self.measured = {"p.yaml": measured, **measured_journal(folder, "p.yaml", "m.yaml")}
         trace = small_trace()
         write_trace(trace, folder / "trace.safetensors")
@@ -85,6 +103,7 @@ class Samples:
         self.vectors = write_vectors(small_vectors(), folder / "vectors.safetensors").read_bytes()
         write_route_csv(folder / "route.csv")
         self.route = (folder / "route.csv").read_bytes()
+        self.speeds = b"".join(BUNDLED.read_bytes().splitlines(keepends=True)[place] for place in SPEEDS)
         self.prompts = "".join(f"{json.dumps(prompt)}\n" for prompt in PROMPTS).encode()
         self.other_prompts = b'{"text": "Another one."}\n'
         table = folder / "table.parquet"
@@ -105,6 +124,19 @@ def small_trace() -> Trace:
     return Trace.from_tensors(
         trace.shape, {name: array[rows] for name, array in trace.tensors().items()}, trace.provenance
     )
+
+
+def small_models() -> list[Any]:
+    """Metadata and tensors of GGUF files: grouped queries with windows, and Mamba-2 in blocks."""
+    keys = {"expert_count": 8, "expert_used_count": 2, "embedding_length": 64, "attention.head_count": 4}
+    windows = {"attention.sliding_window": 16, "attention.sliding_window_pattern": [True, False]}
+    states = {"ssm.conv_kernel": 4, "ssm.inner_size": 32, "ssm.state_size": 8, "ssm.group_count": 1}
+    layer = grouped(64, 4, 2, 16) + mixture(64, 32, 8, 32)
+    blocks = [mamba(64, 84, 48, 32), mixture(64, 32, 8), grouped(64, 4, 2, 16), mixture(64, 32, 8)]
+    return [
+        model("qwen3moe", {**keys, **windows}, 99, [layer] * 2),
+        model("nemotron_h_moe", {**keys, **states}, 99, blocks, tied=True),
+    ]
 
 
 def small_vectors() -> Vectors:

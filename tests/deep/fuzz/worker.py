@@ -24,7 +24,8 @@ from tests.deep.fuzz.case import Case, Outcome
 from tests.deep.fuzz.work import Begun, simulations
 from trilane import cli
 
-SECONDS = 10.0
+SECONDS = 10.0  # of the processor, so that a busy machine makes no faults
+WAIT_SECONDS = 60.0  # by the clock
 GROWTH = 1 << 30  # bytes
 LETTERS = 1000  # of a line on standard error
 ROOT = Path(__file__).parents[3]
@@ -67,7 +68,9 @@ class Worker:
         dump = (self.folder / "dump").read_text(errors="replace")
         code = self._process.exitcode or 0
         what = (
-            f"hang of {SECONDS:g} s"
+            f"more than {SECONDS:g} s of the processor"
+            if code == -signal.SIGPROF
+            else f"no answer for {WAIT_SECONDS:g} s"
             if "Timeout" in dump
             else signal.Signals(-code).name
             if code < 0
@@ -93,14 +96,17 @@ def _serve(pipe: Connection[Any, Any], make: Make, folder: Path) -> None:
     _set_limits()
     with (folder / "dump").open("w") as dump:
         faulthandler.enable(dump)
+        faulthandler.register(signal.SIGPROF, dump, chain=True)
         while True:
             try:
                 task = pipe.recv()
             except EOFError:
                 return
             case = make(task)
-            faulthandler.dump_traceback_later(SECONDS, exit=True, file=dump)
+            faulthandler.dump_traceback_later(WAIT_SECONDS, exit=True, file=dump)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
             outcome = run(case, folder)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             faulthandler.cancel_dump_traceback_later()
             pipe.send(outcome)
 
@@ -133,9 +139,9 @@ def run(case: Case, folder: Path) -> Outcome:
     before = _files(folder)
     with Path("/proc/self/clear_refs").open("w") as peak:
         peak.write("5")
-    resident, begin = _status("VmRSS"), time.perf_counter()
+    resident, begin = _status("VmRSS"), time.process_time()
     status, fault = _result(case)
-    seconds, grown = time.perf_counter() - begin, _status("VmHWM") - resident
+    seconds, grown = time.process_time() - begin, _status("VmHWM") - resident
     printed = (folder / "stderr").read_text(errors="replace")
     touched = _touched(before, _files(folder), home, case)
     os.chdir(folder)

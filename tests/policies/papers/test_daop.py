@@ -193,7 +193,7 @@ def at_layer_0(tokens: int, k: int, resident: Sequence[int], phase: Phase = "dec
     """What a router sees of layer 0; ``resident`` in layer 1."""
     routing = Routing(tuple(range(k)), (tokens,) * k, [tuple(range(k))] * tokens, [(1 / k,) * k] * tokens)
     seen = view(dict.fromkeys(range(k), tokens), COST, phase=phase)
-    return seen._replace(routing=routing, residency=ResidencyView([(), resident], [(), ()]))
+    return seen._replace(routing=routing, residency=ResidencyView([(), resident, ()], [()] * 3))
 
 
 def committed(
@@ -234,6 +234,25 @@ def test_more_than_two_keep_the_best_of_those_on_the_cpu() -> None:
     assert list(committed(ranked, k=4, resident=(4, 1, 0)).routing.token_ids[0]) == [5, 4, 1, 0]
     assert list(committed(ranked, k=4, resident=(4, 0)).routing.token_ids[0]) == [5, 4, 3, 0], "2 before 3"
     assert list(committed(ranked, k=4, resident=(4, 0), degrade=False).routing.token_ids[0]) == [5, 4, 3, 2]
+
+
+def test_residents_that_the_forecast_does_not_name_follow_the_most_popular_first() -> None:
+    """With the least score that is known."""
+    router = PredictingRouter(popularity=[(), (0, 7, 3, 4, 6, 5, 2, 1)])
+    forecast = Forecast(1, "gate", (), (), [(5, 4, 3, 2, 1, 0)], [(0.3, 0.2, 0.2, 0.1, 0.1, 0.1)])
+    commit = router.commit(at_layer_0(1, 4, (6, 7, 1)), [forecast])
+    assert commit is not None
+    assert list(commit.routing.token_ids[0]) == [5, 1, 7, 6]
+    assert commit.routing.token_weights == [pytest.approx([0.5, 1 / 6, 1 / 6, 1 / 6])]
+    assert commit.precompute == (5,)
+
+
+def test_the_policy_degrades_to_any_expert_on_the_gpu() -> None:
+    activations = np.ones((1, 8, 4), np.int64) * (1, 4, 2, 3)
+    calibration = Calibration("toy", activations, activations, np.zeros((0, 8, 2), np.int16))
+    router = compose("daop", context=BuildContext("toy", 4, 8, calibration=calibration)).router
+    assert isinstance(router, PredictingRouter)
+    assert router.popularity == [[1, 3, 2, 0]] * 8
 
 
 def test_weights_are_the_scores_of_the_final_selection() -> None:

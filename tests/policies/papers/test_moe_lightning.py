@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.calibration import Calibration
+from policies.mechanism.shared_dram import rates_together
 from policies.mechanism.views import ExpertCosts, ExpertId, PolicyError
 from policies.papers.moe_lightning import ONE, LayerModel, Split, search, spread
 from policies.protocols import Budget, Composition
@@ -86,7 +87,7 @@ def slow_search(
 
 
 def _slow_time(costs: ExpertCosts, shares: list[float], top_k: int, batch: int, gpu: int, streamed: int) -> float:
-    on_gpu, on_cpu, unused = 0.0, 0.0, []
+    on_gpu, on_cpu, reads, unused = 0.0, 0.0, 0.0, []
     for place, share in enumerate(shares):
         chosen = min(1, share * top_k)
         used = 1 - (1 - chosen) ** batch
@@ -95,9 +96,11 @@ def _slow_time(costs: ExpertCosts, shares: list[float], top_k: int, batch: int, 
             on_gpu += used * costs.gpu_ns[tokens]
         else:
             on_cpu += used * costs.cpu_ns[tokens]
+            reads += used * costs.cpu_ns[1]
             unused.append(1 - used)
-    on_cpu += costs.first_cpu_ns * (1 - prod(unused))
-    copies, cpu_rate, copy_rate = streamed * costs.copy_ns, costs.cpu_permille / 1000, costs.copy_permille / 1000
+    first = costs.first_cpu_ns * (1 - prod(unused))
+    on_cpu, reads, copies = on_cpu + first, reads + first, streamed * costs.copy_ns
+    cpu_rate, copy_rate = (rate / 1000 for rate in rates_together(costs, round(on_cpu * ONE), round(reads * ONE)))
     shared = min(on_cpu / cpu_rate, copies / copy_rate)  # one of them is done
     return max(on_gpu, shared + on_cpu - shared * cpu_rate, shared + copies - shared * copy_rate)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from policies.mechanism.views import ExpertCosts, ExpertId, Forecast, LayerView
 from policies.parts.assigners import ResidentOrCpu
-from policies.parts.prefetchers import ForecastPrefetcher, slowdown_ns
+from policies.parts.prefetchers import ForecastPrefetcher
 from tests.kit.views_for_tests import costs, view
 
 
@@ -18,8 +19,8 @@ def layer_of(
     return seen._replace(costs=(table,) * len(resident), h2d_backlog_ns=backlog_ns)
 
 
-def ranked(seen: LayerView, *forecasts: Forecast) -> list[tuple[int, int]]:
-    return [tuple(id) for id in ForecastPrefetcher().rank(seen, forecasts, ResidentOrCpu().assign(seen))]
+def ranked(seen: LayerView, *forecasts: Forecast, into: Literal["cache", "staging"] = "staging") -> list[ExpertId]:
+    return list(ForecastPrefetcher(into).rank(seen, forecasts, ResidentOrCpu().assign(seen)))
 
 
 NEXT = Forecast(1, "gate", (3, 1, 2), (2, 1, 1))
@@ -40,12 +41,38 @@ def test_residents_need_no_copy_and_the_next_layer_goes_first() -> None:
 
 
 def test_a_copy_must_be_worth_more_than_it_slows_down_a_cpu_at_work() -> None:
-    """At half speed a copy of 20 takes 10 ns from a CPU that is busy; the copy spares 9."""
-    table = costs([1], [9], copy_ns=20)._replace(between_ns=30, cpu_permille=500)
+    """The CPU is busy for 20 of 30 ns, in which the link does 10 of 20, and loses 10; a copy of 18 costs it 9."""
+    table = costs([1], [20], copy_ns=18)._replace(between_ns=10, cpu_permille=500, copy_permille=500)
+    cheap = table._replace(cpu_ns=(0, 9))  # the expert that is forecast
     forecast = Forecast(1, "gate", (2,), (1,))
-    assert slowdown_ns(table) == 10
-    assert ranked(layer_of(table, [(), ()]), forecast) == [(1, 2)]
-    assert ranked(layer_of(table, [(), ()], on_cpu=True), forecast) == []
+
+    def with_next(next_layer: ExpertCosts, on_cpu: bool) -> LayerView:
+        return layer_of(table, [(), ()], on_cpu=on_cpu)._replace(costs=(table, next_layer))
+
+    assert ranked(with_next(cheap._replace(cpu_ns=(0, 10)), on_cpu=True), forecast) == [(1, 2)]
+    assert ranked(with_next(cheap, on_cpu=False), forecast) == [(1, 2)]
+    assert ranked(with_next(cheap, on_cpu=True), forecast) == []
+
+
+def test_what_stays_in_the_cache_is_worth_half_a_later_use() -> None:
+    """It is 12 late, saves nothing now, and takes 4 from a CPU that is busy for half of the time."""
+    table = costs([1], [12], copy_ns=36)._replace(between_ns=12, cpu_permille=750)
+    seen, forecast = layer_of(table, [(), ()], on_cpu=True), Forecast(1, "gate", (2,), (1,))
+    assert ranked(seen, forecast) == []
+    assert ranked(seen, forecast, into="cache") == [(1, 2)]
+
+
+def test_how_busy_the_cpu_is_is_the_mean_of_a_phase() -> None:
+    """A copy may outlast a layer that needs no CPU."""
+    table = costs([1, 1], [9, 9], copy_ns=60)._replace(between_ns=1, cpu_permille=500, copy_permille=500)
+    forecast, prefetcher, stays = Forecast(2, "gate", (2,), (1,)), ForecastPrefetcher("cache"), ResidentOrCpu()
+    busy, idle = (layer_of(table, [(), (), ()], on_cpu=on_cpu) for on_cpu in (True, False))
+    assert prefetcher.rank(idle, [forecast], stays.assign(idle)) == [(2, 2)]
+    for _ in range(40):
+        prefetcher.rank(busy, [forecast], stays.assign(busy))
+    assert prefetcher.rank(idle, [forecast], stays.assign(idle)) == []
+    prompt = idle._replace(phase="prefill")
+    assert prefetcher.rank(prompt, [forecast], stays.assign(prompt)) == [(2, 2)]
 
 
 def test_whoever_is_forecast_is_protected_there_or_not() -> None:

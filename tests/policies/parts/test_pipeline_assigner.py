@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, LayerView
+from policies.mechanism.shared_dram import rates_together
+from policies.mechanism.views import INFINITE_NS, Assignment, LayerView
 from policies.parts.assigners import LoadAll, ResidentOrCpu
 from policies.parts.objective import together
 from policies.parts.pipeline_assigner import PipelineAssigner
@@ -21,8 +23,15 @@ def timeline(layer: LayerView, assignment: Assignment) -> Fraction:
     copies = [table.copy_ns] * len(assignment.loads)
     late = [e for e in assignment.gpu if 0 < layer.ready_ns[e] < INFINITE_NS]
     link = [layer.h2d_backlog_ns, *copies]
-    cpu = layer.cpu_backlog_ns + table.first_cpu_ns + sum(table.cpu_ns[workload[e]] for e in assignment.cpu)
-    ends, cpu_end = replay([Fraction(ns) for ns in link], Fraction(cpu if assignment.cpu else 0), table)
+    cpu = (
+        layer.cpu_backlog_ns
+        + table.exchange_ns
+        + table.first_cpu_ns
+        + sum(table.cpu_ns[workload[e]] for e in assignment.cpu)
+    )
+    reads = cpu - sum(table.cpu_ns[workload[e]] - table.cpu_ns[1] for e in assignment.cpu)
+    rates = rates_together(table, cpu, reads)
+    ends, cpu_end = replay([Fraction(ns) for ns in link], Fraction(cpu if assignment.cpu else 0), rates)
     arrival = dict(zip([late[0] if late else -1, *assignment.loads], ends, strict=True))
     gpu = Fraction(0)
     for expert in assignment.gpu:
@@ -30,14 +39,14 @@ def timeline(layer: LayerView, assignment: Assignment) -> Fraction:
     return max(gpu, cpu_end)
 
 
-def replay(link: list[Fraction], cpu: Fraction, table: ExpertCosts) -> tuple[list[Fraction], Fraction]:
+def replay(link: list[Fraction], cpu: Fraction, rates: tuple[int, int]) -> tuple[list[Fraction], Fraction]:
     """When each copy and the CPU's work end."""
+    cpu_rate, contended = (Fraction(rate, 1000) for rate in rates)
     now, ends, cpu_end = Fraction(0), [], Fraction(0)
     for copy in link:
         while copy > 0:
             both = cpu > 0
-            link_rate = Fraction(table.copy_permille, 1000) if both else Fraction(1)
-            cpu_rate = Fraction(table.cpu_permille, 1000)
+            link_rate = contended if both else Fraction(1)
             lasts = min(copy / link_rate, cpu / cpu_rate) if both else copy
             now, copy = now + lasts, copy - lasts * link_rate
             if both:
@@ -60,7 +69,7 @@ def choices(layer: LayerView) -> list[Assignment]:
 
 
 @st.composite
-def layers(draw: st.DrawFn, flat_gpu: bool) -> LayerView:
+def layers(draw: st.DrawFn, flat_gpu: bool, copy_rates: Sequence[int] = (1000, 600)) -> LayerView:
     """Up to 6 active experts, at most one of them on its way."""
     gpu = (
         [draw(st.integers(1, 30))] * 5
@@ -70,7 +79,9 @@ def layers(draw: st.DrawFn, flat_gpu: bool) -> LayerView:
     cpu = sorted(draw(st.lists(st.integers(1, 60), min_size=5, max_size=5)))
     table = costs(gpu, cpu, first_cpu_ns=draw(st.integers(0, 20)), copy_ns=draw(st.integers(max(gpu), 60)))
     table = table._replace(
-        cpu_permille=draw(st.sampled_from((1000, 700))), copy_permille=draw(st.sampled_from((1000, 600)))
+        exchange_ns=draw(st.integers(0, 20)),
+        cpu_permille=draw(st.sampled_from((1000, 700))),
+        copy_permille=draw(st.sampled_from(copy_rates)),
     )
     workload = draw(st.dictionaries(st.integers(0, 9), st.integers(1, 5), min_size=1, max_size=6))
     experts = sorted(workload)
@@ -82,7 +93,7 @@ def layers(draw: st.DrawFn, flat_gpu: bool) -> LayerView:
     return view(workload, table, ready=ready)._replace(h2d_backlog_ns=backlog, cpu_backlog_ns=draw(st.integers(0, 20)))
 
 
-@given(layers(flat_gpu=True))
+@given(layers(flat_gpu=True, copy_rates=(1000,)))
 def test_no_choice_is_better_where_the_gpu_takes_the_same_time_for_every_workload(layer: LayerView) -> None:
     found = timeline(layer, PipelineAssigner().assign(layer))
     best = min(timeline(layer, choice) for choice in choices(layer))
@@ -115,9 +126,23 @@ def test_an_idle_cpu_takes_residents_over_from_a_busy_gpu() -> None:
     assert (len(chosen.gpu), len(chosen.cpu), chosen.makespan_ns) == (2, 2, 6)
 
 
+def test_among_equals_residents_stay_on_the_gpu() -> None:
+    layer = view({0: 1, 1: 1}, costs([3], [6], copy_ns=9), ready={0: 0, 1: 0})
+    assert PipelineAssigner().assign(layer) == Assignment((0, 1), (), (), 6)
+
+
 def test_together_each_is_slowed_down_while_the_other_works() -> None:
     """At half speed: the CPU's 10 take 20, in which 12 of the copies' 30 are done at 60 %; 18 are left."""
-    both = costs([1], [1])._replace(cpu_permille=500, copy_permille=600)
-    assert together(both, 10, 30) == (20, 38)
-    assert together(both, 30, 6) == (35, 10)
-    assert together(both, 0, 6) == (0, 6)
+    both = costs([1], [1], copy_ns=1)._replace(cpu_permille=500, copy_permille=600)
+    assert together(both, 10, 10, 30) == (20, 38)
+    assert together(both, 30, 30, 6) == (35, 10)
+    assert together(both, 0, 0, 6) == (0, 6)
+    assert together(both, 30, 10, 6) == (30, 7)  # reads a third of its time: full speed; the copy at 0.767
+
+
+def test_a_cpu_that_is_not_needed_is_not_brought_in_for_less_than_its_transfers() -> None:
+    table = costs([3], [3], copy_ns=9)
+    layer = view({0: 1, 1: 1}, table, ready=dict.fromkeys(range(2), 0))
+    assert PipelineAssigner().assign(layer).makespan_ns == 3
+    layer = layer._replace(costs=(table._replace(exchange_ns=4),))
+    assert PipelineAssigner().assign(layer) == Assignment((0, 1), (), (), 6)

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from sim.costs.cost_table import CostError, StepCosts
-from sim.costs.roofline_costs import roofline
 from sim.costs.engine_costs import costs_on
+from sim.costs.roofline_costs import roofline
 from sim.machine.hardware import HardwareError, load_hardware, write_hardware
 from sim.machine.profile import MeasuredRate
 from sim.runs.scenario import Scenario

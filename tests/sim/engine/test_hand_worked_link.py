@@ -18,39 +18,39 @@ host:
   17-18  launch L0 E1
   18-19  launch L0
   19-20  launch L1
-  89-90  wait L1
-  90-91  plan L1
-  91-92  launch L1 E0
-  92-93  launch L1 E1
-  93-94  launch L1
-  94-95  launch L-1
-  147-148 wait L-1
+  76-77  wait L1
+  77-78  plan L1
+  78-79  launch L1 E0
+  79-80  launch L1 E1
+  80-81  launch L1
+  81-82  launch L-1
+  134-135 wait L-1
 gpu:
   1-11   attention L0
   11-13  gate L0
   17-22  expert L0 E0
-  64-69  expert L0 E1
-  74-76  combine L0 ready=74  # the CPU is last; 1 + 1
-  76-86  attention L1
-  86-88  gate L1
-  92-97  expert L1 E0
-  135-140 expert L1 E1
-  140-142 combine L1
-  142-146 attention L-1
+  56-61  expert L0 E1
+  61-63  combine L0           # 1 + 1
+  63-73  attention L1
+  73-75  gate L1
+  79-84  expert L1 E0
+  122-127 expert L1 E1
+  127-129 combine L1
+  129-133 attention L-1
 cpu:
-  24-74  expert L0 E2         # 30 of work: 24-64 at 0.5 is 20, the last 10 alone 64-74
-  99-119 expert L1 E2         # 10 of work at 0.5
+  24-54  expert L0 E2         # 3 tokens: reads a third of the time, less than the half that a copy leaves it
+  86-106 expert L1 E2         # 10 of work at 0.5
 h2d:
-  16-64  demand L0 E1         # 40 of work: 16-24 alone is 8, the other 32 at 0.8 take 40
-  69-69  release L0 E1
-  91-135 demand L1 E1         # 91-99 alone is 8, 99-119 at 0.8 is 16, the last 16 alone
-  140-140 release L1 E1
+  16-56  demand L0 E1         # 40 of work: the expert draws 0.333 of what one token's would, 0.167 less than at 0.5
+  61-61  release L0 E1
+  78-122 demand L1 E1         # 78-86 alone is 8, 86-106 at 0.8 is 16, the last 16 alone
+  127-127 release L1 E1
 d2h:
   13-14  routing L0
   16-24  activations L0       # 8
-  88-89  routing L1
-  91-99  activations L1
-  146-147 routing L-1
+  75-76  routing L1
+  78-86  activations L1
+  133-134 routing L-1
 """
 
 

@@ -102,7 +102,7 @@ def test_what_the_gpu_is_at_is_slowed_by_what_begins_meanwhile() -> None:
 def slowed_cpu(gpu_until: int) -> list[tuple[int, int]]:
     """When two experts of 100 ns start and end, given at 10, on a CPU that is half as fast until ``gpu_until``."""
     env, recorder = simpy.Environment(), SpanRecorder()
-    memory = SharedMemory(env, 1000, 1000)
+    memory = SharedMemory(env)
     costs = [ExpertCosts((0, 1), (0, 100), 0, 1, 1)]
     cpu = CpuLane(env, memory, recorder, costs, Neighbour(500, lambda: gpu_until), lambda target: None)
     cpu.add((0, 1), {0: 1, 1: 1}, 10, "expert", 0, 0)
@@ -121,7 +121,7 @@ def test_until_when_the_cpu_is_busy_counts_each_batch_from_when_it_is_ready_or_t
     env = simpy.Environment()
     costs = [ExpertCosts((0, 1), (0, 100), 0, 1, 1)]
     alone = Neighbour(1000, lambda: 0)
-    cpu = CpuLane(env, SharedMemory(env, 1000, 1000), SpanRecorder(), costs, alone, lambda target: None)
+    cpu = CpuLane(env, SharedMemory(env), SpanRecorder(), costs, alone, lambda target: None)
     seen = list[int]()
     for at in (0, 30, 60, 250):
         _at(env, at, lambda: seen.append(cpu.until_ns()))
@@ -132,17 +132,35 @@ def test_until_when_the_cpu_is_busy_counts_each_batch_from_when_it_is_ready_or_t
     assert cpu.until_ns() == 500
 
 
+def test_each_expert_on_the_cpu_shares_the_dram_as_its_workload_does() -> None:
+    """Next to a copy an expert of one token runs at half its rate, one of four, bound by arithmetic, at its own."""
+    env, recorder = simpy.Environment(), SpanRecorder()
+    memory = SharedMemory(env)
+    costs = [ExpertCosts((0, 1, 1, 1, 1), (0, 10, 10, 10, 40), 0, 10, 1, cpu_permille=500, copy_permille=600)]
+    cpu = CpuLane(env, memory, recorder, costs, Neighbour(1000, lambda: 0), lambda target: None)
+    copied, seen = list[int](), list[int]()
+    memory.start(H2D, (100,), copied.extend)
+    cpu.add((0, 1, 2, 3), {0: 4, 1: 4, 2: 1, 3: 2}, 0, "expert", 0, 0)
+    for at in (0, 90):
+        _at(env, at, lambda: seen.append(cpu.left_ns()))
+    env.run()
+    assert [span.end_ns for span in (Span(*row) for row in recorder.rows)] == [40, 80, 100, 120]
+    # copy: 4 tokens draw 0.25 of 1, 0.25 less than next to 1 token: 0.6 + 0.25 for 80 ns, then 0.6 for 40, 8 alone
+    assert copied == [128]
+    assert seen == [100, 10 + 10]
+
+
 # --- CPU experts and copies -------------------------------------------------------------------------------------------
 
 
 def ends_of(*jobs: tuple[int, int, int, str], cpu: int = 500, copy: int = 800) -> list[tuple[int, str]]:
     """(end, name) of jobs (at, side, work, name), in the order in which they ended."""
     env = simpy.Environment()
-    memory = SharedMemory(env, cpu, copy)
+    memory = SharedMemory(env)
     log: list[tuple[int, str]] = []
     for at, side, work, name in jobs:
         done = partial(lambda name, ends: log.append((ends[-1], name)), name)
-        _at(env, at, partial(memory.start, side, (work,), done))
+        _at(env, at, partial(memory.start, side, (work,), done, (cpu, copy)))
     env.run()
     return log
 
@@ -200,11 +218,11 @@ def test_a_series_ends_as_its_jobs_would_if_each_were_started_at_the_end_of_the_
 
 def test_what_is_left_of_a_series_is_the_job_at_its_rate_and_the_others_as_if_alone() -> None:
     env = simpy.Environment()
-    memory = SharedMemory(env, 500, 800)
+    memory = SharedMemory(env)
     seen: list[int] = []
     for at in (0, 6, 20, 26, 39):
         _at(env, at, lambda: seen.append(memory.left_ns(CPU)))
-    memory.start(CPU, (10, 7), lambda ends: None)
+    memory.start(CPU, (10, 7), lambda ends: None, (500, 800))
     memory.start(H2D, (40,), lambda ends: None)  # until 50: experts end at 20 and 34
     env.run()
     assert seen == [20 + 7, 14 + 7, 14, 8, 0]
@@ -216,8 +234,8 @@ Played = tuple[list[int], list[int]]  # ends of experts and of copies
 def _in_one_series(parts: Sequence[int], copies: Sequence[tuple[int, int]], cpu: int, copy: int) -> Played:
     """Experts from 0 on, as one series; copies (pause before, work) one after another."""
     env = simpy.Environment()
-    memory, ends = SharedMemory(env, cpu, copy), list[int]()
-    memory.start(CPU, parts, ends.extend)
+    memory, ends = SharedMemory(env), list[int]()
+    memory.start(CPU, parts, ends.extend, (cpu, copy))
     copied = _copy_each(env, memory, copies)
     env.run()
     return ends, copied
@@ -226,12 +244,12 @@ def _in_one_series(parts: Sequence[int], copies: Sequence[tuple[int, int]], cpu:
 def _one_by_one(parts: Sequence[int], copies: Sequence[tuple[int, int]], cpu: int, copy: int) -> Played:
     """The same, each expert started when the one before it ends."""
     env = simpy.Environment()
-    memory, ends, left = SharedMemory(env, cpu, copy), list[int](), list(parts)
+    memory, ends, left = SharedMemory(env), list[int](), list(parts)
 
     def next_expert(ended: list[int]) -> None:
         ends.extend(ended)
         if left:
-            memory.start(CPU, (left.pop(0),), next_expert)
+            memory.start(CPU, (left.pop(0),), next_expert, (cpu, copy))
 
     next_expert([])
     copied = _copy_each(env, memory, copies)
@@ -264,12 +282,12 @@ def test_a_job_that_would_end_between_two_ns_ends_at_the_later() -> None:
 
 def test_what_is_left_is_told_at_the_present_rate() -> None:
     env = simpy.Environment()
-    memory = SharedMemory(env, 500, 800)
+    memory = SharedMemory(env)
     seen: list[tuple[int, int, int]] = []
     for at in (4, 8, 18, 48, 57, 58, 60):
         _at(env, at, lambda: seen.append((int(env.now), memory.left_ns(H2D), memory.left_ns(CPU))))
     memory.start(H2D, (40,), lambda ends: None)
-    _at(env, 8, lambda: memory.start(CPU, (30,), lambda ends: None))
+    _at(env, 8, lambda: memory.start(CPU, (30,), lambda ends: None, (500, 800)))
     env.run()
     assert seen == [
         (4, 36, 0),

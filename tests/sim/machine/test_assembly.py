@@ -109,7 +109,7 @@ _KERNELS = ("gpu.bandwidth_fraction", "cpu.read_bytes_per_s")
 )  # fmt: skip
 def test_a_preset_assembled_from_its_parts_comes_out_alike(preset: str, name: str, apart: dict[str, float]) -> None:
     known, made = load_hardware(preset).flat(), load_hardware(name).flat()
-    assert set(made) == set(known)
+    assert set(made) - {"gpu.integer_ops_per_s"} == set(known)  # the rate of prompts in engines, which presets lack
     for key, value in known.items():
         if isinstance(value, str):
             assert made[key] == value, key

@@ -91,9 +91,7 @@ def test_progress_is_reported_by_batch_and_token(loaded: Loaded, tmp_path: Path)
     settings = CaptureSettings(generated_tokens=2, batch_size=2, forecasts=())
     prompts = read_prompts(tmp_path / "prompts.txt")
     capture_loaded(loaded, prompts, tmp_path / "t.safetensors", settings, progress=said.append)
-    assert said[-6:] == [
-        f"batch {batch} of 2: {step} of 2 tokens generated" for batch in (1, 2) for step in range(3)
-    ]
+    assert said[-6:] == [f"batch {batch} of 2: {step} of 2 tokens generated" for batch in (1, 2) for step in range(3)]
 
 
 def test_a_batch_gives_what_single_sequences_give(loaded: Loaded, tmp_path: Path) -> None:
@@ -252,6 +250,11 @@ def test_a_prompt_file_is_checked(tmp_path: Path, name: str, content: str, messa
     (tmp_path / name).write_text(content)
     with pytest.raises(CaptureError, match=message):
         read_prompts(tmp_path / name)
+
+
+def test_numbers_of_texts_may_have_64_bits(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"id": 18446744073709551615, "text": "a"}\n')
+    assert [prompt.text for prompt in read_prompts(tmp_path / "p.jsonl").prompts] == ["a"]
 
 
 def test_a_missing_prompt_file_and_a_missing_model_are_named(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def cache_of(config: transformers.PreTrainedConfig, tokens: int) -> float:
         ("gpt-oss-20b", transformers.GptOssConfig(num_hidden_layers=24)),
         ("gpt-oss-120b", transformers.GptOssConfig()),
         ("llama-4-scout", transformers.Llama4TextConfig()),
+        ("llama-4-maverick", transformers.Llama4TextConfig(num_local_experts=128, interleave_moe_layer_step=2)),
     ],
 )
 def test_caches_of_windows_and_chunks(name: str, config: transformers.PreTrainedConfig, tokens: int) -> None:
@@ -77,6 +78,7 @@ def test_the_cache_of_gemma_4(tokens: int, gigabytes: float) -> None:
         ("qwen3-next-80b-a3b", transformers.Qwen3NextConfig()),
         ("qwen3.5-35b-a3b", transformers.Qwen3_5MoeTextConfig()),
         ("qwen3.5-122b-a10b", transformers.Qwen3_5MoeTextConfig(num_hidden_layers=48, linear_num_value_heads=64)),
+        ("qwen3.5-397b-a17b", transformers.Qwen3_5MoeTextConfig(num_hidden_layers=60, linear_num_value_heads=64)),
     ],
 )
 def test_linear_attention_keeps_a_state(name: str, config: transformers.PreTrainedConfig) -> None:
@@ -88,6 +90,40 @@ def test_linear_attention_keeps_a_state(name: str, config: transformers.PreTrain
     linear = config.layer_types.count("linear_attention")
     width = 2 * config.num_key_value_heads * config.head_dim
     assert load_model(name).cache_bytes(32_768) == full * 32_768 * width * 2 + linear * state
+
+
+def test_the_cache_of_nemotron_3_nano() -> None:
+    """23 Mamba-2 layers of 64 heads with 64 x 128 elements and 3 rows of 6,144; 6 layers of 2 heads with 128."""
+    states, tokens = 23 * 4 * (64 * 64 * 128 + 3 * 6144), 32_768
+    assert load_model("nemotron-3-nano-30b").cache_bytes(tokens) == states + 6 * tokens * 2 * 2 * 128 * 2
+
+
+def test_the_cache_of_kimi_linear() -> None:
+    """20 layers of 32 heads with 128 x 128 elements, 3 rows of three times 4,096 before them; 7 of latent attention."""
+    states, tokens = 20 * 4 * (32 * 128 * 128 + 3 * 3 * 4096), 32_768
+    assert load_model("kimi-linear-48b-a3b").cache_bytes(tokens) == states + 7 * tokens * (512 + 64) * 2
+
+
+def test_the_cache_of_deepseek_v4_flash() -> None:
+    """43 windows of 128 tokens with 512 elements; 20 layers keep 512 and an indexer's 128 for every 4 tokens, 20 for
+    every 128 tokens 512."""
+    tokens = 32_768
+    elements = 43 * 128 * 512 + 20 * tokens // 4 * (512 + 128) + 20 * tokens // 128 * 512
+    assert load_model("deepseek-v4-flash").cache_bytes(tokens) == 2 * elements
+
+
+def test_the_cache_of_lfm2() -> None:
+    """18 convolutions that look back two rows of 2,048; 6 layers of 8 heads with 64 elements."""
+    tokens = 32_768
+    assert load_model("lfm2-8b-a1b").cache_bytes(tokens) == 18 * 4 * 2 * 2048 + 6 * tokens * 2 * 8 * 64 * 2
+
+
+@pytest.mark.parametrize("name", ["gemma-4-26b-a4b", "gpt-oss-20b", "llama-4-scout", "qwen3.5-35b-a3b"])
+def test_a_model_of_one_layer_has_one_kind(name: str) -> None:
+    """Once, a second kind that no layer was left to have was refused."""
+    cut, whole = load_model(f"{name}:1"), load_model(name)
+    assert whole.attention is not None
+    assert (cut.attention, cut.attention_layers) == (whole.attention[:1], (0,))
 
 
 def test_a_cut_model_has_the_kinds_of_its_first_layers() -> None:

@@ -122,7 +122,7 @@ def test_experts_that_are_published_in_4_bits_are_not_quantised_again() -> None:
 
 @pytest.mark.parametrize(
     ("name", "bits"),
-    [("iq4_nl", 4.5), ("iq4_k", 4.5), ("iq3_k", 3.4375), ("iq3_s", 3.4375), ("iq1_m", 1.75 + 0.875 / 24), ("int4", 4.5)],
+    [("iq4_nl", 4.5), ("iq4_k", 4.5), ("iq3_k", 3.4375), ("iq3_s", 3.4375), ("iq1_m", 42.875 / 24), ("int4", 4.5)],
 )  # fmt: skip
 def test_formats_of_other_engines(name: str, bits: float) -> None:
     assert quantised(SMALL, name).weight_bits == pytest.approx(bits)

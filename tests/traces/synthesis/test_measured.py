@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from traces.models.shape import ModelShape
-from traces.synthesis.measured import OverlapStatistics, choices_of, measure, measure_trace
-from traces.synthesis.moments import _moves
+from traces.synthesis.measured import OverlapStatistics, _distinct, choices_of, measure, measure_trace
+from traces.synthesis.moments import _moves, _within
 from traces.synthesis.nearest import nearest_routing
 from traces.synthesis.normal_overlap import correlation_of
 from traces.trace import Trace
@@ -44,6 +44,18 @@ def test_prompts_of_too_many_experts_have_too_small_a_share_of_preferences(
 ) -> None:
     made = replace(real, prompt_distinct=real.prompt_distinct * times)
     assert _moves(nearest_routing(SHAPE), real, made)["prompt_preference_share"] == pytest.approx(move)
+
+
+@pytest.mark.filterwarnings("error")
+def test_texts_shorter_than_a_window_have_no_number_of_distinct_experts() -> None:
+    used = np.ones((2, 3, 4), np.float32)
+    assert _distinct(used, 3) == 4
+    assert np.isnan(_distinct(used, 4))
+
+
+def test_a_share_stays_within_what_could_be_told_apart() -> None:
+    assert _within("prompt_preference_share", 1.0, np.float64(9)) == 1.5
+    assert _within("preference_share", (0.5, 0.5), np.array([-9, 0.1])) == (0.01, 0.6)
 
 
 def test_too_little_overlap_nearby_lengthens_the_autocorrelation(real: OverlapStatistics) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,3 +130,14 @@ def test_any_topology_and_the_shortest_texts_will_do(experts: int, top_k: int) -
 def test_routing_of_another_topology_is_refused() -> None:
     with pytest.raises(TraceError, match="routing with top_k = 4 for made-up, got 2"):
         made(replace(ROUTING, top_k=2))
+
+
+def test_a_model_given_as_a_file_has_a_trace_that_follows_the_file(tmp_path: Path) -> None:
+    values = {"hidden_size": 64, "num_attention_heads": 4, "num_experts": 8, "num_experts_per_tok": 2}
+    file = tmp_path / "config.json"
+    for layers in (2, 3):
+        rest = {"moe_intermediate_size": 32, "vocab_size": 100, "num_hidden_layers": layers}
+        file.write_text(json.dumps({**values, **rest}))
+        trace = load_trace(f"synthetic:{file}/2x4+4")
+        assert (trace.shape.moe_layers, trace.shape.name) == (layers, str(file))
+        assert load_trace(f"synthetic:{file}-calibration/1x2+2:1").shape.moe_layers == 1

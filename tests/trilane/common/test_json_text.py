@@ -50,5 +50,11 @@ def test_what_is_no_plain_value_is_refused_in_one_sentence(text: str | bytes, pr
     assert len(message) < 250
 
 
+def test_a_reader_may_take_larger_whole_numbers() -> None:
+    assert parse_json(str(2**64 - 1), "here", below=2**64) == 2**64 - 1
+    with pytest.raises(JsonError, match="is beyond 64 bits"):
+        parse_json(str(2**64), "here", below=2**64)
+
+
 def test_the_greatest_depth_is_read() -> None:
     assert parse_json("[" * MOST_DEPTH + "]" * MOST_DEPTH, "here") is not None

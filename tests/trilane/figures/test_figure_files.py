@@ -15,18 +15,21 @@ from matplotlib.text import Text
 
 from tests.kit.reading import row, texts
 from tests.kit.small_disk import small_disk
-from trilane.common.printable import printable
 from trilane.figures.figure_files import Picture, PictureError, save_figure, save_picture
+from trilane.figures.style import drawable
 from trilane.figures.tpot_bars import plot_tpot_bars
 
 PNG = b"\x89PNG"
+KINDS = ("png", "svg", "pdf")
 ROOT = Path(__file__).parents[3]
 DRAWN = """
 import sys
 from tests.kit.reading import row
 from trilane.figures.figure_files import save_figure
+from trilane.figures.style import drawable
 from trilane.figures.tpot_bars import plot_tpot_bars
-save_figure(plot_tpot_bars([row("mine", 10.0, null_model_tpot_ms=8.0), row("other", 20.0)], about="$5"), sys.argv[1])
+for path in sys.argv[1:]:
+    save_figure(plot_tpot_bars([row("mine", 10.0, null_model_tpot_ms=8.0), row("other", 20.0)], about="$5"), path)
 """
 
 
@@ -37,13 +40,12 @@ def test_pictures_are_the_same_every_time(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)
 
 
-@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
-def test_pictures_are_the_same_in_every_process(tmp_path: Path, kind: str) -> None:
-    for number in range(2):
-        done = subprocess.run([sys.executable, "-c", DRAWN, str(tmp_path / f"{number}.{kind}")], cwd=ROOT, check=False)
-        assert done.returncode == 0
-    first, second = sorted(tmp_path.iterdir())
-    assert first.read_bytes() == second.read_bytes()
+def test_pictures_are_the_same_in_every_process(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        paths = [str(tmp_path / f"{name}.{kind}") for kind in KINDS]
+        subprocess.run([sys.executable, "-c", DRAWN, *paths], cwd=ROOT, check=True)
+    for kind in KINDS:
+        assert (tmp_path / f"one.{kind}").read_bytes() == (tmp_path / f"other.{kind}").read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
@@ -65,10 +67,14 @@ def test_any_name_is_shown_as_it_is_written(tmp_path: Path, name: str) -> None:
     figure = plot_tpot_bars(rows, about=f"about {name}", remark=f"remark {name}")
     for kind in ("png", "svg"):
         save_figure(figure, tmp_path / f"a.{kind}")
-    shown = printable(name)
+    shown = drawable(name)
     assert all(f"{where} {shown}" in texts(figure) for where in ("of", "about", "remark"))
     ElementTree.parse(tmp_path / "a.svg")
     assert not any(text.get_parse_math() for text in figure.findobj(Text) if isinstance(text, Text))
+
+
+def test_characters_without_a_letter_are_escapes() -> None:
+    assert drawable("中 a·τ→\n\x1b") == "\\u4e2d a·τ→\n\\x1b"
 
 
 def test_a_picture_that_does_not_fit_on_the_disk_is_named(tmp_path: Path) -> None:

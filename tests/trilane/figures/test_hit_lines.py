@@ -32,6 +32,17 @@ def test_the_second_axis_is_in_gb() -> None:
     assert above.get_xlim() == pytest.approx([10 * end for end in ax.get_xlim()])
 
 
+@pytest.mark.parametrize("cached", [0.0, 0.2])
+def test_without_bytes_there_is_none(cached: float) -> None:
+    rows = [
+        run("dali", 10.0, gpu_memory_gb=size, cache_share=cached, cache_bytes=0, decode_resident_hit_rate=cached)
+        for size in (1.0, 2.0)
+    ]
+    figure = plot_hit_lines(means_of(results("gpu_memory_gb", rows=rows))).figure
+    figure.draw_without_rendering()
+    assert figure.axes[0].child_axes == []
+
+
 def test_the_data_behind_it_whole() -> None:
     assert plot_hit_lines(means_of(two_shares(oracle=False))).frame.to_csv(index=False).splitlines() == [
         "policy,cached_share,cache_share,cache_bytes,decode_resident_hit_rate,draws",

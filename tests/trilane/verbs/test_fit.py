@@ -18,7 +18,7 @@ from trilane.study.fit.question import Question
 from trilane.study.fit.sensitivity import Gain
 
 MINI = ("fit", "--model", "deepseek-v2-lite", "--trace", "mini-deepseek", "--weights", "bf16", "--gpu", "rtx-3060",
-        "--ram", "ddr4-3200", "--context", "64", "--policies", "fiddler,on-demand")  # fmt: skip
+        "--ram", "ddr4-3200", "--context", "64", "--policies", "fiddler,on-demand", "--jobs", "1")  # fmt: skip
 
 
 def facts(done: Result) -> dict[str, str]:
@@ -46,6 +46,7 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
     assert told["run"] == engine["command"]
     assert told["decode"].startswith(f"{1000 / engine['tpot_ms']:.1f} tokens/s, {engine['tpot_ms']:.2f} ms a token ")
     assert told["first token"].startswith(f"{engine['ttft_ms'] / 1e3:.2f} s, the prompt in one piece: ")
+    assert told["error to expect"].startswith(f"{engine['error']['median']:.0%} in the median, within 25% on ")
     assert done.out.index("with llama.cpp: ") < done.out.index("with the best policy")
     assert told["routing"] == "mini-deepseek (recorded)"
     assert "12.9 GB = weights that every token needs 2.6 + KV cache 0.0 + staging 0.0 + " in done.out

@@ -91,7 +91,9 @@ def _rows(lines: csv.DictReader[str], path: str) -> Iterable[MeasuredRow]:
         given = {name: text for name in _NAMES if (text := line.get(name)) not in (None, "")}
         if "left_out" in given:
             given.setdefault("cpu_layers", "0")
-        yield from_dict(MeasuredRow, {name: _value(name, str(text), where) for name, text in given.items()}, where, RowsError)
+        yield from_dict(
+            MeasuredRow, {name: _value(name, str(text), where) for name, text in given.items()}, where, RowsError
+        )
 
 
 def _value(name: str, text: str, where: str) -> Any:

@@ -42,14 +42,23 @@ def predict(row: MeasuredRow, engines: Mapping[str, Engine] | None = None) -> Pr
     """
     shape, hardware = shape_of(row), machine_of(row.machine)
     engine = (engines or {}).get(row.engine) or load_engine(row.engine)
-    split = Split(row.cpu_layers, row.gpu_experts, row.threads, row.piece_tokens, row.repacked)
+    split = split_of(row)
     decode = prompt = None
     if row.decode_tokens_per_s is not None:
-        context = row.depth_tokens + max(row.generated_tokens // 2, 1)  # half of the answer, in the mean
-        decode = decode_time(shape, hardware, engine, split, context)
+        decode = decode_time(shape, hardware, engine, split, context_of(row))
     if row.prompt_tokens_per_s is not None and row.prompt_tokens is not None:
         prompt = prompt_time(shape, hardware, engine, split, row.prompt_tokens, row.prompt_depth_tokens)
     return Prediction(decode, prompt, row.prompt_tokens)
+
+
+def split_of(row: MeasuredRow) -> Split:
+    """The row's split."""
+    return Split(row.cpu_layers, row.gpu_experts, row.threads, row.piece_tokens, row.repacked)
+
+
+def context_of(row: MeasuredRow) -> int:
+    """Tokens in the KV cache while it decodes: half of the answer, in the mean."""
+    return row.depth_tokens + max(row.generated_tokens // 2, 1)
 
 
 @cache

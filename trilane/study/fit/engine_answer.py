@@ -13,6 +13,8 @@ from sim.costs.split_speed import DecodeTime, PromptTime, Split, decode_time, pr
 from sim.machine.dials import scaled_numbers
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
+from trilane.study.accuracy.regime_errors import RegimeError, regime_error
+from trilane.study.accuracy.regimes import Regime, regime_of
 from trilane.study.fit.command_line import command_line, cpu_layers_of, splits_by_experts
 from trilane.study.fit.question import FitError, Question
 from trilane.study.fit.sensitivity import BETTER, PARTS, Gain, limit_of, ranked
@@ -58,6 +60,8 @@ class EngineAnswer:
     pieces: int
     gains: tuple[EngineGain, ...]
     limited_by: str
+    regime: Regime
+    error: RegimeError | None  # of decode speeds that others measured in the same regime; None: of too few
 
 
 def engine_of(question: Question, hardware: Hardware) -> Engine:
@@ -84,6 +88,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         )
     split, gains = speed.split, ranked(speed.gains())
     decode, prompt = speed.decode(split), speed.prompt(split)
+    regime = regime_of(shape, hardware, speed.engine.name, split)
     piece = min(speed.splitter.piece_tokens, question.context)
     return EngineAnswer(
         engine=speed.engine.name,
@@ -102,6 +107,8 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         pieces=-(-question.context // piece),
         gains=gains,
         limited_by=limit_of(gains),
+        regime=regime,
+        error=regime_error(regime),
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sim.machine.hardware import Hardware, load_hardware
 from traces.models.shape import ModelShape
+from trilane.common.schema import to_dict
 from trilane.study.fit.engine_answer import EngineAnswer, engine_answer, has_room
 from trilane.study.fit.memory_needed import check_fits, longest_context, surely_runs
 from trilane.study.fit.policy_answer import PolicyAnswer, policy_answer
@@ -29,7 +30,7 @@ class Fit:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return asdict(self)
+        return to_dict(self)
 
 
 def fit(question: Question, jobs: int = 1) -> Fit:

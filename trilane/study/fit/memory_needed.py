@@ -11,9 +11,10 @@ from sim.machine.hardware import Hardware
 from sim.machine.units import GIB, in_gb
 from sim.runs.memory import MemoryPlan
 from traces.models.catalogue import load_model
+from traces.models.names import parted
 from traces.models.quantisation import quantisations_of
 from traces.models.shape import ModelShape, ShapeError
-from trilane.study.fit.question import FitError, Question, parted, with_weights
+from trilane.study.fit.question import FitError, Question, with_weights
 
 HOST_RESERVE_BYTES = 4_000_000_000  # estimate: operating system, the program, its buffers
 STAGED = 2  # slots with which ktransformers and best-exact stage experts
@@ -158,7 +159,7 @@ def _weights_that_fit(shape: ModelShape, hardware: Hardware, question: Question)
     """Quantisations with fewer bytes that fit."""
     fitting = []
     try:
-        names = quantisations_of(load_model("".join(parted(question.model))))
+        names = quantisations_of(load_model(str(parted(question.model)._replace(weights=None))))
     except ShapeError:
         return []
     for name in names:

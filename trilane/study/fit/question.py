@@ -12,6 +12,7 @@ from sim.machine.hardware import load_hardware
 from sim.machine.parts import unified_names
 from sim.runs.scenario import Scenario
 from traces.models.catalogue import load_model
+from traces.models.names import parted
 from traces.models.quantisation import quantisations_of
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
@@ -20,7 +21,6 @@ from trilane.common.quoting import quoted
 from trilane.common.schema import check
 
 USUAL_WEIGHTS = "q4_k_m"
-UNQUANTISED_BITS = 16
 KvFormat = Literal["f16", "q8_0", "q4_0"]
 KV_BITS: Mapping[KvFormat, float] = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}  # ggml: 32 share a 16-bit scale
 PROMPT_ROWS = 256  # prompt tokens that are routed one by one at most, all sequences together
@@ -76,7 +76,7 @@ class Question:
         if self.policies is not None:
             object.__setattr__(self, "policies", tuple(self.policies))
         check(self, FitError)
-        if "@" in self.model and self.weights is not None:
+        if parted(self.model).weights is not None and self.weights is not None:
             raise FitError(
                 f"fit: model {quoted(self.model)} with weights {quoted(self.weights)} names its weights twice"
             )
@@ -105,11 +105,11 @@ class Question:
         """The name of the model with its weights, for ``load_model``."""
         if self.weights is not None:
             return with_weights(self.model, self.weights)
-        if "@" in self.model or self._measured:
+        if parted(self.model).weights is not None or self._measured:
             return self.model
-        model = load_model(self.model)
-        published = quantisations_of(model) if model.weight_bits < UNQUANTISED_BITS else [USUAL_WEIGHTS]
-        return with_weights(self.model, published[0]) if published else self.model
+        formats = quantisations_of(load_model(self.model))
+        usual = USUAL_WEIGHTS if USUAL_WEIGHTS in formats else next(iter(formats), None)
+        return with_weights(self.model, usual) if usual else self.model
 
     @property
     def model_shape(self) -> ModelShape:
@@ -150,14 +150,7 @@ def most_steps(batch: int) -> int:
 
 def with_weights(model: str, weights: str) -> str:
     """The name of a model in a quantisation."""
-    whole, cut = parted(model)
-    return f"{whole}@{weights}{cut}"
-
-
-def parted(model: str) -> tuple[str, str]:
-    """The name of the whole model in its own weights, and ``:N`` if it is cut after N layers."""
-    whole, colon, layers = model.partition(":")
-    return whole.partition("@")[0], colon + layers
+    return str(parted(model)._replace(weights=weights))
 
 
 def _and(names: list[str]) -> str:

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 from traces.bundled_traces import bundled_trace
 from traces.library import calibration_of, load_trace
+from traces.models.catalogue import load_model
+from traces.models.names import parted
 from traces.synthesis.named import with_lengths
 from traces.trace import Trace
 from trilane.study.fit.candidates import forecasts_read
-from trilane.study.fit.question import PROMPT_ROWS, Question, most_steps, parted
+from trilane.study.fit.question import PROMPT_ROWS, Question, most_steps
 
 CALIBRATION = (16, 8, 8)  # sequences and their tokens: enough to tell which experts are popular, and quickly made
 
@@ -32,7 +34,8 @@ class RoutingSource:
 
 def routing_for(question: Question) -> RoutingSource:
     """Raises TraceError for a trace that does not exist."""
-    model, cut = parted(question.model)
+    model, _, layers = parted(load_model(question.model).name)  # of a folder, the file in it
+    cut = "" if layers is None else f":{layers}"
     bundled = bundled_trace(model)
     recorded = question.trace or (bundled and f"{bundled}{cut}")
     if recorded:

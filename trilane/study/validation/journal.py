@@ -38,6 +38,7 @@ PACKAGES = ("policies", "realrun", "sim", "traces", "trilane/common")  # code th
 SOURCES = (".py", ".c", ".h")
 _META = b"trilane"
 _FILES = ("question.json", "run-*.parquet", "microbenchmarks-*.json", f".*{ASIDE}")
+_OF_THE_SYSTEM = (".DS_Store", "._*", "Thumbs.db", "desktop.ini")  # written by programs that show a folder
 _MOST_SPANS = 10**8  # of a run
 
 
@@ -130,7 +131,7 @@ class ValidationJournal:
 def _check_files(folder: Path) -> None:
     """Raise RefusedError if a folder holds anything else than a journal."""
     for file in folder.glob("*"):
-        if not any(file.match(name) for name in _FILES):
+        if not any(file.match(name) for name in (*_FILES, *_OF_THE_SYSTEM)):
             raise RefusedError(f"{folder}: expected a journal or no such folder, it holds {file.name}; move it away")
 
 

@@ -15,6 +15,8 @@ from sim.machine.hardware import load_hardware, write_hardware
 from sim.machine.units import GIB
 from tests.kit.hand_measured import toy_machine, toy_model
 from traces.models.catalogue import load_model
+from trilane.study.accuracy.regime_errors import regime_error
+from trilane.study.accuracy.regimes import Regime
 from trilane.study.fit.command_line import command_line
 from trilane.study.fit.engine_answer import EngineAnswer, engine_answer, engine_of
 from trilane.study.fit.fit import fit, with_longest_context
@@ -138,6 +140,21 @@ def test_a_profile_has_no_other_engine(tmp_path: Path) -> None:
     assert (found.engine, found.engine_refused) == (None, None)
     with pytest.raises(FitError, match="is a profile, whose times are those of the engine that was measured"):
         fit(replace(asked, threads=2))
+
+
+@pytest.mark.parametrize(
+    ("asked", "regime"),
+    [
+        (QWEN, "mixed"),
+        ({**QWEN, "gpu": "rtx-5090"}, "all GPU"),
+        ({**QWEN, "engine": "llama.cpp-vulkan"}, "Vulkan"),
+        ({"model": "qwen3-30b-a3b", "gpu": "none", "ram": "ddr5-5600"}, "CPU only"),
+    ],
+)
+def test_an_answer_names_the_error_of_its_regime(asked: dict[str, Any], regime: Regime) -> None:
+    one = answered(**asked)
+    assert one.regime == regime
+    assert one.error == regime_error(regime)
 
 
 # --- without a GPU, and with one memory -------------------------------------------------------------------------------

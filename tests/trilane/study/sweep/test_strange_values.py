@@ -44,6 +44,8 @@ def refuse_to_play(*given: Any) -> Any:
         ({"grid": {"pcie": ["\udfff"]}}, "text without NUL"),
         ({"scenario": {**SMALL, "trace": "\ud800"}}, "text without NUL"),
         ({"draws": FAR}, "at most 64 bits"),
+        ({"grid": {"parameters.window": [1, {None: 1, 2: 3}]}}, r"grid\.parameters.window\[1\]: expected text"),
+        ({"grid": {"pcie": [{None: 1, True: 2, 1.5: 3}]}}, r"grid\.pcie\[0\]: expected text, got null"),
     ],
 )
 def test_values_that_no_table_holds(

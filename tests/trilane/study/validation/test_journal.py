@@ -18,8 +18,8 @@ from policies.registry import SYSTEMS
 from realrun.errors import LaneError, RefusedError
 from realrun.machine.host_lanes import HostLanes
 from realrun.profiling.lab import Points
-from realrun.profiling.profile import profile
-from realrun.profiling.timing import Effort
+from realrun.profiling.profile import Reprofile, profile
+from realrun.profiling.timing import Effort, Samples
 from realrun.replay.measure import Measurement, ReplayBench
 from sim.machine.hardware import write_hardware
 from sim.runs.prepare import Prepared
@@ -58,6 +58,21 @@ def profiled(lanes: HostLanes, tmp_path_factory: pytest.TempPathFactory) -> Path
     found = profile(lanes, [load_model("mini-moe:2")], points, ROUND, name="here", effort=effort)
     write_hardware(as_if_quiet(found.hardware), path)
     return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def microbenchmarks() -> Iterator[None]:
+    """Measured once for all tests: every repetition finds the same."""
+    real, found = Reprofile.measure, list[Samples]()
+
+    def measure(self: Reprofile) -> Samples:
+        if not found:
+            found.append(real(self))
+        return found[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Reprofile, "measure", measure)
+        yield
 
 
 Validate = Callable[..., Validated]
@@ -127,6 +142,7 @@ def test_every_scenario_is_warmed_up_once_and_measured_in_every_round(run: Valid
 
 
 @pytest.mark.parametrize("killed_after", range(0, len(ALL), 2))
+@thinned(2)
 def test_killed_and_begun_again_gives_every_run_once(
     run: Validate, measured: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, killed_after: int
 ) -> None:
@@ -215,6 +231,14 @@ def test_what_was_left_next_to_a_complete_run_by_a_kill_is_removed(tmp_path: Pat
     (folder / f".run-000-00.parquet.abc{ASIDE}").mkdir()
     with journal_of(folder, {"plan": "first"}):
         assert set(folder.iterdir()) == names
+
+
+def test_what_the_system_writes_into_a_folder_that_is_shown_is_no_other_file(tmp_path: Path) -> None:
+    kept_in(tmp_path / "journal", "first")
+    (tmp_path / "journal" / ".DS_Store").write_bytes(b"Bud1")
+    kept_in(tmp_path / "journal", "first")
+    kept_in(tmp_path / "journal", "second")
+    assert (tmp_path / "journal.before" / ".DS_Store").exists()
 
 
 @pytest.mark.parametrize("name", ["journal", "journal.before"])

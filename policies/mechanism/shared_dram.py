@@ -1,0 +1,25 @@
+"""The DRAM under CPU experts and copies: the rates at which both run while they run together.
+
+A machine's two rates are those of an expert of one token, which takes as long as its weights take to read, next to a
+copy. An expert of more tokens reads the same bytes in more time, so it draws a smaller share of that bandwidth: it is
+slowed down only as far as less is left to it than it draws, and what it does not draw goes to the copy.
+"""
+
+from __future__ import annotations
+
+from policies.mechanism.views import ExpertCosts
+
+
+def rates_together(costs: ExpertCosts, cpu_ns: int, read_ns: int) -> tuple[int, int]:
+    """Rates in permille of CPU work and of copies while both run, for CPU work that takes ``cpu_ns`` alone.
+
+    ``read_ns``, at most ``cpu_ns``: what its weights take to read, ``cpu_ns[1]`` for each expert.
+    """
+    cpu_permille, copy_permille = costs.cpu_permille, costs.copy_permille
+    if cpu_ns <= read_ns:
+        return cpu_permille, copy_permille
+    left = cpu_permille - min(read_ns * 1000 // cpu_ns, cpu_permille)  # of the bandwidth of an expert of one token
+    return (
+        min(cpu_permille * cpu_ns // read_ns, 1000),
+        min(copy_permille + left * costs.copy_ns // costs.cpu_ns[1], 1000),
+    )

@@ -1,0 +1,44 @@
+"""A machine that is better in one number, and equal in the others, is not slower under the recommended policy."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from sim.machine.dials import DIALS, scaled_numbers
+from sim.runs.prepare import Prepared
+from sim.simulate import spans_of
+from trilane.study.fit.policy_result import tpot_ms_of
+from trilane.study.fit.prepared_question import on_machine, prepared_for
+from trilane.study.fit.question import Question
+
+POLICY = "best-exact"  # recommended on all of these machines
+SLOWER = 1.01  # at most: what is copied is chosen anew
+MACHINES = {
+    "glm-4.5-air": ("rtx-4090", "ddr5-6000"),
+    "gpt-oss-20b": ("rtx-3060-ti", "ddr4-3200"),
+    "mixtral-8x7b": ("rtx-3060", "ddr4-3200"),
+    "qwen3-30b-a3b": ("rtx-3060", "ddr5-5600"),
+}
+
+
+@cache
+def asked(model: str) -> Prepared:
+    gpu, ram = MACHINES[model]
+    return prepared_for(Question(model, gpu, ram, context=512, generated=48)).with_policy(POLICY)
+
+
+@cache
+def tpot_ms(model: str, part: str, factor: float) -> float:
+    """With a part's numbers times ``factor``."""
+    prepared = asked(model)
+    numbers = scaled_numbers(prepared.hardware, DIALS[part].keys, factor)
+    return tpot_ms_of(spans_of(on_machine(prepared, prepared.hardware.with_numbers(numbers))), prepared.answer_tokens)
+
+
+@pytest.mark.parametrize("part", ["dram_gbps", "pcie_gbps"])
+@pytest.mark.parametrize("model", MACHINES)
+def test_a_better_part_makes_no_answer_slower(model: str, part: str) -> None:
+    for worse, better in ((1, 1.15), (1.15, 1.5)):
+        assert tpot_ms(model, part, better) <= SLOWER * tpot_ms(model, part, worse)

@@ -1,0 +1,72 @@
+"""Engines as data: what their files may hold, what is refused, and files that differ from others in a few numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.costs.engine import EngineError, engine_names, load_engine
+from sim.costs.engine_costs import costs_on
+from sim.machine.hardware import load_hardware
+from sim.machine.sourced import Sourced
+from traces.models.catalogue import load_model
+
+FITTED = ("llama.cpp", "llama.cpp-2025", "llama.cpp-vulkan", "ik_llama.cpp", "ik_llama.cpp-2025", "ktransformers")
+
+
+def test_the_engines_are_those_that_people_run_and_two_whose_kernels_are_counted() -> None:
+    assert set(engine_names()) == {"ideal", "pytorch", *FITTED}
+    assert [name for name in engine_names() if load_engine(name).fitted] == sorted(FITTED)
+
+
+def test_a_file_states_what_differs_from_another_engine(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "like: llama.cpp\nabout: mine\ngpu:\n  layer_ns:\n"
+        "    state: {value: 50000, source: my own measurement, confidence: high}\n"
+    )
+    mine, base = load_engine(str(path)), load_engine("llama.cpp")
+    assert (mine.name, mine.about) == ("mine", "mine")
+    changed = {key for key, number in mine.flat().items() if number != base.flat()[key]}
+    assert changed == {"gpu.layer_ns.state"}
+    assert mine.flat()["gpu.layer_ns.state"] == Sourced(50000, "my own measurement", "high")
+    machine, shape = load_hardware("rtx-4080+ddr5-5600"), load_model("qwen3.5-35b-a3b@q4_k_m")
+    slow, quick = (costs_on(machine, shape, 1, engine).step(1, (64,)).attention_ns for engine in ("llama.cpp", mine))
+    assert slow - quick == pytest.approx((base.flat()["gpu.layer_ns.state"].value - 50000) * 30 / 40, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("like: llamacpp\n", r"there is no engine 'llamacpp'; did you mean 'llama.cpp'\?"),
+        ("[1]", "expected a mapping"),
+        ("about: x\nstarts: graphs\ndecides: true\n", "expected replay_ns and spin_ns"),
+        ("like: llama.cpp\ngpu: null\n", "expected gpu, cpu and prompt together"),
+        (
+            "like: llama.cpp\ngpu: {read_share: {value: 1.5, source: x, confidence: low}}\n",
+            "gpu.read_share.value: expected a number above 0 and <= 1",
+        ),
+        ("like: llama.cpp\ngpu: {read: 1}\n", "gpu"),
+        ("like: llama.cpp\nfast: true\n", "fast"),
+    ],
+)
+def test_a_faulty_file_is_refused_in_one_sentence(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text(text)
+    with pytest.raises(EngineError, match=message):
+        load_engine(str(path))
+
+
+def test_a_file_that_is_like_itself_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "loop.yaml"
+    path.write_text(f"like: {path}\n")
+    with pytest.raises(EngineError, match="there is no engine"):
+        load_engine(str(path))
+
+
+def test_only_numbers_that_there_are_can_be_changed() -> None:
+    engine = load_engine("llama.cpp")
+    assert engine.with_numbers({"cpu.layer_ns": 1.0}).flat()["cpu.layer_ns"].value == 1.0
+    with pytest.raises(EngineError, match=r"there is no key 'cpu.layers_ns'; did you mean 'cpu.layer_ns'\?"):
+        engine.with_numbers({"cpu.layers_ns": 1.0})

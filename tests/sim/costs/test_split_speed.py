@@ -1,0 +1,125 @@
+"""Speeds of a static split: sums by hand, the simulator's own times, and better machines that are never slower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.costs.engine import load_engine
+from sim.costs.fitted_costs import fitted_costs
+from sim.costs.split_speed import Split, decode_time, prompt_time
+from sim.machine.hardware import Hardware, load_hardware
+from sim.runs.prepare import prepare
+from sim.runs.scenario import Scenario
+from sim.simulate import simulate
+from traces.models.catalogue import load_model
+from traces.models.shape import ModelShape
+
+ENGINES = ("llama.cpp", "llama.cpp-vulkan", "ik_llama.cpp", "ktransformers")
+BETTER_UPWARDS = (
+    "gpu.bandwidth_bytes_per_s", "gpu.integer_ops_per_s", "cpu.read_bytes_per_s", "link.h2d_bytes_per_s",
+)  # fmt: skip
+
+
+@cache
+def model(name: str = "deepseek-v2-lite@q4_k_m") -> ModelShape:
+    return load_model(name)
+
+
+@cache
+def machine(name: str = "rtx-3060+ddr4-3200+ryzen-5-5600") -> Hardware:
+    return load_hardware(name)
+
+
+def test_a_token_is_the_sum_of_its_layers() -> None:
+    shape, engine = model(), load_engine("llama.cpp")
+    costs = fitted_costs(shape, machine(), engine, 1)
+    step, expert = costs.step(1, (500,)), costs.experts[0]
+    found = decode_time(shape, machine(), engine, Split(cpu_layers=10), 500)
+    assert found.attention_ns == 26 * step.attention_ns
+    assert found.gpu_experts_ns == 16 * 6 * expert.gpu_ns[1]
+    assert (found.cpu_experts_ns, found.handing_over_ns) == (10 * 6 * expert.cpu_ns[1], 10 * expert.first_cpu_ns)
+    assert found.others_ns == 26 * (step.gate_ns + step.shared_ns + step.combine_ns) + step.dense_ns + step.head_ns
+    assert found.total_ns == sum(vars(found).values())
+
+
+def test_experts_that_the_gpu_has_in_cpu_layers_are_computed_there() -> None:
+    shape, engine = model(), load_engine("ktransformers")
+    half = decode_time(shape, machine(), engine, Split(26, gpu_experts=32), 64)
+    none = decode_time(shape, machine(), engine, Split(26), 64)
+    assert half.cpu_experts_ns * 2 == none.cpu_experts_ns
+    assert half.handing_over_ns == none.handing_over_ns
+
+
+@pytest.mark.parametrize("engine", ["llama.cpp", "llama.cpp-vulkan"])
+@pytest.mark.parametrize("cached", [0.0001, 0.5])
+def test_the_simulator_comes_to_the_same_time(engine: str, cached: float) -> None:
+    """It also moves activations and results over the link, and computes shared experts next to the CPU's."""
+    scenario = Scenario(
+        trace="synthetic:deepseek-v2-lite", model="deepseek-v2-lite@q4_k_m", hardware="rtx-3060+ddr4-3200+ryzen-5-5600",
+        engine=engine, policy="llama.cpp@impl", cached_share=cached, prompt_tokens=16, generated_tokens=6,
+    )  # fmt: skip
+    simulated = simulate(scenario).metrics.tpot_ms
+    slots = prepare(scenario).memory.slots
+    cpu_layers = 26 - slots // 64
+    closed = decode_time(model(), machine(), load_engine(engine), Split(cpu_layers), 16 + 3)
+    assert simulated == pytest.approx(closed.total_ns / 1e6, rel=0.04)
+
+
+def test_a_prompt_in_pieces_copies_the_experts_for_each_of_them() -> None:
+    shape, engine = model(), load_engine("llama.cpp")
+    one = prompt_time(shape, machine(), engine, Split(26, piece_tokens=512), 512)
+    four = prompt_time(shape, machine(), engine, Split(26, piece_tokens=512), 2048)
+    whole = prompt_time(shape, machine(), engine, Split(26, piece_tokens=2048), 2048)
+    assert four.copies_ns == pytest.approx(4 * one.copies_ns, rel=1e-6)
+    assert whole.copies_ns == pytest.approx(one.copies_ns, rel=1e-3)  # all 64 experts are active in either
+    assert whole.total_ns < four.total_ns
+    assert four.attention_ns > 4 * one.attention_ns  # later pieces look back farther
+
+
+def test_repacked_weights_are_computed_where_they_are() -> None:
+    shape, engine = model(), load_engine("ik_llama.cpp")
+    copied, computed = (
+        prompt_time(shape, machine(), engine, Split(26, repacked=repacked), 512) for repacked in (False, True)
+    )
+    assert copied.cpu_experts_ns == 0 < copied.copies_ns
+    assert computed.copies_ns == 0 < computed.cpu_experts_ns
+    assert copied.attention_ns == computed.attention_ns
+
+
+def test_threads_and_a_machine_without_a_gpu() -> None:
+    shape, engine = model(), load_engine("llama.cpp")
+    times = [decode_time(shape, machine(), engine, Split(26, threads=n), 64).total_ns for n in (1, 2, 4, 6)]
+    assert times == sorted(times, reverse=True)
+    alone = load_hardware("none+ddr4-3200+ryzen-5-5600")
+    split = decode_time(shape, alone, engine, Split(26), 64)
+    assert (split.cpu_experts_ns, split.handing_over_ns) == (0, 0)  # the CPU is all that computes
+    assert split == decode_time(shape, alone, engine, Split(0), 64)
+
+
+@given(
+    engine=st.sampled_from(ENGINES),
+    key=st.sampled_from(BETTER_UPWARDS),
+    factor=st.floats(1.01, 8),
+    cpu_layers=st.integers(0, 26),
+    tokens=st.integers(1, 4096),
+    repacked=st.booleans(),
+)
+def test_law_a_machine_better_in_one_number_is_never_slower(
+    engine: str, key: str, factor: float, cpu_layers: int, tokens: int, repacked: bool
+) -> None:
+    shape, software, base = model(), load_engine(engine), machine()
+    better = base.with_numbers({key: base.flat()[key] * factor})
+    split = Split(cpu_layers, repacked=repacked and engine == "ik_llama.cpp")
+    for one in (decode_time, prompt_time):
+        before, after = (one(shape, each, software, split, tokens).total_ns for each in (base, better))  # type: ignore[operator]
+        assert after <= before + len(vars(one(shape, base, software, split, tokens))), key  # type: ignore[operator]
+    more = replace(base, cpu=replace(base.cpu, cores=base.cpu.cores + 2))
+    assert (
+        decode_time(shape, more, software, split, tokens).total_ns
+        <= decode_time(shape, base, software, split, tokens).total_ns
+    )

@@ -1,0 +1,242 @@
+"""Shapes from GGUF files: those of the catalogue, bytes of mixed types, files in parts, and files that are refused."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.traces.models.gguf_files import (
+    F16,
+    MXFP4,
+    Q4_K,
+    Q6_K,
+    Matrices,
+    delta,
+    feed_forward,
+    gguf_bytes,
+    grouped,
+    latent,
+    mamba,
+    mixture,
+    model,
+    write_gguf,
+)  # fmt: skip
+from traces.models.catalogue import load_model
+from traces.models.shape import ModelShape, ShapeError
+
+
+def keys(experts: int, top_k: int, hidden: int, heads: int, **more: object) -> dict[str, object]:
+    """Metadata that every family has; a double underscore stands for a dot."""
+    named = {key.replace("__", "."): each for key, each in more.items()}
+    counts = {"expert_count": experts, "expert_used_count": top_k, "embedding_length": hidden}
+    return {**counts, "attention.head_count": heads, **named}
+
+
+def qwen3moe(layers: int = 48, experts: int = F16) -> Any:
+    layer = grouped(2048, 32, 4, 128) + mixture(2048, 768, 128)
+    return model("qwen3moe", keys(128, 8, 2048, 32), 151936, [layer] * layers, experts=experts)
+
+
+def deepseek2() -> Any:
+    mixer = latent(7168, 128, 1536)
+    layers = [mixer + feed_forward(7168, 18432)] * 3 + [mixer + mixture(7168, 2048, 256, 2048)] * 59
+    sizes = {"attention.kv_lora_rank": 512, "rope.dimension_count": 64, "attention.key_length_mla": 192}
+    more = {"attention.key_length": 576, "nextn_predict_layers": 1, "expert_shared_count": 1}
+    return model("deepseek2", {**keys(256, 8, 7168, 128), **sizes, **more}, 129280, layers)
+
+
+def gpt_oss() -> Any:
+    layer = grouped(2880, 64, 8, 64) + mixture(2880, 2880, 32)
+    window = keys(32, 4, 2880, 64, attention__sliding_window=128)
+    return model("gpt-oss", window, 201088, [layer] * 24, experts=MXFP4)
+
+
+def llama4() -> Any:
+    layer = grouped(5120, 40, 8, 128) + mixture(5120, 8192, 16, 8192)
+    return model("llama4", keys(16, 1, 5120, 40, expert_weights_norm=False), 202048, [layer] * 48)
+
+
+def gemma4() -> Any:
+    near, far = grouped(2816, 16, 8, 256), [part for part in grouped(2816, 16, 2, 512) if part[0] != "attn_v"]
+    ffn = mixture(2816, 704, 128) + feed_forward(2816, 2112)
+    pattern = ([True] * 5 + [False]) * 5
+    windows = keys(128, 8, 2816, 16, attention__sliding_window=1024, attention__sliding_window_pattern=pattern)
+    return model("gemma4", windows, 262144, [(near if each else far) + ffn for each in pattern], tied=True)
+
+
+def qwen3next() -> Any:
+    state, full = delta(2048, 8192, 4096, 32), grouped(2048, 16, 2, 256, gate=True)
+    ffn = mixture(2048, 512, 512, 512)
+    sizes = keys(512, 10, 2048, 16, ssm__conv_kernel=4, ssm__inner_size=4096, ssm__state_size=128)
+    groups = {"ssm.group_count": 16, "ssm.time_step_rank": 32}
+    return model("qwen3next", {**sizes, **groups}, 151936, [state + ffn, state + ffn, state + ffn, full + ffn] * 12)
+
+
+def nemotron() -> Any:
+    kinds = {"M": mamba(2688, 10304, 6144, 4096), "*": grouped(2688, 32, 2, 128)}
+    kinds["E"] = mixture(2688, 1856, 128, 3712, gated=False)
+    blocks = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+    heads = [32 if block == "*" else 0 for block in blocks]
+    sizes = keys(128, 6, 2688, 32, ssm__conv_kernel=4, ssm__inner_size=4096, ssm__state_size=128)
+    groups = {"ssm.group_count": 8, "ssm.time_step_rank": 64, "attention.head_count": heads}
+    return model("nemotron_h_moe", {**sizes, **groups}, 131072, [kinds[block] for block in blocks])
+
+
+FAMILIES = {
+    "qwen3-30b-a3b": qwen3moe, "deepseek-v3": deepseek2, "gpt-oss-20b": gpt_oss, "llama-4-scout": llama4,
+    "gemma-4-26b-a4b": gemma4, "qwen3-next-80b-a3b": qwen3next, "nemotron-3-nano-30b": nemotron,
+}  # fmt: skip
+MEANS = {"gemma-4-26b-a4b": {"head_dim", "kv_heads", "kv_width", "attention_params"}}  # of its two kinds of layers
+
+
+def sizes(shape: ModelShape) -> dict[str, Any]:
+    """What does not follow from the weights' format."""
+    given = {"name", "sources", "dense_bits", "kv_bits", "expert_bytes"}
+    return {key: value for key, value in shape.to_dict().items() if key not in given}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_file_gives_the_shape_of_the_catalogue(name: str, tmp_path: Path) -> None:
+    made = load_model(str(write_gguf(tmp_path / "model.gguf", *FAMILIES[name]())))
+    known = load_model(name)
+    expected, found = sizes(known), sizes(made)
+    differ = {key for key in expected if expected[key] != found[key]} - MEANS.get(name, set())
+    assert {key: (found[key], expected[key]) for key in differ} == {}
+    assert made.name == str(tmp_path / "model.gguf")
+    assert made.routed_bytes == known.routed_bytes
+    assert made.non_expert_bytes == pytest.approx(known.non_expert_bytes, rel=0.002)  # norms are counted here
+    assert made.cache_bytes(9999) == known.cache_bytes(9999)
+
+
+def test_bytes_are_those_of_each_tensor(tmp_path: Path) -> None:
+    """Q4_K has 144 bytes for 256 weights, Q6_K 210; here the down matrices of layer 1 are in Q6_K."""
+    metadata, tensors = qwen3moe(2, Q4_K)
+    mixed = [(name, shape, Q6_K if name == "blk.1.ffn_down_exps.weight" else kind) for name, shape, kind in tensors]
+    made = load_model(str(write_gguf(tmp_path / "model.gguf", metadata, mixed)))
+    matrix = 2048 * 768
+    assert made.expert_bytes == (3 * matrix * 144 // 256, 2 * matrix * 144 // 256 + matrix * 210 // 256)
+    assert made.weight_bits == pytest.approx(8 * sum(made.expert_bytes) / (6 * matrix))
+    others = 2 * 2048 * 151936 * 2 + 2 * (18874368 * 2 + 2048 * 128 * 2 + 2048 * 4)
+    assert made.non_expert_bytes == pytest.approx(others, rel=1e-6)
+
+
+def test_files_of_2023_have_a_tensor_for_each_expert(tmp_path: Path) -> None:
+    """As Mixtral's first files; the architecture is llama."""
+    parts: Matrices = grouped(512, 8, 2, 64)
+    for expert in range(4):
+        parts += [(f"ffn_gate.{expert}", (512, 256)), (f"ffn_up.{expert}", (512, 256))]
+        parts.append((f"ffn_down.{expert}", (256, 512)))
+    made = load_model(str(write_gguf(tmp_path / "model.gguf", *model("llama", keys(4, 2, 512, 8), 99, [parts] * 2))))
+    assert (made.experts, made.expert_width, made.expert_bytes) == (4, 256, (3 * 512 * 256 * 2,) * 2)
+
+
+def test_tables_that_the_host_looks_up_and_layers_of_prediction_are_not_counted(tmp_path: Path) -> None:
+    metadata, tensors = qwen3moe(3)
+    plain = load_model(str(write_gguf(tmp_path / "plain.gguf", *qwen3moe(2))))
+    more = [*tensors, ("per_layer_token_embd.weight", (160, 320_000_000), F16)]
+    made = load_model(str(write_gguf(tmp_path / "more.gguf", {**metadata, "qwen3moe.nextn_predict_layers": 1}, more)))
+    assert replace(made, name="", sources={}) == replace(plain, name="", sources={})
+
+
+def test_a_file_in_parts(tmp_path: Path) -> None:
+    metadata, tensors = qwen3moe(4)
+    whole = load_model(str(write_gguf(tmp_path / "whole.gguf", metadata, tensors)))
+    for number, some in enumerate((tensors[:9], [], tensors[9:]), 1):
+        write_gguf(tmp_path / f"my-0000{number}-of-00003.gguf", metadata if number == 1 else {}, some)
+    for number in (1, 3):
+        made = load_model(str(tmp_path / f"my-0000{number}-of-00003.gguf"))
+        assert replace(made, name="", sources={}) == replace(whole, name="", sources={})
+
+
+def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "my-00003-of-00003.gguf", *qwen3moe(1))
+    with pytest.raises(ShapeError, match=r"expected all 3 parts next to each other, my-00001-of-00003\.gguf is missi"):
+        load_model(str(file))
+
+
+def test_a_quantised_file_is_not_quantised_again(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", *qwen3moe(2, Q4_K))
+    assert load_model(f"{file}:1").moe_layers == 1
+    with pytest.raises(ShapeError, match="is not quantised again"):
+        load_model(f"{file}@q4_k_m")
+
+
+GOOD = gguf_bytes(*qwen3moe(2))
+HUGE = (2**63).to_bytes(8, "little")
+
+
+def refused(content: bytes, folder: Path) -> str:
+    file = folder / "model.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ShapeError) as caught:
+        load_model(str(file))
+    assert str(caught.value).startswith(str(file))
+    return str(caught.value).removeprefix(f"{file}: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "expected a GGUF file, this is empty"),
+        (b"GGML" + GOOD[4:], "expected a GGUF file of version 2 or 3"),
+        (b"GGUF" + (1).to_bytes(4, "little") + GOOD[8:], "expected a GGUF file of version 2 or 3"),
+        (b"GGUF" + (3).to_bytes(4, "big") + GOOD[8:], "expected a GGUF file of version 2 or 3"),
+        (GOOD[:7], "the file ends within its header"),
+        (GOOD[:100], "the file ends within its header"),
+        (GOOD[:-1], "the file ends within its header"),
+        (GOOD[:8] + HUGE + GOOD[16:], "expected at most 200,000 tensors"),
+        (GOOD[:16] + HUGE + GOOD[24:], "expected at most 10,000 keys"),
+        (GOOD[:24] + HUGE + GOOD[32:], "expected a key of at most 1,048,576 bytes"),
+        (gguf_bytes({}, [("a", (1,), 99)]), "tensor 'a' has type 99, whose size is not known"),
+        (gguf_bytes({}, [("a", (0, 5), 0)]), "tensor 'a': expected 1 to 35,184,372,088,832 elements"),
+        (gguf_bytes({}, [("a", (2**40, 2**40), 0)]), "tensor 'a': expected 1 to 35,184,372,088,832 elements"),
+        (gguf_bytes({}, [("a", (1,) * 5, 0)]), "tensor 'a': expected 1 to 4 dimensions, got 5"),
+        (gguf_bytes({}, []), "expected a whole number from 0 at the key '.block_count', got None"),
+    ],
+)
+def test_what_is_no_gguf_file_is_refused_in_a_sentence(content: bytes, words: str, tmp_path: Path) -> None:
+    assert refused(content, tmp_path).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"expert_count": 0}, "expected a model with experts, this one, 'qwen3moe', has none"),
+        ({"block_count": 3}, "expected attention in layer 2, or before its experts; there is none"),
+        ({"block_count": 4_000_000_000}, "expected a whole number from 0 at the key 'qwen3moe.block_count'"),
+        ({"block_count": 5000}, "block_count: expected 1 to 1000 layers, got 5,000"),
+        ({"block_count": "48"}, "expected a whole number from 0 at the key 'qwen3moe.block_count', got '48'"),
+        ({"embedding_length": 0}, "expected a whole number from 1 at the key 'qwen3moe.embedding_length', got 0"),
+        ({"attention.head_count": "32"}, "expected a whole number from 0 at the key 'qwen3moe.attention.head_count'"),
+        ({"attention.head_count": [32]}, "expected a whole number from 0 at the key 'qwen3moe.attention.head_count'"),
+    ],
+)
+def test_metadata_that_is_missing_or_wrong_is_named(changed: dict[str, object], words: str, tmp_path: Path) -> None:
+    metadata, tensors = qwen3moe(2)
+    wrong = {f"qwen3moe.{key}": each for key, each in changed.items()}
+    assert refused(gguf_bytes({**metadata, **wrong}, tensors), tmp_path).startswith(words)
+
+
+def test_a_dense_model_is_refused(tmp_path: Path) -> None:
+    layer = grouped(512, 8, 2, 64) + feed_forward(512, 1024)
+    content = gguf_bytes(*model("llama", {"embedding_length": 512, "attention.head_count": 8}, 99, [layer]))
+    assert refused(content, tmp_path) == "expected a model with experts, this one, 'llama', has none"
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_damage_anywhere_gives_a_shape_or_a_shape_error(tmp_path: Path, data: st.DataObject) -> None:
+    """Bytes replaced, bits of counts and lengths among them, and the file cut."""
+    content = bytearray(GOOD)
+    for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=4)):
+        content[place] = data.draw(st.sampled_from([0, 1, 127, 128, 255]) | st.integers(0, 255))
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])
+    with suppress(ShapeError):
+        load_model(str(file))

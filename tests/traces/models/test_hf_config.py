@@ -1,0 +1,210 @@
+"""Shapes from config.json: those of the catalogue, from transformers' own configurations; files that are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers as hf
+
+from traces.models.catalogue import load_model
+from traces.models.hf_config import shape_of_config
+from traces.models.shape import ModelShape, ShapeError
+
+PATTERN = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"  # of Nemotron-3-Nano
+BLOCKS = [{"M": "linear_attention", "E": "moe", "*": "full_attention"}[letter] for letter in PATTERN]
+NEMOTRON = hf.NemotronHConfig(
+    hidden_size=2688, layers_block_type=BLOCKS, num_key_value_heads=2, mamba_num_heads=64, n_routed_experts=128,
+    moe_intermediate_size=1856, moe_shared_expert_intermediate_size=3712, num_experts_per_tok=6,
+)  # fmt: skip
+QWEN_122B = hf.Qwen3_5MoeTextConfig(
+    hidden_size=3072, num_hidden_layers=48, num_attention_heads=32, linear_num_value_heads=64,
+    moe_intermediate_size=1024, shared_expert_intermediate_size=1024,
+)  # fmt: skip
+MXFP4 = {"quant_method": "mxfp4"}
+CONFIGS: dict[str, hf.PreTrainedConfig] = {
+    "mixtral-8x7b": hf.MixtralConfig(),
+    "phi-3.5-moe": hf.PhimoeConfig(),
+    "olmoe-1b-7b": hf.OlmoeConfig(intermediate_size=1024),
+    "qwen3-30b-a3b": hf.Qwen3MoeConfig(num_hidden_layers=48, head_dim=128, norm_topk_prob=True),
+    "qwen3-next-80b-a3b": hf.Qwen3NextConfig(),
+    "qwen3.5-35b-a3b": hf.Qwen3_5MoeTextConfig(),
+    "qwen3.5-122b-a10b": QWEN_122B,
+    "glm-4.5-air": hf.Glm4MoeConfig(head_dim=128),
+    "glm-4.7-flash": hf.Glm4MoeLiteConfig(),
+    "glm-5": hf.GlmMoeDsaConfig(),
+    "gpt-oss-20b": hf.GptOssConfig(num_hidden_layers=24, num_local_experts=32, quantization_config=MXFP4),
+    "gpt-oss-120b": hf.GptOssConfig(quantization_config=MXFP4),
+    "llama-4-scout": hf.Llama4TextConfig(),
+    "llama-4-maverick": hf.Llama4TextConfig(num_local_experts=128, interleave_moe_layer_step=2),
+    "minimax-m2": hf.MiniMaxM2Config(),
+    "deepseek-v2-lite": hf.DeepseekV2Config(
+        hidden_size=2048, num_hidden_layers=27, num_attention_heads=16, q_lora_rank=None, first_k_dense_replace=1,
+        intermediate_size=10944, moe_intermediate_size=1408, num_experts_per_tok=6,
+    ),
+    "deepseek-v3": hf.DeepseekV3Config(),
+    "deepseek-v3.2": hf.DeepseekV32Config(),
+    "ernie-4.5-21b-a3b": hf.Ernie4_5_MoeConfig(),
+    "ling-3.0-flash": hf.BailingHybridConfig(),
+    "nemotron-3-nano-30b": NEMOTRON,
+    "glm-5.3-flash": hf.Glm5NextTextConfig(),
+    "lfm2-8b-a1b": hf.Lfm2MoeConfig(
+        num_hidden_layers=24,
+        layer_types=["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)],
+    ),
+}  # fmt: skip
+GEMMA = hf.Gemma4TextConfig(
+    hidden_size=2816, intermediate_size=2112, num_hidden_layers=30, num_attention_heads=16, num_key_value_heads=8,
+    sliding_window=1024, num_experts=128, top_k_experts=8, moe_intermediate_size=704, enable_moe_block=True,
+    attention_k_eq_v=True,
+)  # fmt: skip
+
+
+def values_of(config: hf.PreTrainedConfig) -> dict[str, Any]:
+    """What ``save_pretrained`` writes."""
+    written: dict[str, Any] = json.loads(config.to_json_string(use_diff=True))
+    return written
+
+
+def sizes(shape: ModelShape) -> dict[str, Any]:
+    return {key: value for key, value in shape.to_dict().items() if key not in ("name", "sources")}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_gives_the_shape_of_the_catalogue(name: str) -> None:
+    made = sizes(shape_of_config(values_of(CONFIGS[name]), name, "config.json"))
+    known = sizes(load_model(name))
+    assert {key: (made[key], known[key]) for key in made if made[key] != known[key] and key != "norm_topk"} == {}
+
+
+def test_the_layers_of_gemma_have_two_widths() -> None:
+    """``global_head_dim`` and its heads are keys of the published file, which transformers turns into others."""
+    values = {**values_of(GEMMA), "global_head_dim": 512, "num_global_key_value_heads": 2}
+    made, known = shape_of_config({"text_config": values}, "gemma", "config.json"), load_model("gemma-4-26b-a4b")
+    assert (made.attention, made.attention_layers) == (known.attention, known.attention_layers)
+    assert (made.params, made.shared_width, made.cache_bytes(9999)) == (known.params, 2112, known.cache_bytes(9999))
+
+
+def test_patterns_and_lists_say_the_same_of_the_blocks() -> None:
+    values = values_of(NEMOTRON)
+    del values["layers_block_type"]
+    made = shape_of_config({**values, "hybrid_override_pattern": PATTERN}, "nemotron", "config.json")
+    assert sizes(made) == sizes(load_model("nemotron-3-nano-30b"))
+
+
+QWEN = values_of(CONFIGS["qwen3-30b-a3b"])
+
+
+def made(**changed: object) -> ModelShape:
+    return shape_of_config({**QWEN, "use_sliding_window": True, **changed}, "mine", "mine/config.json")
+
+
+@pytest.mark.parametrize(
+    ("keys", "dense", "sparse"),
+    [
+        ({}, 0, 48),
+        ({"first_k_dense_replace": 3}, 3, 45),
+        ({"num_dense_layers": 2}, 2, 46),
+        ({"mlp_only_layers": [0, 5]}, 2, 46),
+        ({"decoder_sparse_step": 2}, 24, 24),
+        ({"mlp_layer_types": ["dense"] + ["sparse"] * 47}, 1, 47),
+        ({"moe_layers": [1, 2]}, 46, 2),
+        ({"moe_layer_freq": [0] + [1] * 47}, 1, 47),
+        ({"moe_layer_start_index": 1, "moe_layer_end_index": 46, "moe_layer_interval": 1}, 2, 46),
+    ],
+)
+def test_layers_without_experts(keys: dict[str, object], dense: int, sparse: int) -> None:
+    shape = made(**keys)
+    assert (shape.dense_layers, shape.moe_layers, shape.dense_width) == (dense, sparse, 6144 if dense else 0)
+
+
+def reaches(shape: ModelShape) -> list[tuple[str, int]]:
+    return [(kind.reach, layers) for kind, layers in shape.attention_counts]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"sliding_window": 4096}, [("window", 48)]),
+        ({"sliding_window": 4096, "use_sliding_window": False}, [("full", 48)]),
+        ({"sliding_window": 40960, "max_position_embeddings": 40960}, [("full", 48)]),
+        ({"sliding_window": 512, "sliding_window_pattern": 6}, [("window", 40), ("full", 8)]),
+        ({"attention_chunk_size": 8192, "no_rope_layers": [1, 1, 1, 0] * 12}, [("chunk", 36), ("full", 12)]),
+    ],
+)  # fmt: skip
+def test_windows_and_chunks(keys: dict[str, object], expected: list[tuple[str, int]]) -> None:
+    assert reaches(made(**keys)) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"num_local_experts": None}, r"expected the key num_experts or .*; this is no configuration"),
+        ({"hidden_size": None}, "expected the key hidden_size"),
+        ({"hidden_size": -1}, "hidden_size: expected a whole number of at least 1, got -1"),
+        ({"hidden_size": 2048.5}, "hidden_size: expected a whole number"),
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers: expected at most 1000, got 100,000,000"),
+        ({"num_hidden_layers": True}, "num_hidden_layers: expected a whole number"),
+        ({"moe_intermediate_size": [768, 512]}, "moe_intermediate_size: expected a whole number"),
+        ({"layer_types": ["full_attention"]}, "layer_types: expected a text for each of 48 layers"),
+        ({"layer_types": ["retention"] * 48}, "layer_types: the attention 'retention' is not known"),
+        ({"mlp_only_layers": list(range(48))}, "expected a layer with experts"),
+        ({"mlp_only_layers": "all"}, "mlp_only_layers: expected a list of whole numbers"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings: expected true or false"),
+        ({"num_experts_per_tok": 500}, "top_k 500 exceeds the 128 experts"),
+        ({"num_local_experts": 2**40}, "num_local_experts: expected a whole number"),
+        ({"hybrid_override_pattern": "EM"}, "expected attention before each block of experts"),
+        ({"hybrid_override_pattern": "XE"}, "the attention 'X' is not known"),
+        ({"hybrid_override_pattern": "M-ME"}, "none of type mlp"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_or_wrong_is_named(keys: dict[str, object], words: str) -> None:
+    with pytest.raises(ShapeError, match=words):
+        made(**keys)
+
+
+def test_a_file_and_its_folder_are_models(tmp_path: Path) -> None:
+    folder = tmp_path / "my@home:1" / "model"
+    folder.mkdir(parents=True)
+    file = folder / "config.json"
+    file.write_text(json.dumps(QWEN))
+    for name in (str(file), str(folder)):
+        shape = load_model(name)
+        assert (shape.name, sizes(shape)) == (str(file), sizes(load_model("qwen3-30b-a3b")))
+        cut = load_model(f"{name}@q4_k_m:8")
+        assert cut.moe_layers == 8
+        assert cut.weight_bits == load_model("qwen3-30b-a3b@q4_k_m").weight_bits
+    assert load_model(f"{file}@q4_k_m").name == f"{file}@q4_k_m"
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    for layers in (48, 12):
+        file.write_text(json.dumps({**QWEN, "num_hidden_layers": layers}))
+        assert load_model(str(file)).moe_layers == layers
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "not plain JSON"),
+        ("[1]", "expected a JSON object"),
+        ('{"hidden_size": 1, "hidden_size": 2}', "duplicate key 'hidden_size'"),
+        ("{" * 100_000, "not plain JSON"),
+        (" " * 2**23, "expected a config.json of at most"),
+    ],
+)
+def test_a_file_that_is_no_configuration(content: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(content)
+    with pytest.raises(ShapeError, match=words) as caught:
+        load_model(str(file))
+    assert str(caught.value).startswith(str(file))
+
+
+def test_a_path_without_a_file(tmp_path: Path) -> None:
+    for name in (tmp_path, tmp_path / "config.json", tmp_path / "model.gguf"):
+        with pytest.raises(ShapeError, match=r"expected a config\.json, a folder that holds one, or a GGUF file"):
+            load_model(f"{name}@q4_k_m")

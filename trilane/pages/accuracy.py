@@ -1,0 +1,165 @@
+"""The accuracy table, and one measured row explained, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from trilane.pages.output import heading, legend, number, percent, signed_percent, table
+from trilane.study.accuracy.errors import QUANTITIES, Errors, Quantity, Speeds, error_of, measured
+from trilane.study.accuracy.explanation import Explanation, TimePart
+from trilane.study.accuracy.measured_rows import MeasuredRow
+from trilane.study.accuracy.regimes import regime_of_row
+from trilane.study.accuracy.scores import HELD_OUT, LLMFIT, NULL, SHIPPED, Scores, factor
+
+Part = Table | Text | str
+FAR_OFF = 0.5
+_MOST_FAR = 8
+_TITLES: Mapping[Quantity, str] = {
+    "decode": "Tokens a second of one sequence, predicted / measured - 1",
+    "prompts": "Prompt tokens a second, predicted / measured - 1",
+}
+_NAMES = {
+    HELD_OUT: "the engine's numbers were fitted without the rows of the row's own machine",
+    SHIPPED: "with the numbers that come with the program, which were fitted to all of these rows",
+    NULL: "bytes over data-sheet bandwidths; of prompts 16-bit products and copies over the link",
+    LLMFIT: "0.8 / (active bytes in DRAM / its bandwidth + those in GPU memory / 0.55 of its bandwidth)",
+}
+_MEANINGS = {
+    "median": "of the errors without their signs, over rows; machine: over machines, of each the median of its rows",
+    "bias": "median of the errors with their signs; above 0 is predicted too fast",
+    "within": "share of rows with an error of at most 20 %",
+}
+
+
+def accuracy_page(scores: Scores, about: str) -> list[Part]:
+    """Errors by group, next to those of the closed forms, and the rows that are furthest off."""
+    parts: list[Part] = [heading(about), ""]
+    for quantity in QUANTITIES:
+        lines = list(_lines(scores, quantity))
+        if lines:
+            parts += [heading(_TITLES[quantity]), table(_columns(scores), lines), ""]
+    parts += [*_far(scores), *_left_out(scores)]
+    return [*parts, legend({**_MEANINGS, **{name: _NAMES[name] for name in scores.predictions}}).lstrip("\n")]
+
+
+def _columns(scores: Scores) -> list[str]:
+    first, *others = scores.predictions
+    return [f"\n{first}", "\nrows", "\nmachines", "\nmedian", "machine\nmedian", "\nbias", "within\n20%",
+            *(_other(name) for name in others)]  # fmt: skip
+
+
+def _other(name: str) -> str:
+    return f"{name}\nmedian" if " " not in name else "\n".join(name.split(" "))
+
+
+def _lines(scores: Scores, quantity: Quantity) -> Iterator[list[str]]:
+    """Cells; a line with the kind of group stands above its groups."""
+    first, *others = scores.predictions
+    before = "all"
+    width = 7 + len(others)
+    for (of, by, group), errors in scores.table().items():
+        if of != quantity:
+            continue
+        if by != before:
+            yield [f"by {by}", *[""] * (width - 1)]
+        before = by
+        name = group if by == "all" else f"  {group}"
+        yield [
+            name,
+            *_cells(errors[first]),
+            *(percent(errors[each].median) if each in errors else "-" for each in others),
+        ]
+
+
+def _cells(errors: Errors) -> list[str]:
+    return [str(errors.rows), str(errors.machines), percent(errors.median), percent(errors.by_machine),
+            signed_percent(errors.bias), percent(errors.within_20)]  # fmt: skip
+
+
+def _far(scores: Scores) -> list[Part]:
+    """The rows that are furthest off."""
+    lines = [
+        _far_line(scores, quantity, row, error)
+        for quantity in QUANTITIES
+        for row, error in scores.furthest(quantity, FAR_OFF)[:_MOST_FAR]
+    ]
+    if not lines:
+        return []
+    columns = ["row", "speed", "model", "machine", "regime", "measured", "predicted", "off"]
+    title = f"Furthest off, more than {1 + FAR_OFF:g} times (`trilane accuracy --row ID` explains one)"
+    return [heading(title), table(columns, lines, text_columns=5), ""]
+
+
+def _far_line(scores: Scores, quantity: Quantity, row: MeasuredRow, error: float) -> list[str]:
+    speeds = (number(each.of(quantity)) for each in (measured(row), scores.first[row.id]))
+    off = f"{factor(error):.1f}x too {'fast' if error > 0 else 'slow'}"
+    return [row.id, quantity, row.shape_name, row.machine, regime_of_row(row), *speeds, off]
+
+
+def _left_out(scores: Scores) -> list[Part]:
+    """How many rows were not asked, by reason."""
+    counts: dict[str, list[str]] = {}
+    for row_id, reason in scores.left_out.items():
+        counts.setdefault(reason, []).append(row_id)
+    if not counts:
+        return []
+    lines = [[str(len(ids)), reason] for reason, ids in sorted(counts.items(), key=lambda each: -len(each[1]))]
+    return [heading(f"{len(scores.left_out)} rows were not asked"), table(["rows", "why"], lines, 2), ""]
+
+
+# --- one row ----------------------------------------------------------------------------------------------------------
+
+
+def row_page(row: MeasuredRow, scores: Scores, explained: Sequence[Explanation]) -> list[Part]:
+    """One row: its setting, measured and predicted speeds, and where the predicted time goes."""
+    facts = {
+        "model": row.shape_name, "machine": row.machine, "engine": row.engine, "regime": regime_of_row(row),
+        "experts on the CPU": f"of {row.cpu_layers} layers", "setting": row.setting, "source": row.source,
+        "date": row.date, "quality": row.quality, "assumed": row.assumed,
+    }  # fmt: skip
+    parts: list[Part] = [heading(f"row {row.id}"), legend({name: text for name, text in facts.items() if text}), ""]
+    for each in explained:
+        parts += [heading(_TITLES[each.quantity].partition(",")[0]), _speeds(row, scores, each.quantity), "",
+                  _time(each), "", _needed(each), ""]  # fmt: skip
+    return parts[:-1]
+
+
+def _speeds(row: MeasuredRow, scores: Scores, quantity: Quantity) -> Table:
+    lines = [["measured", number(measured(row).of(quantity), 2), ""]]
+    for name, predictions in scores.predictions.items():
+        speed = predictions.get(row.id, Speeds()).of(quantity)
+        if speed is not None:
+            lines.append([name, number(speed, 2), signed_percent(error_of(row, predictions, quantity))])
+    return table(["", "tokens/s", "error"], lines)
+
+
+def _time(each: Explanation) -> Table:
+    """The parts of the time, with the engine as shipped."""
+    lines = [
+        [part.name, number(part.ns / 1e6, 2), percent(part.ns / each.predicted_ns), _rate(part, part.ns)]
+        for part in each.parts
+    ]
+    of = "a token" if each.quantity == "decode" else f"{each.tokens:,} tokens"
+    lines.append([f"all, predicted for {of}", number(each.predicted_ns / 1e6, 2), "100%", ""])
+    lines.append(["measured", number(each.measured_ns / 1e6, 2), percent(each.measured_ns / each.predicted_ns), ""])
+    return table(["part", "ms", "share", "rate"], lines)
+
+
+def _needed(each: Explanation) -> str:
+    """What would have to be true for the measured speed."""
+    part, rest = each.parts[0], each.predicted_ns - each.parts[0].ns
+    if each.needed_ns <= 0:
+        return (
+            f"No rate of the longest part, {part.name}, would give the measured speed: the other parts alone are "
+            f"predicted to take {rest / 1e6:,.2f} ms."
+        )
+    needed = _rate(part, each.needed_ns)
+    return f"The measured speed would be right with {part.name} at {needed}, in place of {_rate(part, part.ns)}."
+
+
+def _rate(part: TimePart, ns: float) -> str:
+    rate = part.rate(ns)
+    return f"{rate:,.0f} {part.unit}" if rate >= 100 else f"{rate:.3g} {part.unit}"

@@ -1,0 +1,72 @@
+"""``trilane accuracy``: predicted speeds against those that people measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trilane.pages.output import JsonOption, check_picture, check_targets, note, show, write_json
+from trilane.verbs.options import OptionError
+
+if TYPE_CHECKING:
+    from trilane.study.accuracy.scores import Scores
+
+
+def accuracy(
+    row: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Explain one row: its setting, where the predicted time goes, and what would "
+                                        "have to be true for the measured speed."),
+    ] = None,
+    check: Annotated[
+        str | None, typer.Option(metavar="FILE.csv", help="Score rows of your own, in place of the bundled ones.")
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.csv", help="Write a file for rows of your own, with all columns and an example."),
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.png", help="Draw predicted against measured speeds (.png, .svg or .pdf)."),
+    ] = None,
+    json: JsonOption = None,
+) -> None:  # fmt: skip
+    """Report how accurate predicted speeds are, on speeds that other people measured.
+
+    The bundled rows are speeds of llama.cpp, ik_llama.cpp and KTransformers from public sources. Of each the speed is
+    predicted for the machine, split, threads and lengths that its source states.
+    """
+    from trilane.pages.accuracy import accuracy_page, row_page
+    from trilane.study.accuracy.explanation import explain
+    from trilane.study.accuracy.scores import bundled_scores, row_of, scores_of
+    from trilane.study.accuracy.template import write_template
+
+    if row is not None and plot is not None:
+        raise OptionError("expected --row or --plot, got both; --plot draws all rows")
+    check_targets(json, template, plot, inputs=(check,))
+    check_picture(plot)
+    if template is not None:
+        write_template(template)
+        note(f"{template}: fill in a line for each measurement, then: trilane accuracy --check {template}")
+        return
+    scores = scores_of(check) if check else bundled_scores()
+    if row is not None:
+        found = row_of(scores.rows, row)
+        show(json, *row_page(found, scores, explain(found)))
+        write_json(scores.facts(found), json)
+        return
+    show(json, *accuracy_page(scores, _about(scores, check)))
+    write_json(scores.to_dict(), json)
+    if plot is not None:
+        from trilane.figures import plot_accuracy, save_figure
+
+        save_figure(plot_accuracy(scores), plot)
+
+
+def _about(scores: Scores, check: str | None) -> str:
+    """What was scored."""
+    machines = len({row.machine for row in scores.rows})
+    source = check or "speeds that other people measured"
+    rows = len(scores.rows)
+    return f"{rows} row{'s' * (rows > 1)} of {machines} machine{'s' * (machines > 1)}: {source}"
