@@ -1,4 +1,4 @@
-"""A machine that is better in one number, and equal in the others, is not slower under the recommended policy."""
+"""A machine that is better in one number, and equal in the others, is not slower under best-exact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trilane.study.fit.policy_result import tpot_ms_of
 from trilane.study.fit.prepared_question import on_machine, prepared_for
 from trilane.study.fit.question import Question
 
-POLICY = "best-exact"  # recommended on all of these machines
+POLICY = "best-exact"  # the policy whose parts all weigh costs
 SLOWER = 1.01  # at most: what is copied is chosen anew
 MACHINES = {
     "glm-4.5-air": ("rtx-4090", "ddr5-6000"),
