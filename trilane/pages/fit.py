@@ -1,4 +1,4 @@
-"""The page of ``trilane fit``: the answer first, then what it takes, what else there is, and what it rests on."""
+"""The page of ``trilane fit``: the engine that people run first, then the best policy, and what that rests on."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from sim.costs.engine import load_engine
 from sim.machine.units import in_gb
 from sim.runs.vocabulary import kind_of
 from trilane.figures.marks import SIGNS
+from trilane.pages.fit_engine import engine_section, seconds
 from trilane.pages.output import heading, legend, number, pairs, percent, table
 
 if TYPE_CHECKING:
     from trilane.study.fit.fit import Fit
     from trilane.study.fit.memory_needed import MemoryUse
+    from trilane.study.fit.policy_answer import PolicyAnswer
     from trilane.study.fit.policy_result import PolicyResult
     from trilane.study.fit.question import Question
 
 _LANES = {"h2d": "copies", "cpu": "the CPU's experts", "host": "launches and decisions of the host"}
 _WORSE = -0.02  # a smaller loss may be the error of a few steps (trilane.study.fit.warm_window)
 _BADLY = "(the policy uses it badly)"
-_OTHER = "+"
+_OTHER, _EQUAL = "+", "="
 _COLUMNS = ("policy", "TTFT s", "TPOT ms", "tokens/s", "answer s", "hit rate", "PCIe MiB/tok", "host GB")
 _LEGEND = {
     "answer": "until the last of the generated tokens is there; the order of the table",
@@ -33,6 +35,7 @@ _LEGEND = {
 }
 _MARK_LEGEND = {
     SIGNS[PolicyKind.CLAIRVOYANT]: "knows the future: shows what is left to gain, but is no bound",
+    _EQUAL: "as fast as the best, within the spread of the steps that were played",
     _OTHER: "for comparison: not among those to choose from",
     SIGNS[PolicyKind.CHANGES]: (
         "sometimes runs other experts than the router chose; a prompt that is repeated is not played (no TTFT)"
@@ -43,30 +46,40 @@ _MARK_LEGEND = {
 def fit_page(fit: Fit) -> list[Text | Table | str]:
     """Everything that is printed."""
     return [
-        *_answer(fit), *_memory(fit), *_others(fit), *_limits(fit), *_supports(fit), *_traps(fit),
-    ]  # fmt: skip
+        *_title(fit),
+        *engine_section(fit),
+        *([] if fit.policies is None else _policies(fit.question, fit.policies)),
+    ]
+
+
+def _title(fit: Fit) -> list[Text | Table | str]:
+    asked = fit.question
+    batch = "" if asked.batch == 1 else f", batch {asked.batch}"
+    about = f"a prompt of {asked.context:,} tokens and {asked.generated:,} generated{batch}"
+    return [heading(f"{fit.model} on {fit.machine}: {about}"), *([fit.about] if fit.about else [])]
+
+
+def _policies(asked: Question, fit: PolicyAnswer) -> list[Text | Table | str]:
+    return [*_answer(asked, fit), *_memory(fit), *_others(asked, fit), *_limits(fit), *_supports(fit), *_traps(fit)]
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
 
 
-def _answer(fit: Fit) -> list[Text | Table | str]:
-    best, asked = fit.best, fit.question
-    batch = "" if asked.batch == 1 else f", batch {asked.batch}"
-    about = f"a prompt of {asked.context:,} tokens and {asked.generated:,} generated{batch}"
+def _answer(asked: Question, fit: PolicyAnswer) -> list[Text | Table | str]:
+    best = fit.best
     facts = [
         ("best policy", _best(fit)),
-        ("time per output token", f"{_token(best.tpot_ms, asked)} ms ({', '.join(_bounds(fit))})"),
+        ("time per output token", f"{_with_spread(best, asked)} ms ({', '.join(_bounds(fit))})"),
         ("tokens/s", _speeds(best, asked)),
         ("time to first token", _first(fit)),
         ("limited by", fit.limited_by),
         *_waits(best),
-        *_llama_cpp(fit),
-        ("decode steps played", _steps(fit)),
+        ("decode steps played", _steps(asked, fit)),
         ("routing", fit.routing),
-        ("engine of the policies", _engine(fit.policy_engine)),
+        ("engine of the policies", _engine(fit.engine)),
     ]
-    return [heading(f"{fit.model} on {fit.machine}: {about}"), *([fit.about] if fit.about else []), pairs(facts)]
+    return ["", heading("with the best policy"), pairs(facts)]
 
 
 def _engine(name: str) -> str:
@@ -75,7 +88,7 @@ def _engine(name: str) -> str:
     return f"{name}: {load_engine(name).about}"
 
 
-def _best(fit: Fit) -> str:
+def _best(fit: PolicyAnswer) -> str:
     from policies.registry import system
 
     if not fit.offloads:
@@ -83,17 +96,18 @@ def _best(fit: Fit) -> str:
     return f"{fit.best.policy}: {system(fit.best.policy).summary}"
 
 
-def _bounds(fit: Fit) -> list[str]:
+def _bounds(fit: PolicyAnswer) -> list[str]:
     """What the time is compared with."""
     seer = [] if fit.clairvoyant is None else [f"clairvoyant run {number(fit.clairvoyant.tpot_ms, 2)}"]
     bound, null = fit.bounds["lower_bound_tpot_ms"], fit.bounds["null_model_tpot_ms"]
     return [f"simulated; lower bound {number(bound, 2)}", *seer, f"null model {number(null, 2)}"]
 
 
-def _first(fit: Fit) -> str:
+def _first(fit: PolicyAnswer) -> str:
     if fit.best.ttft_ms is None:
         return "not simulated: this policy plays a shorter prompt"
-    return f"{_seconds(fit.best.ttft_ms)} s (lower bound {_seconds(fit.bounds['lower_bound_ttft_ms'])})"
+    bound = seconds(fit.bounds["lower_bound_ttft_ms"])
+    return f"{seconds(fit.best.ttft_ms)} s (lower bound {bound}; the whole prompt in one piece)"
 
 
 def _speeds(answer: PolicyResult, asked: Question) -> str:
@@ -103,16 +117,22 @@ def _speeds(answer: PolicyResult, asked: Question) -> str:
     return f"{each} per sequence, {number(answer.throughput_tokens_per_s)} in all"
 
 
+def _with_spread(answer: PolicyResult, asked: Question) -> str:
+    """TPOT and how far it is likely off."""
+    told = _token(answer.tpot_ms, asked)
+    return f"{told} \N{PLUS-MINUS SIGN} {number(answer.spread_ms, 2)}" if answer.spread_ms else told
+
+
 def _token(ms: float, asked: Question) -> str:
     """TPOT; an answer of one token has none."""
     return number(ms if asked.generated > 1 else None, 2)
 
 
-def _steps(fit: Fit) -> str:
+def _steps(asked: Question, fit: PolicyAnswer) -> str:
     """How many decode steps were played, and what they stand for."""
     from sim.runs.sampling import one_by_one
 
-    played, generated = fit.steps, fit.question.generated
+    played, generated = fit.steps, asked.generated
     if played >= generated:
         return f"all {played}"
     first = one_by_one(played, generated)
@@ -125,23 +145,10 @@ def _waits(answer: PolicyResult) -> list[tuple[str, str]]:
     return [("the GPU waits", told)] if told else []
 
 
-def _llama_cpp(fit: Fit) -> list[tuple[str, str]]:
-    """What can be run today, and its times."""
-    setting = fit.llama_cpp
-    if setting is None:
-        return [("with llama.cpp", f"not: {fit.refused.get('llama.cpp@impl', 'not played')}")]
-    layers = f"experts of {setting.cpu_layers} of {setting.layers} layers on the CPU"
-    where = layers if setting.cpu_layers else "all on the GPU"
-    rate = number(1000 / setting.tpot_ms if fit.question.generated > 1 else None)
-    each = f"{_token(setting.tpot_ms, fit.question)} ms a token ({rate} tokens/s)"
-    first = f"first token after {_seconds(setting.ttft_ms)} s"
-    return [("with llama.cpp", f"{setting.arguments}  ({where}): {each}, {first}")]
-
-
 # --- what fits --------------------------------------------------------------------------------------------------------
 
 
-def _memory(fit: Fit) -> list[Text | Table | str]:
+def _memory(fit: PolicyAnswer) -> list[Text | Table | str]:
     memory = fit.memory
     free = memory.gpu_bytes - memory.fixed_bytes - memory.cache_bytes
     parts = {
@@ -176,20 +183,19 @@ def _host(memory: MemoryUse) -> str:
 # --- the others -------------------------------------------------------------------------------------------------------
 
 
-def _others(fit: Fit) -> list[Text | Table | str]:
+def _others(asked: Question, fit: PolicyAnswer) -> list[Text | Table | str]:
     if not fit.offloads:
         return []
     seer = [] if fit.clairvoyant is None else [fit.clairvoyant]
-    shown = [(one, _OTHER if one in fit.compared else _sign(one))
-             for one in (fit.best, *fit.runners_up, *fit.compared, *seer, *fit.changing)]  # fmt: skip
+    shown = [(one, _sign(fit, one)) for one in (fit.best, *fit.runners_up, *fit.compared, *seer, *fit.changing)]
     signs = {sign: text for sign, text in _MARK_LEGEND.items() if any(sign == one for _, one in shown)}
     refused = [f"not played: {name}: {why}" for name, why in fit.refused.items()]
-    rows = [_row(one, sign, fit.question) for one, sign in shown]
+    rows = [_row(one, sign, asked) for one, sign in shown]
     return ["", heading("compared with others"), table(_COLUMNS, rows),
             legend({**_LEGEND, **signs}), *_slower_seer(fit), *refused]  # fmt: skip
 
 
-def _slower_seer(fit: Fit) -> list[str]:
+def _slower_seer(fit: PolicyAnswer) -> list[str]:
     """Why the clairvoyant run may be slower."""
     seer, best = fit.clairvoyant, fit.best
     if seer is None or seer.tpot_ms <= best.tpot_ms:
@@ -204,27 +210,31 @@ def _row(answer: PolicyResult, sign: str, asked: Question) -> list[str]:
     pcie = None if answer.pcie_bytes_per_token is None else answer.pcie_bytes_per_token / 2**20
     whole = answer.ttft_ms is not None
     return [
-        f"{answer.policy} {sign}".strip(), _seconds(answer.ttft_ms), _token(answer.tpot_ms, asked),
+        f"{answer.policy} {sign}".strip(), seconds(answer.ttft_ms), _token(answer.tpot_ms, asked),
         number(answer.tokens_per_s if asked.generated > 1 else None),
         number(answer.answer_ms / 1e3 if whole else None), percent(answer.hit_rate), number(pcie),
         in_gb(answer.host_bytes),
     ]  # fmt: skip
 
 
-def _sign(answer: PolicyResult) -> str:
+def _sign(fit: PolicyAnswer, answer: PolicyResult) -> str:
+    if answer in fit.compared:
+        return _OTHER
+    if answer.policy in fit.equal:
+        return _EQUAL
     return SIGNS.get(kind_of(answer.labels), "")
 
 
 # --- what it rests on -------------------------------------------------------------------------------------------------
 
 
-def _limits(fit: Fit) -> list[Text | Table | str]:
+def _limits(fit: PolicyAnswer) -> list[Text | Table | str]:
     rows = [[gain.part, percent(gain.tpot), _BADLY * (gain.tpot < _WORSE)] for gain in fit.gains]
     title = f"what a part 25% better gives with {fit.best.policy}, to about 2%"
     return ["", heading(title), table(("part", "more tokens/s", ""), rows)]
 
 
-def _supports(fit: Fit) -> list[Text | Table | str]:
+def _supports(fit: PolicyAnswer) -> list[Text | Table | str]:
     rows = [(support.confidence, support.key, f"{support.value:.4g}", support.source) for support in fit.supports]
     if not rows:
         return []
@@ -232,13 +242,9 @@ def _supports(fit: Fit) -> list[Text | Table | str]:
             table(("confidence", "number", "value", "source"), rows, text_columns=4, wrap=True)]  # fmt: skip
 
 
-def _traps(fit: Fit) -> list[Text | Table | str]:
+def _traps(fit: PolicyAnswer) -> list[Text | Table | str]:
     return ["", heading("caveats"), *_bullets(fit.traps)] if fit.traps else []
 
 
 def _bullets(lines: Sequence[str]) -> list[str]:
     return [f"- {line}" for line in lines]
-
-
-def _seconds(ms: float | None) -> str:
-    return number(None if ms is None else ms / 1e3, 2)

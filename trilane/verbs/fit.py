@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from trilane.common.quoting import quoted
 from trilane.pages.output import JsonOption, check_targets, show, working, write_json
 from trilane.verbs.inputs import policies_in, policy_files
-from trilane.verbs.options import OWN_POLICY, JobsOption, processes
+from trilane.verbs.options import OWN_POLICY, JobsOption, OptionError, processes
+
+if TYPE_CHECKING:
+    from trilane.study.fit.question import KvFormat
 
 
 def fit(
@@ -19,7 +23,8 @@ def fit(
     ],
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="GPU, such as rtx-4080; [bold]trilane hardware --parts[/] lists all parts."),
+        typer.Option(metavar="NAME", help="GPU, such as rtx-4080, or none; [bold]trilane hardware --parts[/] "
+                                          "lists all parts."),
     ] = None,
     ram: Annotated[str | None, typer.Option(metavar="NAME", help="Memory of the CPU, such as ddr5-5600.")] = None,
     cpu: Annotated[
@@ -42,9 +47,31 @@ def fit(
         typer.Option(metavar="NAME", help="Format of weights, such as bf16, q8_0, q4_k_m. Default: q4_k_m, or as "
                                           "published if that has fewer than 16 bits."),
     ] = None,
-    context: Annotated[int, typer.Option(metavar="N", help="Tokens of the prompt.")] = 4096,
+    context: Annotated[
+        str, typer.Option(metavar="N|max", help="Tokens of the prompt; max: the most that the memory takes.")
+    ] = "4096",
     generated: Annotated[int, typer.Option(metavar="N", help="Tokens of the answer.")] = 256,
     batch: Annotated[int, typer.Option(metavar="N", help="Sequences that run together.")] = 1,
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Engine that is run, such as ik_llama.cpp. Default: llama.cpp; for AMD "
+                                               "and Intel cards llama.cpp-vulkan."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", help="Threads of the engine. Default: one a core.")
+    ] = None,
+    kv: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Format of the KV cache: f16, q8_0, q4_0. Default: f16.")
+    ] = None,
+    n_cpu_moe: Annotated[
+        int | None,
+        typer.Option("--n-cpu-moe", metavar="N", help="Layers whose experts the engine keeps on the CPU. Default: as "
+                                                      "few as the memory allows."),
+    ] = None,
+    ubatch: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Tokens of a prompt that the engine computes at once. Default: its own."),
+    ] = None,
     trace: Annotated[
         str | None,
         typer.Option(metavar="NAME|FILE", help="Recorded routing. Default: that of this model, or synthetic."),
@@ -60,7 +87,7 @@ def fit(
                                          "are always included. Default: some that keep the routing."),
     ] = None,
     policy_engine: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Engine on which the policies are played, such as ideal or pytorch.")
+        str, typer.Option(metavar="NAME|FILE", help="Engine on which policies are played, such as ideal or pytorch.")
     ] = "ideal",
     jobs: JobsOption = None,
     json: JsonOption = None,
@@ -68,16 +95,26 @@ def fit(
     """Report whether a model runs on a machine, how, how fast, and what limits it."""
     from trilane.pages.fit import fit_page
     from trilane.study.fit.fit import fit as answer
+    from trilane.study.fit.fit import with_longest_context
     from trilane.study.fit.question import Question
 
     names = None if policies is None else tuple(policies_in(policies))
     check_targets(json, inputs=(trace, calibration, machine, *policy_files()))
+    longest = context.lower() == "max"
     question = Question(
         model=model, gpu=gpu, ram=ram, cpu=cpu, cores=cores, channels=channels, pcie=pcie, machine=machine,
-        ram_gb=ram_gb, policy_engine=policy_engine, weights=weights, context=context, generated=generated, batch=batch, trace=trace,
-        calibration=calibration, policies=names,
+        ram_gb=ram_gb, weights=weights, context=1 if longest else _tokens(context), generated=generated, batch=batch,
+        trace=trace, calibration=calibration, policies=names, policy_engine=policy_engine, engine=engine,
+        threads=threads, kv=cast("KvFormat | None", kv), n_cpu_moe=n_cpu_moe, ubatch=ubatch,
     )  # fmt: skip
     with working("simulating the policies"):
-        found = answer(question, processes(jobs))
+        found = answer(with_longest_context(question) if longest else question, processes(jobs))
     show(json, *fit_page(found))
     write_json(found.to_dict(), json)
+
+
+def _tokens(context: str) -> int:
+    """A number of tokens. Raises OptionError."""
+    if not context.isdigit():
+        raise OptionError(f"--context: expected a number of tokens, or max, got {quoted(context)}")
+    return int(context)

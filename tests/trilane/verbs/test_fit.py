@@ -31,23 +31,25 @@ def facts(done: Result) -> dict[str, str]:
 def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane) -> None:
     done = trilane(*MINI, "--json", "fit.json")
     told, kept = facts(done), json.loads(Path("fit.json").read_text())
-    best, memory, llama = kept["best"], kept["memory"], kept["llama_cpp"]
+    engine, kept = kept["engine"], kept["policies"]
+    best, memory = kept["best"], kept["memory"]
     assert done.out.startswith("deepseek-v2-lite@bf16 on rtx-3060+ddr4-3200: a prompt of 64 tokens and 256 generated\n")
     assert told["best policy"] == "fiddler: popular experts stay; copies where they beat the CPU"
     bound, null = kept["bounds"]["lower_bound_tpot_ms"], kept["bounds"]["null_model_tpot_ms"]
     assert told["time per output token"] == (
-        f"{best['tpot_ms']:.2f} ms (simulated; lower bound {bound:.2f}, "
+        f"{best['tpot_ms']:.2f} ± {best['spread_ms']:.2f} ms (simulated; lower bound {bound:.2f}, "
         f"clairvoyant run {kept['clairvoyant']['tpot_ms']:.2f}, "
         f"null model {null:.2f})"
     )
     assert told["time to first token"].startswith(f"{best['ttft_ms'] / 1e3:.2f} s (lower bound ")
     assert told["limited by"] == kept["limited_by"]
-    assert told["with llama.cpp"] == (
-        f"-ngl 99 --n-cpu-moe 20 -c 320  (experts of 20 of 27 layers on the CPU): {llama['tpot_ms']:.2f} ms a token "
-        f"({1000 / llama['tpot_ms']:.1f} tokens/s), first token after {llama['ttft_ms'] / 1e3:.2f} s"
-    )
+    assert told["run"] == engine["command"]
+    assert told["decode"].startswith(f"{1000 / engine['tpot_ms']:.1f} tokens/s, {engine['tpot_ms']:.2f} ms a token ")
+    assert told["first token"].startswith(f"{engine['ttft_ms'] / 1e3:.2f} s, the prompt in one piece: ")
+    assert told["error to expect"].startswith(f"{engine['error']['median']:.0%} in the median, within 25% on ")
+    assert done.out.index("with llama.cpp: ") < done.out.index("with the best policy")
     assert told["routing"] == "mini-deepseek (recorded)"
-    assert told["GPU memory"].startswith("12.9 GB = weights that every token needs 2.6 + KV cache 0.0 + staging 0.0 + ")
+    assert "12.9 GB = weights that every token needs 2.6 + KV cache 0.0 + staging 0.0 + " in done.out
     cached = memory["cached_experts"]
     assert told["experts on the GPU"] == f"{cached} of 1,664, {cached / 26:.1f} of 64 a layer ({cached / 1664:.0%})"
 
@@ -91,21 +93,23 @@ def test_an_answer_of_one_token_has_no_time_per_token(trilane: Trilane) -> None:
 
 
 def test_what_gets_worse_and_a_slower_clairvoyant_run_are_explained() -> None:
-    found = fit(Question("deepseek-v2-lite", gpu="rtx-3060", ram="ddr4-3200", trace="mini-deepseek", weights="bf16",
+    whole = fit(Question("deepseek-v2-lite", gpu="rtx-3060", ram="ddr4-3200", trace="mini-deepseek", weights="bf16",
                          context=64, generated=8, policies=("fiddler",)))  # fmt: skip
+    found = whole.policies
+    assert found is not None
     assert found.clairvoyant is not None
     slower = replace(found.clairvoyant, tpot_ms=found.best.tpot_ms + 1, pcie_bytes_per_token=700 * 2**20)
     gains = (Gain("PCIe", "the link", 0.1), Gain("GPU kernels", "", -0.019), Gain("DRAM", "", -0.042))
     odd = replace(found, clairvoyant=slower, gains=gains,
                   best=replace(found.best, pcie_bytes_per_token=30 * 2**20))  # fmt: skip
-    page = printed(odd)
+    page = printed(replace(whole, policies=odd))
     assert "-4%  (the policy uses it badly)" in page
     assert page.count("uses it badly") == 1
     assert (
         "the clairvoyant run is slower here: it copies 700 MiB a token where fiddler copies 30, and knowing the "
         "future, it still decides layer by layer"
     ) in page
-    assert "is slower here" not in printed(replace(odd, clairvoyant=found.best))
+    assert "is slower here" not in printed(replace(whole, policies=replace(odd, clairvoyant=found.best)))
 
 
 def printed(found: Fit) -> str:
@@ -122,7 +126,7 @@ def test_where_all_fits_no_offloading_is_needed(trilane: Trilane) -> None:
     assert facts(done)["best policy"] == "none needed: every expert is on the GPU, nothing is offloaded"
     assert "compared with others" not in done.out
     assert facts(done)["host memory"] == "none for experts, once the model is loaded"
-    assert json.loads(Path("fit.json").read_text())["offloads"] is False
+    assert json.loads(Path("fit.json").read_text())["policies"]["memory"]["host_bytes"] == 0
 
 
 def test_made_up_routing_says_so(trilane: Trilane) -> None:
@@ -137,7 +141,14 @@ def test_made_up_routing_says_so(trilane: Trilane) -> None:
         (("--gpu", "rtx-3060x", "--ram", "ddr4-3200"), "there is no gpu 'rtx-3060x'; did you mean"),
         (("--machine", "rtx3090-ddr4", "--cores", "4"), "got machine 'rtx3090-ddr4' and cores"),
         (("--machine", "rtx3090-ddr4", "--weights", "q4"), "there is no quantisation 'q4'; did you mean"),
-        (("--machine", "rtx3090-ddr4", "--ram-gb", "8", "--weights", "bf16"), "GB are missing; these weights fit: "),
+        (("--machine", "rtx3090-ddr4", "--ram-gb", "8", "--weights", "bf16"), "16 GiB would do; these weights fit: "),
+        (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--context", "many"), "number of tokens, or max, got 'many'"),
+        (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--kv", "q5_0"), "kv: expected"),
+        (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--engine", "pytorch"), "use --policy-engine pytorch"),
+        (
+            ("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--n-cpu-moe", "3", "--weights", "bf16"),
+            "of 2 layers on the CPU needs",
+        ),
         (("--machine", "rtx3090-ddr4", "--policies", "none"), "there is no policy 'none'"),
         (("--machine", "rtx3090-ddr4", "--json", "no/where.json"), "the folder no does not exist"),
     ],
@@ -151,4 +162,4 @@ def test_what_cannot_be_answered_is_a_sentence(trilane: Trilane, arguments: tupl
 def test_a_preset_is_a_machine_and_json_can_be_printed(trilane: Trilane) -> None:
     done = trilane(*MINI[:7], "--machine", "rtx3090-ddr4", "--context", "64", "--policies", "fiddler", "--json", "-")
     assert done.json["machine"] == "rtx3090-ddr4"
-    assert done.json["best"]["policy"] == "fiddler"
+    assert done.json["policies"]["best"]["policy"] == "fiddler"

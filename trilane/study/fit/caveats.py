@@ -17,7 +17,7 @@ from trilane.study.fit.sensitivity import WORTH_NAMING, Gain
 LARGEST_DIMM_GIB = {"ddr4": 32, "ddr5": 64}  # unbuffered modules; vendors' catalogues, from memory
 DIMMS = 2  # a channel, on a desktop's board
 DESKTOP_CHANNELS = 2
-UBATCH = 512  # prompt tokens that llama.cpp computes at once by default
+PIECE = 512  # prompt tokens that llama.cpp computes at once by default
 
 
 def caveats_of(question: Question, prepared: Prepared, best: PolicyResult, gains: Sequence[Gain]) -> tuple[str, ...]:
@@ -45,14 +45,13 @@ def _room(question: Question, hardware: Hardware, best: PolicyResult) -> list[st
 
 
 def _pieces(prepared: Prepared) -> list[str]:
-    """The cost of a prompt in pieces."""
+    """The whole prompt at once, which is not how engines compute it."""
     tokens = (prepared.scenario.prompt_tokens or 0) * prepared.scenario.batch
-    pieces = -(-tokens // UBATCH)
-    if pieces == 1 or all_on_gpu(prepared):
+    if tokens <= PIECE or all_on_gpu(prepared):
         return []
     return [
-        f"The first token is that of a prompt computed in one piece (llama.cpp: -b {tokens} -ub {tokens}, and memory "
-        f"for it). In pieces of {UBATCH}, its default, experts that are not on the GPU are copied {pieces} times"
+        f"Policies compute the prompt of {tokens:,} tokens in one piece, for whose buffers no memory is set aside. "
+        f"In pieces, as engines do, experts that are not on the GPU are copied once for each"
     ]
 
 

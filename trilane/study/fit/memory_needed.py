@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from trilane.study.fit.question import FitError, Question, with_weights
 
 HOST_RESERVE_BYTES = 4_000_000_000  # estimate: operating system, the program, its buffers
 STAGED = 2  # slots with which ktransformers and best-exact stage experts
+RAM_SIZES_GIB = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # as machines have them
 ROUND = 1024  # tokens; a longer context is advised in whole 256
 
 
@@ -89,43 +91,68 @@ def host_memory_of(question: Question, hardware: Hardware) -> int | None:
 def need_of(shape: ModelShape, hardware: Hardware, batch: int, tokens: int) -> Need:
     """The least that any policy needs: as many experts on the GPU as there is room for, without staging.
 
-    ``tokens``: of a sequence, prompt and answer.
+    ``tokens``: of a sequence, prompt and answer. Where there is one memory, all experts are in it.
     """
     fixed = shape.non_expert_bytes + batch * shape.cache_bytes(tokens)
     fixed += hardware.gpu.reserve_bytes
+    if hardware.one_memory:
+        return Need(fixed + shape.routed_bytes, HOST_RESERVE_BYTES)
     left = max(shape.routed_bytes - max(hardware.gpu.memory_bytes - fixed, 0), 0)
     return Need(fixed, left + HOST_RESERVE_BYTES)
 
 
 def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> None:
-    """Raises FitError saying how many GB are missing, and which weights or context would do."""
+    """Raises FitError saying which memory is short, by how many GB, and which weights, context or memory would do."""
     memory, host = hardware.gpu.memory_bytes, host_memory_of(question, hardware)
     need = need_of(shape, hardware, question.batch, question.tokens)
     on_gpu, on_host = need.missing(memory, host)
+    host_too = f"{short_host(need.host, host)}; " if host is not None and on_host > 0 else ""
     if on_gpu > 0:
         raise FitError(
-            f"{shape.name} does not run on {hardware.gpu.name}: before the first expert it needs "
-            f"{in_gb(need.fixed)} GB of GPU memory (weights that every token needs {in_gb(shape.non_expert_bytes)}, KV "
-            f"cache {in_gb(need.fixed - shape.non_expert_bytes - hardware.gpu.reserve_bytes)}, reserve "
-            f"{in_gb(hardware.gpu.reserve_bytes)}), and there are {in_gb(memory)}: {in_gb(on_gpu)} GB are missing; "
-            f"{_help(shape, hardware, question)}"
+            f"{shape.name} does not run on {hardware.gpu.name}: {_before(hardware)} it needs "
+            f"{in_gb(need.fixed)} GB of {'memory' if hardware.one_memory else 'GPU memory'} "
+            f"({_parts(shape, hardware, question)}), and there are {in_gb(memory)}: {in_gb(on_gpu)} GB are missing; "
+            f"{host_too}{_help(shape, hardware, question)}"
         )
-    if on_host > 0:
+    if host_too:
         raise FitError(
             f"{shape.name} does not run with {in_gb(host or 0)} GB of host memory: for "
-            f"{in_gb(need.host - HOST_RESERVE_BYTES)} GB of experts there is no room on {hardware.gpu.name}, and the "
-            f"host keeps {in_gb(HOST_RESERVE_BYTES)} GB for itself: {in_gb(on_host)} GB are missing; "
-            f"{_help(shape, hardware, question)}"
+            f"{in_gb(need.host - HOST_RESERVE_BYTES)} GB of experts there is no room on {hardware.gpu.name}; "
+            f"{host_too}{_help(shape, hardware, question)}"
         )
+
+
+def short_host(need: int, host: int) -> str:
+    """That the host's memory is short, by how much, and how much would do."""
+    enough = next((size for size in RAM_SIZES_GIB if size * GIB >= need), None)
+    would = f", {enough} GiB would do" if enough else ""
+    return (
+        f"host memory is short: {in_gb(need)} GB are needed, {in_gb(HOST_RESERVE_BYTES)} of them for the system and "
+        f"the program, and there are {in_gb(host)}: {in_gb(need - host)} GB are missing{would}"
+    )
+
+
+def _before(hardware: Hardware) -> str:
+    return "with all experts" if hardware.one_memory else "before the first expert"
+
+
+def _parts(shape: ModelShape, hardware: Hardware, question: Question) -> str:
+    parts = {
+        "weights that every token needs": shape.non_expert_bytes,
+        "KV cache": question.batch * shape.cache_bytes(question.tokens),
+        "reserve": hardware.gpu.reserve_bytes, "experts": shape.routed_bytes * hardware.one_memory,
+    }  # fmt: skip
+    return ", ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
 
 
 def _help(shape: ModelShape, hardware: Hardware, question: Question) -> str:
     """What helps: smaller weights by name, a shorter context."""
     smaller = _weights_that_fit(shape, hardware, question)
     ways = [f"these weights fit: {', '.join(smaller)}"] if smaller else []
-    if longest := _longest_context(shape, hardware, question):
-        ways.append(f"a context of {longest:,} tokens fits with these weights")
-    return "; ".join(ways) or "no smaller weights and no shorter context help: it takes a larger machine"
+    shorter = longest_context(lambda n: surely_runs(shape, hardware, replace(question, context=n)), question.context)
+    if shorter:
+        ways.append(f"a context of {shorter:,} tokens fits with these weights")
+    return "; ".join(ways) or "no smaller weights and no shorter context help: it takes more memory"
 
 
 def _weights_that_fit(shape: ModelShape, hardware: Hardware, question: Question) -> list[str]:
@@ -136,19 +163,16 @@ def _weights_that_fit(shape: ModelShape, hardware: Hardware, question: Question)
     except ShapeError:
         return []
     for name in names:
-        other = load_model(with_weights(question.model, name))
+        other = question.with_cache(load_model(with_weights(question.model, name)))
         less = other.routed_bytes + other.non_expert_bytes < shape.routed_bytes + shape.non_expert_bytes
         if less and surely_runs(other, hardware, question):
             fitting.append(name)
     return fitting
 
 
-def _longest_context(shape: ModelShape, hardware: Hardware, question: Question) -> int:
-    """Prompt tokens that would fit with these weights, above ``ROUND`` in whole 256; 0 if none do."""
-    shorter = range(1, question.context)
-    longest = bisect_left(
-        shorter, True, key=lambda context: not surely_runs(shape, hardware, replace(question, context=context))
-    )
+def longest_context(runs: Callable[[int], bool], below: int) -> int:
+    """Prompt tokens fewer than ``below`` with which it runs, above ``ROUND`` in whole 256; 0 if with none."""
+    longest = bisect_left(range(1, below), True, key=lambda context: not runs(context))
     return longest if longest <= ROUND else longest // 256 * 256
 
 

@@ -14,6 +14,7 @@ from sim.runs.sampling import weights_of
 from sim.runs.spans import Row, spans_frame
 from sim.simulate import spans_of
 from traces.models.shape import ModelShape
+from trilane.study.fit.spread import DecodeSteps
 
 Residents: TypeAlias = tuple[tuple[int, ...], ...]  # experts in the cache, by layer
 
@@ -26,6 +27,7 @@ class PolicyResult:
     policy: str
     ttft_ms: float | None
     tpot_ms: float
+    spread_ms: float  # of ``tpot_ms`` (``fit.spread``)
     tokens_per_s: float  # of one sequence
     throughput_tokens_per_s: float  # of all
     answer_ms: float  # until the last token
@@ -40,10 +42,11 @@ class PolicyResult:
 
 
 class PlayedPolicy(NamedTuple):
-    """A result, the experts in the cache after the last step, and TPOT from half of the decode steps."""
+    """A result, the experts in the cache after the last step, its decode steps, and TPOT from half of them."""
 
     result: PolicyResult
     residents: Residents
+    decode: DecodeSteps
     half_tpot_ms: float
 
 
@@ -52,6 +55,7 @@ def play_policy(prepared: Prepared) -> PlayedPolicy:
     session = prepared.session()
     host_bytes = host_bytes_of(prepared.shape, session)
     rows = spans_of(prepared, session)
+    decode = decode_steps_of(rows, prepared.answer_tokens)
     batch, answer, memory = prepared.scenario.batch, prepared.answer_tokens, prepared.memory
     metrics = metrics_of(spans_frame(rows), batch, answer, whole_prompt=prepared.whole_prompt)
     tpot_ms = metrics.tpot_ms or 0.0
@@ -59,6 +63,7 @@ def play_policy(prepared: Prepared) -> PlayedPolicy:
         policy=prepared.composition.name,
         ttft_ms=metrics.ttft_ms,
         tpot_ms=tpot_ms,
+        spread_ms=decode.spread_ms,
         tokens_per_s=metrics.tokens_per_s or 0.0,
         throughput_tokens_per_s=metrics.throughput_tokens_per_s or 0.0,
         answer_ms=(metrics.ttft_ms or 0.0) + (prepared.answer_tokens - 1) * tpot_ms,
@@ -71,7 +76,8 @@ def play_policy(prepared: Prepared) -> PlayedPolicy:
         stall_shares=dict(metrics.stall_share),
         labels=prepared.labels,
     )
-    return PlayedPolicy(result, residents_of(session), tpot_ms_of(rows, answer, half_of(metrics.decode_steps)))
+    half = decode_steps_of(rows, answer, half_of(metrics.decode_steps))
+    return PlayedPolicy(result, residents_of(session), decode, half.mean_ms)
 
 
 def half_of(steps: int) -> int:
@@ -79,12 +85,12 @@ def half_of(steps: int) -> int:
     return -(-steps // 2)
 
 
-def tpot_ms_of(rows: Sequence[Row], answer_tokens: int, steps: int | None = None) -> float:
-    """TPOT of an answer, from its first ``steps`` decode steps; None: from all."""
+def decode_steps_of(rows: Sequence[Row], answer_tokens: int, steps: int | None = None) -> DecodeSteps:
+    """The decode steps of an answer, or its first ``steps``, each with the tokens that it stands for."""
     times = step_times(spans_frame([row for row in rows if row[4] == "wait"]))
     decode = times[times.phase == "decode"][:steps]
     weights = weights_of(decode.step.tolist(), answer_tokens).of(decode.step.to_numpy())
-    return float(((decode.end_ms - decode.start_ms) * weights).sum() / answer_tokens)
+    return DecodeSteps((decode.end_ms - decode.start_ms).to_numpy(), weights.astype(float))
 
 
 def residents_of(session: Session) -> Residents:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sim.costs.engine import load_engine
 from sim.costs.cost_table import CostTable, StepCosts, StepModel
+from sim.costs.engine import load_engine
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCosts
 from sim.runs.prepare import Prepared, prepare
@@ -18,7 +18,8 @@ from trilane.study.fit.routing import routing_for
 def prepared_for(question: Question) -> Prepared:
     """A question, prepared for any policy. Raises TraceError, and what ``prepare`` raises."""
     routing = routing_for(question)
-    return _without_decisions(prepare(question.scenario(routing.name, routing.calibration), routing.trace))
+    prepared = prepare(question.scenario(routing.name, routing.calibration), routing.trace)
+    return on_machine(replace(prepared, shape=question.with_cache(prepared.shape)), prepared.hardware)
 
 
 def on_machine(prepared: Prepared, hardware: Hardware) -> Prepared:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 from sim.costs.engine_costs import PLAIN
-from sim.machine.assembly import assembled_name
+from sim.machine.assembly import NO_GPU, assembled_name
 from sim.machine.hardware import load_hardware
+from sim.machine.parts import unified_names
 from sim.runs.scenario import Scenario
 from traces.models.catalogue import load_model
 from traces.models.names import parted
 from traces.models.quantisation import quantisations_of
+from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
-from trilane.common.hints import Count, Name
+from trilane.common.hints import Count, Name, at_least
 from trilane.common.quoting import quoted
 from trilane.common.schema import check
 
 USUAL_WEIGHTS = "q4_k_m"
+KvFormat = Literal["f16", "q8_0", "q4_0"]
+KV_BITS: Mapping[KvFormat, float] = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}  # ggml: 32 share a 16-bit scale
 PROMPT_ROWS = 256  # prompt tokens that are routed one by one at most, all sequences together
 _STEPS = ((8, 24), (2, 32), (1, 56))  # from this batch on, the most decode steps that are played
 
@@ -30,12 +36,17 @@ class Question:
     """A model, a machine, and lengths.
 
     The machine is made of parts (``gpu``, ``ram``, and ``cpu`` or ``cores``), or a preset or profile (``machine``).
+    ``gpu`` "none" is a machine whose CPU computes everything; one with unified memory (gb10) has its own ``ram``.
     ``weights``: a quantisation; None: q4_k_m, or the format of a model that is published in fewer than 16 bits, or the
     model's own weights where the machine is a profile, which was measured with these.
     ``context``: prompt tokens; ``generated``: tokens of the answer; of each of ``batch`` sequences. ``ram_gb``: all
     memory of the host in GiB; None: enough. ``trace``, and ``calibration``, a trace of
     other prompts; None: see ``fit.routing``. ``policies``: those to choose from; None: those of ``fit.candidates``.
     ``policy_engine``: on which policies are played (``sim.costs.engine``); a profile has the one that was measured.
+    ``engine``: the one that people run (``fit.engine_answer``); None: llama.cpp, for cards of AMD and Intel its Vulkan
+    build. Of it are ``threads`` (None: one a core), ``n_cpu_moe``, layers whose experts are on the CPU (None: the
+    fewest that the memory takes), and ``ubatch``, prompt tokens computed at once (None: the engine's own).
+    ``kv``: format of the KV cache, of policies too; None: f16.
     """
 
     model: str
@@ -55,6 +66,11 @@ class Question:
     calibration: str | None = None
     policies: tuple[str, ...] | None = None
     policy_engine: Name = "ideal"
+    engine: Name | None = None
+    threads: Count | None = None
+    kv: KvFormat | None = None
+    n_cpu_moe: Annotated[int, at_least(0)] | None = None
+    ubatch: Count | None = None
 
     def __post_init__(self) -> None:
         if self.policies is not None:
@@ -69,7 +85,7 @@ class Question:
             raise FitError(
                 f"fit: expected a machine or its parts, got machine {quoted(self.machine)} and {_and(parts)}"
             )
-        if self.machine is None and not (self.gpu and self.ram):
+        if self.machine is None and not (self.gpu and (self.ram or self._unified)):
             raise FitError(
                 "fit: expected gpu and ram (such as rtx-4080 and ddr5-5600), or machine, a preset or a profile's file"
             )
@@ -80,8 +96,9 @@ class Question:
         if self.machine is not None:
             return self.machine
         return assembled_name(
-            self.gpu or "", self.ram or "", self.cpu, cores=self.cores, channels=self.channels, pcie=self.pcie
-        )
+            self.gpu or "", self.ram, self.cpu, cores=self.cores, channels=self.channels, pcie=self.pcie,
+            ram_gib=self.ram_gb if self.gpu == NO_GPU or self._unified else None,
+        )  # fmt: skip
 
     @property
     def shape(self) -> str:
@@ -95,6 +112,15 @@ class Question:
         return with_weights(self.model, usual) if usual else self.model
 
     @property
+    def model_shape(self) -> ModelShape:
+        """The model with its weights and its KV cache."""
+        return self.with_cache(load_model(self.shape))
+
+    def with_cache(self, shape: ModelShape) -> ModelShape:
+        """A model with the question's KV cache."""
+        return shape if self.kv is None else replace(shape, kv_bits=KV_BITS[self.kv])
+
+    @property
     def tokens(self) -> int:
         """Tokens of a sequence, prompt and answer: what the KV cache holds in the end."""
         return self.context + self.generated
@@ -103,9 +129,14 @@ class Question:
         """The question as a scenario, of a policy that is still to be chosen."""
         return Scenario(
             trace=trace, model=self.shape, hardware=self.hardware, batch=self.batch, calibration=calibration,
-            prompt_tokens=self.context, generated_tokens=self.generated, engine=PLAIN if self._measured else self.policy_engine,
+            prompt_tokens=self.context, generated_tokens=self.generated,
+            engine=PLAIN if self._measured else self.policy_engine,
             sampled_steps=most_steps(self.batch), sampled_prompt_tokens=max(PROMPT_ROWS // self.batch, 1),
         )  # fmt: skip
+
+    @property
+    def _unified(self) -> bool:
+        return (self.gpu or "").lower() in unified_names()
 
     @property
     def _measured(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import LAUNCHES, CostTable
@@ -71,6 +71,9 @@ class Gain:
     tpot: float
 
 
+G = TypeVar("G", bound=Gain)
+
+
 def quicker(costs: CostTable, names: Sequence[str], factor: float) -> CostTable:
     """The costs with some of the host program's times (``LAUNCHES``, ``lead_ns``, ``sync_ns``, ``plan_factor``) times
     ``factor``."""
@@ -121,7 +124,7 @@ def _decode_costs(prepared: Prepared) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def ranked(gains: Iterable[Gain]) -> tuple[Gain, ...]:
+def ranked(gains: Iterable[G]) -> tuple[G, ...]:
     """Largest first."""
     return tuple(sorted(gains, key=lambda one: -one.tpot))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from policies.protocols import Budget, InitialPlacement, Placement
 from sim.runs.prepare import Prepared
 from sim.simulate import spans_of
-from trilane.study.fit.policy_result import PlayedPolicy, Residents, half_of, residents_of, tpot_ms_of
+from trilane.study.fit.policy_result import PlayedPolicy, Residents, decode_steps_of, half_of, residents_of
 
 STEPS = 8  # from the middle of those that were played
 NEAR = 0.25  # relative difference of the window's TPOT from the answer's up to which the window is used
@@ -65,7 +65,7 @@ def half_tpot_ms(prepared: Prepared) -> float:
     prompt = [step for step in prepared.demand if step.phase == "prefill"]
     decode = [step for step in prepared.demand if step.phase == "decode"]
     some = prepared.over([*prompt, *decode[: half_of(len(decode))]])
-    return tpot_ms_of(spans_of(some), prepared.answer_tokens)
+    return decode_steps_of(spans_of(some), prepared.answer_tokens).mean_ms
 
 
 def warm_tpot_ms(prepared: Prepared, residents: Residents) -> float:
@@ -75,4 +75,4 @@ def warm_tpot_ms(prepared: Prepared, residents: Residents) -> float:
     decode = [step for step in prepared.demand if step.phase == "decode"]
     first = max(len(decode) - STEPS, 0) // 2
     steps = decode[first : first + STEPS]
-    return tpot_ms_of(spans_of(prepared.with_composition(warm).over(steps)), len(steps))
+    return decode_steps_of(spans_of(prepared.with_composition(warm).over(steps)), len(steps)).mean_ms

@@ -1,4 +1,4 @@
-"""Whole answers: where they come from, what they refuse, what they say of llama.cpp."""
+"""Whole answers of the policies: where they come from, and what they refuse."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from traces.bundled_traces import FOLDER
-from trilane.study.fit.fit import Fit, fit
+from trilane.study.fit.fit import fit
 from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES
+from trilane.study.fit.policy_answer import PolicyAnswer
 from trilane.study.fit.question import FitError, Question
 from trilane.study.fit.routing import routing_for
 
@@ -21,15 +22,22 @@ MINI: dict[str, Any] = {"model": "deepseek-v2-lite", "trace": "mini-deepseek", "
                         "ram": "ddr4-3200", "context": 64, "policies": ("fiddler", "on-demand")}  # fmt: skip
 
 
+def policies(**asked: Any) -> PolicyAnswer:
+    found = fit(Question(**asked)).policies
+    assert found is not None
+    return found
+
+
 @cache
-def mini(**more: Any) -> Fit:
-    return fit(Question(**{**MINI, **more}))
+def mini(**more: Any) -> PolicyAnswer:
+    return policies(**{**MINI, **more})
 
 
 def test_an_eager_answer_to_a_short_prompt_is_that_of_simulate() -> None:
     """No prompt is repeated, no kernel shared, no step stands for others: what is left is the simulator."""
     asked = Question(**{**MINI, "context": 8, "generated": 16, "policy_engine": "pytorch"})
-    found = fit(asked)
+    found = fit(asked).policies
+    assert found is not None
     for answer in (found.best, *found.runners_up):
         run = simulate(
             Scenario(
@@ -60,12 +68,12 @@ def test_the_gpus_memory_is_divided_without_a_rest() -> None:
 
 
 def test_an_answer_is_the_same_every_time_and_leaves_the_collector_on() -> None:
-    assert fit(Question(**MINI)) == mini()
+    assert policies(**MINI) == mini()
     assert gc.isenabled()
 
 
 def test_the_number_of_processes_changes_nothing() -> None:
-    assert fit(Question(**MINI), jobs=2) == mini()
+    assert fit(Question(**MINI), jobs=2).policies == mini()
 
 
 def test_policies_may_come_in_a_list() -> None:
@@ -73,7 +81,9 @@ def test_policies_may_come_in_a_list() -> None:
 
 
 def test_a_dict_of_it_is_json() -> None:
-    assert json.loads(json.dumps(mini().to_dict(), allow_nan=False))["offloads"] is True
+    found = json.loads(json.dumps(fit(Question(**MINI)).to_dict(), allow_nan=False))
+    assert found["policies"]["best"]["tpot_ms"] == mini().best.tpot_ms
+    assert found["engine"]["engine"] == "llama.cpp"
 
 
 def test_a_policy_that_moves_experts_needs_all_of_them_in_the_hosts_memory() -> None:
@@ -97,23 +107,10 @@ def test_less_host_memory_is_refused() -> None:
         mini(ram_gb=16)
 
 
-@pytest.mark.parametrize(("batch", "more"), [(1, ""), (2, " -np 2")])
-def test_llama_cpp_counts_the_dense_layer_too(batch: int, more: str) -> None:
-    found = mini(batch=batch)
-    assert found.llama_cpp is not None
-    whole_layers = found.llama_cpp.layers - found.llama_cpp.cpu_layers
-    layer_bytes = found.memory.routed_bytes / 26
-    one_slot = layer_bytes / 64  # of staging
-    assert whole_layers == (found.memory.cache_bytes + found.memory.staging_bytes - one_slot) // layer_bytes
-    assert found.llama_cpp.arguments == f"-ngl 99 --n-cpu-moe {27 - whole_layers} -c {batch * 320}{more}"
-
-
 def test_where_everything_fits_nothing_is_decided() -> None:
     found = mini(gpu="rtx-4090", weights="q4_k_m")
     assert not found.offloads
     assert (found.best.policy, found.best.hit_rate, found.runners_up, found.clairvoyant) == ("llama.cpp", 1.0, (), None)
-    assert found.llama_cpp is not None
-    assert found.llama_cpp.arguments == "-ngl 99 -c 320"
     assert found.best.tpot_ms < mini(gpu="rtx-4090", weights="q4_k_m", policy_engine="pytorch").best.tpot_ms
 
 
@@ -149,9 +146,9 @@ def test_a_host_that_no_desktop_can_be_is_told() -> None:
     """All experts of a large model in its own weights, and nobody said how much memory there is."""
     more: dict[str, Any] = {"model": "qwen3-235b-a22b:64", "gpu": "rtx-5090", "ram": "ddr5-5600", "generated": 2,
                             "context": 64, "policies": ("ktransformers",), "weights": "bf16"}  # fmt: skip
-    assert "2 channels of DDR5-5600 take about 256 GiB" in " ".join(fit(Question(**more)).traps)
-    assert "take about" not in " ".join(fit(Question(**more, ram_gb=512)).traps)
-    assert "take about" not in " ".join(fit(Question(**{**more, "weights": "q4_k_m"})).traps)
+    assert "2 channels of DDR5-5600 take about 256 GiB" in " ".join(policies(**more).traps)
+    assert "take about" not in " ".join(policies(**more, ram_gb=512).traps)
+    assert "take about" not in " ".join(policies(**{**more, "weights": "q4_k_m"}).traps)
 
 
 def test_what_is_named_is_routed_as_recorded_and_a_large_model_by_what_is_made_up() -> None:
@@ -163,3 +160,18 @@ def test_what_is_named_is_routed_as_recorded_and_a_large_model_by_what_is_made_u
     cut = routing_for(Question("deepseek-v2-lite@q8_0:2", machine="rtx3090-ddr4"))
     assert cut.trace.shape.moe_layers == 2
     assert routing_for(Question("mini-moe", machine="rtx3090-ddr4")).about == "mini-moe (recorded)"
+
+
+def test_runners_up_within_the_spread_of_the_steps_are_equal_to_the_best() -> None:
+    found = mini(policies=("ktransformers", "best-exact", "on-demand"))
+    assert 0 < found.best.spread_ms < found.best.tpot_ms / 4
+    later = {one.policy: one.answer_ms - found.best.answer_ms for one in found.runners_up}
+    assert all(later[name] < found.best.tpot_ms * 255 / 4 for name in found.equal)
+    assert "on-demand" not in found.equal
+
+
+def test_a_smaller_cache_of_keys_and_values_leaves_policies_more_room() -> None:
+    whole, half = (mini(context=8192, kv=kv).memory for kv in ("f16", "q8_0"))
+    assert half.kv_bytes == pytest.approx(whole.kv_bytes * 8.5 / 16, rel=1e-6)
+    assert half.cache_bytes > whole.cache_bytes
+    assert mini(context=8192).memory == whole

@@ -61,7 +61,9 @@ def test_an_advised_context_runs(ram_gb: int | None) -> None:
     with pytest.raises(FitError, match=r"23\.0 GB are missing; a context of ") as error:
         fit(Question("llama-4-scout", **more, context=800_000))
     assert str(error.value).endswith(" tokens fits with these weights")
-    assert fit(Question("llama-4-scout", **more, context=advised(error.value))).best.tpot_ms > 0
+    found = fit(Question("llama-4-scout", **more, context=advised(error.value))).policies
+    assert found is not None
+    assert found.best.tpot_ms > 0
 
 
 def test_a_short_context_is_advised_to_the_token() -> None:
@@ -75,7 +77,7 @@ def test_a_short_context_is_advised_to_the_token() -> None:
 
 
 def test_weights_that_the_host_cannot_hold_are_refused_with_those_that_it_can() -> None:
-    with pytest.raises(FitError, match=r"17\.2 GB of host memory: .* GB are missing; these weights fit: ") as error:
+    with pytest.raises(FitError, match=r"17\.2 GB of host memory: .* GB are missing, .* GiB would do; these") as error:
         check_fits(*qwen(weights="bf16", ram_gb=16))
     fitting = str(error.value).partition("these weights fit: ")[2].partition(";")[0].split(", ")
     assert "q4_k_m" in fitting
@@ -87,6 +89,27 @@ def test_weights_that_the_host_cannot_hold_are_refused_with_those_that_it_can() 
 def test_what_no_weights_help_says_so() -> None:
     with pytest.raises(FitError, match="no smaller weights and no shorter context help"):
         check_fits(*told(Question("qwen3-235b-a22b", weights="q2_k", gpu="rtx-3060", ram="ddr4-3200", ram_gb=8)))
+
+
+def test_a_refusal_says_which_memory_is_short_and_how_much_would_do() -> None:
+    """Little of either: the smaller shortage must not hide the larger."""
+    with pytest.raises(FitError) as error:
+        check_fits(*told(Question("llama-4-scout", gpu="rtx-4060", ram="ddr5-5600", ram_gb=32)))
+    assert "GB of GPU memory (weights that every token needs" in str(error.value)
+    assert "host memory is short: " in str(error.value)
+    assert "GB are missing, 64 GiB would do" in str(error.value)
+    with pytest.raises(FitError, match=r"does not run with 34\.4 GB of host memory: .* 64 GiB would do") as error:
+        check_fits(*told(Question("llama-4-scout", gpu="rtx-3060", ram="ddr5-5600", ram_gb=32)))
+    assert "GPU memory (" not in str(error.value)
+
+
+def test_one_memory_holds_all_experts() -> None:
+    shape, hardware, asked = told(Question("gpt-oss-120b", gpu="gb10", ram_gb=64))
+    need = need_of(shape, hardware, 1, asked.tokens)
+    assert need.fixed > shape.routed_bytes + shape.non_expert_bytes
+    with pytest.raises(FitError, match=r"with all experts it needs .* GB of memory .* experts 60\.9"):
+        check_fits(shape, hardware, asked)
+    check_fits(*told(Question("gpt-oss-120b", gpu="gb10")))
 
 
 def test_the_missing_gb_are_those_that_would_do() -> None:

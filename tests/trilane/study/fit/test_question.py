@@ -26,6 +26,18 @@ def test_parts_make_the_name_of_a_machine(more: dict[str, Any], hardware: str) -
     assert Question("qwen3-30b-a3b", **PARTS, **more).hardware == hardware
 
 
+def test_one_memory_needs_no_other_and_has_the_size_that_is_asked() -> None:
+    assert Question("qwen3-30b-a3b", gpu="gb10").hardware == "gb10"
+    assert Question("qwen3-30b-a3b", gpu="none", ram="ddr5-5600", ram_gb=64).hardware == "none+ddr5-5600+64gb"
+    with pytest.raises(FitError, match="expected gpu and ram"):
+        Question("qwen3-30b-a3b", gpu="none")
+
+
+def test_the_cache_of_keys_and_values_has_the_bits_of_its_format() -> None:
+    bits = {kv: Question("gpt-oss-20b", **PARTS, kv=kv).model_shape.cache_bits for kv in (None, "f16", "q8_0", "q4_0")}
+    assert bits == {None: 16, "f16": 16, "q8_0": 8.5, "q4_0": 4.5}
+
+
 def test_a_whole_machine_is_its_own_name() -> None:
     assert Question("qwen3-30b-a3b", machine="rtx3090-ddr4").hardware == "rtx3090-ddr4"
 
@@ -58,6 +70,9 @@ def test_other_weights_replace_those_that_a_model_has() -> None:
         ({**PARTS, "batch": 1.5}, "batch: expected a whole number >= 1, got 1.5"),
         ({**PARTS, "ram_gb": -64}, "ram_gb: expected a whole number >= 1 or null, got -64"),
         ({**PARTS, "policy_engine": 3}, "policy_engine: expected text"),
+        ({**PARTS, "kv": "q5_0"}, "kv: expected"),
+        ({**PARTS, "n_cpu_moe": -1}, "n_cpu_moe: expected a whole number >= 0 or null, got -1"),
+        ({**PARTS, "threads": 0}, "threads: expected a whole number >= 1 or null, got 0"),
         ({**PARTS, "weights": "q4", "model": "qwen3-30b-a3b@q8_0"}, "names its weights twice"),
     ],
 )

@@ -1,0 +1,219 @@
+"""The engine's answer: what the GPU has room for, speeds of a closed form, the command line, gains of better parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.costs.engine import load_engine
+from sim.costs.split_speed import Split, decode_time, prompt_time
+from sim.machine.hardware import load_hardware, write_hardware
+from sim.machine.units import GIB
+from tests.kit.hand_measured import toy_machine, toy_model
+from traces.models.catalogue import load_model
+from trilane.study.accuracy.regime_errors import regime_error
+from trilane.study.accuracy.regimes import Regime
+from trilane.study.fit.command_line import command_line
+from trilane.study.fit.engine_answer import EngineAnswer, engine_answer, engine_of
+from trilane.study.fit.fit import fit, with_longest_context
+from trilane.study.fit.question import FitError, Question
+from trilane.study.fit.split_memory import Splitter
+
+QWEN: dict[str, Any] = {"model": "qwen3-30b-a3b", "gpu": "rtx-4080", "ram": "ddr5-5600", "cores": 16}
+GEMMA: dict[str, Any] = {"model": "gemma-4-26b-a4b", "gpu": "rtx-3060", "ram": "ddr4-3200"}
+SMALL: dict[str, Any] = {"model": "deepseek-v2-lite:4", "gpu": "rtx-3060", "ram": "ddr4-3200", "context": 64}
+
+
+@cache
+def answered(**asked: Any) -> EngineAnswer:
+    question = Question(**asked)
+    return engine_answer(question, question.model_shape, load_hardware(question.hardware))
+
+
+def splitter(**asked: Any) -> Splitter:
+    question = Question(**asked)
+    hardware = load_hardware(question.hardware)
+    engine = engine_of(question, hardware)
+    return Splitter(question, question.model_shape, hardware, engine, by_experts=False)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_fewest_layers_are_on_the_cpu_that_leave_room_for_the_rest() -> None:
+    one, own = answered(**QWEN), splitter(**QWEN)
+    assert one.memory.missing_bytes <= 0
+    assert own.memory(Split(one.cpu_layers - 1)).missing_bytes > 0
+    layer = load_model("qwen3-30b-a3b@q4_k_m").routed_bytes / 48
+    assert one.memory.experts_bytes == pytest.approx((48 - one.cpu_layers) * layer, rel=0.05)
+    assert one.memory.experts_bytes + one.memory.host_bytes == load_model("qwen3-30b-a3b@q4_k_m").routed_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "mib"), [("qwen3-30b-a3b", 300.75), ("qwen3.6-35b-a3b", 493)], ids=["Qwen3-30B", "Qwen3.6-35B"]
+)
+def test_compute_buffers_are_those_that_logs_of_llama_cpp_say(model: str, mib: float) -> None:
+    own = splitter(model=model, gpu="rtx-5090", ram="ddr5-5600", context=65_000)
+    assert own.memory(Split(0)).compute_bytes / 2**20 == pytest.approx(mib, rel=0.01)
+
+
+def test_a_layer_of_experts_that_is_copied_has_room_and_larger_pieces_have_more() -> None:
+    own, shape = splitter(**QWEN), load_model("qwen3-30b-a3b@q4_k_m")
+    assert own.memory(Split(1)).compute_bytes == 128 * shape.expert_bytes_of(0)
+    assert splitter(**QWEN, ubatch=2048).memory(Split(0)).compute_bytes == 4 * own.memory(Split(0)).compute_bytes
+    assert answered(**QWEN, ubatch=4096).cpu_layers > answered(**QWEN).cpu_layers
+
+
+def test_a_sliding_window_and_a_quantised_cache_leave_room_for_experts() -> None:
+    """gemma-4: 25 of 30 layers keep 1,024 tokens."""
+    one = answered(**GEMMA, context=32_768)
+    assert one.memory.kv_bytes / 1e9 < 1.0
+    assert answered(**GEMMA, context=131_072, kv="q4_0").cpu_layers < answered(**GEMMA, context=131_072).cpu_layers
+
+
+def test_what_leaves_no_room_is_refused_with_what_is_missing() -> None:
+    with pytest.raises(FitError, match=r"llama.cpp with the experts of 2 layers on the CPU needs .* GB are missing"):
+        answered(**QWEN, n_cpu_moe=2)
+    with pytest.raises(FitError, match=r"llama.cpp: host memory is short: .* GiB would do"):
+        answered(**{**QWEN, "weights": "bf16"}, ram_gb=32)
+
+
+def test_the_longest_context_fits_and_a_longer_one_does_not() -> None:
+    asked = with_longest_context(Question(**GEMMA, kv="q8_0"))
+    assert asked.context % 256 == 0
+    assert splitter(**GEMMA, kv="q8_0", context=asked.context).best()
+    with pytest.raises(FitError):
+        splitter(**GEMMA, kv="q8_0", context=asked.context + 512).best()
+
+
+# --- speeds -----------------------------------------------------------------------------------------------------------
+
+
+def test_times_are_those_of_the_closed_form_in_the_middle_of_the_answer() -> None:
+    one = answered(**QWEN, threads=8, ubatch=1024, generated=512)
+    shape, hardware = load_model("qwen3-30b-a3b@q4_k_m"), load_hardware(Question(**QWEN).hardware)
+    split, engine = Split(one.cpu_layers, threads=8, piece_tokens=1024), load_engine("llama.cpp")
+    decode = decode_time(shape, hardware, engine, split, 4096 + 256)
+    assert one.tpot_ms == decode.total_ns / 1e6 == pytest.approx(sum(one.decode_ms.values()))
+    assert one.ttft_ms == prompt_time(shape, hardware, engine, split, 4096).total_ns / 1e6
+    assert (one.piece_tokens, one.pieces) == (1024, 4)
+
+
+def test_more_layers_on_the_cpu_and_fewer_threads_are_slower() -> None:
+    assert answered(**QWEN, n_cpu_moe=30).tpot_ms > answered(**QWEN).tpot_ms
+    assert answered(**QWEN, threads=1).tpot_ms > answered(**QWEN, threads=8).tpot_ms
+
+
+def test_named_policies_do_not_change_the_engines_answer() -> None:
+    """Its first token is that of experts copied to the GPU, whichever llama.cpp among the policies is named."""
+    named = fit(Question(**SMALL, policies=("llama.cpp",))).engine
+    assert named is not None
+    assert named == fit(Question(**SMALL, policies=("on-demand",))).engine
+
+
+def test_the_usual_engine_is_that_of_the_card() -> None:
+    names = {gpu: engine_of(Question("qwen3-30b-a3b", gpu=gpu, ram="ddr5-5600"), load_hardware(f"{gpu}+ddr5-5600")).name
+             for gpu in ("rtx-4080", "rx-7900-xtx")}  # fmt: skip
+    assert names == {"rtx-4080": "llama.cpp", "rx-7900-xtx": "llama.cpp-vulkan"}
+    refused = fit(Question("deepseek-v2-lite:4", gpu="apple-m3-max", context=64))
+    assert refused.engine is None
+    assert "no engine was fitted to speeds of Apple M3 Max" in str(refused.engine_refused)
+
+
+def test_several_sequences_have_no_answer_of_an_engine() -> None:
+    found = fit(Question(**SMALL, batch=2))
+    assert found.engine is None
+    assert "one sequence at a time, not for 2" in str(found.engine_refused)
+    with pytest.raises(FitError, match="one sequence at a time"):
+        fit(Question(**SMALL, batch=2, threads=4))
+
+
+def test_a_profile_has_no_other_engine(tmp_path: Path) -> None:
+    mini = toy_model(load_model("mini-moe:2"), shared=None, dense_ffn=None, dense_launch=None)
+    write_hardware(toy_machine(models={"mini-moe": mini}), tmp_path / "lanes.yaml")
+    asked = Question("mini-moe:2", machine=str(tmp_path / "lanes.yaml"), context=8, generated=4)
+    found = fit(asked)
+    assert (found.engine, found.engine_refused) == (None, None)
+    with pytest.raises(FitError, match="is a profile, whose times are those of the engine that was measured"):
+        fit(replace(asked, threads=2))
+
+
+@pytest.mark.parametrize(
+    ("asked", "regime"),
+    [
+        (QWEN, "mixed"),
+        ({**QWEN, "gpu": "rtx-5090"}, "all GPU"),
+        ({**QWEN, "engine": "llama.cpp-vulkan"}, "Vulkan"),
+        ({"model": "qwen3-30b-a3b", "gpu": "none", "ram": "ddr5-5600"}, "CPU only"),
+    ],
+)
+def test_an_answer_names_the_error_of_its_regime(asked: dict[str, Any], regime: Regime) -> None:
+    one = answered(**asked)
+    assert one.regime == regime
+    assert one.error == regime_error(regime)
+
+
+# --- without a GPU, and with one memory -------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_there_is_the_engines_answer_alone() -> None:
+    found = fit(Question("deepseek-v2-lite:4", gpu="none", ram="ddr5-5600", cpu="ryzen-9-7950x", context=64))
+    assert found.policies is None
+    assert found.engine is not None
+    assert {gain.part for gain in found.engine.gains} == {"DRAM", "CPU cores"}
+    assert " -ngl 0 " in found.engine.command
+    assert "gpu_experts" not in found.engine.decode_ms
+    with pytest.raises(FitError, match="GB of memory"):
+        fit(Question("deepseek-v3", gpu="none", ram="ddr5-5600", ram_gb=64))
+
+
+def test_one_memory_holds_everything() -> None:
+    one = answered(model="gpt-oss-120b", gpu="gb10")
+    assert (one.cpu_layers, one.memory.host_bytes) == (0, 0)
+    assert one.memory.gpu_bytes == 128 * GIB
+
+
+# --- what to type, what to buy ----------------------------------------------------------------------------------------
+
+
+def test_the_command_line_has_what_the_answer_rests_on() -> None:
+    one = answered(**QWEN, threads=8, ubatch=4096, kv="q8_0")
+    assert one.command == (
+        f"llama-server -m qwen3-30b-a3b-q4_k_m.gguf -ngl 99 --n-cpu-moe {one.cpu_layers} -c 4352 -fa on "
+        f"-b 4096 -ub 4096 -t 8 -ctk q8_0 -ctv q8_0"
+    )
+    assert answered(**{**QWEN, "gpu": "rtx-5090"}).command == (
+        "llama-server -m qwen3-30b-a3b-q4_k_m.gguf -ngl 99 -c 4352 -fa on"
+    )
+
+
+def test_llama_cpp_counts_the_dense_layers_too() -> None:
+    one = answered(model="deepseek-v2-lite", gpu="rtx-3060", ram="ddr4-3200", weights="bf16")
+    sizes = load_model("deepseek-v2-lite@bf16")
+    on_cpu = round(one.memory.host_bytes / sizes.expert_bytes_of(0) / sizes.experts)
+    assert one.cpu_layers == on_cpu + 1
+    assert answered(model="deepseek-v2-lite", gpu="rtx-3060", ram="ddr4-3200", weights="bf16",
+                    n_cpu_moe=one.cpu_layers).tpot_ms == one.tpot_ms  # fmt: skip
+
+
+def test_ktransformers_keeps_some_experts_of_every_layer() -> None:
+    one = answered(**QWEN, engine="ktransformers")
+    assert 0 < one.gpu_experts < 128
+    assert f"--kt-num-gpu-experts {one.gpu_experts}" in one.command
+    own = load_model("qwen3-30b-a3b@q4_k_m")
+    engine = load_engine("ktransformers")
+    assert "--kt-cpuinfer 8" in command_line(Question(**QWEN, threads=8), own, engine, Split(48, 3), cpu_only=False)
+
+
+def test_a_better_part_is_never_slower_and_the_first_gain_is_the_limit() -> None:
+    for asked in (QWEN, {**QWEN, "weights": "q8_0"}, {**QWEN, "gpu": "rtx-5090"}, GEMMA):
+        one = answered(**asked)
+        assert all(gain.tpot >= 0 and gain.ttft >= 0 for gain in one.gains), asked
+        assert one.gains[0].part in one.limited_by
+    gains = {gain.part: gain for gain in answered(**QWEN).gains}
+    assert gains["GPU memory"].tpot > gains["DRAM"].tpot > 0
+    assert gains["PCIe"].ttft > gains["PCIe"].tpot == 0

@@ -1,0 +1,98 @@
+"""The section of ``trilane fit`` on an engine that people run: speeds, the command line, and what better parts give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from sim.machine.units import in_gb
+from trilane.pages.output import heading, number, pairs, percent, table
+
+if TYPE_CHECKING:
+    from trilane.study.fit.engine_answer import EngineAnswer
+    from trilane.study.fit.fit import Fit
+    from trilane.study.fit.question import Question
+
+_PARTS = {  # of a time
+    "attention": "attention", "others": "gates, shared experts, head", "gpu_experts": "experts on the GPU",
+    "cpu_experts": "experts on the CPU", "handing_over": "handing over to the CPU", "copies": "copies of experts",
+}  # fmt: skip
+_LEAST = 0.005  # of the whole; less is not told
+
+
+def engine_section(fit: Fit) -> list[Text | Table | str]:
+    """Nothing where times come from a profile."""
+    if fit.engine_refused is not None:
+        return ["", heading("with an engine of today"), f"no answer: {fit.engine_refused}"]
+    return [] if fit.engine is None else _answered(fit.engine, fit.question)
+
+
+def seconds(ms: float | None) -> str:
+    """A time in seconds."""
+    return number(None if ms is None else ms / 1e3, 2)
+
+
+def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]:
+    facts = [
+        ("decode", _decode(answer, asked)),
+        ("first token", _first(answer)),
+        ("experts", _experts(answer)),
+        ("memory", _memory(answer)),
+        ("run", answer.command),
+        ("limit", answer.limited_by),
+        ("error to expect", _error(answer)),
+    ]
+    rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in answer.gains]
+    columns = (f"25% better, {answer.engine}", "more tokens/s", "sooner first token")
+    return ["", heading(f"with {answer.engine}: {answer.about}"), pairs(facts), "", table(columns, rows)]
+
+
+def _decode(answer: EngineAnswer, asked: Question) -> str:
+    if asked.generated == 1:
+        return "- (an answer of one token)"
+    speed, parts = number(1000 / answer.tpot_ms), _told(answer.decode_ms, 1, "ms")
+    return f"{speed} tokens/s, {number(answer.tpot_ms, 2)} ms a token in the mean of the answer: {parts}"
+
+
+def _first(answer: EngineAnswer) -> str:
+    pieces = f"{answer.pieces} pieces of {answer.piece_tokens}" if answer.pieces > 1 else "one piece"
+    return f"{seconds(answer.ttft_ms)} s, the prompt in {pieces}: {_told(answer.prompt_ms, 1000, 's')}"
+
+
+def _told(parts: Mapping[str, float], unit_ms: int, unit: str) -> str:
+    """The parts of a time that matter, largest first."""
+    whole = sum(parts.values())
+    shown = sorted((part for part in parts.items() if part[1] > _LEAST * whole), key=lambda part: -part[1])
+    return ", ".join(f"{_PARTS[name]} {number(ms / unit_ms, 2)} {unit}" for name, ms in shown)
+
+
+def _error(answer: EngineAnswer) -> str:
+    """Of decode; that of prompts is larger."""
+    found = answer.error
+    if found is None:
+        return f"not known: too few speeds of such machines ({answer.regime}) were measured"
+    return (
+        f"{percent(found.median)} in the median, within 25% on {percent(found.within_25)} of {found.rows} measured "
+        f"decode speeds of such machines ({answer.regime})"
+    )
+
+
+def _experts(answer: EngineAnswer) -> str:
+    if not answer.cpu_layers:
+        return "all on the CPU" if answer.cpu_only else "all on the GPU"
+    where = f"those of {answer.cpu_layers} of {answer.layers} layers on the CPU"
+    return f"{where}, but {answer.gpu_experts} of each" if answer.gpu_experts else where
+
+
+def _memory(answer: EngineAnswer) -> str:
+    memory = answer.memory
+    parts = {
+        "weights that every token needs": memory.every_token_bytes, "KV cache": memory.kv_bytes,
+        "compute buffers": memory.compute_bytes, "reserve": memory.reserve_bytes, "experts": memory.experts_bytes,
+    }  # fmt: skip
+    told = " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
+    held = memory.gpu_bytes + memory.missing_bytes
+    return f"{in_gb(held)} GB{'' if answer.cpu_only else f' of {in_gb(memory.gpu_bytes)}'} = {told}"

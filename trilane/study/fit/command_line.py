@@ -1,0 +1,50 @@
+"""Command lines of engines, with the arguments on which an answer rests."""
+
+from __future__ import annotations
+
+from sim.costs.engine import Engine
+from sim.costs.split_speed import Split
+from traces.models.shape import ModelShape
+from trilane.study.fit.question import Question
+
+KTRANSFORMERS = "ktransformers"
+LLAMA_BATCH = 2048  # llama.cpp's -b, from which -ub takes its pieces
+
+
+def splits_by_experts(engine: Engine) -> bool:
+    """Whether an engine keeps some experts of every layer on the GPU, in place of all experts of some layers."""
+    return engine.name.startswith(KTRANSFORMERS)
+
+
+def command_line(question: Question, shape: ModelShape, engine: Engine, split: Split, cpu_only: bool) -> str:
+    """What to type. The model's file or folder is named after it."""
+    write = _ktransformers if splits_by_experts(engine) else _llama_cpp
+    return " ".join(write(question, shape, split, cpu_only))
+
+
+def cpu_layers_of(shape: ModelShape, cpu_layers: int) -> int:
+    """N of ``--n-cpu-moe``, which counts dense layers too: those of these models come first."""
+    return cpu_layers + shape.dense_layers if cpu_layers else 0
+
+
+def _llama_cpp(question: Question, shape: ModelShape, split: Split, cpu_only: bool) -> list[str]:
+    layers, piece = cpu_layers_of(shape, split.cpu_layers), question.ubatch
+    arguments = ["llama-server", f"-m {_file(shape)}.gguf", "-ngl 0" if cpu_only else "-ngl 99"]
+    arguments += [f"--n-cpu-moe {layers}"] if layers else []
+    arguments += [f"-c {question.batch * question.tokens}", "-fa on"]
+    arguments += [f"-np {question.batch}"] if question.batch > 1 else []
+    arguments += [f"-b {max(piece, LLAMA_BATCH)} -ub {piece}"] if piece else []
+    arguments += [f"-t {question.threads}"] if question.threads else []
+    return arguments + ([f"-ctk {question.kv} -ctv {question.kv}"] if question.kv else [])
+
+
+def _ktransformers(question: Question, shape: ModelShape, split: Split, cpu_only: bool) -> list[str]:
+    arguments = ["python -m sglang.launch_server", f"--model {_file(shape)}", f"--kt-weight-path {_file(shape)}"]
+    arguments += [f"--kt-num-gpu-experts {split.gpu_experts if split.cpu_layers else shape.experts}"]
+    arguments += [f"--context-length {question.tokens}"]
+    arguments += [f"--chunked-prefill-size {question.ubatch}"] if question.ubatch else []
+    return arguments + ([f"--kt-cpuinfer {question.threads}"] if question.threads else [])
+
+
+def _file(shape: ModelShape) -> str:
+    return shape.name.replace("@", "-").replace(":", "-")

@@ -1,0 +1,127 @@
+"""Memory of a static split: what an engine puts on the GPU, and the fewest layers whose experts it must leave out.
+
+Compute buffers hold the intermediate results of a piece of the prompt. The largest are the piece's logits with its
+hidden states, in 32 bits: 300.75 MiB for 512 tokens of Qwen3-30B-A3B (vocabulary 151,936, width 2,048) and 493 MiB of
+Qwen3.6-35B-A3B (248,320) are what llama.cpp's logs say and what the formula gives. Experts that are copied to the GPU
+for a prompt are there a layer at a time: 4,353 MiB were logged where a layer's experts take 4,228 (GLM-5 in
+ik_llama.cpp), and buffers of 7 GB appear with the first piece that is copied (Nemotron 3 Ultra, llama.cpp issue 24175).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.costs.engine import Engine
+from sim.costs.split_speed import Split
+from sim.machine.hardware import Hardware
+from sim.machine.units import in_gb
+from traces.models.shape import ModelShape
+from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES, host_memory_of, short_host
+from trilane.study.fit.question import FitError, Question
+
+RESULT_BYTES = 4  # of a logit, and of a hidden state
+
+
+@dataclass(frozen=True)
+class SplitMemory:
+    """GPU memory divided, and the experts that the host holds, in bytes."""
+
+    gpu_bytes: int
+    every_token_bytes: int  # weights that every token needs
+    kv_bytes: int
+    compute_bytes: int
+    reserve_bytes: int
+    experts_bytes: int  # of experts on the GPU
+    host_bytes: int  # of all others
+
+    @property
+    def missing_bytes(self) -> int:
+        """What the GPU lacks; at most 0 where all of it fits."""
+        held = self.every_token_bytes + self.kv_bytes + self.compute_bytes + self.reserve_bytes + self.experts_bytes
+        return held - self.gpu_bytes
+
+
+@dataclass(frozen=True)
+class Splitter:
+    """The splits of a model in one engine. ``by_experts``: it keeps some experts of every layer, not whole layers."""
+
+    question: Question
+    shape: ModelShape
+    hardware: Hardware
+    engine: Engine
+    by_experts: bool
+
+    @property
+    def piece_tokens(self) -> int:
+        """Prompt tokens that are computed at once."""
+        assert self.engine.prompt is not None
+        return self.question.ubatch or self.engine.prompt.piece_tokens.value
+
+    def best(self) -> Split:
+        """The split with as many experts on the GPU as there is room for, or with the layers that the question names.
+
+        Raises FitError where there is none, saying by how many GB.
+        """
+        given = self.question.n_cpu_moe
+        if given is None:
+            choices = self._splits()
+        else:
+            choices = [self._split(min(max(given - self.shape.dense_layers, 0), self.shape.moe_layers))]
+        fitting = (split for split in choices if self.memory(split).missing_bytes <= 0)
+        split = next(fitting, None)
+        if split is None:
+            raise FitError(self._too_large(choices[-1]))
+        self._check_host(split)
+        return split
+
+    def memory(self, split: Split) -> SplitMemory:
+        """What a split takes."""
+        shape, question = self.shape, self.question
+        results_bytes = (shape.vocab + shape.hidden) * min(self.piece_tokens, question.context) * RESULT_BYTES
+        sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
+        copied = max(sizes[: split.cpu_layers], default=0) * shape.experts if self._copies else 0
+        host = sum(sizes[: split.cpu_layers]) * (shape.experts - split.gpu_experts)
+        return SplitMemory(
+            gpu_bytes=self.hardware.gpu.memory_bytes,
+            every_token_bytes=shape.non_expert_bytes,
+            kv_bytes=question.batch * shape.cache_bytes(question.tokens),
+            compute_bytes=max(results_bytes, copied),
+            reserve_bytes=self.hardware.gpu.reserve_bytes,
+            experts_bytes=shape.routed_bytes - host,
+            host_bytes=host,
+        )
+
+    def _splits(self) -> list[Split]:
+        """All of them, most experts on the GPU first."""
+        layers = self.shape.moe_layers
+        if self.hardware.one_memory:
+            return [self._split(0)]
+        if self.by_experts:
+            some = [self._split(layers, experts) for experts in range(self.shape.experts - 1, -1, -1)]
+            return [self._split(0), *some]
+        return [self._split(count) for count in range(layers + 1)]
+
+    def _split(self, cpu_layers: int, gpu_experts: int = 0) -> Split:
+        return Split(cpu_layers, gpu_experts, self.question.threads, self.piece_tokens)
+
+    @property
+    def _copies(self) -> bool:
+        """Whether prompts are computed on the GPU, to which experts are copied."""
+        return self.engine.prompt is not None and self.engine.prompt.experts.value == "copied"
+
+    def _too_large(self, split: Split) -> str:
+        memory = self.memory(split)
+        where = f"with the experts of {split.cpu_layers} layers on the CPU " if split.cpu_layers else ""
+        return (
+            f"{self.engine.name} {where}needs {in_gb(memory.gpu_bytes + memory.missing_bytes)} GB of GPU memory "
+            f"(weights that every token needs {in_gb(memory.every_token_bytes)}, KV cache {in_gb(memory.kv_bytes)}, "
+            f"compute buffers {in_gb(memory.compute_bytes)}, reserve {in_gb(memory.reserve_bytes)}, experts "
+            f"{in_gb(memory.experts_bytes)}), and there are {in_gb(memory.gpu_bytes)}: "
+            f"{in_gb(memory.missing_bytes)} GB are missing"
+        )
+
+    def _check_host(self, split: Split) -> None:
+        """Raises FitError where the host cannot hold the other experts."""
+        host, needed = host_memory_of(self.question, self.hardware), self.memory(split).host_bytes + HOST_RESERVE_BYTES
+        if host is not None and needed > host:
+            raise FitError(f"{self.engine.name}: {short_host(needed, host)}")
