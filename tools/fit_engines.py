@@ -1,12 +1,12 @@
 """Fit the engines' numbers to measured speeds, and predict every row without its own machine.
 
     python -m tools.fit_engines           fit to all rows; print numbers and errors
-    python -m tools.fit_engines --write   then write the engines, and held_out.csv: each machine's rows as predicted with
-                                          numbers that were fitted to all other machines'
+    python -m tools.fit_engines --write   then write the engines, and held_out.csv: the rows of each machine as
+                                          predicted with numbers that were fitted to all other machines
 
 Least squares of logarithms with Cauchy's loss, since some rows are wrong by a factor (memory that is not as fast as its
 name, pages from disk): 8 log(decode ratio), 4 log(prompt ratio), times machine's rows ** -0.4, so that a machine with
-fifty rows counts as five with one; and 1.5 log(number / start) / spread, which holds what the rows say nothing about.
+fifty rows counts as five with one; and 2 log(number / start) / spread, which holds what the rows say nothing about.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from sim.costs.engine import Engine, load_engine
+from sim.costs.engine import Engine, EngineError, load_engine
 from sim.costs.engine_costs import PLAIN
 from tools.write_engines import write_engines
 from trilane.common.files import atomic_path
@@ -38,7 +38,7 @@ STARTS = Path(__file__).with_name("engine_numbers.yaml")
 HELD_OUT = BUNDLED.with_name("held_out.csv")
 ENGINES = ("llama.cpp", "llama.cpp-2025", "llama.cpp-vulkan", "ik_llama.cpp", "ik_llama.cpp-2025", "ktransformers")
 FITTED_QUALITIES = ("A", "B")
-DECODE, PROMPT, START = 8.0, 4.0, 1.5  # weights of residuals
+DECODE, PROMPT, START = 8.0, 4.0, 2.0  # weights of residuals
 MOST_SHARE = 1.0
 EVALUATIONS = 8
 Vector = npt.NDArray[np.float64]
@@ -77,17 +77,21 @@ class Starts(NamedTuple):
     @property
     def logs(self) -> Vector:
         """Where they start."""
-        return np.log([each.start for each in (*self.numbers.values(), *self.ratios.values())])
+        return np.log([start for start, _ in self._pairs()])
 
     @property
     def spreads(self) -> Vector:
         """How far they may go."""
-        return np.array([each.spread for each in (*self.numbers.values(), *self.ratios.values())])
+        return np.array([spread for _, spread in self._pairs()])
+
+    def _pairs(self) -> list[tuple[float, float]]:
+        numbers = [(number.start, number.spread) for number in self.numbers.values()]
+        return numbers + [(ratio.start, ratio.spread) for ratio in self.ratios.values()]
 
 
 def read_starts() -> Starts:
     """The unknowns."""
-    found: Starts = from_dict(Starts, read_yaml(STARTS), STARTS.name, ValueError)
+    found: Starts = from_dict(Starts, read_yaml(STARTS), STARTS.name, EngineError)
     return found
 
 

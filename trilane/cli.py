@@ -19,6 +19,7 @@ from trilane.verbs.accuracy import accuracy
 from trilane.verbs.cache_curve import cache_curve
 from trilane.verbs.catalogues import hardware, models, policies
 from trilane.verbs.compare import compare
+from trilane.verbs.engines import engines
 from trilane.verbs.fit import fit
 from trilane.verbs.inputs import command_line
 from trilane.verbs.measure import measure
@@ -48,7 +49,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (compare, simulate, whatif, fit, accuracy, ablate, sweep, plot, cache_curve, smoke, profile, measure,
-             validate, policies, models, hardware):  # fmt: skip
+             validate, policies, models, hardware, engines):  # fmt: skip
     app.command(verb.__name__.replace("_", "-"), help=help_of(verb))(verb)
 app.add_typer(trace, name="trace")
 

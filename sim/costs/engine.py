@@ -1,8 +1,8 @@
 """Engines: what a machine does with the software that runs a model on it, as data (``sim/costs/engines/*.yaml``).
 
-There are two kinds. Of ``pytorch`` and ``ideal`` the kernels of every layer are counted, and each costs the machine's
-own times (``sim.costs.roofline_costs``). Of engines that people run, such as ``llama.cpp``, the times of whole layers and
-the shares of a data sheet's rates that they reach are known from measured speeds (``sim.costs.fitted_costs``).
+There are two kinds. The kernels of ``pytorch`` and ``ideal`` are counted, and each costs the machine's own times
+(``sim.costs.roofline_costs``). Of engines that people run, such as ``llama.cpp``, the times of whole layers and the
+shares of a data sheet's rates that they reach are known from measured speeds (``sim.costs.fitted_costs``).
 """
 
 from __future__ import annotations

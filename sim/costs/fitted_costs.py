@@ -114,12 +114,12 @@ class FittedSteps:
             attention_ns=_ns(attention_ns),
             dense_ns=_whole(
                 shape.dense_layers
-                * (attention_ns + self._product(3 * shape.hidden * shape.dense_width, tokens) + main.mixture_fixed_ns)
+                * (attention_ns + self._product(shape.dense_ffn_params, tokens) + main.mixture_fixed_ns)
             ),
             gate_ns=_ns(gate_ns),
             speculate_ns=_ns(gate_ns),
             estimator_ns=_ns(gate_ns),
-            shared_ns=_whole(self._product(3 * shape.hidden * shape.shared_width, tokens)),
+            shared_ns=_whole(self._product(shape.shared_params, tokens)),
             combine_ns=_ns(main.read_ns((shape.top_k + 2) * hidden_bytes, 16)),
             head_ns=_ns(self._product(shape.vocab * shape.hidden, len(context)) + main.step_ns),
             routing_ns=self._d2h(tokens * shape.top_k * ROUTING_BYTES) if self.engine.decides else 0,

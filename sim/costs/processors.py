@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +16,6 @@ from traces.models.attention import Attention
 INTEGER_RATIO = 2  # 8-bit integer operations over 16-bit ones, where a card's rate is not stated: true of most
 QUANTISED_BITS = 8  # weights of fewer are unpacked by other kernels
 _THREADS_POWER = 3  # how sharply a rate saturates; 1 would be as slow as one after the other
-Ns = float | npt.NDArray[np.float64]
 
 
 class Processor(Protocol):
@@ -83,7 +83,7 @@ class GpuProcessor:
     def attention_fixed_ns(self, kind: LayerKind) -> float:
         """See ``Processor``."""
         work = self.work
-        slower = (work.layer_bytes_per_s.value / self.gpu.bandwidth_bytes_per_s) ** work.layer_exponent.value
+        slower = math.pow(work.layer_bytes_per_s.value / self.gpu.bandwidth_bytes_per_s, work.layer_exponent.value)
         return work.layer_ns[kind].value * slower
 
     @property
@@ -124,13 +124,13 @@ class GpuProcessor:
 
     @property
     def _bytes_per_s(self) -> float:
-        vendor = self.work.vendor_share.get(self.gpu.vendor)
+        vendor = self.work.vendor_share.get(self.gpu.vendor or "")
         return self.gpu.bandwidth_bytes_per_s * self.work.read_share.value * (vendor.value if vendor else 1.0)
 
     @property
     def _ops_per_s(self) -> float:
         stated = self.gpu.integer_ops_per_s
-        vendor = self.work.vendor_product_share.get(self.gpu.vendor)
+        vendor = self.work.vendor_product_share.get(self.gpu.vendor or "")
         return (stated or INTEGER_RATIO * self.gpu.flops_per_s) * (vendor.value if vendor else 1.0)
 
 
@@ -176,7 +176,7 @@ class CpuProcessor:
 
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """See ``Processor``."""
-        products: npt.NDArray[np.float64] = rows * flops / self.flops_per_s * 1e9
+        products = rows.astype(np.float64) * (flops / self.flops_per_s * 1e9)
         return np.maximum(self.read_ns(size, bits), products)
 
     @property

@@ -128,6 +128,7 @@ def hardware_names() -> list[str]:
 def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str] | None = None) -> Hardware:
     """Load a preset by name, a file of the same form, or a machine of parts such as ``rtx-4080+ddr5-5600``.
 
+    A file states every number of a machine, or names its ``parts`` and states what is known better.
     ``overrides`` replaces values by dotted key, such as ``{"link.h2d_bytes_per_s": 12e9, "link.copies": "pageable"}``.
     Raises HardwareError for an unknown name, part or key, a missing or wrongly typed number, an override of what a
     profile has measured, and anything that no machine has (see ``sim.machine.plausibility``).
@@ -196,7 +197,19 @@ def _document(name_or_path: str | Path) -> dict[str, Any]:
     document = read_yaml(path, HardwareError)
     if not isinstance(document, dict):
         raise HardwareError(f"{path}: expected a mapping of sections, got {quoted(document)}")
-    return {**document, "name": document.get("name", path.stem)}
+    document = {**document, "name": document.get("name", path.stem)}
+    return document if "parts" not in document else _completed(document, f"hardware {quoted(str(document['name']))}")
+
+
+def _completed(document: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What a file says, and what the ``parts`` that it names say of all else. Raises HardwareError."""
+    parts = from_dict(str, document["parts"], f"{where}: parts", HardwareError)
+    made = document_of(parse_assembly(parts), str(document["name"]))
+    stated = {key: value for key, value in document.items() if key != "parts"}
+    sections = {
+        key: {**made[key], **value} for key, value in stated.items() if key in _SECTIONS and isinstance(value, Mapping)
+    }
+    return {**made, **stated, **sections}
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -109,6 +109,10 @@ def test_seeds_and_lookaheads_make_other_errors_and_more_recall_keeps_the_hits()
     assert ((better == true[0]) >= (base[:, :-1, :3] == true[0])).all()
 
 
+def test_without_a_seed_it_is_0() -> None:
+    assert NoisyForecasts((0.5,)) == NoisyForecasts((0.5,), seed=0)
+
+
 def test_another_process_finds_the_same() -> None:
     code = (
         "from tests.traces.test_noise import random_trace, every_row, noisy_ids; import hashlib\n"

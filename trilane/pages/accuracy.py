@@ -145,7 +145,7 @@ def _time(each: Explanation) -> Table:
     of = "a token" if each.quantity == "decode" else f"{each.tokens:,} tokens"
     lines.append([f"all, predicted for {of}", number(each.predicted_ns / 1e6, 2), "100%", ""])
     lines.append(["measured", number(each.measured_ns / 1e6, 2), percent(each.measured_ns / each.predicted_ns), ""])
-    return table(["part", "ms", "share", "rate"], lines)
+    return table([f"part ({SHIPPED})", "ms", "share", "rate"], lines)
 
 
 def _needed(each: Explanation) -> str:

@@ -173,8 +173,8 @@ def random_costs(sizes: Sequence[int], rng: random.Random, contention: bool) -> 
         gpu_permille=_rate(rng, gpu_shares), gpu_with_cpu_permille=_rate(rng, gpu_shares),
         cpu_with_gpu_permille=_rate(rng, gpu_shares), lead_ns=rng.choice((None, 0, 1, 15)), tail_ns=rng.randint(0, 9),
     )  # fmt: skip
-    rates = {"cpu_permille": costs.cpu_permille, "copy_permille": costs.copy_permille}
-    costs = costs.map_experts(lambda expert: expert._replace(**rates))
+    cpu, copy = costs.cpu_permille, costs.copy_permille
+    costs = costs.map_experts(lambda expert: expert._replace(cpu_permille=cpu, copy_permille=copy))
     costs.validate()
     return costs
 

@@ -48,6 +48,20 @@ def test_whatever_changes_a_demand_asks_for_another() -> None:
     assert len(known) == 9
 
 
+def test_only_the_layers_that_are_named_have_forecasts() -> None:
+    here = setting()
+    named = replace(GATE, forecast_layers={"gate": frozenset({3, 5})})
+    for step in demand_of(here.trace, here.steps, named):
+        assert [forecast.layer for forecasts in step.forecasts for forecast in forecasts] == [3, 5]
+
+
+def test_scores_that_policies_share_are_read_only() -> None:
+    here = setting()
+    for step in demand_of(here.trace, here.steps, Needs(scores=True)):
+        assert step.scores is not None
+        assert not step.scores.flags.writeable
+
+
 def test_what_each_token_has_is_not_kept() -> None:
     here, known = setting(), KnownDemand()
     tokens = shared_demand(known, here.trace, here.steps, Needs(tokens=True), None)

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from trilane.common.errors import TrilaneError
-from trilane.common.hints import Count, Name, above, at_least, at_most
+from trilane.common.hints import Count, Name, above, at_least, at_most, between
 from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict
 
 BUNDLED = Path(__file__).with_name("measured_speeds.csv")
 _MOST_BYTES = 16 * 2**20
-_Speed = Annotated[float, above(0), at_most(1e9)]
+_MOST_PIECES = 4096  # each is predicted
+_Speed = Annotated[float, between(1e-6, 1e9)]
 _Tokens = Annotated[int, at_least(0), at_most(2**31)]
 
 
@@ -27,9 +28,10 @@ class RowsError(TrilaneError):
 class MeasuredRow:
     """One measurement. ``model``, ``machine`` and ``engine`` are names or files as ``fit`` takes them.
 
-    ``cpu_layers``: MoE layers whose experts the CPU computes, of which the GPU has ``gpu_experts`` each. ``depth_tokens``
-    are in the KV cache before the first token that was timed; ``prompt_depth_tokens`` before the prompt. ``quality``: A,
-    the setting is fully stated; B, one thing is ``assumed``; C, for a sanity check. ``left_out``: why it is not asked.
+    ``cpu_layers``: MoE layers whose experts the CPU computes, of which the GPU has ``gpu_experts`` each.
+    ``depth_tokens`` are in the KV cache before the first token that was timed; ``prompt_depth_tokens`` before the
+    prompt. ``quality``: A, the setting is fully stated; B, one thing is ``assumed``; C, for a sanity check.
+    ``left_out``: why it is not asked.
     """
 
     id: Name
@@ -45,7 +47,7 @@ class MeasuredRow:
     depth_tokens: _Tokens = 0
     generated_tokens: _Tokens = 64
     decode_tokens_per_s: _Speed | None = None
-    prompt_tokens: Count | None = None
+    prompt_tokens: Annotated[int, at_least(1), at_most(2**21)] | None = None
     prompt_depth_tokens: _Tokens = 0
     piece_tokens: Count | None = None
     prompt_tokens_per_s: _Speed | None = None
@@ -55,6 +57,10 @@ class MeasuredRow:
     date: Name = ""
     setting: str = ""
     assumed: str = ""
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens and self.piece_tokens and self.prompt_tokens > _MOST_PIECES * self.piece_tokens:
+            raise RowsError(f"piece_tokens: expected at most {_MOST_PIECES:,} pieces of the prompt")
 
     @property
     def shape_name(self) -> str:
@@ -91,9 +97,8 @@ def _rows(lines: csv.DictReader[str], path: str) -> Iterable[MeasuredRow]:
         given = {name: text for name in _NAMES if (text := line.get(name)) not in (None, "")}
         if "left_out" in given:
             given.setdefault("cpu_layers", "0")
-        yield from_dict(
-            MeasuredRow, {name: _value(name, str(text), where) for name, text in given.items()}, where, RowsError
-        )
+        values = {name: _value(name, str(text), where) for name, text in given.items()}
+        yield from_dict(MeasuredRow, values, where, RowsError)
 
 
 def _value(name: str, text: str, where: str) -> Any:

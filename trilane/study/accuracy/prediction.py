@@ -11,7 +11,7 @@ from sim.costs.split_speed import DecodeTime, PromptTime, Split, decode_time, pr
 from sim.machine.hardware import Hardware, load_hardware
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
-from trilane.study.accuracy.measured_rows import MeasuredRow
+from trilane.study.accuracy.measured_rows import MeasuredRow, RowsError
 
 NS = 1e9
 
@@ -38,9 +38,12 @@ class Prediction:
 def predict(row: MeasuredRow, engines: Mapping[str, Engine] | None = None) -> Prediction:
     """The row's speeds. ``engines``: in place of those that come with the simulator.
 
-    Raises what ``load_model``, ``load_hardware`` and ``load_engine`` raise.
+    Raises RowsError for more experts on the GPU than there are, and what ``load_model``, ``load_hardware`` and
+    ``load_engine`` raise.
     """
     shape, hardware = shape_of(row), machine_of(row.machine)
+    if row.gpu_experts > shape.experts:
+        raise RowsError(f"gpu_experts: expected at most {shape.experts}, the model's own, got {row.gpu_experts}")
     engine = (engines or {}).get(row.engine) or load_engine(row.engine)
     split = split_of(row)
     decode = prompt = None

@@ -112,6 +112,16 @@ def test_own_rows_that_cannot_be_scored(text: str, words: str, tmp_path: Path) -
     assert words in str(refused.value)
 
 
+def test_numbers_that_no_model_or_prompt_has_are_refused(tmp_path: Path) -> None:
+    head = "id,model,machine,engine,cpu_layers,gpu_experts,piece_tokens,prompt_tokens,prompt_tokens_per_s\n"
+    (tmp_path / "mine.csv").write_text(f"{head}a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,129,512,512,70\n")
+    with pytest.raises(RowsError, match="gpu_experts: expected at most 128"):
+        scores_of(str(tmp_path / "mine.csv"))
+    (tmp_path / "mine.csv").write_text(f"{head}a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,0,1,5000,70\n")
+    with pytest.raises(RowsError, match="line 2: piece_tokens: expected at most 4,096 pieces"):
+        scores_of(str(tmp_path / "mine.csv"))
+
+
 def test_a_row_that_is_not_there() -> None:
     with pytest.raises(RowsError, match="there is no row '0'; ids are 1, 2, 3"):
         row_of(SCORES.rows, "0")

@@ -1,0 +1,52 @@
+"""``trilane engines``: the software that machines are asked about, and every number of it with its source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trilane.pages.output import JsonOption, check_targets, heading, pairs, show, table, write_json
+
+if TYPE_CHECKING:
+    from sim.costs.engine import Engine
+
+_NOTE = """
+fitted   its times of layers and shares of rates were fitted to speeds that other people measured (`trilane accuracy`)
+counted  its kernels are counted, and each costs the machine's own times
+
+`trilane engines NAME` shows every number with its source; a file like those in sim/costs/engines is an engine, too."""
+
+
+def engines(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME|FILE]", help="One engine, with the sources of its numbers.")
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """Engines: what a machine does with the software that runs a model on it."""
+    from sim.costs.engine import engine_names, load_engine
+
+    check_targets(json, inputs=(name,))
+    chosen = [load_engine(each) for each in ([name] if name else engine_names())]
+    if name:
+        show(json, *_page(chosen[0]))
+    else:
+        show(json, table(["name", "numbers", "what it is"], [_row(each) for each in chosen], 3), _NOTE)
+    write_json({"engines": [_facts(each) for each in chosen]}, json)
+
+
+def _row(engine: Engine) -> list[str]:
+    return [engine.name, "fitted" if engine.fitted else "counted", engine.about]
+
+
+def _page(engine: Engine) -> list[Any]:
+    numbers = [[key, f"{n.value:g}" if isinstance(n.value, int | float) else n.value, n.confidence, n.source]
+               for key, n in engine.flat().items()]  # fmt: skip
+    found = table(["number", "value", "confidence", "source"], numbers, 4, widest={"source": 90})
+    return [heading(engine.name), pairs([("what it is", engine.about)]), "", *([found] if numbers else [])]
+
+
+def _facts(engine: Engine) -> dict[str, Any]:
+    numbers = {key: number._asdict() for key, number in engine.flat().items()}
+    return {"name": engine.name, "about": engine.about, "fitted": engine.fitted, "numbers": numbers}
