@@ -43,9 +43,9 @@ def _mean(ms: Floats, weights: Floats) -> float:
 
 
 def _spread(ms: Floats, weights: Floats) -> float:
-    blocks = np.array_split(np.arange(len(ms)), min(BLOCKS, len(ms)))
-    if len(blocks) < 2:
+    if len(ms) < 2:
         return 0.0
+    blocks = np.array_split(np.arange(len(ms)), min(BLOCKS, len(ms)))
     without = np.array([_mean(np.delete(ms, block), np.delete(weights, block)) for block in blocks])
     variance = (len(blocks) - 1) * float(((without - without.mean()) ** 2).mean())
     return float(_ERRORS * variance**0.5)

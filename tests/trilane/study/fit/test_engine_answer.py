@@ -61,6 +61,21 @@ def test_compute_buffers_are_those_that_logs_of_llama_cpp_say(model: str, mib: f
     assert own.memory(Split(0)).compute_bytes / 2**20 == pytest.approx(mib, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("asked", "layers"),
+    [
+        ({"model": "qwen3.5-35b-a3b", "gpu": "rtx-5060-ti-16gb", "ram": "ddr5-5600", "context": 16_000}, 14),
+        ({"model": "qwen3.6-35b-a3b", "weights": "iq4_xs", "gpu": "rtx-3060", "ram": "ddr4-3200", "context": 1470}, 18),
+        ({"model": "qwen3-30b-a3b", "gpu": "rtx-5070", "ram": "ddr5-5600", "context": 512}, 22),
+        ({"model": "gpt-oss-120b", "gpu": "rtx-3090", "ram": "ddr4-3200", "context": 1400}, 27),
+    ],
+    ids=lambda value: str(value["model"]) if isinstance(value, dict) else "",
+)
+def test_people_put_nearly_as_many_layers_on_the_cpu(asked: dict[str, Any], layers: int) -> None:
+    """N of --n-cpu-moe of speeds that were measured on these cards (measured_speeds.csv; everett6/moe-prefetch)."""
+    assert abs(answered(**asked).cpu_layers - layers) <= 2
+
+
 def test_a_layer_of_experts_that_is_copied_has_room_and_larger_pieces_have_more() -> None:
     own, shape = splitter(**QWEN), load_model("qwen3-30b-a3b@q4_k_m")
     assert own.memory(Split(1)).compute_bytes == 128 * shape.expert_bytes_of(0)
