@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from sim.costs.engine import Engine, EngineError, load_engine
+from sim.costs.engine import EngineError, InferenceEngine, load_engine
 from sim.costs.engine_costs import PLAIN
 from tools.write_engines import write_engines
 from trilane.common.files import atomic_path
@@ -95,7 +95,7 @@ def read_starts() -> Starts:
     return found
 
 
-def engines_of(starts: Starts, logs: Vector) -> dict[str, Engine]:
+def engines_of(starts: Starts, logs: Vector) -> dict[str, InferenceEngine]:
     """The engines with these logarithms of the unknowns."""
     values = dict(zip(starts.names, np.exp(logs), strict=True))
     return {name: load_engine(name).with_numbers(_numbers(starts, values, name)) for name in ENGINES}
@@ -113,7 +113,7 @@ def _numbers(starts: Starts, values: Mapping[str, float], engine: str) -> dict[s
 
 
 @dataclass(frozen=True)
-class Fit:
+class RowsFit:
     """A fit to some rows."""
 
     starts: Starts
@@ -139,7 +139,7 @@ class Fit:
         return np.array([*off, *(START * (logs - self.starts.logs) / self.starts.spreads)])
 
 
-def errors(row: MeasuredRow, engines: Mapping[str, Engine]) -> tuple[float | None, float | None]:
+def errors(row: MeasuredRow, engines: Mapping[str, InferenceEngine]) -> tuple[float | None, float | None]:
     """log(predicted / measured) of decode and prompt speed."""
     found = predict(row, engines)
     pairs = (
@@ -156,12 +156,12 @@ def rows_to_fit() -> list[MeasuredRow]:
     ]
 
 
-def held_out(starts: Starts, rows: Sequence[MeasuredRow]) -> dict[str, dict[str, Engine]]:
+def held_out(starts: Starts, rows: Sequence[MeasuredRow]) -> dict[str, dict[str, InferenceEngine]]:
     """For each machine, the engines fitted to the rows of all others, from the same start as the fit to all."""
     machines = sorted({row.machine for row in rows})
-    without = [Fit(starts, [row for row in rows if row.machine != machine]) for machine in machines]
+    without = [RowsFit(starts, [row for row in rows if row.machine != machine]) for machine in machines]
     with ProcessPoolExecutor(max_workers=2) as pool:
-        found = list(pool.map(Fit.solve, without))
+        found = list(pool.map(RowsFit.solve, without))
     return {machine: engines_of(starts, logs) for machine, logs in zip(machines, found, strict=True)}
 
 
@@ -171,7 +171,7 @@ def summary(found: Sequence[float | None]) -> str:
     return f"{len(off)} rows, median error {np.median(np.abs(off)):.1%}, bias {np.median(off):+.1%}"
 
 
-def write_held_out(rows: Sequence[MeasuredRow], engines: Mapping[str, Mapping[str, Engine]]) -> None:
+def write_held_out(rows: Sequence[MeasuredRow], engines: Mapping[str, Mapping[str, InferenceEngine]]) -> None:
     """``held_out.csv``. Rows that were not fitted to are predicted with what was fitted without their machine, too."""
     with atomic_path(HELD_OUT) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -185,7 +185,7 @@ def write_held_out(rows: Sequence[MeasuredRow], engines: Mapping[str, Mapping[st
 def main(arguments: Sequence[str]) -> None:
     """Fit, print, and write if asked to."""
     starts, rows = read_starts(), rows_to_fit()
-    logs = Fit(starts, rows).solve()
+    logs = RowsFit(starts, rows).solve()
     engines = engines_of(starts, logs)
     for name, value in zip(starts.names, np.exp(logs), strict=True):
         print(f"{name:36s} {value:.4g}")

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sim.costs.engine import Engine
+from sim.costs.engine import InferenceEngine
 from sim.machine.sourced import Sourced
 from trilane.common.files import atomic_path
 
@@ -16,7 +16,7 @@ HEADER = "# Written by tools/fit_engines.py: numbers with `fitted` in their sour
 DIGITS = 3
 
 
-def write_engines(engines: Mapping[str, Engine], sources: Mapping[str, str]) -> None:
+def write_engines(engines: Mapping[str, InferenceEngine], sources: Mapping[str, str]) -> None:
     """Rewrite the files of ``engines``; ``sources``: by a number's key, or by engine:key. The first is their base."""
     (base_name, base), *others = ((name, _rounded(engine, sources)) for name, engine in engines.items())
     _write(base_name, _lines(base, {}))
@@ -24,14 +24,14 @@ def write_engines(engines: Mapping[str, Engine], sources: Mapping[str, str]) -> 
         _write(name, [f"like: {base_name}\n", *_lines(engine, base.flat())])
 
 
-def _rounded(engine: Engine, sources: Mapping[str, str]) -> Engine:
+def _rounded(engine: InferenceEngine, sources: Mapping[str, str]) -> InferenceEngine:
     """Its fitted numbers to three digits, and their sources."""
     said = {key: sources.get(f"{engine.name}:{key}", sources.get(key)) for key in engine.flat()}
     fitted = {key: float(f"{engine.flat()[key].value:.{DIGITS}g}") for key, text in said.items() if text}
     return engine.with_numbers(fitted).with_sources({key: text for key, text in said.items() if text})
 
 
-def _lines(engine: Engine, base: Mapping[str, Sourced[Any]]) -> list[str]:
+def _lines(engine: InferenceEngine, base: Mapping[str, Sourced[Any]]) -> list[str]:
     """The file's lines; without numbers that the base has, too."""
     lines = [f'about: "{engine.about}"\n']
     if not base:

@@ -86,7 +86,7 @@ class PromptWork(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class InferenceEngine:
     """One engine. ``gpu``, ``cpu`` and ``prompt`` are absent where kernels are counted.
 
     ``starts``: how the host starts kernels; ``graphs`` need ``replay_ns`` and ``spin_ns``, and let the experts of a
@@ -118,7 +118,7 @@ class Engine:
         """Every number by its dotted key."""
         return dict(_numbers("", vars(self)))
 
-    def with_numbers(self, changed: Mapping[str, float]) -> Engine:
+    def with_numbers(self, changed: Mapping[str, float]) -> InferenceEngine:
         """The engine with other values for some dotted keys. Raises EngineError for a key that it lacks."""
         for key in changed:
             if key not in self.flat():
@@ -127,11 +127,11 @@ class Engine:
             {key: number._replace(value=changed[key]) for key, number in self.flat().items() if key in changed}
         )
 
-    def with_sources(self, sources: Mapping[str, str]) -> Engine:
+    def with_sources(self, sources: Mapping[str, str]) -> InferenceEngine:
         """The engine with other sources for some dotted keys."""
         return self._map({key: n._replace(source=sources[key]) for key, n in self.flat().items() if key in sources})
 
-    def _map(self, changed: Mapping[str, Sourced[Any]]) -> Engine:
+    def _map(self, changed: Mapping[str, Sourced[Any]]) -> InferenceEngine:
         parts = {name: value for name in ("gpu", "cpu", "prompt") if (value := getattr(self, name)) is not None}
         return replace(self, **{name: _with(part, name, changed) for name, part in parts.items()})
 
@@ -142,7 +142,7 @@ def engine_names() -> list[str]:
 
 
 @cache
-def load_engine(name_or_path: str) -> Engine:
+def load_engine(name_or_path: str) -> InferenceEngine:
     """An engine by its name, or a file of the same form. Raises EngineError.
 
     A file may be ``like`` another one and state only what differs.
@@ -153,7 +153,7 @@ def load_engine(name_or_path: str) -> Engine:
         raise EngineError(
             f"no engine or file {name_or_path!r}; engines: {names}; or the path of a YAML file like theirs"
         )
-    return from_dict(Engine, {"name": path.stem, **_document(path)}, str(path.name), EngineError)
+    return from_dict(InferenceEngine, {"name": path.stem, **_document(path)}, str(path.name), EngineError)
 
 
 def _document(path: Path, depth: int = 0) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostError, CostTable
-from sim.costs.engine import Engine, EngineError, load_engine
+from sim.costs.engine import EngineError, InferenceEngine, load_engine
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.measured_costs import measured_costs
 from sim.costs.roofline_costs import EXPERT_KERNELS, roofline
@@ -31,7 +31,7 @@ PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
 
 
 def costs_on(
-    hardware: Hardware, shape: ModelShape, max_tokens: int, engine: str | Engine = PLAIN, batch: int = 1
+    hardware: Hardware, shape: ModelShape, max_tokens: int, engine: str | InferenceEngine = PLAIN, batch: int = 1
 ) -> CostTable:
     """The cost table of ``shape`` on ``hardware`` for workloads 0..``max_tokens``.
 
@@ -60,7 +60,7 @@ def costs_on(
     return costs if used.starts == "kernels" else graph_costs(costs, hardware, used, sharing)
 
 
-def graph_costs(costs: CostTable, hardware: Hardware, engine: Engine, sharing: int) -> CostTable:
+def graph_costs(costs: CostTable, hardware: Hardware, engine: InferenceEngine, sharing: int) -> CostTable:
     """The cost table with recorded graphs. ``sharing``: experts of a layer that share their kernels in a decode step.
 
     Meant for data sheets: a profile's tables are of the engine that was measured.

@@ -23,7 +23,7 @@ import numpy as np
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostError, CostTable, StepCosts
-from sim.costs.engine import Engine, EngineError
+from sim.costs.engine import EngineError, InferenceEngine
 from sim.costs.processors import CpuProcessor, GpuProcessor, Processor, layer_kind
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, new_tokens
 from sim.machine.hardware import Hardware
@@ -33,7 +33,7 @@ from traces.models.shape import ModelShape
 
 
 def fitted_costs(
-    shape: ModelShape, hardware: Hardware, engine: Engine, max_tokens: int, *, repacked: bool = False
+    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, max_tokens: int, *, repacked: bool = False
 ) -> CostTable:
     """The cost table for workloads 0..``max_tokens``. ``repacked``: see ``CpuProcessor``.
 
@@ -69,7 +69,7 @@ class _Experts:
 
     shape: ModelShape
     hardware: Hardware
-    engine: Engine
+    engine: InferenceEngine
     main: Processor
     cpu: CpuProcessor
 
@@ -99,7 +99,7 @@ class FittedSteps:
 
     shape: ModelShape
     hardware: Hardware
-    engine: Engine
+    engine: InferenceEngine
     main: Processor
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sim.costs.cost_table import CostTable
-from sim.costs.engine import Engine, EngineError
+from sim.costs.engine import EngineError, InferenceEngine
 from sim.costs.fitted_costs import fitted_costs
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 
 
 @dataclass(frozen=True)
-class Split:
+class StaticSplit:
     """Where experts are, and how the engine runs.
 
     ``cpu_layers``: MoE layers, from the first on, whose experts the CPU computes; ``gpu_experts``: how many of each of
@@ -48,7 +48,9 @@ class DecodeTime:
         return sum(vars(self).values())
 
 
-def decode_time(shape: ModelShape, hardware: Hardware, engine: Engine, split: Split, context: int) -> DecodeTime:
+def decode_time(
+    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, context: int
+) -> DecodeTime:
     """The time of a token with ``context`` tokens in the KV cache. Raises what ``fitted_costs`` raises."""
     costs = fitted_costs(shape, _with_threads(hardware, split), engine, 1, repacked=split.repacked)
     step = costs.step(1, (max(context, 1),))
@@ -83,7 +85,7 @@ class PromptTime:
 
 
 def prompt_time(
-    shape: ModelShape, hardware: Hardware, engine: Engine, split: Split, tokens: int, before: int = 0
+    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, tokens: int, before: int = 0
 ) -> PromptTime:
     """The time of a prompt of ``tokens`` after ``before`` others. Raises what ``fitted_costs`` raises."""
     if engine.prompt is None:
@@ -109,8 +111,8 @@ class _Prompt:
 
     shape: ModelShape
     hardware: Hardware
-    engine: Engine
-    split: Split
+    engine: InferenceEngine
+    split: StaticSplit
     costs: CostTable
     tokens: int  # of a piece
     rows: int  # of an expert, in the mean
@@ -143,7 +145,7 @@ def _active(shape: ModelShape, tokens: int) -> float:
     return shape.experts * (1 - (1 - shape.top_k / shape.experts) ** tokens)
 
 
-def _with_threads(hardware: Hardware, split: Split) -> Hardware:
+def _with_threads(hardware: Hardware, split: StaticSplit) -> Hardware:
     if split.threads is None:
         return hardware
     return replace(hardware, cpu=replace(hardware.cpu, cores=split.threads))

@@ -9,7 +9,7 @@ import typer
 from trilane.pages.output import JsonOption, check_targets, heading, pairs, show, table, write_json
 
 if TYPE_CHECKING:
-    from sim.costs.engine import Engine
+    from sim.costs.engine import InferenceEngine
 
 _NOTE = """
 fitted   its times of layers and shares of rates were fitted to speeds that other people measured (`trilane accuracy`)
@@ -36,17 +36,17 @@ def engines(
     write_json({"engines": [_facts(each) for each in chosen]}, json)
 
 
-def _row(engine: Engine) -> list[str]:
+def _row(engine: InferenceEngine) -> list[str]:
     return [engine.name, "fitted" if engine.fitted else "counted", engine.about]
 
 
-def _page(engine: Engine) -> list[Any]:
+def _page(engine: InferenceEngine) -> list[Any]:
     numbers = [[key, f"{n.value:g}" if isinstance(n.value, int | float) else n.value, n.confidence, n.source]
                for key, n in engine.flat().items()]  # fmt: skip
     found = table(["number", "value", "confidence", "source"], numbers, 4, widest={"source": 90})
     return [heading(engine.name), pairs([("what it is", engine.about)]), "", *([found] if numbers else [])]
 
 
-def _facts(engine: Engine) -> dict[str, Any]:
+def _facts(engine: InferenceEngine) -> dict[str, Any]:
     numbers = {key: number._asdict() for key, number in engine.flat().items()}
     return {"name": engine.name, "about": engine.about, "fitted": engine.fitted, "numbers": numbers}

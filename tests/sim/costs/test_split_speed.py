@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sim.costs.engine import load_engine
 from sim.costs.fitted_costs import fitted_costs
-from sim.costs.split_speed import Split, decode_time, prompt_time
+from sim.costs.split_speed import StaticSplit, decode_time, prompt_time
 from sim.machine.hardware import Hardware, load_hardware
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
@@ -39,7 +39,7 @@ def test_a_token_is_the_sum_of_its_layers() -> None:
     shape, engine = model(), load_engine("llama.cpp")
     costs = fitted_costs(shape, machine(), engine, 1)
     step, expert = costs.step(1, (500,)), costs.experts[0]
-    found = decode_time(shape, machine(), engine, Split(cpu_layers=10), 500)
+    found = decode_time(shape, machine(), engine, StaticSplit(cpu_layers=10), 500)
     assert found.attention_ns == 26 * step.attention_ns
     assert found.gpu_experts_ns == 16 * 6 * expert.gpu_ns[1]
     assert (found.cpu_experts_ns, found.handing_over_ns) == (10 * 6 * expert.cpu_ns[1], 10 * expert.first_cpu_ns)
@@ -49,8 +49,8 @@ def test_a_token_is_the_sum_of_its_layers() -> None:
 
 def test_experts_that_the_gpu_has_in_cpu_layers_are_computed_there() -> None:
     shape, engine = model(), load_engine("ktransformers")
-    half = decode_time(shape, machine(), engine, Split(26, gpu_experts=32), 64)
-    none = decode_time(shape, machine(), engine, Split(26), 64)
+    half = decode_time(shape, machine(), engine, StaticSplit(26, gpu_experts=32), 64)
+    none = decode_time(shape, machine(), engine, StaticSplit(26), 64)
     assert half.cpu_experts_ns * 2 == none.cpu_experts_ns
     assert half.handing_over_ns == none.handing_over_ns
 
@@ -66,15 +66,15 @@ def test_the_simulator_comes_to_the_same_time(engine: str, cached: float) -> Non
     simulated = simulate(scenario).metrics.tpot_ms
     slots = prepare(scenario).memory.slots
     cpu_layers = 26 - slots // 64
-    closed = decode_time(model(), machine(), load_engine(engine), Split(cpu_layers), 16 + 3)
+    closed = decode_time(model(), machine(), load_engine(engine), StaticSplit(cpu_layers), 16 + 3)
     assert simulated == pytest.approx(closed.total_ns / 1e6, rel=0.04)
 
 
 def test_a_prompt_in_pieces_copies_the_experts_for_each_of_them() -> None:
     shape, engine = model(), load_engine("llama.cpp")
-    one = prompt_time(shape, machine(), engine, Split(26, piece_tokens=512), 512)
-    four = prompt_time(shape, machine(), engine, Split(26, piece_tokens=512), 2048)
-    whole = prompt_time(shape, machine(), engine, Split(26, piece_tokens=2048), 2048)
+    one = prompt_time(shape, machine(), engine, StaticSplit(26, piece_tokens=512), 512)
+    four = prompt_time(shape, machine(), engine, StaticSplit(26, piece_tokens=512), 2048)
+    whole = prompt_time(shape, machine(), engine, StaticSplit(26, piece_tokens=2048), 2048)
     assert four.copies_ns == pytest.approx(4 * one.copies_ns, rel=1e-6)
     assert whole.copies_ns == pytest.approx(one.copies_ns, rel=1e-3)  # all 64 experts are active in either
     assert whole.total_ns < four.total_ns
@@ -84,7 +84,7 @@ def test_a_prompt_in_pieces_copies_the_experts_for_each_of_them() -> None:
 def test_repacked_weights_are_computed_where_they_are() -> None:
     shape, engine = model(), load_engine("ik_llama.cpp")
     copied, computed = (
-        prompt_time(shape, machine(), engine, Split(26, repacked=repacked), 512) for repacked in (False, True)
+        prompt_time(shape, machine(), engine, StaticSplit(26, repacked=repacked), 512) for repacked in (False, True)
     )
     assert copied.cpu_experts_ns == 0 < copied.copies_ns
     assert computed.copies_ns == 0 < computed.cpu_experts_ns
@@ -93,12 +93,12 @@ def test_repacked_weights_are_computed_where_they_are() -> None:
 
 def test_threads_and_a_machine_without_a_gpu() -> None:
     shape, engine = model(), load_engine("llama.cpp")
-    times = [decode_time(shape, machine(), engine, Split(26, threads=n), 64).total_ns for n in (1, 2, 4, 6)]
+    times = [decode_time(shape, machine(), engine, StaticSplit(26, threads=n), 64).total_ns for n in (1, 2, 4, 6)]
     assert times == sorted(times, reverse=True)
     alone = load_hardware("none+ddr4-3200+ryzen-5-5600")
-    split = decode_time(shape, alone, engine, Split(26), 64)
+    split = decode_time(shape, alone, engine, StaticSplit(26), 64)
     assert (split.cpu_experts_ns, split.handing_over_ns) == (0, 0)  # the CPU is all that computes
-    assert split == decode_time(shape, alone, engine, Split(0), 64)
+    assert split == decode_time(shape, alone, engine, StaticSplit(0), 64)
 
 
 @given(
@@ -114,7 +114,7 @@ def test_law_a_machine_better_in_one_number_is_never_slower(
 ) -> None:
     shape, software, base = model(), load_engine(engine), machine()
     better = base.with_numbers({key: base.flat()[key] * factor})
-    split = Split(cpu_layers, repacked=repacked and engine == "ik_llama.cpp")
+    split = StaticSplit(cpu_layers, repacked=repacked and engine == "ik_llama.cpp")
     for one in (decode_time, prompt_time):
         before, after = (one(shape, each, software, split, tokens).total_ns for each in (base, better))  # type: ignore[operator]
         assert after <= before + len(vars(one(shape, base, software, split, tokens))), key  # type: ignore[operator]

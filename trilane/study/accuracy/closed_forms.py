@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sim.costs.engine import Engine, load_engine
-from sim.costs.split_speed import Split
+from sim.costs.engine import InferenceEngine, load_engine
+from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.study.accuracy.errors import Speeds
@@ -26,7 +26,7 @@ class BytesRead(NamedTuple):
     cache: float
 
 
-def token_bytes(shape: ModelShape, hardware: Hardware, split: Split, context: int) -> BytesRead:
+def token_bytes(shape: ModelShape, hardware: Hardware, split: StaticSplit, context: int) -> BytesRead:
     """With ``context`` tokens in the KV cache. ``gpu``: the CPU where there is no GPU."""
     sizes = [shape.top_k * shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
     on_cpu = 0.0 if hardware.cpu_only else sum(sizes[: split.cpu_layers]) * (1 - split.gpu_experts / shape.experts)
@@ -54,7 +54,9 @@ def null_model(row: MeasuredRow) -> Speeds:
     return Speeds(1 / decode_s, None if prompt_s is None else row.prompt_tokens / prompt_s)
 
 
-def null_prompt_s(shape: ModelShape, hardware: Hardware, engine: Engine, split: Split, tokens: int) -> float | None:
+def null_prompt_s(
+    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, tokens: int
+) -> float | None:
     """Seconds of a prompt; None for an engine without prompts in pieces. Experts in DRAM are computed or copied as the
     engine does it; those that are copied cross the link once a piece, all of a layer.
     """

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from sim.costs.engine import Engine, load_engine
-from sim.costs.split_speed import DecodeTime, PromptTime, Split, decode_time, prompt_time
+from sim.costs.engine import InferenceEngine, load_engine
+from sim.costs.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
 from sim.machine.hardware import Hardware, load_hardware
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
@@ -35,7 +35,7 @@ class Prediction:
         return None if self.prompt is None or not self.prompt_tokens else NS * self.prompt_tokens / self.prompt.total_ns
 
 
-def predict(row: MeasuredRow, engines: Mapping[str, Engine] | None = None) -> Prediction:
+def predict(row: MeasuredRow, engines: Mapping[str, InferenceEngine] | None = None) -> Prediction:
     """The row's speeds. ``engines``: in place of those that come with the simulator.
 
     Raises RowsError for more experts on the GPU than there are, and what ``load_model``, ``load_hardware`` and
@@ -54,9 +54,9 @@ def predict(row: MeasuredRow, engines: Mapping[str, Engine] | None = None) -> Pr
     return Prediction(decode, prompt, row.prompt_tokens)
 
 
-def split_of(row: MeasuredRow) -> Split:
+def split_of(row: MeasuredRow) -> StaticSplit:
     """The row's split."""
-    return Split(row.cpu_layers, row.gpu_experts, row.threads, row.piece_tokens, row.repacked)
+    return StaticSplit(row.cpu_layers, row.gpu_experts, row.threads, row.piece_tokens, row.repacked)
 
 
 def context_of(row: MeasuredRow) -> int:

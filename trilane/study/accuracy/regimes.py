@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import Literal, get_args
 
-from sim.costs.split_speed import Split
+from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.study.accuracy.measured_rows import MeasuredRow
@@ -18,7 +18,7 @@ SERVER_BYTES_PER_S = 150e9  # theory of the DRAM: six channels of DDR4 have it, 
 _MOBILE = re.compile(r"laptop|Ryzen AI|\d(U|H|HS|HX|HK)\b")
 
 
-def regime_of(shape: ModelShape, hardware: Hardware, engine: str, split: Split) -> Regime:
+def regime_of(shape: ModelShape, hardware: Hardware, engine: str, split: StaticSplit) -> Regime:
     """The regime of a split on a machine with an engine. The kind of machine goes before that of the split."""
     if hardware.gpu.kind == "unified":
         return "unified"
@@ -38,4 +38,4 @@ def regime_of(shape: ModelShape, hardware: Hardware, engine: str, split: Split) 
 @cache
 def regime_of_row(row: MeasuredRow) -> Regime:
     """The regime of a measured row. Raises what ``load_model`` and ``load_hardware`` raise."""
-    return regime_of(shape_of(row), machine_of(row.machine), row.engine, Split(row.cpu_layers, row.gpu_experts))
+    return regime_of(shape_of(row), machine_of(row.machine), row.engine, StaticSplit(row.cpu_layers, row.gpu_experts))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sim.costs.engine import Engine
-from sim.costs.split_speed import Split
+from sim.costs.engine import InferenceEngine
+from sim.costs.split_speed import StaticSplit
 from traces.models.shape import ModelShape
 from trilane.study.fit.question import Question
 
@@ -11,12 +11,14 @@ KTRANSFORMERS = "ktransformers"
 LLAMA_BATCH = 2048  # llama.cpp's -b, from which -ub takes its pieces
 
 
-def splits_by_experts(engine: Engine) -> bool:
+def splits_by_experts(engine: InferenceEngine) -> bool:
     """Whether an engine keeps some experts of every layer on the GPU, in place of all experts of some layers."""
     return engine.name.startswith(KTRANSFORMERS)
 
 
-def command_line(question: Question, shape: ModelShape, engine: Engine, split: Split, cpu_only: bool) -> str:
+def command_line(
+    question: Question, shape: ModelShape, engine: InferenceEngine, split: StaticSplit, cpu_only: bool
+) -> str:
     """What to type. The model's file or folder is named after it."""
     write = _ktransformers if splits_by_experts(engine) else _llama_cpp
     return " ".join(write(question, shape, split, cpu_only))
@@ -27,7 +29,7 @@ def cpu_layers_of(shape: ModelShape, cpu_layers: int) -> int:
     return cpu_layers + shape.dense_layers if cpu_layers else 0
 
 
-def _llama_cpp(question: Question, shape: ModelShape, split: Split, cpu_only: bool) -> list[str]:
+def _llama_cpp(question: Question, shape: ModelShape, split: StaticSplit, cpu_only: bool) -> list[str]:
     layers, piece = cpu_layers_of(shape, split.cpu_layers), question.ubatch
     arguments = ["llama-server", f"-m {_file(shape)}.gguf", "-ngl 0" if cpu_only else "-ngl 99"]
     arguments += [f"--n-cpu-moe {layers}"] if layers else []
@@ -38,7 +40,7 @@ def _llama_cpp(question: Question, shape: ModelShape, split: Split, cpu_only: bo
     return arguments + ([f"-ctk {question.kv} -ctv {question.kv}"] if question.kv else [])
 
 
-def _ktransformers(question: Question, shape: ModelShape, split: Split, cpu_only: bool) -> list[str]:
+def _ktransformers(question: Question, shape: ModelShape, split: StaticSplit, cpu_only: bool) -> list[str]:
     arguments = ["python -m sglang.launch_server", f"--model {_file(shape)}", f"--kt-weight-path {_file(shape)}"]
     arguments += [f"--kt-num-gpu-experts {split.gpu_experts if split.cpu_layers else shape.experts}"]
     arguments += [f"--context-length {question.tokens}"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from sim.costs.engine import Engine, load_engine
-from sim.costs.split_speed import DecodeTime, PromptTime, Split, decode_time, prompt_time
+from sim.costs.engine import InferenceEngine, load_engine
+from sim.costs.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
 from sim.machine.dials import scaled_numbers
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
@@ -64,7 +64,7 @@ class EngineAnswer:
     error: RegimeError | None  # of decode speeds that others measured in the same regime; None: of too few
 
 
-def engine_of(question: Question, hardware: Hardware) -> Engine:
+def engine_of(question: Question, hardware: Hardware) -> InferenceEngine:
     """The engine that was asked for, or the usual one of the card. Raises FitError for one that was not fitted."""
     if question.engine is None and hardware.gpu.vendor in _NOT_FITTED:
         raise FitError(
@@ -128,7 +128,7 @@ class _Speed:
     question: Question
     shape: ModelShape
     hardware: Hardware
-    engine: Engine
+    engine: InferenceEngine
 
     @property
     def splitter(self) -> Splitter:
@@ -136,16 +136,16 @@ class _Speed:
         return Splitter(self.question, self.shape, self.hardware, self.engine, splits_by_experts(self.engine))
 
     @property
-    def split(self) -> Split:
+    def split(self) -> StaticSplit:
         """The one that is used. Raises FitError where there is none."""
         return self.splitter.best()
 
-    def decode(self, split: Split) -> DecodeTime:
+    def decode(self, split: StaticSplit) -> DecodeTime:
         """A token in the middle of the answer."""
         context = self.question.context + self.question.generated // 2
         return decode_time(self.shape, self.hardware, self.engine, split, context)
 
-    def prompt(self, split: Split) -> PromptTime:
+    def prompt(self, split: StaticSplit) -> PromptTime:
         """The whole prompt."""
         return prompt_time(self.shape, self.hardware, self.engine, split, self.question.context)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.costs.engine import Engine
-from sim.costs.split_speed import Split
+from sim.costs.engine import InferenceEngine
+from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import Hardware
 from sim.machine.units import in_gb
 from traces.models.shape import ModelShape
@@ -48,7 +48,7 @@ class Splitter:
     question: Question
     shape: ModelShape
     hardware: Hardware
-    engine: Engine
+    engine: InferenceEngine
     by_experts: bool
 
     @property
@@ -57,7 +57,7 @@ class Splitter:
         assert self.engine.prompt is not None
         return self.question.ubatch or self.engine.prompt.piece_tokens.value
 
-    def best(self) -> Split:
+    def best(self) -> StaticSplit:
         """The split with as many experts on the GPU as there is room for, or with the layers that the question names.
 
         Raises FitError where there is none, saying by how many GB.
@@ -74,7 +74,7 @@ class Splitter:
         self._check_host(split)
         return split
 
-    def memory(self, split: Split) -> SplitMemory:
+    def memory(self, split: StaticSplit) -> SplitMemory:
         """What a split takes."""
         shape, question = self.shape, self.question
         results_bytes = (shape.vocab + shape.hidden) * min(self.piece_tokens, question.context) * RESULT_BYTES
@@ -91,7 +91,7 @@ class Splitter:
             host_bytes=host,
         )
 
-    def _splits(self) -> list[Split]:
+    def _splits(self) -> list[StaticSplit]:
         """All of them, most experts on the GPU first."""
         layers = self.shape.moe_layers
         if self.hardware.one_memory:
@@ -101,15 +101,15 @@ class Splitter:
             return [self._split(0), *some]
         return [self._split(count) for count in range(layers + 1)]
 
-    def _split(self, cpu_layers: int, gpu_experts: int = 0) -> Split:
-        return Split(cpu_layers, gpu_experts, self.question.threads, self.piece_tokens)
+    def _split(self, cpu_layers: int, gpu_experts: int = 0) -> StaticSplit:
+        return StaticSplit(cpu_layers, gpu_experts, self.question.threads, self.piece_tokens)
 
     @property
     def _copies(self) -> bool:
         """Whether prompts are computed on the GPU, to which experts are copied."""
         return self.engine.prompt is not None and self.engine.prompt.experts.value == "copied"
 
-    def _too_large(self, split: Split) -> str:
+    def _too_large(self, split: StaticSplit) -> str:
         memory = self.memory(split)
         where = f"with the experts of {split.cpu_layers} layers on the CPU " if split.cpu_layers else ""
         return (
@@ -120,7 +120,7 @@ class Splitter:
             f"{in_gb(memory.missing_bytes)} GB are missing"
         )
 
-    def _check_host(self, split: Split) -> None:
+    def _check_host(self, split: StaticSplit) -> None:
         """Raises FitError where the host cannot hold the other experts."""
         host, needed = host_memory_of(self.question, self.hardware), self.memory(split).host_bytes + HOST_RESERVE_BYTES
         if host is not None and needed > host:

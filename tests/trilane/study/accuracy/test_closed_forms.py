@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sim.costs.engine import load_engine
-from sim.costs.split_speed import Split
+from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import load_hardware
 from tests.kit.measured_rows import row
 from traces.models.catalogue import load_model
@@ -20,7 +20,7 @@ ATTENTION = (2 * 4096 * 4096 + 2 * 4096 * 1024) * 2  # of a layer: queries and o
 OTHERS = 32 * (ATTENTION + 4096 * 8 * 2) + 32000 * 4096 * 2  # with gates and head
 CACHE = 32 * 2 * 1024 * 2  # keys and values of a token
 GPU, DRAM, LINK, FLOPS = 717e9, 2 * 5.6e9 * 8, 31.5e9, 97.5e12
-SPLIT = Split(10)
+SPLIT = StaticSplit(10)
 ROW = row(model="mixtral-8x7b", weights="bf16", cpu_layers=10, depth_tokens=1000, generated_tokens=128)
 
 
@@ -32,7 +32,7 @@ def test_bytes_of_a_token() -> None:
 
 
 def test_some_experts_of_these_layers_on_the_gpu() -> None:
-    read = token_bytes(SHAPE, MACHINE, Split(10, gpu_experts=2), 0)
+    read = token_bytes(SHAPE, MACHINE, StaticSplit(10, gpu_experts=2), 0)
     assert read.cpu_weights == 10 * 2 * EXPERT * 6 / 8
     assert sum(read) == sum(token_bytes(SHAPE, MACHINE, SPLIT, 0))
 

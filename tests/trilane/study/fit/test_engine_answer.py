@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sim.costs.engine import load_engine
-from sim.costs.split_speed import Split, decode_time, prompt_time
+from sim.costs.split_speed import StaticSplit, decode_time, prompt_time
 from sim.machine.hardware import load_hardware, write_hardware
 from sim.machine.units import GIB
 from tests.kit.hand_measured import toy_machine, toy_model
@@ -47,7 +47,7 @@ def splitter(**asked: Any) -> Splitter:
 def test_the_fewest_layers_are_on_the_cpu_that_leave_room_for_the_rest() -> None:
     one, own = answered(**QWEN), splitter(**QWEN)
     assert one.memory.missing_bytes <= 0
-    assert own.memory(Split(one.cpu_layers - 1)).missing_bytes > 0
+    assert own.memory(StaticSplit(one.cpu_layers - 1)).missing_bytes > 0
     layer = load_model("qwen3-30b-a3b@q4_k_m").routed_bytes / 48
     assert one.memory.experts_bytes == pytest.approx((48 - one.cpu_layers) * layer, rel=0.05)
     assert one.memory.experts_bytes + one.memory.host_bytes == load_model("qwen3-30b-a3b@q4_k_m").routed_bytes
@@ -58,7 +58,7 @@ def test_the_fewest_layers_are_on_the_cpu_that_leave_room_for_the_rest() -> None
 )
 def test_compute_buffers_are_those_that_logs_of_llama_cpp_say(model: str, mib: float) -> None:
     own = splitter(model=model, gpu="rtx-5090", ram="ddr5-5600", context=65_000)
-    assert own.memory(Split(0)).compute_bytes / 2**20 == pytest.approx(mib, rel=0.01)
+    assert own.memory(StaticSplit(0)).compute_bytes / 2**20 == pytest.approx(mib, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,9 @@ def test_people_put_nearly_as_many_layers_on_the_cpu(asked: dict[str, Any], laye
 
 def test_a_layer_of_experts_that_is_copied_has_room_and_larger_pieces_have_more() -> None:
     own, shape = splitter(**QWEN), load_model("qwen3-30b-a3b@q4_k_m")
-    assert own.memory(Split(1)).compute_bytes == 128 * shape.expert_bytes_of(0)
-    assert splitter(**QWEN, ubatch=2048).memory(Split(0)).compute_bytes == 4 * own.memory(Split(0)).compute_bytes
+    assert own.memory(StaticSplit(1)).compute_bytes == 128 * shape.expert_bytes_of(0)
+    larger = splitter(**QWEN, ubatch=2048).memory(StaticSplit(0))
+    assert larger.compute_bytes == 4 * own.memory(StaticSplit(0)).compute_bytes
     assert answered(**QWEN, ubatch=4096).cpu_layers > answered(**QWEN).cpu_layers
 
 
@@ -111,7 +112,7 @@ def test_the_longest_context_fits_and_a_longer_one_does_not() -> None:
 def test_times_are_those_of_the_closed_form_in_the_middle_of_the_answer() -> None:
     one = answered(**QWEN, threads=8, ubatch=1024, generated=512)
     shape, hardware = load_model("qwen3-30b-a3b@q4_k_m"), load_hardware(Question(**QWEN).hardware)
-    split, engine = Split(one.cpu_layers, threads=8, piece_tokens=1024), load_engine("llama.cpp")
+    split, engine = StaticSplit(one.cpu_layers, threads=8, piece_tokens=1024), load_engine("llama.cpp")
     decode = decode_time(shape, hardware, engine, split, 4096 + 256)
     assert one.tpot_ms == decode.total_ns / 1e6 == pytest.approx(sum(one.decode_ms.values()))
     assert one.ttft_ms == prompt_time(shape, hardware, engine, split, 4096).total_ns / 1e6
@@ -221,7 +222,8 @@ def test_ktransformers_keeps_some_experts_of_every_layer() -> None:
     assert f"--kt-num-gpu-experts {one.gpu_experts}" in one.command
     own = load_model("qwen3-30b-a3b@q4_k_m")
     engine = load_engine("ktransformers")
-    assert "--kt-cpuinfer 8" in command_line(Question(**QWEN, threads=8), own, engine, Split(48, 3), cpu_only=False)
+    asked, split = Question(**QWEN, threads=8), StaticSplit(48, 3)
+    assert "--kt-cpuinfer 8" in command_line(asked, own, engine, split, cpu_only=False)
 
 
 def test_a_better_part_is_never_slower_and_the_first_gain_is_the_limit() -> None:
