@@ -104,9 +104,10 @@ def fit(
     longest = context.lower() == "max"
     question = Question(
         model=model, gpu=gpu, ram=ram, cpu=cpu, cores=cores, channels=channels, sockets=sockets, pcie=pcie,
-        machine=machine, ram_gb=ram_gb, weights=weights, context=1 if longest else _tokens(context), generated=generated, batch=batch,
-        trace=trace, calibration=calibration, policies=names, policy_engine=policy_engine, engine=engine,
-        threads=threads, kv=cast("KvFormat | None", kv), n_cpu_moe=n_cpu_moe, ubatch=ubatch,
+        machine=machine, ram_gb=ram_gb, weights=weights, context=1 if longest else _tokens(context),
+        generated=generated, batch=batch, trace=trace, calibration=calibration, policies=names,
+        policy_engine=policy_engine, engine=engine, threads=threads, kv=cast("KvFormat | None", kv),
+        n_cpu_moe=n_cpu_moe, ubatch=ubatch,
     )  # fmt: skip
     with working("simulating the policies"):
         found = answer(with_longest_context(question) if longest else question, processes(jobs))
