@@ -45,11 +45,8 @@ _MARK_LEGEND = {
 
 def fit_page(fit: Fit) -> list[Text | Table | str]:
     """Everything that is printed."""
-    return [
-        *_title(fit),
-        *engine_section(fit),
-        *([] if fit.policies is None else _policies(fit.question, fit.policies)),
-    ]
+    policies = _traps(fit.notes) if fit.policies is None else _policies(fit.question, fit.policies)
+    return [*_title(fit), *engine_section(fit), *policies]
 
 
 def _title(fit: Fit) -> list[Text | Table | str]:
@@ -60,7 +57,14 @@ def _title(fit: Fit) -> list[Text | Table | str]:
 
 
 def _policies(asked: Question, fit: PolicyAnswer) -> list[Text | Table | str]:
-    return [*_answer(asked, fit), *_memory(fit), *_others(asked, fit), *_limits(fit), *_supports(fit), *_traps(fit)]
+    return [
+        *_answer(asked, fit),
+        *_memory(fit),
+        *_others(asked, fit),
+        *_limits(fit),
+        *_supports(fit),
+        *_traps(fit.traps),
+    ]
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
@@ -242,8 +246,8 @@ def _supports(fit: PolicyAnswer) -> list[Text | Table | str]:
             table(("confidence", "number", "value", "source"), rows, text_columns=4, wrap=True)]  # fmt: skip
 
 
-def _traps(fit: PolicyAnswer) -> list[Text | Table | str]:
-    return ["", heading("caveats"), *_bullets(fit.traps)] if fit.traps else []
+def _traps(told: Sequence[str]) -> list[Text | Table | str]:
+    return ["", heading("caveats"), *_bullets(told)] if told else []
 
 
 def _bullets(lines: Sequence[str]) -> list[str]:

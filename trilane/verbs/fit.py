@@ -34,6 +34,7 @@ def fit(
         int | None, typer.Option(metavar="N", help="Cores that compute experts. Default: the CPU's.")
     ] = None,
     channels: Annotated[int | None, typer.Option(metavar="N", help="Memory channels. Default: the CPU's.")] = None,
+    sockets: Annotated[int | None, typer.Option(metavar="2", help="Sockets of a server's CPU. Default: one.")] = None,
     pcie: Annotated[str | None, typer.Option(metavar="4x16", help="PCIe slot. Default: the best of the parts.")] = None,
     ram_gb: Annotated[
         int | None,
@@ -102,10 +103,11 @@ def fit(
     check_targets(json, inputs=(trace, calibration, machine, *policy_files()))
     longest = context.lower() == "max"
     question = Question(
-        model=model, gpu=gpu, ram=ram, cpu=cpu, cores=cores, channels=channels, pcie=pcie, machine=machine,
-        ram_gb=ram_gb, weights=weights, context=1 if longest else _tokens(context), generated=generated, batch=batch,
-        trace=trace, calibration=calibration, policies=names, policy_engine=policy_engine, engine=engine,
-        threads=threads, kv=cast("KvFormat | None", kv), n_cpu_moe=n_cpu_moe, ubatch=ubatch,
+        model=model, gpu=gpu, ram=ram, cpu=cpu, cores=cores, channels=channels, sockets=sockets, pcie=pcie,
+        machine=machine, ram_gb=ram_gb, weights=weights, context=1 if longest else _tokens(context),
+        generated=generated, batch=batch, trace=trace, calibration=calibration, policies=names,
+        policy_engine=policy_engine, engine=engine, threads=threads, kv=cast("KvFormat | None", kv),
+        n_cpu_moe=n_cpu_moe, ubatch=ubatch,
     )  # fmt: skip
     with working("simulating the policies"):
         found = answer(with_longest_context(question) if longest else question, processes(jobs))

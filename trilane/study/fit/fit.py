@@ -27,6 +27,7 @@ class Fit:
     engine: EngineAnswer | None  # None: a profile's machine, or ``engine_refused`` says why
     engine_refused: str | None
     policies: PolicyAnswer | None  # None: there is no GPU to offload from
+    notes: tuple[str, ...]  # caveats of the machine's parts
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -49,6 +50,7 @@ def fit(question: Question, jobs: int = 1) -> Fit:
         engine=engine,
         engine_refused=refused,
         policies=None if hardware.cpu_only else policy_answer(question, shape, hardware, jobs),
+        notes=hardware.notes,
     )
 
 

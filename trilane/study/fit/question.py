@@ -55,6 +55,7 @@ class Question:
     cpu: str | None = None
     cores: Count | None = None
     channels: Count | None = None
+    sockets: Count | None = None
     pcie: str | None = None
     machine: str | None = None
     ram_gb: Count | None = None
@@ -80,7 +81,11 @@ class Question:
             raise FitError(
                 f"fit: model {quoted(self.model)} with weights {quoted(self.weights)} names its weights twice"
             )
-        parts = [name for name in ("gpu", "ram", "cpu", "cores", "channels", "pcie") if getattr(self, name) is not None]
+        parts = [
+            name
+            for name in ("gpu", "ram", "cpu", "cores", "channels", "sockets", "pcie")
+            if getattr(self, name) is not None
+        ]
         if self.machine is not None and parts:
             raise FitError(
                 f"fit: expected a machine or its parts, got machine {quoted(self.machine)} and {_and(parts)}"
@@ -97,7 +102,7 @@ class Question:
             return self.machine
         return assembled_name(
             self.gpu or "", self.ram, self.cpu, cores=self.cores, channels=self.channels, pcie=self.pcie,
-            ram_gib=self.ram_gb if self.gpu == NO_GPU or self._unified else None,
+            sockets=self.sockets, ram_gib=self.ram_gb if self.gpu == NO_GPU or self._unified else None,
         )  # fmt: skip
 
     @property

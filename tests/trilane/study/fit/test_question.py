@@ -20,6 +20,7 @@ PARTS: dict[str, Any] = {"gpu": "rtx-4080", "ram": "ddr5-5600"}
             {"cpu": "ryzen-9-7950x", "cores": 8, "channels": 2, "pcie": "4x8"},
             "rtx-4080+ddr5-5600+ryzen-9-7950x+8-cores+2-channels+pcie-4x8",
         ),
+        ({"cpu": "epyc-9355", "sockets": 2}, "rtx-4080+ddr5-5600+epyc-9355+2-sockets"),
     ],
 )
 def test_parts_make_the_name_of_a_machine(more: dict[str, Any], hardware: str) -> None:
