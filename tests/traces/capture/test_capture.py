@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,19 @@ transformers = pytest.importorskip("transformers")
 
 from tools.mini_models import build_model  # noqa: E402
 from tools.mini_train import export  # noqa: E402
+from traces.bundled_traces import FOLDER  # noqa: E402
 from traces.capture import capture as capture_module  # noqa: E402
 from traces.capture.capture import CaptureError, CaptureSettings, capture, capture_loaded  # noqa: E402
 from traces.capture.generate import Sampler, make_batches  # noqa: E402
 from traces.capture.layers import find_moe_layers  # noqa: E402
-from traces.capture.load import Loaded  # noqa: E402
+from traces.capture.load import Loaded, revision_of  # noqa: E402
+from traces.capture.model_shape import _kv_width  # noqa: E402
 from traces.capture.prompts import read_prompts  # noqa: E402
-from traces.capture.record import RouterRecorder  # noqa: E402
+from traces.capture.record import (  # noqa: E402
+    LayerRecord,
+    RouterRecorder,
+    reading,
+)
 from traces.file import TraceWriter, read_trace  # noqa: E402
 from traces.trace import Trace  # noqa: E402
 
@@ -255,6 +262,27 @@ def test_a_prompt_file_is_checked(tmp_path: Path, name: str, content: str, messa
 def test_numbers_of_texts_may_have_64_bits(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"id": 18446744073709551615, "text": "a"}\n')
     assert [prompt.text for prompt in read_prompts(tmp_path / "p.jsonl").prompts] == ["a"]
+
+
+def test_calibration_prompts_are_compared_before_a_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("a\n")
+    with pytest.raises(CaptureError, match="calibrate on other text"):
+        capture(FOLDER / "mini-moe", tmp_path / "p.txt", tmp_path / "t", calibration_prompts=tmp_path / "p.txt")
+
+
+def test_a_router_s_own_tokens_are_replaced_and_nothing_else() -> None:
+    tokens, weights = torch.tensor([[7]]), torch.ones(1)
+    record = LayerRecord(weights, weights, True, (torch.tensor([[1]]), weights), {"ids": torch.tensor([[2]])})
+    now = reading(record, tokens)
+    assert (now.extra_args, now.extra_kwargs) == ((tokens, weights), {"ids": tokens})
+
+
+def test_a_model_of_the_hub_has_its_commit() -> None:
+    assert revision_of(SimpleNamespace(_commit_hash="abc"), Path("no/folder")) == "abc"
+
+
+def test_latent_attention_keeps_a_vector_and_a_rotary_key() -> None:
+    assert _kv_width(SimpleNamespace(kv_lora_rank=512, qk_rope_head_dim=64), 2048, 16) == 576
 
 
 def test_a_missing_prompt_file_and_a_missing_model_are_named(tmp_path: Path) -> None:
