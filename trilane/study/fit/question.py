@@ -25,6 +25,7 @@ KvFormat = Literal["f16", "q8_0", "q4_0"]
 KV_BITS: Mapping[KvFormat, float] = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}  # ggml: 32 share a 16-bit scale
 PROMPT_ROWS = 256  # prompt tokens that are routed one by one at most, all sequences together
 _STEPS = ((8, 24), (2, 32), (1, 56))  # from this batch on, the most decode steps that are played
+_LAYER_STEPS, _FEWEST_STEPS = 2700, 24  # MoE layers x steps that are played in some seconds
 
 
 class FitError(TrilaneError):
@@ -136,8 +137,13 @@ class Question:
             trace=trace, model=self.shape, hardware=self.hardware, batch=self.batch, calibration=calibration,
             prompt_tokens=self.context, generated_tokens=self.generated,
             engine=PLAIN if self._measured else self.policy_engine,
-            sampled_steps=most_steps(self.batch), sampled_prompt_tokens=max(PROMPT_ROWS // self.batch, 1),
+            sampled_steps=self.most_steps, sampled_prompt_tokens=max(PROMPT_ROWS // self.batch, 1),
         )  # fmt: skip
+
+    @property
+    def most_steps(self) -> int:
+        """Decode steps that are played at most (``sim.runs.sampling`` has the measured error)."""
+        return most_steps(self.batch, load_model(self.shape).moe_layers)
 
     @property
     def _unified(self) -> bool:
@@ -148,9 +154,10 @@ class Question:
         return self.machine is not None and load_hardware(self.machine).measured
 
 
-def most_steps(batch: int) -> int:
-    """Decode steps that are played at most (``sim.runs.sampling`` has the measured error)."""
-    return next(steps for sequences, steps in _STEPS if batch >= sequences)
+def most_steps(batch: int, layers: int) -> int:
+    """Fewer for larger batches, and for models of more layers than most have."""
+    of_batch = next(steps for sequences, steps in _STEPS if batch >= sequences)
+    return min(of_batch, max(_LAYER_STEPS // layers, _FEWEST_STEPS))
 
 
 def with_weights(model: str, weights: str) -> str:

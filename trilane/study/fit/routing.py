@@ -17,7 +17,7 @@ from traces.models.names import parted
 from traces.synthesis.named import with_lengths
 from traces.trace import Trace
 from trilane.study.fit.candidates import forecasts_read
-from trilane.study.fit.question import PROMPT_ROWS, Question, most_steps
+from trilane.study.fit.question import PROMPT_ROWS, Question
 
 CALIBRATION = (16, 8, 8)  # sequences and their tokens: enough to tell which experts are popular, and quickly made
 
@@ -46,7 +46,7 @@ def routing_for(question: Question) -> RoutingSource:
     name = f"synthetic:{model}"
     read = forecasts_read(question)
     prompt = max(PROMPT_ROWS // question.batch, 1)
-    counted = f"{with_lengths(name, question.batch, prompt, most_steps(question.batch), read)}{cut}"
+    counted = f"{with_lengths(name, question.batch, prompt, question.most_steps, read)}{cut}"
     trace = load_trace(counted)
     about = f"synthetic, like {model}: {trace.provenance['synthetic']}"
     calibrated = read if question.policies else ()  # no default candidate reads how good forecasts were

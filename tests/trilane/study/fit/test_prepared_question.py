@@ -68,7 +68,8 @@ def test_a_quicker_host_launches_waits_or_decides_faster() -> None:
 
 
 def test_larger_batches_need_fewer_steps() -> None:
-    assert [most_steps(batch) for batch in (1, 2, 7, 8, 100)] == [56, 32, 32, 24, 24]
+    assert [most_steps(batch, 48) for batch in (1, 2, 7, 8, 100)] == [56, 32, 32, 24, 24]
+    assert [most_steps(1, layers) for layers in (26, 61, 94, 200)] == [56, 44, 28, 24]
 
 
 @pytest.mark.parametrize(("context", "batch", "generated"), [(1, 1, 1), (100, 2, 7), (200_000, 3, 1000)])
@@ -77,5 +78,5 @@ def test_the_prompt_is_repeated_and_the_steps_are_sampled(context: int, batch: i
     prefill, *decode = prepared_for(question).steps
     assert prefill.tokens[0] * batch <= PROMPT_ROWS
     recorded = (load_trace("mini-deepseek").phase == 1).sum() // 20
-    assert len(decode) == min(generated, most_steps(batch), recorded)
+    assert len(decode) == min(generated, most_steps(batch, 26), recorded)
     assert decode[-1].context == (context + generated - 1,) * batch
