@@ -30,9 +30,12 @@ def test_a_configuration_is_answered_for_as_the_catalogue_is(given: str, tmp_pat
     )
     found = fit(question)
     assert found.model == f"{tmp_path}/{given if '@' in given else 'config.json@q4_k_m'}"
-    assert found.memory.experts == (2 if ":2" in given else 4) * 24
-    assert found.best.tpot_ms > 0
-    assert f"synthetic, like {tmp_path}/config.json" in found.routing
+    assert found.policies is not None
+    assert found.policies.memory.experts == (2 if ":2" in given else 4) * 24
+    assert found.policies.best.tpot_ms > 0
+    assert f"synthetic, like {tmp_path}/config.json" in found.policies.routing
+    assert found.engine is not None
+    assert f" -m {tmp_path.name}-" in found.engine.command
 
 
 def test_a_gguf_file_is_answered_for_with_its_own_weights(tmp_path: Path) -> None:
@@ -44,5 +47,8 @@ def test_a_gguf_file_is_answered_for_with_its_own_weights(tmp_path: Path) -> Non
     file = write_gguf(tmp_path / "mine.gguf", metadata, mixed)
     found = fit(Question(str(file), gpu="rtx-3060", ram="ddr4-3200", context=64, policies=("on-demand", "fiddler")))
     assert found.model == str(file)
-    assert found.memory.routed_bytes == 24 * 512 * 256 * (11 * 144 + 210) // 256
-    assert found.best.tpot_ms > 0
+    assert found.policies is not None
+    assert found.policies.memory.routed_bytes == 24 * 512 * 256 * (11 * 144 + 210) // 256
+    assert found.policies.best.tpot_ms > 0
+    assert found.engine is not None
+    assert f" -m {file} " in found.engine.command
