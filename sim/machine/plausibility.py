@@ -40,7 +40,7 @@ LIMITS: Mapping[str, Limit] = {
     "gpu.bandwidth_bytes_per_s": Limit(5e10, 1e13, "bytes/s", "no GPU memory reads faster than 10 TB/s"),
     "gpu.bandwidth_fraction": Limit(0.05, 1.0, "fraction", "of the data sheet; 0.25 to 0.96 is seen"),
     "gpu.flops_per_s": Limit(1e12, 1e16, "flop/s", "dense 16-bit matrix rate, without sparsity"),
-    "gpu.integer_ops_per_s": Limit(1e12, 1e17, "op/s", "dense 8-bit rate, without sparsity; 1 to 4 times the 16-bit rate"),
+    "gpu.integer_ops_per_s": Limit(1e12, 1e17, "op/s", "dense 8-bit rate; 1 to 4 times that of 16 bits"),
     "gpu.flops_fraction": Limit(0.05, 1.2, "fraction", "of the data sheet; boost clocks reach 1.15"),
     "gpu.kernel_ns": Limit(100, 1e6, "ns", "the smallest kernel takes about 2 us"),
     "gpu.reserve_bytes": Limit(1e6, 1e11, "bytes", "a CUDA context alone takes about 0.5 GB", zero=True),
