@@ -6,7 +6,7 @@
 
 Least squares of logarithms with Cauchy's loss, since some rows are wrong by a factor (memory that is not as fast as its
 name, pages from disk): 8 log(decode ratio), 4 log(prompt ratio), times machine's rows ** -0.4, so that a machine with
-fifty rows counts as five with one; and 2 log(number / start) / spread, which holds what the rows say nothing about.
+fifty rows counts as five with one; and 8 log(number / start) / spread, which holds what the rows say nothing about.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STARTS = Path(__file__).with_name("engine_numbers.yaml")
 HELD_OUT = BUNDLED.with_name("held_out.csv")
 ENGINES = ("llama.cpp", "llama.cpp-2025", "llama.cpp-vulkan", "ik_llama.cpp", "ik_llama.cpp-2025", "ktransformers")
 FITTED_QUALITIES = ("A", "B")
-DECODE, PROMPT, START = 8.0, 4.0, 2.0  # weights of residuals
+DECODE, PROMPT, START = 8.0, 4.0, 8.0  # weights of residuals
 MOST_SHARE = 1.0
 EVALUATIONS = 8
 Vector = npt.NDArray[np.float64]

@@ -9,7 +9,7 @@ import pytest
 from sim.machine.dials import DIALS, scaled_numbers
 from sim.runs.prepare import Prepared
 from sim.simulate import spans_of
-from trilane.study.fit.policy_result import tpot_ms_of
+from trilane.study.fit.policy_result import decode_steps_of
 from trilane.study.fit.prepared_question import on_machine, prepared_for
 from trilane.study.fit.question import Question
 
@@ -34,7 +34,8 @@ def tpot_ms(model: str, part: str, factor: float) -> float:
     """With a part's numbers times ``factor``."""
     prepared = asked(model)
     numbers = scaled_numbers(prepared.hardware, DIALS[part].keys, factor)
-    return tpot_ms_of(spans_of(on_machine(prepared, prepared.hardware.with_numbers(numbers))), prepared.answer_tokens)
+    better = on_machine(prepared, prepared.hardware.with_numbers(numbers))
+    return decode_steps_of(spans_of(better), prepared.answer_tokens).mean_ms
 
 
 @pytest.mark.parametrize("part", ["dram_gbps", "pcie_gbps"])
