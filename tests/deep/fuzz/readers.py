@@ -191,7 +191,7 @@ READERS: Mapping[str, Reader | Words] = {
         4, "out/table.parquet.journal", "journal", _JOURNAL, _SWEEP, {"s.yaml": "sweep"}, _SWEPT, (1, 2), 0),
     "measured runs": Words(1.5, in_measured),
     "speeds": Reader(4, "s.csv", "speeds", _LINES, (
-        "accuracy --check s.csv", "accuracy --check s.csv --json out/result.json", "accuracy --check s.csv --row 171"),
+        "accuracy --check s.csv", "accuracy --check s.csv --json out/result.json", "accuracy --check s.csv --row 172"),
         outputs=("out/result.json",)),
     "options": Words(10, option_case),
 }  # fmt: skip

@@ -16,7 +16,7 @@ REGIME_ERRORS = BUNDLED.with_name("regime_errors.csv")
 FEWEST_ROWS = 3  # of fewer, a median says nothing
 
 
-class RegimeError(NamedTuple):
+class RegimeAccuracy(NamedTuple):
     """Errors of decode speeds that were predicted without the row's machine; ``within_25``: a share."""
 
     median: float
@@ -25,36 +25,36 @@ class RegimeError(NamedTuple):
     machines: int
 
 
-def regime_error(regime: Regime) -> RegimeError | None:
+def regime_error(regime: Regime) -> RegimeAccuracy | None:
     """The error that a regime had; None where fewer than three rows are of it."""
     found = kept_errors().get(regime)
     return found if found and found.rows >= FEWEST_ROWS else None
 
 
 @cache
-def kept_errors() -> Mapping[str, RegimeError]:
+def kept_errors() -> Mapping[str, RegimeAccuracy]:
     """Of every regime, from the file: to find the regimes of all rows takes too long for an answer."""
     with REGIME_ERRORS.open(encoding="utf-8", newline="") as file:
         return {line["regime"]: _read(line) for line in csv.DictReader(file)}
 
 
-def _read(line: Mapping[str, str]) -> RegimeError:
-    return RegimeError(float(line["median"]), float(line["within_25"]), int(line["rows"]), int(line["machines"]))
+def _read(line: Mapping[str, str]) -> RegimeAccuracy:
+    return RegimeAccuracy(float(line["median"]), float(line["within_25"]), int(line["rows"]), int(line["machines"]))
 
 
-def regime_errors(rows: list[MeasuredRow], predictions: Predictions) -> dict[str, RegimeError]:
+def regime_errors(rows: list[MeasuredRow], predictions: Predictions) -> dict[str, RegimeAccuracy]:
     """Of every regime, from the rows; shares to three digits."""
     lines = [line for line in error_table(rows, predictions) if (line.quantity, line.by) == ("decode", "regime")]
     return {line.group: _rounded(line.errors) for line in lines}
 
 
-def _rounded(errors: Errors) -> RegimeError:
-    return RegimeError(round(errors.median, 3), round(errors.within_25, 3), errors.rows, errors.machines)
+def _rounded(errors: Errors) -> RegimeAccuracy:
+    return RegimeAccuracy(round(errors.median, 3), round(errors.within_25, 3), errors.rows, errors.machines)
 
 
-def write_regime_errors(found: Mapping[str, RegimeError]) -> None:
+def write_regime_errors(found: Mapping[str, RegimeAccuracy]) -> None:
     """Renew the file."""
     with atomic_path(REGIME_ERRORS) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("regime", *RegimeError._fields))
+        writer.writerow(("regime", *RegimeAccuracy._fields))
         writer.writerows((regime, *error) for regime, error in found.items())

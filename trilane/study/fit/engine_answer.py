@@ -13,7 +13,7 @@ from sim.costs.split_speed import DecodeTime, PromptTime, StaticSplit, decode_ti
 from sim.machine.dials import scaled_numbers
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
-from trilane.study.accuracy.regime_errors import RegimeError, regime_error
+from trilane.study.accuracy.regime_errors import RegimeAccuracy, regime_error
 from trilane.study.accuracy.regimes import Regime, regime_of
 from trilane.study.fit.command_line import command_line, cpu_layers_of, splits_by_experts
 from trilane.study.fit.question import FitError, Question
@@ -61,7 +61,7 @@ class EngineAnswer:
     gains: tuple[EngineGain, ...]
     limited_by: str
     regime: Regime
-    error: RegimeError | None  # of decode speeds that others measured in the same regime; None: of too few
+    error: RegimeAccuracy | None  # of decode speeds that others measured in the same regime; None: of too few
 
 
 def engine_of(question: Question, hardware: Hardware) -> InferenceEngine:
