@@ -36,6 +36,8 @@ def _lines(engine: InferenceEngine, base: Mapping[str, Sourced[Any]]) -> list[st
     lines = [f'about: "{engine.about}"\n']
     if not base:
         lines += [f"starts: {engine.starts}\n", f"decides: {str(engine.decides).lower()}\n"]
+    if engine.splits == "experts":
+        lines.append("splits: experts\n")
     open_sections: list[str] = []
     for key, number in engine.flat().items():
         if key in base and base[key].value == number.value:

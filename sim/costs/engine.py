@@ -91,12 +91,14 @@ class InferenceEngine:
 
     ``starts``: how the host starts kernels; ``graphs`` need ``replay_ns`` and ``spin_ns``, and let the experts of a
     layer share kernels. ``decides``: whether the host waits for the routing and decides in every layer.
+    ``splits``: whether the GPU has all experts of some layers, or some experts of every layer.
     """
 
     name: Name
     about: str
     starts: Literal["kernels", "graphs"]
     decides: bool
+    splits: Literal["layers", "experts"] = "layers"
     replay_ns: Sourced[Annotated[int, at_least(0)]] | None = None  # host time to start one graph
     spin_ns: Sourced[Annotated[int, at_least(0)]] | None = None  # to wait for a stream
     gpu: GpuWork | None = None

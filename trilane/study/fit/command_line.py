@@ -10,20 +10,14 @@ from traces.models.names import parted
 from traces.models.shape import ModelShape
 from trilane.study.fit.question import Question
 
-KTRANSFORMERS = "ktransformers"
 LLAMA_BATCH = 2048  # llama.cpp's -b, from which -ub takes its pieces
-
-
-def splits_by_experts(engine: InferenceEngine) -> bool:
-    """Whether an engine keeps some experts of every layer on the GPU, in place of all experts of some layers."""
-    return engine.name.startswith(KTRANSFORMERS)
 
 
 def command_line(
     question: Question, shape: ModelShape, engine: InferenceEngine, split: StaticSplit, cpu_only: bool
 ) -> str:
     """What to type. The model's file or folder is named after it."""
-    write = _ktransformers if splits_by_experts(engine) else _llama_cpp
+    write = _ktransformers if engine.splits == "experts" else _llama_cpp
     return " ".join(write(question, shape, split, cpu_only))
 
 

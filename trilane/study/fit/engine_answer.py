@@ -15,7 +15,7 @@ from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.study.accuracy.regime_errors import RegimeAccuracy, regime_error
 from trilane.study.accuracy.regimes import Regime, regime_of
-from trilane.study.fit.command_line import command_line, cpu_layers_of, splits_by_experts
+from trilane.study.fit.command_line import command_line, cpu_layers_of
 from trilane.study.fit.question import FitError, Question
 from trilane.study.fit.sensitivity import BETTER, PARTS, Gain, limit_of, ranked
 from trilane.study.fit.split_memory import SplitMemory, Splitter
@@ -133,7 +133,7 @@ class _Speed:
     @property
     def splitter(self) -> Splitter:
         """Its splits."""
-        return Splitter(self.question, self.shape, self.hardware, self.engine, splits_by_experts(self.engine))
+        return Splitter(self.question, self.shape, self.hardware, self.engine, self.engine.splits == "experts")
 
     @property
     def split(self) -> StaticSplit:
