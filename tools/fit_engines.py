@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,8 @@ ENGINES = ("llama.cpp", "llama.cpp-2025", "llama.cpp-vulkan", "ik_llama.cpp", "i
 FITTED_QUALITIES = ("A", "B")
 DECODE, PROMPT, START = 8.0, 4.0, 8.0  # weights of residuals
 MOST_SHARE = 1.0
-EVALUATIONS = 8
+EVALUATIONS = 12
+STEP = 0.01
 Vector = npt.NDArray[np.float64]
 
 
@@ -122,10 +123,17 @@ class RowsFit:
     def solve(self) -> Vector:
         """The best logarithms."""
         found = least_squares(
-            self._residuals, self.starts.logs, loss="cauchy", max_nfev=EVALUATIONS, diff_step=1e-4, x_scale="jac"
+            self._residuals, self.starts.logs, self._slopes, loss="cauchy", max_nfev=EVALUATIONS, x_scale="jac"
         )
         solution: Vector = found.x
         return solution
+
+    def _slopes(self, logs: Vector) -> Vector:
+        """Of the residuals, over steps of a hundredth: shorter ones vanish in whole nanoseconds."""
+        here = self._residuals(logs)
+        steps = STEP * np.eye(len(logs))
+        slopes: Vector = np.stack([(self._residuals(logs + step) - here) / STEP for step in steps], axis=1)
+        return slopes
 
     def _residuals(self, logs: Vector) -> Vector:
         engines = engines_of(self.starts, logs)
@@ -199,19 +207,18 @@ def main(arguments: Sequence[str]) -> None:
     write_held_out(asked, {**fallback, **without})
     for kind, number in (("decode", 0), ("prompts", 1)):
         print(f"{kind}, held out: {summary([errors(row, without[row.machine])[number] for row in rows])}")
-    write_engines(engines, _sources(starts, rows))
+    write_engines(engines, _sources(starts, rows, float(np.max(np.abs(np.expm1(logs - starts.logs))))))
 
 
-def _sources(starts: Starts, rows: Sequence[MeasuredRow]) -> dict[str, Any]:
-    """What to say of every fitted number, by its key."""
-    count = f"fitted to {len(rows)} rows of {len({row.machine for row in rows})} machines (tools/fit_engines.py), from "
-    said = {key: f"{count}{start.start:g}: {start.source}" for key, start in starts.numbers.items()}
+def _sources(starts: Starts, rows: Sequence[MeasuredRow], moved: float) -> dict[str, str]:
+    """What to say of every number, by its key. ``moved``: the largest change by the fit, as a share."""
+    most = math.ceil(100 * moved)
+    counted = f"{len(rows)} rows of {len({row.machine for row in rows})} machines"
+    fit = f"before the fit to {counted}, which moves no number by more than {most} % (tools/fit_engines.py)"
+    said = {key: f"{start.start:g} {fit}: {start.source}" for key, start in starts.numbers.items()}
     for ratio in starts.ratios.values():
-        for engine in ratio.engines:
-            for key in ratio.numbers:
-                said[f"{engine}:{key}"] = (
-                    f"{count}{ratio.start:g} times {ratio.of or 'the other engines'}: {ratio.source}"
-                )
+        source = f"{ratio.start:g} times {ratio.of or 'the other engines'} {fit}: {ratio.source}"
+        said |= {f"{engine}:{key}": source for engine in ratio.engines for key in ratio.numbers}
     return said
 
 

@@ -12,7 +12,7 @@ from sim.machine.sourced import Sourced
 from trilane.common.files import atomic_path
 
 FOLDER = Path(str(files("sim.costs"))) / "engines"
-HEADER = "# Written by tools/fit_engines.py: numbers with `fitted` in their source are not edited by hand.\n"
+HEADER = "# Written by tools/fit_engines.py: numbers whose source names the fit are not edited by hand.\n"
 DIGITS = 3
 
 

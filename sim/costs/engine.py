@@ -80,6 +80,7 @@ class PromptWork(NamedTuple):
 
     piece_tokens: Sourced[Annotated[int, at_least(1)]]
     experts: Sourced[PromptExperts]
+    copies_from_tokens: Sourced[Annotated[int, at_least(1)]]  # of a piece; experts of fewer are computed
     link_share: Sourced[Factor]  # of the machine's rate for large copies, reached by copies of experts
     repacked_thread_flops_per_s: Sourced[Rate] | None = None  # of weights in the CPU's own order of rows
     repacked_ceiling_flops_per_s: Sourced[Rate] | None = None

@@ -91,23 +91,18 @@ def prompt_time(
     if engine.prompt is None:
         raise EngineError(f"engine {engine.name!r}: its kernels are counted, it has no times of prompts in pieces")
     piece = min(split.piece_tokens or engine.prompt.piece_tokens.value, tokens)
-    machine, pieces = _with_threads(hardware, split), -(-tokens // piece)
-    rows = max(round(piece * shape.top_k / _active(shape, piece)), 1)
-    costs = fitted_costs(shape, machine, engine, rows, repacked=split.repacked)
-    steps = [costs.step(piece, (before + (number + 1) * piece,)) for number in range(pieces)]
-    layers = shape.moe_layers
-    attention = sum(layers * step.attention_ns for step in steps)
-    others = sum(
-        layers * (step.gate_ns + step.shared_ns + step.combine_ns) + step.dense_ns + step.head_ns for step in steps
-    )
-    experts = _Prompt(shape, machine, engine, split, costs, piece, rows).experts()
-    share = tokens / (pieces * piece)  # the last piece is shorter
-    return PromptTime(round(share * attention), round(share * others), *(round(share * pieces * ns) for ns in experts))
+    whole, rest = divmod(tokens, piece)
+    machine, ends = _with_threads(hardware, split), [before + piece * (number + 1) for number in range(whole)]
+    parts = _Pieces.of(shape, machine, engine, split, piece).times(ends)
+    if rest:
+        last = _Pieces.of(shape, machine, engine, split, rest).times([before + tokens])
+        parts = [a + b for a, b in zip(parts, last, strict=True)]
+    return PromptTime(*map(round, parts))
 
 
 @dataclass(frozen=True)
-class _Prompt:
-    """One of a prompt's equal pieces."""
+class _Pieces:
+    """Pieces of a prompt, all of one size."""
 
     shape: ModelShape
     hardware: Hardware
@@ -117,7 +112,25 @@ class _Prompt:
     tokens: int  # of a piece
     rows: int  # of an expert, in the mean
 
-    def experts(self) -> tuple[float, float, float]:
+    @classmethod
+    def of(
+        cls, shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, tokens: int
+    ) -> _Pieces:
+        """Pieces of ``tokens``."""
+        rows = max(round(tokens * shape.top_k / _active(shape, tokens)), 1)
+        costs = fitted_costs(shape, hardware, engine, rows, repacked=split.repacked)
+        return cls(shape, hardware, engine, split, costs, tokens, rows)
+
+    def times(self, ends: list[int]) -> list[float]:
+        """The parts of ``PromptTime``, of pieces after which the KV cache holds so many tokens each."""
+        steps, layers = [self.costs.step(self.tokens, (end,)) for end in ends], self.shape.moe_layers
+        attention = sum(layers * step.attention_ns for step in steps)
+        others = sum(
+            layers * (step.gate_ns + step.shared_ns + step.combine_ns) + step.dense_ns + step.head_ns for step in steps
+        )
+        return [attention, others, *(len(ends) * ns for ns in self._experts())]
+
+    def _experts(self) -> tuple[float, float, float]:
         """Experts on the GPU, on the CPU, and copies."""
         shape, split = self.shape, self.split
         active, share = _active(shape, self.tokens), split.gpu_experts / shape.experts
@@ -137,7 +150,9 @@ class _Prompt:
     @property
     def _computed(self) -> bool:
         prompt = self.engine.prompt
-        return self.split.repacked or (prompt is not None and prompt.experts.value == "computed")
+        if self.split.repacked or prompt is None:
+            return True
+        return prompt.experts.value == "computed" or self.tokens < prompt.copies_from_tokens.value
 
 
 def _active(shape: ModelShape, tokens: int) -> float:

@@ -72,7 +72,7 @@ def test_the_rows_are_those_with_one_assumption_at_most() -> None:
 def test_engines_that_are_written_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_engines, "FOLDER", tmp_path)
     engines = engines_of(STARTS, STARTS.logs + 0.01)
-    write_engines.write_engines(engines, fit_engines._sources(STARTS, [ROW]))
+    write_engines.write_engines(engines, fit_engines._sources(STARTS, [ROW], 0.01))
     for name, engine in engines.items():
         again = load_engine(str(tmp_path / f"{name}.yaml"))
         assert again.about == engine.about
@@ -81,4 +81,5 @@ def test_engines_that_are_written_are_read_again(tmp_path: Path, monkeypatch: py
                 key: pytest.approx(number.value, rel=6e-3) if isinstance(number.value, float) else number.value
                 for key, number in engine.flat().items()
             }
-            assert "fitted to 1 rows of 1 machines" in again.flat()["cpu.layer_ns"].source
+            said = again.flat()["cpu.layer_ns"].source
+            assert "the fit to 1 rows of 1 machines, which moves no number by more than 1 %" in said

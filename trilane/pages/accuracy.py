@@ -22,8 +22,8 @@ _TITLES: Mapping[Quantity, str] = {
     "prompts": "Prompt tokens a second, predicted / measured - 1",
 }
 _NAMES = {
-    HELD_OUT: "the engine's numbers were fitted without the rows of the row's own machine",
-    SHIPPED: "with the numbers that come with the program, which were fitted to all of these rows",
+    HELD_OUT: "the fit of the engine's numbers left out the rows of the row's own machine; their starts did not",
+    SHIPPED: "with the numbers that come with the program, which know all bundled rows",
     NULL: "bytes over data-sheet bandwidths; of prompts 16-bit products and copies over the link",
     LLMFIT: "0.8 / (active bytes in DRAM / its bandwidth + those in GPU memory / 0.55 of its bandwidth)",
 }

@@ -234,7 +234,7 @@ def _sign(fit: PolicyAnswer, answer: PolicyResult) -> str:
 
 def _limits(fit: PolicyAnswer) -> list[Text | Table | str]:
     rows = [[gain.part, percent(gain.tpot), _BADLY * (gain.tpot < _WORSE)] for gain in fit.gains]
-    title = f"what a part 25% better gives with {fit.best.policy}, to about 2%"
+    title = f"what a part 25% better gives with the policy {fit.best.policy}, to about 2%"
     return ["", heading(title), table(("part", "more tokens/s", ""), rows)]
 
 

@@ -73,7 +73,7 @@ def _error(answer: EngineAnswer) -> str:
     """Of decode; that of prompts is larger."""
     found = answer.error
     if found is None:
-        return f"not known: too few speeds of such machines ({answer.regime}) were measured"
+        return f"not known: fewer than three speeds of such machines ({answer.regime}) can be relied on"
     return (
         f"{percent(found.median)} in the median, within 25% on {percent(found.within_25)} of {found.rows} measured "
         f"decode speeds of such machines ({answer.regime})"
@@ -83,8 +83,9 @@ def _error(answer: EngineAnswer) -> str:
 def _experts(answer: EngineAnswer) -> str:
     if not answer.cpu_layers:
         return "all on the CPU" if answer.cpu_only else "all on the GPU"
-    where = f"those of {answer.cpu_layers} of {answer.layers} layers on the CPU"
-    return f"{where}, but {answer.gpu_experts} of each" if answer.gpu_experts else where
+    if answer.gpu_experts:
+        return f"{answer.gpu_experts} of each of {answer.cpu_layers} layers on the GPU"
+    return f"those of {answer.cpu_layers} of {answer.layers} layers on the CPU"
 
 
 def _memory(answer: EngineAnswer) -> str:

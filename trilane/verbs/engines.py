@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sim.costs.engine import InferenceEngine
 
 _NOTE = """
-fitted   its times of layers and shares of rates were fitted to speeds that other people measured (`trilane accuracy`)
+fitted   its times of layers and shares of rates are those of speeds that other people measured (`trilane accuracy`)
 counted  its kernels are counted, and each costs the machine's own times
 
 `trilane engines NAME` shows every number with its source; a file like those in sim/costs/engines is an engine, too."""

@@ -24,6 +24,7 @@ USUAL_ENGINE = "llama.cpp"
 _OF_VENDOR = {"amd": "llama.cpp-vulkan", "intel": "llama.cpp-vulkan"}
 _NOT_FITTED = ("apple",)
 _NS_PER_MS = 1e6
+_THREADS_A_CORE = 2
 _CORES = "CPU cores"
 _ON_GPU = ("GPU memory", "GPU bandwidth", "GPU compute", "PCIe")
 _SCALED: Mapping[str, tuple[str, tuple[str, ...]]] = {  # owner, and keys of the machine
@@ -82,6 +83,7 @@ def engine_of(question: Question, hardware: Hardware) -> InferenceEngine:
 def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> EngineAnswer:
     """Raises FitError for what the engine has no room for, and for more than one sequence."""
     speed = _Speed(question, shape, hardware, engine_of(question, hardware))
+    _check(question, hardware, speed.engine)
     if question.batch > 1:
         raise FitError(
             f"{speed.engine.name}: its speeds are known for one sequence at a time, not for {question.batch}"
@@ -110,6 +112,19 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         regime=regime,
         error=regime_error(regime),
     )
+
+
+def _check(question: Question, hardware: Hardware, engine: InferenceEngine) -> None:
+    """Raises FitError for settings that such a machine has no use for."""
+    if hardware.one_memory and question.n_cpu_moe:
+        raise FitError(f"n_cpu_moe {question.n_cpu_moe}: all of {hardware.name} is in one memory; leave it out")
+    if hardware.cpu_only and engine.splits == "experts":
+        raise FitError(f"{engine.name}: expected a machine with a GPU, got {hardware.name}")
+    if question.threads is not None and question.threads > _THREADS_A_CORE * hardware.cpu.cores:
+        raise FitError(
+            f"threads {question.threads}: expected at most {_THREADS_A_CORE * hardware.cpu.cores}, "
+            f"{_THREADS_A_CORE} on each of the {hardware.cpu.cores} cores"
+        )
 
 
 def has_room(question: Question, shape: ModelShape, hardware: Hardware) -> bool:

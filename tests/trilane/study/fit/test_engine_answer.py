@@ -234,3 +234,18 @@ def test_a_better_part_is_never_slower_and_the_first_gain_is_the_limit() -> None
     gains = {gain.part: gain for gain in answered(**QWEN).gains}
     assert gains["GPU memory"].tpot > gains["DRAM"].tpot > 0
     assert gains["PCIe"].ttft > gains["PCIe"].tpot == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"gpu": "gb10", "n_cpu_moe": 5}, "all of gb10 is in one memory"),
+        ({"gpu": "none", "ram": "ddr5-5600", "n_cpu_moe": 4}, "is in one memory"),
+        ({"gpu": "none", "ram": "ddr5-5600", "engine": "ktransformers"}, "ktransformers: expected a machine with a GPU"),
+        ({"gpu": "rtx-4080", "ram": "ddr5-5600", "cores": 6, "threads": 13}, "expected at most 12, 2 on each of the 6"),
+    ],
+)
+def test_a_setting_that_the_machine_has_no_use_for_is_refused(asked: dict[str, Any], message: str) -> None:
+    question = Question("qwen3-30b-a3b", **asked)
+    with pytest.raises(FitError, match=message):
+        engine_answer(question, question.model_shape, load_hardware(question.hardware))
