@@ -24,6 +24,8 @@ BETTER_UPWARDS = (
     "gpu.bandwidth_bytes_per_s", "gpu.integer_ops_per_s", "cpu.read_bytes_per_s", "link.h2d_bytes_per_s",
 )  # fmt: skip
 
+SPLIT = StaticSplit(26, piece_tokens=512)
+
 
 @cache
 def model(name: str = "deepseek-v2-lite@q4_k_m") -> ModelShape:
@@ -79,6 +81,21 @@ def test_a_prompt_in_pieces_copies_the_experts_for_each_of_them() -> None:
     assert whole.copies_ns == pytest.approx(one.copies_ns, rel=1e-3)  # all 64 experts are active in either
     assert whole.total_ns < four.total_ns
     assert four.attention_ns > 4 * one.attention_ns  # later pieces look back farther
+
+
+def test_the_last_piece_of_a_prompt_copies_its_own_experts() -> None:
+    shape, engine = model(), load_engine("llama.cpp")
+    first, both = (prompt_time(shape, machine(), engine, SPLIT, tokens) for tokens in (512, 612))
+    rest = prompt_time(shape, machine(), engine, SPLIT, 100, before=512)
+    assert both.total_ns == pytest.approx(first.total_ns + rest.total_ns, abs=5)
+    assert rest.copies_ns > 0.99 * first.copies_ns
+
+
+def test_experts_of_fewer_tokens_than_are_copied_for_are_computed_on_the_cpu() -> None:
+    shape, engine = model(), load_engine("llama.cpp")
+    few, more = (prompt_time(shape, machine(), engine, SPLIT, tokens) for tokens in (31, 32))
+    assert (few.copies_ns, more.cpu_experts_ns) == (0, 0)
+    assert few.cpu_experts_ns > 0 < more.copies_ns
 
 
 def test_repacked_weights_are_computed_where_they_are() -> None:
