@@ -71,7 +71,7 @@ def test_the_table_has_every_policy_and_marks_who_knows_the_future(trilane: Tril
 
 def test_parts_and_weak_numbers_and_traps_are_told(trilane: Trilane) -> None:
     out = trilane(*MINI).out
-    parts = out.partition("what a part 25% better gives with fiddler, to about 2%\n")[2].partition("\n\n")[0]
+    parts = out.partition("what a part 25% better gives with the policy fiddler, to about 2%\n")[2].partition("\n\n")[0]
     assert len(parts.splitlines()[1:]) == 10
     read = load_hardware("rtx-3060+ddr4-3200").cpu.read_bytes_per_s
     assert f"low         cpu.read_bytes_per_s  {read:.4g}  " in out
