@@ -124,7 +124,7 @@ def _speeds(answer: PolicyResult, asked: Question) -> str:
 def _with_spread(answer: PolicyResult, asked: Question) -> str:
     """TPOT and how far it is likely off."""
     told = _token(answer.tpot_ms, asked)
-    return f"{told} \N{PLUS-MINUS SIGN} {number(answer.spread_ms, 2)}" if answer.spread_ms else told
+    return f"{told} +- {number(answer.spread_ms, 2)}" if answer.spread_ms else told
 
 
 def _token(ms: float, asked: Question) -> str:

@@ -37,7 +37,7 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
     assert told["best policy"] == "fiddler: popular experts stay; copies where they beat the CPU"
     bound, null = kept["bounds"]["lower_bound_tpot_ms"], kept["bounds"]["null_model_tpot_ms"]
     assert told["time per output token"] == (
-        f"{best['tpot_ms']:.2f} ± {best['spread_ms']:.2f} ms (simulated; lower bound {bound:.2f}, "
+        f"{best['tpot_ms']:.2f} +- {best['spread_ms']:.2f} ms (simulated; lower bound {bound:.2f}, "
         f"clairvoyant run {kept['clairvoyant']['tpot_ms']:.2f}, "
         f"null model {null:.2f})"
     )
