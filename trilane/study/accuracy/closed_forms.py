@@ -1,7 +1,7 @@
 """Two closed forms to compare predictions with: bytes over data-sheet bandwidths, and llmfit's.
 
-Neither knows fixed times, what a processor reaches of its data sheet, or what an engine does. The null model of policies
-(``sim.runs.null_model``) is another one, with the bandwidths that a machine reaches.
+Neither knows fixed times, what a processor reaches of its data sheet, or what an engine does. The null model of
+policies (``sim.runs.null_model``) is another one, with the bandwidths that a machine reaches.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def data_sheet(row: MeasuredRow) -> Speeds:
     decode_s = gpu_s + read.cpu_weights / hardware.cpu.dram_bytes_per_s
     if row.prompt_tokens is None:
         return Speeds(1 / decode_s)
-    prompt_s = data_sheet_prompt_s(shape, hardware, load_engine(row.engine), split, row.prompt_tokens)
+    prompt_s = sheet_prompt_s(shape, hardware, load_engine(row.engine), split, row.prompt_tokens)
     return Speeds(1 / decode_s, None if prompt_s is None else row.prompt_tokens / prompt_s)
 
 
-def data_sheet_prompt_s(
+def sheet_prompt_s(
     shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, tokens: int
 ) -> float | None:
     """Seconds of a prompt; None for an engine without prompts in pieces. Experts in DRAM are computed or copied as the

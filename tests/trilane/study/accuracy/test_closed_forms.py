@@ -11,7 +11,7 @@ from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import load_hardware
 from tests.kit.measured_rows import row
 from traces.models.catalogue import load_model
-from trilane.study.accuracy.closed_forms import data_sheet, data_sheet_prompt_s, llmfit, token_bytes
+from trilane.study.accuracy.closed_forms import data_sheet, sheet_prompt_s, llmfit, token_bytes
 
 MACHINE = load_hardware("rtx-4080+ddr5-5600+ryzen-9-7950x")
 SHAPE = load_model("mixtral-8x7b")
@@ -52,12 +52,12 @@ def test_data_sheet_of_a_prompt_copies_experts_once_a_piece() -> None:
     """1,000 tokens in two pieces."""
     products = 1000 * (OTHERS + 32 * 2 * EXPERT) / FLOPS  # two operations a weight of two bytes
     copies = 2 * 10 * 8 * EXPERT / LINK
-    assert data_sheet_prompt_s(SHAPE, MACHINE, load_engine("llama.cpp"), SPLIT, 1000) == pytest.approx(products + copies)
+    assert sheet_prompt_s(SHAPE, MACHINE, load_engine("llama.cpp"), SPLIT, 1000) == pytest.approx(products + copies)
 
 
 def test_data_sheet_of_a_prompt_that_the_cpu_computes() -> None:
     products = 1000 * (OTHERS + 22 * 2 * EXPERT) / FLOPS + 1000 * 10 * 2 * EXPERT / MACHINE.cpu.flops_per_s
-    found = data_sheet_prompt_s(SHAPE, MACHINE, load_engine("llama.cpp"), replace(SPLIT, repacked=True), 1000)
+    found = sheet_prompt_s(SHAPE, MACHINE, load_engine("llama.cpp"), replace(SPLIT, repacked=True), 1000)
     assert found == pytest.approx(products)
 
 
