@@ -125,9 +125,10 @@ def short_name(trace: str) -> str:
 
 
 def trace_in_words(name: str, trace: Trace) -> str:
-    """A trace's name, marked as synthetic where the name does not say so."""
-    synthetic = trace.provenance.get("synthetic") and not name.startswith("synthetic:")
-    return f"{name} (synthetic)" if synthetic else name
+    """A trace's name, marked as synthetic where the name does not say so, and where its weights are unknown."""
+    marks = ["synthetic"] if trace.provenance.get("synthetic") and not name.startswith("synthetic:") else []
+    marks += ["weights unknown"] if str(trace.provenance.get("weights")).startswith("unknown") else []
+    return f"{name} ({', '.join(marks)})" if marks else name
 
 
 def describe(scenario: Scenario) -> str:
