@@ -141,9 +141,7 @@ class FittedSteps:
         state_ns = main.cache_ns(2.0 * len(context) * kind.state_bytes, 8, "state")
         pairs = sum(kind.pairs(n, length) for n, length in zip(new, context, strict=True))
         scores_ns = main.attention_ns(4.0 * kind.heads * kind.head_dim * pairs, self.shape.cache_bits, tokens)
-        return (
-            self._product(kind.params, tokens) + max(cache_ns, scores_ns) + state_ns + main.attention_fixed_ns(name)
-        )
+        return self._product(kind.params, tokens) + max(cache_ns, scores_ns) + state_ns + main.attention_fixed_ns(name)
 
     def _product(self, weights: int, tokens: int) -> float:
         """``weights`` matrix elements applied to ``tokens`` rows."""

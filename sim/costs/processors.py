@@ -186,7 +186,9 @@ class CpuProcessor:
 
     def attention_ns(self, flops: float, bits: float, rows: int) -> float:
         """See ``Processor``."""
-        factor = self.work.attention_factor.value * unpacked_bits(bits, self.work.cache_bits.value) / min(bits, WIDE_BITS)
+        factor = (
+            self.work.attention_factor.value * unpacked_bits(bits, self.work.cache_bits.value) / min(bits, WIDE_BITS)
+        )
         return flops * (rows - 1) / rows * factor / self.flops_per_s * 1e9
 
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -48,7 +48,8 @@ def test_a_token_reads_weights_at_the_engine_s_share_of_the_data_sheet() -> None
     costs = fitted_costs(SHAPE, machine(), ENGINE, 1)
     step = costs.step(1, (100,))
     cache = (100 + 1) * 2048 * 2  # bytes: what is read, and the new token's
-    attention_ns = 8_000_000 * 1e9 / 50e9 + 3 * cache * 1e9 / 50e9 + 10_000 * 2  # layer_ns is of a card of twice the rate
+    fixed_ns = 10_000 * 2  # layer_ns is of a card of twice the rate
+    attention_ns = 8_000_000 * 1e9 / 50e9 + 3 * cache * 1e9 / 50e9 + fixed_ns
     assert step.attention_ns == round(attention_ns)
     assert costs.experts[0].gpu_ns[1] == round(EXPERT_BYTES / 50e9 * 1e9)
     assert costs.experts[0].cpu_ns[1] == round(EXPERT_BYTES / 15e9 * 1e9)  # 30 GB/s and a ceiling of 30: half of it
@@ -72,11 +73,12 @@ def test_experts_that_are_multiplied_one_after_another_have_kernels_of_their_own
     assert table[4000] - without[4000] == pytest.approx(30_000, rel=1e-3)
 
 
-def test_weights_of_few_bits_are_unpacked_more_slowly() -> None:
-    quantised = replace(SHAPE, weight_bits=4.5)
+@pytest.mark.parametrize(("bits", "share"), [(4.5, 0.8), (8.0, 1.0)])
+def test_weights_of_less_than_eight_bits_are_unpacked_more_slowly(bits: float, share: float) -> None:
+    quantised = replace(SHAPE, weight_bits=bits)
     engine = ENGINE.with_numbers({"gpu.quantised_share": 0.8})
     table = fitted_costs(quantised, machine(), engine, 1).experts[0]
-    assert table.gpu_ns[1] == round(EXPERT_BYTES * 4.5 / 16 / (50e9 * 0.8) * 1e9)
+    assert table.gpu_ns[1] == round(EXPERT_BYTES * bits / 16 / (50e9 * share) * 1e9)
 
 
 @pytest.mark.parametrize("name", ["rtx-3060+ddr4-3200", "none+ddr4-3200+ryzen-7-5800x"])
@@ -137,6 +139,14 @@ def test_threads_saturate_the_memory() -> None:
     assert rates[-1] - rates[-2] < 0.1 * rates[0]
     assert saturated(2.0, 2.0) == 1.0
     assert saturated(1.0, 1000.0, power=3) == pytest.approx(1, rel=1e-6)
+
+
+def test_what_the_threads_do_in_a_second_takes_a_second() -> None:
+    assert ENGINE.cpu is not None
+    assert ENGINE.prompt is not None
+    threads = CpuProcessor(machine().cpu, ENGINE.cpu, ENGINE.prompt)
+    assert threads.matrix_ns(1, BITS, threads.flops_per_s / 8, 8) == 1e9
+    assert threads.matrix_ns(threads.read_bytes_per_s, BITS, 1, 8) == 1e9
 
 
 def test_what_cannot_be_made_is_refused() -> None:
