@@ -3,7 +3,8 @@
 A layer of one step, lane by lane, in the order in which each lane runs them. After each kind: when it is ready (a span
 starts when it is ready and its lane free). ``layer`` is the layer at work, ``target_layer`` that it is for; -1: none.
 
-  host  launch       one for attention, gate, forecasts and shared experts (in layer 0 also for the dense layers): the
+  host  program      the layer before, or the step before, has ended; only with an engine that works between layers
+        launch       one for attention, gate, forecasts and shared experts (in layer 0 also for the dense layers): the
                      host runs ahead, ready when it is free
         wait         the routing has come over (end of `routing`); lasts the synchronisation. Another one
                      (target_layer set) for a forecast that does not come with the layer's own routing: in a committed
@@ -57,6 +58,7 @@ memory from its `place`, or the start of its copy, until its `evict` or `release
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import lru_cache
 from itertools import count
 from struct import pack
 from typing import NamedTuple, TypeAlias
@@ -113,11 +115,22 @@ class SpanRecorder:
 def spans_frame(rows: list[Row]) -> pd.DataFrame:
     """Spans as a frame, ordered by start, end and lane; columns as in :class:`Span`."""
     different, read = _read(rows)
-    texts = {name: pd.Categorical([row[name] for row in different]) for name in TEXTS}
+    texts = {name: _categorical([row[name] for row in different]) for name in TEXTS}
     order = np.lexsort((texts["lane"].codes[read["texts"]], read["end_ns"], read["start_ns"]))
     place = read["texts"][order]
     columns = {name: texts[name].take(place) if name in TEXTS else read[name].take(order) for name in Span._fields}
     return pd.DataFrame(columns, copy=False)
+
+
+def _categorical(values: list[str]) -> pd.Categorical:
+    """``pd.Categorical(values)``, sixty times as fast where its categories were met before."""
+    names = tuple(sorted(set(values)))
+    return pd.Categorical.from_codes([names.index(value) for value in values], dtype=_dtype(names), validate=False)
+
+
+@lru_cache
+def _dtype(names: tuple[str, ...]) -> pd.CategoricalDtype:
+    return pd.CategoricalDtype(list(names))
 
 
 def _read(rows: list[Row]) -> tuple[list[dict[str, str]], dict[str, NDArray[np.int64]]]:

@@ -125,10 +125,12 @@ def short_name(trace: str) -> str:
 
 
 def trace_in_words(name: str, trace: Trace) -> str:
-    """A trace's name, marked as synthetic where the name does not say so."""
-    if trace.provenance.get("synthetic") and not name.startswith("synthetic:"):
-        return f"{name} (synthetic)"
-    return f"{name} (synthetic prompts)" if trace.provenance.get("synthetic_prompts") else name
+    """A trace's name, marked as synthetic where the name does not say so, and where its weights are unknown."""
+    kept = trace.provenance
+    marks = ["synthetic"] if kept.get("synthetic") and not name.startswith("synthetic:") else []
+    marks += ["synthetic prompts"] if kept.get("synthetic_prompts") else []
+    marks += ["weights unknown"] if str(kept.get("weights")).startswith("unknown") else []
+    return f"{name} ({', '.join(marks)})" if marks else name
 
 
 def describe(scenario: Scenario) -> str:
