@@ -1,8 +1,10 @@
 """Engines: what a machine does with the software that runs a model on it, as data (``sim/costs/engines/*.yaml``).
 
 There are two kinds. The kernels of ``pytorch`` and ``ideal`` are counted, and each costs the machine's own times
-(``sim.costs.roofline_costs``). Of engines that people run, such as ``llama.cpp``, the times of whole layers and the
-shares of a data sheet's rates that they reach are known from measured speeds (``sim.costs.fitted_costs``).
+(``sim.costs.roofline_costs``); so are those of papers' systems, such as ``dali-2025``, whose own programs take more
+time than the machine does (``sim.costs.software_costs``). Of engines that people run, such as ``llama.cpp``, the times
+of whole layers and the shares of a data sheet's rates that they reach are known from measured speeds
+(``sim.costs.fitted_costs``).
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ Ns = Annotated[float, between(0, 1e12)]
 Cached = Literal["grouped", "latent"]
 LayerKind = Literal["grouped", "latent", "state"]
 PromptExperts = Literal["copied", "computed"]
+Copies = Literal["pinned", "pageable"]
+_PARTS = ("gpu", "cpu", "prompt", "software")
 
 
 class EngineError(HardwareError):
@@ -86,13 +90,32 @@ class PromptWork(NamedTuple):
     repacked_ceiling_flops_per_s: Sourced[Rate] | None = None
 
 
+class Software(NamedTuple):
+    """What a system's own program makes of a machine, where kernels are counted; what is absent is the machine's.
+
+    With up to ``small_batch_tokens`` tokens an expert on the CPU takes ``cpu_token_ns`` a token at least, and reaches
+    ``small_batch_flops_share`` of the arithmetic.
+    """
+
+    first_cpu_ns: Sourced[Ns] | None = None  # extra time of a layer's first CPU expert, in place of the machine's
+    cpu_expert_ns: Sourced[Ns] | None = None  # fixed time of every CPU expert
+    cpu_token_ns: Sourced[Ns] | None = None
+    cpu_share: Sourced[Factor] | None = None  # of the CPU's rates, of memory and arithmetic
+    small_batch_tokens: Sourced[Annotated[int, at_least(1)]] | None = None
+    small_batch_flops_share: Sourced[Share] | None = None
+    copy_ns: Sourced[Ns] | None = None  # fixed time that the copy of an expert takes in addition
+    copies: Sourced[Copies] | None = None  # host memory from which experts are copied
+    layer_ns: Sourced[Ns] | None = None  # of the host before each layer, while nothing is launched
+
+
 @dataclass(frozen=True, kw_only=True)
 class InferenceEngine:
-    """One engine. ``gpu``, ``cpu`` and ``prompt`` are absent where kernels are counted.
+    """One engine. ``gpu``, ``cpu`` and ``prompt`` are absent where kernels are counted, ``software`` elsewhere.
 
     ``starts``: how the host starts kernels; ``graphs`` need ``replay_ns`` and ``spin_ns``, and let the experts of a
     layer share kernels. ``decides``: whether the host waits for the routing and decides in every layer.
-    ``splits``: whether the GPU has all experts of some layers, or some experts of every layer.
+    ``splits``: whether the GPU has all experts of some layers, or some experts of every layer. ``set_by``: published
+    figures, by their ids in ``trilane papers``, from which numbers of the engine or of its machine were taken.
     """
 
     name: Name
@@ -105,12 +128,22 @@ class InferenceEngine:
     gpu: GpuWork | None = None
     cpu: CpuWork | None = None
     prompt: PromptWork | None = None
+    software: Software | None = None
+    set_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.starts == "graphs" and (self.replay_ns is None or self.spin_ns is None):
             raise EngineError(f"engine {self.name!r}: expected replay_ns and spin_ns, since it starts graphs")
         if len({part is None for part in (self.gpu, self.cpu, self.prompt)}) > 1:
             raise EngineError(f"engine {self.name!r}: expected gpu, cpu and prompt together, or none of them")
+        if self.fitted and self.software is not None:
+            raise EngineError(f"engine {self.name!r}: expected no software, whose times are in gpu, cpu and prompt")
+        small = self.software
+        if small and (small.cpu_token_ns or small.small_batch_flops_share) and not small.small_batch_tokens:
+            raise EngineError(
+                f"engine {self.name!r}: software: expected small_batch_tokens with cpu_token_ns or "
+                f"small_batch_flops_share"
+            )
 
     @property
     def fitted(self) -> bool:
@@ -135,7 +168,7 @@ class InferenceEngine:
         return self._map({key: n._replace(source=sources[key]) for key, n in self.flat().items() if key in sources})
 
     def _map(self, changed: Mapping[str, Sourced[Any]]) -> InferenceEngine:
-        parts = {name: value for name in ("gpu", "cpu", "prompt") if (value := getattr(self, name)) is not None}
+        parts = {name: value for name in _PARTS if (value := getattr(self, name)) is not None}
         return replace(self, **{name: _with(part, name, changed) for name, part in parts.items()})
 
 

@@ -3,7 +3,8 @@
 A layer of one step, lane by lane, in the order in which each lane runs them. After each kind: when it is ready (a span
 starts when it is ready and its lane free). ``layer`` is the layer at work, ``target_layer`` that it is for; -1: none.
 
-  host  launch       one for attention, gate, forecasts and shared experts (in layer 0 also for the dense layers): the
+  host  program      the layer before, or the step before, has ended; only with an engine that works between layers
+        launch       one for attention, gate, forecasts and shared experts (in layer 0 also for the dense layers): the
                      host runs ahead, ready when it is free
         wait         the routing has come over (end of `routing`); lasts the synchronisation. Another one
                      (target_layer set) for a forecast that does not come with the layer's own routing: in a committed

@@ -42,6 +42,7 @@ LANES = (*(device.value for device in Device), *(link.name for link in LINKS))
 class SpanKind(StrEnum):
     """What a span is (``sim.runs.spans`` tells when each starts)."""
 
+    PROGRAM = "program"
     LAUNCH = "launch"
     PLAN = "plan"
     FORESEE = "foresee"

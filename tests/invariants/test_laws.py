@@ -21,6 +21,7 @@ from trilane.testing.background import law_5_background_copies
 from trilane.testing.costs import scaled
 from trilane.testing.launches import law_2_launches
 from trilane.testing.laws import (
+    check_all,
     law_1_conservation,
     law_2_causality,
     law_3_exclusivity,
@@ -96,6 +97,16 @@ def test_law_12_accounting(world: World) -> None:
 @given(worlds())
 def test_law_12_hits_counted_from_spans_are_those_that_the_session_saw(world: World) -> None:
     law_12_hits(play(world))
+
+
+@some
+@given(worlds(), st.integers(1, 60))
+def test_all_of_them_hold_where_the_host_works_between_layers(world: World, layer_ns: int) -> None:
+    world = replace(world, costs=replace(world.costs, layer_ns=layer_ns))
+    played = play(world)
+    check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs)
+    law_5_background_copies(played.spans, played.session)
+    law_9_scaling(replace(world, costs=replace(world.costs, cpu_permille=1000, copy_permille=1000)), 3)
 
 
 # --- laws about several runs (6: tests/conformance) -------------------------------------------------------------------

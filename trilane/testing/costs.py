@@ -100,6 +100,7 @@ def scaled(costs: CostTable, c: int) -> CostTable:
         sync_ns=costs.sync_ns * c,
         lead_ns=None if costs.lead_ns is None else costs.lead_ns * c,
         tail_ns=costs.tail_ns * c,
+        layer_ns=costs.layer_ns * c,
         scale=costs.scale * c,
     )
 

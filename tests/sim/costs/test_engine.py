@@ -15,8 +15,11 @@ from traces.models.catalogue import load_model
 FITTED = ("llama.cpp", "llama.cpp-2025", "llama.cpp-vulkan", "ik_llama.cpp", "ik_llama.cpp-2025", "ktransformers")
 
 
-def test_the_engines_are_those_that_people_run_and_two_whose_kernels_are_counted() -> None:
-    assert set(engine_names()) == {"ideal", "pytorch", *FITTED}
+PAPERS = ("daop-2024", "dali-2025", "dali-2025-ktransformers", "hybrimoe-2025", "se-2025")
+
+
+def test_the_engines_are_those_that_people_run_two_whose_kernels_are_counted_and_those_of_papers() -> None:
+    assert set(engine_names()) == {"ideal", "pytorch", *PAPERS, *FITTED}
     assert [name for name in engine_names() if load_engine(name).fitted] == sorted(FITTED)
 
 
@@ -48,6 +51,11 @@ def test_a_file_states_what_differs_from_another_engine(tmp_path: Path) -> None:
             "gpu.read_share.value: expected a number above 0 and <= 1",
         ),
         ("like: llama.cpp\ngpu: {read: 1}\n", "gpu"),
+        ("like: llama.cpp\nsoftware: {}\n", "expected no software, whose times are in gpu, cpu and prompt"),
+        (
+            "like: pytorch\nsoftware: {cpu_token_ns: {value: 5, source: x, confidence: low}}\n",
+            "software: expected small_batch_tokens with cpu_token_ns or small_batch_flops_share",
+        ),
         ("like: llama.cpp\nfast: true\n", "fast"),
     ],
 )
