@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from sim.costs.engine import load_engine
 from sim.runs.scenario import Scenario
 from traces.models.names import parted
 from trilane.common.hints import Count, Name
@@ -57,8 +58,8 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """A file such as ``dali.yaml``. Settings, models and methods are fields of a scenario. Those of a question's setting
-    have the last word; before them ``variants`` (of a method, by model), methods, models, and ``setting``.
+    """A file such as ``dali.yaml``. Settings, models and methods are fields of a scenario. Those of a question's
+    setting have the last word; before them ``variants`` (of a method, by model), methods, models, and ``setting``.
 
     ``draws`` other sequences are played, as far as the ``texts`` that a trace holds suffice. ``put_in``, ``misses`` and
     ``contradictions`` name figures: those that set a number of the simulator, by that number; those that do not come
@@ -94,6 +95,12 @@ class Paper:
         for named in (self.headlines, *self.put_in.values(), *self.misses.values(), *self.contradictions.values()):
             for figure_id in named:
                 _known("figure", figure_id, self.questions, self.name)
+
+    def put_in_by(self, figure_id: str) -> str:
+        """The number that a figure set: one that is named here, or those of an engine that the paper's plays have."""
+        named = {self.setting["engine"], *(method["engine"] for method in self.methods.values() if "engine" in method)}
+        engines = {f"engine {name}": load_engine(name).set_by for name in sorted(named)}
+        return self.reason({**self.put_in, **engines}, figure_id)
 
     def reason(self, lists: Mapping[str, tuple[str, ...]], figure_id: str) -> str:
         """The reasons that one of the lists has for a figure, or nothing."""

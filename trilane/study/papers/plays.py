@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from sim.runs.scenario import Scenario
-from trilane.study.draws import LastPrepared
+from trilane.study.draws import LastPrepared, Watch
 from trilane.study.papers.observe import FACTS, observed
 from trilane.study.papers.published import PapersError
 from trilane.study.papers.quantities import Facts
@@ -27,17 +27,7 @@ def key(scenario: Scenario) -> str:
     return json.dumps({name: value for name, value in scenario.to_dict().items() if value != _DEFAULTS[name]})
 
 
-def scenario_of(text: str) -> Scenario:
-    """The inverse of ``key``. Raises PapersError."""
-    try:
-        return Scenario.from_dict(json.loads(text), "scenario")
-    except ValueError:
-        raise PapersError(f"expected a scenario in JSON, got {text[:80]!r}") from None
-
-
-def played(
-    scenarios: Iterable[Scenario], jobs: int = 1, watch: Callable[[Sequence[str]], Iterable[str]] = iter
-) -> Iterator[tuple[str, Facts]]:
+def played(scenarios: Iterable[Scenario], jobs: int = 1, watch: Watch = iter) -> Iterator[tuple[str, Facts]]:
     """Play each different scenario once, and give its key and facts as soon as they are there.
 
     Scenarios of one trace are played one after the other. Raises what ``observed`` raises.
@@ -78,14 +68,19 @@ def _facts(line: Mapping[str, str]) -> Facts:
     return {name: float(line[name]) for name in FACTS if line[name]}
 
 
-def append_plays(path: Path, plays: Iterable[tuple[str, Facts]]) -> None:
-    """Add plays to a file, each as soon as it is there, so that an interrupted run can go on. Raises OSError."""
+def add_plays(path: Path, scenarios: Iterable[Scenario], jobs: int = 1, watch: Watch = iter) -> int:
+    """Play the scenarios that a file lacks and add each as soon as it is there, so that an interrupted run can go on.
+
+    Returns how many there were. Raises what ``played`` raises, PapersError and OSError.
+    """
+    known, count = read_plays(path), 0
+    missing = [scenario for scenario in scenarios if key(scenario) not in known]
     new = not path.exists()
     with path.open("a", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["scenario", *FACTS], lineterminator="\n")
         if new:
             writer.writeheader()
-        for name, facts in plays:
-            rounded: dict[str, Any] = {fact: f"{value:.{_DIGITS}g}" for fact, value in facts.items()}
-            writer.writerow({"scenario": name, **rounded})
+        for count, (name, facts) in enumerate(played(missing, jobs, watch), start=1):  # noqa: B007
+            writer.writerow({"scenario": name, **{fact: f"{value:.{_DIGITS}g}" for fact, value in facts.items()}})
             file.flush()
+    return count

@@ -6,11 +6,13 @@ import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Name, at_most
+from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict
 
 FIGURES = Path(__file__).with_name("published.csv")
@@ -47,13 +49,15 @@ class PublishedFigure:
         return math.log(ratio) if ratio > 0 else -math.inf
 
 
+@cache
 def read_figures(path: Path = FIGURES) -> Mapping[str, PublishedFigure]:
     """By id. Raises PapersError."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            figures = [_figure(line, f"{path.name}, line {n}") for n, line in enumerate(csv.DictReader(file), start=2)]
-    except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
+            lines = list(csv.DictReader(file, strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PapersError(f"{path}: expected a CSV file of published figures: {error}") from None
+    figures = [_figure(line, f"{path.name}, line {number}") for number, line in enumerate(lines, start=2)]
     found = {figure.id: figure for figure in figures}
     if len(found) < len(figures):
         raise PapersError(f"{path}: expected an id of its own for every figure")
@@ -61,5 +65,8 @@ def read_figures(path: Path = FIGURES) -> Mapping[str, PublishedFigure]:
 
 
 def _figure(line: Mapping[str, str], where: str) -> PublishedFigure:
-    values = {**line, "value": float(line["value"]) if line["value"] else None}
-    return from_dict(PublishedFigure, values, where, PapersError)
+    try:
+        value = float(line["value"]) if line["value"] else None
+    except ValueError:
+        raise PapersError(f"{where}, value: expected a number, got {quoted(line['value'])}") from None
+    return from_dict(PublishedFigure, {**line, "value": value}, where, PapersError)

@@ -34,7 +34,7 @@ class FigureScore:
     @property
     def put_in(self) -> str:
         """The number of the simulator that the figure set, or nothing."""
-        return self.paper.reason(self.paper.put_in, self.figure.id)
+        return self.paper.put_in_by(self.figure.id)
 
     @property
     def miss(self) -> str:
