@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,8 +38,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
+    _freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> Iterator[None]:
+    """What a module of tests has imported and keeps is frozen when it ends."""
+    yield
+    _freeze()
+
+
+def _freeze() -> None:
+    """A measured run collects garbage before it begins: not again among all that was imported, up to a second each."""
     gc.collect()
-    gc.freeze()  # a measured run collects garbage before it begins: not again all that was imported and collected
+    gc.freeze()
 
 
 def _on_device(asked: str) -> bool:

@@ -76,12 +76,13 @@ def columns_of(spans: pd.DataFrame) -> Columns:
 
 
 def _codes(column: pd.Series, names: dict[str, int]) -> NDArray[np.int8]:
-    categories = column.astype("category").cat
-    unknown = [name for name in categories.categories if name not in names]
+    categorical = column.astype("category").array
+    found = categorical.categories.tolist()
+    unknown = [name for name in found if name not in names]
     if unknown:
         raise ValueError(f"spans: unknown {column.name} {unknown[0]!r}; known: {', '.join(names)}")
-    table = np.array([names[name] for name in categories.categories], dtype=np.int8)
-    return table[categories.codes.to_numpy()] if len(table) else np.empty(0, np.int8)
+    table = np.array([names[name] for name in found], dtype=np.int8)
+    return table[categorical.codes] if found else np.empty(0, np.int8)
 
 
 class Cells(NamedTuple):

@@ -84,6 +84,8 @@ class Label(StrEnum):
     CLAIRVOYANT = "clairvoyant"
     CHANGES_ROUTING = "changes routing"
     SYNTHETIC_TRACE = "synthetic trace"
+    SYNTHETIC_PROMPTS = "synthetic prompts"
+    CHOSEN_SCORES = "scores of the chosen experts alone"
     SHORT_PROMPT = "short prompt"  # not played at its length: no time to first token
 
 

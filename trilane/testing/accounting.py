@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import pandas as pd
 
 from sim.runs.metrics import metrics_of
 from sim.runs.spans import COPIES, LANES, Span, spans_frame
 from sim.runs.stalls import stalls_of
-from trilane.testing.log import NEVER, Layer, Log, Stay, home, log_of
+from trilane.testing.log import NEVER, Layer, Log, Spans, Stay, home, log_of
 
 Value = float | None
 
 
-def law_12_accounting(spans: pd.DataFrame | Iterable[Span], batch: int) -> None:
+def law_12_accounting(spans: Spans, batch: int) -> None:
     """busy + idle = makespan on every lane, stalls = GPU idle time, bytes = sum over copies, metrics as done anew."""
     log = log_of(spans)
     frame = spans if isinstance(spans, pd.DataFrame) else spans_frame([tuple(s) for s in log.spans])  # type: ignore[misc]
@@ -117,16 +116,16 @@ def _share(part: float, whole: float) -> Value:
 def _hits(log: Log) -> dict[str, Value]:
     stays = log.stays()
     counts: dict[str, int] = {}
+    loads = {(s.step, home(s), s.expert) for s in log.spans if s.kind == "demand"}
     for layer in log.routed_layers():
         routed = log.routed(layer)
         for span in log.computed(layer):
             there = any(s.readable <= routed <= s.left for s in stays.get((layer[1], span.expert), ()))
             on_gpu = span.lane == "gpu"
-            loaded = any(s.kind == "demand" and (s.step, home(s), s.expert) == (*layer, span.expert) for s in log.spans)
             for when in ("", "decode_") if span.phase == "decode" else ("",):
                 for name, of, hit in (
                     ("resident", 1, there), ("token", span.tokens, there), ("gpu", int(on_gpu), there),
-                    ("served", 1, on_gpu and not loaded),
+                    ("served", 1, on_gpu and (*layer, span.expert) not in loads),
                 ):  # fmt: skip
                     key = f"{when}{name}_hit_rate"
                     counts[key] = counts.get(key, 0) + of

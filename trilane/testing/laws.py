@@ -42,7 +42,7 @@ def check_all(
     costs: CostTable | None = None,
 ) -> None:  # fmt: skip
     """All laws that spans alone can show, and with ``costs`` those of launches."""
-    spans = list(log_of(spans).spans)
+    spans = log_of(spans)
     law_3_exclusivity(spans)
     law_1_conservation(spans, routings)
     law_2_causality(spans)

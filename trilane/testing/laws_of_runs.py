@@ -29,7 +29,6 @@ from traces.trace import Trace
 from trilane.testing.background import law_5_background_copies
 from trilane.testing.costs import scaled
 from trilane.testing.laws import check_all
-from trilane.testing.log import log_of
 from trilane.testing.recording import PlayedWorld
 from trilane.testing.worlds import SpoiltAssigner, World, digest, fixed_world, part, play
 
@@ -37,8 +36,8 @@ from trilane.testing.worlds import SpoiltAssigner, World, digest, fixed_world, p
 def check_run(world: World, played: PlayedWorld) -> None:
     """Laws 1 to 5 and 12."""
     law_1_routing(played)
-    check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs)
-    law_5_background_copies(played.spans, played.session)
+    check_all(played.log, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs)
+    law_5_background_copies(played.log, played.session)
     law_12_hits(played)
 
 
@@ -69,7 +68,7 @@ def law_12_hits(played: PlayedWorld) -> None:
     """Hits counted from spans are those that the session saw, but for copies that end in the very ns in which the plan
     begins: hits on paper, in the run perhaps late."""
     hits: dict[Any, Any] = {(row.step, row.layer): row.hits for row in layer_frame(played.spans).itertuples()}
-    log = log_of(played.spans)
+    log = played.log
     arrivals = {s.end_ns for s in log.lanes["h2d"] if s.kind in ("demand", "swap", "prefetch")}
     for place, plan in played.session.plans.items():
         more = len(plan.precomputed) + (log.routed(place) in arrivals)  # the session plans no precomputed one

@@ -38,9 +38,13 @@ class Log:
     spans: list[Span]
     lanes: dict[str, list[Span]] = field(default_factory=dict)
     layers: dict[Layer, list[Span]] = field(default_factory=dict)  # all but copies and instants, by the layer at work
+    kinds: dict[tuple[Layer, str], list[Span]] = field(default_factory=dict)  # the same, of one kind
 
     def of(self, layer: Layer, *kinds: str, lane: str | None = None) -> list[Span]:
         """A layer's spans of some kinds, in time order."""
+        if len(kinds) == 1:
+            found = self.kinds.get((layer, kinds[0]), [])
+            return found if lane is None else [s for s in found if s.lane == lane]
         return [s for s in self.layers.get(layer, ()) if s.kind in kinds and (lane is None or s.lane == lane)]
 
     def one(self, layer: Layer, kind: str) -> Span:
@@ -110,8 +114,10 @@ def _stays(expert: Expert, comings: Sequence[Span], leavings: Sequence[Span]) ->
     return stays
 
 
-def log_of(spans: pd.DataFrame | Iterable[Span]) -> Log:
-    """Index spans, given as a frame or one by one in any order."""
+def log_of(spans: pd.DataFrame | Iterable[Span] | Log) -> Log:
+    """Index spans, given as a frame or one by one in any order; a log is one already."""
+    if isinstance(spans, Log):
+        return spans
     if isinstance(spans, pd.DataFrame):
         spans = (Span(*row) for row in spans.itertuples(index=False, name=None))
     ordered = sorted(spans, key=lambda s: (s.start_ns, s.end_ns))
@@ -119,9 +125,11 @@ def log_of(spans: pd.DataFrame | Iterable[Span]) -> Log:
     for span in ordered:
         log.lanes[span.lane].append(span)
         if span.kind not in COPIES and span.kind not in INSTANT:
-            log.layers.setdefault((span.step, span.layer), []).append(span)
+            layer = span.step, span.layer
+            log.layers.setdefault(layer, []).append(span)
+            log.kinds.setdefault((layer, span.kind), []).append(span)
     return log
 
 
-Spans = pd.DataFrame | Iterable[Span]
+Spans = pd.DataFrame | Iterable[Span] | Log
 Routings = Mapping[Layer, Mapping[int, int]]  # tokens of every active expert, of every layer of every step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -13,7 +14,7 @@ from policies.mechanism.views import Copy, Forecast, Foresight, LayerInput, Plan
 from policies.protocols import When
 from sim.costs.cost_table import CostTable
 from sim.runs.demand import StepDemand
-from trilane.testing.log import Routings
+from trilane.testing.log import Log, Routings, log_of
 
 
 class RecordingSession(Session):
@@ -69,6 +70,11 @@ class PlayedWorld:
     demand: list[StepDemand]
     budget_bytes: int  # all GPU memory that experts may hold
     costs: CostTable
+
+    @cached_property
+    def log(self) -> Log:
+        """The spans, indexed."""
+        return log_of(self.spans)
 
     @property
     def routings(self) -> Routings:

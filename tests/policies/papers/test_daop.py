@@ -50,14 +50,15 @@ class TestPromptSwapCacheLaws(CacheLaws):
 
 
 def test_who_is_used_in_decode_is_placed_not_who_is_used_in_prompts() -> None:
-    """Two layers of three experts, five slots: two each, and the best runner-up (1 of layer 1: 1/5 against 1/10)."""
-    decode = np.array([[[5, 1, 4], [2, 2, 6]]])
-    prompt = np.array([[[0, 90, 0], [90, 0, 0]]])
+    """Two layers of three experts, two slots each; a fifth for the best runner-up (2 of layer 1: 1/5 against none)."""
+    decode = np.array([[[1, 0, 9], [5, 3, 2]]])
+    prompt = np.array([[[0, 90, 0], [0, 0, 90]]])
     calibration = Calibration("toy", decode + prompt, decode, np.zeros((0, 2, 1), np.int16))
     context = BuildContext("toy", 3, 2, calibration=calibration)
     for name in ("daop", "daop@impl"):
-        placed = compose(name, context=context).placement.place(Budget(3, (10, 10), 50, calibration.popularity))
-        assert placed.residents == ((0, 2), (0, 1, 2))
+        placement = compose(name, context=context).placement
+        for room, residents in ((40, ((0, 2), (0, 1))), (50, ((0, 2), (0, 1, 2)))):
+            assert placement.place(Budget(3, (10, 10), room, calibration.popularity)).residents == residents
 
 
 # --- swaps for the prompt ---------------------------------------------------------------------------------------------

@@ -159,6 +159,8 @@ def test_without_guard_the_gpu_waits_for_its_highest_load() -> None:
     layer = view({0: 1, 1: 5}, costs((1,) * 5, (50,) * 5, copy_ns=3), ready={0: 0, 1: 10})
     assert assign(layer).makespan_ns == 11
     assert assign(layer, guard=False).makespan_ns == 12
+    equal = view({0: 5, 1: 5}, layer.costs[0], ready={0: 10, 1: 2})
+    assert assign(equal, guard=False).makespan_ns == 11, "of equal loads the first to arrive"
 
 
 def test_a_copy_on_its_way_is_never_left_to_the_cpu() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +58,12 @@ def test_agrees_with_highs(drawn: Items, first_cpu_ns: int) -> None:
 @given(views())
 def test_both_solvers_give_assignments_of_one_makespan(layer: LayerView) -> None:
     assert ExactAssigner("own").assign(layer).makespan_ns == ExactAssigner("highs").assign(layer).makespan_ns
+
+
+def test_highs_that_gives_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scipy.optimize, "milp", lambda *_, **__: SimpleNamespace(x=None, message="out of time"))
+    with pytest.raises(RuntimeError, match="HiGHS found no assignment of 2 experts: out of time"):
+        solve_with_highs([1, 2], [3, 4], 0)
 
 
 def test_nobody_to_assign() -> None:

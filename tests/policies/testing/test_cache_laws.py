@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+import pytest
+from hypothesis import find, settings
+
 from policies.mechanism.views import ExpertId
 from policies.parts.caches import LruCache
-from policies.testing.cache_laws import CacheScenario, Play
+from policies.testing.cache_laws import CacheScenario, Play, scenarios
 
 ZERO, ONE, FIVE = ExpertId(0, 0), ExpertId(0, 1), ExpertId(0, 5)
 
@@ -23,3 +26,9 @@ def test_an_expert_that_is_declined_leaves_the_slot_to_the_next() -> None:
     play = Play(Choosy(), CacheScenario(({0: 1, 1: 1},), (1,), (FIVE,))).run()
     assert play.log == [(ZERO, None), (ONE, FIVE)]
     assert play.members == [{ONE}]
+
+
+@pytest.mark.parametrize("experts", [1, 4])
+def test_layers_of_one_expert_and_of_many_are_drawn(experts: int) -> None:
+    quick = settings(database=None, max_examples=500)
+    assert find(scenarios(), lambda drawn: any(len(event) == experts for event in drawn.events), settings=quick)

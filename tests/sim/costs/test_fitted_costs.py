@@ -63,11 +63,12 @@ def test_many_rows_take_a_tile_more_than_their_own() -> None:
     assert table[5000] == round(5010 * row_ns) > read_ns
 
 
-def test_weights_of_few_bits_are_unpacked_more_slowly() -> None:
-    quantised = replace(SHAPE, weight_bits=4.5)
+@pytest.mark.parametrize(("bits", "share"), [(4.5, 0.8), (8.0, 1.0)])
+def test_weights_of_less_than_eight_bits_are_unpacked_more_slowly(bits: float, share: float) -> None:
+    quantised = replace(SHAPE, weight_bits=bits)
     engine = ENGINE.with_numbers({"gpu.quantised_share": 0.8})
     table = fitted_costs(quantised, machine(), engine, 1).experts[0]
-    assert table.gpu_ns[1] == round(EXPERT_BYTES * 4.5 / 16 / (25e9 * 0.8) * 1e9)
+    assert table.gpu_ns[1] == round(EXPERT_BYTES * bits / 16 / (25e9 * share) * 1e9)
 
 
 def test_without_a_gpu_the_cpu_computes_all() -> None:
@@ -91,6 +92,13 @@ def test_threads_saturate_the_memory() -> None:
     assert rates[-1] - rates[-2] < 0.1 * rates[0]
     assert saturated(2.0, 2.0) == 1.0
     assert saturated(1.0, 1000.0, power=3) == pytest.approx(1, rel=1e-6)
+
+
+def test_what_the_threads_do_in_a_second_takes_a_second() -> None:
+    assert ENGINE.cpu is not None
+    assert ENGINE.prompt is not None
+    threads = CpuProcessor(machine().cpu, ENGINE.cpu, ENGINE.prompt)
+    assert threads.product_ns(threads.flops_per_s, 8) == threads.read_ns(threads.read_bytes_per_s, BITS) == 1e9
 
 
 def test_what_cannot_be_made_is_refused() -> None:

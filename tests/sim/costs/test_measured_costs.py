@@ -16,7 +16,7 @@ from sim.machine.hardware import HardwareError, load_hardware, write_hardware
 from sim.machine.profile import MeasuredRate
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
-from tests.kit.hand_measured import TOY, table, toy_machine, toy_model
+from tests.kit.hand_measured import TOY, decode_grid, table, toy_machine, toy_model
 from traces.library import load_trace
 from trilane.testing.strategies import toy_shape
 
@@ -54,6 +54,11 @@ def test_what_an_expert_costs_beside_its_time() -> None:
     assert (expert.cpu_permille, expert.copy_permille) == (COSTS.cpu_permille, COSTS.copy_permille) == (800, 900)
     assert expert.expert_bytes == 3 * 8 * 4 * 2
     assert expert.between_ns == 30 + 1000 + 20 + 40 + 80  # combine, attention of one token, gate, routing, sync
+
+
+def test_the_token_between_two_layers_attends_to_itself_alone() -> None:
+    model = toy_model(attention_decode=decode_grid((1,), (1, 3), (1000, 3000)))
+    assert costs_on(toy_machine(models={"toy": model}), TOY, 10).experts[0].between_ns == 30 + 1000 + 20 + 40 + 80
 
 
 def test_launches_and_synchronisation() -> None:

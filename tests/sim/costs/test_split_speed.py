@@ -72,6 +72,19 @@ def test_the_simulator_comes_to_the_same_time(engine: str, cached: float) -> Non
     assert simulated == pytest.approx(closed.total_ns / 1e6, rel=0.04)
 
 
+@pytest.mark.parametrize("repacked", [False, True])
+def test_a_piece_of_a_prompt_is_the_sum_of_its_layers(repacked: bool) -> None:
+    """512 tokens come to all 64 experts of a layer, 48 tokens each; a quarter of them is on the GPU in CPU layers."""
+    shape, engine = model(), load_engine("ik_llama.cpp")
+    expert = fitted_costs(shape, machine(), engine, 48, repacked=repacked).experts[0]
+    found = prompt_time(shape, machine(), engine, StaticSplit(10, gpu_experts=16, repacked=repacked), 512)
+    there, elsewhere = 16 * 64 + 10 * 16, 10 * 48
+    copied, computed = (0, elsewhere) if repacked else (elsewhere, 0)
+    assert found.gpu_experts_ns == pytest.approx((there + copied) * expert.gpu_ns[48])
+    assert found.cpu_experts_ns == pytest.approx(computed * expert.cpu_ns[48])
+    assert found.copies_ns == pytest.approx(copied * expert.copy_ns)
+
+
 def test_a_prompt_in_pieces_copies_the_experts_for_each_of_them() -> None:
     shape, engine = model(), load_engine("llama.cpp")
     one = prompt_time(shape, machine(), engine, StaticSplit(26, piece_tokens=512), 512)

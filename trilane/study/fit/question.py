@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from sim.costs.engine_costs import PLAIN
 from sim.machine.assembly import NO_GPU, assembled_name
 from sim.machine.hardware import load_hardware
-from sim.machine.parts import unified_names
+from sim.machine.parts import part, unified_names
 from sim.runs.scenario import Scenario
 from traces.models.catalogue import load_model
 from traces.models.names import parted
@@ -91,6 +91,8 @@ class Question:
             raise FitError(
                 f"fit: expected a machine or its parts, got machine {quoted(self.machine)} and {_and(parts)}"
             )
+        if self.machine is None and self.gpu and not self.ram and self.gpu != NO_GPU and not self._unified:
+            part("gpu", self.gpu)
         if self.machine is None and not (self.gpu and (self.ram or self._unified)):
             raise FitError(
                 "fit: expected gpu and ram (such as rtx-4080 and ddr5-5600), or machine, a preset or a profile's file"
