@@ -98,6 +98,10 @@ class CostTable:
         """Host time of ``foresee`` with ``active`` experts active."""
         return self.plan_costs.foresee_of(policy).at(active, self.plan_factor) * self.scale
 
+    def observe_ns(self, policy: str, active: int) -> int:
+        """Host time of what the cache learns from a layer with ``active`` experts active."""
+        return self.plan_costs.observe_of(policy).at(active, self.plan_factor) * self.scale
+
     @property
     def launch_ns(self) -> int:
         """Host time of the launch of one layer's attention, gate and shared expert."""
