@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c co
 .PHONY: help demo test test-deep mutation lint types notebooks bench bench-accelerate bench-sweep bench-fit validate gpu clean
 
 help:
-	@echo "make demo    compare policies on the bundled scenario; pictures and a timeline go to out/"
+	@echo "make demo    compare policies on two bundled scenarios; pictures and a timeline of the first go to out/"
 	@echo "make test    lint, types, import rules and all tests (installs torch and transformers)"
 	@echo "make test-deep  the same with more examples, whole cross products, and the notebooks"
 	@echo "make mutation  plant 300 faults (SEED=2 for others), print those that the tests do not find, and the score (an hour)"
@@ -23,10 +23,13 @@ help:
 	@echo "make clean   remove .venv, out and caches"
 
 # One policy of each kind; `trilane compare` without --policies plays all of them.
-DEMO := on-demand,llama.cpp,ktransformers,mixtral-offloading,moe-infinity,fiddler,hybrimoe,dali,smoe,daop,quasi-pf,best-exact,best-approx,oracle
+DEMO := --policies on-demand,llama.cpp,ktransformers,mixtral-offloading,moe-infinity,fiddler,hybrimoe,dali,smoe,daop,quasi-pf,best-exact,best-approx,oracle
+# The routing of a large model, in a batch: without policies that need batch 1, or scores of experts that were not chosen.
+REAL := --policies on-demand,llama.cpp,ktransformers,mixtral-offloading,moe-infinity,fiddler,hybrimoe,dali,best-exact,oracle --set trace=gpt-oss-20b --set model=gpt-oss-20b@mxfp4 --set hardware=rtx-3060-ti+ddr4-3200 --set batch=8 --set generated_tokens=64
 
 demo: $(VENV)/simulator.stamp
-	$(BIN)/trilane compare --policies $(DEMO) --out out
+	$(BIN)/trilane compare $(DEMO) --out out
+	$(BIN)/trilane compare $(REAL)
 
 # Two workers with one thread each: torch's own threads would compete for the same cores. Bytecode is kept whatever the
 # surroundings say: tests start many processes.

@@ -9,8 +9,8 @@ kernel serves all of the layer's experts. For models of small experts that is mo
   17 to 39 us were measured (vLLM's fused experts; ai-dynamo/aiconfigurator's MoE tables).
 - the host waits for a stream by spinning.
 
-Reading of weights, arithmetic, copies and decisions take the same time in both. Engines that people run: see
-``sim.costs.fitted_costs``.
+Reading of weights, arithmetic, copies and decisions take the same time in both. Systems of papers: see
+``sim.costs.software_costs``; engines that people run: ``sim.costs.fitted_costs``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from sim.costs.engine import EngineError, InferenceEngine, load_engine
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.measured_costs import measured_costs
 from sim.costs.roofline_costs import EXPERT_KERNELS, roofline
+from sim.costs.software_costs import software_costs
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 
@@ -55,7 +56,10 @@ def costs_on(
         return measured_costs(hardware, shape, max_tokens)
     if used.fitted:
         return fitted_costs(shape, hardware, used, max_tokens)
-    costs = roofline(shape, hardware, max_tokens)
+    if used.software is None:
+        costs = roofline(shape, hardware, max_tokens)
+    else:
+        costs = software_costs(shape, hardware, used.software, max_tokens)
     sharing = min(shape.top_k * batch, shape.experts)
     return costs if used.starts == "kernels" else graph_costs(costs, hardware, used, sharing)
 

@@ -79,6 +79,8 @@ class Engine:
     def _play_layer(self, step: StepDemand, layer: int) -> Events:
         env, session, parts = self.env, self.session, self.parts
         parts.begin_layer(layer)
+        if self.costs.layer_ns:
+            self.host.reserve(int(env.now), self.costs.layer_ns, "program", layer)
         forecasts = step.forecasts[layer]
         committed = session.committed
         active = len((committed.routing if committed else step.routings[layer]).active)
@@ -89,9 +91,7 @@ class Engine:
             known = max(self.host.free_ns, routed)
         else:
             known = self.host.reserve(routed, self.costs.sync_ns, "wait", layer)
-        planned = self.host.reserve(
-            known, self.costs.plan_ns(self._decision, active), "plan", layer, -1, step.tokens
-        )
+        planned = self.host.reserve(known, self.costs.plan_ns(self._decision, active), "plan", layer, -1, step.tokens)
         yield env.timeout(known - env.now)
         plan = self._decide(step, layer)
         yield env.timeout(planned - env.now)
@@ -108,6 +108,8 @@ class Engine:
             end = self.host.reserve(forecast_here, duration, "foresee", layer, -1, step.tokens)
             yield env.timeout(end - env.now)
             self._foresee(layer, forecasts)
+        if observe_ns := self.costs.observe_ns(self._decision, active):
+            self.host.reserve(planned, observe_ns, "observe", layer, -1, step.tokens)
         over = parts.over()
         if over is not None:
             yield over

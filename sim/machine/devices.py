@@ -92,12 +92,13 @@ class Contention:
 
 @dataclass(frozen=True)
 class Power:
-    """Watts of each device, idle and busy."""
+    """Watts of each device, idle and busy, and of all the rest."""
 
     gpu_idle_w: float
     gpu_busy_w: float
     cpu_idle_w: float
     cpu_busy_w: float
+    platform_w: float | None = None  # memory, board, fans, and what the supply loses; None: left out
 
 
 @dataclass(frozen=True, kw_only=True)

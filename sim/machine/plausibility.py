@@ -66,6 +66,7 @@ LIMITS: Mapping[str, Limit] = {
     "power.gpu_busy_w": Limit(5, 2000, "watts", "the board's power limit at most"),
     "power.cpu_idle_w": Limit(1, 1000, "watts", "package power, all sockets", zero=True),
     "power.cpu_busy_w": Limit(5, 4000, "watts", "package power, all sockets"),
+    "power.platform_w": Limit(1, 2000, "watts", "memory, board, fans and the supply's losses", zero=True),
 }
 
 HOST_LANES: Mapping[str, Limit] = {  # a processor core stands in for the GPU, and a paced memory copy for the link

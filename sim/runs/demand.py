@@ -10,7 +10,7 @@ import numpy as np
 from policies.mechanism.views import Forecast, Phase, Routing
 from policies.parts.future import Future
 from policies.protocols import Needs
-from traces.batches import StepRows, best_ranks, count_experts
+from traces.batches import Rows, StepRows, best_ranks, count_experts
 from traces.layout import ForecastKey
 from traces.noise import NoisyForecasts
 from traces.trace import Trace
@@ -44,8 +44,8 @@ def demand_of(
 ) -> list[StepDemand]:
     """Turn composed steps into demand, with what ``needs`` asks for and nothing more.
 
-    ``noisy`` forecasts take the place of those that the trace lacks. Raises MissingFromTraceError where scores or
-    forecasts are lacking all the same.
+    ``noisy`` forecasts take the place of those that the trace lacks; weights take that of scores, but not for policies
+    that change the routing. Raises MissingFromTraceError where scores or forecasts are lacking all the same.
     """
     _check_needs(trace, needs, noisy)
     return [_step(trace, step, needs, noisy) for step in steps]
@@ -92,7 +92,7 @@ def _step(trace: Trace, step: StepRows, needs: Needs, noisy: NoisyForecasts | No
         for forecast in _forecasts(trace, step, routings, ForecastKey(*key), needs.tokens, noisy):
             if reached is None or forecast.layer in reached:
                 by_layer[forecast.layer - lookahead].append(forecast)
-    scores = np.asarray(trace.scores[step.rows]) if needs.scores and trace.scores is not None else None
+    scores = _scores(trace, step.rows) if needs.scores else None
     if scores is not None:
         scores.flags.writeable = False  # shared by all policies of a setting
     context = tuple(before + tokens for before, tokens in zip(step.context, step.tokens, strict=True))
@@ -100,6 +100,16 @@ def _step(trace: Trace, step: StepRows, needs: Needs, noisy: NoisyForecasts | No
         step.index, step.phase, len(step.rows), context, tuple(routings),
         tuple(tuple(f) for f in by_layer), scores, _owners(step) if needs.tokens else (),
     )  # fmt: skip
+
+
+def _scores(trace: Trace, rows: Rows) -> np.ndarray:
+    """[tokens, layers, experts]: of a trace without scores the weights of the chosen experts, and 0 for the others."""
+    if trace.scores is not None:
+        return np.asarray(trace.scores[rows])
+    ids, weights = np.asarray(trace.topk_ids[rows]), trace.topk_weights[rows]
+    scores = np.zeros((*ids.shape[:2], trace.shape.experts), weights.dtype)
+    np.put_along_axis(scores, ids.astype(np.intp), weights, axis=2)
+    return scores
 
 
 def _split(counts: np.ndarray, rank: np.ndarray | None = None) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -162,7 +172,7 @@ def _holds(trace: Trace, key: ForecastKey) -> bool:
 
 def _check_needs(trace: Trace, needs: Needs, noisy: NoisyForecasts | None) -> None:
     """Raises MissingFromTraceError where a trace, with noisy forecasts, cannot give what a policy needs."""
-    if needs.scores and trace.scores is None:
+    if needs.scores and needs.changes_routing and trace.scores is None:
         raise MissingFromTraceError("the policy needs the scores of all experts, the trace has none: capture them too")
     for key in lacking(trace, needs):
         scored = needs.tokens and key.kind in WITH_SCORES

@@ -231,6 +231,10 @@ class Prepared:
             labels.append(str(self._noisy))
         if self.trace.provenance.get("synthetic"):
             labels.append(Label.SYNTHETIC_TRACE.value)
+        if self.trace.provenance.get("synthetic_prompts"):
+            labels.append(Label.SYNTHETIC_PROMPTS.value)
+        if self.needs.scores and self.trace.scores is None:
+            labels.append(Label.CHOSEN_SCORES.value)
         if not self.whole_prompt:
             labels.append(Label.SHORT_PROMPT.value)
         return tuple(labels)
@@ -264,6 +268,7 @@ def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
     BatchError, ShapeError or HardwareError; what a policy is refused for: see ``Prepared.checked``.
     """
     trace = load_trace(scenario.trace) if trace is None else trace
+    scenario = with_recall(scenario, trace)
     shape = trace.shape if scenario.model is None else load_model(scenario.model)
     _check_topology(scenario, trace.shape, shape)
     overrides = dict(scenario.hardware_overrides)
@@ -274,6 +279,12 @@ def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
     steps, repeats, answer_tokens = steps_of(scenario, trace)
     costs = _costs_in(scenario, hardware, shape, max(len(step.rows) for step in steps) * repeats)
     return Prepared(scenario, trace, shape, hardware, steps, costs, repeats, answer_tokens)
+
+
+def with_recall(scenario: Scenario, trace: Trace) -> Scenario:
+    """The scenario with the recall of noisy forecasts that the trace's header states, unless it states its own."""
+    recall = scenario.noisy_forecast_recall or trace.provenance.get("noisy_forecast_recall")
+    return scenario.with_(noisy_forecast_recall=recall)
 
 
 def _costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:

@@ -25,10 +25,10 @@ class Scenario:
     ``cached_share`` is the share of all routed experts for which the GPU has cache slots; give it or ``gpu_memory_gb``
     (10^9 bytes; what is left after weights, KV cache, staging and reserve holds experts), or neither for the card's own
     memory. ``None`` lengths mean "as recorded". ``noisy_forecast_recall``: recall@k, by look-ahead, of synthetic
-    forecasts, which replace those that a policy needs and the trace lacks. ``engine``: the software, by name
-    or file (``sim.costs.engine``). ``sampled_steps`` and ``sampled_prompt_tokens``: a long answer from few decode
-    steps, and a long prompt from the routing of few tokens; then both may be longer than the trace
-    (``sim.runs.sampling``).
+    forecasts, which replace those that a policy needs and the trace lacks (default: that of the trace's header, if it
+    has one). ``engine``: the software, by name or file (``sim.costs.engine``). ``sampled_steps`` and
+    ``sampled_prompt_tokens``: a long answer from few decode steps, and a long prompt from the routing of few tokens;
+    then both may be longer than the trace (``sim.runs.sampling``).
     """
 
     trace: str = "mini-deepseek"

@@ -3,7 +3,8 @@
 A layer of one step, lane by lane, in the order in which each lane runs them. After each kind: when it is ready (a span
 starts when it is ready and its lane free). ``layer`` is the layer at work, ``target_layer`` that it is for; -1: none.
 
-  host  launch       one for attention, gate, forecasts and shared experts (in layer 0 also for the dense layers): the
+  host  program      the layer before, or the step before, has ended; only with an engine that works between layers
+        launch       one for attention, gate, forecasts and shared experts (in layer 0 also for the dense layers): the
                      host runs ahead, ready when it is free
         wait         the routing has come over (end of `routing`); lasts the synchronisation. Another one
                      (target_layer set) for a forecast that does not come with the layer's own routing: in a committed
@@ -13,6 +14,7 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
         launch       one per GPU expert in the plan's order, then one for combine: end of `plan`
         foresee      end of the forecast's `routing`, and of its `wait` if it has one; only if the policy looks ahead
                      and a layer follows. Takes effect at its end
+        observe      end of `plan`: what the cache learns from the routing, for later layers and steps
   gpu   attention    its launch (layer 0 carries the model's dense layers too), also after the layer before has ended
         gate, speculate (one per forecast computed on the GPU; target_layer set), shared: the same launch.
                      A forecast from a partial forward pass has its own launch, after the experts that are here

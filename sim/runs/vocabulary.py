@@ -43,8 +43,10 @@ class SpanKind(StrEnum):
     """What a span is (``sim.runs.spans`` tells when each starts)."""
 
     LAUNCH = "launch"
+    PROGRAM = "program"
     PLAN = "plan"
     FORESEE = "foresee"
+    OBSERVE = "observe"
     WAIT = "wait"
     ATTENTION = "attention"
     GATE = "gate"
@@ -83,6 +85,8 @@ class Label(StrEnum):
     CLAIRVOYANT = "clairvoyant"
     CHANGES_ROUTING = "changes routing"
     SYNTHETIC_TRACE = "synthetic trace"
+    SYNTHETIC_PROMPTS = "synthetic prompts"
+    CHOSEN_SCORES = "scores of the chosen experts alone"
     SHORT_PROMPT = "short prompt"  # not played at its length: no time to first token
 
 

@@ -34,7 +34,7 @@ def refusal(policy: str, asked: Prepared) -> tuple[type[Exception], str] | None:
     needs = SYSTEMS[policy].needs
     if needs.max_batch is not None and asked.scenario.batch > needs.max_batch:
         return ScenarioError, f"policy {policy!r} takes batches of at most {needs.max_batch}, got"
-    if needs.scores and asked.trace.scores is None:
+    if needs.scores and needs.changes_routing and asked.trace.scores is None:
         return MissingFromTraceError, "the policy needs the scores of all experts, the trace has none"
     for key in lacking(asked.trace, needs):
         if asked.scenario.noisy_forecast_recall is None or (needs.tokens and key.kind == "partial"):

@@ -72,10 +72,11 @@ def test_a_policy_is_a_new_file_and_a_line_in_the_registry(tmp_path: Path) -> No
 def test_an_importer_is_a_new_file_and_a_line_in_the_list(tmp_path: Path) -> None:
     new, importers = "traces/importers/json_lines.py", "traces/importers/__init__.py"
     old = (ROOT / importers).read_text(encoding="utf-8")
-    listed = old.replace("IMPORTERS = {", 'IMPORTERS = {".jsonl": "json_lines.import_json_lines", ')
+    line = """    "json-lines": Format("json_lines.import_json_lines", (".jsonl",), '"experts"'),"""
+    listed = old.replace("FORMATS = {\n", f"FORMATS = {{\n{line}\n")
     folder = overlay(tmp_path, {new: EXAMPLES[new]["text"], importers: listed})
     weights = [[0.6, 0.4], [0.75, 0.25]]
     rows = [{"sequence": 0, "decode": n > 1, "experts": [[3, 1], [0, n]], "weights": weights} for n in range(1, 4)]
     (folder / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    run_in(folder, "trace", "import", "log.jsonl", "-o", "log.safetensors")
+    run_in(folder, "trace", "import", "log.jsonl", "--model", "mini-moe:2", "-o", "log.safetensors")
     assert "mini-moe:2" in run_in(folder, "trace", "info", "log.safetensors")

@@ -98,7 +98,7 @@ def test_the_model_learnt_and_uses_all_of_its_experts(model: str) -> None:
 def test_the_bundle_is_small() -> None:
     traces = sum(path.stat().st_size for path in BUNDLED.glob("*.safetensors"))
     checkpoint = sum(path.stat().st_size for path in (BUNDLED / "mini-moe").iterdir())
-    assert traces < 30e6
+    assert traces < 38e6
     assert checkpoint < 12e6
 
 

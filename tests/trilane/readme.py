@@ -41,7 +41,7 @@ def by_regime(output: str) -> str:
 
 
 SHOWN: dict[str, Callable[[str], str]] = {  # by the mark around the block
-    "demo": whole, "fit": answer, "accuracy": whole, "regimes": by_regime,
+    "demo": whole, "real": whole, "fit": answer, "accuracy": whole, "regimes": by_regime,
 }  # fmt: skip
 
 
@@ -78,19 +78,19 @@ def command_with(words: str) -> str:
     return next(command for command in commands() if words in command)
 
 
-def demo() -> str:
-    """The comparison of ``make demo``."""
-    match = re.search(r"^DEMO := (\S+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert match, "Makefile: expected a line DEMO := A,B,..."
-    return f"trilane compare --policies {match[1]}"
+def demo(options: str = "DEMO") -> str:
+    """A comparison of ``make demo``, by the name that its options have in the Makefile."""
+    match = re.search(rf"^{options} := (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert match, f"Makefile: expected a line {options} := --policies A,B,..."
+    return f"trilane compare {match[1]}"
 
 
 def update() -> None:
     """Run what the pages show; put outputs and pictures where they show them."""
     with tempfile.TemporaryDirectory() as folder:
         accuracy = _run(command_with(ACCURACY).replace("accuracy.png", f"{folder}/accuracy.png"))
-        outputs = {"demo": _run(f"{demo()} --out {folder}"), "fit": _run(command_with("trilane fit")),
-                   "accuracy": accuracy, "regimes": accuracy}  # fmt: skip
+        outputs = {"demo": _run(f"{demo()} --out {folder}"), "real": _run(demo("REAL")),
+                   "fit": _run(command_with("trilane fit")), "accuracy": accuracy, "regimes": accuracy}  # fmt: skip
         _run(command_with("--png cache.png").replace("cache.png", f"{folder}/cache.png"))
         for name in PICTURES:
             shutil.copyfile(Path(folder) / name, ROOT / "docs" / name)

@@ -196,11 +196,13 @@ def test_python_examples_run(
         runpy.run_path(str(file), run_name=file.stem)
 
 
-@pytest.mark.parametrize("name", [pytest.param("demo", marks=deep), "fit", "accuracy", "regimes"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("demo", marks=deep), pytest.param("real", marks=deep), "fit", "accuracy", "regimes"]
+)
 def test_blocks_are_what_the_commands_print(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run({"demo": demo(), "fit": FIT}.get(name, command_with(ACCURACY)), folder, monkeypatch)
+    run({"demo": demo(), "real": demo("REAL"), "fit": FIT}.get(name, command_with(ACCURACY)), folder, monkeypatch)
     printed = block(name, capsys.readouterr().out)
     assert printed == shown_block(name), "renew it with: .venv/bin/python tests/trilane/readme.py"
 

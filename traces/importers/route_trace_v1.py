@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from traces.layout import DECODE, PREFILL, TraceError
-from traces.models.catalogue import recognise
+from traces.models.catalogue import load_model, recognise
 from traces.models.shape import ModelShape, ShapeError
 from traces.trace import Trace
 from trilane.common.quoting import quoted
@@ -40,16 +40,16 @@ class _Header:
     lines: int  # before the first data row, the column names included
 
 
-def import_route_trace(csv_path: str | Path) -> Trace:
+def import_route_trace(csv_path: str | Path, model: str | None = None) -> Trace:
     """Read a `route_trace v1` file: one sequence a turn, one token a step. Raises TraceError naming the line.
 
     An engine may skip the last layer's experts for prompt tokens whose output is not used. Such tokens get
     the routing of the last prompt token there, so that the set of experts a prefill touches stays as recorded;
-    provenance ``filled_rows`` counts them.
+    provenance ``filled_rows`` counts them. ``model`` (a name or a path) gives the widths that the file leaves out.
     """
     path = Path(csv_path)
     header, frame = _read(path)
-    shape = _shape(path, header)
+    shape = _shape(path, header, model)
     token, steps = _tokens(frame)
     ids, weights = _scatter(path, header, frame, token, steps)
     filled = _fill_unread_prompt_tokens(path, steps, ids, weights)
@@ -184,9 +184,14 @@ def _fill_unread_prompt_tokens(
     return int(unread.sum())
 
 
-def _shape(path: Path, header: _Header) -> ModelShape:
-    """Sizes from the header; widths from the catalogue if it has the model, else 1 (only bytes and counts hold)."""
-    known = recognise(header.arch, header.layers, header.experts)
+def _shape(path: Path, header: _Header, model: str | None) -> ModelShape:
+    """Sizes from the header; widths from the named model, or the catalogue if it has one of this architecture and these
+    counts, else 1 (only bytes and counts hold).
+    """
+    known = recognise(header.arch, header.layers, header.experts) if model is None else load_model(model)
+    if known and (known.moe_layers, known.experts) != (header.layers, header.experts):
+        came = f"{header.layers} and {header.experts}"
+        _fail(path, 2, f"expected {known.moe_layers} layers and {known.experts} experts of {known.name}, got {came}")
     note = f"header of {path.name}"
     read: dict[str, Any] = {
         "name": re.split(r"[/\\]", header.model)[-1].removesuffix(".gguf").lower(),

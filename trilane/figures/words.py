@@ -134,7 +134,7 @@ def _parts(label: str) -> tuple[str, str]:
 def about(runs: pd.DataFrame, axes: Collection[str]) -> str:
     """What the runs of a sweep have in common: model, machine, memory, batch, lengths, trace and draws."""
     fixed = {name: runs[name].iloc[0] for name in runs.columns if name in SCENARIO_KEYS and name not in axes}
-    synthetic = any(Label.SYNTHETIC_TRACE in json.loads(labels) for labels in runs["labels"])
+    labels = {label for labels in runs["labels"] for label in json.loads(labels)}
     draws = runs["draw"].nunique()
     parts = [
         " on ".join(fixed[name] for name in ("model", "hardware") if isinstance(fixed.get(name), str)),
@@ -143,7 +143,7 @@ def about(runs: pd.DataFrame, axes: Collection[str]) -> str:
         _lengths(runs, axes),
         *(setting_words(name, fixed[name]) for name in _UNUSUAL if not _by_default(name, fixed)),
         f"routing of {fixed['trace']}" if "trace" in fixed else "",
-        "synthetic trace" if synthetic else "",
+        *(label for label in (Label.SYNTHETIC_TRACE, Label.SYNTHETIC_PROMPTS) if label in labels),
         f"{draws} draw{'s' * (draws > 1)}",
     ]  # fmt: skip
     return ", ".join(filter(None, parts))

@@ -12,7 +12,7 @@ from trilane.study.accuracy.errors import QUANTITIES, Errors, Quantity, Speeds, 
 from trilane.study.accuracy.explanation import Explanation, TimePart
 from trilane.study.accuracy.measured_rows import MeasuredRow
 from trilane.study.accuracy.regimes import regime_of_row
-from trilane.study.accuracy.scores import HELD_OUT, LLMFIT, NULL, SHIPPED, Scores, factor
+from trilane.study.accuracy.scores import DATA_SHEET, HELD_OUT, LLMFIT, SHIPPED, Scores, factor
 
 Part = Table | Text | str
 FAR_OFF = 0.5
@@ -24,7 +24,7 @@ _TITLES: Mapping[Quantity, str] = {
 _NAMES = {
     HELD_OUT: "the fit of the engine's numbers left out the rows of the row's own machine; their starts did not",
     SHIPPED: "with the numbers that come with the program, which know all bundled rows",
-    NULL: "bytes over data-sheet bandwidths; of prompts 16-bit products and copies over the link",
+    DATA_SHEET: "bytes over data-sheet bandwidths; of prompts 16-bit products and copies over the link",
     LLMFIT: "0.8 / (active bytes in DRAM / its bandwidth + those in GPU memory / 0.55 of its bandwidth)",
 }
 _MEANINGS = {

@@ -13,7 +13,7 @@ from sim.costs.engine import load_engine
 from sim.machine.units import in_gb
 from sim.runs.vocabulary import kind_of
 from trilane.figures.marks import SIGNS
-from trilane.pages.fit_engine import engine_section, seconds
+from trilane.pages.fit_engine import duration, engine_section, seconds
 from trilane.pages.output import heading, legend, number, pairs, percent, table
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _LANES = {"h2d": "copies", "cpu": "the CPU's experts", "host": "launches and decisions of the host"}
 _WORSE = -0.02  # a smaller loss may be the error of a few steps (trilane.study.fit.warm_window)
 _BADLY = "(the policy uses it badly)"
+_NEAR = 256  # tokens: --context max comes so near the length that a model was trained for
 _OTHER, _EQUAL = "+", "="
 _COLUMNS = ("policy", "TTFT s", "TPOT ms", "tokens/s", "answer s", "hit rate", "PCIe MiB/tok", "host GB")
 _LEGEND = {
@@ -53,7 +54,17 @@ def _title(fit: Fit) -> list[Text | Table | str]:
     asked = fit.question
     batch = "" if asked.batch == 1 else f", batch {asked.batch}"
     about = f"a prompt of {asked.context:,} tokens and {asked.generated:,} generated{batch}"
-    return [heading(f"{fit.model} on {fit.machine}: {about}"), *([fit.about] if fit.about else [])]
+    told = [fit.about, _length(asked.tokens, fit.trained_tokens)]
+    return [heading(f"{fit.model} on {fit.machine}: {about}"), *filter(None, told)]
+
+
+def _length(tokens: int, trained: int | None) -> str:
+    """What the model was trained for, where the question comes near it or goes beyond."""
+    if trained is None or tokens <= trained - _NEAR:
+        return ""
+    if tokens <= trained:
+        return f"This is the length that the model was trained for, {trained:,} tokens with the answer."
+    return f"The model was trained for {trained:,} tokens, and here are {tokens:,}: answers may be of little use."
 
 
 def _policies(asked: Question, fit: PolicyAnswer) -> list[Text | Table | str]:
@@ -110,8 +121,8 @@ def _bounds(fit: PolicyAnswer) -> list[str]:
 def _first(fit: PolicyAnswer) -> str:
     if fit.best.ttft_ms is None:
         return "not simulated: this policy plays a shorter prompt"
-    bound = seconds(fit.bounds["lower_bound_ttft_ms"])
-    return f"{seconds(fit.best.ttft_ms)} s (lower bound {bound}; the whole prompt in one piece)"
+    bound = duration(fit.bounds["lower_bound_ttft_ms"])
+    return f"{duration(fit.best.ttft_ms)} (lower bound {bound}; the whole prompt in one piece)"
 
 
 def _speeds(answer: PolicyResult, asked: Question) -> str:

@@ -21,6 +21,8 @@ _PARTS = {  # of a time
     "cpu_experts": "experts on the CPU", "handing_over": "handing over to the CPU", "copies": "copies of experts",
 }  # fmt: skip
 _LEAST = 0.005  # of the whole; less is not told
+_LONG_MS = 120e3  # longer times are in minutes
+_DIGITS = {"ms": 2, "s": 2, "min": 1}
 
 
 def engine_section(fit: Fit) -> list[Text | Table | str]:
@@ -35,10 +37,21 @@ def seconds(ms: float | None) -> str:
     return number(None if ms is None else ms / 1e3, 2)
 
 
+def duration(ms: float) -> str:
+    """A time with its unit: long ones in minutes."""
+    unit_ms, unit = _unit(ms)
+    return f"{number(ms / unit_ms, _DIGITS[unit])} {unit}"
+
+
+def _unit(ms: float) -> tuple[float, str]:
+    return (60e3, "min") if ms > _LONG_MS else (1e3, "s")
+
+
 def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]:
     facts = [
         ("decode", _decode(answer, asked)),
         ("first token", _first(answer)),
+        *_larger(answer, asked),
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
         ("run", answer.command),
@@ -59,24 +72,33 @@ def _decode(answer: EngineAnswer, asked: Question) -> str:
 
 def _first(answer: EngineAnswer) -> str:
     pieces = f"{answer.pieces} pieces of {answer.piece_tokens}" if answer.pieces > 1 else "one piece"
-    return f"{seconds(answer.ttft_ms)} s, the prompt in {pieces}: {_told(answer.prompt_ms, 1000, 's')}"
+    return f"{duration(answer.ttft_ms)}, the prompt in {pieces}: {_told(answer.prompt_ms, *_unit(answer.ttft_ms))}"
 
 
-def _told(parts: Mapping[str, float], unit_ms: int, unit: str) -> str:
+def _larger(answer: EngineAnswer, asked: Question) -> list[tuple[str, str]]:
+    """What larger pieces of the prompt give."""
+    if (larger := answer.larger_pieces) is None:
+        return []
+    decode = f" and {number(1000 / larger.tpot_ms)} tokens/s" if asked.generated > 1 else ""
+    return [("larger pieces", f"first token in {duration(larger.ttft_ms)}{decode} with {larger.arguments}")]
+
+
+def _told(parts: Mapping[str, float], unit_ms: float, unit: str) -> str:
     """The parts of a time that matter, largest first."""
     whole = sum(parts.values())
     shown = sorted((part for part in parts.items() if part[1] > _LEAST * whole), key=lambda part: -part[1])
-    return ", ".join(f"{_PARTS[name]} {number(ms / unit_ms, 2)} {unit}" for name, ms in shown)
+    return ", ".join(f"{_PARTS[name]} {number(ms / unit_ms, _DIGITS[unit])} {unit}" for name, ms in shown)
 
 
 def _error(answer: EngineAnswer) -> str:
     """Of decode; that of prompts is larger."""
     found = answer.error
     if found is None:
-        return f"not known: fewer than three speeds of such machines ({answer.regime}) can be relied on"
+        return f"not known: decode speeds of fewer than three such machines ({answer.regime}) can be relied on"
     return (
-        f"{percent(found.median)} in the median, within 25% on {percent(found.within_25)} of {found.rows} measured "
-        f"decode speeds of such machines ({answer.regime})"
+        f"{percent(found.median)} in the median of {found.machines} such machines ({answer.regime}, "
+        f"{found.engine or 'all engines'}), up to 25% on {found.within_25} of them, by {found.rows} measured decode "
+        f"speeds"
     )
 
 

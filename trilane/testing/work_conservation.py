@@ -10,9 +10,7 @@ from trilane.testing.launches import first_ns, launch_of, law_5_launches
 from trilane.testing.log import Expert, Layer, Log, Spans, Stay, home, log_of
 
 
-def law_5_work_conservation(
-    spans: Spans, demand_slots: int | None = None, costs: CostTable | None = None
-) -> None:
+def law_5_work_conservation(spans: Spans, demand_slots: int | None = None, costs: CostTable | None = None) -> None:
     """No lane is idle while its next piece of work is ready; ``ready_ns`` is what the dependencies say.
 
     ``demand_slots``: staging slots for demand loads; the link may rest while all of them hold experts. ``costs``: the
@@ -40,9 +38,7 @@ def law_5_work_conservation(
     _link_serves_demand(log, stays, demand_slots)
 
 
-def _ready(
-    log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span, costs: CostTable | None
-) -> int | None:
+def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span, costs: CostTable | None) -> int | None:
     """When the inputs of a span were complete; None where it has none but the span before it."""
 
     def end(*kinds: str) -> int:
@@ -75,6 +71,12 @@ def _ready(
             if waited:
                 return waited[0].end_ns
             return end("routing") if log.of(layer, "routing") else None  # committed, and no forecast on the GPU
+        case "host", "program":
+            step, place = layer
+            before = (step, place - 1) if place else (step - 1, -1)
+            return log.ended(before) if before in log.layers else None
+        case "host", "observe":
+            return end("plan")
         case "host", "launch" if span is not launches[0]:
             return end("plan")
         case "d2h", "routing":

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _NOTE = """
 fitted   its times of layers and shares of rates are those of speeds that other people measured (`trilane accuracy`)
-counted  its kernels are counted, and each costs the machine's own times
+counted  its kernels are counted, and each costs the machine's own times; those of papers add what their programs take
 
 `trilane engines NAME` shows every number with its source; a file like those in sim/costs/engines is an engine, too."""
 
@@ -44,9 +44,11 @@ def _page(engine: InferenceEngine) -> list[Any]:
     numbers = [[key, f"{n.value:g}" if isinstance(n.value, int | float) else n.value, n.confidence, n.source]
                for key, n in engine.flat().items()]  # fmt: skip
     found = table(["number", "value", "confidence", "source"], numbers, 4, widest={"source": 90})
-    return [heading(engine.name), pairs([("what it is", engine.about)]), "", *([found] if numbers else [])]
+    facts = [("what it is", engine.about), *([("set by", ", ".join(engine.set_by))] if engine.set_by else [])]
+    return [heading(engine.name), pairs(facts), "", *([found] if numbers else [])]
 
 
 def _facts(engine: InferenceEngine) -> dict[str, Any]:
     numbers = {key: number._asdict() for key, number in engine.flat().items()}
-    return {"name": engine.name, "about": engine.about, "fitted": engine.fitted, "numbers": numbers}
+    facts = {"name": engine.name, "about": engine.about, "fitted": engine.fitted, "set_by": list(engine.set_by)}
+    return {**facts, "numbers": numbers}

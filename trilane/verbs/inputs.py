@@ -125,17 +125,22 @@ def short_name(trace: str) -> str:
 
 
 def trace_in_words(name: str, trace: Trace) -> str:
-    """A trace's name, marked as synthetic where the name does not say so."""
-    synthetic = trace.provenance.get("synthetic") and not name.startswith("synthetic:")
-    return f"{name} (synthetic)" if synthetic else name
+    """A trace's name, marked as synthetic where the name does not say so, and where its weights are unknown."""
+    kept = trace.provenance
+    marks = ["synthetic"] if kept.get("synthetic") and not name.startswith("synthetic:") else []
+    marks += ["synthetic prompts"] if kept.get("synthetic_prompts") else []
+    marks += ["weights unknown"] if str(kept.get("weights")).startswith("unknown") else []
+    return f"{name} ({', '.join(marks)})" if marks else name
 
 
 def describe(scenario: Scenario) -> str:
     """A scenario in one line."""
+    from sim.runs.prepare import with_recall
     from traces.library import load_trace
     from traces.noise import NoisyForecasts
 
     trace = load_trace(scenario.trace)
+    scenario = with_recall(scenario, trace)
     model = scenario.model or trace.shape.name
     memory = "the card's own memory"
     if scenario.cached_share is not None:

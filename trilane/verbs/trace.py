@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Routing traces: inspect them, import them, make them, capture them.")
 
 TraceArgument = Annotated[
-    str, typer.Argument(metavar="TRACE", help="Trace file, bundled name such as mini-deepseek, or route_trace v1 CSV.")
+    str,
+    typer.Argument(
+        metavar="TRACE", help="Trace file, bundled name such as mini-deepseek, or a log that can be imported."
+    ),
 ]
 
 VECTORS_HELP = (
@@ -86,16 +89,31 @@ def _text(value: Any) -> str:
 
 
 def import_(
-    csv: Annotated[str, typer.Argument(metavar="CSV", help="A route_trace v1 file.")],
+    log: Annotated[str, typer.Argument(metavar="LOG", help="File or folder that another program wrote.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Trace file to write (.safetensors).")],
+    log_format: Annotated[
+        str | None, typer.Option("--format", metavar="NAME", help="Default: known by the log's suffix and beginning.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", metavar="NAME", help="Recorded model: needed where a log leaves out its sizes."),
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option(help="Of logs of prompts alone: tokens of each that stay one; the others are marked as decode."),
+    ] = None,
 ) -> None:
-    """Turn a route_trace v1 CSV into a trace file."""
-    _check_trace_target(output, inputs=[csv])
-    with working(f"reading {csv}"):
+    """Turn a routing log of another program into a trace file.
+
+    Formats: route-trace, llama-cpp and moe-beyond (CSV), vllm (JSON or .npz), sglang (JSON), sglang-recorder (.npz),
+    megatron (.jsonl), moe-cache-eval and parquet-layers (folders). How to record them: docs/traces.md.
+    """
+    _check_trace_target(output, inputs=[log])
+    with working(f"reading {log}"):
         from traces.file import write_trace
         from traces.importers import import_trace
 
-        trace = import_trace(csv)
+        trace = import_trace(log, log_format, model=model, prompt_tokens=prompt_tokens)
         write_trace(trace, output)
     note(f"{output}: {len(trace):,} tokens of {trace.shape.name}")
 

@@ -94,11 +94,15 @@ def test_the_least_sure_number_decides_how_sure_a_product_is() -> None:
         ("rtx3090-ddr4", "rtx-3090+ddr4-3200+ryzen-9-5900x"),
         ("rtx3090-epyc7532", "rtx-3090+ddr4-3200-ecc+epyc-7532+16-cores+256gb"),
         ("a6000-xeon5220r", "rtx-a6000+ddr4-2666-ecc+xeon-gold-5220r+10-cores"),
-        ("a6000-i9-10980xe", "rtx-a6000+ddr4-2933+core-i9-10980xe"),
     ],
 )
 def test_a_preset_on_which_nothing_was_measured_is_the_machine_of_its_parts(preset: str, name: str) -> None:
     assert load_hardware(preset).flat() == load_hardware(name).flat()
+
+
+def test_of_daops_machine_only_the_power_of_the_platform_is_known() -> None:
+    known, made = load_hardware("a6000-i9-10980xe"), load_hardware("rtx-a6000+ddr4-2933+core-i9-10980xe")
+    assert known.flat() == {**made.flat(), "power.platform_w": 120}
 
 
 def test_a_preset_differs_from_its_parts_in_what_was_measured_on_it() -> None:

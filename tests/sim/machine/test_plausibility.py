@@ -24,7 +24,7 @@ def test_every_preset_is_plausible(name: str) -> None:
 
 def test_every_number_of_a_machine_has_a_limit() -> None:
     numbers = {k for k, v in load_hardware("rtx-3090+ddr4-3200+64gb").flat().items() if isinstance(v, int | float)}
-    assert numbers == set(LIMITS)
+    assert numbers == set(LIMITS) - {"power.platform_w"}  # which no part states
 
 
 @pytest.mark.parametrize("key", sorted(LIMITS))

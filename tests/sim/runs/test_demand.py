@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from policies.protocols import Needs
 from sim.machine.hardware import load_hardware
-from sim.runs.demand import KnownDemand, demand_of, shared_demand
+from sim.runs.demand import KnownDemand, MissingFromTraceError, demand_of, shared_demand
 from sim.runs.prepare import Prepared, prepare
-from sim.runs.scenario import Scenario
+from sim.runs.scenario import Scenario, ScenarioError
 from traces.layout import ForecastKey
+from traces.library import load_trace
 from traces.noise import NoisyForecasts
+from traces.trace import Trace
 
 GATE = Needs(forecasts=(("gate", 1),))
+RECALL = {"noisy_forecast_recall": (0.5,)}
 
 
 def setting() -> Prepared:
@@ -88,3 +92,32 @@ def test_a_lone_token_s_forecast_is_in_its_gate_s_order() -> None:
     orders = [forecast.active for forecasts in demand.forecasts for forecast in forecasts]
     assert orders
     assert any(order != tuple(sorted(order)) for order in orders)
+
+
+def test_of_a_trace_without_scores_the_weights_of_the_chosen_experts_are_read() -> None:
+    here = prepare(Scenario(trace="gpt-oss-20b", model=None, policy="hybrimoe", prompt_tokens=4, generated_tokens=2))
+    for step, rows in zip(here.demand, here.steps, strict=True):
+        chosen = here.trace.topk_ids[rows.rows].astype(np.intp)
+        assert step.scores is not None
+        found = np.take_along_axis(step.scores, chosen, axis=2)
+        np.testing.assert_array_equal(found, here.trace.topk_weights[rows.rows])
+        assert np.count_nonzero(step.scores) == np.count_nonzero(found)
+    assert here.labels == (
+        "noisy forecasts (recall 0.88, 0.82, 0.77)", "synthetic prompts", "scores of the chosen experts alone"
+    )  # fmt: skip
+    with pytest.raises(MissingFromTraceError, match="needs the scores of all experts, the trace has none"):
+        here.with_policy("smoe").checked()
+
+
+def test_forecasts_are_as_noisy_as_the_trace_says_or_the_scenario() -> None:
+    scenario = Scenario(trace="gpt-oss-20b", model=None, policy="dali", prompt_tokens=4, generated_tokens=2)
+    recalls = [prepare(one).resolved.noisy_forecast_recall for one in (scenario, scenario.with_(**RECALL))]
+    assert recalls == [(0.88, 0.82, 0.77), (0.5,)]
+    assert prepare(Scenario(prompt_tokens=4, generated_tokens=2)).resolved.noisy_forecast_recall is None
+
+
+def test_a_header_with_a_recall_that_is_none_is_refused() -> None:
+    trace = load_trace("gpt-oss-20b")
+    wrong = Trace.trusted(trace.shape, trace.tensors(), {"noisy_forecast_recall": "good"}, trace.checksum)
+    with pytest.raises(ScenarioError, match="noisy_forecast_recall: expected"):
+        prepare(Scenario(model=None), wrong)

@@ -19,6 +19,8 @@ def test_busy_and_idle_watts_over_a_decode_step() -> None:
     metrics = replace(run.metrics, tpot_ms=10.0, busy_share={"gpu": 0.5, "cpu": 0.25})
     # gpu 20 + 0.5 x 300 = 170 W, cpu 40 + 0.25 x 100 = 65 W; 235 W x 10 ms = 2.35 J for a batch of 2
     assert joules_per_token(metrics, POWER, batch=2) == pytest.approx(2.35 / 2)
+    platform = replace(POWER, platform_w=65)
+    assert joules_per_token(metrics, platform, batch=2) == pytest.approx(3.0 / 2)  # 65 W more
     assert joules_per_token(metrics, None, batch=2) is None
     assert joules_per_token(replace(metrics, tpot_ms=None), POWER, batch=2) is None
     assert run.to_dict()["energy_j_per_token"] > 0

@@ -14,6 +14,7 @@ from sim.machine.hardware import load_hardware
 from tests.kit.running import Result, Trilane
 from trilane.pages.fit import fit_page
 from trilane.study.fit.fit import Fit, fit
+from trilane.study.fit.larger_pieces import LargerPieces
 from trilane.study.fit.question import Question
 from trilane.study.fit.sensitivity import Gain
 
@@ -46,7 +47,12 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
     assert told["run"] == engine["command"]
     assert told["decode"].startswith(f"{1000 / engine['tpot_ms']:.1f} tokens/s, {engine['tpot_ms']:.2f} ms a token ")
     assert told["first token"].startswith(f"{engine['ttft_ms'] / 1e3:.2f} s, the prompt in one piece: ")
-    assert told["error to expect"].startswith(f"{engine['error']['median']:.0%} in the median, within 25% on ")
+    error = engine["error"]
+    assert told["error to expect"] == (
+        f"{error['median']:.0%} in the median of {error['machines']} such machines ({engine['regime']}, "
+        f"{error['engine'] or 'all engines'}), up to 25% on {error['within_25']} of them, by {error['rows']} measured "
+        f"decode speeds"
+    )
     assert done.out.index("with llama.cpp: ") < done.out.index("with the best policy")
     assert told["routing"] == "mini-deepseek (recorded)"
     assert "12.9 GB = weights that every token needs 2.6 + KV cache 0.0 + staging 0.0 + " in done.out
@@ -121,6 +127,21 @@ def printed(found: Fit) -> str:
     return console.file.getvalue()
 
 
+def test_what_the_model_was_trained_for_and_long_times_and_larger_pieces_are_told() -> None:
+    whole = fit(Question("deepseek-v2-lite:2", gpu="rtx-3060", ram="ddr4-3200", context=600, generated=2))
+    assert whole.engine is not None
+    assert "trained for" not in printed(whole)
+    assert "trained for, 700 tokens with the answer." in printed(replace(whole, trained_tokens=700))
+    assert "was trained for 601 tokens, and here are 602: " in printed(replace(whole, trained_tokens=601))
+    slow = replace(whole.engine, ttft_ms=330e3, prompt_ms={"attention": 30e3, "copies": 300e3},
+                   larger_pieces=LargerPieces("-b 4096 -ub 4096", 121e3, 50.0))  # fmt: skip
+    page = printed(replace(whole, engine=slow))
+    assert "5.5 min, the prompt in 2 pieces of 512: copies of experts 5.0 min, attention 0.5 min" in page
+    assert "larger pieces    first token in 2.0 min and 20.0 tokens/s with -b 4096 -ub 4096" in page
+    page = printed(replace(whole, engine=replace(slow, ttft_ms=119e3)))
+    assert "119.00 s, the prompt in 2 pieces" in page
+
+
 def test_where_all_fits_no_offloading_is_needed(trilane: Trilane) -> None:
     done = trilane(*MINI, "--gpu", "rtx-4090", "--weights", "q4_k_m", "--json", "fit.json")
     assert facts(done)["best policy"] == "none needed: every expert is on the GPU, nothing is offloaded"
@@ -139,6 +160,7 @@ def test_made_up_routing_says_so(trilane: Trilane) -> None:
     [
         (("--gpu", "rtx-3060"), "expected gpu and ram"),
         (("--gpu", "rtx-3060x", "--ram", "ddr4-3200"), "there is no gpu 'rtx-3060x'; did you mean"),
+        (("--gpu", "m3-max"), "there is no gpu 'm3-max'; did you mean 'apple-m3-max'?"),
         (("--machine", "rtx3090-ddr4", "--cores", "4"), "got machine 'rtx3090-ddr4' and cores"),
         (("--machine", "rtx3090-ddr4", "--weights", "q4"), "there is no quantisation 'q4'; did you mean"),
         (("--machine", "rtx3090-ddr4", "--ram-gb", "8", "--weights", "bf16"), "16 GiB would do; these weights fit: "),

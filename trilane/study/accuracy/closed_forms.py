@@ -1,6 +1,7 @@
 """Two closed forms to compare predictions with: bytes over data-sheet bandwidths, and llmfit's.
 
-Neither knows fixed times, what a processor reaches of its data sheet, or what an engine does.
+Neither knows fixed times, what a processor reaches of its data sheet, or what an engine does. The null model of
+policies (``sim.runs.null_model``) is another one, with the bandwidths that a machine reaches.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def weights_of_others(shape: ModelShape) -> float:
     return shape.non_expert_bytes - embedding
 
 
-def null_model(row: MeasuredRow) -> Speeds:
+def data_sheet(row: MeasuredRow) -> Speeds:
     """Bytes over data-sheet bandwidths, one after the other; of prompts products over the 16-bit rate, too.
 
     Raises what ``load_model``, ``load_hardware`` and ``load_engine`` raise.
@@ -50,11 +51,11 @@ def null_model(row: MeasuredRow) -> Speeds:
     decode_s = gpu_s + read.cpu_weights / hardware.cpu.dram_bytes_per_s
     if row.prompt_tokens is None:
         return Speeds(1 / decode_s)
-    prompt_s = null_prompt_s(shape, hardware, load_engine(row.engine), split, row.prompt_tokens)
+    prompt_s = sheet_prompt_s(shape, hardware, load_engine(row.engine), split, row.prompt_tokens)
     return Speeds(1 / decode_s, None if prompt_s is None else row.prompt_tokens / prompt_s)
 
 
-def null_prompt_s(
+def sheet_prompt_s(
     shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, tokens: int
 ) -> float | None:
     """Seconds of a prompt; None for an engine without prompts in pieces. Experts in DRAM are computed or copied as the

@@ -48,15 +48,16 @@ def error_of(row: MeasuredRow, predictions: Predictions, quantity: Quantity) -> 
 
 @dataclass(frozen=True)
 class Errors:
-    """Statistics of errors. ``by_machine``: the median of the machines' own medians, one vote each."""
+    """Statistics of errors. ``by_machine``: the median of the machines' own medians, one vote each;
+    ``machines_within_25``: those whose own is at most 25 %."""
 
     rows: int
     machines: int
     median: float  # of absolute values
     bias: float  # median with its sign
     within_20: float
-    within_25: float
     by_machine: float
+    machines_within_25: int
 
 
 class ErrorLine(NamedTuple):
@@ -104,15 +105,12 @@ def errors_of(rows: Iterable[MeasuredRow], predictions: Predictions, quantity: Q
     if not errors:
         return None
     sizes = [abs(error) for error in errors]
+    of_machines = [median(map(abs, each)) for each in by_machine.values()]
     return Errors(
         rows=len(errors), machines=len(by_machine), median=median(sizes), bias=median(errors),
-        within_20=_share(sizes, 0.20), within_25=_share(sizes, 0.25),
-        by_machine=median(median(map(abs, each)) for each in by_machine.values()),
+        within_20=sum(size <= 0.20 for size in sizes) / len(sizes),
+        by_machine=median(of_machines), machines_within_25=sum(size <= 0.25 for size in of_machines),
     )  # fmt: skip
-
-
-def _share(sizes: Sequence[float], limit: float) -> float:
-    return sum(size <= limit for size in sizes) / len(sizes)
 
 
 def family_of(row: MeasuredRow) -> str:

@@ -1,60 +1,74 @@
-"""The error that each regime had on the bundled rows, kept in ``regime_errors.csv`` for answers of ``trilane fit``."""
+"""The error that each regime had on the bundled rows, kept in ``regime_errors.csv`` for answers of ``trilane fit``.
+
+Every machine has one vote: rigs with many rows would weigh most otherwise.
+"""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
 from trilane.common.files import atomic_path
-from trilane.study.accuracy.errors import Errors, Predictions, error_table
+from trilane.study.accuracy.errors import SCORED_QUALITIES, Predictions, errors_of
 from trilane.study.accuracy.measured_rows import BUNDLED, MeasuredRow
-from trilane.study.accuracy.regimes import Regime
+from trilane.study.accuracy.regimes import REGIMES, Regime, engine_family, regime_of_row
 
 REGIME_ERRORS = BUNDLED.with_name("regime_errors.csv")
-FEWEST_ROWS = 3  # of fewer, a median says nothing
+FEWEST_MACHINES = 3  # of fewer, a median says nothing
 
 
 class RegimeAccuracy(NamedTuple):
-    """Errors of decode speeds that were predicted without the row's machine; ``within_25``: a share."""
+    """Errors of decode speeds that were predicted without the row's machine.
 
+    ``engine``: the program, of whichever builds; empty: all of them. ``median``: of the machines' own medians;
+    ``within_25``: machines whose own is at most 25 %.
+    """
+
+    regime: str
+    engine: str
     median: float
-    within_25: float
-    rows: int
+    within_25: int
     machines: int
+    rows: int
 
 
-def regime_error(regime: Regime) -> RegimeAccuracy | None:
-    """The error that a regime had; None where fewer than three rows are of it."""
-    found = kept_errors().get(regime)
-    return found if found and found.rows >= FEWEST_ROWS else None
+def regime_error(regime: Regime, engine: str) -> RegimeAccuracy | None:
+    """The error that an engine had in a regime, or all engines where fewer than three machines ran it; None where
+    fewer than three machines are of the regime."""
+    of_engine = {each.engine: each for each in kept_errors() if each.regime == regime}
+    found = (of_engine.get(name) for name in (engine_family(engine), ""))
+    return next((each for each in found if each and each.machines >= FEWEST_MACHINES), None)
 
 
 @cache
-def kept_errors() -> Mapping[str, RegimeAccuracy]:
-    """Of every regime, from the file: to find the regimes of all rows takes too long for an answer."""
+def kept_errors() -> tuple[RegimeAccuracy, ...]:
+    """All of the file: to find the regimes of all rows takes too long for an answer."""
     with REGIME_ERRORS.open(encoding="utf-8", newline="") as file:
-        return {line["regime"]: _read(line) for line in csv.DictReader(file)}
+        return tuple(_read(line) for line in csv.DictReader(file))
 
 
 def _read(line: Mapping[str, str]) -> RegimeAccuracy:
-    return RegimeAccuracy(float(line["median"]), float(line["within_25"]), int(line["rows"]), int(line["machines"]))
+    counts = (int(line[name]) for name in ("within_25", "machines", "rows"))
+    return RegimeAccuracy(line["regime"], line["engine"], float(line["median"]), *counts)
 
 
-def regime_errors(rows: list[MeasuredRow], predictions: Predictions) -> dict[str, RegimeAccuracy]:
-    """Of every regime, from the rows; shares to three digits."""
-    lines = [line for line in error_table(rows, predictions) if (line.quantity, line.by) == ("decode", "regime")]
-    return {line.group: _rounded(line.errors) for line in lines}
+def regime_errors(rows: Sequence[MeasuredRow], predictions: Predictions) -> Iterator[RegimeAccuracy]:
+    """Of every regime, of all engines and of each; medians to three digits."""
+    scored = [row for row in rows if row.quality in SCORED_QUALITIES]
+    for regime in REGIMES:
+        members = [row for row in scored if regime_of_row(row) == regime]
+        for engine in ("", *sorted({engine_family(row.engine) for row in members})):
+            own = [row for row in members if engine in ("", engine_family(row.engine))]
+            if found := errors_of(own, predictions, "decode"):
+                yield RegimeAccuracy(
+                    regime, engine, round(found.by_machine, 3), found.machines_within_25, found.machines, found.rows
+                )
 
 
-def _rounded(errors: Errors) -> RegimeAccuracy:
-    return RegimeAccuracy(round(errors.median, 3), round(errors.within_25, 3), errors.rows, errors.machines)
-
-
-def write_regime_errors(found: Mapping[str, RegimeAccuracy]) -> None:
+def write_regime_errors(found: Sequence[RegimeAccuracy]) -> None:
     """Renew the file."""
     with atomic_path(REGIME_ERRORS) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("regime", *RegimeAccuracy._fields))
-        writer.writerows((regime, *error) for regime, error in found.items())
+        writer.writerows([RegimeAccuracy._fields, *found])

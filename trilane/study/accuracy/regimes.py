@@ -35,6 +35,11 @@ def regime_of(shape: ModelShape, hardware: Hardware, engine: str, split: StaticS
     return "experts on CPU" if split.cpu_layers >= shape.moe_layers and not split.gpu_experts else "mixed"
 
 
+def engine_family(engine: str) -> str:
+    """The program, of whichever builds: ``llama.cpp`` of ``llama.cpp-2025``."""
+    return engine.removesuffix("-2025")
+
+
 @cache
 def regime_of_row(row: MeasuredRow) -> Regime:
     """The regime of a measured row. Raises what ``load_model`` and ``load_hardware`` raise."""

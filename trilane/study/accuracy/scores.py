@@ -8,7 +8,7 @@ from typing import Any
 
 from trilane.common.errors import TrilaneError
 from trilane.common.quoting import quoted
-from trilane.study.accuracy.closed_forms import llmfit, null_model
+from trilane.study.accuracy.closed_forms import data_sheet, llmfit
 from trilane.study.accuracy.errors import (
     QUANTITIES,
     SCORED_QUALITIES,
@@ -25,7 +25,7 @@ from trilane.study.accuracy.measured_rows import MeasuredRow, RowsError, read_ro
 from trilane.study.accuracy.prediction import predict
 from trilane.study.accuracy.regimes import regime_of_row
 
-HELD_OUT, SHIPPED, NULL, LLMFIT = "held out", "shipped", "null model", "llmfit"
+HELD_OUT, SHIPPED, DATA_SHEET, LLMFIT = "held out", "shipped", "data sheet", "llmfit"
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _refusal(row: MeasuredRow) -> str:
 
 
 def _predictions(rows: Sequence[MeasuredRow]) -> dict[str, Predictions]:
-    forms: Mapping[str, Callable[[MeasuredRow], Speeds]] = {SHIPPED: _shipped, NULL: null_model, LLMFIT: llmfit}
+    forms: Mapping[str, Callable[[MeasuredRow], Speeds]] = {SHIPPED: _shipped, DATA_SHEET: data_sheet, LLMFIT: llmfit}
     return {name: {row.id: form(row) for row in rows} for name, form in forms.items()}
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from sim.machine.hardware import Hardware, load_hardware
 from traces.models.shape import ModelShape
+from traces.models.trained_length import trained_tokens
 from trilane.common.schema import to_dict
 from trilane.study.fit.engine_answer import EngineAnswer, engine_answer, has_room
 from trilane.study.fit.memory_needed import check_fits, longest_context, surely_runs
 from trilane.study.fit.policy_answer import PolicyAnswer, policy_answer
 from trilane.study.fit.question import FitError, Question
 
-LONGEST = 2**20  # tokens; no prompt of more is looked for
+LONGEST = 2**20  # tokens; no prompt of more is looked for where it is not known what a model was trained for
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Fit:
     engine: EngineAnswer | None  # None: a profile's machine, or ``engine_refused`` says why
     engine_refused: str | None
     policies: PolicyAnswer | None  # None: there is no GPU to offload from
+    trained_tokens: int | None  # prompt and answer that the model was trained for; None: not known
     notes: tuple[str, ...]  # caveats of the machine's parts
 
     def to_dict(self) -> dict[str, Any]:
@@ -50,19 +52,24 @@ def fit(question: Question, jobs: int = 1) -> Fit:
         engine=engine,
         engine_refused=refused,
         policies=None if hardware.cpu_only else policy_answer(question, shape, hardware, jobs),
+        trained_tokens=trained_tokens(shape.name),
         notes=hardware.notes,
     )
 
 
 def with_longest_context(question: Question) -> Question:
-    """The same question with the longest prompt that fits, in whole 256 tokens. Raises FitError if none does."""
+    """The same question with the longest prompt that fits, and that the model was trained for, in whole 256 tokens.
+
+    Raises FitError if none does.
+    """
     shape, hardware = question.model_shape, load_hardware(question.hardware)
 
     def runs(context: int) -> bool:
         longer = replace(question, context=context)
         return surely_runs(shape, hardware, longer) and (hardware.measured or has_room(longer, shape, hardware))
 
-    return replace(question, context=longest_context(runs, LONGEST + 1) or 1)
+    trained = trained_tokens(shape.name) or LONGEST + question.generated
+    return replace(question, context=longest_context(runs, max(trained - question.generated, 1) + 1) or 1)
 
 
 def _engine(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[EngineAnswer | None, str | None]:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from sim.costs.engine_costs import PLAIN
 from sim.machine.assembly import NO_GPU, assembled_name
 from sim.machine.hardware import load_hardware
-from sim.machine.parts import unified_names
+from sim.machine.parts import part, unified_names
 from sim.runs.scenario import Scenario
 from traces.models.catalogue import load_model
 from traces.models.names import parted
@@ -25,7 +25,7 @@ KvFormat = Literal["f16", "q8_0", "q4_0"]
 KV_BITS: Mapping[KvFormat, float] = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}  # ggml: 32 share a 16-bit scale
 PROMPT_ROWS = 256  # prompt tokens that are routed one by one at most, all sequences together
 _STEPS = ((8, 24), (2, 32), (1, 56))  # from this batch on, the most decode steps that are played
-_LAYER_STEPS, _FEWEST_STEPS = 2700, 24  # MoE layers x steps that are played in some seconds
+_USUAL_LAYERS, _FEWEST_STEPS = 48, 20
 
 
 class FitError(TrilaneError):
@@ -91,6 +91,8 @@ class Question:
             raise FitError(
                 f"fit: expected a machine or its parts, got machine {quoted(self.machine)} and {_and(parts)}"
             )
+        if self.machine is None and self.gpu and not self.ram and self.gpu != NO_GPU and not self._unified:
+            part("gpu", self.gpu)
         if self.machine is None and not (self.gpu and (self.ram or self._unified)):
             raise FitError(
                 "fit: expected gpu and ram (such as rtx-4080 and ddr5-5600), or machine, a preset or a profile's file"
@@ -155,9 +157,9 @@ class Question:
 
 
 def most_steps(batch: int, layers: int) -> int:
-    """Fewer for larger batches, and for models of more layers than most have."""
+    """Fewer for larger batches, and for models of more layers than most have, in each of which more is to be done."""
     of_batch = next(steps for sequences, steps in _STEPS if batch >= sequences)
-    return min(of_batch, max(_LAYER_STEPS // layers, _FEWEST_STEPS))
+    return max(int(of_batch * min(_USUAL_LAYERS / layers, 1) ** 2), _FEWEST_STEPS)
 
 
 def with_weights(model: str, weights: str) -> str:

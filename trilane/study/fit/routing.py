@@ -3,7 +3,8 @@
 The bundled mini-deepseek has DeepSeek-V2-Lite's topology, and its routing is real, but not that of the large model: its
 gate@1 forecasts are right for 84 of 100 experts, where 73 are published for the large one (DALI, Table 5), so that
 prefetches would look better than they are. The large model therefore gets synthetic routing, similar to the mini's but
-with the published forecasts; ``--trace mini-deepseek`` selects the other. The page says which was used.
+with the published forecasts; ``--trace mini-deepseek`` selects the other. So does gpt-oss-20b, of which neither
+forecasts nor prompts were recorded. The page says which was used.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def routing_for(question: Question) -> RoutingSource:
     model, _, layers = parted(load_model(question.model).name)  # of a folder, the file in it
     cut = "" if layers is None else f":{layers}"
     bundled = bundled_trace(model)
-    recorded = question.trace or (bundled and f"{bundled}{cut}")
+    complete = bundled and load_trace(bundled).forecasts
+    recorded = question.trace or (f"{bundled}{cut}" if complete else None)
     if recorded:
         trace = load_trace(recorded)
         synthetic = trace.provenance.get("synthetic")

@@ -43,13 +43,12 @@ class SplitMemory:
 
 @dataclass(frozen=True)
 class Splitter:
-    """The splits of a model in one engine. ``by_experts``: it keeps some experts of every layer, not whole layers."""
+    """The splits of a model in one engine."""
 
     question: Question
     shape: ModelShape
     hardware: Hardware
     engine: InferenceEngine
-    by_experts: bool
 
     @property
     def piece_tokens(self) -> int:
@@ -96,18 +95,24 @@ class Splitter:
         layers = self.shape.moe_layers
         if self.hardware.one_memory:
             return [self._split(0)]
-        if self.by_experts:
+        if self.engine.splits == "experts":
             some = [self._split(layers, experts) for experts in range(self.shape.experts - 1, -1, -1)]
             return [self._split(0), *some]
         return [self._split(count) for count in range(layers + 1)]
 
     def _split(self, cpu_layers: int, gpu_experts: int = 0) -> StaticSplit:
-        return StaticSplit(cpu_layers, gpu_experts, self.question.threads, self.piece_tokens)
+        return StaticSplit(cpu_layers, gpu_experts, self.question.threads, self.piece_tokens, self._repacked)
+
+    @property
+    def _repacked(self) -> bool:
+        """Whether weights are put in the CPU's order of rows: where it computes everything, and the engine can."""
+        prompt = self.engine.prompt
+        return self.hardware.cpu_only and prompt is not None and prompt.repacked_thread_flops_per_s is not None
 
     @property
     def _copies(self) -> bool:
         """Whether prompts are computed on the GPU, to which experts are copied."""
-        return self.engine.prompt is not None and self.engine.prompt.experts.value == "copied"
+        return self.engine.prompt is not None and self.engine.prompt.experts.value != "computed"
 
     def _too_large(self, split: StaticSplit) -> str:
         memory = self.memory(split)

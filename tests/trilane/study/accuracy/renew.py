@@ -7,4 +7,4 @@ from trilane.study.accuracy.scores import bundled_scores
 
 if __name__ == "__main__":
     scores = bundled_scores()
-    write_regime_errors(regime_errors(scores.rows, scores.first))
+    write_regime_errors(list(regime_errors(scores.rows, scores.first)))

@@ -11,7 +11,7 @@ from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import load_hardware
 from tests.kit.measured_rows import row
 from traces.models.catalogue import load_model
-from trilane.study.accuracy.closed_forms import llmfit, null_model, null_prompt_s, token_bytes
+from trilane.study.accuracy.closed_forms import data_sheet, llmfit, sheet_prompt_s, token_bytes
 
 MACHINE = load_hardware("rtx-4080+ddr5-5600+ryzen-9-7950x")
 SHAPE = load_model("mixtral-8x7b")
@@ -37,10 +37,10 @@ def test_some_experts_of_these_layers_on_the_gpu() -> None:
     assert sum(read) == sum(token_bytes(SHAPE, MACHINE, SPLIT, 0))
 
 
-def test_null_model() -> None:
+def test_data_sheet() -> None:
     seconds = (OTHERS + 22 * 2 * EXPERT + 1064 * CACHE) / GPU + 10 * 2 * EXPERT / DRAM
-    assert null_model(ROW).decode == pytest.approx(1 / seconds)
-    assert null_model(ROW).prompts is None
+    assert data_sheet(ROW).decode == pytest.approx(1 / seconds)
+    assert data_sheet(ROW).prompts is None
 
 
 def test_llmfit() -> None:
@@ -48,21 +48,21 @@ def test_llmfit() -> None:
     assert llmfit(ROW) == (pytest.approx(0.8 / seconds), None)
 
 
-def test_null_model_of_a_prompt_copies_experts_once_a_piece() -> None:
+def test_data_sheet_of_a_prompt_copies_experts_once_a_piece() -> None:
     """1,000 tokens in two pieces."""
     products = 1000 * (OTHERS + 32 * 2 * EXPERT) / FLOPS  # two operations a weight of two bytes
     copies = 2 * 10 * 8 * EXPERT / LINK
-    assert null_prompt_s(SHAPE, MACHINE, load_engine("llama.cpp"), SPLIT, 1000) == pytest.approx(products + copies)
+    assert sheet_prompt_s(SHAPE, MACHINE, load_engine("llama.cpp"), SPLIT, 1000) == pytest.approx(products + copies)
 
 
-def test_null_model_of_a_prompt_that_the_cpu_computes() -> None:
+def test_data_sheet_of_a_prompt_that_the_cpu_computes() -> None:
     products = 1000 * (OTHERS + 22 * 2 * EXPERT) / FLOPS + 1000 * 10 * 2 * EXPERT / MACHINE.cpu.flops_per_s
-    found = null_prompt_s(SHAPE, MACHINE, load_engine("llama.cpp"), replace(SPLIT, repacked=True), 1000)
+    found = sheet_prompt_s(SHAPE, MACHINE, load_engine("llama.cpp"), replace(SPLIT, repacked=True), 1000)
     assert found == pytest.approx(products)
 
 
 def test_without_a_gpu_all_bytes_are_in_dram() -> None:
     alone = replace(ROW, machine="none+ddr5-5600+ryzen-9-7950x", cpu_layers=32)
     weights = OTHERS + 32 * 2 * EXPERT
-    assert null_model(alone).decode == pytest.approx(DRAM / (weights + 1064 * CACHE))
+    assert data_sheet(alone).decode == pytest.approx(DRAM / (weights + 1064 * CACHE))
     assert llmfit(alone).decode == pytest.approx(0.8 * DRAM / weights)

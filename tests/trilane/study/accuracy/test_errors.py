@@ -37,8 +37,9 @@ def test_statistics_of_all_rows() -> None:
     assert (found.rows, found.machines) == (4, 2)
     assert found.median == pytest.approx(0.10)  # of 1, 10, 10, 40
     assert found.bias == pytest.approx(0.055)  # of -10, 1, 10, 40
-    assert found.within_20 == found.within_25 == 0.75
+    assert found.within_20 == 0.75
     assert found.by_machine == pytest.approx(0.25)  # of 10 and 40
+    assert found.machines_within_25 == 1
 
 
 def test_groups() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from tests.kit.measured_rows import row
-from trilane.study.accuracy.errors import read_predictions
+from trilane.study.accuracy.errors import Speeds, read_predictions
 from trilane.study.accuracy.measured_rows import read_rows
-from trilane.study.accuracy.regime_errors import FEWEST_ROWS, kept_errors, regime_error, regime_errors
-from trilane.study.accuracy.regimes import REGIMES, regime_of_row
+from trilane.study.accuracy.regime_errors import FEWEST_MACHINES, kept_errors, regime_error, regime_errors
+from trilane.study.accuracy.regimes import REGIMES, Regime, regime_of_row
 
 
 @pytest.mark.parametrize(
@@ -45,13 +47,33 @@ def test_some_experts_of_every_layer_on_the_gpu_are_mixed() -> None:
 
 def test_kept_errors_are_those_of_the_held_out_predictions() -> None:
     rows = [each for each in read_rows() if not each.left_out]
-    assert kept_errors() == regime_errors(rows, read_predictions()), (
+    assert kept_errors() == tuple(regime_errors(rows, read_predictions())), (
         "renew them with: python -m tests.trilane.study.accuracy.renew"
     )
 
 
-def test_a_regime_of_few_rows_has_no_error() -> None:
+def test_every_machine_has_one_vote() -> None:
+    """Three rows of one machine are 10 % off, one row of each of two others 50 and 60 %."""
+    machines = ["rtx-4080+ddr5-5600"] * 3 + ["rtx-3060+ddr4-3200", "rtx-3090+ddr4-3200"]
+    rows = [row(str(n), machine=name, cpu_layers=14) for n, name in enumerate(machines)]
+    predicted = {str(n): Speeds(speed) for n, speed in enumerate((110.0, 110.0, 110.0, 50.0, 160.0))}
+    whole, of_engine = regime_errors(rows, predicted)
+    assert whole == ("mixed", "", 0.5, 1, 3, 5)
+    assert of_engine == whole._replace(engine="llama.cpp")
+
+
+def test_an_error_is_that_of_the_engine_where_enough_machines_ran_it() -> None:
+    for (regime, engine), each in {each[:2]: each for each in kept_errors() if each.engine}.items():
+        found = regime_error(cast("Regime", regime), engine)
+        if each.machines >= FEWEST_MACHINES:
+            assert found == each == regime_error(cast("Regime", regime), f"{engine}-2025")
+        else:
+            assert found is None or found.engine == ""
+    assert regime_error("mixed", "mine") == next(each for each in kept_errors() if each[:2] == ("mixed", ""))
+
+
+def test_a_regime_of_few_machines_has_no_error() -> None:
     for regime in REGIMES:
-        found, kept = regime_error(regime), kept_errors().get(regime)
-        assert (found is None) == (kept is None or kept.rows < FEWEST_ROWS)
-    assert regime_error("mixed") is not None
+        whole = next((each for each in kept_errors() if each[:2] == (regime, "")), None)
+        assert (regime_error(regime, "mine") is None) == (whole is None or whole.machines < FEWEST_MACHINES)
+    assert regime_error("laptop", "llama.cpp") is None

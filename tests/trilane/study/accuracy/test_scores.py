@@ -29,6 +29,11 @@ def test_every_row_is_scored_or_left_out_with_a_reason() -> None:
     assert all(SCORES.left_out.values())
 
 
+def test_no_closed_form_has_the_name_of_another() -> None:
+    """The null model is that of policies (``sim.runs.null_model``)."""
+    assert list(SCORES.predictions) == ["held out", "shipped", "data sheet", "llmfit"]
+
+
 def test_predictions_are_better_than_both_closed_forms() -> None:
     for key in [("decode", "all", "all"), ("prompts", "all", "all")]:
         first, *others = SCORES.table()[key].values()

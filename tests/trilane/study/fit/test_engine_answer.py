@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.kit.hand_measured import toy_machine, toy_model
 from traces.models.catalogue import load_model
 from trilane.study.accuracy.regime_errors import regime_error
 from trilane.study.accuracy.regimes import Regime
-from trilane.study.fit.command_line import command_line
+from trilane.study.fit.command_line import command_words
 from trilane.study.fit.engine_answer import EngineAnswer, engine_answer, engine_of
 from trilane.study.fit.fit import fit, with_longest_context
 from trilane.study.fit.question import FitError, Question
@@ -38,7 +39,7 @@ def splitter(**asked: Any) -> Splitter:
     question = Question(**asked)
     hardware = load_hardware(question.hardware)
     engine = engine_of(question, hardware)
-    return Splitter(question, question.model_shape, hardware, engine, by_experts=False)
+    return Splitter(question, question.model_shape, hardware, engine)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -98,12 +99,19 @@ def test_what_leaves_no_room_is_refused_with_what_is_missing() -> None:
         answered(**{**QWEN, "weights": "bf16"}, ram_gb=32)
 
 
+def test_the_longest_context_is_no_longer_than_the_model_was_trained_for() -> None:
+    asked = with_longest_context(Question("qwen3-30b-a3b", "rtx-4090", "ddr5-5600", generated=200))
+    assert asked.context == (40_960 - 200) // 256 * 256
+    assert fit(replace(asked, generated=2)).trained_tokens == 40_960
+
+
 def test_the_longest_context_fits_and_a_longer_one_does_not() -> None:
-    asked = with_longest_context(Question(**GEMMA, kv="q8_0"))
+    own: dict[str, Any] = {"model": "qwen3-30b-a3b-instruct-2507", "gpu": "rtx-3060", "ram": "ddr4-3200", "kv": "q8_0"}
+    asked = with_longest_context(Question(**own))
     assert asked.context % 256 == 0
-    assert splitter(**GEMMA, kv="q8_0", context=asked.context).best()
+    assert splitter(**own, context=asked.context).best()
     with pytest.raises(FitError):
-        splitter(**GEMMA, kv="q8_0", context=asked.context + 512).best()
+        splitter(**own, context=asked.context + 512).best()
 
 
 # --- speeds -----------------------------------------------------------------------------------------------------------
@@ -135,17 +143,17 @@ def test_the_usual_engine_is_that_of_the_card() -> None:
     names = {gpu: engine_of(Question("qwen3-30b-a3b", gpu=gpu, ram="ddr5-5600"), load_hardware(f"{gpu}+ddr5-5600")).name
              for gpu in ("rtx-4080", "rx-7900-xtx")}  # fmt: skip
     assert names == {"rtx-4080": "llama.cpp", "rx-7900-xtx": "llama.cpp-vulkan"}
-    refused = fit(Question("deepseek-v2-lite:4", gpu="apple-m3-max", context=64))
-    assert refused.engine is None
-    assert "no engine was fitted to speeds of Apple M3 Max" in str(refused.engine_refused)
+    apple = fit(Question("deepseek-v2-lite:4", gpu="apple-m3-max", context=64)).engine
+    assert apple is not None
+    assert (apple.engine, apple.about) == ("llama.cpp-metal", "builds with Metal, on Apple's chips")
 
 
-def test_several_sequences_have_no_answer_of_an_engine() -> None:
-    found = fit(Question(**SMALL, batch=2))
-    assert found.engine is None
-    assert "one sequence at a time, not for 2" in str(found.engine_refused)
-    with pytest.raises(FitError, match="one sequence at a time"):
-        fit(Question(**SMALL, batch=2, threads=4))
+def test_several_sequences_share_the_reading_of_weights() -> None:
+    one, four = answered(**QWEN), answered(**QWEN, batch=4)
+    assert one.tpot_ms < four.tpot_ms < 4 * one.tpot_ms
+    assert (four.pieces, four.ttft_ms > 3.9 * one.ttft_ms) == (4 * one.pieces, True)
+    assert one.error is not None
+    assert four.error is None  # others measured one sequence at a time
 
 
 def test_a_profile_has_no_other_engine(tmp_path: Path) -> None:
@@ -170,7 +178,7 @@ def test_a_profile_has_no_other_engine(tmp_path: Path) -> None:
 def test_an_answer_names_the_error_of_its_regime(asked: dict[str, Any], regime: Regime) -> None:
     one = answered(**asked)
     assert one.regime == regime
-    assert one.error == regime_error(regime)
+    assert one.error == regime_error(regime, one.engine)
 
 
 # --- without a GPU, and with one memory -------------------------------------------------------------------------------
@@ -216,14 +224,106 @@ def test_llama_cpp_counts_the_dense_layers_too() -> None:
                     n_cpu_moe=one.cpu_layers).tpot_ms == one.tpot_ms  # fmt: skip
 
 
-def test_ktransformers_keeps_some_experts_of_every_layer() -> None:
+def words(engine: str, split: StaticSplit, **asked: Any) -> list[str]:
+    question = Question(**{**QWEN, **asked})
+    hardware = load_hardware(question.hardware)
+    return command_words(question, question.model_shape, load_engine(engine), split, hardware)
+
+
+def test_ktransformers_keeps_some_experts_of_every_layer_and_is_told_the_format() -> None:
     one = answered(**QWEN, engine="ktransformers")
     assert 0 < one.gpu_experts < 128
-    assert f"--kt-num-gpu-experts {one.gpu_experts}" in one.command
-    own = load_model("qwen3-30b-a3b@q4_k_m")
-    engine = load_engine("ktransformers")
-    asked, split = Question(**QWEN, threads=8), StaticSplit(48, 3)
-    assert "--kt-cpuinfer 8" in command_line(asked, own, engine, split, cpu_only=False)
+    assert one.command == (
+        f"python -m sglang.launch_server --model qwen3-30b-a3b --kt-weight-path qwen3-30b-a3b-q4_k_m "
+        f"--kt-method LLAMAFILE --kt-cpuinfer 16 --kt-threadpool-count 1 --kt-num-gpu-experts {one.gpu_experts} "
+        f"--context-length 4352 --chunked-prefill-size 2048"
+    )
+    own = words("ktransformers", StaticSplit(48, 3), weights="bf16", threads=8)
+    assert {"--kt-method BF16", "--kt-cpuinfer 8", "--model qwen3-30b-a3b-bf16"} <= set(own)
+    assert "--kt-threadpool-count 2" in words(
+        "ktransformers", StaticSplit(48, 3), ram="ddr5-4800-ecc", cpu="epyc-9354", cores=None, sockets=2
+    )
+
+
+@pytest.mark.parametrize("layers", [1, 9, 10, 11, 48, 60])
+def test_builds_of_early_2025_have_no_n_cpu_moe(layers: int) -> None:
+    """The pattern takes the experts of these layers and no others."""
+    own = words("llama.cpp-2025", StaticSplit(layers))
+    [option] = [word for word in own if word.startswith("-ot ")]
+    pattern, _, target = option.removeprefix("-ot '").removesuffix("'").partition("=")
+    taken = [layer for layer in range(128) if re.search(pattern, f"blk.{layer}.ffn_up_exps.weight")]
+    assert (taken, target) == (list(range(layers)), "CPU")
+    assert not re.search(pattern, "blk.0.ffn_up_shexp.weight")
+    assert "-fa" in own
+    assert not any(word.startswith("--n-cpu-moe") for word in own)
+
+
+def test_ik_llama_cpp_fuses_products_by_itself_since_november_2025() -> None:
+    """And its latent attention was to be named before."""
+    assert words("ik_llama.cpp", StaticSplit(5)) == words("llama.cpp", StaticSplit(5))
+    early = words("ik_llama.cpp-2025", StaticSplit(5), model="deepseek-v2-lite")
+    assert early[-3:] == ["-fa", "-fmoe", "-mla 3"]
+    assert "-mla 3" not in words("ik_llama.cpp-2025", StaticSplit(5))
+
+
+def test_ik_llama_cpp_repacks_weights_where_the_cpu_computes_everything() -> None:
+    alone: dict[str, Any] = {"model": "qwen3-30b-a3b", "gpu": "none", "ram": "ddr5-5600"}
+    one = answered(**alone, engine="ik_llama.cpp")
+    assert one.command.endswith(" -rtr")
+    assert one.ttft_ms < 0.5 * answered(**alone, engine="llama.cpp").ttft_ms
+    assert "-rtr" not in answered(**QWEN, engine="ik_llama.cpp").command
+
+
+def test_the_answer_says_what_the_engine_runs_on() -> None:
+    where = {gpu: answered(**{**QWEN, "gpu": gpu, "engine": engine}).about.split(", ")[-1]
+             for gpu, engine in (("rtx-4080", "llama.cpp"), ("rx-7900-xtx", "llama.cpp"), ("none", "llama.cpp"),
+                                 ("rtx-3060", "llama.cpp-vulkan"))}  # fmt: skip
+    assert where == {
+        "rtx-4080": "CUDA",
+        "rx-7900-xtx": "ROCm",
+        "none": "the CPU alone",
+        "rtx-3060": "builds with Vulkan",
+    }
+
+
+# --- larger pieces of the prompt --------------------------------------------------------------------------------------
+
+
+def test_larger_pieces_are_told_where_copies_of_experts_rule() -> None:
+    """Most experts of DeepSeek-V3 are in the host's memory, and are copied for each piece."""
+    server = {"model": "deepseek-v3", "gpu": "rtx-4090", "ram": "ddr5-4800-ecc", "cpu": "epyc-9354"}
+    one = answered(**server)
+    larger = one.larger_pieces
+    assert larger is not None
+    assert larger.arguments == "-b 4096 -ub 4096"
+    assert one.ttft_ms > 6 * larger.ttft_ms
+    told = answered(**server, ubatch=4096)
+    assert (told.ttft_ms, told.tpot_ms, told.larger_pieces) == (larger.ttft_ms, larger.tpot_ms, None)
+
+
+def test_larger_pieces_name_the_layers_that_no_longer_fit() -> None:
+    larger = answered(**QWEN).larger_pieces
+    assert larger is not None
+    layers, ubatch = (int(number) for number in re.findall(r"--n-cpu-moe (\d+) .*-ub (\d+)", larger.arguments)[0])
+    told = answered(**QWEN, ubatch=ubatch)
+    assert told.cpu_layers == layers > answered(**QWEN).cpu_layers
+    assert (told.ttft_ms, told.tpot_ms) == (larger.ttft_ms, larger.tpot_ms)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {**QWEN, "context": 500},
+        {**QWEN, "ubatch": 512},
+        {"model": "qwen3-30b-a3b", "gpu": "none", "ram": "ddr5-5600"},
+        {**QWEN, "generated": 10_000},  # the answer as a whole would end later
+    ],
+)
+def test_larger_pieces_are_not_told_where_they_give_little(asked: dict[str, Any]) -> None:
+    assert answered(**asked).larger_pieces is None
+
+
+# --- laws -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_better_part_is_never_slower_and_the_first_gain_is_the_limit() -> None:
@@ -242,6 +342,7 @@ def test_a_better_part_is_never_slower_and_the_first_gain_is_the_limit() -> None
         ({"gpu": "gb10", "n_cpu_moe": 5}, "all of gb10 is in one memory"),
         ({"gpu": "none", "ram": "ddr5-5600", "n_cpu_moe": 4}, "is in one memory"),
         ({"gpu": "none", "ram": "ddr5-5600", "engine": "ktransformers"}, "expected a machine with a GPU, got none"),
+        ({"gpu": "none", "ram": "ddr5-5600", "engine": "llama.cpp-vulkan"}, "with a GPU, got none.*; choose llama.cpp"),
         ({"gpu": "rtx-4080", "ram": "ddr5-5600", "cores": 6, "threads": 13}, "expected at most 12, 2 on each of the 6"),
     ],
 )

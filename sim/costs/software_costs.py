@@ -1,0 +1,82 @@
+"""Cost tables of a paper's system: the machine's, and what the system's own program makes of them.
+
+The published times of DALI, HybriMoE and DAOP are those of programs whose experts on the CPU are 4 to 20 times slower
+than the machine's memory and arithmetic allow, where an expert has few tokens: threads are woken for each expert, and
+weights are unpacked anew for each token. With w the tokens of an expert, s ``cpu_share`` and k
+``small_batch_flops_share`` (``sim.costs.engine.Software``; B and F as in ``sim.costs.roofline_costs``):
+
+====================  ==============================================================================================
+expert, CPU, few w    ``cpu_expert_ns`` + max(bytes / sB, flops x w / skF, ``cpu_token_ns`` x w)
+expert, CPU, more w   ``cpu_expert_ns`` + max(bytes / sB, flops x w / sF), never less than with few
+copy                  the machine's, from ``copies`` memory + ``copy_ns``
+layer                 the machine's, after ``layer_ns`` of the host in which nothing is launched
+decision              the machine's x ``plan_factor``
+====================  ==============================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from policies.mechanism.views import ExpertCosts
+from sim.costs.cost_table import CostTable
+from sim.costs.engine import Software
+from sim.costs.roofline_costs import roofline
+from sim.machine.hardware import Hardware
+from sim.machine.sourced import Sourced
+from traces.models.shape import ModelShape
+
+
+def software_costs(shape: ModelShape, hardware: Hardware, software: Software, max_tokens: int) -> CostTable:
+    """The cost table for workloads 0..``max_tokens``. Raises CostError for ``max_tokens`` < 1."""
+    machine = _as_used(hardware, software)
+    costs = roofline(shape, machine, max_tokens)
+    few = _cpu_tables(shape, machine, software, max_tokens)
+    changed = costs.map_experts(lambda expert: _expert(expert, few[expert.expert_bytes], software))
+    slower = software.plan_factor.value if software.plan_factor else 1.0
+    return replace(
+        changed, layer_ns=_ns(software.layer_ns), plan_factor=costs.plan_factor * slower,
+        serial=bool(software.serial and software.serial.value),
+    )  # fmt: skip
+
+
+def _as_used(hardware: Hardware, software: Software) -> Hardware:
+    """The machine as the program uses it."""
+    share = software.cpu_share.value if software.cpu_share else 1.0
+    first_ns = _ns(software.first_cpu_ns) if software.first_cpu_ns else hardware.cpu.first_expert_ns
+    copies = software.copies.value if software.copies else hardware.link.copies
+    cpu = replace(
+        hardware.cpu, read_bytes_per_s=hardware.cpu.read_bytes_per_s * share,
+        flops_per_s=hardware.cpu.flops_per_s * share, first_expert_ns=first_ns,
+    )  # fmt: skip
+    return replace(hardware, cpu=cpu, link=replace(hardware.link, copies=copies))
+
+
+def _cpu_tables(shape: ModelShape, machine: Hardware, software: Software, max_tokens: int) -> dict[int, list[int]]:
+    """Times of experts with few tokens, by their bytes; only that of no token if few cost no more than many."""
+    most = min(software.small_batch_tokens.value, max_tokens) if software.small_batch_tokens else 0
+    if not most:
+        return {shape.expert_bytes_of(layer): [0] for layer in range(shape.moe_layers)}
+    share, token_ns = software.small_batch_flops_share, _ns(software.cpu_token_ns)
+    cpu = replace(machine.cpu, flops_per_s=machine.cpu.flops_per_s * (share.value if share else 1.0))
+    experts = roofline(shape, replace(machine, cpu=cpu), most).experts
+    return {
+        size: [max(ns, token_ns * w) for w, ns in enumerate(cpu_ns)]
+        for size, cpu_ns in {expert.expert_bytes: expert.cpu_ns for expert in experts}.items()
+    }
+
+
+def _expert(expert: ExpertCosts, few: Sequence[int], software: Software) -> ExpertCosts:
+    """An expert's costs with those of the program."""
+    fixed_ns = _ns(software.cpu_expert_ns)
+    _, *cpu_ns = accumulate((*few, *expert.cpu_ns[len(few) :]), max)
+    return expert._replace(
+        cpu_ns=(0, *(ns + fixed_ns for ns in cpu_ns)), copy_ns=expert.copy_ns + _ns(software.copy_ns)
+    )
+
+
+def _ns(number: Sourced[float] | None) -> int:
+    """Whole ns; none, no time."""
+    return round(number.value) if number else 0

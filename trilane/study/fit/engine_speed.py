@@ -1,0 +1,103 @@
+"""The speeds of an engine that people run, with the split that it uses, and with better parts of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from sim.costs.engine import InferenceEngine
+from sim.costs.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
+from sim.machine.dials import scaled_numbers
+from sim.machine.hardware import Hardware
+from traces.models.shape import ModelShape
+from trilane.study.fit.command_line import command_words
+from trilane.study.fit.question import FitError, Question
+from trilane.study.fit.sensitivity import BETTER, PARTS, Gain
+from trilane.study.fit.split_memory import Splitter
+
+_CORES = "CPU cores"
+_ON_GPU = ("GPU memory", "GPU bandwidth", "GPU compute", "PCIe")
+_SCALED: Mapping[str, tuple[str, tuple[str, ...]]] = {  # owner, and keys of the machine
+    **{part.name: (part.owner, part.keys) for part in PARTS if part.name in (*_ON_GPU, "DRAM")},
+    "GPU compute": ("the GPU's arithmetic", ("gpu.flops_per_s", "gpu.integer_ops_per_s")),
+    _CORES: ("the CPU's cores", ("cpu.cores",)),
+}
+
+
+@dataclass(frozen=True)
+class EngineGain(Gain):
+    """``ttft``: what the same part gives at the first token, old over new, minus 1."""
+
+    ttft: float
+
+
+@dataclass(frozen=True)
+class EngineSpeed:
+    """A question on a machine with an engine. All but ``splitter`` and ``has_room`` raise FitError without room."""
+
+    question: Question
+    shape: ModelShape
+    hardware: Hardware
+    engine: InferenceEngine
+
+    @property
+    def splitter(self) -> Splitter:
+        """The splits that there are."""
+        return Splitter(self.question, self.shape, self.hardware, self.engine)
+
+    @cached_property
+    def split(self) -> StaticSplit:
+        """The one that is used."""
+        return self.splitter.best()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is a split with room for the model, the context and what is computed."""
+        try:
+            return bool(self.split)
+        except FitError:
+            return False
+
+    @cached_property
+    def decode(self) -> DecodeTime:
+        """A step in the middle of the answer, with a token of each sequence."""
+        context = self.question.context + self.question.generated // 2
+        return decode_time(self.shape, self.hardware, self.engine, self.split, context, self.question.batch)
+
+    @cached_property
+    def prompt(self) -> PromptTime:
+        """All of the prompts, one after another."""
+        one = prompt_time(self.shape, self.hardware, self.engine, self.split, self.question.context)
+        return PromptTime(*(self.question.batch * ns for ns in vars(one).values()))
+
+    @property
+    def answer_ns(self) -> int:
+        """Until the last token."""
+        return self.prompt.total_ns + (self.question.generated - 1) * self.decode.total_ns
+
+    @property
+    def words(self) -> list[str]:
+        """The command line."""
+        return command_words(self.question, self.shape, self.engine, self.split, self.hardware)
+
+    def gains(self) -> Iterator[EngineGain]:
+        """From each part of the machine 25 % better, with the split that it then has."""
+        for part, (owner, keys) in _SCALED.items():
+            if self.hardware.cpu_only and part in _ON_GPU:
+                continue
+            better = self._with(keys)
+            yield EngineGain(
+                part,
+                owner,
+                self.decode.total_ns / better.decode.total_ns - 1,
+                self.prompt.total_ns / better.prompt.total_ns - 1,
+            )
+
+    def _with(self, keys: tuple[str, ...]) -> EngineSpeed:
+        """The same with some numbers of the machine 25 % better."""
+        known = [key for key in keys if key in self.hardware.flat()]
+        threads = self.question.threads
+        more = round(threads * BETTER) if threads and "cpu.cores" in keys else threads
+        hardware = self.hardware.with_numbers(scaled_numbers(self.hardware, known, BETTER))
+        return replace(self, hardware=hardware, question=replace(self.question, threads=more))
