@@ -160,7 +160,9 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
         load_model(str(file))
 
 
-@pytest.mark.parametrize(("parts", "words"), [(1000, "expected all 1000 parts"), (1001, "in 1 to 1000 parts, its name")])
+@pytest.mark.parametrize(
+    ("parts", "words"), [(1000, "expected all 1000 parts"), (1001, "in 1 to 1000 parts, its name")]
+)
 def test_a_name_may_say_a_thousand_parts(parts: int, words: str, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / f"my-00001-of-{parts:05}.gguf", *qwen3moe(1))
     with pytest.raises(ShapeError, match=words):
