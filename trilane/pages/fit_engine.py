@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -22,7 +22,6 @@ _PARTS = {  # of a time
 }  # fmt: skip
 _LEAST = 0.005  # of the whole; less is not told
 _LONG_MS = 120e3  # longer times are in minutes
-_DIGITS = {"ms": 2, "s": 2, "min": 1}
 
 
 def engine_section(fit: Fit) -> list[Text | Table | str]:
@@ -39,12 +38,11 @@ def seconds(ms: float | None) -> str:
 
 def duration(ms: float) -> str:
     """A time with its unit: long ones in minutes."""
-    unit_ms, unit = _unit(ms)
-    return f"{number(ms / unit_ms, _DIGITS[unit])} {unit}"
+    return f"{number(ms / 60e3, 1)} min" if ms > _LONG_MS else f"{number(ms / 1e3, 2)} s"
 
 
-def _unit(ms: float) -> tuple[float, str]:
-    return (60e3, "min") if ms > _LONG_MS else (1e3, "s")
+def _milliseconds(ms: float) -> str:
+    return f"{number(ms, 2)} ms"
 
 
 def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]:
@@ -66,13 +64,13 @@ def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]
 def _decode(answer: EngineAnswer, asked: Question) -> str:
     if asked.generated == 1:
         return "- (an answer of one token)"
-    speed, parts = number(1000 / answer.tpot_ms), _told(answer.decode_ms, 1, "ms")
+    speed, parts = number(1000 / answer.tpot_ms), _told(answer.decode_ms, _milliseconds)
     return f"{speed} tokens/s, {number(answer.tpot_ms, 2)} ms a token in the mean of the answer: {parts}"
 
 
 def _first(answer: EngineAnswer) -> str:
     pieces = f"{answer.pieces} pieces of {answer.piece_tokens}" if answer.pieces > 1 else "one piece"
-    return f"{duration(answer.ttft_ms)}, the prompt in {pieces}: {_told(answer.prompt_ms, *_unit(answer.ttft_ms))}"
+    return f"{duration(answer.ttft_ms)}, the prompt in {pieces}: {_told(answer.prompt_ms, duration)}"
 
 
 def _larger(answer: EngineAnswer, asked: Question) -> list[tuple[str, str]]:
@@ -83,11 +81,11 @@ def _larger(answer: EngineAnswer, asked: Question) -> list[tuple[str, str]]:
     return [("larger pieces", f"first token in {duration(larger.ttft_ms)}{decode} with {larger.arguments}")]
 
 
-def _told(parts: Mapping[str, float], unit_ms: float, unit: str) -> str:
+def _told(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
     """The parts of a time that matter, largest first."""
     whole = sum(parts.values())
     shown = sorted((part for part in parts.items() if part[1] > _LEAST * whole), key=lambda part: -part[1])
-    return ", ".join(f"{_PARTS[name]} {number(ms / unit_ms, _DIGITS[unit])} {unit}" for name, ms in shown)
+    return ", ".join(f"{_PARTS[name]} {unit(ms)}" for name, ms in shown)
 
 
 def _error(answer: EngineAnswer) -> str:

@@ -154,6 +154,7 @@ def test_several_sequences_have_no_answer_of_an_engine() -> None:
     assert "one sequence at a time, not for 2" in str(found.engine_refused)
     with pytest.raises(FitError, match="one sequence at a time"):
         fit(Question(**SMALL, batch=2, threads=4))
+    assert fit(Question(**SMALL, batch=2, kv="q8_0")).policies is not None  # a format of the policies' cache, too
 
 
 def test_a_profile_has_no_other_engine(tmp_path: Path) -> None:
