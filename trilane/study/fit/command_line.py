@@ -33,8 +33,8 @@ def command_words(
 
 
 def cpu_layers_of(shape: ModelShape, cpu_layers: int) -> int:
-    """N of ``--n-cpu-moe``, which counts dense layers too: those of these models come first."""
-    return cpu_layers + shape.dense_layers if cpu_layers else 0
+    """N of ``--n-cpu-moe``, which counts blocks without experts, too."""
+    return shape.expert_blocks[cpu_layers - 1] + 1 if cpu_layers else 0
 
 
 def _llama_cpp(question: Question, shape: ModelShape, split: StaticSplit, cpu_only: bool, name: str) -> list[str]:

@@ -38,7 +38,7 @@ class EngineAnswer:
     about: str
     command: str
     cpu_layers: int  # N of --n-cpu-moe: layers, from the first on, whose experts the CPU computes
-    layers: int  # of the model, dense ones included
+    layers: int  # up to the last one with experts
     gpu_experts: int  # of each of those layers that the GPU has nevertheless
     cpu_only: bool  # the machine has no GPU
     memory: SplitMemory
@@ -87,7 +87,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         about=_about(speed.engine, hardware),
         command=" ".join(speed.words),
         cpu_layers=cpu_layers_of(shape, split.cpu_layers),
-        layers=shape.layers,
+        layers=shape.expert_blocks[-1] + 1,
         gpu_experts=split.gpu_experts,
         cpu_only=hardware.cpu_only,
         memory=speed.splitter.memory(split),
