@@ -48,13 +48,13 @@ def _milliseconds(ms: float) -> str:
 def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]:
     facts = [
         ("decode", _decode(answer, asked)),
-        ("first token", _first(answer)),
+        ("first token", _first(answer, asked)),
         *_larger(answer, asked),
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
         ("run", answer.command),
         ("limit", answer.limited_by),
-        ("error to expect", _error(answer)),
+        ("error to expect", _error(answer, asked)),
     ]
     rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in answer.gains]
     columns = (f"25% better, {answer.engine}", "more tokens/s", "sooner first token")
@@ -64,20 +64,26 @@ def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]
 def _decode(answer: EngineAnswer, asked: Question) -> str:
     if asked.generated == 1:
         return "- (an answer of one token)"
-    speed, parts = number(1000 / answer.tpot_ms), _told(answer.decode_ms, _milliseconds)
-    return f"{speed} tokens/s, {number(answer.tpot_ms, 2)} ms a token in the mean of the answer: {parts}"
+    speed, parts = _speed(answer.tpot_ms, asked.batch), _told(answer.decode_ms, _milliseconds)
+    return f"{speed}, {number(answer.tpot_ms, 2)} ms a token in the mean of the answer: {parts}"
 
 
-def _first(answer: EngineAnswer) -> str:
+def _speed(tpot_ms: float, batch: int) -> str:
+    each = f"{number(1000 / tpot_ms)} tokens/s"
+    return each if batch == 1 else f"{each} per sequence, {number(batch * 1000 / tpot_ms)} in all"
+
+
+def _first(answer: EngineAnswer, asked: Question) -> str:
     pieces = f"{answer.pieces} pieces of {answer.piece_tokens}" if answer.pieces > 1 else "one piece"
-    return f"{duration(answer.ttft_ms)}, the prompt in {pieces}: {_told(answer.prompt_ms, duration)}"
+    whose = "the prompt" if asked.batch == 1 else "the prompts of all sequences"
+    return f"{duration(answer.ttft_ms)}, {whose} in {pieces}: {_told(answer.prompt_ms, duration)}"
 
 
 def _larger(answer: EngineAnswer, asked: Question) -> list[tuple[str, str]]:
     """What larger pieces of the prompt give."""
     if (larger := answer.larger_pieces) is None:
         return []
-    decode = f" and {number(1000 / larger.tpot_ms)} tokens/s" if asked.generated > 1 else ""
+    decode = f" and {_speed(larger.tpot_ms, asked.batch)}" if asked.generated > 1 else ""
     return [("larger pieces", f"first token in {duration(larger.ttft_ms)}{decode} with {larger.arguments}")]
 
 
@@ -88,9 +94,11 @@ def _told(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
     return ", ".join(f"{_PARTS[name]} {unit(ms)}" for name, ms in shown)
 
 
-def _error(answer: EngineAnswer) -> str:
+def _error(answer: EngineAnswer, asked: Question) -> str:
     """Of decode; that of prompts is larger."""
     found = answer.error
+    if asked.batch > 1:
+        return "not known: others measured one sequence at a time"
     if found is None:
         return f"not known: decode speeds of fewer than three such machines ({answer.regime}) can be relied on"
     return (

@@ -142,6 +142,15 @@ def test_what_the_model_was_trained_for_and_long_times_and_larger_pieces_are_tol
     assert "119.00 s, the prompt in 2 pieces" in page
 
 
+def test_several_sequences_have_their_speeds_in_all_and_no_error_that_is_known() -> None:
+    whole = fit(Question("deepseek-v2-lite:2", gpu="rtx-3060", ram="ddr4-3200", context=64, generated=2, batch=3))
+    assert whole.engine is not None
+    page, each = printed(whole), 1000 / whole.engine.tpot_ms
+    assert f"{each:,.1f} tokens/s per sequence, {3 * each:,.1f} in all, " in page
+    assert ", the prompts of all sequences in 3 pieces of 64: " in page
+    assert "error to expect  not known: others measured one sequence at a time" in page
+
+
 def test_where_all_fits_no_offloading_is_needed(trilane: Trilane) -> None:
     done = trilane(*MINI, "--gpu", "rtx-4090", "--weights", "q4_k_m", "--json", "fit.json")
     assert facts(done)["best policy"] == "none needed: every expert is on the GPU, nothing is offloaded"
