@@ -15,10 +15,11 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 
 from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, ExpertId, Forecast, LayerView, PolicyError
-from policies.parts.assigners import settle
+from policies.parts.assigners import StreamLayer, settle
 from policies.parts.caches import StaticCache
 from policies.parts.objective import together
-from policies.parts.prefetchers import NoProtection
+from policies.parts.placements import PopularityPlacement
+from policies.parts.prefetchers import NextLayer, NoProtection
 from policies.protocols import Budget, Composition, InitialPlacement, Needs
 from policies.system import BuildContext, ChoiceError, NonNegative, Policy, register
 from trilane.common.hints import Count, at_most
@@ -206,4 +207,38 @@ class MoeLightning(Policy):
             cache=StaticCache(),
             demand_slots=self.demand_slots,
             prefetch_slots=slots,
+        )
+
+
+@register(
+    "moe-lightning@impl",
+    "all experts on the GPU; absent ones are streamed, a layer ahead",
+    source="caoshiyi/artifacts, branch asplos25, 6bc8600",
+)
+@dataclass(frozen=True)
+class MoeLightningImpl(Policy):
+    """MoE-Lightning as released: a share of every layer's experts stays on the GPU, as many as there is room for; the
+    others are streamed, used or not, while the layer before is computed, in decode and in prefill. The CPU computes
+    attention there, which is not modelled, and no experts.
+
+    prefetch_slots: staging slots for the next layer. None: one for each of its experts.
+    demand_slots: staging slots for what has not been streamed ahead: layer 0 of each step (ours).
+    """
+
+    needs = Needs(calibration=True, gpu_only=True)
+
+    prefetch_slots: Count | None = None
+    demand_slots: Count = 2
+
+    def compose(self, context: BuildContext) -> Composition:
+        """Popular residents, and a stream of all others."""
+        slots = context.experts if self.prefetch_slots is None else self.prefetch_slots
+        return Composition(
+            placement=PopularityPlacement(uniform=True),
+            assigner=StreamLayer(context.experts),
+            prefetcher=NextLayer(context.layers, context.experts),
+            cache=StaticCache(),
+            demand_slots=self.demand_slots,
+            prefetch_slots=slots,
+            parameters={"prefetch_slots": slots},
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 
@@ -124,6 +125,11 @@ def _uniform(budget: Budget, popularity: np.ndarray) -> list[list[int]]:
     runner_up = np.take_along_axis(popularity, ranked[:, [min(base, budget.experts - 1)]], axis=1)[:, 0]
     slots = even_slots(budget, np.argsort(-runner_up, kind="stable").tolist())
     return [ranked[layer, :count].tolist() for layer, count in enumerate(slots)]
+
+
+def random_or_popular(start: Literal["random", "popular"], seed: int) -> Placement:
+    """Even slots, filled at random or with each layer's most popular experts."""
+    return RandomPlacement(seed) if start == "random" else PopularityPlacement(uniform=True)
 
 
 class Pooled:

@@ -31,15 +31,20 @@ class NoProtection:
 
 
 class TopPrefetcher:
-    """The ``size`` absent experts of the next layer with the most workload in the forecast of this ``kind``.
+    """The ``size`` absent experts of the next layer with the most workload in the forecast of this ``kind``; with
+    ``among`` "all", the absent ones of the ``size`` experts with the most.
 
     A prefetch into the cache must not displace an expert that the forecast
     names, resident or just prefetched: these are protected until the next foresight, unless ``guard`` is False (for a
     cache that sees further). Staged prefetches displace nothing.
     """
 
-    def __init__(self, size: int, kind: str, into: Literal["cache", "staging"], *, guard: bool = True) -> None:
+    def __init__(
+        self, size: int, kind: str, into: Literal["cache", "staging"], *, guard: bool = True,
+        among: Literal["absent", "all"] = "absent",
+    ) -> None:  # fmt: skip
         self.size = size
+        self._considered = size if among == "all" else None
         self.kind = kind
         self.into = into
         self._protects = guard and into == "cache"
@@ -50,7 +55,7 @@ class TopPrefetcher:
         if forecast is None:
             return ()
         layer, there = forecast.layer, view.residency.resident[forecast.layer]
-        absent = [expert for expert in forecast.active if expert not in there]
+        absent = [expert for expert in forecast.active[: self._considered] if expert not in there]
         return [ExpertId(layer, expert) for expert in absent[: self.size]]
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:

@@ -21,7 +21,7 @@ NEEDS = {
     "ktransformers moe-lightning fiddler fiddler@impl": Needs(calibration=True),
     "mixtral-offloading": Needs(forecasts=GATE, forecast_phases=("decode",), uniform_sizes=True, gpu_only=True),
     "moe-infinity": Needs(tokens=True, calibration=True, gpu_only=True),
-    "edgemoe": Needs(calibration=True, gpu_only=True),
+    "edgemoe moe-lightning@impl": Needs(calibration=True, gpu_only=True),
     "adapmoe": Needs(forecasts=GATE, forecast_phases=("decode",), calibration=True, gpu_only=True),
     "dali dali-ilp dali-beam": Needs(forecasts=(("residual", 1),)),
     "hybrimoe": Needs(scores=True, forecasts=(("gate", 1), ("gate", 2), ("gate", 3))),

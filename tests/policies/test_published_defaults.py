@@ -28,7 +28,7 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     ("moe-lightning", "steps", 400, "ours"),
     ("moe-lightning", "prefetch_slots", 4, "ours"),
     ("deepspeed", "prefetch", True, "HybriMoE, II-B"),
-    ("deepspeed", "prefetch_slots", None, "ours"),
+    ("deepspeed moe-lightning@impl", "prefetch_slots", None, "ours"),
     ("mixtral-offloading", "speculate", 2, "3.2: one or two"),
     ("mixtral-offloading@impl", "buffers", 4, "src/expert_cache.py: buffer_size"),
     ("moe-infinity", "library", 1000, "released code: trace_capacity"),
@@ -53,6 +53,8 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     (DALI, "stagger", False, "Algorithm 2: all layers in one step"),
     (DALI, "early", False, "4.3: after w steps"),
     (DALI, "evict", "idlest", "4.3: the lowest scores"),
+    (DALI, "among", "absent", "silent; 4.2 may mean all"),
+    (DALI, "admits", "none", "silent; Algorithm 2 knows swaps alone"),
     (f"{DALI} random-prefetch", "prefetch_slots", None, "silent: twice the prefetches"),
     ("dali dali-beam", "beam_width", 2, "Appendix A.2"),
     ("dali dali-ilp", "solver", "own", "not named"),
@@ -65,7 +67,10 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     ("hybrimoe", "arrival", True, "ours"),
     ("hybrimoe static-threshold", "alpha", 0.3, "unpublished"),
     ("hybrimoe hybrimoe@impl static-threshold", "keep", None, "IV-D: 2 K"),
+    ("hybrimoe", "background", False, "silent"),
+    ("hybrimoe", "admit_by_score", False, "silent"),
     ("hybrimoe", "pool", False, "ours"),
+    ("hybrimoe smoe", "start", "random", "silent"),
     ("hybrimoe@impl", "prefetch_size", 0, "the README's example"),
     ("hybrimoe@impl", "alpha", 0.5, "ktransformers/operators/experts.py L662-712"),
     ("static-threshold", "theta", None, "unpublished: the break-even"),
@@ -116,8 +121,8 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     ("oracle", "prefetch_slots", 4, "ours"),
     ("oracle", "solver", "own", "as dali"),
     (
-        f"{DALI} on-demand moe-lightning deepspeed mixtral-offloading moe-infinity moe-infinity@impl edgemoe adapmoe "
-        "fiddler hybrimoe hybrimoe@impl static-threshold random-prefetch smoe oracle",
+        f"{DALI} on-demand moe-lightning moe-lightning@impl deepspeed mixtral-offloading moe-infinity "
+        "moe-infinity@impl edgemoe adapmoe fiddler hybrimoe hybrimoe@impl static-threshold random-prefetch smoe oracle",
         "demand_slots", 2, "silent: one is filled while the other is used",
     ),
 ]  # fmt: skip

@@ -17,6 +17,7 @@ of a study
 - ``plot_hit_rate_curve(points)``: hit rate of one expert cache against its size;
 - ``plot_agreement(agreement)``: predicted against measured times (``trilane.validate``);
 - ``plot_accuracy(scores)``: predicted against measured speeds of other people's machines (``trilane accuracy``);
+- ``plot_papers(board)``: simulated against published figures (``trilane papers``);
 - ``plot_measured_timeline(pairing)``: one decode step, measured and predicted, lane by lane;
 
 of a sweep, from ``means_of(results)``, with ``results`` of ``trilane.sweep`` or ``trilane.read_results``
@@ -52,6 +53,7 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from trilane.figures.ladder import plot_ladder as plot_ladder
     from trilane.figures.lanes import median_decode_step as median_decode_step
     from trilane.figures.measured_timeline import plot_measured_timeline as plot_measured_timeline
+    from trilane.figures.papers import plot_papers as plot_papers
     from trilane.figures.perfetto import write_perfetto as write_perfetto
     from trilane.figures.speedup_bars import plot_speedup_bars as plot_speedup_bars
     from trilane.figures.sweep_means import means_of as means_of

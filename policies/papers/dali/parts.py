@@ -72,9 +72,10 @@ def by_difference(gpu_ns: Sequence[int], cpu_ns: Sequence[int]) -> list[int]:
 
 class WindowCache:
     """Section 4.3, Algorithm 2: every ``window`` steps the ``update`` busiest absent experts of a layer replace the
-    ``update`` least busy residents; loads are never admitted. One prefill counts as one step, in however many chunks it
-    comes: all its tokens count, and an update that is due then is made after the first chunk (our reading, as nothing
-    marks the last one).
+    ``update`` least busy residents. One prefill counts as one step, in however many chunks it comes: all its tokens
+    count, and an update that is due then is made after the first chunk (our reading, as nothing marks the last one).
+    Loads are not admitted; with ``admits`` each takes the slot of the resident with the fewest tokens in the window,
+    of equal ones the least recently used.
 
     Where the listing and the text differ, this is the text, and the listing is a parameter: ``early`` swaps after the
     first step already (line 9 tests ``i mod w`` from i = 0); ``evict`` "busiest" takes line 11's TopK literally.
@@ -82,12 +83,12 @@ class WindowCache:
     earlier, so that not all layers flood the link at once. Ties go to the lower id.
     """
 
-    admits = False
-
     def __init__(
         self, layers: int, experts: int, window: int, update: int, *,
         guard: bool = False, stagger: bool = False, early: bool = False, evict: Literal["idlest", "busiest"] = "idlest",
+        admits: bool = False,
     ) -> None:  # fmt: skip
+        self.admits = admits
         self.window = window
         self.update = update
         self.guard = guard
@@ -95,32 +96,43 @@ class WindowCache:
         self._busiest = evict == "busiest"
         self._scores = [[0] * experts for _ in range(layers)]  # tokens of every expert since the last update
         self._steps = [0] * layers
+        self._used = [[0] * experts for _ in range(layers)]  # the step in which an expert was used last
         self._prefills = [False] * layers  # is the layer's present step a prefill?
         self._begins = True  # is this the first time that the layer is at work in this step?
         self._members: list[set[int]] = [set() for _ in range(layers)]  # including those in flight
+        self._groups: dict[int, set[ExpertId]] = {}  # the same, by whose slots they have
 
     def observe(self, view: LayerView) -> None:
         """Add the step's workloads (Eq. 12)."""
-        scores = self._scores[view.layer]
-        active, tokens = view.routing.active, view.routing.tokens
-        for expert, workload in zip(active, tokens, strict=True):
-            scores[expert] += workload
+        scores, used = self._scores[view.layer], self._used[view.layer]
         prefill = view.phase == "prefill"
         self._begins = not (prefill and self._prefills[view.layer])
         self._prefills[view.layer] = prefill
         self._steps[view.layer] += self._begins
+        for expert, workload in zip(view.routing.active, view.routing.tokens, strict=True):
+            scores[expert] += workload
+            used[expert] = self._steps[view.layer]
 
     def admitted(self, key: ExpertId, group: int) -> None:
         """The expert has, or is promised, a slot."""
         self._members[key.layer].add(key.expert)
+        self._groups.setdefault(group, set()).add(key)
 
     def evicted(self, key: ExpertId, group: int) -> None:
         """The expert has lost its slot."""
         self._members[key.layer].discard(key.expert)
+        self._groups[group].discard(key)
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
-        """None: residents change only through swaps."""
-        return None
+        """None, since residents change only through swaps; or the idlest of the group."""
+        if not self.admits:
+            return None
+        free = [key for key in self._groups.get(group, ()) if key not in blocked]
+        return min(free, key=self._idleness, default=None)
+
+    def _idleness(self, key: ExpertId) -> tuple[int, int, ExpertId]:
+        """Less for those that may leave sooner."""
+        return self._scores[key.layer][key.expert], self._used[key.layer][key.expert], key
 
     def order(self, incoming: Sequence[ExpertId]) -> Sequence[ExpertId]:
         """As given."""

@@ -37,17 +37,20 @@ class _Common(Policy):
 
     window, update, prefetch: W, U and P. None: the paper's for the model (Fig. 12), that is 4, 1, 1 for Mixtral and
         others of fewer than 32 experts; 4, 8, 4 for DeepSeek, Qwen and the like. Every ``window`` steps the ``update``
-        busiest absent experts of a layer replace as many residents; ``prefetch`` experts are copied for the next one,
-        all of them absent: that residents count among the P is not offered (the paper is silent).
+        busiest absent experts of a layer replace as many residents; ``prefetch`` experts are copied for the next one.
+    among: the P with most forecast workload are chosen among "all" experts of the next layer, of which the absent ones
+        are copied (as the words of Section 4.2 may mean), or among those that are "absent".
     forecast: "residual" (Section 4.2); "gate" is HybriMoE's in Table 2, the same with a residual of zero; "statistical"
         is EdgeMoE's there, by past frequency, which no bundled trace holds.
     evict: which residents are replaced, the "idlest" (text of Section 4.3) or the "busiest" (line 11 of Algorithm 2, as
         printed). early: swap after the first step already, as line 9 has it.
     guard: swap only where the incoming expert was the busier one (ours). stagger: layer l is due l steps earlier, so
         that not all layers flood the link at once (ours).
+    admits: which demand loads stay in the cache: "none", or all of them ("free"), each in the slot of the resident with
+        the fewest tokens in the window (the paper is silent; Algorithm 2 knows swaps alone).
     prefetch_slots: staging slots for prefetches. None: 2 P, so that the next layer's may be copied while this layer's
         are in use (the paper is silent).
-    demand_slots: staging slots for loads, which the cache never admits (ours).
+    demand_slots: staging slots for loads that the cache does not admit (ours).
     """
 
     window: Count | None = None
@@ -58,6 +61,8 @@ class _Common(Policy):
     stagger: bool = False
     early: bool = False
     evict: Literal["idlest", "busiest"] = "idlest"
+    among: Literal["absent", "all"] = "absent"
+    admits: Literal["none", "free"] = "none"
     prefetch_slots: Count | None = None
     demand_slots: Count = 2
 
@@ -80,11 +85,8 @@ class _Common(Policy):
         )
 
     def _prefetcher(self, size: int) -> TopPrefetcher | None:
-        """Section 4.2: of the next layer's experts that are not on the GPU, the P with most forecast workload.
-
-        The paper does not say whether residents count among the P: here they do not, since they need no copy.
-        """
-        return TopPrefetcher(size, self.forecast, "staging") if size else None
+        """Section 4.2: the P experts of the next layer with most forecast workload."""
+        return TopPrefetcher(size, self.forecast, "staging", among=self.among) if size else None
 
     def _sizes(self, context: BuildContext) -> DaliSizes:
         chosen = {name: value for name in DaliSizes._fields if (value := getattr(self, name)) is not None}
@@ -94,6 +96,7 @@ class _Common(Policy):
         return WindowCache(
             context.layers, context.experts, sizes.window, sizes.update,
             guard=self.guard, stagger=self.stagger, early=self.early, evict=self.evict,
+            admits=self.admits == "free",
         )  # fmt: skip
 
 

@@ -8,8 +8,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from policies.mechanism.views import ExpertId, LayerView, PolicyError
+from policies.mechanism.views import ExpertId, LayerView, PolicyError, Swap
 from policies.parts.caches import DemandCache
+from policies.protocols import When
 
 _Ranked: TypeAlias = tuple[float, int, int]  # S, layer, expert: the least is evicted first
 
@@ -21,14 +22,17 @@ class MrsCache(DemandCache):
     equal ones: the lower id), so experts outside it decay. ``alpha`` is unpublished. S starts at 0, or at ``prior``
     ([layers][experts], ours); ties go to the lower id. Many tokens are the mean of their TopP (our reading); ``tokens``
     "first" uses the first one alone, as the released code does. Members are admitted by demand loads and prefetches,
-    not by being computed on the CPU (our reading). Whether layers share one pool is the placement's business: S is kept
-    by layer, and compared as it is. The views must have scores.
+    not by being computed on the CPU (our reading). ``background``: at the end of each layer its absent expert of
+    largest S is copied into the slot of its resident of least S, if that is less. ``by_score``: a load is admitted only
+    if its S is not less than that of the member that would leave. Whether layers share one pool is the placement's
+    business: S is kept by layer, and compared as it is. The views must have scores.
     """
 
     def __init__(
         self, layers: int, experts: int, keep: int, alpha: float, tokens: Literal["mean", "first"] = "mean",
-        prior: Sequence[Sequence[float]] | None = None,
+        prior: Sequence[Sequence[float]] | None = None, *, background: bool = False, by_score: bool = False,
     ) -> None:  # fmt: skip
+        self.background, self.by_score = background, by_score
         self.keep = keep
         self.alpha = alpha
         self.tokens = tokens
@@ -88,7 +92,21 @@ class MrsCache(DemandCache):
             free = self._first_free(head[1], blocked)
             if free is not None and (least is None or free < least):
                 least = free
-        return None if least is None else ExpertId(*least[1:])
+        if least is None or (self.by_score and self._scores.item(incoming) < least[0]):
+            return None
+        return ExpertId(*least[1:])
+
+    def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
+        """At the end of a layer, the best absent expert for the worst resident."""
+        layer, resident = view.layer, view.residency.resident[view.layer]
+        if not self.background or when != "layer_end" or not resident:
+            return ()
+        scores = self.scores(layer)
+        absent = [expert for expert in range(len(scores)) if expert not in self._members[layer]]
+        if not absent:
+            return ()
+        best, worst = max(absent, key=scores.__getitem__), min(sorted(resident), key=scores.__getitem__)
+        return [Swap(ExpertId(layer, best), ExpertId(layer, worst))] if scores[best] > scores[worst] else ()
 
     def _first_free(self, layer: int, blocked: Container[ExpertId]) -> _Ranked | None:
         """The layer's member of least S that is not blocked."""

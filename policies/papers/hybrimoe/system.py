@@ -11,10 +11,10 @@ from policies.papers.hybrimoe.mrs import MrsCache
 from policies.papers.hybrimoe.prefetch import ImpactPrefetcher
 from policies.papers.hybrimoe.schedule import Rule, Schedule, SimulationAssigner
 from policies.parts.assigners import ByPhase, LoadAll
-from policies.parts.placements import PoolPlacement, RandomPlacement
+from policies.parts.placements import PoolPlacement, RandomPlacement, random_or_popular
 from policies.parts.prefetchers import NoProtection
 from policies.protocols import Composition, Needs
-from policies.system import BuildContext, NonNegative, Policy, register
+from policies.system import BuildContext, ChoiceError, NonNegative, Policy, register
 from trilane.common.hints import Count, Share
 
 
@@ -67,9 +67,7 @@ class CacheScorePrefetcher(NoProtection):
         return [ExpertId(layer, expert) for expert in best]
 
 
-@register(
-    "hybrimoe", "simulated schedule, prefetching by impact, MRS cache", source="HybriMoE, Sections IV-B to IV-D"
-)
+@register("hybrimoe", "simulated schedule, prefetching by impact, MRS cache", source="HybriMoE, Sections IV-B to IV-D")
 @dataclass(frozen=True)
 class HybriMoe(Policy):
     """Parameters of HybriMoE as published, most of which the paper leaves open.
@@ -85,8 +83,14 @@ class HybriMoe(Policy):
     discount: what a gain is multiplied by for every layer further ahead (ours; the paper has none, that is 1).
     arrival: a late copy counts by the share of it that is hidden (ours; the paper has no such rule: False).
     alpha: of the MRS cache (Section IV-D, Eq. 3); unpublished, 0.3 is ours. keep: its p. None: twice the model's top-k.
-    pool: one cache over all layers, empty at first, instead of the same slots in every layer, with experts drawn at
-        random at first as DALI's (the paper specifies neither).
+    background: at the end of a layer, copy its absent expert of largest S into the slot of its resident of least S;
+        without it only what is loaded or prefetched is admitted, so that a cache alone ("+Caching" in Table III) has
+        nothing to change. admit_by_score: a load of less S than the expert that it would displace is not kept. The
+        paper is silent on both.
+    pool: one cache over all layers, empty at first, instead of the same slots in every layer (the paper specifies
+        neither).
+    start: experts in these slots at first, drawn at "random" as DALI's, or each layer's most "popular" on calibration
+        prompts, as KTransformers' are (the paper is silent).
     demand_slots: staging slots for loads that the cache has no room for (ours).
     """
 
@@ -98,26 +102,37 @@ class HybriMoe(Policy):
     arrival: bool = True
     alpha: Share = 0.3
     keep: Count | None = None
+    background: bool = False
+    admit_by_score: bool = False
     pool: bool = False
+    start: Literal["random", "popular"] = "random"
     demand_slots: Count = 2
+
+    def __post_init__(self) -> None:
+        """A pool is empty at first."""
+        if self.pool and self.start == "popular":
+            raise ChoiceError("start: 'popular' fills slots by layer; leave 'pool'")
 
     @property
     def needs(self) -> Needs:
-        """Forecasts as far as prefetching looks ahead."""
+        """Forecasts as far as prefetching looks ahead; calibration where the start needs it."""
         ahead = range(1, self.lookahead + 1) if self.prefetch else ()
-        return Needs(scores=True, forecasts=tuple(("gate", layers) for layers in ahead))
+        forecasts = tuple(("gate", layers) for layers in ahead)
+        return Needs(scores=True, forecasts=forecasts, calibration=self.start == "popular")
 
     def compose(self, context: BuildContext) -> Composition:
         """Simulation, impact and MRS."""
         schedule, keep = Schedule(self.rule, self.guard), self.keep or 2 * context.top_k
-        prefetcher = ImpactPrefetcher(
-            schedule, self.prefetch, self.discount, pooled=self.pool, arrival=self.arrival
-        )
+        prefetcher = ImpactPrefetcher(schedule, self.prefetch, self.discount, pooled=self.pool, arrival=self.arrival)
+        cache = MrsCache(
+            context.layers, context.experts, keep, self.alpha,
+            background=self.background, by_score=self.admit_by_score,
+        )  # fmt: skip
         return Composition(
-            placement=PoolPlacement() if self.pool else RandomPlacement(context.seed),
+            placement=PoolPlacement() if self.pool else random_or_popular(self.start, context.seed),
             assigner=SimulationAssigner(schedule),
             prefetcher=prefetcher if self.prefetch else None,
-            cache=MrsCache(context.layers, context.experts, keep, self.alpha),
+            cache=cache,
             demand_slots=self.demand_slots,
             parameters={"keep": keep},
         )

@@ -7,7 +7,7 @@ from typing import Literal
 
 from policies.papers.smoe.parts import ScoreWindowCache, TopScorePrefetcher, TwoPointer
 from policies.papers.smoe.router import CacheRouter
-from policies.parts.placements import RandomPlacement
+from policies.parts.placements import random_or_popular
 from policies.parts.routers import TrueRouter
 from policies.protocols import Composition, Needs
 from policies.system import BuildContext, Policy, register
@@ -17,8 +17,7 @@ from trilane.common.hints import Count, Share
 @register("smoe", "resident experts replace low-score ones; two pointers", source="SMoE, Sections IV-V")
 @dataclass(frozen=True)
 class Smoe(Policy):
-    """Parameters of SMoE. The paper starts from a GPU that holds some experts and does not say which: here even slots,
-    filled at random.
+    """Parameters of SMoE. The paper starts from a GPU that holds some experts and does not say which: here even slots.
 
     alpha: substitution threshold, 0 to 1; 0 keeps the model's routing. The paper uses 0.35, 0.30 and 0.25 (S1-S3,
         Section VI-B); the default is the least, that of its largest model (Qwen2-57B, S3).
@@ -27,6 +26,7 @@ class Smoe(Policy):
     window: steps that the cache averages over; not published, ours.
     assigner: Algorithm 2 as printed ("two_pointer"), or with the objective of Eq. 4 ("two_pointer_min").
     history: CPU experts over which C_cpu is averaged; not published, ours.
+    start: experts in these slots at first: drawn at "random", or each layer's most "popular" on calibration prompts.
     prefetch: copy forecast top-score experts (Section IV-C); off: the "+CR" of Fig. 14 with CPU-assisted scheduling.
     demand_slots: staging slots for loads that the cache has no room for (ours).
     """
@@ -37,19 +37,22 @@ class Smoe(Policy):
     assigner: Literal["two_pointer", "two_pointer_min"] = "two_pointer"
     history: Count = 32
     prefetch: bool = True
+    start: Literal["random", "popular"] = "random"
     demand_slots: Count = 2
 
     @property
     def needs(self) -> Needs:
-        """Scores of all experts; a forecast for prefetches."""
-        forecasts = (("partial", 1),) if self.prefetch else ()
-        return Needs(scores=True, tokens=True, forecasts=forecasts, changes_routing=self.alpha > 0)
+        """Scores of all experts; a forecast for prefetches; calibration where the start needs it."""
+        return Needs(
+            scores=True, tokens=True, forecasts=(("partial", 1),) if self.prefetch else (),
+            changes_routing=self.alpha > 0, calibration=self.start == "popular",
+        )  # fmt: skip
 
     def compose(self, context: BuildContext) -> Composition:
         """SMoE as evaluated in Section VI, unless parameters say otherwise."""
         alpha = self.alpha
         return Composition(
-            placement=RandomPlacement(context.seed),
+            placement=random_or_popular(self.start, context.seed),
             router=CacheRouter(alpha, self.listing, context.norm_topk) if alpha else TrueRouter(),
             assigner=TwoPointer(self.history, sooner=self.assigner == "two_pointer_min"),
             prefetcher=TopScorePrefetcher(alpha) if self.prefetch else None,

@@ -144,6 +144,21 @@ def test_window_cache_updates_after_the_first_chunk_if_the_prefill_is_due() -> N
     assert [len(swaps) for swaps in asked] == [1, 0, 1, 1, 1], "the last is another prefill"
 
 
+def test_window_cache_admits_loads_in_the_slot_of_the_idlest_if_it_may() -> None:
+    keys = [ExpertId(0, expert) for expert in range(4)]
+    for admits, victims in ((False, [None, None, None]), (True, [keys[2], keys[0], None])):
+        cache = WindowCache(1, 4, 8, 1, admits=admits)
+        for key in keys[:3]:
+            cache.admitted(key, 0)
+        for workload in ({1: 2}, {0: 1}, {2: 1}, {0: 1, 2: 1}, {2: 1}):
+            cache.observe(view(workload, COST))
+        # tokens: 2 of expert 0 (used in step 4), 2 of expert 1 (step 1), 3 of expert 2
+        blocked: list[tuple[ExpertId, ...]] = [(keys[0], keys[1]), (keys[1],), tuple(keys)]
+        assert [cache.victim(keys[3], 0, each) for each in blocked] == victims
+        assert cache.admits is admits
+        assert cache.victim(keys[3], 0, ()) == (keys[1] if admits else None)  # the least recent of two equal ones
+
+
 def test_window_cache_does_not_bring_what_is_on_its_way() -> None:
     cache = WindowCache(1, 4, 1, 1)
     cache.admitted(ExpertId(0, 2), 0)  # promised, not arrived: neither absent nor resident

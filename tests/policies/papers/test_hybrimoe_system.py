@@ -9,9 +9,10 @@ from policies.papers.hybrimoe.prefetch import ImpactPrefetcher
 from policies.papers.hybrimoe.schedule import SimulationAssigner
 from policies.papers.hybrimoe.system import CacheScorePrefetcher, HssAssigner
 from policies.parts.assigners import ByPhase, LoadAll
-from policies.parts.placements import PoolPlacement, RandomPlacement
+from policies.parts.placements import PoolPlacement, PopularityPlacement, RandomPlacement
 from policies.protocols import Composition
 from policies.registry import BuildContext, ChoiceError, compose
+from trilane.testing.strategies import toy_calibration
 
 
 def built(name: str = "hybrimoe", **parameters: object) -> Composition:
@@ -65,3 +66,16 @@ def test_as_released() -> None:
 def test_refuses_what_makes_no_sense(name: str, value: object) -> None:
     with pytest.raises(ChoiceError, match=f"{name}: expected"):
         built(**{name: value})
+
+
+def test_its_cache_may_start_with_popular_experts_and_bring_others_in_the_background() -> None:
+    context = BuildContext("toy", 64, 3, top_k=6, calibration=toy_calibration(3, 64, 6))
+    parameters = {"start": "popular", "background": True, "admit_by_score": True}
+    policy = compose("hybrimoe", parameters, context=context)
+    assert isinstance(policy.placement, PopularityPlacement)
+    assert policy.placement.uniform
+    assert policy.needs.calibration
+    assert isinstance(policy.cache, MrsCache)
+    assert (policy.cache.background, policy.cache.by_score) == (True, True)
+    with pytest.raises(ChoiceError, match="'popular' fills slots by layer; leave 'pool'"):
+        built(start="popular", pool=True)

@@ -17,7 +17,7 @@ from policies.mechanism.views import ExpertCosts, ExpertId, PolicyError
 from policies.papers.moe_lightning import ONE, LayerModel, Split, search, spread
 from policies.protocols import Budget, Composition
 from policies.registry import BuildContext, ChoiceError, compose, system
-from tests.kit.views_for_tests import view
+from tests.kit.views_for_tests import NO_PLAN, view
 from trilane.testing.strategies import toy_calibration
 
 COST = ExpertCosts((0, 10, 12), (0, 40, 80), 8, 30, 10)
@@ -224,3 +224,22 @@ def test_it_asks_for_costs_of_every_layer() -> None:
 def test_the_search_has_an_end() -> None:
     with pytest.raises(ChoiceError, match="steps: expected a whole number >= 1 and <= 1000, got 1000000000000"):
         system("moe-lightning").parse({"steps": 10**12})
+
+
+# --- as released ------------------------------------------------------------------------------------------------------
+
+
+def test_as_released_all_experts_run_on_the_gpu_and_all_absent_ones_are_streamed() -> None:
+    calibration = toy_calibration(LAYERS, EXPERTS, 1)
+    context = BuildContext("toy", EXPERTS, LAYERS, calibration=calibration)
+    policy = compose("moe-lightning@impl", context=context)
+    budget = Budget(EXPERTS, (10, 10), 20, calibration.popularity)
+    [first, second] = policy.placement.place(budget).residents
+    assert len(first) == len(second) == 1
+    assert policy.prefetcher is not None
+    everything = [ExpertId(1, expert) for expert in range(EXPERTS)]
+    assert policy.prefetcher.rank(view({0: 1}, COST), (), NO_PLAN) == everything
+    decided = policy.assigner.assign(view({0: 1, 3: 1}, COST, ready={0: 0}))
+    assert (decided.gpu, decided.cpu, decided.loads) == ((0, 3), (), (3,))
+    assert decided.streamed == tuple(expert for expert in range(EXPERTS) if expert not in (0, 3))
+    assert policy.prefetch_slots == EXPERTS

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.mechanism.views import ExpertId, LayerView, PolicyError
+from policies.mechanism.views import ExpertId, LayerView, PolicyError, Swap
 from policies.papers.hybrimoe.mrs import MrsCache, top
 from policies.protocols import Cache
 from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
@@ -30,6 +30,13 @@ class ScoredMrs(MrsCache):
 class TestMrsLaws(CacheLaws):
     def fresh(self, scenario: CacheScenario) -> Cache:
         return ScoredMrs(LAYERS, EXPERTS, keep=2, alpha=0.5)
+
+
+class TestMrsWithBackgroundLaws(CacheLaws):
+    declines = True
+
+    def fresh(self, scenario: CacheScenario) -> Cache:
+        return ScoredMrs(LAYERS, EXPERTS, keep=2, alpha=0.5, background=True, by_score=True)
 
 
 def routed(cache: MrsCache, *tokens: Sequence[float], layer: int = 0) -> list[float]:
@@ -111,6 +118,26 @@ def test_layers_have_scores_of_their_own_and_may_share_a_pool() -> None:
         cache.admitted(id, 0)
     leaving = [cache.victim(ExpertId(0, 0), 0, blocked) for blocked in ((), pool[2:], pool[1:])]
     assert leaving == [ExpertId(1, 1), ExpertId(1, 0), ExpertId(0, 1)]
+
+
+def test_in_the_background_the_best_absent_expert_replaces_the_worst_resident() -> None:
+    cache = seated(MrsCache(1, 4, keep=4, alpha=0.5, background=True), 0, 1)
+    here = view({0: 1}, COST, resident=[(0, 1)])
+    assert list(cache.swaps(here, "layer_end")) == []  # all S are 0: none is better
+    routed(cache, (0.1, 0.2, 0.4, 0.3))
+    assert list(cache.swaps(here, "routed")) == []
+    assert list(cache.swaps(here, "layer_end")) == [Swap(ExpertId(0, 2), ExpertId(0, 0))]
+    seated(cache, 2)  # on its way
+    assert list(cache.swaps(here, "layer_end")) == [Swap(ExpertId(0, 3), ExpertId(0, 0))]
+    assert list(MrsCache(1, 4, keep=4, alpha=0.5).swaps(here, "layer_end")) == []
+
+
+def test_by_score_a_load_of_less_s_than_its_victim_is_not_kept() -> None:
+    for by_score, expected in ((True, None), (False, ExpertId(0, 0))):
+        cache = seated(MrsCache(1, 4, keep=4, alpha=0.5, by_score=by_score), 0, 1)
+        routed(cache, (0.3, 0.4, 0.2, 0.3))
+        assert cache.victim(ExpertId(0, 2), 0, ()) == expected
+        assert cache.victim(ExpertId(0, 3), 0, ()) == ExpertId(0, 0)  # as good as it is good enough
 
 
 def test_without_scores_it_says_what_is_missing() -> None:

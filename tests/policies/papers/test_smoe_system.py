@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from policies.mechanism.views import ExpertId, Forecast, LayerView, PolicyError, ResidencyView
 from policies.papers.smoe.parts import TopScorePrefetcher
+from policies.parts.placements import PopularityPlacement, RandomPlacement
 from policies.parts.routers import TrueRouter
 from policies.registry import BuildContext, ChoiceError, compose, system
 from tests.kit.views_for_tests import NO_PLAN
 from tests.kit.views_with_scores import scored_view
+from trilane.testing.strategies import toy_calibration
 
 SCORES = (0.4, 0.3, 0.2, 0.1)
 
@@ -81,3 +84,11 @@ def test_alpha_0_keeps_the_routing_and_no_prefetch_needs_no_forecast() -> None:
 def test_alpha_is_a_share(alpha: float) -> None:
     with pytest.raises(ChoiceError, match=f"'smoe': alpha: expected a number from 0 to 1, got {alpha}"):
         compose("smoe", {"alpha": alpha}, context=CONTEXT)
+
+
+@pytest.mark.parametrize(("start", "kind"), [("random", RandomPlacement), ("popular", PopularityPlacement)])
+def test_the_ladder_may_stand_on_popular_residents(start: str, kind: type) -> None:
+    context = replace(CONTEXT, calibration=toy_calibration(3, 8, 2))
+    policy = compose("smoe", {"start": start}, context=context)
+    assert isinstance(policy.placement, kind)
+    assert policy.needs.calibration == (start == "popular")

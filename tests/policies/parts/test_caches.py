@@ -63,6 +63,13 @@ class TestWindowLaws(CacheLaws):
         return WindowCache(LAYERS, EXPERTS, window=2, update=2, stagger=True)
 
 
+class TestAdmittingWindowLaws(CacheLaws):
+    declines = True
+
+    def fresh(self, scenario: CacheScenario) -> Cache:
+        return WindowCache(LAYERS, EXPERTS, window=2, update=1, admits=True)
+
+
 class ForgetsBlocked(LruCache):
     """Broken: evicts experts that the event uses."""
 

@@ -42,6 +42,14 @@ def test_prefetches_the_busiest_absent_experts_of_the_next_layer() -> None:
     assert residual.rank(layer, (), NO_PLAN) == ()
 
 
+def test_residents_may_count_among_those_with_most_workload() -> None:
+    here = view({0: 1}, COST, resident=[(), (6, 5), ()])
+    forecasts = [forecast((6, 3, 5, 0), (9, 8, 7, 6))]
+    of_all = TopPrefetcher(2, "gate", "staging", among="all")
+    assert of_all.rank(here, forecasts, NO_PLAN) == [ExpertId(1, 3)]
+    assert TopPrefetcher(2, "gate", "staging").rank(here, forecasts, NO_PLAN) == [ExpertId(1, 3), ExpertId(1, 0)]
+
+
 def test_absent_experts_come_in_the_order_of_the_forecast() -> None:
     here = view({0: 1}, COST, resident=[(), (5,), ()])
     forecasts = [forecast((1,), (1,), kind="residual"), forecast((5, 4, 2), (1, 1, 1))]

@@ -1,0 +1,103 @@
+"""The scoreboard: bands, directions, pairs, and what does not count."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.kit.papers import score, toy_paper
+from trilane.study.papers.board import Scoreboard, in_order, pairs_of
+from trilane.study.papers.plays import key
+from trilane.study.papers.published import PapersError
+from trilane.study.papers.scores import FigureScore, case_values, chosen_figures, needed
+
+
+@pytest.mark.parametrize(
+    ("simulated", "near", "far"), [(1.15, True, True), (0.85, True, True), (1.16, False, True), (0.69, False, False)]
+)
+def test_a_band_is_a_share_of_the_published_value(simulated: float, near: bool, far: bool) -> None:
+    one = score("toy-speed", 1.0, simulated)
+    assert (one.within(0.15), one.within(0.30)) == (near, far)
+
+
+def test_the_direction_of_what_compares() -> None:
+    assert score("a", 1.5, 1.1).same_direction is True
+    assert score("a", 1.5, 0.9).same_direction is False
+    assert score("a", 10.0, -1.0, ask="reduction").same_direction is False
+    assert score("a", 1.0, 1.1).same_direction is None  # neither is faster in print
+    assert score("a", 50.0, 40.0, ask="hit_rate", over=()).same_direction is None
+
+
+def _of_one_paper(*scores: FigureScore) -> list[FigureScore]:
+    paper = toy_paper(questions={s.figure.id: s.question for s in scores}, headlines=[])
+    return [FigureScore(s.figure, paper, s.simulated) for s in scores]
+
+
+def test_pairs_ask_the_same_but_for_one_thing() -> None:
+    scores = _of_one_paper(
+        score("a", 2.0, 2.1, set={"batch": 1}), score("b", 3.0, 2.0, set={"batch": 2}),
+        score("c", 2.05, 9.0, set={"batch": 4}),  # within the dead band of a
+        score("d", 5.0, 9.0, set={"batch": 1, "cached_share": 0.1}),
+        score("e", 9.0, 1.0, ask="gain", set={"batch": 1}),
+        score("f", 4.0, 4.0, over="third", set={"batch": 2, "cached_share": 0.1}),
+    )  # fmt: skip
+    pairs = {(one.figure.id, other.figure.id): in_order(one, other) for one, other in pairs_of(scores)}
+    assert pairs == {("a", "b"): False, ("b", "c"): False, ("a", "d"): True}
+
+
+def test_figures_that_were_put_in_are_shown_and_do_not_count() -> None:
+    scores = _of_one_paper(score("a", 2.0, 2.1), score("b", 3.0, 6.0, set={"batch": 2}),
+                           score("c", 3.0, None, set={"batch": 4}))  # fmt: skip
+    paper = toy_paper(questions={s.figure.id: s.question for s in scores}, headlines=[], put_in={"a rate": ["b"]})
+    board = Scoreboard([FigureScore(s.figure, paper, s.simulated) for s in scores])
+    [summary] = board.summaries()
+    assert (summary.figures, summary.put_in, summary.near, summary.far) == (1, 1, 1.0, 1.0)
+    assert summary.median_log_ratio == pytest.approx(math.log(1.05))
+    assert summary.in_order == (0, 0)
+    assert [s.figure.id for s in board.not_played] == ["c"]
+    assert board.furthest() == []
+
+
+def test_engines_say_which_figures_they_were_set_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sim.costs.engine import load_engine
+
+    set_by = load_engine("dali-2025").set_by
+    assert set_by
+    paper = toy_paper(setting={"engine": "dali-2025"})
+    assert paper.put_in_by(set_by[0]) == "engine dali-2025"
+    assert paper.put_in_by("toy-speed") == ""
+
+
+def test_the_best_baseline_counts_case_by_case() -> None:
+    paper = toy_paper(settings={"both": {"batch": [1, 2]}}, draws=1)
+    question = toy_paper(
+        questions={"q": {"ask": "speedup", "method": "ours", "over": ["theirs", "third"], "at": "both"}}, headlines=[]
+    ).questions["q"]
+    times = {"ours": (10.0, 10.0), "theirs": (30.0, 20.0), "third": (20.0, 40.0)}
+    plays = {
+        key(case.draws[0]): {"tpot_ms": ms}
+        for method, by_case in times.items()
+        for case, ms in zip(paper.cases(question, method), by_case, strict=True)
+    }
+    assert case_values(paper, question, plays) == [2.0, 2.0]
+    del plays[key(paper.cases(question, "third")[0].draws[0])]
+    assert case_values(paper, question, plays) == [None, None]
+
+
+def test_figures_are_chosen_by_paper_by_id_or_as_headlines() -> None:
+    assert 5 <= len(chosen_figures(headlines=True)) <= 15
+    assert all(name.startswith("daop-") for name in chosen_figures("daop"))
+    assert chosen_figures(figure_id="DAOP-F9-phi-tps") == ["daop-f9-phi-tps"]
+    assert len({key(scenario) for scenario in needed(["daop-f9-phi-tps", "daop-f9-gain-full"])}) == 12
+
+
+@pytest.mark.parametrize(
+    ("figure_id", "sentence"),
+    [("smoe-abs-tpot", "smoe-abs-tpot: this figure is not asked: repeats Section VI-B"),
+     ("daop-f9-phi", "there is no figure 'daop-f9-phi'; did you mean 'daop-f9-phi-tps'")],
+)  # fmt: skip
+def test_a_figure_that_is_not_asked_is_refused_with_the_reason(figure_id: str, sentence: str) -> None:
+    with pytest.raises(PapersError) as caught:
+        chosen_figures(figure_id=figure_id)
+    assert sentence in str(caught.value)

@@ -1,0 +1,97 @@
+"""Papers as data: the scenarios of a question, and what a file must hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.kit.papers import VALUES, toy_paper
+from trilane.common.schema import SchemaError
+from trilane.study.papers.paper import askable, read_papers
+from trilane.study.papers.quantities import QUANTITIES
+
+
+def test_values_in_lists_make_cases_each_with_draws_of_other_sequences() -> None:
+    paper = toy_paper()
+    cases = paper.cases(paper.questions["toy-speed"], "ours")
+    assert [dict(case.about) for case in cases] == [
+        {"model": model, "batch": batch} for model in ("small", "large") for batch in (1, 2)
+    ]
+    draws = cases[1].draws
+    assert [(draw.model, draw.batch, draw.seed, draw.sequences) for draw in draws] == [
+        ("mini-moe", 2, 0, (0, 1)), ("mini-moe", 2, 1, (2, 3)),
+    ]  # fmt: skip
+
+
+def test_a_batch_that_takes_all_texts_is_drawn_once() -> None:
+    paper = toy_paper(settings={"both": {"batch": 3}})
+    [case] = paper.cases(paper.questions["toy-speed"], "ours")
+    assert [draw.sequences for draw in case.draws] == [(0, 1, 2)]
+
+
+def test_settings_of_the_question_are_stronger_than_those_of_method_variant_and_model() -> None:
+    paper = toy_paper(
+        setting={**VALUES["setting"], "cached_share": 0.1},
+        models={"large": {"model": "phi-3.5-moe:8", "cached_share": 0.2, "hardware": "rtx4090-ddr5"}},
+        methods={"ours": {"policy": "on-demand", "cached_share": 0.3, "parameters": {"cache": "lru"}}},
+        settings={"at": {"cached_share": 0.5}},
+        questions={"q": {"ask": "hit_rate", "method": "ours", "at": "at", "set": {"parameters": {"start": "popular"}}}},
+        headlines=[],
+    )
+    [case] = paper.cases(paper.questions["q"], "ours")
+    scenario = case.draws[0]
+    assert (scenario.cached_share, scenario.hardware, scenario.engine) == (0.5, "rtx4090-ddr5", "pytorch")
+    assert scenario.parameters == {"cache": "lru", "demand_slots": 1, "start": "popular"}
+
+
+def test_without_a_trace_the_model_gets_synthetic_routing_of_the_length_that_is_played() -> None:
+    setting = {"engine": "pytorch", "prompt_tokens": 500, "generated_tokens": 64, "sampled_steps": 12}
+    paper = toy_paper(setting={**setting, "sampled_prompt_tokens": 64}, models={"m": {"model": "mixtral-8x7b@q4_k_m"}},
+                      variants={})  # fmt: skip
+    [case] = paper.cases(paper.questions["toy-hits"], "ours")
+    assert case.draws[0].trace == "synthetic:mixtral-8x7b/4x64+12"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"questions": {"q": {"ask": "speed", "method": "ours"}}}, "q: there is no quantity 'speed'; did you mean"),
+        ({"questions": {"q": {"ask": "hit_rate", "method": "mine"}}}, "q: there is no method 'mine'"),
+        ({"questions": {"q": {"ask": "hit_rate", "method": "ours", "at": "x"}}}, "q: there is no setting 'x'"),
+        ({"questions": {"q": {"ask": "speedup", "method": "ours"}}}, "q: expected `over` with quantities that compare"),
+        ({"headlines": ["toy-sped"]}, "Toy: there is no figure 'toy-sped'; did you mean 'toy-speed'"),
+        ({"misses": {"why": ["gone"]}}, "Toy: there is no figure 'gone'"),
+    ],
+)
+def test_names_that_are_not_there_are_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        toy_paper(**{"headlines": [], **changes})
+    assert str(caught.value).startswith("toy.yaml: ")
+    assert sentence in str(caught.value)
+
+
+# --- the papers that come with the program ----------------------------------------------------------------------------
+
+
+def test_every_figure_that_can_be_asked_is_asked_and_180_were_not_put_in() -> None:
+    papers = read_papers()
+    assert sorted(papers) == ["DALI", "DAOP", "HybriMoE", "SE", "SMoE"]
+    figures = askable()
+    assert sum(len(paper.questions) for paper in papers.values()) == len(figures)
+    assert sum(not papers[one.paper].put_in_by(one.id) for one in figures.values()) >= 180
+
+
+def test_the_unit_of_a_figure_is_that_of_its_quantity() -> None:
+    same = {"percentage points (or %)": "points", "percentage points": "points", "C_cpu/C_load": "x"}
+    for one in askable().values():
+        quantity = QUANTITIES[read_papers()[one.paper].questions[one.id].ask]
+        if quantity.unit != "points":
+            assert quantity.unit == same.get(one.unit, one.unit), one.id
+
+
+def test_every_scenario_of_the_papers_can_be_made() -> None:
+    for paper in read_papers().values():
+        for question in paper.questions.values():
+            for method in (question.method, *question.baselines):
+                assert paper.cases(question, method)

@@ -1,0 +1,68 @@
+"""Quantities by hand, and the facts of a play that they are made of."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.runs.prepare import prepare
+from sim.runs.scenario import Scenario
+from trilane.study.papers.observe import FACTS, observed
+from trilane.study.papers.quantities import QUANTITIES
+
+MINE = {"tpot_ms": 20.0, "ttft_ms": 400.0, "generated_tokens": 30.0, "expert_ms": 15.0, "expert_cpu_ms": 6.0,
+        "decode_resident_hit_rate": 0.6, "gpu_busy_share": 0.25, "low_score_loads": 0.4,
+        "energy_j_per_token": 50.0}  # fmt: skip
+BASE = {"tpot_ms": 30.0, "ttft_ms": 200.0, "generated_tokens": 30.0, "expert_ms": 12.0, "expert_cpu_ms": 4.0,
+        "decode_resident_hit_rate": 0.5, "energy_j_per_token": 75.0}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("speedup", 1.5), ("gain", 50.0), ("reduction", 100 / 3), ("prefill_speedup", 0.5),
+        ("prefill_reduction", -100.0), ("steps_per_s", 50.0), ("answer_tokens_per_s", 30.0), ("answer_speedup", 1.1),
+        ("step_s", 0.02), ("expert_s", 0.45), ("expert_loss", 20.0), ("expert_cpu_change_s", 0.06), ("hit_rate", 60.0),
+        ("hit_gain", 10.0), ("hit_improvement", 20.0), ("low_score_share", 30.0), ("tokens_per_kj", 20.0),
+        ("energy_gain", 1.5),
+    ],
+)  # fmt: skip
+def test_a_quantity_by_hand(name: str, value: float) -> None:
+    quantity = QUANTITIES[name]
+    assert quantity.of(MINE, BASE if quantity.compares else {}) == pytest.approx(value)
+
+
+SMALL = Scenario(trace="mini-moe", model="phi-3.5-moe:8", cached_share=0.25, prompt_tokens=8, generated_tokens=6)
+
+
+def test_facts_of_a_play() -> None:
+    facts = observed(prepare(SMALL.with_(policy="dali")))
+    assert set(facts) < set(FACTS)
+    assert facts["generated_tokens"] == 6
+    assert facts["layer_ms"] == pytest.approx(facts["tpot_ms"] / 8)
+    assert 0 < facts["expert_gpu_ms"] <= facts["expert_ms"] < facts["tpot_ms"]
+    assert 0 < facts["expert_cpu_ms"] <= facts["expert_ms"]
+    assert 0 <= facts["top1_accuracy"] <= 1
+    assert 0 < facts["recall"] <= 1
+    assert 0 < facts["phase_likeness"] < 1
+
+
+def test_perfect_forecasts_are_perfect() -> None:
+    facts = observed(prepare(SMALL.with_(policy="oracle", batch=2)))
+    assert (facts["recall"], facts["top1_accuracy"], facts["top2_accuracy"]) == (1.0, 1.0, 1.0)
+
+
+def test_everything_on_the_cpu_has_no_copies_and_no_forecast() -> None:
+    facts = observed(prepare(SMALL.with_(policy="naive-cpu")))
+    assert facts["h2d_busy_share"] < 0.2
+    assert facts["expert_gpu_ms"] == 0
+    assert "recall" not in facts
+    assert "top2_accuracy" in facts  # of the experts that were busiest so far
+
+
+def test_loads_are_of_low_score_or_of_top_score_experts() -> None:
+    parameters = {"substitution": 1e-9, "assigner": "load-all", "prefetch": "none"}
+    facts = observed(prepare(SMALL.with_(policy="mix", parameters=parameters)))
+    assert facts["low_score_loads"] + facts["top_score_loads"] == pytest.approx(1)
+    assert 0 < facts["low_score_loads"] < 1
+    smoe = observed(prepare(SMALL.with_(policy="smoe", batch=2)))
+    assert 0 < smoe["top_score_accuracy"] <= 1

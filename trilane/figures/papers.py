@@ -1,0 +1,100 @@
+"""Simulated against published figures of papers: a panel for each paper, both axes logarithmic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from trilane.figures.figure_files import PictureError, default_settings
+from trilane.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page, round_ticks, tidy
+from trilane.study.papers.board import FAR, NEAR, Scoreboard
+from trilane.study.papers.scores import FigureScore
+
+_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
+_BANDS = {FAR: "#F3F7F5", NEAR: "#DCEBE3"}
+_MOST_NAMES, _COLUMNS = 5, 3
+
+
+@default_settings
+def plot_papers(board: Scoreboard) -> Figure:
+    """A point a figure, hollow where it was put in; the bands are 15 and 30 %; the five furthest of a paper are named.
+
+    Figures of another sign than published, and of 0, have no place on such axes. Raises PictureError without any.
+    """
+    shown = [score for score in board.scores if _drawable(score)]
+    if not shown:
+        raise PictureError("expected published figures that have been played, got none")
+    names = list(dict.fromkeys(score.paper.name for score in shown))
+    columns, rows = min(len(names), _COLUMNS), -(-len(names) // _COLUMNS)
+    figure, part = page(4.6 * max(columns, 2), 4.6 * rows + 1.2, _headline(board), _about(board, len(shown)))
+    axes = part.subplots(rows, columns, squeeze=False).flat
+    for ax, name, colour in zip(axes, names, _COLOURS * len(names), strict=False):
+        _panel(ax, name, [score for score in shown if score.paper.name == name], colour)
+    for ax in list(axes)[len(names) :]:
+        ax.set_axis_off()
+    legend_of(part, _handles(), 4)
+    return figure
+
+
+def _drawable(score: FigureScore) -> bool:
+    published, simulated = score.figure.value, score.simulated
+    return published is not None and simulated is not None and min(published, simulated) > 0
+
+
+def _headline(board: Scoreboard) -> str:
+    summary = board.summaries()[-1]
+    shares = f"within {NEAR:.0%}, {summary.far:.0%} within {FAR:.0%}"
+    return f"{summary.near:.0%} of {summary.figures} published figures come out {shares}"
+
+
+def _about(board: Scoreboard, shown: int) -> str:
+    lost = len(board.scores) - len(board.not_played) - shown
+    rest = f" {lost} with another sign than published, or 0, are not drawn." if lost else ""
+    return f"Each point is a figure of a paper, asked in the paper's own setting; units differ.{rest}"
+
+
+def _panel(ax: Axes, name: str, scores: Sequence[FigureScore], colour: str) -> None:
+    values = [value for score in scores for value in _point(score)]
+    ends = (min(values) / 1.6, max(values) * 1.6)
+    ax.set(xscale="log", yscale="log", title=name)
+    for band, shade in _BANDS.items():
+        ax.fill_between(ends, [(1 - band) * x for x in ends], [(1 + band) * x for x in ends], color=shade, linewidth=0)
+    ax.plot(ends, ends, color="black", linewidth=1)
+    for score in scores:
+        ax.plot(*_point(score), "o", markersize=5, markeredgewidth=0.8, alpha=0.9,
+                markeredgecolor=colour if score.put_in else "white",
+                markerfacecolor="white" if score.put_in else colour)  # fmt: skip
+    ax.set(xlim=ends, ylim=ends, aspect="equal", xlabel="published", ylabel="simulated")
+    for axis in (ax.xaxis, ax.yaxis):
+        round_ticks(axis, *ends)
+        axis.set_tick_params(labelsize=8)
+    tidy(ax)
+    _name_furthest(ax, scores)
+
+
+def _point(score: FigureScore) -> tuple[float, float]:
+    assert score.figure.value is not None
+    assert score.simulated is not None
+    return score.figure.value, score.simulated
+
+
+def _name_furthest(ax: Axes, scores: Sequence[FigureScore]) -> None:
+    """Ids next to the points, on the side where the panel has room."""
+    far = sorted((s for s in scores if s.counts and not s.within(FAR)), key=lambda s: -abs(s.log_ratio))
+    low, high = ax.get_xlim()
+    for score in far[:_MOST_NAMES]:
+        left = _point(score)[0] > (low * high) ** 0.5
+        ax.annotate(score.figure.id.partition("-")[2], _point(score), (-5 if left else 5, 0), fontsize=6.5, color=INK,
+                    textcoords="offset points", ha="right" if left else "left", va="center")  # fmt: skip
+
+
+def _handles() -> list[Line2D | Patch]:
+    return [
+        Line2D([], [], linestyle="", marker="o", markersize=5, color=INK, label="asked"),
+        Line2D([], [], linestyle="", marker="o", markersize=5, color=INK, markerfacecolor="white", label="put in"),
+        *(Patch(facecolor=shade, label=f"within {band:.0%}") for band, shade in reversed(_BANDS.items())),
+    ]

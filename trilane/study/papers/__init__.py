@@ -1,0 +1,1 @@
+"""Published figures of papers, each asked of the simulator in the paper's own setting."""

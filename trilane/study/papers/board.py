@@ -1,0 +1,119 @@
+"""The scoreboard: what simulated and published figures have in common, by paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+from trilane.study.papers.plays import Plays
+from trilane.study.papers.published import read_figures
+from trilane.study.papers.scores import FigureScore, facts_of, score_of
+
+NEAR, FAR = 0.15, 0.30  # bands
+DEAD_BAND = 0.03  # published values that differ by less are no pair
+
+
+@dataclass(frozen=True)
+class PaperSummary:
+    """Scores of the figures of one paper, or of all. Pairs: see ``pairs_of``."""
+
+    name: str
+    figures: int
+    put_in: int
+    near: float
+    far: float
+    median_log_ratio: float
+    same_direction: tuple[int, int]  # of
+    in_order: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Scoreboard:
+    """All scores that were asked for, in the order of the figures."""
+
+    scores: Sequence[FigureScore]
+
+    def summaries(self) -> list[PaperSummary]:
+        """One a paper, and one for all of several."""
+        names = list(dict.fromkeys(score.paper.name for score in self.scores))
+        groups = {name: [score for score in self.scores if score.paper.name == name] for name in names}
+        if len(names) > 1:
+            groups["all"] = list(self.scores)
+        found = (_summary(name, scores) for name, scores in groups.items())
+        return [summary for summary in found if summary.figures]
+
+    def furthest(self, beyond: float = FAR) -> list[FigureScore]:
+        """Scores outside a band, the worst first."""
+        far = [score for score in self.scores if score.counts and not score.within(beyond)]
+        return sorted(far, key=lambda score: -abs(score.log_ratio))
+
+    @property
+    def not_played(self) -> list[FigureScore]:
+        """Figures whose plays are missing."""
+        return [score for score in self.scores if score.simulated is None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"papers": [vars(each) for each in self.summaries()], "figures": [facts_of(s) for s in self.scores],
+                "left_out": left_out(self.scores)}  # fmt: skip
+
+
+def left_out(scores: Sequence[FigureScore]) -> dict[str, int]:
+    """How many figures of these papers are not asked, by reason."""
+    papers = {score.paper.name for score in scores}
+    reasons = [figure.left_out for figure in read_figures().values() if figure.paper in papers and figure.left_out]
+    return {reason: reasons.count(reason) for reason in sorted(set(reasons), key=lambda each: -reasons.count(each))}
+
+
+def scoreboard(figure_ids: Sequence[str], plays: Plays) -> Scoreboard:
+    """Score figures by plays that are there."""
+    return Scoreboard([score_of(figure_id, plays) for figure_id in figure_ids])
+
+
+# --- summaries --------------------------------------------------------------------------------------------------------
+
+
+def _summary(name: str, scores: Sequence[FigureScore]) -> PaperSummary:
+    counted = [score for score in scores if score.counts]
+    directions = [same for score in counted if (same := score.same_direction) is not None]
+    pairs = pairs_of(counted)
+    return PaperSummary(
+        name, len(counted), sum(bool(score.put_in) for score in scores),
+        near=_share([score.within(NEAR) for score in counted]), far=_share([score.within(FAR) for score in counted]),
+        median_log_ratio=median([abs(score.log_ratio) for score in counted] or [math.nan]),
+        same_direction=(sum(directions), len(directions)),
+        in_order=(sum(in_order(*pair) for pair in pairs), len(pairs)),
+    )  # fmt: skip
+
+
+def _share(values: Sequence[bool]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def pairs_of(scores: Iterable[FigureScore]) -> list[tuple[FigureScore, FigureScore]]:
+    """Figures of one paper that ask the same but for one thing, with published values that differ by more than 3 %."""
+    return [
+        pair
+        for pair in combinations(scores, 2)
+        if pair[0].paper.name == pair[1].paper.name and _one_differs(*(score.question.facts for score in pair))
+        and _apart(*(score.figure.value for score in pair))
+    ]  # fmt: skip
+
+
+def _one_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    different = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    return len(different) == 1 and different != ["ask"]
+
+
+def _apart(one: float | None, other: float | None) -> bool:
+    return one is not None and other is not None and abs(one - other) > DEAD_BAND * min(abs(one), abs(other))
+
+
+def in_order(one: FigureScore, other: FigureScore) -> bool:
+    """Whether the simulated values are in the order of the published ones."""
+    assert None not in (one.simulated, other.simulated, one.figure.value, other.figure.value)
+    return (one.simulated > other.simulated) == (one.figure.value > other.figure.value)  # type: ignore[operator]

@@ -1,0 +1,134 @@
+"""One play, and the facts of it that papers' quantities are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+import numpy as np
+import pandas as pd
+
+from policies.mechanism.views import Forecast, Routing
+from sim.runs.demand import StepDemand
+from sim.runs.prepare import Prepared
+from sim.runs.run import Run
+from sim.runs.vocabulary import SpanKind
+from sim.simulate import play
+from trilane.study.papers.quantities import Facts
+from trilane.study.papers.top_scores import top_score_facts
+
+_OF_RUNS = (
+    "tpot_ms", "ttft_ms", "decode_resident_hit_rate", "h2d_busy_share", "gpu_busy_share", "cpu_busy_share",
+    "plan_overhead_share", "prefetch_accuracy", "energy_j_per_token",
+)  # fmt: skip
+FACTS = (
+    *_OF_RUNS, "generated_tokens", "layer_ms", "expert_ms", "expert_cpu_ms", "expert_gpu_ms", "copy_ms",
+    "cpu_expert_ms", "exchange_ms", "top1_accuracy", "top2_accuracy", "recall", "phase_likeness", "low_score_loads",
+    "top_score_loads", "top_score_accuracy", "top_score_active",
+)  # fmt: skip
+
+
+def observed(prepared: Prepared) -> Facts:
+    """Play it. Facts that it does not have are left out. Raises what ``sim.simulate.play`` raises."""
+    run = play(prepared)
+    row = run.to_dict()
+    facts = {name: row.get(name) for name in _OF_RUNS}
+    facts |= {"generated_tokens": prepared.answer_tokens, "layer_ms": run.metrics.tpot_ms}
+    facts |= {**_expert_times(run), **_costs(prepared), **_forecasts(prepared), **top_score_facts(prepared, run.spans)}
+    facts["phase_likeness"] = _phase_likeness(prepared)
+    if run.metrics.tpot_ms is not None:
+        facts["layer_ms"] = run.metrics.tpot_ms / prepared.shape.moe_layers
+    return {name: float(value) for name, value in facts.items() if value is not None and np.isfinite(value)}
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+def _expert_times(run: Run) -> Facts:
+    """Of a decode step, ms: the experts' part of all layers, as long as anything of it lasts; CPU experts, one after
+    the other; and loads and GPU experts, from the first to the last of a layer."""
+    spans = run.spans[(run.spans.phase == "decode") & (run.spans.layer >= 0)]
+    experts = spans[spans.kind.isin([SpanKind.EXPERT, SpanKind.DEMAND])]
+    steps = run.metrics.decode_steps or 1
+    on_gpu, on_cpu = experts[experts.lane != "cpu"], experts[experts.lane == "cpu"]
+    return {
+        "expert_ms": _stretches_ns(experts) / steps / 1e6,
+        "expert_cpu_ms": float((on_cpu.end_ns - on_cpu.start_ns).sum()) / steps / 1e6,
+        "expert_gpu_ms": _stretches_ns(on_gpu) / steps / 1e6,
+    }
+
+
+def _stretches_ns(spans: pd.DataFrame) -> float:
+    """From the first start to the last end in each layer of each step."""
+    by_layer = spans.groupby(["step", "layer"])
+    return float((by_layer.end_ns.max() - by_layer.start_ns.min()).sum())
+
+
+def _costs(prepared: Prepared) -> Facts:
+    """Of one expert and one token, ms."""
+    expert, step = prepared.costs.experts[0], prepared.costs.step(1, (1,))
+    return {
+        "copy_ms": expert.copy_ns / 1e6,
+        "cpu_expert_ms": expert.cpu_ns[1] / 1e6,
+        "exchange_ms": (step.activations_ns + step.result_ns) / 1e6,
+    }
+
+
+# --- forecasts --------------------------------------------------------------------------------------------------------
+
+
+def _forecasts(prepared: Prepared) -> dict[str, float | None]:
+    """How often the experts with most forecast tokens are those with most tokens, in decode, and the mean recall of a
+    token's experts. A policy without forecasts of the next layer is asked for the busiest experts so far."""
+    hits: dict[int, list[float]] = {1: [], 2: []}
+    counts = np.zeros((prepared.shape.moe_layers, prepared.shape.experts), np.int64)
+    for step in prepared.demand:
+        for layer, routing in enumerate(step.routings):
+            guess = _guess(step, layer, counts)
+            if step.phase == "decode" and guess is not None:
+                for top, found in hits.items():
+                    found.append(len(set(guess[:top]) & set(_busiest(routing)[:top])) / top)
+            counts[layer, list(routing.active)] += routing.tokens
+    return {f"top{top}_accuracy": fmean(found) if found else None for top, found in hits.items()} | {
+        "recall": _recall(prepared.demand)
+    }
+
+
+def _guess(step: StepDemand, layer: int, counts: np.ndarray) -> Sequence[int] | None:
+    """Experts of a layer by descending forecast."""
+    if not any(step.forecasts):
+        return [int(expert) for expert in np.argsort(-counts[layer], kind="stable")[:2]]
+    made = _next_layers(step.forecasts[layer - 1], layer) if layer else None
+    return made and made.active
+
+
+def _next_layers(forecasts: Iterable[Forecast], layer: int) -> Forecast | None:
+    return next((forecast for forecast in forecasts if forecast.layer == layer), None)
+
+
+def _busiest(routing: Routing) -> list[int]:
+    return [expert for _, expert in sorted(zip((-n for n in routing.tokens), routing.active, strict=True))]
+
+
+def _recall(demand: Sequence[StepDemand]) -> float | None:
+    """Of forecasts and routings by expert: tokens that are forecast where they go, of all."""
+    found = total = 0
+    for step in demand:
+        for layer, routing in enumerate(step.routings):
+            made = _next_layers(step.forecasts[layer - 1], layer) if layer and step.phase == "decode" else None
+            if made is not None:
+                forecast = dict(zip(made.active, made.tokens, strict=True))
+                found += sum(min(n, forecast.get(e, 0)) for e, n in zip(routing.active, routing.tokens, strict=True))
+                total += sum(routing.tokens)
+    return found / total if total else None
+
+
+def _phase_likeness(prepared: Prepared) -> float | None:
+    """Cosine of the experts' tokens in prompt and answer, mean over layers."""
+    counts = {phase: np.zeros((prepared.shape.moe_layers, prepared.shape.experts)) for phase in ("prefill", "decode")}
+    for step in prepared.demand:
+        for layer, routing in enumerate(step.routings):
+            counts[step.phase][layer, list(routing.active)] += routing.tokens
+    prompt, answer = counts["prefill"], counts["decode"]
+    norms = np.linalg.norm(prompt, axis=1) * np.linalg.norm(answer, axis=1)
+    return float(np.mean((prompt * answer).sum(axis=1) / norms)) if norms.all() else None

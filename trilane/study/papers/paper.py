@@ -1,0 +1,163 @@
+"""A paper as data: its setting, its methods, how it is read, and the question that each of its figures is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from sim.costs.engine import load_engine
+from sim.runs.scenario import Scenario
+from traces.models.names import parted
+from trilane.common.hints import Count, Name
+from trilane.common.names import unknown
+from trilane.common.schema import from_dict
+from trilane.common.yaml_files import read_yaml
+from trilane.study.papers.published import PapersError, PublishedFigure, read_figures
+from trilane.study.papers.quantities import QUANTITIES
+
+FOLDER = Path(__file__).parent
+Values = Mapping[str, Any]  # fields of a scenario
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperQuestion:
+    """What a figure asks: a quantity of ``method``, compared with the best of the methods ``over``, in the setting
+    ``at``, a name, with the changes ``set``. Of fields with a list of values all are played, and ``take`` says whether
+    the mean of the quantity or an end is meant.
+    """
+
+    ask: Name
+    method: Name
+    over: Name | tuple[Name, ...] = ()
+    at: Name | None = None
+    set: Values = field(default_factory=dict)
+    take: Literal["mean", "min", "max"] = "mean"
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """The methods that it is compared with."""
+        return (self.over,) if isinstance(self.over, str) else self.over
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What may differ between two questions, by name."""
+        return {"ask": self.ask, "method": self.method, "over": self.baselines, "at": self.at,
+                "take": self.take, **self.set}  # fmt: skip
+
+
+class Case(NamedTuple):
+    """One combination of a question's values, with the scenarios of its draws."""
+
+    about: Values
+    draws: tuple[Scenario, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """A file such as ``dali.yaml``. Settings, models and methods are fields of a scenario. Those of a question's
+    setting have the last word; before them ``variants`` (of a method, by model), methods, models, and ``setting``.
+
+    ``draws`` other sequences are played, as far as the ``texts`` that a trace holds suffice. ``put_in``, ``misses`` and
+    ``contradictions`` name figures: those that set a number of the simulator, by that number; those that do not come
+    out, by the reason; and those that exclude each other in print.
+    """
+
+    name: Name
+    title: str
+    source: str
+    readings: tuple[str, ...]
+    draws: Count
+    texts: Count
+    setting: Values
+    models: Mapping[str, Values]
+    methods: Mapping[str, Values]
+    settings: Mapping[str, Values]
+    questions: Mapping[str, PaperQuestion]
+    headlines: tuple[str, ...]
+    variants: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
+    put_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    misses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    contradictions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for question_id, question in self.questions.items():
+            _known("quantity", question.ask, QUANTITIES, question_id)
+            for method in (question.method, *question.baselines):
+                _known("method", method, self.methods, question_id)
+            if question.at is not None:
+                _known("setting", question.at, self.settings, question_id)
+            if bool(question.over) != QUANTITIES[question.ask].compares:
+                raise PapersError(f"{question_id}: expected `over` with quantities that compare, and only with them")
+        for named in (self.headlines, *self.put_in.values(), *self.misses.values(), *self.contradictions.values()):
+            for figure_id in named:
+                _known("figure", figure_id, self.questions, self.name)
+
+    def put_in_by(self, figure_id: str) -> str:
+        """The number that a figure set: one that is named here, or those of an engine that the paper's plays have."""
+        named = {self.setting["engine"], *(method["engine"] for method in self.methods.values() if "engine" in method)}
+        engines = {f"engine {name}": load_engine(name).set_by for name in sorted(named)}
+        return self.reason({**self.put_in, **engines}, figure_id)
+
+    def reason(self, lists: Mapping[str, tuple[str, ...]], figure_id: str) -> str:
+        """The reasons that one of the lists has for a figure, or nothing."""
+        return "; ".join(reason for reason, ids in lists.items() if figure_id in ids)
+
+    def cases(self, question: PaperQuestion, method: str) -> list[Case]:
+        """The scenarios of one of a question's methods. Raises ScenarioError for values that a scenario cannot have."""
+        asked = {**(self.settings[question.at] if question.at else {}), **question.set}
+        names = [name for name, value in asked.items() if isinstance(value, list | tuple)]
+        chosen = [dict(zip(names, each, strict=True)) for each in product(*(asked[name] for name in names))]
+        return [Case(one, self._draws({**asked, **one}, method)) for one in chosen]
+
+    def _draws(self, asked: Values, method: str) -> tuple[Scenario, ...]:
+        model = asked.get("model", next(iter(self.models)))
+        _known("model", model, self.models, self.name)
+        variant = self.variants.get(method, {}).get(model, {})
+        shape = {"model": self.models[model]["model"]}
+        layers = (self.setting, self.models[model], self.methods[method], variant, asked, shape)
+        values: dict[str, Any] = {}
+        for layer in layers:
+            parameters = {**values.get("parameters", {}), **layer.get("parameters", {})}
+            values = {**values, **layer, "parameters": parameters}
+        scenario = Scenario.from_dict({"trace": "", **values}, self.name)
+        if not scenario.trace:
+            scenario = scenario.with_(trace=_trace(scenario, self.texts))
+        batch = scenario.batch
+        return tuple(
+            scenario.with_(seed=draw, sequences=tuple(range(draw * batch, (draw + 1) * batch)))
+            for draw in range(max(min(self.draws, self.texts // batch), 1))
+        )
+
+
+def _trace(scenario: Scenario, texts: int) -> str:
+    """Synthetic routing of the model, as long as it is played."""
+    prompt = scenario.sampled_prompt_tokens or scenario.prompt_tokens
+    steps = scenario.sampled_steps or scenario.generated_tokens
+    return f"synthetic:{parted(str(scenario.model)).model}/{texts}x{prompt}+{steps}"
+
+
+def _known(what: str, name: str, names: Iterable[str], where: str) -> None:
+    if name not in names:
+        raise PapersError(f"{where}: {unknown(what, name, names)}")
+
+
+@cache
+def read_papers() -> Mapping[str, Paper]:
+    """The papers, by name. Raises PapersError, also for a figure that is asked though it is left out, or not asked."""
+    papers = [from_dict(Paper, read_yaml(path, PapersError), path.name, PapersError)
+              for path in sorted(FOLDER.glob("*.yaml"))]  # fmt: skip
+    figures = askable()
+    for paper in papers:
+        mine = [figure.id for figure in figures.values() if figure.paper == paper.name]
+        if odd := set(mine) ^ set(paper.questions):
+            raise PapersError(f"{paper.name}: expected a question for each figure that is not left out: {min(odd)}")
+    return {paper.name: paper for paper in papers}
+
+
+def askable() -> dict[str, PublishedFigure]:
+    """Published figures that are not left out, by id."""
+    return {figure.id: figure for figure in read_figures().values() if not figure.left_out}

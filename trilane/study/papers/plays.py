@@ -1,0 +1,86 @@
+"""Plays of scenarios: each once, whatever many figures need it; and the file that keeps their facts."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from sim.runs.scenario import Scenario
+from trilane.study.draws import LastPrepared, Watch
+from trilane.study.papers.observe import FACTS, observed
+from trilane.study.papers.published import PapersError
+from trilane.study.papers.quantities import Facts
+from trilane.study.pool import WorkerPool
+
+PLAYED = Path(__file__).with_name("plays.csv")
+_DIGITS = 6
+_DEFAULTS = Scenario().to_dict()
+
+Plays: TypeAlias = Mapping[str, Facts]  # by ``key``
+
+
+def key(scenario: Scenario) -> str:
+    """A scenario as text: what differs from the defaults, as JSON."""
+    return json.dumps({name: value for name, value in scenario.to_dict().items() if value != _DEFAULTS[name]})
+
+
+def played(scenarios: Iterable[Scenario], jobs: int = 1, watch: Watch = iter) -> Iterator[tuple[str, Facts]]:
+    """Play each different scenario once, and give its key and facts as soon as they are there.
+
+    Scenarios of one trace are played one after the other. Raises what ``observed`` raises.
+    """
+    tasks = sorted({key(scenario): scenario for scenario in scenarios}.items(), key=lambda task: _setting(task[1]))
+    if not tasks:
+        return
+    with WorkerPool(min(jobs, len(tasks)), LastPrepared) as pool:
+        outcomes = pool.map(_observed, [scenario for _, scenario in tasks], setting=_setting)
+        for name in watch([name for name, _ in tasks]):
+            yield name, next(outcomes)
+
+
+def _setting(scenario: Scenario) -> tuple[str, str]:
+    """Scenarios that share a trace, and all but policy and parameters."""
+    return scenario.trace, key(scenario.with_(policy="", parameters={}, engine=""))
+
+
+def _observed(prepared: LastPrepared, scenario: Scenario) -> Facts:
+    return observed(prepared.of(scenario))
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def read_plays(path: Path = PLAYED) -> dict[str, Facts]:
+    """The plays of a file; none, if there is no file. Raises PapersError."""
+    if not path.exists():
+        return {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return {line["scenario"]: _facts(line) for line in csv.DictReader(file, strict=True)}
+    except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError) as error:
+        raise PapersError(f"{path}: expected a file of plays, as `trilane papers --play` writes it: {error}") from None
+
+
+def _facts(line: Mapping[str, str]) -> Facts:
+    return {name: float(line[name]) for name in FACTS if line[name]}
+
+
+def add_plays(path: Path, scenarios: Iterable[Scenario], jobs: int = 1, watch: Watch = iter) -> int:
+    """Play the scenarios that a file lacks and add each as soon as it is there, so that an interrupted run can go on.
+
+    Returns how many there were. Raises what ``played`` raises, PapersError and OSError.
+    """
+    known, count = read_plays(path), 0
+    missing = [scenario for scenario in scenarios if key(scenario) not in known]
+    new = not path.exists()
+    with path.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ["scenario", *FACTS], lineterminator="\n")
+        if new:
+            writer.writeheader()
+        for count, (name, facts) in enumerate(played(missing, jobs, watch), start=1):  # noqa: B007
+            writer.writerow({"scenario": name, **{fact: f"{value:.{_DIGITS}g}" for fact, value in facts.items()}})
+            file.flush()
+    return count

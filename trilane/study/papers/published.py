@@ -1,0 +1,72 @@
+"""Figures that papers print: ``published.csv``, one a line, with those that no simulator can be asked."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from trilane.common.errors import TrilaneError
+from trilane.common.hints import Name, at_most
+from trilane.common.quoting import quoted
+from trilane.common.schema import from_dict
+
+FIGURES = Path(__file__).with_name("published.csv")
+
+
+class PapersError(TrilaneError):
+    """Papers, figures or plays that cannot be read, or names that are not among them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedFigure:
+    """A figure and its place. ``kind``: what the text says of it; ``left_out``: why it is not asked."""
+
+    id: Name
+    paper: Name
+    where: str
+    quantity: Name
+    method: str
+    baseline: str
+    model: str
+    value: Annotated[float, at_most(1e9)] | None
+    unit: str
+    kind: Literal["exact", "approx", "range_lo", "range_hi", "upper_bound", "lower_bound", "maximum", "derived",
+                  "missing"]  # fmt: skip
+    left_out: str
+
+    def log_ratio(self, simulated: float) -> float:
+        """ln(simulated / published); 0 on the right side of a bound, infinite where the signs differ."""
+        assert self.value is not None
+        within = {"upper_bound": simulated <= self.value, "lower_bound": simulated >= self.value}
+        if within.get(self.kind, False):
+            return 0.0
+        ratio = simulated / self.value
+        return math.log(ratio) if ratio > 0 else -math.inf
+
+
+@cache
+def read_figures(path: Path = FIGURES) -> Mapping[str, PublishedFigure]:
+    """By id. Raises PapersError."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = list(csv.DictReader(file, strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise PapersError(f"{path}: expected a CSV file of published figures: {error}") from None
+    figures = [_figure(line, f"{path.name}, line {number}") for number, line in enumerate(lines, start=2)]
+    found = {figure.id: figure for figure in figures}
+    if len(found) < len(figures):
+        raise PapersError(f"{path}: expected an id of its own for every figure")
+    return found
+
+
+def _figure(line: Mapping[str, str], where: str) -> PublishedFigure:
+    try:
+        value = float(line["value"]) if line["value"] else None
+    except ValueError:
+        raise PapersError(f"{where}, value: expected a number, got {quoted(line['value'])}") from None
+    return from_dict(PublishedFigure, {**line, "value": value}, where, PapersError)
