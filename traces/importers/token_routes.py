@@ -81,7 +81,9 @@ def trace_of(path: Path, log_format: str, shape: ModelShape, routing: TokenRoute
         "topk_ids": ids.astype(np.int16),
         "topk_weights": weights,
     }
-    return Trace.from_tensors(shape, tensors, {"format": log_format, "file": path.name, **provenance}, where=where)
+    text = {"text": "generated"} if (routing.phase == DECODE).any() else {}
+    marks = {"format": log_format, "file": path.name, **text, **provenance}
+    return Trace.from_tensors(shape, tensors, marks, where=where)
 
 
 def played_as_decode(trace: Trace, prompt_tokens: int) -> Trace:
@@ -97,7 +99,9 @@ def played_as_decode(trace: Trace, prompt_tokens: int) -> Trace:
             f"{int(trace.position.max()) + 1:,} tokens"
         )
     tensors = {**trace.tensors(), "phase": np.where(late, DECODE, PREFILL).astype(np.uint8)}
-    marks = {**trace.provenance, "played_as_decode": f"tokens of given text from {prompt_tokens} on"}
+    marks = {
+        **trace.provenance, "text": "given", "played_as_decode": f"tokens of given text from {prompt_tokens} on"
+    }  # fmt: skip
     return Trace.from_tensors(trace.shape, tensors, marks)
 
 

@@ -72,15 +72,7 @@ def _cut(shape: ModelShape, layers: str) -> ModelShape:
         raise ShapeError(f"model {shape.name}:{layers}: weights come before layers, as in {right}")
     if layers not in map(str, range(1, shape.moe_layers + 1)):
         raise ShapeError(f"model {shape.name}:{layers}: expected 1 to {shape.moe_layers} layers after the colon")
-    count = int(layers)
-    kept = replace(shape, name=f"{shape.name}:{count}", moe_layers=count, expert_bytes=shape.expert_bytes[:count],
-                   attention=None, attention_layers=None)  # fmt: skip
-    if shape.attention is None or shape.attention_layers is None:
-        return kept
-    numbers = shape.attention_layers[: kept.layers]
-    used = sorted(set(numbers))
-    kinds = tuple(shape.attention[number] for number in used)
-    return replace(kept, attention=kinds, attention_layers=tuple(map(used.index, numbers)))
+    return shape.first_layers(int(layers))
 
 
 def published_params(name: str) -> float:

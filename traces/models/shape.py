@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from traces.models.attention import Attention, Size, Weights, Width
@@ -133,6 +133,18 @@ class ModelShape:
             own = Attention("full", self.attention_params, self.heads, self.head_dim, self.kv_width)
             return ((own, self.layers),)
         return tuple((kind, self.attention_layers.count(number)) for number, kind in enumerate(self.attention))
+
+    def first_layers(self, count: int) -> ModelShape:
+        """The model cut after its first ``count`` MoE layers, named ``NAME:count``."""
+        kept: dict[str, Any] = {
+            "name": f"{self.name}:{count}", "moe_layers": count, "expert_bytes": self.expert_bytes[:count]
+        }  # fmt: skip
+        if self.attention is not None and self.attention_layers is not None:
+            numbers = self.attention_layers[: self.dense_layers + count]
+            used = sorted(set(numbers))
+            kept["attention"] = tuple(self.attention[number] for number in used)
+            kept["attention_layers"] = tuple(map(used.index, numbers))
+        return replace(self, **kept)
 
     def expert_bytes_of(self, layer: int) -> int:
         """Bytes of one routed expert of MoE layer ``layer``."""

@@ -62,6 +62,7 @@ def test_every_format_is_known_by_one_line_of_its_own(tmp_path: Path) -> None:
     for path in sorted(tmp_path.iterdir()):
         trace = import_trace(path, model=None if path.stem == "route-trace" else MODEL)
         assert trace.provenance["format"].replace(" v1", "").replace("_", "-") == path.stem
+        assert trace.provenance.get("text") == ("generated" if (trace.phase == 1).any() else None)
 
 
 def test_bundled_names_and_folders_of_other_things_are_no_logs(tmp_path: Path) -> None:
