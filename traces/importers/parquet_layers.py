@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute, parquet
 
-from traces.importers.token_routes import TokenRoutes, shape_for, trace_of
+from traces.importers.token_routes import TokenRoutes, plain_file, shape_for, trace_of
 from traces.layout import PREFILL, TraceError
 from traces.trace import Trace
 from trilane.common.quoting import quoted
@@ -33,7 +33,7 @@ def import_parquet_layers(path: Path, model: str | None) -> Trace:
     files = {int(match[1]): file for file in path.glob(FILES) if (match := _NUMBER.fullmatch(file.name))}
     if not files:
         raise TraceError(f"{path}: expected a folder of layer_NN.parquet files, found none")
-    layers = [_layer(files[number]) for number in sorted(files)]
+    layers = [_layer(plain_file(files[number])) for number in sorted(files)]
     if len({ids.shape for ids, _ in layers}) != 1:
         raise TraceError(
             f"{path}: expected as many tokens and ids in each layer, found {quoted([ids.shape for ids, _ in layers])}"
