@@ -19,7 +19,8 @@ from trilane.study.fit.question import FitError, Question
 from trilane.study.fit.routing import routing_for
 
 MINI: dict[str, Any] = {"model": "deepseek-v2-lite", "trace": "mini-deepseek", "weights": "bf16", "gpu": "rtx-3060",
-                        "ram": "ddr4-3200", "context": 64, "generated": 16, "policies": ("fiddler", "on-demand")}  # fmt: skip
+                        "ram": "ddr4-3200", "context": 64, "generated": 16,
+                        "policies": ("fiddler", "on-demand")}  # fmt: skip
 
 
 def policies(**asked: Any) -> PolicyAnswer:
