@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.depth import thinned
 from traces.layout import TraceError
 from traces.library import calibration_of, load_trace
 from traces.models.catalogue import load_model, model_names
@@ -23,7 +24,10 @@ SMALL = "/2x8+16"
         ("qwen3-30b-a3b", "qwen"),  # the same model
         ("gemma-4-26b-a4b", "gemma"),
         ("qwen3-235b-a22b", "qwen"),  # the nearest: 128 experts too
-        ("deepseek-v2-lite", "mini-deepseek"),  # 64 experts, top-6
+        ("deepseek-v2-lite", "deepseek-v2-lite"),
+        ("qwen2-57b-a14b", "deepseek-v2-lite"),  # 64 experts; before mini-deepseek, which is as near
+        ("mini-deepseek", "mini-deepseek"),
+        ("gpt-oss-20b", "gpt-oss-20b"),
         ("mixtral-8x7b", "mini-moe"),
         ("mini-moe", "mini-moe"),
     ],
@@ -56,6 +60,14 @@ def test_accuracy_is_published_for_the_model_or_measured_on_the_bundled_trace() 
     assert nearest_routing(load_model("mini-deepseek")).forecast_accuracy == measured
 
 
+@pytest.mark.parametrize("model", model_names())
+def test_every_model_of_the_catalogue_has_routing_of_its_shape(model: str) -> None:
+    shape = load_model(model)
+    routing = nearest_routing(shape)
+    assert (routing.moe_layers, routing.experts, routing.top_k) == (shape.moe_layers, shape.experts, shape.top_k)
+
+
+@thinned(6)
 @pytest.mark.parametrize("model", model_names())
 def test_every_model_of_the_catalogue_has_a_synthetic_trace(model: str) -> None:
     trace = load_trace(f"synthetic:{model}{SMALL}")
