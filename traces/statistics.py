@@ -152,7 +152,7 @@ def prefill_decode_similarity(trace: Trace) -> float:
         mine = trace.sequence == sequence
         prefill, decode = (np.flatnonzero(mine & (trace.phase == phase)) for phase in (PREFILL, DECODE))
         if len(prefill) and len(decode):
-            similarities.append(_cosines(_frequencies(trace, prefill), _frequencies(trace, decode)).mean())
+            similarities.append(cosines(_frequencies(trace, prefill), _frequencies(trace, decode)).mean())
     return float(np.mean(similarities)) if similarities else float("nan")
 
 
@@ -205,7 +205,8 @@ def _frequencies(trace: Trace, rows: NDArray[np.intp]) -> Floats:
     return np.asarray(counts, np.float64) / (len(rows) or np.nan)
 
 
-def _cosines(left: Floats, right: Floats) -> Floats:
+def cosines(left: Floats, right: Floats) -> Floats:
+    """Of each row of ``left`` with that of ``right``."""
     norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
     return np.asarray((left * right).sum(axis=1) / norms)
 

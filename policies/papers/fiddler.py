@@ -15,9 +15,7 @@ from trilane.common.hints import Count
 CPU_MS_PER_TOKEN, GPU_MS = 7, 70  # constants of the released code (mixtral.py, L38-39)
 
 
-@register(
-    "fiddler", "popular experts stay; copies where they beat the CPU", source="Fiddler, Sections 3.2-3.3"
-)
+@register("fiddler", "popular experts stay; copies where they beat the CPU", source="Fiddler, Sections 3.2-3.3")
 @dataclass(frozen=True)
 class Fiddler(Policy):
     """Fiddler has one machine-dependent number, the break-even workload, which follows from the planner's costs.
@@ -55,8 +53,8 @@ class FiddlerImpl(Policy):
     costs: "constants" compares the code's 7 ms a token on the CPU with its 70 ms flat on the GPU, so that a missing
         expert is loaded from 10 tokens on, on any machine; "planner" the planner's costs, as if they had been measured.
 
-    Not modelled: the code runs the GPU's experts, then the CPU's, in one thread. Here the lanes overlap, which makes a
-    layer shorter by up to the shorter share.
+    The code runs the GPU's experts, then the CPU's, in one thread. That is a trait of the engine ``fiddler-2024``; with
+    others the lanes overlap, which makes a layer shorter by up to the shorter share.
     """
 
     needs = Needs(calibration=True)

@@ -80,6 +80,7 @@ class CostTable:
     lead_ns: Ns | None = None  # from the beginning of a launch until the GPU can start; None: when it has ended
     tail_ns: Ns = 0  # what the GPU needs after the last kernel of a group has been launched
     layer_ns: Ns = 0  # of the host between two layers: once one has ended, before anything of the next is launched
+    serial: bool = False  # the CPU's experts of a layer wait for the GPU's, and for their copies
     scale: int = 1  # factor of the tables' unit of time; steps and plan costs apply it when they are read
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
@@ -97,6 +98,10 @@ class CostTable:
     def foresee_ns(self, policy: str, active: int) -> int:
         """Host time of ``foresee`` with ``active`` experts active."""
         return self.plan_costs.foresee_of(policy).at(active, self.plan_factor) * self.scale
+
+    def observe_ns(self, policy: str, active: int) -> int:
+        """Host time of what the cache learns from a layer with ``active`` experts active."""
+        return self.plan_costs.observe_of(policy).at(active, self.plan_factor) * self.scale
 
     @property
     def launch_ns(self) -> int:

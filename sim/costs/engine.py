@@ -106,6 +106,8 @@ class Software(NamedTuple):
     copy_ns: Sourced[Ns] | None = None  # fixed time that the copy of an expert takes in addition
     copies: Sourced[Copies] | None = None  # host memory from which experts are copied
     layer_ns: Sourced[Ns] | None = None  # of the host before each layer, while nothing is launched
+    plan_factor: Sourced[Factor] | None = None  # time of decisions over the machine's
+    serial: Sourced[bool] | None = None  # whether the CPU's experts of a layer wait for the GPU's, and for their copies
 
 
 @dataclass(frozen=True, kw_only=True)

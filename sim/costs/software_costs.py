@@ -10,6 +10,7 @@ expert, CPU, few w    ``cpu_expert_ns`` + max(bytes / sB, flops x w / skF, ``cpu
 expert, CPU, more w   ``cpu_expert_ns`` + max(bytes / sB, flops x w / sF), never less than with few
 copy                  the machine's, from ``copies`` memory + ``copy_ns``
 layer                 the machine's, after ``layer_ns`` of the host in which nothing is launched
+decision              the machine's x ``plan_factor``
 ====================  ==============================================================================================
 """
 
@@ -34,7 +35,11 @@ def software_costs(shape: ModelShape, hardware: Hardware, software: Software, ma
     costs = roofline(shape, machine, max_tokens)
     few = _cpu_tables(shape, machine, software, max_tokens)
     changed = costs.map_experts(lambda expert: _expert(expert, few[expert.expert_bytes], software))
-    return replace(changed, layer_ns=_ns(software.layer_ns))
+    slower = software.plan_factor.value if software.plan_factor else 1.0
+    return replace(
+        changed, layer_ns=_ns(software.layer_ns), plan_factor=costs.plan_factor * slower,
+        serial=bool(software.serial and software.serial.value),
+    )  # fmt: skip
 
 
 def _as_used(hardware: Hardware, software: Software) -> Hardware:

@@ -108,6 +108,8 @@ class Engine:
             end = self.host.reserve(forecast_here, duration, "foresee", layer, -1, step.tokens)
             yield env.timeout(end - env.now)
             self._foresee(layer, forecasts)
+        if observe_ns := self.costs.observe_ns(self._decision, active):
+            self.host.reserve(planned, observe_ns, "observe", layer, -1, step.tokens)
         over = parts.over()
         if over is not None:
             yield over

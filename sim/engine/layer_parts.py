@@ -48,6 +48,7 @@ class LayerParts:
         self.hidden_at = 0  # when the layer's hidden states are computed
         self._pending: list[tuple[int, int, Launch]] = []  # (expert, tokens, launch): on the GPU once they are copied
         self._cpu_until = 0  # when the CPU's share of the layer would end, begun with the plan and not slowed
+        self._cpu_later: Plan | None = None  # whose CPU share waits for the GPU's
         self._streamed: set[int] = set()  # experts that the layer waits for without using them
         self._cpu_batches = 0  # that the layer waits for: its experts, and what was begun ahead
         self._outstanding = 0  # pending and streamed experts, and 1 for the CPU's share
@@ -68,13 +69,14 @@ class LayerParts:
 
     def start(self, plan: Plan, planned: int) -> None:
         """Put a plan into effect: experts that are on the GPU, the CPU's share, loads."""
-        layer = self._planned = plan.layer
+        self._planned = plan.layer
         workload = plan.routing.workload()
         if isinstance(self._gpu_lane, GpuLane):
             self._slow_down(self._gpu_lane, plan, planned)
         self._launch(plan, planned, workload)
-        if plan.cpu:
-            self.cpu.add(plan.cpu, workload, self._send_activations(planned), "expert", layer, layer)
+        self._cpu_later = plan if plan.cpu and self.costs.serial and self._pending else None
+        if plan.cpu and self._cpu_later is None:
+            self._start_cpu(plan, planned)
         self._cpu_batches = bool(plan.cpu) + (bool(plan.precomputed) and not self._precomputed)
         self._precomputed = False
         self._streamed = set(plan.streamed)
@@ -85,6 +87,11 @@ class LayerParts:
             if not self._cpu_batches:
                 self._cpu_over()
         self.h2d.queued("demand")
+
+    def _start_cpu(self, plan: Plan, now: int) -> None:
+        """Start the CPU's share; if it is one program's work after another, once the GPU has done its own."""
+        ready = self._send_activations(max(now, self._gpu_lane.free_ns) if self.costs.serial else now)
+        self.cpu.add(plan.cpu, plan.routing.workload(), ready, "expert", plan.layer, plan.layer)
 
     def precompute(self, commit: Commitment, now: int) -> None:
         """Start experts of the next layer on the CPU, with this layer's activations."""
@@ -150,6 +157,9 @@ class LayerParts:
         end = self.gpu.run(here, costs.gpu_ns[tokens], "expert", self.layer, expert, tokens, costs.expert_bytes)
         if copy.into == "staging":
             self.h2d.free_staged_at(end, copy.key)
+        if self._cpu_later is not None and not self._pending:
+            self._start_cpu(self._cpu_later, end)
+            self._cpu_later = None
         self._part_over()
 
     def _send_activations(self, ready: int) -> int:

@@ -33,15 +33,21 @@ class PlanCost(NamedTuple):
         return PlanCost(self.base_ns * factor, self.per_active_expert_ns * factor)
 
 
+def _free() -> Mapping[str, PlanCost]:
+    return {"default": PlanCost(0, 0)}
+
+
 @dataclass(frozen=True)
 class PlanCosts:
-    """Costs of the two decision points of a layer, by policy name.
+    """Costs of the two decision points of a layer, and of what the cache learns from it, by policy name.
 
-    A name without a row is looked up without its ``@variant``, then as ``default``; both tables have a default.
+    What a cache learns of a routing is for later decisions: the host works on it while the GPU computes the layer.
+    A name without a row is looked up without its ``@variant``, then as ``default``; all tables have a default.
     """
 
-    plan: Mapping[str, PlanCost] = field(default_factory=lambda: {"default": PlanCost(0, 0)})
-    foresee: Mapping[str, PlanCost] = field(default_factory=lambda: {"default": PlanCost(0, 0)})
+    plan: Mapping[str, PlanCost] = field(default_factory=_free)
+    foresee: Mapping[str, PlanCost] = field(default_factory=_free)
+    observe: Mapping[str, PlanCost] = field(default_factory=_free)
 
     def plan_of(self, policy: str) -> PlanCost:
         """Cost of ``plan_layer``."""
@@ -51,16 +57,20 @@ class PlanCosts:
         """Cost of ``foresee``."""
         return _look_up(self.foresee, policy)
 
+    def observe_of(self, policy: str) -> PlanCost:
+        """Cost of ``observe`` of the policy's cache."""
+        return _look_up(self.observe, policy)
+
     def scaled(self, factor: float) -> PlanCosts:
         """The table of a host ``factor`` times as slow."""
-        return PlanCosts(
-            {policy: cost.scaled(factor) for policy, cost in self.plan.items()},
-            {policy: cost.scaled(factor) for policy, cost in self.foresee.items()},
-        )
+        tables = (self.plan, self.foresee, self.observe)
+        return PlanCosts(*({policy: cost.scaled(factor) for policy, cost in table.items()} for table in tables))
 
     def with_(self, plan: Mapping[str, PlanCost], foresee: Mapping[str, PlanCost]) -> PlanCosts:
-        """The table with these rows in place of its own of the same names."""
-        return PlanCosts({**self.plan, **plan}, {**self.foresee, **foresee})
+        """The table with these rows in place of its own of the same names. They were measured with all that a session
+        does in a layer: what the cache learns is in ``plan``."""
+        observe = {**self.observe, **dict.fromkeys(plan, PlanCost(0, 0))}
+        return PlanCosts({**self.plan, **plan}, {**self.foresee, **foresee}, observe)
 
 
 def _look_up(table: Mapping[str, PlanCost], policy: str) -> PlanCost:
@@ -80,6 +90,7 @@ class _CostRow(NamedTuple):
 class _CostFile(NamedTuple):
     plan: Mapping[str, _CostRow]
     foresee: Mapping[str, _CostRow]
+    observe: Mapping[str, _CostRow]
 
 
 @cache

@@ -14,6 +14,7 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
         launch       one per GPU expert in the plan's order, then one for combine: end of `plan`
         foresee      end of the forecast's `routing`, and of its `wait` if it has one; only if the policy looks ahead
                      and a layer follows. Takes effect at its end
+        observe      end of `plan`: what the cache learns from the routing, for later layers and steps
   gpu   attention    its launch (layer 0 carries the model's dense layers too), also after the layer before has ended
         gate, speculate (one per forecast computed on the GPU; target_layer set), shared: the same launch.
                      A forecast from a partial forward pass has its own launch, after the experts that are here

@@ -42,10 +42,11 @@ LANES = (*(device.value for device in Device), *(link.name for link in LINKS))
 class SpanKind(StrEnum):
     """What a span is (``sim.runs.spans`` tells when each starts)."""
 
-    PROGRAM = "program"
     LAUNCH = "launch"
+    PROGRAM = "program"
     PLAN = "plan"
     FORESEE = "foresee"
+    OBSERVE = "observe"
     WAIT = "wait"
     ATTENTION = "attention"
     GATE = "gate"

@@ -1,5 +1,7 @@
 """What a decision costs: time of one ``plan_layer`` and one ``foresee`` of our Python session, for every policy.
 
+What the cache learns (``observe``) is timed by itself, and is not part of the plan's time.
+
 The line base + per_active_expert x active experts is fitted to the medians (least squares of relative errors, both
 coefficients >= 0). With ``write`` it goes to the simulator's table of planning costs.
 """
@@ -22,7 +24,8 @@ from scipy.optimize import nnls
 import sim.runs.prepare
 import sim.simulate
 from policies.mechanism.session import Session
-from policies.mechanism.views import Forecast, Foresight, LayerInput, Plan
+from policies.mechanism.views import ExpertCosts, Forecast, Foresight, LayerInput, LayerView, Plan
+from policies.protocols import Budget, Composition
 from policies.registry import SYSTEMS
 from sim.machine.plan_costs import load_plan_costs
 from sim.runs.scenario import Scenario
@@ -31,6 +34,7 @@ from tests.bench.traffic import BOOTSTRAP, base_scenario, wide_scenario
 from trilane.common.files import atomic_path
 
 TABLE = Path(sim.simulate.__file__).parent / "machine" / "presets" / "plan_costs.yaml"
+SECTIONS = ("plan", "foresee", "observe")
 VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {"dali-ilp@highs": ("dali-ilp", {"solver": "highs"})}
 SLOW = ("dali-ilp@highs",)  # milliseconds a decision: fewer of them
 MICROSECONDS = {  # (policy, case): plan and foresee together
@@ -46,6 +50,7 @@ class Point(NamedTuple):
     active: float
     plan_ns: float
     foresee_ns: float
+    observe_ns: float
 
 
 class Line(NamedTuple):
@@ -61,7 +66,19 @@ class TimedSession(Session):
 
     plans: list[tuple[int, int]] = []  # noqa: RUF012  # (active experts, ns)
     foresees: list[int] = []  # noqa: RUF012
+    observes: list[int] = []  # noqa: RUF012
     in_decode = False
+
+    def __init__(self, policy: Composition, budget: Budget, costs: Sequence[ExpertCosts]) -> None:
+        super().__init__(policy, budget, costs)
+        self.observe_ns, self.observe = 0, policy.cache.observe
+        policy.cache.observe = self.timed_observe  # type: ignore[method-assign]
+
+    def timed_observe(self, view: LayerView) -> None:
+        """Let the cache learn, and keep the time."""
+        start = time.perf_counter_ns()
+        self.observe(view)
+        self.observe_ns = time.perf_counter_ns() - start
 
     def plan_layer(self, given: LayerInput) -> Plan:
         """Plan, and keep the time."""
@@ -70,7 +87,8 @@ class TimedSession(Session):
         elapsed = time.perf_counter_ns() - start
         self.in_decode = given.phase == "decode"
         if self.in_decode:
-            self.plans.append((len(given.routing.active), elapsed))
+            self.plans.append((len(given.routing.active), elapsed - self.observe_ns))
+            self.observes.append(self.observe_ns)
         return plan
 
     def foresee(self, forecasts: Sequence[Forecast]) -> tuple[Foresight, tuple[Any, ...]]:
@@ -94,7 +112,7 @@ def measure(folder: Path, policies: Iterable[str] = (), write: bool = False) -> 
     notes = [f"median wall time of one call in decode steps, in us; {BOOTSTRAP}", "128/8: two tokens side by side"]
     rows: list[list[Cell]] = []
     targets: list[Target] = []
-    fits: dict[str, tuple[Line, Line]] = {}
+    fits: dict[str, tuple[Line, ...]] = {}
     for policy in policies or (*SYSTEMS, *VARIANTS):
         points: dict[str, Point] = {}
         for case, scenario in cases.items():
@@ -104,10 +122,8 @@ def measure(folder: Path, policies: Iterable[str] = (), write: bool = False) -> 
                 notes.append(f"{policy}, {case}: not measured: {error}")
         if not points:
             continue
-        plan = fit([(p.active, p.plan_ns) for p in points.values()])
-        foresee = fit([(p.active, p.foresee_ns) for p in points.values()])
-        fits[policy] = plan, foresee
-        rows += [_row(policy, "plan", points, cases, plan), _row(policy, "foresee", points, cases, foresee)]
+        lines = fits[policy] = tuple(fit([(p.active, p[1 + place]) for p in points.values()]) for place in range(3))
+        rows += [_row(policy, name, points, cases, line) for name, line in zip(SECTIONS, lines, strict=True)]
         targets += _targets(policy, points)
     if write:
         write_table(fits, TABLE)
@@ -123,13 +139,14 @@ def _point(policy: str, scenario: Scenario) -> Point:
     limit = SYSTEMS[name].needs.max_batch
     if limit is not None and scenario.batch > limit:
         raise ValueError(f"takes batches of at most {limit}")
-    TimedSession.plans, TimedSession.foresees = [], []
+    TimedSession.plans, TimedSession.foresees, TimedSession.observes = [], [], []
     with patch.object(sim.runs.prepare, "Session", TimedSession):
         sim.simulate.simulate(
             scenario.with_(policy=name, parameters=parameters, prompt_tokens=prompt, generated_tokens=generated)
         )
     active, plans = zip(*TimedSession.plans, strict=True)
-    return Point(sum(active) / len(active), median(plans), median(TimedSession.foresees or [0]))
+    foresees, observes = median(TimedSession.foresees or [0]), median(TimedSession.observes)
+    return Point(sum(active) / len(active), median(plans), foresees, observes)
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Line:
@@ -143,7 +160,7 @@ def fit(points: Sequence[tuple[float, float]]) -> Line:
 
 
 def _row(policy: str, decision: str, points: Mapping[str, Point], cases: Iterable[str], line: Line) -> list[Cell]:
-    column = 1 if decision == "plan" else 2
+    column = 1 + SECTIONS.index(decision)
     medians = [points[case][column] / 1e3 if case in points else None for case in cases]
     return [policy, decision, *medians, line.base / 1e3, line.per_active / 1e3, f"{line.error:.0%}"]
 
@@ -160,12 +177,12 @@ def _targets(policy: str, points: Mapping[str, Point]) -> list[Target]:
     return targets
 
 
-def write_table(fits: Mapping[str, tuple[Line, Line]], path: Path) -> None:
+def write_table(fits: Mapping[str, tuple[Line, ...]], path: Path) -> None:
     """Put the fits into the planning cost table. Rows that were not measured stay, an oracle decides for free."""
     text = path.read_text(encoding="utf-8")
     document = yaml.safe_load(text)
     source = f"measured by make bench on {cpu_model()}, {date.today().isoformat()}, Python {platform.python_version()}"
-    for place, section in enumerate(("plan", "foresee")):
+    for place, section in enumerate(SECTIONS):
         measured = {p: lines[place] for p, lines in fits.items() if _is_charged(p, section)}
         for policy, line in measured.items():
             silent = not line.base and not line.per_active

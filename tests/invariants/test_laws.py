@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from policies.parts.exact_assignment import ExactAssigner
 from policies.registry import SYSTEMS, policy_names
+from sim.machine.plan_costs import PlanCost
 from sim.runs.bounds import lower_bound
 from tests.kit.depth import examples
 from trilane.testing.background import law_5_background_copies
@@ -101,12 +102,15 @@ def test_law_12_hits_counted_from_spans_are_those_that_the_session_saw(world: Wo
 
 @some
 @given(worlds(), st.integers(1, 60))
-def test_all_of_them_hold_where_the_host_works_between_layers(world: World, layer_ns: int) -> None:
-    world = replace(world, costs=replace(world.costs, layer_ns=layer_ns))
-    played = play(world)
+def test_all_of_them_hold_where_the_host_works_between_layers_and_on_the_caches(world: World, layer_ns: int) -> None:
+    played = play(_with_host_work(world, layer_ns))
     check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs)
     law_5_background_copies(played.spans, played.session)
-    law_9_scaling(replace(world, costs=replace(world.costs, cpu_permille=1000, copy_permille=1000)), 3)
+
+
+def _with_host_work(world: World, ns: int) -> World:
+    decisions = replace(world.costs.plan_costs, observe={"default": PlanCost(ns, 1)})
+    return replace(world, costs=replace(world.costs, layer_ns=ns, plan_costs=decisions))
 
 
 # --- laws about several runs (6: tests/conformance) -------------------------------------------------------------------
@@ -134,6 +138,7 @@ def test_law_8_the_exact_assignment_is_never_worse(world: World) -> None:
 @given(worlds(NO_FUTURE, contention=False), st.integers(2, 9))
 def test_law_9_scaling_is_exact_without_contention(world: World, c: int) -> None:
     law_9_scaling(world, c)
+    law_9_scaling(_with_host_work(world, c), c)
 
 
 @some

@@ -70,7 +70,7 @@ def _table(path: Path) -> Ints:
         numbers = frame.apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, OverflowError) as error:
         raise TraceError(f"{path}: expected {_FORM}: {error}; record it again") from None
-    good = (np.abs(numbers) < 2**31) & (numbers % 1 == 0)
+    good = (np.abs(numbers) < 2**31) & (numbers == np.floor(numbers))
     if numbers.shape[1] < 2 or not good.all():
         line = int(np.flatnonzero(~good.all(axis=1))[0]) if not good.all() else 0
         came = quoted(",".join(map(str, frame.iloc[line])))

@@ -65,7 +65,7 @@ def _listed(where: str, value: Any) -> NDArray[np.int64]:
         array = np.asarray(value if value else np.zeros((0, 0, 0), np.int64))
     except ValueError:  # lists of several lengths
         array = np.zeros(0)
-    if array.dtype.kind != "i":
+    if array.dtype.kind != "i" or array.ndim != 3:
         raise TraceError(
             f"{where}: expected routed_experts as lists [tokens][layers][top_k] of ids, got {quoted(value)}"
         )

@@ -75,6 +75,8 @@ def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span, 
             step, place = layer
             before = (step, place - 1) if place else (step - 1, -1)
             return log.ended(before) if before in log.layers else None
+        case "host", "observe":
+            return end("plan")
         case "host", "launch" if span is not launches[0]:
             return end("plan")
         case "d2h", "routing":

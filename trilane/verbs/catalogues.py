@@ -207,7 +207,8 @@ def _machine_page(machine: Hardware) -> list[Any]:
     rows = [[str(fact[column]) for column in columns] for fact in _machine_facts(machine)["numbers"]]
     costs = _plan_costs(machine)
     decisions = [[cost.pop("policy"), *(f"{ns:,.0f}" for ns in cost.values())] for cost in costs]
-    headers = ("\npolicy", "plan\nns", "and per\nactive expert", "forecast\nns", "and per\nactive expert")
+    headers = ("\npolicy", "plan\nns", "and per\nactive expert", "forecast\nns", "and per\nactive expert", "cache\nns",
+               "and per\nactive expert")  # fmt: skip
     scale = f"{machine.host.plan_factor:g} (host.plan_factor)"
     return [
         heading(f"{machine.name}: {machine.about}"), table(columns, rows, text_columns=4, wrap=True), "",
@@ -220,12 +221,14 @@ def _machine_page(machine: Hardware) -> list[Any]:
 
 
 def _plan_costs(machine: Hardware) -> list[dict[str, Any]]:
-    """The time that the host takes for each policy's two decisions in a layer."""
+    """The time that the host takes for each policy's two decisions in a layer, and for its cache."""
     from policies.registry import policy_names
 
     costs, rows = machine.decisions, []
     for policy in dict.fromkeys((*costs.plan, *costs.foresee, *policy_names())):
-        decisions = {"plan": costs.plan_of(policy), "foresee": costs.foresee_of(policy)}
+        decisions = {
+            "plan": costs.plan_of(policy), "foresee": costs.foresee_of(policy), "observe": costs.observe_of(policy)
+        }  # fmt: skip
         times = {f"{name}_{key}": ns for name, cost in decisions.items() for key, ns in cost._asdict().items()}
         rows.append({"policy": policy, **times})
     return rows

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import add
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -105,6 +104,7 @@ _ROWS: Mapping[str, _Row] = {
     "one_sequence_gini": _Row("in one sequence: Gini", _GINI),
     "one_sequence_top_10_percent_share": _Row("in one sequence: share of the top 10 %"),
     "one_sequence_entropy": _Row("in one sequence: entropy"),
+    "one_sequence_likeness": _Row("popularity in one sequence and in all: correlation", _GINI),
     **{f"overlap@{lag}": _Row(f"used again {lag} token{'s' if lag > 1 else ''} later") for lag in _LAGS},
     "chance": _Row("used again by chance"),
     "one_sequence_chance": _Row("used again by chance in one sequence"),
@@ -137,43 +137,13 @@ def comparable_statistics(trace: Trace) -> dict[str, Any]:
     a quarter of every layer.
     """
     from traces.statistics import trace_statistics
+    from traces.text_statistics import one_sequence_statistics
     from trilane.study.cache_curve import CacheCurve
 
     values = trace_statistics(trace)
     point = CacheCurve(trace).point("layer-lru", trace.shape.routed_bytes // 4)
     rate = point.hit_rate_decode if values["decode_tokens"] else None
-    return {**values, "one_sequence": _one_sequence(trace), "layer_lru_hit_rate": rate}
-
-
-def _one_sequence(trace: Trace) -> dict[str, float | None]:
-    """Skew of popularity within a sequence; ``chance``: overlap of two decode tokens of a sequence, drawn at random.
-
-    Means over layers, then over sequences.
-    """
-    import pandas as pd
-
-    from traces.layout import DECODE
-    from traces.statistics import popularity, popularity_skew
-
-    skews = ["gini", "top_10_percent_share", "entropy"]
-    found = []
-    for part in _sequences(trace):
-        values = popularity_skew(part)[skews].mean().to_dict()
-        tokens = int((part.phase == DECODE).sum())
-        if tokens > 1:
-            uses = popularity(part, DECODE) * tokens
-            shared = (uses * (uses - 1)).sum(axis=1).mean()
-            values["chance"] = shared / (tokens * (tokens - 1) * trace.shape.top_k)
-        found.append(values)
-    means = pd.DataFrame(found, columns=[*skews, "chance"], dtype=float).mean()
-    return {str(name): None if pd.isna(value) else float(value) for name, value in means.items()}
-
-
-def _sequences(trace: Trace) -> Iterator[Trace]:
-    """Each sequence as a trace."""
-    for sequence in dict.fromkeys(trace.sequence.tolist()):
-        rows = trace.sequence == sequence
-        yield replace(trace, sequence=trace.sequence[rows], phase=trace.phase[rows], topk_ids=trace.topk_ids[rows])
+    return {**values, "one_sequence": one_sequence_statistics(trace), "layer_lru_hit_rate": rate}
 
 
 def _quantities(values: Statistics) -> dict[str, float | None]:

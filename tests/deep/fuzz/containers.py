@@ -1,15 +1,17 @@
-"""Changes in the grammar of binary files: safetensors with a checksum that fits again, Parquet, SQLite."""
+"""Changes in the grammar of binary files: safetensors with a checksum that fits again, .npz, Parquet, SQLite."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
 from hashlib import blake2b
 from random import Random
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +62,28 @@ def _changed_numbers(random: Random, header: dict[str, Any], body: bytes) -> byt
 def _array(entry: Any, body: bytes) -> np.ndarray[Any, Any]:
     start, end = entry["data_offsets"]
     return np.frombuffer(body[start:end], _TYPES[entry["dtype"]]).reshape(entry["shape"])
+
+
+# --- .npz -----------------------------------------------------------------------------------------------------------
+
+
+def changed_archive(random: Random, data: bytes) -> bytes:
+    """A .npz file with other bytes, or another header, in one of its arrays, whose checksum fits again."""
+    with ZipFile(io.BytesIO(data)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    name = random.choice(list(members))
+    content = members[name]
+    if random.random() < 0.5:
+        number = random.choice((0, 1, 9, 2**31, 2**63, 10**18))
+        content = re.sub(rb"\(\d+", f"({number}".encode(), content, count=1)
+    else:
+        content = content.replace(b"<i8", random.choice((b"<f8", b"|O8", b"<u8", b">i8", b"<U8", b"|V8", b"<i4")))
+    members[name] = changed_bytes(random, content) if random.random() < 0.3 else content
+    members[random.choice((name, name, "../x.npy", "x"))] = members[name]
+    with ZipFile(stream := io.BytesIO(), "w", random.choice((ZIP_STORED, ZIP_DEFLATED))) as archive:
+        for each, text in members.items():
+            archive.writestr(each, text)
+    return stream.getvalue()
 
 
 # --- Parquet ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 
 from tests.deep.fuzz.case import Case
-from tests.deep.fuzz.containers import Sign, changed_journal, changed_table, changed_tensors
+from tests.deep.fuzz.containers import Sign, changed_archive, changed_journal, changed_table, changed_tensors
 from tests.deep.fuzz.octets import changed_bytes
 from tests.deep.fuzz.options import as_word, changed_word, option_case
 from tests.deep.fuzz.samples import RUN, SCENARIOS, Samples
@@ -106,9 +106,9 @@ class Reader(NamedTuple):
 
     def case(self, random: Random, samples: Samples, damaged: bool = True) -> Case:
         """One of the commands, and one of the samples."""
-        found = getattr(samples, self.sample)
+        found = samples.named(self.sample)
         data = random.choice(found) if isinstance(found, list) else found
-        files = {name: getattr(samples, other) for name, other in self.others.items()}
+        files = {name: samples.named(other) for name, other in self.others.items()}
         files[self.file] = self.change(random, data) if damaged else data
         return Case(random.choice(self.commands).split(), files, self.outputs, self.runs, self.statuses)
 
@@ -148,6 +148,8 @@ _TRACE, _VECTORS = in_grammar(in_tensors(sign_trace)), in_grammar(in_tensors(sig
 _TABLE, _JOURNAL = in_grammar(changed_table), in_grammar(changed_journal)
 _SET = " ".join(f"--set {key}={json.dumps(value)}" for key, value in RUN.items())
 _MEASURED = "--set trace=mini-deepseek:2 --set model=deepseek-v2-lite:2"
+_LOG = "-o out/trace.safetensors --model mini-moe:2"
+_IMPORTED = ("out/trace.safetensors",)
 _CAPTURE = "trace capture --model a/b -o out/trace.safetensors --prompts"
 _FIT = "fit -m mini-moe:2 --machine rtx3090-ddr4 --jobs 1"
 _SWEEP = ("sweep s.yaml -o out/table.parquet --jobs 1",)
@@ -183,6 +185,21 @@ READERS: Mapping[str, Reader | Words] = {
     "route csv": Reader(5, "r.csv", "route", _LINES, (
         "trace info r.csv", "trace import r.csv -o out/trace.safetensors", "cache-curve r.csv --policies lru"),
         outputs=("out/trace.safetensors",)),
+    "llama-cpp csv": Reader(1.5, "r.csv", "llama_cpp", _LINES, (
+        f"trace import r.csv {_LOG}", f"trace import r.csv --format llama-cpp {_LOG}"), outputs=_IMPORTED),
+    "moe-beyond csv": Reader(1, "r.csv", "moe_beyond", _LINES, (
+        f"trace import r.csv {_LOG}", f"trace import r.csv --prompt-tokens 2 {_LOG}"), outputs=_IMPORTED),
+    "answers": Reader(2, "a.json", "answers", _DOCUMENT, (f"trace import a.json {_LOG}",), outputs=_IMPORTED),
+    "megatron": Reader(1, "a.jsonl", "megatron", _LINES, (
+        f"trace import a.jsonl {_LOG}", f"trace import a.jsonl --format megatron {_LOG}"), outputs=_IMPORTED),
+    "npz": Reader(1.5, "a.npz", "arrays", in_grammar(changed_archive), (f"trace import a.npz {_LOG}",),
+        outputs=_IMPORTED),
+    "route manifest": Reader(1, "d/manifest.json", "manifest", _DOCUMENT, (f"trace import d {_LOG}",), {
+        "d/r.safetensors": "shard"}, _IMPORTED),
+    "route shard": Reader(1, "d/r.safetensors", "shard", in_grammar(in_tensors(lambda *_: None)), (
+        f"trace import d {_LOG}",), {"d/manifest.json": "manifest"}, _IMPORTED),
+    "parquet layer": Reader(1, "d/layer_02.parquet", "layer", _TABLE, (f"trace import d {_LOG}",), {
+        "d/layer_03.parquet": "layer"}, _IMPORTED),
     "table": Reader(0.8, "t.parquet", "tables", _TABLE, tuple(
         f"plot t.parquet -o out --kind {kind}" for kind in ("tpot", "speedup", "heat", "hits")),
         outputs=("out/*.png", "out/*.csv")),

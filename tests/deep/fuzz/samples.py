@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import yaml
 
+from tests.deep.fuzz.logs import log_samples
 from tests.deep.fuzz.measured import measured_journal
 from tests.kit.running import write_route_csv
 from tests.kit.small_sweeps import keep
@@ -103,6 +104,7 @@ class Samples:
         self.vectors = write_vectors(small_vectors(), folder / "vectors.safetensors").read_bytes()
         write_route_csv(folder / "route.csv")
         self.route = (folder / "route.csv").read_bytes()
+        self.logs = log_samples()
         self.speeds = b"".join(BUNDLED.read_bytes().splitlines(keepends=True)[place] for place in SPEEDS)
         self.prompts = "".join(f"{json.dumps(prompt)}\n" for prompt in PROMPTS).encode()
         self.other_prompts = b'{"text": "Another one."}\n'
@@ -114,6 +116,10 @@ class Samples:
         rows = found.select(["point", *COLUMNS]).to_pylist()
         keep(folder / "half.parquet", rows[:5])
         self.journal = (folder / "half.parquet.journal").read_bytes()
+
+    def named(self, name: str) -> Any:
+        """A sample, or several."""
+        return self.logs.get(name) or getattr(self, name)
 
 
 def small_trace() -> Trace:

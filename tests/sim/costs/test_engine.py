@@ -15,7 +15,7 @@ from traces.models.catalogue import load_model
 FITTED = ("llama.cpp", "llama.cpp-2025", "llama.cpp-vulkan", "ik_llama.cpp", "ik_llama.cpp-2025", "ktransformers")
 
 
-PAPERS = ("daop-2024", "dali-2025", "dali-2025-ktransformers", "hybrimoe-2025", "se-2025")
+PAPERS = ("daop-2024", "dali-2025", "dali-2025-ktransformers", "fiddler-2024", "hybrimoe-2025", "se-2025")
 
 
 def test_the_engines_are_those_that_people_run_two_whose_kernels_are_counted_and_those_of_papers() -> None:

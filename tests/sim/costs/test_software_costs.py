@@ -20,7 +20,7 @@ from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 
 SHAPE = load_model("mini-moe")
-PAPERS = ("daop-2024", "dali-2025", "dali-2025-ktransformers", "hybrimoe-2025", "se-2025")
+PAPERS = ("daop-2024", "dali-2025", "dali-2025-ktransformers", "fiddler-2024", "hybrimoe-2025", "se-2025")
 MOST = 40
 
 
@@ -59,13 +59,15 @@ def test_few_tokens_are_slow_and_many_as_fast_as_the_machine() -> None:
     assert cpu_ns(cpu_share=0.5) == [0, 2000, 2000, 4000, 8000, 9000, 16_000, 40_000]
 
 
-def test_the_first_expert_copies_and_layers() -> None:
+def test_the_first_expert_copies_layers_and_decisions() -> None:
     own, theirs = (costs_on(machine(), SHAPE, 1, used) for used in (
-        "pytorch", engine(first_cpu_ns=790_000, copy_ns=5000, layer_ns=1_000_000)
+        "pytorch", engine(first_cpu_ns=790_000, copy_ns=5000, layer_ns=1_000_000, plan_factor=2.5)
     ))  # fmt: skip
     assert (own.experts[0].first_cpu_ns, theirs.experts[0].first_cpu_ns) == (60_000, 790_000)
     assert theirs.experts[0].copy_ns == own.experts[0].copy_ns + 5000
+    assert costs_on(machine(), SHAPE, 1, engine(serial=True)).serial > own.serial
     assert (own.layer_ns, theirs.layer_ns) == (0, 1_000_000)
+    assert theirs.plan_ns("dali", 6) == pytest.approx(2.5 * own.plan_ns("dali", 6), abs=2)
     pageable = costs_on(machine(), SHAPE, 1, engine(copies="pageable"))
     latency_ns, fraction = machine().link.h2d_latency_ns, machine().link.pageable_fraction
     bytes_ns = own.experts[0].copy_ns - latency_ns
@@ -112,7 +114,7 @@ def test_systems_of_papers_say_what_they_were_set_by(name: str) -> None:
     assert all(number.source for number in engine.flat().values())
     paper = name.partition("-")[0]
     assert all(row.startswith(f"{paper}-") for row in engine.set_by)
-    assert bool(engine.set_by) == (name != "se-2025")  # whose paper says all that differs
+    assert bool(engine.set_by) == (paper not in ("se", "fiddler"))  # whose paper or code says all that differs
     costs_on(load_hardware("rtx3090-epyc7532"), load_model("deepseek-v2-lite@q4_k_m"), 64, name).validate()
 
 

@@ -17,6 +17,7 @@ from policies.parts.assigners import LoadAll
 from policies.parts.caches import StaticCache
 from policies.protocols import Composition
 from sim.costs.cost_table import LAUNCHES, CostTable
+from sim.machine.plan_costs import PlanCost
 from sim.runs.bounds import lower_bound
 from sim.runs.spans import Span, spans_frame
 from sim.runs.stalls import Stalls, stalls_of
@@ -219,3 +220,30 @@ def test_lead_and_tail_of_launches_that_take_no_time_change_nothing(world: World
 def test_with_a_lead_as_long_as_the_launch_launch_and_work_are_added(world: World, tail_ns: int) -> None:
     before = spans_with(world, lead_ns=None, tail_ns=0)
     assert spans_with(world, lead_ns=1000, tail_ns=tail_ns) == before
+
+
+def test_the_host_works_on_the_cache_while_the_gpu_computes() -> None:
+    """10 ns a layer for what the cache learns: after the layer's launches, and before those of the next."""
+    costs = uniform_costs(**KERNEL_BY_KERNEL, **LARGE)
+    costs = replace(costs, plan_costs=replace(costs.plan_costs, observe={"default": PlanCost(10, 0)}))
+    expected = """
+host:
+  0-20   launch L0
+  48-49  wait L0
+  49-50  plan L0
+  50-55  launch L0 E0
+  55-60  launch L0 E1
+  60-62  launch L0
+  62-72  observe L0 ready=50
+  72-92  launch L1
+  137-138 wait L1
+  138-139 plan L1
+  139-144 launch L1 E0
+  144-149 launch L1 E1
+  149-151 launch L1
+  151-161 observe L1 ready=139
+  161-163 launch L-1
+  190-191 wait L-1
+"""
+    spans = [span for span in all_resident(costs) if span.lane == "host"]
+    assert told(spans, expected) == lines(expected)

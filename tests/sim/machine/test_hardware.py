@@ -193,14 +193,15 @@ def test_plan_costs_fall_back_to_the_plain_name_and_the_default() -> None:
     assert costs.plan_of("dali@impl") == costs.plan["dali"]
     assert costs.plan_of("dali-ilp@highs") == costs.plan["dali-ilp@highs"]
     assert costs.plan_of("a new idea") == costs.plan["default"]
-    assert costs.plan_of("oracle").at(64) == 0
+    assert costs.plan_of("oracle").at(64) == costs.observe_of("oracle").at(64) == 0
+    assert costs.observe_of("fiddler").at(64) == 0 < costs.observe_of("static-threshold").at(64)  # MRS learns
     assert costs.plan_of("dali-ilp@highs").at(64) > 20 * costs.plan_of("dali").at(64)  # the solver is what DALI avoids
 
 
 def test_a_cost_that_nobody_has_measured_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan_costs.yaml"
     row = "{base_ns: 1, per_active_expert_ns: 1, source: to be measured, confidence: low}"
-    path.write_text(f"plan:\n  default: {row}\nforesee:\n  default: {row}\n")
+    path.write_text(f"plan:\n  default: {row}\nforesee:\n  default: {row}\nobserve:\n  default: {row}\n")
     with pytest.raises(HardwareError, match=r"plan\.default\.source: expected text .* got 'to be"):
         load_plan_costs(path)
 
@@ -208,19 +209,19 @@ def test_a_cost_that_nobody_has_measured_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("{plan: {}, foresee: {}}", "plan: missing key: default"),
-        ("plan: {}", "missing key: foresee"),
-        ("{plan: {dali: 3}, foresee: {}}", "plan.dali: expected a mapping with the keys base_ns, .* got 3"),
-        ("{plan: {default: {base_ns: 1}}, foresee: {}}", "plan.default: missing keys: per_active_expert_ns, source"),
+        ("{plan: {}, REST}", "plan: missing key: default"),
+        ("plan: {}", "missing keys: foresee, observe"),
+        ("{plan: {dali: 3}, REST}", "plan.dali: expected a mapping with the keys base_ns, .* got 3"),
+        ("{plan: {default: {base_ns: 1}}, REST}", "plan.default: missing keys: per_active_expert_ns, source"),
         (
-            "{plan: {default: {base_ns: -1, per_active_expert_ns: 0, source: s, confidence: low}}, foresee: {}}",
+            "{plan: {default: {base_ns: -1, per_active_expert_ns: 0, source: s, confidence: low}}, REST}",
             "plan.default.base_ns: expected a number from 0 to 1e\\+09, got -1",
         ),
     ],
 )
 def test_wrong_plan_costs(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "plan_costs.yaml"
-    path.write_text(text)
+    path.write_text(text.replace("REST", "foresee: {}, observe: {}"))
     with pytest.raises(HardwareError, match=expected):
         load_plan_costs(path)
 

@@ -63,7 +63,7 @@ def test_a_sequence_by_itself_is_skewed_where_the_trace_is_even() -> None:
     assert found["layer_means"]["gini"] == pytest.approx(0)
     assert found["layer_means"]["entropy"] == pytest.approx(1)
     assert found["one_sequence"] == pytest.approx(
-        {"gini": 0.5, "top_10_percent_share": 0.5, "entropy": 0.5, "chance": 1 / 3}
+        {"gini": 0.5, "top_10_percent_share": 0.5, "entropy": 0.5, "chance": 1 / 3, "likeness": None}
     )
 
 

@@ -25,7 +25,7 @@ KvFormat = Literal["f16", "q8_0", "q4_0"]
 KV_BITS: Mapping[KvFormat, float] = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}  # ggml: 32 share a 16-bit scale
 PROMPT_ROWS = 256  # prompt tokens that are routed one by one at most, all sequences together
 _STEPS = ((8, 24), (2, 32), (1, 56))  # from this batch on, the most decode steps that are played
-_LAYER_STEPS, _FEWEST_STEPS = 2700, 24  # MoE layers x steps that are played in some seconds
+_USUAL_LAYERS, _FEWEST_STEPS = 48, 20
 
 
 class FitError(TrilaneError):
@@ -157,9 +157,9 @@ class Question:
 
 
 def most_steps(batch: int, layers: int) -> int:
-    """Fewer for larger batches, and for models of more layers than most have."""
+    """Fewer for larger batches, and for models of more layers than most have, in each of which more is to be done."""
     of_batch = next(steps for sequences, steps in _STEPS if batch >= sequences)
-    return min(of_batch, max(_LAYER_STEPS // layers, _FEWEST_STEPS))
+    return max(int(of_batch * min(_USUAL_LAYERS / layers, 1) ** 2), _FEWEST_STEPS)
 
 
 def with_weights(model: str, weights: str) -> str:

@@ -1,0 +1,75 @@
+"""Every policy with every part of a machine 25 % better, and once more: what is slower then.
+
+``python -m tests.invariants.better_parts`` prints the cases, of which ``test_better_machines`` knows the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from policies.registry import policy_names
+from sim.runs.prepare import Prepared
+from sim.simulate import spans_of
+from trilane.study.fit.policy_result import decode_steps_of
+from trilane.study.fit.prepared_question import prepared_for
+from trilane.study.fit.question import Question
+from trilane.study.fit.sensitivity import PARTS, ScaledPart
+
+SLOWER = 0.01  # at most: what is copied is chosen anew
+STEPS = 24  # decode steps: enough to fill a cache anew, few enough for all policies
+TIMES = 2  # that a part is made 25 % better
+QUESTIONS = {  # most of the experts of the first fit, a third of the other's
+    "qwen3-30b-a3b": Question(
+        "qwen3-30b-a3b", "rtx-3060", "ddr5-5600", context=32, generated=STEPS, policies=policy_names()
+    ),
+    "deepseek-v2-lite": Question(
+        "deepseek-v2-lite", "rtx-3060", "ddr4-3200", weights="bf16", context=32, generated=STEPS,
+        policies=policy_names(),
+    ),
+}  # fmt: skip
+
+
+class Slower(NamedTuple):
+    """A better part that makes a policy slower; ``loss``: new time per token over the old one, minus 1."""
+
+    policy: str
+    part: str
+    loss: float
+
+
+@cache
+def asked(model: str) -> Prepared:
+    """A question, prepared for every policy."""
+    return prepared_for(QUESTIONS[model])
+
+
+def slower(model: str, policy: str) -> Iterator[Slower]:
+    """The parts with which a policy becomes slower by more than 1 %."""
+    prepared = asked(model).with_policy(policy)
+    before_ms = _tpot_ms(prepared)
+    for part in PARTS:
+        loss = max(_losses(prepared, part, before_ms))
+        if loss > SLOWER:
+            yield Slower(policy, part.name, loss)
+
+
+def _losses(prepared: Prepared, part: ScaledPart, before_ms: float) -> Iterator[float]:
+    """Of each improvement, over the machine before it."""
+    for _ in range(TIMES):
+        prepared = part.better(prepared)
+        after_ms = _tpot_ms(prepared)
+        yield after_ms / before_ms - 1
+        before_ms = after_ms
+
+
+def _tpot_ms(prepared: Prepared) -> float:
+    return decode_steps_of(spans_of(prepared), prepared.answer_tokens).mean_ms
+
+
+if __name__ == "__main__":
+    for model in QUESTIONS:
+        for policy in policy_names():
+            for case in slower(model, policy):
+                print(f"{model:20} {case.policy:26} {case.part:16} {case.loss:+.1%}", flush=True)

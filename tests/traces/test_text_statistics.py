@@ -1,0 +1,47 @@
+"""Single sequences of a trace, and how like all of them they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from traces.layout import DECODE
+from traces.text_statistics import one_sequence_statistics, sequences
+from traces.trace import Trace
+from trilane.testing.strategies import toy_shape
+
+
+def texts(*routing: list[list[int]]) -> Trace:
+    """Top-1 of 4 experts; ``routing[text][layer]`` lists the experts of its tokens, all of decode."""
+    ids = np.concatenate([np.array(text, np.int16).T for text in routing])[..., None]
+    lengths = [len(text[0]) for text in routing]
+    tensors = {
+        "sequence": np.repeat(np.arange(len(routing), dtype=np.int32), lengths),
+        "position": np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
+        "phase": np.full(len(ids), DECODE, np.uint8),
+        "topk_ids": ids,
+        "topk_weights": np.ones(ids.shape, np.float16),
+    }
+    return Trace.from_tensors(toy_shape(ids.shape[1], 4, 1), tensors, {})
+
+
+def test_likeness_is_the_correlation_with_the_popularity_of_all() -> None:
+    found = one_sequence_statistics(texts([[0, 0, 0, 1]], [[0, 2, 0, 2]]))["likeness"]
+    pooled = [5, 1, 2, 0]
+    each = [np.corrcoef(uses, pooled)[0, 1] for uses in ([3, 1, 0, 0], [2, 0, 2, 0])]
+    assert found == pytest.approx(np.mean(each))
+
+
+def test_an_even_layer_says_nothing_about_likeness() -> None:
+    even, skewed = [0, 1, 2, 3], [0, 0, 0, 1]
+    assert one_sequence_statistics(texts([even, skewed], [even, skewed]))["likeness"] == pytest.approx(1)
+    assert one_sequence_statistics(texts([even], [even]))["likeness"] is None
+
+
+def test_one_sequence_is_not_compared_with_itself() -> None:
+    assert one_sequence_statistics(texts([[0, 0, 1, 2]]))["likeness"] is None
+
+
+def test_sequences_come_by_first_appearance() -> None:
+    parts = [part.topk_ids[:, 0, 0].tolist() for part in sequences(texts([[0, 1]], [[2]], [[3]]))]
+    assert parts == [[0, 1], [2], [3]]
