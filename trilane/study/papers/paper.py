@@ -117,8 +117,8 @@ class Paper:
         model = asked.get("model", next(iter(self.models)))
         _known("model", model, self.models, self.name)
         variant = self.variants.get(method, {}).get(model, {})
-        shape = {"model": self.models[model]["model"]}
-        layers = (self.setting, self.models[model], self.methods[method], variant, asked, shape)
+        asked = {name: value for name, value in asked.items() if name != "model"}
+        layers = (self.setting, self.models[model], self.methods[method], variant, asked)
         values: dict[str, Any] = {}
         for layer in layers:
             parameters = {**values.get("parameters", {}), **layer.get("parameters", {})}
