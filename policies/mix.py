@@ -60,7 +60,8 @@ class Mix(Policy):
         "top" takes 1, and "impact", which reads one kind, takes more with "gate" alone.
     into: where prefetches go; "staging" has 4 slots.
     cache: which expert is evicted. alpha: of MRS, the weight of the present. keep: its p. None: all experts. prior: MRS
-        starts from calibrated popularity. background: of MRS, one copy at the end of each layer.
+        starts from calibrated popularity. background: MRS copies, at the end of a layer, its best absent expert into
+        the slot of its worst resident.
     demand_slots: staging slots for loads that the cache has no room for.
     """
 
@@ -161,6 +162,8 @@ class Mix(Policy):
                 return ScoreWindowCache(context.layers, context.experts)
             case "mrs":
                 prior = context.required_calibration().popularity.tolist() if self.prior else None
-                return MrsCache(context.layers, context.experts, self.keep or context.experts, self.alpha, prior=prior,
-                                background=self.background)  # fmt: skip
+                keep = self.keep or context.experts
+                return MrsCache(
+                    context.layers, context.experts, keep, self.alpha, prior=prior, background=self.background
+                )
         return StaticCache()

@@ -61,7 +61,11 @@ class Trainer:
     """One training run in ``folder``: everything that a checkpoint must bring back is a field of it."""
 
     def __init__(
-        self, settings: TrainingSettings, corpus: Corpus, folder: Path, model: PreTrainedModel,
+        self,
+        settings: TrainingSettings,
+        corpus: Corpus,
+        folder: Path,
+        model: PreTrainedModel,
         clock: Callable[[], float],
     ) -> None:
         self.settings, self.corpus, self.folder, self.model, self.clock = settings, corpus, folder, model, clock

@@ -20,7 +20,7 @@ from realrun.profiling.lab import Lab, Points
 from realrun.profiling.link import link_probes
 from realrun.profiling.rates import Aim, achieved, plain_rates
 from realrun.profiling.timing import QUICK, Effort, Samples, repeated
-from sim.costs.cost_table import RATES
+from sim.costs.cost_table import EXPERT_RATES, RATES
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table, TimeGrid
 from sim.machine.profile import MeasuredModel, MeasuredRate, MeasuredSizes, Profile
@@ -133,7 +133,7 @@ def measured_model(shape: ModelShape, samples: Samples) -> MeasuredModel:
     parts: dict[str, Any] = {name: Table.of(sized[name]) for name in (*_TABLES, "result") if name in sized}
     parts |= {name: kind.of(sized[name]) for name, kind in _GRIDS.items()}
     parts |= {name: Measured.of(samples[name,]) for name in _TIMES if (name,) in samples}
-    parts |= {name: MeasuredRate.of(samples[name,]) for name in RATES}
+    parts |= {name: MeasuredRate.of(samples[name,]) for name in (*EXPERT_RATES, *RATES)}
     return MeasuredModel(sizes=MeasuredSizes.of(shape), **parts)
 
 

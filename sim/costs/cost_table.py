@@ -19,7 +19,8 @@ LAUNCHES = (
     "attention_launch_ns", "gate_launch_ns", "shared_launch_ns", "expert_launch_ns", "combine_launch_ns",
     "head_launch_ns", "dense_launch_ns",
 )  # fmt: skip
-RATES = ("cpu_permille", "copy_permille", "gpu_permille", "gpu_with_cpu_permille", "cpu_with_gpu_permille")
+EXPERT_RATES = ("cpu_permille", "copy_permille")
+RATES = ("gpu_permille", "gpu_with_cpu_permille", "cpu_with_gpu_permille")
 
 
 class CostError(TrilaneError):
@@ -69,8 +70,6 @@ class CostTable:
     head_launch_ns: Ns  # LM head, a step
     dense_launch_ns: Ns  # all dense layers together, a step
     sync_ns: Ns  # host waits for the routing, per layer
-    cpu_permille: Permille  # rate of CPU experts while a copy runs
-    copy_permille: Permille  # rate of a copy while CPU experts run
     result_path: ResultPath
     plan_costs: PlanCosts = field(default_factory=PlanCosts)
     plan_factor: float = 1.0
@@ -145,7 +144,8 @@ def _check_expert(costs: ExpertCosts, layer: int, max_tokens: int) -> None:
                 f"expected {max(max_tokens, 1) + 1}, got {len(table)}"
             )
         _check_table(table, f"cost table, layer {layer}: {name}")
-    for name, hint in (("first_cpu_ns", Ns), ("copy_ns", Count), ("expert_bytes", Count), ("writeback_ns", Ns)):
+    numbers = {"first_cpu_ns": Ns, "copy_ns": Count, "expert_bytes": Count, "writeback_ns": Ns}
+    for name, hint in (numbers | dict.fromkeys(EXPERT_RATES, Permille)).items():
         from_dict(hint, getattr(costs, name), f"cost table, layer {layer}: {name}", CostError)
 
 

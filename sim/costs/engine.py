@@ -30,7 +30,7 @@ Rate = Annotated[float, above(0), at_most(1e18)]
 Ns = Annotated[float, between(0, 1e12)]
 Cached = Literal["grouped", "latent"]
 LayerKind = Literal["grouped", "latent", "state"]
-PromptExperts = Literal["copied", "computed"]
+PromptExperts = Literal["copied", "copied ahead", "computed"]
 Copies = Literal["pinned", "pageable"]
 _PARTS = ("gpu", "cpu", "prompt", "software")
 
@@ -42,26 +42,24 @@ class EngineError(HardwareError):
 class GpuWork(NamedTuple):
     """The GPU, in an engine that was fitted to measured speeds.
 
-    Times of a layer hold for a card of ``layer_bytes_per_s`` and grow as (that / its bandwidth) ** ``layer_exponent``.
-    Rates of products are shares of the card's 8-bit integer rate. Fewer than ``matrix_rows`` rows are multiplied by
-    kernels that are as fast as the weights are read; an expert's product of more takes the time of ``tile_rows`` rows
-    in addition to its own.
+    Times of a layer hold for a card of ``layer_ops_per_s`` and grow as (that / its own) ** ``layer_exponent``. Rates of
+    products are shares of the card's 8-bit integer rate; of the rows of a step, all but the first take time in addition
+    to reading the weights.
     """
 
     layer_ns: Mapping[LayerKind, Sourced[Ns]]
-    layer_bytes_per_s: Sourced[Rate]
+    layer_ops_per_s: Sourced[Rate]
     layer_exponent: Sourced[Annotated[float, between(0, 4)]]
     step_ns: Sourced[Ns]
     read_share: Sourced[Share]
-    expert_read_share: Sourced[Share]
-    quantised_share: Sourced[Factor]  # times both, for weights of fewer than 8 bits
-    vendor_share: Mapping[str, Sourced[Factor]]  # times both, and the products' rates, for cards of other vendors
+    quantised_share: Sourced[Factor]  # times that, for weights of fewer than 8 bits
+    vendor_share: Mapping[str, Sourced[Factor]]  # times that, for other vendors' cards with memory of their own
     cache_factor: Mapping[Cached, Sourced[Factor]]  # time to read keys and values over that of as many bytes of weights
-    matrix_rows: Sourced[int]
+    cache_bits: Sourced[Factor]  # keys and values of fewer than 16 bits take the time of so many, to be unpacked
     product_share: Sourced[Share]
     expert_product_share: Sourced[Share]
     attention_share: Sourced[Share]
-    tile_rows: Sourced[Ns]
+    expert_ns: Sourced[Ns]  # of an expert's own kernels, where those of many rows are multiplied one after another
     vendor_product_share: Mapping[str, Sourced[Factor]]
 
 
@@ -73,7 +71,9 @@ class CpuWork(NamedTuple):
     thread_bytes_per_s: Sourced[Rate]
     layer_ns: Sourced[Ns]  # a layer's experts on the CPU: handing over, waiting, a parallel region
     region_ns: Sourced[Ns]  # a parallel region of a machine that computes everything on the CPU
-    cache_factor: Sourced[Factor]
+    state_ns: Sourced[Ns]  # of a layer of linear attention on the CPU, in addition
+    cache_factor: Mapping[Cached, Sourced[Factor]]
+    cache_bits: Sourced[Factor]  # as the GPU's
     thread_flops_per_s: Sourced[Rate]
     ceiling_flops_per_s: Sourced[Rate]
     attention_factor: Sourced[Factor]  # time of attention's products over that of as many others
@@ -83,9 +83,10 @@ class PromptWork(NamedTuple):
     """Prompts: pieces, and experts that are not on the GPU."""
 
     piece_tokens: Sourced[Annotated[int, at_least(1)]]
-    experts: Sourced[PromptExperts]
+    experts: Sourced[PromptExperts]  # "copied ahead": those of the next layer while one is computed
     copies_from_tokens: Sourced[Annotated[int, at_least(1)]]  # of a piece; experts of fewer are computed
-    link_share: Sourced[Factor]  # of the machine's rate for large copies, reached by copies of experts
+    link_share: Sourced[Factor]  # of the link's rate, reached by copies of experts
+    memory_share: Sourced[Factor]  # of what the CPU reads, near which copies saturate, too
     repacked_thread_flops_per_s: Sourced[Rate] | None = None  # of weights in the CPU's own order of rows
     repacked_ceiling_flops_per_s: Sourced[Rate] | None = None
 
@@ -93,13 +94,11 @@ class PromptWork(NamedTuple):
 class Software(NamedTuple):
     """What a system's own program makes of a machine, where kernels are counted; what is absent is the machine's.
 
-    With up to ``small_batch_tokens`` tokens an expert on the CPU takes ``cpu_token_ns`` a token at least, and reaches
-    ``small_batch_flops_share`` of the arithmetic.
+    With up to ``small_batch_tokens`` tokens an expert on the CPU reaches ``small_batch_flops_share`` of the arithmetic.
     """
 
     first_cpu_ns: Sourced[Ns] | None = None  # extra time of a layer's first CPU expert, in place of the machine's
     cpu_expert_ns: Sourced[Ns] | None = None  # fixed time of every CPU expert
-    cpu_token_ns: Sourced[Ns] | None = None
     cpu_share: Sourced[Factor] | None = None  # of the CPU's rates, of memory and arithmetic
     small_batch_tokens: Sourced[Annotated[int, at_least(1)]] | None = None
     small_batch_flops_share: Sourced[Share] | None = None
@@ -141,10 +140,9 @@ class InferenceEngine:
         if self.fitted and self.software is not None:
             raise EngineError(f"engine {self.name!r}: expected no software, whose times are in gpu, cpu and prompt")
         small = self.software
-        if small and (small.cpu_token_ns or small.small_batch_flops_share) and not small.small_batch_tokens:
+        if small and (small.small_batch_tokens is None) != (small.small_batch_flops_share is None):
             raise EngineError(
-                f"engine {self.name!r}: software: expected small_batch_tokens with cpu_token_ns or "
-                f"small_batch_flops_share"
+                f"engine {self.name!r}: software: expected small_batch_tokens and small_batch_flops_share together"
             )
 
     @property

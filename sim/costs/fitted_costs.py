@@ -3,10 +3,10 @@
 With R the rate at which a processor reads weights in this engine (``sim.costs.processors``):
 
 ====================  ==============================================================================================
-attention, a layer    max(weights / R, products) + keys and values / R x a factor + fixed time of the layer
-expert, GPU           weights / R for a few rows, and the products of its rows and of a tile's for more
-expert, CPU           max(weights / R, products); the first one of a layer adds the time of handing over
-others                max(weights / R, products); a step adds a fixed time
+attention, a layer    weights + max(keys and values / R x a factor, products) + fixed time of the layer
+expert                weights; the first one of a layer on the CPU adds the time of handing over
+others                weights; a step adds a fixed time
+weights               GPU: weights / R + products of all rows but one; CPU: max(weights / R, products)
 ====================  ==============================================================================================
 
 The fixed times of a layer hold what an engine's kernels cost in addition to their bytes, launches included, so that
@@ -23,8 +23,8 @@ import numpy as np
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostError, CostTable, StepCosts
-from sim.costs.engine import EngineError, InferenceEngine
-from sim.costs.processors import CpuProcessor, GpuProcessor, Processor, layer_kind
+from sim.costs.engine import EngineError, InferenceEngine, PromptWork
+from sim.costs.processors import CpuProcessor, GpuProcessor, Processor, layer_kind, saturated
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, new_tokens
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCosts
@@ -55,12 +55,13 @@ def fitted_costs(
         attention_launch_ns=0, gate_launch_ns=0, shared_launch_ns=0, expert_launch_ns=0, combine_launch_ns=0,
         head_launch_ns=0, dense_launch_ns=0,
         sync_ns=sync_ns,
-        cpu_permille=hardware.contention.cpu_permille,
-        copy_permille=hardware.contention.copy_permille,
         result_path=hardware.link.result_path,
         plan_costs=hardware.plan_costs if engine.decides else PlanCosts(),
         plan_factor=hardware.host.plan_factor,
     )  # fmt: skip
+
+
+_COPIES_POWER = 3  # how sharply copies saturate
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class _Experts:
         assert self.engine.cpu is not None
         assert self.engine.prompt is not None
         rows, flops = np.arange(max_tokens + 1), 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width
-        copies_per_s = link.h2d_bytes_per_s * self.engine.prompt.link_share.value
+        copies_per_s = copy_bytes_per_s(self.hardware, self.engine.prompt)
         return ExpertCosts(
             gpu_ns=_table(self.main.expert_ns(size, shape.weight_bits, flops, rows)),
             cpu_ns=_table(self.cpu.expert_ns(size, shape.weight_bits, flops, rows)),
@@ -136,18 +137,16 @@ class FittedSteps:
         """Norms and attention of a layer of one kind."""
         new, main, name = new_tokens(tokens, context), self.main, layer_kind(kind)
         read = sum(kind.read(n, length) for n, length in zip(new, context, strict=True)) + tokens  # and written
-        cache = read * kind.kv_width * self.shape.cache_bits / 8 + 2 * len(context) * kind.state_bytes
+        cache_ns = main.cache_ns(read * kind.kv_width, self.shape.cache_bits, name)
+        state_ns = main.cache_ns(2.0 * len(context) * kind.state_bytes, 8, "state")
         pairs = sum(kind.pairs(n, length) for n, length in zip(new, context, strict=True))
-        scores_ns = main.attention_ns(4.0 * kind.heads * kind.head_dim * pairs, tokens)
-        return (
-            self._product(kind.params, tokens) + max(main.cache_ns(cache, name), scores_ns)
-            + main.attention_fixed_ns(name)
-        )  # fmt: skip
+        scores_ns = main.attention_ns(4.0 * kind.heads * kind.head_dim * pairs, self.shape.cache_bits, tokens)
+        return self._product(kind.params, tokens) + max(cache_ns, scores_ns) + state_ns + main.attention_fixed_ns(name)
 
     def _product(self, weights: int, tokens: int) -> float:
         """``weights`` matrix elements applied to ``tokens`` rows."""
         bits = self.shape.dense_bits
-        return max(self.main.read_ns(weights * bits / 8, bits), self.main.product_ns(2.0 * weights * tokens, tokens))
+        return self.main.matrix_ns(weights * bits / 8, bits, 2.0 * weights, tokens)
 
     def _d2h(self, size: int) -> int:
         link = self.hardware.link
@@ -156,6 +155,14 @@ class FittedSteps:
     def _h2d(self, size: int) -> int:
         link = self.hardware.link
         return _ns(link.h2d_latency_ns + size / link.h2d_bytes_per_s * 1e9)
+
+
+def copy_bytes_per_s(hardware: Hardware, prompt: PromptWork) -> float:
+    """Rate of copies of experts: the link's, and that of the host's memory, which copies from pageable memory cross
+    three times.
+    """
+    link, memory = hardware.link.h2d_bytes_per_s, hardware.cpu.read_bytes_per_s
+    return saturated(link * prompt.link_share.value, memory * prompt.memory_share.value, power=_COPIES_POWER)
 
 
 def _table(ns: np.ndarray) -> tuple[int, ...]:

@@ -46,8 +46,6 @@ def _table_of(model: MeasuredModel, shape: ModelShape, hardware: Hardware, max_t
         head_launch_ns=model.head_launch.ns,
         dense_launch_ns=shape.dense_layers * model.dense_launch.ns if model.dense_launch else 0,
         sync_ns=model.sync.ns,
-        cpu_permille=model.cpu_permille.permille,
-        copy_permille=model.copy_permille.permille,
         gpu_permille=model.gpu_permille.permille,
         gpu_with_cpu_permille=model.gpu_with_cpu_permille.permille if model.gpu_with_cpu_permille else 1000,
         cpu_with_gpu_permille=model.cpu_with_gpu_permille.permille if model.cpu_with_gpu_permille else 1000,

@@ -15,6 +15,7 @@ from traces.models.attention import Attention
 
 INTEGER_RATIO = 2  # 8-bit integer operations over 16-bit ones, where a card's rate is not stated: true of most
 QUANTISED_BITS = 8  # weights of fewer are unpacked by other kernels
+WIDE_BITS = 16  # keys and values of fewer are unpacked
 _THREADS_POWER = 3  # how sharply a rate saturates; 1 would be as slow as one after the other
 
 
@@ -39,16 +40,16 @@ class Processor(Protocol):
         """Weights of all but the routed experts."""
         ...
 
-    def cache_ns(self, size: float, kind: LayerKind) -> float:
-        """Keys and values."""
+    def cache_ns(self, elements: float, bits: float, kind: LayerKind) -> float:
+        """Keys and values, or the state of linear attention."""
         ...
 
-    def product_ns(self, flops: float, rows: int) -> float:
-        """Products of all but the routed experts."""
+    def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
+        """Weights of all but the routed experts, applied to so many rows; ``flops``: of one row."""
         ...
 
-    def attention_ns(self, flops: float, rows: int) -> float:
-        """Products of queries with keys and values."""
+    def attention_ns(self, flops: float, bits: float, rows: int) -> float:
+        """Products of queries with keys and values of so many bits."""
         ...
 
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -61,6 +62,11 @@ def layer_kind(attention: Attention) -> LayerKind:
     if attention.reach == "state":
         return "state"
     return "latent" if attention.latent else "grouped"
+
+
+def unpacked_bits(bits: float, cache_bits: float) -> float:
+    """Bits whose reading takes as long as that of keys and values of ``bits``."""
+    return bits if bits >= WIDE_BITS else max(bits, cache_bits)
 
 
 def saturated(*limits: float, power: float = 1) -> float:
@@ -83,7 +89,7 @@ class GpuProcessor:
     def attention_fixed_ns(self, kind: LayerKind) -> float:
         """See ``Processor``."""
         work = self.work
-        slower = math.pow(work.layer_bytes_per_s.value / self.gpu.bandwidth_bytes_per_s, work.layer_exponent.value)
+        slower = math.pow(work.layer_ops_per_s.value / self._stated_ops_per_s, work.layer_exponent.value)
         return work.layer_ns[kind].value * slower
 
     @property
@@ -95,43 +101,47 @@ class GpuProcessor:
         """See ``Processor``."""
         return size / (self._bytes_per_s * self._unpacked(bits)) * 1e9
 
-    def cache_ns(self, size: float, kind: LayerKind) -> float:
+    def cache_ns(self, elements: float, bits: float, kind: LayerKind) -> float:
         """See ``Processor``."""
-        factor = 1.0 if kind == "state" else self.work.cache_factor[kind].value
-        return size * factor / self._bytes_per_s * 1e9
+        work = self.work
+        if kind == "state":
+            return elements * bits / 8 / self._bytes_per_s * 1e9
+        size = elements * unpacked_bits(bits, work.cache_bits.value) / 8
+        return size * work.cache_factor[kind].value / self._bytes_per_s * 1e9
 
-    def product_ns(self, flops: float, rows: int) -> float:
+    def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
         """See ``Processor``."""
-        return self._products(flops, rows, self.work.product_share.value)
+        return self.read_ns(size, bits) + self._products((rows - 1) * flops, self.work.product_share.value)
 
-    def attention_ns(self, flops: float, rows: int) -> float:
+    def attention_ns(self, flops: float, bits: float, rows: int) -> float:
         """See ``Processor``."""
-        return self._products(flops, rows, self.work.attention_share.value)
+        return self._products(flops * (rows - 1) / rows, self.work.attention_share.value)
 
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """See ``Processor``."""
-        work = self.work
-        share = work.expert_read_share.value * self._unpacked(bits)
-        read = size / (self._bytes_per_s * share) * 1e9
-        tiled = (rows + work.tile_rows.value) * flops / (self._ops_per_s * work.expert_product_share.value) * 1e9
-        return np.where(rows < work.matrix_rows.value, read, np.maximum(read, tiled))
+        work, more = self.work, np.maximum(rows - 1, 0)
+        started = work.expert_ns.value * more / np.maximum(rows, 1)
+        return self.read_ns(size, bits) + started + more * self._products(flops, work.expert_product_share.value)
 
-    def _products(self, flops: float, rows: int, share: float) -> float:
-        return flops / (self._ops_per_s * share) * 1e9 if rows >= self.work.matrix_rows.value else 0.0
+    def _products(self, flops: float, share: float) -> float:
+        return flops / (self._ops_per_s * share) * 1e9
 
     def _unpacked(self, bits: float) -> float:
         return self.work.quantised_share.value if bits < QUANTISED_BITS else 1.0
 
     @property
     def _bytes_per_s(self) -> float:
-        vendor = self.work.vendor_share.get(self.gpu.vendor or "")
+        vendor = self.work.vendor_share.get(self.gpu.vendor or "") if self.gpu.kind is None else None
         return self.gpu.bandwidth_bytes_per_s * self.work.read_share.value * (vendor.value if vendor else 1.0)
 
     @property
     def _ops_per_s(self) -> float:
-        stated = self.gpu.integer_ops_per_s
         vendor = self.work.vendor_product_share.get(self.gpu.vendor or "")
-        return (stated or INTEGER_RATIO * self.gpu.flops_per_s) * (vendor.value if vendor else 1.0)
+        return self._stated_ops_per_s * (vendor.value if vendor else 1.0)
+
+    @property
+    def _stated_ops_per_s(self) -> float:
+        return self.gpu.integer_ops_per_s or INTEGER_RATIO * self.gpu.flops_per_s
 
 
 @dataclass(frozen=True)
@@ -150,7 +160,8 @@ class CpuProcessor:
 
     def attention_fixed_ns(self, kind: LayerKind) -> float:
         """See ``Processor``."""
-        return 3 * self.work.region_ns.value  # projections in, attention, projection out
+        regions = 3 * self.work.region_ns.value  # projections in, attention, projection out
+        return regions + (self.work.state_ns.value if kind == "state" else 0.0)
 
     @property
     def mixture_fixed_ns(self) -> float:
@@ -161,18 +172,24 @@ class CpuProcessor:
         """See ``Processor``."""
         return size / self.read_bytes_per_s * 1e9
 
-    def cache_ns(self, size: float, kind: LayerKind) -> float:
+    def cache_ns(self, elements: float, bits: float, kind: LayerKind) -> float:
         """See ``Processor``."""
-        factor = 1.0 if kind == "state" else self.work.cache_factor.value
-        return size * factor / self.read_bytes_per_s * 1e9
+        work = self.work
+        if kind == "state":
+            return elements * bits / 8 / self.read_bytes_per_s * 1e9
+        size = elements * unpacked_bits(bits, work.cache_bits.value) / 8
+        return size * work.cache_factor[kind].value / self.read_bytes_per_s * 1e9
 
-    def product_ns(self, flops: float, rows: int) -> float:
+    def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
         """See ``Processor``."""
-        return flops / self.flops_per_s * 1e9
+        return max(self.read_ns(size, bits), rows * flops / self.flops_per_s * 1e9)
 
-    def attention_ns(self, flops: float, rows: int) -> float:
+    def attention_ns(self, flops: float, bits: float, rows: int) -> float:
         """See ``Processor``."""
-        return flops * self.work.attention_factor.value / self.flops_per_s * 1e9 if rows > 1 else 0.0
+        factor = (
+            self.work.attention_factor.value * unpacked_bits(bits, self.work.cache_bits.value) / min(bits, WIDE_BITS)
+        )
+        return flops * (rows - 1) / rows * factor / self.flops_per_s * 1e9
 
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """See ``Processor``."""

@@ -65,8 +65,6 @@ def roofline(shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTabl
         head_launch_ns=HEAD_KERNELS * launch_ns,
         dense_launch_ns=shape.dense_layers * (ATTENTION_KERNELS + EXPERT_KERNELS) * launch_ns,
         sync_ns=hardware.host.sync_ns,
-        cpu_permille=hardware.contention.cpu_permille,
-        copy_permille=hardware.contention.copy_permille,
         result_path=hardware.link.result_path,
         plan_costs=hardware.plan_costs,
         plan_factor=hardware.host.plan_factor,

@@ -7,6 +7,8 @@ them); this is quicker, and goes through the pieces of a prompt one by one.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sim.costs.cost_table import CostTable
@@ -49,19 +51,23 @@ class DecodeTime:
 
 
 def decode_time(
-    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, context: int
+    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, context: int, batch: int = 1
 ) -> DecodeTime:
-    """The time of a token with ``context`` tokens in the KV cache. Raises what ``fitted_costs`` raises."""
-    costs = fitted_costs(shape, _with_threads(hardware, split), engine, 1, repacked=split.repacked)
-    step = costs.step(1, (max(context, 1),))
+    """The time of a step of ``batch`` sequences, a token each, with ``context`` tokens of each in the KV cache.
+
+    Raises what ``fitted_costs`` raises.
+    """
+    work = _ExpertWork.of(shape, batch)
+    costs = fitted_costs(shape, _with_threads(hardware, split), engine, work.most_rows, repacked=split.repacked)
+    step = costs.step(batch, (max(context, 1),) * batch)
     share = split.gpu_experts / shape.experts
     gpu_ns = cpu_ns = handing_ns = 0.0
     cpu_layers = 0 if hardware.cpu_only else split.cpu_layers
     for layer, expert in enumerate(costs.experts):
         on_cpu = layer < cpu_layers
         here = share if on_cpu else 1.0
-        gpu_ns += shape.top_k * here * expert.gpu_ns[1]
-        cpu_ns += shape.top_k * (1 - here) * expert.cpu_ns[1]
+        gpu_ns += here * work.ns(expert.gpu_ns)
+        cpu_ns += (1 - here) * work.ns(expert.cpu_ns)
         handing_ns += expert.first_cpu_ns if on_cpu else 0
     layers = shape.moe_layers
     others = layers * (step.gate_ns + step.shared_ns + step.combine_ns) + step.dense_ns + step.head_ns
@@ -76,7 +82,7 @@ class PromptTime:
     others_ns: int
     gpu_experts_ns: int
     cpu_experts_ns: int
-    copies_ns: int  # of experts to the GPU
+    copies_ns: int  # of experts to the GPU; what is waited for, where they are copied ahead
 
     @property
     def total_ns(self) -> int:
@@ -110,16 +116,16 @@ class _Pieces:
     split: StaticSplit
     costs: CostTable
     tokens: int  # of a piece
-    rows: int  # of an expert, in the mean
+    work: _ExpertWork
 
     @classmethod
     def of(
         cls, shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, tokens: int
     ) -> _Pieces:
         """Pieces of ``tokens``."""
-        rows = max(round(tokens * shape.top_k / _active(shape, tokens)), 1)
-        costs = fitted_costs(shape, hardware, engine, rows, repacked=split.repacked)
-        return cls(shape, hardware, engine, split, costs, tokens, rows)
+        work = _ExpertWork.of(shape, tokens)
+        costs = fitted_costs(shape, hardware, engine, work.most_rows, repacked=split.repacked)
+        return cls(shape, hardware, engine, split, costs, tokens, work)
 
     def times(self, ends: list[int]) -> list[float]:
         """The parts of ``PromptTime``, of pieces after which the KV cache holds so many tokens each."""
@@ -128,23 +134,25 @@ class _Pieces:
         others = sum(
             layers * (step.gate_ns + step.shared_ns + step.combine_ns) + step.dense_ns + step.head_ns for step in steps
         )
-        return [attention, others, *(len(ends) * ns for ns in self._experts())]
+        gpu_ns, cpu_ns, copies_ns = (len(ends) * ns for ns in self._experts())
+        if self.engine.prompt is not None and self.engine.prompt.experts.value == "copied ahead":
+            copies_ns = max(copies_ns - attention - others - gpu_ns, 0.0)
+        return [attention, others, gpu_ns, cpu_ns, copies_ns]
 
     def _experts(self) -> tuple[float, float, float]:
         """Experts on the GPU, on the CPU, and copies."""
-        shape, split = self.shape, self.split
-        active, share = _active(shape, self.tokens), split.gpu_experts / shape.experts
+        work, share = self.work, self.split.gpu_experts / self.shape.experts
         gpu_ns = cpu_ns = copies_ns = 0.0
-        computed, cpu_layers = self._computed, 0 if self.hardware.cpu_only else split.cpu_layers
+        computed, cpu_layers = self._computed, 0 if self.hardware.cpu_only else self.split.cpu_layers
         for layer, expert in enumerate(self.costs.experts):
             if layer >= cpu_layers:
-                gpu_ns += active * expert.gpu_ns[self.rows]
+                gpu_ns += work.ns(expert.gpu_ns)
             elif computed:
-                gpu_ns += active * share * expert.gpu_ns[self.rows]
-                cpu_ns += active * (1 - share) * expert.cpu_ns[self.rows]
+                gpu_ns += share * work.ns(expert.gpu_ns)
+                cpu_ns += (1 - share) * work.ns(expert.cpu_ns)
             else:
-                gpu_ns += active * expert.gpu_ns[self.rows]
-                copies_ns += active * (1 - share) * expert.copy_ns
+                gpu_ns += work.ns(expert.gpu_ns)
+                copies_ns += (1 - share) * work.active * expert.copy_ns
         return gpu_ns, cpu_ns, copies_ns
 
     @property
@@ -155,9 +163,29 @@ class _Pieces:
         return prompt.experts.value == "computed" or self.tokens < prompt.copies_from_tokens.value
 
 
-def _active(shape: ModelShape, tokens: int) -> float:
-    """Experts of a layer that some of the tokens choose, if all are equally popular."""
-    return shape.experts * (1 - (1 - shape.top_k / shape.experts) ** tokens)
+@dataclass(frozen=True)
+class _ExpertWork:
+    """What the experts of a layer do in a step, in the mean: how many are ``active``, with how many ``rows`` each."""
+
+    active: float
+    rows: float
+
+    @classmethod
+    def of(cls, shape: ModelShape, tokens: int) -> _ExpertWork:
+        """Of ``tokens`` that choose independently, if all experts are equally popular."""
+        active = shape.experts * (1 - (1 - shape.top_k / shape.experts) ** tokens)
+        return cls(active, max(tokens * shape.top_k / active, 1.0))
+
+    @property
+    def most_rows(self) -> int:
+        """The next whole number of rows."""
+        return math.ceil(self.rows)
+
+    def ns(self, table: Sequence[int]) -> float:
+        """Time of all active experts, by the time of one with each number of rows."""
+        fewer = math.floor(self.rows)
+        more_share = self.rows - fewer
+        return self.active * ((1 - more_share) * table[fewer] + more_share * table[self.most_rows])
 
 
 def _with_threads(hardware: Hardware, split: StaticSplit) -> Hardware:

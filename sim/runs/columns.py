@@ -82,7 +82,8 @@ def _codes(column: pd.Series, names: dict[str, int]) -> NDArray[np.int8]:
     if unknown:
         raise ValueError(f"spans: unknown {column.name} {unknown[0]!r}; known: {', '.join(names)}")
     table = np.array([names[name] for name in found], dtype=np.int8)
-    return table[categorical.codes] if found else np.empty(0, np.int8)
+    codes: NDArray[np.int8] = table[categorical.codes]
+    return codes
 
 
 class Cells(NamedTuple):

@@ -130,9 +130,7 @@ def step_times(spans: pd.DataFrame) -> pd.DataFrame:
     """One row a step: step, phase, start_ms, end_ms. A step starts where the one before ended, the first at 0."""
     steps = _steps(columns_of(spans))
     phase = np.where(steps.decode, "decode", "prefill")
-    return pd.DataFrame(
-        {"step": steps.step, "phase": phase, "start_ms": steps.start / 1e6, "end_ms": steps.end / 1e6}
-    )
+    return pd.DataFrame({"step": steps.step, "phase": phase, "start_ms": steps.start / 1e6, "end_ms": steps.end / 1e6})
 
 
 class _Stretch(NamedTuple):
@@ -240,5 +238,3 @@ def _link(c: Columns, prefetches: Prefetches, weights: Weights, tokens: int) -> 
     }
     split = {f"pcie_{why}_bytes_per_token": share(of, tokens) for why, of in moved.items()}
     return {**split, "pcie_bytes_per_token": share(sum(moved.values()), tokens)}
-
-

@@ -30,9 +30,7 @@ def step_bytes(steps: Sequence[StepDemand], shape: ModelShape, answer_tokens: in
     return StepBytes(*(float(np.average(each, weights=weights)) for each in (experts, cache)))
 
 
-def null_model(
-    shape: ModelShape, hardware: Hardware, read: StepBytes, cached_share: float, gpu_only: bool
-) -> float:
+def null_model(shape: ModelShape, hardware: Hardware, read: StepBytes, cached_share: float, gpu_only: bool) -> float:
     """Seconds of one decode step from bandwidths and bytes alone, as if everything happened one after the other.
 
     Every non-expert weight, the KV cache and the cached share of the active experts is read at the GPU's bandwidth, the

@@ -156,6 +156,8 @@ def fake_machine(cuda: FakeCuda, **given: Any) -> Iterator[CudaLanes]:
         install(patch, cuda)
         machine = CudaLanes(CudaSettings(cpu_threads=1, **given))
         cuda.log.clear()
-        yield machine
-        cuda.error = None
-        machine.close()
+        try:
+            yield machine
+        finally:
+            cuda.error = None
+            machine.close()

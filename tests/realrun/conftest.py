@@ -1,10 +1,14 @@
-"""Machines that tests share."""
+"""Machines that tests share, and a thread that they leave as it was."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from realrun.machine.host_lanes import HostLanes
+
+SLACK = Path("/proc/self/timerslack_ns")  # by how much the main thread's sleeps may be longer
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +17,16 @@ def inline_lanes() -> Iterator[HostLanes]:
     lanes = HostLanes(inline=True)
     yield lanes
     lanes.close()
+
+
+@pytest.fixture(autouse=True)
+def _left_as_it_was() -> Iterator[None]:
+    """A test thread with one core, or with precise sleeps, makes all later tests that use threads slow."""
+    before = _settings()
+    yield
+    assert _settings() == before
+
+
+def _settings() -> tuple[object, ...]:
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    return cores, SLACK.read_text() if SLACK.exists() else ""

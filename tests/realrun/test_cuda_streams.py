@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -140,7 +141,8 @@ class TestWhatIsSaidToTheDevice:
 
     def test_the_copy_thread_uses_the_same_device(self, cuda):
         with fake_machine(cuda, device_index=1) as machine:
-            machine.begin_copying()
+            with ThreadPoolExecutor(1, initializer=machine.begin_copying) as link:
+                link.submit(lambda: None).result()
             assert cuda.log == [("set_device", "cuda:1")]
 
     def test_an_error_of_the_device_stops_the_lanes(self, cuda):

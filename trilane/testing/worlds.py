@@ -168,12 +168,12 @@ def random_costs(sizes: Sequence[int], rng: random.Random, contention: bool) -> 
         tuple(_expert_costs(size, rng) for size in sizes), ConstantSteps(step), attention_launch_ns=rng.randint(0, 20),
         gate_launch_ns=rng.randint(0, 9), shared_launch_ns=rng.randint(0, 9), expert_launch_ns=rng.randint(0, 9),
         combine_launch_ns=rng.randint(0, 9), head_launch_ns=rng.randint(0, 9), dense_launch_ns=rng.randint(0, 9),
-        sync_ns=rng.randint(0, 20), cpu_permille=_rate(rng, contention), copy_permille=_rate(rng, contention),
-        result_path=rng.choice(("direct", "h2d")), plan_costs=PlanCosts({"default": plans[0]}, {"default": plans[1]}),
+        sync_ns=rng.randint(0, 20), result_path=rng.choice(("direct", "h2d")),
+        plan_costs=PlanCosts({"default": plans[0]}, {"default": plans[1]}),
         gpu_permille=_rate(rng, gpu_shares), gpu_with_cpu_permille=_rate(rng, gpu_shares),
         cpu_with_gpu_permille=_rate(rng, gpu_shares), lead_ns=rng.choice((None, 0, 1, 15)), tail_ns=rng.randint(0, 9),
     )  # fmt: skip
-    cpu, copy = costs.cpu_permille, costs.copy_permille
+    cpu, copy = _rate(rng, contention), _rate(rng, contention)
     costs = costs.map_experts(lambda expert: expert._replace(cpu_permille=cpu, copy_permille=copy))
     costs.validate()
     return costs

@@ -1,7 +1,7 @@
 """Feed malformed input to the command line: ``python -m tests.deep.fuzz [--inputs N] [--jobs N] [--seed S] [--write]``.
 
-``--reader R --seed S --number N --keep FOLDER`` plays one input again, and keeps its files. ``--valid`` plays inputs
-that were not changed: all must be accepted. The exit status is 1 if there was a fault.
+``--reader R --seed S --number N --keep FOLDER`` plays one input again, and keeps its files. ``--valid N`` first plays
+inputs that were not changed: all must be accepted. The exit status is 1 if there was a fault.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -30,26 +30,28 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, help="this input of each reader alone, shown whole")
     parser.add_argument("--keep", type=Path, help="with --number: a folder for its files")
-    parser.add_argument("--valid", action="store_true", help="inputs before they are changed")
+    parser.add_argument("--valid", type=int, default=0, metavar="N", help="and first, inputs before they are changed")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="renew the table in docs/reliability.md")
     given = parser.parse_args()
     readers: Sequence[str] = given.reader or list(READERS)
-    tallies, begin = {reader: Tally() for reader in readers}, time.monotonic()
+    tallies, valid, begin = {reader: Tally() for reader in readers}, Tally(), time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         samples = Samples(Path(name))
         shorten()
 
         def make(task: Task) -> Case:
-            return READERS[task.reader].case(Random("{} {} {}".format(*task)), samples, not given.valid)
+            return READERS[task.reader].case(Random("{} {} {}".format(*task)), samples, task.changed)
 
-        tasks = shared({reader: READERS[reader].weight for reader in readers}, given.inputs, given.seed)
+        weights = {reader: READERS[reader].weight for reader in readers}
+        tasks = shared(weights, given.inputs, given.seed)
         if given.number is not None:
             tasks = [Task(reader, given.seed, given.number) for reader in readers]
-        for task, outcome in play(tasks, make, Path(name) / "workers", given.jobs):
-            tallies[task.reader].add(task, outcome)
-            if outcome.fault:
-                print(f"{task.reader} {task.number}: {outcome.fault}", file=sys.stderr, flush=True)
+        first = [task._replace(changed=False) for task in shared(weights, given.valid, given.seed)]
+        for task, outcome in play([*first, *tasks], make, Path(name) / "workers", given.jobs):
+            (tallies[task.reader] if task.changed else valid).add(task, outcome)
+            if fault := outcome.fault or ("" if task.changed or outcome.accepted else "is valid, and is refused"):
+                print(f"{task.reader} {task.number}: {fault}", file=sys.stderr, flush=True)
             if given.number is not None:
                 _show(make(task), outcome, given.keep)
     minutes = (time.monotonic() - begin) / 60
@@ -57,11 +59,7 @@ def main() -> int:
     print(*summary(tallies), "", about, *faults(tallies), sep="\n")
     if given.write:
         write(tallies, about)
-    return int(_failed(tallies, given.valid))
-
-
-def _failed(tallies: Mapping[str, Tally], valid: bool) -> bool:
-    return any(tally.faults or (valid and tally.accepted < tally.inputs) for tally in tallies.values())
+    return int(valid.accepted < valid.inputs or any(tally.faults for tally in tallies.values()))
 
 
 def _show(case: Case, outcome: Outcome, folder: Path | None) -> None:

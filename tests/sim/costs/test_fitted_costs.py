@@ -11,6 +11,7 @@ from sim.costs.engine import EngineError, load_engine
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.processors import CpuProcessor, saturated
 from sim.machine.hardware import Hardware, load_hardware
+from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 
 BITS = 16.0
@@ -19,14 +20,16 @@ SHAPE = ModelShape(
     head_dim=128, kv_width=2048, attention_params=4_000_000, vocab=1000, weight_bits=BITS, dense_bits=BITS,
 )  # fmt: skip
 EXPERT_BYTES = 3 * 1024 * 512 * 2
+ENGINES = ("llama.cpp", "llama.cpp-2026-02")
 ENGINE = load_engine("llama.cpp").with_numbers(
     {
-        "gpu.layer_ns.grouped": 10_000, "gpu.layer_exponent": 1, "gpu.layer_bytes_per_s": 200e9, "gpu.step_ns": 5000,
-        "gpu.read_share": 0.5, "gpu.expert_read_share": 0.5, "gpu.cache_factor.grouped": 3, "gpu.product_share": 0.1,
-        "gpu.expert_product_share": 0.1, "gpu.attention_share": 0.1, "gpu.tile_rows": 10, "gpu.matrix_rows": 9,
+        "gpu.layer_ns.grouped": 10_000, "gpu.layer_exponent": 1, "gpu.layer_ops_per_s": 200e12, "gpu.step_ns": 5000,
+        "gpu.read_share": 0.5, "gpu.cache_factor.grouped": 3, "gpu.product_share": 0.1,
+        "gpu.expert_product_share": 0.1, "gpu.attention_share": 0.1, "gpu.expert_ns": 0,
         "cpu.read_share": 1, "cpu.ceiling_bytes_per_s": 30e9, "cpu.thread_bytes_per_s": 1e15, "cpu.layer_ns": 7000,
-        "cpu.region_ns": 2000, "cpu.cache_factor": 4, "cpu.thread_flops_per_s": 1e10, "cpu.ceiling_flops_per_s": 1e18,
-        "cpu.attention_factor": 2, "prompt.link_share": 0.5,
+        "cpu.region_ns": 2000, "cpu.cache_factor.grouped": 4, "cpu.thread_flops_per_s": 1e10,
+        "cpu.ceiling_flops_per_s": 1e18, "cpu.attention_factor": 2, "prompt.link_share": 0.5,
+        "prompt.memory_share": 1000,
     }
 )  # fmt: skip
 
@@ -45,9 +48,10 @@ def test_a_token_reads_weights_at_the_engine_s_share_of_the_data_sheet() -> None
     costs = fitted_costs(SHAPE, machine(), ENGINE, 1)
     step = costs.step(1, (100,))
     cache = (100 + 1) * 2048 * 2  # bytes: what is read, and the new token's
-    attention_ns = 8_000_000 * 1e9 / 50e9 + 3 * cache * 1e9 / 50e9 + 10_000 * 2  # layer_ns is of a card twice as fast
+    fixed_ns = 10_000 * 2  # layer_ns is of a card of twice the rate
+    attention_ns = 8_000_000 * 1e9 / 50e9 + 3 * cache * 1e9 / 50e9 + fixed_ns
     assert step.attention_ns == round(attention_ns)
-    assert costs.experts[0].gpu_ns[1] == round(EXPERT_BYTES / 25e9 * 1e9)
+    assert costs.experts[0].gpu_ns[1] == round(EXPERT_BYTES / 50e9 * 1e9)
     assert costs.experts[0].cpu_ns[1] == round(EXPERT_BYTES / 15e9 * 1e9)  # 30 GB/s and a ceiling of 30: half of it
     assert costs.experts[0].first_cpu_ns == 7000
     assert costs.experts[0].copy_ns == round(EXPERT_BYTES / 5e9 * 1e9)
@@ -55,12 +59,18 @@ def test_a_token_reads_weights_at_the_engine_s_share_of_the_data_sheet() -> None
     assert (costs.launch_ns, costs.sync_ns, costs.plan_ns("dali", 8), step.routing_ns) == (0, 0, 0, 0)
 
 
-def test_many_rows_take_a_tile_more_than_their_own() -> None:
+def test_rows_take_their_products_in_addition_to_reading_the_weights() -> None:
     table = fitted_costs(SHAPE, machine(), ENGINE, 5000).experts[0].gpu_ns
-    row_ns = 2 * 3 * 1024 * 512 / 10e12 * 1e9
-    read_ns = round(EXPERT_BYTES / 25e9 * 1e9)
-    assert table[1] == table[8] == read_ns  # read once for up to eight rows
-    assert table[5000] == round(5010 * row_ns) > read_ns
+    row_ns, read_ns = 2 * 3 * 1024 * 512 / 10e12 * 1e9, EXPERT_BYTES / 50e9 * 1e9
+    assert table[1] == round(read_ns)
+    assert table[5000] == round(read_ns + 4999 * row_ns)
+
+
+def test_experts_that_are_multiplied_one_after_another_have_kernels_of_their_own() -> None:
+    engine = ENGINE.with_numbers({"gpu.expert_ns": 30_000})
+    without, table = (fitted_costs(SHAPE, machine(), one, 4000).experts[0].gpu_ns for one in (ENGINE, engine))
+    assert table[1] == without[1]  # one token's are few enough for other kernels
+    assert table[4000] - without[4000] == pytest.approx(30_000, rel=1e-3)
 
 
 @pytest.mark.parametrize(("bits", "share"), [(4.5, 0.8), (8.0, 1.0)])
@@ -68,7 +78,44 @@ def test_weights_of_less_than_eight_bits_are_unpacked_more_slowly(bits: float, s
     quantised = replace(SHAPE, weight_bits=bits)
     engine = ENGINE.with_numbers({"gpu.quantised_share": 0.8})
     table = fitted_costs(quantised, machine(), engine, 1).experts[0]
-    assert table.gpu_ns[1] == round(EXPERT_BYTES * bits / 16 / (25e9 * share) * 1e9)
+    assert table.gpu_ns[1] == round(EXPERT_BYTES * bits / 16 / (50e9 * share) * 1e9)
+
+
+@pytest.mark.parametrize("name", ["rtx-3060+ddr4-3200", "none+ddr4-3200+ryzen-7-5800x"])
+@pytest.mark.parametrize("engine", ["llama.cpp", "llama.cpp-vulkan", "ik_llama.cpp"])
+def test_keys_and_values_of_fewer_bits_are_no_faster(engine: str, name: str) -> None:
+    """They are unpacked as they are read: speeds at depth stay or fall, and never rise with the bits that are saved."""
+    full, half, quarter = (
+        fitted_costs(replace(SHAPE, kv_bits=bits), machine(name), load_engine(engine), 1).step(1, (32_768,))
+        for bits in (16, 8.5, 4.5)
+    )
+    assert full.attention_ns <= half.attention_ns <= quarter.attention_ns
+
+
+def test_memory_of_the_host_is_read_as_fast_by_radeon_as_by_others() -> None:
+    """A card with a memory of its own reaches less of its bandwidth (``vendor_share``)."""
+    engine = ENGINE.with_numbers({"gpu.vendor_share.amd": 0.5})
+    base = machine()
+    times = [
+        fitted_costs(SHAPE, replace(base, gpu=replace(base.gpu, vendor=vendor, kind=kind)), engine, 1).experts[0].gpu_ns
+        for vendor, kind in (("nvidia", None), ("amd", "unified"), ("amd", None))
+    ]
+    assert times[0] == times[1]
+    assert times[2][1] == pytest.approx(2 * times[1][1], abs=1)
+
+
+def test_copies_from_pageable_memory_cross_the_host_s_memory_several_times() -> None:
+    engine = ENGINE.with_numbers({"prompt.memory_share": 0.25})
+    link, both = (fitted_costs(SHAPE, machine(), one, 1).experts[0].copy_ns for one in (ENGINE, engine))
+    assert link == round(EXPERT_BYTES / 5e9 * 1e9)
+    assert both > round(EXPERT_BYTES / min(5e9, 30e9 * 0.25) * 1e9)
+
+
+def test_linear_attention_of_early_builds_takes_its_own_time_on_the_cpu() -> None:
+    shape = load_model("qwen3-next-80b-a3b@q4_k_m")
+    alone = machine("none+ddr4-3200+ryzen-7-5800x")
+    now, early = (fitted_costs(shape, alone, load_engine(name), 1).step(1, (1,)).attention_ns for name in ENGINES)
+    assert early - now == pytest.approx(2.5e6 * 3 / 4, rel=1e-3)  # of three layers in four
 
 
 def test_without_a_gpu_the_cpu_computes_all() -> None:
@@ -98,7 +145,8 @@ def test_what_the_threads_do_in_a_second_takes_a_second() -> None:
     assert ENGINE.cpu is not None
     assert ENGINE.prompt is not None
     threads = CpuProcessor(machine().cpu, ENGINE.cpu, ENGINE.prompt)
-    assert threads.product_ns(threads.flops_per_s, 8) == threads.read_ns(threads.read_bytes_per_s, BITS) == 1e9
+    assert threads.matrix_ns(1, BITS, threads.flops_per_s / 8, 8) == 1e9
+    assert threads.matrix_ns(threads.read_bytes_per_s, BITS, 1, 8) == 1e9
 
 
 def test_what_cannot_be_made_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ from sim.simulate import simulate
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 
-ENGINES = ("llama.cpp", "llama.cpp-vulkan", "ik_llama.cpp", "ktransformers")
+ENGINES = ("llama.cpp", "llama.cpp-2025", "llama.cpp-vulkan", "ik_llama.cpp", "ktransformers")
 BETTER_UPWARDS = (
     "gpu.bandwidth_bytes_per_s", "gpu.integer_ops_per_s", "cpu.read_bytes_per_s", "link.h2d_bytes_per_s",
 )  # fmt: skip
@@ -119,6 +120,41 @@ def test_repacked_weights_are_computed_where_they_are() -> None:
     assert copied.cpu_experts_ns == 0 < copied.copies_ns
     assert computed.copies_ns == 0 < computed.cpu_experts_ns
     assert copied.attention_ns == computed.attention_ns
+
+
+@pytest.mark.parametrize("engine", ["llama.cpp", "llama.cpp-2025"])
+@pytest.mark.parametrize("name", ["deepseek-v2-lite@q4_k_m", "qwen3-30b-a3b@q4_k_m"])
+def test_each_token_of_a_prompt_takes_a_little_more_time_and_is_no_slower_than_those_before(
+    engine: str, name: str
+) -> None:
+    """With all experts on the GPU. Where some are in host memory, 32 tokens are the first for which they are copied."""
+    shape, software = model(name), load_engine(engine)
+    times = [prompt_time(shape, machine(), software, StaticSplit(0), tokens).total_ns for tokens in range(1, 513)]
+    assert all(less < more for less, more in pairwise(times))
+    per_token = [time / tokens for tokens, time in enumerate(times, start=1)]
+    assert all(more <= 1.04 * less for less, more in pairwise(per_token))
+
+
+def test_copies_ahead_are_waited_for_only_where_they_take_longer() -> None:
+    shape, engine = model(), load_engine("ktransformers")
+    apart = replace(engine, prompt=load_engine("llama.cpp").prompt)
+    one, other = (prompt_time(shape, machine(), each, StaticSplit(26), 512) for each in (engine, apart))
+    computed = one.attention_ns + one.others_ns + one.gpu_experts_ns
+    assert one.total_ns == max(one.total_ns, computed)
+    assert one.copies_ns + computed < other.copies_ns + computed
+
+
+def test_sequences_that_decode_together_share_the_reading_of_their_experts() -> None:
+    """As measured on GB10: Qwen3-30B in Q8_0, 512 tokens of each sequence (ggml-org/llama.cpp benches/dgx-spark.md)."""
+    shape, hardware, engine = model("qwen3-30b-a3b@q8_0"), machine("gb10"), load_engine("llama.cpp")
+    speeds = {
+        batch: batch * 1e9 / decode_time(shape, hardware, engine, StaticSplit(0), 528, batch).total_ns
+        for batch in (1, 2, 4, 8, 16, 32)
+    }
+    measured = {1: 57.63, 2: 64.11, 4: 102.01, 8: 154.91, 16: 232.98, 32: 345.01}
+    for batch, speed in speeds.items():
+        assert speed == pytest.approx(measured[batch], rel=0.35)
+    assert list(speeds.values()) == sorted(speeds.values())
 
 
 def test_threads_and_a_machine_without_a_gpu() -> None:

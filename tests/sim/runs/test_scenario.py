@@ -32,6 +32,13 @@ def test_yaml_there_and_back(tmp_path: Path) -> None:
     assert Scenario.from_dict(read.to_dict()) == read
 
 
+def test_what_a_scenario_need_not_say_is_null() -> None:
+    assert {key for key, value in Scenario().to_dict().items() if value is None} == {
+        "gpu_memory_gb", "cached_share", "prompt_tokens", "generated_tokens", "prefill_chunk_tokens", "sequences",
+        "calibration", "noisy_forecast_recall", "sampled_steps", "sampled_prompt_tokens",
+    }  # fmt: skip
+
+
 def test_lists_in_python_are_tuples() -> None:
     changes: dict[str, Any] = {"sequences": [3, 1], "noisy_forecast_recall": [0.9, 1]}
     kept = Scenario(sequences=(3, 1), noisy_forecast_recall=(0.9, 1))

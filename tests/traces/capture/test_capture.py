@@ -20,7 +20,7 @@ from traces.capture import capture as capture_module  # noqa: E402
 from traces.capture.capture import CaptureError, CaptureSettings, capture, capture_loaded  # noqa: E402
 from traces.capture.generate import Sampler, make_batches  # noqa: E402
 from traces.capture.layers import find_moe_layers  # noqa: E402
-from traces.capture.load import Loaded, revision_of  # noqa: E402
+from traces.capture.load import Loaded, load, revision_of  # noqa: E402
 from traces.capture.model_shape import _kv_width  # noqa: E402
 from traces.capture.prompts import read_prompts  # noqa: E402
 from traces.capture.record import (  # noqa: E402
@@ -201,11 +201,13 @@ def test_a_saved_model_is_captured_with_its_provenance(tmp_path: Path) -> None:
     trace = read_trace(output)
     said = trace.provenance
     assert said["domains"] == ["a", "b"]
+    assert said["prompts"] == read_prompts(tmp_path / "prompts.jsonl").description
     assert said["revision"].startswith("sha256:")
     assert said["versions"]["transformers"] == transformers.__version__
     assert (said["calibration"], said["sampling"], said["dtype"]) == ("none", "temperature 0.8", "bfloat16")
     assert trace.shape.weight_bits == 16
     assert trace.shape.name == "model"
+    assert load(folder, "float32").weight_bits == 16, "of the file, whatever the model runs in"
 
 
 def save_tiny(folder: Path) -> Path:
@@ -283,6 +285,10 @@ def test_a_model_of_the_hub_has_its_commit() -> None:
 
 def test_latent_attention_keeps_a_vector_and_a_rotary_key() -> None:
     assert _kv_width(SimpleNamespace(kv_lora_rank=512, qk_rope_head_dim=64), 2048, 16) == 576
+
+
+def test_attention_whose_config_names_no_groups_keeps_keys_and_values_of_every_head() -> None:
+    assert _kv_width(SimpleNamespace(head_dim=8), 32, 4) == 2 * 4 * 8
 
 
 def test_a_missing_prompt_file_and_a_missing_model_are_named(tmp_path: Path) -> None:

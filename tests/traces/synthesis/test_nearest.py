@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.depth import thinned
 from traces.layout import TraceError
 from traces.library import calibration_of, load_trace
 from traces.models.catalogue import load_model, model_names
@@ -56,6 +57,14 @@ def test_accuracy_is_published_for_the_model_or_measured_on_the_bundled_trace() 
     assert nearest_routing(load_model("mini-deepseek")).forecast_accuracy == measured
 
 
+@pytest.mark.parametrize("model", model_names())
+def test_every_model_of_the_catalogue_has_routing_of_its_shape(model: str) -> None:
+    shape = load_model(model)
+    routing = nearest_routing(shape)
+    assert (routing.moe_layers, routing.experts, routing.top_k) == (shape.moe_layers, shape.experts, shape.top_k)
+
+
+@thinned(6)
 @pytest.mark.parametrize("model", model_names())
 def test_every_model_of_the_catalogue_has_a_synthetic_trace(model: str) -> None:
     trace = load_trace(f"synthetic:{model}{SMALL}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sim.costs.engine import load_engine
+from sim.costs.fitted_costs import copy_bytes_per_s
 from sim.costs.split_speed import DecodeTime, PromptTime
 from traces.models.shape import ModelShape
 from trilane.study.accuracy.closed_forms import token_bytes, weights_of_others
@@ -90,20 +91,18 @@ def _of_token(row: MeasuredRow, time: DecodeTime) -> list[TimePart]:
 
 
 def _of_prompt(row: MeasuredRow, time: PromptTime, tokens: int) -> list[TimePart]:
-    shape, split, link = shape_of(row), split_of(row), machine_of(row.machine).link
+    shape, split, hardware = shape_of(row), split_of(row), machine_of(row.machine)
     layer_flops = 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width * shape.top_k * tokens
     away = min(split.cpu_layers, shape.moe_layers) * (1 - split.gpu_experts / shape.experts)
     on_cpu = away * layer_flops if time.cpu_experts_ns else 0.0
     prompt = load_engine(row.engine).prompt
-    share = 1.0 if prompt is None else prompt.link_share.value
+    rate = hardware.link.h2d_bytes_per_s if prompt is None else copy_bytes_per_s(hardware, prompt)
     return [
         TimePart("attention", time.attention_ns, tokens, "us a token"),
         TimePart(OTHERS, time.others_ns, tokens, "us a token"),
         TimePart(_experts(row), time.gpu_experts_ns, shape.moe_layers * layer_flops - on_cpu, "TFLOP/s"),
         TimePart(CPU_EXPERTS, time.cpu_experts_ns, on_cpu, "TFLOP/s"),
-        TimePart(
-            "copies of experts to the GPU", time.copies_ns, link.h2d_bytes_per_s * share * time.copies_ns / NS, "GB/s"
-        ),
+        TimePart("copies of experts to the GPU", time.copies_ns, rate * time.copies_ns / NS, "GB/s"),
     ]
 
 

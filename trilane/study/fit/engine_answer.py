@@ -22,10 +22,9 @@ from trilane.study.fit.sensitivity import limit_of, ranked
 from trilane.study.fit.split_memory import SplitMemory
 
 USUAL_ENGINE = "llama.cpp"
-_VULKAN = "llama.cpp-vulkan"
-_OF_VENDOR = {"amd": _VULKAN, "intel": _VULKAN}
+_VULKAN, _ROCM, _METAL = "llama.cpp-vulkan", "llama.cpp-rocm", "llama.cpp-metal"
+_OF_VENDOR = {"amd": _VULKAN, "intel": _VULKAN, "apple": _METAL}
 _BACK_END = {"amd": "ROCm", "intel": "SYCL", "apple": "Metal"}  # others': CUDA
-_NOT_FITTED = ("apple",)
 _NS_PER_MS = 1e6
 _THREADS_A_CORE = 2
 
@@ -52,16 +51,11 @@ class EngineAnswer:
     gains: tuple[EngineGain, ...]
     limited_by: str
     regime: Regime
-    error: RegimeAccuracy | None  # of decode speeds that others measured in the same regime; None: of too few
+    error: RegimeAccuracy | None  # of decode speeds that others measured in the regime; None: of too few, or of batches
 
 
 def engine_of(question: Question, hardware: Hardware) -> InferenceEngine:
     """The engine that was asked for, or the usual one of the card. Raises FitError for one that was not fitted."""
-    if question.engine is None and hardware.gpu.vendor in _NOT_FITTED:
-        raise FitError(
-            f"no engine was fitted to speeds of {hardware.gpu.name}; --engine {USUAL_ENGINE} answers with the times "
-            f"that were fitted to other GPUs"
-        )
     engine = load_engine(question.engine or _OF_VENDOR.get(hardware.gpu.vendor or "", USUAL_ENGINE))
     if not engine.fitted:
         raise FitError(
@@ -72,13 +66,9 @@ def engine_of(question: Question, hardware: Hardware) -> InferenceEngine:
 
 
 def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> EngineAnswer:
-    """Raises FitError for what the engine has no room for, and for more than one sequence."""
+    """Raises FitError for what the engine has no room for."""
     speed = EngineSpeed(question, shape, hardware, engine_of(question, hardware))
     _check(question, hardware, speed.engine)
-    if question.batch > 1:
-        raise FitError(
-            f"{speed.engine.name}: its speeds are known for one sequence at a time, not for {question.batch}"
-        )
     split, gains = speed.split, ranked(speed.gains())
     regime = regime_of(shape, hardware, speed.engine.name, split)
     piece = min(speed.splitter.piece_tokens, question.context)
@@ -96,12 +86,12 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         ttft_ms=speed.prompt.total_ns / _NS_PER_MS,
         prompt_ms=_parts(speed.prompt, hardware.cpu_only),
         piece_tokens=piece,
-        pieces=-(-question.context // piece),
+        pieces=question.batch * -(-question.context // piece),
         larger_pieces=larger_pieces(speed),
         gains=gains,
         limited_by=limit_of(gains),
         regime=regime,
-        error=regime_error(regime, speed.engine.name),
+        error=regime_error(regime, speed.engine.name) if question.batch == 1 else None,
     )
 
 
@@ -109,7 +99,7 @@ def _about(engine: InferenceEngine, hardware: Hardware) -> str:
     """The engine, and what it runs on."""
     if hardware.cpu_only:
         return f"{engine.about}, the CPU alone"
-    if engine.name == _VULKAN:
+    if engine.name in (_VULKAN, _ROCM, _METAL):
         return engine.about
     return f"{engine.about}, {_BACK_END.get(hardware.gpu.vendor or '', 'CUDA')}"
 

@@ -61,14 +61,15 @@ class EngineSpeed:
 
     @cached_property
     def decode(self) -> DecodeTime:
-        """A token in the middle of the answer."""
+        """A step in the middle of the answer, with a token of each sequence."""
         context = self.question.context + self.question.generated // 2
-        return decode_time(self.shape, self.hardware, self.engine, self.split, context)
+        return decode_time(self.shape, self.hardware, self.engine, self.split, context, self.question.batch)
 
     @cached_property
     def prompt(self) -> PromptTime:
-        """The whole prompt."""
-        return prompt_time(self.shape, self.hardware, self.engine, self.split, self.question.context)
+        """All of the prompts, one after another."""
+        one = prompt_time(self.shape, self.hardware, self.engine, self.split, self.question.context)
+        return PromptTime(*(self.question.batch * ns for ns in vars(one).values()))
 
     @property
     def answer_ns(self) -> int:

@@ -112,7 +112,7 @@ class Splitter:
     @property
     def _copies(self) -> bool:
         """Whether prompts are computed on the GPU, to which experts are copied."""
-        return self.engine.prompt is not None and self.engine.prompt.experts.value == "copied"
+        return self.engine.prompt is not None and self.engine.prompt.experts.value != "computed"
 
     def _too_large(self, split: StaticSplit) -> str:
         memory = self.memory(split)
