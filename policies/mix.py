@@ -53,7 +53,8 @@ class Mix(Policy):
     placement: which experts are resident at first: "none", "random" or "popular" (calibrated). pool: one cache over all
         layers.
     substitution: alpha of SMoE's router, which changes the routing; 0 keeps the model's.
-    assigner: "stay" runs every expert where it is, and "load-prefill" does so in decode alone; "two_pointer" and "two_pointer_min" are SMoE's.
+    assigner: "stay" runs every expert where it is, "load-prefill" in decode alone; "two_pointer" and
+        "two_pointer_min" are SMoE's.
     prefetch: "none"; "top", the two experts of the next layer with most forecast workload (DALI); "impact" (HybriMoE),
         which goes to the cache; "forecast", all that are worth a copy.
     forecast: its kind for the next layer. lookahead: layers ahead; those beyond the next are forecast by the gate, so

@@ -53,12 +53,6 @@ def test_two_pointers_are_smoe_s(name: str, sooner: bool) -> None:
     assert assigner.sooner == sooner
 
 
-def test_mrs_may_admit_in_the_background() -> None:
-    cache = mix(cache="mrs", background=True).cache
-    assert isinstance(cache, MrsCache)
-    assert cache.background
-
-
 @pytest.mark.parametrize(("phase", "on_gpu"), [("prefill", (1, 2)), ("decode", (1,))])
 def test_what_is_absent_may_be_loaded_in_prefill_alone(phase: Phase, on_gpu: tuple[int, ...]) -> None:
     known = view({1: 3, 2: 3}, costs([1] * 3, [1] * 3), ready={1: 0}, phase=phase)
@@ -97,12 +91,6 @@ def test_mrs_may_admit_in_the_background() -> None:
     cache = mix(cache="mrs", background=True).cache
     assert isinstance(cache, MrsCache)
     assert cache.background
-
-
-@pytest.mark.parametrize(("phase", "on_gpu"), [("prefill", (1, 2)), ("decode", (1,))])
-def test_what_is_absent_may_be_loaded_in_prefill_alone(phase: Phase, on_gpu: tuple[int, ...]) -> None:
-    known = view({1: 3, 2: 3}, costs([1] * 3, [1] * 3), ready={1: 0}, phase=phase)
-    assert mix(assigner="load-prefill").assigner.assign(known).gpu == on_gpu
 
 
 @pytest.mark.parametrize(

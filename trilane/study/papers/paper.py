@@ -62,8 +62,8 @@ class Paper:
     setting have the last word; before them ``variants`` (of a method, by model), methods, models, and ``setting``.
 
     ``draws`` of other sequences are played, or those that a setting has, as far as the ``texts`` of a trace suffice.
-    ``put_in``, ``misses`` and ``contradictions`` name figures: those that set a number of the simulator, by that number;
-    those that do not come out, by the reason; and those that exclude each other in print.
+    ``put_in``, ``misses`` and ``contradictions`` name figures: those that set a number of the simulator, by that
+    number; those that do not come out, by the reason; and those that exclude each other in print.
     """
 
     name: Name
