@@ -22,6 +22,7 @@ from tests.kit.running import write_route_csv
 from tests.trilane.readme import (
     ACCURACY,
     PAGES,
+    PAPERS,
     PICTURES,
     README,
     ROOT,
@@ -195,12 +196,18 @@ def test_python_examples_run(
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("demo", marks=deep), pytest.param("real", marks=deep), "fit", "accuracy", "regimes"]
+    "name",
+    [
+        *(pytest.param(each, marks=deep) for each in ("demo", "real")),
+        *("fit", "accuracy", "regimes", "papers", "by-paper"),
+    ],
 )
 def test_blocks_are_what_the_commands_print(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run({"demo": demo(), "real": demo("REAL"), "fit": FIT}.get(name, command_with(ACCURACY)), folder, monkeypatch)
+    papers = dict.fromkeys(("papers", "by-paper"), command_with(PAPERS))
+    known = {"demo": demo(), "real": demo("REAL"), "fit": FIT, **papers}
+    run(known.get(name, command_with(ACCURACY)), folder, monkeypatch)
     printed = block(name, capsys.readouterr().out)
     assert printed == shown_block(name), "renew it with: .venv/bin/python tests/trilane/readme.py"
 
