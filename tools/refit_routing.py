@@ -1,7 +1,8 @@
 """Makes ``routing_models.yaml``: ``python -m tools.refit_routing --logs FOLDER``.
 
 The folder holds the two logs that are not bundled, ``qwen.route.csv`` and ``gemma.route.csv``, of Helldez/BigMoeOnEdge
-(https://github.com/Helldez/BigMoeOnEdge, Apache-2.0). Without it, their stored fits stay.
+(https://github.com/Helldez/BigMoeOnEdge, Apache-2.0). Without it, their stored fits stay. DeepSeek-V2-Lite is fitted to
+published figures (``refit_routing_figures``), gpt-oss-20b to its calibration trace; the evaluated one is a check.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from tools.refit_routing_figures import fit_figures
 from traces.importers.route_trace_v1 import import_route_trace
 from traces.library import load_trace
 from traces.synthesis.estimate import estimate_routing
@@ -20,13 +22,15 @@ from traces.synthesis.routing_model import STORED, RoutingModel, stored_models
 from trilane.common.files import atomic_path
 
 LOGS: Mapping[str, str] = {"qwen": "qwen3-30b-a3b", "gemma": "gemma-4-26b-a4b"}  # file -> model
-BUNDLED = ("mini-deepseek", "mini-moe")
+BUNDLED: Mapping[str, str] = {  # model -> trace
+    "mini-deepseek": "mini-deepseek", "mini-moe": "mini-moe", "gpt-oss-20b": "gpt-oss-20b-calibration",
+}  # fmt: skip
 _HEAD = "# Made by `python -m tools.refit_routing`: see there, and traces/synthesis/routing_model.py for the keys.\n"
 
 
 def refit_bundled(name: str) -> RoutingModel:
-    """The fit of a bundled trace, which is called as its model is."""
-    return estimate_routing(load_trace(name), name, name, f"the bundled trace {name}")
+    """The fit of a bundled trace, called as its model is."""
+    return estimate_routing(load_trace(BUNDLED[name]), name, name, f"the bundled trace {BUNDLED[name]}")
 
 
 def refit_log(folder: Path, name: str) -> RoutingModel:
@@ -40,7 +44,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="with qwen.route.csv and gemma.route.csv")
     folder = parser.parse_args().logs
-    text = _HEAD + _text([*_logs(folder), *map(refit_bundled, BUNDLED)])
+    bundled = [refit_bundled(name) for name in BUNDLED]
+    text = _HEAD + _text([*_logs(folder), fit_figures(bundled[0]), *bundled])  # of equally near ones the first is taken
     with atomic_path(STORED) as aside:
         aside.write_text(text, encoding="utf-8")
 

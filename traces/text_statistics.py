@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from traces.layout import DECODE
 from traces.statistics import Floats, cosines, popularity, popularity_skew
@@ -53,3 +54,20 @@ def _likeness(one: Floats, pooled: Floats) -> float:
     with np.errstate(invalid="ignore"):
         found = cosines(*centred)
     return float(found[np.isfinite(found)].mean()) if np.isfinite(found).any() else float("nan")
+
+
+def lru_hit_rates(ids: NDArray[np.int16], experts: int) -> Floats:
+    """[experts]: decode hit rates of LRU caches of 1, 2, ... experts a layer, each text from an empty cache.
+
+    ``ids`` [texts, tokens, layers, k]. An expert hits a cache that is larger than the number of others used since.
+    """
+    texts, tokens, layers, _ = ids.shape
+    used = np.broadcast_to(-1.0 - np.arange(experts), (texts, layers, experts)).copy()  # when; below 0: not yet
+    hits = np.zeros(experts)
+    for token in range(tokens):
+        now = ids[:, token].astype(np.intp)
+        since = (-used).argsort(axis=-1, kind="stable").argsort(axis=-1)
+        known = np.take_along_axis(used, now, axis=-1) >= 0
+        hits += np.bincount(np.take_along_axis(since, now, axis=-1)[known], minlength=experts)
+        np.put_along_axis(used, now, token + now / experts, axis=-1)
+    return np.asarray(hits.cumsum() / ids.size)

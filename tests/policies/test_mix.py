@@ -56,6 +56,7 @@ def test_two_pointers_are_smoe_s(name: str, sooner: bool) -> None:
         ({"prefetch": "top", "lookahead": 2}, "lookahead: prefetch 'top' expects 1, got 2; it looks at the next"),
         ({"prefetch": "impact", "lookahead": 3, "forecast": "residual"},
          "forecast: prefetch 'impact' with lookahead 3 expects 'gate', got 'residual'"),
+        ({"forecast": "token", "lookahead": 2}, "lookahead: forecast 'token' expects 1, got 2; it is of all later"),
         ({"prefetch": "impact", "into": "staging"}, "into: prefetch 'impact' expects 'cache', got 'staging'"),
     ],
 )  # fmt: skip
@@ -70,6 +71,7 @@ def test_what_a_part_would_ignore_is_refused(parameters: dict[str, object], mess
     [
         {"prefetch": "impact", "lookahead": 3},
         {"prefetch": "impact", "forecast": "residual"},
+        {"prefetch": "impact", "forecast": "token"},
         {"prefetch": "top", "forecast": "estimator", "into": "staging"},
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from traces.layout import DECODE
-from traces.text_statistics import one_sequence_statistics, sequences
+from traces.text_statistics import lru_hit_rates, one_sequence_statistics, sequences
 from traces.trace import Trace
 from trilane.testing.strategies import toy_shape
 
@@ -45,3 +45,14 @@ def test_one_sequence_is_not_compared_with_itself() -> None:
 def test_sequences_come_by_first_appearance() -> None:
     parts = [part.topk_ids[:, 0, 0].tolist() for part in sequences(texts([[0, 1]], [[2]], [[3]]))]
     assert parts == [[0, 1], [2], [3]]
+
+
+def test_lru_hits_what_was_used_since_by_fewer_others_than_it_holds() -> None:
+    """0 1 0 2 1 in one layer: 0 is used again after one other, 1 after two."""
+    ids = np.array([0, 1, 0, 2, 1], np.int16).reshape(1, 5, 1, 1)
+    assert lru_hit_rates(ids, 4).tolist() == [0, 1 / 5, 2 / 5, 2 / 5]
+
+
+def test_texts_begin_with_empty_caches_and_layers_have_their_own() -> None:
+    ids = np.array([[0, 0], [0, 0]], np.int16).reshape(2, 1, 2, 1)
+    assert lru_hit_rates(ids, 2).tolist() == [0, 0]

@@ -113,6 +113,7 @@ def _provenance(
         "source": "capture",
         **run.loaded.describe(),
         "seed": settings.seed,
+        "text": "generated",
         "sampling": f"temperature {settings.temperature}" if settings.temperature else "greedy",
         "prompt_tokens": settings.prompt_tokens,
         "generated_tokens": settings.generated_tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -50,9 +50,13 @@ class OverlapStatistics:
 
 
 def measure_trace(trace: Trace) -> OverlapStatistics:
-    """Statistics of a trace, without the last layer of prompts if its importer filled that in."""
+    """Statistics of a trace, without the last layer of prompts if its importer filled that in, and without prompts that
+    were made up."""
     layers = trace.shape.moe_layers - bool(trace.provenance.get("filled_rows"))
-    return measure(choices_of(trace), trace.shape.experts, layers)
+    found = measure(choices_of(trace), trace.shape.experts, layers)
+    if trace.provenance.get("synthetic_prompts"):
+        return replace(found, prompt=np.nan, prompt_answer=np.nan, prompt_distinct=np.nan)
+    return found
 
 
 def middle(several: list[OverlapStatistics]) -> OverlapStatistics:

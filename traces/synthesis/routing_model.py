@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from traces.layout import TraceError, parse_forecast_name
 from trilane.common.hints import NOT_EMPTY, Share
@@ -50,6 +50,7 @@ class RoutingModel:
     sharpness: float  # scores are softmax(sharpness x logits)
     forecast_accuracy: Mapping[str, Share]  # accuracy@k by forecast, such as gate@1
     residuals: tuple[Residual, ...] = ()  # of the trace that it was fitted to
+    text: Literal["generated", "given"] = "generated"  # of the answers in that trace: generated text repeats more
 
     def __post_init__(self) -> None:
         check(self, TraceError)

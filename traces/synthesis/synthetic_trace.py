@@ -83,6 +83,7 @@ def _provenance(shape: ModelShape, request: Synthesis) -> dict[str, Any]:
     return {
         "model": shape.name,
         "synthetic": routing.source,
+        "text": routing.text,
         "seed": request.seed,
         "model_seed": request.model_seed,
         "routing": replace(routing, residuals=()).to_dict(),

@@ -205,6 +205,7 @@ def test_a_saved_model_is_captured_with_its_provenance(tmp_path: Path) -> None:
     assert said["revision"].startswith("sha256:")
     assert said["versions"]["transformers"] == transformers.__version__
     assert (said["calibration"], said["sampling"], said["dtype"]) == ("none", "temperature 0.8", "bfloat16")
+    assert said["text"] == "generated"
     assert trace.shape.weight_bits == 16
     assert trace.shape.name == "model"
     assert load(folder, "float32").weight_bits == 16, "of the file, whatever the model runs in"

@@ -24,7 +24,10 @@ SMALL = "/2x8+16"
         ("qwen3-30b-a3b", "qwen"),  # the same model
         ("gemma-4-26b-a4b", "gemma"),
         ("qwen3-235b-a22b", "qwen"),  # the nearest: 128 experts too
-        ("deepseek-v2-lite", "mini-deepseek"),  # 64 experts, top-6
+        ("deepseek-v2-lite", "deepseek-v2-lite"),
+        ("qwen2-57b-a14b", "deepseek-v2-lite"),  # 64 experts; before mini-deepseek, which is as near
+        ("mini-deepseek", "mini-deepseek"),
+        ("gpt-oss-20b", "gpt-oss-20b"),
         ("mixtral-8x7b", "mini-moe"),
         ("mini-moe", "mini-moe"),
     ],

@@ -8,6 +8,7 @@ import pytest
 from tests.traces.synthesis.logs import LOGS, needs_logs
 from tools.refit_routing import BUNDLED, refit_bundled
 from tools.refit_routing import LOGS as LOG_NAMES
+from tools.refit_routing_figures import MODEL
 from traces.importers.route_trace_v1 import import_route_trace
 from traces.layout import TraceError
 from traces.library import load_trace
@@ -19,14 +20,14 @@ from traces.trace import Trace
 
 
 def recorded(name: str) -> Trace:
-    return load_trace(name) if name in BUNDLED else import_route_trace(LOGS / f"{name}.route.csv")
+    return load_trace(BUNDLED[name]) if name in BUNDLED else import_route_trace(LOGS / f"{name}.route.csv")
 
 
 NAMES = [pytest.param(name, marks=needs_logs) for name in LOG_NAMES] + list(BUNDLED)
 
 
-def test_there_is_one_of_each_trace_at_hand() -> None:
-    assert list(stored_models()) == [*LOG_NAMES, *BUNDLED]
+def test_there_is_one_of_each_trace_at_hand_and_one_of_published_figures() -> None:
+    assert list(stored_models()) == [*LOG_NAMES, MODEL, *BUNDLED]
     assert {fit.model for fit in stored_models().values()} <= set(model_names())
 
 
@@ -45,17 +46,19 @@ def test_the_stored_residuals_are_those_of_the_trace(name: str) -> None:
     trace, fit = recorded(name), stored_models()[name]
     real, made = measure_trace(trace), simulated(fit, Layout.of(choices_of(trace)), seed=10_000)
     residuals = {residual.statistic: residual for residual in fit.residuals}
+    prompts = trace.provenance.get("synthetic_prompts") is None
+    assert ("different experts of a prompt" in residuals) == prompts
     for statistic, there, here in (
         ("used again 1 tokens later", real.lags[0], made.lags[0]),
         ("used again later than that", real.far.mean(), made.far.mean()),
         ("cross-layer gain, next layer", real.gain, made.gain),
-        ("different experts of a prompt", real.prompt_distinct, made.prompt_distinct),
+        *[("different experts of a prompt", real.prompt_distinct, made.prompt_distinct)] * prompts,
     ):
         assert residuals[statistic].real == pytest.approx(there, abs=1e-4), statistic
         assert residuals[statistic].synthetic == pytest.approx(here, rel=0.02), statistic
 
 
-@pytest.mark.parametrize("name", ["qwen", "gemma", "mini-deepseek", "mini-moe"])
+@pytest.mark.parametrize("name", stored_models())
 def test_what_was_fitted_is_near(name: str) -> None:
     for residual in stored_models()[name].residuals:
         if residual.fitted:

@@ -127,8 +127,8 @@ PAIRS = {  # every third one is asked in the quick profile, and most of those ar
         "82% of the experts fit, all are used nearly alike, but the next token uses some of this one's again",
     ),
     "laptop-sized card": Pair(
-        {"model": "gpt-oss-20b", "gpu": "rtx-4060", "ram": "ddr5-5600"}, GPT_OSS, MXFP4, 272, DDR5, 0.45,
-        "a third of the experts fits, and the third that is popular is used more",
+        {"model": "gpt-oss-20b", "gpu": "rtx-4060", "ram": "ddr5-5600"}, GPT_OSS, MXFP4, 272, DDR5, 0.78,
+        "a third of the experts fits, of which LRU hits 78% in the bundled trace, each text from an empty cache",
     ),
 }  # fmt: skip
 
