@@ -15,7 +15,7 @@ from policies.papers.hybrimoe.prefetch import ImpactPrefetcher
 from policies.papers.hybrimoe.schedule import Schedule, SimulationAssigner
 from policies.papers.smoe.parts import ScoreWindowCache, TwoPointer
 from policies.papers.smoe.router import CacheRouter
-from policies.parts.assigners import CostRule, LoadAll, ResidentOrCpu
+from policies.parts.assigners import ByPhase, CostRule, LoadAll, ResidentOrCpu
 from policies.parts.caches import LfuCache, LruCache, StaticCache
 from policies.parts.exact_assignment import ExactAssigner
 from policies.parts.pipeline_assigner import PipelineAssigner
@@ -27,12 +27,13 @@ from policies.system import BuildContext, ChoiceError, Policy, register
 from trilane.common.hints import Count, Share
 
 Assigners = Literal[
-    "stay", "load-all", "cost-rule", "greedy", "beam", "exact", "simulation", "two_pointer", "two_pointer_min",
-    "pipeline",
+    "stay", "load-all", "load-prefill", "cost-rule", "greedy", "beam", "exact", "simulation", "two_pointer",
+    "two_pointer_min", "pipeline",
 ]  # fmt: skip
 ASSIGNERS: Mapping[Assigners, Callable[[], Assigner]] = {
     "stay": ResidentOrCpu,
     "load-all": LoadAll,
+    "load-prefill": lambda: ByPhase(LoadAll(), ResidentOrCpu()),
     "cost-rule": CostRule,
     "greedy": GreedyAssigner,
     "beam": BeamAssigner,
@@ -52,14 +53,17 @@ class Mix(Policy):
     placement: which experts are resident at first: "none", "random" or "popular" (calibrated). pool: one cache over all
         layers.
     substitution: alpha of SMoE's router, which changes the routing; 0 keeps the model's.
-    assigner: "stay" runs every expert where it is; "two_pointer" and "two_pointer_min" are SMoE's.
+    assigner: "stay" runs every expert where it is, "load-prefill" in decode alone; "two_pointer" and
+        "two_pointer_min" are SMoE's.
     prefetch: "none"; "top", the two experts of the next layer with most forecast workload (DALI); "impact" (HybriMoE),
         which goes to the cache; "forecast", all that are worth a copy.
-    forecast: its kind for the next layer. lookahead: layers ahead; those beyond the next are forecast by the gate, so
-        "top" takes 1, and "impact", which reads one kind, takes more with "gate" alone.
+    forecast: its kind for the next layer; "token" is of all later layers, made by the token before, and goes with
+        lookahead 1. lookahead: layers ahead; those beyond the next are forecast by the gate, so "top" takes 1, and
+        "impact", which reads one kind, takes more with "gate" alone.
     into: where prefetches go; "staging" has 4 slots.
     cache: which expert is evicted. alpha: of MRS, the weight of the present. keep: its p. None: all experts. prior: MRS
-        starts from calibrated popularity.
+        starts from calibrated popularity. background: MRS copies, at the end of a layer, its best absent expert into
+        the slot of its worst resident.
     demand_slots: staging slots for loads that the cache has no room for.
     """
 
@@ -68,13 +72,14 @@ class Mix(Policy):
     substitution: Share = 0.0
     assigner: Assigners = "pipeline"
     prefetch: Literal["none", "top", "impact", "forecast"] = "forecast"
-    forecast: Literal["gate", "residual", "quasi_hidden", "estimator"] = "gate"
+    forecast: Literal["gate", "residual", "quasi_hidden", "estimator", "token"] = "gate"
     lookahead: Literal[1, 2, 3] = 1
     into: Literal["cache", "staging"] = "cache"
     cache: Literal["static", "lru", "lfu", "mrs", "score-window"] = "lru"
     alpha: Share = 0.3
     keep: Count | None = None
     prior: bool = False
+    background: bool = False
     demand_slots: Count = 2
 
     def __post_init__(self) -> None:
@@ -89,11 +94,17 @@ class Mix(Policy):
                 f"forecast: prefetch 'impact' with lookahead {self.lookahead} expects 'gate', got "
                 f"{self.forecast!r}; it reads one kind: choose lookahead 1, or prefetch 'forecast'"
             )
+        if self.forecast == "token" and self.lookahead > 1:
+            raise ChoiceError(
+                f"lookahead: forecast 'token' expects 1, got {self.lookahead}; it is of all later layers as it is"
+            )
         if self.prefetch == "impact" and self.into == "staging":
             raise ChoiceError(
                 "into: prefetch 'impact' expects 'cache', got 'staging': choose prefetch 'forecast' or "
                 "'top' for staging"
             )
+        if self.background and self.cache != "mrs":
+            raise ChoiceError(f"background: expects cache 'mrs', got {self.cache!r}")
 
     @property
     def needs(self) -> Needs:
@@ -157,5 +168,8 @@ class Mix(Policy):
                 return ScoreWindowCache(context.layers, context.experts)
             case "mrs":
                 prior = context.required_calibration().popularity.tolist() if self.prior else None
-                return MrsCache(context.layers, context.experts, self.keep or context.experts, self.alpha, prior=prior)
+                keep = self.keep or context.experts
+                return MrsCache(
+                    context.layers, context.experts, keep, self.alpha, prior=prior, background=self.background
+                )
         return StaticCache()

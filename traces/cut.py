@@ -24,7 +24,7 @@ def first_layers(trace: Trace, layers: int) -> Trace:
         if name in _BY_LAYER or forecast:
             array = array[:, :layers]
         if forecast:
-            nothing, past = (-1 if forecast[1] == "ids" else 0), max(0, layers - forecast[0].lookahead)
+            nothing, past = (-1 if forecast[1] == "ids" else 0), max(0, layers - forecast[0].layers_ahead)
             array = np.where(np.arange(layers)[:, None] < past, array, array.dtype.type(nothing))
         tensors[name] = array
     return Trace.trusted(shape.first_layers(layers), tensors, trace.provenance, f"{trace.checksum}:{layers}")

@@ -50,6 +50,7 @@ class GpuWork(NamedTuple):
     layer_ns: Mapping[LayerKind, Sourced[Ns]]
     layer_ops_per_s: Sourced[Rate]
     layer_exponent: Sourced[Annotated[float, between(0, 4)]]
+    launches_ns: Sourced[Ns]  # of a layer, in addition, on cards whose kernels are started one by one
     step_ns: Sourced[Ns]
     read_share: Sourced[Share]
     quantised_share: Sourced[Factor]  # times that, for weights of fewer than 8 bits
@@ -94,13 +95,11 @@ class PromptWork(NamedTuple):
 class Software(NamedTuple):
     """What a system's own program makes of a machine, where kernels are counted; what is absent is the machine's.
 
-    With up to ``small_batch_tokens`` tokens an expert on the CPU takes ``cpu_token_ns`` a token at least, and reaches
-    ``small_batch_flops_share`` of the arithmetic.
+    With up to ``small_batch_tokens`` tokens an expert on the CPU reaches ``small_batch_flops_share`` of the arithmetic.
     """
 
     first_cpu_ns: Sourced[Ns] | None = None  # extra time of a layer's first CPU expert, in place of the machine's
     cpu_expert_ns: Sourced[Ns] | None = None  # fixed time of every CPU expert
-    cpu_token_ns: Sourced[Ns] | None = None
     cpu_share: Sourced[Factor] | None = None  # of the CPU's rates, of memory and arithmetic
     small_batch_tokens: Sourced[Annotated[int, at_least(1)]] | None = None
     small_batch_flops_share: Sourced[Share] | None = None
@@ -142,10 +141,9 @@ class InferenceEngine:
         if self.fitted and self.software is not None:
             raise EngineError(f"engine {self.name!r}: expected no software, whose times are in gpu, cpu and prompt")
         small = self.software
-        if small and (small.cpu_token_ns or small.small_batch_flops_share) and not small.small_batch_tokens:
+        if small and (small.small_batch_tokens is None) != (small.small_batch_flops_share is None):
             raise EngineError(
-                f"engine {self.name!r}: software: expected small_batch_tokens with cpu_token_ns or "
-                f"small_batch_flops_share"
+                f"engine {self.name!r}: software: expected small_batch_tokens and small_batch_flops_share together"
             )
 
     @property

@@ -6,7 +6,7 @@ weights are unpacked anew for each token. With w the tokens of an expert, s ``cp
 ``small_batch_flops_share`` (``sim.costs.engine.Software``; B and F as in ``sim.costs.roofline_costs``):
 
 ====================  ==============================================================================================
-expert, CPU, few w    ``cpu_expert_ns`` + max(bytes / sB, flops x w / skF, ``cpu_token_ns`` x w)
+expert, CPU, few w    ``cpu_expert_ns`` + max(bytes / sB, flops x w / skF)
 expert, CPU, more w   ``cpu_expert_ns`` + max(bytes / sB, flops x w / sF), never less than with few
 copy                  the machine's, from ``copies`` memory + ``copy_ns``
 layer                 the machine's, after ``layer_ns`` of the host in which nothing is launched
@@ -33,7 +33,7 @@ def software_costs(shape: ModelShape, hardware: Hardware, software: Software, ma
     """The cost table for workloads 0..``max_tokens``. Raises CostError for ``max_tokens`` < 1."""
     machine = _as_used(hardware, software)
     costs = roofline(shape, machine, max_tokens)
-    few = _cpu_tables(shape, machine, software, max_tokens)
+    few = _few_tokens(shape, machine, software, max_tokens)
     changed = costs.map_experts(lambda expert: _expert(expert, few[expert.expert_bytes], software))
     slower = software.plan_factor.value if software.plan_factor else 1.0
     return replace(
@@ -54,18 +54,14 @@ def _as_used(hardware: Hardware, software: Software) -> Hardware:
     return replace(hardware, cpu=cpu, link=replace(hardware.link, copies=copies))
 
 
-def _cpu_tables(shape: ModelShape, machine: Hardware, software: Software, max_tokens: int) -> dict[int, list[int]]:
-    """Times of experts with few tokens, by their bytes; only that of no token if few cost no more than many."""
-    most = min(software.small_batch_tokens.value, max_tokens) if software.small_batch_tokens else 0
-    if not most:
-        return {shape.expert_bytes_of(layer): [0] for layer in range(shape.moe_layers)}
-    share, token_ns = software.small_batch_flops_share, _ns(software.cpu_token_ns)
-    cpu = replace(machine.cpu, flops_per_s=machine.cpu.flops_per_s * (share.value if share else 1.0))
-    experts = roofline(shape, replace(machine, cpu=cpu), most).experts
-    return {
-        size: [max(ns, token_ns * w) for w, ns in enumerate(cpu_ns)]
-        for size, cpu_ns in {expert.expert_bytes: expert.cpu_ns for expert in experts}.items()
-    }
+def _few_tokens(shape: ModelShape, machine: Hardware, software: Software, max_tokens: int) -> dict[int, Sequence[int]]:
+    """CPU times of experts with few tokens, by their bytes; only that of no token where few cost as much as many."""
+    most, share = software.small_batch_tokens, software.small_batch_flops_share
+    if most is None or share is None:
+        return {shape.expert_bytes_of(layer): (0,) for layer in range(shape.moe_layers)}
+    cpu = replace(machine.cpu, flops_per_s=machine.cpu.flops_per_s * share.value)
+    experts = roofline(shape, replace(machine, cpu=cpu), min(most.value, max_tokens)).experts
+    return {expert.expert_bytes: expert.cpu_ns for expert in experts}
 
 
 def _expert(expert: ExpertCosts, few: Sequence[int], software: Software) -> ExpertCosts:

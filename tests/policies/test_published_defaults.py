@@ -111,6 +111,7 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     (SEARCHED, "alpha", 0.1, "notebooks/better_compositions.ipynb"),
     (SEARCHED, "keep", 12, "notebooks/better_compositions.ipynb"),
     (f"{SEARCHED} mix", "prior", False, "notebooks/better_compositions.ipynb"),
+    (f"{SEARCHED} mix", "background", False, "ours"),
     ("mix", "placement", "random", "ours"),
     ("mix oracle", "pool", False, "ours"),
     ("mix", "forecast", "gate", "ours"),

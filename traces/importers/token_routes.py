@@ -51,6 +51,13 @@ def shape_for(path: Path, model: str | None, layers: int, top_k: int, experts: i
     return shape
 
 
+def plain_file(path: Path) -> Path:
+    """A file of a folder. Raises TraceError if there is none; a pipe would keep its reader waiting."""
+    if not path.is_file():
+        raise TraceError(f"{path}: expected a file of the log, found none there; copy the folder again")
+    return path
+
+
 def moe_layers_of(ids: NDArray[Any], model: str | None) -> NDArray[Any]:
     """``ids`` [T, layers, k] without dense layers, where there is a place for every layer of the named model: engines
     leave nothing but zeros, or -1, in those.

@@ -36,10 +36,12 @@ def load_model(name: str) -> ModelShape:
     holds one, or of its GGUF file. Raises ShapeError naming the valid ones.
 
     ``phi-3.5-moe:8`` is that model cut after 8 MoE layers, ``phi-3.5-moe@q4_k_m`` in that weight format
-    (``traces.models.quantisation``), ``phi-3.5-moe@q4_k_m:8`` both.
+    (``traces.models.quantisation``), ``phi-3.5-moe@q4_k_m:8`` both. Capitals do not matter.
     """
-    model = parted(name).model
-    path = None if model in (*_entries(), *aliases(), *_MINI_MODELS) else model_file(model)
+    parts = parted(name)
+    if (known := parts.model.lower()) in (*_entries(), *aliases(), *_MINI_MODELS):
+        return _load(str(parts._replace(model=known)), None, 0)
+    path = model_file(parts.model)
     return _load(name, path, path.stat().st_mtime_ns if path else 0)
 
 

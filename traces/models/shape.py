@@ -60,6 +60,7 @@ class ModelShape:
     expert_bytes: tuple[Annotated[int, between(1, _MOST_BYTES)], ...] = ()
     attention: tuple[Attention, ...] | None = None  # None: every layer attends to all earlier tokens
     attention_layers: tuple[int, ...] | None = None
+    moe_blocks: tuple[Annotated[int, between(0, 4000)], ...] | None = None  # see ``expert_blocks``
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)  # field name -> where the number is from
 
     def __post_init__(self) -> None:
@@ -70,6 +71,11 @@ class ModelShape:
             raise ShapeError(
                 f"model shape {self.name!r}: expert_bytes needs an entry for each of the {self.moe_layers} MoE layers, "
                 f"got {len(self.expert_bytes)}"
+            )
+        if self.moe_blocks is not None and len(self.moe_blocks) < self.moe_layers:
+            raise ShapeError(
+                f"model shape {self.name!r}: moe_blocks needs an entry for each of the {self.moe_layers} MoE layers, "
+                f"got {len(self.moe_blocks)}"
             )
         self._check_attention()
         self._check_sizes()
@@ -113,6 +119,12 @@ class ModelShape:
     def layers(self) -> int:
         """All layers, dense ones included."""
         return self.moe_layers + self.dense_layers
+
+    @property
+    def expert_blocks(self) -> tuple[int, ...]:
+        """The number of each MoE layer among the blocks of the model's file: after the dense layers, where these are
+        not between them."""
+        return (self.moe_blocks or tuple(range(self.dense_layers, self.layers)))[: self.moe_layers]
 
     @property
     def attention_counts(self) -> tuple[tuple[Attention, int], ...]:

@@ -56,8 +56,8 @@ def test_a_file_states_what_differs_from_another_engine(tmp_path: Path) -> None:
         ("like: llama.cpp\ngpu: {read: 1}\n", "gpu"),
         ("like: llama.cpp\nsoftware: {}\n", "expected no software, whose times are in gpu, cpu and prompt"),
         (
-            "like: pytorch\nsoftware: {cpu_token_ns: {value: 5, source: x, confidence: low}}\n",
-            "software: expected small_batch_tokens with cpu_token_ns or small_batch_flops_share",
+            "like: pytorch\nsoftware: {small_batch_tokens: {value: 5, source: x, confidence: low}}\n",
+            "software: expected small_batch_tokens and small_batch_flops_share together",
         ),
         ("like: llama.cpp\nfast: true\n", "fast"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,14 @@ def test_a_format_may_be_named_and_must_be_known(tmp_path: Path) -> None:
         import_trace(tmp_path / "none.csv")
     with pytest.raises(ShapeError, match="there is no model 'mini-mo'"):
         import_trace(tmp_path / "log.txt", "llama-cpp", model="mini-mo")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with names are POSIX's")
+def test_no_reader_waits_for_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    for path in (tmp_path / "manifest.json", tmp_path):
+        with pytest.raises(TraceError, match="found no"):
+            import_trace(path, model=MODEL)
 
 
 def test_every_format_is_known_by_one_line_of_its_own(tmp_path: Path) -> None:
