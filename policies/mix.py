@@ -15,7 +15,7 @@ from policies.papers.hybrimoe.prefetch import ImpactPrefetcher
 from policies.papers.hybrimoe.schedule import Schedule, SimulationAssigner
 from policies.papers.smoe.parts import ScoreWindowCache, TwoPointer
 from policies.papers.smoe.router import CacheRouter
-from policies.parts.assigners import CostRule, LoadAll, ResidentOrCpu
+from policies.parts.assigners import ByPhase, CostRule, LoadAll, ResidentOrCpu
 from policies.parts.caches import LfuCache, LruCache, StaticCache
 from policies.parts.exact_assignment import ExactAssigner
 from policies.parts.pipeline_assigner import PipelineAssigner
@@ -27,12 +27,13 @@ from policies.system import BuildContext, ChoiceError, Policy, register
 from trilane.common.hints import Count, Share
 
 Assigners = Literal[
-    "stay", "load-all", "cost-rule", "greedy", "beam", "exact", "simulation", "two_pointer", "two_pointer_min",
-    "pipeline",
+    "stay", "load-all", "load-prefill", "cost-rule", "greedy", "beam", "exact", "simulation", "two_pointer",
+    "two_pointer_min", "pipeline",
 ]  # fmt: skip
 ASSIGNERS: Mapping[Assigners, Callable[[], Assigner]] = {
     "stay": ResidentOrCpu,
     "load-all": LoadAll,
+    "load-prefill": lambda: ByPhase(LoadAll(), ResidentOrCpu()),
     "cost-rule": CostRule,
     "greedy": GreedyAssigner,
     "beam": BeamAssigner,
@@ -52,7 +53,8 @@ class Mix(Policy):
     placement: which experts are resident at first: "none", "random" or "popular" (calibrated). pool: one cache over all
         layers.
     substitution: alpha of SMoE's router, which changes the routing; 0 keeps the model's.
-    assigner: "stay" runs every expert where it is; "two_pointer" and "two_pointer_min" are SMoE's.
+    assigner: "stay" runs every expert where it is, "load-prefill" in decode alone; "two_pointer" and
+        "two_pointer_min" are SMoE's.
     prefetch: "none"; "top", the two experts of the next layer with most forecast workload (DALI); "impact" (HybriMoE),
         which goes to the cache; "forecast", all that are worth a copy.
     forecast: its kind for the next layer; "token" is of all later layers, made by the token before, and goes with
@@ -101,6 +103,8 @@ class Mix(Policy):
                 "into: prefetch 'impact' expects 'cache', got 'staging': choose prefetch 'forecast' or "
                 "'top' for staging"
             )
+        if self.background and self.cache != "mrs":
+            raise ChoiceError(f"background: expects cache 'mrs', got {self.cache!r}")
 
     @property
     def needs(self) -> Needs:

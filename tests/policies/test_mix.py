@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from policies.mechanism.views import Phase
+from policies.papers.hybrimoe.mrs import MrsCache
 from policies.papers.smoe.parts import TwoPointer
 from policies.protocols import Composition
 from policies.registry import ChoiceError, compose
 from policies.system import BuildContext
+from tests.kit.views_for_tests import costs, view
 from trilane.testing.strategies import toy_calibration
 
 LAYERS, EXPERTS = 3, 8
@@ -50,6 +53,12 @@ def test_two_pointers_are_smoe_s(name: str, sooner: bool) -> None:
     assert assigner.sooner == sooner
 
 
+@pytest.mark.parametrize(("phase", "on_gpu"), [("prefill", (1, 2)), ("decode", (1,))])
+def test_what_is_absent_may_be_loaded_in_prefill_alone(phase: Phase, on_gpu: tuple[int, ...]) -> None:
+    known = view({1: 3, 2: 3}, costs([1] * 3, [1] * 3), ready={1: 0}, phase=phase)
+    assert mix(assigner="load-prefill").assigner.assign(known).gpu == on_gpu
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
@@ -57,6 +66,7 @@ def test_two_pointers_are_smoe_s(name: str, sooner: bool) -> None:
         ({"prefetch": "impact", "lookahead": 3, "forecast": "residual"},
          "forecast: prefetch 'impact' with lookahead 3 expects 'gate', got 'residual'"),
         ({"forecast": "token", "lookahead": 2}, "lookahead: forecast 'token' expects 1, got 2; it is of all later"),
+        ({"background": True}, "background: expects cache 'mrs', got 'lru'"),
         ({"prefetch": "impact", "into": "staging"}, "into: prefetch 'impact' expects 'cache', got 'staging'"),
     ],
 )  # fmt: skip
@@ -77,6 +87,12 @@ def test_what_a_part_would_ignore_is_refused(parameters: dict[str, object], mess
 )
 def test_what_a_part_takes_is_not(parameters: dict[str, object]) -> None:
     assert mix(**parameters).prefetcher is not None
+
+
+def test_mrs_may_admit_in_the_background() -> None:
+    cache = mix(cache="mrs", background=True).cache
+    assert isinstance(cache, MrsCache)
+    assert cache.background
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "extending")
+PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "extending", "papers")
 PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in PAGE_NAMES))
-PICTURES = ("tpot.png", "gantt-dali.png", "cache.png", "accuracy.png")
+PICTURES = ("tpot.png", "gantt-dali.png", "cache.png", "accuracy.png", "papers.png")
 ACCURACY = "trilane accuracy --plot"
+PAPERS = "trilane papers --plot"
 
 
 def whole(output: str) -> str:
@@ -40,8 +41,14 @@ def by_regime(output: str) -> str:
     return "\n\n".join([about, *tables, meanings])
 
 
+def by_paper(output: str) -> str:
+    """The table of ``trilane papers`` alone."""
+    return output.split("\n\n")[0]
+
+
 SHOWN: dict[str, Callable[[str], str]] = {  # by the mark around the block
     "demo": whole, "real": whole, "fit": answer, "accuracy": whole, "regimes": by_regime,
+    "papers": whole, "by-paper": by_paper,
 }  # fmt: skip
 
 
@@ -89,8 +96,10 @@ def update() -> None:
     """Run what the pages show; put outputs and pictures where they show them."""
     with tempfile.TemporaryDirectory() as folder:
         accuracy = _run(command_with(ACCURACY).replace("accuracy.png", f"{folder}/accuracy.png"))
+        papers = _run(command_with(PAPERS).replace("papers.png", f"{folder}/papers.png"))
         outputs = {"demo": _run(f"{demo()} --out {folder}"), "real": _run(demo("REAL")),
-                   "fit": _run(command_with("trilane fit")), "accuracy": accuracy, "regimes": accuracy}  # fmt: skip
+                   "fit": _run(command_with("trilane fit")), "accuracy": accuracy, "regimes": accuracy,
+                   "papers": papers, "by-paper": papers}  # fmt: skip
         _run(command_with("--png cache.png").replace("cache.png", f"{folder}/cache.png"))
         for name in PICTURES:
             shutil.copyfile(Path(folder) / name, ROOT / "docs" / name)

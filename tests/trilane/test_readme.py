@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from typer.main import get_command
 
 from policies import user_files
 from policies.registry import SYSTEMS
@@ -24,6 +22,7 @@ from tests.kit.running import write_route_csv
 from tests.trilane.readme import (
     ACCURACY,
     PAGES,
+    PAPERS,
     PICTURES,
     README,
     ROOT,
@@ -34,7 +33,8 @@ from tests.trilane.readme import (
     demo,
     shown_block,
 )
-from trilane.cli import app, main
+from trilane import cli
+from trilane.cli import main
 
 OURS = [command for command in commands() if command.startswith("trilane ")]
 FIT = command_with("trilane fit")
@@ -155,8 +155,7 @@ RUN = [
 
 @pytest.mark.parametrize("command", OURS, ids=str)
 def test_command_has_valid_options(command: str) -> None:
-    parser: Any = get_command(app)
-    words = shlex.split(command)[1:]
+    parser, words = cli.command(), shlex.split(command)[1:]
     while hasattr(parser, "commands"):
         parser = parser.commands[words.pop(0)]
     parser.make_context(command, words)  # raises a usage error
@@ -197,12 +196,18 @@ def test_python_examples_run(
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("demo", marks=deep), pytest.param("real", marks=deep), "fit", "accuracy", "regimes"]
+    "name",
+    [
+        *(pytest.param(each, marks=deep) for each in ("demo", "real")),
+        *("fit", "accuracy", "regimes", "papers", "by-paper"),
+    ],
 )
 def test_blocks_are_what_the_commands_print(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run({"demo": demo(), "real": demo("REAL"), "fit": FIT}.get(name, command_with(ACCURACY)), folder, monkeypatch)
+    papers = dict.fromkeys(("papers", "by-paper"), command_with(PAPERS))
+    known = {"demo": demo(), "real": demo("REAL"), "fit": FIT, **papers}
+    run(known.get(name, command_with(ACCURACY)), folder, monkeypatch)
     printed = block(name, capsys.readouterr().out)
     assert printed == shown_block(name), "renew it with: .venv/bin/python tests/trilane/readme.py"
 

@@ -7,9 +7,10 @@ from typing import Literal
 
 from policies.papers.smoe.parts import ScoreWindowCache, TopScorePrefetcher, TwoPointer
 from policies.papers.smoe.router import CacheRouter
+from policies.parts.assigners import LoadAll
 from policies.parts.placements import random_or_popular
 from policies.parts.routers import TrueRouter
-from policies.protocols import Composition, Needs
+from policies.protocols import Assigner, Composition, Needs
 from policies.system import BuildContext, Policy, register
 from trilane.common.hints import Count, Share
 
@@ -24,7 +25,8 @@ class Smoe(Policy):
     listing: Algorithm 1 as printed instead of the text: one pass, so that a token sees the top-score experts of the
         tokens before it only; and low-score experts on the GPU are exchanged too.
     window: steps that the cache averages over; not published, ours.
-    assigner: Algorithm 2 as printed ("two_pointer"), or with the objective of Eq. 4 ("two_pointer_min").
+    assigner: Algorithm 2 as printed ("two_pointer"), or with the objective of Eq. 4 ("two_pointer_min"); "load-all" is
+        Fig. 14 without CPU-assisted scheduling.
     history: CPU experts over which C_cpu is averaged; not published, ours.
     start: experts in these slots at first: drawn at "random", or each layer's most "popular" on calibration prompts.
     prefetch: copy forecast top-score experts (Section IV-C); off: the "+CR" of Fig. 14 with CPU-assisted scheduling.
@@ -34,7 +36,7 @@ class Smoe(Policy):
     alpha: Share = 0.25
     listing: bool = False
     window: Count = 16
-    assigner: Literal["two_pointer", "two_pointer_min"] = "two_pointer"
+    assigner: Literal["two_pointer", "two_pointer_min", "load-all"] = "two_pointer"
     history: Count = 32
     prefetch: bool = True
     start: Literal["random", "popular"] = "random"
@@ -54,8 +56,13 @@ class Smoe(Policy):
         return Composition(
             placement=random_or_popular(self.start, context.seed),
             router=CacheRouter(alpha, self.listing, context.norm_topk) if alpha else TrueRouter(),
-            assigner=TwoPointer(self.history, sooner=self.assigner == "two_pointer_min"),
+            assigner=self._assigner(),
             prefetcher=TopScorePrefetcher(alpha) if self.prefetch else None,
             cache=ScoreWindowCache(context.layers, context.experts, self.window),
             demand_slots=self.demand_slots,
         )
+
+    def _assigner(self) -> Assigner:
+        if self.assigner == "load-all":
+            return LoadAll()
+        return TwoPointer(self.history, sooner=self.assigner == "two_pointer_min")

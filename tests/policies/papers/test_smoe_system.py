@@ -9,6 +9,7 @@ import pytest
 
 from policies.mechanism.views import ExpertId, Forecast, LayerView, PolicyError, ResidencyView
 from policies.papers.smoe.parts import TopScorePrefetcher
+from policies.parts.assigners import LoadAll
 from policies.parts.placements import PopularityPlacement, RandomPlacement
 from policies.parts.routers import TrueRouter
 from policies.registry import BuildContext, ChoiceError, compose, system
@@ -49,6 +50,11 @@ def test_top_score_experts_that_are_absent_by_descending_score() -> None:
 def test_a_batch_wants_what_any_token_wants_by_its_best_score() -> None:
     tokens = ((3, 1, 0, 2), (0.5, 0.3, 0.1, 0.1)), ((1, 0, 2, 3), (0.6, 0.2, 0.15, 0.05))
     assert ranked(*tokens) == [1, 3, 0]
+
+
+def test_without_cpu_assisted_scheduling_every_miss_is_loaded() -> None:
+    context = BuildContext("toy", 4, 2, top_k=2)
+    assert isinstance(compose("smoe", {"assigner": "load-all"}, context=context).assigner, LoadAll)
 
 
 def test_other_forecasts_are_nothing_to_it() -> None:

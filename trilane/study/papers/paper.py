@@ -61,9 +61,9 @@ class Paper:
     """A file such as ``dali.yaml``. Settings, models and methods are fields of a scenario. Those of a question's
     setting have the last word; before them ``variants`` (of a method, by model), methods, models, and ``setting``.
 
-    ``draws`` other sequences are played, as far as the ``texts`` that a trace holds suffice. ``put_in``, ``misses`` and
-    ``contradictions`` name figures: those that set a number of the simulator, by that number; those that do not come
-    out, by the reason; and those that exclude each other in print.
+    ``draws`` of other sequences are played, or those that a setting has, as far as the ``texts`` of a trace suffice.
+    ``put_in``, ``misses`` and ``contradictions`` name figures: those that set a number of the simulator, by that
+    number; those that do not come out, by the reason; and those that exclude each other in print.
     """
 
     name: Name
@@ -117,8 +117,8 @@ class Paper:
         model = asked.get("model", next(iter(self.models)))
         _known("model", model, self.models, self.name)
         variant = self.variants.get(method, {}).get(model, {})
-        shape = {"model": self.models[model]["model"]}
-        layers = (self.setting, self.models[model], self.methods[method], variant, asked, shape)
+        rest = {name: value for name, value in asked.items() if name not in ("model", "draws")}
+        layers = (self.setting, self.models[model], self.methods[method], variant, rest)
         values: dict[str, Any] = {}
         for layer in layers:
             parameters = {**values.get("parameters", {}), **layer.get("parameters", {})}
@@ -129,7 +129,7 @@ class Paper:
         batch = scenario.batch
         return tuple(
             scenario.with_(seed=draw, sequences=tuple(range(draw * batch, (draw + 1) * batch)))
-            for draw in range(max(min(self.draws, self.texts // batch), 1))
+            for draw in range(max(min(asked.get("draws", self.draws), self.texts // batch), 1))
         )
 
 

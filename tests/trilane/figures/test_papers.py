@@ -1,0 +1,45 @@
+"""The picture of simulated against published figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kit.papers import score, toy_paper
+from trilane.figures import PictureError, plot_papers
+from trilane.study.papers.board import Scoreboard
+from trilane.study.papers.scores import FigureScore
+
+
+def board(*scores: FigureScore, put_in: str = "") -> Scoreboard:
+    questions = {each.figure.id: each.question for each in scores}
+    paper = toy_paper(questions=questions, headlines=[], put_in={"a rate": [put_in] if put_in else []})
+    return Scoreboard([FigureScore(each.figure, paper, each.simulated) for each in scores])
+
+
+SCORES = [score("toy-near", 2.0, 2.1), score("toy-far", 3.0, 9.0), score("toy-put-in", 4.0, 40.0),
+          score("toy-sign", 5.0, -1.0), score("toy-missing", 6.0, None)]  # fmt: skip
+
+
+def test_points_bands_and_names() -> None:
+    [ax] = plot_papers(board(*SCORES, put_in="toy-put-in")).axes
+    drawn = {(line.get_xdata()[0], line.get_ydata()[0]): line for line in ax.lines if len(line.get_xdata()) == 1}
+    assert set(drawn) == {(2.0, 2.1), (3.0, 9.0), (4.0, 40.0)}
+    assert drawn[4.0, 40.0].get_markerfacecolor() == "white"  # put in
+    assert (ax.get_xscale(), ax.get_yscale(), ax.get_title()) == ("log", "log", "Toy")
+    assert [text.get_text() for text in ax.texts] == ["far"]
+    widths = sorted(
+        each.get_paths()[0].get_extents().y1 / ax.get_xlim()[1] for each in ax.collections
+    )
+    assert widths == [pytest.approx(1.15), pytest.approx(1.30)]
+
+
+def test_the_headline_counts_what_is_not_drawn_too() -> None:
+    figure = plot_papers(board(*SCORES, put_in="toy-put-in"))
+    texts = " ".join(text.get_text() for text in figure.findobj(lambda each: hasattr(each, "get_text")))
+    assert "33% of 3 published figures come out within 15%, 33% within 30%" in texts
+    assert "1 with another sign than published" in " ".join(texts.split())
+
+
+def test_nothing_to_draw_is_refused() -> None:
+    with pytest.raises(PictureError, match="expected published figures that have been played"):
+        plot_papers(board(score("toy-missing", 6.0, None)))
