@@ -199,7 +199,14 @@ def test_python_examples_run(
 
 @pytest.mark.parametrize(
     "name",
-    [*(pytest.param(each, marks=deep) for each in ("demo", "real")), "fit", "accuracy", "regimes", "papers", "by-paper"],
+    [
+        *(pytest.param(each, marks=deep) for each in ("demo", "real")),
+        "fit",
+        "accuracy",
+        "regimes",
+        "papers",
+        "by-paper",
+    ],
 )
 def test_blocks_are_what_the_commands_print(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -27,9 +27,7 @@ def test_points_bands_and_names() -> None:
     assert drawn[4.0, 40.0].get_markerfacecolor() == "white"  # put in
     assert (ax.get_xscale(), ax.get_yscale(), ax.get_title()) == ("log", "log", "Toy")
     assert [text.get_text() for text in ax.texts] == ["far"]
-    widths = sorted(
-        each.get_paths()[0].get_extents().y1 / ax.get_xlim()[1] for each in ax.collections
-    )
+    widths = sorted(each.get_paths()[0].get_extents().y1 / ax.get_xlim()[1] for each in ax.collections)
     assert widths == [pytest.approx(1.15), pytest.approx(1.30)]
 
 
