@@ -57,8 +57,9 @@ class Mix(Policy):
         "two_pointer_min" are SMoE's.
     prefetch: "none"; "top", the two experts of the next layer with most forecast workload (DALI); "impact" (HybriMoE),
         which goes to the cache; "forecast", all that are worth a copy.
-    forecast: its kind for the next layer. lookahead: layers ahead; those beyond the next are forecast by the gate, so
-        "top" takes 1, and "impact", which reads one kind, takes more with "gate" alone.
+    forecast: its kind for the next layer; "token" is of all later layers, made by the token before, and goes with
+        lookahead 1. lookahead: layers ahead; those beyond the next are forecast by the gate, so "top" takes 1, and
+        "impact", which reads one kind, takes more with "gate" alone.
     into: where prefetches go; "staging" has 4 slots.
     cache: which expert is evicted. alpha: of MRS, the weight of the present. keep: its p. None: all experts. prior: MRS
         starts from calibrated popularity. background: MRS copies, at the end of a layer, its best absent expert into
@@ -71,7 +72,7 @@ class Mix(Policy):
     substitution: Share = 0.0
     assigner: Assigners = "pipeline"
     prefetch: Literal["none", "top", "impact", "forecast"] = "forecast"
-    forecast: Literal["gate", "residual", "quasi_hidden", "estimator"] = "gate"
+    forecast: Literal["gate", "residual", "quasi_hidden", "estimator", "token"] = "gate"
     lookahead: Literal[1, 2, 3] = 1
     into: Literal["cache", "staging"] = "cache"
     cache: Literal["static", "lru", "lfu", "mrs", "score-window"] = "lru"
@@ -92,6 +93,10 @@ class Mix(Policy):
             raise ChoiceError(
                 f"forecast: prefetch 'impact' with lookahead {self.lookahead} expects 'gate', got "
                 f"{self.forecast!r}; it reads one kind: choose lookahead 1, or prefetch 'forecast'"
+            )
+        if self.forecast == "token" and self.lookahead > 1:
+            raise ChoiceError(
+                f"lookahead: forecast 'token' expects 1, got {self.lookahead}; it is of all later layers as it is"
             )
         if self.prefetch == "impact" and self.into == "staging":
             raise ChoiceError(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from traces.layout import TraceError, parse_forecast_name
@@ -26,10 +24,7 @@ def first_layers(trace: Trace, layers: int) -> Trace:
         if name in _BY_LAYER or forecast:
             array = array[:, :layers]
         if forecast:
-            nothing, past = (-1 if forecast[1] == "ids" else 0), max(0, layers - forecast[0].lookahead)
+            nothing, past = (-1 if forecast[1] == "ids" else 0), max(0, layers - forecast[0].layers_ahead)
             array = np.where(np.arange(layers)[:, None] < past, array, array.dtype.type(nothing))
         tensors[name] = array
-    cut = replace(
-        shape, name=f"{shape.name}:{layers}", moe_layers=layers, expert_bytes=shape.expert_bytes[:layers]
-    )  # fmt: skip
-    return Trace.trusted(cut, tensors, trace.provenance, f"{trace.checksum}:{layers}")
+    return Trace.trusted(shape.first_layers(layers), tensors, trace.provenance, f"{trace.checksum}:{layers}")

@@ -16,6 +16,7 @@ from trilane.common.quoting import quoted
 
 SCHEMA_VERSION = 1
 PREFILL, DECODE = 0, 1
+BY_TOKEN = "token"  # the kind of forecasts of later tokens
 MOST_BYTES = 4 * 10**9  # of a trace that is made at once, in memory
 
 Tensors: TypeAlias = Mapping[str, NDArray[Any]]
@@ -28,10 +29,22 @@ class TraceError(TrilaneError):
 
 
 class ForecastKey(NamedTuple):
-    """Which forecast: made by ``kind`` at layer l for layer l + ``lookahead``."""
+    """Which forecast: made by ``kind`` at layer l for layer l + ``lookahead``. Those of the kind ``token`` are made by
+    a token for the layers of the token ``lookahead`` places later in its sequence.
+    """
 
     kind: str
     lookahead: int
+
+    @property
+    def by_token(self) -> bool:
+        """Whether it looks ahead to a later token, rather than to a later layer."""
+        return self.kind == BY_TOKEN
+
+    @property
+    def layers_ahead(self) -> int:
+        """From the layer of a row to the layer that the row is about."""
+        return 0 if self.by_token else self.lookahead
 
     def __str__(self) -> str:
         return f"{self.kind}@{self.lookahead}"

@@ -11,13 +11,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.layout import ForecastKey
+from traces.models.shape import ModelShape
 from traces.trace import Trace
+
+_BY_TOKEN = 1  # makes other draws for forecasts of later tokens
 
 
 class NoisyForecasts(NamedTuple):
-    """``recalls[d - 1]`` is the recall@k of forecasts of the d-th layer ahead, 0 to 1; all of it follows from ``seed``.
+    """``recalls[d - 1]`` is the recall@k, 0 to 1, of forecasts of the d-th layer ahead, of the kind ``token`` of the
+    d-th token; all of it follows from ``seed``.
 
-    All kinds of one look-ahead have the same errors, so that policies that need different kinds can be compared.
+    All kinds of one look-ahead in layers have the same errors, so that policies that need different kinds can be
+    compared.
     """
 
     recalls: tuple[float, ...]
@@ -30,14 +36,15 @@ class NoisyForecasts(NamedTuple):
         """Whether a recall is given for this look-ahead."""
         return lookahead <= len(self.recalls)
 
-    def ids(self, trace: Trace, rows: NDArray[np.intp], lookahead: int) -> NDArray[np.int16]:
-        """The forecast of some rows; see ``noisy_ids``."""
-        return noisy_ids(trace, rows, lookahead, self.recalls[lookahead - 1], self.seed)
+    def ids(self, trace: Trace, rows: NDArray[np.intp], key: ForecastKey) -> NDArray[np.int16]:
+        """The forecast of some rows; see ``noisy_ids``. Of the kind ``token``, ``rows`` are those that it is about."""
+        recall = self.recalls[key.lookahead - 1]
+        if key.by_token:
+            return _noisy(trace.topk_ids[rows], rows, trace.shape, recall, (self.seed, key.lookahead, _BY_TOKEN))
+        return noisy_ids(trace, rows, key.lookahead, recall, self.seed)
 
 
-def noisy_ids(
-    trace: Trace, rows: NDArray[np.intp], lookahead: int, recall: float, seed: int
-) -> NDArray[np.int16]:
+def noisy_ids(trace: Trace, rows: NDArray[np.intp], lookahead: int, recall: float, seed: int) -> NDArray[np.int16]:
     """[rows, L, m], m = min(2k, E): made at layer l for layer l + lookahead, -1 past the last layer.
 
     Each true expert keeps its place among the first k with probability ``recall``; otherwise a random other expert
@@ -45,25 +52,31 @@ def noisy_ids(
     (so the first k cannot miss all of them where E < 2k). The forecast of a row does not depend on the other ``rows``.
     """
     shape = trace.shape
-    made = max(shape.moe_layers - lookahead, 0)
-    k, experts = shape.top_k, shape.experts
-    ids = np.full((len(rows), shape.moe_layers, min(2 * k, experts)), -1, np.int16)
-    if not made or not len(rows):
-        return ids
-    draws = np.stack([_draws(seed, lookahead, int(row), (made, experts + k)) for row in rows])
+    ids = np.full((len(rows), shape.moe_layers, min(2 * shape.top_k, shape.experts)), -1, np.int16)
+    true = trace.topk_ids[rows, lookahead:]
+    ids[:, : true.shape[1]] = _noisy(true, rows, shape, recall, (seed, lookahead))
+    return ids
+
+
+def _noisy(
+    true: NDArray[np.int16], rows: NDArray[np.intp], shape: ModelShape, recall: float, seeds: tuple[int, ...]
+) -> NDArray[np.int16]:
+    """[rows, layers, m] for what is true of these rows [rows, layers, k]."""
+    k, experts, (_, made, _) = shape.top_k, shape.experts, true.shape
+    if not true.size:
+        return np.empty((*true.shape[:2], min(2 * k, experts)), np.int16)
+    draws = np.stack([_draws(seeds, int(row), (made, experts + k)) for row in rows])
     hit = draws[..., experts:] < recall
-    true = np.asarray(trace.topk_ids[rows, lookahead:], np.intp)
     # Free places are filled by other experts in random order, then by missed true experts; hits keep their places.
     order = draws[..., :experts].copy()
-    np.put_along_axis(order, true, np.where(hit, 2 * k, 1) + np.arange(k), axis=-1)
+    np.put_along_axis(order, true.astype(np.intp), np.where(hit, 2 * k, 1) + np.arange(k), axis=-1)
     taken = np.zeros(order.shape, np.bool_)
     taken[..., :k] = hit
     ranked = np.empty(order.shape, np.int16)
     np.put_along_axis(ranked, np.argsort(taken, axis=-1, kind="stable"), np.argsort(order, axis=-1), axis=-1)
-    ids[:, :made] = ranked[..., : ids.shape[-1]]
-    return ids
+    return ranked[..., : min(2 * k, experts)]
 
 
-def _draws(seed: int, lookahead: int, row: int, size: tuple[int, int]) -> NDArray[np.float64]:
+def _draws(seeds: tuple[int, ...], row: int, size: tuple[int, int]) -> NDArray[np.float64]:
     """Numbers of one row: [layers, experts] for the order of the others, then [layers, k] for hit or miss."""
-    return np.random.default_rng((seed % 2**32, lookahead, row)).random(size)
+    return np.random.default_rng((*(seed % 2**32 for seed in seeds), row)).random(size)

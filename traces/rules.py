@@ -74,7 +74,7 @@ def _rules(name: str, shape: ModelShape) -> Iterator[Rule]:
     elif name == "scores":
         yield Rule("probabilities in [0, 1]", no_probability)
     elif forecast and forecast[1] == "ids":
-        yield from _forecast_id_rules(shape, max(shape.moe_layers - forecast[0].lookahead, 0))
+        yield from _forecast_id_rules(shape, max(shape.moe_layers - forecast[0].layers_ahead, 0))
     elif forecast:
         yield Rule("finite scores", lambda a: ~np.isfinite(a))
         yield Rule("scores in descending order", _ascending)

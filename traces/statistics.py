@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from traces.layout import DECODE, PREFILL, ForecastKey
-from traces.trace import Trace
+from traces.trace import Trace, rows_apart
 
 LAGS = range(1, 17)
 
@@ -167,10 +167,13 @@ def forecast_statistics(trace: Trace) -> pd.DataFrame:
 
 
 def _forecast_records(trace: Trace, key: ForecastKey, rows: NDArray[np.intp]) -> Iterator[dict[str, Any]]:
-    k = trace.shape.top_k
-    for layer in range(key.lookahead, trace.shape.moe_layers):
-        forecast = trace.forecasts[key].ids[rows, layer - key.lookahead]
-        found = (forecast[:, :, None] == trace.topk_ids[rows, layer][:, None, :]).any(axis=2)
+    k, about = trace.shape.top_k, rows
+    if key.by_token:
+        later = rows_apart(trace, key.lookahead)[rows]
+        rows, about = rows[np.isin(later, rows)], later[np.isin(later, rows)]
+    for layer in range(key.layers_ahead, trace.shape.moe_layers) if len(rows) else ():
+        forecast = trace.forecasts[key].ids[rows, layer - key.layers_ahead]
+        found = (forecast[:, :, None] == trace.topk_ids[about, layer][:, None, :]).any(axis=2)
         accuracy, recall = found[:, :k].sum(axis=1).mean() / k, found.sum(axis=1).mean() / k
         yield {"forecast": str(key), "layer": layer, "accuracy_at_k": accuracy, "recall_at_m": recall}
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -30,7 +31,8 @@ _PLAIN = ("sequence", "position", "phase", "topk_ids", "topk_weights", "scores")
 
 @dataclass(frozen=True, eq=False)
 class RecordedForecast:
-    """Routing of layer l + lookahead, predicted at layer l: the m best experts, descending.
+    """Routing of layer l + lookahead, predicted at layer l: the m best experts, descending. Of the kind ``token``:
+    routing of layer l for the token that comes lookahead tokens later in its sequence (for none, at its end).
 
     Where l + lookahead is past the last layer, the ids are -1.
     """
@@ -102,6 +104,19 @@ def validate(where: str, shape: ModelShape, tensors: Tensors) -> None:
         raise TraceError(f"{where}: expected at least one token, got none; capture or generate some first")
     check_rows(where, shape, tensors)
     check_order(where, tensors)
+
+
+@lru_cache(maxsize=4)
+def rows_apart(trace: Trace, tokens: int) -> NDArray[np.intp]:
+    """[T]: the row of the token that comes so many tokens later in the same sequence (earlier, if negative), -1 where
+    there is none."""
+    order = np.argsort(trace.sequence, kind="stable")
+    earlier, later = order[: -abs(tokens)], order[abs(tokens) :]
+    same = trace.sequence[earlier] == trace.sequence[later]
+    here, there = (earlier[same], later[same]) if tokens > 0 else (later[same], earlier[same])
+    rows = np.full(len(order), -1, np.intp)
+    rows[here] = there
+    return rows
 
 
 def canonical_json(where: str, value: Mapping[str, Any]) -> str:

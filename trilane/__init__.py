@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from traces.bundled_traces import trace_names as trace_names
     from traces.file import read_trace as read_trace
     from traces.file import write_trace as write_trace
+    from traces.importers import import_trace as import_trace
     from traces.importers.route_trace_v1 import import_route_trace as import_route_trace
     from traces.library import load_trace as load_trace
     from traces.models.catalogue import load_model as load_model

@@ -44,6 +44,7 @@ class Forecast(NamedTuple):
     They follow from the k best of each token; ties go to the expert that ranks higher in some token's choice, then to
     the lower id (an oracle's to the lower id). ``token_ids`` and ``token_scores`` ([tokens][m], descending, m >= 2k or
     all experts) are there for policies that need tokens; scores only where the forecast has any.
+    A forecast of the kind ``token`` was made by the token before: it is given again at every layer before its own.
     """
 
     layer: int

@@ -15,6 +15,7 @@ from policies.protocols import Composition
 
 PARTS = ("placement", "router", "assigner", "prefetcher", "cache")
 CONTAINERS = (list, dict, set, deque, bytearray)
+PLAIN = frozenset({int, float, bool, str, type(None)})
 
 
 # --- arguments and answers --------------------------------------------------------------------------------------------
@@ -22,6 +23,8 @@ CONTAINERS = (list, dict, set, deque, bytearray)
 
 def snapshot(value: Any) -> Any:
     """A value that no later change of ``value`` reaches; policy parts count as themselves."""
+    if type(value) in PLAIN or (type(value) is tuple and PLAIN.issuperset(map(type, value))):
+        return value
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):

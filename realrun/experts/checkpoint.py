@@ -24,7 +24,7 @@ from realrun.experts.layout import ExpertLayout, expert_parameters
 from realrun.experts.store import Allocate, ExpertStore, Slab
 from realrun.machine.memory_check import check_host_memory
 from traces.capture.layers import MoeLayer, find_moe_layers
-from traces.capture.load import NO_CODE, NO_PICKLE
+from traces.capture.load import NO_CODE, NO_PICKLE, library_errors
 from traces.capture.settings import CaptureError
 from trilane.common.json_text import parse_json
 from trilane.common.quoting import quoted
@@ -124,13 +124,8 @@ def _skeleton(folder: Path, dtype: torch.dtype) -> Any:
             f"{config_file}: expected plain weights, found quantization_config {quoted(quantised)}: not supported; "
             f"use the bfloat16 checkpoint"
         )
-    try:
-        config = AutoConfig.from_pretrained(folder, **NO_CODE)
-        with torch.device("meta"):
-            return CAUSAL_MODELS.from_config(config, dtype=dtype, **NO_CODE)
-    except Exception as error:  # the library fails in any way on a config that no model has
-        first_line = str(error).partition("\n")[0]  # a list of all known models may follow
-        raise RefusedError(f"{folder}: expected a causal language model; could not build it: {first_line}") from error
+    with library_errors(folder, RefusedError), torch.device("meta"):
+        return CAUSAL_MODELS.from_config(AutoConfig.from_pretrained(folder, **NO_CODE), dtype=dtype, **NO_CODE)
 
 
 def _mixtures(model: Any, folder: Path) -> list[MoeLayer]:

@@ -15,7 +15,7 @@ from realrun.generation.hf_experts import check_layers, computed_in_place, route
 from realrun.generation.live_layers import RouterFacts
 from realrun.generation.model_routing import layer_scale
 from traces.capture.layers import config_value
-from traces.capture.load import NO_CODE, Loaded, load, revision_of
+from traces.capture.load import NO_CODE, Loaded, library_errors, load, revision_of
 from traces.capture.model_shape import shape_of
 from traces.capture.record import RouterRecorder
 from traces.capture.run import HookedModel, Probe
@@ -87,11 +87,9 @@ def _probe(loaded: Loaded) -> list[int]:
 
 
 def _streamed(folder: Path, dtype: str, device: torch.device, allocate: Allocate) -> tuple[Loaded, ExpertStore]:
-    try:
+    with library_errors(folder, RefusedError):
         config = AutoConfig.from_pretrained(folder, **NO_CODE)
         tokenizer = AutoTokenizer.from_pretrained(folder, **NO_CODE)
-    except Exception as error:  # the library fails in any way on a config that no model has
-        raise RefusedError(f"{folder}: expected a model and its tokenizer; could not load: {error}") from error
     stored = config.get_text_config().dtype or torch.float32
     wanted = stored if dtype == "auto" else getattr(torch, dtype)
     model, layers, store = load_streamed(folder, wanted, device, allocate)

@@ -33,6 +33,7 @@ from traces.capture.router_forecast import GATE_INPUT, parse_forecasts
 from traces.capture.run import HookedModel
 from traces.capture.settings import CaptureError, CaptureSettings
 from traces.capture.vectors import Vectors, read_vectors
+from traces.layout import BY_TOKEN
 from traces.trace import Trace
 
 
@@ -132,7 +133,7 @@ def prepared_for(request: GenerateRequest, model: HostedModel, prompt_tokens: in
 
 def vectors_for(request: GenerateRequest, model: HostedModel, needs: Needs) -> Vectors | None:
     """The vectors for forecasts. Raises RefusedError if they are missing, or of another model."""
-    kinds = sorted({kind for kind, _ in needs.forecasts} - {*GATE_INPUT, *FROM_EXPERTS})
+    kinds = sorted({kind for kind, _ in needs.forecasts} - {*GATE_INPUT, *FROM_EXPERTS, BY_TOKEN})
     if not kinds:
         return None
     if request.vectors is None:

@@ -13,7 +13,7 @@ from policies.protocols import Needs
 from traces.batches import Rows, StepRows, best_ranks, count_experts
 from traces.layout import ForecastKey
 from traces.noise import NoisyForecasts
-from traces.trace import Trace
+from traces.trace import Trace, rows_apart
 from trilane.common.errors import TrilaneError
 
 WITH_SCORES = ("partial",)  # forecasts whose scores are read by policies that read tokens
@@ -27,7 +27,7 @@ class StepDemand(NamedTuple):
     tokens: int
     context: tuple[int, ...]
     routings: tuple[Routing, ...]  # by layer
-    forecasts: tuple[tuple[Forecast, ...], ...]  # by layer at which they are made
+    forecasts: tuple[tuple[Forecast, ...], ...]  # by layer at which they are known
     scores: np.ndarray | None  # [tokens, layers, experts]
     sequences: tuple[int, ...] = ()  # of each token; empty unless the policy needs tokens
 
@@ -86,12 +86,12 @@ def _step(trace: Trace, step: StepRows, needs: Needs, noisy: NoisyForecasts | No
             for layer, r in enumerate(routings)
         ]
     by_layer: list[list[Forecast]] = [[] for _ in range(layers)]
-    for key in needs.forecasts if step.phase in needs.forecast_phases else ():
-        kind, lookahead = key
-        reached = needs.forecast_layers.get(kind)
-        for forecast in _forecasts(trace, step, routings, ForecastKey(*key), needs.tokens, noisy):
+    for key in map(ForecastKey._make, needs.forecasts if step.phase in needs.forecast_phases else ()):
+        reached = needs.forecast_layers.get(key.kind)
+        for forecast in _forecasts(trace, step, routings, key, needs.tokens, noisy):
             if reached is None or forecast.layer in reached:
-                by_layer[forecast.layer - lookahead].append(forecast)
+                for layer in _known_at(forecast, key):
+                    by_layer[layer].append(forecast)
     scores = _scores(trace, step.rows) if needs.scores else None
     if scores is not None:
         scores.flags.writeable = False  # shared by all policies of a setting
@@ -141,16 +141,19 @@ def _forecasts(
     kind, lookahead = key
     if kind == "oracle":
         return [_oracle(layer, routing) for layer, routing in enumerate(routings) if layer >= lookahead]
-    held, scores = trace.forecasts.get(key), None
+    held, scores, rows = trace.forecasts.get(key), None, _made_at(trace, step, key)
+    if not len(rows):
+        return []
     if held is not None:
-        ids = np.asarray(held.ids[step.rows])
-        scores = None if held.scores is None else np.asarray(held.scores[step.rows])
+        ids = np.asarray(held.ids[rows])
+        scores = None if held.scores is None else np.asarray(held.scores[rows])
     else:
         assert noisy is not None
-        ids = noisy.ids(trace, step.rows, lookahead)
+        ids = noisy.ids(trace, step.rows, key)
     chosen, experts = ids[:, :, : trace.shape.top_k], trace.shape.experts
     split = _split(count_experts(chosen, experts), best_ranks(chosen, experts))
-    forecasts = [Forecast(layer + lookahead, kind, *split[layer]) for layer in range(ids.shape[1] - lookahead)]
+    ahead = key.layers_ahead
+    forecasts = [Forecast(layer + ahead, kind, *split[layer]) for layer in range(ids.shape[1] - ahead)]
     if not by_token:
         return forecasts
     return [
@@ -159,6 +162,21 @@ def _forecasts(
         )
         for layer, forecast in enumerate(forecasts)
     ]
+
+
+def _known_at(forecast: Forecast, key: ForecastKey) -> Sequence[int]:
+    """The layers with which a forecast is given: that which makes it; all before its own if an earlier token does."""
+    return range(forecast.layer) if key.by_token else (forecast.layer - key.lookahead,)
+
+
+def _made_at(trace: Trace, step: StepRows, key: ForecastKey) -> Rows:
+    """The rows that hold a step's forecasts. Those by token are made by tokens before a decode step's; there are none
+    where a sequence has no such token.
+    """
+    if not key.by_token:
+        return step.rows
+    before = rows_apart(trace, -key.lookahead)[step.rows]
+    return before[:0] if step.phase == "prefill" or (before < 0).any() else before
 
 
 def _oracle(layer: int, routing: Routing) -> Forecast:

@@ -12,7 +12,7 @@ from sim.machine.dials import DIALS, scaled_numbers
 from sim.runs.prepare import Prepared
 from sim.simulate import spans_of
 from tests.invariants.better_parts import QUESTIONS, slower
-from tests.kit.depth import deep
+from tests.kit.depth import deep, thinned
 from trilane.study.fit.policy_result import decode_steps_of
 from trilane.study.fit.prepared_question import on_machine, prepared_for
 from trilane.study.fit.question import Question
@@ -45,6 +45,7 @@ def tpot_ms(model: str, part: str, factor: float) -> float:
     return decode_steps_of(spans_of(better), prepared.answer_tokens).mean_ms
 
 
+@thinned(3)
 @pytest.mark.parametrize("part", ["dram_gbps", "pcie_gbps"])
 @pytest.mark.parametrize("model", MACHINES)
 def test_a_better_part_makes_no_answer_slower(model: str, part: str) -> None:

@@ -66,6 +66,7 @@ def test_what_is_absent_may_be_loaded_in_prefill_alone(phase: Phase, on_gpu: tup
         ({"prefetch": "impact", "lookahead": 3, "forecast": "residual"},
          "forecast: prefetch 'impact' with lookahead 3 expects 'gate', got 'residual'"),
         ({"background": True}, "background: expects cache 'mrs', got 'lru'"),
+        ({"forecast": "token", "lookahead": 2}, "lookahead: forecast 'token' expects 1, got 2; it is of all later"),
         ({"prefetch": "impact", "into": "staging"}, "into: prefetch 'impact' expects 'cache', got 'staging'"),
     ],
 )  # fmt: skip
@@ -80,6 +81,7 @@ def test_what_a_part_would_ignore_is_refused(parameters: dict[str, object], mess
     [
         {"prefetch": "impact", "lookahead": 3},
         {"prefetch": "impact", "forecast": "residual"},
+        {"prefetch": "impact", "forecast": "token"},
         {"prefetch": "top", "forecast": "estimator", "into": "staging"},
     ],
 )

@@ -23,6 +23,7 @@ from realrun.machine import native_library as library  # noqa: E402
 from realrun.machine.machines import facts_of  # noqa: E402
 from realrun.machine.native_ffn import CHOICE, SOURCE, NativeFfn, check, cpu_kernel, loaded  # noqa: E402
 from realrun.machine.native_library import NotCompiledError, cache_folder, compiled  # noqa: E402
+from tests.kit.depth import thinned  # noqa: E402
 from tests.kit.tiny_bench import machine  # noqa: E402
 from tests.realrun.test_expert_shape import TOY  # noqa: E402
 from tests.realrun.test_native_ffn import needs_compiler  # noqa: E402
@@ -98,6 +99,7 @@ def changed(folder: Path, file: str, before: str, after: str) -> Path:
 
 @needs_compiler
 class TestCheck:
+    @thinned(3)
     @pytest.mark.parametrize("twin", TWINS)
     def test_rejects_a_kernel_that_computes_something_else(self, twin: str, cache: Path, tmp_path: Path) -> None:
         broken = changed(tmp_path / "twin", *TWINS[twin])

@@ -105,6 +105,7 @@ def test_a_run_killed_at_any_time_leaves_no_half_written_file(
     assert code == -signal.SIGKILL or (code == 0 and len(there) == 3)
 
 
+@thinned(3)
 @pytest.mark.parametrize(
     ("event", "nth", "whole"),
     [

@@ -10,6 +10,7 @@ from sim.simulate import simulate
 from traces.cut import first_layers
 from traces.layout import TraceError
 from traces.library import calibration_of, load_trace
+from traces.models.catalogue import load_model
 from traces.trace import validate
 
 
@@ -26,6 +27,10 @@ def test_the_first_layers_stay_and_forecasts_for_later_ones_go() -> None:
         assert (forecast.ids[:, there:] == -1).all()
         assert forecast.scores is None or not forecast.scores[:, there:].any()
     assert any(forecast.scores is not None for forecast in cut.forecasts.values())
+
+
+def test_layers_that_attend_otherwise_are_cut_too() -> None:
+    assert load_trace("gpt-oss-20b:3").shape == load_model("gpt-oss-20b:3")
 
 
 def test_a_cut_trace_obeys_the_rules_of_the_format() -> None:

@@ -263,7 +263,7 @@ def test_a_bad_row_is_refused_when_it_is_appended(tmp_path: Path) -> None:
     bad["topk_ids"][1, 0] = 9
     with writer(tmp_path / "t.safetensors") as open_writer:
         open_writer.append(plain_tensors())
-        with pytest.raises(TraceError, match="topk_ids row 6 layer 0"):
+        with pytest.raises(TraceError, match=r"t\.safetensors: topk_ids row 6 layer 0"):
             open_writer.append(bad)
     assert len(read_trace(tmp_path / "t.safetensors")) == 5
 

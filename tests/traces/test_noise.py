@@ -20,6 +20,7 @@ from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import simulate
 from traces.batches import compose
 from traces.file import write_trace
+from traces.layout import ForecastKey
 from traces.noise import NoisyForecasts, noisy_ids
 from traces.trace import Trace
 from trilane.study.compare import compare
@@ -137,7 +138,8 @@ def test_every_look_ahead_has_its_own_recall() -> None:
     trace = random_trace(layers=4, tokens=4)
     rows, noisy = every_row(trace), NoisyForecasts((0.25, 0.75), seed=3)
     for lookahead, recall in ((1, 0.25), (2, 0.75)):
-        np.testing.assert_array_equal(noisy.ids(trace, rows, lookahead), noisy_ids(trace, rows, lookahead, recall, 3))
+        made = noisy.ids(trace, rows, ForecastKey("gate", lookahead))
+        np.testing.assert_array_equal(made, noisy_ids(trace, rows, lookahead, recall, 3))
 
 
 def demand_with(trace: Trace, forecasts: tuple[tuple[str, int], ...], recalls: tuple[float, ...]) -> list[StepDemand]:

@@ -42,7 +42,7 @@ def test_even_use_has_no_skew() -> None:
 
 
 def test_one_expert_only_is_all_skew() -> None:
-    skew = statistics.popularity_skew(one_layer(2, 2, 2)).loc[0]
+    skew = statistics.popularity_skew(one_layer(2, 2, 2)).query("layer == 0").iloc[0]
     expected = {"gini": 0.75, "top_10_percent_share": 1, "entropy": 0, "distinct_share": 0.25}
     assert skew.to_dict() == pytest.approx(expected)
 

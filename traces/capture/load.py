@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from traces.capture.layers import MoeLayer, config_value, find_moe_layers
 from traces.capture.prompts import PromptFile
 from traces.capture.settings import CaptureError
+from trilane.common.errors import ErrorClass
 
 # For every call of the library that reads a checkpoint: no file is run or unpickled. By default it asks on a terminal
 # whether to run the checkpoint's own code, and reads pickled weights where there are no others.
@@ -64,20 +67,26 @@ def load(model: str | Path, dtype: str = "auto", name: str = "", **options: Any)
     """
     where = str(model)
     revision = {"revision": options["revision"]} if options.get("revision") else {}
-    try:
+    with library_errors(where, CaptureError):
         config = AutoConfig.from_pretrained(where, **NO_CODE, **revision)
         loaded = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **NO_PICKLE, **options).train(False)
         tokenizer = AutoTokenizer.from_pretrained(where, **NO_CODE, **revision)
-    except Exception as error:  # the library fails in any way on a config that no model has
-        reason = str(error).partition("\n")[0]  # a list of all supported models may follow
-        raise CaptureError(
-            f"{where}: expected a causal language model and tokenizer; could not load: {reason}"
-        ) from error
     stored = config_value(config.get_text_config(), "dtype", default=None) or loaded.dtype
     bits = torch.empty(0, dtype=stored).element_size() * 8
     layers = find_moe_layers(loaded)
     called = name or (Path(where).name if Path(where).is_dir() else where)
     return Loaded(called, revision_of(config, Path(where)), loaded, tokenizer, layers, bits)
+
+
+@contextmanager
+def library_errors(where: str | Path, error: ErrorClass) -> Iterator[None]:
+    """Raise ``error`` in one sentence for whatever the library raises in the block, which calls nothing else: on a
+    config that no model has, it fails in any way."""
+    try:
+        yield
+    except Exception as fault:
+        reason = str(fault).partition("\n")[0] or type(fault).__name__  # a list of all known models may follow
+        raise error(f"{where}: expected a causal language model and tokenizer; could not load: {reason}") from fault
 
 
 def revision_of(config: Any, folder: Path) -> str:

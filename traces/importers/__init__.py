@@ -56,7 +56,7 @@ def import_trace(
     Raises TraceError for an unknown format or a faulty file, ShapeError for an unknown model.
     """
     path = Path(path)
-    if not path.exists():
+    if not (path.is_file() or path.is_dir()):
         raise TraceError(f"{path}: expected a log to import, found no file or folder there")
     if log_format is not None and log_format not in FORMATS:
         raise TraceError(unknown("format", log_format, FORMATS))

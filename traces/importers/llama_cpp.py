@@ -31,6 +31,9 @@ from trilane.common.quoting import quoted
 
 _FORM = "lines of `layer,expert` or `pos,layer,id0,id1,...`, as llama-moe-trace writes"
 
+_MOST_COLUMNS = 1000
+_LONGEST_LINE = 20_000  # bytes
+
 Ints = NDArray[np.int64]
 
 
@@ -65,6 +68,10 @@ def import_llama_cpp(path: Path, model: str | None) -> Trace:
 
 def _table(path: Path) -> Ints:
     """The whole numbers of the file."""
+    with path.open("rb") as file:
+        columns = file.readline(_LONGEST_LINE).count(b",") + 1
+    if columns > _MOST_COLUMNS:
+        raise TraceError(f"{path}: expected {_FORM}, got more than {_MOST_COLUMNS} numbers in a line; record it again")
     try:
         frame = pd.read_csv(path, header=None, skip_blank_lines=False, index_col=False)
         numbers = frame.apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
@@ -156,7 +163,9 @@ def _whole_passes(
 def _trace(path: Path, shape: ModelShape, ids: Ints, passes: _Passes) -> Trace:
     """Each pass of a prompt after a generated token begins a sequence."""
     begins = ~passes.decode & np.concatenate([[False], passes.decode[:-1]])
-    wrong = np.array([_misread(shape, ids[f : f + n]) for f, n in zip(passes.first, passes.tokens, strict=True)])
+    wrong = np.zeros(len(passes.first), np.bool_)
+    for one in np.flatnonzero(passes.tokens > 1):
+        wrong[one] = _misread(shape, ids[passes.first[one] :][: passes.tokens[one]])
     kept = np.repeat(~wrong, passes.tokens)
     sequence = np.repeat(np.cumsum(begins), passes.tokens)[kept].astype(np.int32)
     phase = np.repeat(np.where(passes.decode, DECODE, PREFILL), passes.tokens)[kept].astype(np.uint8)

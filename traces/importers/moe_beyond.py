@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from traces.importers.token_routes import TokenRoutes, shape_for, trace_of
+from traces.importers.token_routes import TokenRoutes, plain_file, shape_for, trace_of
 from traces.layout import PREFILL, TraceError
 from traces.trace import Trace
 from trilane.common.quoting import quoted
@@ -29,7 +29,7 @@ FILES = "prompt_*_data.csv"  # of a folder
 def import_moe_beyond(path: Path, model: str | None) -> Trace:
     """Read a file or a folder of files; all tokens are a prompt's. Raises TraceError naming the line."""
     files = sorted(path.glob(FILES), key=lambda file: (len(file.name), file.name)) if path.is_dir() else [path]
-    texts = [text for file in files for text in _texts(file)]
+    texts = [text for file in files for text in _texts(plain_file(file))]
     if len({text.shape[1:] for text in texts}) != 1:
         raise TraceError(f"{path}: expected the same layers and ids per token in all prompts; take those of one model")
     ids = np.concatenate(texts)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from traces.importers.requests import MOST_JSON, part
-from traces.importers.token_routes import TokenRoutes, shape_for, trace_of
+from traces.importers.token_routes import TokenRoutes, plain_file, shape_for, trace_of
 from traces.layout import DECODE, PREFILL, TraceError
 from traces.trace import Trace
 from trilane.common.json_text import parse_json
@@ -30,7 +30,7 @@ _TENSORS = ("topk_indices", "topk_weights", "sequence_lengths")
 
 def import_moe_cache_eval(path: Path, model: str | None) -> Trace:
     """Read a folder, or its manifest. Raises TraceError."""
-    path = path / MANIFEST if path.is_dir() else path
+    path = plain_file(path / MANIFEST) if path.is_dir() else path
     manifest = _manifest(path)
     known = part(f"{path}: model", manifest.get("model"), "num_experts", int)
     texts = [text for file in _shards(path, manifest) for text in _texts(file)]
@@ -65,7 +65,7 @@ def _shards(path: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:
             raise TraceError(
                 f"{path}: shards[{number}]: expected a .safetensors file of this folder, got {quoted(name)}"
             )
-        yield path.parent / name
+        yield plain_file(path.parent / name)
 
 
 def _texts(path: Path) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import parquet
+from pyarrow import compute, parquet
 
-from traces.importers.token_routes import TokenRoutes, shape_for, trace_of
+from traces.importers.token_routes import TokenRoutes, plain_file, shape_for, trace_of
 from traces.layout import PREFILL, TraceError
 from traces.trace import Trace
 from trilane.common.quoting import quoted
@@ -25,7 +25,7 @@ from trilane.common.quoting import quoted
 FILES = "layer_*.parquet"
 MOST_TOKENS = 2**17
 _NUMBER = re.compile(r"layer_([0-9]{1,4})\.parquet")
-_ERRORS = (pa.ArrowException, OSError, ValueError, ArithmeticError, MemoryError, KeyError)
+_ERRORS = (pa.ArrowException, OSError, ValueError, ArithmeticError, MemoryError, LookupError, AttributeError)
 
 
 def import_parquet_layers(path: Path, model: str | None) -> Trace:
@@ -33,7 +33,7 @@ def import_parquet_layers(path: Path, model: str | None) -> Trace:
     files = {int(match[1]): file for file in path.glob(FILES) if (match := _NUMBER.fullmatch(file.name))}
     if not files:
         raise TraceError(f"{path}: expected a folder of layer_NN.parquet files, found none")
-    layers = [_layer(files[number]) for number in sorted(files)]
+    layers = [_layer(plain_file(files[number])) for number in sorted(files)]
     if len({ids.shape for ids, _ in layers}) != 1:
         raise TraceError(
             f"{path}: expected as many tokens and ids in each layer, found {quoted([ids.shape for ids, _ in layers])}"
@@ -67,12 +67,9 @@ def _layer(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def _matrix(column: pa.Array) -> NDArray[Any]:
     """A column of lists as [rows, k]."""
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        raise ValueError(f"{column.type} instead of lists")
-    values = column.flatten()
-    if column.null_count or values.null_count or not len(column) or len(values) % len(column):
-        raise ValueError("empty, nulls, or lists of several lengths")
-    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+    values, lengths = column.flatten(), compute.list_value_length(column).to_numpy(zero_copy_only=False)
+    if column.null_count or values.null_count or not len(column):
+        raise ValueError("empty, or nulls")
     if (lengths != lengths[0]).any():
         raise ValueError("lists of several lengths")
     return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(column), -1)

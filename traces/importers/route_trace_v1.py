@@ -213,6 +213,7 @@ def _shape(path: Path, header: _Header, model: str | None) -> ModelShape:
 def _provenance(path: Path, header: _Header, filled: int) -> dict[str, Any]:
     return {
         "format": "route_trace v1",
+        "text": "generated",
         "file": path.name,
         "model": header.model,
         "arch": header.arch,

@@ -51,6 +51,13 @@ def shape_for(path: Path, model: str | None, layers: int, top_k: int, experts: i
     return shape
 
 
+def plain_file(path: Path) -> Path:
+    """A file of a folder. Raises TraceError if there is none; a pipe would keep its reader waiting."""
+    if not path.is_file():
+        raise TraceError(f"{path}: expected a file of the log, found none there; copy the folder again")
+    return path
+
+
 def moe_layers_of(ids: NDArray[Any], model: str | None) -> NDArray[Any]:
     """``ids`` [T, layers, k] without dense layers, where there is a place for every layer of the named model: engines
     leave nothing but zeros, or -1, in those.
@@ -81,7 +88,9 @@ def trace_of(path: Path, log_format: str, shape: ModelShape, routing: TokenRoute
         "topk_ids": ids.astype(np.int16),
         "topk_weights": weights,
     }
-    return Trace.from_tensors(shape, tensors, {"format": log_format, "file": path.name, **provenance}, where=where)
+    text = {"text": "generated"} if (routing.phase == DECODE).any() else {}
+    marks = {"format": log_format, "file": path.name, **text, **provenance}
+    return Trace.from_tensors(shape, tensors, marks, where=where)
 
 
 def played_as_decode(trace: Trace, prompt_tokens: int) -> Trace:
@@ -97,7 +106,9 @@ def played_as_decode(trace: Trace, prompt_tokens: int) -> Trace:
             f"{int(trace.position.max()) + 1:,} tokens"
         )
     tensors = {**trace.tensors(), "phase": np.where(late, DECODE, PREFILL).astype(np.uint8)}
-    marks = {**trace.provenance, "played_as_decode": f"tokens of given text from {prompt_tokens} on"}
+    marks = {
+        **trace.provenance, "text": "given", "played_as_decode": f"tokens of given text from {prompt_tokens} on"
+    }  # fmt: skip
     return Trace.from_tensors(trace.shape, tensors, marks)
 
 

@@ -36,10 +36,12 @@ def load_model(name: str) -> ModelShape:
     holds one, or of its GGUF file. Raises ShapeError naming the valid ones.
 
     ``phi-3.5-moe:8`` is that model cut after 8 MoE layers, ``phi-3.5-moe@q4_k_m`` in that weight format
-    (``traces.models.quantisation``), ``phi-3.5-moe@q4_k_m:8`` both.
+    (``traces.models.quantisation``), ``phi-3.5-moe@q4_k_m:8`` both. Capitals do not matter.
     """
-    model = parted(name).model
-    path = None if model in (*_entries(), *aliases(), *_MINI_MODELS) else model_file(model)
+    parts = parted(name)
+    if (known := parts.model.lower()) in (*_entries(), *aliases(), *_MINI_MODELS):
+        return _load(str(parts._replace(model=known)), None, 0)
+    path = model_file(parts.model)
     return _load(name, path, path.stat().st_mtime_ns if path else 0)
 
 
@@ -70,15 +72,7 @@ def _cut(shape: ModelShape, layers: str) -> ModelShape:
         raise ShapeError(f"model {shape.name}:{layers}: weights come before layers, as in {right}")
     if layers not in map(str, range(1, shape.moe_layers + 1)):
         raise ShapeError(f"model {shape.name}:{layers}: expected 1 to {shape.moe_layers} layers after the colon")
-    count = int(layers)
-    kept = replace(shape, name=f"{shape.name}:{count}", moe_layers=count, expert_bytes=shape.expert_bytes[:count],
-                   attention=None, attention_layers=None)  # fmt: skip
-    if shape.attention is None or shape.attention_layers is None:
-        return kept
-    numbers = shape.attention_layers[: kept.layers]
-    used = sorted(set(numbers))
-    kinds = tuple(shape.attention[number] for number in used)
-    return replace(kept, attention=kinds, attention_layers=tuple(map(used.index, numbers)))
+    return shape.first_layers(int(layers))
 
 
 def published_params(name: str) -> float:

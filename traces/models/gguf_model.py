@@ -51,6 +51,9 @@ def read_gguf_model(path: Path) -> ModelShape:
     if not sparse or not experts:
         raise ShapeError(f"{path}: expected a model with experts, this one, {quoted(keys.architecture)}, has none")
     shape = _shape(keys, experts, dense, sparse, {tensor.name: tensor for tensor in header.tensors})
+    blocks = tuple(number for number, layer in enumerate(layers) if layer.expert_bytes)
+    if blocks != shape.expert_blocks:
+        shape = replace(shape, moe_blocks=blocks)
     rest = sum(tensor.size_bytes for tensor in _counted(header.tensors, layers)) - shape.routed_bytes
     return replace(shape, dense_bits=8 * max(rest, 1) / max(shape.non_expert_params, 1), kv_bits=_CACHE_BITS)
 

@@ -59,7 +59,7 @@ def shape_of_config(values: object, name: str, where: str) -> ModelShape:
         weight_bits=_MXFP4_BITS if _published_format(keys) == "mxfp4" else 16.0,
         attention=kinds if several else None,
         attention_layers=tuple(kinds.index(kind) for kind in (*dense, *sparse)) if several else None,
-        sources={"*": where},
+        moe_blocks=_moe_blocks(keys, len(dense)), sources={"*": where},
     )  # fmt: skip
 
 
@@ -75,6 +75,14 @@ def _layers(keys: ConfigKeys) -> tuple[list[Attention], list[Attention]]:
         raise ShapeError(f"{keys.where}: expected a layer with experts, its keys leave none of {count} layers")
     both = list(zip(attention_of_layers(keys, count), mixture, strict=True))
     return [kind for kind, sparse in both if not sparse], [kind for kind, sparse in both if sparse]
+
+
+def _moe_blocks(keys: ConfigKeys, dense: int) -> tuple[int, ...] | None:
+    """The numbers of the blocks with experts; None where these come after all others."""
+    names = _blocks(keys)
+    layers = len(names) or keys.count("num_hidden_layers")
+    found = tuple(n for n in range(layers) if (names[n] == "moe" if names else _is_mixture(keys, n, layers)))
+    return None if found == tuple(range(dense, dense + len(found))) else found
 
 
 def _is_mixture(keys: ConfigKeys, layer: int, layers: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from traces.models.attention import Attention, Size, Weights, Width
@@ -60,6 +60,7 @@ class ModelShape:
     expert_bytes: tuple[Annotated[int, between(1, _MOST_BYTES)], ...] = ()
     attention: tuple[Attention, ...] | None = None  # None: every layer attends to all earlier tokens
     attention_layers: tuple[int, ...] | None = None
+    moe_blocks: tuple[Annotated[int, between(0, 4000)], ...] | None = None  # see ``expert_blocks``
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)  # field name -> where the number is from
 
     def __post_init__(self) -> None:
@@ -70,6 +71,11 @@ class ModelShape:
             raise ShapeError(
                 f"model shape {self.name!r}: expert_bytes needs an entry for each of the {self.moe_layers} MoE layers, "
                 f"got {len(self.expert_bytes)}"
+            )
+        if self.moe_blocks is not None and len(self.moe_blocks) < self.moe_layers:
+            raise ShapeError(
+                f"model shape {self.name!r}: moe_blocks needs an entry for each of the {self.moe_layers} MoE layers, "
+                f"got {len(self.moe_blocks)}"
             )
         self._check_attention()
         self._check_sizes()
@@ -115,12 +121,30 @@ class ModelShape:
         return self.moe_layers + self.dense_layers
 
     @property
+    def expert_blocks(self) -> tuple[int, ...]:
+        """The number of each MoE layer among the blocks of the model's file: after the dense layers, where these are
+        not between them."""
+        return (self.moe_blocks or tuple(range(self.dense_layers, self.layers)))[: self.moe_layers]
+
+    @property
     def attention_counts(self) -> tuple[tuple[Attention, int], ...]:
         """The kinds of attention, and the number of layers of each."""
         if self.attention is None or self.attention_layers is None:
             own = Attention("full", self.attention_params, self.heads, self.head_dim, self.kv_width)
             return ((own, self.layers),)
         return tuple((kind, self.attention_layers.count(number)) for number, kind in enumerate(self.attention))
+
+    def first_layers(self, count: int) -> ModelShape:
+        """The model cut after its first ``count`` MoE layers, named ``NAME:count``."""
+        kept: dict[str, Any] = {
+            "name": f"{self.name}:{count}", "moe_layers": count, "expert_bytes": self.expert_bytes[:count]
+        }  # fmt: skip
+        if self.attention is not None and self.attention_layers is not None:
+            numbers = self.attention_layers[: self.dense_layers + count]
+            used = sorted(set(numbers))
+            kept["attention"] = tuple(self.attention[number] for number in used)
+            kept["attention_layers"] = tuple(map(used.index, numbers))
+        return replace(self, **kept)
 
     def expert_bytes_of(self, layer: int) -> int:
         """Bytes of one routed expert of MoE layer ``layer``."""

@@ -42,11 +42,15 @@ class SyntheticForecast:
             self.tensors[self.key.scores_name] = np.zeros(size, np.float16)
 
     def add(self, layer: int, logits: Singles, error: Singles) -> None:
-        """Add the forecast of ``layer``; ``logits`` are its true ones."""
-        made = layer - self.key.lookahead
+        """Add the forecast of ``layer``; ``logits`` are its true ones. Those of the kind ``token`` stand where they are
+        made; at the end of a sequence, they are of another's beginning.
+        """
+        made = layer - self.key.layers_ahead
         if made < 0:
             return
         guess = _guess(logits, error, self._correlation)
+        if self.key.by_token:
+            guess = np.roll(guess, -self.key.lookahead, axis=0)
         ids = best(guess, self.tensors[self.key.ids_name].shape[2])
         self.tensors[self.key.ids_name][:, made] = ids
         if self.key.kind == _SCORED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -22,7 +22,6 @@ _PARTS = {  # of a time
 }  # fmt: skip
 _LEAST = 0.005  # of the whole; less is not told
 _LONG_MS = 120e3  # longer times are in minutes
-_DIGITS = {"ms": 2, "s": 2, "min": 1}
 
 
 def engine_section(fit: Fit) -> list[Text | Table | str]:
@@ -39,24 +38,23 @@ def seconds(ms: float | None) -> str:
 
 def duration(ms: float) -> str:
     """A time with its unit: long ones in minutes."""
-    unit_ms, unit = _unit(ms)
-    return f"{number(ms / unit_ms, _DIGITS[unit])} {unit}"
+    return f"{number(ms / 60e3, 1)} min" if ms > _LONG_MS else f"{number(ms / 1e3, 2)} s"
 
 
-def _unit(ms: float) -> tuple[float, str]:
-    return (60e3, "min") if ms > _LONG_MS else (1e3, "s")
+def _milliseconds(ms: float) -> str:
+    return f"{number(ms, 2)} ms"
 
 
 def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]:
     facts = [
         ("decode", _decode(answer, asked)),
-        ("first token", _first(answer)),
+        ("first token", _first(answer, asked)),
         *_larger(answer, asked),
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
         ("run", answer.command),
         ("limit", answer.limited_by),
-        ("error to expect", _error(answer)),
+        ("error to expect", _error(answer, asked)),
     ]
     rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in answer.gains]
     columns = (f"25% better, {answer.engine}", "more tokens/s", "sooner first token")
@@ -66,33 +64,41 @@ def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]
 def _decode(answer: EngineAnswer, asked: Question) -> str:
     if asked.generated == 1:
         return "- (an answer of one token)"
-    speed, parts = number(1000 / answer.tpot_ms), _told(answer.decode_ms, 1, "ms")
-    return f"{speed} tokens/s, {number(answer.tpot_ms, 2)} ms a token in the mean of the answer: {parts}"
+    speed, parts = _speed(answer.tpot_ms, asked.batch), _told(answer.decode_ms, _milliseconds)
+    return f"{speed}, {number(answer.tpot_ms, 2)} ms a token in the mean of the answer: {parts}"
 
 
-def _first(answer: EngineAnswer) -> str:
+def _speed(tpot_ms: float, batch: int) -> str:
+    each = f"{number(1000 / tpot_ms)} tokens/s"
+    return each if batch == 1 else f"{each} per sequence, {number(batch * 1000 / tpot_ms)} in all"
+
+
+def _first(answer: EngineAnswer, asked: Question) -> str:
     pieces = f"{answer.pieces} pieces of {answer.piece_tokens}" if answer.pieces > 1 else "one piece"
-    return f"{duration(answer.ttft_ms)}, the prompt in {pieces}: {_told(answer.prompt_ms, *_unit(answer.ttft_ms))}"
+    whose = "the prompt" if asked.batch == 1 else "the prompts of all sequences"
+    return f"{duration(answer.ttft_ms)}, {whose} in {pieces}: {_told(answer.prompt_ms, duration)}"
 
 
 def _larger(answer: EngineAnswer, asked: Question) -> list[tuple[str, str]]:
     """What larger pieces of the prompt give."""
     if (larger := answer.larger_pieces) is None:
         return []
-    decode = f" and {number(1000 / larger.tpot_ms)} tokens/s" if asked.generated > 1 else ""
+    decode = f" and {_speed(larger.tpot_ms, asked.batch)}" if asked.generated > 1 else ""
     return [("larger pieces", f"first token in {duration(larger.ttft_ms)}{decode} with {larger.arguments}")]
 
 
-def _told(parts: Mapping[str, float], unit_ms: float, unit: str) -> str:
+def _told(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
     """The parts of a time that matter, largest first."""
     whole = sum(parts.values())
     shown = sorted((part for part in parts.items() if part[1] > _LEAST * whole), key=lambda part: -part[1])
-    return ", ".join(f"{_PARTS[name]} {number(ms / unit_ms, _DIGITS[unit])} {unit}" for name, ms in shown)
+    return ", ".join(f"{_PARTS[name]} {unit(ms)}" for name, ms in shown)
 
 
-def _error(answer: EngineAnswer) -> str:
+def _error(answer: EngineAnswer, asked: Question) -> str:
     """Of decode; that of prompts is larger."""
     found = answer.error
+    if asked.batch > 1:
+        return "not known: others measured one sequence at a time"
     if found is None:
         return f"not known: decode speeds of fewer than three such machines ({answer.regime}) can be relied on"
     return (

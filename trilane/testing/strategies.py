@@ -81,7 +81,8 @@ def traces(
     if not (draw(st.booleans()) if scores is None else scores):
         del tensors["scores"]
     if draw(st.booleans()) if forecasts is None else forecasts:
-        keys = draw(st.sets(st.sampled_from([("gate", 1), ("residual", 1), ("gate", 2), ("random", 5)]), min_size=1))
+        known = [("gate", 1), ("residual", 1), ("gate", 2), ("random", 5), ("token", 1)]
+        keys = draw(st.sets(st.sampled_from(known), min_size=1))
         for kind, lookahead in sorted(keys):
             count = draw(st.integers(min(2 * top_k, experts), experts))
             with_scores = draw(st.booleans())
@@ -113,7 +114,7 @@ def _forecast(
     scores = rng.random(size).astype(np.float16)
     ids = np.argsort(-scores, axis=-1, kind="stable")[..., :count]
     best = np.take_along_axis(scores, ids, axis=-1)
-    past = max(size[1] - key.lookahead, 0)
+    past = max(size[1] - key.layers_ahead, 0)
     ids[:, past:], best[:, past:] = -1, 0
     tensors: dict[str, NDArray[Any]] = {key.ids_name: ids.astype(np.int16)}
     return tensors | ({key.scores_name: best} if with_scores else {})

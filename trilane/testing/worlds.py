@@ -24,7 +24,7 @@ from sim.runs.spans import spans_frame
 from traces.batches import compose as compose_batch
 from traces.layout import ForecastKey
 from traces.models.shape import ModelShape
-from traces.trace import Trace
+from traces.trace import Trace, rows_apart
 from trilane.testing.costs import ConstantSteps
 from trilane.testing.recording import PlayedWorld, RecordingSession
 from trilane.testing.strategies import toy_calibration, toy_shape, traces
@@ -201,9 +201,10 @@ def with_forecasts(trace: Trace, needs: Needs, rng: random.Random) -> Trace:
         if kind == "oracle" or key in trace.forecasts:
             continue
         likely = draw.random((len(trace), shape.moe_layers, shape.experts))
-        reach = max(shape.moe_layers - lookahead, 0)
+        reach = max(shape.moe_layers - key.layers_ahead, 0)
+        about = rows_apart(trace, lookahead) if key.by_token else np.arange(len(trace))
         for row, layer in np.argwhere(draw.random((len(trace), reach)) < 0.5):
-            likely[row, layer, trace.topk_ids[row, layer + lookahead]] += 1
+            likely[row, layer, trace.topk_ids[about[row], layer + key.layers_ahead]] += 1
         ids = np.argsort(-likely, axis=-1).astype(np.int16)
         scores = np.take_along_axis(likely, ids.astype(np.int64), axis=-1).astype(np.float16)
         ids[:, reach:] = -1

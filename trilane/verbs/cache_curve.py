@@ -33,7 +33,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 
 
 def cache_curve(
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help="Trace file, bundled trace, or route_trace v1 CSV.")],
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="Trace file, bundled trace, or a log to import.")],
     policies: Annotated[
         str | None,
         typer.Option(

@@ -35,7 +35,7 @@ Statistics = Mapping[str, Any]
 
 def stats(
     traces: Annotated[
-        list[str], typer.Argument(metavar="TRACE...", help="Trace files, bundled names, or route_trace v1 CSV files.")
+        list[str], typer.Argument(metavar="TRACE...", help="Trace files, bundled names, or logs to import.")
     ],
     published: Annotated[
         bool, typer.Option("--published", help="Add the figures that papers and other projects publish.")

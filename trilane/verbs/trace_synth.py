@@ -38,7 +38,7 @@ def synth(
     fit: Annotated[
         str | None,
         typer.Option(metavar="TRACE", help="Trace to estimate the routing's parameters from: a trace file, a bundled "
-                                           "name or a route_trace v1 CSV. Default: the stored estimate nearest to the "
+                                           "name or a log to import. Default: the stored estimate nearest to the "
                                            "model."),
     ] = None,
     sequences: Annotated[int, typer.Option(min=1, metavar="N", help="Number of sequences.")] = 20,

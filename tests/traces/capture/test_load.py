@@ -63,12 +63,26 @@ def read_by(way: str, folder: Path) -> Any:
     return load_streamed(folder, torch.float32, CPU, plain)
 
 
-@pytest.mark.parametrize("config", [{"model_type": "mixtral", "hidden_size": -4}, {"model_type": ["mixtral"]}, []])
+@pytest.mark.parametrize(
+    "config",
+    [{"model_type": "mixtral", "hidden_size": -4}, {"model_type": ["mixtral"]}, {"model_type": "of next year"}, []],
+)
 def test_a_config_that_no_model_has_is_one_sentence(tmp_path: Path, config: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     for way in ("capture", "generate", "checkpoint"):
-        with pytest.raises((CaptureError, RefusedError)):
+        with pytest.raises((CaptureError, RefusedError), match="expected") as refused:
             read_by(way, tmp_path)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_library_without_words_has_the_name_of_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", out_of_memory)
+    with pytest.raises(CaptureError, match=r"could not load: MemoryError$"):
+        load(tmp_path)
+
+
+def out_of_memory(*_: object, **__: object) -> None:
+    raise MemoryError
 
 
 def test_every_call_of_the_library_says_so() -> None:

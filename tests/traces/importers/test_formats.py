@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,14 @@ def test_a_format_may_be_named_and_must_be_known(tmp_path: Path) -> None:
         import_trace(tmp_path / "log.txt", "llama-cpp", model="mini-mo")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with names are POSIX's")
+def test_no_reader_waits_for_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    for path in (tmp_path / "manifest.json", tmp_path):
+        with pytest.raises(TraceError, match="found no"):
+            import_trace(path, model=MODEL)
+
+
 def test_every_format_is_known_by_one_line_of_its_own(tmp_path: Path) -> None:
     ids = routes(3).tolist()
     write_route_csv(tmp_path / "route-trace.csv")
@@ -62,6 +71,7 @@ def test_every_format_is_known_by_one_line_of_its_own(tmp_path: Path) -> None:
     for path in sorted(tmp_path.iterdir()):
         trace = import_trace(path, model=None if path.stem == "route-trace" else MODEL)
         assert trace.provenance["format"].replace(" v1", "").replace("_", "-") == path.stem
+        assert trace.provenance.get("text") == ("generated" if (trace.phase == 1).any() else None)
 
 
 def test_bundled_names_and_folders_of_other_things_are_no_logs(tmp_path: Path) -> None:

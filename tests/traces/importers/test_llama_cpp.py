@@ -92,6 +92,7 @@ def test_a_prompt_that_the_tool_misread_is_left_out(tmp_path: Path) -> None:
         (["0,1", "1e300,1"], "line 2: expected lines"),
         (["0,1", f"{'9' * 400},1"], "expected lines of `layer,expert` .*: int too large to convert to float"),
         (["0,1", "0.5,1"], "line 2: expected lines"),
+        ([",".join(["1"] * 2000)], "got more than 1000 numbers in a line"),
         (["0,1", "1,2", "1,3", "0,1"], "line 1: expected 2 lines of each layer together, as mini-moe:2 has"),
         ([*wide()[:7], *wide()[9:]], "line 7: expected each pass to have the same tokens in all 2 MoE layers"),
         ([*narrow()[:4], *narrow()[6:]], "line 1: expected each pass to have the same tokens in all 2 MoE layers"),

@@ -57,6 +57,7 @@ def test_given_texts_may_be_played_as_decode(tmp_path: Path) -> None:
     trace = import_trace(path, model=MODEL, prompt_tokens=1)
     assert trace.phase.tolist() == [0, 1, 1]
     assert trace.provenance["played_as_decode"] == "tokens of given text from 1 on"
+    assert trace.provenance["text"] == "given"
     with pytest.raises(TraceError, match=r"one of them of more than 3 tokens \(--prompt-tokens\), found 0 decode"):
         import_trace(path, model=MODEL, prompt_tokens=3)
 

@@ -62,7 +62,10 @@ def test_routes_of_prompts_are_prompts_and_the_manifest_stands_for_the_folder(tm
     [
         ({"shards": [{"tensor_file": "../routes.safetensors"}]}, "expected a .safetensors file of this folder"),
         ({"shards": [{"tensor_file": "/etc/passwd"}]}, "expected a .safetensors file of this folder"),
-        ({"shards": [{"tensor_file": "none.safetensors"}]}, "none.safetensors: expected a shard with topk_indices"),
+        (
+            {"shards": [{"tensor_file": "none.safetensors"}]},
+            "none.safetensors: expected a file of the log, found none there",
+        ),
         ({"shards": [7]}, r"shards\[0\]: expected tensor_file \(str\), got None"),
         ({"shards": []}, "expected texts in shards of one model"),
         ({"model": {"num_experts": 64}}, "expected 16 experts, as mini-moe:2 has, found 64"),

@@ -36,6 +36,13 @@ def test_layers_are_read_with_their_probabilities(tmp_path: Path) -> None:
     assert trace.provenance["weights"] == "probabilities of all experts, not renormalised"
 
 
+def test_lists_may_be_of_a_fixed_size(tmp_path: Path) -> None:
+    table = parquet.read_table(write(tmp_path) / "layer_02.parquet")
+    kinds = pa.schema({"indices": pa.list_(pa.int16(), 2), "scores": pa.list_(pa.float16(), 2)})
+    parquet.write_table(table.cast(kinds), tmp_path / "layer_02.parquet")
+    assert import_trace(tmp_path, model=MODEL).topk_ids.tolist() == IDS.tolist()
+
+
 def test_the_first_tokens_of_a_long_capture_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_layers, "MOST_TOKENS", 3)
     assert import_trace(write(tmp_path), model=MODEL).topk_ids.tolist() == IDS[:3].tolist()
@@ -47,8 +54,8 @@ def test_the_first_tokens_of_a_long_capture_are_read(tmp_path: Path, monkeypatch
         ({"name": "weights"}, "layer_02.parquet: expected lists of equally many indices"),
         ({"ids": [[1, 2], [3]]}, "lists of several lengths"),
         ({"ids": [[1, 2, 3], [3]]}, "lists of several lengths"),
-        ({"ids": [[1, 2], None]}, "empty, nulls, or lists"),
-        ({"ids": [[1, 2], [3, None]]}, "empty, nulls, or lists"),
+        ({"ids": [[1, 2], None]}, "empty, or nulls"),
+        ({"ids": [[1, 2], [3, None]]}, "empty, or nulls"),
         ({"ids": []}, "expected lists of equally many indices"),
         ({"ids": [[1, 2, 3]]}, r"indices int16 \[1, 3\], scores float16 \[1, 2\]"),
         ({"ids": [[1, 1]]}, "expected distinct expert ids"),

@@ -75,6 +75,11 @@ def test_an_unknown_name_is_refused_with_the_valid_ones() -> None:
         load_model("Mixtral-8x7")
 
 
+def test_capitals_do_not_matter() -> None:
+    assert load_model("Qwen3-30B-A3B@q4_k_m:8") is load_model("qwen3-30b-a3b@q4_k_m:8")
+    assert load_model("DeepSeek-R1-0528").name == "deepseek-r1-0528"
+
+
 @pytest.mark.parametrize("name", aliases())
 def test_an_alias_has_the_shape_of_its_model_under_its_own_name(name: str) -> None:
     assert name in model_names()

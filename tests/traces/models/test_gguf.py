@@ -160,6 +160,22 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
         load_model(str(file))
 
 
+@pytest.mark.parametrize(
+    ("parts", "words"), [(1000, "expected all 1000 parts"), (1001, "in 1 to 1000 parts, its name")]
+)
+def test_a_name_may_say_a_thousand_parts(parts: int, words: str, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / f"my-00001-of-{parts:05}.gguf", *qwen3moe(1))
+    with pytest.raises(ShapeError, match=words):
+        load_model(str(file))
+
+
+def test_keys_of_heads_tell_the_widths_that_one_matrix_of_queries_keys_and_values_does_not(tmp_path: Path) -> None:
+    """Eight heads of 64, and two of keys and of values."""
+    layer: Matrices = [("attn_qkv", (512, 768)), ("attn_output", (512, 512)), *mixture(512, 256, 4)]
+    made = model("qwen3moe", keys(4, 2, 512, 8, attention__head_count_kv=2), 99, [layer] * 2)
+    assert load_model(str(write_gguf(tmp_path / "model.gguf", *made))).kv_width == 2 * 2 * 64
+
+
 def test_a_quantised_file_is_not_quantised_again(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", *qwen3moe(2, Q4_K))
     assert load_model(f"{file}:1").moe_layers == 1

@@ -157,6 +157,7 @@ def test_windows_and_chunks(keys: dict[str, object], expected: list[tuple[str, i
         ({"num_local_experts": 2**40}, "num_local_experts: expected a whole number"),
         ({"hybrid_override_pattern": "EM"}, "expected attention before each block of experts"),
         ({"hybrid_override_pattern": "XE"}, "the attention 'X' is not known"),
+        ({"hybrid_override_pattern": "**"}, r"config\.json: expected a block of experts, got"),
         ({"hybrid_override_pattern": "M-ME"}, "none of type mlp"),
     ],
 )  # fmt: skip

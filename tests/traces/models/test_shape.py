@@ -71,4 +71,12 @@ def test_the_limits_are_far_from_every_known_model() -> None:
     for name in model_names():
         shape = load_model(name)
         larger = {name: 3 * getattr(shape, name) for name in ("moe_layers", "experts", "hidden", "expert_width")}
-        replace(shape, **larger, expert_bytes=(), attention=None, attention_layers=None)
+        replace(shape, **larger, expert_bytes=(), attention=None, attention_layers=None, moe_blocks=None)
+
+
+def test_blocks_of_experts_follow_the_dense_layers_or_are_listed() -> None:
+    shape = toy_shape(3, 4, 2)
+    assert replace(shape, dense_layers=2).expert_blocks == (2, 3, 4)
+    assert replace(shape, moe_blocks=(1, 3, 5, 7)).expert_blocks == (1, 3, 5)
+    with pytest.raises(ShapeError, match="moe_blocks needs an entry for each of the 3 MoE layers, got 2"):
+        replace(shape, moe_blocks=(1, 3))

@@ -19,6 +19,7 @@ TRUE = replace(
     nearest_routing(SHAPE), preference_share=tuple(np.linspace(0.2, 0.6, 10).tolist()), preference_tail=0.1,
     model_share=0.2,
     autocorrelation=(0.6, 0.3, *[0.0] * 14), state_width=4, noise_share=0.1, layer_drift=0.02, sharpness=1.7,
+    text="given",
 )  # fmt: skip
 
 
@@ -37,6 +38,7 @@ def test_what_was_put_in_comes_out(fitted) -> None:  # type: ignore[no-untyped-d
     np.testing.assert_allclose(fitted.autocorrelation, TRUE.autocorrelation, atol=0.12)
     for name, tolerance in {"model_share": 0.1, "noise_share": 0.1, "layer_drift": 0.02, "sharpness": 0.2}.items():
         assert getattr(fitted, name) == pytest.approx(getattr(TRUE, name), abs=tolerance), name
+    assert fitted.text == "given"
     assert fitted.forecast_accuracy == pytest.approx(TRUE.forecast_accuracy, abs=0.05)
 
 

@@ -136,10 +136,19 @@ def test_what_the_model_was_trained_for_and_long_times_and_larger_pieces_are_tol
     slow = replace(whole.engine, ttft_ms=330e3, prompt_ms={"attention": 30e3, "copies": 300e3},
                    larger_pieces=LargerPieces("-b 4096 -ub 4096", 121e3, 50.0))  # fmt: skip
     page = printed(replace(whole, engine=slow))
-    assert "5.5 min, the prompt in 2 pieces of 512: copies of experts 5.0 min, attention 0.5 min" in page
+    assert "5.5 min, the prompt in 2 pieces of 512: copies of experts 5.0 min, attention 30.00 s" in page
     assert "larger pieces    first token in 2.0 min and 20.0 tokens/s with -b 4096 -ub 4096" in page
     page = printed(replace(whole, engine=replace(slow, ttft_ms=119e3)))
     assert "119.00 s, the prompt in 2 pieces" in page
+
+
+def test_several_sequences_have_their_speeds_in_all_and_no_error_that_is_known() -> None:
+    whole = fit(Question("deepseek-v2-lite:2", gpu="rtx-3060", ram="ddr4-3200", context=64, generated=2, batch=3))
+    assert whole.engine is not None
+    page, each = printed(whole), 1000 / whole.engine.tpot_ms
+    assert f"{each:,.1f} tokens/s per sequence, {3 * each:,.1f} in all, " in page
+    assert ", the prompts of all sequences in 3 pieces of 64: " in page
+    assert "error to expect  not known: others measured one sequence at a time" in page
 
 
 def test_where_all_fits_no_offloading_is_needed(trilane: Trilane) -> None:

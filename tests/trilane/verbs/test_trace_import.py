@@ -10,6 +10,7 @@ import pytest
 from tests.kit.running import Trilane
 from tests.traces.importers.routes import MODEL, routes
 from traces.importers import FORMATS
+from trilane import import_trace, load_trace
 
 
 @pytest.fixture
@@ -34,6 +35,11 @@ def test_an_imported_log_is_played_and_every_heading_says_that_weights_are_unkno
         done = trilane(*words)
         assert done.status == 0, done.err
         assert "t.safetensors (weights unknown)" in done.out + done.err
+
+
+def test_python_imports_as_the_command_line_does(trilane: Trilane, answers: None) -> None:
+    trilane("trace", "import", "answers.jsonl", "--model", MODEL, "-o", "t.safetensors")
+    assert import_trace("answers.jsonl", model=MODEL).checksum == load_trace("t.safetensors").checksum
 
 
 def test_the_help_names_every_format(trilane: Trilane) -> None:

@@ -36,8 +36,8 @@ def regime_of(shape: ModelShape, hardware: Hardware, engine: str, split: StaticS
 
 
 def engine_family(engine: str) -> str:
-    """The program, of whichever builds: ``llama.cpp`` of ``llama.cpp-2025``."""
-    return engine.removesuffix("-2025")
+    """The program, of whichever builds: ``llama.cpp`` of ``llama.cpp-2025`` and ``llama.cpp-2026-02``."""
+    return re.sub(r"-20\d\d(-\d\d)?$", "", engine)
 
 
 @cache

@@ -16,7 +16,6 @@ from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import Hardware
 from traces.models.names import parted
 from traces.models.shape import ModelShape
-from trilane.study.accuracy.regimes import engine_family
 from trilane.study.fit.question import Question
 
 LLAMA_BATCH = 2048  # llama.cpp's -b, from which -ub takes its pieces
@@ -33,12 +32,12 @@ def command_words(
 
 
 def cpu_layers_of(shape: ModelShape, cpu_layers: int) -> int:
-    """N of ``--n-cpu-moe``, which counts dense layers too: those of these models come first."""
-    return cpu_layers + shape.dense_layers if cpu_layers else 0
+    """N of ``--n-cpu-moe``, which counts blocks without experts, too."""
+    return shape.expert_blocks[cpu_layers - 1] + 1 if cpu_layers else 0
 
 
 def _llama_cpp(question: Question, shape: ModelShape, split: StaticSplit, cpu_only: bool, name: str) -> list[str]:
-    layers, early = cpu_layers_of(shape, split.cpu_layers), name != engine_family(name)
+    layers, early = cpu_layers_of(shape, split.cpu_layers), name.endswith("-2025")
     arguments = ["llama-server", f"-m {_gguf(shape)}", "-ngl 0" if cpu_only else "-ngl 99"]
     arguments += [_on_cpu(layers) if early else f"--n-cpu-moe {layers}"] if layers else []
     arguments += [f"-c {question.batch * question.tokens}", "-fa" if early else "-fa on"]

@@ -22,7 +22,8 @@ from trilane.study.fit.sensitivity import limit_of, ranked
 from trilane.study.fit.split_memory import SplitMemory
 
 USUAL_ENGINE = "llama.cpp"
-_VULKAN, _ROCM, _METAL = "llama.cpp-vulkan", "llama.cpp-rocm", "llama.cpp-metal"
+_VULKAN, _METAL = "llama.cpp-vulkan", "llama.cpp-metal"
+_OF_GPUS = (_VULKAN, _METAL, "llama.cpp-rocm")  # whose names say what they run on
 _OF_VENDOR = {"amd": _VULKAN, "intel": _VULKAN, "apple": _METAL}
 _BACK_END = {"amd": "ROCm", "intel": "SYCL", "apple": "Metal"}  # others': CUDA
 _NS_PER_MS = 1e6
@@ -37,7 +38,7 @@ class EngineAnswer:
     about: str
     command: str
     cpu_layers: int  # N of --n-cpu-moe: layers, from the first on, whose experts the CPU computes
-    layers: int  # of the model, dense ones included
+    layers: int  # up to the last one with experts
     gpu_experts: int  # of each of those layers that the GPU has nevertheless
     cpu_only: bool  # the machine has no GPU
     memory: SplitMemory
@@ -77,7 +78,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         about=_about(speed.engine, hardware),
         command=" ".join(speed.words),
         cpu_layers=cpu_layers_of(shape, split.cpu_layers),
-        layers=shape.layers,
+        layers=shape.expert_blocks[-1] + 1,
         gpu_experts=split.gpu_experts,
         cpu_only=hardware.cpu_only,
         memory=speed.splitter.memory(split),
@@ -99,7 +100,7 @@ def _about(engine: InferenceEngine, hardware: Hardware) -> str:
     """The engine, and what it runs on."""
     if hardware.cpu_only:
         return f"{engine.about}, the CPU alone"
-    if engine.name in (_VULKAN, _ROCM, _METAL):
+    if engine.name in _OF_GPUS:
         return engine.about
     return f"{engine.about}, {_BACK_END.get(hardware.gpu.vendor or '', 'CUDA')}"
 
@@ -108,7 +109,7 @@ def _check(question: Question, hardware: Hardware, engine: InferenceEngine) -> N
     """Raises FitError for settings that such a machine has no use for."""
     if hardware.one_memory and question.n_cpu_moe:
         raise FitError(f"n_cpu_moe {question.n_cpu_moe}: all of {hardware.name} is in one memory; leave it out")
-    if hardware.cpu_only and (engine.splits == "experts" or engine.name == _VULKAN):
+    if hardware.cpu_only and (engine.splits == "experts" or engine.name in _OF_GPUS):
         raise FitError(f"{engine.name}: expected a machine with a GPU, got {hardware.name}; choose {USUAL_ENGINE}")
     if question.threads is not None and question.threads > _THREADS_A_CORE * hardware.cpu.cores:
         raise FitError(

@@ -74,10 +74,10 @@ def with_longest_context(question: Question) -> Question:
 
 def _engine(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[EngineAnswer | None, str | None]:
     """The engine's answer, or why there is none. Raises FitError where it is the only answer, or was asked for."""
-    asked = (question.engine, question.threads, question.kv, question.n_cpu_moe, question.ubatch)
+    asked = (question.engine, question.threads, question.n_cpu_moe, question.ubatch)
     named = any(value is not None for value in asked)
     if hardware.measured:
-        if named:
+        if named or question.kv is not None:
             raise FitError(
                 f"fit: {hardware.name!r} is a profile, whose times are those of the engine that was measured: expected "
                 f"no engine, threads, kv, n_cpu_moe or ubatch"

@@ -109,7 +109,7 @@ def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> Non
     host_too = f"{short_host(need.host, host)}; " if host is not None and on_host > 0 else ""
     if on_gpu > 0:
         raise FitError(
-            f"{shape.name} does not run on {hardware.gpu.name}: {_before(hardware)} it needs "
+            f"{shape.name} does not run on {_where(hardware)}: {_before(hardware)} it needs "
             f"{in_gb(need.fixed)} GB of {'memory' if hardware.one_memory else 'GPU memory'} "
             f"({_parts(shape, hardware, question)}), and there are {in_gb(memory)}: {in_gb(on_gpu)} GB are missing; "
             f"{host_too}{_help(shape, hardware, question)}"
@@ -130,6 +130,10 @@ def short_host(need: int, host: int) -> str:
         f"host memory is short: {in_gb(need)} GB are needed, {in_gb(HOST_RESERVE_BYTES)} of them for the system and "
         f"the program, and there are {in_gb(host)}: {in_gb(need - host)} GB are missing{would}"
     )
+
+
+def _where(hardware: Hardware) -> str:
+    return hardware.name if hardware.cpu_only else hardware.gpu.name
 
 
 def _before(hardware: Hardware) -> str:

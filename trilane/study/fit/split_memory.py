@@ -65,7 +65,7 @@ class Splitter:
         if given is None:
             choices = self._splits()
         else:
-            choices = [self._split(min(max(given - self.shape.dense_layers, 0), self.shape.moe_layers))]
+            choices = [self._split(sum(block < given for block in self.shape.expert_blocks))]
         fitting = (split for split in choices if self.memory(split).missing_bytes <= 0)
         split = next(fitting, None)
         if split is None:

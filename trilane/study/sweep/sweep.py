@@ -12,6 +12,7 @@ import pandas as pd
 from policies.user_files import loaded_policies
 from trilane.common.errors import TrilaneError
 from trilane.common.files import plain_target
+from trilane.common.parquet_files import write_parquet
 from trilane.study.shared_policies import check_shared
 from trilane.study.sweep.axes import SweepError, policy_in
 from trilane.study.sweep.columns import COLUMNS, check_rows
@@ -19,7 +20,7 @@ from trilane.study.sweep.grid import Grid, points
 from trilane.study.sweep.journal import SweepJournal, journal_of
 from trilane.study.sweep.play import played_rows
 from trilane.study.sweep.point import Contents, PointTask, Row, key_of
-from trilane.study.sweep.table import frame_of, read_table, table_of, write_table
+from trilane.study.sweep.table import frame_of, read_table, table_of
 from trilane.study.sweep.user_policies import check_kept
 
 
@@ -75,7 +76,7 @@ def sweep(
                 rows[row["point"]] = row
         table = table_of(grid, [task.point.axes for task in tasks], [rows[task.key] for task in tasks])
         if journal is not None and target is not None:
-            write_table(table, target)
+            write_parquet(table, target)
             journal.discard()
     return frame_of(table)
 

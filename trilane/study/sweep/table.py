@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from trilane.common.errors import TrilaneError
 from trilane.common.json_text import parse_json
-from trilane.common.parquet_files import read_parquet, write_parquet
+from trilane.common.parquet_files import read_parquet
 from trilane.common.schema import from_dict
 from trilane.study.sweep.axes import SCENARIO_KEYS, SweepError
 from trilane.study.sweep.columns import COLUMNS, NUMBER, TEXT, TRUTH, WHOLE, cell, check_values
@@ -54,11 +54,6 @@ def _type_of(values: Iterable[Any]) -> pa.DataType:
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
-def write_table(table: pa.Table, path: Path) -> None:
-    """Write a table as Parquet, whole or not at all; the same bytes for the same table."""
-    write_parquet(table, path)
 
 
 def read_table(path: str | Path) -> pa.Table:

@@ -15,11 +15,12 @@ import pytest
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.small_sweeps import SMALL
+from trilane.common.parquet_files import write_parquet
 from trilane.study.sweep.axes import SweepError
 from trilane.study.sweep.columns import COLUMNS
 from trilane.study.sweep.grid import Grid, points
 from trilane.study.sweep.point import row_of
-from trilane.study.sweep.table import frame_of, read_results, read_table, table_of, write_table
+from trilane.study.sweep.table import frame_of, read_results, read_table, table_of
 
 
 def made(grid: Grid) -> pa.Table:
@@ -60,8 +61,8 @@ def test_axes_have_the_narrowest_type_and_what_does_not_apply_is_empty() -> None
 
 def test_a_frame_is_what_is_read_back(tmp_path: Path) -> None:
     table = made(Grid(Scenario.from_dict(SMALL), ({"batch": (1, 2)},)))
-    write_table(table, tmp_path / "a.parquet")
-    write_table(table, tmp_path / "b.parquet")
+    write_parquet(table, tmp_path / "a.parquet")
+    write_parquet(table, tmp_path / "b.parquet")
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
     frame = read_results(tmp_path / "a.parquet")
     pd.testing.assert_frame_equal(frame, frame_of(table))
@@ -84,7 +85,7 @@ def test_what_is_no_table_of_a_sweep(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match="this is some other table"):
         read_results(path)
     table = made(Grid(Scenario.from_dict(SMALL), clairvoyant=False))
-    write_table(table.drop_columns(["tpot_ms"]), path)
+    write_parquet(table.drop_columns(["tpot_ms"]), path)
     with pytest.raises(SweepError, match="of another version of Trilane: it lacks tpot_ms"):
         read_table(path)
     with pytest.raises(SweepError, match=r"Is a directory"):
@@ -102,7 +103,7 @@ def table() -> pa.Table:
 
 def test_no_flipped_bit_of_a_table_is_read_as_another_number(table: pa.Table, tmp_path: Path) -> None:
     path, rng = tmp_path / "x.parquet", random.Random(3)
-    write_table(table, path)
+    write_parquet(table, path)
     whole = path.read_bytes()
     for bit in rng.sample(range(8 * len(whole)), 150):
         damaged = bytearray(whole)
@@ -140,19 +141,19 @@ def with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
     ],
 )
 def test_columns_that_no_sweep_writes(table: pa.Table, tmp_path: Path, name: str, value: Any, says: str) -> None:
-    write_table(with_column(table, name, pa.repeat(value, len(table))), tmp_path / "x.parquet")
+    write_parquet(with_column(table, name, pa.repeat(value, len(table))), tmp_path / "x.parquet")
     with pytest.raises(SweepError, match=rf"x\.parquet: .*{re.escape(says)}"):
         read_results(tmp_path / "x.parquet")
 
 
 @pytest.mark.parametrize("axes", [b"", b"{", b"7", b"[7]", b'["batches"]', b'["dram_gbps", "batch"]', b"\xff"])
 def test_axes_that_the_table_does_not_have(table: pa.Table, tmp_path: Path, axes: bytes) -> None:
-    write_table(table.replace_schema_metadata({b"trilane sweep": axes}), tmp_path / "x.parquet")
+    write_parquet(table.replace_schema_metadata({b"trilane sweep": axes}), tmp_path / "x.parquet")
     with pytest.raises(SweepError, match=r"no sweep has written this: its (metadata name no axes|columns are not)"):
         read_results(tmp_path / "x.parquet")
 
 
 def test_two_columns_of_one_name(table: pa.Table, tmp_path: Path) -> None:
-    write_table(table.append_column("tpot_ms", table["tpot_ms"]), tmp_path / "x.parquet")
+    write_parquet(table.append_column("tpot_ms", table["tpot_ms"]), tmp_path / "x.parquet")
     with pytest.raises(SweepError, match="its columns are not those of its axes"):
         read_results(tmp_path / "x.parquet")
