@@ -65,8 +65,8 @@ def test_what_is_absent_may_be_loaded_in_prefill_alone(phase: Phase, on_gpu: tup
         ({"prefetch": "top", "lookahead": 2}, "lookahead: prefetch 'top' expects 1, got 2; it looks at the next"),
         ({"prefetch": "impact", "lookahead": 3, "forecast": "residual"},
          "forecast: prefetch 'impact' with lookahead 3 expects 'gate', got 'residual'"),
-        ({"background": True}, "background: expects cache 'mrs', got 'lru'"),
         ({"forecast": "token", "lookahead": 2}, "lookahead: forecast 'token' expects 1, got 2; it is of all later"),
+        ({"background": True}, "background: expects cache 'mrs', got 'lru'"),
         ({"prefetch": "impact", "into": "staging"}, "into: prefetch 'impact' expects 'cache', got 'staging'"),
     ],
 )  # fmt: skip

@@ -201,11 +201,7 @@ def test_python_examples_run(
     "name",
     [
         *(pytest.param(each, marks=deep) for each in ("demo", "real")),
-        "fit",
-        "accuracy",
-        "regimes",
-        "papers",
-        "by-paper",
+        *("fit", "accuracy", "regimes", "papers", "by-paper"),
     ],
 )
 def test_blocks_are_what_the_commands_print(
