@@ -12,7 +12,9 @@ from trilane.study.papers.scores import FigureScore
 
 def board(*scores: FigureScore, put_in: str = "") -> Scoreboard:
     questions = {each.figure.id: each.question for each in scores}
-    paper = toy_paper(questions=questions, headlines=[], put_in={"a rate": [put_in] if put_in else []})
+    paper = toy_paper(
+        questions=questions, headlines=[], put_in=[{"why": "a rate", "figures": [put_in] if put_in else []}]
+    )
     return Scoreboard([FigureScore(each.figure, paper, each.simulated) for each in scores])
 
 
@@ -29,6 +31,13 @@ def test_points_bands_and_names() -> None:
     assert [text.get_text() for text in ax.texts] == ["far"]
     widths = sorted(each.get_paths()[0].get_extents().y1 / ax.get_xlim()[1] for each in ax.collections)
     assert widths == [pytest.approx(1.15), pytest.approx(1.30)]
+
+
+def test_a_place_without_a_paper_is_empty() -> None:
+    papers = [board(score(f"toy-{place}", 2.0, 2.1)).scores[0] for place in range(4)]
+    named = [FigureScore(s.figure, toy_paper(name=f"Toy {n}", questions={s.figure.id: s.question}, headlines=[]), 2.1)
+             for n, s in enumerate(papers)]  # fmt: skip
+    assert [ax.axison for ax in plot_papers(Scoreboard(named)).axes] == [True] * 4 + [False] * 2
 
 
 def test_the_headline_counts_what_is_not_drawn_too() -> None:
