@@ -30,7 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if left := left_out(items):
         config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+        gone = set(left)
+        items[:] = [item for item in items if item not in gone]
     marked = [item for item in items if item.get_closest_marker("device")]
     if marked and not _on_device(config.getoption("--device")):
         for item in marked:

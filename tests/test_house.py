@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -22,7 +23,9 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-MODULES = {module_of(path): ast.parse(text) for path, text in SOURCES.items()}
+@cache
+def parsed() -> dict[str, ast.Module]:
+    return {module_of(path): ast.parse(text) for path, text in SOURCES.items()}
 
 
 def where(path: Path, line: int) -> str:
@@ -65,7 +68,7 @@ def circle_in(modules: dict[str, ast.Module]) -> list[str] | None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    assert circle_in(MODULES) is None
+    assert circle_in(parsed()) is None
 
 
 def test_a_circle_would_be_found_in_functions_too() -> None:
@@ -87,7 +90,7 @@ def twice(modules: dict[str, ast.Module]) -> dict[str, list[str]]:
 
 
 def test_no_class_name_exists_twice() -> None:
-    assert twice(MODULES) == {}
+    assert twice(parsed()) == {}
 
 
 def test_a_class_name_that_exists_twice_would_be_found() -> None:
@@ -99,7 +102,7 @@ def test_builtins_are_not_shadowed(name: str) -> None:
     """In functions; a column or a field may be called so."""
     functions = [
         (module, function)
-        for module, tree in MODULES.items()
+        for module, tree in parsed().items()
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef | ast.Lambda)
     ]

@@ -50,6 +50,7 @@ class GpuWork(NamedTuple):
     layer_ns: Mapping[LayerKind, Sourced[Ns]]
     layer_ops_per_s: Sourced[Rate]
     layer_exponent: Sourced[Annotated[float, between(0, 4)]]
+    launches_ns: Sourced[Ns]  # of a layer, in addition, on cards whose kernels are started one by one
     step_ns: Sourced[Ns]
     read_share: Sourced[Share]
     quantised_share: Sourced[Factor]  # times that, for weights of fewer than 8 bits

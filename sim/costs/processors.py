@@ -90,7 +90,7 @@ class GpuProcessor:
         """See ``Processor``."""
         work = self.work
         slower = math.pow(work.layer_ops_per_s.value / self._stated_ops_per_s, work.layer_exponent.value)
-        return work.layer_ns[kind].value * slower
+        return work.layer_ns[kind].value * slower + (work.launches_ns.value if self.gpu.launches == "single" else 0.0)
 
     @property
     def mixture_fixed_ns(self) -> float:

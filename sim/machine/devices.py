@@ -8,6 +8,7 @@ from typing import Literal
 ResultPath = Literal["direct", "h2d"]
 Vendor = Literal["nvidia", "amd", "intel", "apple"]
 GpuKind = Literal["unified", "cpu"]
+Launches = Literal["single"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Gpu:
     integer_ops_per_s: float | None = None  # data sheet, dense 8-bit; None: twice ``flops_per_s``
     vendor: Vendor | None = None
     kind: GpuKind | None = None
+    launches: Launches | None = None  # "single": engines start its kernels one by one, and record no graphs
 
     @property
     def read_bytes_per_s(self) -> float:

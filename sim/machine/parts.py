@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, overload
 
-from sim.machine.devices import Vendor
+from sim.machine.devices import Launches, Vendor
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced, read_file
 from trilane.common.names import unknown
@@ -63,6 +63,7 @@ class GpuPart(MachinePart):
     busy_power_w: Sourced[float] | None = None
     integer_ops_per_s: Sourced[float] | None = None
     vendor: Sourced[Vendor] | None = None
+    launches: Sourced[Launches] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

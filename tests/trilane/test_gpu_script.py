@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import typer
 
 pytest.importorskip("torch")
 
@@ -20,7 +19,7 @@ from examples.pack_results import LIMIT_BYTES, pack
 from tests.kit.running import ROOT
 from tests.kit.waiting import wait_until
 from traces.models.catalogue import load_model
-from trilane.cli import app
+from trilane import cli
 from trilane.study.validation.plan import ValidationPlan
 from trilane.verbs.inputs import changes_of
 
@@ -92,7 +91,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
 
 def options_of(words: list[str]) -> dict[str, object]:
     """The values of a command's options, by the parser that the command has. Raises its usage errors."""
-    command = typer.main.get_command(app)
+    command = cli.command()
     while hasattr(command, "commands"):
         command, words = command.commands[words[0]], words[1:]
     with command.make_context(command.name, list(words)) as context:

@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from typer.main import get_command
 
 from policies import user_files
 from policies.registry import SYSTEMS
@@ -35,7 +33,8 @@ from tests.trilane.readme import (
     demo,
     shown_block,
 )
-from trilane.cli import app, main
+from trilane import cli
+from trilane.cli import main
 
 OURS = [command for command in commands() if command.startswith("trilane ")]
 FIT = command_with("trilane fit")
@@ -156,8 +155,7 @@ RUN = [
 
 @pytest.mark.parametrize("command", OURS, ids=str)
 def test_command_has_valid_options(command: str) -> None:
-    parser: Any = get_command(app)
-    words = shlex.split(command)[1:]
+    parser, words = cli.command(), shlex.split(command)[1:]
     while hasattr(parser, "commands"):
         parser = parser.commands[words.pop(0)]
     parser.make_context(command, words)  # raises a usage error

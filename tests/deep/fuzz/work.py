@@ -11,10 +11,7 @@ from pkgutil import walk_packages
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-import typer
-
 from sim.engine.engine import Engine
-from trilane import cli
 from trilane.study.validation import journal
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +42,6 @@ def shorten() -> None:
         for found in walk_packages([str(ROOT / package)], f"{package}."):
             import_module(found.name)
     journal.code_digest = cache(journal.code_digest)
-    cli.app = typer.main.get_command(cli.app)  # made once, and not for every command line
     measure: Any = import_module("realrun.replay.measure")
     measure.machine_on = lambda *_, **__: SimpleNamespace(close=lambda: None, remarks=lambda: ())
 

@@ -104,6 +104,20 @@ def test_memory_of_the_host_is_read_as_fast_by_radeon_as_by_others() -> None:
     assert times[2][1] == pytest.approx(2 * times[1][1], abs=1)
 
 
+def test_cards_without_graphs_have_their_kernels_started_one_by_one() -> None:
+    """Pascal, with CUDA; Turing and later ones record graphs, and so does Vulkan on any card."""
+    more = {}
+    for engine in ("llama.cpp", "llama.cpp-vulkan"):
+        old = machine("p40+ddr4-3200")
+        recorded = replace(old, gpu=replace(old.gpu, launches=None))
+        times = [
+            fitted_costs(SHAPE, each, load_engine(engine), 1).step(1, (1,)).attention_ns for each in (recorded, old)
+        ]
+        more[engine] = times[1] - times[0]
+    assert more == {"llama.cpp": 400_000, "llama.cpp-vulkan": 0}
+    assert load_hardware("rtx-2080+ddr4-3200").gpu.launches is None
+
+
 def test_copies_from_pageable_memory_cross_the_host_s_memory_several_times() -> None:
     engine = ENGINE.with_numbers({"prompt.memory_share": 0.25})
     link, both = (fitted_costs(SHAPE, machine(), one, 1).experts[0].copy_ns for one in (ENGINE, engine))

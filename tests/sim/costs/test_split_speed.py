@@ -135,6 +135,31 @@ def test_each_token_of_a_prompt_takes_a_little_more_time_and_is_no_slower_than_t
     assert all(more <= 1.04 * less for less, more in pairwise(per_token))
 
 
+@pytest.mark.parametrize(
+    ("hardware", "engine", "name", "measured"),
+    [
+        ("gb10", "llama.cpp", "gpt-oss-120b@mxfp4", 59.02),
+        ("gb10", "llama.cpp", "qwen3-30b-a3b@q8_0", 60.92),
+        ("strix-halo", "llama.cpp-vulkan", "gpt-oss-120b@mxfp4", 55.29),
+        ("strix-halo", "llama.cpp-vulkan", "qwen3.6-35b-a3b@q4_k_m", 60.78),
+        ("apple-m2-ultra", "llama.cpp-metal", "qwen3-30b-a3b@q8_0", 76.31),
+    ],
+)
+def test_unified_memory_is_as_fast_as_it_was_measured(hardware: str, engine: str, name: str, measured: float) -> None:
+    """Fixed times of layers do not grow as bandwidth falls. Sources: rows 303 to 326 of measured_speeds.csv."""
+    time = decode_time(model(name), machine(hardware), load_engine(engine), StaticSplit(0), 64)
+    assert 1e9 / time.total_ns == pytest.approx(measured, rel=0.12)
+
+
+def test_pieces_of_early_builds_have_a_long_fixed_time() -> None:
+    """DeepSeek-V2-Lite on an RTX 4080: 4,180 tokens/s in pieces of 512, 7,200 of 2,048 (ik_llama.cpp PR 241)."""
+    shape, hardware = model("deepseek-v2-lite@iq4_nl"), machine("rtx-4080+ddr5-4000+ryzen-9-7950x")
+    for tokens, measured in ((512, 4180), (1024, 5876), (2048, 7200)):
+        split = StaticSplit(0, piece_tokens=2048)
+        time = prompt_time(shape, hardware, load_engine("ik_llama.cpp-2025"), split, tokens)
+        assert tokens * 1e9 / time.total_ns == pytest.approx(measured, rel=0.15)
+
+
 def test_copies_ahead_are_waited_for_only_where_they_take_longer() -> None:
     shape, engine = model(), load_engine("ktransformers")
     apart = replace(engine, prompt=load_engine("llama.cpp").prompt)

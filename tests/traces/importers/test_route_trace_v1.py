@@ -11,6 +11,7 @@ import pytest
 from traces.batches import compose
 from traces.file import Trace, TraceError, read_trace, write_trace
 from traces.importers.route_trace_v1 import import_route_trace, recorded_hits
+from traces.library import load_trace
 from traces.models.catalogue import load_model
 
 LOGS = Path(__file__).parents[4] / "shared" / "traces" / "route_trace_v1"
@@ -184,6 +185,12 @@ def test_what_a_header_declares_is_not_made_before_the_rows_are_counted(tmp_path
     rows = "".join(f"0,1,{step},0,0,3,0.5,0,100\n" for step in range(100_000))
     with pytest.raises(TraceError, match=r"expected at least 3,000,000,000 rows for 100,000 steps of this model"):
         import_route_trace(log(tmp_path, header + rows))
+
+
+def test_a_log_in_place_of_a_trace_file_is_to_be_imported_first(tmp_path: Path) -> None:
+    log(tmp_path, HEADER + PROMPT).rename(tmp_path / "mine.csv")
+    with pytest.raises(TraceError, match=r"this is a CSV; import it first: trilane trace import .*/mine\.csv -o "):
+        load_trace(tmp_path / "mine.csv")
 
 
 def test_an_empty_log_and_a_missing_one_are_refused(tmp_path: Path) -> None:

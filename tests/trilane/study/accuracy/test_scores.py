@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,49 +10,53 @@ import pytest
 from trilane.study.accuracy.errors import QUANTITIES, measured
 from trilane.study.accuracy.explanation import explain
 from trilane.study.accuracy.measured_rows import RowsError, read_rows
-from trilane.study.accuracy.scores import HELD_OUT, SHIPPED, bundled_scores, factor, row_of, scores_of
+from trilane.study.accuracy.scores import HELD_OUT, SHIPPED, Scores, bundled_scores, factor, row_of, scores_of
 from trilane.study.accuracy.template import COLUMNS, write_template
 
-SCORES = bundled_scores()
 HEAD = "id,model,machine,engine,cpu_layers,decode_tokens_per_s\n"
 
 
+@cache
+def scores() -> Scores:
+    return bundled_scores()
+
+
 def test_every_bundled_row_that_is_not_left_out_is_predicted() -> None:
-    for row in SCORES.rows:
-        for name, predictions in SCORES.predictions.items():
+    for row in scores().rows:
+        for name, predictions in scores().predictions.items():
             for quantity in QUANTITIES:
                 if measured(row).of(quantity) is not None and not (name == "llmfit" and quantity == "prompts"):
                     assert predictions[row.id].of(quantity), (row.id, name)
 
 
 def test_every_row_is_scored_or_left_out_with_a_reason() -> None:
-    assert {row.id for row in SCORES.rows} | SCORES.left_out.keys() == {row.id for row in read_rows()}
-    assert all(SCORES.left_out.values())
+    assert {row.id for row in scores().rows} | scores().left_out.keys() == {row.id for row in read_rows()}
+    assert all(scores().left_out.values())
 
 
 def test_no_closed_form_has_the_name_of_another() -> None:
     """The null model is that of policies (``sim.runs.null_model``)."""
-    assert list(SCORES.predictions) == ["held out", "shipped", "data sheet", "llmfit"]
+    assert list(scores().predictions) == ["held out", "shipped", "data sheet", "llmfit"]
 
 
 def test_predictions_are_better_than_both_closed_forms() -> None:
     for key in [("decode", "all", "all"), ("prompts", "all", "all")]:
-        first, *others = SCORES.table()[key].values()
+        first, *others = scores().table()[key].values()
         assert all(first.median < other.median for other in others[1:])
 
 
 def test_the_furthest_rows_are_the_worst_in_either_direction() -> None:
-    found = SCORES.furthest("decode", 0.25)
+    found = scores().furthest("decode", 0.25)
     factors = [factor(error) for _, error in found]
     assert factors == sorted(factors, reverse=True)
     assert min(factors) > 1.25
     assert factor(-0.5) == factor(1.0) == 2.0
 
 
-@pytest.mark.parametrize("row", SCORES.rows[::9], ids=lambda row: row.id)
+@pytest.mark.parametrize("row", scores().rows[::9], ids=lambda row: row.id)
 def test_parts_of_a_time_add_up_to_the_prediction(row) -> None:  # type: ignore[no-untyped-def]
     for each in explain(row):
-        speed = SCORES.predictions[SHIPPED][row.id].of(each.quantity)
+        speed = scores().predictions[SHIPPED][row.id].of(each.quantity)
         assert 1e9 * each.tokens / each.predicted_ns == pytest.approx(speed)
         times = [part.ns for part in each.parts]
         assert times == sorted(times, reverse=True)
@@ -61,7 +66,7 @@ def test_parts_of_a_time_add_up_to_the_prediction(row) -> None:  # type: ignore[
 
 def test_rates_of_parts() -> None:
     """Experts of 24 of 40 layers: 8 of 256 experts with 3 x 2048 x 512 weights."""
-    row = row_of(SCORES.rows, "177")
+    row = row_of(scores().rows, "177")
     decode, prompts = explain(row)
     experts = next(part for part in decode.parts if part.name == "experts on the CPU")
     assert experts.unit == "GB/s"
@@ -76,7 +81,7 @@ def test_the_template_is_read_and_scored(tmp_path: Path) -> None:
     found = scores_of(str(tmp_path / "mine.csv"))
     assert [row.id for row in found.rows] == ["example"]
     assert HELD_OUT not in found.predictions
-    assert found.first["example"] == SCORES.predictions[SHIPPED]["177"]
+    assert found.first["example"] == scores().predictions[SHIPPED]["177"]
     assert (tmp_path / "mine.csv").read_text().startswith(",".join(COLUMNS) + "\n")
 
 
@@ -129,4 +134,4 @@ def test_numbers_that_no_model_or_prompt_has_are_refused(tmp_path: Path) -> None
 
 def test_a_row_that_is_not_there() -> None:
     with pytest.raises(RowsError, match="there is no row '0'; ids are 1, 2, 3"):
-        row_of(SCORES.rows, "0")
+        row_of(scores().rows, "0")

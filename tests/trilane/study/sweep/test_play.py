@@ -17,7 +17,6 @@ from trilane.study.sweep.point import PointTask, key_of
 
 ROOT = Path(__file__).parents[4]
 TASKS = [PointTask.of(key_of(point), point) for point in points(Grid.from_dict(GRID))]
-ALONE = {row["point"]: row for row in played_rows(TASKS)}
 DEADLY = PointTask("deadly", Deadly(None, {"policy": "dali"}, home=os.getpid()), "")
 
 
@@ -30,7 +29,7 @@ def test_points_are_played_setting_by_setting() -> None:
 def test_a_process_that_dies_costs_its_point_alone() -> None:
     rows = {row["point"]: row for row in played_rows([TASKS[0], DEADLY, *TASKS[1:]], 2)}
     assert rows.pop("deadly")["error"] == DIED
-    assert rows == ALONE
+    assert rows == {row["point"]: row for row in played_rows(TASKS)}
 
 
 def test_processes_that_cannot_start_are_an_error_and_not_a_loop(tmp_path: Path) -> None:
