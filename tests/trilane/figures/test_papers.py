@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from tests.kit.papers import score, toy_paper
+from tests.kit.papers import put_in, score, toy_paper
 from trilane.figures import PictureError, plot_papers
 from trilane.study.papers.board import Scoreboard
 from trilane.study.papers.scores import FigureScore
 
 
-def board(*scores: FigureScore, put_in: str = "") -> Scoreboard:
+def board(*scores: FigureScore, given: Sequence[str] = ()) -> Scoreboard:
     questions = {each.figure.id: each.question for each in scores}
-    paper = toy_paper(
-        questions=questions, headlines=[], put_in=[{"why": "a rate", "figures": [put_in] if put_in else []}]
-    )
+    paper = toy_paper(questions=questions, headlines=[], put_in=put_in(*given))
     return Scoreboard([FigureScore(each.figure, paper, each.simulated) for each in scores])
 
 
@@ -23,7 +23,7 @@ SCORES = [score("toy-near", 2.0, 2.1), score("toy-far", 3.0, 9.0), score("toy-pu
 
 
 def test_points_bands_and_names() -> None:
-    [ax] = plot_papers(board(*SCORES, put_in="toy-put-in")).axes
+    [ax] = plot_papers(board(*SCORES, given=["toy-put-in"])).axes
     drawn = {(line.get_xdata()[0], line.get_ydata()[0]): line for line in ax.lines if len(line.get_xdata()) == 1}
     assert set(drawn) == {(2.0, 2.1), (3.0, 9.0), (4.0, 40.0)}
     assert drawn[4.0, 40.0].get_markerfacecolor() == "white"  # put in
@@ -41,7 +41,7 @@ def test_a_place_without_a_paper_is_empty() -> None:
 
 
 def test_the_headline_counts_what_is_not_drawn_too() -> None:
-    figure = plot_papers(board(*SCORES, put_in="toy-put-in"))
+    figure = plot_papers(board(*SCORES, given=["toy-put-in"]))
     texts = " ".join(text.get_text() for text in figure.findobj(lambda each: hasattr(each, "get_text")))
     assert "33% of 3 published figures come out within 15%, 33% within 30%" in texts
     assert "1 with another sign than published" in " ".join(texts.split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.runs.prepare import prepare
+from tests.kit.depth import deep
 from trilane.study.papers.observe import observed
 from trilane.study.papers.plays import key, read_plays
 from trilane.study.papers.scores import asked, chosen_figures, needed
@@ -18,9 +19,14 @@ def test_the_file_holds_what_figures_need_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     "figure_id",
-    ["dali-t2-mixtral-top1-hybrimoe-b8", "dali-t9-mixtral-4-1", "hybrimoe-t3-decode-all-s", "hybrimoe-f9-mixtral-mrs",
-     "daop-f9-mixtral-tps", "smoe-intro-hit", "se-compute-share-lo"],
-)  # fmt: skip
+    [
+        *("dali-t9-mixtral-4-1", "hybrimoe-f9-mixtral-mrs", "daop-f9-mixtral-tps"),
+        *(
+            pytest.param(slow, marks=deep)
+            for slow in ("hybrimoe-t3-decode-all-s", "smoe-intro-hit", "se-copy-share-hi")
+        ),
+    ],
+)
 def test_a_play_gives_what_the_file_holds(figure_id: str) -> None:
     paper, question = asked(figure_id)
     scenario = paper.cases(question, question.method)[0].draws[0]
