@@ -23,7 +23,7 @@ def test_the_file_holds_what_figures_need_and_nothing_else() -> None:
         *("dali-t9-mixtral-4-1", "hybrimoe-f9-mixtral-mrs", "daop-f9-mixtral-tps"),
         *(
             pytest.param(slow, marks=deep)
-            for slow in ("hybrimoe-t3-decode-all-s", "smoe-intro-hit", "se-copy-share-hi")
+            for slow in ("hybrimoe-t3-decode-all-s", "smoe-intro-hit", "se-copy-share-lo")
         ),
     ],
 )
