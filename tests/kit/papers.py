@@ -34,6 +34,11 @@ def toy_paper(**changes: Any) -> Paper:
     return from_dict(Paper, {**VALUES, **changes}, "toy.yaml")
 
 
+def put_in(*figure_ids: str) -> list[dict[str, Any]]:
+    """The note that these figures set a rate."""
+    return [{"why": "a rate", "figures": list(figure_ids)}]
+
+
 def figure(figure_id: str = "toy-speed", value: float = 2.0, kind: str = "exact", **changes: Any) -> PublishedFigure:
     """A published figure."""
     values = {"id": figure_id, "paper": "Toy", "where": "Table 1", "quantity": "speedup", "method": "", "baseline": "",

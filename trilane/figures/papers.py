@@ -31,10 +31,10 @@ def plot_papers(board: Scoreboard) -> Figure:
     names = list(dict.fromkeys(score.paper.name for score in shown))
     columns, rows = min(len(names), _COLUMNS), -(-len(names) // _COLUMNS)
     figure, part = page(4.6 * max(columns, 2), 4.6 * rows + 1.2, _headline(board), _about(board, len(shown)))
-    axes = part.subplots(rows, columns, squeeze=False).flat
+    axes = list(part.subplots(rows, columns, squeeze=False).flat)
     for ax, name, colour in zip(axes, names, _COLOURS * len(names), strict=False):
         _panel(ax, name, [score for score in shown if score.paper.name == name], colour)
-    for ax in list(axes)[len(names) :]:
+    for ax in axes[len(names) :]:
         ax.set_axis_off()
     legend_of(part, _handles(), 4)
     return figure
@@ -83,11 +83,10 @@ def _point(score: FigureScore) -> tuple[float, float]:
 
 
 def _name_furthest(ax: Axes, scores: Sequence[FigureScore]) -> None:
-    """Ids next to the points, on the side where the panel has room."""
+    """Ids next to the points, on the side where the line is not."""
     far = sorted((s for s in scores if s.counts and not s.within(FAR)), key=lambda s: -abs(s.log_ratio))
-    low, high = ax.get_xlim()
     for score in far[:_MOST_NAMES]:
-        left = _point(score)[0] > (low * high) ** 0.5
+        left = score.log_ratio > 0
         ax.annotate(score.figure.id.partition("-")[2], _point(score), (-5 if left else 5, 0), fontsize=6.5, color=INK,
                     textcoords="offset points", ha="right" if left else "left", va="center")  # fmt: skip
 

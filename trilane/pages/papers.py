@@ -10,6 +10,7 @@ from rich.text import Text
 
 from trilane.pages.output import heading, legend, number, pairs, percent, signed_percent, table
 from trilane.study.papers.board import DEAD_BAND, FAR, NEAR, PaperSummary, Scoreboard, left_out
+from trilane.study.papers.paper import reasons
 from trilane.study.papers.plays import Plays
 from trilane.study.papers.quantities import QUANTITIES
 from trilane.study.papers.scores import FigureScore, case_values, mean_facts
@@ -119,7 +120,7 @@ def figure_page(score: FigureScore, plays: Plays) -> list[Part]:
         "question": f"{quantity.meaning}: {question.method}{over}",
         "published": f"{_value(score, figure.value)} ({figure.kind.replace('_', ' ')})",
         "simulated": f"{_value(score, score.simulated)}, {_off(score)}", "put in": score.put_in,
-        "contradiction": paper.reason(paper.contradictions, figure.id), "why it misses": score.miss,
+        "contradiction": reasons(paper.contradictions, figure.id), "why it misses": score.miss,
     }  # fmt: skip
     parts: list[Part] = [
         heading(f"figure {figure.id}"),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from tests.kit.papers import score, toy_paper
+from tests.kit.papers import put_in, score, toy_paper
 from trilane.figures import PictureError, plot_papers
 from trilane.study.papers.board import Scoreboard
 from trilane.study.papers.scores import FigureScore
 
 
-def board(*scores: FigureScore, put_in: str = "") -> Scoreboard:
+def board(*scores: FigureScore, given: Sequence[str] = ()) -> Scoreboard:
     questions = {each.figure.id: each.question for each in scores}
-    paper = toy_paper(questions=questions, headlines=[], put_in={"a rate": [put_in] if put_in else []})
+    paper = toy_paper(questions=questions, headlines=[], put_in=put_in(*given))
     return Scoreboard([FigureScore(each.figure, paper, each.simulated) for each in scores])
 
 
@@ -21,20 +23,25 @@ SCORES = [score("toy-near", 2.0, 2.1), score("toy-far", 3.0, 9.0), score("toy-pu
 
 
 def test_points_bands_and_names() -> None:
-    [ax] = plot_papers(board(*SCORES, put_in="toy-put-in")).axes
+    [ax] = plot_papers(board(*SCORES, given=["toy-put-in"])).axes
     drawn = {(line.get_xdata()[0], line.get_ydata()[0]): line for line in ax.lines if len(line.get_xdata()) == 1}
     assert set(drawn) == {(2.0, 2.1), (3.0, 9.0), (4.0, 40.0)}
     assert drawn[4.0, 40.0].get_markerfacecolor() == "white"  # put in
     assert (ax.get_xscale(), ax.get_yscale(), ax.get_title()) == ("log", "log", "Toy")
     assert [text.get_text() for text in ax.texts] == ["far"]
-    widths = sorted(
-        each.get_paths()[0].get_extents().y1 / ax.get_xlim()[1] for each in ax.collections
-    )
+    widths = sorted(each.get_paths()[0].get_extents().y1 / ax.get_xlim()[1] for each in ax.collections)
     assert widths == [pytest.approx(1.15), pytest.approx(1.30)]
 
 
+def test_a_place_without_a_paper_is_empty() -> None:
+    papers = [board(score(f"toy-{place}", 2.0, 2.1)).scores[0] for place in range(4)]
+    named = [FigureScore(s.figure, toy_paper(name=f"Toy {n}", questions={s.figure.id: s.question}, headlines=[]), 2.1)
+             for n, s in enumerate(papers)]  # fmt: skip
+    assert [ax.axison for ax in plot_papers(Scoreboard(named)).axes] == [True] * 4 + [False] * 2
+
+
 def test_the_headline_counts_what_is_not_drawn_too() -> None:
-    figure = plot_papers(board(*SCORES, put_in="toy-put-in"))
+    figure = plot_papers(board(*SCORES, given=["toy-put-in"]))
     texts = " ".join(text.get_text() for text in figure.findobj(lambda each: hasattr(each, "get_text")))
     assert "33% of 3 published figures come out within 15%, 33% within 30%" in texts
     assert "1 with another sign than published" in " ".join(texts.split())

@@ -49,6 +49,13 @@ class PaperQuestion:
                 "take": self.take, **self.set}  # fmt: skip
 
 
+class FigureNote(NamedTuple):
+    """What is to be said of some figures."""
+
+    why: str
+    figures: tuple[str, ...]
+
+
 class Case(NamedTuple):
     """One combination of a question's values, with the scenarios of its draws."""
 
@@ -79,9 +86,9 @@ class Paper:
     questions: Mapping[str, PaperQuestion]
     headlines: tuple[str, ...]
     variants: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
-    put_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    misses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    contradictions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    put_in: tuple[FigureNote, ...] = ()
+    misses: tuple[FigureNote, ...] = ()
+    contradictions: tuple[FigureNote, ...] = ()
 
     def __post_init__(self) -> None:
         for question_id, question in self.questions.items():
@@ -92,19 +99,15 @@ class Paper:
                 _known("setting", question.at, self.settings, question_id)
             if bool(question.over) != QUANTITIES[question.ask].compares:
                 raise PapersError(f"{question_id}: expected `over` with quantities that compare, and only with them")
-        for named in (self.headlines, *self.put_in.values(), *self.misses.values(), *self.contradictions.values()):
-            for figure_id in named:
-                _known("figure", figure_id, self.questions, self.name)
+        notes = (*self.put_in, *self.misses, *self.contradictions)
+        for figure_id in (*self.headlines, *(each for note in notes for each in note.figures)):
+            _known("figure", figure_id, self.questions, self.name)
 
     def put_in_by(self, figure_id: str) -> str:
         """The number that a figure set: one that is named here, or those of an engine that the paper's plays have."""
         named = {self.setting["engine"], *(method["engine"] for method in self.methods.values() if "engine" in method)}
-        engines = {f"engine {name}": load_engine(name).set_by for name in sorted(named)}
-        return self.reason({**self.put_in, **engines}, figure_id)
-
-    def reason(self, lists: Mapping[str, tuple[str, ...]], figure_id: str) -> str:
-        """The reasons that one of the lists has for a figure, or nothing."""
-        return "; ".join(reason for reason, ids in lists.items() if figure_id in ids)
+        engines = [FigureNote(f"engine {name}", load_engine(name).set_by) for name in sorted(named)]
+        return reasons((*self.put_in, *engines), figure_id)
 
     def cases(self, question: PaperQuestion, method: str) -> list[Case]:
         """The scenarios of one of a question's methods. Raises ScenarioError for values that a scenario cannot have."""
@@ -131,6 +134,11 @@ class Paper:
             scenario.with_(seed=draw, sequences=tuple(range(draw * batch, (draw + 1) * batch)))
             for draw in range(max(min(asked.get("draws", self.draws), self.texts // batch), 1))
         )
+
+
+def reasons(notes: Iterable[FigureNote], figure_id: str) -> str:
+    """What notes say of a figure, or nothing."""
+    return "; ".join(note.why for note in notes if figure_id in note.figures)
 
 
 def _trace(scenario: Scenario, texts: int) -> str:

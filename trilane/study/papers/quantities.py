@@ -75,6 +75,8 @@ QUANTITIES: Mapping[str, PaperQuantity] = {
                               lambda mine, base: mine["expert_ms"] * mine["generated_tokens"] / 1e3),
     "expert_loss": PaperQuantity("1 - experts' time of the baseline / experts' time", "%",
                                  lambda mine, base: _less("expert_ms")(base, mine), True),
+    "expert_fraction": PaperQuantity("experts' time of the baseline / experts' time", "%",
+                                     lambda mine, base: 100 * base["expert_ms"] / mine["expert_ms"], True),
     "expert_cpu_change_s": PaperQuantity("CPU time of experts less the baseline's, whole answer", "s",
                                          _change_s("expert_cpu_ms"), True, 0.0),
     "expert_gpu_change_s": PaperQuantity("time of loads and GPU experts less the baseline's, whole answer", "s",

@@ -10,7 +10,7 @@ from typing import Any
 
 from sim.runs.scenario import Scenario
 from trilane.common.names import unknown
-from trilane.study.papers.paper import Case, Paper, PaperQuestion, read_papers
+from trilane.study.papers.paper import Case, Paper, PaperQuestion, read_papers, reasons
 from trilane.study.papers.plays import Plays, key
 from trilane.study.papers.published import PapersError, PublishedFigure, read_figures
 from trilane.study.papers.quantities import QUANTITIES, Facts
@@ -39,7 +39,7 @@ class FigureScore:
     @property
     def miss(self) -> str:
         """Why it does not come out, as far as that is known."""
-        return self.paper.reason(self.paper.misses, self.figure.id)
+        return reasons(self.paper.misses, self.figure.id)
 
     @property
     def counts(self) -> bool:
@@ -73,7 +73,7 @@ def facts_of(score: FigureScore) -> dict[str, Any]:
         "id": figure.id, "paper": figure.paper, "where": figure.where, "ask": question.ask, "method": question.method,
         "over": list(question.baselines), "unit": figure.unit, "published": figure.value, "kind": figure.kind,
         "simulated": score.simulated, "log_ratio": score.log_ratio if off else None, "put_in": score.put_in,
-        "miss": score.miss, "contradiction": score.paper.reason(score.paper.contradictions, figure.id),
+        "miss": score.miss, "contradiction": reasons(score.paper.contradictions, figure.id),
     }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.kit.papers import score, toy_paper
+from tests.kit.papers import put_in, score, toy_paper
 from trilane.study.papers.board import Scoreboard, in_order, pairs_of
 from trilane.study.papers.plays import key
 from trilane.study.papers.published import PapersError
@@ -49,7 +49,7 @@ def test_pairs_ask_the_same_but_for_one_thing() -> None:
 def test_figures_that_were_put_in_are_shown_and_do_not_count() -> None:
     scores = _of_one_paper(score("a", 2.0, 2.1), score("b", 3.0, 6.0, set={"batch": 2}),
                            score("c", 3.0, None, set={"batch": 4}))  # fmt: skip
-    paper = toy_paper(questions={s.figure.id: s.question for s in scores}, headlines=[], put_in={"a rate": ["b"]})
+    paper = toy_paper(questions={s.figure.id: s.question for s in scores}, headlines=[], put_in=put_in("b"))
     board = Scoreboard([FigureScore(s.figure, paper, s.simulated) for s in scores])
     [summary] = board.summaries()
     assert (summary.figures, summary.put_in, summary.near, summary.far) == (1, 1, 1.0, 1.0)

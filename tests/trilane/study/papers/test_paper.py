@@ -61,7 +61,7 @@ def test_without_a_trace_the_model_gets_synthetic_routing_of_the_length_that_is_
         ({"questions": {"q": {"ask": "hit_rate", "method": "ours", "at": "x"}}}, "q: there is no setting 'x'"),
         ({"questions": {"q": {"ask": "speedup", "method": "ours"}}}, "q: expected `over` with quantities that compare"),
         ({"headlines": ["toy-sped"]}, "Toy: there is no figure 'toy-sped'; did you mean 'toy-speed'"),
-        ({"misses": {"why": ["gone"]}}, "Toy: there is no figure 'gone'"),
+        ({"misses": [{"why": "so", "figures": ["gone"]}]}, "Toy: there is no figure 'gone'"),
     ],
 )
 def test_names_that_are_not_there_are_refused(changes: dict[str, Any], sentence: str) -> None:
