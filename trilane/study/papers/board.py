@@ -95,7 +95,10 @@ def _share(values: Sequence[bool]) -> float:
 
 
 def pairs_of(scores: Iterable[FigureScore]) -> list[tuple[FigureScore, FigureScore]]:
-    """Figures of one paper that ask the same but for one thing, with published values that differ by more than 3 %."""
+    """Figures of one paper that ask the same but for one thing, with published values that differ by more than 3 %.
+
+    The two ends of one range are no pair: the greater end is greater whatever is played.
+    """
     return [
         pair
         for pair in combinations(scores, 2)
@@ -106,7 +109,7 @@ def pairs_of(scores: Iterable[FigureScore]) -> list[tuple[FigureScore, FigureSco
 
 def _one_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     different = [name for name in {**one, **other} if one.get(name) != other.get(name)]
-    return len(different) == 1 and different != ["ask"]
+    return len(different) == 1 and different[0] not in ("ask", "take")
 
 
 def _apart(one: float | None, other: float | None) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from sim.runs.scenario import Scenario
+from trilane.common.files import atomic_path
 from trilane.study.draws import LastPrepared, Watch
 from trilane.study.papers.observe import FACTS, observed
 from trilane.study.papers.published import PapersError
@@ -73,14 +74,18 @@ def add_plays(path: Path, scenarios: Iterable[Scenario], jobs: int = 1, watch: W
 
     Returns how many there were. Raises what ``played`` raises, PapersError and OSError.
     """
-    known, count = read_plays(path), 0
-    missing = [scenario for scenario in scenarios if key(scenario) not in known]
-    new = not path.exists()
-    with path.open("a", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ["scenario", *FACTS], lineterminator="\n")
-        if new:
-            writer.writeheader()
-        for count, (name, facts) in enumerate(played(missing, jobs, watch), start=1):  # noqa: B007
-            writer.writerow({"scenario": name, **{fact: f"{value:.{_DIGITS}g}" for fact, value in facts.items()}})
-            file.flush()
+    plays, count = read_plays(path), 0
+    missing = [scenario for scenario in scenarios if key(scenario) not in plays]
+    for count, (name, facts) in enumerate(played(missing, jobs, watch), start=1):  # noqa: B007
+        plays[name] = facts
+        _write(plays, path)
     return count
+
+
+def _write(plays: Plays, path: Path) -> None:
+    """The whole file: one that is killed while it writes leaves the file as it was."""
+    with atomic_path(path) as aside, aside.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ["scenario", *FACTS], lineterminator="\n")
+        writer.writeheader()
+        for name, facts in plays.items():
+            writer.writerow({"scenario": name, **{fact: f"{value:.{_DIGITS}g}" for fact, value in facts.items()}})

@@ -41,6 +41,7 @@ def test_pairs_ask_the_same_but_for_one_thing() -> None:
         score("d", 5.0, 9.0, set={"batch": 1, "cached_share": 0.1}),
         score("e", 9.0, 1.0, ask="gain", set={"batch": 1}),
         score("f", 4.0, 4.0, over="third", set={"batch": 2, "cached_share": 0.1}),
+        score("g", 9.0, 9.0, set={"batch": 2}, take="max"),  # the other end of b
     )  # fmt: skip
     pairs = {(one.figure.id, other.figure.id): in_order(one, other) for one, other in pairs_of(scores)}
     assert pairs == {("a", "b"): False, ("b", "c"): False, ("a", "d"): True}

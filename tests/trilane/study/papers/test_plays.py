@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.runs.scenario import Scenario
+from tests.kit.small_disk import small_disk
 from trilane.study.papers.plays import add_plays, key, played, read_plays
 from trilane.study.papers.published import PapersError
 
@@ -31,6 +32,16 @@ def test_plays_are_added_to_those_of_a_file(tmp_path: Path) -> None:
     assert dict(played(POLICIES[:1]))[key(POLICIES[0])]["tpot_ms"] == pytest.approx(
         plays[key(POLICIES[0])]["tpot_ms"], rel=1e-5
     )
+
+
+def test_what_stops_amid_a_line_leaves_the_lines_before(tmp_path: Path) -> None:
+    file = tmp_path / "plays.csv"
+    add_plays(file, POLICIES[:1])
+    first = file.read_bytes()
+    with small_disk(len(first) + 20), pytest.raises(OSError, match=r"plays\.csv"):
+        add_plays(file, POLICIES)
+    assert file.read_bytes() == first
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_key_holds_what_differs_from_the_defaults() -> None:
