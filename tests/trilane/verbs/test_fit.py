@@ -61,12 +61,12 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
 
 
 def test_a_best_policy_that_played_a_short_prompt_has_no_time_to_first_token(trilane: Trilane) -> None:
-    done = trilane(*MINI, "--context", "600", "--policies", "moe-infinity")
+    done = trilane(*MINI, "--context", "600", "--generated", "16", "--policies", "moe-infinity")
     assert facts(done)["time to first token"].startswith("not simulated")
 
 
 def test_the_table_has_every_policy_and_marks_who_knows_the_future(trilane: Trilane) -> None:
-    done = trilane(*MINI, "--policies", "fiddler,on-demand,daop")
+    done = trilane(*MINI, "--generated", "16", "--policies", "fiddler,on-demand,daop")
     table = done.out.partition("compared with others\n")[2].partition("\n\n")[0].splitlines()
     names = [line.split("  ")[0] for line in table[1:]]
     assert names == ["fiddler", "on-demand", "llama.cpp@impl +", "oracle *", "daop ~"]
