@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,6 +18,8 @@ from trilane.study.papers.scores import FigureScore
 _COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
 _BANDS = {FAR: "#F3F7F5", NEAR: "#DCEBE3"}
 _MOST_NAMES, _COLUMNS = 5, 3
+_APART = 0.03  # of the height of a panel, between two names
+_AT_EDGE = 0.2  # of its width: there is no room for a name to the left of the point
 
 
 @default_settings
@@ -83,12 +86,20 @@ def _point(score: FigureScore) -> tuple[float, float]:
 
 
 def _name_furthest(ax: Axes, scores: Sequence[FigureScore]) -> None:
-    """Ids next to the points, on the side where the line is not."""
-    far = sorted((s for s in scores if s.counts and not s.within(FAR)), key=lambda s: -abs(s.log_ratio))
-    for score in far[:_MOST_NAMES]:
+    """Ids next to the points, on the side where the line is not; of points of one height, that of the furthest."""
+    bottom, top = (log(end) for end in ax.get_ylim())
+    named: list[FigureScore] = []
+    for score in sorted((s for s in scores if s.counts and not s.within(FAR)), key=lambda s: -abs(s.log_ratio)):
+        heights = [log(_point(other)[1]) for other in named]
+        if all(abs(log(_point(score)[1]) - height) > _APART * (top - bottom) for height in heights):
+            named.append(score)
+    for score in named[:_MOST_NAMES]:
         left = score.log_ratio > 0
-        ax.annotate(score.figure.id.partition("-")[2], _point(score), (-5 if left else 5, 0), fontsize=6.5, color=INK,
-                    textcoords="offset points", ha="right" if left else "left", va="center")  # fmt: skip
+        offset, ha = ((-5, 0), "right") if left else ((5, 0), "left")
+        if left and ax.transLimits.transform(ax.transScale.transform(_point(score)))[0] < _AT_EDGE:
+            offset, ha = (-3, 8), "left"
+        ax.annotate(score.figure.id.partition("-")[2], _point(score), offset, fontsize=6.5, color=INK,
+                    textcoords="offset points", ha=ha, va="center")  # fmt: skip
 
 
 def _handles() -> list[Line2D | Patch]:

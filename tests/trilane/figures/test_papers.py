@@ -33,6 +33,15 @@ def test_points_bands_and_names() -> None:
     assert widths == [pytest.approx(1.15), pytest.approx(1.30)]
 
 
+def test_of_points_of_one_height_the_furthest_is_named_and_names_stay_within_the_panel() -> None:
+    row = [score("toy-edge", 2.0, 90.0), score("toy-next", 4.0, 91.0), score("toy-below", 40.0, 4.0)]
+    [ax] = plot_papers(board(*row)).axes
+    assert [(text.get_text(), text.get_horizontalalignment()) for text in ax.texts] == [
+        ("edge", "left"),
+        ("below", "left"),
+    ]
+
+
 def test_a_place_without_a_paper_is_empty() -> None:
     papers = [board(score(f"toy-{place}", 2.0, 2.1)).scores[0] for place in range(4)]
     named = [FigureScore(s.figure, toy_paper(name=f"Toy {n}", questions={s.figure.id: s.question}, headlines=[]), 2.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -63,10 +64,10 @@ class Scoreboard:
 
 
 def left_out(scores: Sequence[FigureScore]) -> dict[str, int]:
-    """How many figures of these papers are not asked, by reason."""
+    """How many figures of these papers are not asked, by reason, the most frequent first."""
     papers = {score.paper.name for score in scores}
     reasons = [figure.left_out for figure in read_figures().values() if figure.paper in papers and figure.left_out]
-    return {reason: reasons.count(reason) for reason in sorted(set(reasons), key=lambda each: -reasons.count(each))}
+    return dict(Counter(reasons).most_common())
 
 
 def scoreboard(figure_ids: Sequence[str], plays: Plays) -> Scoreboard:
