@@ -16,8 +16,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from sim.machine.devices import Vendor
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced
+from traces.models.quantisation import WeightFiles
 from trilane.common.hints import Name, above, at_least, at_most, between
 from trilane.common.names import unknown
 from trilane.common.schema import from_dict
@@ -118,6 +120,8 @@ class InferenceEngine:
     layer share kernels. ``decides``: whether the host waits for the routing and decides in every layer.
     ``splits``: whether the GPU has all experts of some layers, or some experts of every layer. ``set_by``: published
     figures, by their ids in ``trilane papers``, from which numbers of the engine or of its machine were taken.
+    ``vendors``: those of GPUs that it runs on; None: any. ``reads``: files of weights (``traces.models.quantisation``);
+    None: any.
     """
 
     name: Name
@@ -132,6 +136,8 @@ class InferenceEngine:
     prompt: PromptWork | None = None
     software: Software | None = None
     set_by: tuple[str, ...] = ()
+    vendors: tuple[Vendor, ...] | None = None
+    reads: tuple[WeightFiles, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.starts == "graphs" and (self.replay_ns is None or self.spin_ns is None):
@@ -150,6 +156,10 @@ class InferenceEngine:
     def fitted(self) -> bool:
         """Whether its times are those of whole layers."""
         return self.gpu is not None
+
+    def runs_on(self, vendor: Vendor) -> bool:
+        """Whether it runs on GPUs of a vendor."""
+        return self.vendors is None or vendor in self.vendors
 
     def flat(self) -> dict[str, Sourced[Any]]:
         """Every number by its dotted key."""

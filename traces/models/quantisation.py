@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from traces.models.names import parted
 from traces.models.shape import ModelShape, ShapeError
@@ -20,6 +20,7 @@ from trilane.common.yaml_files import read_yaml
 
 _FILE = Path(__file__).with_name("quantisations.yaml")
 _CACHE_BITS = 16.0
+WeightFiles = Literal["gguf", "ik", "safetensors"]  # ik: what only ik_llama.cpp reads
 _Mix = str | Mapping[str, Annotated[float, above(0)]]  # a block, or blocks and their parts
 
 
@@ -40,6 +41,7 @@ class _Quantisation(NamedTuple):
     layers: _Mix
     embedding: _Mix
     head: _Mix
+    files: tuple[WeightFiles, ...]
     source: str
 
 
@@ -61,6 +63,11 @@ def quantisations_of(shape: ModelShape) -> list[str]:
 def quantisation_source(name: str) -> str:
     """The source of a format's layout. Raises ShapeError for an unknown one."""
     return _entry(name).source
+
+
+def quantisation_files(name: str) -> tuple[WeightFiles, ...]:
+    """Files that a format is published in. Raises ShapeError for an unknown one."""
+    return _entry(name.lower()).files
 
 
 def quantised(shape: ModelShape, name: str) -> ModelShape:

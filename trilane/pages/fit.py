@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _LANES = {"h2d": "copies", "cpu": "the CPU's experts", "host": "launches and decisions of the host"}
 _WORSE = -0.02  # a smaller loss may be the error of a few steps (trilane.study.fit.warm_window)
+_DISAGREE = 0.005  # less is told as 0%
 _BADLY = "(the policy uses it badly)"
 _NEAR = 256  # tokens: --context max comes so near the length that a model was trained for
 _OTHER, _EQUAL = "+", "="
@@ -46,7 +47,7 @@ _MARK_LEGEND = {
 
 def fit_page(fit: Fit) -> list[Text | Table | str]:
     """Everything that is printed."""
-    policies = _traps(fit.notes) if fit.policies is None else _policies(fit.question, fit.policies)
+    policies = _traps(fit.notes) if fit.policies is None else _policies(fit, fit.policies)
     return [*_title(fit), *engine_section(fit), *policies]
 
 
@@ -67,15 +68,9 @@ def _length(tokens: int, trained: int | None) -> str:
     return f"The model was trained for {trained:,} tokens, and here are {tokens:,}: answers may be of little use."
 
 
-def _policies(asked: Question, fit: PolicyAnswer) -> list[Text | Table | str]:
-    return [
-        *_answer(asked, fit),
-        *_memory(fit),
-        *_others(asked, fit),
-        *_limits(fit),
-        *_supports(fit),
-        *_traps(fit.traps),
-    ]
+def _policies(fit: Fit, played: PolicyAnswer) -> list[Text | Table | str]:
+    return [*_answer(fit.question, played), *_disagreement(fit, played), *_memory(played),
+            *_others(fit.question, played), *_limits(played), *_supports(played), *_traps(played.traps)]  # fmt: skip
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
@@ -95,6 +90,15 @@ def _answer(asked: Question, fit: PolicyAnswer) -> list[Text | Table | str]:
         ("engine of the policies", _engine(fit.engine)),
     ]
     return ["", heading("with the best policy"), pairs(facts)]
+
+
+def _disagreement(fit: Fit, played: PolicyAnswer) -> list[str]:
+    """Where the engine's predicted speed is above that of the best policy."""
+    engine, best = fit.engine, played.best
+    if engine is None or fit.question.generated == 1 or best.tpot_ms < (1 + _DISAGREE) * engine.tpot_ms:
+        return []
+    return [f"{engine.engine} is predicted to be faster, {number(1000 / engine.tpot_ms)} tokens/s: the two models "
+            f"disagree by {percent(best.tpot_ms / engine.tpot_ms - 1)}"]  # fmt: skip
 
 
 def _engine(name: str) -> str:

@@ -52,13 +52,13 @@ def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]
         *_larger(answer, asked),
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
-        ("run", answer.command),
         ("limit", answer.limited_by),
         ("error to expect", _error(answer, asked)),
     ]
     rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in answer.gains]
     columns = (f"25% better, {answer.engine}", "more tokens/s", "sooner first token")
-    return ["", heading(f"with {answer.engine}: {answer.about}"), pairs(facts), "", table(columns, rows)]
+    run = f"{'run':<{max(len(name) for name, _ in facts) + 1}} {answer.command}"  # not in the table, which is wrapped
+    return ["", heading(f"with {answer.engine}: {answer.about}"), pairs(facts), run, "", table(columns, rows)]
 
 
 def _decode(answer: EngineAnswer, asked: Question) -> str:

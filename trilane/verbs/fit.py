@@ -84,8 +84,10 @@ def fit(
     ] = None,
     policies: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help=f"Policies to choose from. {OWN_POLICY}. llama.cpp and the clairvoyant run "
-                                         "are always included. Default: some that keep the routing."),
+        typer.Option(metavar="A,B", help=f"Policies to choose from. {OWN_POLICY}. Where experts are offloaded, "
+                                         "llama.cpp and the clairvoyant run are added; elsewhere llama.cpp alone is "
+                                         "played. "
+                                         "Default: some that keep the routing."),
     ] = None,
     policy_engine: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="Engine on which policies are played, such as ideal or pytorch.")

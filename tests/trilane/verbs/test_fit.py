@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from io import StringIO
 from pathlib import Path
 
@@ -194,3 +195,45 @@ def test_a_preset_is_a_machine_and_json_can_be_printed(trilane: Trilane) -> None
     done = trilane(*MINI[:7], "--machine", "rtx3090-ddr4", "--context", "64", "--policies", "fiddler", "--json", "-")
     assert done.json["machine"] == "rtx3090-ddr4"
     assert done.json["policies"]["best"]["policy"] == "fiddler"
+
+
+@cache
+def small() -> Fit:
+    """A small question, answered once."""
+    return fit(Question("deepseek-v2-lite:4", gpu="rtx-3050", ram="ddr4-3200", context=64, generated=2,
+                        policies=("on-demand",)))  # fmt: skip
+
+
+def test_the_command_line_is_one_line_on_a_narrow_terminal() -> None:
+    found = small()
+    assert found.engine is not None
+    shown = [part for part in fit_page(found) if isinstance(part, str) and found.engine.command in part]
+    assert len(shown) == 1, "a line of its own, since tables are wrapped"
+    assert shown[0].startswith("run ")
+
+
+@pytest.mark.parametrize(("slower", "told"), [(1.05, "the two models disagree by 5%"), (1.0, None), (0.9, None)])
+def test_an_engine_that_is_faster_than_the_best_policy_is_told(slower: float, told: str | None) -> None:
+    found = small()
+    assert found.engine is not None
+    assert found.policies is not None
+    best = replace(found.policies.best, tpot_ms=slower * found.engine.tpot_ms)
+    page = printed(replace(found, policies=replace(found.policies, best=best)))
+    if told is None:
+        assert "disagree" not in page
+    else:
+        speed = f"{1000 / found.engine.tpot_ms:.1f}"
+        assert f"llama.cpp is predicted to be faster, {speed} tokens/s: {told}" in page
+
+
+def test_a_prompt_in_one_piece_is_a_caveat_that_ends_its_sentence() -> None:
+    found = fit(Question("deepseek-v2-lite", gpu="rtx-3050", ram="ddr4-3200", context=513, generated=1,
+                         policies=("on-demand",)))  # fmt: skip
+    assert found.policies is not None
+    assert any(trap.endswith("are copied once for each piece") for trap in found.policies.traps)
+
+
+def test_the_help_says_when_llama_cpp_and_the_clairvoyant_run_are_added(trilane: Trilane) -> None:
+    told = " ".join(trilane("fit", "--help").out.replace("│", " ").split())
+    assert "always included" not in told
+    assert "Where experts are offloaded" in told

@@ -45,7 +45,7 @@ class Ranking:
 
 
 def names(question: Question, all_on_gpu: bool) -> tuple[str, ...]:
-    """The policies to play: those to choose from, llama.cpp and the clairvoyant run.
+    """The policies to play: those to choose from, llama.cpp and the clairvoyant run; llama.cpp where all is on the GPU.
 
     Raises ChoiceError for an unknown name.
     """

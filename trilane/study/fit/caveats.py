@@ -51,7 +51,7 @@ def _pieces(prepared: Prepared) -> list[str]:
         return []
     return [
         f"Policies compute the prompt of {tokens:,} tokens in one piece, for whose buffers no memory is set aside. "
-        f"In pieces, as engines do, experts that are not on the GPU are copied once for each"
+        f"In pieces, as engines do, experts that are not on the GPU are copied once for each piece"
     ]
 
 

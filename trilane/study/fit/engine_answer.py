@@ -8,24 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sim.costs.engine import InferenceEngine, load_engine
+from sim.costs.engine import InferenceEngine
 from sim.costs.split_speed import DecodeTime, PromptTime
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.study.accuracy.regime_errors import RegimeAccuracy, regime_error
 from trilane.study.accuracy.regimes import Regime, regime_of
 from trilane.study.fit.command_line import cpu_layers_of
+from trilane.study.fit.engine_choice import METAL, ROCM, USUAL_ENGINE, VULKAN, check_engine, engine_of
 from trilane.study.fit.engine_speed import EngineGain, EngineSpeed
 from trilane.study.fit.larger_pieces import LargerPieces, larger_pieces
 from trilane.study.fit.question import FitError, Question
 from trilane.study.fit.sensitivity import limit_of, ranked
 from trilane.study.fit.split_memory import SplitMemory
 
-USUAL_ENGINE = "llama.cpp"
-_VULKAN, _METAL = "llama.cpp-vulkan", "llama.cpp-metal"
-_OF_GPUS = (_VULKAN, _METAL, "llama.cpp-rocm")  # whose names say what they run on
-_OF_VENDOR = {"amd": _VULKAN, "intel": _VULKAN, "apple": _METAL}
-_BACK_END = {"amd": "ROCm", "intel": "SYCL", "apple": "Metal"}  # others': CUDA
+_OF_GPUS = (VULKAN, METAL, ROCM)  # whose names say what they run on
+_BACK_END = {"intel": "SYCL", "apple": "Metal"}  # others': CUDA
 _NS_PER_MS = 1e6
 _THREADS_A_CORE = 2
 
@@ -55,21 +53,11 @@ class EngineAnswer:
     error: RegimeAccuracy | None  # of decode speeds that others measured in the regime; None: of too few, or of batches
 
 
-def engine_of(question: Question, hardware: Hardware) -> InferenceEngine:
-    """The engine that was asked for, or the usual one of the card. Raises FitError for one that was not fitted."""
-    engine = load_engine(question.engine or _OF_VENDOR.get(hardware.gpu.vendor or "", USUAL_ENGINE))
-    if not engine.fitted:
-        raise FitError(
-            f"engine {engine.name!r} serves policies, which are played on it: use --policy-engine {engine.name}; "
-            f"--engine takes one whose speeds were fitted, such as {USUAL_ENGINE}"
-        )
-    return engine
-
-
 def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> EngineAnswer:
-    """Raises FitError for what the engine has no room for."""
+    """Raises FitError for what the engine has no room for, does not run on or does not read."""
     speed = EngineSpeed(question, shape, hardware, engine_of(question, hardware))
     _check(question, hardware, speed.engine)
+    check_engine(speed.engine, shape, hardware)
     split, gains = speed.split, ranked(speed.gains())
     regime = regime_of(shape, hardware, speed.engine.name, split)
     piece = min(speed.splitter.piece_tokens, question.context)

@@ -14,6 +14,7 @@ from traces.models.catalogue import load_model
 from traces.models.names import parted
 from traces.models.quantisation import quantisations_of
 from traces.models.shape import ModelShape, ShapeError
+from trilane.study.fit.engine_choice import engine_of, reads
 from trilane.study.fit.question import FitError, Question, with_weights
 
 HOST_RESERVE_BYTES = 4_000_000_000  # estimate: operating system, the program, its buffers
@@ -160,13 +161,13 @@ def _help(shape: ModelShape, hardware: Hardware, question: Question) -> str:
 
 
 def _weights_that_fit(shape: ModelShape, hardware: Hardware, question: Question) -> list[str]:
-    """Quantisations with fewer bytes that fit."""
-    fitting = []
+    """Quantisations with fewer bytes that fit, of those that the engine reads."""
+    fitting, engine = [], None if hardware.measured else engine_of(question, hardware)
     try:
         names = quantisations_of(load_model(str(parted(question.model)._replace(weights=None))))
     except ShapeError:
         return []
-    for name in names:
+    for name in [name for name in names if engine is None or reads(engine, name)]:
         other = question.with_cache(load_model(with_weights(question.model, name)))
         less = other.routed_bytes + other.non_expert_bytes < shape.routed_bytes + shape.non_expert_bytes
         if less and surely_runs(other, hardware, question):

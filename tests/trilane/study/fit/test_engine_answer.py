@@ -15,11 +15,13 @@ from sim.costs.split_speed import StaticSplit, decode_time, prompt_time
 from sim.machine.hardware import load_hardware, write_hardware
 from sim.machine.units import GIB
 from tests.kit.hand_measured import toy_machine, toy_model
-from traces.models.catalogue import load_model
+from traces.models.catalogue import load_model, model_names
+from traces.models.names import parted
 from trilane.study.accuracy.regime_errors import regime_error
 from trilane.study.accuracy.regimes import Regime
 from trilane.study.fit.command_line import command_words, cpu_layers_of
-from trilane.study.fit.engine_answer import EngineAnswer, engine_answer, engine_of
+from trilane.study.fit.engine_answer import EngineAnswer, engine_answer
+from trilane.study.fit.engine_choice import engine_of, reads
 from trilane.study.fit.fit import fit, with_longest_context
 from trilane.study.fit.question import FitError, Question
 from trilane.study.fit.split_memory import Splitter
@@ -295,11 +297,11 @@ def test_ik_llama_cpp_repacks_weights_where_the_cpu_computes_everything() -> Non
 
 def test_the_answer_says_what_the_engine_runs_on() -> None:
     where = {gpu: answered(**{**QWEN, "gpu": gpu, "engine": engine}).about.split(", ")[-1]
-             for gpu, engine in (("rtx-4080", "llama.cpp"), ("rx-7900-xtx", "llama.cpp"), ("none", "llama.cpp"),
+             for gpu, engine in (("rtx-4080", "llama.cpp"), ("rx-7900-xtx", "llama.cpp-rocm"), ("none", "llama.cpp"),
                                  ("rtx-3060", "llama.cpp-vulkan"))}  # fmt: skip
     assert where == {
         "rtx-4080": "CUDA",
-        "rx-7900-xtx": "ROCm",
+        "rx-7900-xtx": "builds with ROCm",
         "none": "the CPU alone",
         "rtx-3060": "builds with Vulkan",
     }
@@ -370,3 +372,32 @@ def test_a_setting_that_the_machine_has_no_use_for_is_refused(asked: dict[str, A
     question = Question("qwen3-30b-a3b", **asked)
     with pytest.raises(FitError, match=message):
         engine_answer(question, question.model_shape, load_hardware(question.hardware))
+
+
+RX = {"gpu": "rx-7900-xtx", "ram": "ddr5-5600"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"gpu": "apple-m3-max", "engine": "ktransformers"}, "on Apple's GPUs; use llama.cpp or llama.cpp-metal"),
+        ({**RX, "engine": "ktransformers"}, "on AMD's GPUs; use llama.cpp-rocm or llama.cpp-vulkan"),
+        ({**RX, "engine": "llama.cpp"}, "on AMD's GPUs; use llama.cpp-rocm or llama.cpp-vulkan"),
+        ({**RX, "engine": "llama.cpp-2025"}, "on AMD's GPUs; use llama.cpp-rocm or llama.cpp-vulkan"),
+        ({**QWEN, "engine": "llama.cpp-rocm"}, "on NVIDIA's GPUs; use ik_llama.cpp or ktransformers or llama.cpp or"),
+        ({**QWEN, "engine": "llama.cpp-metal"}, "llama.cpp-metal does not run on NVIDIA's GPUs"),
+        ({**QWEN, "weights": "awq"}, "llama.cpp does not read weights in awq; ktransformers does"),
+        ({**QWEN, "weights": "IQ3_K"}, "llama.cpp does not read weights in iq3_k; ik_llama.cpp does"),
+        ({**RX, "weights": "fp8"}, "llama.cpp-vulkan does not read weights in fp8; choose other weights"),
+    ],
+)
+def test_a_card_or_weights_that_the_engine_does_not_take_are_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(FitError, match=message):
+        answered(**{"model": "qwen3-30b-a3b", **asked})
+
+
+def test_what_a_model_is_published_in_is_read_by_the_usual_engine() -> None:
+    llama_cpp = load_engine("llama.cpp")
+    for model in model_names():
+        weights = parted(Question(model, **RX).shape).weights
+        assert weights is None or reads(llama_cpp, weights), model

@@ -82,6 +82,7 @@ def test_weights_that_the_host_cannot_hold_are_refused_with_those_that_it_can() 
     fitting = str(error.value).partition("these weights fit: ")[2].partition(";")[0].split(", ")
     assert "q4_k_m" in fitting
     assert "q8_0" not in fitting
+    assert not {"awq", "gptq", "iq3_k"} & set(fitting), "llama.cpp reads none of them"
     for name in fitting:
         check_fits(*qwen(weights=name, ram_gb=16))
 

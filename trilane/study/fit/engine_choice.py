@@ -1,0 +1,55 @@
+"""Which engine answers a question, and whether it runs on the card and reads the weights."""
+
+from __future__ import annotations
+
+from sim.costs.engine import InferenceEngine, engine_names, load_engine
+from sim.machine.devices import Vendor
+from sim.machine.hardware import Hardware
+from traces.models.names import parted
+from traces.models.quantisation import quantisation_files
+from traces.models.shape import ModelShape
+from trilane.study.fit.question import FitError, Question
+
+USUAL_ENGINE = "llama.cpp"
+VULKAN, METAL, ROCM = "llama.cpp-vulkan", "llama.cpp-metal", "llama.cpp-rocm"
+_OF_VENDOR = {"amd": VULKAN, "intel": VULKAN, "apple": METAL}
+_UNSTATED: Vendor = "nvidia"  # of cards that state no vendor
+_TITLES: dict[Vendor, str] = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
+
+
+def engine_of(question: Question, hardware: Hardware) -> InferenceEngine:
+    """The engine that was asked for, or the usual one of the card. Raises FitError for one that was not fitted."""
+    engine = load_engine(question.engine or _OF_VENDOR.get(hardware.gpu.vendor or "", USUAL_ENGINE))
+    if not engine.fitted:
+        raise FitError(
+            f"engine {engine.name!r} serves policies, which are played on it: use --policy-engine {engine.name}; "
+            f"--engine takes one whose speeds were fitted, such as {USUAL_ENGINE}"
+        )
+    return engine
+
+
+def check_engine(engine: InferenceEngine, shape: ModelShape, hardware: Hardware) -> None:
+    """Raises FitError for a card that the engine does not run on, and for weights that it does not read."""
+    vendor, weights = hardware.gpu.vendor or _UNSTATED, parted(shape.name).weights
+    if not hardware.cpu_only and not engine.runs_on(vendor):
+        others = [name for name, other in _fitted().items() if other.runs_on(vendor)]
+        raise FitError(f"{engine.name} does not run on {_TITLES[vendor]}'s GPUs; use {_or(others)}")
+    if weights is not None and not reads(engine, weights):
+        others = [name for name, other in _fitted().items() if other.runs_on(vendor) and reads(other, weights)]
+        use = f"; {_or(others)} does" if others else "; choose other weights (trilane models --quantisations)"
+        raise FitError(f"{engine.name} does not read weights in {weights}{use}")
+
+
+def reads(engine: InferenceEngine, weights: str) -> bool:
+    """Whether an engine reads a format."""
+    return engine.reads is None or bool({*engine.reads} & {*quantisation_files(weights)})
+
+
+def _fitted() -> dict[str, InferenceEngine]:
+    """Engines of today that people run, by name."""
+    engines = {name: load_engine(name) for name in engine_names() if "-20" not in name}  # without builds of a year
+    return {name: engine for name, engine in engines.items() if engine.fitted}
+
+
+def _or(names: list[str]) -> str:
+    return " or ".join(names)
