@@ -92,7 +92,11 @@ def test_compare_leaves_out_what_the_trace_cannot_serve(trilane: Trilane, tmp_pa
     assert done.err.count("left out dali: the policy needs the forecast residual@1") == 1
     named = trilane("compare", *settings, "--policies", "dali")
     assert named.status == 2
-    assert "residual@1" in named.err
+    assert "dali: the policy needs the forecast residual@1" in named.err
+    assert "`--set noisy_forecast_recall='[0.8]'`" in named.err
+    named = trilane("compare", *settings, "--policies", "on-demand,fiddler", "--jobs", "1")
+    assert "policy 'fiddler' needs calibration" in named.err
+    assert "`--set calibration=FILE`" in named.err
 
 
 def test_simulate_writes_everything(trilane: Trilane) -> None:

@@ -59,6 +59,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown machine": (("simulate", "--set", "hardware=abacus"), "no hardware preset or file 'abacus'"),
     "unknown model": (("simulate", "--set", "model=eliza"), "eliza"),
     "another topology": (("simulate", "--set", "model=mixtral-8x7b"), "moe_layers"),
+    "another trace": (("simulate", "--set", "trace=gpt-oss-20b"), "`--set model=gpt-oss-20b`"),
     "too little memory": (("simulate", "--set", "gpu_memory_gb=3"), "GB are missing"),
     "too large a share": (("simulate", "--set", "cached_share=0.99"), "GB are missing"),
     "too large a batch": (("simulate", "--set", "batch=1000"), "batch 1000"),
