@@ -249,6 +249,13 @@ def test_a_csv_is_no_trace_until_imported(trilane: Trilane, tmp_path: Path) -> N
         assert "import it first: trilane trace import mine.route.csv -o mine.route.safetensors" in done.err
 
 
+def test_a_log_of_another_kind_is_no_trace(trilane: Trilane) -> None:
+    Path("mine.npz").write_bytes(b"PK\x03\x04 and so on, as a zip file begins")
+    done = trilane("simulate", "--set", "trace=mine.npz")
+    assert done.status == 2
+    assert "`trilane trace import` reads logs of other programs" in done.err
+
+
 def test_regret_is_explained_only_where_there_is_a_clairvoyant_run(trilane: Trilane) -> None:
     words = ("compare", *SHORT, "--draws", "1", "--policies")
     assert "clairvoyant" not in trilane(*words, "fiddler").out
