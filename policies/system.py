@@ -55,7 +55,7 @@ class BuildContext:
         if self.calibration is None:
             raise ChoiceError(
                 f"policy {self.policy!r} needs calibration: a trace of the same model on prompts other than those "
-                f"evaluated (`calibration: FILE` in the scenario)"
+                f"evaluated (`--set calibration=FILE`, or `calibration: FILE` in the scenario)"
             )
         return self.calibration
 

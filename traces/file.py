@@ -135,7 +135,8 @@ def _read_metadata(path: Path) -> dict[str, str]:
             return dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise TraceError(
-            f"{path}: expected a complete .safetensors file, got: {error}; the file was cut short or is of another kind"
+            f"{path}: expected a complete .safetensors file, got: {error}; the file was cut short or is no trace "
+            "(`trilane trace import` reads logs of other programs)"
         ) from None
 
 

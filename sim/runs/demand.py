@@ -196,7 +196,8 @@ def _check_needs(trace: Trace, needs: Needs, noisy: NoisyForecasts | None) -> No
         scored = needs.tokens and key.kind in WITH_SCORES
         if scored or noisy is None or not noisy.reach(key.lookahead):
             held = ", ".join(map(str, trace.forecasts)) or "none"
-            noise = f"`noisy_forecast_recall` in the scenario, up to look-ahead {key.lookahead}"
+            example = f"[{', '.join(['0.8'] * key.lookahead)}]"
+            noise = f"`--set noisy_forecast_recall='{example}'`, or `noisy_forecast_recall` in the scenario"
             raise MissingFromTraceError(
                 f"the policy needs the forecast {key}, the trace has {held}: capture the model with "
                 f"`trilane trace capture`, choose a policy without it (`trilane policies` lists what each needs)"

@@ -30,7 +30,7 @@ from sim.runs.scenario import Scenario, ScenarioError
 from sim.runs.vocabulary import Label, labels_of_needs
 from traces.batches import StepRows
 from traces.library import load_trace
-from traces.models.catalogue import load_model
+from traces.models.catalogue import load_model, model_names
 from traces.models.shape import ModelShape
 from traces.noise import NoisyForecasts
 from traces.trace import Trace
@@ -309,5 +309,6 @@ def _check_topology(scenario: Scenario, traced: ModelShape, shape: ModelShape) -
         if getattr(traced, name) != getattr(shape, name):
             raise ScenarioError(
                 f"trace {scenario.trace!r} was recorded with {name} = {getattr(traced, name)}, model {shape.name!r} "
-                f"has {getattr(shape, name)}: choose a model of the same topology, or `model: null` for the trace's own"
+                f"has {getattr(shape, name)}: choose a model of the same topology "
+                f"(`--set model={traced.name if traced.name in model_names() else 'null'}`; null: the trace's own)"
             )

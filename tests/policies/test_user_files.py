@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
+from json import JSONDecodeError
 from pathlib import Path
 
 import pytest
 
 from policies import user_files
-from policies.registry import SYSTEMS, system
+from policies.registry import SYSTEMS, BuildContext, compose, system
 from policies.system import ChoiceError
 from policies.user_files import load_policies, loaded_policies, names_file
 
@@ -28,6 +30,25 @@ class Mine(PARENT):
 @dataclass(frozen=True)
 class Other(PARENT):
     pass
+"""
+COMPOSING = """
+from dataclasses import dataclass
+
+from policies.protocols import Composition
+from trilane import Policy, register
+
+
+@register("mine", "raises")
+@dataclass(frozen=True)
+class Mine(Policy):
+    \"\"\"Raises.\"\"\"
+
+    def compose(self, context):
+        # the line below
+        {body}
+
+    def helper(self):
+        return 1 / 0
 """
 Write = Callable[[str], Path]
 
@@ -157,6 +178,26 @@ def test_refusals(write: Write, code: str | None, text: str, said: str) -> None:
         load_policies(text)
     assert said in str(error.value)
     assert "own_file_of_a_test" not in sys.modules or code is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return Composition()", r"line 15, in compose: TypeError: .* missing .* 'cache'"),
+        ("return self.helper()", "line 18, in helper: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_an_error_in_compose_names_its_line(write: Write, body: str, said: str) -> None:
+    path = write(COMPOSING.format(body=body))
+    assert load_policies(path.name) == ("mine",)
+    with pytest.raises(ChoiceError, match=f"^{re.escape(str(path))}, {said}"):
+        compose("mine", context=BuildContext("toy", 4, 2))
+
+
+def test_an_error_outside_the_file_keeps_its_class(write: Write) -> None:
+    load_policies(write(COMPOSING.format(body="import json; return json.loads('')")).name)
+    with pytest.raises(JSONDecodeError):
+        compose("mine", context=BuildContext("toy", 4, 2))
 
 
 def test_what_has_no_line_is_refused_without_one(write: Write) -> None:

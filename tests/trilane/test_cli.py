@@ -85,14 +85,20 @@ def test_compare_draws_every_policy(trilane: Trilane) -> None:
 def test_compare_leaves_out_what_the_trace_cannot_serve(trilane: Trilane, tmp_path: Path) -> None:
     """A trace without forecasts and calibration: DALI and Fiddler are named, the others run."""
     write_route_csv(tmp_path / "mine.csv")
-    assert trilane("trace", "import", "mine.csv", "-o", "mine.safetensors").status == 0
+    imported = trilane("trace", "import", "mine.csv", "-o", "mine.safetensors")
+    said = "mine.safetensors: 1 sequence of tiny, 2 prompt and 3 decode tokens, no forecasts\n"
+    assert (imported.status, imported.err) == (0, said)
     settings = ("--set", "trace=mine.safetensors", "--set", "model=null", "--set", "cached_share=0.5")
     done = trilane("compare", *settings, "--json", "-", "--jobs", "1")
     assert {run["policy"] for run in done.json["runs"]} >= {"on-demand", "layer-wise", "oracle"}
     assert done.err.count("left out dali: the policy needs the forecast residual@1") == 1
     named = trilane("compare", *settings, "--policies", "dali")
     assert named.status == 2
-    assert "residual@1" in named.err
+    assert "dali: the policy needs the forecast residual@1" in named.err
+    assert "`--set noisy_forecast_recall='[0.8]'`" in named.err
+    named = trilane("compare", *settings, "--policies", "on-demand,fiddler", "--jobs", "1")
+    assert "policy 'fiddler' needs calibration" in named.err
+    assert "`--set calibration=FILE`" in named.err
 
 
 def test_simulate_writes_everything(trilane: Trilane) -> None:

@@ -59,6 +59,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown machine": (("simulate", "--set", "hardware=abacus"), "no hardware preset or file 'abacus'"),
     "unknown model": (("simulate", "--set", "model=eliza"), "eliza"),
     "another topology": (("simulate", "--set", "model=mixtral-8x7b"), "moe_layers"),
+    "another trace": (("simulate", "--set", "trace=gpt-oss-20b"), "`--set model=gpt-oss-20b`"),
     "too little memory": (("simulate", "--set", "gpu_memory_gb=3"), "GB are missing"),
     "too large a share": (("simulate", "--set", "cached_share=0.99"), "GB are missing"),
     "too large a batch": (("simulate", "--set", "batch=1000"), "batch 1000"),
@@ -246,6 +247,13 @@ def test_a_csv_is_no_trace_until_imported(trilane: Trilane, tmp_path: Path) -> N
         done = trilane(verb, "--set", "trace=mine.route.csv")
         assert done.status == 2
         assert "import it first: trilane trace import mine.route.csv -o mine.route.safetensors" in done.err
+
+
+def test_a_log_of_another_kind_is_no_trace(trilane: Trilane) -> None:
+    Path("mine.npz").write_bytes(b"PK\x03\x04 and so on, as a zip file begins")
+    done = trilane("simulate", "--set", "trace=mine.npz")
+    assert done.status == 2
+    assert "`trilane trace import` reads logs of other programs" in done.err
 
 
 def test_regret_is_explained_only_where_there_is_a_clairvoyant_run(trilane: Trilane) -> None:

@@ -33,6 +33,7 @@ from tests.trilane.readme import (
     demo,
     shown_block,
 )
+from traces.importers import import_trace
 from trilane import cli
 from trilane.cli import main
 
@@ -63,7 +64,7 @@ def brief(command: str) -> str:
         command = command.replace(large, small)
     words = shlex.split(command)
     words += [word for option in ONCE.get(words[1], ()) if option not in words for word in (option, "1")]
-    if words[1] in BRIEF and "trace=mine.safetensors" not in words:
+    if words[1] in BRIEF and not {"trace=mine.safetensors", "trace=phone.safetensors"}.intersection(words):
         words += ["--set", "prompt_tokens=8", "--set", "generated_tokens=4"]
     return shlex.join(words)
 
@@ -173,6 +174,17 @@ def test_command_runs(command: str, folder: Path, monkeypatch: pytest.MonkeyPatc
     for name in written(command):
         path = folder / name
         assert path.stat().st_size > 0
+
+
+def test_an_imported_trace_can_be_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_with_inputs(command_with("compare --set trace=phone.safetensors"), folder, monkeypatch)
+
+
+@pytest.mark.parametrize(("language", "tokens"), [("json", 3), ("csv", 2)])
+def test_the_logs_that_the_page_shows_are_imported(tmp_path: Path, language: str, tokens: int) -> None:
+    [log] = blocks(language, ROOT / "docs/traces.md")
+    (file := tmp_path / f"log.{language}").write_text(log)
+    assert len(import_trace(file, model="mini-moe:2")) == tokens
 
 
 def test_every_command_is_run_or_known() -> None:

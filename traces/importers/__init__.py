@@ -58,6 +58,8 @@ def import_trace(
     path = Path(path)
     if not (path.is_file() or path.is_dir()):
         raise TraceError(f"{path}: expected a log to import, found no file or folder there")
+    if path.is_file() and not path.stat().st_size:
+        raise TraceError(f"{path}: expected a log to import, the file is empty; record it again")
     if log_format is not None and log_format not in FORMATS:
         raise TraceError(unknown("format", log_format, FORMATS))
     module, _, function = FORMATS[log_format or _format_of(path)].importer.partition(".")

@@ -54,8 +54,9 @@ def _of_answers(path: Path) -> Iterator[Request]:
                 parts = [_listed(where, each) for each in (prompt, routed)]
                 yield _joined(where, parts, len(parts[0]))
             else:
+                missing = "routed_experts in each of its choices" if routed is None else "prompt_routed_experts"
                 raise TraceError(
-                    f"{where}: expected routed_experts of prompt and choices, got {quoted(routed)}; start vLLM with "
+                    f"{where}: expected {missing}, found none; save the whole answer of vLLM, started with "
                     "--enable-return-routed-experts"
                 )
 

@@ -94,8 +94,13 @@ def play(
         for name in watch(list(simulations) * len(draws)):
             found[name].append(outcome := next(outcomes))
             if name in insist and outcome.refusal:
-                raise outcome.refusal
+                raise _naming(name, outcome.refusal)
     return found
+
+
+def _naming(policy: str, refusal: Exception) -> Exception:
+    """A refusal whose message says which of several policies it is of."""
+    return refusal if repr(policy) in str(refusal) else type(refusal)(f"{policy}: {refusal}")
 
 
 class LastPrepared:

@@ -21,6 +21,8 @@ from traces.models.shape import ShapeError
     [
         ("a.csv", "a,b\n1,2\n", "looks like none of them: it begins 'a,b"),
         ("a.json", "{}", "looks like none of them"),
+        ("a.json", "", "the file is empty"),
+        ("a.npz", "", "the file is empty"),
         (
             "a.json",
             '{"choices": [], "meta_info": {}}',

@@ -73,9 +73,12 @@ def test_the_model_must_be_named_and_be_the_recorded_one(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"choices": [{"routed_experts": None}]}, "start vLLM with --enable-return-routed-experts"),
+        (
+            {"choices": [{"routed_experts": None}]},
+            "expected routed_experts in each of its choices, .* started with --enable-return-routed-experts",
+        ),
         ({"prompt_routed_experts": 1}, r"lists \[tokens\]\[layers\]\[top_k\] of ids, got 1"),
-        ({"prompt_routed_experts": None}, "start vLLM with --enable-return-routed-experts"),
+        ({"prompt_routed_experts": None}, "expected prompt_routed_experts, found none; save the whole answer"),
         ({"choices": 7}, r"expected choices \(list\), got 7"),
         ({"choices": [{"routed_experts": "%%%"}]}, "expected routed_experts in base64"),
         ({"choices": [{"routed_experts": "aGVsbG8="}]}, "expected a whole array of integers"),

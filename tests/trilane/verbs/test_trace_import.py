@@ -25,7 +25,8 @@ def test_an_imported_log_is_played_and_every_heading_says_that_weights_are_unkno
 ) -> None:
     done = trilane("trace", "import", "answers.jsonl", "--model", MODEL, "-o", "t.safetensors")
     assert (done.status, done.out) == (0, "")
-    assert "t.safetensors: 16 tokens of mini-moe:2" in done.err
+    said = "t.safetensors (weights unknown): 2 sequences of mini-moe:2, 8 prompt and 8 decode tokens, no forecasts"
+    assert said in done.err
     settings = ("trace=t.safetensors", "model=null", "cached_share=0.5", "batch=2", "policy=on-demand")
     for words in (
         ("trace", "info", "t.safetensors"),
