@@ -102,7 +102,8 @@ def test_a_gpu_too_small_for_the_rest(inline_lanes: HostLanes) -> None:
 
 
 def test_what_is_no_model(tmp_path: Path) -> None:
-    for model, says in ((tmp_path, "expected a causal language model and tokenizer"), (tmp_path / "none", "no such folder")):
+    empty, absent = tmp_path, tmp_path / "none"
+    for model, says in ((empty, "expected a causal language model and tokenizer"), (absent, "no such folder")):
         with pytest.raises(RefusedError, match=says):
             generate(GenerateRequest(model, PROMPTS, Scenario(policy="on-demand")))
     with pytest.raises(RefusedError, match="dtype: expected one of auto, float32"):
