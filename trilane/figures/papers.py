@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,12 +12,26 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from trilane.figures.figure_files import PictureError, default_settings
-from trilane.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page, round_ticks, tidy
-from trilane.study.papers.board import FAR, NEAR, Scoreboard
-from trilane.study.papers.scores import FigureScore
+from trilane.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    legend_of,
+    page,
+    round_ticks,
+    tidy,
+)
+from trilane.study.papers.board import Scoreboard
+from trilane.study.papers.scores import FAR, NEAR, FigureScore
 
 _COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
 _BANDS = {FAR: "#F3F7F5", NEAR: "#DCEBE3"}
+_BOUND: dict[str, Any] = {"marker": "^", "markersize": 4, "color": GREY, "markeredgecolor": INK}
 _MOST_NAMES, _COLUMNS = 5, 3
 _APART = 0.03  # of the height of a panel, between two names
 _AT_EDGE = 0.2  # of its width: there is no room for a name to the left of the point
@@ -25,6 +40,8 @@ _AT_EDGE = 0.2  # of its width: there is no room for a name to the left of the p
 @default_settings
 def plot_papers(board: Scoreboard) -> Figure:
     """A point a figure, hollow where it was put in; the bands are 15 and 30 %; the five furthest of a paper are named.
+
+    Bounds are small grey triangles: on their side of the line they are met, however far from it they lie.
 
     Figures of another sign than published, and of 0, have no place on such axes. Raises PictureError without any.
     """
@@ -39,7 +56,7 @@ def plot_papers(board: Scoreboard) -> Figure:
         _panel(ax, name, [score for score in shown if score.paper.name == name], colour)
     for ax in axes[len(names) :]:
         ax.set_axis_off()
-    legend_of(part, _handles(), 4)
+    legend_of(part, _handles(), 5)
     return figure
 
 
@@ -68,15 +85,20 @@ def _panel(ax: Axes, name: str, scores: Sequence[FigureScore], colour: str) -> N
         ax.fill_between(ends, [(1 - band) * x for x in ends], [(1 + band) * x for x in ends], color=shade, linewidth=0)
     ax.plot(ends, ends, color="black", linewidth=1)
     for score in scores:
-        ax.plot(*_point(score), "o", markersize=5, markeredgewidth=0.8, alpha=0.9,
-                markeredgecolor=colour if score.put_in else "white",
-                markerfacecolor="white" if score.put_in else colour)  # fmt: skip
+        ax.plot(*_point(score), alpha=0.9, markeredgewidth=0.8, **_marker(score, colour))
     ax.set(xlim=ends, ylim=ends, aspect="equal", xlabel="published", ylabel="simulated")
     for axis in (ax.xaxis, ax.yaxis):
         round_ticks(axis, *ends)
         axis.set_tick_params(labelsize=8)
     tidy(ax)
     _name_furthest(ax, scores)
+
+
+def _marker(score: FigureScore, colour: str) -> dict[str, Any]:
+    if score.figure.bound:
+        return _BOUND
+    edge, face = (colour, "white") if score.put_in else ("white", colour)
+    return {"marker": "o", "markersize": 5, "markeredgecolor": edge, "markerfacecolor": face}
 
 
 def _point(score: FigureScore) -> tuple[float, float]:
@@ -106,5 +128,6 @@ def _handles() -> list[Line2D | Patch]:
     return [
         Line2D([], [], linestyle="", marker="o", markersize=5, color=INK, label="asked"),
         Line2D([], [], linestyle="", marker="o", markersize=5, color=INK, markerfacecolor="white", label="put in"),
+        Line2D([], [], linestyle="", label="a bound: met on its side", **_BOUND),
         *(Patch(facecolor=shade, label=f"within {band:.0%}") for band, shade in reversed(_BANDS.items())),
     ]

@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from trilane.pages.output import heading, legend, number, pairs, percent, signed_percent, table
-from trilane.study.papers.board import DEAD_BAND, FAR, NEAR, PaperSummary, Scoreboard, left_out
+from trilane.study.papers.board import DEAD_BAND, PaperSummary, Scoreboard, left_out
 from trilane.study.papers.paper import reasons
 from trilane.study.papers.plays import Plays
 from trilane.study.papers.quantities import QUANTITIES
-from trilane.study.papers.scores import FigureScore, case_values, mean_facts
+from trilane.study.papers.scores import FAR, NEAR, FigureScore, case_values, mean_facts
 
 Part = Table | Text | str
 _MOST_FAR = 12
@@ -68,14 +68,19 @@ def _of(counts: tuple[int, int]) -> str:
 def _far(scores: Sequence[FigureScore]) -> Iterable[Part]:
     if not scores:
         return
-    yield heading(f"Furthest off of {len(scores)} beyond {FAR:.0%} (`trilane papers --row ID` explains one)")
-    lines = [[s.figure.id, *_values(s), _off(s), s.miss] for s in scores[:_MOST_FAR]]
-    yield table(["figure", "published", "simulated", "off", "why"], lines, widest={"why": 90})
+    yield heading(f"{len(scores)} go the wrong way or are off by more than {FAR:.0%}; the furthest are "
+                  "(`trilane papers --row ID` explains one)")  # fmt: skip
+    lines = [[s.figure.id, *_values(s), _off(s), _marks(s), s.miss] for s in scores[:_MOST_FAR]]
+    yield table(["figure", "published", "simulated", "off", "", "why"], lines, widest={"why": 90})
     yield ""
 
 
 def _values(score: FigureScore) -> list[str]:
-    return [_value(score, score.figure.value), _value(score, score.simulated)]
+    return [_published(score), _value(score, score.simulated)]
+
+
+def _published(score: FigureScore) -> str:
+    return f"{score.figure.bound} {_value(score, score.figure.value)}".lstrip()
 
 
 def _value(score: FigureScore, value: float | None) -> str:
@@ -83,6 +88,8 @@ def _value(score: FigureScore, value: float | None) -> str:
 
 
 def _off(score: FigureScore) -> str:
+    if score.simulated is not None and score.figure.meets_bound(score.simulated):
+        return "met"
     if score.simulated is None or not math.isfinite(score.log_ratio):
         return "sign" if score.simulated is not None else "-"
     return signed_percent(math.exp(score.log_ratio) - 1)
@@ -104,7 +111,7 @@ def figures_page(board: Scoreboard) -> list[Part]:
 
 
 def _marks(score: FigureScore) -> str:
-    return "put in" if score.put_in else ""
+    return ", ".join(["put in"] * bool(score.put_in) + ["wrong way"] * score.wrong_way)
 
 
 # --- one figure -------------------------------------------------------------------------------------------------------
@@ -118,7 +125,7 @@ def figure_page(score: FigureScore, plays: Plays) -> list[Part]:
     facts = {
         "paper": f"{paper.title} ({paper.source})", "place": figure.where,
         "question": f"{quantity.meaning}: {question.method}{over}",
-        "published": f"{_value(score, figure.value)} ({figure.kind.replace('_', ' ')})",
+        "published": f"{_published(score)} ({figure.kind.replace('_', ' ')})",
         "simulated": f"{_value(score, score.simulated)}, {_off(score)}", "put in": score.put_in,
         "contradiction": reasons(paper.contradictions, figure.id), "why it misses": score.miss,
     }  # fmt: skip

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from matplotlib.text import Text
 
 from tests.kit.papers import put_in, score, toy_paper
 from trilane.figures import PictureError, plot_papers
+from trilane.figures.style import GREY
 from trilane.study.papers.board import Scoreboard
 from trilane.study.papers.scores import FigureScore
 
@@ -31,6 +33,13 @@ def test_points_bands_and_names() -> None:
     assert [text.get_text() for text in ax.texts] == ["far"]
     widths = sorted(each.get_paths()[0].get_extents().y1 / ax.get_xlim()[1] for each in ax.collections)
     assert widths == [pytest.approx(1.15), pytest.approx(1.30)]
+
+
+def test_bounds_are_small_grey_triangles() -> None:
+    figure = plot_papers(board(score("toy-bound", 1.0, 0.07, "upper_bound"), score("toy-near", 2.0, 2.1)))
+    [point] = [line for line in figure.axes[0].lines if tuple(line.get_xdata()) == (1.0,)]
+    assert (point.get_marker(), point.get_color()) == ("^", GREY)
+    assert "a bound: met on its side" in [text.get_text() for text in figure.findobj(Text)]
 
 
 def test_of_points_of_one_height_the_furthest_is_named_and_names_stay_within_the_panel() -> None:

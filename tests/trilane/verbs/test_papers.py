@@ -40,6 +40,21 @@ def test_the_figures_of_one_paper_a_line_each(trilane: Trilane) -> None:
     assert any(line.startswith("hybrimoe-decode-avg") for line in headlines)
 
 
+def test_bounds_have_their_sign_and_are_met(trilane: Trilane) -> None:
+    lines = {line.split()[0]: line.split() for line in trilane("papers", "--paper", "daop").out.splitlines() if line}
+    assert lines["daop-f9-deepspeed-mii"][1:] == ["<=", "1", "tokens/s", "0.0725", "tokens/s", "met"]
+    row = trilane("papers", "--row", "smoe-abs-hit").out
+    assert ">= 60 % (lower bound)" in row
+    assert ", met" in row
+    assert "why it misses" not in row
+
+
+def test_figures_that_go_the_wrong_way_are_listed_with_the_furthest(trilane: Trilane) -> None:
+    far = trilane("papers").out.partition("go the wrong way")[2].partition("figures were not asked")[0]
+    for figure in ("dali-f17a-cache", "hybrimoe-t3-prefill-prefetch-x"):
+        assert "wrong way" in next(line for line in far.splitlines() if line.startswith(figure))
+
+
 def test_what_a_file_lacks_is_played_and_added(trilane: Trilane) -> None:
     words = ("papers", "--row", "se-compute-share-lo", "--play", "plays.csv", "--jobs", "1", "--json", "row.json")
     assert "plays.csv: 2 plays were added" in trilane(*words).err

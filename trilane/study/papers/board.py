@@ -12,9 +12,8 @@ from typing import Any
 
 from trilane.study.papers.plays import Plays
 from trilane.study.papers.published import read_figures
-from trilane.study.papers.scores import FigureScore, facts_of, score_of
+from trilane.study.papers.scores import FAR, NEAR, FigureScore, facts_of, score_of
 
-NEAR, FAR = 0.15, 0.30  # bands
 DEAD_BAND = 0.03  # published values that differ by less are no pair
 
 
@@ -48,9 +47,9 @@ class Scoreboard:
         return [summary for summary in found if summary.figures]
 
     def furthest(self, beyond: float = FAR) -> list[FigureScore]:
-        """Scores outside a band, the worst first."""
-        far = [score for score in self.scores if score.counts and not score.within(beyond)]
-        return sorted(far, key=lambda score: -abs(score.log_ratio))
+        """Scores that go the wrong way, and those outside a band; each the worst first."""
+        far = [score for score in self.scores if score.counts and (score.wrong_way or not score.within(beyond))]
+        return sorted(far, key=lambda score: (not score.wrong_way, -abs(score.log_ratio)))
 
     @property
     def not_played(self) -> list[FigureScore]:

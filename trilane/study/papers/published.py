@@ -39,11 +39,20 @@ class PublishedFigure:
                   "missing"]  # fmt: skip
     left_out: str
 
+    @property
+    def bound(self) -> str:
+        """The sign in front of a bound; empty for other figures."""
+        return {"upper_bound": "<=", "lower_bound": ">="}.get(self.kind, "")
+
+    def meets_bound(self, simulated: float) -> bool:
+        """Whether it is a bound, and the value on its right side."""
+        assert self.value is not None
+        return {"<=": simulated <= self.value, ">=": simulated >= self.value}.get(self.bound, False)
+
     def log_ratio(self, simulated: float) -> float:
         """ln(simulated / published); 0 on the right side of a bound, infinite where the signs differ."""
         assert self.value is not None
-        within = {"upper_bound": simulated <= self.value, "lower_bound": simulated >= self.value}
-        if within.get(self.kind, False):
+        if self.meets_bound(simulated):
             return 0.0
         ratio = simulated / self.value
         return math.log(ratio) if ratio > 0 else -math.inf

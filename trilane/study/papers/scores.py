@@ -15,6 +15,7 @@ from trilane.study.papers.plays import Plays, key
 from trilane.study.papers.published import PapersError, PublishedFigure, read_figures
 from trilane.study.papers.quantities import QUANTITIES, Facts
 
+NEAR, FAR = 0.15, 0.30  # bands
 _TAKE: Mapping[str, Callable[[Iterable[float]], float]] = {"mean": fmean, "min": min, "max": max}
 
 
@@ -38,8 +39,9 @@ class FigureScore:
 
     @property
     def miss(self) -> str:
-        """Why it does not come out, as far as that is known."""
-        return reasons(self.paper.misses, self.figure.id)
+        """Why it does not come out, as far as that is known; nothing where it comes out."""
+        comes_out = self.simulated is not None and self.within(NEAR) and not self.wrong_way
+        return "" if comes_out else reasons(self.paper.misses, self.figure.id)
 
     @property
     def counts(self) -> bool:
@@ -63,6 +65,11 @@ class FigureScore:
         if even is None or value is None or value == even or self.simulated is None:
             return None
         return (self.simulated > even) == (value > even)
+
+    @property
+    def wrong_way(self) -> bool:
+        """Whether another side is better than in print."""
+        return self.same_direction is False
 
 
 def facts_of(score: FigureScore) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from tests.kit.papers import put_in, score, toy_paper
-from trilane.study.papers.board import Scoreboard, in_order, pairs_of
-from trilane.study.papers.plays import key
+from trilane.study.papers.board import Scoreboard, in_order, pairs_of, scoreboard
+from trilane.study.papers.plays import key, read_plays
 from trilane.study.papers.published import PapersError
 from trilane.study.papers.scores import FigureScore, case_values, chosen_figures, needed
 
@@ -58,6 +58,27 @@ def test_figures_that_were_put_in_are_shown_and_do_not_count() -> None:
     assert summary.in_order == (0, 0)
     assert [s.figure.id for s in board.not_played] == ["c"]
     assert board.furthest() == []
+
+
+def test_figures_that_go_the_wrong_way_come_first_whatever_their_band() -> None:
+    scores = _of_one_paper(score("far", 2.0, 20.0), score("turned", 1.1, 0.99), score("near", 2.0, 2.1))
+    assert [s.figure.id for s in Scoreboard(scores).furthest()] == ["turned", "far"]
+
+
+@pytest.mark.parametrize(
+    ("simulated", "kind", "miss"),
+    [(2.1, "exact", ""), (2.6, "exact", "a rate"), (9.0, "lower_bound", ""), (1.0, "lower_bound", "a rate"),
+     (None, "exact", "a rate")],
+)  # fmt: skip
+def test_only_a_figure_that_misses_has_a_reason(simulated: float | None, kind: str, miss: str) -> None:
+    one = score("a", 2.0, simulated, kind)
+    paper = toy_paper(questions={"a": one.question}, headlines=[], misses=put_in("a"))
+    assert FigureScore(one.figure, paper, simulated).miss == miss
+
+
+def test_every_shipped_figure_that_goes_the_wrong_way_has_a_reason() -> None:
+    board = scoreboard(chosen_figures(), read_plays())
+    assert [s.figure.id for s in board.scores if s.wrong_way and not s.miss] == []
 
 
 def test_engines_say_which_figures_they_were_set_by(monkeypatch: pytest.MonkeyPatch) -> None:
