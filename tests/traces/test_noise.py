@@ -166,7 +166,7 @@ def test_they_stand_in_for_kinds_that_the_trace_lacks_and_for_no_others() -> Non
 
 def test_without_a_recall_for_the_lookahead_the_error_names_the_way_out() -> None:
     trace = random_trace(layers=3, tokens=4)
-    with pytest.raises(MissingFromTraceError, match=r"gate@2, the trace has none: .*`noisy_forecast_recall`.*ahead 2"):
+    with pytest.raises(MissingFromTraceError, match=r"gate@2, the trace has none: .*_recall='\[0\.8, 0\.8\]'"):
         demand_with(trace, (("gate", 1), ("gate", 2)), (1.0,))
 
 
