@@ -5,11 +5,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo test test-deep mutation lint types notebooks bench bench-accelerate bench-sweep bench-fit validate gpu clean
+.PHONY: help demo test test-llama test-deep mutation lint types notebooks bench bench-accelerate bench-sweep bench-fit validate gpu clean
 
 help:
 	@echo "make demo    compare policies on two bundled scenarios; pictures and a timeline of the first go to out/"
 	@echo "make test    lint, types, import rules and all tests (installs torch and transformers)"
+	@echo "make test-llama  the tests that run llama.cpp (installs the package xllamacpp)"
 	@echo "make test-deep  the same with more examples, whole cross products, and the notebooks"
 	@echo "make mutation  plant 300 faults (SEED=2 for others), print those that the tests do not find, and the score (an hour)"
 	@echo "make notebooks  execute the notebooks and keep their outputs"
@@ -35,6 +36,9 @@ demo: $(VENV)/simulator.stamp
 # surroundings say: tests start many processes.
 test: lint types
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-llama: $(VENV)/llama.stamp
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m llama
 
 test-deep: lint types
 	TRILANE_TESTS=deep PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -98,6 +102,10 @@ $(VENV)/tests.stamp: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "installing torch, transformers and the test tools into $(VENV) (a few minutes) ..."
 	$(PIP) -e '.[torch,test]'
 	@touch $@ $(VENV)/simulator.stamp
+
+$(VENV)/llama.stamp: $(VENV)/tests.stamp
+	$(PIP) -e '.[llama]'
+	@touch $@
 
 $(BIN)/pip:
 	@command -v $(PYTHON) >/dev/null || { echo >&2 "$(PYTHON) is not there. Install it: sudo apt-get install python3 python3-venv"; exit 1; }

@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -36,6 +37,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if marked and not _on_device(config.getoption("--device")):
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+    for item in items:
+        if item.get_closest_marker("llama") and not find_spec("xllamacpp"):
+            item.add_marker(pytest.mark.skip(reason="needs the package xllamacpp: make test-llama"))
 
 
 def pytest_collection_finish() -> None:

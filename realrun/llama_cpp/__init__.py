@@ -1,0 +1,1 @@
+"""llama.cpp on this machine: its routing recorded, its speed measured."""
