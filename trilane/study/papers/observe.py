@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from policies.mechanism.views import Forecast, Routing
+from sim.machine.units import GB
 from sim.runs.demand import StepDemand
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run
@@ -19,12 +20,12 @@ from trilane.study.papers.top_scores import top_score_facts
 
 _OF_RUNS = (
     "tpot_ms", "ttft_ms", "decode_resident_hit_rate", "h2d_busy_share", "gpu_busy_share", "cpu_busy_share",
-    "plan_overhead_share", "prefetch_accuracy", "energy_j_per_token",
+    "stall_h2d_share", "plan_overhead_share", "prefetch_accuracy", "energy_j_per_token",
 )  # fmt: skip
 FACTS = (
     *_OF_RUNS, "generated_tokens", "layer_ms", "expert_ms", "expert_cpu_ms", "expert_gpu_ms", "copy_ms",
     "cpu_expert_ms", "exchange_ms", "top1_accuracy", "top2_accuracy", "recall", "phase_likeness", "low_score_loads",
-    "top_score_loads", "top_score_accuracy", "top_score_active",
+    "top_score_loads", "top_score_accuracy", "top_score_active", "routed_gb", "other_gb",
 )  # fmt: skip
 
 
@@ -65,11 +66,13 @@ def _stretches_ns(spans: pd.DataFrame) -> float:
 
 
 def _costs(prepared: Prepared) -> Facts:
-    """Of one expert and one token, ms."""
+    """Of one expert and one token, ms; and the weights of routed experts and of all else."""
     expert, step = prepared.costs.experts[0], prepared.costs.step(1, (1,))
     return {
         "copy_ms": expert.copy_ns / 1e6,
         "cpu_expert_ms": expert.cpu_ns[1] / 1e6,
+        "routed_gb": prepared.shape.routed_bytes / GB,
+        "other_gb": prepared.shape.non_expert_bytes / GB,
         "exchange_ms": (step.activations_ns + step.result_ns) / 1e6,
     }
 
