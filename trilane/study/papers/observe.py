@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from policies.mechanism.views import Forecast, Routing
-from sim.machine.units import GB
 from sim.runs.demand import StepDemand
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run
@@ -20,12 +19,12 @@ from trilane.study.papers.top_scores import top_score_facts
 
 _OF_RUNS = (
     "tpot_ms", "ttft_ms", "decode_resident_hit_rate", "h2d_busy_share", "gpu_busy_share", "cpu_busy_share",
-    "stall_h2d_share", "plan_overhead_share", "prefetch_accuracy", "energy_j_per_token",
+    "plan_overhead_share", "prefetch_accuracy", "energy_j_per_token",
 )  # fmt: skip
 FACTS = (
     *_OF_RUNS, "generated_tokens", "layer_ms", "expert_ms", "expert_cpu_ms", "expert_gpu_ms", "copy_ms",
     "cpu_expert_ms", "exchange_ms", "top1_accuracy", "top2_accuracy", "recall", "phase_likeness", "low_score_loads",
-    "top_score_loads", "top_score_accuracy", "top_score_active", "routed_gb", "other_gb",
+    "top_score_loads", "top_score_accuracy", "top_score_active", "stall_h2d_share",
 )  # fmt: skip
 
 
@@ -35,7 +34,9 @@ def observed(prepared: Prepared) -> Facts:
     row = run.to_dict()
     facts = {name: row.get(name) for name in _OF_RUNS}
     facts |= {"generated_tokens": prepared.answer_tokens, "layer_ms": run.metrics.tpot_ms}
-    facts |= {**_expert_times(run), **_costs(prepared), **_forecasts(prepared), **top_score_facts(prepared, run.spans)}
+    facts |= {**_expert_times(run), **_costs(prepared), **_forecasts(prepared)}
+    if tops := top_score_facts(prepared, run.spans):
+        facts |= {**tops, "stall_h2d_share": row["stall_h2d_share"]}
     facts["phase_likeness"] = _phase_likeness(prepared)
     if run.metrics.tpot_ms is not None:
         facts["layer_ms"] = run.metrics.tpot_ms / prepared.shape.moe_layers
@@ -66,13 +67,11 @@ def _stretches_ns(spans: pd.DataFrame) -> float:
 
 
 def _costs(prepared: Prepared) -> Facts:
-    """Of one expert and one token, ms; and the weights of routed experts and of all else."""
+    """Of one expert and one token, ms."""
     expert, step = prepared.costs.experts[0], prepared.costs.step(1, (1,))
     return {
         "copy_ms": expert.copy_ns / 1e6,
         "cpu_expert_ms": expert.cpu_ns[1] / 1e6,
-        "routed_gb": prepared.shape.routed_bytes / GB,
-        "other_gb": prepared.shape.non_expert_bytes / GB,
         "exchange_ms": (step.activations_ns + step.result_ns) / 1e6,
     }
 
