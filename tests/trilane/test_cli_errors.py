@@ -248,7 +248,7 @@ OF_A_GGUF: dict[str, tuple[tuple[str, ...], str]] = {
     "a type": (("--gguf", "m.gguf", "--dtype", "float16"), "expected --gguf without --dtype, got --dtype float16"),
     "no prompts": (("--gguf", "m.gguf", "--prompts", "nowhere.txt"), "nowhere.txt: expected a file of prompts"),
     "no such file": (("--gguf", "m.gguf"), "m.gguf"),
-    "another forecast": (("--gguf", "m.gguf", "--forecasts", "partial@1"), "expected gate@1, gate@2, ... or residual@1"),
+    "another forecast": (("--gguf", "m.gguf", "--forecasts", "partial@1"), "expected gate@1, gate@2, ..."),
 }
 
 
