@@ -76,7 +76,7 @@ def test_routes_of_prompts_are_prompts_and_the_manifest_stands_for_the_folder(tm
         ({"tensors": {"topk_indices": np.zeros((2, 2, 3, 2), np.float32)}}, "expected ids and weights"),
         ({"tensors": {"topk_weights": np.zeros((2, 2, 3, 2), np.int16)}}, "expected ids and weights"),
         ({"tensors": {"sequence_lengths": np.array([3.0, 0], np.float32)}}, "expected ids and weights"),
-        ({"tensors": {"sequence_lengths": np.array([4, 0], np.int32)}}, r"lengths \[texts\] up to \(3,\), got \[2, 2, 3"),
+        ({"tensors": {"sequence_lengths": np.array([4, 0], np.int32)}}, r"lengths \[texts\] up to \(3,\), got"),
         ({"tensors": {"sequence_lengths": np.array([3], np.int32)}}, r"got \[2, 2, 3, 2\], \[2, 2, 3, 2\] and \[1\]"),
         ({"model": {"num_experts": 64}}, "expected 16 experts, as mini-moe:2 has, found 64"),
         ({"model": None}, r"model: expected num_experts \(int\), got None"),

@@ -136,7 +136,7 @@ def test_a_dump_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> 
         ({"physical_to_logical": PLACES + 1}, "expected expert ids in 0..15, got 16"),
         ({"physical_to_logical": PLACES[:, :0]}, "expected places 0..-1, or -1, in 2 layers"),
         ({"physical_to_logical": PLACES[:, : IDS.max()]}, f"as physical_to_logical has, found -1 to {IDS.max()} in 2;"),
-        ({"topk_ids": np.where(IDS < IDS.max(), IDS, -2)}, "as physical_to_logical has, found -2 to"),
+        ({"topk_ids": np.minimum(IDS, -2)}, "as physical_to_logical has, found -2 to"),
         ({"positions": [0]}, "expected a position and a mode for each of 5 tokens"),
         ({"topk_ids": IDS[:0]}, "expected arrays with axes"),
         ({"logical_count": IDS}, "expected arrays with axes"),
