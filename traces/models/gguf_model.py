@@ -106,8 +106,10 @@ def _shape(
         tied_embeddings="output.weight" not in tensors, norm_topk=keys.flag("expert_weights_norm", default=True),
         matrices_per_expert=max(round(elements / (len(sparse) * experts * hidden * width)), 1),
         weight_bits=8 * sum(tensor.size_bytes for tensor in weights) / max(elements, 1),
-        expert_bytes=tuple(layer.expert_bytes for layer in sparse), attention=kinds if several else None,
-        attention_layers=tuple(map(kinds.index, mixers)) if several else None, sources={"*": keys.where},
+        embedding_bits=8 * vocabulary.size_bytes / vocabulary.elements if vocabulary else None,
+        expert_bytes=tuple(layer.expert_bytes for layer in sparse),
+        expert_tensor_bytes=max((tensor.size_bytes for tensor in weights), default=None),
+        attention=kinds if several else None, attention_layers=tuple(map(kinds.index, mixers)) if several else None, sources={"*": keys.where},
     )  # fmt: skip
 
 
