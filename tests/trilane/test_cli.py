@@ -1,4 +1,4 @@
-"""The command line, as a newcomer uses it and misuses it."""
+"""The command line: verbs, options, output files, and refusals."""
 
 from __future__ import annotations
 
