@@ -70,8 +70,8 @@ def gpt_oss() -> Made:
 def deepseek2() -> Made:
     """DeepSeek-V2-Lite: latent attention, a dense layer, shared experts."""
     mixer: Matrices = [
-        *norms(512, "attn_kv_a_norm"), ("attn_q", (2048, 3072)), ("attn_kv_a_mqa", (2048, 576)), ("attn_k_b", (128, 512, 16)),
-        ("attn_v_b", (512, 128, 16)), ("attn_output", (2048, 2048)),
+        *norms(512, "attn_kv_a_norm"), ("attn_q", (2048, 3072)), ("attn_kv_a_mqa", (2048, 576)),
+        ("attn_k_b", (128, 512, 16)), ("attn_v_b", (512, 128, 16)), ("attn_output", (2048, 2048)),
     ]  # fmt: skip
     first = norms(2048, "attn_norm", "ffn_norm") + mixer
     sizes = keys(

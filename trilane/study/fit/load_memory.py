@@ -99,10 +99,10 @@ def load_memory(shape: ModelShape, setting: LoadSetting) -> LoadMemory:
 
 def kv_cache_bytes(shape: ModelShape, setting: LoadSetting) -> int:
     """Bytes of keys, values and states of all sequences."""
-    one = sum(
-        layers * (setting.cells_of(kind) * _cached_width(shape, kind, setting) * shape.cache_bits / 8 + kind.state_bytes)
-        for kind, layers in shape.attention_counts
-    )
+    element_bytes, one = shape.cache_bits / 8, 0.0
+    for kind, layers in shape.attention_counts:
+        elements = setting.cells_of(kind) * _cached_width(shape, kind, setting)
+        one += layers * (elements * element_bytes + kind.state_bytes)
     return setting.sequences * round(one)
 
 
