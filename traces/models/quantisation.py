@@ -117,6 +117,7 @@ def quantised(shape: ModelShape, name: str) -> ModelShape:
         name=f"{shape.name}@{name}",
         weight_bits=_expert_bits(shape, entry),
         dense_bits=_dense_bits(shape, entry),
+        embedding_bits=_bits(entry.head if shape.tied_embeddings else entry.embedding, shape.hidden),
         kv_bits=_CACHE_BITS,
         sources={**shape.sources, "weight_bits": source, "dense_bits": source, "kv_bits": "assumption: not quantised"},
     )
