@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from traces.models.attention import Attention, Reach
 from traces.models.config_attention import STATE_BYTES
-from traces.models.gguf_header import Tensor
 from traces.models.gguf_keys import GgufKeys
+from traces.models.gguf_tensors import Tensor
 
 # Of every so many layers, the last attends to everything. llama.cpp has these in its code (src/llama-model.cpp,
 # set_swa_pattern) where a file has no attention.sliding_window_pattern; the chunk of Llama 4 too.

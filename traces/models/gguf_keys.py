@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from traces.models.gguf_header import Value
+from traces.models.gguf_reader import Value
 from traces.models.shape import ShapeError
 from trilane.common.quoting import quoted
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from traces.models.attention import Attention
 from traces.models.gguf_attention import attention_of_layer, mixing_tensors
-from traces.models.gguf_header import Tensor, read_gguf_header
+from traces.models.gguf_header import read_gguf_header
 from traces.models.gguf_keys import GgufKeys
+from traces.models.gguf_tensors import Tensor
 from traces.models.shape import ModelShape, ShapeError
 from trilane.common.quoting import quoted
 

@@ -1,28 +1,54 @@
-"""GGUF files for tests: headers only, with the tensors that llama.cpp's converter writes for a family."""
+"""GGUF files for tests: headers, and holes in place of weights, with the tensors that llama.cpp's converter writes."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
+from math import prod
 from pathlib import Path
 
 F32, F16, Q4_K, Q6_K, MXFP4 = 0, 1, 12, 14, 39
+BLOCKS = {F32: (4, 1), F16: (2, 1), Q4_K: (144, 256), Q6_K: (210, 256), MXFP4: (17, 32)}  # bytes, weights
 Tensors = Iterable[tuple[str, tuple[int, ...], int]]  # name, shape, type
 Matrices = list[tuple[str, tuple[int, ...]]]
 
 
 def write_gguf(path: Path, metadata: Mapping[str, object], tensors: Tensors, version: int = 3) -> Path:
-    """A header with this metadata and table."""
-    path.write_bytes(gguf_bytes(metadata, tensors, version))
+    """A header with this metadata and table, and as many bytes after it, all zero, as the tensors take."""
+    return write_whole(path, gguf_bytes(metadata, tensors := list(tensors), version), weights_bytes(tensors))
+
+
+def write_whole(path: Path, header: bytes, weights: int) -> Path:
+    """A file with a hole of so many bytes in place of its weights."""
+    with path.open("wb") as file:
+        file.write(header)
+        if weights:
+            file.truncate(padded(len(header)) + weights)
     return path
 
 
 def gguf_bytes(metadata: Mapping[str, object], tensors: Tensors, version: int = 3) -> bytes:
-    table = [
-        text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, number, 0) for name, shape, number in tensors
-    ]
+    """A header alone."""
+    table, at = [], 0
+    for name, shape, number in tensors:
+        table.append(text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, number, at))
+        at += padded(size_bytes(shape, number))
     keys = [text(key) + value(each) for key, each in metadata.items()]
     return b"".join((b"GGUF", struct.pack("<IQQ", version, len(table), len(keys)), *keys, *table))
+
+
+def weights_bytes(tensors: Tensors) -> int:
+    return sum(padded(size_bytes(shape, number)) for _, shape, number in tensors)
+
+
+def size_bytes(shape: tuple[int, ...], number: int) -> int:
+    size, weights = BLOCKS.get(number, (1, 1))
+    return prod(shape) // weights * size % 2**63
+
+
+def padded(size: int) -> int:
+    """Up to the usual alignment."""
+    return -(-size // 32) * 32
 
 
 def text(words: str) -> bytes:

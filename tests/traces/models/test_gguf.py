@@ -25,7 +25,9 @@ from tests.traces.models.gguf_files import (
     mamba,
     mixture,
     model,
+    weights_bytes,
     write_gguf,
+    write_whole,
 )  # fmt: skip
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape, ShapeError
@@ -187,9 +189,8 @@ GOOD = gguf_bytes(*qwen3moe(2))
 HUGE = (2**63).to_bytes(8, "little")
 
 
-def refused(content: bytes, folder: Path) -> str:
-    file = folder / "model.gguf"
-    file.write_bytes(content)
+def refused(content: bytes, folder: Path, weights: int = 0) -> str:
+    file = write_whole(folder / "model.gguf", content, weights)
     with pytest.raises(ShapeError) as caught:
         load_model(str(file))
     assert str(caught.value).startswith(str(file))
@@ -236,13 +237,16 @@ def test_what_is_no_gguf_file_is_refused_in_a_sentence(content: bytes, words: st
 def test_metadata_that_is_missing_or_wrong_is_named(changed: dict[str, object], words: str, tmp_path: Path) -> None:
     metadata, tensors = qwen3moe(2)
     wrong = {f"qwen3moe.{key}": each for key, each in changed.items()}
-    assert refused(gguf_bytes({**metadata, **wrong}, tensors), tmp_path).startswith(words)
+    content = gguf_bytes({**metadata, **wrong}, tensors)
+    assert refused(content, tmp_path, weights_bytes(tensors)).startswith(words)
 
 
 def test_a_dense_model_is_refused(tmp_path: Path) -> None:
     layer = grouped(512, 8, 2, 64) + feed_forward(512, 1024)
-    content = gguf_bytes(*model("llama", {"embedding_length": 512, "attention.head_count": 8}, 99, [layer]))
-    assert refused(content, tmp_path) == "expected a model with experts, this one, 'llama', has none"
+    metadata, tensors = model("llama", {"embedding_length": 512, "attention.head_count": 8}, 99, [layer])
+    content = gguf_bytes(metadata, tensors)
+    words = refused(content, tmp_path, weights_bytes(tensors))
+    assert words == "expected a model with experts, this one, 'llama', has none"
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,0 +1,167 @@
+"""The routers' gate matrices in a GGUF file, and the experts that they choose, as llama.cpp chooses them.
+
+Source of the rule: ggml-org/llama.cpp src/llama-graph.cpp, ``build_moe_ffn``. Weights are read with the package
+``gguf`` in whatever format the file has them; nothing else of the file is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realrun.errors import RefusedError
+from traces.models.gguf_header import read_gguf_header
+from traces.models.gguf_keys import GgufKeys
+from traces.models.gguf_tensors import Tensor
+from traces.models.shape import MOST_EXPERTS, ShapeError
+from trilane.common.quoting import quoted
+
+Floats = NDArray[np.float32]
+Scoring = Literal["softmax", "sigmoid", "logits", "sqrt_softplus"]
+
+_GATE = re.compile(r"blk\.(\d{1,4})\.(ffn_gate_inp\.weight|ffn_gate_inp\.bias|exp_probs_b\.bias|exp_probs_b)")
+_SCORING: Mapping[int, Scoring] = {1: "softmax", 2: "sigmoid", 3: "logits", 4: "sqrt_softplus"}  # expert_gating_func
+_OF_FAMILY: Mapping[str, int] = {"ernie4_5-moe": 1, "deepseek4": 4}  # fixed in src/models of llama.cpp
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The router of one block, E experts on H elements; ``selection_bias`` changes the choice, not the weights."""
+
+    weight: Floats  # [E, H]
+    bias: Floats | None = None  # [E]
+    selection_bias: Floats | None = None  # [E]
+
+    def logits(self, inputs: Floats) -> Floats:
+        """[N, E] of router inputs [N, H]."""
+        found = inputs @ self.weight.T
+        return found if self.bias is None else found + self.bias
+
+
+@dataclass(frozen=True)
+class Gates:
+    """All routers of a model, by the number of their block (the N of llama.cpp's ``ffn_moe_logits-N``)."""
+
+    by_block: Mapping[int, Gate]
+    top_k: int
+    scoring: Scoring
+    groups: int = 1  # of experts, of which ``groups_used`` are looked at
+    groups_used: int = 1
+
+    def ranked(self, block: int, inputs: Floats, count: int) -> NDArray[np.int64]:
+        """The ``count`` first experts [N, count] of router inputs [N, H], best first; the first ``top_k`` are those
+        that the router chooses. Of equal ones the lower number comes first."""
+        gate = self.by_block[block]
+        scores = scores_of(gate.logits(inputs), self.scoring)
+        if gate.selection_bias is not None:
+            scores = scores + gate.selection_bias
+        order = np.argsort(-scores, axis=1, kind="stable")
+        if self.groups > 1:
+            left_out = np.take_along_axis(~self._in_used_groups(scores), order, axis=1)
+            order = np.take_along_axis(order, np.argsort(left_out, axis=1, kind="stable"), axis=1)
+        return order[:, :count]
+
+    def _in_used_groups(self, scores: Floats) -> NDArray[np.bool_]:
+        """Whether an expert [N, E] is in one of the groups with the largest sums of their two best scores."""
+        by_group = scores.reshape(len(scores), self.groups, -1)
+        sums = np.sort(by_group, axis=2)[:, :, -2:].sum(axis=2)
+        used = np.argsort(-sums, axis=1, kind="stable")[:, : self.groups_used]
+        chosen = np.zeros(sums.shape, bool)
+        np.put_along_axis(chosen, used, True, axis=1)
+        return np.repeat(chosen, by_group.shape[2], axis=1)
+
+
+def read_gates(path: Path) -> Gates:
+    """The gates of a model in a GGUF file, or in all parts of one; layers that predict several tokens are left out.
+
+    Raises ShapeError for a file that is damaged or has no gates, RefusedError where the package gguf is missing.
+    """
+    header = read_gguf_header(path)
+    keys = GgufKeys(header.metadata, str(path))
+    experts, hidden = keys.count("expert_count", default=0), keys.count("embedding_length", least=1)
+    found = _gate_tensors(header.tensors, keys.layers)
+    if not found or not 1 <= experts <= MOST_EXPERTS:
+        raise ShapeError(f"{path}: expected gates (blk.N.ffn_gate_inp) of 1 to {MOST_EXPERTS:,} experts, got none")
+    by_block = {block: _gate(tensors, hidden, experts) for block, tensors in sorted(found.items())}
+    groups = max(keys.count("expert_group_count", default=1), 1)
+    if experts % groups:
+        raise ShapeError(f"{path}: expected groups of equal size, got {experts} experts in {groups} groups")
+    return Gates(
+        by_block, keys.count("expert_used_count", least=1), _scoring(keys, by_block), groups,
+        max(keys.count("expert_group_used_count", default=groups), 1),
+    )  # fmt: skip
+
+
+def _gate_tensors(tensors: Iterable[Tensor], blocks: int) -> Mapping[int, Mapping[str, Tensor]]:
+    """By block and by name without ``.bias``."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for tensor in tensors:
+        if (match := _GATE.fullmatch(tensor.name)) and int(match[1]) < blocks:
+            found.setdefault(int(match[1]), {})[match[2].removesuffix(".bias")] = tensor
+    return found
+
+
+def scores_of(logits: Floats, scoring: Scoring) -> Floats:
+    """What the router chooses by, of logits [N, E]."""
+    scores: Floats = logits
+    if scoring == "sigmoid":
+        scores = np.reciprocal(1 + np.exp(-logits), dtype=np.float32)
+    if scoring == "sqrt_softplus":
+        scores = np.sqrt(np.log1p(np.exp(logits)), dtype=np.float32)
+    if scoring == "softmax":
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        scores = np.divide(powers, powers.sum(axis=1, keepdims=True), dtype=np.float32)
+    return scores
+
+
+def _scoring(keys: GgufKeys, by_block: Mapping[int, Gate]) -> Scoring:
+    """As the file says; where it does not, families whose choice has a bias of its own have sigmoids."""
+    biased = any(gate.selection_bias is not None for gate in by_block.values())
+    usual = _OF_FAMILY.get(keys.architecture, 2 if biased else 1)
+    number = keys.count("expert_gating_func", default=0) or usual
+    if number not in _SCORING:
+        raise ShapeError(f"{keys.where}: expert_gating_func: expected 1 to {len(_SCORING)}, got {number}")
+    return _SCORING[number]
+
+
+def _gate(tensors: Mapping[str, Tensor], hidden: int, experts: int) -> Gate:
+    weight = tensors.get("ffn_gate_inp.weight")
+    if weight is None:
+        tensor = next(iter(tensors.values()))
+        raise ShapeError(f"{tensor.file}: expected a gate matrix next to {quoted(tensor.name)}, there is none")
+    biases = [
+        _values(tensors[name], (experts,)) if name in tensors else None for name in ("ffn_gate_inp", "exp_probs_b")
+    ]
+    return Gate(_values(weight, (hidden, experts)), *biases)
+
+
+def _values(tensor: Tensor, shape: tuple[int, ...]) -> Floats:
+    """The weights of a tensor, rows first. Raises ShapeError for another shape, RefusedError without ``gguf``."""
+    if tensor.shape != shape:
+        raise ShapeError(
+            f"{tensor.file}: {quoted(tensor.name)}: expected sizes {list(shape)}, those of the hidden states and the "
+            f"experts, got {list(tensor.shape)}"
+        )
+    try:
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+    except ImportError:
+        raise RefusedError(
+            "gate matrices are read with the package gguf, which is not installed: pip install 'trilane[llama]'"
+        ) from None
+    with tensor.file.open("rb") as file:
+        file.seek(tensor.begin)
+        rows = np.frombuffer(file.read(tensor.size_bytes), np.uint8)
+    try:
+        values = dequantize(rows.reshape(*reversed(shape[1:]), -1), GGMLQuantizationType(tensor.type_number))
+    except (NotImplementedError, ValueError):
+        raise ShapeError(
+            f"{tensor.file}: {quoted(tensor.name)} is in {tensor.type.name}, which the package gguf does not read"
+        ) from None
+    return np.ascontiguousarray(values, np.float32).reshape(*reversed(shape))

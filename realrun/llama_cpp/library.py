@@ -1,0 +1,119 @@
+"""The C library of llama.cpp, as the package xllamacpp brings it, through ctypes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ctypes import CDLL, POINTER, Structure, c_bool, c_char_p, c_float, c_int32, c_size_t, c_ubyte, c_void_p, sizeof
+from functools import cache
+from typing import Any
+
+from realrun.errors import RefusedError
+from realrun.llama_cpp.structs import (
+    CONTEXT_DEFAULTS,
+    MODEL_DEFAULTS,
+    ContextParams,
+    LogCallback,
+    ModelParams,
+    TokenBatch,
+)
+
+KNOWN_PACKAGE = "xllamacpp 2026.10.11549"
+INSTALL = "pip install 'trilane[llama]'"
+ROOM_BYTES = 1024  # more than any structure of parameters
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "llama_backend_init": (None, ()),
+    "llama_log_set": (None, (LogCallback, c_void_p)),
+    "llama_print_system_info": (c_char_p, ()),
+    "llama_supports_gpu_offload": (c_bool, ()),
+    "llama_model_default_params": (ModelParams, ()),
+    "llama_context_default_params": (ContextParams, ()),
+    "llama_model_load_from_file": (c_void_p, (c_char_p, ModelParams)),
+    "llama_model_free": (None, (c_void_p,)),
+    "llama_model_n_layer": (c_int32, (c_void_p,)),
+    "llama_model_n_embd": (c_int32, (c_void_p,)),
+    "llama_model_meta_val_str": (c_int32, (c_void_p, c_char_p, c_char_p, c_size_t)),
+    "llama_model_get_vocab": (c_void_p, (c_void_p,)),
+    "llama_vocab_type": (c_int32, (c_void_p,)),
+    "llama_vocab_n_tokens": (c_int32, (c_void_p,)),
+    "llama_vocab_get_attr": (c_int32, (c_void_p, c_int32)),
+    "llama_vocab_is_eog": (c_bool, (c_void_p, c_int32)),
+    "llama_tokenize": (c_int32, (c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool)),
+    "llama_init_from_model": (c_void_p, (c_void_p, ContextParams)),
+    "llama_free": (None, (c_void_p,)),
+    "llama_n_ctx": (c_int32, (c_void_p,)),
+    "llama_set_n_threads": (None, (c_void_p, c_int32, c_int32)),
+    "llama_batch_get_one": (TokenBatch, (POINTER(c_int32), c_int32)),
+    "llama_decode": (c_int32, (c_void_p, TokenBatch)),
+    "llama_synchronize": (None, (c_void_p,)),
+    "llama_get_logits_ith": (POINTER(c_float), (c_void_p, c_int32)),
+    "llama_get_memory": (c_void_p, (c_void_p,)),
+    "llama_memory_clear": (None, (c_void_p, c_bool)),
+    "llama_memory_seq_rm": (c_bool, (c_void_p, c_int32, c_int32, c_int32)),
+    "ggml_get_name": (c_char_p, (c_void_p,)),
+    "ggml_nbytes": (c_size_t, (c_void_p,)),
+    "ggml_backend_tensor_get": (None, (c_void_p, c_void_p, c_size_t, c_size_t)),
+    "ggml_backend_cpu_buffer_type": (c_void_p, ()),
+}
+
+
+@cache
+def llama_library() -> CDLL:
+    """The library, with its functions' types set and its structures checked.
+
+    Raises RefusedError where the package is missing, or lays its structures out in another way.
+    """
+    library = CDLL(_library_path())
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = _function(library, name)
+        function.restype, function.argtypes = result, arguments
+    check_layout(ModelParams, MODEL_DEFAULTS, _written_by(library, "llama_model_default_params"))
+    check_layout(ContextParams, CONTEXT_DEFAULTS, _written_by(library, "llama_context_default_params"))
+    library.llama_backend_init()
+    return library
+
+
+def check_layout(kind: type[Structure], defaults: Mapping[str, object], written: bytes) -> None:
+    """Refuse a build whose default structure, the bytes that it wrote, is not laid out as ``kind``.
+
+    ``written`` ends with the last byte that was written; what follows it in ``kind`` is padding.
+    """
+    room = written + bytes(max(0, sizeof(kind) - len(written)))
+    found = kind.from_buffer_copy(room)
+    other = [name for name, value in defaults.items() if getattr(found, name) != value]
+    padding = sizeof(kind) - len(written)
+    if other or not 0 <= padding < 8:
+        what = f"{other[0]} = {getattr(found, other[0])!r}" if other else f"{len(written)} bytes"
+        raise RefusedError(
+            f"llama.cpp: expected the structures of {KNOWN_PACKAGE}, found others ({kind.__name__}: {what}); "
+            f"install that version: pip install '{KNOWN_PACKAGE.replace(' ', '==')}'"
+        )
+
+
+def _library_path() -> str:
+    try:
+        import xllamacpp
+    except ImportError as error:
+        raise RefusedError(
+            f"expected the package xllamacpp, which brings llama.cpp, and could not import it ({error}); {INSTALL}"
+        ) from None
+    return str(xllamacpp.xllamacpp.__file__)
+
+
+def _function(library: CDLL, name: str) -> Any:
+    try:
+        return getattr(library, name)
+    except AttributeError:
+        raise RefusedError(f"llama.cpp: expected the function {name} of {KNOWN_PACKAGE}, and it is not there") from None
+
+
+def _written_by(library: CDLL, name: str) -> bytes:
+    """The bytes that a function for a default structure writes, found by running it over two different patterns."""
+    rooms = [(c_ubyte * ROOM_BYTES)(*[pattern] * ROOM_BYTES) for pattern in (0xAA, 0x55)]
+    function = CDLL(library._name)[name]  # a function object of its own: the result goes where its argument points
+    function.restype, function.argtypes = None, (c_void_p,)
+    for room in rooms:
+        function(room)
+    first, second = map(bytes, rooms)
+    end = 1 + max(i for i in range(ROOM_BYTES) if first[i] == second[i])
+    return first[:end]

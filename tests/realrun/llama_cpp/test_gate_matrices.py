@@ -1,0 +1,121 @@
+"""Gate matrices of a GGUF file: as the package gguf wrote them, and the experts that they choose, worked by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from realrun.llama_cpp.gate_matrices import Gate, Gates, read_gates
+from traces.models.shape import ShapeError
+
+gguf = pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'trilane[llama]'")
+
+HIDDEN, EXPERTS = 64, 8
+
+
+def write(path: Path, tensors: dict[str, tuple[Any, Any]], arch: str = "deepseek2", **keys: int) -> Path:
+    """A file with these arrays, in these types, by the package."""
+    writer = gguf.GGUFWriter(path, arch)
+    sizes = {"block_count": 3, "embedding_length": HIDDEN, "expert_count": EXPERTS, "expert_used_count": 2}
+    for key, number in (sizes | keys).items():
+        writer.add_uint32(f"{arch}.{key}", number)
+    for name, (array, kind) in tensors.items():
+        writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def floats(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0"])
+def test_matrices_are_those_that_were_written(kind: str, tmp_path: Path) -> None:
+    """One in each type; the last block predicts several tokens and is left out."""
+    number, matrix, other = gguf.GGMLQuantizationType[kind], floats(EXPERTS, HIDDEN), floats(EXPERTS, HIDDEN, seed=1)
+    bias, f32 = floats(EXPERTS, seed=2), gguf.GGMLQuantizationType.F32
+    tensors = {
+        "blk.0.ffn_gate_inp.weight": (matrix, number), "blk.1.ffn_gate_inp.weight": (other, f32),
+        "blk.1.exp_probs_b.bias": (bias, f32), "blk.1.ffn_gate_inp.bias": (2 * bias, f32),
+        "blk.2.ffn_gate_inp.weight": (other, f32),
+    }  # fmt: skip
+    gates = read_gates(write(tmp_path / "m.gguf", tensors, nextn_predict_layers=1))
+    assert list(gates.by_block) == [0, 1]
+    expected = gguf.quants.dequantize(gguf.quants.quantize(matrix, number), number)
+    np.testing.assert_array_equal(gates.by_block[0].weight, expected)
+    assert np.abs(gates.by_block[0].weight - matrix).max() < 0.02
+    assert gates.by_block[0].bias is None
+    np.testing.assert_array_equal(gates.by_block[1].weight, other)
+    np.testing.assert_array_equal(gates.by_block[1].selection_bias, bias)
+    np.testing.assert_array_equal(gates.by_block[1].bias, 2 * bias)
+    assert (gates.top_k, gates.scoring, gates.groups) == (2, "sigmoid", 1)
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys", "biased", "scoring"),
+    [
+        ("qwen3moe", {}, False, "softmax"),
+        ("glm4moe", {}, True, "sigmoid"),
+        ("ernie4_5-moe", {}, True, "softmax"),
+        ("deepseek2", {"expert_gating_func": 1}, True, "softmax"),
+        ("gpt-oss", {"expert_gating_func": 3}, False, "logits"),
+        ("deepseek4", {}, True, "sqrt_softplus"),
+    ],
+)
+def test_how_experts_are_scored(arch: str, keys: dict[str, int], biased: bool, scoring: str, tmp_path: Path) -> None:
+    f32 = gguf.GGMLQuantizationType.F32
+    tensors = {"blk.0.ffn_gate_inp.weight": (floats(EXPERTS, HIDDEN), f32)}
+    tensors |= {"blk.0.exp_probs_b.bias": (floats(EXPERTS), f32)} if biased else {}
+    assert read_gates(write(tmp_path / "m.gguf", tensors, arch, **keys)).scoring == scoring
+
+
+ONE = np.ones((1, 1), np.float32)
+LOGITS = np.array([[1.0], [3.0], [2.0], [0.0]], np.float32)  # of the input 1
+
+
+def test_the_largest_logits_are_chosen_and_a_bias_counts() -> None:
+    plain = Gates({0: Gate(LOGITS)}, 2, "softmax")
+    assert plain.ranked(0, ONE, 4).tolist() == [[1, 2, 0, 3]]
+    assert plain.ranked(0, -ONE, 2).tolist() == [[3, 0]]
+    biased = Gates({0: Gate(LOGITS, bias=np.array([0, 0, 0, 9], np.float32))}, 2, "logits")
+    assert biased.ranked(0, ONE, 2).tolist() == [[3, 1]]
+
+
+def test_a_selection_bias_is_added_to_the_scores() -> None:
+    """Sigmoids of 1, 3, 2, 0: 0.731, 0.953, 0.881, 0.5; with 0.3 for the last, it is third: 0.8."""
+    bias = np.array([0, 0, 0, 0.3], np.float32)
+    gates = Gates({0: Gate(LOGITS, selection_bias=bias)}, 2, "sigmoid")
+    assert gates.ranked(0, ONE, 4).tolist() == [[1, 2, 3, 0]]
+
+
+def test_experts_of_groups_that_are_not_used_come_last() -> None:
+    """Groups 0-2 and 3-5; the two best of each sum to 0.9 + 0.1 and 0.6 + 0.5: the second is used."""
+    logits = np.array([[0.9], [0.1], [0.0], [0.6], [0.5], [-9.0]], np.float32)
+    gates = Gates({0: Gate(logits)}, 2, "logits", groups=2, groups_used=1)
+    assert gates.ranked(0, ONE, 6).tolist() == [[3, 4, 5, 0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "keys", "words"),
+    [
+        ({"blk.0.attn_q.weight": (8, HIDDEN)}, {}, "expected gates (blk.N.ffn_gate_inp) of 1 to 32,768 experts, got"),
+        ({"blk.0.ffn_gate_inp.weight": (7, HIDDEN)}, {}, "'blk.0.ffn_gate_inp.weight': expected sizes [64, 8], those"),
+        ({"blk.0.exp_probs_b.bias": (8,)}, {}, "expected a gate matrix next to 'blk.0.exp_probs_b.bias', there"),
+        ({"blk.0.ffn_gate_inp.weight": (8, HIDDEN)}, {"expert_gating_func": 9}, "expert_gating_func: expected 1 to 4"),
+        ({"blk.0.ffn_gate_inp.weight": (8, HIDDEN)}, {"expert_group_count": 3}, "expected groups of equal size, got 8"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(
+    tensors: dict[str, tuple[int, ...]], keys: dict[str, int], words: str, tmp_path: Path
+) -> None:
+    arrays = {name: (floats(*shape), gguf.GGMLQuantizationType.F32) for name, shape in tensors.items()}
+    file = write(tmp_path / "m.gguf", arrays, **keys)
+    with pytest.raises(ShapeError) as caught:
+        read_gates(file)
+    assert str(caught.value).startswith(f"{file}: {words}")

@@ -1,0 +1,191 @@
+"""Reader of the header of one GGUF file, from its beginning to its end.
+
+Nothing is allocated by a number of the file alone: counts, lengths and the size of the whole header have limits, and
+what does not matter here, such as the vocabulary, is passed over. What llama.cpp refuses (ggml/src/gguf.cpp) is refused
+too: keys and tensors that are there twice, rows that are no whole number of blocks, an alignment that is no power of
+two, tensors that overlap or end after the file. Format: ggml-org/ggml docs/gguf.md, versions 2 and 3.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from traces.models.gguf_tensors import TYPES_FILE, Tensor, tensor_types
+from traces.models.shape import ShapeError
+from trilane.common.quoting import quoted
+
+Value = int | float | bool | str | tuple[int | float | bool, ...]
+
+MOST_TENSORS = 200_000
+_MOST_BYTES = 2**27  # of a header; that of a vocabulary of 250,000 has 12 MB
+_MOST_KEYS, _MOST_DIMENSIONS = 10_000, 4
+_MOST_TEXT, _MOST_KEPT = 2**20, 4096  # bytes of a text; entries of a list that is kept
+_MOST_ELEMENTS = 2**45  # of a tensor
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _LIST = 8, 9
+_ALIGNMENT, _USUAL_ALIGNMENT, _MOST_ALIGNMENT = "general.alignment", 32, 2**20
+
+
+class GgufPart(NamedTuple):
+    """One file: its metadata by key, without long lists, and its tensors."""
+
+    metadata: Mapping[str, Value]
+    tensors: tuple[Tensor, ...]
+
+
+def read_gguf_part(path: Path) -> GgufPart:
+    """The header of one file. Raises ShapeError naming the file and the fault."""
+    with path.open("rb") as file:
+        if not file.read(1):
+            raise ShapeError(f"{path}: expected a GGUF file, this is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(path, data).part()
+
+
+class _Reader:
+    """Reads on from the place that it is at."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path, self._data, self._at = path, data, 0
+
+    def part(self) -> GgufPart:
+        magic, version = self._bytes(4), self._number("I")
+        if magic != b"GGUF" or version not in (2, 3):
+            raise self._fault("expected a GGUF file of version 2 or 3, little-endian, this begins otherwise")
+        tensors, keys = self._count("tensors", MOST_TENSORS), self._count("keys", _MOST_KEYS)
+        metadata = self._metadata(keys)
+        table = [self._tensor() for _ in range(tensors)]
+        return GgufPart(metadata, self._placed(table, self._alignment(metadata)))
+
+    def _metadata(self, count: int) -> dict[str, Value]:
+        seen: set[str] = set()
+        metadata: dict[str, Value] = {}
+        for _ in range(count):
+            key = self._text("a key")
+            if key in seen:
+                raise self._fault(f"expected every key once, {quoted(key)} is there twice")
+            seen.add(key)
+            value = self._value(self._number("I"), key)
+            if value is not None:
+                metadata[key] = value
+        return metadata
+
+    def _alignment(self, metadata: Mapping[str, Value]) -> int:
+        """Of the tensors in the file, in bytes."""
+        found = metadata.get(_ALIGNMENT, _USUAL_ALIGNMENT)
+        if type(found) is not int or not 1 <= found <= _MOST_ALIGNMENT or found & (found - 1):
+            raise self._fault(f"{_ALIGNMENT}: expected a power of two up to {_MOST_ALIGNMENT:,}, got {quoted(found)}")
+        return found
+
+    def _tensor(self) -> Tensor:
+        """An entry of the table, whose ``begin`` is relative to the first tensor."""
+        name, dimensions = self._text("a tensor's name"), self._number("I")
+        if not 1 <= dimensions <= _MOST_DIMENSIONS:
+            raise self._fault(f"tensor {quoted(name)}: expected 1 to {_MOST_DIMENSIONS} dimensions, got {dimensions}")
+        shape = tuple(self._number("Q") for _ in range(dimensions))
+        number, begin = self._number("I"), self._number("Q")
+        if not 1 <= prod(shape) <= _MOST_ELEMENTS:
+            raise self._fault(f"tensor {quoted(name)}: expected 1 to {_MOST_ELEMENTS:,} elements, got {list(shape)}")
+        if number not in tensor_types():
+            raise self._fault(
+                f"tensor {quoted(name)} has type {number}, whose size is not known; see {TYPES_FILE.name}"
+            )
+        kind = tensor_types()[number]
+        if shape[0] % kind.weights:
+            raise self._fault(
+                f"tensor {quoted(name)}: expected rows of whole blocks of {kind.weights} weights, as {kind.name} has "
+                f"them, got {shape[0]:,} weights a row"
+            )
+        return Tensor(name, shape, kind, number, self._path, begin)
+
+    def _placed(self, table: list[Tensor], alignment: int) -> tuple[Tensor, ...]:
+        """The tensors at their places in the file, none of which overlaps another or ends after the file."""
+        first, before = -(-self._at // alignment) * alignment, 0
+        placed = []
+        for tensor in table:
+            if tensor.begin % alignment or tensor.begin < before:
+                raise self._fault(
+                    f"tensor {quoted(tensor.name)}: expected it at a multiple of {alignment} from {before:,} on, after "
+                    f"the tensor before, got {tensor.begin:,}"
+                )
+            before = tensor.end
+            placed.append(replace(tensor, begin=first + tensor.begin))
+        if placed and placed[-1].end > len(self._data):
+            raise self._fault(
+                f"the file ends at byte {len(self._data):,}, within its weights, which take {placed[-1].end:,}; copy "
+                f"or download it again"
+            )
+        return tuple(placed)
+
+    def _value(self, kind: int, key: str) -> Value | None:
+        """A value; None for a list that is not kept."""
+        if kind == _TEXT:
+            return self._text(f"the text at {quoted(key)}")
+        if kind in _SCALARS:
+            return self._scalar(kind)
+        if kind != _LIST:
+            raise self._fault(f"{quoted(key)}: expected a type of value from 0 to 12, got {kind}")
+        inner, count = self._number("I"), self._number("Q")
+        if inner == _TEXT:
+            self._pass_texts(count)
+            return None
+        if inner not in _SCALARS:
+            raise self._fault(f"{quoted(key)}: expected a list of numbers or texts, got one of type {inner}")
+        if count > _MOST_KEPT:
+            self._advance(count * struct.calcsize(_SCALARS[inner]))
+            return None
+        return tuple(self._scalar(inner) for _ in range(count))
+
+    def _pass_texts(self, count: int) -> None:
+        """Past a list of texts: at least eight bytes each, so that the header's limit ends it."""
+        data, at, end = self._data, self._at, min(len(self._data), _MOST_BYTES) - 8
+        length = struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            if at > end:
+                raise self._ends()
+            at += 8 + length(data, at)[0]
+        self._advance(at - self._at)
+
+    def _text(self, what: str) -> str:
+        length = self._number("Q")
+        if length > _MOST_TEXT:
+            raise self._fault(f"expected {what} of at most {_MOST_TEXT:,} bytes, got {length:,}")
+        return self._bytes(length).decode("utf-8", "replace")
+
+    def _count(self, what: str, most: int) -> int:
+        count = int(self._number("Q"))
+        if count > most:
+            raise self._fault(f"expected at most {most:,} {what}, got {count:,}")
+        return count
+
+    def _scalar(self, kind: int) -> int | float | bool:
+        found: int | float | bool = self._number(_SCALARS[kind])
+        return found
+
+    def _number(self, code: str) -> Any:
+        """A number of a type of ``struct``."""
+        return struct.unpack(f"<{code}", self._bytes(struct.calcsize(f"<{code}")))[0]
+
+    def _bytes(self, length: int) -> bytes:
+        begin = self._at
+        self._advance(length)
+        return self._data[begin : self._at]
+
+    def _advance(self, length: int) -> None:
+        self._at += length
+        if self._at > min(len(self._data), _MOST_BYTES):
+            raise self._ends()
+
+    def _ends(self) -> ShapeError:
+        if len(self._data) > _MOST_BYTES:
+            return self._fault(f"expected a header of at most {_MOST_BYTES:,} bytes, got more")
+        return self._fault("the file ends within its header; copy or download it again")
+
+    def _fault(self, problem: str) -> ShapeError:
+        return ShapeError(f"{self._path}: {problem}")
