@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
-from sim.machine.units import MIB, in_gb
+from sim.machine.units import GB, MIB, in_gb
 from trilane.pages.fit_engine import PARTS, duration, error_told, milliseconds, parts_told, seconds, speed
-from trilane.pages.output import heading, number, pairs, percent, table
+from trilane.pages.output import heading, number, pairs, percent, signed_percent, table
 from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES
 
 if TYPE_CHECKING:
+    from trilane.study.tune.check import Checked
     from trilane.study.tune.question import TuneQuestion
     from trilane.study.tune.tune import Rival, Tuning
     from trilane.study.tune.tuned import Tuned
@@ -203,3 +204,25 @@ def _layers(tuned: Tuned, part: str) -> int:
         "handing_over": host, "copies": host if cached else 0,
     }  # fmt: skip
     return layers.get(part, whole)
+
+
+# --- predicted and measured -------------------------------------------------------------------------------------------
+
+
+def check_page(checked: Sequence[Checked]) -> list[Text | Table | str]:
+    """Predicted times and memory next to those that the engine had on this machine."""
+    rows = [
+        [one.name, *_numbers(one.tuned), number(1000 / one.tpot_ms), seconds(one.ttft_ms),
+         signed_percent(one.decode_error), signed_percent(one.prompt_error), *map(_sizes, one.memory.values()),
+         _changed(checked[0].tuned, one.tuned)]
+        for one in checked
+    ]  # fmt: skip
+    kinds = [f"{kind} GB" for kind in checked[0].memory]
+    times = ("tokens/s", "first token s", "measured", "measured", "error", "error")
+    columns = ("run here", *times, *kinds, "its arguments")
+    told = "error: predicted over measured speed, minus 1; GB: predicted / reported by the engine"
+    return ["", heading("predicted and measured on this machine"), table(columns, rows), "", told]
+
+
+def _sizes(sizes: tuple[int, int]) -> str:
+    return " / ".join(f"{size / GB:.2f}" for size in sizes)

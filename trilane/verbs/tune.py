@@ -58,11 +58,18 @@ def tune(
                                                "and Intel cards llama.cpp-vulkan."),
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show what takes the time of one token.")] = False,
+    checked: Annotated[
+        bool,
+        typer.Option("--check", help="Run the best three settings, and the engine's own, on this machine. MODEL is a "
+                                     "GGUF file; needs the extra [bold]llama[/]."),
+    ] = False,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
     """Find the best command line of llama.cpp for a model on this machine, or on one of named parts."""
-    from trilane.pages.tune import timeline_page, tune_page
+    from trilane.common.schema import to_dict
+    from trilane.pages.tune import check_page, timeline_page, tune_page
     from trilane.study.fit.question import Question
+    from trilane.study.tune.check import check
     from trilane.study.tune.question import GOALS, TuneQuestion
     from trilane.study.tune.tune import tune as answer
 
@@ -77,7 +84,13 @@ def tune(
     with working("trying settings"):
         found = answer(TuneQuestion(question, goal, formats, keep_free_gb))
     show(json, *tune_page(found), *(timeline_page(found.best) if explain else ()))
-    write_json(found.to_dict(), json)
+    record = found.to_dict()
+    if checked:
+        with working("running llama.cpp"):
+            measured = list(check(found))
+        show(json, *check_page(measured))
+        record["checked"] = [to_dict(one) for one in measured]
+    write_json(record, json)
 
 
 def _machine(parts: MachineParts) -> dict[str, Any]:

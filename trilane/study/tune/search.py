@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from trilane.study.fit.question import FitError
-from trilane.study.tune.settings import Choices, Setting
+from trilane.study.tune.settings import SettingSpace, Setting
 
 if TYPE_CHECKING:
     import optuna
@@ -17,7 +17,7 @@ _SEED = 0
 Cost: TypeAlias = Callable[[Setting], float]
 
 
-def search(choices: Choices, cost: Cost) -> tuple[dict[Setting, float], dict[Setting, str]]:
+def search(choices: SettingSpace, cost: Cost) -> tuple[dict[Setting, float], dict[Setting, str]]:
     """The cost of each setting that was tried, and why others cannot run; the same in every call.
 
     ``cost`` raises FitError for a setting that cannot run. Where not all settings are tried, those without a cache of

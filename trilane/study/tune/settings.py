@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Choices:
+class SettingSpace:
     """What each setting may be; the first of each is what the engine does by itself."""
 
     kv: tuple[KvFormat, ...]
@@ -68,10 +68,10 @@ class Choices:
         return sum(mine != own for mine, own in zip(setting, self.usual, strict=True))
 
 
-def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engine: InferenceEngine) -> Choices:
+def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engine: InferenceEngine) -> SettingSpace:
     """Of an engine. What the question fixes is not chosen."""
     asked, of_experts = question.fit, engine.splits == "experts"
-    return Choices(
+    return SettingSpace(
         kv=("f16",) if of_experts else question.kv,
         piece_tokens=_pieces(asked, engine),
         threads=(asked.threads,) if asked.threads else _threads(hardware),

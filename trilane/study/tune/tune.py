@@ -22,11 +22,12 @@ from trilane.study.tune.expert_cache import hit_curve
 from trilane.study.tune.question import TuneQuestion
 from trilane.study.tune.reasons import Reason, why_lost
 from trilane.study.tune.search import search
-from trilane.study.tune.settings import Choices, Setting, choices
+from trilane.study.tune.settings import SettingSpace, Setting, choices
 from trilane.study.tune.tuned import Tuned, Workbench
 
 WORTH_SETTING = 0.01  # of the time that is compared: what gives less stays as the engine has it
 WORTH_CACHING = 0.1  # a cache of experts is experimental, its costs are estimates, and two owners measured a loss
+LEADING = 3  # settings that a check runs
 AS_FAST = 0.005  # of the time that is compared: settings nearer to the best are no runners-up
 
 
@@ -47,6 +48,7 @@ class Tuning:
     machine: str
     about: str
     best: Tuned
+    leading: tuple[Tuned, ...]  # the best one and the next two that differ in more than their threads
     runner_up: Rival | None  # the next one, slower and different in more than its threads
     usual: Rival | None  # the engine's own settings, with as few layers on the CPU as the memory takes
     other_placement: Rival | None  # the best one with a cache of experts, or without where the best one has one
@@ -70,7 +72,7 @@ class Search:
     """The settings of one engine that were tried, and what each gives."""
 
     bench: Workbench
-    choices: Choices
+    choices: SettingSpace
     tuned: Mapping[Setting, Tuned]
     refused: Mapping[Setting, str]
 
@@ -91,6 +93,14 @@ class Search:
     def best_of(self, settings: list[Setting]) -> Setting | None:
         """The best among some."""
         return min(settings, key=self.score, default=None)
+
+    @property
+    def leading(self) -> list[Setting]:
+        """The best settings, none of which differs from a better one in its threads alone."""
+        found: dict[Setting, Setting] = {}
+        for setting in sorted(self.tuned, key=self.score):
+            found.setdefault(setting._replace(threads=0), setting)
+        return list(found.values())[:LEADING]
 
     def is_behind(self, setting: Setting) -> bool:
         """Whether it is slower than the best one, and differs in more than its threads."""
@@ -124,6 +134,7 @@ def tune(question: TuneQuestion) -> Tuning:
         machine=hardware.name,
         about=hardware.about,
         best=best,
+        leading=tuple(done.tuned[setting] for setting in done.leading),
         runner_up=done.rival(done.best_of([one for one in done.tuned if done.is_behind(one)])),
         usual=done.rival(done.choices.usual if done.choices.usual in done.tuned else None),
         other_placement=done.rival(done.best_of([one for one in done.tuned if _cached(one) != _cached(done.best)])),

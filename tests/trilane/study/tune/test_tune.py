@@ -54,7 +54,8 @@ def test_the_line_has_every_argument_that_the_answer_rests_on() -> None:
 def test_without_a_gpu_there_is_no_split_and_the_engines_own_settings_are_kept_where_others_give_little() -> None:
     found = tuned(**CPU_ONLY)
     assert found.best.command == (
-        "llama-server -m deepseek-v2-lite-q4_k_m.gguf -ngl 0 -c 4352 -fa on -b 2048 -ub 512 -t 4 -ctk f16 -ctv f16 -np 1"
+        "llama-server -m deepseek-v2-lite-q4_k_m.gguf -ngl 0 -c 4352 -fa on -b 2048 -ub 512 -t 4 "
+        "-ctk f16 -ctv f16 -np 1"
     )
     assert found.usual is None
     assert found.other_placement is None
