@@ -88,8 +88,10 @@ class PromptWork(NamedTuple):
     piece_tokens: Sourced[Annotated[int, at_least(1)]]
     experts: Sourced[PromptExperts]  # "copied ahead": those of the next layer while one is computed
     copies_from_tokens: Sourced[Annotated[int, at_least(1)]]  # of a piece; experts of fewer are computed
-    link_share: Sourced[Factor]  # of the link's rate, reached by copies of experts
-    memory_share: Sourced[Factor]  # of what the CPU reads, near which copies saturate, too
+    copies: Sourced[Copies]  # host memory from which experts are copied; what follows limits those from pageable memory
+    link_share: Sourced[Factor]  # of the link's rate
+    memory_share: Sourced[Factor]  # of what the CPU reads
+    staging_bytes_per_s: Sourced[Rate]  # of the driver's thread that puts them into pinned memory first
     repacked_thread_flops_per_s: Sourced[Rate] | None = None  # of weights in the CPU's own order of rows
     repacked_ceiling_flops_per_s: Sourced[Rate] | None = None
 

@@ -73,12 +73,12 @@ def quantisation_files(name: str) -> tuple[WeightFiles, ...]:
 def quantised(shape: ModelShape, name: str) -> ModelShape:
     """``shape`` with its weights in the format ``name``; KV cache and activations in 16 bits.
 
-    Raises ShapeError for an unknown format, and for a model whose published experts are quantised already (gpt-oss) or
-    whose expert sizes were read from a quantised file.
+    Raises ShapeError for an unknown format, and for a model whose published experts are quantised already (gpt-oss),
+    unless they are written out in 16 bits, or whose expert sizes were read from a quantised file.
     """
     name = name.lower()
     entry = _entry(name)
-    if not _allowed(shape, name):
+    if not (_allowed(shape, name) or _written_out(shape, entry)):
         raise ShapeError(
             f"model {shape.name!r} has experts of {shape.weight_bits:g} bits a weight as it is, and is not quantised "
             f"again: use {' or '.join([repr(shape.name), *(f'{shape.name}@{n}' for n in quantisations_of(shape))])}"
@@ -99,6 +99,11 @@ def _allowed(shape: ModelShape, name: str) -> bool:
     if shape.expert_bytes or parted(shape.name).weights:
         return False
     return shape.weight_bits >= 16 or _expert_bits(shape, _entry(name)) == shape.weight_bits
+
+
+def _written_out(shape: ModelShape, entry: _Quantisation) -> bool:
+    """Whether published experts of fewer bits are stored in 16, as programs without their format do."""
+    return not (shape.expert_bytes or parted(shape.name).weights) and _expert_bits(shape, entry) == 16
 
 
 def _expert_bits(shape: ModelShape, entry: _Quantisation) -> float:

@@ -11,8 +11,8 @@ import pytest
 from tests.kit.running import Trilane
 from trilane.study.tune import machine_found
 
-SMALL = ("tune", "deepseek-v2-lite:4", "--gpu", "rtx-3050", "--ram", "ddr4-3200", "--prompt", "600", "--generated", "16",
-         "--threads", "8", "--kv", "f16")  # fmt: skip
+SMALL = ("tune", "deepseek-v2-lite:4", "--gpu", "rtx-3050", "--ram", "ddr4-3200", "--prompt", "600", "--generated",
+         "16", "--threads", "8", "--kv", "f16")  # fmt: skip
 LINE = re.compile(r"^llama-server -m \S+\.gguf -ngl \d+ .*-np 1$", re.MULTILINE)
 
 

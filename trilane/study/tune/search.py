@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from trilane.study.fit.question import FitError
-from trilane.study.tune.settings import SettingSpace, Setting
+from trilane.study.tune.settings import Setting, SettingSpace
 
 if TYPE_CHECKING:
     import optuna

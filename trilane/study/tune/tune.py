@@ -22,7 +22,7 @@ from trilane.study.tune.expert_cache import hit_curve
 from trilane.study.tune.question import TuneQuestion
 from trilane.study.tune.reasons import Reason, why_lost
 from trilane.study.tune.search import search
-from trilane.study.tune.settings import SettingSpace, Setting, choices
+from trilane.study.tune.settings import Setting, SettingSpace, choices
 from trilane.study.tune.tuned import Tuned, Workbench
 
 WORTH_SETTING = 0.01  # of the time that is compared: what gives less stays as the engine has it
