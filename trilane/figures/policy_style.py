@@ -31,7 +31,7 @@ _FAMILIES: Mapping[str, tuple[str, ...]] = {
     ),
     SKY: (
         "mixtral-offloading", "on-demand", "moe-infinity", "edgemoe", "adapmoe", "deepspeed", "mixtral-offloading@impl",
-        "moe-infinity@impl", "moe-lightning@impl",
+        "moe-infinity@impl", "moe-lightning@impl", "llama.cpp@cache",
     ),
     PURPLE: (
         "smoe", "daop", "quasi-pf", "router-pf", "est-pf", "hybrid-pf", "daop@impl", "quasi-pf@impl", "quasi-pf@exact",
