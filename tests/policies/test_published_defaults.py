@@ -12,6 +12,8 @@ from policies.papers.dali.system import default_sizes
 from policies.registry import SYSTEMS, BuildContext, added
 
 DALI = "dali dali-ilp dali-beam"
+LRU = "llama-cache-lru llama-cache-lru@impl llama-cache-pool"
+UPLOADS = f"{LRU} llama-cache-heat"
 SPECULATING = "router-pf router-pf@exact quasi-pf quasi-pf@exact est-pf est-pf@exact hybrid-pf hybrid-pf@exact"
 HYBRID = "hybrid-pf hybrid-pf@exact"
 SEARCHED = "best-exact best-approx"
@@ -22,6 +24,14 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     ("on-demand", "cache", "lru", "Mixtral-Offloading, 3.1"),
     ("on-demand", "start", "empty", "ours"),
     ("llama.cpp@impl", "offload_min_tokens", 32, "ggml: GGML_OP_OFFLOAD_MIN_BATCH"),
+    (UPLOADS, "inserts", 2, "llama.cpp #27861: --moe-expert-cache-inserts; others: ours"),
+    (UPLOADS, "start", "empty", "everett6/moe-prefetch, patches/0002"),
+    (LRU, "admits", "every", "llama.cpp #27861; patches/0007: off by default"),
+    (LRU, "window", 8, "patches/0007: LLAMA_MOE_ADMIT_WINDOW"),
+    (LRU, "half_life", 64, "patches/0007: LLAMA_MOE_ADMIT_HALF"),
+    ("llama-cache-lru", "frees", "ahead", "patches/0002: LLAMA_MOE_EARLY_ISSUE"),
+    ("llama-cache-heat", "margin", 1.5, "llama-wackMall v5: LLAMA_EXPERT_HYSTERESIS"),
+    ("llama-cache-heat", "dwell", 32, "llama-wackMall v5"),
     ("ktransformers", "prefill", "gpu", "HybriMoE, Table I: the CPU is used in decode only"),
     ("ktransformers", "strategy", "frequency", "kt-kernel/python/experts_base.py; HybriMoE, VI-A"),
     ("ktransformers@layer-wise", "prefill", "cpu", "DALI, 6.2"),

@@ -23,11 +23,14 @@ _LINES: tuple[LineStyle, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.
 _MARKERS = "osD^vP"
 _FAMILIES: Mapping[str, tuple[str, ...]] = {
     BLUE: ("dali", "dali-beam", "dali-ilp", "random-prefetch"),
-    VERMILLION: ("hybrimoe", "hybrimoe@impl", "static-threshold"),
+    VERMILLION: (
+        "hybrimoe", "hybrimoe@impl", "static-threshold", "llama-cache-lru", "llama-cache-lru@impl", "llama-cache-heat",
+        "llama-cache-pool",
+    ),
     GREEN: ("best-exact", "best-approx", "mix"),
     ORANGE: (
         "fiddler", "ktransformers", "llama.cpp", "layer-wise", "moe-lightning", "naive-cpu", "fiddler@impl",
-        "ktransformers@layer-wise", "llama.cpp@impl",
+        "ktransformers@layer-wise", "llama.cpp@impl", "llama-cache-static",
     ),
     SKY: (
         "mixtral-offloading", "on-demand", "moe-infinity", "edgemoe", "adapmoe", "deepspeed", "mixtral-offloading@impl",
