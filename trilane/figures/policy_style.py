@@ -34,15 +34,15 @@ _FAMILIES: Mapping[str, tuple[str, ...]] = {
     ),
     SKY: (
         "mixtral-offloading", "on-demand", "moe-infinity", "edgemoe", "adapmoe", "deepspeed", "mixtral-offloading@impl",
-        "moe-infinity@impl", "moe-lightning@impl",
+        "moe-infinity@impl", "moe-lightning@impl", "pre-gated",
     ),
     PURPLE: (
         "smoe", "daop", "quasi-pf", "router-pf", "est-pf", "hybrid-pf", "daop@impl", "quasi-pf@impl", "quasi-pf@exact",
-        "router-pf@exact", "est-pf@exact", "hybrid-pf@exact",
+        "router-pf@exact", "est-pf@exact", "hybrid-pf@exact", "cache-prior", "buddy",
     ),
 }  # fmt: skip
 _LOOKS = {
-    name: Look(colour, _LINES[place % len(_LINES)], _MARKERS[place % len(_MARKERS)])
+    name: Look(colour, _LINES[place % len(_LINES)], _MARKERS[(place + place // 12) % len(_MARKERS)])  # 12: both repeat
     for colour, family in _FAMILIES.items()
     for place, name in enumerate(family)
 }
