@@ -112,9 +112,20 @@ class TokenBatch(Structure):
 
 
 class TensorHead(Structure):
-    """The first fields of ``ggml_tensor``: elements and bytes from one to the next, by dimension, the fastest first."""
+    """The first fields of ``ggml_tensor``: elements and bytes from one to the next, by dimension, the fastest first;
+    ``src``: the tensors that it is computed from.
+    """
 
-    _fields_ = (("type", c_int32), ("buffer", c_void_p), ("ne", c_int64 * 4), ("nb", c_size_t * 4))
+    _fields_ = (
+        ("type", c_int32),
+        ("buffer", c_void_p),
+        ("ne", c_int64 * 4),
+        ("nb", c_size_t * 4),
+        ("op", c_int32),
+        ("op_params", c_int32 * 16),
+        ("flags", c_int32),
+        ("src", c_void_p * 10),
+    )
 
 
 # What a default structure holds: a build that differs in one of them has another layout.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ctypes import CDLL, POINTER, cast
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,16 +15,46 @@ from realrun.llama_cpp.structs import EvalCallback, TensorHead
 DTYPES = {0: np.float32, 1: np.float16, 26: np.int32}  # enum ggml_type
 
 
-class Observer(Protocol):
-    """Says which tensors it wants, and takes them as they are computed.
+@dataclass(frozen=True)
+class GraphTensor:
+    """A tensor of the graph that runs; its values are there while an observer takes it."""
 
-    ``take`` gets the values with the slowest dimension first, that is ggml's ``ne`` reversed without trailing ones:
-    [tokens, features], or [tokens, top_k] for ``ffn_moe_topk-L``.
-    """
+    library: CDLL
+    handle: int
+
+    @property
+    def name(self) -> str:
+        return str(self.library.ggml_get_name(self.handle).decode())
+
+    def values(self) -> NDArray[Any]:
+        """A copy, the slowest dimension first, without leading ones: [tokens, features] where ggml's ``ne`` is
+        (features, tokens, 1, 1); of one token [1, features]. Raises RefusedError for quantised types.
+        """
+        head = self._head
+        if head.type not in DTYPES:
+            raise RefusedError(f"llama.cpp: expected {self.name} in 32 or 16 bits, found ggml type {head.type}")
+        raw = np.empty(self.library.ggml_nbytes(self.handle), np.uint8)
+        self.library.ggml_backend_tensor_get(self.handle, raw.ctypes.data, 0, raw.nbytes)
+        shape, strides = tuple(head.ne)[::-1], tuple(head.nb)[::-1]
+        values = np.ndarray(shape, DTYPES[head.type], raw, strides=strides)  # a view, such as the first k, has gaps
+        first = next((axis for axis in range(2) if shape[axis] != 1), 2)
+        return np.ascontiguousarray(values[(0,) * first])
+
+    def source(self, number: int) -> GraphTensor:
+        """What it is computed from: of a product of matrices 0 is the weights, 1 what they are multiplied with."""
+        return GraphTensor(self.library, self._head.src[number])
+
+    @property
+    def _head(self) -> TensorHead:
+        return cast(self.handle, POINTER(TensorHead)).contents
+
+
+class Observer(Protocol):
+    """Says which tensors it wants, and takes them as they are computed."""
 
     def wants(self, name: str) -> bool: ...
 
-    def take(self, name: str, values: NDArray[Any]) -> None: ...
+    def take(self, tensor: GraphTensor) -> None: ...
 
 
 class TensorCallback:
@@ -41,26 +72,13 @@ class TensorCallback:
         if error is not None:
             raise error
 
-    def _called(self, tensor: int, asked: bool, user_data: Any) -> bool:
+    def _called(self, handle: int, asked: bool, user_data: Any) -> bool:
+        tensor = GraphTensor(self._library, handle)
         try:
-            name = self._library.ggml_get_name(tensor).decode()
             if asked:
-                return self._observer.wants(name)
-            self._observer.take(name, tensor_values(self._library, tensor, name))
+                return self._observer.wants(tensor.name)
+            self._observer.take(tensor)
         except BaseException as error:  # must not cross the C code; `check` raises it
             self._error = error
             return False
         return True
-
-
-def tensor_values(library: CDLL, tensor: int, name: str) -> NDArray[Any]:
-    """A copy of a tensor's values, by its strides if it is a view. Raises RefusedError for quantised types."""
-    head = cast(tensor, POINTER(TensorHead)).contents
-    if head.type not in DTYPES:
-        raise RefusedError(f"llama.cpp: expected {name} in 32 or 16 bits, found ggml type {head.type}")
-    raw = np.empty(library.ggml_nbytes(tensor), np.uint8)
-    library.ggml_backend_tensor_get(tensor, raw.ctypes.data, 0, raw.nbytes)
-    shape, strides = tuple(head.ne)[::-1], tuple(head.nb)[::-1]
-    values = np.ndarray(shape, DTYPES[head.type], raw, strides=strides)
-    first = next((i for i in range(2) if shape[i] != 1), 2)
-    return np.ascontiguousarray(values.reshape(shape) if first == 0 else values[(0,) * first])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from realrun.errors import RefusedError
 from realrun.llama_cpp.context import LlamaContext
 from realrun.llama_cpp.model import LlamaModel
+from realrun.llama_cpp.tensor_callback import GraphTensor
 from tests.kit.tiny_gguf import HIDDEN, LAYERS, TOP_K, VOCABULARY, write_tiny_gguf
 
 pytestmark = pytest.mark.llama
@@ -32,8 +32,8 @@ class Recorder:
     def wants(self, name: str) -> bool:
         return name in self.names
 
-    def take(self, name: str, values: np.ndarray) -> None:
-        self.seen.append((name, values))
+    def take(self, tensor: GraphTensor) -> None:
+        self.seen.append((tensor.name, tensor.values()))
 
 
 def test_a_model_tells_its_sizes_and_splits_text(tiny: Path) -> None:
@@ -44,8 +44,14 @@ def test_a_model_tells_its_sizes_and_splits_text(tiny: Path) -> None:
         assert (model.ends(2), model.ends(3)) == (True, False)
 
 
+def test_text_needs_a_token_for_every_byte(tmp_path: Path) -> None:
+    model = LlamaModel(write_tiny_gguf(tmp_path / "letters.gguf", vocabulary="letters"))
+    with model, pytest.raises(RefusedError, match=r"expected a token for each of 256 bytes, found 0$"):
+        model.tokens_of("A space")
+
+
 def test_a_model_without_a_vocabulary_takes_ids_alone(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "ids.gguf", vocabulary=False)
+    path = write_tiny_gguf(tmp_path / "ids.gguf", vocabulary="ids")
     with LlamaModel(path) as model, pytest.raises(RefusedError, match="the file has none; give prompts as token ids"):
         model.tokens_of("BAD")
     with LlamaModel(path) as model, LlamaContext(model, context=16) as context:
@@ -88,10 +94,25 @@ def test_the_last_layer_computes_what_the_output_needs(tiny: Path, every_output:
     assert [values.shape for _, values in recorder.seen] == [(rows, TOP_K)]
 
 
+def test_a_product_names_what_it_was_computed_from(tiny: Path) -> None:
+    class Sources(Recorder):
+        def take(self, tensor: GraphTensor) -> None:
+            self.seen += [(tensor.source(i).name, tensor.source(i).values()) for i in (0, 1)]
+
+    sources, inputs = Sources("ffn_moe_logits-2"), Recorder("ffn_norm-2")
+    with LlamaModel(tiny) as model:
+        for observer in (sources, inputs):
+            with LlamaContext(model, context=16, observer=observer) as context:
+                context.decode(TOKENS, every_output=True)
+    (weights, _), (name, values) = sources.seen
+    assert (weights, name) == ("blk.2.ffn_gate_inp.weight", "ffn_norm-2")
+    np.testing.assert_array_equal(values, inputs.seen[0][1])
+
+
 def test_an_error_of_the_observer_ends_the_graph_and_is_raised(tiny: Path) -> None:
     class Broken(Recorder):
-        def take(self, name: str, values: Any) -> None:
-            raise ValueError(name)
+        def take(self, tensor: GraphTensor) -> None:
+            raise ValueError(tensor.name)
 
     broken = Broken("ffn_moe_topk-0")
     model = LlamaModel(tiny)
@@ -101,7 +122,7 @@ def test_an_error_of_the_observer_ends_the_graph_and_is_raised(tiny: Path) -> No
 
 def test_what_llama_cpp_would_end_the_process_for_is_refused_before(tiny: Path) -> None:
     with LlamaModel(tiny) as model, LlamaContext(model, context=256) as context:
-        with pytest.raises(RefusedError, match="expected token ids below 48, found 48"):
+        with pytest.raises(RefusedError, match="expected token ids below 300, found 300"):
             context.decode([3, VOCABULARY])
         with pytest.raises(RefusedError, match="expected at most 256 tokens in the context, found 300"):
             context.decode([3] * 300)
