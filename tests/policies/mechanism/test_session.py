@@ -18,6 +18,7 @@ from policies.mechanism.views import (
     PolicyError,
     Routing,
     Swap,
+    Upload,
 )
 from policies.parts.assigners import LoadAll
 from policies.parts.caches import LruCache, StaticCache
@@ -201,6 +202,13 @@ def test_a_swap_brings_an_absent_expert_for_a_resident_of_its_layer(swap: Swap) 
         it.end_layer()
 
 
+def test_an_upload_is_of_an_absent_expert() -> None:
+    it = session(cache=Swaps({0: [Upload(e(0, 1))]}))
+    begin(it, 0)
+    with pytest.raises(PolicyError, match=r"policy 'test' uploads .*expert=1.*: expected an absent expert"):
+        it.end_layer()
+
+
 def test_a_gpu_only_policy_needs_a_staging_slot() -> None:
     with pytest.raises(PolicyError, match="staging slot"):
         session(demand_slots=0, needs=Needs(gpu_only=True))
@@ -219,6 +227,12 @@ def test_loads_are_copied_in_order_and_the_gpu_runs_what_is_there_first() -> Non
     decided = begin(it, 1, 2, 3)
     assert (decided.gpu, decided.loads, decided.resident) == ((1, 3, 2), (3, 2), (1,))
     assert [pass_through(it), pass_through(it), it.next_copy()] == [e(0, 3), e(0, 2), None]
+
+
+def test_loads_may_be_copied_in_another_order_than_the_gpu_s() -> None:
+    it = session(assigner=Says(gpu=[3, 1, 2], loads=[2, 3]), demand_slots=2)
+    assert begin(it, 1, 2, 3).loads == (2, 3)
+    assert [pass_through(it), pass_through(it)] == [e(0, 2), e(0, 3)]
 
 
 def test_victims_are_fixed_when_the_layer_is_planned_and_leave_when_the_copy_starts() -> None:

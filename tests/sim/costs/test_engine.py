@@ -14,7 +14,7 @@ from traces.models.catalogue import load_model
 
 FITTED = (
     "llama.cpp", "llama.cpp-2025", "llama.cpp-2026-02", "llama.cpp-vulkan", "llama.cpp-rocm", "llama.cpp-metal",
-    "ik_llama.cpp", "ik_llama.cpp-2025", "ktransformers",
+    "llama.cpp-cache", "ik_llama.cpp", "ik_llama.cpp-2025", "ik_llama.cpp-2026-02", "ktransformers",
 )  # fmt: skip
 
 
