@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sim.costs.cost_table import CostTable
 from sim.costs.engine import EngineError, InferenceEngine
@@ -58,7 +58,7 @@ def decode_time(
     Raises what ``fitted_costs`` raises.
     """
     work = _ExpertWork.of(shape, batch)
-    costs = fitted_costs(shape, _with_threads(hardware, split), engine, work.most_rows, repacked=split.repacked)
+    costs = _costs(shape, hardware, engine, split, work)
     step = costs.step(batch, (max(context, 1),) * batch)
     share = split.gpu_experts / shape.experts
     gpu_ns = cpu_ns = handing_ns = 0.0
@@ -98,10 +98,10 @@ def prompt_time(
         raise EngineError(f"engine {engine.name!r}: its kernels are counted, it has no times of prompts in pieces")
     piece = min(split.piece_tokens or engine.prompt.piece_tokens.value, tokens)
     whole, rest = divmod(tokens, piece)
-    machine, ends = _with_threads(hardware, split), [before + piece * (number + 1) for number in range(whole)]
-    parts = _Pieces.of(shape, machine, engine, split, piece).times(ends)
+    ends = [before + piece * (number + 1) for number in range(whole)]
+    parts = _Pieces.of(shape, hardware, engine, split, piece).times(ends)
     if rest:
-        last = _Pieces.of(shape, machine, engine, split, rest).times([before + tokens])
+        last = _Pieces.of(shape, hardware, engine, split, rest).times([before + tokens])
         parts = [a + b for a, b in zip(parts, last, strict=True)]
     return PromptTime(*map(round, parts))
 
@@ -124,8 +124,7 @@ class _Pieces:
     ) -> _Pieces:
         """Pieces of ``tokens``."""
         work = _ExpertWork.of(shape, tokens)
-        costs = fitted_costs(shape, hardware, engine, work.most_rows, repacked=split.repacked)
-        return cls(shape, hardware, engine, split, costs, tokens, work)
+        return cls(shape, hardware, engine, split, _costs(shape, hardware, engine, split, work), tokens, work)
 
     def times(self, ends: list[int]) -> list[float]:
         """The parts of ``PromptTime``, of pieces after which the KV cache holds so many tokens each."""
@@ -188,7 +187,7 @@ class _ExpertWork:
         return self.active * ((1 - more_share) * table[fewer] + more_share * table[self.most_rows])
 
 
-def _with_threads(hardware: Hardware, split: StaticSplit) -> Hardware:
-    if split.threads is None:
-        return hardware
-    return replace(hardware, cpu=replace(hardware.cpu, cores=split.threads))
+def _costs(
+    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, work: _ExpertWork
+) -> CostTable:
+    return fitted_costs(shape, hardware, engine, work.most_rows, threads=split.threads, repacked=split.repacked)

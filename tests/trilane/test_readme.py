@@ -19,6 +19,7 @@ from policies import user_files
 from policies.registry import SYSTEMS
 from tests.kit.depth import deep
 from tests.kit.running import write_route_csv
+from tests.kit.tiny_gguf import write_tiny_gguf
 from tests.trilane.readme import (
     ACCURACY,
     PAGES,
@@ -112,6 +113,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for code in blocks("python", page):
             if match := re.match(r"# (\w+\.py)\n", code):
                 (made / match[1]).write_text(code)
+    write_tiny_gguf(made / "model.gguf")
     write_route_csv(made / "phone.route.csv", size=600 * 2**20)  # 7,200 MiB in all
     return made
 
@@ -142,14 +144,23 @@ def run_with_inputs(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def verb(command: str) -> str:
-    """The verb of a command, such as ``trace capture`` or ``measure generate``."""
+    """The verb of a command, such as ``trace capture`` or ``measure generate``; with llama.cpp another."""
     words = shlex.split(command)
-    return " ".join(words[1:3] if words[1] == "trace" else [words[1], *(["generate"] if "generate" in words else [])])
+    named = words[1:3] if words[1] == "trace" else [words[1], *(["generate"] if "generate" in words else [])]
+    return " ".join([*named, *(["llama.cpp"] if runs_llama_cpp(command) else [])])
+
+
+def runs_llama_cpp(command: str) -> bool:
+    return "--gguf" in shlex.split(command)
 
 
 FIRST = {verb(command): command for command in reversed(OURS)}  # of each verb; the others run in the deep profile
 RUN = [
-    pytest.param(command, marks=() if command in FIRST.values() else deep, id=command)
+    pytest.param(
+        command,
+        marks=[deep] * (command not in FIRST.values()) + [pytest.mark.llama] * runs_llama_cpp(command),
+        id=command,
+    )
     for command in OURS if command != FIT  # its block is tested
 ]  # fmt: skip
 
@@ -164,7 +175,7 @@ def test_command_has_valid_options(command: str) -> None:
 
 @pytest.mark.parametrize("command", RUN)
 def test_command_runs(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if any(words in command for words in TORCH):
+    if any(words in command for words in TORCH) and not runs_llama_cpp(command):
         torch = pytest.importorskip("torch")
         torch.set_num_threads(1)  # more only wait for each other
     if "smoke" in command:  # every policy takes a minute: tests of the smoke test's own

@@ -9,7 +9,7 @@ from hypothesis import find, settings
 
 from policies.mechanism.views import ExpertId
 from policies.parts.caches import LruCache
-from policies.testing.cache_laws import CacheScenario, Play, scenarios
+from policies.testing.cache_laws import EXPERTS, CacheScenario, Play, scenarios
 
 ZERO, ONE, FIVE = ExpertId(0, 0), ExpertId(0, 1), ExpertId(0, 5)
 
@@ -28,7 +28,14 @@ def test_an_expert_that_is_declined_leaves_the_slot_to_the_next() -> None:
     assert play.members == [{ONE}]
 
 
+QUICK = settings(database=None, max_examples=500)
+
+
 @pytest.mark.parametrize("experts", [1, 4])
 def test_layers_of_one_expert_and_of_many_are_drawn(experts: int) -> None:
-    quick = settings(database=None, max_examples=500)
-    assert find(scenarios(), lambda drawn: any(len(event) == experts for event in drawn.events), settings=quick)
+    assert find(scenarios(), lambda drawn: any(len(event) == experts for event in drawn.events), settings=QUICK)
+
+
+@pytest.mark.parametrize("expert", [0, EXPERTS - 1])
+def test_every_expert_is_drawn(expert: int) -> None:
+    assert find(scenarios(), lambda drawn: any(expert in event for event in drawn.events), settings=QUICK)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.engine import load_engine
+from sim.costs.engine import EngineError, load_engine
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.split_speed import StaticSplit, decode_time, prompt_time
 from sim.machine.hardware import Hardware, load_hardware
@@ -48,6 +48,49 @@ def test_a_token_is_the_sum_of_its_layers() -> None:
     assert (found.cpu_experts_ns, found.handing_over_ns) == (10 * 6 * expert.cpu_ns[1], 10 * expert.first_cpu_ns)
     assert found.others_ns == 26 * (step.gate_ns + step.shared_ns + step.combine_ns) + step.dense_ns + step.head_ns
     assert found.total_ns == sum(vars(found).values())
+
+
+def test_a_step_of_three_sequences_is_the_sum_of_its_layers() -> None:
+    """Of 64 experts a token has 6: 3 tokens come to 64 (1 - (58/64)^3) of them, with 18 rows together."""
+    shape, engine, active = model(), load_engine("ktransformers"), 64 * (1 - (58 / 64) ** 3)
+    costs = fitted_costs(shape, machine(), engine, 2)
+    step, expert, more = costs.step(3, (7, 7, 7)), costs.experts[0], 18 / active - 1
+    gpu_ns, cpu_ns = (active * ((1 - more) * ns[1] + more * ns[2]) for ns in (expert.gpu_ns, expert.cpu_ns))
+    found = decode_time(shape, machine(), engine, StaticSplit(10, gpu_experts=16), 7, batch=3)
+    assert found.attention_ns == 26 * step.attention_ns
+    assert found.others_ns == 26 * (step.gate_ns + step.shared_ns + step.combine_ns) + step.dense_ns + step.head_ns
+    assert found.gpu_experts_ns == pytest.approx((16 + 10 / 4) * gpu_ns, abs=1)
+    assert found.cpu_experts_ns == pytest.approx(10 * 3 / 4 * cpu_ns, abs=1)
+    assert found.handing_over_ns == 10 * expert.first_cpu_ns
+
+
+def test_the_first_token_has_itself_in_the_cache() -> None:
+    shape, engine = model(), load_engine("llama.cpp")
+    none, one, two = (decode_time(shape, machine(), engine, SPLIT, context) for context in (0, 1, 2))
+    assert none == one
+    assert one.attention_ns < two.attention_ns
+
+
+def test_a_prompt_comes_in_pieces_of_the_engine_after_what_is_cached() -> None:
+    """1,100 tokens after 300: two pieces of 512 and one of 76, each with its own experts and its own context."""
+    shape, engine = model(), load_engine("llama.cpp").with_numbers({"prompt.piece_tokens": 512})
+    found = prompt_time(shape, machine(), engine, StaticSplit(26), 1100, before=300)
+    pieces = [
+        prompt_time(shape, machine(), engine, StaticSplit(26, piece_tokens=2048), tokens, before)
+        for tokens, before in ((512, 300), (512, 812), (76, 1324))
+    ]
+    for name, value in vars(found).items():
+        assert value == pytest.approx(sum(getattr(piece, name) for piece in pieces), abs=2), name
+    assert found.total_ns == sum(vars(found).values())
+    costs = fitted_costs(shape, machine(), engine, 48).step(512, (812,))
+    one = pieces[0]
+    assert one.attention_ns == 26 * costs.attention_ns
+    assert one.others_ns == 26 * (costs.gate_ns + costs.shared_ns + costs.combine_ns) + costs.dense_ns + costs.head_ns
+
+
+def test_an_engine_whose_kernels_are_counted_has_no_pieces() -> None:
+    with pytest.raises(EngineError, match="engine 'pytorch': its kernels are counted, it has no times of prompts"):
+        prompt_time(model(), machine(), load_engine("pytorch"), SPLIT, 512)
 
 
 def test_experts_that_the_gpu_has_in_cpu_layers_are_computed_there() -> None:
