@@ -65,13 +65,15 @@ class Residency:
         """Could a GPU kernel read it now?"""
         return key.expert in self.resident[key.layer] or key.expert in self.staged[key.layer]
 
-    def promise(self, key: ExpertId, blocked: Set[ExpertId]) -> tuple[ExpertId, ...] | None:
+    def promise(
+        self, key: ExpertId, blocked: Set[ExpertId], requested: bool = False
+    ) -> tuple[ExpertId, ...] | None:
         """Take a cache slot for ``key``: the victims that leave when its copy starts, or None if it is not admitted.
 
-        ``blocked`` experts stay.
+        ``blocked`` experts stay. ``requested``: the cache itself has asked for the copy.
         """
         cache, group, size = self._cache, self.group(key.layer), self.expert_bytes[key.layer]
-        if not cache.admits:
+        if not (cache.admits or requested):
             return None
         free = self._free[group]
         victims: list[ExpertId] = []
@@ -110,6 +112,17 @@ class Residency:
                 self.fill(incoming, self.promise_slot_of(incoming, outgoing))
                 return True
         return False
+
+    def evict(self, key: ExpertId) -> bool:
+        """Leave the slot of ``key`` free, if it is resident."""
+        if key.expert not in self.resident[key.layer]:
+            return False
+        group, size = self.group(key.layer), self.expert_bytes[key.layer]
+        self._cache.evicted(key, group)
+        self.resident[key.layer].remove(key.expert)
+        self._free[group] += size
+        self._room[group] += size
+        return True
 
     def fill(self, key: ExpertId, victims: Sequence[ExpertId]) -> None:
         """Put ``key`` into the cache slot promised to it without a copy: ``victims`` leave, and it is there at once."""

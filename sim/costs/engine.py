@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from sim.costs.kernels import Kernels
 from sim.machine.devices import Vendor
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced
@@ -34,7 +35,7 @@ Cached = Literal["grouped", "latent"]
 LayerKind = Literal["grouped", "latent", "state"]
 PromptExperts = Literal["copied", "copied ahead", "computed"]
 Copies = Literal["pinned", "pageable"]
-_PARTS = ("gpu", "cpu", "prompt", "software")
+_PARTS = ("gpu", "cpu", "prompt", "software", "kernels")
 
 
 class EngineError(HardwareError):
@@ -137,6 +138,7 @@ class InferenceEngine:
     cpu: CpuWork | None = None
     prompt: PromptWork | None = None
     software: Software | None = None
+    kernels: Kernels | None = None  # measured on one machine: those of machines without a GPU, in place of the others
     set_by: tuple[str, ...] = ()
     vendors: tuple[Vendor, ...] | None = None
     reads: tuple[WeightFiles, ...] | None = None

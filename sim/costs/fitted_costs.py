@@ -24,6 +24,7 @@ import numpy as np
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostError, CostTable, StepCosts
 from sim.costs.engine import EngineError, InferenceEngine, PromptWork
+from sim.costs.kernel_costs import kernel_costs
 from sim.costs.processors import CpuProcessor, GpuProcessor, Processor, layer_kind, saturated
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, new_tokens
 from sim.machine.hardware import Hardware
@@ -49,6 +50,8 @@ def fitted_costs(
         raise CostError(f"max_tokens must be >= 1, the most tokens of any step, got {max_tokens}")
     if engine.gpu is None or engine.cpu is None or engine.prompt is None:
         raise EngineError(f"engine {engine.name!r}: its kernels are counted, it has no times of whole layers")
+    if engine.kernels is not None and hardware.cpu_only:
+        return kernel_costs(shape, hardware, engine.kernels, max_tokens)
     cpu = CpuProcessor(hardware.cpu, engine.cpu, engine.prompt, threads or hardware.cpu.cores, repacked)
     main: Processor = cpu if hardware.cpu_only else GpuProcessor(hardware.gpu, engine.gpu)
     sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
