@@ -39,7 +39,7 @@ from trilane import cli
 from trilane.cli import main
 
 OURS = [command for command in commands() if command.startswith("trilane ")]
-FIT = command_with("trilane fit")
+FIT, TUNE = command_with("trilane fit"), command_with("trilane tune")
 MAKE = {"make demo": "demo", "make test": "test", "make gpu": "gpu"}
 INSTALLATION = {
     "git clone REPOSITORY trilane && cd trilane", "python3 -m venv .venv && . .venv/bin/activate", "pip install .",
@@ -151,7 +151,8 @@ def verb(command: str) -> str:
 
 
 def runs_llama_cpp(command: str) -> bool:
-    return "--gguf" in shlex.split(command)
+    words = shlex.split(command)
+    return "--gguf" in words or (words[1] == "tune" and "--check" in words)
 
 
 FIRST = {verb(command): command for command in reversed(OURS)}  # of each verb; the others run in the deep profile
@@ -161,7 +162,7 @@ RUN = [
         marks=[deep] * (command not in FIRST.values()) + [pytest.mark.llama] * runs_llama_cpp(command),
         id=command,
     )
-    for command in OURS if command != FIT  # its block is tested
+    for command in OURS if command not in (FIT, TUNE)  # their blocks are tested
 ]  # fmt: skip
 
 
@@ -222,14 +223,14 @@ def test_python_examples_run(
     "name",
     [
         *(pytest.param(each, marks=deep) for each in ("demo", "real")),
-        *("fit", "accuracy", "regimes", "papers", "by-paper"),
+        *("fit", "accuracy", "regimes", "papers", "by-paper", "tune"),
     ],
 )
 def test_blocks_are_what_the_commands_print(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     papers = dict.fromkeys(("papers", "by-paper"), command_with(PAPERS))
-    known = {"demo": demo(), "real": demo("REAL"), "fit": FIT, **papers}
+    known = {"demo": demo(), "real": demo("REAL"), "fit": FIT, "tune": TUNE, **papers}
     run(known.get(name, command_with(ACCURACY)), folder, monkeypatch)
     printed = block(name, capsys.readouterr().out)
     assert printed == shown_block(name), "renew it with: .venv/bin/python tests/trilane/readme.py"

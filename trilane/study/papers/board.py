@@ -104,7 +104,7 @@ def pairs_of(scores: Iterable[FigureScore]) -> list[tuple[FigureScore, FigureSco
         pair
         for pair in combinations(scores, 2)
         if pair[0].paper.name == pair[1].paper.name and _one_differs(*(score.question.facts for score in pair))
-        and _apart(max(DEAD_BAND, pair[0].paper.scatter), *(score.figure.value for score in pair))
+        and _apart(pair[0].figure.value, pair[1].figure.value, max(DEAD_BAND, pair[0].paper.scatter))
     ]  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def _one_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return len(different) == 1 and different[0] not in ("ask", "take")
 
 
-def _apart(band: float, one: float | None, other: float | None) -> bool:
+def _apart(one: float | None, other: float | None, band: float) -> bool:
     return one is not None and other is not None and abs(one - other) > band * min(abs(one), abs(other))
 
 
