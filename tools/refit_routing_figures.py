@@ -98,9 +98,13 @@ def residuals(fit: RoutingModel) -> list[Residual]:
     gaps = _gaps(fit)
     return [
         *(Residual(about, wanted[name], made[name], True) for name, (_, about) in FITTED.items()),
-        Residual("loaded experts with low scores", LOW_SCORES, float((gaps * fit.sharpness < np.log1p(ALPHA)).mean()), True),
+        Residual("loaded experts with low scores", LOW_SCORES, _low_scores(gaps * fit.sharpness), True),
         *(Residual(about, wanted[name], made[name], False) for name, about in CHECKED.items()),
     ]
+
+
+def _low_scores(gaps: np.ndarray) -> float:
+    return float((gaps < np.log1p(ALPHA)).mean())
 
 
 def _sharpness(fit: RoutingModel) -> float:

@@ -31,9 +31,9 @@ def _placement(start: Start, context: BuildContext) -> Placement:
 
 def _composition(
     context: BuildContext, placement: CountedSlots, order: Cache, admission: Admission, inserts: int, *,
-    frees: Frees = "copy", dwell: int = 0,
+    frees: Frees = "copy", dwell: int = 0, repeats: int = 0,
 ) -> Composition:  # fmt: skip
-    cache = UploadCache(order, admission, placement, inserts, frees=frees, dwell=dwell)
+    cache = UploadCache(order, admission, placement, inserts, frees=frees, dwell=dwell, repeats=repeats)
     assigner = FromTokens(OFFLOAD_MIN_TOKENS * context.top_k, LoadAll(), InService(cache))
     return Composition(placement=placement, assigner=assigner, cache=cache, demand_slots=1)
 
@@ -60,8 +60,9 @@ class _Uploads(Policy):
 class _WithAdmission(_Uploads):
     """Admission.
 
-    admits: which misses are uploaded: "every" one; the "second" within ``window`` steps; those "hotter" than the next
-        victim, by a quarter and 1, in steps that used them, halved every ``half_life`` steps. Free slots take any.
+    admits: which misses are uploaded: "every" one, the "second" of an expert within a window, or those of experts
+        "hotter" than the next victim, by a quarter and 1. Free slots take any.
+    window: steps of that window. half_life: steps after which heat, the number of steps that used an expert, is halved.
     """
 
     admits: Literal["every", "second", "hotter"] = "every"
@@ -73,10 +74,12 @@ class _WithAdmission(_Uploads):
             return SecondMiss(self.window)
         return Hotter(self.half_life) if self.admits == "hotter" else EveryMiss()
 
-    def _lru(self, context: BuildContext, frees: Frees, pool: bool = False) -> Composition:
+    def _lru(self, context: BuildContext, frees: Frees, pool: bool = False, repeats: int = 0) -> Composition:
         placement = _placement(self.start, context)
         slots = CountedSlots(Pooled(placement) if pool else placement)
-        return _composition(context, slots, LruCache(), self._admission(), self.inserts, frees=frees)
+        return _composition(
+            context, slots, LruCache(), self._admission(), self.inserts, frees=frees, repeats=repeats
+        )
 
 
 @register(
@@ -106,13 +109,18 @@ class LlamaCacheLru(_WithAdmission):
 )
 @dataclass(frozen=True)
 class LlamaCacheLruImpl(_WithAdmission):
-    """The code of PR #27861 (``--moe-expert-cache-inserts``, 2): at the end of a step, uploads of its misses are
-    requested, and each takes the slot of the least recent expert at once, however many wait for the link. (The code
-    requests an expert again while its upload waits; here it is copied once. Admission is everett6's.)"""
+    """The code of PR #27861: at the end of a step, uploads of its misses are requested, and each takes the slot of the
+    least recent expert at once, however many wait for the link. Admission other than of every miss is everett6's.
+
+    repeats: an expert that misses while its upload waits is requested again, into another slot, as the code does; the
+        copy of an expert that is hardly used stands for the second one, since no expert is copied twice here.
+    """
+
+    repeats: bool = True
 
     def compose(self, context: BuildContext) -> Composition:
         """LRU by layer, slots freed with the request."""
-        return self._lru(context, "request")
+        return self._lru(context, "request", repeats=context.experts if self.repeats else 0)
 
 
 @register(

@@ -42,17 +42,20 @@ class UploadCache:
     - "request": at the end of the step, when its uploads are requested, however many wait for the link already; of the
       misses, higher ids first. Slots must be by layer.
 
-    ``dwell``: steps for which an expert stays once it has a slot.
+    ``dwell``: steps for which an expert stays once it has a slot. ``repeats``: of how many experts in a layer an upload
+    is requested again while it waits, into another slot. As no expert is copied twice, that of the layer's least used
+    absent expert stands for it: as long, and as useless.
     """
 
     admits = False
 
     def __init__(
         self, order: Cache, admission: Admission, slots: CountedSlots, inserts: int, *, frees: Frees = "copy",
-        dwell: int = 0,
+        dwell: int = 0, repeats: int = 0,
     ) -> None:  # fmt: skip
         self._order, self._admission, self._slots, self._inserts = order, admission, slots, inserts
-        self._frees, self._dwell = frees, dwell
+        self._frees, self._dwell, self._repeats = frees, dwell, repeats
+        self._uses: Counter[ExpertId] = Counter()
         self._members: dict[int, dict[ExpertId, int]] = {}  # by group: the step in which they got their slots
         self._coming: set[ExpertId] = set()  # members that have not arrived, or only in this step
         self._in_service: dict[int, set[int]] = {}
@@ -73,6 +76,8 @@ class UploadCache:
         missed = [expert for expert in view.routing.active if expert not in served]
         if view.phase == "decode":
             self._missed[view.layer] = [ExpertId(view.layer, expert) for expert in missed]
+            if self._repeats:
+                self._uses.update(ExpertId(view.layer, expert) for expert in view.routing.active)
             self._admission.observe(view, frozenset(missed))
 
     def admitted(self, key: ExpertId, group: int) -> None:
@@ -152,10 +157,11 @@ class UploadCache:
         group = 0 if self._slots.slots is None else layer
         chosen: list[ExpertId] = []
         leaving: list[ExpertId] = []
-        for key in missed:
+        for miss in missed:
+            key = self._stand_in(layer, chosen) if miss in self._waiting else miss
             if len(chosen) >= most:
                 break
-            if key in self._members.get(group, ()) or key in self._waiting:
+            if key is None or key in self._members.get(group, ()):
                 continue
             full = len(chosen) - len(leaving) >= room
             victim = self._victim(key, group, {*self._coming, *leaving}) if full else None
@@ -165,6 +171,12 @@ class UploadCache:
                 chosen.append(key)
                 leaving += [victim] if victim else []
         return chosen, leaving
+
+    def _stand_in(self, layer: int, chosen: Sequence[ExpertId]) -> ExpertId | None:
+        """The expert that is uploaded where a request is repeated; None if it is not, or there is none."""
+        taken = {*self._members.get(layer, ()), *self._waiting, *chosen} if self._repeats else ()
+        others = (key for expert in range(self._repeats) if (key := ExpertId(layer, expert)) not in taken)
+        return min(others, key=self._uses.__getitem__, default=None)
 
     def _wait(self, layer: int, uploads: Sequence[ExpertId]) -> None:
         """Queue uploads for the link."""

@@ -3,7 +3,8 @@
 It asks with ``no_alloc``, which plans all buffers and allocates none. The GPU is a pretended one: a device of type GPU
 that can compute everything, whose buffers are aligned as CUDA's are; the plan of graphs and buffers is llama.cpp's own.
 Reads JSON from standard input, ``{"file", "gpu", "cpu_layers", "settings": [{"c", "ub", "fa", "kv", "np"}]}``, and
-writes for each setting the MiB of the caches and of the compute buffers. Structures: build 11549.
+writes for each setting the MiB of the caches and of the compute buffers. Without settings the model is loaded, mapped
+and not planned, and the MiB of its weights are written. Structures: build 11549.
 """
 
 from __future__ import annotations
@@ -145,10 +146,10 @@ def rows(tensor: int) -> int:
     return sizes[2] if operation in (b"MUL_MAT_ID", b"ROPE") else sizes[1] * sizes[2] * sizes[3]
 
 
-def loaded(file: str, cpu_layers: int) -> int:
-    """A model with the experts of so many blocks on the host."""
+def loaded(file: str, cpu_layers: int, planned_only: bool) -> int:
+    """A model with the experts of so many blocks on the host; mapped, without copies in another order of rows."""
     params = LIB.llama_model_default_params()
-    params.no_alloc, params.load_mode = True, 0
+    params.no_alloc, params.load_mode, params.extra = planned_only, int(not planned_only), planned_only
     overrides = (OVERRIDE * (cpu_layers + 1))()
     for block in range(cpu_layers):
         overrides[block].pattern = rb"blk\.%d\.ffn_(up|down|gate|gate_up)_(ch|)exps" % block
@@ -181,8 +182,9 @@ def main() -> None:
     declare()
     if asked["gpu"]:
         KEPT.append(PretendedGpu())
-    model = loaded(asked["file"], asked["cpu_layers"])
-    print(json.dumps([planned(model, setting) for setting in asked["settings"]]))
+    model = loaded(asked["file"], asked["cpu_layers"], bool(asked["settings"]))
+    weights = [float(size) for size in re.findall(r"model buffer size =\s*([\d.]+) MiB", "".join(LINES))]
+    print(json.dumps([planned(model, setting) for setting in asked["settings"]] or weights))
 
 
 if __name__ == "__main__":

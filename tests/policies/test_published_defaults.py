@@ -33,6 +33,7 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     (LRU, "window", 8, "patches/0007: LLAMA_MOE_ADMIT_WINDOW"),
     (LRU, "half_life", 64, "patches/0007: LLAMA_MOE_ADMIT_HALF"),
     ("llama-cache-lru", "frees", "ahead", "patches/0002: LLAMA_MOE_EARLY_ISSUE"),
+    ("llama-cache-lru@impl", "repeats", True, "llama.cpp #27861, llama_moe_cache_step: no look at what waits"),
     ("llama-cache-heat", "margin", 1.5, "llama-wackMall v5: LLAMA_EXPERT_HYSTERESIS"),
     ("llama-cache-heat", "dwell", 32, "llama-wackMall v5"),
     ("ktransformers", "prefill", "gpu", "HybriMoE, Table I: the CPU is used in decode only"),

@@ -13,7 +13,7 @@ from policies.parts.caches import LfuCache, LruCache
 from policies.parts.placements import NoPlacement, PoolPlacement
 from policies.parts.upload_cache import CountedSlots, Frees, InService, UploadCache
 from policies.protocols import Budget, Cache, Composition, Placement
-from policies.testing.cache_laws import CacheLaws, CacheScenario
+from policies.testing.cache_laws import EXPERTS, CacheLaws, CacheScenario
 
 COST = ExpertCosts((0, 10), (0, 40), 0, 70, 1)
 
@@ -22,12 +22,12 @@ class Play:
     """Steps of one layer; between two steps the link carries as many uploads as it is told."""
 
     def __init__(
-        self, slots: int, *, inserts: int = 1, frees: Frees = "copy", dwell: int = 0,
+        self, slots: int, *, inserts: int = 1, frees: Frees = "copy", dwell: int = 0, repeats: int = 0,
         admission: Admission | None = None, order: Cache | None = None, placement: Placement | None = None,
     ) -> None:  # fmt: skip
         counted = CountedSlots(placement or NoPlacement())
         cache = UploadCache(
-            order or LruCache(), admission or EveryMiss(), counted, inserts, frees=frees, dwell=dwell
+            order or LruCache(), admission or EveryMiss(), counted, inserts, frees=frees, dwell=dwell, repeats=repeats
         )
         policy = Composition(placement=counted, assigner=InService(cache), cache=cache, demand_slots=0, name="test")
         self.session = Session(policy, Budget(8, (1,), slots), [COST])
@@ -144,16 +144,26 @@ def test_request_the_slot_is_out_of_service_while_the_upload_waits() -> None:
     assert play.carry(9) == [2, 3], "without a slot to be had, 4 was not requested"
 
 
-def test_request_a_link_that_is_too_slow_drains_the_cache() -> None:
-    """Two misses a step, one upload: in the long run each slot waits for its upload, or was filled just now."""
-    slow, fast = Play(slots=4, inserts=2, frees="request"), Play(slots=4, inserts=2, frees="request")
-    hits = [0, 0]
-    for step in range(40):
-        active = (step % 6, (step + 2) % 6)
-        hits[0] += len(slow.step(*active, carried=1))
-        hits[1] += len(fast.step(*active, carried=9))
-    assert hits[0] < hits[1] / 2
-    assert len(slow.resident) <= 1
+def played(carried: int, repeats: int) -> tuple[int, int]:
+    """Hits and residents of 60 steps over six experts of eight, two new misses at most, with four slots."""
+    play = Play(slots=4, inserts=2, frees="request", repeats=repeats)
+    hits = sum(len(play.step(step % 6, (step + 2) % 6, carried=carried)) for step in range(60))
+    return hits, len(play.resident)
+
+
+def test_request_repeated_requests_drain_a_cache_whose_link_is_slow() -> None:
+    assert played(carried=9, repeats=0) == played(carried=9, repeats=8), "none waits long enough to be repeated"
+    (hits, residents), (few, left) = played(carried=1, repeats=0), played(carried=1, repeats=8)
+    assert few < hits / 2
+    assert left <= 1 < residents
+
+
+def test_request_a_repeated_request_is_of_the_least_used_absent_expert() -> None:
+    play = Play(slots=3, frees="request", repeats=8)
+    play.step(0, carried=0)
+    play.step(0, 1, carried=0)
+    play.step(0, carried=0)
+    assert play.carry(9) == [0, 1, 2], "0 was requested first, then 1, the higher of two misses, then 2 in 0's place"
 
 
 def test_dwell_an_upload_stays_for_so_many_steps() -> None:
@@ -198,7 +208,8 @@ class UploadLaws(CacheLaws):
         slots = CountedSlots(NoPlacement())
         pooled = scenario.group(1) == 0
         slots.slots = None if pooled else tuple(scenario.slots)
-        return UploadCache(LruCache(), EveryMiss(), slots, 2, frees="copy" if pooled else self.frees)
+        frees = "copy" if pooled else self.frees
+        return UploadCache(LruCache(), EveryMiss(), slots, 2, frees=frees, repeats=EXPERTS * (frees == "request"))
 
 
 class TestUploadsWithTheCopy(UploadLaws):

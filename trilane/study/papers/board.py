@@ -104,7 +104,7 @@ def pairs_of(scores: Iterable[FigureScore]) -> list[tuple[FigureScore, FigureSco
         pair
         for pair in combinations(scores, 2)
         if pair[0].paper.name == pair[1].paper.name and _one_differs(*(score.question.facts for score in pair))
-        and _apart(*(score.figure.value for score in pair), max(DEAD_BAND, pair[0].paper.scatter))
+        and _apart(pair[0].figure.value, pair[1].figure.value, max(DEAD_BAND, pair[0].paper.scatter))
     ]  # fmt: skip
 
 

@@ -87,7 +87,7 @@ SETTINGS = [
     for context, ubatch, (flash, kv), sequences in product(
         (512, 5000, 16_384), (128, 512, 2048), ((1, 1), (1, 8), (1, 2), (0, 1)), (1,)
     )
-]
+] + [{"c": 16_384, "ub": 512, "fa": flash, "kv": 1, "np": 4} for flash in (0, 1)]
 # Where llama.cpp's plan has holes that these formulas do not see: more, or less, than 3 % of the compute buffer.
 WORST = {("gpt-oss", True, 2): 0.04, ("gemma4", True, 2): 0.045, ("qwen3next", True, 2): 0.055}
 NOT_SEEN = {("gemma4", True, 2), ("qwen3next", True, 2)}  # without flash attention, and copied experts
@@ -114,11 +114,20 @@ def test_llama_cpp_plans_as_much(family: str, gpu: bool, cpu_layers: int, tmp_pa
         assert ours.compute_bytes / 2**20 == pytest.approx(said["compute"][0], rel=WORST.get(case, 0.03)), asked
 
 
-def planned(file: Path, gpu: bool, cpu_layers: int) -> list[dict[str, Any]]:
-    asked = {"file": str(file), "gpu": gpu, "cpu_layers": cpu_layers, "settings": SETTINGS}
+@pytest.mark.llama
+@pytest.mark.parametrize("family", ["olmoe", "gpt-oss", "deepseek2"])
+def test_llama_cpp_loads_as_many_weights(family: str, tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="the package xllamacpp is not installed: pip install 'trilane[llama]'")
+    file = write_loadable(family, tmp_path / "m.gguf")
+    found = load_memory(read_gguf_model(file), replace(ONE_PIECE, gpu=False)).weights_bytes / 2**20
+    assert found == pytest.approx(sum(planned(file, False, 0, [])), rel=0.001)
+
+
+def planned(file: Path, gpu: bool, cpu_layers: int, settings: list[dict[str, int]] = SETTINGS) -> list[Any]:
+    asked = {"file": str(file), "gpu": gpu, "cpu_layers": cpu_layers, "settings": settings}
     done = subprocess.run(
         [sys.executable, "-m", "tests.kit.llama_load"], input=json.dumps(asked), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)
+    found: list[Any] = json.loads(done.stdout)
     return found

@@ -56,8 +56,7 @@ def test_experts_that_are_copied_have_room_by_matrix_or_by_layer() -> None:
     layer, inputs = 8 * shape.expert_bytes_of(0), 512 * (4 * 4096 * 4 + 4352 * 2)
     assert own.memory(StaticSplit(1)).compute_bytes == layer // 3 + 512 * 4 * 2 * 2 * 14_336 + inputs
     other = splitter(**{**QWEN, "model": "mixtral-8x7b", "engine": "ik_llama.cpp"})
-    piece = other.piece_tokens
-    expected = layer + piece * (4 * 2 * 2 * 14_336 + 4 * 4096 * 4 + 4352 * 2)
+    expected = layer + other.piece_tokens * (4 * 2 * 2 * 14_336 + 4 * 4096 * 4 + 4352 * 2)
     assert other.memory(StaticSplit(1)).compute_bytes == expected
 
 
