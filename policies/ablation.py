@@ -18,6 +18,7 @@ from policies.parts.assigners import LoadAll, ResidentOrCpu
 from policies.parts.caches import StaticCache
 from policies.parts.placements import NoPlacement, Pooled, PoolPlacement
 from policies.parts.routers import TrueRouter
+from policies.parts.upload_cache import CountedSlots
 from policies.protocols import Budget, Cache, Composition, InitialPlacement, Needs, Placement, Prefetcher
 from policies.system import ChoiceError
 
@@ -68,6 +69,7 @@ class StagedPrefetcher:
         return self.prefetcher.protect(view, forecasts)
 
 
+_WRAPPERS = (Pooled, CountedSlots)
 _EMPTY = (NoPlacement, PoolPlacement, SlotsByMisses, EmptyPlacement)
 
 
@@ -75,7 +77,7 @@ def rungs(composition: Composition) -> tuple[str, ...]:
     """The parts that do something, in the order of ``PARTS``: those that can be switched off."""
     placement = composition.placement
     idle = {
-        "placement": isinstance(placement.placement if isinstance(placement, Pooled) else placement, _EMPTY),
+        "placement": isinstance(placement.placement if isinstance(placement, _WRAPPERS) else placement, _EMPTY),
         "assigner": type(composition.assigner) is _idle_assigner(composition),
         "cache": type(composition.cache) in (StaticCache, FrozenCache),
         "prefetcher": composition.prefetcher is None,

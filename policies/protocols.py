@@ -12,12 +12,14 @@ import numpy as np
 from policies.mechanism.views import (
     Assignment,
     Commitment,
+    Eviction,
     ExpertId,
     Forecast,
     LayerView,
     Phase,
     Routing,
     Swap,
+    Upload,
 )
 from policies.parts.routers import TrueRouter
 
@@ -143,7 +145,7 @@ class Cache(Protocol):
         """The resident to evict for ``incoming``: a member of ``group`` not in ``blocked``; None declines admission."""
         ...
 
-    def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
+    def swaps(self, view: LayerView, when: When) -> Sequence[Swap | Upload | Eviction]:
         """Cache updates due now; best first."""
         ...
 

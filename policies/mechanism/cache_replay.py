@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.mechanism.residency import Residency
-from policies.mechanism.views import LayerView, Phase, Routing
+from policies.mechanism.views import LayerView, Phase, Routing, Swap
 from policies.parts.placements import PoolPlacement
 from policies.protocols import Budget, Cache, Placement
 
@@ -69,6 +69,7 @@ def replay(
                 victims = residency.promise(key, pinned)
                 if victims is not None:
                     residency.fill(key, victims)
-        for incoming, outgoing in swaps(view, "layer_end"):
-            residency.fill(incoming, residency.promise_slot_of(incoming, outgoing))
+        for update in swaps(view, "layer_end"):
+            if isinstance(update, Swap):
+                residency.fill(update.incoming, residency.promise_slot_of(update.incoming, update.outgoing))
     return ReplayResult(sum(lookups.values()), sum(hits.values()), lookups["decode"], hits["decode"])

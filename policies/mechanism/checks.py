@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from policies.mechanism.views import INFINITE_NS, Assignment, LayerView, PolicyError, Swap
+from policies.mechanism.views import INFINITE_NS, Assignment, LayerView, PolicyError, Swap, Upload
 
 
 def check_assignment(policy: str, view: LayerView, assignment: Assignment, experts: int) -> None:
@@ -24,8 +24,16 @@ def check_assignment(policy: str, view: LayerView, assignment: Assignment, exper
         raise _error(policy, view, f"streams {streamed}; expected experts of {experts} without workload, each once")
 
 
-def check_swap(policy: str, swap: Swap, resident: Sequence[Collection[int]]) -> None:
-    """A swap puts an absent expert into the slot of a resident one of the same layer."""
+def check_update(policy: str, update: Swap | Upload, resident: Sequence[Collection[int]]) -> None:
+    """An upload is of an absent expert; a swap puts one into the slot of a resident one of the same layer."""
+    if isinstance(update, Upload):
+        if update.incoming.expert in resident[update.incoming.layer]:
+            raise PolicyError(f"policy {policy!r} uploads {update.incoming}: expected an absent expert")
+        return
+    _check_swap(policy, update, resident)
+
+
+def _check_swap(policy: str, swap: Swap, resident: Sequence[Collection[int]]) -> None:
     (layer, new), (layer_out, old) = swap
     if layer != layer_out or new in resident[layer] or old not in resident[layer]:
         raise PolicyError(f"policy {policy!r} swaps {swap}: expected an absent expert for a resident one of its layer")

@@ -6,14 +6,16 @@ from collections import deque
 from collections.abc import Sequence, Set
 from typing import TypeAlias
 
-from policies.mechanism.checks import check_swap
+from policies.mechanism.checks import check_update
 from policies.mechanism.residency import Residency
-from policies.mechanism.views import Copy, ExpertId, PolicyError, Swap, Updates
+from policies.mechanism.views import Copy, Eviction, ExpertId, PolicyError, Swap, Updates, Upload
 from policies.protocols import Composition
 
 MOST_IN_FLIGHT = 2  # the one on the link, and one behind it
 
-Slots: TypeAlias = dict[ExpertId, tuple[ExpertId, ...] | None]  # victims of each copy; None: no cache slot
+Victims: TypeAlias = tuple[ExpertId, ...] | None  # of a copy; None: no cache slot
+Slots: TypeAlias = dict[ExpertId, Victims]
+CacheUpdate: TypeAlias = Swap | Upload | Eviction
 
 
 class CopyQueue:
@@ -28,7 +30,7 @@ class CopyQueue:
         self._policy, self._residency = policy, residency
         self._demand: deque[Copy] = deque()
         self._prefetches: list[ExpertId] = []
-        self._swaps: dict[ExpertId, Swap] = {}  # by incoming expert, oldest first
+        self._swaps: dict[ExpertId, Swap | Upload] = {}  # by incoming expert, oldest first
 
     @property
     def flying(self) -> tuple[ExpertId, ...]:
@@ -82,8 +84,7 @@ class CopyQueue:
         guarded = {*pinned, *self.flying}
         slots: Slots = {}
         for key in cache.order(copies):
-            swap = swaps.pop(key, None)
-            slots[key] = self._residency.promise(key, guarded) if swap is None else self._promote(swap, guarded)
+            slots[key] = self._promote(swaps.pop(key, None), key, guarded)
             guarded.update((key, *(slots[key] or ())))
         return slots
 
@@ -127,31 +128,39 @@ class CopyQueue:
         self._prefetches = list(wanted)
         return tuple(wanted), withdrawn
 
-    def replace_swaps(self, swaps: Sequence[Swap], kept: Set[ExpertId] | None = None) -> Updates:
-        """New swaps of a layer replace its queued ones.
+    def update(self, updates: Sequence[CacheUpdate], kept: Set[ExpertId] | None = None) -> Updates:
+        """New swaps and uploads of a layer replace its queued ones.
 
-        With ``kept``, those that need no copy and displace none of these are done at once.
+        With ``kept``, updates that need no copy and displace none of these are done at once.
         """
-        if not swaps:
+        if not updates:
             return Updates()
-        layers = {swap.incoming.layer for swap in swaps}
+        residency = self._residency
+        copies = [update for update in updates if not isinstance(update, Eviction)]
+        for copy in copies:
+            check_update(self._policy.name, copy, residency.resident)
+        layers = {copy.incoming.layer for copy in copies}
         self._swaps = {key: swap for key, swap in self._swaps.items() if key.layer not in layers}
-        flying = self.flying
-        for swap in swaps:
-            check_swap(self._policy.name, swap, self._residency.resident)
+        evicted: tuple[ExpertId, ...] = ()
         adopted: tuple[Swap, ...] = ()
         if kept is not None:
-            adopted = tuple(swap for swap in swaps if swap.outgoing not in kept and self._residency.adopt(*swap))
-        queued = tuple(swap for swap in swaps if swap.incoming not in flying and swap not in adopted)
-        self._swaps.update((swap.incoming, swap) for swap in queued)
-        return Updates(queued, adopted)
+            free = [update for update in updates if isinstance(update, Eviction) and update.outgoing not in kept]
+            evicted = tuple(eviction.outgoing for eviction in free if residency.evict(eviction.outgoing))
+            swaps = [swap for swap in copies if isinstance(swap, Swap) and swap.outgoing not in kept]
+            adopted = tuple(swap for swap in swaps if residency.adopt(*swap))
+        flying = self.flying
+        queued = tuple(copy for copy in copies if copy.incoming not in flying and copy not in adopted)
+        self._swaps.update((copy.incoming, copy) for copy in queued)
+        return Updates(queued, adopted, evicted)
 
-    def _promote(self, swap: Swap, guarded: Set[ExpertId]) -> tuple[ExpertId, ...] | None:
-        """A queued swap whose expert is needed now: a demand load into the same slot, if that slot may be had."""
+    def _promote(self, swap: Swap | Upload | None, key: ExpertId, guarded: Set[ExpertId]) -> Victims:
+        """The slot of a load, or of a queued update whose expert is needed now, if that slot may be had."""
+        if not isinstance(swap, Swap):
+            return self._residency.promise(key, guarded, requested=swap is not None)
         outgoing = swap.outgoing
         if outgoing in guarded or outgoing.expert not in self._residency.resident[outgoing.layer]:
             return None
-        return self._residency.promise_slot_of(swap.incoming, outgoing)
+        return self._residency.promise_slot_of(key, outgoing)
 
     def _check_staging(self, key: ExpertId) -> None:
         if self._policy.demand_slots < 1:
@@ -201,17 +210,27 @@ class CopyQueue:
         return False
 
     def _next_swap(self, pinned: Set[ExpertId]) -> Copy | None:
-        """The first swap that is possible now; those that are no longer possible are dropped."""
+        """The first swap or upload that is possible now; those that are no longer possible are dropped."""
         residency = self._residency
         for swap in tuple(self._swaps.values()):
-            (layer, new), old = swap.incoming, swap.outgoing
-            if new in residency.resident[layer] or old.expert not in residency.resident[layer]:
-                del self._swaps[swap.incoming]
-            elif new not in residency.staged[layer] and old not in pinned and swap.incoming not in self.flying:
-                del self._swaps[swap.incoming]
-                victims = residency.promise_slot_of(swap.incoming, old)
-                return Copy(swap.incoming, "swap", "cache", victims, residency.expert_bytes[layer])
+            key, (layer, new) = swap.incoming, swap.incoming
+            if new in residency.resident[layer] or (isinstance(swap, Swap) and self._gone(swap.outgoing)):
+                del self._swaps[key]
+            elif new not in residency.staged[layer] and key not in self.flying:
+                victims = self._victims_of(swap, pinned)
+                if victims is not None:
+                    del self._swaps[key]
+                    return Copy(key, "swap", "cache", victims, residency.expert_bytes[layer])
         return None
+
+    def _gone(self, key: ExpertId) -> bool:
+        return key.expert not in self._residency.resident[key.layer]
+
+    def _victims_of(self, swap: Swap | Upload, pinned: Set[ExpertId]) -> Victims:
+        """The victims of a queued update, None if it has to wait."""
+        if isinstance(swap, Swap):
+            return None if swap.outgoing in pinned else self._residency.promise_slot_of(*swap)
+        return None if self._overcommitted() else self._residency.promise(swap.incoming, pinned, requested=True)
 
 
 def victims_in_time(slots: Slots, copies: Sequence[ExpertId], free: int, sizes: Sequence[int]) -> Slots:

@@ -30,6 +30,7 @@ from policies.mechanism.views import (
     Routing,
     Swap,
     Updates,
+    Upload,
 )
 from policies.protocols import Budget, Composition
 
@@ -92,7 +93,7 @@ class Session:
         policy, self._layer = self.policy, given.layer
         routed = self._view_of(given)
         policy.cache.observe(routed)
-        swaps = self._copies.replace_swaps(policy.cache.swaps(routed, "routed")).queued
+        swaps = self._copies.update(policy.cache.swaps(routed, "routed")).queued
         precomputed, view = self._leave_out_precomputed(routed)
         assignment = policy.assigner.assign(view)
         check_assignment(policy.name, view, assignment, len(self.residency.ids[given.layer]))
@@ -124,7 +125,7 @@ class Session:
         self._enter("end_layer")
         assert self._view is not None
         self._pinned, self._staying = set(), self._protected
-        return self._copies.replace_swaps(self.policy.cache.swaps(self._view, "layer_end"), self._protected)
+        return self._copies.update(self.policy.cache.swaps(self._view, "layer_end"), self._protected)
 
     def end_step(self) -> Updates:
         """The forward pass is over; returns what becomes of the cache updates due."""
@@ -133,7 +134,7 @@ class Session:
             raise PolicyError(f"end_step: after layer {self._layer}, expected layer {len(self.costs) - 1} before it")
         assert self._view is not None
         self._too_late.update(self._copies.flying)
-        return self._copies.replace_swaps(self.policy.cache.swaps(self._view, "step_end"), self._protected)
+        return self._copies.update(self.policy.cache.swaps(self._view, "step_end"), self._protected)
 
     # --- the copy lane --------------------------------------------------------------------------------------------
 
@@ -189,7 +190,7 @@ class Session:
 
     def _put_in_force(
         self, view: LayerView, assignment: Assignment, routing: Routing, precomputed: tuple[int, ...],
-        swaps: tuple[Swap, ...],
+        swaps: tuple[Swap | Upload, ...],
     ) -> Plan:  # fmt: skip
         """Queue what the assignment loads, pin what the layer needs, and release what it does not."""
         layer, gpu, loads, ready = view.layer, assignment.gpu, assignment.loads, view.ready_ns

@@ -149,12 +149,25 @@ class Swap(NamedTuple):
     outgoing: ExpertId
 
 
+class Upload(NamedTuple):
+    """A cache update: ``incoming`` is copied into a free slot, or that of the cache's victim when the copy starts."""
+
+    incoming: ExpertId
+
+
+class Eviction(NamedTuple):
+    """A cache update: ``outgoing`` leaves its slot free, at once. Asked for at the end of a layer or of a step."""
+
+    outgoing: ExpertId
+
+
 class Updates(NamedTuple):
     """What became of the requested cache updates: ``queued`` for the link, or ``adopted`` without a copy, because the
-    incoming expert was still in a staging slot (DALI, Section 4.2)."""
+    incoming expert was still in a staging slot (DALI, Section 4.2); ``evicted`` experts have left."""
 
-    queued: tuple[Swap, ...] = ()
+    queued: tuple[Swap | Upload, ...] = ()
     adopted: tuple[Swap, ...] = ()
+    evicted: tuple[ExpertId, ...] = ()
 
 
 class Copy(NamedTuple):
@@ -179,7 +192,7 @@ class Plan(NamedTuple):
     precomputed: tuple[int, ...]  # active experts whose result the CPU computes, or computed, ahead
     withdrawn: tuple[ExpertId, ...]  # queued prefetches of this layer that are no longer needed
     released: tuple[ExpertId, ...]  # prefetched experts of this layer that lost their staging slot unused
-    swaps: tuple[Swap, ...]  # cache updates queued because of this routing
+    swaps: tuple[Swap | Upload, ...]  # cache updates queued because of this routing
     resident: tuple[int, ...]  # active experts that were on the GPU when the layer was routed
     makespan_ns: int
     streamed: tuple[int, ...] = ()  # copied before ``loads``, without workload

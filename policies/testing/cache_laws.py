@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.mechanism.views import ExpertId, LayerView, ResidencyView, Routing
+from policies.mechanism.views import Eviction, ExpertId, LayerView, ResidencyView, Routing, Swap, Upload
 from policies.parts.future import Future
 from policies.protocols import Cache
 
@@ -106,13 +106,20 @@ class Play:
 
     def swap(self, swaps: Sequence[Any]) -> None:
         """Carry out the updates, all of them at once."""
-        for incoming, outgoing in swaps:
-            assert incoming.layer == outgoing.layer, f"swap over layers: {incoming}, {outgoing}"
-            assert incoming.expert not in self.resident[incoming.layer], f"{incoming} is there already"
+        for update in swaps:
+            self.log.append(tuple(update))
+            if not isinstance(update, Eviction):
+                incoming = update.incoming
+                assert incoming.expert not in self.resident[incoming.layer], f"{incoming} is there already"
+            if isinstance(update, Upload):
+                self.admit([incoming], set())
+                continue
+            outgoing = update.outgoing
             assert outgoing.expert in self.resident[outgoing.layer], f"{outgoing} is not there"
-            self.log.append((incoming, outgoing))
             self.leave(outgoing)
-            self.join(incoming)
+            if isinstance(update, Swap):
+                assert incoming.layer == outgoing.layer, f"swap over layers: {incoming}, {outgoing}"
+                self.join(incoming)
 
     def join(self, key: ExpertId) -> None:
         """A slot taken."""

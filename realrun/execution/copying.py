@@ -114,6 +114,9 @@ class Copying:
 
     def updated(self, updates: Updates) -> None:
         """Apply cache updates that are due. The caller holds ``lock``."""
+        for expert_id in updates.evicted:
+            self._slots.evict(expert_id)
+            self._instant("evict", expert_id)
         for swap in updates.adopted:
             self._slots.adopt(swap)
             self._instant("evict", swap.outgoing)

@@ -51,6 +51,10 @@ class GpuSlots:
         """Free a staging slot; its expert stays readable until the slot is taken."""
         self._give(expert_id, keep=True)
 
+    def evict(self, expert_id: ExpertId) -> None:
+        """Free a cache slot without a copy that takes it."""
+        self._give(expert_id, keep=False)
+
     def adopt(self, swap: Swap) -> None:
         """Exchange the slots of an expert in a free staging slot and one in a cache slot, without a copy."""
         group, place = next(

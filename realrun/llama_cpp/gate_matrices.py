@@ -58,7 +58,7 @@ class Gates:
         """The ``count`` first experts [N, count] of router inputs [N, H], best first; the first ``top_k`` are those
         that the router chooses. Of equal ones the lower number comes first."""
         gate = self.by_block[block]
-        scores = _scores(gate.logits(inputs), self.scoring)
+        scores = scores_of(gate.logits(inputs), self.scoring)
         if gate.selection_bias is not None:
             scores = scores + gate.selection_bias
         order = np.argsort(-scores, axis=1, kind="stable")
@@ -107,7 +107,8 @@ def _gate_tensors(tensors: Iterable[Tensor], blocks: int) -> Mapping[int, Mappin
     return found
 
 
-def _scores(logits: Floats, scoring: Scoring) -> Floats:
+def scores_of(logits: Floats, scoring: Scoring) -> Floats:
+    """What the router chooses by, of logits [N, E]."""
     scores: Floats = logits
     if scoring == "sigmoid":
         scores = np.reciprocal(1 + np.exp(-logits), dtype=np.float32)

@@ -36,6 +36,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_model_get_vocab": (c_void_p, (c_void_p,)),
     "llama_vocab_type": (c_int32, (c_void_p,)),
     "llama_vocab_n_tokens": (c_int32, (c_void_p,)),
+    "llama_vocab_get_attr": (c_int32, (c_void_p, c_int32)),
     "llama_vocab_is_eog": (c_bool, (c_void_p, c_int32)),
     "llama_tokenize": (c_int32, (c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool)),
     "llama_init_from_model": (c_void_p, (c_void_p, ContextParams)),

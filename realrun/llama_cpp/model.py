@@ -17,7 +17,8 @@ from realrun.llama_cpp.library import llama_library
 from realrun.llama_cpp.structs import BufferOverride
 
 LOAD_MODES = {True: 1, False: 0}  # enum llama_load_mode: MMAP, NONE
-NO_VOCABULARY = 0  # LLAMA_VOCAB_TYPE_NONE
+NO_VOCABULARY, SENTENCE_PIECE = 0, 1  # enum llama_vocab_type
+BYTE = 1 << 5  # LLAMA_TOKEN_ATTR_BYTE
 EXPERTS_OF_LAYER = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # as --n-cpu-moe matches them (common/common.h)
 
 
@@ -71,8 +72,10 @@ class LlamaModel:
         """The token ids of a text, with those that the model puts at the start. Raises RefusedError without them."""
         if not self.has_text:
             raise RefusedError(f"{self.path}: expected a vocabulary, the file has none; give prompts as token ids")
+        if int(self.library.llama_vocab_type(self._vocab)) == SENTENCE_PIECE and self._byte_tokens() < 256:
+            raise RefusedError(f"{self.path}: expected a token for each of 256 bytes, found {self._byte_tokens()}")
         raw = text.encode()
-        room = (c_int32 * (len(raw) + 8))()
+        room = (c_int32 * (4 * len(raw) + 8))()  # a space may become three bytes, and each of them a token
         count = self.library.llama_tokenize(self._vocab, raw, len(raw), room, len(room), True, True)
         if count < 0:
             raise RefusedError(f"{self.path}: expected at most {len(room)} tokens of a prompt, found {-count}")
@@ -99,6 +102,11 @@ class LlamaModel:
     @property
     def _vocab(self) -> int:
         return int(self.library.llama_model_get_vocab(self.handle))
+
+    def _byte_tokens(self) -> int:
+        """Without one for each byte, llama.cpp ends the process at a character that the vocabulary lacks."""
+        attributes = (self.library.llama_vocab_get_attr(self._vocab, token) for token in range(self.vocabulary))
+        return sum(bool(attribute & BYTE) for attribute in attributes)
 
     def _on_cpu(self, layers: int) -> Any:
         """Overrides that keep the experts of the first layers with the CPU, ended by an empty one."""

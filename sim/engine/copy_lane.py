@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import simpy
 
 from policies.mechanism.session import Session
-from policies.mechanism.views import Copy, ExpertCosts, ExpertId, Swap
+from policies.mechanism.views import Copy, ExpertCosts, ExpertId, Swap, Upload
 from sim.engine.lanes import Lane, SharedMemory
 from sim.runs.spans import SpanRecorder
 
@@ -45,7 +45,7 @@ class CopyLane:
         self._demand_may_start = False
         self.wake()
 
-    def asked(self, swaps: Sequence[Swap]) -> None:
+    def asked(self, swaps: Sequence[Swap | Upload]) -> None:
         """Note the swaps that the session has queued; the caller wakes the lane."""
         if swaps:
             self._asked.update(dict.fromkeys((swap.incoming for swap in swaps), int(self._env.now)))

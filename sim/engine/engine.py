@@ -187,6 +187,8 @@ class Engine:
     def _update_cache(self, updates: Updates) -> None:
         """Perform cache updates: some exchange slots at once, the others wait for the link."""
         now = int(self.env.now)
+        for layer, old in updates.evicted:
+            self.recorder.instant(now, "evict", layer, -1, old, self.costs.experts[layer].expert_bytes)
         for (layer, new), (_, old) in updates.adopted:
             self.recorder.instant(now, "evict", layer, -1, old, self.costs.experts[layer].expert_bytes)
             self.recorder.instant(now, "place", layer, -1, new, self.costs.experts[layer].expert_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from policies.mechanism.copy_queue import CacheUpdate
 from policies.mechanism.session import Session
 from policies.mechanism.views import (
     Assignment,
@@ -16,7 +17,6 @@ from policies.mechanism.views import (
     LayerView,
     Plan,
     Routing,
-    Swap,
 )
 from policies.parts.assigners import LoadAll
 from policies.parts.caches import StaticCache
@@ -69,10 +69,10 @@ class Wants:
 class Swaps(StaticCache):
     """A cache that asks for what the test wants, at the end of the layer of that number."""
 
-    def __init__(self, wanted: Mapping[int, Sequence[Swap]]) -> None:
+    def __init__(self, wanted: Mapping[int, Sequence[CacheUpdate]]) -> None:
         self.wanted = dict(wanted)
 
-    def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
+    def swaps(self, view: LayerView, when: When) -> Sequence[CacheUpdate]:
         return self.wanted.pop(view.layer, ()) if when == "layer_end" else ()
 
 

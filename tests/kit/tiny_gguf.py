@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-LAYERS, HIDDEN, HEADS, HEAD, EXPERTS, TOP_K, WIDTH, VOCABULARY = 3, 32, 2, 16, 8, 2, 32, 48
+LAYERS, HIDDEN, HEADS, HEAD, EXPERTS, TOP_K, WIDTH, VOCABULARY = 3, 32, 2, 16, 8, 2, 32, 300
 
 
-def write_tiny_gguf(path: Path, *, vocabulary: bool = True, seed: int = 0) -> Path:
-    """Three layers of 8 experts, 2 of them for a token, all weights in 32 bits."""
+def write_tiny_gguf(path: Path, *, vocabulary: str = "whole", seed: int = 0) -> Path:
+    """Three layers of 8 experts, 2 of them for a token, all weights in 32 bits.
+
+    ``vocabulary``: "whole"; "ids", without texts; or "letters", without the tokens of bytes. "A" is token 3.
+    """
     import gguf
 
     writer = gguf.GGUFWriter(path, "qwen3moe")
@@ -40,19 +44,20 @@ def write_tiny_gguf(path: Path, *, vocabulary: bool = True, seed: int = 0) -> Pa
     return path
 
 
-def _add_vocabulary(writer: object, vocabulary: bool) -> None:
-    if not vocabulary:
-        writer.add_tokenizer_model("none")  # type: ignore[attr-defined]
-        writer.add_vocab_size(VOCABULARY)  # type: ignore[attr-defined]
+def _add_vocabulary(writer: Any, vocabulary: str) -> None:
+    if vocabulary == "ids":
+        writer.add_tokenizer_model("none")
+        writer.add_vocab_size(VOCABULARY)
         return
-    tokens = ["<unk>", "<s>", "</s>", *(chr(ord("A") + i) for i in range(VOCABULARY - 3))]
-    writer.add_tokenizer_model("llama")  # type: ignore[attr-defined]
-    writer.add_token_list(tokens)  # type: ignore[attr-defined]
-    writer.add_token_scores([0.0] * VOCABULARY)  # type: ignore[attr-defined]
-    writer.add_token_types([2, 3, 3, *[1] * (VOCABULARY - 3)])  # type: ignore[attr-defined]
-    writer.add_bos_token_id(1)  # type: ignore[attr-defined]
-    writer.add_eos_token_id(2)  # type: ignore[attr-defined]
-    writer.add_add_space_prefix(False)  # type: ignore[attr-defined]
+    letters = [chr(ord("A") + number) for number in range(VOCABULARY - 3 - 256)]
+    others = [f"<0x{byte:02X}>" if vocabulary == "whole" else f"unused{byte}" for byte in range(256)]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", *letters, *others])
+    writer.add_token_scores([0.0] * VOCABULARY)
+    writer.add_token_types([2, 3, 3, *[1] * len(letters), *[6 if vocabulary == "whole" else 1] * 256])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_space_prefix(False)
 
 
 def _shapes() -> dict[str, tuple[int, ...]]:

@@ -84,7 +84,6 @@ def test_what_is_absent_may_be_loaded_in_prefill_alone(phase: Phase, on_gpu: tup
          "forecast: prefetch 'impact' with lookahead 3 expects 'gate', got 'residual'"),
         ({"forecast": "token", "lookahead": 2}, "lookahead: forecast 'token' expects 1, got 2; it is of all later"),
         ({"background": True}, "background: expects cache 'mrs', got 'lru'"),
-        ({"prefetch": "impact", "into": "staging"}, "into: prefetch 'impact' expects 'cache', got 'staging'"),
     ],
 )  # fmt: skip
 def test_what_a_part_would_ignore_is_refused(parameters: dict[str, object], message: str) -> None:

@@ -12,6 +12,8 @@ from policies.papers.dali.system import default_sizes
 from policies.registry import SYSTEMS, BuildContext, added
 
 DALI = "dali dali-ilp dali-beam"
+LRU = "llama-cache-lru llama-cache-lru@impl llama-cache-pool"
+UPLOADS = f"{LRU} llama-cache-heat"
 SPECULATING = "router-pf router-pf@exact quasi-pf quasi-pf@exact est-pf est-pf@exact hybrid-pf hybrid-pf@exact"
 HYBRID = "hybrid-pf hybrid-pf@exact"
 SEARCHED = "best-exact best-approx"
@@ -22,6 +24,18 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     ("on-demand", "cache", "lru", "Mixtral-Offloading, 3.1"),
     ("on-demand", "start", "empty", "ours"),
     ("llama.cpp@impl", "offload_min_tokens", 32, "ggml: GGML_OP_OFFLOAD_MIN_BATCH"),
+    ("llama.cpp@cache", "host_layers", None, "--cpu-moe; --n-cpu-moe N"),
+    ("llama.cpp@cache", "most_tokens", 32, "llama.cpp, src/llama-moe-cache.cpp: max_batch"),
+    ("llama.cpp@cache", "offload_min_tokens", 32, "ggml: GGML_OP_OFFLOAD_MIN_BATCH"),
+    (UPLOADS, "inserts", 2, "llama.cpp #27861: --moe-expert-cache-inserts; others: ours"),
+    (UPLOADS, "start", "empty", "everett6/moe-prefetch, patches/0002"),
+    (LRU, "admits", "every", "llama.cpp #27861; patches/0007: off by default"),
+    (LRU, "window", 8, "patches/0007: LLAMA_MOE_ADMIT_WINDOW"),
+    (LRU, "half_life", 64, "patches/0007: LLAMA_MOE_ADMIT_HALF"),
+    ("llama-cache-lru", "frees", "ahead", "patches/0002: LLAMA_MOE_EARLY_ISSUE"),
+    ("llama-cache-lru@impl", "repeats", True, "llama.cpp #27861, llama_moe_cache_step: no look at what waits"),
+    ("llama-cache-heat", "margin", 1.5, "llama-wackMall v5: LLAMA_EXPERT_HYSTERESIS"),
+    ("llama-cache-heat", "dwell", 32, "llama-wackMall v5"),
     ("ktransformers", "prefill", "gpu", "HybriMoE, Table I: the CPU is used in decode only"),
     ("ktransformers", "strategy", "frequency", "kt-kernel/python/experts_base.py; HybriMoE, VI-A"),
     ("ktransformers@layer-wise", "prefill", "cpu", "DALI, 6.2"),
@@ -112,6 +126,16 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     (SEARCHED, "keep", 12, "notebooks/better_compositions.ipynb"),
     (f"{SEARCHED} mix", "prior", False, "notebooks/better_compositions.ipynb"),
     (f"{SEARCHED} mix", "background", False, "ours"),
+    ("cache-prior", "bonus", 0.2, "ours: the paper has curves"),
+    ("cache-prior", "unit", "range", "arXiv 2412.00099"),
+    ("cache-prior buddy", "keep", 1, "arXiv 2412.00099; buddy: ours"),
+    ("cache-prior buddy", "start", "random", "silent"),
+    ("cache-prior buddy", "demand_slots", 2, "ours"),
+    ("buddy", "buddies", 16, "ours"),
+    ("buddy", "entropy", 0.0, "ours"),
+    ("buddy", "prefetch", None, "open: top-k of the model"),
+    ("pre-gated", "cache", "none", "arXiv 2308.12066"),
+    ("pre-gated", "buffer_experts", None, "arXiv 2308.12066: the active experts"),
     ("mix", "placement", "random", "ours"),
     ("mix oracle", "pool", False, "ours"),
     ("mix", "forecast", "gate", "ours"),

@@ -271,6 +271,16 @@ def test_an_adopted_expert_takes_a_cache_slot_without_a_copy(lab: Lab) -> None:
     assert lab.kinds()[-2:] == [("evict", 3), ("place", 0)]
 
 
+def test_an_evicted_expert_leaves_its_slot_free(lab: Lab) -> None:
+    for future in lab.ask(cached(D)):
+        future.wait_known()
+    with lab.copying.lock:
+        lab.copying.updated(Updates(evicted=(D,)))
+    with pytest.raises(KeyError):
+        lab.slots.buffer(D)
+    assert lab.kinds()[-1:] == [("evict", 3)]
+
+
 # --- results ----------------------------------------------------------------------------------------------------------
 
 

@@ -66,6 +66,14 @@ def test_the_victims_slot_is_the_next_one_taken() -> None:
         slots.buffer(A)
 
 
+def test_the_slot_of_an_evicted_expert_is_the_next_one_taken() -> None:
+    slots = GpuSlots(arena(2), 0, 0)
+    first = slots.place(A)
+    slots.place(B)
+    slots.evict(A)
+    assert same(slots.begin(cached(C)), first)
+
+
 def test_an_empty_slot_is_taken_before_one_whose_expert_could_be_adopted() -> None:
     slots = GpuSlots(arena(2), demand=2, prefetch=0)
     of_a = slots.begin(staged(A))

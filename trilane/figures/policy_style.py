@@ -23,23 +23,26 @@ _LINES: tuple[LineStyle, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.
 _MARKERS = "osD^vP"
 _FAMILIES: Mapping[str, tuple[str, ...]] = {
     BLUE: ("dali", "dali-beam", "dali-ilp", "random-prefetch"),
-    VERMILLION: ("hybrimoe", "hybrimoe@impl", "static-threshold"),
+    VERMILLION: (
+        "hybrimoe", "hybrimoe@impl", "static-threshold", "llama-cache-lru", "llama-cache-lru@impl", "llama-cache-heat",
+        "llama-cache-pool",
+    ),
     GREEN: ("best-exact", "best-approx", "mix"),
     ORANGE: (
         "fiddler", "ktransformers", "llama.cpp", "layer-wise", "moe-lightning", "naive-cpu", "fiddler@impl",
-        "ktransformers@layer-wise", "llama.cpp@impl",
+        "ktransformers@layer-wise", "llama.cpp@impl", "llama-cache-static",
     ),
     SKY: (
         "mixtral-offloading", "on-demand", "moe-infinity", "edgemoe", "adapmoe", "deepspeed", "mixtral-offloading@impl",
-        "moe-infinity@impl", "moe-lightning@impl",
+        "moe-infinity@impl", "moe-lightning@impl", "llama.cpp@cache", "pre-gated",
     ),
     PURPLE: (
         "smoe", "daop", "quasi-pf", "router-pf", "est-pf", "hybrid-pf", "daop@impl", "quasi-pf@impl", "quasi-pf@exact",
-        "router-pf@exact", "est-pf@exact", "hybrid-pf@exact",
+        "router-pf@exact", "est-pf@exact", "hybrid-pf@exact", "cache-prior", "buddy",
     ),
 }  # fmt: skip
 _LOOKS = {
-    name: Look(colour, _LINES[place % len(_LINES)], _MARKERS[place % len(_MARKERS)])
+    name: Look(colour, _LINES[place % len(_LINES)], _MARKERS[(place + place // 12) % len(_MARKERS)])  # 12: both repeat
     for colour, family in _FAMILIES.items()
     for place, name in enumerate(family)
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from policies.mechanism.views import ExpertId
+from policies.mechanism.views import ExpertId, Upload
 from sim.runs.spans import INSTANT, Span
 from trilane.testing.log import NEVER, Layer, Log, Spans, Stay, log_of
 from trilane.testing.recording import RecordingSession
@@ -33,7 +33,10 @@ def law_5_background_copies(spans: Spans, session: RecordingSession) -> None:
         if span.kind == "swap":
             wanted, swap = max(p for p in asked if p[0] <= span.start_ns and p[1].incoming == key)
             in_the_way = [(s.readable, s.left) for s in staged if (s.copy.layer, s.copy.expert) == key]
-            in_the_way += _pinned(log, session, swap.outgoing, protected)
+            if isinstance(swap, Upload):
+                in_the_way += _refused(log, session, max(free, wanted), span)
+            else:
+                in_the_way += _pinned(log, session, swap.outgoing, protected)
         elif span.kind == "prefetch":
             wanted = max(end for end, told in foreseen if end <= span.start_ns and key in told.prefetches)
             if session.policy.prefetcher is None or session.policy.prefetcher.into == "cache":

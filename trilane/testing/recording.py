@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from policies.mechanism.session import Session
-from policies.mechanism.views import Copy, Forecast, Foresight, LayerInput, Plan, Swap, Updates
+from policies.mechanism.views import Copy, Forecast, Foresight, LayerInput, Plan, Swap, Updates, Upload
 from policies.protocols import When
 from sim.costs.cost_table import CostTable
 from sim.runs.demand import StepDemand
@@ -24,7 +24,7 @@ class RecordingSession(Session):
         super().__init__(*given)
         self.plans: dict[tuple[int, int], Plan] = {}
         self.foresights: dict[tuple[int, int], Foresight] = {}
-        self.swaps_asked: list[tuple[tuple[int, int], When, Sequence[Swap]]] = []
+        self.swaps_asked: list[tuple[tuple[int, int], When, Sequence[Swap | Upload]]] = []
         self.refused: set[int] = set()  # when the free lane has looked for work and found none
         self.clock: Callable[[], float] = lambda: 0
 

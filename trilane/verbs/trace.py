@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from traces.capture.settings import FORECASTS
+from traces.capture.settings import FORECASTS, CaptureError
 from trilane.common.files import OutputError
 from trilane.pages.output import (
     JsonOption,
@@ -22,7 +22,7 @@ from trilane.pages.output import (
     write_json,
 )
 from trilane.verbs.inputs import read_any, trace_in_words
-from trilane.verbs.options import Verb, help_of
+from trilane.verbs.options import Verb, help_of, processes
 from trilane.verbs.trace_stats import stats
 from trilane.verbs.trace_synth import synth
 
@@ -129,11 +129,16 @@ def import_(
 
 
 def capture(
-    model: Annotated[str, typer.Option(metavar="PATH_OR_ID", help="Folder or Hugging Face id of an MoE model.")],
     prompts: Annotated[
         str, typer.Option(metavar="FILE", help="Prompts, one per line; or JSON Lines with text and domain.")
     ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Trace file to write (.safetensors).")],
+    model: Annotated[
+        str | None, typer.Option(metavar="PATH_OR_ID", help="Folder or Hugging Face id of an MoE model.")
+    ] = None,
+    gguf: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A GGUF file instead, for llama.cpp; of a split one the first.")
+    ] = None,
     calibration: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Other prompts, to calibrate forecasts on. Default: 12 bundled ones."),
@@ -146,28 +151,64 @@ def capture(
     temperature: Annotated[float, typer.Option(help="0 decodes greedily.")] = 0.8,
     seed: Annotated[int, typer.Option(help="For sampling.")] = 0,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="Of a GGUF's model. Default: one a core.")] = None,
+    gpu_layers: Annotated[int, typer.Option(min=-1, help="Of a GGUF's model: layers on the GPU, -1 for all.")] = 0,
 ) -> None:
     """Run a model on prompts and record what it routes, with forecasts for later layers.
 
-    Needs torch and transformers. In Trilane's folder, this command installs them:
+    A --model needs torch and transformers, a --gguf the package xllamacpp. In Trilane's folder, this installs them:
 
-    [bold].venv/bin/pip install -c constraints.txt -e '.\\[torch]'[/]
+    [bold].venv/bin/pip install -c constraints.txt -e '.\\[torch,llama]'[/]
 
     Without a GPU, add [bold]--extra-index-url https://download.pytorch.org/whl/cpu[/] to it.
     """
-    _check_trace_target(output, inputs=[prompts, calibration, vectors, model])
+    _check_trace_target(output, inputs=[prompts, calibration, vectors, model, gguf])
     settings = {
         "prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens, "batch_size": batch_size,
         "temperature": temperature, "seed": seed,
         "forecasts": [name.strip() for name in forecasts.split(",")] if forecasts is not None else None,
     }  # fmt: skip
     with as_file(files("trilane") / "calibration_prompts.txt") as bundled:
-        others = calibration if vectors else calibration or bundled
-        _check_capture(model, dtype, prompts, others, vectors, settings)
-        known = {"calibration_prompts": others, "vectors": vectors}
-        with working(f"loading {model}") as say:
-            _capture_function()(model, prompts, output, dtype=dtype, progress=say, **known, **settings)
+        if gguf is not None:
+            _check_gguf_alone(model=model, vectors=vectors, dtype=None if dtype == "auto" else dtype)
+            _capture_gguf(gguf, prompts, output, calibration or str(bundled), threads, gpu_layers, settings)
+        elif model is not None:
+            _capture_model(model, prompts, output, calibration if vectors else calibration or str(bundled), vectors,
+                           dtype, settings)  # fmt: skip
+        else:
+            raise CaptureError("expected --model PATH_OR_ID or --gguf FILE, got neither")
     note(f"written: {output}; look at it with `trilane trace info {output}`")
+
+
+def _capture_model(
+    model: str, prompts: str, output: str, calibration: str | None, vectors: str | None, dtype: str,
+    settings: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Capture with PyTorch."""
+    _check_capture(model, dtype, prompts, calibration, vectors, settings)
+    known = {"calibration_prompts": calibration, "vectors": vectors}
+    with working(f"loading {model}") as say:
+        _capture_function()(model, prompts, output, dtype=dtype, progress=say, **known, **settings)
+
+
+def _capture_gguf(
+    gguf: str, prompts: str, output: str, calibration: str, threads: int | None, gpu_layers: int,
+    settings: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Capture with llama.cpp."""
+    from realrun.llama_cpp.capture import capture_gguf
+
+    used = processes(threads)
+    with working(f"loading {gguf}") as say:
+        capture_gguf(gguf, prompts, output, calibration_prompts=calibration, threads=used, gpu_layers=gpu_layers,
+                     progress=say, **settings)  # fmt: skip
+
+
+def _check_gguf_alone(**others: str | None) -> None:
+    """Refuse options that --gguf has no use for. Raises CaptureError."""
+    for name, value in others.items():
+        if value is not None:
+            raise CaptureError(f"expected --gguf without --{name}, got --{name} {value}; it is of a --model")
 
 
 def _check_trace_target(output: str, inputs: Sequence[str | None]) -> None:

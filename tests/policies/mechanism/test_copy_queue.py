@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from policies.mechanism.copy_queue import victims_in_time
+from policies.mechanism.copy_queue import CacheUpdate, victims_in_time
 from policies.mechanism.session import Session
-from policies.mechanism.views import Assignment, Copy, ExpertId, PolicyError, Swap
+from policies.mechanism.views import Assignment, Copy, Eviction, ExpertId, PolicyError, Swap, Updates, Upload
 from policies.parts.assigners import LoadAll
 from policies.parts.caches import LruCache, StaticCache
-from policies.protocols import Budget, Composition
+from policies.protocols import Budget, Cache, Composition
 from tests.kit.scripted_session import (
     COSTS,
     Into,
@@ -202,9 +203,17 @@ def test_which_of_prefetch_and_swap_goes_first_is_a_parameter(swaps_first: bool,
     assert start(it).kind == kind
 
 
-def played_with_swap(*swaps: Swap, **parts: Any) -> Session:
+class LruSwaps(LruCache):
+    """An LRU that asks for what the test wants, at the end of the layer of that number."""
+
+    def __init__(self, wanted: Mapping[int, Sequence[CacheUpdate]]) -> None:
+        super().__init__()
+        self.swaps = Swaps(wanted).swaps  # type: ignore[assignment]
+
+
+def played_with_swap(*swaps: CacheUpdate, cache: Callable[..., Cache] = Swaps, **parts: Any) -> Session:
     """One step of which ``swaps`` of layer 0 are left, none of them started."""
-    it = session(cache=Swaps({0: swaps}), **parts)
+    it = session(cache=cache({0: swaps}), **parts)
     begin(it, 0)
     it.end_layer()
     plan(it, 1, 0)
@@ -257,6 +266,36 @@ def test_new_swaps_of_a_layer_replace_its_queued_ones() -> None:
     copy = start(it)
     it.copied(copy)
     assert (copy.key, copy.victims, it.next_copy()) == (e(0, 3), (e(0, 0),), None)
+
+
+def test_an_upload_takes_the_slot_of_the_victim_when_its_copy_starts() -> None:
+    it = played_with_swap(Upload(e(0, 2)), cache=LruSwaps)
+    assert it.residency.resident[0] == {0, 1}
+    assert start(it) == Copy(e(0, 2), "swap", "cache", (e(0, 1),), 100)
+
+
+def test_an_upload_that_the_cache_gives_no_slot_waits_and_goes_to_one_that_is_left_free() -> None:
+    it = session(cache=Swaps({0: [Upload(e(0, 2))], 1: [Eviction(e(0, 1))]}))
+    begin(it, 0)
+    assert it.end_layer() == Updates((Upload(e(0, 2)),))
+    assert it.next_copy() is None, "a static cache has no victims"
+    plan(it, 1, 0)
+    assert it.end_layer() == Updates(evicted=(e(0, 1),))
+    assert it.residency.resident[0] == {0}
+    assert start(it) == Copy(e(0, 2), "swap", "cache", (), 100)
+
+
+def test_a_queued_upload_whose_expert_is_needed_becomes_a_demand_load_into_the_cache() -> None:
+    it = played_with_swap(Upload(e(0, 2)), cache=LruSwaps)
+    assert begin(it, 2, step=1).loads == (2,)
+    assert start(it) == Copy(e(0, 2), "demand", "cache", (e(0, 1),), 100)
+    assert it.next_copy() is None
+
+
+def test_an_eviction_of_what_has_left_does_nothing() -> None:
+    it = session(cache=Swaps({0: [Eviction(e(0, 3))]}))
+    begin(it, 0)
+    assert it.end_layer() == Updates()
 
 
 def test_no_expert_is_copied_twice_when_a_swap_overtakes_its_prefetch() -> None:

@@ -18,6 +18,7 @@ from policies.mechanism.views import (
     PolicyError,
     Routing,
     Swap,
+    Upload,
 )
 from policies.parts.assigners import LoadAll
 from policies.parts.caches import LruCache, StaticCache
@@ -198,6 +199,13 @@ def test_a_swap_brings_an_absent_expert_for_a_resident_of_its_layer(swap: Swap) 
     it = session(cache=Swaps({0: [swap]}))
     begin(it, 0)
     with pytest.raises(PolicyError, match="expected an absent expert for a resident one of its layer"):
+        it.end_layer()
+
+
+def test_an_upload_is_of_an_absent_expert() -> None:
+    it = session(cache=Swaps({0: [Upload(e(0, 1))]}))
+    begin(it, 0)
+    with pytest.raises(PolicyError, match=r"policy 'test' uploads .*expert=1.*: expected an absent expert"):
         it.end_layer()
 
 

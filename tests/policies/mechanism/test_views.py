@@ -26,7 +26,7 @@ def test_a_layer_on_idle_lanes() -> None:
 
 def test_decisions_about_no_expert() -> None:
     assert Assignment((), (), (), 0).streamed == Plan(0, ROUTING, *((),) * 9, 0).streamed == ()
-    assert (Commitment(ROUTING).precompute, Foresight(), Updates()) == ((), ((), None, frozenset()), ((), ()))
+    assert (Commitment(ROUTING).precompute, Foresight(), Updates()) == ((), ((), None, frozenset()), ((), (), ()))
 
 
 def test_a_policy_that_declares_nothing_needs_nothing() -> None:

@@ -44,8 +44,14 @@ def test_a_model_tells_its_sizes_and_splits_text(tiny: Path) -> None:
         assert (model.ends(2), model.ends(3)) == (True, False)
 
 
+def test_text_needs_a_token_for_every_byte(tmp_path: Path) -> None:
+    model = LlamaModel(write_tiny_gguf(tmp_path / "letters.gguf", vocabulary="letters"))
+    with model, pytest.raises(RefusedError, match=r"expected a token for each of 256 bytes, found 0$"):
+        model.tokens_of("A space")
+
+
 def test_a_model_without_a_vocabulary_takes_ids_alone(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "ids.gguf", vocabulary=False)
+    path = write_tiny_gguf(tmp_path / "ids.gguf", vocabulary="ids")
     with LlamaModel(path) as model, pytest.raises(RefusedError, match="the file has none; give prompts as token ids"):
         model.tokens_of("BAD")
     with LlamaModel(path) as model, LlamaContext(model, context=16) as context:
@@ -116,7 +122,7 @@ def test_an_error_of_the_observer_ends_the_graph_and_is_raised(tiny: Path) -> No
 
 def test_what_llama_cpp_would_end_the_process_for_is_refused_before(tiny: Path) -> None:
     with LlamaModel(tiny) as model, LlamaContext(model, context=256) as context:
-        with pytest.raises(RefusedError, match="expected token ids below 48, found 48"):
+        with pytest.raises(RefusedError, match="expected token ids below 300, found 300"):
             context.decode([3, VOCABULARY])
         with pytest.raises(RefusedError, match="expected at most 256 tokens in the context, found 300"):
             context.decode([3] * 300)

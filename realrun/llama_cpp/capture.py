@@ -1,0 +1,195 @@
+"""Capture of traces with llama.cpp: a GGUF model runs on prompts, and its routing is written to a trace file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realrun.llama_cpp.gate_matrices import Gates, read_gates
+from realrun.llama_cpp.prompt_parts import PromptParts, Rows
+from realrun.llama_cpp.recorded_model import RoutedModel, RoutedPass
+from realrun.llama_cpp.routing_rows import GateForecasts, MeanChange, routing_rows, score_rows
+from traces.capture.prompts import PromptFile, check_disjoint, read_prompts
+from traces.capture.settings import CaptureError, CaptureSettings
+from traces.file import TraceWriter
+from traces.layout import ForecastKey
+from traces.models.gguf_model import read_gguf_model
+from traces.models.shape import ModelShape
+from trilane.common.quoting import quoted
+
+FORECASTS = ("gate@1", "gate@2", "gate@3", "residual@1")
+CALIBRATION_FIRST_SEQUENCE = 1 << 20  # so that calibration draws other random numbers than any traced sequence
+
+Progress = Callable[[str], object]  # is called with a text about the present work
+
+
+class RunningModel(Protocol):
+    """What capture needs of a model that runs (``recorded_model.RoutedModel``)."""
+
+    def tokens_of(self, text: str) -> list[int]: ...
+
+    def passes(self, prompt: Sequence[int], sequence: int) -> Iterator[RoutedPass]: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+
+Open = Callable[[Path, ModelShape, CaptureSettings], AbstractContextManager[RunningModel]]
+
+
+def capture_gguf(
+    gguf: str | Path,
+    prompts: str | Path,
+    output: str | Path,
+    *,
+    calibration_prompts: str | Path,
+    threads: int,
+    gpu_layers: int = 0,
+    progress: Progress = lambda _: None,
+    **settings: Any,
+) -> Path:
+    """Run the model of a GGUF file on the prompts of a file and write the trace to ``output``.
+
+    ``settings`` are the fields of CaptureSettings. Finished prompts are kept next to ``output`` until it is whole, and
+    are not run again. Raises CaptureError, ShapeError and RefusedError.
+    """
+
+    def opened(path: Path, shape: ModelShape, wanted: CaptureSettings) -> RoutedModel:
+        return RoutedModel(path, shape, wanted, threads=threads, gpu_layers=gpu_layers)
+
+    return capture_routed(
+        Path(gguf), read_prompts(prompts), read_prompts(calibration_prompts), Path(output),
+        CaptureSettings(**settings), opened, progress,
+    )  # fmt: skip
+
+
+def capture_routed(
+    gguf: Path,
+    prompts: PromptFile,
+    calibration: PromptFile,
+    output: Path,
+    settings: CaptureSettings,
+    opened: Open,
+    progress: Progress,
+) -> Path:
+    """Capture with whatever runs the model; see ``capture_gguf``."""
+    keys = forecast_keys(settings.forecasts)
+    check_disjoint(prompts, calibration)
+    shape = replace(read_gguf_model(gguf), name=gguf.stem, sources={"*": gguf.name})
+    gates = read_gates(gguf)
+    progress(f"loading {gguf}")
+    with opened(gguf, shape, settings) as model:
+        work = _Capture(model, shape, gates, settings, keys, progress)
+        tokens = work.tokenize(prompts)
+        provenance = work.provenance(prompts, calibration)
+        about = {**provenance, "size": gguf.stat().st_size, "gates": _digest(gates), "shape": shape.to_dict()}
+        parts = PromptParts(output, about)
+        forecasts = work.forecasts(calibration, needed=any(parts.load(n) is None for n in range(len(tokens))))
+        kept = {(key.kind, key.lookahead): (forecasts.count, False) for key in keys}
+        with TraceWriter(output, shape, provenance, scores=settings.scores, forecasts=kept) as writer:
+            for number, prompt in enumerate(tokens):
+                rows = parts.load(number)
+                if rows is None:
+                    rows = work.rows(prompt, number, forecasts, f"prompt {number + 1} of {len(tokens)}")
+                    parts.save(number, rows)
+                writer.append(rows)
+    parts.remove()
+    return output
+
+
+def forecast_keys(names: Sequence[str] | None) -> tuple[ForecastKey, ...]:
+    """Keys of names such as ``gate@1``; None: of ``FORECASTS``. Raises CaptureError for other kinds."""
+    keys = []
+    for name in FORECASTS if names is None else names:
+        kind, _, ahead = name.partition("@")
+        if not ahead.isdigit() or int(ahead) < 1 or not (kind == "gate" or name == "residual@1"):
+            raise CaptureError(f"forecast {quoted(name)}: expected gate@1, gate@2, ... or residual@1 of a GGUF file")
+        keys.append(ForecastKey(kind, int(ahead)))
+    return tuple(dict.fromkeys(keys))
+
+
+class _Capture:
+    """A model that runs, and what is to be recorded of it."""
+
+    def __init__(
+        self, model: RunningModel, shape: ModelShape, gates: Gates, settings: CaptureSettings,
+        keys: tuple[ForecastKey, ...], progress: Progress,
+    ) -> None:  # fmt: skip
+        self._model, self._shape, self._gates, self._keys = model, shape, gates, keys
+        self._settings, self._progress = settings, progress
+
+    def tokenize(self, prompts: PromptFile) -> list[list[int]]:
+        """The first tokens of every prompt. Raises CaptureError on a prompt without tokens."""
+        tokens = [self._model.tokens_of(prompt.text)[: self._settings.prompt_tokens] for prompt in prompts.prompts]
+        if empty := [number for number, ids in enumerate(tokens, 1) if not ids]:
+            raise CaptureError(f"{prompts.path}: prompt {empty[0]} has no tokens; remove it")
+        return tokens
+
+    def forecasts(self, calibration: PromptFile, needed: bool) -> GateForecasts:
+        """How later layers are forecast; calibrated if a forecast asks for it and a prompt is left to run."""
+        count = min(2 * self._shape.top_k, self._shape.experts)
+        change = None
+        if needed and any(key.kind == "residual" for key in self._keys):
+            change = self._mean_change(calibration)
+        return GateForecasts(self._gates, self._keys, count, change)
+
+    def rows(self, prompt: list[int], number: int, forecasts: GateForecasts, what: str) -> Rows:
+        """All rows of one sequence, by the names of a trace's tensors."""
+        pieces = []
+        for step, done in enumerate(self._model.passes(prompt, number)):
+            self._progress(f"{what}: {step} of {self._settings.generated_tokens} tokens generated")
+            rows: dict[str, NDArray[Any]] = _place(done, number)
+            rows |= routing_rows(done.routing) | forecasts.rows(done.routing)
+            if self._settings.scores:
+                rows["scores"] = score_rows(done.routing, self._gates.scoring)
+            pieces.append(rows)
+        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+
+    def provenance(self, prompts: PromptFile, calibration: PromptFile) -> dict[str, Any]:
+        settings = self._settings
+        residual = any(key.kind == "residual" for key in self._keys)
+        return {
+            "source": "capture with llama.cpp",
+            **self._model.describe(),
+            "seed": settings.seed,
+            "text": "generated",
+            "sampling": f"temperature {settings.temperature}" if settings.temperature else "greedy",
+            "prompt_tokens": settings.prompt_tokens,
+            "generated_tokens": settings.generated_tokens,
+            "prompts": prompts.description,
+            "domains": [prompt.domain for prompt in prompts.prompts],
+            "scores": f"{'softmax' if self._gates.scoring == 'logits' else self._gates.scoring} of the router's output",
+            "calibration": f"residual forecasts: {calibration.description}" if residual else "none",
+        }
+
+    def _mean_change(self, calibration: PromptFile) -> NDArray[np.float32]:
+        mean = MeanChange()
+        prompts = self.tokenize(calibration)
+        for number, prompt in enumerate(prompts):
+            for done in self._model.passes(prompt, CALIBRATION_FIRST_SEQUENCE + number):
+                self._progress(f"calibration, prompt {number + 1} of {len(prompts)}")
+                mean.add(done.routing)
+        return mean.mean()
+
+
+def _place(done: RoutedPass, number: int) -> dict[str, NDArray[Any]]:
+    count = len(done.tokens)
+    return {
+        "sequence": np.full(count, number, np.int32),
+        "position": np.arange(done.start, done.start + count, dtype=np.int32),
+        "phase": np.full(count, done.phase, np.uint8),
+    }
+
+
+def _digest(gates: Gates) -> str:
+    """Of the routers' weights, which are a model's own."""
+    digest = hashlib.sha256()
+    for block, gate in sorted(gates.by_block.items()):
+        digest.update(block.to_bytes(4, "little") + gate.weight.tobytes())
+    return digest.hexdigest()
