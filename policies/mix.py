@@ -55,8 +55,8 @@ class Mix(Policy):
     substitution: alpha of SMoE's router, which changes the routing; 0 keeps the model's.
     assigner: "stay" runs every expert where it is, "load-prefill" in decode alone; "two_pointer" and
         "two_pointer_min" are SMoE's.
-    prefetch: "none"; "top", the two experts of the next layer with most forecast workload (DALI); "impact" (HybriMoE),
-        which goes to the cache; "forecast", all that are worth a copy.
+    prefetch: "none"; "top", the two experts of the next layer with most forecast workload (DALI); "impact" (HybriMoE);
+        "forecast", all that are worth a copy.
     forecast: its kind for the next layer; "token" is of all later layers, made by the token before, and goes with
         lookahead 1. lookahead: layers ahead; those beyond the next are forecast by the gate, so "top" takes 1, and
         "impact", which reads one kind, takes more with "gate" alone.
@@ -97,11 +97,6 @@ class Mix(Policy):
         if self.forecast == "token" and self.lookahead > 1:
             raise ChoiceError(
                 f"lookahead: forecast 'token' expects 1, got {self.lookahead}; it is of all later layers as it is"
-            )
-        if self.prefetch == "impact" and self.into == "staging":
-            raise ChoiceError(
-                "into: prefetch 'impact' expects 'cache', got 'staging': choose prefetch 'forecast' or "
-                "'top' for staging"
             )
         if self.background and self.cache != "mrs":
             raise ChoiceError(f"background: expects cache 'mrs', got {self.cache!r}")
@@ -153,7 +148,7 @@ class Mix(Policy):
             case "top":
                 return TopPrefetcher(2, self.forecast, self.into)
             case "impact":
-                return ImpactPrefetcher(Schedule(), kind=self.forecast, pooled=self.pool)
+                return ImpactPrefetcher(Schedule(), kind=self.forecast, pooled=self.pool, into=self.into)
             case "forecast":
                 return ForecastPrefetcher(self.into)
         return None

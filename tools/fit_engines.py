@@ -36,7 +36,10 @@ from trilane.study.accuracy.prediction import predict
 
 STARTS = Path(__file__).with_name("engine_numbers.yaml")
 HELD_OUT = BUNDLED.with_name("held_out.csv")
-ENGINES = ("llama.cpp", "llama.cpp-2025", "llama.cpp-vulkan", "ik_llama.cpp", "ik_llama.cpp-2025", "ktransformers")
+ENGINES = (
+    "llama.cpp", "llama.cpp-2025", "llama.cpp-vulkan",
+    "ik_llama.cpp", "ik_llama.cpp-2026-02", "ik_llama.cpp-2025", "ktransformers",
+)  # fmt: skip
 FITTED_QUALITIES = ("A", "B")
 DECODE, PROMPT, START = 8.0, 4.0, 8.0  # weights of residuals
 MOST_SHARE = 1.0

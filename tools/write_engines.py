@@ -19,9 +19,9 @@ DIGITS = 3
 def write_engines(engines: Mapping[str, InferenceEngine], sources: Mapping[str, str]) -> None:
     """Rewrite the files of ``engines``; ``sources``: by a number's key, or by engine:key. The first is their base."""
     (base_name, base), *others = ((name, _rounded(engine, sources)) for name, engine in engines.items())
-    _write(base_name, _lines(base, {}))
+    _write(base_name, _lines(base, None))
     for name, engine in others:
-        _write(name, [f"like: {base_name}\n", *_lines(engine, base.flat())])
+        _write(name, [f"like: {base_name}\n", *_lines(engine, base)])
 
 
 def _rounded(engine: InferenceEngine, sources: Mapping[str, str]) -> InferenceEngine:
@@ -31,16 +31,16 @@ def _rounded(engine: InferenceEngine, sources: Mapping[str, str]) -> InferenceEn
     return engine.with_numbers(fitted).with_sources({key: text for key, text in said.items() if text})
 
 
-def _lines(engine: InferenceEngine, base: Mapping[str, Sourced[Any]]) -> list[str]:
-    """The file's lines; without numbers that the base has, too."""
-    lines = [f'about: "{engine.about}"\n']
-    if not base:
+def _lines(engine: InferenceEngine, base: InferenceEngine | None) -> list[str]:
+    """The file's lines; without what the base has, too."""
+    lines = [f'about: "{engine.about}"\n', *_lists(engine, base)]
+    if base is None:
         lines += [f"starts: {engine.starts}\n", f"decides: {str(engine.decides).lower()}\n"]
     if engine.splits == "experts":
         lines.append("splits: experts\n")
-    open_sections: list[str] = []
+    known, open_sections = {} if base is None else base.flat(), list[str]()
     for key, number in engine.flat().items():
-        if key in base and base[key].value == number.value:
+        if key in known and known[key].value == number.value:
             continue
         *sections, name = key.split(".")
         for depth, section in enumerate(sections):
@@ -49,6 +49,16 @@ def _lines(engine: InferenceEngine, base: Mapping[str, Sourced[Any]]) -> list[st
                 open_sections = sections[: depth + 1]
         lines.append(f"{'  ' * len(sections)}{name}: {_number(number)}\n")
     return lines
+
+
+def _lists(engine: InferenceEngine, base: InferenceEngine | None) -> list[str]:
+    """What it runs on, and what it reads."""
+    lists = {"vendors": engine.vendors, "reads": engine.reads}
+    return [
+        f"{key}: [{', '.join(names)}]\n"
+        for key, names in lists.items()
+        if names and (base is None or getattr(base, key) != names)
+    ]
 
 
 def _number(number: Sourced[Any]) -> str:

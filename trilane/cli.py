@@ -33,6 +33,7 @@ from trilane.verbs.simulate import simulate
 from trilane.verbs.smoke import smoke
 from trilane.verbs.sweep import sweep
 from trilane.verbs.trace import app as trace
+from trilane.verbs.tune import tune
 from trilane.verbs.validate import validate
 from trilane.verbs.whatif import whatif
 
@@ -51,7 +52,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (compare, simulate, whatif, fit, accuracy, papers, ablate, sweep, plot, cache_curve, smoke, profile,
+for verb in (tune, compare, simulate, whatif, fit, accuracy, papers, ablate, sweep, plot, cache_curve, smoke, profile,
              measure, validate, policies, models, hardware, engines):  # fmt: skip
     app.command(verb.__name__.replace("_", "-"), help=help_of(verb))(verb)
 app.add_typer(trace, name="trace")

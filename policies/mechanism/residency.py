@@ -7,9 +7,16 @@ one for prefetches. A promise takes a cache slot when a layer is planned; its vi
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from functools import lru_cache
 
 from policies.mechanism.views import Copy, ExpertId, PolicyError, ResidencyView
 from policies.protocols import Budget, Cache, InitialPlacement
+
+
+@lru_cache
+def expert_ids(layers: int, experts: int) -> tuple[tuple[ExpertId, ...], ...]:
+    """All experts, by layer: made once, since a run of a large model has tens of thousands."""
+    return tuple(tuple(ExpertId(layer, expert) for expert in range(experts)) for layer in range(layers))
 
 
 class Residency:
@@ -19,7 +26,7 @@ class Residency:
         self, budget: Budget, placement: InitialPlacement, cache: Cache, demand_slots: int = 0, prefetch_slots: int = 0
     ) -> None:
         self.expert_bytes = budget.expert_bytes
-        self.ids = [[ExpertId(layer, e) for e in range(budget.experts)] for layer in range(budget.layers)]
+        self.ids = expert_ids(budget.layers, budget.experts)
         self.resident: list[set[int]] = [set() for _ in self.expert_bytes]
         self.staged: list[set[int]] = [set() for _ in self.expert_bytes]
         self.view = ResidencyView(self.resident, self.staged)
@@ -32,17 +39,19 @@ class Residency:
         self._free = _capacity(budget, placement)  # bytes by group, neither held nor promised
         self._room = list(self._free)  # bytes by group that are not held; victims hold theirs until their copy starts
         for layer, experts in enumerate(placement.residents):
-            for expert in experts:
-                self._place(self.ids[layer][expert])
+            self._place(layer, experts)
 
-    def _place(self, key: ExpertId) -> None:
-        group = self.group(key.layer)
-        self._free[group] -= self.expert_bytes[key.layer]
-        self._room[group] -= self.expert_bytes[key.layer]
-        if self._free[group] < 0 or key.expert in self.resident[key.layer]:
-            raise PolicyError(f"initial placement: no slot of its own for expert {key.expert} of layer {key.layer}")
-        self.resident[key.layer].add(key.expert)
-        self._cache.admitted(key, group)
+    def _place(self, layer: int, experts: Sequence[int]) -> None:
+        """Put a layer's first residents into its slots."""
+        group, resident, ids, size = self.group(layer), self.resident[layer], self.ids[layer], self.expert_bytes[layer]
+        most = self._free[group] // size
+        for place, expert in enumerate(experts):
+            if place >= most or expert in resident:
+                raise PolicyError(f"initial placement: no slot of its own for expert {expert} of layer {layer}")
+            resident.add(expert)
+            self._cache.admitted(ids[expert], group)
+        self._free[group] -= len(experts) * size
+        self._room[group] -= len(experts) * size
 
     def group(self, layer: int) -> int:
         """The group of slots that a layer's experts compete for."""

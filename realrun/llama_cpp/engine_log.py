@@ -7,7 +7,7 @@ from typing import Any
 
 from realrun.llama_cpp.structs import LogCallback
 
-LONGEST_QUOTE = 200
+LONGEST_QUOTE = 300
 
 
 class EngineLog:

@@ -75,7 +75,7 @@ class LlamaModel:
         if int(self.library.llama_vocab_type(self._vocab)) == SENTENCE_PIECE and self._byte_tokens() < 256:
             raise RefusedError(f"{self.path}: expected a token for each of 256 bytes, found {self._byte_tokens()}")
         raw = text.encode()
-        room = (c_int32 * (len(raw) + 8))()
+        room = (c_int32 * (4 * len(raw) + 8))()  # a space may become three bytes, and each of them a token
         count = self.library.llama_tokenize(self._vocab, raw, len(raw), room, len(room), True, True)
         if count < 0:
             raise RefusedError(f"{self.path}: expected at most {len(room)} tokens of a prompt, found {-count}")

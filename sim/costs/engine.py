@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from sim.costs.kernels import Kernels
 from sim.machine.devices import Vendor
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced
@@ -34,7 +35,7 @@ Cached = Literal["grouped", "latent"]
 LayerKind = Literal["grouped", "latent", "state"]
 PromptExperts = Literal["copied", "copied ahead", "computed"]
 Copies = Literal["pinned", "pageable"]
-_PARTS = ("gpu", "cpu", "prompt", "software")
+_PARTS = ("gpu", "cpu", "prompt", "software", "kernels")
 
 
 class EngineError(HardwareError):
@@ -88,8 +89,10 @@ class PromptWork(NamedTuple):
     piece_tokens: Sourced[Annotated[int, at_least(1)]]
     experts: Sourced[PromptExperts]  # "copied ahead": those of the next layer while one is computed
     copies_from_tokens: Sourced[Annotated[int, at_least(1)]]  # of a piece; experts of fewer are computed
-    link_share: Sourced[Factor]  # of the link's rate, reached by copies of experts
-    memory_share: Sourced[Factor]  # of what the CPU reads, near which copies saturate, too
+    copies: Sourced[Copies]  # host memory from which experts are copied; what follows limits those from pageable memory
+    link_share: Sourced[Factor]  # of the link's rate
+    memory_share: Sourced[Factor]  # of what the CPU reads
+    staging_bytes_per_s: Sourced[Rate]  # of the driver's thread that puts them into pinned memory first
     repacked_thread_flops_per_s: Sourced[Rate] | None = None  # of weights in the CPU's own order of rows
     repacked_ceiling_flops_per_s: Sourced[Rate] | None = None
 
@@ -135,6 +138,7 @@ class InferenceEngine:
     cpu: CpuWork | None = None
     prompt: PromptWork | None = None
     software: Software | None = None
+    kernels: Kernels | None = None  # measured on one machine: those of machines without a GPU, in place of the others
     set_by: tuple[str, ...] = ()
     vendors: tuple[Vendor, ...] | None = None
     reads: tuple[WeightFiles, ...] | None = None

@@ -24,6 +24,7 @@ import numpy as np
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostError, CostTable, StepCosts
 from sim.costs.engine import EngineError, InferenceEngine, PromptWork
+from sim.costs.kernel_costs import kernel_costs
 from sim.costs.processors import CpuProcessor, GpuProcessor, Processor, layer_kind, saturated
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, new_tokens
 from sim.machine.hardware import Hardware
@@ -33,9 +34,15 @@ from traces.models.shape import ModelShape
 
 
 def fitted_costs(
-    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, max_tokens: int, *, repacked: bool = False
+    shape: ModelShape,
+    hardware: Hardware,
+    engine: InferenceEngine,
+    max_tokens: int,
+    *,
+    threads: int | None = None,
+    repacked: bool = False,
 ) -> CostTable:
-    """The cost table for workloads 0..``max_tokens``. ``repacked``: see ``CpuProcessor``.
+    """The cost table for workloads 0..``max_tokens``; ``threads`` (None: one a core), ``repacked``: ``CpuProcessor``.
 
     Raises CostError for ``max_tokens`` < 1, and EngineError for an engine whose kernels are counted.
     """
@@ -43,7 +50,9 @@ def fitted_costs(
         raise CostError(f"max_tokens must be >= 1, the most tokens of any step, got {max_tokens}")
     if engine.gpu is None or engine.cpu is None or engine.prompt is None:
         raise EngineError(f"engine {engine.name!r}: its kernels are counted, it has no times of whole layers")
-    cpu = CpuProcessor(hardware.cpu, engine.cpu, engine.prompt, repacked)
+    if engine.kernels is not None and hardware.cpu_only:
+        return kernel_costs(shape, hardware, engine.kernels, max_tokens)
+    cpu = CpuProcessor(hardware.cpu, engine.cpu, engine.prompt, threads or hardware.cpu.cores, repacked)
     main: Processor = cpu if hardware.cpu_only else GpuProcessor(hardware.gpu, engine.gpu)
     sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
     experts = _Experts(shape, hardware, engine, main, cpu)
@@ -158,11 +167,14 @@ class FittedSteps:
 
 
 def copy_bytes_per_s(hardware: Hardware, prompt: PromptWork) -> float:
-    """Rate of copies of experts: the link's, and that of the host's memory, which copies from pageable memory cross
-    three times.
+    """Rate of copies of experts. The link and the host's memory limit those from pinned memory; those from pageable
+    memory cross the host's three times, since a thread of the driver puts them into pinned memory first.
     """
     link, memory = hardware.link.h2d_bytes_per_s, hardware.cpu.read_bytes_per_s
-    return saturated(link * prompt.link_share.value, memory * prompt.memory_share.value, power=_COPIES_POWER)
+    if prompt.copies.value == "pinned":
+        return saturated(link, memory, power=_COPIES_POWER)
+    shares = link * prompt.link_share.value, memory * prompt.memory_share.value
+    return saturated(*shares, prompt.staging_bytes_per_s.value, power=_COPIES_POWER)
 
 
 def _table(ns: np.ndarray) -> tuple[int, ...]:

@@ -69,6 +69,13 @@ def unpacked_bits(bits: float, cache_bits: float) -> float:
     return bits if bits >= WIDE_BITS else max(bits, cache_bits)
 
 
+def _cache_bytes(work: GpuWork | CpuWork, elements: float, bits: float, kind: LayerKind) -> float:
+    """Bytes of weights whose reading takes as long as that of keys and values, or of the state of linear attention."""
+    if kind == "state":
+        return elements * bits / 8
+    return elements * unpacked_bits(bits, work.cache_bits.value) / 8 * work.cache_factor[kind].value
+
+
 def saturated(*limits: float, power: float = 1) -> float:
     """A rate that comes near the least of its limits, and is below it where others are near."""
     return float(sum(limit**-power for limit in limits) ** (-1 / power))
@@ -103,11 +110,7 @@ class GpuProcessor:
 
     def cache_ns(self, elements: float, bits: float, kind: LayerKind) -> float:
         """See ``Processor``."""
-        work = self.work
-        if kind == "state":
-            return elements * bits / 8 / self._bytes_per_s * 1e9
-        size = elements * unpacked_bits(bits, work.cache_bits.value) / 8
-        return size * work.cache_factor[kind].value / self._bytes_per_s * 1e9
+        return _cache_bytes(self.work, elements, bits, kind) / self._bytes_per_s * 1e9
 
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
         """See ``Processor``."""
@@ -146,11 +149,15 @@ class GpuProcessor:
 
 @dataclass(frozen=True)
 class CpuProcessor:
-    """All cores in use. ``repacked``: weights are in the CPU's own order of rows, where the engine has one."""
+    """A CPU with so many ``threads``; more than its cores read, but multiply no faster: two of a core share its units.
+
+    ``repacked``: weights are in the CPU's own order of rows, where the engine has one.
+    """
 
     cpu: Cpu
     work: CpuWork
     prompt: PromptWork
+    threads: int
     repacked: bool = False
 
     @property
@@ -174,11 +181,7 @@ class CpuProcessor:
 
     def cache_ns(self, elements: float, bits: float, kind: LayerKind) -> float:
         """See ``Processor``."""
-        work = self.work
-        if kind == "state":
-            return elements * bits / 8 / self.read_bytes_per_s * 1e9
-        size = elements * unpacked_bits(bits, work.cache_bits.value) / 8
-        return size * work.cache_factor[kind].value / self.read_bytes_per_s * 1e9
+        return _cache_bytes(self.work, elements, bits, kind) / self.read_bytes_per_s * 1e9
 
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
         """See ``Processor``."""
@@ -201,7 +204,7 @@ class CpuProcessor:
         """What the threads read of weights."""
         work = self.work
         memory = saturated(self.cpu.read_bytes_per_s * work.read_share.value, work.ceiling_bytes_per_s.value)
-        return saturated(memory, self.cpu.cores * work.thread_bytes_per_s.value, power=_THREADS_POWER)
+        return saturated(memory, self.threads * work.thread_bytes_per_s.value, power=_THREADS_POWER)
 
     @property
     def flops_per_s(self) -> float:
@@ -210,4 +213,4 @@ class CpuProcessor:
         if self.repacked:
             thread = self.prompt.repacked_thread_flops_per_s or thread
             ceiling = self.prompt.repacked_ceiling_flops_per_s or ceiling
-        return saturated(self.cpu.cores * thread.value, ceiling.value)
+        return saturated(min(self.threads, self.cpu.cores) * thread.value, ceiling.value)

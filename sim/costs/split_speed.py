@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sim.costs.cost_table import CostTable
 from sim.costs.engine import EngineError, InferenceEngine
@@ -24,7 +24,9 @@ class StaticSplit:
 
     ``cpu_layers``: MoE layers, from the first on, whose experts the CPU computes; ``gpu_experts``: how many of each of
     them the GPU has nevertheless, the same in all. ``threads``: None is one a core. ``piece_tokens``: None is the
-    engine's own. ``repacked``: weights are in the CPU's order of rows, and prompts are computed there.
+    engine's own. ``repacked``: weights are in the CPU's order of rows, and prompts are computed there. ``cache``: the
+    GPU computes the experts of those layers while decoding, out of a cache; the engine's ``spin_ns`` is then what a
+    layer waits for its routing.
     """
 
     cpu_layers: int
@@ -32,6 +34,19 @@ class StaticSplit:
     threads: int | None = None
     piece_tokens: int | None = None
     repacked: bool = False
+    cache: ExpertCache | None = None
+
+
+@dataclass(frozen=True)
+class ExpertCache:
+    """A cache on the GPU of experts that the host holds.
+
+    ``hit_rate``: of the experts that decode steps choose, the share that is there; the others are uploaded, and waited
+    for. ``held``: the share of all those experts that it has room for, which prompts copy from there.
+    """
+
+    hit_rate: float
+    held: float
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,8 @@ class DecodeTime:
     others_ns: int  # gates, shared experts, dense layers, head
     gpu_experts_ns: int
     cpu_experts_ns: int
-    handing_over_ns: int  # to the CPU and back
+    handing_over_ns: int  # to the CPU and back; with a cache, of the routing to the host
+    copies_ns: int = 0  # of experts into a cache
 
     @property
     def total_ns(self) -> int:
@@ -58,20 +74,26 @@ def decode_time(
     Raises what ``fitted_costs`` raises.
     """
     work = _ExpertWork.of(shape, batch)
-    costs = fitted_costs(shape, _with_threads(hardware, split), engine, work.most_rows, repacked=split.repacked)
+    costs = _costs(shape, hardware, engine, split, work)
     step = costs.step(batch, (max(context, 1),) * batch)
     share = split.gpu_experts / shape.experts
-    gpu_ns = cpu_ns = handing_ns = 0.0
+    gpu_ns = cpu_ns = handing_ns = copies_ns = 0.0
     cpu_layers = 0 if hardware.cpu_only else split.cpu_layers
     for layer, expert in enumerate(costs.experts):
-        on_cpu = layer < cpu_layers
+        cached = split.cache if layer < cpu_layers else None
+        on_cpu = layer < cpu_layers and cached is None
         here = share if on_cpu else 1.0
         gpu_ns += here * work.ns(expert.gpu_ns)
         cpu_ns += (1 - here) * work.ns(expert.cpu_ns)
         handing_ns += expert.first_cpu_ns if on_cpu else 0
+        if cached is not None:
+            handing_ns += costs.sync_ns + step.routing_ns
+            copies_ns += (1 - cached.hit_rate) * work.active * expert.copy_ns
     layers = shape.moe_layers
     others = layers * (step.gate_ns + step.shared_ns + step.combine_ns) + step.dense_ns + step.head_ns
-    return DecodeTime(layers * step.attention_ns, others, round(gpu_ns), round(cpu_ns), round(handing_ns))
+    return DecodeTime(
+        layers * step.attention_ns, others, round(gpu_ns), round(cpu_ns), round(handing_ns), round(copies_ns)
+    )
 
 
 @dataclass(frozen=True)
@@ -98,10 +120,10 @@ def prompt_time(
         raise EngineError(f"engine {engine.name!r}: its kernels are counted, it has no times of prompts in pieces")
     piece = min(split.piece_tokens or engine.prompt.piece_tokens.value, tokens)
     whole, rest = divmod(tokens, piece)
-    machine, ends = _with_threads(hardware, split), [before + piece * (number + 1) for number in range(whole)]
-    parts = _Pieces.of(shape, machine, engine, split, piece).times(ends)
+    ends = [before + piece * (number + 1) for number in range(whole)]
+    parts = _Pieces.of(shape, hardware, engine, split, piece).times(ends)
     if rest:
-        last = _Pieces.of(shape, machine, engine, split, rest).times([before + tokens])
+        last = _Pieces.of(shape, hardware, engine, split, rest).times([before + tokens])
         parts = [a + b for a, b in zip(parts, last, strict=True)]
     return PromptTime(*map(round, parts))
 
@@ -124,8 +146,7 @@ class _Pieces:
     ) -> _Pieces:
         """Pieces of ``tokens``."""
         work = _ExpertWork.of(shape, tokens)
-        costs = fitted_costs(shape, hardware, engine, work.most_rows, repacked=split.repacked)
-        return cls(shape, hardware, engine, split, costs, tokens, work)
+        return cls(shape, hardware, engine, split, _costs(shape, hardware, engine, split, work), tokens, work)
 
     def times(self, ends: list[int]) -> list[float]:
         """The parts of ``PromptTime``, of pieces after which the KV cache holds so many tokens each."""
@@ -142,6 +163,7 @@ class _Pieces:
     def _experts(self) -> tuple[float, float, float]:
         """Experts on the GPU, on the CPU, and copies."""
         work, share = self.work, self.split.gpu_experts / self.shape.experts
+        host = 1 - (share if self.split.cache is None else self.split.cache.held)
         gpu_ns = cpu_ns = copies_ns = 0.0
         computed, cpu_layers = self._computed, 0 if self.hardware.cpu_only else self.split.cpu_layers
         for layer, expert in enumerate(self.costs.experts):
@@ -152,7 +174,7 @@ class _Pieces:
                 cpu_ns += (1 - share) * work.ns(expert.cpu_ns)
             else:
                 gpu_ns += work.ns(expert.gpu_ns)
-                copies_ns += (1 - share) * work.active * expert.copy_ns
+                copies_ns += host * work.active * expert.copy_ns
         return gpu_ns, cpu_ns, copies_ns
 
     @property
@@ -188,7 +210,7 @@ class _ExpertWork:
         return self.active * ((1 - more_share) * table[fewer] + more_share * table[self.most_rows])
 
 
-def _with_threads(hardware: Hardware, split: StaticSplit) -> Hardware:
-    if split.threads is None:
-        return hardware
-    return replace(hardware, cpu=replace(hardware.cpu, cores=split.threads))
+def _costs(
+    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, work: _ExpertWork
+) -> CostTable:
+    return fitted_costs(shape, hardware, engine, work.most_rows, threads=split.threads, repacked=split.repacked)

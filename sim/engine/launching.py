@@ -17,6 +17,7 @@ real machine.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 from sim.costs.cost_table import CostTable
@@ -42,7 +43,8 @@ class Launching:
     """Launches on ``host`` what runs on ``gpu``."""
 
     def __init__(self, host: Lane, gpu: Lane, costs: CostTable) -> None:
-        self._host, self._take, self._lead_of, self._tail_of = host, gpu.reserve, costs.lead_of, costs.tail_of
+        self._host, self._take = host, gpu.reserve
+        self._lead_of, self._tail_of = cache(costs.lead_of), cache(costs.tail_of)
 
     def launch(self, ready: int, launch_ns: int, layer: int, expert: int = -1) -> Launch:
         """Launch a group from the first moment at or after ``ready`` at which the host is free."""

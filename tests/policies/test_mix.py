@@ -7,6 +7,9 @@ import pytest
 from policies.mechanism.views import Phase
 from policies.papers.hybrimoe.mrs import MrsCache
 from policies.papers.smoe.parts import TwoPointer
+from policies.papers.smoe.router import CacheRouter
+from policies.parts.placements import Pooled, PopularityPlacement
+from policies.parts.prefetchers import TopPrefetcher
 from policies.protocols import Composition
 from policies.registry import ChoiceError, compose
 from policies.system import BuildContext
@@ -40,6 +43,18 @@ def test_only_staged_prefetches_take_staging_slots() -> None:
     assert mix(into="cache").prefetch_slots == mix(prefetch="none", into="staging").prefetch_slots == 0
 
 
+@pytest.mark.parametrize("pool", [False, True])
+def test_parts_are_those_of_the_names(pool: bool) -> None:
+    made = mix(prefetch="top", forecast="residual", into="staging", placement="popular", pool=pool, substitution=0.25)
+    assert isinstance(made.prefetcher, TopPrefetcher)
+    assert (made.prefetcher.size, made.prefetcher.kind, made.prefetcher.into) == (2, "residual", "staging")
+    assert isinstance(made.router, CacheRouter)
+    assert (made.router.alpha, made.router.norm_topk) == (0.25, True)
+    placement = made.placement.placement if isinstance(made.placement, Pooled) else made.placement
+    assert isinstance(placement, PopularityPlacement)
+    assert (isinstance(made.placement, Pooled), placement.uniform) == (pool, not pool)
+
+
 def test_the_decision_costs_what_the_system_with_that_part_pays() -> None:
     assert mix().decision_cost == "mix"
     assert mix(assigner="exact").decision_cost == "dali-ilp"
@@ -67,7 +82,6 @@ def test_what_is_absent_may_be_loaded_in_prefill_alone(phase: Phase, on_gpu: tup
          "forecast: prefetch 'impact' with lookahead 3 expects 'gate', got 'residual'"),
         ({"forecast": "token", "lookahead": 2}, "lookahead: forecast 'token' expects 1, got 2; it is of all later"),
         ({"background": True}, "background: expects cache 'mrs', got 'lru'"),
-        ({"prefetch": "impact", "into": "staging"}, "into: prefetch 'impact' expects 'cache', got 'staging'"),
     ],
 )  # fmt: skip
 def test_what_a_part_would_ignore_is_refused(parameters: dict[str, object], message: str) -> None:

@@ -16,7 +16,7 @@ from trilane.testing.strategies import toy_calibration
 GATE, QUASI, ESTIMATED = (("gate", 1),), (("quasi_hidden", 1),), (("estimator", 1),)
 DAOP = Needs(tokens=True, forecasts=GATE, forecast_phases=("decode",), calibration=True, changes_routing=True)
 NEEDS = {
-    "layer-wise naive-cpu llama.cpp llama.cpp@impl ktransformers@layer-wise random-prefetch": Needs(),
+    "layer-wise naive-cpu llama.cpp llama.cpp@impl llama.cpp@cache ktransformers@layer-wise random-prefetch": Needs(),
     "llama-cache-lru llama-cache-lru@impl llama-cache-heat llama-cache-pool": Needs(),
     "llama-cache-static": Needs(calibration=True),
     "cache-prior": Needs(scores=True, tokens=True, gpu_only=True, changes_routing=True),

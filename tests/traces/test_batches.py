@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from traces.batches import BatchError, StepRows, compose, step_workloads
+from traces.batches import BatchError, StepRows, best_ranks, compose, count_experts, step_workloads
 from traces.trace import Trace
 from trilane.testing.strategies import toy_shape, toy_trace, traces
 
@@ -86,6 +86,45 @@ def test_a_run_without_prompt_decodes_only() -> None:
 def test_a_batch_that_the_trace_cannot_fill_is_refused(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(BatchError, match=message):
         compose(three_sequences(), **arguments)  # type: ignore[arg-type]
+
+
+def many(count: int) -> Trace:
+    """As many sequences of one decode token."""
+    tensors: dict[str, NDArray[Any]] = {
+        "sequence": np.arange(count, dtype=np.int32), "position": np.zeros(count, np.int32),
+        "phase": np.ones(count, np.uint8), "topk_ids": np.zeros((count, 1, 1), np.int16),
+        "topk_weights": np.ones((count, 1, 1), np.float16),
+    }  # fmt: skip
+    return Trace.from_tensors(toy_shape(1, 4, 1), tensors, {})
+
+
+@pytest.mark.parametrize(
+    ("count", "brief"), [(8, "0, 1, 2, 3, 4, 5, 6, 7"), (9, r"0, 1, 2, 3, 4, 5, 6, 7, \.\.\. \(9 in all\)")]
+)
+def test_messages_name_the_first_eight_sequences(count: int, brief: str) -> None:
+    with pytest.raises(BatchError, match=rf"for batch 10, there are {count} \({brief}\); lower the batch"):
+        compose(many(count), batch=10)
+    with pytest.raises(BatchError, match=rf"expected distinct sequences of the trace \({brief}\), got 0, 99"):
+        compose(many(count), batch=1, sequences=[0, 99])
+
+
+def test_a_sequence_may_have_exactly_what_is_asked_for() -> None:
+    trace = three_sequences()
+    steps = compose(trace, batch=3, prompt_tokens=1, generated_tokens=2)
+    assert brief(steps) == [
+        ("prefill", [1, 6, 10], (0, 0, 0)), ("decode", [2, 7, 11], (1, 1, 1)), ("decode", [3, 8, 12], (2, 2, 2)),
+    ]  # fmt: skip
+    one = compose(trace, batch=3, prefill_chunk_tokens=1, generated_tokens=0)
+    assert [(step.index, step.sequences, step.tokens, step.context) for step in one] == [
+        (0, (7,), (1,), (0,)), (1, (7,), (1,), (1,)), (2, (5,), (1,), (0,)), (3, (5,), (1,), (1,)),
+        (4, (5,), (1,), (2,)), (5, (9,), (1,), (0,)),
+    ]  # fmt: skip
+
+
+def test_choices_are_counted_and_ranked_without_those_that_are_missing() -> None:
+    ids = np.array([[[2, 0, -1], [3, 1, 0]], [[0, 3, 2], [3, -1, -1]]], np.int16)
+    assert count_experts(ids, 4).tolist() == [[2, 0, 2, 1], [1, 1, 0, 2]]
+    assert best_ranks(ids, 4).tolist() == [[0, 3, 0, 1], [2, 1, 3, 0]]
 
 
 def test_workloads_count_tokens_per_expert() -> None:

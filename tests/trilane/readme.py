@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "extending", "papers")
+PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "extending", "papers", "tune")
 PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in PAGE_NAMES))
 PICTURES = ("tpot.png", "gantt-dali.png", "cache.png", "accuracy.png", "papers.png")
 ACCURACY = "trilane accuracy --plot"
@@ -41,6 +41,11 @@ def by_regime(output: str) -> str:
     return "\n\n".join([about, *tables, meanings])
 
 
+def command_line(output: str) -> str:
+    """The first lines of ``trilane tune``, up to other engines."""
+    return "\n".join(takewhile(lambda line: not line.startswith("other engines"), output.splitlines()))
+
+
 def by_paper(output: str) -> str:
     """The table of ``trilane papers`` alone."""
     return output.split("\n\n")[0]
@@ -48,7 +53,7 @@ def by_paper(output: str) -> str:
 
 SHOWN: dict[str, Callable[[str], str]] = {  # by the mark around the block
     "demo": whole, "real": whole, "fit": answer, "accuracy": whole, "regimes": by_regime,
-    "papers": whole, "by-paper": by_paper,
+    "papers": whole, "by-paper": by_paper, "tune": command_line,
 }  # fmt: skip
 
 
@@ -98,7 +103,8 @@ def update() -> None:
         accuracy = _run(command_with(ACCURACY).replace("accuracy.png", f"{folder}/accuracy.png"))
         papers = _run(command_with(PAPERS).replace("papers.png", f"{folder}/papers.png"))
         outputs = {"demo": _run(f"{demo()} --out {folder}"), "real": _run(demo("REAL")),
-                   "fit": _run(command_with("trilane fit")), "accuracy": accuracy, "regimes": accuracy,
+                   "fit": _run(command_with("trilane fit")), "tune": _run(command_with("trilane tune")),
+                   "accuracy": accuracy, "regimes": accuracy,
                    "papers": papers, "by-paper": papers}  # fmt: skip
         _run(command_with("--png cache.png").replace("cache.png", f"{folder}/cache.png"))
         for name in PICTURES:

@@ -241,6 +241,27 @@ def test_capture_checks_before_it_loads(trilane: Trilane, monkeypatch: pytest.Mo
     assert expected in done.err
 
 
+OF_A_GGUF: dict[str, tuple[tuple[str, ...], str]] = {
+    "no model at all": ((), "expected --model PATH_OR_ID or --gguf FILE, got neither"),
+    "both": (("--gguf", "m.gguf", "--model", "a/b"), "expected --gguf without --model, got --model a/b"),
+    "vectors": (("--gguf", "m.gguf", "--vectors", "v"), "expected --gguf without --vectors, got --vectors v"),
+    "a type": (("--gguf", "m.gguf", "--dtype", "float16"), "expected --gguf without --dtype, got --dtype float16"),
+    "no prompts": (("--gguf", "m.gguf", "--prompts", "nowhere.txt"), "nowhere.txt: expected a file of prompts"),
+    "no such file": (("--gguf", "m.gguf"), "m.gguf"),
+    "another forecast": (("--gguf", "m.gguf", "--forecasts", "partial@1"), "expected gate@1, gate@2, ..."),
+}
+
+
+@pytest.mark.parametrize("name", OF_A_GGUF)
+def test_capture_of_a_gguf_checks_its_options(trilane: Trilane, name: str) -> None:
+    Path("p.txt").write_text("A prompt.\n")
+    words, expected = OF_A_GGUF[name]
+    done = trilane("trace", "capture", "--prompts", "p.txt", "-o", "x.safetensors", *words)
+    assert (done.status, len(done.err.splitlines())) == (2, 1)
+    assert expected in done.err
+    assert not Path("x.safetensors").exists()
+
+
 def test_a_csv_is_no_trace_until_imported(trilane: Trilane, tmp_path: Path) -> None:
     write_route_csv(tmp_path / "mine.route.csv")
     for verb in ("compare", "simulate"):

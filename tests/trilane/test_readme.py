@@ -19,6 +19,7 @@ from policies import user_files
 from policies.registry import SYSTEMS
 from tests.kit.depth import deep
 from tests.kit.running import write_route_csv
+from tests.kit.tiny_gguf import write_tiny_gguf
 from tests.trilane.readme import (
     ACCURACY,
     PAGES,
@@ -38,7 +39,7 @@ from trilane import cli
 from trilane.cli import main
 
 OURS = [command for command in commands() if command.startswith("trilane ")]
-FIT = command_with("trilane fit")
+FIT, TUNE = command_with("trilane fit"), command_with("trilane tune")
 MAKE = {"make demo": "demo", "make test": "test", "make gpu": "gpu"}
 INSTALLATION = {
     "git clone REPOSITORY trilane && cd trilane", "python3 -m venv .venv && . .venv/bin/activate", "pip install .",
@@ -112,6 +113,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for code in blocks("python", page):
             if match := re.match(r"# (\w+\.py)\n", code):
                 (made / match[1]).write_text(code)
+    write_tiny_gguf(made / "model.gguf")
     write_route_csv(made / "phone.route.csv", size=600 * 2**20)  # 7,200 MiB in all
     return made
 
@@ -142,15 +144,25 @@ def run_with_inputs(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def verb(command: str) -> str:
-    """The verb of a command, such as ``trace capture`` or ``measure generate``."""
+    """The verb of a command, such as ``trace capture`` or ``measure generate``; with llama.cpp another."""
     words = shlex.split(command)
-    return " ".join(words[1:3] if words[1] == "trace" else [words[1], *(["generate"] if "generate" in words else [])])
+    named = words[1:3] if words[1] == "trace" else [words[1], *(["generate"] if "generate" in words else [])]
+    return " ".join([*named, *(["llama.cpp"] if runs_llama_cpp(command) else [])])
+
+
+def runs_llama_cpp(command: str) -> bool:
+    words = shlex.split(command)
+    return "--gguf" in words or (words[1] == "tune" and "--check" in words)
 
 
 FIRST = {verb(command): command for command in reversed(OURS)}  # of each verb; the others run in the deep profile
 RUN = [
-    pytest.param(command, marks=() if command in FIRST.values() else deep, id=command)
-    for command in OURS if command != FIT  # its block is tested
+    pytest.param(
+        command,
+        marks=[deep] * (command not in FIRST.values()) + [pytest.mark.llama] * runs_llama_cpp(command),
+        id=command,
+    )
+    for command in OURS if command not in (FIT, TUNE)  # their blocks are tested
 ]  # fmt: skip
 
 
@@ -164,7 +176,7 @@ def test_command_has_valid_options(command: str) -> None:
 
 @pytest.mark.parametrize("command", RUN)
 def test_command_runs(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if any(words in command for words in TORCH):
+    if any(words in command for words in TORCH) and not runs_llama_cpp(command):
         torch = pytest.importorskip("torch")
         torch.set_num_threads(1)  # more only wait for each other
     if "smoke" in command:  # every policy takes a minute: tests of the smoke test's own
@@ -211,14 +223,14 @@ def test_python_examples_run(
     "name",
     [
         *(pytest.param(each, marks=deep) for each in ("demo", "real")),
-        *("fit", "accuracy", "regimes", "papers", "by-paper"),
+        *("fit", "accuracy", "regimes", "papers", "by-paper", "tune"),
     ],
 )
 def test_blocks_are_what_the_commands_print(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     papers = dict.fromkeys(("papers", "by-paper"), command_with(PAPERS))
-    known = {"demo": demo(), "real": demo("REAL"), "fit": FIT, **papers}
+    known = {"demo": demo(), "real": demo("REAL"), "fit": FIT, "tune": TUNE, **papers}
     run(known.get(name, command_with(ACCURACY)), folder, monkeypatch)
     printed = block(name, capsys.readouterr().out)
     assert printed == shown_block(name), "renew it with: .venv/bin/python tests/trilane/readme.py"

@@ -80,6 +80,17 @@ def published_params(name: str) -> float:
     return float(_entries()[original(name)]["published_params"])
 
 
+def gguf_architecture(name: str) -> str:
+    """What GGUF files call the architecture of a model of the catalogue, in whatever format and however cut.
+
+    Raises ShapeError for a model that is not in it.
+    """
+    known = original(parted(name).model)
+    if known not in _entries():
+        raise ShapeError(unknown("model", known, list(_entries())))
+    return str(_entries()[known]["gguf_arch"])
+
+
 def original(name: str) -> str:
     """The model whose shape ``name`` has: that of an alias, otherwise itself."""
     return aliases()[name].model if name in aliases() else name

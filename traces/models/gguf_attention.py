@@ -6,13 +6,9 @@ from collections.abc import Mapping
 
 from traces.models.attention import Attention, Reach
 from traces.models.config_attention import STATE_BYTES
+from traces.models.gguf_families import family_of
 from traces.models.gguf_keys import GgufKeys
 from traces.models.gguf_tensors import Tensor
-
-# Of every so many layers, the last attends to everything. llama.cpp has these in its code (src/llama-model.cpp,
-# set_swa_pattern) where a file has no attention.sliding_window_pattern; the chunk of Llama 4 too.
-_PATTERNS: dict[str, int] = {"gpt-oss": 2, "llama4": 4}
-_CHUNKS = {"llama4": 8192}
 
 
 def mixing_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -59,15 +55,13 @@ def _widths(keys: GgufKeys, layer: int, tensors: Mapping[str, Tensor]) -> tuple[
 
 def _reach(keys: GgufKeys, layer: int) -> tuple[Reach, int]:
     """How far a layer of grouped queries attends, and the tokens of its window or chunk."""
-    pattern = "attention.sliding_window_pattern"
+    family, pattern = family_of(keys), "attention.sliding_window_pattern"
     if keys.is_list(pattern):
         near = keys.flag(pattern, layer)
     else:
-        every = keys.count(pattern, default=_PATTERNS.get(keys.architecture, 1))
-        near = every > 1 and layer % every < every - 1
-    chunk = _CHUNKS.get(keys.architecture, 0)
-    window = chunk or keys.count("attention.sliding_window", default=0)
-    return ("chunk" if chunk else "window", window) if near and window else ("full", 0)
+        near = family.is_near(layer, keys.count(pattern, default=family.window_every, least=1))
+    window = family.chunk_tokens or keys.count("attention.sliding_window", default=0)
+    return ("chunk" if family.chunk_tokens else "window", window) if near and window else ("full", 0)
 
 
 def _state(keys: GgufKeys, layer: int, params: int) -> Attention:

@@ -1,8 +1,8 @@
 """A model's shape from the header of its GGUF file: sizes from its tensors, what they do not say from its metadata.
 
 Bytes are those of the file: ``expert_bytes`` of each layer, ``dense_bits`` such that everything else comes out exact.
-Not counted are the layers that predict several tokens at once, and tables that llama.cpp looks up on the host
-(per_layer_token_embd). The cache has 16 bits, llama.cpp's default.
+Not counted are the layers that predict several tokens at once, which are loaded for drafts alone, and tables that
+llama.cpp looks up on the host (per_layer_token_embd). The cache has 16 bits, llama.cpp's default.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from traces.models.attention import Attention
 from traces.models.gguf_attention import attention_of_layer, mixing_tensors
+from traces.models.gguf_families import family_of
 from traces.models.gguf_header import read_gguf_header
 from traces.models.gguf_keys import GgufKeys
 from traces.models.gguf_tensors import Tensor
@@ -22,6 +23,7 @@ from trilane.common.quoting import quoted
 
 _LAYER = re.compile(r"blk\.(\d{1,4})\.(.+)")
 _EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)(_exps|\.\d+)\.(weight|bias)")
+_AHEAD = "nextn."  # tensors of a layer that predicts several tokens
 _ON_HOST = "per_layer_token_embd"
 _CACHE_BITS = 16.0
 
@@ -45,6 +47,7 @@ def read_gguf_model(path: Path) -> ModelShape:
     """The shape of the model in a GGUF file, or in all parts of one. Raises ShapeError naming the file."""
     header = read_gguf_header(path)
     keys = GgufKeys(header.metadata, str(path))
+    family_of(keys)
     experts, layers = keys.count("expert_count", default=0), _layers(keys, header.tensors)
     for layer in layers:
         layer.expert_bytes = sum(tensor.size_bytes for tensor in _expert_tensors(layer)) // max(experts, 1)
@@ -65,6 +68,8 @@ def _layers(keys: GgufKeys, tensors: Iterable[Tensor]) -> list[_Layer]:
     for tensor in tensors:
         if (match := _LAYER.fullmatch(tensor.name)) and int(match[1]) < len(layers):
             layers[int(match[1])].tensors[match[2]] = tensor
+    while len(layers) > 1 and any(name.startswith(_AHEAD) for name in layers[-1].tensors):
+        layers.pop()
     for number, layer in enumerate(layers):
         if mixing := mixing_tensors(layer.tensors):
             layer.mixer = attention_of_layer(keys, number, mixing)
@@ -106,9 +111,18 @@ def _shape(
         tied_embeddings="output.weight" not in tensors, norm_topk=keys.flag("expert_weights_norm", default=True),
         matrices_per_expert=max(round(elements / (len(sparse) * experts * hidden * width)), 1),
         weight_bits=8 * sum(tensor.size_bytes for tensor in weights) / max(elements, 1),
-        expert_bytes=tuple(layer.expert_bytes for layer in sparse), attention=kinds if several else None,
-        attention_layers=tuple(map(kinds.index, mixers)) if several else None, sources={"*": keys.where},
+        embedding_bits=8 * vocabulary.size_bytes / vocabulary.elements if vocabulary else None,
+        expert_bytes=tuple(layer.expert_bytes for layer in sparse),
+        expert_tensor_bytes=max((tensor.size_bytes for tensor in weights), default=None),
+        attention=kinds if several else None, attention_layers=tuple(map(kinds.index, mixers)) if several else None,
+        sources={"*": keys.where, **_left_out(keys)},
     )  # fmt: skip
+
+
+def _left_out(keys: GgufKeys) -> dict[str, str]:
+    """What the number of layers does not count, in words, as its source."""
+    count = keys.count("nextn_predict_layers", default=0)
+    return {"moe_layers": f"{keys.where}, without {count} that predict several tokens"} if count else {}
 
 
 def _expert_tensors(layer: _Layer) -> list[Tensor]:

@@ -70,15 +70,43 @@ def quantisation_files(name: str) -> tuple[WeightFiles, ...]:
     return _entry(name.lower()).files
 
 
+class WeightBlocks(NamedTuple):
+    """Blocks of a model's matrices, and the part of the weights that each has."""
+
+    gate_up: Mapping[str, float]  # of routed experts
+    down: Mapping[str, float]
+    layers: Mapping[str, float]  # attention, shared experts, dense layers
+    embedding: Mapping[str, float]
+    head: Mapping[str, float]
+
+    @classmethod
+    def uniform(cls, block: str) -> WeightBlocks:
+        """One block for all matrices."""
+        return cls(*[{block: 1.0}] * len(cls._fields))
+
+
+def weight_blocks(shape: ModelShape, name: str) -> WeightBlocks:
+    """The blocks of ``shape`` in the format ``name``, by the lengths of its rows. Raises ShapeError for an unknown one."""
+    entry, row = _entry(name.lower()), shape.hidden
+    others = (_blocks(mix, row) for mix in (entry.layers, entry.embedding, entry.head))
+    return WeightBlocks(_blocks(entry.gate_up, row), _blocks(entry.down, shape.expert_width), *others)
+
+
+def block_of_row(name: str, row: int) -> str:
+    """The block that rows of ``row`` weights are kept in where ``name`` is wanted."""
+    block = _formats().blocks[name]
+    return block_of_row(block.otherwise, row) if row % block.weights and block.otherwise else name
+
+
 def quantised(shape: ModelShape, name: str) -> ModelShape:
     """``shape`` with its weights in the format ``name``; KV cache and activations in 16 bits.
 
-    Raises ShapeError for an unknown format, and for a model whose published experts are quantised already (gpt-oss) or
-    whose expert sizes were read from a quantised file.
+    Raises ShapeError for an unknown format, and for a model whose published experts are quantised already (gpt-oss),
+    unless they are written out in 16 bits, or whose expert sizes were read from a quantised file.
     """
     name = name.lower()
     entry = _entry(name)
-    if not _allowed(shape, name):
+    if not (_allowed(shape, name) or _written_out(shape, entry)):
         raise ShapeError(
             f"model {shape.name!r} has experts of {shape.weight_bits:g} bits a weight as it is, and is not quantised "
             f"again: use {' or '.join([repr(shape.name), *(f'{shape.name}@{n}' for n in quantisations_of(shape))])}"
@@ -89,6 +117,7 @@ def quantised(shape: ModelShape, name: str) -> ModelShape:
         name=f"{shape.name}@{name}",
         weight_bits=_expert_bits(shape, entry),
         dense_bits=_dense_bits(shape, entry),
+        embedding_bits=_bits(entry.head if shape.tied_embeddings else entry.embedding, shape.hidden),
         kv_bits=_CACHE_BITS,
         sources={**shape.sources, "weight_bits": source, "dense_bits": source, "kv_bits": "assumption: not quantised"},
     )
@@ -99,6 +128,11 @@ def _allowed(shape: ModelShape, name: str) -> bool:
     if shape.expert_bytes or parted(shape.name).weights:
         return False
     return shape.weight_bits >= 16 or _expert_bits(shape, _entry(name)) == shape.weight_bits
+
+
+def _written_out(shape: ModelShape, entry: _Quantisation) -> bool:
+    """Whether published experts of fewer bits are stored in 16, as programs without their format do."""
+    return not (shape.expert_bytes or parted(shape.name).weights) and _expert_bits(shape, entry) == 16
 
 
 def _expert_bits(shape: ModelShape, entry: _Quantisation) -> float:
@@ -120,14 +154,22 @@ def _dense_bits(shape: ModelShape, entry: _Quantisation) -> float:
 
 def _bits(blocks: _Mix, row: int) -> float:
     """Bits per weight of a block, or of a mix, for rows of ``row`` weights."""
-    parts = {blocks: 1.0} if isinstance(blocks, str) else blocks
-    return sum(part * _bits_of_block(block, row) for block, part in parts.items()) / sum(parts.values())
+    return sum(part * bits_of_block(block) for block, part in _blocks(blocks, row).items())
 
 
-def _bits_of_block(name: str, row: int) -> float:
+def _blocks(mix: _Mix, row: int) -> dict[str, float]:
+    """The blocks of a mix for rows of ``row`` weights; parts of 1."""
+    parts = {mix: 1.0} if isinstance(mix, str) else mix
+    found: dict[str, float] = {}
+    for block, part in parts.items():
+        kept = block_of_row(block, row)
+        found[kept] = found.get(kept, 0.0) + part / sum(parts.values())
+    return found
+
+
+def bits_of_block(name: str) -> float:
+    """Bits a weight, scales included."""
     block = _formats().blocks[name]
-    if row % block.weights and block.otherwise:
-        return _bits_of_block(block.otherwise, row)
     return float(8 * block.size_bytes / block.weights)
 
 

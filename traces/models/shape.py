@@ -55,9 +55,11 @@ class ModelShape:
     norm_topk: bool = True  # are the chosen weights renormalised to sum 1
     matrices_per_expert: Annotated[int, between(1, 8)] = 3  # gate, up, down; 2 where there is no gate; shared ones too
     weight_bits: _Bits = 16.0  # bits per routed-expert weight
-    dense_bits: _Bits = 16.0  # bits per weight of everything else
+    dense_bits: _Bits = 16.0  # bits per weight of everything else, the mean of all
+    embedding_bits: _Bits | None = None  # of these, bits per weight of the table of embeddings; None: as ``dense_bits``
     kv_bits: _Bits | None = None  # bits per element of the KV cache; None: as ``dense_bits``
     expert_bytes: tuple[Annotated[int, between(1, _MOST_BYTES)], ...] = ()
+    expert_tensor_bytes: Annotated[int, between(1, _MOST_BYTES)] | None = None  # see ``largest_expert_tensor_bytes``
     attention: tuple[Attention, ...] | None = None  # None: every layer attends to all earlier tokens
     attention_layers: tuple[int, ...] | None = None
     moe_blocks: tuple[Annotated[int, between(0, 4000)], ...] | None = None  # see ``expert_blocks``
@@ -153,6 +155,13 @@ class ModelShape:
         return round(self.matrices_per_expert * self.hidden * self.expert_width * self.weight_bits / 8)
 
     @property
+    def largest_expert_tensor_bytes(self) -> int:
+        """Bytes of the largest tensor that holds a matrix of all experts of a layer, as in GGUF files. Where it is not
+        known, one of average size: gate and up are taken for separate, and as large as down."""
+        largest = max(self.expert_bytes_of(layer) for layer in range(self.moe_layers)) * self.experts
+        return self.expert_tensor_bytes or largest // self.matrices_per_expert
+
+    @property
     def routed_bytes(self) -> int:
         """Bytes of all routed experts."""
         return sum(self.expert_bytes_of(layer) * self.experts for layer in range(self.moe_layers))
@@ -186,6 +195,11 @@ class ModelShape:
     def non_expert_bytes(self) -> int:
         """Bytes of everything that is always on the GPU: all weights but the routed experts'."""
         return round(self.non_expert_params * self.dense_bits / 8)
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Bytes of the table of embeddings, of which a token reads one row."""
+        return round(self.vocab * self.hidden * (self.embedding_bits or self.dense_bits) / 8)
 
     @property
     def cache_bits(self) -> float:

@@ -17,6 +17,8 @@ from trilane.study.accuracy.scores import DATA_SHEET, HELD_OUT, LLMFIT, SHIPPED,
 Part = Table | Text | str
 FAR_OFF = 0.5
 _MOST_FAR = 8
+_MOST_ROWS = 100
+_ROW_COLUMNS = ("row", "speed", "model", "machine", "regime", "measured", "predicted")
 _TITLES: Mapping[Quantity, str] = {
     "decode": "Tokens a second of one sequence, predicted / measured - 1",
     "prompts": "Prompt tokens a second, predicted / measured - 1",
@@ -34,9 +36,12 @@ _MEANINGS = {
 }
 
 
-def accuracy_page(scores: Scores, about: str) -> list[Part]:
-    """Errors by group, next to those of the closed forms, and the rows that are furthest off."""
-    parts: list[Part] = [heading(about), ""]
+def accuracy_page(scores: Scores, about: str, *, each_row: bool = False) -> list[Part]:
+    """Errors by group, next to those of the closed forms, and the rows that are furthest off.
+
+    ``each_row``: with the measured and the predicted speed of every row, a hundred of them at most.
+    """
+    parts: list[Part] = [heading(about), "", *(_rows(scores) if each_row else [])]
     for quantity in QUANTITIES:
         lines = list(_lines(scores, quantity))
         if lines:
@@ -79,24 +84,36 @@ def _cells(errors: Errors) -> list[str]:
             signed_percent(errors.bias), percent(errors.within_20)]  # fmt: skip
 
 
+def _rows(scores: Scores) -> list[Part]:
+    """The speeds of every row."""
+    lines = [
+        [*_speeds_line(scores, quantity, row), signed_percent(error)]
+        for row in scores.rows[:_MOST_ROWS]
+        for quantity in QUANTITIES
+        if (error := error_of(row, scores.first, quantity)) is not None
+    ]
+    more = len(scores.rows) - _MOST_ROWS
+    rest = [f"... {more} more rows: --json FILE has all of them"] if more > 0 else []
+    return [heading("Tokens a second"), table([*_ROW_COLUMNS, "error"], lines, text_columns=5), *rest, ""]
+
+
 def _far(scores: Scores) -> list[Part]:
     """The rows that are furthest off."""
     lines = [
-        _far_line(scores, quantity, row, error)
+        [*_speeds_line(scores, quantity, row), f"{factor(error):.1f}x too {'fast' if error > 0 else 'slow'}"]
         for quantity in QUANTITIES
         for row, error in scores.furthest(quantity, FAR_OFF)[:_MOST_FAR]
     ]
     if not lines:
         return []
-    columns = ["row", "speed", "model", "machine", "regime", "measured", "predicted", "off"]
     title = f"Furthest off, more than {1 + FAR_OFF:g} times (`trilane accuracy --row ID` explains one)"
-    return [heading(title), table(columns, lines, text_columns=5), ""]
+    return [heading(title), table([*_ROW_COLUMNS, "off"], lines, text_columns=5), ""]
 
 
-def _far_line(scores: Scores, quantity: Quantity, row: MeasuredRow, error: float) -> list[str]:
+def _speeds_line(scores: Scores, quantity: Quantity, row: MeasuredRow) -> list[str]:
+    """Cells of ``_ROW_COLUMNS``."""
     speeds = (number(each.of(quantity)) for each in (measured(row), scores.first[row.id]))
-    off = f"{factor(error):.1f}x too {'fast' if error > 0 else 'slow'}"
-    return [row.id, quantity, row.shape_name, row.machine, regime_of_row(row), *speeds, off]
+    return [row.id, quantity, row.shape_name, row.machine, regime_of_row(row), *speeds]
 
 
 def _left_out(scores: Scores) -> list[Part]:

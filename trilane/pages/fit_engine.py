@@ -12,11 +12,13 @@ from sim.machine.units import in_gb
 from trilane.pages.output import heading, number, pairs, percent, table
 
 if TYPE_CHECKING:
+    from trilane.study.accuracy.regime_errors import RegimeAccuracy
+    from trilane.study.accuracy.regimes import Regime
     from trilane.study.fit.engine_answer import EngineAnswer
     from trilane.study.fit.fit import Fit
     from trilane.study.fit.question import Question
 
-_PARTS = {  # of a time
+PARTS = {  # of a time
     "attention": "attention", "others": "gates, shared experts, head", "gpu_experts": "experts on the GPU",
     "cpu_experts": "experts on the CPU", "handing_over": "handing over to the CPU", "copies": "copies of experts",
 }  # fmt: skip
@@ -41,7 +43,8 @@ def duration(ms: float) -> str:
     return f"{number(ms / 60e3, 1)} min" if ms > _LONG_MS else f"{number(ms / 1e3, 2)} s"
 
 
-def _milliseconds(ms: float) -> str:
+def milliseconds(ms: float) -> str:
+    """A short time with its unit."""
     return f"{number(ms, 2)} ms"
 
 
@@ -53,7 +56,7 @@ def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
         ("limit", answer.limited_by),
-        ("error to expect", _error(answer, asked)),
+        ("error to expect", error_told(answer.error, answer.regime, asked.batch)),
     ]
     rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in answer.gains]
     columns = (f"25% better, {answer.engine}", "more tokens/s", "sooner first token")
@@ -64,11 +67,12 @@ def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]
 def _decode(answer: EngineAnswer, asked: Question) -> str:
     if asked.generated == 1:
         return "- (an answer of one token)"
-    speed, parts = _speed(answer.tpot_ms, asked.batch), _told(answer.decode_ms, _milliseconds)
-    return f"{speed}, {number(answer.tpot_ms, 2)} ms a token in the mean of the answer: {parts}"
+    rate, parts = speed(answer.tpot_ms, asked.batch), parts_told(answer.decode_ms, milliseconds)
+    return f"{rate}, {number(answer.tpot_ms, 2)} ms a token in the mean of the answer: {parts}"
 
 
-def _speed(tpot_ms: float, batch: int) -> str:
+def speed(tpot_ms: float, batch: int) -> str:
+    """Of one sequence, and of all where there are several."""
     each = f"{number(1000 / tpot_ms)} tokens/s"
     return each if batch == 1 else f"{each} per sequence, {number(batch * 1000 / tpot_ms)} in all"
 
@@ -76,33 +80,32 @@ def _speed(tpot_ms: float, batch: int) -> str:
 def _first(answer: EngineAnswer, asked: Question) -> str:
     pieces = f"{answer.pieces} pieces of {answer.piece_tokens}" if answer.pieces > 1 else "one piece"
     whose = "the prompt" if asked.batch == 1 else "the prompts of all sequences"
-    return f"{duration(answer.ttft_ms)}, {whose} in {pieces}: {_told(answer.prompt_ms, duration)}"
+    return f"{duration(answer.ttft_ms)}, {whose} in {pieces}: {parts_told(answer.prompt_ms, duration)}"
 
 
 def _larger(answer: EngineAnswer, asked: Question) -> list[tuple[str, str]]:
     """What larger pieces of the prompt give."""
     if (larger := answer.larger_pieces) is None:
         return []
-    decode = f" and {_speed(larger.tpot_ms, asked.batch)}" if asked.generated > 1 else ""
+    decode = f" and {speed(larger.tpot_ms, asked.batch)}" if asked.generated > 1 else ""
     return [("larger pieces", f"first token in {duration(larger.ttft_ms)}{decode} with {larger.arguments}")]
 
 
-def _told(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
+def parts_told(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
     """The parts of a time that matter, largest first."""
     whole = sum(parts.values())
     shown = sorted((part for part in parts.items() if part[1] > _LEAST * whole), key=lambda part: -part[1])
-    return ", ".join(f"{_PARTS[name]} {unit(ms)}" for name, ms in shown)
+    return ", ".join(f"{PARTS[name]} {unit(ms)}" for name, ms in shown)
 
 
-def _error(answer: EngineAnswer, asked: Question) -> str:
+def error_told(found: RegimeAccuracy | None, regime: Regime, batch: int) -> str:
     """Of decode; that of prompts is larger."""
-    found = answer.error
-    if asked.batch > 1:
+    if batch > 1:
         return "not known: others measured one sequence at a time"
     if found is None:
-        return f"not known: decode speeds of fewer than three such machines ({answer.regime}) can be relied on"
+        return f"not known: decode speeds of fewer than three such machines ({regime}) can be relied on"
     return (
-        f"{percent(found.median)} in the median of {found.machines} such machines ({answer.regime}, "
+        f"{percent(found.median)} in the median of {found.machines} such machines ({regime}, "
         f"{found.engine or 'all engines'}), up to 25% on {found.within_25} of them, by {found.rows} measured decode "
         f"speeds"
     )

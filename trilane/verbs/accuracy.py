@@ -56,7 +56,7 @@ def accuracy(
         show(json, *row_page(found, scores, explain(found)))
         write_json(scores.facts(found), json)
         return
-    show(json, *accuracy_page(scores, _about(scores, check)))
+    show(json, *accuracy_page(scores, _about(scores, check), each_row=bool(check)))
     write_json(scores.to_dict(), json)
     if plot is not None:
         from trilane.figures import plot_accuracy, save_figure

@@ -9,40 +9,22 @@ import typer
 from trilane.common.quoting import quoted
 from trilane.pages.output import JsonOption, check_targets, show, working, write_json
 from trilane.verbs.inputs import policies_in, policy_files
-from trilane.verbs.options import OWN_POLICY, JobsOption, OptionError, processes
+from trilane.verbs.machine_parts import MachineParts
+from trilane.verbs.options import OWN_POLICY, JobsOption, OptionError, grouped, processes
 
 if TYPE_CHECKING:
     from trilane.study.fit.question import KvFormat
 
 
+@grouped
 def fit(
     model: Annotated[
         str,
         typer.Option("--model", "-m", metavar="NAME|FILE", help="Model; see [bold]trilane models[/]. Or a config.json, "
                                                                 "or a GGUF file."),
     ],
-    gpu: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="GPU, such as rtx-4080, or none; [bold]trilane hardware --parts[/] "
-                                          "lists all parts."),
-    ] = None,
-    ram: Annotated[str | None, typer.Option(metavar="NAME", help="Memory of the CPU, such as ddr5-5600.")] = None,
-    cpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="CPU, such as ryzen-9-7950x. Default: a generic one.")
-    ] = None,
-    cores: Annotated[
-        int | None, typer.Option(metavar="N", help="Cores that compute experts. Default: the CPU's.")
-    ] = None,
-    channels: Annotated[int | None, typer.Option(metavar="N", help="Memory channels. Default: the CPU's.")] = None,
-    sockets: Annotated[int | None, typer.Option(metavar="2", help="Sockets of a server's CPU. Default: one.")] = None,
-    pcie: Annotated[str | None, typer.Option(metavar="4x16", help="PCIe slot. Default: the best of the parts.")] = None,
-    ram_gb: Annotated[
-        int | None,
-        typer.Option("--ram-gb", metavar="N", help="Memory of the host, in GiB (2^30 bytes). Default: enough."),
-    ] = None,
-    machine: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="A preset or a profile, in place of gpu, ram and cpu.")
-    ] = None,
+    *,
+    parts: MachineParts,
     weights: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Format of weights, such as bf16, q8_0, q4_k_m. Default: q4_k_m, or as "
@@ -102,11 +84,10 @@ def fit(
     from trilane.study.fit.question import Question
 
     names = None if policies is None else tuple(policies_in(policies))
-    check_targets(json, inputs=(trace, calibration, machine, *policy_files()))
+    check_targets(json, inputs=(trace, calibration, parts.machine, *policy_files()))
     longest = context.lower() == "max"
     question = Question(
-        model=model, gpu=gpu, ram=ram, cpu=cpu, cores=cores, channels=channels, sockets=sockets, pcie=pcie,
-        machine=machine, ram_gb=ram_gb, weights=weights, context=1 if longest else _tokens(context),
+        model=model, **parts.given(), weights=weights, context=1 if longest else _tokens(context),
         generated=generated, batch=batch, trace=trace, calibration=calibration, policies=names,
         policy_engine=policy_engine, engine=engine, threads=threads, kv=cast("KvFormat | None", kv),
         n_cpu_moe=n_cpu_moe, ubatch=ubatch,

@@ -24,21 +24,20 @@ class ImpactPrefetcher:
 
     Picks go to the cache, and the experts that forecasts name are protected there: so the victim costs the simulated
     layer nothing, and a layer gains nothing if no other expert could be evicted. ``pooled``: layers share one pool, so
-    that one can. Ties go to the nearer layer, then to the lower id.
+    that one can. ``into`` "staging": nothing is evicted. Ties go to the nearer layer, then to the lower id.
     """
-
-    into: Literal["cache", "staging"] = "cache"
 
     def __init__(
         self, schedule: Schedule, size: int = 4, discount: float = 1.0, kind: str = "gate", pooled: bool = False,
-        arrival: bool = True,
+        arrival: bool = True, into: Literal["cache", "staging"] = "cache",
     ) -> None:  # fmt: skip
         self.schedule = schedule
         self.size = size
         self.discount = discount
         self.kind = kind
-        self.pooled = pooled
+        self.always_room = pooled or into == "staging"
         self.arrival = arrival
+        self.into: Literal["cache", "staging"] = into
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
         """All forecast experts, resident or not: a pick must not displace the one before it."""
@@ -67,7 +66,7 @@ class ImpactPrefetcher:
         by_layer = {forecast.layer: forecast for forecast in forecasts if forecast.kind == self.kind}
         resident = view.residency.resident
         return [
-            _ForecastLayer(self.schedule, by_layer[layer], resident[layer], view.costs[layer], self.pooled)
+            _ForecastLayer(self.schedule, by_layer[layer], resident[layer], view.costs[layer], self.always_room)
             for layer in sorted(by_layer)
         ]
 
@@ -91,7 +90,7 @@ class _ForecastLayer:
     """A later layer as forecast: its cached and absent experts, and which to copy first."""
 
     def __init__(
-        self, schedule: Schedule, forecast: Forecast, resident: Collection[int], costs: ExpertCosts, pooled: bool
+        self, schedule: Schedule, forecast: Forecast, resident: Collection[int], costs: ExpertCosts, always_room: bool
     ) -> None:
         self.number = forecast.layer
         self.costs = costs
@@ -105,7 +104,7 @@ class _ForecastLayer:
             else:
                 self._absent.append(tokens)
                 self._ids.append(expert)
-        self._room = len(self._ids) if pooled else len(resident) - len(self._cached)  # for picks
+        self._room = len(self._ids) if always_room else len(resident) - len(self._cached)  # for picks
         self.makespan_ns = schedule.play(costs, self._cached, self._absent).makespan_ns
         self._best: tuple[int, int] | None = None  # gain, place among the absent
 

@@ -13,6 +13,7 @@ import yaml
 
 from tests.deep.fuzz.case import Case
 from tests.deep.fuzz.containers import Sign, changed_archive, changed_journal, changed_table, changed_tensors
+from tests.deep.fuzz.ggufs import changed_gguf
 from tests.deep.fuzz.octets import changed_bytes
 from tests.deep.fuzz.options import as_word, changed_word, option_case
 from tests.deep.fuzz.samples import RUN, SCENARIOS, Samples
@@ -167,7 +168,7 @@ READERS: Mapping[str, Reader | Words] = {
     "config.json": Reader(6, "config.json", "configs", _DOCUMENT, (
         "models config.json", "models config.json@q4_k_m:1 --json -",
         "fit -m config.json --machine rtx3090-ddr4 --jobs 1")),
-    "gguf": Reader(6, "m.gguf", "ggufs", changed_bytes, ("models m.gguf", "models m.gguf:1 --json -")),
+    "gguf": Reader(8, "m.gguf", "ggufs", in_grammar(changed_gguf), ("models m.gguf", "models m.gguf:1 --json -")),
     "sweep": Reader(8, "s.yaml", "sweeps", _DOCUMENT, _SWEEP, outputs=_SWEPT, statuses=(1, 2)),
     "plan": Reader(4, "p.yaml", "plan", _DOCUMENT, ("validate p.yaml --profile m.yaml",), {"m.yaml": "profile"}),
     "mix": Reader(5, "s.yaml", "mixes", _DOCUMENT, ("simulate -s s.yaml",)),

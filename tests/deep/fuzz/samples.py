@@ -15,7 +15,7 @@ from tests.deep.fuzz.logs import log_samples
 from tests.deep.fuzz.measured import measured_journal
 from tests.kit.running import write_route_csv
 from tests.kit.small_sweeps import keep
-from tests.traces.models.gguf_files import gguf_bytes, grouped, mamba, mixture, model
+from tests.traces.models.gguf_files import grouped, mamba, mixture, model, write_gguf
 from traces.capture.vectors import Vectors, popular_half, write_vectors
 from traces.cut import first_layers
 from traces.file import write_trace
@@ -96,7 +96,7 @@ class Samples:
         (folder / "p.yaml").write_bytes(measured := _yaml(_MEASURED))
         (folder / "m.yaml").write_bytes(self.profile)
         self.configs = [json.dumps(each).encode() for each in _CONFIGS]
-        self.ggufs = [gguf_bytes(*each) for each in small_models()]
+        self.ggufs = [whole_gguf(folder, each) for each in small_models()]
         self.measured = {"p.yaml": measured, **measured_journal(folder, "p.yaml", "m.yaml")}
         trace = small_trace()
         write_trace(trace, folder / "trace.safetensors")
@@ -132,13 +132,18 @@ def small_trace() -> Trace:
     )
 
 
+def whole_gguf(folder: Path, made: Any) -> bytes:
+    """A file with its weights, all zero."""
+    return write_gguf(folder / "m.gguf", *made).read_bytes()
+
+
 def small_models() -> list[Any]:
     """Metadata and tensors of GGUF files: grouped queries with windows, and Mamba-2 in blocks."""
-    keys = {"expert_count": 8, "expert_used_count": 2, "embedding_length": 64, "attention.head_count": 4}
+    keys = {"expert_count": 4, "expert_used_count": 2, "embedding_length": 32, "attention.head_count": 4}
     windows = {"attention.sliding_window": 16, "attention.sliding_window_pattern": [True, False]}
     states = {"ssm.conv_kernel": 4, "ssm.inner_size": 32, "ssm.state_size": 8, "ssm.group_count": 1}
-    layer = grouped(64, 4, 2, 16) + mixture(64, 32, 8, 32)
-    blocks = [mamba(64, 84, 48, 32), mixture(64, 32, 8), grouped(64, 4, 2, 16), mixture(64, 32, 8)]
+    layer = grouped(32, 4, 2, 8) + mixture(32, 16, 4, 16)
+    blocks = [mamba(32, 84, 48, 32), mixture(32, 16, 4), grouped(32, 4, 2, 8), mixture(32, 16, 4)]
     return [
         model("qwen3moe", {**keys, **windows}, 99, [layer] * 2),
         model("nemotron_h_moe", {**keys, **states}, 99, blocks, tied=True),

@@ -122,8 +122,10 @@ class _Finder(cst.CSTVisitor):
         return True
 
 
-def _strict(node: cst.CSTNode) -> bool:
-    return m.matches(node, m.Call(args=[m.ZeroOrMore(), m.Arg(keyword=m.Name("strict")), m.ZeroOrMore()]))
+def _strict(node: cst.CSTNode) -> list[object]:
+    """What ``strict=`` is."""
+    arguments = node.args if isinstance(node, cst.Call) else ()
+    return [getattr(each.value, "value", None) for each in arguments if m.matches(each.keyword, m.Name("strict"))]
 
 
 def _changed(node: cst.CSTNode) -> Iterator[cst.CSTNode]:

@@ -48,6 +48,14 @@ def test_defaults_comparisons_and_fields_are_changed_types_and_assertions_are_no
     assert not any("&" in line or "assert" in line for line in changes)
 
 
+def test_what_strict_is_stays(root: Path) -> None:
+    for package in PACKAGES:
+        (root / package / "queue.py").write_text("pairs = zip(range(2), range(2), strict=True)\n", encoding="utf-8")
+    drawn = [mutant.source for seed in range(20) for mutant in sample(root, 5, seed)]
+    assert len(set(drawn)) > 3
+    assert all("strict=True" in source or source == "pairs = None\n" for source in drawn)
+
+
 def test_shares_add_up() -> None:
     assert shares({"a": 1, "b": 1, "c": 1}, 10) == {"a": 4, "b": 3, "c": 3}
     assert shares({"a": 98, "b": 2}, 10) == {"a": 10, "b": 0}

@@ -229,6 +229,12 @@ def test_loads_are_copied_in_order_and_the_gpu_runs_what_is_there_first() -> Non
     assert [pass_through(it), pass_through(it), it.next_copy()] == [e(0, 3), e(0, 2), None]
 
 
+def test_loads_may_be_copied_in_another_order_than_the_gpu_s() -> None:
+    it = session(assigner=Says(gpu=[3, 1, 2], loads=[2, 3]), demand_slots=2)
+    assert begin(it, 1, 2, 3).loads == (2, 3)
+    assert [pass_through(it), pass_through(it)] == [e(0, 2), e(0, 3)]
+
+
 def test_victims_are_fixed_when_the_layer_is_planned_and_leave_when_the_copy_starts() -> None:
     it = session(cache=LruCache())
     begin(it, 0, 2)

@@ -59,7 +59,7 @@ def test_as_released() -> None:
     assert policy.prefetcher is None
     prefetcher = built("hybrimoe@impl", prefetch_size=2).prefetcher
     assert isinstance(prefetcher, CacheScorePrefetcher)
-    assert prefetcher.size == 2
+    assert (prefetcher.size, prefetcher.into) == (2, "cache")
 
 
 @pytest.mark.parametrize(("name", "value"), [("discount", 2.0), ("lookahead", 4), ("rule", "latest"), ("prefetch", -1)])

@@ -37,6 +37,7 @@ def test_the_model_of_a_layer_worked_out_by_hand() -> None:
         (0, 0): both_on_cpu, (1, 1): 40 * 0.25 + 8 * 0.25, (2, 2): 10, (0, 1): 30, (0, 2): 60, (1, 2): 30,
     }  # fmt: skip
     assert {shares: model.time(*shares) / ONE for shares in expected} == expected
+    assert {type(model.time(*shares)) for shares in expected} == {int}
 
 
 def test_streaming_and_the_cpu_slow_each_other_down() -> None:

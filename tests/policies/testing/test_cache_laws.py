@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Container
 
 import pytest
-from hypothesis import find, settings
+from hypothesis import Phase, find, settings
 
 from policies.mechanism.views import ExpertId
 from policies.parts.caches import LruCache
-from policies.testing.cache_laws import CacheScenario, Play, scenarios
+from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario, Play, scenarios
 
 ZERO, ONE, FIVE = ExpertId(0, 0), ExpertId(0, 1), ExpertId(0, 5)
 
@@ -28,7 +28,31 @@ def test_an_expert_that_is_declined_leaves_the_slot_to_the_next() -> None:
     assert play.members == [{ONE}]
 
 
+def test_the_expert_that_asks_for_a_slot_is_of_a_layer_of_the_group() -> None:
+    asked: set[tuple[int, int]] = set()
+
+    class Listens(LruCache):
+        def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+            asked.add((incoming.layer, group))
+            return super().victim(incoming, group, blocked)
+
+    class Laws(CacheLaws):
+        def fresh(self, scenario: CacheScenario) -> LruCache:
+            return Listens()
+
+    Laws().test_there_is_a_victim_whenever_one_member_may_leave()
+    layers = set(range(LAYERS))
+    assert asked <= {(layer, group) for layer in layers for group in (0, layer)}
+
+
+QUICK = settings(database=None, max_examples=500, phases=[Phase.generate])
+
+
 @pytest.mark.parametrize("experts", [1, 4])
 def test_layers_of_one_expert_and_of_many_are_drawn(experts: int) -> None:
-    quick = settings(database=None, max_examples=500)
-    assert find(scenarios(), lambda drawn: any(len(event) == experts for event in drawn.events), settings=quick)
+    assert find(scenarios(), lambda drawn: any(len(event) == experts for event in drawn.events), settings=QUICK)
+
+
+@pytest.mark.parametrize("expert", [0, EXPERTS - 1])
+def test_every_expert_is_drawn(expert: int) -> None:
+    assert find(scenarios(), lambda drawn: any(expert in event for event in drawn.events), settings=QUICK)

@@ -14,11 +14,11 @@ from traces.models.catalogue import load_model
 
 FITTED = (
     "llama.cpp", "llama.cpp-2025", "llama.cpp-2026-02", "llama.cpp-vulkan", "llama.cpp-rocm", "llama.cpp-metal",
-    "ik_llama.cpp", "ik_llama.cpp-2025", "ktransformers",
+    "llama.cpp-cache", "ik_llama.cpp", "ik_llama.cpp-2025", "ik_llama.cpp-2026-02", "ktransformers",
 )  # fmt: skip
 
 
-PAPERS = ("daop-2024", "dali-2025", "dali-2025-ktransformers", "fiddler-2024", "hybrimoe-2025", "se-2025")
+PAPERS = ("daop-2024", "dali-2025", "dali-2025-ktransformers", "fiddler-2024", "hybrimoe-2025", "se-2025", "smoe-2025")
 
 
 def test_the_engines_are_those_that_people_run_two_whose_kernels_are_counted_and_those_of_papers() -> None:

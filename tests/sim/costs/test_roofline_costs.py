@@ -236,6 +236,7 @@ def test_scaled_multiplies_every_time_exactly(c: int, tokens: int, context: list
     assert big.experts[0].expert_bytes == costs.experts[0].expert_bytes
     assert big.plan_ns("dali", 7) == c * costs.plan_ns("dali", 7)
     assert big.foresee_ns("dali", 7) == c * costs.foresee_ns("dali", 7)
+    assert big.observe_ns("hybrimoe", 7) == c * costs.observe_ns("hybrimoe", 7)
 
 
 def test_scaling_twice_is_scaling_by_the_product() -> None:

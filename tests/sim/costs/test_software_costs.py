@@ -20,7 +20,7 @@ from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 
 SHAPE = load_model("mini-moe")
-PAPERS = ("daop-2024", "dali-2025", "dali-2025-ktransformers", "fiddler-2024", "hybrimoe-2025", "se-2025")
+PAPERS = ("daop-2024", "dali-2025", "dali-2025-ktransformers", "fiddler-2024", "hybrimoe-2025", "se-2025", "smoe-2025")
 MOST = 40
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.engine import load_engine
+from sim.costs.engine import EngineError, load_engine
 from sim.costs.fitted_costs import fitted_costs
-from sim.costs.split_speed import StaticSplit, decode_time, prompt_time
+from sim.costs.split_speed import ExpertCache, StaticSplit, decode_time, prompt_time
 from sim.machine.hardware import Hardware, load_hardware
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
@@ -50,6 +50,49 @@ def test_a_token_is_the_sum_of_its_layers() -> None:
     assert found.total_ns == sum(vars(found).values())
 
 
+def test_a_step_of_three_sequences_is_the_sum_of_its_layers() -> None:
+    """Of 64 experts a token has 6: 3 tokens come to 64 (1 - (58/64)^3) of them, with 18 rows together."""
+    shape, engine, active = model(), load_engine("ktransformers"), 64 * (1 - (58 / 64) ** 3)
+    costs = fitted_costs(shape, machine(), engine, 2)
+    step, expert, more = costs.step(3, (7, 7, 7)), costs.experts[0], 18 / active - 1
+    gpu_ns, cpu_ns = (active * ((1 - more) * ns[1] + more * ns[2]) for ns in (expert.gpu_ns, expert.cpu_ns))
+    found = decode_time(shape, machine(), engine, StaticSplit(10, gpu_experts=16), 7, batch=3)
+    assert found.attention_ns == 26 * step.attention_ns
+    assert found.others_ns == 26 * (step.gate_ns + step.shared_ns + step.combine_ns) + step.dense_ns + step.head_ns
+    assert found.gpu_experts_ns == pytest.approx((16 + 10 / 4) * gpu_ns, abs=1)
+    assert found.cpu_experts_ns == pytest.approx(10 * 3 / 4 * cpu_ns, abs=1)
+    assert found.handing_over_ns == 10 * expert.first_cpu_ns
+
+
+def test_the_first_token_has_itself_in_the_cache() -> None:
+    shape, engine = model(), load_engine("llama.cpp")
+    none, one, two = (decode_time(shape, machine(), engine, SPLIT, context) for context in (0, 1, 2))
+    assert none == one
+    assert one.attention_ns < two.attention_ns
+
+
+def test_a_prompt_comes_in_pieces_of_the_engine_after_what_is_cached() -> None:
+    """1,100 tokens after 300: two pieces of 512 and one of 76, each with its own experts and its own context."""
+    shape, engine = model(), load_engine("llama.cpp").with_numbers({"prompt.piece_tokens": 512})
+    found = prompt_time(shape, machine(), engine, StaticSplit(26), 1100, before=300)
+    pieces = [
+        prompt_time(shape, machine(), engine, StaticSplit(26, piece_tokens=2048), tokens, before)
+        for tokens, before in ((512, 300), (512, 812), (76, 1324))
+    ]
+    for name, value in vars(found).items():
+        assert value == pytest.approx(sum(getattr(piece, name) for piece in pieces), abs=2), name
+    assert found.total_ns == sum(vars(found).values())
+    costs = fitted_costs(shape, machine(), engine, 48).step(512, (812,))
+    one = pieces[0]
+    assert one.attention_ns == 26 * costs.attention_ns
+    assert one.others_ns == 26 * (costs.gate_ns + costs.shared_ns + costs.combine_ns) + costs.dense_ns + costs.head_ns
+
+
+def test_an_engine_whose_kernels_are_counted_has_no_pieces() -> None:
+    with pytest.raises(EngineError, match="engine 'pytorch': its kernels are counted, it has no times of prompts"):
+        prompt_time(model(), machine(), load_engine("pytorch"), SPLIT, 512)
+
+
 def test_experts_that_the_gpu_has_in_cpu_layers_are_computed_there() -> None:
     shape, engine = model(), load_engine("ktransformers")
     half = decode_time(shape, machine(), engine, StaticSplit(26, gpu_experts=32), 64)
@@ -71,6 +114,40 @@ def test_the_simulator_comes_to_the_same_time(engine: str, cached: float) -> Non
     cpu_layers = 26 - slots // 64
     closed = decode_time(model(), machine(), load_engine(engine), StaticSplit(cpu_layers), 16 + 3)
     assert simulated == pytest.approx(closed.total_ns / 1e6, rel=0.04)
+
+
+@pytest.mark.parametrize("cached", [0.1, 0.4])
+def test_the_simulator_is_up_to_a_tenth_faster_with_a_cache_of_experts(cached: float) -> None:
+    """With the hit rate that it had. It computes hits and shared experts while the misses are copied; the engine has
+    one stream for all of them."""
+    scenario = Scenario(
+        trace="synthetic:deepseek-v2-lite", model="deepseek-v2-lite@q4_k_m", hardware="rtx-3060+ddr4-3200+ryzen-5-5600",
+        engine="llama.cpp-cache", policy="llama.cpp@cache", cached_share=cached, prompt_tokens=16, generated_tokens=40,
+    )  # fmt: skip
+    found = simulate(scenario).metrics
+    assert found.decode_resident_hit_rate is not None
+    split = StaticSplit(26, cache=ExpertCache(found.decode_resident_hit_rate, cached))
+    closed = decode_time(model(), machine(), load_engine("llama.cpp-cache"), split, 16 + 20)
+    assert 0.9 < found.tpot_ms / (closed.total_ns / 1e6) < 1
+
+
+def test_a_token_whose_experts_come_from_a_cache_waits_for_those_that_are_missing() -> None:
+    shape, engine = model(), load_engine("llama.cpp-cache")
+    costs = fitted_costs(shape, machine(), engine, 1)
+    found = decode_time(shape, machine(), engine, StaticSplit(10, cache=ExpertCache(0.75, 0.5)), 500)
+    all_there = decode_time(shape, machine(), engine, StaticSplit(0), 500)
+    assert found.copies_ns == pytest.approx(10 * 6 * 0.25 * costs.experts[0].copy_ns)
+    assert found.handing_over_ns == 10 * (costs.sync_ns + costs.step(1, (500,)).routing_ns)
+    assert (found.gpu_experts_ns, found.cpu_experts_ns) == (all_there.gpu_experts_ns, 0)
+
+
+def test_a_prompt_copies_from_the_cache_what_it_holds() -> None:
+    shape, engine = model(), load_engine("llama.cpp-cache")
+    without, with_cache = (
+        prompt_time(shape, machine(), engine, StaticSplit(10, cache=cached), 512)
+        for cached in (None, ExpertCache(0.9, 0.25))
+    )
+    assert with_cache.copies_ns == pytest.approx(0.75 * without.copies_ns, rel=1e-6)
 
 
 @pytest.mark.parametrize("repacked", [False, True])

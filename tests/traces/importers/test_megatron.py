@@ -10,6 +10,7 @@ import pytest
 
 from tests.traces.importers.routes import MODEL, routes
 from traces.importers import import_trace
+from traces.importers.token_routes import WEIGHTS_UNKNOWN
 from traces.layout import TraceError
 
 IDS = routes(6).tolist()
@@ -35,6 +36,20 @@ def test_a_step_of_several_tokens_is_a_prompt_and_begins_a_sequence(tmp_path: Pa
     assert trace.topk_ids.tolist() == IDS
     assert trace.phase.tolist() == [0, 0, 1, 0, 0, 1]
     assert trace.sequence.tolist() == [0, 0, 0, 1, 1, 1]
+    assert trace.position.tolist() == [0, 1, 2, 0, 1, 2]
+    marks = {"format": "megatron", "file": "router_trace_rank0.jsonl", "text": "generated", "weights": WEIGHTS_UNKNOWN}
+    assert trace.provenance == marks
+
+
+def test_a_first_step_of_one_token_is_a_prompt(tmp_path: Path) -> None:
+    trace = import_trace(write(tmp_path, records([0], [1], [2, 3], [4])), model=MODEL)
+    assert trace.phase.tolist() == [0, 1, 0, 0, 1]
+    assert trace.sequence.tolist() == [0, 0, 1, 1, 1]
+
+
+def test_records_may_be_in_any_order(tmp_path: Path) -> None:
+    trace = import_trace(write(tmp_path, records([0, 1], [2])[::-1]), model=MODEL)
+    assert trace.topk_ids.tolist() == IDS[:3]
 
 
 def test_training_steps_of_one_size_are_texts_and_so_are_micro_batches(tmp_path: Path) -> None:
@@ -57,6 +72,13 @@ def test_the_first_version_without_blocks_is_read_and_multi_token_prediction_is_
     ("lines", "message"),
     [
         (records([0, 1, 2], [3, 4], [5]), "one request at a time, .* found steps of 3 and 2 in a row"),
+        (records([0], [1, 2, 3], [4, 5]), "one request at a time, .* found steps of 3 and 2 in a row"),
+        (records([0, 1], num_tokens=0, top_indices=[]), "line 1: expected top_indices to be 0 lists of 2 expert ids"),
+        (records([0, 1], topk=0, top_indices=[[], []]), "line 1: expected top_indices to be 2 lists of 0 expert ids"),
+        (
+            [records([0, 1])[0], records([0])[1]],
+            r"in the layers \[1, 3\], found layers \[1, 3\], tokens and ids per token \[\(1, 2\), \(2, 2\)\]",
+        ),
         (records([0, 1], [2])[:3], r"line 3: expected step 1 to have the same tokens in the layers \[1, 3\], found"),
         (records([0, 1], num_tokens=3), "line 1: expected top_indices to be 3 lists of 2 expert ids"),
         (records([0, 1], topk=3), "line 1: expected top_indices to be 2 lists of 3 expert ids"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from traces.importers import import_trace
+from traces.importers.token_routes import WEIGHTS_UNKNOWN, played_as_decode
 from traces.layout import PREFILL, TraceError
 
 # The first lines of two layers of expert_activation_scripts/training_data_eamc/prompt_1003_data.csv of
@@ -32,6 +33,7 @@ def test_a_file_is_a_prompt(tmp_path: Path) -> None:
     assert trace.topk_ids[:, 0].tolist() == [[8, 26, 56, 57, 60, 43], [22, 43, 46, 56, 62, 8], [5, 8, 23, 27, 38, 0]]
     assert trace.topk_ids[2, 1].tolist() == [7, 38, 51, 56, 61, 14]
     assert trace.phase.tolist() == [PREFILL] * 3
+    assert trace.provenance == {"format": "moe-beyond", "file": "prompt_1003_data.csv", "weights": WEIGHTS_UNKNOWN}
 
 
 def test_a_column_of_embeddings_is_passed_over(tmp_path: Path) -> None:
@@ -56,10 +58,29 @@ def test_given_texts_may_be_played_as_decode(tmp_path: Path) -> None:
     path = write(tmp_path, SAMPLE)
     trace = import_trace(path, model=MODEL, prompt_tokens=1)
     assert trace.phase.tolist() == [0, 1, 1]
-    assert trace.provenance["played_as_decode"] == "tokens of given text from 1 on"
-    assert trace.provenance["text"] == "given"
-    with pytest.raises(TraceError, match=r"one of them of more than 3 tokens \(--prompt-tokens\), found 0 decode"):
+    assert trace.provenance == {
+        "format": "moe-beyond", "file": path.name, "weights": WEIGHTS_UNKNOWN, "text": "given",
+        "played_as_decode": "tokens of given text from 1 on",
+    }  # fmt: skip
+    assert import_trace(path, model=MODEL, prompt_tokens=2).phase.tolist() == [0, 0, 1]
+    with pytest.raises(TraceError, match=r"than 3 tokens \(--prompt-tokens\), found 0 decode .* of at most 3"):
         import_trace(path, model=MODEL, prompt_tokens=3)
+    with pytest.raises(TraceError, match=r"of more than 1 tokens .*, found 2 decode tokens and texts of at most 3"):
+        played_as_decode(trace, 1)
+
+
+def test_a_folder_is_read_in_the_order_of_numbers_and_lines_in_that_of_layers(tmp_path: Path) -> None:
+    lines = SAMPLE.splitlines(keepends=True)
+    write(tmp_path, "".join([lines[0], *lines[4:], *lines[1:4]]))
+    write(tmp_path, SAMPLE.replace("[8, 26,", "[9, 26,"), "prompt_999_data.csv")
+    trace = import_trace(tmp_path, model=MODEL)
+    assert trace.topk_ids[[0, 3], 0, 0].tolist() == [9, 8]
+    assert trace.topk_ids[5, 1].tolist() == [7, 38, 51, 56, 61, 14]
+    write(tmp_path, SAMPLE.replace("2,0,", "3,0,").replace("1,0,", "2,0,"), "prompt_1_data.csv")
+    assert import_trace(tmp_path, model=MODEL).sequence.tolist() == [0] * 3 + [1] * 3 + [2] * 3
+    write(tmp_path, SAMPLE + SAMPLE.splitlines(keepends=True)[1].replace("1,0,", "3,0,") * 3, "prompt_2_data.csv")
+    with pytest.raises(TraceError, match="expected the same layers and ids per token in all prompts; take those"):
+        import_trace(tmp_path, model=MODEL)
 
 
 @pytest.mark.parametrize(

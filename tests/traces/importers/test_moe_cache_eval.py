@@ -49,7 +49,7 @@ def test_each_text_is_a_sequence_with_its_weights(tmp_path: Path) -> None:
     assert trace.topk_ids.tolist() == IDS.tolist()
     assert trace.topk_weights[0, 0].tolist() == [0.75, 0.25]
     assert (trace.sequence.tolist(), trace.phase.tolist()) == ([0, 0, 0, 1], [1] * 4)
-    assert "weights" not in trace.provenance
+    assert trace.provenance == {"format": "moe-cache-eval", "file": "manifest.json", "text": "generated"}
 
 
 def test_routes_of_prompts_are_prompts_and_the_manifest_stands_for_the_folder(tmp_path: Path) -> None:
@@ -68,6 +68,16 @@ def test_routes_of_prompts_are_prompts_and_the_manifest_stands_for_the_folder(tm
         ),
         ({"shards": [7]}, r"shards\[0\]: expected tensor_file \(str\), got None"),
         ({"shards": []}, "expected texts in shards of one model"),
+        ({"shards": [{"tensor_file": "manifest.json"}]}, r"shards\[0\]: expected a .safetensors file of this"),
+        (
+            {"shards": [{"tensor_file": "routes-00000.safetensors"}, {"tensor_file": "\x07.safetensors"}]},
+            r"shards\[1\]: expected a .safetensors file of this folder",
+        ),
+        ({"tensors": {"topk_indices": np.zeros((2, 2, 3, 2), np.float32)}}, "expected ids and weights"),
+        ({"tensors": {"topk_weights": np.zeros((2, 2, 3, 2), np.int16)}}, "expected ids and weights"),
+        ({"tensors": {"sequence_lengths": np.array([3.0, 0], np.float32)}}, "expected ids and weights"),
+        ({"tensors": {"sequence_lengths": np.array([4, 0], np.int32)}}, r"lengths \[texts\] up to \(3,\), got"),
+        ({"tensors": {"sequence_lengths": np.array([3], np.int32)}}, r"got \[2, 2, 3, 2\], \[2, 2, 3, 2\] and \[1\]"),
         ({"model": {"num_experts": 64}}, "expected 16 experts, as mini-moe:2 has, found 64"),
         ({"model": None}, r"model: expected num_experts \(int\), got None"),
         ({"tensors": {"topk_weights": np.zeros((2, 2, 3), np.float16)}}, "expected ids and weights"),

@@ -33,7 +33,8 @@ def test_layers_are_read_with_their_probabilities(tmp_path: Path) -> None:
     assert trace.topk_ids.tolist() == IDS.tolist()
     assert trace.topk_weights[3, 1].tolist() == [0.5, 0.25]
     assert (set(trace.phase.tolist()), set(trace.sequence.tolist())) == ({0}, {0})
-    assert trace.provenance["weights"] == "probabilities of all experts, not renormalised"
+    weights = "probabilities of all experts, not renormalised"
+    assert trace.provenance == {"format": "parquet-layers", "file": tmp_path.name, "weights": weights}
 
 
 def test_lists_may_be_of_a_fixed_size(tmp_path: Path) -> None:
@@ -53,6 +54,7 @@ def test_the_first_tokens_of_a_long_capture_are_read(tmp_path: Path, monkeypatch
     [
         ({"name": "weights"}, "layer_02.parquet: expected lists of equally many indices"),
         ({"ids": [[1, 2], [3]]}, "lists of several lengths"),
+        ({"ids": [[], []], "scores": [[], []]}, "expected 2 experts per token, as mini-moe:2 has, found 0"),
         ({"ids": [[1, 2, 3], [3]]}, "lists of several lengths"),
         ({"ids": [[1, 2], None]}, "empty, or nulls"),
         ({"ids": [[1, 2], [3, None]]}, "empty, or nulls"),

@@ -110,8 +110,35 @@ def test_a_small_log_is_imported_row_by_row(tmp_path: Path) -> None:
     assert trace.shape.name == "toy-q4"
     assert trace.shape.expert_bytes == (100, 200)
     assert [trace.shape.expert_bytes_of(layer) for layer in (0, 1)] == [100, 200]
-    assert trace.provenance["dense_bytes"] == [10, 20]
     assert float(trace.topk_weights[0, 0, 0]) == 0.75
+    assert trace.provenance == {
+        "format": "route_trace v1", "text": "generated", "file": "toy.route.csv", "model": "/tmp/Toy-Q4.gguf",
+        "arch": "toy", "dense_bytes": [10, 20], "filled_rows": 0,
+    }  # fmt: skip
+
+
+def test_sizes_come_from_the_header_and_widths_from_the_model(tmp_path: Path) -> None:
+    path, header = log(tmp_path, HEADER + PROMPT + DECODE), "header of toy.route.csv"
+    counted = dict.fromkeys(("moe_layers", "experts", "top_k", "expert_bytes"), header)
+    unknown = import_route_trace(path).shape
+    assert (unknown.moe_layers, unknown.experts, unknown.top_k, unknown.dense_layers) == (2, 4, 2, 0)
+    assert (unknown.hidden, unknown.expert_width) == (1, 1)
+    placeholders = dict.fromkeys(("hidden", "expert_width", "weight_bits"), "unknown model: placeholder")
+    assert unknown.sources == {**counted, **placeholders}
+    mini = load_model("mini-moe:2")
+    path = log(tmp_path, (HEADER + PROMPT + DECODE).replace("n_expert=4", "n_expert=16"))
+    known = import_route_trace(path, "mini-moe:2").shape
+    assert (known.hidden, known.attention_params) == (mini.hidden, mini.attention_params)
+    assert known.weight_bits == 8 * 300 / (2 * 3 * mini.hidden * mini.expert_width)
+    assert known.sources == {**mini.sources, **counted, "weight_bits": header}
+    with pytest.raises(TraceError, match="line 2: expected 3 layers and 16 experts of mini-moe:3, got 2 and 16;"):
+        import_route_trace(path, "mini-moe:3")
+
+
+def test_a_model_of_one_layer_lacks_no_rows(tmp_path: Path) -> None:
+    header = HEADER.replace("n_layer=2", "n_layer=1").replace("# layer=1 expert_bytes=200 dense_bytes=20\n", "")
+    rows = "".join(line for line in (PROMPT + DECODE).splitlines(keepends=True) if line.split(",")[3] == "0")
+    assert import_route_trace(log(tmp_path, header + rows)).topk_ids.tolist() == [[[3, 1]], [[3, 2]], [[3, 0]]]
 
 
 def test_hits_count_an_expert_once_for_the_whole_prompt(tmp_path: Path) -> None:
@@ -144,7 +171,13 @@ def test_a_prompt_token_that_skips_the_last_layer_gets_the_last_ones_routing(tmp
         ("0,0,1,0,1,2,", "0,0,1,2,1,2,", "line 9: expected layer"),
         ("0,1,2,0,0,3,0.8", "0,1,2,0,0,3,nan", "line 14: expected weight to be a number >= 0"),
         ("0,1,2,1,1,2,0.2,1,0\n", "0,1,2,1,1,2", "line 17: expected weight"),
-        ("0,1,2,0,0,3,0.8,1", "0,1,2,0,0,3,0.8,7", "line 14: expected residency"),
+        ("0,1,2,0,0,3,0.8,1", "0,1,2,0,0,3,0.8,2", "line 14: expected residency to be a whole number >= 0 and < 2,"),
+        ("0,1,2,0,0,3,", "0,2,2,0,0,3,", "line 14: expected phase to be a whole number >= 0 and < 2,"),
+        ("0,1,2,0,0,3,", "0,1,2,-1,0,3,", "line 14: expected layer to be a whole number >= 0 and < 2,"),
+        ("0.8,1,0\n", "0.8,1,9007199254740992\n", "expected expert_bytes to be .* < 9007199254740992, got"),
+        ("0,1,2,0,0,3,0.8", "0,1,2,0,0,3,65504", "line 14: expected weight to be a number >= 0 and < 65504, got 65504"),
+        ("0,0,0,1,0,0,0.5,0,200\n", "", "expected a row for turn 0 step 0 layer 1 slot 0, found none; the log was cut"),
+        ("0,1,2,1,0,1,0.8,1,0\n0,1,2,1,1,2,0.2,1,0\n", "", "expected a row for turn 0 step 2 layer 1 slot 0, found"),
         ("0,1,2,0,0,3,", "0,0,2,0,0,3,", "line 15: expected one phase for all rows of a step"),
         ("0,1,2,0,1,0,", "0,1,2,0,0,0,", "line 15: expected one row for a step, layer and slot"),
         ("0,1,2,0,1,0,0.2,0,100\n", "", "expected a row for turn 0 step 2 layer 0 slot 1, found none"),

@@ -16,6 +16,7 @@ import pytest
 from tests.traces.importers.routes import MODEL, routes
 from traces.importers import import_trace
 from traces.importers.sglang_recorder import CONVERT
+from traces.importers.token_routes import WEIGHTS_UNKNOWN
 from traces.layout import TraceError
 
 IDS = routes(5)
@@ -32,6 +33,17 @@ def test_answers_are_sequences_of_prompt_and_generated_tokens(tmp_path: Path) ->
     assert trace.topk_ids.tolist() == [*IDS.tolist(), *IDS[::-1].tolist()]
     assert trace.phase.tolist() == [0, 0, 0, 1, 1] * 2
     assert trace.sequence.tolist() == [0] * 5 + [1] * 5
+    assert trace.position.tolist() == [*range(5)] * 2
+    marks = {"format": "sglang", "file": "a.json", "text": "generated", "weights": WEIGHTS_UNKNOWN}
+    assert trace.provenance == marks
+
+
+@pytest.mark.parametrize(("prompt", "generated", "phase"), [(5, 1, [0] * 5), (6, 0, [0] * 5), (1, 5, [0, 1, 1, 1, 1])])
+def test_the_last_token_was_never_routed(tmp_path: Path, prompt: int, generated: int, phase: list[int]) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(answer(IDS, prompt_tokens=prompt, completion_tokens=generated)))
+    trace = import_trace(tmp_path / "a.json", model=MODEL)
+    assert trace.phase.tolist() == phase
+    assert trace.provenance.get("text") == ("generated" if 1 in phase else None)
 
 
 @pytest.mark.parametrize("nothing", [0, -1])
@@ -50,6 +62,8 @@ def test_dense_layers_are_left_out(tmp_path: Path, nothing: int) -> None:
         ({"completion_tokens": 10**30}, "not plain JSON: the whole number .* is beyond 64 bits"),
         ({"completion_tokens": 2**62}, "expected the int32 ids of 4,611,686,018,427,387,906 tokens"),
         ({"completion_tokens": -2}, "expected the int32 ids of 0 tokens"),
+        ({"prompt_tokens": 7, "completion_tokens": -1}, "expected the int32 ids of 5 tokens"),
+        ({"prompt_tokens": 0, "completion_tokens": 6}, "expected the int32 ids of 5 tokens in 2 or 2 layers, 2 each"),
         ({"prompt_tokens": True}, r"expected prompt_tokens \(int\), got True"),
     ],
 )
@@ -78,6 +92,14 @@ def test_a_converted_dump_is_imported_with_experts_in_place_of_places(tmp_path: 
     assert trace.topk_ids[:, 0].tolist() == IDS[:, 0].tolist()
     assert trace.topk_ids[:, 1].tolist() == (15 - IDS[:, 1]).tolist()
     assert (trace.sequence.tolist(), trace.phase.tolist()) == ([0, 0, 0, 1, 1], [0, 0, 1, 0, 1])
+    marks = {"format": "sglang-recorder", "file": "a.npz", "text": "generated", "weights": WEIGHTS_UNKNOWN}
+    assert trace.provenance == marks
+
+
+def test_a_prompt_whose_positions_go_on_is_the_same_request_in_two_passes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **converted(positions=[4, 5, 6, 7, 8], modes=[1, 1, 1, 1, 2]))
+    trace = import_trace(tmp_path / "a.npz", model=MODEL)
+    assert (trace.sequence.tolist(), trace.position.tolist()) == ([0] * 5, [0, 1, 2, 3, 4])
 
 
 def test_a_dump_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
@@ -112,6 +134,10 @@ def test_a_dump_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> 
         ({"physical_to_logical": PLACES[:, :4]}, r"expected places 0..3, or -1, in 2 layers"),
         ({"physical_to_logical": PLACES[:1]}, "in 1 layers, as physical_to_logical has, found -1 to"),
         ({"physical_to_logical": PLACES + 1}, "expected expert ids in 0..15, got 16"),
+        ({"physical_to_logical": PLACES[:, :0]}, "expected places 0..-1, or -1, in 2 layers"),
+        ({"physical_to_logical": PLACES[:, : IDS.max()]}, f"as physical_to_logical has, found -1 to {IDS.max()} in 2;"),
+        ({"topk_ids": np.minimum(IDS, -2)}, "as physical_to_logical has, found -2 to"),
+        ({"positions": [0]}, "expected a position and a mode for each of 5 tokens"),
         ({"topk_ids": IDS[:0]}, "expected arrays with axes"),
         ({"logical_count": IDS}, "expected arrays with axes"),
     ],

@@ -41,7 +41,8 @@ def test_an_answer_is_a_sequence_of_prompt_and_generated_tokens(tmp_path: Path, 
     trace = import_trace(tmp_path / "a.json", model=MODEL)
     assert trace.topk_ids.tolist() == IDS.tolist()
     assert (trace.phase.tolist(), trace.position.tolist()) == ([0, 0, 0, 1, 1], [0, 1, 2, 3, 4])
-    assert trace.provenance["weights"] == WEIGHTS_UNKNOWN
+    marks = {"format": "vllm", "file": "a.json", "text": "generated", "weights": WEIGHTS_UNKNOWN}
+    assert trace.provenance == marks
     assert set(trace.topk_weights.ravel().tolist()) == {0.5}
 
 
@@ -87,13 +88,52 @@ def test_the_model_must_be_named_and_be_the_recorded_one(tmp_path: Path) -> None
         ({"choices": [{"routed_experts": [[[1, 16], [3, 1]]]}]}, "expected expert ids in 0..15, got 16 for token 3"),
         ({"choices": [{"routed_experts": [[[1, 1], [3, 1]]]}]}, "expected distinct expert ids"),
         ({"choices": [{"routed_experts": [[[-1, -1], [-1, -1]]]}]}, "its prefix cache"),
-        ({"choices": []}, "expected arrays .* of one model, found"),
+        ({"choices": []}, r"expected arrays \[tokens, layers, k\] of one model, found \[\]"),
+        ({"choices": [{"routed_experts": []}], "prompt_routed_experts": []}, "expected arrays .*, got \\[0, 0, 0\\], "),
+        ({"choices": [{"routed_experts": [[[1]]]}]}, r"expected arrays .*, got \[3, 2, 2\], \[1, 1, 1\]"),
+        ({"choices": [LISTS["choices"][0], 7]}, "expected routed_experts in each of its choices, found none; save the"),
+        (encoded(IDS[0]), r"expected arrays \[tokens, layers, top_k\], got \[2, 2\]"),
+        ({**encoded(IDS), "usage": None}, r"expected usage \(dict\), got None; save the whole answer"),
     ],
 )
 def test_answers_without_whole_routing_are_refused(tmp_path: Path, change: Any, message: str) -> None:
     (tmp_path / "a.json").write_text(json.dumps({**LISTS, **change}))
     with pytest.raises(TraceError, match=message):
         import_trace(tmp_path / "a.json", "vllm", model=MODEL)
+
+
+def test_one_token_of_the_prefix_cache_is_enough_to_refuse_one_of_its_layers_is_not(tmp_path: Path) -> None:
+    cached = IDS.copy()
+    cached[1] = -1
+    np.savez(tmp_path / "a.npz", prompt_0=cached)
+    with pytest.raises(TraceError, match=r"a\.npz: request 0: expected the experts of every token, some have -1"):
+        import_trace(tmp_path / "a.npz", model=MODEL)
+    cached[1, 0] = IDS[1, 0]
+    np.savez(tmp_path / "a.npz", prompt_0=cached)
+    with pytest.raises(TraceError, match="got -1 for token 1, MoE layer 1; a token without ids was"):
+        import_trace(tmp_path / "a.npz", model=MODEL)
+
+
+@pytest.mark.parametrize(("name", "place"), [("a.jsonl", "line 3"), ("a.json", "answer 2")])
+def test_the_place_of_a_faulty_answer_is_named(tmp_path: Path, name: str, place: str) -> None:
+    faulty = [LISTS, {**LISTS, "choices": 7}]
+    lines = "\n\n".join(map(json.dumps, faulty))
+    (tmp_path / name).write_text(lines if name == "a.jsonl" else json.dumps(faulty))
+    with pytest.raises(TraceError, match=rf"{name}, {place}: expected choices \(list\), got 7; save the whole answer"):
+        import_trace(tmp_path / name, "vllm", model=MODEL)
+    (tmp_path / name).write_text("7")
+    with pytest.raises(TraceError, match="expected an answer, a mapping, got 7"):
+        import_trace(tmp_path / name, "vllm", model=MODEL)
+
+
+def test_arrays_of_requests_may_be_answers_alone_and_have_no_other_names(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", generated_10=IDS[:2], generated_9=IDS[2:])
+    trace = import_trace(tmp_path / "a.npz", model=MODEL)
+    assert trace.topk_ids.tolist() == [*IDS[2:].tolist(), *IDS[:2].tolist()]
+    assert (trace.phase.tolist(), trace.sequence.tolist()) == ([1] * 5, [0, 0, 0, 1, 1])
+    np.savez(tmp_path / "a.npz", generated_0=IDS, xgenerated_1=IDS)
+    with pytest.raises(TraceError, match=r"expected arrays named prompt_N and generated_N, found \['xgenerated_1'\]"):
+        import_trace(tmp_path / "a.npz", "vllm", model=MODEL)
 
 
 def test_nothing_is_unpickled(tmp_path: Path) -> None:

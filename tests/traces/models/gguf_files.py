@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
 
-F32, F16, Q4_K, Q6_K, MXFP4 = 0, 1, 12, 14, 39
-BLOCKS = {F32: (4, 1), F16: (2, 1), Q4_K: (144, 256), Q6_K: (210, 256), MXFP4: (17, 32)}  # bytes, weights
+F32, F16, Q4_0, Q8_0, Q4_K, Q6_K, MXFP4 = 0, 1, 2, 8, 12, 14, 39
+BLOCKS = {  # bytes, weights
+    F32: (4, 1), F16: (2, 1), Q4_0: (18, 32), Q8_0: (34, 32), Q4_K: (144, 256), Q6_K: (210, 256), MXFP4: (17, 32),
+}  # fmt: skip
 Tensors = Iterable[tuple[str, tuple[int, ...], int]]  # name, shape, type
 Matrices = list[tuple[str, tuple[int, ...]]]
 

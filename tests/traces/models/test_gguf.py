@@ -186,6 +186,7 @@ def test_a_quantised_file_is_not_quantised_again(tmp_path: Path) -> None:
 
 
 GOOD = gguf_bytes(*qwen3moe(2))
+GOOD_WEIGHTS = weights_bytes(qwen3moe(2)[1])
 HUGE = (2**63).to_bytes(8, "little")
 
 
@@ -214,7 +215,11 @@ def refused(content: bytes, folder: Path, weights: int = 0) -> str:
         (gguf_bytes({}, [("a", (0, 5), 0)]), "tensor 'a': expected 1 to 35,184,372,088,832 elements"),
         (gguf_bytes({}, [("a", (2**40, 2**40), 0)]), "tensor 'a': expected 1 to 35,184,372,088,832 elements"),
         (gguf_bytes({}, [("a", (1,) * 5, 0)]), "tensor 'a': expected 1 to 4 dimensions, got 5"),
-        (gguf_bytes({}, []), "expected a whole number from 0 at the key '.block_count', got None"),
+        (gguf_bytes({}, [("a", (100,), Q4_K)]), "tensor 'a': expected rows of whole blocks of 256 weights, as Q4_K"),
+        (gguf_bytes({}, [("a", (8,), 0)]), "the file ends at byte 57, within its weights, which take 96; copy or down"),
+        (gguf_bytes({}, []), "expected a family with experts that is read, one of those in gguf_families.yaml, this"),
+        (gguf_bytes({"general.alignment": 24}, []), "general.alignment: expected a power of two up to 1,048,576, got"),
+        (gguf_bytes({"a": 1, "b": 2}, []).replace(b"b", b"a"), "expected every key once, 'a' is there twice"),
     ],
 )
 def test_what_is_no_gguf_file_is_refused_in_a_sentence(content: bytes, words: str, tmp_path: Path) -> None:
@@ -225,6 +230,7 @@ def test_what_is_no_gguf_file_is_refused_in_a_sentence(content: bytes, words: st
     ("changed", "words"),
     [
         ({"expert_count": 0}, "expected a model with experts, this one, 'qwen3moe', has none"),
+        ({"block_count": None}, "expected a whole number from 0 at the key 'qwen3moe.block_count', got 'None'"),
         ({"block_count": 3}, "expected attention in layer 2, or before its experts; there is none"),
         ({"block_count": 4_000_000_000}, "expected a whole number from 0 at the key 'qwen3moe.block_count'"),
         ({"block_count": 5000}, "block_count: expected 1 to 1000 layers, got 5,000"),
@@ -239,6 +245,69 @@ def test_metadata_that_is_missing_or_wrong_is_named(changed: dict[str, object], 
     wrong = {f"qwen3moe.{key}": each for key, each in changed.items()}
     content = gguf_bytes({**metadata, **wrong}, tensors)
     assert refused(content, tmp_path, weights_bytes(tensors)).startswith(words)
+
+
+def test_tensors_that_are_there_twice_or_overlap_are_refused(tmp_path: Path) -> None:
+    two = [("one", (32,), 0), ("two", (32,), 0)]
+    twice = gguf_bytes({}, two).replace(b"two", b"one")
+    assert refused(twice, tmp_path, 256) == "expected every tensor once, 'one' is there 2 times"
+    overlapping = gguf_bytes({}, two)[:-8] + (64).to_bytes(8, "little")
+    words = refused(overlapping, tmp_path, 256)
+    assert words == "tensor 'two': expected it at a multiple of 32 from 128 on, after the tensor before, got 64"
+
+
+def test_a_family_that_is_not_read_is_named(tmp_path: Path) -> None:
+    metadata, tensors = qwen3moe(1)
+    content = gguf_bytes({**metadata, "general.architecture": "arctic"}, tensors)
+    words = refused(content, tmp_path, weights_bytes(tensors))
+    assert words.endswith("this is of the architecture 'arctic'; give its config.json instead")
+
+
+def test_gate_and_up_may_be_one_tensor(tmp_path: Path) -> None:
+    layer = grouped(512, 8, 2, 64)
+    fused: Matrices = [("ffn_gate_up_exps", (512, 512, 4)), ("ffn_down_exps", (256, 512, 4))]
+    parts: Matrices = [("ffn_gate_exps", (512, 256, 4)), ("ffn_up_exps", (512, 256, 4)), fused[1]]
+    files = [model("gemma4", keys(4, 2, 512, 8), 99, [layer + each]) for each in (fused, parts)]
+    made = [load_model(str(write_gguf(tmp_path / "m.gguf", *each))) for each in files]
+    assert (made[0].matrices_per_expert, made[0].expert_width) == (3, 256)
+    assert [each.largest_expert_tensor_bytes for each in made] == [512 * 512 * 4 * 2, 512 * 256 * 4 * 2]
+    assert replace(made[0], expert_tensor_bytes=None) == replace(made[1], expert_tensor_bytes=None)
+
+
+def test_layers_that_predict_several_tokens_are_known_by_their_tensors_too(tmp_path: Path) -> None:
+    metadata, tensors = qwen3moe(3)
+    ahead = [*tensors, ("blk.2.nextn.eh_proj.weight", (4096, 2048), F16)]
+    made = load_model(str(write_gguf(tmp_path / "m.gguf", metadata, ahead)))
+    said = load_model(str(write_gguf(tmp_path / "n.gguf", {**metadata, "qwen3moe.nextn_predict_layers": 1}, ahead)))
+    assert (made.moe_layers, said.moe_layers) == (2, 2)
+    assert said.sources["moe_layers"] == f"{tmp_path / 'n.gguf'}, without 1 that predict several tokens"
+
+
+@pytest.mark.parametrize(
+    ("arch", "near"), [("afmoe", [True, True, True, False]), ("smallthinker", [False, True, True, True])]
+)
+def test_windows_are_where_llama_cpp_has_them(arch: str, near: list[bool], tmp_path: Path) -> None:
+    layer = grouped(512, 8, 2, 64) + mixture(512, 256, 4)
+    metadata, tensors = model(arch, keys(4, 2, 512, 8, attention__sliding_window=128), 99, [layer] * 4)
+    made = load_model(str(write_gguf(tmp_path / "m.gguf", metadata, tensors)))
+    assert made.attention is not None
+    assert made.attention_layers is not None
+    assert [made.attention[number].reach == "window" for number in made.attention_layers] == near
+
+
+def test_parts_that_say_otherwise_than_their_names_are_refused(tmp_path: Path) -> None:
+    metadata, tensors = qwen3moe(2)
+    for number, some in ((1, tensors[:9]), (2, tensors[9:])):
+        its = {**(metadata if number == 1 else {}), "split.no": number - 1, "split.count": 3}
+        write_gguf(tmp_path / f"m-0000{number}-of-00002.gguf", its, some)
+    with pytest.raises(ShapeError, match=r"m-00001-of-00002.gguf: expected part 1 of 2, as the name says, its keys"):
+        load_model(str(tmp_path / "m-00002-of-00002.gguf"))
+    alone = write_gguf(tmp_path / "alone.gguf", {**metadata, "split.no": 0, "split.count": 2}, tensors)
+    with pytest.raises(ShapeError, match=r"expected part 1 of 1, .* of 2; name the parts NAME-00001-of-0000N.gguf"):
+        load_model(str(alone))
+    few = write_gguf(tmp_path / "few.gguf", {**metadata, "split.tensors.count": 99}, tensors)
+    with pytest.raises(ShapeError, match=r"expected 99 tensors, as split.tensors.count says, got"):
+        load_model(str(few))
 
 
 def test_a_dense_model_is_refused(tmp_path: Path) -> None:
@@ -256,7 +325,7 @@ def test_damage_anywhere_gives_a_shape_or_a_shape_error(tmp_path: Path, data: st
     content = bytearray(GOOD)
     for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=4)):
         content[place] = data.draw(st.sampled_from([0, 1, 127, 128, 255]) | st.integers(0, 255))
-    file = tmp_path / "model.gguf"
-    file.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])
+    cut = data.draw(st.integers(0, len(content)) | st.just(len(content)))
+    file = write_whole(tmp_path / "model.gguf", bytes(content[:cut]), GOOD_WEIGHTS)
     with suppress(ShapeError):
         load_model(str(file))

@@ -120,6 +120,12 @@ def test_experts_that_are_published_in_4_bits_are_not_quantised_again() -> None:
     assert quantisations_of(load_model("gpt-oss-20b")) == ["mxfp4"]
 
 
+def test_experts_that_are_published_in_4_bits_can_be_written_out_in_16() -> None:
+    """36 layers of 128 experts, each of three matrices of 2880 by 2880: 229.3 GB (213 GiB)."""
+    shape = load_model("gpt-oss-120b@bf16")
+    assert (shape.weight_bits, shape.routed_bytes) == (16, 36 * 128 * 3 * 2880 * 2880 * 2)
+
+
 @pytest.mark.parametrize(
     ("name", "bits"),
     [("iq4_nl", 4.5), ("iq4_k", 4.5), ("iq3_k", 3.4375), ("iq3_s", 3.4375), ("iq1_m", 42.875 / 24), ("int4", 4.5)],

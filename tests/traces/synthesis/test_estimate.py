@@ -10,6 +10,7 @@ import pytest
 from traces.layout import TraceError
 from traces.models.shape import ModelShape
 from traces.synthesis.estimate import estimate_routing
+from traces.synthesis.measured import measure_trace
 from traces.synthesis.nearest import nearest_routing
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace
@@ -49,6 +50,27 @@ def test_its_residuals_are_small_and_say_what_was_not_fitted(fitted) -> None:  #
     ]  # fmt: skip
     for residual in fitted.residuals:
         assert residual.synthetic == pytest.approx(residual.real, rel=0.12, abs=0.01), residual
+
+
+def test_its_residuals_are_of_all_statistics_that_were_measured(fitted) -> None:  # type: ignore[no-untyped-def]
+    made, weights = measure_trace(trace(24, 96)), trace(24, 96).topk_weights.astype(np.float64).mean(axis=(0, 1))
+    assert {residual.statistic: residual.real for residual in fitted.residuals} == pytest.approx({
+        **{f"used again {lag} tokens later": made.lags[lag - 1] for lag in (1, 2, 4, 8, 16)},
+        "used again later than that": made.far.mean(),
+        "the same, spread over layers": made.far.std(),
+        "used by a token of another text": made.across,
+        "prompt token's used in the answer": made.prompt_answer,
+        "prompt token's used in the prompt": made.prompt,
+        "likeness of two tokens, spread": made.spread,
+        "cross-layer gain, next layer": made.gain,
+        "cross-layer gain, 8 layers ahead": made.far_gain,
+        "different experts of 2 tokens": made.distinct[0],
+        "different experts of 8 tokens": made.distinct[1],
+        "different experts of 32 tokens": made.distinct[2],
+        "different experts of a prompt": made.prompt_distinct,
+        "weight of the first expert": weights[0],
+        "weight of the last expert": weights[-1],
+    }, abs=1e-4)  # fmt: skip
 
 
 def test_a_trace_too_short_to_see_what_persists_is_refused() -> None:

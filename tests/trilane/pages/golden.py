@@ -28,6 +28,7 @@ COMMANDS = {  # by the name of the page
     "policies": "policies",
     "simulate": f"simulate --policy daop {_SMALL}",
     "trace-info": "trace info mini-moe",
+    "tune": "tune deepseek-v2-lite --gpu rtx-3050 --ram ddr4-3200 --prompt 600 --threads 8 --kv f16 --explain",
     "whatif": f"whatif --vary batch=1,2,4 --policies on-demand,fiddler,daop {_SMALL} --jobs 1",
     "whatif-cells": f"whatif --vary batch=1,2 --vary pcie=4x16,5x16 --policies on-demand,daop {_SMALL} --jobs 1",
 }

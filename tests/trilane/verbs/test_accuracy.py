@@ -37,11 +37,26 @@ def test_one_row_is_explained(trilane: Trilane) -> None:
 
 def test_rows_of_ones_own(trilane: Trilane) -> None:
     assert trilane("accuracy", "--template", "mine.csv").status == 0
-    done = trilane("accuracy", "--check", "mine.csv")
+    done = trilane("accuracy", "--check", "mine.csv", "--json", "mine.json")
     assert done.status == 0
     assert done.out.startswith("1 row of 1 machine: mine.csv\n")
     assert "held out" not in done.out
+    shown = [line.split() for line in done.out.splitlines() if line.startswith("example ")]
+    kept = json.loads(Path("mine.json").read_text())["rows"][0]
+    speeds = {name: (f"{kept[name]['measured']:.1f}", f"{kept[name]['shipped']:.1f}") for name in ("decode", "prompts")}
+    assert {line[1]: (line[-3], line[-2]) for line in shown} == speeds
     assert trilane("accuracy", "--check", "mine.csv", "--row", "example").out.startswith("row example\n")
+
+
+def test_a_hundred_rows_of_ones_own_are_shown_at_most(trilane: Trilane) -> None:
+    trilane("accuracy", "--template", "mine.csv")
+    columns, row = Path("mine.csv").read_text().splitlines()
+    rows = [row.replace("example", f"row-{number}", 1) for number in range(102)]
+    Path("mine.csv").write_text("\n".join([columns, *rows]))
+    shown = trilane("accuracy", "--check", "mine.csv").out
+    assert "\nrow-99 " in shown
+    assert "\nrow-100 " not in shown
+    assert "... 2 more rows: --json FILE has all of them" in shown
 
 
 def test_a_picture(trilane: Trilane) -> None:

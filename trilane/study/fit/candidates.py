@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from policies.mechanism.session import Session
 from policies.protocols import PolicyKind
 from policies.registry import system
 from sim.machine.units import in_gb
 from sim.runs.prepare import Prepared
 from sim.runs.vocabulary import kind_of
+from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
 from trilane.common.gc_paused import gc_paused
 from trilane.study import CLAIRVOYANT_POLICY
@@ -94,16 +96,17 @@ def _play(host_bytes: int | None, prepared: Prepared, name: str) -> PlayedPolicy
     """A policy's result, or why it cannot run."""
     try:
         candidate = prepared.with_policy(name)
-        _check_host(candidate, host_bytes)
+        session = candidate.session()
+        _check_host(candidate.shape, session, host_bytes)
     except TrilaneError as error:
         return str(error)
     with gc_paused():
-        return play_policy(candidate)
+        return play_policy(candidate, session)
 
 
-def _check_host(prepared: Prepared, host_bytes: int | None) -> None:
+def _check_host(shape: ModelShape, session: Session, host_bytes: int | None) -> None:
     """Raises FitError where the host cannot hold what the policy needs there."""
-    needed = host_bytes_of(prepared.shape, prepared.session()) + HOST_RESERVE_BYTES
+    needed = host_bytes_of(shape, session) + HOST_RESERVE_BYTES
     if host_bytes is not None and needed > host_bytes:
         raise FitError(
             f"{in_gb(needed - host_bytes)} GB of host memory are missing: experts that may leave the GPU stay there, "

@@ -15,14 +15,13 @@ from traces.models.shape import ModelShape
 from trilane.study.accuracy.regime_errors import RegimeAccuracy, regime_error
 from trilane.study.accuracy.regimes import Regime, regime_of
 from trilane.study.fit.command_line import cpu_layers_of
-from trilane.study.fit.engine_choice import METAL, ROCM, USUAL_ENGINE, VULKAN, check_engine, engine_of
+from trilane.study.fit.engine_choice import RUN_ON_GPUS, USUAL_ENGINE, check_engine, engine_of
 from trilane.study.fit.engine_speed import EngineGain, EngineSpeed
 from trilane.study.fit.larger_pieces import LargerPieces, larger_pieces
 from trilane.study.fit.question import FitError, Question
 from trilane.study.fit.sensitivity import limit_of, ranked
 from trilane.study.fit.split_memory import SplitMemory
 
-_OF_GPUS = (VULKAN, METAL, ROCM)  # whose names say what they run on
 _BACK_END = {"intel": "SYCL", "apple": "Metal"}  # others': CUDA
 _NS_PER_MS = 1e6
 _THREADS_A_CORE = 2
@@ -71,9 +70,9 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         cpu_only=hardware.cpu_only,
         memory=speed.splitter.memory(split),
         tpot_ms=speed.decode.total_ns / _NS_PER_MS,
-        decode_ms=_parts(speed.decode, hardware.cpu_only),
+        decode_ms=time_parts(speed.decode, hardware.cpu_only),
         ttft_ms=speed.prompt.total_ns / _NS_PER_MS,
-        prompt_ms=_parts(speed.prompt, hardware.cpu_only),
+        prompt_ms=time_parts(speed.prompt, hardware.cpu_only),
         piece_tokens=piece,
         pieces=question.batch * -(-question.context // piece),
         larger_pieces=larger_pieces(speed),
@@ -88,7 +87,7 @@ def _about(engine: InferenceEngine, hardware: Hardware) -> str:
     """The engine, and what it runs on."""
     if hardware.cpu_only:
         return f"{engine.about}, the CPU alone"
-    if engine.name in _OF_GPUS:
+    if engine.name in RUN_ON_GPUS:
         return engine.about
     return f"{engine.about}, {_BACK_END.get(hardware.gpu.vendor or '', 'CUDA')}"
 
@@ -97,7 +96,7 @@ def _check(question: Question, hardware: Hardware, engine: InferenceEngine) -> N
     """Raises FitError for settings that such a machine has no use for."""
     if hardware.one_memory and question.n_cpu_moe:
         raise FitError(f"n_cpu_moe {question.n_cpu_moe}: all of {hardware.name} is in one memory; leave it out")
-    if hardware.cpu_only and (engine.splits == "experts" or engine.name in _OF_GPUS):
+    if hardware.cpu_only and (engine.splits == "experts" or engine.name in RUN_ON_GPUS):
         raise FitError(f"{engine.name}: expected a machine with a GPU, got {hardware.name}; choose {USUAL_ENGINE}")
     if question.threads is not None and question.threads > _THREADS_A_CORE * hardware.cpu.cores:
         raise FitError(
@@ -111,8 +110,8 @@ def has_room(question: Question, shape: ModelShape, hardware: Hardware) -> bool:
     return EngineSpeed(question, shape, hardware, engine_of(question, hardware)).has_room
 
 
-def _parts(time: DecodeTime | PromptTime, cpu_only: bool) -> dict[str, float]:
-    """What a time is made of, in ms."""
+def time_parts(time: DecodeTime | PromptTime, cpu_only: bool) -> dict[str, float]:
+    """What a time is made of, in ms, by the names of ``DecodeTime`` and ``PromptTime``."""
     parts = {name.removesuffix("_ns"): ns / _NS_PER_MS for name, ns in vars(time).items()}
     if cpu_only:  # where there is no GPU, the CPU takes its place
         parts["cpu_experts"] += parts.pop("gpu_experts")

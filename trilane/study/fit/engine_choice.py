@@ -12,6 +12,7 @@ from trilane.study.fit.question import FitError, Question
 
 USUAL_ENGINE = "llama.cpp"
 VULKAN, METAL, ROCM = "llama.cpp-vulkan", "llama.cpp-metal", "llama.cpp-rocm"
+RUN_ON_GPUS = (VULKAN, METAL, ROCM)  # whose names say what they run on
 _OF_VENDOR = {"amd": VULKAN, "intel": VULKAN, "apple": METAL}
 _UNSTATED: Vendor = "nvidia"  # of cards that state no vendor
 _TITLES: dict[Vendor, str] = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
@@ -20,7 +21,7 @@ _TITLES: dict[Vendor, str] = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"
 def engine_of(question: Question, hardware: Hardware) -> InferenceEngine:
     """The engine that was asked for, or the usual one of the card. Raises FitError for one that was not fitted."""
     engine = load_engine(question.engine or _OF_VENDOR.get(hardware.gpu.vendor or "", USUAL_ENGINE))
-    if not engine.fitted:
+    if not serves_users(engine):
         raise FitError(
             f"engine {engine.name!r} serves policies, which are played on it: use --policy-engine {engine.name}; "
             f"--engine takes one whose speeds were fitted, such as {USUAL_ENGINE}"
@@ -32,10 +33,10 @@ def check_engine(engine: InferenceEngine, shape: ModelShape, hardware: Hardware)
     """Raises FitError for a card that the engine does not run on, and for weights that it does not read."""
     vendor, weights = hardware.gpu.vendor or _UNSTATED, parted(shape.name).weights
     if not hardware.cpu_only and not engine.runs_on(vendor):
-        others = [name for name, other in _fitted().items() if other.runs_on(vendor)]
+        others = [name for name, other in fitted_engines().items() if other.runs_on(vendor)]
         raise FitError(f"{engine.name} does not run on {_TITLES[vendor]}'s GPUs; use {_or(others)}")
     if weights is not None and not reads(engine, weights):
-        others = [name for name, other in _fitted().items() if other.runs_on(vendor) and reads(other, weights)]
+        others = [name for name, other in fitted_engines().items() if other.runs_on(vendor) and reads(other, weights)]
         use = f"; {_or(others)} does" if others else "; choose other weights (trilane models --quantisations)"
         raise FitError(f"{engine.name} does not read weights in {weights}{use}")
 
@@ -45,10 +46,15 @@ def reads(engine: InferenceEngine, weights: str) -> bool:
     return engine.reads is None or bool({*engine.reads} & {*quantisation_files(weights)})
 
 
-def _fitted() -> dict[str, InferenceEngine]:
+def fitted_engines() -> dict[str, InferenceEngine]:
     """Engines of today that people run, by name."""
     engines = {name: load_engine(name) for name in engine_names() if "-20" not in name}  # without builds of a year
-    return {name: engine for name, engine in engines.items() if engine.fitted}
+    return {name: engine for name, engine in engines.items() if serves_users(engine)}
+
+
+def serves_users(engine: InferenceEngine) -> bool:
+    """Whether it splits a model once and for all, with times that were fitted: no policy decides while it runs."""
+    return engine.fitted and not engine.decides
 
 
 def _or(names: list[str]) -> str:

@@ -50,9 +50,9 @@ class PlayedPolicy(NamedTuple):
     half_tpot_ms: float
 
 
-def play_policy(prepared: Prepared) -> PlayedPolicy:
-    """Play a policy. Raises what ``Prepared.checked`` raises."""
-    session = prepared.session()
+def play_policy(prepared: Prepared, session: Session | None = None) -> PlayedPolicy:
+    """Play a policy, in a fresh ``session`` of it if there is one. Raises what ``Prepared.checked`` raises."""
+    session = prepared.session() if session is None else session
     host_bytes = host_bytes_of(prepared.shape, session)
     rows = spans_of(prepared, session)
     decode = decode_steps_of(rows, prepared.answer_tokens)

@@ -47,7 +47,8 @@ class Question:
     ``engine``: the one that people run (``fit.engine_answer``); None: llama.cpp, for cards of AMD and Intel its Vulkan
     build. Of it are ``threads`` (None: one a core), ``n_cpu_moe``, layers whose experts are on the CPU (None: the
     fewest that the memory takes), and ``ubatch``, prompt tokens computed at once (None: the engine's own).
-    ``kv``: format of the KV cache, of policies too; None: f16.
+    ``kv``: format of the KV cache, of policies too; None: f16. ``window``: tokens of a sequence for which the KV cache
+    has room at least; None: those of prompt and answer.
     """
 
     model: str
@@ -73,6 +74,7 @@ class Question:
     kv: KvFormat | None = None
     n_cpu_moe: Annotated[int, at_least(0)] | None = None
     ubatch: Count | None = None
+    window: Count | None = None
 
     def __post_init__(self) -> None:
         if self.policies is not None:
@@ -130,8 +132,8 @@ class Question:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a sequence, prompt and answer: what the KV cache holds in the end."""
-        return self.context + self.generated
+        """Tokens of a sequence for which the KV cache has room: at least prompt and answer."""
+        return max(self.context + self.generated, self.window or 0)
 
     def scenario(self, trace: str, calibration: str | None) -> Scenario:
         """The question as a scenario, of a policy that is still to be chosen."""

@@ -1,25 +1,23 @@
 """Memory of a static split: what an engine puts on the GPU, and the fewest layers whose experts it must leave out.
 
-Compute buffers hold the intermediate results of a piece of the prompt. The largest are the piece's logits with its
-hidden states, in 32 bits: 300.75 MiB for 512 tokens of Qwen3-30B-A3B (vocabulary 151,936, width 2,048) and 493 MiB of
-Qwen3.6-35B-A3B (248,320) are what llama.cpp's logs say and what the formula gives. Experts that are copied to the GPU
-for a prompt are there a layer at a time: 4,353 MiB were logged where a layer's experts take 4,228 (GLM-5 in
-ik_llama.cpp), and buffers of 7 GB appear with the first piece that is copied (Nemotron 3 Ultra, llama.cpp issue 24175).
+``load_memory`` says what an engine allocates. llama.cpp copies one matrix of a layer's experts to the GPU at a time,
+others a layer: 4,353 MiB were logged where a layer's experts take 4,228 (GLM-5 in ik_llama.cpp).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sim.costs.engine import InferenceEngine
 from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import Hardware
 from sim.machine.units import in_gb
 from traces.models.shape import ModelShape
+from trilane.study.fit.load_memory import Copied, LoadSetting, load_memory
 from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES, host_memory_of, short_host
 from trilane.study.fit.question import FitError, Question
 
-RESULT_BYTES = 4  # of a logit, and of a hidden state
+_BY_MATRIX = "llama.cpp"  # begins the names of engines that copy one matrix at a time
 
 
 @dataclass(frozen=True)
@@ -75,16 +73,19 @@ class Splitter:
 
     def memory(self, split: StaticSplit) -> SplitMemory:
         """What a split takes."""
-        shape, question = self.shape, self.question
-        results_bytes = (shape.vocab + shape.hidden) * min(self.piece_tokens, question.context) * RESULT_BYTES
+        shape, tokens = self.shape, self.question.tokens
         sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
-        copied = max(sizes[: split.cpu_layers], default=0) * shape.experts if self._copies else 0
         host = sum(sizes[: split.cpu_layers]) * (shape.experts - split.gpu_experts)
+        setting = LoadSetting(
+            context_tokens=self.question.batch * tokens, sequences=self.question.batch, ubatch_tokens=self.piece_tokens,
+            cpu_layers=split.cpu_layers, gpu=not self.hardware.cpu_only, copied=self._copied,
+        )  # fmt: skip
+        all_on_gpu = load_memory(shape, replace(setting, cpu_layers=0))
         return SplitMemory(
             gpu_bytes=self.hardware.gpu.memory_bytes,
-            every_token_bytes=shape.non_expert_bytes,
-            kv_bytes=question.batch * shape.cache_bytes(question.tokens),
-            compute_bytes=max(results_bytes, copied),
+            every_token_bytes=all_on_gpu.weights_bytes - shape.routed_bytes,
+            kv_bytes=all_on_gpu.kv_bytes,
+            compute_bytes=load_memory(shape, setting).compute_bytes,
             reserve_bytes=self.hardware.gpu.reserve_bytes,
             experts_bytes=shape.routed_bytes - host,
             host_bytes=host,
@@ -110,9 +111,11 @@ class Splitter:
         return self.hardware.cpu_only and prompt is not None and prompt.repacked_thread_flops_per_s is not None
 
     @property
-    def _copies(self) -> bool:
-        """Whether prompts are computed on the GPU, to which experts are copied."""
-        return self.engine.prompt is not None and self.engine.prompt.experts.value != "computed"
+    def _copied(self) -> Copied:
+        """What is copied to the GPU for prompts, at once, of experts on the host."""
+        if self.engine.prompt is None or self.engine.prompt.experts.value == "computed":
+            return "nothing"
+        return "matrix" if self.engine.name.startswith(_BY_MATRIX) else "layer"
 
     def _too_large(self, split: StaticSplit) -> str:
         memory = self.memory(split)

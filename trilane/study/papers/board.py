@@ -14,7 +14,7 @@ from trilane.study.papers.plays import Plays
 from trilane.study.papers.published import read_figures
 from trilane.study.papers.scores import FAR, NEAR, FigureScore, facts_of, score_of
 
-DEAD_BAND = 0.03  # published values that differ by less are no pair
+DEAD_BAND = 0.03  # published values that differ by less are no pair, of any paper
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ def _share(values: Sequence[bool]) -> float:
 
 
 def pairs_of(scores: Iterable[FigureScore]) -> list[tuple[FigureScore, FigureScore]]:
-    """Figures of one paper that ask the same but for one thing, with published values that differ by more than 3 %.
+    """Figures of one paper that ask the same but for one thing, with published values that differ by more than 3 %, and
+    by more than figures do that the paper calls the same.
 
     The two ends of one range are no pair: the greater end is greater whatever is played.
     """
@@ -103,7 +104,7 @@ def pairs_of(scores: Iterable[FigureScore]) -> list[tuple[FigureScore, FigureSco
         pair
         for pair in combinations(scores, 2)
         if pair[0].paper.name == pair[1].paper.name and _one_differs(*(score.question.facts for score in pair))
-        and _apart(*(score.figure.value for score in pair))
+        and _apart(pair[0].figure.value, pair[1].figure.value, max(DEAD_BAND, pair[0].paper.scatter))
     ]  # fmt: skip
 
 
@@ -112,8 +113,8 @@ def _one_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return len(different) == 1 and different[0] not in ("ask", "take")
 
 
-def _apart(one: float | None, other: float | None) -> bool:
-    return one is not None and other is not None and abs(one - other) > DEAD_BAND * min(abs(one), abs(other))
+def _apart(one: float | None, other: float | None, band: float) -> bool:
+    return one is not None and other is not None and abs(one - other) > band * min(abs(one), abs(other))
 
 
 def in_order(one: FigureScore, other: FigureScore) -> bool:

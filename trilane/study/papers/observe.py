@@ -24,7 +24,7 @@ _OF_RUNS = (
 FACTS = (
     *_OF_RUNS, "generated_tokens", "layer_ms", "expert_ms", "expert_cpu_ms", "expert_gpu_ms", "copy_ms",
     "cpu_expert_ms", "exchange_ms", "top1_accuracy", "top2_accuracy", "recall", "phase_likeness", "low_score_loads",
-    "top_score_loads", "top_score_accuracy", "top_score_active",
+    "top_score_loads", "top_score_accuracy", "top_score_active", "stall_h2d_share",
 )  # fmt: skip
 
 
@@ -34,7 +34,9 @@ def observed(prepared: Prepared) -> Facts:
     row = run.to_dict()
     facts = {name: row.get(name) for name in _OF_RUNS}
     facts |= {"generated_tokens": prepared.answer_tokens, "layer_ms": run.metrics.tpot_ms}
-    facts |= {**_expert_times(run), **_costs(prepared), **_forecasts(prepared), **top_score_facts(prepared, run.spans)}
+    facts |= {**_expert_times(run), **_costs(prepared), **_forecasts(prepared)}
+    if tops := top_score_facts(prepared, run.spans):
+        facts |= {**tops, "stall_h2d_share": row["stall_h2d_share"]}
     facts["phase_likeness"] = _phase_likeness(prepared)
     if run.metrics.tpot_ms is not None:
         facts["layer_ms"] = run.metrics.tpot_ms / prepared.shape.moe_layers

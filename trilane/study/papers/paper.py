@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -70,7 +71,8 @@ class Paper:
 
     ``draws`` of other sequences are played, or those that a setting has, as far as the ``texts`` of a trace suffice.
     ``put_in``, ``misses`` and ``contradictions`` name figures: those that set a number of the simulator, by that
-    number; those that do not come out, by the reason; and those that exclude each other in print.
+    number; those that do not come out, by the reason; and those that exclude each other in print. ``alike`` names
+    figures that the text itself calls the same, by its words.
     """
 
     name: Name
@@ -89,6 +91,7 @@ class Paper:
     put_in: tuple[FigureNote, ...] = ()
     misses: tuple[FigureNote, ...] = ()
     contradictions: tuple[FigureNote, ...] = ()
+    alike: tuple[FigureNote, ...] = ()
 
     def __post_init__(self) -> None:
         for question_id, question in self.questions.items():
@@ -99,7 +102,7 @@ class Paper:
                 _known("setting", question.at, self.settings, question_id)
             if bool(question.over) != QUANTITIES[question.ask].compares:
                 raise PapersError(f"{question_id}: expected `over` with quantities that compare, and only with them")
-        notes = (*self.put_in, *self.misses, *self.contradictions)
+        notes = (*self.put_in, *self.misses, *self.contradictions, *self.alike)
         for figure_id in (*self.headlines, *(each for note in notes for each in note.figures)):
             _known("figure", figure_id, self.questions, self.name)
 
@@ -108,6 +111,12 @@ class Paper:
         named = {self.setting["engine"], *(method["engine"] for method in self.methods.values() if "engine" in method)}
         engines = [FigureNote(f"engine {name}", load_engine(name).set_by) for name in sorted(named)]
         return reasons((*self.put_in, *engines), figure_id)
+
+    @property
+    def scatter(self) -> float:
+        """By how much, as a share, figures differ at most that the paper calls the same; 0 where it says so of none."""
+        groups = [[read_figures()[figure_id].value or math.nan for figure_id in note.figures] for note in self.alike]
+        return max((max(values) / min(values) - 1 for values in groups), default=0.0)
 
     def cases(self, question: PaperQuestion, method: str) -> list[Case]:
         """The scenarios of one of a question's methods. Raises ScenarioError for values that a scenario cannot have."""

@@ -52,8 +52,8 @@ def _answer_tokens_per_s(mine: Facts, base: Facts) -> float:
 
 
 def _loading(name: str) -> Callable[[Facts, Facts], float]:
-    """The share of the time in which the GPU does not work, as far as it is for these loads."""
-    return lambda mine, base: 100 * (1 - mine["gpu_busy_share"]) * mine[name]
+    """The share of the time in which the GPU waits for copies, as far as it is for these loads."""
+    return lambda mine, base: 100 * mine["stall_h2d_share"] * mine[name]
 
 
 QUANTITIES: Mapping[str, PaperQuantity] = {
@@ -74,7 +74,7 @@ QUANTITIES: Mapping[str, PaperQuantity] = {
     "expert_s": PaperQuantity("time of the experts' part of all layers, whole answer", "s",
                               lambda mine, base: mine["expert_ms"] * mine["generated_tokens"] / 1e3),
     "expert_loss": PaperQuantity("1 - experts' time of the baseline / experts' time", "%",
-                                 lambda mine, base: _less("expert_ms")(base, mine), True),
+                                 lambda mine, base: _less("expert_ms")(base, mine), True, 0.0),
     "expert_fraction": PaperQuantity("experts' time of the baseline / experts' time", "%",
                                      lambda mine, base: 100 * base["expert_ms"] / mine["expert_ms"], True),
     "expert_cpu_change_s": PaperQuantity("CPU time of experts less the baseline's, whole answer", "s",
@@ -89,8 +89,10 @@ QUANTITIES: Mapping[str, PaperQuantity] = {
     "copy_share": PaperQuantity("time in which experts are copied / TPOT", "%", _fact("h2d_busy_share", 100)),
     "compute_share": PaperQuantity("time in which the GPU computes / TPOT", "%", _fact("gpu_busy_share", 100)),
     "plan_share": PaperQuantity("time of decisions / TPOT", "%", _fact("plan_overhead_share", 100)),
-    "low_score_share": PaperQuantity("time of loads of low-score experts / TPOT", "%", _loading("low_score_loads")),
-    "top_score_share": PaperQuantity("time of loads of other experts / TPOT", "%", _loading("top_score_loads")),
+    "no_load_share": PaperQuantity("time in which the GPU does not wait for copies / TPOT", "%",
+                                   lambda mine, base: 100 * (1 - mine["stall_h2d_share"])),
+    "low_score_share": PaperQuantity("time of waiting for low-score experts / TPOT", "%", _loading("low_score_loads")),
+    "top_score_share": PaperQuantity("time of waiting for other experts / TPOT", "%", _loading("top_score_loads")),
     "tokens_per_kj": PaperQuantity("1 / energy of a token of the answer", "tokens/kJ",
                                    lambda mine, base: 1e3 / mine["energy_j_per_token"]),
     "energy_gain": PaperQuantity("energy of the baseline / energy", "x", _times("energy_j_per_token"), True, 1.0),
@@ -108,6 +110,9 @@ QUANTITIES: Mapping[str, PaperQuantity] = {
     "layer_ms": PaperQuantity("a layer of a decode step", "ms", _fact("layer_ms")),
     "copy_ms": PaperQuantity("copy of one expert", "ms", _fact("copy_ms")),
     "exchange_ms": PaperQuantity("activations to the CPU and the result back", "ms", _fact("exchange_ms")),
+    "routed_gb": PaperQuantity("weights of the routed experts", "GB", _fact("routed_gb")),
+    "other_gb": PaperQuantity("all other weights", "GB", _fact("other_gb")),
+    "model_gb": PaperQuantity("all weights", "GB", lambda mine, base: mine["routed_gb"] + mine["other_gb"]),
     "copy_over_layer": PaperQuantity("copy of one expert / a layer of a decode step", "x",
                                      lambda mine, base: mine["copy_ms"] / mine["layer_ms"]),
     "cpu_over_copy": PaperQuantity("one expert on the CPU / its copy", "x",

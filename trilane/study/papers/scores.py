@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from sim.machine.units import GB
 from sim.runs.scenario import Scenario
+from traces.models.catalogue import load_model
 from trilane.common.names import unknown
 from trilane.study.papers.paper import Case, Paper, PaperQuestion, read_papers, reasons
 from trilane.study.papers.plays import Plays, key
@@ -148,6 +150,16 @@ def case_values(paper: Paper, question: PaperQuestion, plays: Plays) -> list[flo
 
 
 def mean_facts(case: Case, plays: Plays) -> Facts:
-    """Means over the draws of the facts that all of them have; none where a draw has not been played."""
+    """Means over the draws of the facts that all of them have, and the model's sizes; none where a draw has not been
+    played."""
     draws = [plays.get(key(draw), {}) for draw in case.draws]
-    return {name: fmean(draw[name] for draw in draws) for name in draws[0] if all(name in draw for draw in draws)}
+    means = {name: fmean(draw[name] for draw in draws) for name in draws[0] if all(name in draw for draw in draws)}
+    return {**means, **_sizes(case.draws[0])} if means else {}
+
+
+def _sizes(scenario: Scenario) -> Facts:
+    """Weights in GB, which follow from the model alone."""
+    if scenario.model is None:
+        return {}
+    shape = load_model(scenario.model)
+    return {"routed_gb": shape.routed_bytes / GB, "other_gb": shape.non_expert_bytes / GB}

@@ -8,6 +8,7 @@ import pytest
 
 from tests.kit.papers import put_in, score, toy_paper
 from trilane.study.papers.board import Scoreboard, in_order, pairs_of, scoreboard
+from trilane.study.papers.paper import Paper, read_papers
 from trilane.study.papers.plays import key, read_plays
 from trilane.study.papers.published import PapersError
 from trilane.study.papers.scores import FigureScore, case_values, chosen_figures, needed
@@ -45,6 +46,19 @@ def test_pairs_ask_the_same_but_for_one_thing() -> None:
     )  # fmt: skip
     pairs = {(one.figure.id, other.figure.id): in_order(one, other) for one, other in pairs_of(scores)}
     assert pairs == {("a", "b"): False, ("b", "c"): False, ("a", "d"): True}
+
+
+def test_pairs_differ_by_more_than_figures_that_their_paper_calls_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = _of_one_paper(score("a", 2.0, 2.1, set={"batch": 1}), score("b", 2.4, 2.0, set={"batch": 2}))
+    assert len(pairs_of(scores)) == 1
+    monkeypatch.setattr(Paper, "scatter", 0.21)
+    assert pairs_of(scores) == []
+
+
+def test_scatter_is_the_widest_difference_of_figures_that_a_paper_calls_the_same() -> None:
+    scatters = {name: paper.scatter for name, paper in read_papers().items()}
+    assert scatters.pop("DALI") == pytest.approx(4.84 / 4.24 - 1)  # Table 6, of DALI itself
+    assert set(scatters.values()) == {0.0}
 
 
 def test_figures_that_were_put_in_are_shown_and_do_not_count() -> None:

@@ -1,0 +1,46 @@
+"""An engine's kernels measured on this machine: small models are written, loaded and timed, several rounds of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from realrun.llama_cpp.bench_engine import BenchSettings, OpenModel, Point, middle, time_points
+from realrun.llama_cpp.benchmark_models import DEPTH, BenchModel, bench_models
+from realrun.llama_cpp.random_gguf import write_random_gguf
+
+_ROOM = 1024  # tokens in the cache behind those of DEPTH
+
+
+def measure_samples(
+    open_model: OpenModel, folder: Path, blocks: tuple[str, ...], threads: tuple[int, ...], rounds: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, dict[Point, float]]:  # fmt: skip
+    """Times in ns of every point of ``bench_models``: the median of its repeats, of the round in which it was least,
+    since what disturbs a measurement makes it longer. Models are written to ``folder``, and stay there.
+    """
+    models = list(bench_models(blocks, threads))
+    for model in models:
+        _write(model, folder, progress)
+    found: dict[str, dict[Point, float]] = {model.name: {} for model in models}
+    for turn in range(rounds):
+        for model in models:
+            progress(f"round {turn + 1} of {rounds}: {model.name}")
+            with open_model(_file(model, folder), BenchSettings(DEPTH + _ROOM)) as context:
+                times = time_points(context, model.points)
+            found[model.name] = _least(found[model.name], {point: middle(each) for point, each in times.items()})
+    return found
+
+
+def _least(before: Mapping[Point, float], now: Mapping[Point, float]) -> dict[Point, float]:
+    return {point: min(ns, before.get(point, ns)) for point, ns in now.items()}
+
+
+def _write(model: BenchModel, folder: Path, progress: Callable[[str], None]) -> None:
+    if not _file(model, folder).exists():
+        progress(f"writing {model.name}")
+        write_random_gguf(model.shape, model.architecture, model.blocks, _file(model, folder))
+
+
+def _file(model: BenchModel, folder: Path) -> Path:
+    return folder / f"{model.name}.gguf"

@@ -1,0 +1,111 @@
+"""Cost tables of a machine without a GPU, from the kernels of an engine (``sim.costs.kernels``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.mechanism.views import ExpertCosts
+from sim.costs.cost_table import CostError, CostTable, StepCosts
+from sim.costs.kernels import Floats, Kernels, ProductRates
+from sim.machine.hardware import Hardware
+from sim.machine.plan_costs import PlanCosts
+from sim.machine.plausibility import HardwareError
+from sim.machine.sourced import Sourced
+from traces.models.attention import Attention
+from traces.models.names import parted
+from traces.models.quantisation import WeightBlocks, weight_blocks
+from traces.models.shape import ModelShape
+from trilane.common.names import unknown
+
+_ROUTER = {"f32": 1.0}
+
+
+def kernel_costs(shape: ModelShape, hardware: Hardware, kernels: Kernels, max_tokens: int) -> CostTable:
+    """The cost table for workloads 0..``max_tokens``; one thread a core.
+
+    Raises CostError for ``max_tokens`` < 1, and HardwareError for weights that were not measured.
+    """
+    if max_tokens < 1:
+        raise CostError(f"max_tokens must be >= 1, the most tokens of any step, got {max_tokens}")
+    blocks = weight_blocks(shape, parted(shape.name).weights or "bf16")
+    steps = KernelSteps(shape, blocks, kernels, kernels.place(hardware.cpu.cores))
+    ns = np.maximum.accumulate(np.maximum(np.rint(steps.expert_ns(np.arange(max_tokens + 1.0))), 0)).astype(int)
+    table = (0, *(max(each, 1) for each in ns[1:].tolist()))
+    size, contention = shape.expert_bytes_of(0), hardware.contention
+    expert = ExpertCosts(
+        gpu_ns=table, cpu_ns=table, first_cpu_ns=0, copy_ns=1, expert_bytes=size, writeback_ns=1,
+        cpu_permille=contention.cpu_permille, copy_permille=contention.copy_permille, between_ns=0,
+    )  # fmt: skip
+    sizes = (shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
+    return CostTable(
+        experts=tuple(expert if each == size else expert._replace(expert_bytes=each) for each in sizes), steps=steps,
+        attention_launch_ns=0, gate_launch_ns=0, shared_launch_ns=0, expert_launch_ns=0, combine_launch_ns=0,
+        head_launch_ns=0, dense_launch_ns=0, sync_ns=0, result_path=hardware.link.result_path, plan_costs=PlanCosts(),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KernelSteps:
+    """Step costs outside the routed experts, and those of one expert."""
+
+    shape: ModelShape
+    blocks: WeightBlocks
+    kernels: Kernels
+    place: int  # of the number of threads
+
+    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        """See ``CostTable.step``."""
+        shape, blocks = self.shape, self.blocks
+        attention = sum(self._attention(kind, tokens, context) * count for kind, count in shape.attention_counts)
+        dense = attention / shape.layers + self._product(blocks.layers, shape.dense_ffn_params, tokens)
+        head = self._product(blocks.head, shape.vocab * shape.hidden, len(context))
+        return StepCosts(
+            attention_ns=round(attention / shape.layers), dense_ns=round(shape.dense_layers * dense),
+            gate_ns=round(self._product(_ROUTER, shape.hidden * shape.experts, tokens)), speculate_ns=1, estimator_ns=1,
+            shared_ns=round(self._product(blocks.layers, shape.shared_params, tokens)), combine_ns=1,
+            head_ns=round(head + self._of(self.kernels.step_ns)), routing_ns=0, activations_ns=1, result_ns=1,
+        )  # fmt: skip
+
+    def expert_ns(self, rows: Floats) -> Floats:
+        """One expert with each number of rows."""
+        matrix, others = self.shape.hidden * self.shape.expert_width, self.shape.matrices_per_expert - 1
+        parts = [(self.blocks.gate_up, others), (self.blocks.down, 1)]
+        times = [
+            part * self._rates(block, "experts").ns(2.0 * count * matrix, rows, self.place)
+            for blocks, count in parts for block, part in blocks.items()
+        ]  # fmt: skip
+        return np.sum(times, axis=0)
+
+    def _attention(self, kind: Attention, tokens: int, context: Sequence[int]) -> float:
+        """Norms and attention of a layer of one kind, with a layer's fixed time."""
+        new, times, name = tokens / len(context), self.kernels.attention, "latent" if kind.latent else "grouped"
+        read = sum(kind.read(new, length) for length in context) * kind.kv_width * self.shape.cache_bits / 8
+        pairs = kind.heads * sum(kind.pairs(new, length) for length in context)
+        tiles = new >= times.tile_rows.value
+        pair, wide = (times.tile_pair_ns, times.tile_width_ns) if tiles else (times.pair_ns, times.width_ns)
+        width = 2 * (kind.kv_width if kind.latent else kind.head_dim)
+        attended = read * self._of(times.cache_byte_ns) + pairs * (self._of(pair) + width * self._of(wide))
+        fixed = self._of(self.kernels.layer_ns[name]) + tokens * self._of(self.kernels.token_ns[name])
+        return self._product(self.blocks.layers, kind.params, tokens) + attended + fixed
+
+    def _product(self, blocks: Mapping[str, float], weights: int, rows: int) -> float:
+        """Matrices of ``weights`` elements, applied to ``rows``."""
+        applied = np.array([float(rows)])
+        times = (
+            part * self._rates(block, "others").ns(2.0 * weights, applied, self.place)[0]
+            for block, part in blocks.items()
+        )
+        return float(sum(times))
+
+    def _rates(self, block: str, which: str) -> ProductRates:
+        products = self.kernels.products
+        if block not in products:
+            raise HardwareError(f"model {self.shape.name!r}: weights were not measured: {unknown('block', block, products)}")
+        rates: ProductRates = getattr(products[block], which).value
+        return rates
+
+    def _of(self, number: Sourced[tuple[float, ...]]) -> float:
+        return number.value[self.place]

@@ -1,0 +1,72 @@
+"""What an engine's kernels take on one machine without a GPU, measured there one by one (``trilane profile --engine``).
+
+Each number has a value for every number of threads that was measured; others have that of the next smaller one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.machine.sourced import Sourced
+from trilane.common.hints import ASCENDING, NOT_EMPTY, Count, above, at_most, between
+
+Floats = npt.NDArray[np.float64]
+ByThreads = Annotated[tuple[Annotated[float, between(0, 1e12)], ...], NOT_EMPTY]
+_Rates = Annotated[tuple[Annotated[float, above(0), at_most(1e18)], ...], NOT_EMPTY]
+
+
+class ProductRates(NamedTuple):
+    """Operations a second of products with so many rows, a list for each number of threads.
+
+    With one row, that is mostly the reading of the weights. Rates of other numbers of rows are interpolated by their
+    logarithm.
+    """
+
+    rows: Annotated[tuple[Count, ...], NOT_EMPTY]
+    flops_per_s: Annotated[tuple[_Rates, ...], NOT_EMPTY]
+
+    def ns(self, flops: float, rows: Floats, place: int) -> Floats:
+        """Times of products of ``flops`` a row, with the number of threads at ``place``."""
+        rates = np.interp(np.log(np.maximum(rows, 1)), np.log(self.rows), self.flops_per_s[place])
+        return rows * flops / rates * 1e9
+
+
+class BlockRates(NamedTuple):
+    """Products with one block of weights (``traces/models/quantisations.yaml``)."""
+
+    experts: Sourced[ProductRates]  # routed experts
+    others: Sourced[ProductRates]  # attention, shared experts, dense layers, head
+
+
+class AttentionTimes(NamedTuple):
+    """Of one layer: ``cache_byte_ns`` for each byte of keys and values, and for each pair of a query and a key, for every
+    head, a time and ``width_ns`` for each element of key and value; tiles are those of steps of ``tile_rows`` tokens.
+    """
+
+    cache_byte_ns: Sourced[ByThreads]
+    pair_ns: Sourced[ByThreads]
+    width_ns: Sourced[ByThreads]
+    tile_pair_ns: Sourced[ByThreads]
+    tile_width_ns: Sourced[ByThreads]
+    tile_rows: Sourced[Count]
+
+
+class Kernels(NamedTuple):
+    """All of them. ``layer_ns``: a layer's other kernels, by its attention, and ``token_ns`` for each token of a step."""
+
+    threads: Annotated[tuple[Count, ...], NOT_EMPTY, ASCENDING]  # that were measured
+    products: Mapping[str, BlockRates]  # by block
+    attention: AttentionTimes
+    layer_ns: Mapping[str, Sourced[ByThreads]]  # of "grouped" and "latent" attention
+    token_ns: Mapping[str, Sourced[ByThreads]]
+    step_ns: Sourced[ByThreads]
+
+
+    def place(self, threads: int) -> int:
+        """Where the values for so many threads stand."""
+        return max(bisect_right(self.threads, threads) - 1, 0)

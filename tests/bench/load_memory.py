@@ -1,0 +1,82 @@
+"""Memory at load, ours and llama.cpp's, of eight families: ``python -m tests.bench.load_memory`` writes the page."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from tests.kit.loadable_ggufs import FAMILIES, write_loadable
+from tests.trilane.study.fit.test_load_memory import KV_TYPES, SETTINGS, planned
+from traces.models.gguf_model import read_gguf_model
+from trilane.study.fit.load_memory import LoadSetting, load_memory
+
+PAGE = Path(__file__).parents[2] / "docs" / "validation" / "load-memory.md"
+MACHINES = {"GPU": (True, 0), "GPU, experts of 2 blocks on the host": (True, 2), "CPU": (False, 0)}
+HEAD = """# Memory at load
+
+What llama.cpp (build 11549, package xllamacpp) plans for a model and a setting, next to what `trilane fit` plans
+([formulas](../../trilane/study/fit/load_memory.py)). Files: [eight families](../../tests/kit/loadable_ggufs.py) of real
+widths, some layers deep, experts in q4_0, the rest in q8_0. llama.cpp is asked to plan without allocating (`no_alloc`);
+the GPU is a [pretended one](../../tests/kit/llama_load.py) that can compute everything, with the alignment of CUDA's
+buffers. No card was used: what CUDA adds, such as its context and its own pools, is in the reserve. Written by
+`python -m tests.bench.load_memory`.
+
+Settings: contexts of 512, 5,000 and 16,384 tokens; pieces (`-ub`) of 128, 512 and 2,048; cache in f16, q8_0 and q4_0
+with flash attention, f16 without; and four sequences.
+
+## Largest errors
+
+Of the settings of a row. Where layers attend in several ways and experts are copied to the GPU, the plan has holes that
+the formulas do not see. With flash attention, llama.cpp's default where it can, it is smaller; without, larger.
+
+| family | machine | flash attention | settings | KV cache | compute buffer |
+| --- | --- | --- | ---: | ---: | ---: |
+"""
+SOME = """
+## Some settings
+
+MiB, with flash attention, on a GPU.
+
+| family | context | piece | cache | KV cache, ours | llama.cpp's | compute buffer, ours | llama.cpp's |
+| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: |
+"""
+NAMES = {1: "f16", 8: "q8_0", 2: "q4_0"}
+
+
+def main() -> None:
+    largest, some = "", ""
+    with tempfile.TemporaryDirectory() as folder:
+        for family in FAMILIES:
+            file = write_loadable(family, Path(folder) / "m.gguf")
+            for machine, (gpu, cpu_layers) in MACHINES.items():
+                rows = list(compared(file, gpu, cpu_layers))
+                for flash in (1, 0):
+                    its = [row for row in rows if row[0]["fa"] == flash]
+                    errors = [max((row[at] / row[at + 1] - 1 for row in its), key=abs) for at in (1, 3)]
+                    cells = " | ".join(f"{100 * error:+.1f} %" for error in errors)
+                    largest += f"| {family} | {machine} | {'on' if flash else 'off'} | {len(its)} | {cells} |\n"
+                if machine == "GPU":
+                    some += "".join(shown(family, *row) for row in rows if row[0]["fa"] and row[0]["ub"] == 512)
+    PAGE.write_text(HEAD + largest + SOME + some, encoding="utf-8")
+
+
+def compared(file: Path, gpu: bool, cpu_layers: int) -> Iterator[tuple[dict[str, int], float, float, float, float]]:
+    """Settings with the MiB of the KV cache, ours and llama.cpp's, and of the compute buffer."""
+    shape = read_gguf_model(file)
+    for asked, said in zip(SETTINGS, planned(file, gpu, cpu_layers), strict=True):
+        on_host = sum(block < cpu_layers for block in shape.expert_blocks)
+        setting = LoadSetting(asked["c"], asked["np"], asked["ub"], bool(asked["fa"]), cpu_layers=on_host, gpu=gpu)
+        ours = load_memory(replace(shape, kv_bits=KV_TYPES[asked["kv"]]), setting)
+        yield asked, ours.kv_bytes / 2**20, sum(said["cache"]), ours.compute_bytes / 2**20, said["compute"][0]
+
+
+def shown(family: str, asked: dict[str, int], *sizes: float) -> str:
+    sequences = f" / {asked['np']} sequences" if asked["np"] > 1 else ""
+    numbers = " | ".join(f"{size:.2f}" for size in sizes)
+    return f"| {family} | {asked['c']:,}{sequences} | {asked['ub']} | {NAMES[asked['kv']]} | {numbers} |\n"
+
+
+if __name__ == "__main__":
+    main()

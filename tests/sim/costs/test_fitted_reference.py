@@ -1,0 +1,132 @@
+"""Fitted engines against the table of ``sim.costs.fitted_costs``, written down a second time: every time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sim.costs.fitted_costs import fitted_costs
+from sim.costs.roofline_costs import ROUTING_BYTES
+from sim.machine.sourced import Sourced
+from tests.sim.costs.test_fitted_costs import ENGINE, machine
+from traces.models.attention import Attention
+from traces.models.shape import ModelShape
+
+LINEAR = Attention("state", 3_000_000, heads=8, head_dim=64, state_bytes=700_000)
+WINDOW = Attention("window", 2_000_000, heads=16, head_dim=128, kv_width=1024, span=50)
+LATENT = Attention("full", 1_000_000, heads=16, head_dim=192, kv_width=576)
+SHAPE = ModelShape(
+    name="mixed", moe_layers=3, dense_layers=1, experts=8, top_k=2, hidden=1000, expert_width=300, heads=16,
+    head_dim=192, kv_width=576, attention_params=1_000_000, vocab=5000, weight_bits=4.5, dense_bits=6.5, kv_bits=8.5,
+    shared_width=500, dense_width=700, attention=(LINEAR, WINDOW, LATENT), attention_layers=(2, 0, 1, 0),
+)  # fmt: skip
+NUMBERS = {
+    "gpu.layer_ns.grouped": 11_000, "gpu.layer_ns.latent": 13_000, "gpu.layer_ns.state": 17_000,
+    "gpu.cache_factor.grouped": 3, "gpu.cache_factor.latent": 5, "gpu.cache_bits": 12, "gpu.quantised_share": 0.8,
+    "gpu.attention_share": 0.05, "gpu.expert_product_share": 0.2, "gpu.expert_ns": 900,
+    "cpu.cache_factor.grouped": 4, "cpu.cache_factor.latent": 6, "cpu.cache_bits": 14, "cpu.state_ns": 31_000,
+}  # fmt: skip
+ENGINE_USED = ENGINE.with_numbers(NUMBERS)
+READ_GPU, OPS_GPU, READ_CPU, FLOPS_CPU = 50e9, 100e12, 15e9, 1e11  # of ENGINE on machine(), see there
+
+
+def on_gpu(kind: Attention, rows: int, cached: float, states: int, pairs: float) -> float:
+    """A layer's attention on the GPU, in s."""
+    fixed = {"state": 17e-6, "window": 11e-6, "full": 13e-6}[kind.reach] * 2  # of a card of twice the rate
+    cache = cached * kind.kv_width * 12 / 8 * (5 if kind.reach == "full" else 3) / READ_GPU
+    scores = 4 * kind.heads * kind.head_dim * pairs * (rows - 1) / rows / (OPS_GPU * 0.05)
+    return matrix_on_gpu(kind.params, rows) + max(cache, scores) + 2 * states * kind.state_bytes / READ_GPU + fixed
+
+
+def matrix_on_gpu(weights: float, rows: int) -> float:
+    return weights * 6.5 / 8 / (READ_GPU * 0.8) + 2 * weights * (rows - 1) / (OPS_GPU * 0.1)
+
+
+def on_cpu(kind: Attention, rows: int, cached: float, states: int, pairs: float) -> float:
+    """A layer's attention on the CPU, in s: three parallel regions."""
+    fixed = 3 * 2e-6 + (31e-6 if kind.reach == "state" else 0)
+    cache = cached * kind.kv_width * 14 / 8 * (6 if kind.reach == "full" else 4) / READ_CPU
+    scores = 4 * kind.heads * kind.head_dim * pairs * (rows - 1) / rows * 2 * (14 / 8.5) / FLOPS_CPU
+    return matrix_on_cpu(kind.params, rows) + max(cache, scores) + 2 * states * kind.state_bytes / READ_CPU + fixed
+
+
+def matrix_on_cpu(weights: float, rows: int) -> float:
+    return max(weights * 6.5 / 8 / READ_CPU, 2 * weights * rows / FLOPS_CPU)
+
+
+# Of each step the tokens whose keys and values are read or written, and the pairs: two sequences decode after 30 and
+# 100 tokens; a prompt of 80 tokens follows 40 others; one of 200 comes alone. A token of the window sees 50 at most.
+STEPS = {
+    (2, (30, 100)): {"state": (2, 0), "window": (30 + 50 + 2, 30 + 50), "full": (130 + 2, 130)},
+    (80, (120,)): {
+        "state": (80, 0), "window": (120 + 80, sum(min(place, 50) for place in range(41, 121))),
+        "full": (120 + 80, sum(range(41, 121))),
+    },
+    (200, (200,)): {
+        "state": (200, 0), "window": (400, sum(min(place, 50) for place in range(1, 201))),
+        "full": (400, sum(range(1, 201))),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_every_time_of_a_step(device: str, step: tuple[int, tuple[int, ...]]) -> None:
+    """The model's four layers: latent attention in the dense one, then linear, a window, and linear attention."""
+    (rows, context), gpu = step, device == "gpu"
+    hardware = machine("rtx-3060+ddr4-3200" if gpu else "none+ddr4-3200+ryzen-7-5800x")
+    attention, matrix = (on_gpu, matrix_on_gpu) if gpu else (on_cpu, matrix_on_cpu)
+    regions, hidden, link = 0 if gpu else 3 * 2e-6, rows * 1000 * 2, hardware.link
+
+    def layer(kind: Attention) -> float:
+        cached, pairs = STEPS[step][kind.reach]
+        return attention(kind, rows, cached, len(context), pairs)
+
+    mean, gate = (layer(LATENT) + 2 * layer(LINEAR) + layer(WINDOW)) / 4, matrix(1000 * 8, rows) + regions
+    seconds = {
+        "attention_ns": mean,
+        "dense_ns": mean + matrix(3 * 1000 * 700, rows) + regions,
+        "gate_ns": gate, "speculate_ns": gate, "estimator_ns": gate,
+        "shared_ns": matrix(3 * 1000 * 500, rows),
+        "combine_ns": 4 * hidden / (READ_GPU if gpu else READ_CPU),  # two results, the shared expert's, the sum
+        "head_ns": matrix(5000 * 1000, len(context)) + (5e-6 if gpu else 2e-6),
+        "routing_ns": 0,
+        "activations_ns": link.d2h_latency_ns / 1e9 + hidden / link.d2h_bytes_per_s,
+        "result_ns": hidden / link.h2d_bytes_per_s,
+    }  # fmt: skip
+    found = fitted_costs(SHAPE, hardware, ENGINE_USED, 1).step(rows, context)
+    assert found._asdict() == pytest.approx({name: value * 1e9 for name, value in seconds.items()}, abs=1, rel=1e-6)
+
+
+def test_every_cost_of_an_expert() -> None:
+    """Of 4.5 bits: unpacked more slowly, kernels of its own for each row but one; latencies of both directions."""
+    hardware = machine().with_numbers({"link.h2d_latency_ns": 700, "link.d2h_latency_ns": 900})
+    size, flops = SHAPE.expert_bytes_of(0), 2 * 3 * 1000 * 300
+    read = size / (READ_GPU * 0.8)
+    expert = fitted_costs(SHAPE, hardware, ENGINE_USED, 400).experts[2]
+    assert expert.expert_bytes == size == 3 * 1000 * 300 * 4.5 / 8
+    gpu = {w: read + (w - 1) / w * 900e-9 + (w - 1) * flops / (OPS_GPU * 0.2) for w in (1, 2, 400)}
+    assert {w: expert.gpu_ns[w] for w in gpu} == pytest.approx({w: s * 1e9 for w, s in gpu.items()}, abs=1)
+    cpu = {w: max(size / READ_CPU, w * flops / FLOPS_CPU) for w in (1, 2, 400)}
+    assert {w: expert.cpu_ns[w] for w in cpu} == pytest.approx({w: s * 1e9 for w, s in cpu.items()}, abs=1, rel=1e-6)
+    assert (expert.gpu_ns[0], expert.cpu_ns[0], expert.between_ns, expert.first_cpu_ns) == (0, 0, 0, 7000)
+    assert expert.copy_ns == pytest.approx(700 + size / 5e9 * 1e9, abs=1, rel=1e-6)
+    assert expert.writeback_ns == pytest.approx(900 + size / hardware.link.d2h_bytes_per_s * 1e9, abs=1)
+    contention = hardware.contention
+    assert (expert.cpu_permille, expert.copy_permille) == (contention.cpu_permille, contention.copy_permille)
+
+
+@pytest.mark.parametrize("decides", [False, True])
+def test_an_engine_that_decides_waits_for_the_routing_and_for_the_stream(decides: bool) -> None:
+    spin = Sourced(6000, "a test", "high")
+    costs = fitted_costs(SHAPE, machine(), replace(ENGINE_USED, decides=decides, spin_ns=spin), 1)
+    link, plan = machine().link, machine().plan_costs
+    routing_ns = link.d2h_latency_ns + 5 * 2 * ROUTING_BYTES / link.d2h_bytes_per_s * 1e9
+    assert costs.step(5, (5,)).routing_ns == pytest.approx(routing_ns if decides else 0, abs=1)
+    assert costs.sync_ns == (6000 if decides else 0)
+    factor = machine().host.plan_factor
+    assert costs.plan_ns("hybrimoe", 6) == (plan.plan_of("hybrimoe").at(6, factor) if decides else 0)
+    assert costs.foresee_ns("hybrimoe", 6) == (plan.foresee_of("hybrimoe").at(6, factor) if decides else 0)
+    assert costs.observe_ns("hybrimoe", 6) == (plan.observe_of("hybrimoe").at(6, factor) if decides else 0)
+    assert plan.observe_of("hybrimoe").at(6, factor) > plan.observe_of("hybrimoe").at(1, factor) > 0

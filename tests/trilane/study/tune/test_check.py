@@ -1,0 +1,89 @@
+"""The check on this machine: what is run, with which settings, and what is laid side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from realrun.llama_cpp.timed_run import RunSettings, TimedRun, reported_bytes
+from traces.models.catalogue import load_model
+from trilane.study.fit.question import FitError, Question
+from trilane.study.tune.check import check
+from trilane.study.tune.question import TuneQuestion
+from trilane.study.tune.tune import Tuning, tune
+
+LOG = """load_tensors:   CPU_Mapped model buffer size =  1142.91 MiB
+load_tensors:   CPU_REPACK model buffer size =   864.00 MiB
+llama_kv_cache:        CPU KV buffer size =    17.00 MiB
+llama_memory_recurrent:        CPU RS buffer size =     1.50 MiB
+sched_reserve:      CUDA0 compute buffer size =    59.71 MiB
+sched_reserve:        CPU compute buffer size =     4.00 MiB
+llama_context:        CPU  output buffer size =     0.19 MiB""".splitlines()
+
+
+@cache
+def tuned(gpu: str = "rtx-3060") -> Tuning:
+    return tune(TuneQuestion(Question(
+        model="deepseek-v2-lite:4", gpu=gpu, ram="ddr4-3200", cores=4, context=600, generated=50, window=2048,
+    ), "both", ("f16",)))  # fmt: skip
+
+
+def of_file(tuning: Tuning, path: Path, **changed: object) -> Tuning:
+    """The same answer as if the model were a file."""
+    path.touch()
+    asked = replace(tuning.question.fit, model=str(path), **changed)  # type: ignore[arg-type]
+    return replace(tuning, question=replace(tuning.question, fit=asked))
+
+
+class FakeEngine:
+    """Takes twice the predicted time of the best setting."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self.tuning, self.ran = tuning, list[RunSettings]()
+
+    def __call__(self, path: Path, settings: RunSettings) -> TimedRun:
+        self.ran.append(settings)
+        best = self.tuning.best
+        return TimedRun(round(2e6 * best.ttft_ms), (round(2e6 * best.tpot_ms),) * 3, {"model": 10, "KV": 20})
+
+
+def test_the_best_three_and_the_engines_own_settings_are_run(tmp_path: Path) -> None:
+    tuning = of_file(tuned(), tmp_path / "model.gguf")
+    engine = FakeEngine(tuning)
+    found = list(check(tuning, engine))
+    assert [one.name for one in found][:3] == ["best", "best but 1", "best but 2"]
+    assert [one.tuned for one in found][:3] == list(tuning.leading)
+    assert engine.ran[0] == RunSettings(
+        threads=tuning.best.threads, piece_tokens=tuning.best.piece_tokens, kv="f16", window_tokens=2048,
+        prompt_tokens=600, generated_tokens=32, gpu=True, cpu_expert_layers=tuning.best.n_cpu_moe,
+        expert_cache_mib=tuning.best.cache_mib or 0,
+    )  # fmt: skip
+    assert found[0].decode_error == pytest.approx(1.0, abs=1e-5)
+    assert found[0].prompt_error == pytest.approx(1.0, abs=1e-5)
+
+
+def test_predicted_memory_is_next_to_what_was_reported(tmp_path: Path) -> None:
+    tuning = of_file(tuned("none"), tmp_path / "model.gguf")
+    first = next(iter(check(tuning, FakeEngine(tuning))))
+    shape = load_model("deepseek-v2-lite@q4_k_m:4")
+    assert first.memory["model"] == (shape.routed_bytes + shape.non_expert_bytes, 10)
+    assert first.memory["KV"] == (tuning.best.memory.kv_bytes, 20)
+    assert set(first.memory) == {"model", "KV"}
+
+
+def test_a_model_without_a_file_is_refused() -> None:
+    with pytest.raises(FitError, match="--check runs the model: expected a GGUF file, got 'deepseek-v2-lite:4'"):
+        next(check(tuned()))
+
+
+def test_several_sequences_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FitError, match=r"one sequence in llama\.cpp, got 4"):
+        next(check(of_file(tuned(), tmp_path / "model.gguf", batch=4)))
+
+
+def test_buffers_are_added_up_by_kind_without_second_copies_of_weights() -> None:
+    mib = {kind: size / 2**20 for kind, size in reported_bytes(LOG).items()}
+    assert mib == pytest.approx({"model": 1142.91, "KV": 18.5, "compute": 63.71, "output": 0.19}, abs=1e-5)

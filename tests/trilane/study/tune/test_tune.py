@@ -1,0 +1,195 @@
+"""The best command line: what it says, that it fits, that nothing better was tried, and what it is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.machine.hardware import write_hardware
+from sim.machine.units import MIB
+from tests.kit.hand_measured import toy_machine
+from trilane.study.fit.engine_choice import engine_of
+from trilane.study.fit.question import FitError, Question
+from trilane.study.tune import search as searching
+from trilane.study.tune.question import GOALS, TuneQuestion
+from trilane.study.tune.settings import Setting, choices
+from trilane.study.tune.tune import AS_FAST, Search, Tuning, searched, tune
+
+QWEN: dict[str, Any] = {
+    "model": "qwen3-30b-a3b", "gpu": "rtx-3060", "ram": "ddr4-3200", "cpu": "ryzen-5-5600", "ram_gb": 32,
+}  # fmt: skip
+CPU_ONLY: dict[str, Any] = {"model": "deepseek-v2-lite", "gpu": "none", "ram": "ddr4-3200", "cores": 4}
+SMALL: dict[str, Any] = {"model": "deepseek-v2-lite:4", "gpu": "rtx-3060", "ram": "ddr4-3200"}
+
+
+def question(goal: Any = "both", keep_free_gb: float = 0.0, kv: Any = ("f16", "q8_0"), **asked: Any) -> TuneQuestion:
+    return TuneQuestion(Question(**asked), goal, kv, keep_free_gb)
+
+
+@cache
+def tuned(goal: Any = "both", keep_free_gb: float = 0.0, **asked: Any) -> Tuning:
+    return tune(question(goal, keep_free_gb, **asked))
+
+
+def search_of(asked: TuneQuestion) -> Search:
+    hardware = asked.hardware
+    return searched(asked, hardware, asked.shape_with("f16"), engine_of(asked.fit, hardware))
+
+
+# --- the line ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_line_has_every_argument_that_the_answer_rests_on() -> None:
+    assert tuned(**QWEN, window=16384).best.command == (
+        "llama-server -m qwen3-30b-a3b-q4_k_m.gguf -ngl 99 --n-cpu-moe 29 -c 16384 -fa on -b 4096 -ub 4096 -t 6 "
+        "-ctk q8_0 -ctv q8_0 -np 1"
+    )
+
+
+def test_without_a_gpu_there_is_no_split_and_the_engines_own_settings_are_kept_where_others_give_little() -> None:
+    found = tuned(**CPU_ONLY)
+    assert found.best.command == (
+        "llama-server -m deepseek-v2-lite-q4_k_m.gguf -ngl 0 -c 4352 -fa on -b 2048 -ub 512 -t 4 "
+        "-ctk f16 -ctv f16 -np 1"
+    )
+    assert found.usual is None
+    assert found.other_placement is None
+
+
+def test_a_cache_of_experts_has_its_size_in_mib() -> None:
+    found = tuned("decode", **QWEN, window=8192).best
+    assert found.cache_mib is not None
+    assert f"--moe-cache-mib {found.cache_mib}" in found.arguments
+    assert found.n_cpu_moe == 48
+
+
+def test_several_sequences_have_their_slots() -> None:
+    assert "-np 4" in tuned(**SMALL, batch=4, context=64, generated=8).best.arguments
+
+
+# --- it fits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "window", "keep_free_gb"),
+    [
+        ("gtx-1060-6gb", "deepseek-v2-lite", 4352, 0.0), ("rtx-3060", "gpt-oss-20b", 32768, 1.0),
+        ("rtx-4080", "qwen3-30b-a3b", 131072, 5.0), ("rtx-4090", "qwen3-30b-a3b", 4352, 0.0),
+    ],
+)  # fmt: skip
+def test_no_setting_that_was_tried_needs_more_memory_than_there_is(
+    gpu: str, model: str, window: int, keep_free_gb: float
+) -> None:
+    asked = question(
+        "both", keep_free_gb, model=model, gpu=gpu, ram="ddr5-5600", ram_gb=64, window=window, threads=8
+    )
+    found, own = search_of(asked), asked.hardware.gpu
+    assert len(found.tuned) > 10
+    for one in found.tuned.values():
+        memory = one.memory
+        held = (
+            memory.every_token_bytes + memory.kv_bytes + memory.compute_bytes + memory.reserve_bytes
+            + memory.experts_bytes + (one.cache_mib or 0) * MIB
+        )  # fmt: skip
+        assert held <= own.memory_bytes
+        assert memory.reserve_bytes >= keep_free_gb * 1e9
+        assert memory.host_bytes + 4e9 <= 64 * 2**30
+
+
+def test_memory_that_is_kept_free_has_no_experts() -> None:
+    less, more = tuned(**QWEN), tuned(keep_free_gb=2.0, **QWEN)
+    assert less.best.memory.experts_bytes - more.best.memory.experts_bytes > 1.5e9
+
+
+def test_a_model_without_room_is_refused_with_the_missing_memory() -> None:
+    with pytest.raises(FitError, match=r"qwen3-235b.* does not run .* GB are missing"):
+        tune(question(model="qwen3-235b-a22b", gpu="rtx-3060", ram="ddr4-3200", ram_gb=32))
+
+
+# --- it is the best ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "goal"), [(SMALL, "both"), (CPU_ONLY, "decode"), (CPU_ONLY, "prompt")], ids=["a GPU", "none", "prompts"]
+)
+def test_nothing_that_can_run_is_better(asked: dict[str, Any], goal: Any) -> None:
+    found = search_of(question(goal, **asked, ubatch=512))
+    scores = {}
+    for values in product(*found.choices.grid.values()):
+        setting = Setting(*values)
+        try:
+            scores[setting] = found.bench.tuned(setting).cost(goal)
+        except FitError:
+            assert setting in found.refused
+    assert scores == {setting: each.cost(goal) for setting, each in found.tuned.items()}
+    best = found.best
+    assert scores[best] <= 1.01**3 * 1.1 * min(scores.values())
+    assert found.score(best) == min(found.score(setting) for setting in scores)
+
+
+def test_a_sample_comes_near_the_best_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = search_of(question(**SMALL, window=500_000))
+    monkeypatch.setattr(searching, "ALL_OF", 0)
+    some = search_of(question(**SMALL, window=500_000))
+    assert len(some.tuned) < len(whole.tuned)
+    assert some.score(some.best) <= 1.01 * whole.score(whole.best)
+    assert set(some.choices.without_cache()) <= {*some.tuned, *some.refused}
+
+
+@pytest.mark.parametrize("most", [0, 300], ids=["a sample", "all"])
+def test_the_same_question_has_the_same_answer(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "ALL_OF", most)
+    one, other = (tune(question(**SMALL, context=600, generated=16)).to_dict() for _ in range(2))
+    assert one == other
+
+
+def test_each_goal_has_the_least_of_its_own_time() -> None:
+    """But for what a setting must give to be named: 1 % each, and 10 % for a cache of experts."""
+    best = {goal: tuned(goal, **QWEN).best for goal in GOALS}
+    assert best["decode"].tpot_ms <= min(one.tpot_ms for one in best.values()) * 1.01**3
+    assert best["prompt"].ttft_ms <= min(one.ttft_ms for one in best.values()) * 1.01**3
+    assert best["prompt"].ttft_ms < best["decode"].ttft_ms
+
+
+def test_what_the_question_fixes_is_not_chosen() -> None:
+    asked = question(**QWEN, threads=3, ubatch=1024, kv=("q4_0",))
+    found = choices(asked, asked.shape_with("q4_0"), asked.hardware, engine_of(asked.fit, asked.hardware))
+    assert (found.kv, found.piece_tokens, found.threads) == (("q4_0",), (1024,), (3,))
+
+
+# --- what it is compared with -----------------------------------------------------------------------------------------
+
+
+def test_the_runner_up_is_slower_and_differs_in_more_than_its_threads() -> None:
+    found = tuned(**QWEN)
+    assert found.runner_up is not None
+    other = found.runner_up.tuned
+    assert found.runner_up.reason.slower > AS_FAST
+    same = replace(other, threads=found.best.threads)
+    assert (same.kv, same.piece_tokens, same.cache_mib) != (found.best.kv, found.best.piece_tokens, None)
+
+
+def test_the_engines_own_settings_lose_by_their_small_pieces() -> None:
+    usual = tuned(**QWEN).usual
+    assert usual is not None
+    assert (usual.tuned.piece_tokens, usual.tuned.kv) == (512, "f16")
+    assert (usual.reason.phase, usual.reason.part) == ("prompt", "copies")
+    assert usual.reason.slower > 0.2
+
+
+def test_other_engines_have_lines_of_their_own() -> None:
+    lines = {rival.tuned.engine: rival.tuned.arguments for rival in tuned(**QWEN).others}
+    assert set(lines) == {"ik_llama.cpp", "ktransformers", "llama.cpp-vulkan"}
+    assert lines["ktransformers"][0] == "python -m sglang.launch_server"
+    assert not any("moe-cache" in word for words in lines.values() for word in words)
+
+
+def test_a_profile_is_refused(tmp_path: Path) -> None:
+    write_hardware(toy_machine(), tmp_path / "mine.yaml")
+    with pytest.raises(FitError, match=r"is a profile of one engine's times.*expected parts or a preset"):
+        tune(question(model="deepseek-v2-lite", machine=str(tmp_path / "mine.yaml")))

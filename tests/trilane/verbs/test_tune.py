@@ -1,0 +1,77 @@
+"""``trilane tune`` on the command line: the line to paste, what it is compared with, options and refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.kit.running import Trilane
+from trilane.study.tune import machine_found
+
+SMALL = ("tune", "deepseek-v2-lite:4", "--gpu", "rtx-3050", "--ram", "ddr4-3200", "--prompt", "600", "--generated",
+         "16", "--threads", "8", "--kv", "f16")  # fmt: skip
+LINE = re.compile(r"^llama-server -m \S+\.gguf -ngl \d+ .*-np 1$", re.MULTILINE)
+
+
+def test_the_line_to_paste_stands_alone(trilane: Trilane) -> None:
+    found = LINE.findall(trilane(*SMALL).out)
+    assert found[0].endswith("-t 8 -ctk f16 -ctv f16 -np 1")
+    assert " -c 616 " in found[0]
+
+
+def test_the_window_is_that_of_the_option(trilane: Trilane) -> None:
+    done = trilane(*SMALL, "--context", "2048")
+    assert " -c 2048 " in LINE.findall(done.out)[0]
+    assert done.out.splitlines()[0].endswith("600 tokens and 16 generated, in a window of 2,048")
+
+
+def test_the_page_says_what_limits_it_and_what_other_engines_give(trilane: Trilane) -> None:
+    out = trilane(*SMALL).out
+    for text in ("decode   ", "first token", "GPU memory", "limit", "error to expect", "chosen from", "25% better"):
+        assert text in out
+    assert re.search(r"^ik_llama\.cpp: llama-server ", out, re.MULTILINE)
+
+
+def test_explain_adds_the_parts_of_a_tokens_time(trilane: Trilane) -> None:
+    rows = trilane(*SMALL, "--explain").out.partition("one token, in the mean of the answer\n")[2].splitlines()
+    assert rows[0].split() == ["part", "layers", "ms", "a", "layer", "ms", "share"]
+    shares = [int(re.search(r"(\d+)%", row)[1]) for row in rows[1:] if "%" in row]  # type: ignore[index]
+    assert 97 <= sum(shares) <= 103
+
+
+def test_the_result_as_json_has_the_line(trilane: Trilane, tmp_path: Path) -> None:
+    done = trilane(*SMALL, "--json", str(tmp_path / "tune.json"))
+    record = json.loads((tmp_path / "tune.json").read_text())
+    assert record["command"] in done.out
+    assert record["best"]["threads"] == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--for", "speed"), "--for: expected decode, prompt or both, got 'speed'"),
+        (("--kv", "f8"), "kv"),
+        (("--keep-free-gb", "-1"), "keep_free_gb"),
+        (("--keep-free-gb", "100"), "GB are missing"),
+        (("--check",), "--check runs the model: expected a GGUF file"),
+    ],
+    ids=["goal", "kv", "less than nothing", "more than there is", "no file"],
+)
+def test_what_cannot_be_answered_is_refused_in_one_sentence(
+    trilane: Trilane, options: tuple[str, ...], message: str
+) -> None:
+    done = trilane(*SMALL, *options)
+    assert done.status == 2
+    assert message in done.err
+    assert done.err.strip().count("\n") == 0
+
+
+def test_without_parts_the_machine_at_hand_is_meant(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = machine_found.MachineFound("none", "ddr4-3200", None, 2, None, 24, ("ram: ddr4-3200", "cpu: a generic one"))
+    monkeypatch.setattr(machine_found, "found_machine", lambda: here)
+    done = trilane("tune", "deepseek-v2-lite:4", "--prompt", "64", "--generated", "8", "--ram", "ddr5-5600")
+    assert "on none+ddr5-5600+2-cores+24gb" in done.out
+    assert done.err.splitlines() == ["assumed cpu: a generic one"]

@@ -1,0 +1,228 @@
+"""The page of ``trilane tune``: the line to paste, what it gives, what it was chosen from, and what would be faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from sim.machine.units import GB, MIB, in_gb
+from trilane.pages.fit_engine import PARTS, duration, error_told, milliseconds, parts_told, seconds, speed
+from trilane.pages.output import heading, number, pairs, percent, signed_percent, table
+from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES
+
+if TYPE_CHECKING:
+    from trilane.study.tune.check import Checked
+    from trilane.study.tune.question import TuneQuestion
+    from trilane.study.tune.tune import Rival, Tuning
+    from trilane.study.tune.tuned import Tuned
+
+_COMPARED = {
+    "decode": "by the time per token", "prompt": "by the time to the first token",
+    "both": "by the time until the last token",
+}  # fmt: skip
+_SAME = 0.005  # of a time; smaller differences are not told
+
+
+def tune_page(tuning: Tuning) -> list[Text | Table | str]:
+    """Everything that is printed, without the timeline."""
+    return [*_title(tuning), *_best(tuning), *_rivals(tuning), *_other_engines(tuning), *_gains(tuning),
+            *_caveats(tuning)]  # fmt: skip
+
+
+def _title(tuning: Tuning) -> list[Text | Table | str]:
+    asked = tuning.question.fit
+    batch = "" if asked.batch == 1 else f", batch {asked.batch}"
+    about = f"a prompt of {asked.context:,} tokens and {asked.generated:,} generated{batch}"
+    window = f", in a window of {asked.tokens:,}" if asked.tokens > asked.context + asked.generated else ""
+    return [heading(f"{tuning.model} on {tuning.machine}: {about}{window}"), *filter(None, [tuning.about])]
+
+
+# --- the best setting -------------------------------------------------------------------------------------------------
+
+
+def _best(tuning: Tuning) -> list[Text | Table | str]:
+    best, asked = tuning.best, tuning.question.fit
+    rate = speed(best.tpot_ms, asked.batch)
+    facts = [
+        ("decode", f"{rate}, {number(best.tpot_ms, 2)} ms a token: {parts_told(best.decode_ms, milliseconds)}"),
+        ("first token", f"{duration(best.ttft_ms)}: {parts_told(best.prompt_ms, duration)}"),
+        ("last token", duration(best.answer_ms)),
+        *_cache(best),
+        *_memory(tuning),
+        ("limit", tuning.limited_by),
+        ("error to expect", _error(tuning)),
+    ]
+    return ["", best.command, "", pairs(facts)]
+
+
+def _error(tuning: Tuning) -> str:
+    """Of decode, with the speeds between which it then is."""
+    if tuning.best.cache_mib is not None:
+        return "not known: with a cache of experts, decode speeds of fewer than three machines were published"
+    told = error_told(tuning.error, tuning.regime, tuning.question.fit.batch)
+    if tuning.error is None:
+        return told
+    rate, off = 1000 / tuning.best.tpot_ms, tuning.error.median
+    return f"{told}; off by that median, {number(rate / (1 + off))} to {number(rate / (1 - off))} tokens/s"
+
+
+def _cache(best: Tuned) -> list[tuple[str, str]]:
+    if best.cache_mib is None:
+        return []
+    return [("cache of experts", f"{number(best.cache_mib, 0)} MiB, which {percent(best.hit_rate)} of the experts hit; "
+                                 f"experimental in llama.cpp, and its costs here are estimates")]  # fmt: skip
+
+
+def _memory(tuning: Tuning) -> list[tuple[str, str]]:
+    """By kind, of the GPU and of the host; of all where there is no GPU."""
+    best, memory = tuning.best, tuning.best.memory
+    parts = {
+        "weights that every token needs": memory.every_token_bytes, "KV cache": memory.kv_bytes,
+        "compute buffers": memory.compute_bytes, "reserve": memory.reserve_bytes, "experts": memory.experts_bytes,
+        "cache of experts": (best.cache_mib or 0) * MIB,
+    }  # fmt: skip
+    told = " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
+    whole = f"{in_gb(sum(parts.values()))} GB of {in_gb(memory.gpu_bytes)} = {told}"
+    if tuning.regime in ("CPU only", "unified"):
+        return [("memory", whole)]
+    experts, reserve = memory.host_bytes, HOST_RESERVE_BYTES
+    host = f"{in_gb(experts + reserve)} GB: experts {in_gb(experts)}, the system and the program {in_gb(reserve)}"
+    return [("GPU memory", whole), ("host memory", host)]
+
+
+# --- what it was chosen from ------------------------------------------------------------------------------------------
+
+
+def _rivals(tuning: Tuning) -> list[Text | Table | str]:
+    named = {"runner-up": tuning.runner_up, "engine's own": tuning.usual, _placement(tuning): tuning.other_placement}
+    rivals = [(name, rival) for name, rival in named.items() if rival is not None]
+    about = f"chosen from {tuning.tried} settings, {tuning.without_room} of them without room, {_by(tuning.question)}"
+    rows = [[name, *_numbers(rival.tuned), _loss(rival), _changed(tuning.best, rival.tuned)] for name, rival in rivals]
+    best = ["best", *_numbers(tuning.best), "", ""]
+    columns = ("setting", "tokens/s", "first token s", "why it lost", "its arguments")
+    return ["", heading(about), _table(columns, [best, *rows])]
+
+
+def _table(columns: tuple[str, ...], rows: list[list[str]]) -> Table:
+    """Numbers in the second and third column."""
+    made = table(columns, rows, wrap=True)
+    for column in made.columns[3:]:
+        column.justify = "left"
+    return made
+
+
+def _by(question: TuneQuestion) -> str:
+    return f"compared {_COMPARED[question.goal]}"
+
+
+def _placement(tuning: Tuning) -> str:
+    return "with a cache" if tuning.best.cache_mib is None else "without a cache"
+
+
+def _numbers(tuned: Tuned) -> list[str]:
+    return [number(1000 / tuned.tpot_ms), seconds(tuned.ttft_ms)]
+
+
+def _loss(rival: Rival) -> str:
+    """By how much it is slower, and the part of the time that grows most."""
+    reason = rival.reason
+    if reason.slower < -_SAME:
+        return f"{percent(-reason.slower)} faster, which is too little to rely on"
+    if reason.slower < _SAME or reason.part is None or reason.part_ms is None:
+        return "as fast"
+    unit = milliseconds if reason.phase == "decode" else duration
+    where = "a token" if reason.phase == "decode" else "in the prompt"
+    return f"{percent(reason.slower)} slower: {PARTS[reason.part]} {unit(reason.part_ms)} more {where}"
+
+
+def _changed(best: Tuned, other: Tuned) -> str:
+    """The arguments that the best setting does not have."""
+    return " ".join(word for word in other.arguments if word not in best.arguments)
+
+
+# --- other engines, better parts --------------------------------------------------------------------------------------
+
+
+def _other_engines(tuning: Tuning) -> list[Text | Table | str]:
+    rows = [[rival.tuned.engine, *_numbers(rival.tuned), _compared(rival)] for rival in tuning.others]
+    commands = [f"{rival.tuned.engine}: {rival.tuned.command}" for rival in tuning.others]
+    refused = [f"{name}: {why}" for name, why in tuning.refused.items()]
+    if not rows:
+        return ["", *refused] if refused else []
+    columns = ("other engines", "tokens/s", "first token s", f"than {tuning.best.engine}")
+    return ["", _table(columns, rows), "", *commands, *refused]
+
+
+def _compared(rival: Rival) -> str:
+    slower = rival.reason.slower
+    if abs(slower) < _SAME:
+        return "as fast"
+    return f"{percent(abs(slower))} {'slower' if slower > 0 else 'faster'}"
+
+
+def _gains(tuning: Tuning) -> list[Text | Table | str]:
+    rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in tuning.gains]
+    return ["", table((f"25% better, {tuning.best.engine}", "more tokens/s", "sooner first token"), rows)]
+
+
+def _caveats(tuning: Tuning) -> list[Text | Table | str]:
+    told = [f"- {note}" for note in tuning.notes]
+    return ["", heading("caveats"), *told] if told else []
+
+
+# --- one token, part by part ------------------------------------------------------------------------------------------
+
+_BAR = 40  # letters of the longest bar
+
+
+def timeline_page(tuned: Tuned) -> list[Text | Table | str]:
+    """What happens in the time of one token, part by part, and in how many layers."""
+    rows = list(_timeline(tuned))
+    return ["", heading("one token, in the mean of the answer"),
+            table(("part", "layers", "ms a layer", "ms", "share", ""), rows, wrap=False)]  # fmt: skip
+
+
+def _timeline(tuned: Tuned) -> Iterator[list[str]]:
+    longest = max(tuned.decode_ms.values())
+    for part, ms in tuned.decode_ms.items():
+        if layers := _layers(tuned, part):
+            each = number(ms / layers, 3) if part != "others" else "-"
+            yield [PARTS[part], number(layers, 0), each, number(ms, 2), percent(ms / tuned.tpot_ms),
+                   f"{'#' * round(_BAR * ms / longest):<{_BAR}}"]  # fmt: skip
+
+
+def _layers(tuned: Tuned, part: str) -> int:
+    """In which a part takes time."""
+    host, cached = tuned.host_layers, tuned.cache_mib is not None
+    whole = tuned.layers
+    layers = {
+        "gpu_experts": whole if cached or tuned.gpu_experts else whole - host,
+        "cpu_experts": (0 if cached else host) if "gpu_experts" in tuned.decode_ms else whole,
+        "handing_over": host, "copies": host if cached else 0,
+    }  # fmt: skip
+    return layers.get(part, whole)
+
+
+# --- predicted and measured -------------------------------------------------------------------------------------------
+
+
+def check_page(checked: Sequence[Checked]) -> list[Text | Table | str]:
+    """Predicted times and memory next to those that the engine had on this machine."""
+    rows = [
+        [one.name, *_numbers(one.tuned), number(1000 / one.tpot_ms), seconds(one.ttft_ms),
+         signed_percent(one.decode_error), signed_percent(one.prompt_error), *map(_sizes, one.memory.values()),
+         _changed(checked[0].tuned, one.tuned)]
+        for one in checked
+    ]  # fmt: skip
+    kinds = [f"{kind} GB" for kind in checked[0].memory]
+    times = ("tokens/s", "first token s", "measured", "measured", "error", "error")
+    columns = ("run here", *times, *kinds, "its arguments")
+    told = "error: predicted over measured speed, minus 1; GB: predicted / reported by the engine"
+    return ["", heading("predicted and measured on this machine"), table(columns, rows), "", told]
+
+
+def _sizes(sizes: tuple[int, int]) -> str:
+    return " / ".join(f"{size / GB:.2f}" for size in sizes)

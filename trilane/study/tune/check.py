@@ -1,0 +1,89 @@
+"""Settings run on this machine by the real engine: measured times and memory next to those that were predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from realrun.llama_cpp.timed_run import RunSettings, TimedRun, timed_run
+from traces.models.names import parted
+from trilane.common.quoting import quoted
+from trilane.study.fit.question import FitError
+from trilane.study.tune.tune import Tuning
+from trilane.study.tune.tuned import Tuned
+
+MOST_TOKENS = 32  # of an answer that are timed
+RunEngine = Callable[[Path, RunSettings], TimedRun]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A setting, and what was measured with it. ``memory``: predicted and reported bytes, by kind."""
+
+    name: str
+    tuned: Tuned
+    tpot_ms: float
+    ttft_ms: float
+    memory: Mapping[str, tuple[int, int]]
+
+    @property
+    def decode_error(self) -> float:
+        """Predicted over measured tokens a second, minus 1."""
+        return self.tpot_ms / self.tuned.tpot_ms - 1
+
+    @property
+    def prompt_error(self) -> float:
+        """Predicted over measured prompt tokens a second, minus 1."""
+        return self.ttft_ms / self.tuned.ttft_ms - 1
+
+
+def check(tuning: Tuning, run: RunEngine = timed_run) -> Iterator[Checked]:
+    """The best settings, and the engine's own, one after the other. ``run``: the engine.
+
+    Raises FitError for a question that this machine cannot be asked: no GGUF file, an engine other than llama.cpp,
+    several sequences. Raises RefusedError where the engine refuses.
+    """
+    path = _file(tuning)
+    named = [(f"best but {place}" if place else "best", tuned) for place, tuned in enumerate(tuning.leading)]
+    if tuning.usual is not None and tuning.usual.tuned not in tuning.leading:
+        named.append(("engine's own", tuning.usual.tuned))
+    for name, tuned in named:
+        timed = run(path, _settings(tuning, tuned))
+        yield Checked(name, tuned, timed.tpot_ms, timed.ttft_ms, _memory(tuned, timed))
+
+
+def _file(tuning: Tuning) -> Path:
+    asked = tuning.question.fit
+    path = Path(parted(asked.model).model)
+    if path.suffix.lower() != ".gguf" or not path.is_file():
+        raise FitError(f"tune: --check runs the model: expected a GGUF file, got {quoted(asked.model)}")
+    if not tuning.best.engine.startswith("llama.cpp") or asked.batch > 1:
+        raise FitError(
+            f"tune: --check runs one sequence in llama.cpp, got {asked.batch} in {quoted(tuning.best.engine)}"
+        )
+    return path
+
+
+def _settings(tuning: Tuning, tuned: Tuned) -> RunSettings:
+    asked = tuning.question.fit
+    return RunSettings(
+        threads=tuned.threads,
+        piece_tokens=tuned.piece_tokens,
+        kv=tuned.kv,
+        window_tokens=asked.tokens,
+        prompt_tokens=asked.context,
+        generated_tokens=min(asked.generated, MOST_TOKENS),
+        gpu=tuning.regime != "CPU only",
+        cpu_expert_layers=tuned.n_cpu_moe,
+        expert_cache_mib=tuned.cache_mib or 0,
+    )
+
+
+def _memory(tuned: Tuned, timed: TimedRun) -> dict[str, tuple[int, int]]:
+    own = tuned.memory
+    predicted = {
+        "model": own.every_token_bytes + own.experts_bytes + own.host_bytes, "KV": own.kv_bytes,
+        "compute": own.compute_bytes,
+    }  # fmt: skip
+    return {kind: (size, timed.reported[kind]) for kind, size in predicted.items() if kind in timed.reported}

@@ -1,0 +1,101 @@
+"""Settings of an engine, and the choices that there are for a model on a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, NamedTuple
+
+from sim.costs.engine import InferenceEngine
+from sim.machine.hardware import Hardware
+from traces.models.shape import ModelShape
+from trilane.study.fit.command_line import cpu_layers_of
+from trilane.study.fit.question import KvFormat, Question
+from trilane.study.tune.expert_cache import caches_experts
+from trilane.study.tune.question import TuneQuestion
+
+_PIECES = (256, 512, 1024, 2048, 4096)  # prompt tokens at once
+_THREAD_SHARES = (1.0, 0.75, 0.5)  # of the cores
+_CACHED_STEPS = 8  # numbers of layers on the host, with a cache, that are tried: up to all of them
+
+
+class Setting(NamedTuple):
+    """One choice of everything. ``cached_layers``: MoE layers whose experts the host keeps, with all memory that is
+    left as a cache of them; None: no cache, and as few such layers as the memory takes."""
+
+    kv: KvFormat
+    piece_tokens: int
+    threads: int
+    cached_layers: int | None = None
+
+    def question(self, question: Question, shape: ModelShape) -> Question:
+        """The question with these settings."""
+        blocks = None if self.cached_layers is None else cpu_layers_of(shape, self.cached_layers)
+        return replace(question, kv=self.kv, ubatch=self.piece_tokens, threads=self.threads, n_cpu_moe=blocks)
+
+
+@dataclass(frozen=True)
+class SettingSpace:
+    """What each setting may be; the first of each is what the engine does by itself."""
+
+    kv: tuple[KvFormat, ...]
+    piece_tokens: tuple[int, ...]
+    threads: tuple[int, ...]
+    cached_layers: tuple[int | None, ...]
+
+    @property
+    def grid(self) -> Mapping[str, Sequence[Any]]:
+        """By the names of ``Setting``."""
+        return vars(self)
+
+    @property
+    def count(self) -> int:
+        """Settings in all."""
+        return len(self.kv) * len(self.piece_tokens) * len(self.threads) * len(self.cached_layers)
+
+    @property
+    def usual(self) -> Setting:
+        """What the engine does by itself."""
+        return Setting(self.kv[0], self.piece_tokens[0], self.threads[0])
+
+    def without_cache(self) -> list[Setting]:
+        """All settings with the engine's own number of threads and no cache of experts."""
+        return [Setting(kv, piece, self.threads[0]) for kv, piece in product(self.kv, self.piece_tokens)]
+
+    def departures(self, setting: Setting) -> int:
+        """How many settings differ from what the engine does by itself."""
+        return sum(mine != own for mine, own in zip(setting, self.usual, strict=True))
+
+
+def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engine: InferenceEngine) -> SettingSpace:
+    """Of an engine. What the question fixes is not chosen."""
+    asked, of_experts = question.fit, engine.splits == "experts"
+    return SettingSpace(
+        kv=("f16",) if of_experts else question.kv,
+        piece_tokens=_pieces(asked, engine),
+        threads=(asked.threads,) if asked.threads else _threads(hardware),
+        cached_layers=(None, *_cached_layers(shape, hardware, engine)),
+    )
+
+
+def _pieces(asked: Question, engine: InferenceEngine) -> tuple[int, ...]:
+    """The engine's own first; none that is twice as long as the prompt."""
+    if asked.ubatch:
+        return (asked.ubatch,)
+    assert engine.prompt is not None
+    own = engine.prompt.piece_tokens.value
+    return (own, *(piece for piece in _PIECES if piece != own and piece < 2 * asked.context))
+
+
+def _threads(hardware: Hardware) -> tuple[int, ...]:
+    """One a core first."""
+    counts = (max(round(share * hardware.cpu.cores), 1) for share in _THREAD_SHARES)
+    return tuple(dict.fromkeys(counts))
+
+
+def _cached_layers(shape: ModelShape, hardware: Hardware, engine: InferenceEngine) -> tuple[int, ...]:
+    if hardware.one_memory or not caches_experts(engine):
+        return ()
+    steps = (round(shape.moe_layers * step / _CACHED_STEPS) for step in range(_CACHED_STEPS, 0, -1))
+    return tuple(dict.fromkeys(layers for layers in steps if layers))

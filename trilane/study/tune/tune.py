@@ -1,0 +1,189 @@
+"""The answer to "which command line?": the best setting of an engine, what it gives, and what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from sim.costs.engine import InferenceEngine
+from sim.machine.hardware import Hardware
+from traces.models.shape import ModelShape
+from trilane.common.schema import to_dict
+from trilane.study.accuracy.regime_errors import RegimeAccuracy, regime_error
+from trilane.study.accuracy.regimes import Regime, regime_of
+from trilane.study.fit.engine_choice import RUN_ON_GPUS, check_engine, engine_of, fitted_engines
+from trilane.study.fit.engine_speed import EngineGain
+from trilane.study.fit.memory_needed import check_fits
+from trilane.study.fit.question import FitError
+from trilane.study.fit.sensitivity import limit_of, ranked
+from trilane.study.tune.expert_cache import hit_curve
+from trilane.study.tune.question import TuneQuestion
+from trilane.study.tune.reasons import Reason, why_lost
+from trilane.study.tune.search import search
+from trilane.study.tune.settings import Setting, SettingSpace, choices
+from trilane.study.tune.tuned import Tuned, Workbench
+
+WORTH_SETTING = 0.01  # of the time that is compared: what gives less stays as the engine has it
+WORTH_CACHING = 0.1  # a cache of experts is experimental, its costs are estimates, and two owners measured a loss
+LEADING = 3  # settings that a check runs
+AS_FAST = 0.005  # of the time that is compared: settings nearer to the best are no runners-up
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A setting that lost, and why."""
+
+    tuned: Tuned
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Everything on the page of ``trilane tune``. Rivals are None where there is no such setting that can run."""
+
+    question: TuneQuestion
+    model: str
+    machine: str
+    about: str
+    best: Tuned
+    leading: tuple[Tuned, ...]  # the best one and the next two that differ in more than their threads
+    runner_up: Rival | None  # the next one, slower and different in more than its threads
+    usual: Rival | None  # the engine's own settings, with as few layers on the CPU as the memory takes
+    other_placement: Rival | None  # the best one with a cache of experts, or without where the best one has one
+    others: tuple[Rival, ...]  # the best settings of other engines
+    refused: Mapping[str, str]  # other engines that cannot run it
+    tried: int
+    without_room: int
+    limited_by: str
+    gains: tuple[EngineGain, ...]
+    regime: Regime
+    error: RegimeAccuracy | None  # of decode speeds that others measured; None: of too few, of batches, or with a cache
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, with the line to paste."""
+        return {"command": self.best.command, **to_dict(self)}
+
+
+@dataclass(frozen=True)
+class Search:
+    """The settings of one engine that were tried, and what each gives."""
+
+    bench: Workbench
+    choices: SettingSpace
+    tuned: Mapping[Setting, Tuned]
+    refused: Mapping[Setting, str]
+
+    @cached_property
+    def best(self) -> Setting:
+        """The best one, where a setting that gives little stays as the engine has it. Raises FitError for none."""
+        if not self.tuned:
+            raise FitError(next(iter(self.refused.values())))
+        return min(self.tuned, key=self.score)
+
+    def score(self, setting: Setting) -> float:
+        """The time that is compared, larger for settings that differ from the engine's own."""
+        cached = _cached(setting)
+        departures = self.choices.departures(setting) - cached
+        dearer = (1 + WORTH_SETTING) ** departures * (1 + WORTH_CACHING * cached)
+        return self.tuned[setting].cost(self.bench.question.goal) * dearer
+
+    def best_of(self, settings: list[Setting]) -> Setting | None:
+        """The best among some."""
+        return min(settings, key=self.score, default=None)
+
+    @property
+    def leading(self) -> list[Setting]:
+        """The best settings, none of which differs from a better one in its threads alone."""
+        found: dict[Setting, Setting] = {}
+        for setting in sorted(self.tuned, key=self.score):
+            found.setdefault(setting._replace(threads=0), setting)
+        return list(found.values())[:LEADING]
+
+    def is_behind(self, setting: Setting) -> bool:
+        """Whether it is slower than the best one, and differs in more than its threads."""
+        goal, best = self.bench.question.goal, self.tuned[self.best]
+        near = setting._replace(threads=self.best.threads) == self.best
+        return not near and self.tuned[setting].cost(goal) > (1 + AS_FAST) * best.cost(goal)
+
+    def rival(self, setting: Setting | None) -> Rival | None:
+        """A setting next to the best one."""
+        if setting is None or setting == self.best:
+            return None
+        best, other = self.tuned[self.best], self.tuned[setting]
+        return Rival(other, why_lost(best, other, self.bench.question))
+
+
+def tune(question: TuneQuestion) -> Tuning:
+    """Answer a question. Raises FitError for what cannot run, saying by how many GB."""
+    hardware, shape = question.hardware, question.shape_with(question.kv[-1])
+    check_fits(shape, hardware, question.fit)
+    engine = engine_of(question.fit, hardware)
+    check_engine(engine, shape, hardware)
+    done = searched(question, hardware, shape, engine)
+    best = done.tuned[done.best]
+    speed = done.bench.speed(done.best)
+    gains = ranked(speed.gains())
+    others, refused = _other_engines(question, hardware, shape, engine, best)
+    regime = regime_of(shape, hardware, engine.name, speed.split)
+    return Tuning(
+        question=question,
+        model=shape.name,
+        machine=hardware.name,
+        about=hardware.about,
+        best=best,
+        leading=tuple(done.tuned[setting] for setting in done.leading),
+        runner_up=done.rival(done.best_of([one for one in done.tuned if done.is_behind(one)])),
+        usual=done.rival(done.choices.usual if done.choices.usual in done.tuned else None),
+        other_placement=done.rival(done.best_of([one for one in done.tuned if _cached(one) != _cached(done.best)])),
+        others=others,
+        refused=refused,
+        tried=len(done.tuned) + len(done.refused),
+        without_room=len(done.refused),
+        limited_by=limit_of(gains),
+        gains=gains,
+        regime=regime,
+        error=regime_error(regime, engine.name) if question.fit.batch == 1 and best.cache_mib is None else None,
+        notes=hardware.notes,
+    )
+
+
+def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: InferenceEngine) -> Search:
+    """All settings of an engine that were tried."""
+    found = choices(question, shape, hardware, engine)
+    curve = hit_curve(question.fit) if len(found.cached_layers) > 1 else None
+    bench = Workbench(question, hardware, engine, curve)
+    tuned: dict[Setting, Tuned] = {}
+
+    def cost(setting: Setting) -> float:
+        tuned[setting] = bench.tuned(setting)
+        return tuned[setting].cost(question.goal)
+
+    _, refused = search(found, cost)
+    return Search(bench, found, tuned, refused)
+
+
+def _cached(setting: Setting) -> bool:
+    return setting.cached_layers is not None
+
+
+def _other_engines(
+    question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: InferenceEngine, best: Tuned
+) -> tuple[tuple[Rival, ...], dict[str, str]]:
+    """The best settings of engines that run on the machine and read the weights, best first; and why others cannot."""
+    found, refused = [], {}
+    for name, other in fitted_engines().items():
+        alone = hardware.cpu_only and (other.splits == "experts" or name in RUN_ON_GPUS)
+        if name == engine.name or alone or not other.runs_on(hardware.gpu.vendor or "nvidia"):
+            continue
+        try:
+            check_engine(other, shape, hardware)
+            done = searched(replace(question, fit=replace(question.fit, engine=name)), hardware, shape, other)
+            tuned = done.tuned[done.best]
+        except FitError as error:
+            refused[name] = str(error)
+            continue
+        found.append(Rival(tuned, why_lost(best, tuned, question)))
+    return tuple(sorted(found, key=lambda rival: rival.tuned.cost(question.goal))), refused

@@ -1,0 +1,100 @@
+"""What one setting gives: its command line, speeds, what they are made of, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sim.costs.engine import InferenceEngine, load_engine
+from sim.machine.hardware import Hardware
+from trilane.study.fit.command_line import cpu_layers_of
+from trilane.study.fit.engine_answer import time_parts
+from trilane.study.fit.engine_speed import EngineSpeed
+from trilane.study.fit.question import KvFormat
+from trilane.study.fit.split_memory import SplitMemory
+from trilane.study.tune.expert_cache import CACHING, CachedSpeed, HitCurve
+from trilane.study.tune.question import Goal, TuneQuestion
+from trilane.study.tune.settings import Setting
+
+_NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Times in ms, parts of a time by name. ``n_cpu_moe``: N of ``--n-cpu-moe``; ``answer_ms``: to the last token."""
+
+    engine: str
+    arguments: tuple[str, ...]  # of the command line, each with its value
+    kv: KvFormat
+    piece_tokens: int
+    threads: int
+    layers: int  # with experts
+    host_layers: int  # of them, whose experts the host keeps
+    n_cpu_moe: int
+    gpu_experts: int  # of each of those layers that the GPU has nevertheless
+    cache_mib: int | None
+    hit_rate: float | None
+    memory: SplitMemory  # without the cache of experts
+    tpot_ms: float
+    decode_ms: Mapping[str, float]
+    ttft_ms: float
+    prompt_ms: Mapping[str, float]
+    answer_ms: float
+
+    @property
+    def command(self) -> str:
+        """The line to paste."""
+        return " ".join(self.arguments)
+
+    def cost(self, goal: Goal) -> float:
+        """The time that is to be short, in ms."""
+        return {"decode": self.tpot_ms, "prompt": self.ttft_ms, "both": self.answer_ms}[goal]
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """A question on a machine with one engine, on which settings are tried. ``curve``: None without a cache."""
+
+    question: TuneQuestion
+    hardware: Hardware
+    engine: InferenceEngine
+    curve: HitCurve | None
+
+    def speed(self, setting: Setting) -> EngineSpeed:
+        """The speeds of a setting, which raise FitError where it cannot run."""
+        shape = self.question.shape_with(setting.kv)
+        asked = setting.question(self.question.fit, shape)
+        if setting.cached_layers is None:
+            return EngineSpeed(asked, shape, self.hardware, self.engine)
+        assert self.curve is not None
+        return CachedSpeed(asked, shape, self.hardware, load_engine(CACHING[self.engine.name]), curve=self.curve)
+
+    def tuned(self, setting: Setting) -> Tuned:
+        """What a setting gives. Raises FitError where it cannot run."""
+        speed = self.speed(setting)
+        split, cpu_only = speed.split, self.hardware.cpu_only
+        return Tuned(
+            engine=self.engine.name,
+            arguments=tuple(self._words(speed)),
+            kv=setting.kv,
+            piece_tokens=setting.piece_tokens,
+            threads=setting.threads,
+            layers=speed.shape.moe_layers,
+            host_layers=0 if cpu_only else split.cpu_layers,
+            n_cpu_moe=0 if cpu_only else cpu_layers_of(speed.shape, split.cpu_layers),
+            gpu_experts=split.gpu_experts,
+            cache_mib=speed.cache_mib if isinstance(speed, CachedSpeed) else None,
+            hit_rate=split.cache.hit_rate if split.cache else None,
+            memory=speed.splitter.memory(split),
+            tpot_ms=speed.decode.total_ns / _NS_PER_MS,
+            decode_ms=time_parts(speed.decode, cpu_only),
+            ttft_ms=speed.prompt.total_ns / _NS_PER_MS,
+            prompt_ms=time_parts(speed.prompt, cpu_only),
+            answer_ms=speed.answer_ns / _NS_PER_MS,
+        )
+
+    def _words(self, speed: EngineSpeed) -> list[str]:
+        """The command line; one slot of llama-server where one sequence runs, which by itself makes four."""
+        words = speed.words
+        one = self.question.fit.batch == 1 and words[0] == "llama-server"
+        return [*words, "-np 1"] if one else words

@@ -1,0 +1,106 @@
+"""``trilane tune``: which command line?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from trilane.common.quoting import quoted
+from trilane.pages.output import JsonOption, check_targets, note, show, working, write_json
+from trilane.verbs.inputs import names_in
+from trilane.verbs.machine_parts import MachineParts
+from trilane.verbs.options import OptionError, grouped
+
+if TYPE_CHECKING:
+    from trilane.study.fit.question import KvFormat
+
+
+@grouped
+def tune(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A GGUF file, a model (see [bold]trilane models[/]), or a config.json."),
+    ],
+    *,
+    parts: MachineParts,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Format of weights, such as q8_0, q4_k_m. Default: q4_k_m, or as published "
+                                          "if that has fewer than 16 bits; a file has its own."),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Tokens for which the KV cache is to have room (-c). Default: those of prompt "
+                                       "and answer."),
+    ] = None,
+    prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of a prompt.")] = 4096,
+    generated: Annotated[int, typer.Option(metavar="N", help="Tokens of an answer.")] = 256,
+    batch: Annotated[int, typer.Option(metavar="N", help="Sequences that run together.")] = 1,
+    goal: Annotated[
+        str,
+        typer.Option("--for", metavar="NAME", help="What is to be quick: decode (a token), prompt (the first token), "
+                                                   "both (the whole answer)."),
+    ] = "both",
+    kv: Annotated[str, typer.Option(metavar="A,B", help="Formats of the KV cache to choose from.")] = "f16,q8_0",
+    keep_free_gb: Annotated[
+        float,
+        typer.Option(metavar="X", help="Memory of the GPU (of the machine, where there is none) to keep free, in GB "
+                                       "(10^9 bytes)."),
+    ] = 0.0,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads. Default: chosen.")] = None,
+    ubatch: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of a prompt computed at once (-ub). Default: chosen.")
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Engine that is run, such as ik_llama.cpp. Default: llama.cpp; for AMD "
+                                               "and Intel cards llama.cpp-vulkan."),
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show what takes the time of one token.")] = False,
+    checked: Annotated[
+        bool,
+        typer.Option("--check", help="Run the best three settings, and the engine's own, on this machine. MODEL is a "
+                                     "GGUF file; needs the extra [bold]llama[/]."),
+    ] = False,
+    json: JsonOption = None,
+) -> None:  # fmt: skip
+    """Find the best command line of llama.cpp for a model on this machine, or on one of named parts."""
+    from trilane.common.schema import to_dict
+    from trilane.pages.tune import check_page, timeline_page, tune_page
+    from trilane.study.fit.question import Question
+    from trilane.study.tune.check import check
+    from trilane.study.tune.question import GOALS, TuneQuestion
+    from trilane.study.tune.tune import tune as answer
+
+    check_targets(json, inputs=(model, parts.machine))
+    if goal not in GOALS:
+        raise OptionError(f"--for: expected {', '.join(GOALS[:-1])} or {GOALS[-1]}, got {quoted(goal)}")
+    formats = tuple(cast("KvFormat", name) for name in names_in(kv, "--kv"))
+    question = Question(
+        model=model, **_machine(parts), weights=weights, context=prompt, generated=generated, batch=batch,
+        window=context, engine=engine, threads=threads, ubatch=ubatch,
+    )  # fmt: skip
+    with working("trying settings"):
+        found = answer(TuneQuestion(question, goal, formats, keep_free_gb))
+    show(json, *tune_page(found), *(timeline_page(found.best) if explain else ()))
+    record = found.to_dict()
+    if checked:
+        with working("running llama.cpp"):
+            measured = list(check(found))
+        show(json, *check_page(measured))
+        record["checked"] = [to_dict(one) for one in measured]
+    write_json(record, json)
+
+
+def _machine(parts: MachineParts) -> dict[str, Any]:
+    """The parts that were named; where no GPU was, those of the machine at hand, with a remark on what was assumed."""
+    from trilane.study.tune.machine_found import found_machine
+
+    if parts.gpu is not None or parts.machine is not None:
+        return parts.given()
+    named = {name: value for name, value in parts.given().items() if value is not None}
+    found = found_machine().without(*named)
+    for text in found.assumed:
+        note(f"assumed {text}")
+    return found.parts(**named)
