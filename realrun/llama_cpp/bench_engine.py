@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 from typing import NamedTuple, Protocol
 
 
@@ -26,17 +26,24 @@ class BenchContext(Protocol):
 
 
 class BenchSettings(NamedTuple):
-    """How a model is loaded. ``cpu_layers``: layers whose experts stay on the CPU, where there is a GPU."""
+    """How a model is loaded. ``gpu``: onto a GPU, but for the experts of the first ``cpu_layers`` layers; ``kv``: the
+    format of keys and values."""
 
     context_tokens: int
     piece_tokens: int = 512
+    gpu: bool = False
     cpu_layers: int = 0
+    kv: str = "f16"
 
 
 OpenModel = Callable[[Path, BenchSettings], AbstractContextManager[BenchContext]]
 
 
-class Point(NamedTuple):
+_WARM, _FEW = 2, 16
+_FILL_TOKENS = 512
+
+
+class BenchPoint(NamedTuple):
     """One thing to time: ``tokens`` computed at once, with ``depth`` others in the cache."""
 
     threads: int
@@ -45,33 +52,33 @@ class Point(NamedTuple):
 
 
 def time_points(
-    context: BenchContext, points: Iterable[tuple[Point, int]], warm: int = 2
-) -> dict[Point, list[int]]:
-    """Times in ns of each point, as often as stated; the cache grows in the order of the points, and repeats of one point
-    start from its depth. Each is computed ``warm`` times before it is timed, those of many tokens once at most.
+    context: BenchContext, points: Iterable[tuple[BenchPoint, int]], filled: int = 0
+) -> dict[BenchPoint, list[int]]:
+    """Times in ns of each point, as often as stated; single tokens, and few, are computed twice before.
+
+    ``filled``: tokens in the cache already. It grows, or shrinks, from point to point. A point that is
+    listed again is timed again.
     """
-    found: dict[Point, list[int]] = {}
-    depth, threads = 0, 0
+    found: dict[BenchPoint, list[int]] = {}
+    depth = filled
     for point, repeats in points:
-        if point.threads != threads:
-            threads = point.threads
-            context.use_threads(threads)
+        context.use_threads(point.threads)
         depth = _fill(context, depth, point.depth)
-        for _ in range(warm if point.tokens <= _FEW else 0):
+        for _ in range(_WARM if point.tokens <= _FEW else 0):
             _once(context, point)
-        found[point] = [_once(context, point) for _ in range(repeats)]
+        found[point] = found.get(point, []) + [_once(context, point) for _ in range(repeats)]
     return found
 
 
-_FEW, _FILL_TOKENS = 16, 512
+def quartiles(times: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile; of one value, that."""
+    if len(times) == 1:
+        return times[0], times[0], times[0]
+    low, middle, high = quantiles(times, n=4, method="inclusive")
+    return low, middle, high
 
 
-def middle(times: list[int]) -> float:
-    """The median."""
-    return float(median(times))
-
-
-def _once(context: BenchContext, point: Point) -> int:
+def _once(context: BenchContext, point: BenchPoint) -> int:
     ns = context.compute_ns(point.tokens)
     context.keep(point.depth)
     return ns

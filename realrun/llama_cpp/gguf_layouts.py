@@ -14,7 +14,9 @@ from traces.models.shape import ModelShape, ShapeError
 from trilane.common.names import unknown
 
 Value = int | float | str | bool
-Part = Literal["gate_up", "down", "layers", "embedding", "head", "f32"]  # which of a format's blocks; f32: 32-bit floats
+Part = Literal[
+    "gate_up", "down", "layers", "embedding", "head", "f32"
+]  # which of a format's blocks; f32: 32-bit floats
 CONTEXT_TOKENS = 131_072
 _EPSILON, _ROPE_BASE = 1e-6, 1e6
 _ROTARY = 64  # of DeepSeek's heads, the widths with a position

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
-from realrun.llama_cpp.bench_engine import BenchSettings, OpenModel, Point, middle, time_points
+from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings, OpenModel, quartiles, time_points
 from realrun.llama_cpp.benchmark_models import DEPTH, BenchModel, bench_models
 from realrun.llama_cpp.random_gguf import write_random_gguf
 
@@ -15,25 +16,21 @@ _ROOM = 1024  # tokens in the cache behind those of DEPTH
 def measure_samples(
     open_model: OpenModel, folder: Path, blocks: tuple[str, ...], threads: tuple[int, ...], rounds: int,
     progress: Callable[[str], None] = lambda _: None,
-) -> dict[str, dict[Point, float]]:  # fmt: skip
-    """Times in ns of every point of ``bench_models``: the median of its repeats, of the round in which it was least,
-    since what disturbs a measurement makes it longer. Models are written to ``folder``, and stay there.
+) -> dict[str, dict[BenchPoint, float]]:  # fmt: skip
+    """Times in ns of every point of ``bench_models``: the lower quartile of all its repeats, since what disturbs a
+    measurement makes it longer. Models are written to ``folder``, and stay there.
     """
     models = list(bench_models(blocks, threads))
     for model in models:
         _write(model, folder, progress)
-    found: dict[str, dict[Point, float]] = {model.name: {} for model in models}
+    found: dict[str, dict[BenchPoint, list[int]]] = {model.name: defaultdict(list) for model in models}
     for turn in range(rounds):
         for model in models:
             progress(f"round {turn + 1} of {rounds}: {model.name}")
             with open_model(_file(model, folder), BenchSettings(DEPTH + _ROOM)) as context:
-                times = time_points(context, model.points)
-            found[model.name] = _least(found[model.name], {point: middle(each) for point, each in times.items()})
-    return found
-
-
-def _least(before: Mapping[Point, float], now: Mapping[Point, float]) -> dict[Point, float]:
-    return {point: min(ns, before.get(point, ns)) for point, ns in now.items()}
+                for point, times in time_points(context, model.points).items():
+                    found[model.name][point] += times
+    return {name: {point: quartiles(times)[0] for point, times in each.items()} for name, each in found.items()}
 
 
 def _write(model: BenchModel, folder: Path, progress: Callable[[str], None]) -> None:

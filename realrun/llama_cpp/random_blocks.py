@@ -18,7 +18,7 @@ from trilane.common.names import unknown
 Bytes = npt.NDArray[np.uint8]
 
 
-class BlockFormat(NamedTuple):
+class RandomBlock(NamedTuple):
     """One block: how many weights and bytes it has, its number as a type of tensor, and how its scales are set."""
 
     ggml_type: int
@@ -43,7 +43,7 @@ def random_blocks(name: str, count: int, std: float, random: np.random.Generator
     return blocks
 
 
-def block_format(name: str) -> BlockFormat:
+def block_format(name: str) -> RandomBlock:
     """The block of this name. Raises ShapeError."""
     if name not in _FORMATS:
         raise ShapeError(unknown("block of random weights", name, _FORMATS))
@@ -89,14 +89,14 @@ def _k_unit(levels: int) -> float:
 
 
 _INT8 = math.sqrt((256**2 - 1) / 12)
-_FORMATS: Mapping[str, BlockFormat] = {
-    "f32": BlockFormat(0, 1, 4, _plain),
-    "bf16": BlockFormat(30, 1, 2, _plain),
-    "q4_0": BlockFormat(2, 32, 18, _at(0, math.sqrt((16**2 - 1) / 12))),
-    "q5_0": BlockFormat(6, 32, 22, _at(0, math.sqrt((32**2 - 1) / 12))),
-    "q8_0": BlockFormat(8, 32, 34, _at(0, _INT8)),
-    "q4_k": BlockFormat(12, 256, 144, _k_scales(7.5, _k_unit(16))),
-    "q5_k": BlockFormat(13, 256, 176, _k_scales(15.5, _k_unit(32))),
-    "q6_k": BlockFormat(14, 256, 210, _at(208, _INT8 * math.sqrt((64**2 - 1) / 12))),
-    "mxfp4": BlockFormat(39, 32, 17, _power_of_two),
+_FORMATS: Mapping[str, RandomBlock] = {
+    "f32": RandomBlock(0, 1, 4, _plain),
+    "bf16": RandomBlock(30, 1, 2, _plain),
+    "q4_0": RandomBlock(2, 32, 18, _at(0, math.sqrt((16**2 - 1) / 12))),
+    "q5_0": RandomBlock(6, 32, 22, _at(0, math.sqrt((32**2 - 1) / 12))),
+    "q8_0": RandomBlock(8, 32, 34, _at(0, _INT8)),
+    "q4_k": RandomBlock(12, 256, 144, _k_scales(7.5, _k_unit(16))),
+    "q5_k": RandomBlock(13, 256, 176, _k_scales(15.5, _k_unit(32))),
+    "q6_k": RandomBlock(14, 256, 210, _at(208, _INT8 * math.sqrt((64**2 - 1) / 12))),
+    "mxfp4": RandomBlock(39, 32, 17, _power_of_two),
 }

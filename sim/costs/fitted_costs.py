@@ -51,7 +51,7 @@ def fitted_costs(
     if engine.gpu is None or engine.cpu is None or engine.prompt is None:
         raise EngineError(f"engine {engine.name!r}: its kernels are counted, it has no times of whole layers")
     if engine.kernels is not None and hardware.cpu_only:
-        return kernel_costs(shape, hardware, engine.kernels, max_tokens)
+        return kernel_costs(shape, hardware, engine.kernels, max_tokens, threads or hardware.cpu.cores)
     cpu = CpuProcessor(hardware.cpu, engine.cpu, engine.prompt, threads or hardware.cpu.cores, repacked)
     main: Processor = cpu if hardware.cpu_only else GpuProcessor(hardware.gpu, engine.gpu)
     sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]

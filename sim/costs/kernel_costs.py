@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.mechanism.views import ExpertCosts
-from sim.costs.cost_table import CostError, CostTable, StepCosts
+from sim.costs.cost_table import CostTable, StepCosts
+from sim.costs.expert_work import ExpertWork
 from sim.costs.kernels import Floats, Kernels, ProductRates
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCosts
@@ -23,15 +24,9 @@ from trilane.common.names import unknown
 _ROUTER = {"f32": 1.0}
 
 
-def kernel_costs(shape: ModelShape, hardware: Hardware, kernels: Kernels, max_tokens: int) -> CostTable:
-    """The cost table for workloads 0..``max_tokens``; one thread a core.
-
-    Raises CostError for ``max_tokens`` < 1, and HardwareError for weights that were not measured.
-    """
-    if max_tokens < 1:
-        raise CostError(f"max_tokens must be >= 1, the most tokens of any step, got {max_tokens}")
-    blocks = weight_blocks(shape, parted(shape.name).weights or "bf16")
-    steps = KernelSteps(shape, blocks, kernels, kernels.place(hardware.cpu.cores))
+def kernel_costs(shape: ModelShape, hardware: Hardware, kernels: Kernels, max_tokens: int, threads: int) -> CostTable:
+    """The cost table for workloads 0..``max_tokens``. Raises HardwareError for weights that were not measured."""
+    steps = kernel_steps(shape, kernels, threads)
     ns = np.maximum.accumulate(np.maximum(np.rint(steps.expert_ns(np.arange(max_tokens + 1.0))), 0)).astype(int)
     table = (0, *(max(each, 1) for each in ns[1:].tolist()))
     size, contention = shape.expert_bytes_of(0), hardware.contention
@@ -45,6 +40,13 @@ def kernel_costs(shape: ModelShape, hardware: Hardware, kernels: Kernels, max_to
         attention_launch_ns=0, gate_launch_ns=0, shared_launch_ns=0, expert_launch_ns=0, combine_launch_ns=0,
         head_launch_ns=0, dense_launch_ns=0, sync_ns=0, result_path=hardware.link.result_path, plan_costs=PlanCosts(),
     )  # fmt: skip
+
+
+def kernel_steps(shape: ModelShape, kernels: Kernels, threads: int) -> KernelSteps:
+    """The steps of a model in the weight format of its name, in 16 bits without one."""
+    return KernelSteps(
+        shape, weight_blocks(shape, parted(shape.name).weights or "bf16"), kernels, kernels.place(threads)
+    )
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,20 @@ class KernelSteps:
             head_ns=round(head + self._of(self.kernels.step_ns)), routing_ns=0, activations_ns=1, result_ns=1,
         )  # fmt: skip
 
+    def piece_ns(self, tokens: int, context: int) -> float:
+        """A piece of a prompt of one sequence, or a single token; ``context`` as for ``step``.
+
+        llama.cpp goes on with the piece's last token alone after the attention of the last layer.
+        """
+        costs, layers = self.step(tokens, (context,)), self.shape.moe_layers - 1
+        mixture, of_one = (self._mixture(count) for count in (tokens, 1))
+        return (layers + 1) * costs.attention_ns + layers * mixture + of_one + costs.dense_ns + costs.head_ns
+
+    def _mixture(self, tokens: int) -> float:
+        """Gate, shared and routed experts of a layer."""
+        step, work = self.step(tokens, (tokens,)), ExpertWork.of(self.shape, tokens)
+        return step.gate_ns + step.shared_ns + work.active * float(self.expert_ns(np.array([work.rows]))[0])
+
     def expert_ns(self, rows: Floats) -> Floats:
         """One expert with each number of rows."""
         matrix, others = self.shape.hidden * self.shape.expert_width, self.shape.matrices_per_expert - 1
@@ -77,7 +93,8 @@ class KernelSteps:
             part * self._rates(block, "experts").ns(2.0 * count * matrix, rows, self.place)
             for blocks, count in parts for block, part in blocks.items()
         ]  # fmt: skip
-        return np.sum(times, axis=0)
+        total: Floats = np.sum(times, axis=0)
+        return total
 
     def _attention(self, kind: Attention, tokens: int, context: Sequence[int]) -> float:
         """Norms and attention of a layer of one kind, with a layer's fixed time."""
@@ -103,7 +120,9 @@ class KernelSteps:
     def _rates(self, block: str, which: str) -> ProductRates:
         products = self.kernels.products
         if block not in products:
-            raise HardwareError(f"model {self.shape.name!r}: weights were not measured: {unknown('block', block, products)}")
+            raise HardwareError(
+                f"model {self.shape.name!r}: weights were not measured: {unknown('block', block, products)}"
+            )
         rates: ProductRates = getattr(products[block], which).value
         return rates
 

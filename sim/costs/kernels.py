@@ -23,7 +23,7 @@ _Rates = Annotated[tuple[Annotated[float, above(0), at_most(1e18)], ...], NOT_EM
 class ProductRates(NamedTuple):
     """Operations a second of products with so many rows, a list for each number of threads.
 
-    With one row, that is mostly the reading of the weights. Rates of other numbers of rows are interpolated by their
+    With one row, that is mostly the reading of the weights. Times of other numbers of rows are interpolated by their
     logarithm.
     """
 
@@ -32,8 +32,8 @@ class ProductRates(NamedTuple):
 
     def ns(self, flops: float, rows: Floats, place: int) -> Floats:
         """Times of products of ``flops`` a row, with the number of threads at ``place``."""
-        rates = np.interp(np.log(np.maximum(rows, 1)), np.log(self.rows), self.flops_per_s[place])
-        return rows * flops / rates * 1e9
+        each_ns = 1e9 / np.array(self.flops_per_s[place])
+        return rows * flops * np.interp(np.log(np.maximum(rows, 1)), np.log(self.rows), each_ns)
 
 
 class BlockRates(NamedTuple):
@@ -44,8 +44,8 @@ class BlockRates(NamedTuple):
 
 
 class AttentionTimes(NamedTuple):
-    """Of one layer: ``cache_byte_ns`` for each byte of keys and values, and for each pair of a query and a key, for every
-    head, a time and ``width_ns`` for each element of key and value; tiles are those of steps of ``tile_rows`` tokens.
+    """Of one layer: ``cache_byte_ns`` for each byte of keys and values; for each pair of a query and a key, and every
+    head, ``pair_ns``, and ``width_ns`` for each element of key and value; in tiles from ``tile_rows`` tokens on.
     """
 
     cache_byte_ns: Sourced[ByThreads]
@@ -57,7 +57,7 @@ class AttentionTimes(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """All of them. ``layer_ns``: a layer's other kernels, by its attention, and ``token_ns`` for each token of a step."""
+    """All of them. ``layer_ns``: a layer's other kernels, by its attention; ``token_ns``: for each token of a step."""
 
     threads: Annotated[tuple[Count, ...], NOT_EMPTY, ASCENDING]  # that were measured
     products: Mapping[str, BlockRates]  # by block
@@ -65,7 +65,6 @@ class Kernels(NamedTuple):
     layer_ns: Mapping[str, Sourced[ByThreads]]  # of "grouped" and "latent" attention
     token_ns: Mapping[str, Sourced[ByThreads]]
     step_ns: Sourced[ByThreads]
-
 
     def place(self, threads: int) -> int:
         """Where the values for so many threads stand."""

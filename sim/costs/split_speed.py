@@ -7,12 +7,11 @@ them); this is quicker, and goes through the pieces of a prompt one by one.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sim.costs.cost_table import CostTable
 from sim.costs.engine import EngineError, InferenceEngine
+from sim.costs.expert_work import ExpertWork
 from sim.costs.fitted_costs import fitted_costs
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
@@ -73,7 +72,7 @@ def decode_time(
 
     Raises what ``fitted_costs`` raises.
     """
-    work = _ExpertWork.of(shape, batch)
+    work = ExpertWork.of(shape, batch)
     costs = _costs(shape, hardware, engine, split, work)
     step = costs.step(batch, (max(context, 1),) * batch)
     share = split.gpu_experts / shape.experts
@@ -138,14 +137,14 @@ class _Pieces:
     split: StaticSplit
     costs: CostTable
     tokens: int  # of a piece
-    work: _ExpertWork
+    work: ExpertWork
 
     @classmethod
     def of(
         cls, shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, tokens: int
     ) -> _Pieces:
         """Pieces of ``tokens``."""
-        work = _ExpertWork.of(shape, tokens)
+        work = ExpertWork.of(shape, tokens)
         return cls(shape, hardware, engine, split, _costs(shape, hardware, engine, split, work), tokens, work)
 
     def times(self, ends: list[int]) -> list[float]:
@@ -185,32 +184,7 @@ class _Pieces:
         return prompt.experts.value == "computed" or self.tokens < prompt.copies_from_tokens.value
 
 
-@dataclass(frozen=True)
-class _ExpertWork:
-    """What the experts of a layer do in a step, in the mean: how many are ``active``, with how many ``rows`` each."""
-
-    active: float
-    rows: float
-
-    @classmethod
-    def of(cls, shape: ModelShape, tokens: int) -> _ExpertWork:
-        """Of ``tokens`` that choose independently, if all experts are equally popular."""
-        active = shape.experts * (1 - (1 - shape.top_k / shape.experts) ** tokens)
-        return cls(active, max(tokens * shape.top_k / active, 1.0))
-
-    @property
-    def most_rows(self) -> int:
-        """The next whole number of rows."""
-        return math.ceil(self.rows)
-
-    def ns(self, table: Sequence[int]) -> float:
-        """Time of all active experts, by the time of one with each number of rows."""
-        fewer = math.floor(self.rows)
-        more_share = self.rows - fewer
-        return self.active * ((1 - more_share) * table[fewer] + more_share * table[self.most_rows])
-
-
 def _costs(
-    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, work: _ExpertWork
+    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, work: ExpertWork
 ) -> CostTable:
     return fitted_costs(shape, hardware, engine, work.most_rows, threads=split.threads, repacked=split.repacked)

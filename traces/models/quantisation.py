@@ -86,7 +86,7 @@ class WeightBlocks(NamedTuple):
 
 
 def weight_blocks(shape: ModelShape, name: str) -> WeightBlocks:
-    """The blocks of ``shape`` in the format ``name``, by the lengths of its rows. Raises ShapeError for an unknown one."""
+    """The blocks of ``shape`` in a format, by the lengths of its rows. Raises ShapeError for an unknown format."""
     entry, row = _entry(name.lower()), shape.hidden
     others = (_blocks(mix, row) for mix in (entry.layers, entry.embedding, entry.head))
     return WeightBlocks(_blocks(entry.gate_up, row), _blocks(entry.down, shape.expert_width), *others)

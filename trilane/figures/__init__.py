@@ -16,6 +16,7 @@ of a study
 - ``plot_ladder(ablation)``: what each part of a policy gains (``trilane.ablate``);
 - ``plot_hit_rate_curve(points)``: hit rate of one expert cache against its size;
 - ``plot_agreement(agreement)``: predicted against measured times (``trilane.validate``);
+- ``plot_engine(rows)``: predicted against measured times of an engine (``trilane validate --engine``);
 - ``plot_accuracy(scores)``: predicted against measured speeds of other people's machines (``trilane accuracy``);
 - ``plot_papers(board)``: simulated against published figures (``trilane papers``);
 - ``plot_measured_timeline(pairing)``: one decode step, measured and predicted, lane by lane;
@@ -41,6 +42,7 @@ from trilane.common.lazy import lazy_names
 if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from trilane.figures.accuracy import plot_accuracy as plot_accuracy
     from trilane.figures.agreement_scatter import plot_agreement as plot_agreement
+    from trilane.figures.engine_scatter import plot_engine as plot_engine
     from trilane.figures.figure_files import Picture as Picture
     from trilane.figures.figure_files import PictureError as PictureError
     from trilane.figures.figure_files import save_figure as save_figure

@@ -11,6 +11,7 @@ from realrun.machine import LaneKind
 from trilane.pages.output import JsonOption, check_picture, check_targets, heading, show, working, write_json
 from trilane.pages.run import keep_run, record_of, run_page
 from trilane.verbs.inputs import describe, inputs_of, scenario_of
+from trilane.verbs.llama_cpp import EngineChoice, LlamaRun, measure_llama
 from trilane.verbs.options import (
     HostMemoryOption,
     LaneChoice,
@@ -71,6 +72,8 @@ def measure(
     generation: Generation,
     host_memory_gb: HostMemoryOption = None,
     files: RunFiles,
+    engine: EngineChoice,
+    llama: LlamaRun,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
     """Run one policy on this machine and report where the time went.
@@ -83,7 +86,12 @@ def measure(
     Policies plan with the numbers of the scenario's hardware, as in a simulation.
     Name a profile of this machine (--set hardware=F.yaml), or they plan with the numbers of a preset.
     A profile has its own lanes: other options of lanes must be as they were when it was measured.
+
+    With --engine llama.cpp a GGUF file is run by that engine, and all options of scenarios and lanes are ignored.
     """
+    if engine.engine is not None:
+        measure_llama(llama, json)
+        return
     from realrun.machine.memory_check import host_memory_given
 
     check_picture(files.gantt)

@@ -14,6 +14,7 @@ from trilane.common.quoting import quoted
 from trilane.pages.output import JsonOption, check_targets, heading, note, show, table, working, write_json
 from trilane.pages.profile import profile_page
 from trilane.verbs.inputs import policies_in
+from trilane.verbs.llama_cpp import EngineChoice, LlamaProfile, profile_llama
 from trilane.verbs.options import (
     MOST_CORES,
     OWN_POLICY,
@@ -89,6 +90,8 @@ def profile(
                                        "are recorded), now and in every run on the profile's lanes. Default: eager."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, in a third of the time.")] = False,
+    engine: EngineChoice,
+    kernels: LlamaProfile,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
     """Measure how long experts, copies, attention and decisions take on this computer, by microbenchmarks alone.
@@ -98,7 +101,13 @@ def profile(
     choose batches, contexts and prompts that span those of your scenarios.
 
     Nothing is run end to end, so simulations with the resulting hardware file can be compared with real runs.
+
+    With --engine llama.cpp the result is an engine file: the rates of llama.cpp's kernels on this machine's CPU, from
+    small models of random weights that are written next to it and removed.
     """
+    if engine.engine is not None:
+        profile_llama(kernels, out, json)
+        return
     from policies.registry import system
     from realrun.machine.memory_check import host_memory_given
     from realrun.profiling.lab import Points

@@ -21,7 +21,8 @@ from trilane.pages.output import (
     write_json,
 )
 from trilane.verbs.inputs import changes_of, command_line, policies_in, policy_files
-from trilane.verbs.options import OWN_POLICY, HostMemoryOption, OptionError, SetOption
+from trilane.verbs.llama_cpp import EngineChoice, validate_llama
+from trilane.verbs.options import OWN_POLICY, HostMemoryOption, OptionError, SetOption, grouped
 
 if TYPE_CHECKING:
     from sim.runs.scenario import Scenario
@@ -37,6 +38,7 @@ STOPPED = 3  # exit status: the time limit came before the last run
 _OF_THE_PROFILE = {"date": "profile made", "load_average": "load average then"}
 
 
+@grouped
 def validate(
     plan: Annotated[
         str,
@@ -72,6 +74,8 @@ def validate(
                           "limit."),
     ] = None,
     json: JsonOption = None,
+    *,
+    engine: EngineChoice,
 ) -> None:  # fmt: skip
     """Measure scenarios on this machine, predict them from microbenchmarks alone, and report the errors.
 
@@ -89,7 +93,13 @@ def validate(
 
     Exit status: 0 when done, whether or not the aims were met; 2 when nothing could be run, or a run failed; 3 when the
     time limit, 130 or 143 when a signal came before the last run.
+
+    With --engine llama.cpp the plan is like examples/validation-llama.yaml, and the profile an engine file of
+    [bold]trilane profile --engine llama.cpp[/]; models are written to DIR one after the other, and removed.
     """
+    if engine.engine is not None:
+        validate_llama(plan, profile, out, json)
+        return
     from datetime import UTC, datetime
 
     from realrun.machine.memory_check import host_memory_given

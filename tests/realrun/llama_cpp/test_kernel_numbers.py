@@ -1,0 +1,79 @@
+"""Kernels' numbers from the times of small models: those of an engine of known kernels come out again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from realrun.llama_cpp.bench_engine import BenchPoint, quartiles, time_points
+from realrun.llama_cpp.benchmark_models import bench_models
+from realrun.llama_cpp.kernel_engine import write_engine
+from realrun.llama_cpp.kernel_numbers import KernelError, KernelNumbers
+from sim.costs.kernels import Kernels
+from tests.kit.fake_engine import FakeContext, known_kernels
+
+BLOCKS, THREADS = ("q4_0", "q8_0"), (1, 2)
+
+
+@pytest.fixture(scope="module")
+def samples() -> dict[str, dict[BenchPoint, float]]:
+    kernels = known_kernels(BLOCKS)
+    found = {}
+    for model in bench_models(BLOCKS, THREADS):
+        times = time_points(FakeContext(model.shape, model.blocks, kernels), model.points)
+        found[model.name] = {point: quartiles(each)[0] for point, each in times.items()}
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(samples: dict[str, dict[BenchPoint, float]]) -> Kernels:
+    return KernelNumbers(samples, BLOCKS, THREADS, "made up").kernels()
+
+
+def test_rates_of_products_come_out(found: Kernels) -> None:
+    for block, rates in known_kernels(BLOCKS).products.items():
+        for which in ("experts", "others"):
+            known, measured = (getattr(each, which).value for each in (rates, found.products[block]))
+            assert measured.rows == known.rows
+            np.testing.assert_allclose(measured.flops_per_s, known.flops_per_s, rtol=0.02 if block != "f32" else 0.15)
+
+
+def test_times_of_attention_come_out(found: Kernels) -> None:
+    known = known_kernels(BLOCKS).attention
+    for name in ("cache_byte_ns", "pair_ns", "width_ns", "tile_pair_ns", "tile_width_ns"):
+        measured = getattr(found.attention, name).value
+        assert measured == pytest.approx(getattr(known, name).value, rel=0.03), name
+    assert found.attention.tile_rows.value == 64
+
+
+def test_what_is_left_of_steps_comes_out(found: Kernels) -> None:
+    known = known_kernels(BLOCKS)
+    assert found.step_ns.value == pytest.approx(known.step_ns.value, rel=0.2)
+    for kind in ("grouped", "latent"):
+        assert found.layer_ns[kind].value == pytest.approx(known.layer_ns[kind].value, rel=0.2)
+        assert found.token_ns[kind].value == pytest.approx(known.token_ns[kind].value, rel=0.2)
+
+
+def test_more_threads_are_at_most_as_many_times_as_fast(samples: dict[str, dict[BenchPoint, float]]) -> None:
+    """A disturbed point, whose rate cannot be, is bounded."""
+    disturbed = {**samples, "few-q4_0": {**samples["few-q4_0"], BenchPoint(2, 0, 1): 1e12}}
+    rates = KernelNumbers(disturbed, BLOCKS, THREADS, "").kernels().products["q4_0"].experts.value
+    one, two = (rates.flops_per_s[place][0] for place in (0, 1))
+    assert one <= two <= 2 * one
+
+
+def test_times_from_which_nothing_follows_are_refused(samples: dict[str, dict[BenchPoint, float]]) -> None:
+    same = dict.fromkeys(samples["few-q4_0"], 1000000000000000.0)
+    with pytest.raises(KernelError, match="measure again, without other programs"):
+        KernelNumbers({name: dict.fromkeys(each, 1e15) for name, each in samples.items()} | {"few-q4_0": same}, BLOCKS,
+                      THREADS, "").kernels()  # fmt: skip
+
+
+def test_an_engine_file_is_read_back(found: Kernels, tmp_path: Path) -> None:
+    engine = write_engine(found, "an engine", tmp_path / "mine.yaml")
+    assert (engine.name, engine.about, engine.fitted) == ("mine", "an engine", True)
+    assert engine.kernels is not None
+    assert engine.kernels.threads == (1, 2)
+    assert engine.kernels.step_ns.value == pytest.approx(found.step_ns.value, rel=1e-4)

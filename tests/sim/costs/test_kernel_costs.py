@@ -1,0 +1,94 @@
+"""Times of steps from measured kernels, worked by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sim.costs.engine import load_engine
+from sim.costs.kernel_costs import KernelSteps, kernel_costs, kernel_steps
+from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates
+from sim.costs.split_speed import StaticSplit, decode_time
+from sim.machine.hardware import load_hardware
+from sim.machine.plausibility import HardwareError
+from sim.machine.sourced import Sourced
+from traces.models.shape import ModelShape
+
+SHAPE = ModelShape(
+    name="toy@q8_0", moe_layers=2, dense_layers=0, experts=4, top_k=2, hidden=32, expert_width=32, heads=2, kv_heads=1,
+    head_dim=4, kv_width=8, attention_params=1000, vocab=100, weight_bits=8, dense_bits=8, kv_bits=16,
+)  # fmt: skip
+
+
+def of(value: object) -> Sourced:  # type: ignore[type-arg]
+    return Sourced(value, "made up", "low")
+
+
+def rates(*flops_per_s: tuple[float, ...]) -> BlockRates:
+    return BlockRates(*[of(ProductRates((1, 4)[: len(flops_per_s[0])], flops_per_s))] * 2)
+
+
+KERNELS = Kernels(
+    threads=(1, 4),
+    products={"q8_0": rates((1e9, 2e9), (4e9, 8e9)), "f32": rates((1e9,), (4e9,))},
+    attention=AttentionTimes(of((1.0, 0.5)), of((10.0, 5.0)), of((1.0, 0.5)), of((4.0, 2.0)), of((0.5, 0.25)), of(8)),
+    layer_ns={"grouped": of((700.0, 100.0))},
+    token_ns={"grouped": of((30.0, 10.0))},
+    step_ns=of((900.0, 300.0)),
+)
+
+
+def steps(threads: int = 1) -> KernelSteps:
+    return kernel_steps(SHAPE, KERNELS, threads)
+
+
+def test_a_token_reads_its_weights_its_cache_and_pairs_with_every_key() -> None:
+    """2,000 operations at one a ns; 10 keys of 8 elements of 2 bytes; 2 heads x 10 pairs x (10 + 8 x 1 ns)."""
+    step = steps().step(1, (10,))
+    assert step.attention_ns == 2000 + 160 + 360 + 700 + 30
+    assert (step.gate_ns, step.shared_ns, step.dense_ns) == (256, 0, 0)
+    assert step.head_ns == 6400 + 900
+
+
+def test_four_threads_have_their_own_numbers_and_three_those_of_one() -> None:
+    assert steps(4).step(1, (10,)).attention_ns == 500 + 80 + 180 + 100 + 10
+    assert steps(3).step(1, (10,)) == steps(1).step(1, (10,))
+
+
+def test_a_product_of_more_rows_takes_the_time_between_those_measured() -> None:
+    """3,072 weights: 6,144 ns of one row, 3,072 ns a row of four and more; of two rows, half-way by their logarithm."""
+    ns = steps().expert_ns(np.array([0.0, 1.0, 2.0, 4.0, 8.0]))
+    np.testing.assert_allclose(ns, [0, 6144, 2 * 4608, 4 * 3072, 8 * 3072])
+
+
+def test_many_tokens_attend_in_tiles() -> None:
+    """8 tokens in 8: 36 pairs of 2 heads, each 4 + 8 x 0.5 ns; their rows at 2 operations a ns."""
+    assert steps().step(8, (8,)).attention_ns == 8 * 1000 + 128 + 72 * 8 + 700 + 8 * 30
+
+
+def test_the_last_layer_goes_on_with_one_token() -> None:
+    """A piece is the steps' parts, but that one of the two layers has the experts of one token alone."""
+    costs, one = steps().step(8, (8,)), steps().step(1, (1,))
+    active = 4 * (1 - 0.5**8)  # experts that any of the 8 tokens chooses
+    of_all, of_one = active * steps().expert_ns(np.array([16 / active]))[0], 2 * steps().expert_ns(np.array([1.0]))[0]
+    wanted = 2 * costs.attention_ns + costs.gate_ns + one.gate_ns + of_all + of_one + costs.head_ns
+    assert steps().piece_ns(8, 8) == pytest.approx(wanted)
+
+
+def test_weights_that_were_not_measured_are_refused() -> None:
+    hardware = load_hardware("none+ddr5-4800+2-cores")
+    with pytest.raises(HardwareError, match=r"weights were not measured: .*'q4_0'.*q8_0"):
+        kernel_costs(replace(SHAPE, name="toy@q4_0"), hardware, KERNELS, 4, threads=1)
+
+
+def test_an_engine_with_kernels_answers_for_a_machine_without_a_gpu() -> None:
+    """Through the engine, the machine's cores are the threads, and the parts of a token are those of the steps."""
+    engine = replace(load_engine("llama.cpp"), kernels=KERNELS)
+    machine = load_hardware("none+ddr5-4800+4-cores")
+    found = decode_time(SHAPE, machine, engine, StaticSplit(0), 10)
+    assert found.attention_ns == 2 * steps(4).step(1, (10,)).attention_ns
+    assert found.gpu_experts_ns == 2 * 2 * round(steps(4).expert_ns(np.array([1.0]))[0])
+    alone = decode_time(SHAPE, machine, engine, StaticSplit(0, threads=1), 10)
+    assert alone.attention_ns == 2 * steps(1).step(1, (10,)).attention_ns

@@ -1,0 +1,136 @@
+"""Measured and predicted times of an engine's scenarios, as a table, and how far they agree."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from io import StringIO
+from pathlib import Path
+from statistics import median
+
+from realrun.llama_cpp.bench_engine import BenchPoint, quartiles
+from sim.costs.engine import EngineError, InferenceEngine
+from sim.costs.kernel_costs import kernel_steps
+from sim.costs.split_speed import StaticSplit
+from sim.machine.hardware import Hardware
+from traces.models.shape import ModelShape
+from trilane.common.files import atomic_path
+from trilane.study.accuracy.closed_forms import token_bytes, weights_of_others
+from trilane.study.validation.engine_plan import EngineScenario
+
+MEDIAN_AIM, WORST_AIM = 0.06, 0.15
+QUIET = 0.1  # spread of repeats
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """A scenario: the median of its times and their quartiles, what was predicted, and what the null model says; ms."""
+
+    model: str
+    threads: int
+    depth: int
+    tokens: int
+    repeats: int
+    measured_ms: float
+    low_ms: float
+    high_ms: float
+    predicted_ms: float
+    null_ms: float
+
+    @property
+    def work(self) -> str:
+        """The kind of work."""
+        if self.tokens > 1:
+            return f"a prompt of {self.tokens}"
+        return f"decoding at {self.depth:,}" if self.depth else "decoding"
+
+    @property
+    def error(self) -> float:
+        """Predicted / measured - 1."""
+        return self.predicted_ms / self.measured_ms - 1
+
+    @property
+    def null_error(self) -> float:
+        """The same of the null model."""
+        return self.null_ms / self.measured_ms - 1
+
+    @property
+    def spread(self) -> float:
+        """Half of the distance between the quartiles, over the median."""
+        return (self.high_ms - self.low_ms) / 2 / self.measured_ms
+
+
+def row_of(
+    scenario: EngineScenario, times: Sequence[int], shape: ModelShape, hardware: Hardware, engine: InferenceEngine
+) -> EngineRow:
+    """The row of a scenario with its measured times in ns. Raises what the predictions raise."""
+    low, middle, high = (round(ns / 1e6, 4) for ns in quartiles(times))
+    model, (threads, depth, tokens) = scenario
+    return EngineRow(
+        model, threads, depth, tokens, len(times), middle, low, high,
+        predicted_ms=round(predicted_ns(shape, engine, scenario.point) / 1e6, 4),
+        null_ms=round(null_ns(shape, hardware, scenario.point) / 1e6, 4),
+    )  # fmt: skip
+
+
+def predicted_ns(shape: ModelShape, engine: InferenceEngine, point: BenchPoint) -> int:
+    """The time of a step: of one token behind ``depth`` others, or of a piece of a prompt. Raises EngineError."""
+    if engine.kernels is None:
+        raise EngineError(f"engine {engine.name!r}: expected kernels, measured by trilane profile --engine llama.cpp")
+    steps = kernel_steps(shape, engine.kernels, point.threads)
+    return round(steps.piece_ns(point.tokens, point.depth + point.tokens))
+
+
+def null_ns(shape: ModelShape, hardware: Hardware, point: BenchPoint) -> float:
+    """Bytes over the machine's memory rate, and of prompts the products over its arithmetic, if that takes longer."""
+    split = StaticSplit(0)
+    read = token_bytes(shape, hardware, split, point.depth + point.tokens)
+    read_ns = (read.gpu_weights + read.cache) / hardware.cpu.read_bytes_per_s * 1e9
+    expert = shape.matrices_per_expert * shape.hidden * shape.expert_width * shape.top_k
+    others = weights_of_others(shape) * 8 / shape.dense_bits
+    flops = 2.0 * point.tokens * (others + shape.moe_layers * expert)
+    share = min(point.threads / hardware.cpu.cores, 1.0)
+    return read_ns if point.tokens == 1 else max(read_ns, flops / (hardware.cpu.flops_per_s * share) * 1e9)
+
+
+@dataclass(frozen=True)
+class EngineSummary:
+    """Absolute errors over all rows."""
+
+    rows: int
+    median_error: float
+    worst_error: float
+    median_null_error: float
+    median_spread: float
+    quiet_rows: int  # those whose repeats spread by less than ``QUIET``
+    quiet_median_error: float
+    quiet_worst_error: float
+    by_work: Mapping[str, tuple[int, float, float]]  # rows, median error, median of the errors with their signs
+
+    @classmethod
+    def of(cls, rows: Sequence[EngineRow]) -> EngineSummary:
+        """The summary of at least one row."""
+        errors = [abs(row.error) for row in rows]
+        quiet = [abs(row.error) for row in rows if row.spread < QUIET]
+        return cls(
+            len(rows), median(errors), max(errors), median(abs(row.null_error) for row in rows),
+            median(row.spread for row in rows), len(quiet), median(quiet or [0.0]), max(quiet, default=0.0),
+            {work: _of_work(rows, work) for work in dict.fromkeys(row.work for row in rows)},
+        )  # fmt: skip
+
+
+def _of_work(rows: Sequence[EngineRow], work: str) -> tuple[int, float, float]:
+    found = [row.error for row in rows if row.work == work]
+    return len(found), median(map(abs, found)), median(found)
+
+
+def write_rows(rows: Iterable[EngineRow], path: Path) -> None:
+    """The table as CSV, whole or not at all."""
+    text = StringIO()
+    names = [field.name for field in fields(EngineRow)]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*names, "error"])
+    writer.writerows([*(getattr(row, name) for name in names), f"{row.error:.4f}"] for row in rows)
+    with atomic_path(path) as aside:
+        aside.write_text(text.getvalue(), encoding="ascii")
