@@ -28,7 +28,7 @@ MODULES = (  # a module's policies are listed in the order of their definition
     "policies.baselines.whole_layers",
     "policies.papers.llama_cpp",
     "policies.papers.llama_cpp_cache",
-    "policies.papers.llama_cpp_caches",
+    "policies.papers.llama_cpp_patches",
     "policies.papers.ktransformers",
     "policies.papers.moe_lightning",
     "policies.papers.deepspeed",

@@ -25,20 +25,20 @@ CONTEXT = BuildContext(
     calibration=replace(CALIBRATION, activations=np.repeat(CALIBRATION.activations, 8, axis=0)), future=Future([]),
 )  # fmt: skip
 
+UPLOADING = ("llama-cache-lru", "llama-cache-lru@impl", "llama-cache-pool")
 # Parameters that are read with another one, and values that are not those of the type.
 WITH: Mapping[tuple[str, str], Mapping[str, object]] = {
     ("dali", "beam_width"): {"assigner": "beam"},
     ("dali", "solver"): {"assigner": "exact"},
+    **{(policy, "window"): {"admits": "second"} for policy in UPLOADING},
+    **{(policy, "half_life"): {"admits": "hotter"} for policy in UPLOADING},
     **{("mix", name): {"cache": "mrs"} for name in ("alpha", "keep", "prior", "background")},
 }
 VALUES: Mapping[tuple[str, str], list[object]] = {
     **{(policy, "threshold"): [1.5, 3.0] for policy in ("daop", "daop@impl")},
     ("llama-cache-heat", "margin"): [1.25, 3.0],
+    ("buddy", "buddies"): [1, 2],  # of the few that were used together
 }
-# Read by no part of these compositions: caches that have no window, or too few experts alike to choose from.
-UNREAD = {(policy, name) for policy in ("llama-cache-lru", "llama-cache-lru@impl", "llama-cache-pool")
-          for name in ("window", "half_life")} | {("buddy", "buddies")}  # fmt: skip
-
 
 def alternatives(hint: Any, default: object) -> list[Any]:
     """Values of a parameter besides its default."""
@@ -82,7 +82,7 @@ def parts_of(policy: str, parameters: Mapping[str, object]) -> Mapping[str, obje
 PARAMETERS = [
     (policy, name)
     for policy in SYSTEMS if not added(policy)
-    for name, *_ in SYSTEMS[policy].parameter_table() if (policy, name) not in UNREAD
+    for name, *_ in SYSTEMS[policy].parameter_table()
 ]  # fmt: skip
 
 

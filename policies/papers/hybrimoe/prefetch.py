@@ -35,7 +35,7 @@ class ImpactPrefetcher:
         self.size = size
         self.discount = discount
         self.kind = kind
-        self.always_room = pooled or into == "staging"
+        self.pooled = pooled
         self.arrival = arrival
         self.into: Literal["cache", "staging"] = into
 
@@ -64,9 +64,9 @@ class ImpactPrefetcher:
     def _forecast_layers(self, view: LayerView, forecasts: Sequence[Forecast]) -> list[_ForecastLayer]:
         """The forecast layers, nearest first."""
         by_layer = {forecast.layer: forecast for forecast in forecasts if forecast.kind == self.kind}
-        resident = view.residency.resident
+        resident, always_room = view.residency.resident, self.pooled or self.into == "staging"
         return [
-            _ForecastLayer(self.schedule, by_layer[layer], resident[layer], view.costs[layer], self.always_room)
+            _ForecastLayer(self.schedule, by_layer[layer], resident[layer], view.costs[layer], always_room)
             for layer in sorted(by_layer)
         ]
 
