@@ -1,9 +1,8 @@
 """Search the mixes of parts for better compositions, then hold the winners against everybody on other scenarios.
 
 ``python notebooks/search_compositions.py search`` writes ``data/search.csv``: every mix that was tried, with its mean
-over the tuning scenarios, or over the first of them where it was slow there. ``... evaluate`` writes
-``data/held_out.csv``: every registered policy on the held-out scenarios. A number behind either is that of processes.
-The notebook ``better_compositions.ipynb`` reads both.
+over the tuning scenarios. ``... evaluate`` writes ``data/held_out.csv``: every registered policy on the held-out
+scenarios. The notebook ``better_compositions.ipynb`` reads both.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, geometric_mean
-from typing import Any, NamedTuple
+from typing import Any
 
 from policies.registry import policy_names, system
 from policies.system import ChoiceError
-from sim.runs.demand import MissingFromTraceError
 from sim.runs.memory import BudgetError
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario, ScenarioError
@@ -29,19 +28,10 @@ from sim.simulate import play as simulated
 from trilane.common.files import atomic_path
 
 DATA = Path(__file__).parent / "data"
-TRACES = {  # many small experts and few large ones, of each a routing that was recorded and one that was fitted
-    "mini-deepseek": "deepseek-v2-lite",
-    "gpt-oss-20b": "gpt-oss-20b",
-    "mini-moe": "phi-3.5-moe:8",
-    "synthetic:deepseek-v2-lite/20x32+32": "deepseek-v2-lite",
-    "synthetic:mixtral-8x7b:8/20x32+32": "mixtral-8x7b:8",
-}
-WITHOUT_SCORES = ("gpt-oss-20b",)  # of the experts that were not chosen
+TRACES = {"mini-deepseek": "deepseek-v2-lite", "mini-moe": "phi-3.5-moe:8"}
 TUNED_ON = ("rtx3090-ddr4", "rtx4090-ddr5", "a6000-xeon5220r")
 MACHINES = (*TUNED_ON, "rtx3090-epyc7532", "a6000-i9-10980xe", "a100-xeon6326")
-CASES = [[(0.25, 1), (0.4, 4)], [(0.6, 1), (0.25, 4)], [(0.4, 1), (0.6, 4)]]  # share cached, batch
-STRIDE, SCREENED = 5, 12  # of the tuning scenarios, in the order 0, 5, 10 ... 1, 6, ...: those that a mix has first
-SLOW = 1.03  # a mix that takes so many times as long there as the best one is not played in the others
+SHARES, BATCHES = (0.25, 0.4, 0.6), (1, 4)
 TUNING_SEQUENCES, HELD_OUT_SEQUENCES = range(10), range(10, 20)
 DIVERGENCE = 0.05  # share of the routing weight that best-approx may change, on average over the tuning scenarios
 DEFAULTS = {name: default for name, _, default in system("mix").parameter_table()}
@@ -64,16 +54,14 @@ SUBSTITUTIONS = [{"substitution": alpha} for alpha in (0.0, 0.05, 0.1, 0.15, 0.2
 
 
 def scenarios(machines: Iterable[str], sequences: Sequence[int]) -> list[Scenario]:
-    """Each trace on each machine, in one of three pairs of cases (a Latin square), each with other sequences."""
-    found: list[Scenario] = []
-    for row, (trace, model) in enumerate(TRACES.items()):
-        for column, machine in enumerate(machines):
-            for share, batch in CASES[(row + column) % len(CASES)]:
-                chosen = tuple(sequences[(3 * len(found) + n) % len(sequences)] for n in range(batch))
-                found.append(Scenario(
-                    trace=trace, model=model, hardware=machine, cached_share=share, batch=batch, sequences=chosen,
-                    prompt_tokens=32, generated_tokens=32,
-                ))  # fmt: skip
+    """Both traces on the machines, at every share and batch, each with other sequences."""
+    found = []
+    for place, (trace, machine, share, batch) in enumerate(product(TRACES, machines, SHARES, BATCHES)):
+        chosen = tuple(sequences[(3 * place + n) % len(sequences)] for n in range(batch))
+        found.append(Scenario(
+            trace=trace, model=TRACES[trace], hardware=machine, cached_share=share, batch=batch, sequences=chosen,
+            prompt_tokens=32, generated_tokens=32,
+        ))  # fmt: skip
     return found
 
 
@@ -87,94 +75,57 @@ def play(task: tuple[str, str, str]) -> dict[str, Any]:
     scenario, policy, parameters = task
     try:
         row = simulated(_prepared(scenario).with_policy(policy, json.loads(parameters))).to_dict()
-    except (BudgetError, ChoiceError, MissingFromTraceError, ScenarioError) as error:
+    except (BudgetError, ChoiceError, ScenarioError) as error:
         return {"policy": policy, "tpot_ms": None, "error": str(error)}
     keys = ("tpot_ms", "ttft_ms", "approximated_weight_share", "lower_bound_tpot_ms", "null_model_tpot_ms")
     return {"policy": policy, **{key: row.get(key) for key in keys}, "labels": "; ".join(row["labels"])}
 
 
-class Measured(NamedTuple):
-    """A mix in ``scenarios`` of the tuning scenarios: its TPOT over that of the first mix (geometric mean), and the
-    mean share of the routing weight that it approximates."""
-
-    ratio: float
-    approximated: float
-    scenarios: int
-
-
 class Search:
     """Coordinate descent: axis after axis takes the choice of least mean TPOT, until a round changes nothing."""
 
-    def __init__(self, pool: ProcessPoolExecutor, writer: Any, first: Mapping[str, Any]) -> None:
+    def __init__(self, pool: ProcessPoolExecutor, writer: Any) -> None:
         self.pool, self.writer = pool, writer
-        tuning = [json.dumps(s.to_dict()) for s in scenarios(TUNED_ON, TUNING_SEQUENCES)]
-        order = [scenario for start in range(STRIDE) for scenario in tuning[start::STRIDE]]
-        first_ms = [float(row["tpot_ms"]) for row in self.plays(first, order)]
-        self.tuning = list(zip(order, first_ms, strict=True))
-        self.first_ms = geometric_mean(first_ms)
-        self.known: dict[str, Measured] = {}
+        self.tuning = [json.dumps(s.to_dict()) for s in scenarios(TUNED_ON, TUNING_SEQUENCES)]
+        self.known: dict[str, tuple[float, float]] = {}
 
-    def plays(self, mix: Mapping[str, Any], chosen: Iterable[str]) -> list[dict[str, Any]]:
-        """A mix in some of the tuning scenarios."""
-        return list(self.pool.map(play, [(scenario, "mix", json.dumps(mix)) for scenario in chosen], chunksize=3))
-
-    def measure(self, mix: Mapping[str, Any], bound: float = float("inf")) -> Measured:
-        """In all scenarios, or in the first where its ratio there is some per cent above ``bound``.
-
-        Mixes that name ``substitution`` are played where the trace has the scores that this needs.
-        """
+    def measure(self, mix: Mapping[str, Any]) -> tuple[float, float]:
+        """(geometric mean of TPOT in ms, mean share of the routing weight that is approximated)."""
         name = json.dumps(mix, sort_keys=True)
         if name not in self.known:
-            tasks = [task for task in self.tuning if "substitution" not in mix or not _lacks_scores(task[0])]
-            places = [scenario for scenario, _ in tasks]
-            rows = self.plays(mix, places[:SCREENED])
-            if self.mean(rows, tasks).ratio <= SLOW * bound:
-                rows += self.plays(mix, places[SCREENED:])
-            found = self.mean(rows, tasks)
-            self.known[name] = found
-            mean_ms = found.ratio * self.first_ms
-            self.writer.writerow([f"{mean_ms:.4f}", f"{found.approximated:.4f}", found.scenarios, name])
-            print(f"{mean_ms:9.3f} {found.approximated:7.4f} {found.scenarios:3d} {name}", flush=True)
+            rows = list(self.pool.map(play, [(s, "mix", name) for s in self.tuning], chunksize=3))
+            if any(row["tpot_ms"] is None for row in rows):
+                self.known[name] = (float("inf"), 0.0)
+            else:
+                tpot = geometric_mean(row["tpot_ms"] for row in rows)
+                self.known[name] = (tpot, fmean(row["approximated_weight_share"] or 0.0 for row in rows))
+            self.writer.writerow([f"{self.known[name][0]:.4f}", f"{self.known[name][1]:.4f}", name])
+            print(f"{self.known[name][0]:9.3f} {self.known[name][1]:7.4f} {name}", flush=True)
         return self.known[name]
-
-    def mean(self, rows: Sequence[Mapping[str, Any]], tasks: Sequence[tuple[str, float]]) -> Measured:
-        """Of plays in the first of ``tasks``; infinite for a mix that cannot be played in one of them."""
-        if any(row["tpot_ms"] is None for row in rows):
-            return Measured(float("inf"), 0.0, len(rows))
-        ratio = geometric_mean(row["tpot_ms"] / first for row, (_, first) in zip(rows, tasks, strict=False))
-        return Measured(ratio, fmean(row["approximated_weight_share"] or 0.0 for row in rows), len(rows))
 
     def descend(self, mix: dict[str, Any], axes: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         """The best mix that one axis at a time leads to."""
         while True:
             before = dict(mix)
             for choices in axes.values():
-                for choice in choices:
-                    mix = min(mix, {**mix, **choice}, key=lambda other, best=mix: self.rank(other, best))
+                mix = min([mix, *({**mix, **choice} for choice in choices)], key=self.rank)
             if mix == before:
                 return mix
 
-    def rank(self, mix: Mapping[str, Any], best: Mapping[str, Any]) -> float:
-        """Ratio of TPOT; a mix that diverges too far, or is slow in the scenarios of the screen, does not count."""
-        found = self.measure(mix, self.measure(best).ratio)
-        return found.ratio if found.scenarios > SCREENED and found.approximated <= DIVERGENCE else float("inf")
-
-
-def _lacks_scores(scenario: str) -> bool:
-    return Scenario.from_dict(json.loads(scenario)).trace in WITHOUT_SCORES
+    def rank(self, mix: Mapping[str, Any]) -> float:
+        """Mean TPOT; a mix that diverges too far does not count."""
+        tpot, approximated = self.measure(mix)
+        return tpot if approximated <= DIVERGENCE else float("inf")
 
 
 def search(pool: ProcessPoolExecutor) -> None:
-    """From two starts among mixes that keep the routing, then among those that may approximate a little."""
+    """First among mixes that keep the routing, then among those that may approximate a little."""
     with atomic_path(DATA / "search.csv") as path, path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["mean_tpot_ms", "approximated_weight_share", "scenarios", "mix"])
-        registered = {name: default for name, _, default in system("best-exact").parameter_table()}
-        del registered["substitution"]
-        at_work = Search(pool, writer, registered)
-        ends = [at_work.descend(start, AXES) for start in (registered, {"prefetch": "none"})]
-        exact = min(ends, key=lambda mix: at_work.measure(mix).ratio)
-        close = at_work.descend({**exact, "substitution": 0.0}, {"substitution": SUBSTITUTIONS})
+        writer.writerow(["mean_tpot_ms", "approximated_weight_share", "mix"])
+        at_work = Search(pool, writer)
+        exact = at_work.descend({"prefetch": "none"}, AXES)
+        close = at_work.descend(exact, {"substitution": SUBSTITUTIONS})
     print("best-exact", json.dumps(exact), "\nbest-approx", json.dumps(close))
 
 
@@ -201,6 +152,5 @@ def _short(value: Any) -> Any:
 
 if __name__ == "__main__":
     DATA.mkdir(exist_ok=True)
-    processes = int(sys.argv[2]) if len(sys.argv) > 2 else None
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as workers:
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as workers:
         {"search": search, "evaluate": evaluate}[sys.argv[1]](workers)

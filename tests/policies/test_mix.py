@@ -58,7 +58,9 @@ def test_parts_are_those_of_the_names(pool: bool) -> None:
 def test_the_decision_costs_what_the_system_with_that_part_pays() -> None:
     assert mix().decision_cost == "mix"
     assert mix(assigner="exact").decision_cost == "dali-ilp"
-    assert mix(prefetch="impact").decision_cost == "hybrimoe"
+    assert mix(prefetch="impact").decision_cost == mix(assigner="simulation").decision_cost == "hybrimoe"
+    assert mix(cache="mrs").decision_cost == mix(cache="score-window").decision_cost == "best-exact"
+    assert [mix(assigner=name, cache="mrs").decision_cost for name in ("greedy", "beam")] == ["dali", "dali-beam"]
 
 
 @pytest.mark.parametrize(("name", "sooner"), [("two_pointer", False), ("two_pointer_min", True)])

@@ -134,6 +134,8 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     ("buddy", "buddies", 16, "ours"),
     ("buddy", "entropy", 0.0, "ours"),
     ("buddy", "prefetch", None, "open: top-k of the model"),
+    ("least-stale", "prefetch", None, "open: top-k of the model"),
+    ("least-stale", "demand_slots", 2, "ours"),
     ("pre-gated", "cache", "none", "arXiv 2308.12066"),
     ("pre-gated", "buffer_experts", None, "arXiv 2308.12066: the active experts"),
     ("mix", "placement", "random", "ours"),

@@ -23,8 +23,8 @@ _MEANINGS = {
     "within": "simulated differs from published by at most this share of the published value",
     "|ln|": "median of |ln(simulated / published)|; 0.14 is 15 %, 0.26 is 30 %",
     "direction": "of speed-ups and differences, those that go the same way",
-    "in order": f"of figures that ask the same but for one thing, and differ by more than {DEAD_BAND:.0%} and than those "
-                "that the paper calls the same, pairs in the printed order",
+    "in order": f"of figures that ask the same but for one thing, and differ by more than {DEAD_BAND:.0%} and than "
+                "those that the paper calls the same, pairs in the printed order",
 }  # fmt: skip
 _TIMES = {
     "TPOT, ms": ("tpot_ms", 1.0), "TTFT, ms": ("ttft_ms", 1.0), "hits, %": ("decode_resident_hit_rate", 100.0),

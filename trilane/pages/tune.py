@@ -181,8 +181,9 @@ _BAR = 40  # letters of the longest bar
 def timeline_page(tuned: Tuned) -> list[Text | Table | str]:
     """What happens in the time of one token, part by part, and in how many layers."""
     rows = list(_timeline(tuned))
-    return ["", heading("one token, in the mean of the answer"),
-            table(("part", "layers", "ms a layer", "ms", "share", ""), rows, wrap=False)]  # fmt: skip
+    made = table(("part", "layers", "ms a layer", "ms", "share", ""), rows)
+    made.columns[-1].justify = "left"
+    return ["", heading("one token, in the mean of the answer"), made]
 
 
 def _timeline(tuned: Tuned) -> Iterator[list[str]]:
@@ -191,7 +192,7 @@ def _timeline(tuned: Tuned) -> Iterator[list[str]]:
         if layers := _layers(tuned, part):
             each = number(ms / layers, 3) if part != "others" else "-"
             yield [PARTS[part], number(layers, 0), each, number(ms, 2), percent(ms / tuned.tpot_ms),
-                   f"{'#' * round(_BAR * ms / longest):<{_BAR}}"]  # fmt: skip
+                   "#" * round(_BAR * ms / longest)]  # fmt: skip
 
 
 def _layers(tuned: Tuned, part: str) -> int:

@@ -102,6 +102,7 @@ class TestPrefetches:
 
     def test_late_if_it_arrives_after_its_layer_was_routed(self) -> None:
         assert self.outcome(change(hand_made(), "h2d", "prefetch", end_ns=63)) == (0, 1, 0, 1.0)
+        assert self.outcome(change(hand_made(), "h2d", "prefetch", end_ns=62)) == (1, 0, 0, 1.0)
 
     def test_wasted_if_it_leaves_before_the_gpu_runs_it(self) -> None:
         assert self.outcome(change(hand_made(), "h2d", "release", nth=1, start_ns=70, end_ns=70)) == (0, 0, 1, 1.0)

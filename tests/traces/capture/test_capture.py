@@ -295,6 +295,9 @@ def test_attention_whose_config_names_no_groups_keeps_keys_and_values_of_every_h
 def test_a_missing_prompt_file_and_a_missing_model_are_named(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="expected a file of prompts"):
         read_prompts(tmp_path / "absent.txt")
+    (tmp_path / "latin.txt").write_bytes(b"one\ntwo\nthr\xe9\n")
+    with pytest.raises(CaptureError, match=r"latin\.txt line 3: expected prompts as UTF-8 text, got the byte 0xe9"):
+        read_prompts(tmp_path / "latin.txt")
     (tmp_path / "p.txt").write_text("a\n")
     with pytest.raises(CaptureError, match=r"^absent: no such folder"):
         capture("absent", tmp_path / "p.txt", tmp_path / "t.safetensors")

@@ -86,6 +86,14 @@ def test_a_prompt_that_the_tool_misread_is_left_out(tmp_path: Path) -> None:
         import_trace(log(tmp_path, prompt), model=MODEL)
 
 
+def test_two_tokens_are_enough_to_recognise_a_misread_prompt_one_is_read_as_it_is(tmp_path: Path) -> None:
+    generated = [f"{layer},{expert}" for ids in IDS[3:] for layer in (0, 1) for expert in ids[layer]]
+    for tokens, left_out in ((1, 0), (2, 2)):
+        prompt = [f"{layer},{expert}" for layer in (0, 1) for expert in range(2 * tokens)]
+        trace = import_trace(log(tmp_path, prompt + generated), model=MODEL)
+        assert (len(trace), trace.provenance["prompt_tokens_left_out"]) == (3 + tokens - left_out, left_out)
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

@@ -178,6 +178,13 @@ def test_keys_of_heads_tell_the_widths_that_one_matrix_of_queries_keys_and_value
     assert load_model(str(write_gguf(tmp_path / "model.gguf", *made))).kv_width == 2 * 2 * 64
 
 
+def test_keys_and_values_of_heads_may_have_lengths_of_their_own(tmp_path: Path) -> None:
+    layer: Matrices = [("attn_qkv", (512, 768)), ("attn_output", (512, 512)), *mixture(512, 256, 4)]
+    lengths = {"attention__head_count_kv": 2, "attention__key_length": 96, "attention__value_length": 80}
+    made = model("qwen3moe", keys(4, 2, 512, 8, **lengths), 99, [layer] * 2)
+    assert load_model(str(write_gguf(tmp_path / "model.gguf", *made))).kv_width == 2 * 96 + 2 * 80
+
+
 def test_a_quantised_file_is_not_quantised_again(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", *qwen3moe(2, Q4_K))
     assert load_model(f"{file}:1").moe_layers == 1

@@ -11,12 +11,13 @@ from sim.costs.engine import InferenceEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.study.fit.command_line import cpu_layers_of
-from trilane.study.fit.question import KvFormat, Question
+from trilane.study.fit.question import KV_BITS, FitError, KvFormat, Question
 from trilane.study.tune.expert_cache import caches_experts
 from trilane.study.tune.question import TuneQuestion
 
 _PIECES = (256, 512, 1024, 2048, 4096)  # prompt tokens at once
 _THREAD_SHARES = (1.0, 0.75, 0.5)  # of the cores
+KV_BLOCK = 32  # elements that share a scale in a quantised KV cache (ggml)
 _CACHED_STEPS = 8  # numbers of layers on the host, with a cache, that are tried: up to all of them
 
 
@@ -72,11 +73,19 @@ def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engin
     """Of an engine. What the question fixes is not chosen."""
     asked, of_experts = question.fit, engine.splits == "experts"
     return SettingSpace(
-        kv=("f16",) if of_experts else question.kv,
+        kv=("f16",) if of_experts else _kv(question, shape),
         piece_tokens=_pieces(asked, engine),
         threads=(asked.threads,) if asked.threads else _threads(hardware),
         cached_layers=(None, *_cached_layers(shape, hardware, engine)),
     )
+
+
+def _kv(question: TuneQuestion, shape: ModelShape) -> tuple[KvFormat, ...]:
+    """Those that a head's keys and values can have. Raises FitError if none is left."""
+    found = tuple(kv for kv in question.kv if KV_BITS[kv] == 16 or shape.head_dim % KV_BLOCK == 0)
+    if not found:
+        raise FitError(f"tune: kv: expected f16 for heads of {shape.head_dim}, others take whole blocks of {KV_BLOCK}")
+    return found
 
 
 def _pieces(asked: Question, engine: InferenceEngine) -> tuple[int, ...]:

@@ -162,6 +162,14 @@ def test_what_the_question_fixes_is_not_chosen() -> None:
     assert (found.kv, found.piece_tokens, found.threads) == (("q4_0",), (1024,), (3,))
 
 
+def test_heads_that_are_no_whole_blocks_keep_16_bits() -> None:
+    asked = question(**SMALL)
+    shape = replace(asked.shape_with("f16"), head_dim=24)
+    assert choices(asked, shape, asked.hardware, engine_of(asked.fit, asked.hardware)).kv == ("f16",)
+    with pytest.raises(FitError, match="expected f16 for heads of 24"):
+        choices(replace(asked, kv=("q8_0",)), shape, asked.hardware, engine_of(asked.fit, asked.hardware))
+
+
 # --- what it is compared with -----------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,45 @@
+"""The comparison with measured expert caches: its data, and that the page says what was played."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from policies.registry import SYSTEMS
+from sim.costs.engine import load_engine
+from tests.bench.expert_caches import HERE, PAGE, RESULTS, Row, page, right_way, rows, scenarios, settings
+
+
+def test_each_measurement_is_played_and_has_a_source() -> None:
+    known = {(machine, method) for machine, method, _ in scenarios()}
+    for row in rows():
+        assert row.source
+        assert {(row.machine, row.method), (row.machine, row.over or row.method)} <= known
+    assert known == {(row.machine, method) for row in rows() for method in (row.method, row.over) if method}
+
+
+def test_scenarios_name_policies_and_an_engine_that_there_are() -> None:
+    assert all(scenario.policy in SYSTEMS for _, _, scenario in scenarios())
+    assert load_engine(str(HERE / settings()["setting"]["engine"])).about.startswith("llama.cpp with uploads")
+
+
+def test_ratios_follow_from_the_measured_speeds() -> None:
+    speeds = {(row.machine, row.method): row.value for row in rows() if not row.over and row.quantity == "tokens_per_s"}
+    pairs = [row for row in rows() if row.source == "from the rows above"]
+    for row in pairs:
+        assert row.value == pytest.approx(speeds[row.machine, row.method] / speeds[row.machine, row.over], abs=6e-4)
+    assert len(pairs) == 6
+
+
+def test_the_page_is_that_of_the_plays() -> None:
+    plays, costs = json.loads(RESULTS.read_text(encoding="utf-8"))
+    assert page(plays, [tuple(row) for row in costs]) == PAGE.read_text(encoding="utf-8")
+
+
+def test_a_ratio_of_plays() -> None:
+    plays = {"m": {"a": {"q": 3.0}, "b": {"q": 2.0}}}
+    assert Row("m", "a", "b", "q", 1.4, "s").played(plays) == 1.5
+    assert Row("m", "a", "", "q", 1.4, "s").played(plays) == 3.0
+    assert right_way(1.4, 1.5)
+    assert not right_way(1.4, 0.9)
