@@ -41,7 +41,7 @@ def _row(engine: InferenceEngine) -> list[str]:
 
 
 def _page(engine: InferenceEngine) -> list[Any]:
-    numbers = [[key, f"{n.value:g}" if isinstance(n.value, int | float) else n.value, n.confidence, n.source]
+    numbers = [[key, f"{n.value:g}" if isinstance(n.value, int | float) else str(n.value), n.confidence, n.source]
                for key, n in engine.flat().items()]  # fmt: skip
     found = table(["number", "value", "confidence", "source"], numbers, 4, widest={"source": 90})
     facts = [("what it is", engine.about), *([("set by", ", ".join(engine.set_by))] if engine.set_by else [])]

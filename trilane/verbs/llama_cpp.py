@@ -78,7 +78,9 @@ class LlamaProfile:
     ] = None
     blocks: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="llama.cpp: blocks of weights. Default: q4_0,q4_k,q5_0,q6_k,q8_0,mxfp4."),
+        typer.Option(
+            metavar="A,B", help="llama.cpp: blocks of weights, and q4_0. Default: q4_0,q4_k,q5_0,q6_k,q8_0,mxfp4."
+        ),
     ] = None
     rounds: Annotated[
         int, typer.Option(min=1, max=100, metavar="N", help="llama.cpp: how often all small models are timed.")
@@ -149,7 +151,7 @@ def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
     from realrun.llama_cpp.kernel_profile import measure_samples
     from realrun.llama_cpp.random_blocks import block_format
 
-    blocks = tuple(choice.blocks.split(",")) if choice.blocks else BLOCKS
+    blocks = tuple(dict.fromkeys((BLOCKS[0], *choice.blocks.split(",")))) if choice.blocks else BLOCKS
     for block in blocks:
         block_format(block)  # an unknown one is refused now
     check_targets(out, json)
@@ -157,13 +159,13 @@ def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
     opened = _open_llama()
     with TemporaryDirectory(dir=Path(out).absolute().parent, prefix=".kernels-") as folder, working("measuring") as say:
         samples = measure_samples(opened, Path(folder), blocks, threads, choice.rounds, say)
+    times = {name: [[*point, ns] for point, ns in each.items()] for name, each in samples.items()}
+    write_json({"samples": times}, json)  # before anything is made of them
     about = f"llama.cpp's kernels on {_machine()}, measured {datetime.now(UTC):%Y-%m-%d}"
     engine = write_engine(KernelNumbers(samples, blocks, threads, about).kernels(), about, Path(out))
     facts = {key: number.value for key, number in engine.flat().items() if key.startswith("kernels.")}
     show(json, heading(about), table(["number", "value"], [[key, str(value)] for key, value in facts.items()], 2))
     note(f"an engine for machines without a GPU: --set engine={out}, fit --engine {out}")
-    write_json({"engine": out, "samples": {name: [[*point, ns] for point, ns in each.items()]
-                                           for name, each in samples.items()}}, json)  # fmt: skip
 
 
 def validate_llama(plan: str, profile: str, out: str | None, json: str | None) -> None:

@@ -92,3 +92,10 @@ def test_an_engine_with_kernels_answers_for_a_machine_without_a_gpu() -> None:
     assert found.gpu_experts_ns == 2 * 2 * round(steps(4).expert_ns(np.array([1.0]))[0])
     alone = decode_time(SHAPE, machine, engine, StaticSplit(0, threads=1), 10)
     assert alone.attention_ns == 2 * steps(1).step(1, (10,)).attention_ns
+
+
+def test_the_engine_of_the_committed_validation_is_read_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    from trilane.verbs.engines import engines
+
+    engines("docs/validation/llama.cpp/engine.yaml")
+    assert "kernels.products.q4_0.experts" in capsys.readouterr().out
