@@ -40,7 +40,7 @@ class LlamaModel:
         self.library = llama_library()
         self.log = EngineLog(self.library)
         if gpu_layers and not self.library.llama_supports_gpu_offload():
-            raise RefusedError("expected a llama.cpp that knows a GPU, this build computes on the CPU alone; install one")
+            raise RefusedError("expected a llama.cpp that knows a GPU, this one computes on the CPU alone")
         params = self.library.llama_model_default_params()
         params.n_gpu_layers, params.load_mode, params.use_extra_bufts = gpu_layers, LOAD_MODES[mmap], repack
         self._overrides = self._on_cpu(cpu_expert_layers)

@@ -109,7 +109,10 @@ def test_residual_forecasts_are_calibrated_once_on_the_other_prompts(tmp_path: P
     assert model.ran == [1 << 20, 0, 1]
 
 
-@pytest.mark.parametrize("name", ["quasi_hidden@1", "residual@2", "gate@0", "gate", "gate@x", "gate@\u00b2", "gate@99999"])
+NO_FORECASTS = ["quasi_hidden@1", "residual@2", "gate@0", "gate", "gate@x", "gate@\u00b2", "gate@99999"]
+
+
+@pytest.mark.parametrize("name", NO_FORECASTS)
 def test_forecasts_that_a_gguf_cannot_give_are_refused(name: str) -> None:
     with pytest.raises(CaptureError, match=r"expected gate@1, gate@2, \.\.\. or residual@1 of a GGUF file"):
         forecast_keys([name])

@@ -144,7 +144,7 @@ def test_a_model_works_on_after_another_file_was_refused(tiny: Path, tmp_path: P
 def test_layers_on_a_gpu_that_the_build_does_not_know_are_refused(tiny: Path) -> None:
     if llama_library().llama_supports_gpu_offload():
         pytest.skip("this build knows a GPU")
-    with pytest.raises(RefusedError, match=r"expected a llama\.cpp that knows a GPU, this build computes on the CPU"):
+    with pytest.raises(RefusedError, match=r"expected a llama\.cpp that knows a GPU, this one computes on the CPU"):
         LlamaModel(tiny, gpu_layers=1)
 
 
