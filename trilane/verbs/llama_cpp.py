@@ -211,9 +211,9 @@ def _threads(given: str | None) -> tuple[int, ...]:
 
 
 def _cores() -> int:
-    from realrun.machine.cores import usable_cores
+    from realrun.machine.cores import physical_cores
 
-    return len(usable_cores())
+    return len(physical_cores())
 
 
 def _machine() -> str:

@@ -13,7 +13,7 @@ import pytest
 from sim.costs.kernel_costs import kernel_steps
 from tests.kit.fake_engine import FakeContext, known_kernels
 from traces.models.catalogue import load_model
-from trilane.verbs.llama_cpp import LlamaProfile, LlamaRun, measure_llama, profile_llama
+from trilane.verbs.llama_cpp import LlamaProfile, LlamaRun, _threads, measure_llama, profile_llama
 from trilane.verbs.options import OptionError
 
 SHAPE, KERNELS = load_model("olmoe-1b-7b@q8_0:1"), known_kernels(("q8_0",))
@@ -36,6 +36,11 @@ def test_measure_prints_tokens_and_a_prompt(
     assert found["prompt of 16"]["tokens_per_s"] == pytest.approx(16e9 / steps.piece_ns(16, 16), rel=1e-6)
     assert found["prompt of 16"]["spread"] == 0
     assert "all on the CPU, 2 threads, pieces of 512, keys and values in f16" in capsys.readouterr().out
+
+
+def test_all_cores_are_the_physical_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("realrun.machine.cores.physical_cores", lambda: [(0, 4), (1, 5), (2, 6), (3, 7)])
+    assert _threads(None) == (1, 2, 4)
 
 
 def test_measure_needs_a_file() -> None:
