@@ -174,6 +174,8 @@ def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
     engine = write_engine(KernelNumbers(samples, blocks, threads, about).kernels(), about, Path(out))
     facts = {key: number.value for key, number in engine.flat().items() if key.startswith("kernels.")}
     show(json, heading(about), table(["number", "value"], [[key, str(value)] for key, value in facts.items()], 2))
+    if unsure := [key for key, number in engine.flat().items() if key in facts and number.confidence == "low"]:
+        note(f"{', '.join(unsure)}: bounded, since the times are within noise; measure again, without other programs")
     note(f"an engine for machines without a GPU: --set engine={out}, fit --engine {out}")
 
 
