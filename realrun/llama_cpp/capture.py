@@ -27,6 +27,8 @@ from trilane.common.quoting import quoted
 FORECASTS = ("gate@1", "gate@2", "gate@3", "residual@1")
 CALIBRATION_FIRST_SEQUENCE = 1 << 20  # so that calibration draws other random numbers than any traced sequence
 
+MOST_LAYERS = 10_000
+
 Progress = Callable[[str], object]  # is called with a text about the present work
 
 
@@ -88,7 +90,10 @@ def capture_routed(
         work = _Capture(model, shape, gates, settings, keys, progress)
         tokens = work.tokenize(prompts)
         provenance = work.provenance(prompts, calibration)
-        about = {**provenance, "size": gguf.stat().st_size, "gates": _digest(gates), "shape": shape.to_dict()}
+        about = {
+            **provenance, "forecasts": list(map(str, keys)), "scores": settings.scores, "shape": shape.to_dict(),
+            "gguf_bytes": gguf.stat().st_size, "gates": _digest(gates),
+        }  # fmt: skip
         parts = PromptParts(output, about)
         forecasts = work.forecasts(calibration, needed=any(parts.load(n) is None for n in range(len(tokens))))
         kept = {(key.kind, key.lookahead): (forecasts.count, False) for key in keys}
@@ -108,7 +113,8 @@ def forecast_keys(names: Sequence[str] | None) -> tuple[ForecastKey, ...]:
     keys = []
     for name in FORECASTS if names is None else names:
         kind, _, ahead = name.partition("@")
-        if not ahead.isdigit() or int(ahead) < 1 or not (kind == "gate" or name == "residual@1"):
+        known = name == "residual@1" or kind == "gate"
+        if not known or not (ahead.isascii() and ahead.isdigit()) or not 1 <= int(ahead[:5]) < MOST_LAYERS:
             raise CaptureError(f"forecast {quoted(name)}: expected gate@1, gate@2, ... or residual@1 of a GGUF file")
         keys.append(ForecastKey(kind, int(ahead)))
     return tuple(dict.fromkeys(keys))

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from realrun.errors import RefusedError
 from realrun.llama_cpp.model import LlamaModel
 from realrun.llama_cpp.tensor_callback import Observer, TensorCallback
+from sim.machine.units import MIB
 
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}  # enum ggml_type
 FLASH_ATTENTION = {None: -1, False: 0, True: 1}  # enum llama_flash_attn_type; None: the library decides
-BYTES_OF_MIB = 1 << 20
 
 
 class LlamaContext:
@@ -48,7 +48,7 @@ class LlamaContext:
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = KV_TYPES[kv]
         params.flash_attn_type = FLASH_ATTENTION[flash_attention]
-        params.moe_cache_size = expert_cache_mib * BYTES_OF_MIB
+        params.moe_cache_size = expert_cache_mib * MIB
         self._callback = None if observer is None else TensorCallback(self._library, observer)
         if self._callback is not None:
             params.cb_eval = self._callback.pointer

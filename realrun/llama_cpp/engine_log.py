@@ -8,6 +8,7 @@ from typing import Any
 from realrun.llama_cpp.structs import LogCallback
 
 LONGEST_QUOTE = 300
+_callbacks: dict[str, object] = {}  # the one that the library calls, kept alive although its log may be gone
 
 
 class EngineLog:
@@ -15,8 +16,9 @@ class EngineLog:
 
     def __init__(self, library: CDLL) -> None:
         self._pieces: list[str] = []
-        self._callback = LogCallback(self._take)  # kept: the library calls it as long as it is set
-        library.llama_log_set(self._callback, None)
+        callback = LogCallback(self._take)
+        library.llama_log_set(callback, None)
+        _callbacks["set"] = callback
 
     def _take(self, level: int, text: bytes, user_data: Any) -> None:
         self._pieces.append(text.decode("utf-8", errors="replace"))

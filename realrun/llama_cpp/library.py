@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from ctypes import CDLL, POINTER, Structure, c_bool, c_char_p, c_float, c_int32, c_size_t, c_ubyte, c_void_p, sizeof
 from functools import cache
@@ -18,20 +19,19 @@ from realrun.llama_cpp.structs import (
 )
 
 KNOWN_PACKAGE = "xllamacpp 2026.10.11549"
-INSTALL = "pip install 'trilane[llama]'"
+INSTALL = "in the folder of Trilane: `.venv/bin/pip install -c constraints.txt -e '.[llama]'`"
+RESULT_IS_FIRST_ARGUMENT = ("x86_64", "AMD64")  # of functions that return a structure, by the calling convention
 ROOM_BYTES = 1024  # more than any structure of parameters
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_backend_init": (None, ()),
     "llama_log_set": (None, (LogCallback, c_void_p)),
-    "llama_print_system_info": (c_char_p, ()),
     "llama_supports_gpu_offload": (c_bool, ()),
     "llama_model_default_params": (ModelParams, ()),
     "llama_context_default_params": (ContextParams, ()),
     "llama_model_load_from_file": (c_void_p, (c_char_p, ModelParams)),
     "llama_model_free": (None, (c_void_p,)),
     "llama_model_n_layer": (c_int32, (c_void_p,)),
-    "llama_model_n_embd": (c_int32, (c_void_p,)),
     "llama_model_meta_val_str": (c_int32, (c_void_p, c_char_p, c_char_p, c_size_t)),
     "llama_model_get_vocab": (c_void_p, (c_void_p,)),
     "llama_vocab_type": (c_int32, (c_void_p,)),
@@ -108,7 +108,11 @@ def _function(library: CDLL, name: str) -> Any:
 
 
 def _written_by(library: CDLL, name: str) -> bytes:
-    """The bytes that a function for a default structure writes, found by running it over two different patterns."""
+    """The bytes that a function for a default structure writes, found by running it over two different patterns; on
+    processors that return structures in another way, those of the structure that is expected.
+    """
+    if platform.machine() not in RESULT_IS_FIRST_ARGUMENT:
+        return bytes(getattr(library, name)())
     rooms = [(c_ubyte * ROOM_BYTES)(*[pattern] * ROOM_BYTES) for pattern in (0xAA, 0x55)]
     function = CDLL(library._name)[name]  # a function object of its own: the result goes where its argument points
     function.restype, function.argtypes = None, (c_void_p,)

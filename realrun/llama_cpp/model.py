@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from ctypes import c_int32, create_string_buffer
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,11 +39,13 @@ class LlamaModel:
         self.path = path
         self.library = llama_library()
         self.log = EngineLog(self.library)
+        if gpu_layers and not self.library.llama_supports_gpu_offload():
+            raise RefusedError("expected a llama.cpp that knows a GPU, this one computes on the CPU alone")
         params = self.library.llama_model_default_params()
         params.n_gpu_layers, params.load_mode, params.use_extra_bufts = gpu_layers, LOAD_MODES[mmap], repack
         self._overrides = self._on_cpu(cpu_expert_layers)
         params.tensor_buft_overrides = self._overrides
-        self.handle: int | None = self.library.llama_model_load_from_file(str(path).encode(), params)
+        self.handle: int | None = self.library.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
             raise RefusedError(f"{path}: expected a GGUF file that llama.cpp loads: {self.log.complaint()}")
 
@@ -72,8 +76,8 @@ class LlamaModel:
         """The token ids of a text, with those that the model puts at the start. Raises RefusedError without them."""
         if not self.has_text:
             raise RefusedError(f"{self.path}: expected a vocabulary, the file has none; give prompts as token ids")
-        if int(self.library.llama_vocab_type(self._vocab)) == SENTENCE_PIECE and self._byte_tokens() < 256:
-            raise RefusedError(f"{self.path}: expected a token for each of 256 bytes, found {self._byte_tokens()}")
+        if int(self.library.llama_vocab_type(self._vocab)) == SENTENCE_PIECE and self._byte_tokens < 256:
+            raise RefusedError(f"{self.path}: expected a token for each of 256 bytes, found {self._byte_tokens}")
         raw = text.encode()
         room = (c_int32 * (4 * len(raw) + 8))()  # a space may become three bytes, and each of them a token
         count = self.library.llama_tokenize(self._vocab, raw, len(raw), room, len(room), True, True)
@@ -103,6 +107,7 @@ class LlamaModel:
     def _vocab(self) -> int:
         return int(self.library.llama_model_get_vocab(self.handle))
 
+    @cached_property
     def _byte_tokens(self) -> int:
         """Without one for each byte, llama.cpp ends the process at a character that the vocabulary lacks."""
         attributes = (self.library.llama_vocab_get_attr(self._vocab, token) for token in range(self.vocabulary))

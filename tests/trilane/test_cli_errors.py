@@ -247,6 +247,8 @@ OF_A_GGUF: dict[str, tuple[tuple[str, ...], str]] = {
     "vectors": (("--gguf", "m.gguf", "--vectors", "v"), "expected --gguf without --vectors, got --vectors v"),
     "a type": (("--gguf", "m.gguf", "--dtype", "float16"), "expected --gguf without --dtype, got --dtype float16"),
     "no prompts": (("--gguf", "m.gguf", "--prompts", "nowhere.txt"), "nowhere.txt: expected a file of prompts"),
+    "batches": (("--gguf", "m.gguf", "--batch-size", "3"), "expected --gguf without --batch-size, got --batch-size 3"),
+    "threads": (("--model", "a/b", "--threads", "2"), "expected --model without --threads, got --threads 2; leave"),
     "no such file": (("--gguf", "m.gguf"), "m.gguf"),
     "another forecast": (("--gguf", "m.gguf", "--forecasts", "partial@1"), "expected gate@1, gate@2, ..."),
 }

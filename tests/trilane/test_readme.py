@@ -41,6 +41,8 @@ from trilane.cli import main
 OURS = [command for command in commands() if command.startswith("trilane ")]
 FIT, TUNE = command_with("trilane fit"), command_with("trilane tune")
 MAKE = {"make demo": "demo", "make test": "test", "make gpu": "gpu"}
+MEASURING = ("measure", "profile", "validate")
+LONG = ("profile --engine llama.cpp", "validate examples/validation-llama.yaml", "--engine mine.yaml")  # many minutes
 INSTALLATION = {
     "git clone REPOSITORY trilane && cd trilane", "python3 -m venv .venv && . .venv/bin/activate", "pip install .",
 }  # fmt: skip
@@ -162,7 +164,8 @@ RUN = [
         marks=[deep] * (command not in FIRST.values()) + [pytest.mark.llama] * runs_llama_cpp(command),
         id=command,
     )
-    for command in OURS if command not in (FIT, TUNE)  # their blocks are tested
+    for command in OURS
+    if command not in (FIT, TUNE) and not any(words in command for words in LONG)  # tests of their own
 ]  # fmt: skip
 
 

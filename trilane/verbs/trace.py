@@ -147,12 +147,16 @@ def capture(
     forecasts: Annotated[str | None, typer.Option(help=FORECASTS_HELP)] = None,
     prompt_tokens: Annotated[int, typer.Option(help="Cut longer prompts to this number of tokens.")] = 64,
     generated_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 64,
-    batch_size: Annotated[int, typer.Option(help="Sequences that run together.")] = 8,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Sequences of a --model that run together. Default: 8.")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 decodes greedily.")] = 0.8,
     seed: Annotated[int, typer.Option(help="For sampling.")] = 0,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Of a GGUF's model. Default: one a core.")] = None,
-    gpu_layers: Annotated[int, typer.Option(min=-1, help="Of a GGUF's model: layers on the GPU, -1 for all.")] = 0,
+    gpu_layers: Annotated[
+        int | None, typer.Option(min=-1, help="Of a GGUF's model: layers on the GPU, -1 for all. Default: none.")
+    ] = None,
 ) -> None:
     """Run a model on prompts and record what it routes, with forecasts for later layers.
 
@@ -164,17 +168,19 @@ def capture(
     """
     _check_trace_target(output, inputs=[prompts, calibration, vectors, model, gguf])
     settings = {
-        "prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens, "batch_size": batch_size,
-        "temperature": temperature, "seed": seed,
+        "prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens, "temperature": temperature, "seed": seed,
         "forecasts": [name.strip() for name in forecasts.split(",")] if forecasts is not None else None,
     }  # fmt: skip
     with as_file(files("trilane") / "calibration_prompts.txt") as bundled:
         if gguf is not None:
-            _check_gguf_alone(model=model, vectors=vectors, dtype=None if dtype == "auto" else dtype)
-            _capture_gguf(gguf, prompts, output, calibration or str(bundled), threads, gpu_layers, settings)
+            of_a_model = {"model": model, "vectors": vectors, "dtype": dtype if dtype != "auto" else None}
+            _check_alone("gguf", of_a_model | {"batch-size": batch_size})
+            _capture_gguf(gguf, prompts, output, calibration or str(bundled), threads, gpu_layers or 0, settings)
         elif model is not None:
-            _capture_model(model, prompts, output, calibration if vectors else calibration or str(bundled), vectors,
-                           dtype, settings)  # fmt: skip
+            _check_alone("model", {"threads": threads, "gpu-layers": gpu_layers})
+            others = calibration if vectors else calibration or str(bundled)
+            batches = {} if batch_size is None else {"batch_size": batch_size}
+            _capture_model(model, prompts, output, others, vectors, dtype, settings | batches)
         else:
             raise CaptureError("expected --model PATH_OR_ID or --gguf FILE, got neither")
     note(f"written: {output}; look at it with `trilane trace info {output}`")
@@ -204,11 +210,11 @@ def _capture_gguf(
                      progress=say, **settings)  # fmt: skip
 
 
-def _check_gguf_alone(**others: str | None) -> None:
-    """Refuse options that --gguf has no use for. Raises CaptureError."""
+def _check_alone(option: str, others: Mapping[str, object]) -> None:
+    """Refuse what ``option`` has no use for, where it is given. Raises CaptureError."""
     for name, value in others.items():
         if value is not None:
-            raise CaptureError(f"expected --gguf without --{name}, got --{name} {value}; it is of a --model")
+            raise CaptureError(f"expected --{option} without --{name}, got --{name} {value}; leave it out")
 
 
 def _check_trace_target(output: str, inputs: Sequence[str | None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from realrun.errors import RefusedError
 from realrun.llama_cpp.context import LlamaContext
+from realrun.llama_cpp.library import llama_library
 from realrun.llama_cpp.model import LlamaModel
 from realrun.llama_cpp.tensor_callback import GraphTensor
 from tests.kit.tiny_gguf import HIDDEN, LAYERS, TOP_K, VOCABULARY, write_tiny_gguf
@@ -126,6 +128,24 @@ def test_what_llama_cpp_would_end_the_process_for_is_refused_before(tiny: Path) 
             context.decode([3, VOCABULARY])
         with pytest.raises(RefusedError, match="expected at most 256 tokens in the context, found 300"):
             context.decode([3] * 300)
+
+
+def test_a_model_works_on_after_another_file_was_refused(tiny: Path, tmp_path: Path) -> None:
+    """The refused one had taken over the log, and is gone."""
+    with LlamaModel(tiny) as model:
+        (bad := tmp_path / "bad.gguf").write_bytes(b"GGUF")
+        with pytest.raises(RefusedError):
+            LlamaModel(bad)
+        gc.collect()
+        with LlamaContext(model, context=16) as context:
+            context.decode(TOKENS)
+
+
+def test_layers_on_a_gpu_that_the_build_does_not_know_are_refused(tiny: Path) -> None:
+    if llama_library().llama_supports_gpu_offload():
+        pytest.skip("this build knows a GPU")
+    with pytest.raises(RefusedError, match=r"expected a llama\.cpp that knows a GPU, this one computes on the CPU"):
+        LlamaModel(tiny, gpu_layers=1)
 
 
 @pytest.mark.parametrize("kept", [0, 100, 3000])

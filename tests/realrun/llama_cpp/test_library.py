@@ -45,7 +45,7 @@ def test_a_build_with_other_structures_is_refused(written: bytes, found: str) ->
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
-    with pytest.raises(RefusedError, match=r"expected the package xllamacpp.*; pip install 'trilane\[llama\]'$"):
+    with pytest.raises(RefusedError, match=r"expected the package xllamacpp.* -e '\.\[llama\]'`$"):
         llama_library.__wrapped__()
 
 
