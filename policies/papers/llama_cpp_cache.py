@@ -102,6 +102,10 @@ class LlamaCppCache(Policy):
     kind of layer (types and shapes of its tensors) a pool of its own, in proportion to its bytes, and each pool a spare
     slot; here one pool of bytes serves all of them. It refuses a cache without room for the experts of one token; here
     these are then computed on the CPU.
+
+    The host time of a decision is that of this project's own program, of the policy that is nearest to this one
+    (``mixtral-offloading@impl``, an LRU cache whose misses are copied): that of llama.cpp's C++ is not known, and
+    probably less. On the engine ``llama.cpp-cache`` it comes on top of the wait of a layer, ``spin_ns``.
     """
 
     host_layers: NonNegative | None = None

@@ -111,9 +111,9 @@ def scores_of(logits: Floats, scoring: Scoring) -> Floats:
     """What the router chooses by, of logits [N, E]."""
     scores: Floats = logits
     if scoring == "sigmoid":
-        scores = np.reciprocal(1 + np.exp(-logits), dtype=np.float32)
+        scores = np.exp(-np.logaddexp(0, -logits), dtype=np.float32)
     if scoring == "sqrt_softplus":
-        scores = np.sqrt(np.log1p(np.exp(logits)), dtype=np.float32)
+        scores = np.sqrt(np.logaddexp(0, logits), dtype=np.float32)
     if scoring == "softmax":
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))
         scores = np.divide(powers, powers.sum(axis=1, keepdims=True), dtype=np.float32)

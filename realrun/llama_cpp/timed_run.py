@@ -14,8 +14,8 @@ import numpy as np
 
 from realrun.llama_cpp.context import LlamaContext
 from realrun.llama_cpp.model import LlamaModel
+from sim.machine.units import MIB
 
-MIB = 2**20
 _SIZE = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size =\s*([\d.]+) MiB")
 _REPACKED = "_REPACK"  # ends the name of a buffer that holds a second copy of weights that are mapped, too
 _SEED = 0

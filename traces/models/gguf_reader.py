@@ -26,6 +26,7 @@ MOST_TENSORS = 200_000
 _MOST_BYTES = 2**27  # of a header; that of a vocabulary of 250,000 has 12 MB
 _MOST_KEYS, _MOST_DIMENSIONS = 10_000, 4
 _MOST_TEXT, _MOST_KEPT = 2**20, 4096  # bytes of a text; entries of a list that is kept
+_MOST_VALUES = 2**18  # entries of all lists that are kept; ten lists of 1,000 layers have 10,000
 _MOST_ELEMENTS = 2**45  # of a tensor
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
@@ -53,6 +54,7 @@ class _Reader:
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, 0
+        self._kept = 0  # entries of lists
 
     def part(self) -> GgufPart:
         magic, version = self._bytes(4), self._number("I")
@@ -140,7 +142,15 @@ class _Reader:
         if count > _MOST_KEPT:
             self._advance(count * struct.calcsize(_SCALARS[inner]))
             return None
-        return tuple(self._scalar(inner) for _ in range(count))
+        return self._list(_SCALARS[inner], count)
+
+    def _list(self, code: str, count: int) -> tuple[int | float | bool, ...]:
+        """A list that is kept."""
+        self._kept += count
+        if self._kept > _MOST_VALUES:
+            raise self._fault(f"expected at most {_MOST_VALUES:,} numbers in lists of up to {_MOST_KEPT:,}, got more")
+        form = f"<{count}{code}"
+        return struct.unpack(form, self._bytes(struct.calcsize(form)))
 
     def _pass_texts(self, count: int) -> None:
         """Past a list of texts: at least eight bytes each, so that the header's limit ends it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -79,12 +79,21 @@ class LlamaProfile:
     blocks: Annotated[
         str | None,
         typer.Option(
-            metavar="A,B", help="llama.cpp: blocks of weights, and q4_0. Default: q4_0,q4_k,q5_0,q6_k,q8_0,mxfp4."
+            metavar="A,B",
+            help="llama.cpp: blocks of weights; q4_0 is always added. Default: q4_0,q4_k,q5_0,q6_k,q8_0,mxfp4.",
         ),
     ] = None
     rounds: Annotated[
         int, typer.Option(min=1, max=100, metavar="N", help="llama.cpp: how often all small models are timed.")
     ] = 2
+
+
+def refuse_without_engine(options: LlamaRun | LlamaProfile) -> None:
+    """Raises OptionError for options of an engine that was not chosen."""
+    changed = [each.name for each in fields(options) if getattr(options, each.name) != each.default]
+    if changed:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+        raise OptionError(f"{given}: expected --engine llama.cpp with that; add it, or leave that out")
 
 
 def measure_llama(run: LlamaRun, json: str | None) -> None:
@@ -165,6 +174,8 @@ def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
     engine = write_engine(KernelNumbers(samples, blocks, threads, about).kernels(), about, Path(out))
     facts = {key: number.value for key, number in engine.flat().items() if key.startswith("kernels.")}
     show(json, heading(about), table(["number", "value"], [[key, str(value)] for key, value in facts.items()], 2))
+    if unsure := [key for key, number in engine.flat().items() if key in facts and number.confidence == "low"]:
+        note(f"{', '.join(unsure)}: bounded, since the times are within noise; measure again, without other programs")
     note(f"an engine for machines without a GPU: --set engine={out}, fit --engine {out}")
 
 
@@ -211,9 +222,9 @@ def _threads(given: str | None) -> tuple[int, ...]:
 
 
 def _cores() -> int:
-    from realrun.machine.cores import usable_cores
+    from realrun.machine.cores import physical_cores
 
-    return len(usable_cores())
+    return len(physical_cores())
 
 
 def _machine() -> str:

@@ -11,7 +11,7 @@ from realrun.machine import LaneKind
 from trilane.pages.output import JsonOption, check_picture, check_targets, heading, show, working, write_json
 from trilane.pages.run import keep_run, record_of, run_page
 from trilane.verbs.inputs import describe, inputs_of, scenario_of
-from trilane.verbs.llama_cpp import EngineChoice, LlamaRun, measure_llama
+from trilane.verbs.llama_cpp import EngineChoice, LlamaRun, measure_llama, refuse_without_engine
 from trilane.verbs.options import (
     HostMemoryOption,
     LaneChoice,
@@ -92,6 +92,7 @@ def measure(
     if engine.engine is not None:
         measure_llama(llama, json)
         return
+    refuse_without_engine(llama)
     from realrun.machine.memory_check import host_memory_given
 
     check_picture(files.gantt)

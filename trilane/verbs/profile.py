@@ -14,7 +14,7 @@ from trilane.common.quoting import quoted
 from trilane.pages.output import JsonOption, check_targets, heading, note, show, table, working, write_json
 from trilane.pages.profile import profile_page
 from trilane.verbs.inputs import policies_in
-from trilane.verbs.llama_cpp import EngineChoice, LlamaProfile, profile_llama
+from trilane.verbs.llama_cpp import EngineChoice, LlamaProfile, profile_llama, refuse_without_engine
 from trilane.verbs.options import (
     MOST_CORES,
     OWN_POLICY,
@@ -108,6 +108,7 @@ def profile(
     if engine.engine is not None:
         profile_llama(kernels, out, json)
         return
+    refuse_without_engine(kernels)
     from policies.registry import system
     from realrun.machine.memory_check import host_memory_given
     from realrun.profiling.lab import Points

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from realrun.llama_cpp.capture import capture_routed
 from realrun.llama_cpp.recorded_model import RoutedModel
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.llama
 PROMPTS = "5 9 3 40 22 7 61 80\n11 50 4 33\n"
 CALIBRATION = "70 71 9\n"
 SETTINGS = CaptureSettings(generated_tokens=6, temperature=0.0, forecasts=("gate@1", "residual@1"))
+Ids = NDArray[np.int16]
 TOLERANCE = 5e-3  # of probabilities: rounding, and a KV cache in 16 bits
 OF_GPT_OSS = 2e-2  # 0.012 was seen from the second layer on; the cause was not found
 
@@ -36,6 +38,12 @@ class RoutedNumbers(RoutedModel):
 
 def opened(path: Path, shape: ModelShape, settings: CaptureSettings) -> RoutedModel:
     return RoutedNumbers(path, shape, settings, threads=1, gpu_layers=0)
+
+
+def overlap(ours: Ids, theirs: Ids, top_k: int) -> float:
+    """The share of a layer's first ``top_k`` experts that both forecast, without the last layer, which has no next."""
+    same = ours[:, :-1, :top_k, None] == theirs[:, :-1, None, :top_k]
+    return float(same.any(axis=-1).mean())
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
@@ -60,5 +68,8 @@ def test_routing_is_that_of_pytorch_and_can_be_played(family: str, tmp_path: Pat
     assert clear.any()
     assert (np.sort(ours.topk_ids)[clear] == np.sort(theirs.topk_ids[rows])[clear]).all()
     np.testing.assert_allclose(ours.topk_weights[clear], theirs.topk_weights[rows][clear], atol=3 * tolerance)
+    assert sorted(map(str, ours.forecasts)) == ["gate@1", "residual@1"]
+    for key, forecast in ours.forecasts.items():
+        assert overlap(forecast.ids, theirs.forecasts[key].ids[rows], ours.shape.top_k) >= 0.95, key
     scenario = Scenario(trace=str(ours_path), model=None, policy="on-demand", cached_share=0.5)
     assert simulate(scenario).metrics.tpot_ms is not None

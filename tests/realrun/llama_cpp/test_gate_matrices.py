@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from realrun.llama_cpp.gate_matrices import Gate, Gates, read_gates
+from realrun.llama_cpp.gate_matrices import Gate, Gates, Scoring, read_gates, scores_of
 from traces.models.shape import ShapeError
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'trilane[llama]'")
@@ -85,6 +85,18 @@ def test_the_largest_logits_are_chosen_and_a_bias_counts() -> None:
     assert plain.ranked(0, -ONE, 2).tolist() == [[3, 0]]
     biased = Gates({0: Gate(LOGITS, bias=np.array([0, 0, 0, 9], np.float32))}, 2, "logits")
     assert biased.ranked(0, ONE, 2).tolist() == [[3, 1]]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("scoring", "expected"),
+    [("sigmoid", [0.0, 0.5, 1.0]), ("sqrt_softplus", [0.0, 0.8325546, 14.142136]), ("softmax", [0.0, 0.0, 1.0])],
+)
+def test_large_logits_overflow_no_score(scoring: Scoring, expected: list[float]) -> None:
+    """In 32 bits e^89 is infinite. Of 0: 1 / 2 and sqrt(log 2); of 200: 1 and sqrt(200)."""
+    found = scores_of(np.array([[-200.0, 0.0, 200.0]], np.float32), scoring)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, [expected], atol=1e-6)
 
 
 def test_a_selection_bias_is_added_to_the_scores() -> None:

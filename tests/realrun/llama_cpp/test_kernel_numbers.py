@@ -64,6 +64,22 @@ def test_more_threads_are_at_most_as_many_times_as_fast(samples: dict[str, dict[
     assert one <= two <= 2 * one
 
 
+def test_a_router_within_the_noise_is_no_faster_than_the_fastest_product(
+    samples: dict[str, dict[BenchPoint, float]],
+) -> None:
+    """The model with the larger router took no longer, for one token."""
+    few, many = samples["few-rows"], samples["many-rows"]
+    same = {point: few[point] if point.tokens == 1 else ns for point, ns in many.items()}
+    products = KernelNumbers({**samples, "many-rows": same}, BLOCKS, THREADS, "here").kernels().products
+    for place in (0, 1):
+        fastest = max(max(products[block].others.value.flops_per_s[place]) for block in BLOCKS)
+        rates = products["f32"].others.value.flops_per_s[place]
+        assert rates[0] == pytest.approx(fastest)
+        assert max(rates[1:]) < 0.9 * fastest
+    assert products["f32"].others.confidence == "low"
+    assert products["f32"].others.source.endswith("choosing; within noise, and bounded by the fastest product")
+
+
 def test_times_from_which_nothing_follows_are_refused(samples: dict[str, dict[BenchPoint, float]]) -> None:
     same = dict.fromkeys(samples["few-q4_0"], 1000000000000000.0)
     with pytest.raises(KernelError, match="measure again, without other programs"):

@@ -30,6 +30,7 @@ from tests.traces.models.gguf_files import (
     write_whole,
 )  # fmt: skip
 from traces.models.catalogue import load_model
+from traces.models.gguf_reader import read_gguf_part
 from traces.models.shape import ModelShape, ShapeError
 
 
@@ -252,6 +253,17 @@ def test_metadata_that_is_missing_or_wrong_is_named(changed: dict[str, object], 
     wrong = {f"qwen3moe.{key}": each for key, each in changed.items()}
     content = gguf_bytes({**metadata, **wrong}, tensors)
     assert refused(content, tmp_path, weights_bytes(tensors)).startswith(words)
+
+
+def test_lists_that_are_kept_have_a_limit_in_all(tmp_path: Path) -> None:
+    """64 lists of 4,096 numbers are 2^18. Longer lists, and texts, are passed over and do not count."""
+    passed = {"long": [7] * 4097, "texts": ["a"] * 9}
+    lists = {f"list {number}": [number] * 4096 for number in range(64)}
+    most = write_gguf(tmp_path / "most.gguf", {**passed, **lists, "last": 5}, [])
+    assert read_gguf_part(most).metadata == {**{key: tuple(each) for key, each in lists.items()}, "last": 5}
+    more = write_gguf(tmp_path / "more.gguf", {**passed, **lists, "last": [True]}, [])
+    with pytest.raises(ShapeError, match=r"more.gguf: expected at most 262,144 numbers in lists of up to 4,096, got"):
+        read_gguf_part(more)
 
 
 def test_tensors_that_are_there_twice_or_overlap_are_refused(tmp_path: Path) -> None:

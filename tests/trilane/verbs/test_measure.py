@@ -72,6 +72,10 @@ def test_a_generation_as_json_has_the_texts(trilane: Trilane) -> None:
 
 BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "no model": (("measure", "--mode", "generate"), "expected a model and prompts; give --model MODEL and --prompts F"),
+    "a file of another engine": (
+        ("measure", "--gguf", "m.gguf", "--n-cpu-moe", "3"),
+        "--gguf, --n-cpu-moe: expected --engine llama.cpp with that; add it, or leave that out",
+    ),
     "a model to replay": (("measure", "--model", "m"), "--mode replay: expected no --model"),
     "fewer prompts than the batch": (
         (*GENERATE, "--set", "batch=4"), "p.txt: expected 4 prompts, one for each sequence of the batch, got 3; add "

@@ -93,6 +93,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "no threads": (("--cpu-threads", "0"), "Invalid value for '--cpu-threads'"),
     "no device": (("--device", "-1"), "Invalid value for '--device'"),
     "no chunk": (("--chunk-mb", "-1"), "--chunk-mb: expected a number of MB (10^6 bytes) from 0 on, got -1"),
+    "threads of another engine": (("--threads", "1", "--rounds", "3"), "--threads, --rounds: expected --engine"),
     "unknown model": (("--model", "eliza"), "eliza"),
 }  # fmt: skip
 
