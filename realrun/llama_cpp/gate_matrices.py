@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realrun.errors import RefusedError
+from realrun.llama_cpp.library import INSTALL
 from traces.models.gguf_header import read_gguf_header
 from traces.models.gguf_keys import GgufKeys
 from traces.models.gguf_tensors import Tensor
@@ -153,7 +154,7 @@ def _values(tensor: Tensor, shape: tuple[int, ...]) -> Floats:
         from gguf.quants import dequantize
     except ImportError:
         raise RefusedError(
-            "gate matrices are read with the package gguf, which is not installed: pip install 'trilane[llama]'"
+            f"gate matrices are read with the package gguf, which is not installed; {INSTALL}"
         ) from None
     with tensor.file.open("rb") as file:
         file.seek(tensor.begin)
