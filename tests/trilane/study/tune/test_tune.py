@@ -162,6 +162,14 @@ def test_what_the_question_fixes_is_not_chosen() -> None:
     assert (found.kv, found.piece_tokens, found.threads) == (("q4_0",), (1024,), (3,))
 
 
+@pytest.mark.parametrize("kv", [("q8_0", "f16"), ("f16", "q4_0", "q8_0", "f16")], ids=["turned", "one twice"])
+def test_the_order_of_kv_formats_does_not_matter(kv: Any) -> None:
+    asked = question(**SMALL, kv=kv)
+    assert asked.kv == tuple(name for name in ("f16", "q8_0", "q4_0") if name in kv)
+    assert asked == question(**SMALL, kv=tuple(reversed(kv)))
+    assert search_of(asked).choices.usual.kv == "f16"
+
+
 def test_heads_that_are_no_whole_blocks_keep_16_bits() -> None:
     asked = question(**SMALL)
     shape = replace(asked.shape_with("f16"), head_dim=24)
