@@ -130,7 +130,7 @@ def _loss(rival: Rival) -> str:
     """By how much it is slower, and the part of the time that grows most."""
     reason = rival.reason
     if reason.slower < -_SAME:
-        return f"{percent(-reason.slower)} faster, which is too little to rely on"
+        return f"{_faster(reason.slower)}, which is too little to rely on"
     if reason.slower < _SAME or reason.part is None or reason.part_ms is None:
         return "as fast"
     unit = milliseconds if reason.phase == "decode" else duration
@@ -160,7 +160,13 @@ def _compared(rival: Rival) -> str:
     slower = rival.reason.slower
     if abs(slower) < _SAME:
         return "as fast"
-    return f"{percent(abs(slower))} {'slower' if slower > 0 else 'faster'}"
+    return f"{percent(slower)} slower" if slower > 0 else _faster(slower)
+
+
+def _faster(slower: float) -> str:
+    """Of a time over another, minus 1, below 0: by how much the speed is higher; twice or more as a factor."""
+    ratio = 1 / (1 + slower)
+    return f"{percent(ratio - 1)} faster" if ratio < 2 else f"{number(ratio)}x as fast"
 
 
 def _gains(tuning: Tuning) -> list[Text | Table | str]:
