@@ -65,7 +65,11 @@ def tune(
     ] = False,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
-    """Find the best command line of llama.cpp for a model on this machine, or on one of named parts."""
+    """Find the best command line of llama.cpp for a model on this machine, or on one of named parts.
+
+    Without --gpu and --machine, parts that are not named are those of this machine: GPU, CPU, cores, PCIe slot and size
+    of the memory. With --cpu, cores and memory modules are those of that CPU.
+    """
     from trilane.common.schema import to_dict
     from trilane.pages.tune import check_page, timeline_page, tune_page
     from trilane.study.fit.question import Question
@@ -100,7 +104,7 @@ def _machine(parts: MachineParts) -> dict[str, Any]:
     if parts.gpu is not None or parts.machine is not None:
         return parts.given()
     named = {name: value for name, value in parts.given().items() if value is not None}
-    found = found_machine().without(*named)
+    found = found_machine(parts.cpu).without(*named)
     for text in found.assumed:
         note(f"assumed {text}")
     return found.parts(**named)

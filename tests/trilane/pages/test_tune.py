@@ -28,7 +28,8 @@ def cells(tuning: Tuning) -> list[str]:
 @pytest.mark.parametrize(
     ("slower", "text"),
     [
-        (-0.796, "4.9x as fast"), (-0.5, "2.0x as fast"), (-0.2, "25% faster"), (-0.001, "as fast"), (0.25, "25% slower"),
+        (-0.796, "4.9x as fast"), (-0.5, "2.0x as fast"), (-0.2, "25% faster"), (-0.001, "as fast"),
+        (0.25, "25% slower"),
     ],
 )  # fmt: skip
 def test_less_time_is_told_as_more_speed(slower: float, text: str) -> None:

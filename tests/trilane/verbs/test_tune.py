@@ -71,7 +71,7 @@ def test_what_cannot_be_answered_is_refused_in_one_sentence(
 
 def test_without_parts_the_machine_at_hand_is_meant(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
     here = machine_found.MachineFound("none", "ddr4-3200", None, 2, None, 24, ("ram: ddr4-3200", "cpu: a generic one"))
-    monkeypatch.setattr(machine_found, "found_machine", lambda: here)
+    monkeypatch.setattr(machine_found, "found_machine", lambda cpu: here)
     done = trilane("tune", "deepseek-v2-lite:4", "--prompt", "64", "--generated", "8", "--ram", "ddr5-5600")
     assert "on none+ddr5-5600+2-cores+24gb" in done.out
     assert done.err.splitlines() == ["assumed cpu: a generic one"]

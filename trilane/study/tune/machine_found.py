@@ -35,7 +35,7 @@ class MachineFound:
     gpu: str
     ram: str
     cpu: str | None
-    cores: int
+    cores: int | None
     pcie: str | None
     ram_gb: int | None
     assumed: tuple[str, ...]
@@ -57,9 +57,12 @@ class _Card(NamedTuple):
     pcie: str | None
 
 
-def found_machine() -> MachineFound:
-    """The machine at hand. Raises FitError for a GPU that is not in the catalogue."""
-    cards, cpu = _cards(_answer(_QUERY)), _cpu(_read(CPU_LIST))
+def found_machine(named_cpu: str | None = None) -> MachineFound:
+    """The machine at hand, with another CPU where one is named: its cores, and the memory modules that it takes.
+
+    Raises FitError for a GPU that is not in the catalogue.
+    """
+    cards, cpu = _cards(_answer(_QUERY)), named_cpu or _cpu(_read(CPU_LIST))
     ram = _usual_ram(cpu)
     assumed = [f"ram: {ram}, which is usual; name the memory modules with --ram"]
     if cpu is None:
@@ -68,7 +71,7 @@ def found_machine() -> MachineFound:
         gpu=_gpu(cards[0]) if cards else NO_GPU,
         ram=ram,
         cpu=cpu,
-        cores=len(physical_cores()),
+        cores=None if named_cpu else len(physical_cores()),
         pcie=cards[0].pcie if cards else None,
         ram_gb=_ram_gib(_read(MEMORY_LIST)),
         assumed=tuple(assumed),

@@ -14,7 +14,9 @@ from trilane.study.tune.machine_found import found_machine
 CPU = "processor\t: 0\nmodel name\t: {}\ncpu MHz\t: 3000\n"
 
 
-def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, smi: str, cpu: str) -> machine_found.MachineFound:
+def found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, smi: str, cpu: str, named_cpu: str | None = None
+) -> machine_found.MachineFound:
     """The machine of a driver's answer and a CPU's name, with 31.9 GiB of memory and four cores."""
     (tmp_path / "cpuinfo").write_text(CPU.format(cpu))
     (tmp_path / "meminfo").write_text("MemTotal:       33449000 kB\nMemFree:        7244444 kB\n")
@@ -22,7 +24,7 @@ def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, smi: str, cpu: str) -
     monkeypatch.setattr(machine_found, "MEMORY_LIST", tmp_path / "meminfo")
     monkeypatch.setattr(machine_found, "_answer", lambda command: smi)
     monkeypatch.setattr(machine_found, "physical_cores", lambda: [(0,), (1,), (2,), (3,)])
-    return found_machine()
+    return found_machine(named_cpu)
 
 
 def test_a_desktop_is_named_by_its_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -33,6 +35,15 @@ def test_a_desktop_is_named_by_its_parts(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert one.assumed == ("ram: ddr4-3200, which is usual; name the memory modules with --ram",)
     assert one.without("ram").assumed == ()
     assert one.parts(ram="ddr4-3600")["ram"] == "ddr4-3600"
+
+
+def test_another_cpu_has_its_own_cores_and_memory_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    card, own = "NVIDIA GeForce RTX 3060, 12288, 4, 16\n", "AMD Ryzen 5 5600X 6-Core Processor"
+    one = found(monkeypatch, tmp_path, card, own, "core-i9-13900k")
+    assert one.parts() == {
+        "gpu": "rtx-3060", "ram": "ddr5-5600", "cpu": "core-i9-13900k", "cores": None, "pcie": "4x16", "ram_gb": 32,
+    }  # fmt: skip
+    assert one.assumed == ("ram: ddr5-5600, which is usual; name the memory modules with --ram",)
 
 
 def test_a_machine_without_a_gpu_and_with_an_unknown_cpu_has_generic_parts(
