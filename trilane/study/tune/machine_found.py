@@ -64,7 +64,7 @@ def found_machine(named_cpu: str | None = None) -> MachineFound:
     """
     cards, cpu = _cards(_answer(_QUERY)), named_cpu or _cpu(_read(CPU_LIST))
     ram = _usual_ram(cpu)
-    assumed = [f"ram: {ram}, which is usual; name the memory modules with --ram"]
+    assumed = [*_gpus_told(cards), f"ram: {ram}, which is usual; name the memory modules with --ram"]
     if cpu is None:
         assumed.append("cpu: a generic one, since this one is not in the catalogue; name one like it with --cpu")
     return MachineFound(
@@ -86,6 +86,13 @@ def _cards(text: str) -> list[_Card]:
         for name, memory, generation, width in (row for row in rows if len(row) == len(_FIELDS.split(",")))
         if memory.isdigit()
     ]
+
+
+def _gpus_told(cards: list[_Card]) -> list[str]:
+    """What is assumed about the GPUs: that there is none, or that one of several runs the model."""
+    if not cards:
+        return ["gpu: none, since nvidia-smi names none; name one with --gpu"]
+    return [f"gpu: the first of {len(cards)}; name another with --gpu"] if len(cards) > 1 else []
 
 
 def _gpu(card: _Card) -> str:

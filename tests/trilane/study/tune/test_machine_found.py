@@ -51,7 +51,7 @@ def test_a_machine_without_a_gpu_and_with_an_unknown_cpu_has_generic_parts(
 ) -> None:
     one = found(monkeypatch, tmp_path, "", "Some CPU")
     assert (one.gpu, one.cpu, one.ram, one.pcie) == ("none", None, "ddr4-3200", None)
-    assert [text.partition(":")[0] for text in one.assumed] == ["ram", "cpu"]
+    assert [text.partition(":")[0] for text in one.assumed] == ["gpu", "ram", "cpu"]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,15 @@ def test_a_card_that_is_not_in_the_catalogue_is_refused(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("text", ["", "NVIDIA-SMI has failed", "a, b\n", "GPU, [N/A], 4, 16\n"])
 def test_answers_of_another_form_are_no_card(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert found(monkeypatch, tmp_path, text, "Some CPU").gpu == "none"
+    one = found(monkeypatch, tmp_path, text, "Some CPU")
+    assert one.gpu == "none"
+    assert one.assumed[0] == "gpu: none, since nvidia-smi names none; name one with --gpu"
+
+
+def test_of_several_cards_the_first_is_meant_which_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = "NVIDIA GeForce RTX 3060, 12288, 4, 16\nNVIDIA GeForce RTX 4090, 24564, 4, 16\n"
+    one = found(monkeypatch, tmp_path, text, "AMD Ryzen 5 5600X 6-Core Processor")
+    assert (one.gpu, one.assumed[0]) == ("rtx-3060", "gpu: the first of 2; name another with --gpu")
 
 
 def test_a_slot_that_the_driver_does_not_know_is_left_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
