@@ -218,18 +218,19 @@ def _layers(tuned: Tuned, part: str) -> int:
 
 def check_page(checked: Sequence[Checked]) -> list[Text | Table | str]:
     """Predicted times and memory next to those that the engine had on this machine."""
+    kinds = list(dict.fromkeys(kind for one in checked for kind in one.memory))
     rows = [
-        [one.name, *_numbers(one.tuned), number(1000 / one.tpot_ms), seconds(one.ttft_ms),
-         signed_percent(one.decode_error), signed_percent(one.prompt_error), *map(_sizes, one.memory.values()),
-         _changed(checked[0].tuned, one.tuned)]
+        [one.name, *_numbers(one.tuned), number(one.tpot_ms and 1000 / one.tpot_ms), seconds(one.ttft_ms),
+         signed_percent(one.decode_error), signed_percent(one.prompt_error),
+         *(_sizes(one.memory.get(kind)) for kind in kinds), _changed(checked[0].tuned, one.tuned)]
         for one in checked
     ]  # fmt: skip
-    kinds = [f"{kind} GB" for kind in checked[0].memory]
     times = ("tokens/s", "first token s", "measured", "measured", "error", "error")
-    columns = ("run here", *times, *kinds, "its arguments")
+    columns = ("run here", *times, *(f"{kind} GB" for kind in kinds), "its arguments")
     told = "error: predicted over measured speed, minus 1; GB: predicted / reported by the engine"
-    return ["", heading("predicted and measured on this machine"), table(columns, rows), "", told]
+    refused = [f"{one.name} was refused: {one.refused}" for one in checked if one.refused]
+    return ["", heading("predicted and measured on this machine"), table(columns, rows), "", told, *refused]
 
 
-def _sizes(sizes: tuple[int, int]) -> str:
-    return " / ".join(f"{size / GB:.2f}" for size in sizes)
+def _sizes(sizes: tuple[int, int] | None) -> str:
+    return "-" if sizes is None else " / ".join(f"{size / GB:.2f}" for size in sizes)

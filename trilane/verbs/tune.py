@@ -73,7 +73,7 @@ def tune(
     from trilane.common.schema import to_dict
     from trilane.pages.tune import check_page, timeline_page, tune_page
     from trilane.study.fit.question import Question
-    from trilane.study.tune.check import check
+    from trilane.study.tune.check import check, file_to_run
     from trilane.study.tune.question import GOALS, TuneQuestion
     from trilane.study.tune.tune import tune as answer
 
@@ -85,8 +85,11 @@ def tune(
         model=model, **_machine(parts), weights=weights, context=prompt, generated=generated, batch=batch,
         window=context, engine=engine, threads=threads, ubatch=ubatch,
     )  # fmt: skip
+    asked = TuneQuestion(question, goal, formats, keep_free_gb)
+    if checked:
+        file_to_run(asked)
     with working("trying settings"):
-        found = answer(TuneQuestion(question, goal, formats, keep_free_gb))
+        found = answer(asked)
     show(json, *tune_page(found), *(timeline_page(found.best) if explain else ()))
     record = found.to_dict()
     if checked:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.kit.running import Trilane
 from trilane.study.tune import machine_found
+from trilane.study.tune import tune as tuning
 
 SMALL = ("tune", "deepseek-v2-lite:4", "--gpu", "rtx-3050", "--ram", "ddr4-3200", "--prompt", "600", "--generated",
          "16", "--threads", "8", "--kv", "f16")  # fmt: skip
@@ -67,6 +68,15 @@ def test_what_cannot_be_answered_is_refused_in_one_sentence(
     assert done.status == 2
     assert message in done.err
     assert done.err.strip().count("\n") == 0
+
+
+def test_what_cannot_be_checked_is_refused_before_settings_are_tried(
+    trilane: Trilane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "tune", lambda asked: pytest.fail("settings were tried"))
+    done = trilane(*SMALL, "--batch", "2", "--check")
+    assert (done.status, done.out) == (2, "")
+    assert "--check runs the model: expected a GGUF file" in done.err
 
 
 def test_without_parts_the_machine_at_hand_is_meant(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
