@@ -91,9 +91,10 @@ def _settings(tuning: Tuning, tuned: Tuned) -> RunSettings:
 
 
 def _memory(tuned: Tuned, timed: TimedRun) -> dict[str, tuple[int, int]]:
+    """Of the GPU and the host together, as the engine's buffers are added up."""
     own = tuned.memory
     predicted = {
-        "model": own.every_token_bytes + own.experts_bytes + own.host_bytes, "KV": own.kv_bytes,
-        "compute": own.compute_bytes,
+        "model": own.every_token_bytes + own.experts_bytes + own.host_bytes + own.host_table_bytes,
+        "KV": own.kv_bytes, "compute": own.compute_bytes + own.host_compute_bytes,
     }  # fmt: skip
     return {kind: (size, timed.reported[kind]) for kind, size in predicted.items() if kind in timed.reported}
