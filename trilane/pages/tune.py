@@ -52,7 +52,7 @@ def _best(tuning: Tuning) -> list[Text | Table | str]:
         ("last token", duration(best.answer_ms)),
         *_cache(best),
         *_memory(tuning),
-        ("limit", tuning.limited_by),
+        ("limit", tuning.limited_by if tuning.question.goal == "decode" else f"decode: {tuning.limited_by}"),
         ("error to expect", _error(tuning)),
     ]
     return ["", best.command, "", pairs(facts)]

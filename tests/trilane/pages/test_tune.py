@@ -19,6 +19,13 @@ def tuned(goal: Goal = "both", gpu: str = "rtx-3050", ram_gb: int | None = None)
     ), goal, ("f16",)))  # fmt: skip
 
 
+def facts(tuning: Tuning) -> dict[str, str]:
+    """The answer's lines by their names."""
+    answer = next(part for part in tune_page(tuning) if isinstance(part, Table))
+    names, texts = ([str(cell) for cell in column.cells] for column in answer.columns[:2])
+    return dict(zip(names, texts, strict=True))
+
+
 def cells(tuning: Tuning) -> list[str]:
     """The texts of all tables of the page."""
     tables = [part for part in tune_page(tuning) if isinstance(part, Table)]
@@ -37,3 +44,9 @@ def test_less_time_is_told_as_more_speed(slower: float, text: str) -> None:
     other = tuning.others[0]
     rival = replace(other, reason=other.reason._replace(slower=slower))
     assert text in cells(replace(tuning, others=(rival,)))
+
+
+def test_what_limits_decode_is_told_as_that_where_more_is_asked() -> None:
+    assert facts(tuned("decode"))["limit"] == tuned("decode").limited_by
+    assert facts(tuned("prompt"))["limit"] == f"decode: {tuned('prompt').limited_by}"
+    assert facts(tuned("both"))["limit"] == f"decode: {tuned('both').limited_by}"
