@@ -85,7 +85,8 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
         "cache of experts": (best.cache_mib or 0) * MIB,
     }  # fmt: skip
     told = " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
-    whole = f"{in_gb(sum(parts.values()))} GB of {in_gb(memory.gpu_bytes)} = {told}"
+    there = f" of {in_gb(memory.gpu_bytes)}" if tuning.memory_known else ""
+    whole = f"{in_gb(sum(parts.values()))} GB{there} = {told}"
     if tuning.regime in ("CPU only", "unified"):
         return [("memory", whole)]
     experts, reserve = memory.host_bytes, HOST_RESERVE_BYTES
