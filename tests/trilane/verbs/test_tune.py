@@ -57,9 +57,10 @@ def test_the_result_as_json_has_the_line(trilane: Trilane, tmp_path: Path) -> No
         (("--kv", "f8"), "kv"),
         (("--keep-free-gb", "-1"), "keep_free_gb"),
         (("--keep-free-gb", "100"), "GB are missing"),
+        (("--engine", "smoe-2025"), "use `trilane fit --policy-engine smoe-2025`"),
         (("--check",), "--check runs the model: expected a GGUF file"),
     ],
-    ids=["goal", "kv", "less than nothing", "more than there is", "no file"],
+    ids=["goal", "kv", "less than nothing", "more than there is", "an engine of policies", "no file"],
 )
 def test_what_cannot_be_answered_is_refused_in_one_sentence(
     trilane: Trilane, options: tuple[str, ...], message: str
