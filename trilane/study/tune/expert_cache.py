@@ -62,7 +62,7 @@ class CachedSpeed(EngineSpeed):
         memory, shape = self.splitter.memory(own), self.shape
         largest = max(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
         room = -memory.missing_bytes // MIB * MIB - largest  # one slot is a spare
-        if room < shape.top_k * largest or not memory.host_bytes:
+        if room < shape.top_k * largest or memory.host_bytes < MIB:
             raise FitError(f"{self.engine.name}: no room for a cache of the experts of one token")
         held = min(room / memory.host_bytes, 1.0)
         return replace(own, cache=ExpertCache(self.curve.rate(held), held))

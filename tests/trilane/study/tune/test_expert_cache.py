@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sim.costs.engine import load_engine
@@ -52,6 +54,15 @@ def test_a_cache_is_no_larger_than_what_it_caches() -> None:
     assert own.split.cache is not None
     assert own.split.cache.held == 1.0
     assert own.cache_mib * MIB <= 1.1 * own.splitter.memory(own.split).host_bytes
+
+
+def test_experts_of_less_than_a_mib_have_no_cache() -> None:
+    asked = Question(model="mini-moe", weights="q4_0", gpu="rtx-3060", ram="ddr4-3200", context=64, n_cpu_moe=1)
+    with pytest.raises(FitError, match="no room for a cache of the experts of one token"):
+        _ = speed(asked).split
+    two = speed(replace(asked, n_cpu_moe=4))
+    assert two.cache_mib == 1
+    assert two.words[-1] == "--moe-cache-mib 1"
 
 
 @pytest.mark.parametrize(("slots", "runs"), [(6.9, False), (7.1, True)], ids=["six experts", "and a spare slot"])
