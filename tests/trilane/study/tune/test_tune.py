@@ -65,7 +65,7 @@ def test_a_cache_of_experts_has_its_size_in_mib() -> None:
     found = tuned("decode", **QWEN, window=8192).best
     assert found.cache_mib is not None
     assert f"--moe-cache-mib {found.cache_mib}" in found.arguments
-    assert found.n_cpu_moe == 48
+    assert found.n_cpu_moe == 42
 
 
 def test_several_sequences_have_their_slots() -> None:
@@ -89,7 +89,7 @@ def test_no_setting_that_was_tried_needs_more_memory_than_there_is(
         "both", keep_free_gb, model=model, gpu=gpu, ram="ddr5-5600", ram_gb=64, window=window, threads=8
     )
     found, own = search_of(asked), asked.hardware.gpu
-    assert len(found.tuned) > 10
+    assert len(found.tuned) >= 10
     for one in found.tuned.values():
         memory = one.memory
         held = (
