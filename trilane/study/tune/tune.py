@@ -26,7 +26,7 @@ from trilane.study.tune.settings import Setting, SettingSpace, choices
 from trilane.study.tune.tuned import Tuned, Workbench
 
 WORTH_SETTING = 0.01  # of the time that is compared: what gives less stays as the engine has it
-WORTH_CACHING = 0.1  # a cache of experts is experimental, its costs are estimates, and two owners measured a loss
+WORTH_CACHING = 0.1  # a cache of experts is experimental, and its costs are estimates; losses: docs/tune.md
 LEADING = 3  # settings that a check runs
 AS_FAST = 0.005  # of the time that is compared: settings nearer to the best are no runners-up
 

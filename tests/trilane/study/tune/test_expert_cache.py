@@ -1,4 +1,4 @@
-"""The cache of experts as a setting: its size, hit rates against those that an owner logged, and what it refuses."""
+"""The cache of experts as a setting: its size, hit rates against those that were logged, and what it refuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from trilane.study.fit.question import FitError, Question
 from trilane.study.fit.routing import routing_for
 from trilane.study.tune.expert_cache import CachedSpeed, HitCurve
 
-FLASH_NEXT = {0.0427: 0.454, 0.0853: 0.61, 0.171: 0.79, 0.256: 0.879, 0.299: 0.902}  # logged on an R9700
+# logged on an R9700: repository audiagentic/bigcherry, patch 1337 (docs/planning, BCOP39)
+FLASH_NEXT = {0.0427: 0.454, 0.0853: 0.61, 0.171: 0.79, 0.256: 0.879, 0.299: 0.902}
 CURVE = HitCurve((0.5, 1.0), (0.8, 1.0))
 ASKED = Question(
     model="deepseek-v2-lite", gpu="rtx-3060", ram="ddr4-3200", context=64, generated=16, ubatch=512, n_cpu_moe=27
