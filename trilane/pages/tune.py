@@ -52,7 +52,7 @@ def _best(tuning: Tuning) -> list[Text | Table | str]:
         ("last token", duration(best.answer_ms)),
         *_cache(best),
         *_memory(tuning),
-        ("limit", tuning.limited_by),
+        ("limit", tuning.limited_by if tuning.question.goal == "decode" else f"decode: {tuning.limited_by}"),
         ("error to expect", _error(tuning)),
     ]
     return ["", best.command, "", pairs(facts)]
@@ -85,7 +85,8 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
         "cache of experts": (best.cache_mib or 0) * MIB,
     }  # fmt: skip
     told = " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
-    whole = f"{in_gb(sum(parts.values()))} GB of {in_gb(memory.gpu_bytes)} = {told}"
+    there = f" of {in_gb(memory.gpu_bytes)}" if tuning.memory_known else ""
+    whole = f"{in_gb(sum(parts.values()))} GB{there} = {told}"
     if tuning.regime in ("CPU only", "unified"):
         return [("memory", whole)]
     experts, reserve = memory.host_bytes, HOST_RESERVE_BYTES
@@ -130,7 +131,7 @@ def _loss(rival: Rival) -> str:
     """By how much it is slower, and the part of the time that grows most."""
     reason = rival.reason
     if reason.slower < -_SAME:
-        return f"{percent(-reason.slower)} faster, which is too little to rely on"
+        return f"{_faster(reason.slower)}, which is too little to rely on"
     if reason.slower < _SAME or reason.part is None or reason.part_ms is None:
         return "as fast"
     unit = milliseconds if reason.phase == "decode" else duration
@@ -160,7 +161,13 @@ def _compared(rival: Rival) -> str:
     slower = rival.reason.slower
     if abs(slower) < _SAME:
         return "as fast"
-    return f"{percent(abs(slower))} {'slower' if slower > 0 else 'faster'}"
+    return f"{percent(slower)} slower" if slower > 0 else _faster(slower)
+
+
+def _faster(slower: float) -> str:
+    """Of a time over another, minus 1, below 0: by how much the speed is higher; twice or more as a factor."""
+    ratio = 1 / (1 + slower)
+    return f"{percent(ratio - 1)} faster" if ratio < 2 else f"{number(ratio)}x as fast"
 
 
 def _gains(tuning: Tuning) -> list[Text | Table | str]:
@@ -212,18 +219,19 @@ def _layers(tuned: Tuned, part: str) -> int:
 
 def check_page(checked: Sequence[Checked]) -> list[Text | Table | str]:
     """Predicted times and memory next to those that the engine had on this machine."""
+    kinds = list(dict.fromkeys(kind for one in checked for kind in one.memory))
     rows = [
-        [one.name, *_numbers(one.tuned), number(1000 / one.tpot_ms), seconds(one.ttft_ms),
-         signed_percent(one.decode_error), signed_percent(one.prompt_error), *map(_sizes, one.memory.values()),
-         _changed(checked[0].tuned, one.tuned)]
+        [one.name, *_numbers(one.tuned), number(one.tpot_ms and 1000 / one.tpot_ms), seconds(one.ttft_ms),
+         signed_percent(one.decode_error), signed_percent(one.prompt_error),
+         *(_sizes(one.memory.get(kind)) for kind in kinds), _changed(checked[0].tuned, one.tuned)]
         for one in checked
     ]  # fmt: skip
-    kinds = [f"{kind} GB" for kind in checked[0].memory]
     times = ("tokens/s", "first token s", "measured", "measured", "error", "error")
-    columns = ("run here", *times, *kinds, "its arguments")
+    columns = ("run here", *times, *(f"{kind} GB" for kind in kinds), "its arguments")
     told = "error: predicted over measured speed, minus 1; GB: predicted / reported by the engine"
-    return ["", heading("predicted and measured on this machine"), table(columns, rows), "", told]
+    refused = [f"{one.name} was refused: {one.refused}" for one in checked if one.refused]
+    return ["", heading("predicted and measured on this machine"), table(columns, rows), "", told, *refused]
 
 
-def _sizes(sizes: tuple[int, int]) -> str:
-    return " / ".join(f"{size / GB:.2f}" for size in sizes)
+def _sizes(sizes: tuple[int, int] | None) -> str:
+    return "-" if sizes is None else " / ".join(f"{size / GB:.2f}" for size in sizes)

@@ -65,11 +65,15 @@ def tune(
     ] = False,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
-    """Find the best command line of llama.cpp for a model on this machine, or on one of named parts."""
+    """Find the best command line of llama.cpp for a model on this machine, or on one of named parts.
+
+    Without --gpu and --machine, parts that are not named are those of this machine: GPU, CPU, cores, PCIe slot and size
+    of the memory. With --cpu, cores and memory modules are those of that CPU.
+    """
     from trilane.common.schema import to_dict
     from trilane.pages.tune import check_page, timeline_page, tune_page
     from trilane.study.fit.question import Question
-    from trilane.study.tune.check import check
+    from trilane.study.tune.check import check, file_to_run
     from trilane.study.tune.question import GOALS, TuneQuestion
     from trilane.study.tune.tune import tune as answer
 
@@ -81,8 +85,11 @@ def tune(
         model=model, **_machine(parts), weights=weights, context=prompt, generated=generated, batch=batch,
         window=context, engine=engine, threads=threads, ubatch=ubatch,
     )  # fmt: skip
+    asked = TuneQuestion(question, goal, formats, keep_free_gb)
+    if checked:
+        file_to_run(asked)
     with working("trying settings"):
-        found = answer(TuneQuestion(question, goal, formats, keep_free_gb))
+        found = answer(asked)
     show(json, *tune_page(found), *(timeline_page(found.best) if explain else ()))
     record = found.to_dict()
     if checked:
@@ -100,7 +107,7 @@ def _machine(parts: MachineParts) -> dict[str, Any]:
     if parts.gpu is not None or parts.machine is not None:
         return parts.given()
     named = {name: value for name, value in parts.given().items() if value is not None}
-    found = found_machine().without(*named)
+    found = found_machine(parts.cpu).without(*named)
     for text in found.assumed:
         note(f"assumed {text}")
     return found.parts(**named)

@@ -176,7 +176,7 @@ def test_made_up_routing_says_so(trilane: Trilane) -> None:
         (("--machine", "rtx3090-ddr4", "--ram-gb", "8", "--weights", "bf16"), "16 GiB would do; these weights fit: "),
         (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--context", "many"), "number of tokens, or max, got 'many'"),
         (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--kv", "q5_0"), "kv: expected"),
-        (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--engine", "pytorch"), "use --policy-engine pytorch"),
+        (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--engine", "pytorch"), "`trilane fit --policy-engine pytorch`"),
         (
             ("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--n-cpu-moe", "3", "--weights", "bf16"),
             "of 2 layers on the CPU needs",

@@ -10,6 +10,7 @@ import pytest
 
 from tests.kit.running import Trilane
 from trilane.study.tune import machine_found
+from trilane.study.tune import tune as tuning
 
 SMALL = ("tune", "deepseek-v2-lite:4", "--gpu", "rtx-3050", "--ram", "ddr4-3200", "--prompt", "600", "--generated",
          "16", "--threads", "8", "--kv", "f16")  # fmt: skip
@@ -56,9 +57,10 @@ def test_the_result_as_json_has_the_line(trilane: Trilane, tmp_path: Path) -> No
         (("--kv", "f8"), "kv"),
         (("--keep-free-gb", "-1"), "keep_free_gb"),
         (("--keep-free-gb", "100"), "GB are missing"),
+        (("--engine", "smoe-2025"), "use `trilane fit --policy-engine smoe-2025`"),
         (("--check",), "--check runs the model: expected a GGUF file"),
     ],
-    ids=["goal", "kv", "less than nothing", "more than there is", "no file"],
+    ids=["goal", "kv", "less than nothing", "more than there is", "an engine of policies", "no file"],
 )
 def test_what_cannot_be_answered_is_refused_in_one_sentence(
     trilane: Trilane, options: tuple[str, ...], message: str
@@ -69,9 +71,18 @@ def test_what_cannot_be_answered_is_refused_in_one_sentence(
     assert done.err.strip().count("\n") == 0
 
 
+def test_what_cannot_be_checked_is_refused_before_settings_are_tried(
+    trilane: Trilane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "tune", lambda asked: pytest.fail("settings were tried"))
+    done = trilane(*SMALL, "--batch", "2", "--check")
+    assert (done.status, done.out) == (2, "")
+    assert "--check runs the model: expected a GGUF file" in done.err
+
+
 def test_without_parts_the_machine_at_hand_is_meant(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
     here = machine_found.MachineFound("none", "ddr4-3200", None, 2, None, 24, ("ram: ddr4-3200", "cpu: a generic one"))
-    monkeypatch.setattr(machine_found, "found_machine", lambda: here)
+    monkeypatch.setattr(machine_found, "found_machine", lambda cpu: here)
     done = trilane("tune", "deepseek-v2-lite:4", "--prompt", "64", "--generated", "8", "--ram", "ddr5-5600")
     assert "on none+ddr5-5600+2-cores+24gb" in done.out
     assert done.err.splitlines() == ["assumed cpu: a generic one"]

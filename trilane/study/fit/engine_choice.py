@@ -23,8 +23,8 @@ def engine_of(question: Question, hardware: Hardware) -> InferenceEngine:
     engine = load_engine(question.engine or _OF_VENDOR.get(hardware.gpu.vendor or "", USUAL_ENGINE))
     if not serves_users(engine):
         raise FitError(
-            f"engine {engine.name!r} serves policies, which are played on it: use --policy-engine {engine.name}; "
-            f"--engine takes one whose speeds were fitted, such as {USUAL_ENGINE}"
+            f"engine {engine.name!r} serves policies, which are played on it: use `trilane fit --policy-engine "
+            f"{engine.name}`; --engine takes one whose speeds were fitted, such as {USUAL_ENGINE}"
         )
     return engine
 

@@ -22,7 +22,7 @@ _BY_MATRIX = "llama.cpp"  # begins the names of engines that copy one matrix at 
 
 @dataclass(frozen=True)
 class SplitMemory:
-    """GPU memory divided, and the experts that the host holds, in bytes."""
+    """GPU memory divided, and what the host holds, in bytes."""
 
     gpu_bytes: int
     every_token_bytes: int  # weights that every token needs
@@ -31,6 +31,8 @@ class SplitMemory:
     reserve_bytes: int
     experts_bytes: int  # of experts on the GPU
     host_bytes: int  # of all others
+    host_table_bytes: int  # of embeddings, where a GPU computes
+    host_compute_bytes: int  # inputs, where a GPU computes
 
     @property
     def missing_bytes(self) -> int:
@@ -80,15 +82,17 @@ class Splitter:
             context_tokens=self.question.batch * tokens, sequences=self.question.batch, ubatch_tokens=self.piece_tokens,
             cpu_layers=split.cpu_layers, gpu=not self.hardware.cpu_only, copied=self._copied,
         )  # fmt: skip
-        all_on_gpu = load_memory(shape, replace(setting, cpu_layers=0))
+        own, all_on_gpu = load_memory(shape, setting), load_memory(shape, replace(setting, cpu_layers=0))
         return SplitMemory(
             gpu_bytes=self.hardware.gpu.memory_bytes,
             every_token_bytes=all_on_gpu.weights_bytes - shape.routed_bytes,
             kv_bytes=all_on_gpu.kv_bytes,
-            compute_bytes=load_memory(shape, setting).compute_bytes,
+            compute_bytes=own.compute_bytes,
             reserve_bytes=self.hardware.gpu.reserve_bytes,
             experts_bytes=shape.routed_bytes - host,
             host_bytes=host,
+            host_table_bytes=all_on_gpu.host_weights_bytes,
+            host_compute_bytes=own.host_compute_bytes,
         )
 
     def _splits(self) -> list[StaticSplit]:

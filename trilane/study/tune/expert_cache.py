@@ -1,9 +1,9 @@
 """llama.cpp's cache of experts as a setting: how often it hits, by its size, and the speeds that this gives.
 
-Hit rates are those of an LRU cache on the routing that answers the question (``trilane.study.fit.routing``). An owner
-of an R9700 logged 45, 61, 79, 88 and 90 % with room for 4.3, 8.5, 17, 26 and 30 % of the experts of 41 layers of
-Qwen3.8-Flash-Next (512 experts, 10 a token). The synthetic routing of Qwen3-Next-80B, which has as many experts and
-chooses as many, gives 44, 65, 82, 86 and 88 %.
+Hit rates are those of an LRU cache on the routing that answers the question (``trilane.study.fit.routing``). 45, 61,
+79, 88 and 90 % were logged on an R9700 with room for 4.3, 8.5, 17, 26 and 30 % of the experts of 41 layers of
+Qwen3.8-Flash-Next (512 experts, 10 a token; repository audiagentic/bigcherry, patch 1337, docs/planning BCOP39). The
+synthetic routing of Qwen3-Next-80B, which has as many experts and chooses as many, gives 44, 65, 82, 86 and 88 %.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CachedSpeed(EngineSpeed):
         memory, shape = self.splitter.memory(own), self.shape
         largest = max(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
         room = -memory.missing_bytes // MIB * MIB - largest  # one slot is a spare
-        if room < shape.top_k * largest or not memory.host_bytes:
+        if room < shape.top_k * largest or memory.host_bytes < MIB:
             raise FitError(f"{self.engine.name}: no room for a cache of the experts of one token")
         held = min(room / memory.host_bytes, 1.0)
         return replace(own, cache=ExpertCache(self.curve.rate(held), held))

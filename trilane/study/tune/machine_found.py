@@ -35,7 +35,7 @@ class MachineFound:
     gpu: str
     ram: str
     cpu: str | None
-    cores: int
+    cores: int | None
     pcie: str | None
     ram_gb: int | None
     assumed: tuple[str, ...]
@@ -57,18 +57,21 @@ class _Card(NamedTuple):
     pcie: str | None
 
 
-def found_machine() -> MachineFound:
-    """The machine at hand. Raises FitError for a GPU that is not in the catalogue."""
-    cards, cpu = _cards(_answer(_QUERY)), _cpu(_read(CPU_LIST))
+def found_machine(named_cpu: str | None = None) -> MachineFound:
+    """The machine at hand, with another CPU where one is named: its cores, and the memory modules that it takes.
+
+    Raises FitError for a GPU that is not in the catalogue.
+    """
+    cards, cpu = _cards(_answer(_QUERY)), named_cpu or _cpu(_read(CPU_LIST))
     ram = _usual_ram(cpu)
-    assumed = [f"ram: {ram}, which is usual; name the memory modules with --ram"]
+    assumed = [*_gpus_told(cards), f"ram: {ram}, which is usual; name the memory modules with --ram"]
     if cpu is None:
         assumed.append("cpu: a generic one, since this one is not in the catalogue; name one like it with --cpu")
     return MachineFound(
         gpu=_gpu(cards[0]) if cards else NO_GPU,
         ram=ram,
         cpu=cpu,
-        cores=len(physical_cores()),
+        cores=None if named_cpu else len(physical_cores()),
         pcie=cards[0].pcie if cards else None,
         ram_gb=_ram_gib(_read(MEMORY_LIST)),
         assumed=tuple(assumed),
@@ -83,6 +86,13 @@ def _cards(text: str) -> list[_Card]:
         for name, memory, generation, width in (row for row in rows if len(row) == len(_FIELDS.split(",")))
         if memory.isdigit()
     ]
+
+
+def _gpus_told(cards: list[_Card]) -> list[str]:
+    """What is assumed about the GPUs: that there is none, or that one of several runs the model."""
+    if not cards:
+        return ["gpu: none, since nvidia-smi names none; name one with --gpu"]
+    return [f"gpu: the first of {len(cards)}; name another with --gpu"] if len(cards) > 1 else []
 
 
 def _gpu(card: _Card) -> str:

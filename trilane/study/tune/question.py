@@ -24,7 +24,8 @@ class TuneQuestion:
 
     ``fit``: model, machine and engine; a prompt and an answer, by whose times settings are compared; the window for
     which the KV cache has room. ``goal``: the least time per token ("decode"), until the first token ("prompt"), or
-    until the last one ("both"). ``kv``: formats of the KV cache to choose from. ``keep_free_gb``: of the GPU's memory
+    until the last one ("both"). ``kv``: formats of the KV cache to choose from, in any order (kept as
+    most bits first: the engine itself takes f16). ``keep_free_gb``: of the GPU's memory
     (of all memory where there is no GPU), in GB.
     """
 
@@ -34,8 +35,8 @@ class TuneQuestion:
     keep_free_gb: Annotated[float, between(0, 1e5)] = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kv", tuple(dict.fromkeys(self.kv)))
         check(self, FitError)
+        object.__setattr__(self, "kv", tuple(sorted({*self.kv}, key=lambda kv: -KV_BITS[kv])))
         if not self.kv:
             raise FitError(f"tune: kv: expected at least one format of the KV cache, of {', '.join(KV_BITS)}")
 

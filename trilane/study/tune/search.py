@@ -34,10 +34,12 @@ def search(choices: SettingSpace, cost: Cost) -> tuple[dict[Setting, float], dic
         if setting in refused:
             raise optuna.TrialPruned
         try:
-            return found.setdefault(setting, found[setting] if setting in found else cost(setting))
+            if setting not in found:
+                found[setting] = cost(setting)
         except FitError as error:
             refused[setting] = str(error)
             raise optuna.TrialPruned from None
+        return found[setting]
 
     whole = choices.count <= ALL_OF
     study = optuna.create_study(sampler=_sampler(choices.grid, whole))

@@ -15,7 +15,7 @@ from trilane.study.accuracy.regime_errors import RegimeAccuracy, regime_error
 from trilane.study.accuracy.regimes import Regime, regime_of
 from trilane.study.fit.engine_choice import RUN_ON_GPUS, check_engine, engine_of, fitted_engines
 from trilane.study.fit.engine_speed import EngineGain
-from trilane.study.fit.memory_needed import check_fits
+from trilane.study.fit.memory_needed import check_fits, host_memory_of
 from trilane.study.fit.question import FitError
 from trilane.study.fit.sensitivity import limit_of, ranked
 from trilane.study.tune.expert_cache import hit_curve
@@ -26,7 +26,7 @@ from trilane.study.tune.settings import Setting, SettingSpace, choices
 from trilane.study.tune.tuned import Tuned, Workbench
 
 WORTH_SETTING = 0.01  # of the time that is compared: what gives less stays as the engine has it
-WORTH_CACHING = 0.1  # a cache of experts is experimental, its costs are estimates, and two owners measured a loss
+WORTH_CACHING = 0.1  # a cache of experts is experimental, and its costs are estimates; losses: docs/tune.md
 LEADING = 3  # settings that a check runs
 AS_FAST = 0.005  # of the time that is compared: settings nearer to the best are no runners-up
 
@@ -61,6 +61,7 @@ class Tuning:
     regime: Regime
     error: RegimeAccuracy | None  # of decode speeds that others measured; None: of too few, of batches, or with a cache
     notes: tuple[str, ...]
+    memory_known: bool  # False: no GPU, and the size of the host's memory is not named
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with the line to paste."""
@@ -147,6 +148,7 @@ def tune(question: TuneQuestion) -> Tuning:
         regime=regime,
         error=regime_error(regime, engine.name) if question.fit.batch == 1 and best.cache_mib is None else None,
         notes=hardware.notes,
+        memory_known=not hardware.cpu_only or host_memory_of(question.fit, hardware) is not None,
     )
 
 

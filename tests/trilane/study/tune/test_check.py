@@ -7,11 +7,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
+from realrun.errors import RefusedError
 from realrun.llama_cpp.timed_run import RunSettings, TimedRun, reported_bytes
 from traces.models.catalogue import load_model
+from trilane.pages.tune import check_page
+from trilane.study.fit.load_memory import LoadSetting, load_memory
 from trilane.study.fit.question import FitError, Question
-from trilane.study.tune.check import check
+from trilane.study.tune.check import Checked, check
 from trilane.study.tune.question import TuneQuestion
 from trilane.study.tune.tune import Tuning, tune
 
@@ -72,6 +76,44 @@ def test_predicted_memory_is_next_to_what_was_reported(tmp_path: Path) -> None:
     assert first.memory["model"] == (shape.routed_bytes + shape.non_expert_bytes, 10)
     assert first.memory["KV"] == (tuning.best.memory.kv_bytes, 20)
     assert set(first.memory) == {"model", "KV"}
+
+
+def test_with_a_gpu_the_hosts_buffers_count_too(tmp_path: Path) -> None:
+    """What llama.cpp reports is added up over all devices: so is what is predicted, the host's table of embeddings and
+    inputs included."""
+    tuning = of_file(tuned(), tmp_path / "model.gguf")
+    reported = {"model": 10, "KV": 20, "compute": 30}
+    first = next(iter(check(tuning, lambda path, settings: TimedRun(1, (1,), reported))))
+    best, shape = tuning.best, load_model("deepseek-v2-lite@q4_k_m:4")
+    loaded = load_memory(shape, LoadSetting(
+        context_tokens=2048, ubatch_tokens=best.piece_tokens, cpu_layers=best.host_layers,
+    ))  # fmt: skip
+    assert min(loaded.host_weights_bytes, loaded.host_compute_bytes) > 0
+    assert first.memory == {
+        "model": (shape.routed_bytes + shape.non_expert_bytes, 10), "KV": (loaded.kv_bytes, 20),
+        "compute": (loaded.compute_bytes + loaded.host_compute_bytes, 30),
+    }  # fmt: skip
+
+
+def test_a_setting_that_is_refused_does_not_lose_the_others(tmp_path: Path) -> None:
+    tuning = of_file(tuned(), tmp_path / "model.gguf")
+    engine = FakeEngine(tuning)
+
+    def first_refused(path: Path, settings: RunSettings) -> TimedRun:
+        if not engine.ran:
+            engine.ran.append(settings)
+            raise RefusedError("no room for 1 GiB")
+        return engine(path, settings)
+
+    found = list(check(tuning, first_refused))
+    assert found[0] == Checked("best", tuning.best, refused="no room for 1 GiB")
+    assert (found[0].decode_error, found[0].prompt_error) == (None, None)
+    assert [one.refused for one in found[1:]] == [None] * (len(found) - 1)
+    assert all(one.tpot_ms for one in found[1:])
+    *_, shown, _, _, refused = check_page(found)
+    assert isinstance(shown, Table)
+    assert str(next(iter(shown.columns[3].cells))) == "-"
+    assert refused == "best was refused: no room for 1 GiB"
 
 
 def test_a_model_without_a_file_is_refused() -> None:

@@ -1,6 +1,8 @@
-"""The cache of experts as a setting: its size, hit rates against those that an owner logged, and what it refuses."""
+"""The cache of experts as a setting: its size, hit rates against those that were logged, and what it refuses."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +14,8 @@ from trilane.study.fit.question import FitError, Question
 from trilane.study.fit.routing import routing_for
 from trilane.study.tune.expert_cache import CachedSpeed, HitCurve
 
-FLASH_NEXT = {0.0427: 0.454, 0.0853: 0.61, 0.171: 0.79, 0.256: 0.879, 0.299: 0.902}  # logged on an R9700
+# logged on an R9700: repository audiagentic/bigcherry, patch 1337 (docs/planning, BCOP39)
+FLASH_NEXT = {0.0427: 0.454, 0.0853: 0.61, 0.171: 0.79, 0.256: 0.879, 0.299: 0.902}
 CURVE = HitCurve((0.5, 1.0), (0.8, 1.0))
 ASKED = Question(
     model="deepseek-v2-lite", gpu="rtx-3060", ram="ddr4-3200", context=64, generated=16, ubatch=512, n_cpu_moe=27
@@ -52,6 +55,15 @@ def test_a_cache_is_no_larger_than_what_it_caches() -> None:
     assert own.split.cache is not None
     assert own.split.cache.held == 1.0
     assert own.cache_mib * MIB <= 1.1 * own.splitter.memory(own.split).host_bytes
+
+
+def test_experts_of_less_than_a_mib_have_no_cache() -> None:
+    asked = Question(model="mini-moe", weights="q4_0", gpu="rtx-3060", ram="ddr4-3200", context=64, n_cpu_moe=1)
+    with pytest.raises(FitError, match="no room for a cache of the experts of one token"):
+        _ = speed(asked).split
+    two = speed(replace(asked, n_cpu_moe=4))
+    assert two.cache_mib == 1
+    assert two.words[-1] == "--moe-cache-mib 1"
 
 
 @pytest.mark.parametrize(("slots", "runs"), [(6.9, False), (7.1, True)], ids=["six experts", "and a spare slot"])

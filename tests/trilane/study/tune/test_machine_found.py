@@ -14,7 +14,9 @@ from trilane.study.tune.machine_found import found_machine
 CPU = "processor\t: 0\nmodel name\t: {}\ncpu MHz\t: 3000\n"
 
 
-def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, smi: str, cpu: str) -> machine_found.MachineFound:
+def found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, smi: str, cpu: str, named_cpu: str | None = None
+) -> machine_found.MachineFound:
     """The machine of a driver's answer and a CPU's name, with 31.9 GiB of memory and four cores."""
     (tmp_path / "cpuinfo").write_text(CPU.format(cpu))
     (tmp_path / "meminfo").write_text("MemTotal:       33449000 kB\nMemFree:        7244444 kB\n")
@@ -22,7 +24,7 @@ def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, smi: str, cpu: str) -
     monkeypatch.setattr(machine_found, "MEMORY_LIST", tmp_path / "meminfo")
     monkeypatch.setattr(machine_found, "_answer", lambda command: smi)
     monkeypatch.setattr(machine_found, "physical_cores", lambda: [(0,), (1,), (2,), (3,)])
-    return found_machine()
+    return found_machine(named_cpu)
 
 
 def test_a_desktop_is_named_by_its_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -35,12 +37,21 @@ def test_a_desktop_is_named_by_its_parts(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert one.parts(ram="ddr4-3600")["ram"] == "ddr4-3600"
 
 
+def test_another_cpu_has_its_own_cores_and_memory_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    card, own = "NVIDIA GeForce RTX 3060, 12288, 4, 16\n", "AMD Ryzen 5 5600X 6-Core Processor"
+    one = found(monkeypatch, tmp_path, card, own, "core-i9-13900k")
+    assert one.parts() == {
+        "gpu": "rtx-3060", "ram": "ddr5-5600", "cpu": "core-i9-13900k", "cores": None, "pcie": "4x16", "ram_gb": 32,
+    }  # fmt: skip
+    assert one.assumed == ("ram: ddr5-5600, which is usual; name the memory modules with --ram",)
+
+
 def test_a_machine_without_a_gpu_and_with_an_unknown_cpu_has_generic_parts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     one = found(monkeypatch, tmp_path, "", "Some CPU")
     assert (one.gpu, one.cpu, one.ram, one.pcie) == ("none", None, "ddr4-3200", None)
-    assert [text.partition(":")[0] for text in one.assumed] == ["ram", "cpu"]
+    assert [text.partition(":")[0] for text in one.assumed] == ["gpu", "ram", "cpu"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +95,15 @@ def test_a_card_that_is_not_in_the_catalogue_is_refused(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("text", ["", "NVIDIA-SMI has failed", "a, b\n", "GPU, [N/A], 4, 16\n"])
 def test_answers_of_another_form_are_no_card(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert found(monkeypatch, tmp_path, text, "Some CPU").gpu == "none"
+    one = found(monkeypatch, tmp_path, text, "Some CPU")
+    assert one.gpu == "none"
+    assert one.assumed[0] == "gpu: none, since nvidia-smi names none; name one with --gpu"
+
+
+def test_of_several_cards_the_first_is_meant_which_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = "NVIDIA GeForce RTX 3060, 12288, 4, 16\nNVIDIA GeForce RTX 4090, 24564, 4, 16\n"
+    one = found(monkeypatch, tmp_path, text, "AMD Ryzen 5 5600X 6-Core Processor")
+    assert (one.gpu, one.assumed[0]) == ("rtx-3060", "gpu: the first of 2; name another with --gpu")
 
 
 def test_a_slot_that_the_driver_does_not_know_is_left_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_cache_of_experts_has_its_size_in_mib() -> None:
     found = tuned("decode", **QWEN, window=8192).best
     assert found.cache_mib is not None
     assert f"--moe-cache-mib {found.cache_mib}" in found.arguments
-    assert found.n_cpu_moe == 48
+    assert found.n_cpu_moe == 42
 
 
 def test_several_sequences_have_their_slots() -> None:
@@ -89,7 +89,7 @@ def test_no_setting_that_was_tried_needs_more_memory_than_there_is(
         "both", keep_free_gb, model=model, gpu=gpu, ram="ddr5-5600", ram_gb=64, window=window, threads=8
     )
     found, own = search_of(asked), asked.hardware.gpu
-    assert len(found.tuned) > 10
+    assert len(found.tuned) >= 10
     for one in found.tuned.values():
         memory = one.memory
         held = (
@@ -160,6 +160,14 @@ def test_what_the_question_fixes_is_not_chosen() -> None:
     asked = question(**QWEN, threads=3, ubatch=1024, kv=("q4_0",))
     found = choices(asked, asked.shape_with("q4_0"), asked.hardware, engine_of(asked.fit, asked.hardware))
     assert (found.kv, found.piece_tokens, found.threads) == (("q4_0",), (1024,), (3,))
+
+
+@pytest.mark.parametrize("kv", [("q8_0", "f16"), ("f16", "q4_0", "q8_0", "f16")], ids=["turned", "one twice"])
+def test_the_order_of_kv_formats_does_not_matter(kv: Any) -> None:
+    asked = question(**SMALL, kv=kv)
+    assert asked.kv == tuple(name for name in ("f16", "q8_0", "q4_0") if name in kv)
+    assert asked == question(**SMALL, kv=tuple(reversed(kv)))
+    assert search_of(asked).choices.usual.kv == "f16"
 
 
 def test_heads_that_are_no_whole_blocks_keep_16_bits() -> None:

@@ -1,0 +1,58 @@
+"""The page of ``trilane tune``: how differences between times are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.table import Table
+
+from trilane.pages.tune import tune_page
+from trilane.study.fit.question import Question
+from trilane.study.tune.question import Goal, TuneQuestion
+from trilane.study.tune.tune import Tuning, tune
+
+
+def tuned(goal: Goal = "both", gpu: str = "rtx-3050", ram_gb: int | None = None) -> Tuning:
+    return tune(TuneQuestion(Question(
+        model="deepseek-v2-lite:2", gpu=gpu, ram="ddr4-3200", cores=4, context=64, generated=8, ram_gb=ram_gb,
+    ), goal, ("f16",)))  # fmt: skip
+
+
+def facts(tuning: Tuning) -> dict[str, str]:
+    """The answer's lines by their names."""
+    answer = next(part for part in tune_page(tuning) if isinstance(part, Table))
+    names, texts = ([str(cell) for cell in column.cells] for column in answer.columns[:2])
+    return dict(zip(names, texts, strict=True))
+
+
+def cells(tuning: Tuning) -> list[str]:
+    """The texts of all tables of the page."""
+    tables = [part for part in tune_page(tuning) if isinstance(part, Table)]
+    return [str(cell) for table in tables for column in table.columns for cell in column.cells]
+
+
+@pytest.mark.parametrize(
+    ("slower", "text"),
+    [
+        (-0.796, "4.9x as fast"), (-0.5, "2.0x as fast"), (-0.2, "25% faster"), (-0.001, "as fast"),
+        (0.25, "25% slower"),
+    ],
+)  # fmt: skip
+def test_less_time_is_told_as_more_speed(slower: float, text: str) -> None:
+    tuning = tuned()
+    other = tuning.others[0]
+    rival = replace(other, reason=other.reason._replace(slower=slower))
+    assert text in cells(replace(tuning, others=(rival,)))
+
+
+def test_what_limits_decode_is_told_as_that_where_more_is_asked() -> None:
+    assert facts(tuned("decode"))["limit"] == tuned("decode").limited_by
+    assert facts(tuned("prompt"))["limit"] == f"decode: {tuned('prompt').limited_by}"
+    assert facts(tuned("both"))["limit"] == f"decode: {tuned('both').limited_by}"
+
+
+def test_memory_that_was_not_named_has_no_size() -> None:
+    assert " GB = weights" in facts(tuned(gpu="none"))["memory"]
+    assert " GB of 34.4 = weights" in facts(tuned(gpu="none", ram_gb=32))["memory"]
+    assert " GB of 8.6 = weights" in facts(tuned())["GPU memory"]
