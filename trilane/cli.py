@@ -44,8 +44,9 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # faults of a disk
 app = typer.Typer(
     name="trilane",
     help="Predict and explain the time per token of policies that offload Mixture-of-Experts models.",
-    epilog="Start with [bold]trilane compare[/]. Times are simulated from a routing trace, for a machine known from "
-    "data sheets or by [bold]profile[/]; [bold]measure[/] and [bold]validate[/] run the same policies for real.",
+    epilog="Start with [bold]trilane tune[/] for a command line, or [bold]trilane compare[/] for policies: their times "
+    "are simulated from a routing trace, for a machine known from data sheets or by [bold]profile[/]; "
+    "[bold]measure[/] and [bold]validate[/] run the same policies for real.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
