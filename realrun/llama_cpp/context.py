@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import c_int8, c_int32
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,9 +99,7 @@ class LlamaContext:
     def __enter__(self) -> LlamaContext:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ctypes import c_int32, create_string_buffer
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -98,9 +97,7 @@ class LlamaModel:
     def __enter__(self) -> LlamaModel:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
