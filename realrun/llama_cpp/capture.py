@@ -153,7 +153,7 @@ class _Capture:
             rows: dict[str, NDArray[Any]] = _place(done, number)
             rows |= routing_rows(done.routing) | forecasts.rows(done.routing)
             if self._settings.scores:
-                rows["scores"] = score_rows(done.routing, self._gates.scoring)
+                rows["scores"] = score_rows(done.routing, self._gates)
             pieces.append(rows)
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 

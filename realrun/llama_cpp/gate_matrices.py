@@ -41,8 +41,11 @@ class Gate:
 
     def logits(self, inputs: Floats) -> Floats:
         """[N, E] of router inputs [N, H]."""
-        found = inputs @ self.weight.T
-        return found if self.bias is None else found + self.bias
+        return self.biased(inputs @ self.weight.T)
+
+    def biased(self, products: Floats) -> Floats:
+        """Products [N, E] of inputs and weights, with the bias where there is one."""
+        return products if self.bias is None else products + self.bias
 
 
 @dataclass(frozen=True)

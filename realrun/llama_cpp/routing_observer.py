@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from realrun.llama_cpp.tensor_callback import GraphTensor
 from traces.capture.settings import CaptureError
 
-_NAME = re.compile(r"ffn_moe_(logits|logits_biased|topk|weights|weights_softmax|weights_norm|weights_scaled)-(\d+)")
-_LOGITS = ("logits_biased", "logits")  # the last that a graph computes comes first
-_WEIGHTS = ("weights_scaled", "weights_norm", "weights_softmax", "weights")
+_NAME = re.compile(r"ffn_moe_(logits|topk|weights|weights_softmax|weights_norm|weights_scaled)-(\d+)")
+_WEIGHTS = ("weights_scaled", "weights_norm", "weights_softmax", "weights")  # the last of a graph comes first
 
 Pieces = Mapping[str, Sequence[NDArray[Any]]]  # of one block, by kind: one array for each piece of a pass
 
@@ -30,7 +29,7 @@ class BlockRouting:
     """One router in one pass over N tokens, with E experts of which a token gets k."""
 
     inputs: NDArray[np.float32]  # [N, H]
-    logits: NDArray[np.float32]  # [N, E], with the router's bias
+    logits: NDArray[np.float32]  # [N, E], without the router's bias: the sum has no name of its own in gpt-oss
     ids: NDArray[np.int32]  # [N, k], in the router's order
     weights: NDArray[np.float32]  # [N, k], that the experts' outputs are multiplied with
 
@@ -77,7 +76,7 @@ class RoutingObserver:
 
         return BlockRouting(
             inputs=last(["inputs"], self._hidden),
-            logits=last(_LOGITS, self._experts),
+            logits=last(["logits"], self._experts),
             ids=last(["topk"], self._top_k),
             weights=last(_WEIGHTS, self._top_k),
         )

@@ -31,10 +31,11 @@ def routing_rows(routing: Routing) -> dict[str, NDArray[Any]]:
     }
 
 
-def score_rows(routing: Routing, scoring: Scoring) -> NDArray[np.float16]:
+def score_rows(routing: Routing, gates: Gates) -> NDArray[np.float16]:
     """Probabilities of all experts [N, L, E]; of routers that choose by logits, their softmax."""
-    rule: Scoring = "softmax" if scoring == "logits" else scoring
-    return np.stack([scores_of(each.logits, rule) for each in routing.values()], axis=1).astype(np.float16)
+    rule: Scoring = "softmax" if gates.scoring == "logits" else gates.scoring
+    logits = [gates.by_block[block].biased(each.logits) for block, each in routing.items()]
+    return np.stack([scores_of(each, rule) for each in logits], axis=1).astype(np.float16)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ CALIBRATION = "70 71 9\n"
 SETTINGS = CaptureSettings(generated_tokens=6, temperature=0.0, forecasts=("gate@1", "residual@1"))
 Ids = NDArray[np.int16]
 TOLERANCE = 5e-3  # of probabilities: rounding, and a KV cache in 16 bits
-OF_GPT_OSS = 2e-2  # 0.012 was seen from the second layer on; the cause was not found
 
 
 class RoutedNumbers(RoutedModel):
@@ -61,13 +60,12 @@ def test_routing_is_that_of_pytorch_and_can_be_played(family: str, tmp_path: Pat
     assert theirs.scores is not None
     assert ours.scores is not None
     scores = theirs.scores[rows].astype(np.float64)
-    tolerance = OF_GPT_OSS if family == "gpt_oss" else TOLERANCE
-    np.testing.assert_allclose(ours.scores, scores, atol=tolerance)
+    np.testing.assert_allclose(ours.scores, scores, atol=TOLERANCE)
     chosen = np.take_along_axis(scores, theirs.topk_ids[rows].astype(np.int64), axis=-1)
-    clear = (np.sort(scores, axis=-1)[..., -3] < chosen.min(axis=-1) - 2 * tolerance)  # two of a token's experts
+    clear = (np.sort(scores, axis=-1)[..., -3] < chosen.min(axis=-1) - 2 * TOLERANCE)  # two of a token's experts
     assert clear.any()
     assert (np.sort(ours.topk_ids)[clear] == np.sort(theirs.topk_ids[rows])[clear]).all()
-    np.testing.assert_allclose(ours.topk_weights[clear], theirs.topk_weights[rows][clear], atol=3 * tolerance)
+    np.testing.assert_allclose(ours.topk_weights[clear], theirs.topk_weights[rows][clear], atol=3 * TOLERANCE)
     assert sorted(map(str, ours.forecasts)) == ["gate@1", "residual@1"]
     for key, forecast in ours.forecasts.items():
         assert overlap(forecast.ids, theirs.forecasts[key].ids[rows], ours.shape.top_k) >= 0.95, key

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from realrun.llama_cpp.gate_matrices import Gate, Gates
+from realrun.llama_cpp.gate_matrices import Gate, Gates, Scoring
 from realrun.llama_cpp.routing_observer import BlockRouting, RoutingObserver
 from realrun.llama_cpp.routing_rows import GateForecasts, MeanChange, routing_rows, score_rows
 from traces.capture.settings import CaptureError
@@ -50,17 +50,6 @@ def test_a_pass_in_two_pieces_is_one_and_the_last_weights_count() -> None:
     assert found.weights.tolist() == [[0.6, 0.4], [0.75, 0.25], [0.7, 0.3]]
 
 
-def test_biased_logits_stand_for_those_without_the_bias() -> None:
-    routing = observed(
-        tensor("ffn_moe_logits-0", [[1, 2, 3]], inputs=[[1, 0]]),
-        tensor("ffn_moe_logits_biased-0", [[2, 2, 3]]),
-        tensor("ffn_moe_topk-0", [[2, 0]]),
-        tensor("ffn_moe_weights_softmax-0", [[0.7], [0.3]]),
-        tokens=1,
-    )
-    assert routing[0].logits.tolist() == [[2, 2, 3]]
-
-
 def test_other_names_are_not_asked_for() -> None:
     observer = RoutingObserver(Path("m.gguf"), experts=3, top_k=2, hidden=2)
     names = ["ffn_moe_logits-12", "ffn_moe_topk-0", "ffn_moe_probs-0", "ffn_moe_weights-0 (reshaped)", "l_out-1"]
@@ -93,11 +82,21 @@ def test_experts_are_ordered_by_weight_and_equal_ones_as_the_router_has_them() -
     assert rows["topk_weights"].astype(float).round(3).tolist() == [[[0.5, 0.3, 0.2]], [[0.4, 0.4, 0.2]]]
 
 
+def scored(routing: dict[int, BlockRouting], scoring: Scoring, bias: Any = None) -> Any:
+    gates = Gates({0: Gate(np.zeros((2, 1), np.float32), bias)}, 1, scoring)
+    return score_rows(routing, gates).astype(float).round(3).tolist()
+
+
 def test_scores_are_the_routers_own_and_of_logits_their_softmax() -> None:
     routing = {0: block([[0]], logits=[[0.0, np.log(3.0)]])}
-    assert score_rows(routing, "softmax").astype(float).round(3).tolist() == [[[0.25, 0.75]]]
-    assert score_rows(routing, "logits").tolist() == score_rows(routing, "softmax").tolist()
-    assert score_rows(routing, "sigmoid").astype(float).round(3).tolist() == [[[0.5, 0.75]]]
+    assert scored(routing, "softmax") == [[[0.25, 0.75]]]
+    assert scored(routing, "logits") == [[[0.25, 0.75]]]
+    assert scored(routing, "sigmoid") == [[[0.5, 0.75]]]
+
+
+def test_scores_contain_the_routers_bias() -> None:
+    routing = {0: block([[0]], logits=[[0.0, 0.0]])}
+    assert scored(routing, "softmax", np.array([0.0, np.log(3.0)], np.float32)) == [[[0.25, 0.75]]]
 
 
 EYE = np.eye(4, dtype=np.float32)
