@@ -158,18 +158,13 @@ class _Capture:
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
     def provenance(self, prompts: PromptFile, calibration: PromptFile) -> dict[str, Any]:
-        settings = self._settings
+        """What ran on which text, with which software."""
         residual = any(key.kind == "residual" for key in self._keys)
         return {
             "source": "capture with llama.cpp",
             **self._model.describe(),
-            "seed": settings.seed,
-            "text": "generated",
-            "sampling": f"temperature {settings.temperature}" if settings.temperature else "greedy",
-            "prompt_tokens": settings.prompt_tokens,
-            "generated_tokens": settings.generated_tokens,
-            "prompts": prompts.description,
-            "domains": [prompt.domain for prompt in prompts.prompts],
+            **self._settings.facts,
+            **prompts.facts,
             "scores": f"{'softmax' if self._gates.scoring == 'logits' else self._gates.scoring} of the router's output",
             "calibration": f"residual forecasts: {calibration.description}" if residual else "none",
         }

@@ -8,17 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from time import perf_counter_ns
-
-import numpy as np
 
 from realrun.llama_cpp.context import LlamaContext
+from realrun.llama_cpp.llama_bench_context import LlamaBenchContext
 from realrun.llama_cpp.model import LlamaModel
 from sim.machine.units import MIB
 
 _SIZE = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size =\s*([\d.]+) MiB")
 _REPACKED = "_REPACK"  # ends the name of a buffer that holds a second copy of weights that are mapped, too
-_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -70,17 +67,15 @@ def timed_run(path: Path, settings: RunSettings) -> TimedRun:
 
 def timed_in(model: LlamaModel, settings: RunSettings) -> TimedRun:
     """The same with a model that is loaded."""
-    draw = np.random.default_rng(_SEED)
     with LlamaContext(
         model, context=settings.window_tokens, piece=settings.piece_tokens, threads=settings.threads, kv=settings.kv,
         flash_attention=True, expert_cache_mib=settings.expert_cache_mib,
     ) as context:  # fmt: skip
-        prompt = draw.integers(0, model.vocabulary, settings.prompt_tokens, dtype=np.int32)
-        answer = draw.integers(0, model.vocabulary, settings.generated_tokens, dtype=np.int32)
-        context.decode(prompt[: settings.piece_tokens])
-        context.keep(0)
-        prompt_ns = _timed(context, prompt)
-        tokens_ns = tuple(_timed(context, answer[place : place + 1]) for place in range(len(answer)))
+        bench = LlamaBenchContext(context)
+        bench.compute_ns(min(settings.piece_tokens, settings.prompt_tokens))
+        bench.keep(0)
+        prompt_ns = bench.compute_ns(settings.prompt_tokens)
+        tokens_ns = tuple(bench.compute_ns(1) for _ in range(settings.generated_tokens))
         return TimedRun(prompt_ns, tokens_ns, reported_bytes(model.log.lines))
 
 
@@ -91,9 +86,3 @@ def reported_bytes(lines: Iterable[str]) -> dict[str, int]:
         if not buffer.endswith(_REPACKED):
             found["KV" if kind == "RS" else kind] += round(float(mib) * MIB)
     return dict(found)
-
-
-def _timed(context: LlamaContext, tokens: np.ndarray) -> int:
-    begin = perf_counter_ns()
-    context.decode(tokens)
-    return perf_counter_ns() - begin

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from traces.capture.settings import CaptureError
 from traces.capture.text_sketch import TextSketch, sketch
@@ -34,6 +35,11 @@ class PromptFile:
     def description(self) -> str:
         """For the provenance of a trace."""
         return f"{len(self.prompts)} prompts of {self.path.name} (sha256 {self.digest})"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The file and the domains of its prompts, for the provenance of a trace."""
+        return {"prompts": self.description, "domains": [prompt.domain for prompt in self.prompts]}
 
     @property
     def sketch(self) -> TextSketch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import between
@@ -34,6 +34,17 @@ class CaptureSettings:
 
     def __post_init__(self) -> None:
         check(self, CaptureError)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """How the text came about, for the provenance of a trace."""
+        return {
+            "seed": self.seed,
+            "text": "generated",
+            "sampling": f"temperature {self.temperature}" if self.temperature else "greedy",
+            "prompt_tokens": self.prompt_tokens,
+            "generated_tokens": self.generated_tokens,
+        }
 
 
 def check_model(model: str | Path, dtype: str = "auto") -> None:

@@ -69,7 +69,7 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Search:
+class SettingSearch:
     """The settings of one engine that were tried, and what each gives."""
 
     bench: Workbench
@@ -152,7 +152,7 @@ def tune(question: TuneQuestion) -> Tuning:
     )
 
 
-def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: InferenceEngine) -> Search:
+def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: InferenceEngine) -> SettingSearch:
     """All settings of an engine that were tried."""
     found = choices(question, shape, hardware, engine)
     curve = hit_curve(question.fit) if len(found.cached_layers) > 1 else None
@@ -164,7 +164,7 @@ def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engi
         return tuned[setting].cost(question.goal)
 
     _, refused = search(found, cost)
-    return Search(bench, found, tuned, refused)
+    return SettingSearch(bench, found, tuned, refused)
 
 
 def _cached(setting: Setting) -> bool:

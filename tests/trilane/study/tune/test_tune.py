@@ -18,7 +18,7 @@ from trilane.study.fit.question import FitError, Question
 from trilane.study.tune import search as searching
 from trilane.study.tune.question import GOALS, TuneQuestion
 from trilane.study.tune.settings import Setting, choices
-from trilane.study.tune.tune import AS_FAST, Search, Tuning, searched, tune
+from trilane.study.tune.tune import AS_FAST, SettingSearch, Tuning, searched, tune
 
 QWEN: dict[str, Any] = {
     "model": "qwen3-30b-a3b", "gpu": "rtx-3060", "ram": "ddr4-3200", "cpu": "ryzen-5-5600", "ram_gb": 32,
@@ -36,7 +36,7 @@ def tuned(goal: Any = "both", keep_free_gb: float = 0.0, **asked: Any) -> Tuning
     return tune(question(goal, keep_free_gb, **asked))
 
 
-def search_of(asked: TuneQuestion) -> Search:
+def search_of(asked: TuneQuestion) -> SettingSearch:
     hardware = asked.hardware
     return searched(asked, hardware, asked.shape_with("f16"), engine_of(asked.fit, hardware))
 
