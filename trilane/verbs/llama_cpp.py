@@ -240,4 +240,4 @@ def _work(point: BenchPoint) -> str:
 
 def _settings(threads: int, settings: BenchSettings) -> str:
     where = f"experts of {settings.cpu_layers} layers on the CPU" if settings.gpu else "all on the CPU"
-    return f"{where}, {threads} threads, pieces of {settings.piece_tokens}, keys and values in {settings.kv}"
+    return f"{where}, {threads} thread{'s' * (threads != 1)}, pieces of {settings.piece_tokens}, keys and values in {settings.kv}"
