@@ -240,4 +240,5 @@ def _work(point: BenchPoint) -> str:
 
 def _settings(threads: int, settings: BenchSettings) -> str:
     where = f"experts of {settings.cpu_layers} layers on the CPU" if settings.gpu else "all on the CPU"
-    return f"{where}, {threads} thread{'s' * (threads != 1)}, pieces of {settings.piece_tokens}, keys and values in {settings.kv}"
+    many = "1 thread" if threads == 1 else f"{threads} threads"
+    return f"{where}, {many}, pieces of {settings.piece_tokens}, keys and values in {settings.kv}"
