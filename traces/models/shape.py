@@ -60,6 +60,8 @@ class ModelShape:
     kv_bits: _Bits | None = None  # bits per element of the KV cache; None: as ``dense_bits``
     expert_bytes: tuple[Annotated[int, between(1, _MOST_BYTES)], ...] = ()
     expert_tensor_bytes: Annotated[int, between(1, _MOST_BYTES)] | None = None  # see ``largest_expert_tensor_bytes``
+    expert_biases: bool = False  # added to the products of routed experts
+    mtp_layers: Size = 0  # that predict further tokens; not among the others
     attention: tuple[Attention, ...] | None = None  # None: every layer attends to all earlier tokens
     attention_layers: tuple[int, ...] | None = None
     moe_blocks: tuple[Annotated[int, between(0, 4000)], ...] | None = None  # see ``expert_blocks``
@@ -195,6 +197,13 @@ class ModelShape:
     def non_expert_bytes(self) -> int:
         """Bytes of everything that is always on the GPU: all weights but the routed experts'."""
         return round(self.non_expert_params * self.dense_bits / 8)
+
+    @property
+    def mtp_layer_bytes(self) -> int:
+        """Bytes of a layer that predicts further tokens: taken for a mean MoE layer with all of its experts."""
+        attention = sum(kind.params * layers for kind, layers in self.attention_counts) / self.layers
+        others = attention + self.hidden * self.experts + self.shared_params
+        return round(others * self.dense_bits / 8 + self.routed_bytes / self.moe_layers)
 
     @property
     def embedding_bytes(self) -> int:

@@ -11,6 +11,7 @@ from rich.text import Text
 from sim.machine.units import GB, MIB, in_gb
 from trilane.pages.fit_engine import PARTS, duration, error_told, milliseconds, parts_told, seconds, speed
 from trilane.pages.output import heading, number, pairs, percent, signed_percent, table
+from trilane.pages.tune_drafts import drafts_section
 from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES
 from trilane.study.fit.question import KV_BITS
 from trilane.study.tune.tune import WORTH_CACHING, WORTH_FEWER_BITS, WORTH_SETTING
@@ -30,7 +31,8 @@ _SAME = 0.005  # of a time; smaller differences are not told
 
 def tune_page(tuning: Tuning) -> list[Text | Table | str]:
     """Everything that is printed, without the timeline."""
-    return [*_title(tuning), *_best(tuning), *_rivals(tuning), *_other_engines(tuning), *_gains(tuning),
+    drafts = drafts_section(tuning.drafts, tuning.question.draft_acceptance is not None)
+    return [*_title(tuning), *_best(tuning), *_rivals(tuning), *drafts, *_other_engines(tuning), *_gains(tuning),
             *_caveats(tuning)]  # fmt: skip
 
 
@@ -64,7 +66,7 @@ def _error(tuning: Tuning) -> str:
     """Of decode, with the speeds between which it then is."""
     if tuning.best.cache_mib is not None:
         return "not known: with a cache of experts, decode speeds of fewer than three machines were published"
-    told = error_told(tuning.error, tuning.regime, tuning.question.fit.batch)
+    told = error_told(tuning.error, tuning.regime, tuning.question.fit.batch, tuning.measured)
     if tuning.error is None:
         return told
     rate, off = 1000 / tuning.best.tpot_ms, tuning.error.median
@@ -200,6 +202,8 @@ def _faster(slower: float) -> str:
 
 def _gains(tuning: Tuning) -> list[Text | Table | str]:
     rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in tuning.gains]
+    if not rows:
+        return []
     return ["", table((f"25% better, {tuning.best.engine}", "more tokens/s", "sooner first token"), rows)]
 
 

@@ -13,7 +13,8 @@ from realrun.errors import RefusedError
 from realrun.llama_cpp.timed_run import RunSettings, TimedRun, reported_bytes
 from traces.models.catalogue import load_model
 from trilane.pages.tune import check_page
-from trilane.study.fit.load_memory import LoadSetting, load_memory
+from trilane.study.fit.load_memory import load_memory
+from trilane.study.fit.load_setting import LoadSetting
 from trilane.study.fit.question import FitError, Question
 from trilane.study.tune.check import Checked, check
 from trilane.study.tune.question import TuneQuestion
