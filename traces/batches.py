@@ -30,6 +30,8 @@ class StepRows:
     sequences: tuple[int, ...]
     tokens: tuple[int, ...]  # rows of each sequence in this step
     context: tuple[int, ...]  # tokens that each sequence has in its KV cache before this step
+    drafted: int = 0  # of a step that verifies drafts: its tokens but the first
+    accepted: int = 0  # drafts that the answer keeps
 
 
 def compose(

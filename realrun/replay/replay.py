@@ -89,7 +89,7 @@ class Replay:
                 launched = self._launch(layer + 1)
         chosen = self._launch_head()
         executor.end_layer()
-        with self._reading(chosen, -1):
+        with self._reading(chosen, -1, tokens=demand.accepted):
             pass
         executor.end_step()
 
@@ -189,7 +189,7 @@ class Replay:
 
         def head() -> Tensor:
             assert self._hidden is not None
-            return self._model.head(self._hidden).unsqueeze(-1)
+            return self._model.head(self._hidden, every=bool(self._demand.drafted)).unsqueeze(-1)
 
         pending = self._choose(head, "attention", -1)
         self._executor.launched(-1, began)
@@ -217,9 +217,9 @@ class Replay:
         return pending
 
     @contextmanager
-    def _reading(self, pending: PendingIds, layer: int, target_layer: int = -1) -> Iterator[None]:
+    def _reading(self, pending: PendingIds, layer: int, target_layer: int = -1, tokens: int = 0) -> Iterator[None]:
         """Wait for ids, which are in ``_here`` in the block."""
-        with self._executor.waiting(self._bring(pending, layer, target_layer), layer, target_layer):
+        with self._executor.waiting(self._bring(pending, layer, target_layer), layer, target_layer, tokens):
             yield
 
     def _bring(self, pending: PendingIds, layer: int, target_layer: int = -1) -> Completion:
