@@ -89,7 +89,7 @@ class Replay:
                 launched = self._launch(layer + 1)
         chosen = self._launch_head()
         executor.end_layer()
-        with self._reading(chosen, -1, tokens=demand.accepted):
+        with self._reading(chosen, -1, tokens=max(demand.generated - 1, 0)):
             pass
         executor.end_step()
 
@@ -231,7 +231,8 @@ class Replay:
         def bring() -> None:
             self._here[: pending.ids.numel()].view_as(pending.ids).copy_(pending.ids, non_blocking=True)
 
-        completion, tokens = self._machine.d2h.submit(bring, (pending.completion,)), self._demand.tokens
+        demand, completion = self._demand, self._machine.d2h.submit(bring, (pending.completion,))
+        tokens = demand.tokens if demand.generated or layer >= 0 else 0
         size = tokens * (self._top_k * ROUTING_BYTES if layer >= 0 else 4)
         self._recorder.add("d2h", completion, "routing", layer, -1, tokens, size, target_layer)
         return completion

@@ -209,5 +209,6 @@ class Engine:
         costs, tokens = self.parts.step_costs, self.parts.tokens
         launch = self.gpu.launch(self.host.free_ns, self.costs.head_launch_ns, -1)
         computed = self.gpu.run(launch, costs.head_ns, "attention", -1, -1, tokens)
+        tokens = tokens if step.generated else 0
         here = self.d2h.reserve(computed, costs.routing_ns, "routing", -1, -1, tokens, tokens * 4)
-        return self.host.reserve(here, self.costs.sync_ns, "wait", -1, -1, step.accepted)
+        return self.host.reserve(here, self.costs.sync_ns, "wait", -1, -1, max(step.generated - 1, 0))

@@ -31,12 +31,7 @@ class StepDemand(NamedTuple):
     scores: np.ndarray | None  # [tokens, layers, experts]
     sequences: tuple[int, ...] = ()  # of each token; empty unless the policy needs tokens
     drafted: int = 0  # tokens that the step verifies (``sim.runs.speculation``)
-    accepted: int = 0  # of these, those that the answer keeps
-
-    @property
-    def generated(self) -> int:
-        """Tokens by which the step lengthens each answer."""
-        return 1 + self.accepted
+    generated: int = 1  # tokens by which the step lengthens each answer
 
     @property
     def head_rows(self) -> int:
@@ -110,7 +105,7 @@ def _step(trace: Trace, step: StepRows, needs: Needs, noisy: NoisyForecasts | No
     context = tuple(before + tokens for before, tokens in zip(step.context, step.tokens, strict=True))
     return StepDemand(
         step.index, step.phase, len(step.rows), context, tuple(routings),
-        tuple(tuple(f) for f in by_layer), scores, _owners(step) if needs.tokens else (), step.drafted, step.accepted,
+        tuple(tuple(f) for f in by_layer), scores, _owners(step) if needs.tokens else (), step.drafted, step.generated,
     )  # fmt: skip
 
 
@@ -183,9 +178,9 @@ def _known_at(forecast: Forecast, key: ForecastKey) -> Sequence[int]:
 
 
 def _foreseen_rows(step: StepRows, key: ForecastKey) -> Rows:
-    """The rows that a step's forecasts are about: not drafts where an earlier token makes them, which is itself a draft
-    of the step."""
-    return step.rows[:1] if key.by_token and step.drafted else step.rows
+    """The rows that a step's forecasts are about: the first alone where an earlier token makes them, since that of the
+    others is in the same step."""
+    return step.rows[:1] if key.by_token and max(step.tokens) > 1 else step.rows
 
 
 def _made_at(trace: Trace, step: StepRows, key: ForecastKey, about: Rows) -> Rows:

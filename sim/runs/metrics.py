@@ -110,7 +110,7 @@ def metrics_of(
     cells = cells_of(c)
     makespan = int(c.end.max()) if len(c.end) else 0
     steps = _steps(c)
-    decode, made = steps.step[steps.decode].tolist(), (1 + steps.accepted[steps.decode]).tolist()
+    decode, made = steps.step[steps.decode].tolist(), steps.generated[steps.decode].tolist()
     weights = weights_of(decode, answer_tokens or sum(made), made)
     answer = _Answer(steps.windows(weights), answer_tokens or sum(made))
     uses = uses_of(c, cells)
@@ -184,7 +184,7 @@ class _Steps(NamedTuple):
     decode: Bools
     start: Ints
     end: Ints
-    accepted: Ints  # drafts
+    generated: Ints  # tokens of each sequence
 
     def windows(self, weights: Weights) -> list[_Stretch]:
         """The decode steps that stand for themselves, and those that stand for more; either may be missing."""
@@ -199,7 +199,8 @@ def _steps(c: Columns) -> _Steps:
     """Steps by their last wait."""
     waits = c.where(c.of("wait") & (c.layer == -1))
     start = np.concatenate([[0], waits.end[:-1]]).astype(np.int64)[: len(waits.end)]
-    return _Steps(waits.step, waits.decode, start, waits.end, waits.tokens)
+    idle = c.step[c.of("routing") & (c.layer == -1) & (c.tokens == 0)]  # steps that choose no token
+    return _Steps(waits.step, waits.decode, start, waits.end, 1 + waits.tokens - np.isin(waits.step, idle))
 
 
 def _times(steps: _Steps, answer: _Answer, batch: int, whole_prompt: bool) -> dict[str, float | None]:

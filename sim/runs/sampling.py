@@ -109,7 +109,7 @@ def steps_of(scenario: Scenario, trace: Trace) -> SampledSteps:
         for number, place in enumerate(answer_places(played, answer)):
             decode[number] = _moved(decode[number], number, place, (whole_prompt or 0) - (prompt or 0))
     if shares:
-        decode = verifying_steps(decode, played, shares, scenario.seed)
+        decode = verifying_steps(decode, played, shares, scenario.seed, scenario.draft_again)
     return SampledSteps((*steps, *decode), repeats, answer)
 
 

@@ -56,6 +56,7 @@ class Scenario:
     draft_tokens: Annotated[int, between(0, 64)] = 0
     draft_acceptance: Share | Annotated[tuple[Share, ...], NOT_EMPTY] | None = None
     draft_layers: Annotated[float, at_least(0), at_most(1000)] = 1.0  # 0: looked up in the text, which costs nothing
+    draft_again: bool = False  # kept tokens are computed again after a rejected draft: states cannot be rolled back
     draft_ns: Annotated[int, at_least(0)] | None = None  # of the GPU, a draft; None: what ``draft_layers`` take
 
     def __post_init__(self) -> None:

@@ -47,7 +47,7 @@ A layer ends with `combine`, or with `foresee` if that ends later; the next laye
 After the last layer a step ends with spans of layer -1: `launch`, the LM head (an `attention`), a `routing` copy of
 the chosen tokens, and a `wait`, whose end is the step's end. The next step's first `launch` comes after it. A step that
 verifies drafts begins with two more, `launch` and `draft` (on gpu: all of them, one after the other); the tokens of its
-last `wait` are the drafts that it accepts.
+last `wait` are the drafts that it accepts. One that computes tokens again chooses none: its last `routing` has none.
 While a CPU expert and a copy run at the same time, each runs at its contended rate (``SharedMemory``). Where the GPU
 shares their memory or cores, as on host lanes, its spans are longer by what they overlap with copies and with CPU
 experts (``GpuLane``), and CPU experts by what they overlap with work that the GPU has been given (``CpuLane``).

@@ -43,7 +43,7 @@ _MEMORY = ("cached_share", "gpu_memory_gb", "gpu.memory_bytes")  # axes that set
 _LENGTHS = ("prompt_tokens", "generated_tokens")
 _UNUSUAL = (  # named where they differ from the default
     "engine", "prefill_chunk_tokens", "noisy_forecast_recall", "sampled_steps", "sampled_prompt_tokens",
-    "draft_tokens", "draft_acceptance", "draft_layers", "draft_ns",
+    "draft_tokens", "draft_acceptance", "draft_layers", "draft_again", "draft_ns",
 )  # fmt: skip
 _DEFAULT = Scenario()
 

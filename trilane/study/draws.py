@@ -63,7 +63,7 @@ def _long_enough(setting: Prepared) -> list[int]:
     """Sequences with the prompt and decode tokens that are played; with any, if the scenario states no number."""
     scenario, trace, steps = setting.scenario, setting.trace, setting.steps
     prompts, decodes = (Counter(trace.sequence[trace.phase == phase].tolist()) for phase in (PREFILL, DECODE))
-    decode_tokens = sum(1 + step.accepted for step in steps if step.phase == "decode")
+    decode_tokens = sum(step.generated for step in steps if step.phase == "decode")
     prompt = scenario.prompt_tokens or 0
     if scenario.sampled_prompt_tokens:
         prompt = min(steps[0].tokens) if steps[0].phase == "prefill" else 0

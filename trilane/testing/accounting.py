@@ -91,7 +91,8 @@ def slow_metrics(log: Log, batch: int) -> dict[str, Value]:
     waits = [s for s in log.lanes["host"] if s.kind == "wait" and s.layer == -1]
     prefills = [s.end_ns for s in waits if s.phase == "prefill"]
     decodes = [s.end_ns for s in waits if s.phase == "decode"]
-    tokens = sum(1 + s.tokens for s in waits if s.phase == "decode")
+    idle = {s.step for s in log.lanes["d2h"] if s.kind == "routing" and s.layer == -1 and not s.tokens}
+    tokens = sum((s.step not in idle) + s.tokens for s in waits if s.phase == "decode")
     before = [s.end_ns for s in waits[: len(waits) - len(decodes)]]
     begin, end = ((before[-1] if before else 0), decodes[-1]) if decodes else (0, 0)
     makespan = max((s.end_ns for s in log.spans), default=0)

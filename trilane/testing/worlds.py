@@ -65,7 +65,7 @@ class World:
         steps = compose_batch(self.trace, batch=self.batch, prefill_chunk_tokens=self.prefill_chunk_tokens)
         if self.draft_shares:
             prefill, decode = ([s for s in steps if s.phase == phase] for phase in ("prefill", "decode"))
-            steps = [*prefill, *verifying_steps(decode, len(decode), self.draft_shares, self.seed)]
+            steps = [*prefill, *verifying_steps(decode, len(decode), self.draft_shares, self.seed, again=True)]
         return demand_of(self.trace, steps, needs)
 
     @property
@@ -218,7 +218,7 @@ def with_forecasts(trace: Trace, needs: Needs, rng: random.Random) -> Trace:
 
 
 def with_drafts(world: World) -> World:
-    """The world with a batch of 1, of which steps verify two drafts."""
+    """The world with a batch of 1, of which steps verify two drafts, and compute tokens again where one is rejected."""
     costs = replace(world.costs, draft=DraftWork(1, world.trace.shape.top_k))
     return replace(world, batch=1, costs=costs, draft_shares=(0.7, 0.4))
 

@@ -157,7 +157,7 @@ def describe(scenario: Scenario) -> str:
     if scenario.sampled_prompt_tokens is not None:
         about += f", prompts from the routing of at most {scenario.sampled_prompt_tokens} tokens"
     if scenario.draft_tokens and scenario.draft_acceptance is not None:
-        mean = tokens_per_step(scenario.draft_tokens, scenario.draft_acceptance)
+        mean = tokens_per_step(scenario.draft_tokens, scenario.draft_acceptance, scenario.draft_again)
         about += f", drafts of {scenario.draft_tokens} tokens (mtp; {mean:.2f} tokens a step expected)"
     if scenario.noisy_forecast_recall is None:
         return about

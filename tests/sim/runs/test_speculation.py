@@ -29,6 +29,7 @@ from traces.batches import StepRows, compose
 from traces.library import load_trace
 from traces.trace import Trace
 from trilane.study.draws import draws_of
+from trilane.testing.accounting import law_12_accounting
 from trilane.testing.costs import uniform_costs
 from trilane.verbs.inputs import describe
 
@@ -65,11 +66,11 @@ def test_the_mean_of_a_rate_is_the_published_closed_form(drafts: int, rate: floa
 def test_steps_make_as_many_tokens_as_expected(acceptance: Any) -> None:
     shares = accepted_shares(len(acceptance) if isinstance(acceptance, tuple) else 3, acceptance)
     steps = verifying_steps(decode_of(20_000), 15_000, shares, seed=3)
-    made = [1 + step.accepted for step in steps]
+    made = [step.generated for step in steps]
     spread = np.std(made) / np.sqrt(len(made))
     assert abs(fmean(made) - tokens_per_step(len(shares), acceptance)) <= 4 * spread
     for place, share in enumerate(shares):
-        found = fmean(step.accepted > place for step in steps)
+        found = fmean(step.generated > 1 + place for step in steps)
         assert abs(found - share) <= 4 * np.sqrt(share * (1 - share) / len(steps))
 
 
@@ -77,24 +78,55 @@ def test_steps_make_as_many_tokens_as_expected(acceptance: Any) -> None:
 
 
 def facts(steps: list[StepRows]) -> list[tuple[Any, ...]]:
-    return [(s.index, s.rows.tolist(), s.tokens, s.context, s.drafted, s.accepted) for s in steps]
+    return [(s.index, s.rows.tolist(), s.tokens, s.context, s.drafted, s.generated) for s in steps]
 
 
 def test_steps_whose_drafts_are_all_accepted_follow_one_another() -> None:
     assert facts(verifying_steps(decode_of(7), 7, (1.0, 1.0), seed=0)) == [
-        (1, [100, 101, 102], (3,), (4,), 2, 2),
-        (2, [103, 104, 105], (3,), (7,), 2, 2),
-        (3, [106], (1,), (10,), 0, 0),
+        (1, [100, 101, 102], (3,), (4,), 2, 3),
+        (2, [103, 104, 105], (3,), (7,), 2, 3),
+        (3, [106], (1,), (10,), 0, 1),
     ]
 
 
 def test_rejected_drafts_are_computed_and_the_next_step_begins_behind_what_was_kept() -> None:
     assert facts(verifying_steps(decode_of(4), 4, (1.0, 0.0), seed=0)) == [
-        (1, [100, 101, 102], (3,), (4,), 2, 1),
-        (2, [102, 103], (2,), (6,), 1, 1),
+        (1, [100, 101, 102], (3,), (4,), 2, 2),
+        (2, [102, 103], (2,), (6,), 1, 2),
     ]
     one = verifying_steps(decode_of(3), 3, (0.0,), seed=0)
     assert [step.rows.tolist() for step in one] == [[100, 101], [101, 102], [102]]
+
+
+def test_kept_tokens_are_computed_again_where_drafts_were_rejected() -> None:
+    """In a step that makes no token; not after one whose drafts are all accepted."""
+    assert facts(verifying_steps(decode_of(5), 5, (1.0, 0.0), seed=0, again=True)) == [
+        (1, [100, 101, 102], (3,), (4,), 2, 2),
+        (2, [100, 101], (2,), (4,), 0, 0),
+        (3, [102, 103, 104], (3,), (6,), 2, 2),
+        (4, [102, 103], (2,), (6,), 0, 0),
+        (5, [104], (1,), (8,), 0, 1),
+    ]
+
+
+@pytest.mark.parametrize("shares", [(0.6,), (0.7, 0.4), (1.0, 1.0)])
+def test_the_mean_counts_the_steps_that_compute_again(shares: tuple[float, ...]) -> None:
+    steps = verifying_steps(decode_of(20_000), 15_000, shares, seed=1, again=True)
+    expected = tokens_per_step(len(shares), shares, again=True)
+    assert fmean(step.generated for step in steps) == pytest.approx(expected, rel=0.02)
+
+
+def test_tokens_that_are_computed_again_count_once() -> None:
+    scenario = Scenario(**MINI, **DRAFTS, policy="fiddler", generated_tokens=20)
+    once, again = simulate(scenario), simulate(scenario.with_(draft_again=True))
+    times = step_times(again.spans)
+    decode = times[times.phase == "decode"]
+    assert again.metrics.decode_steps > once.metrics.decode_steps
+    assert again.metrics.tokens_per_step == 20 / again.metrics.decode_steps
+    assert again.metrics.tpot_ms == pytest.approx((decode.end_ms.iloc[-1] - decode.start_ms.iloc[0]) / 20)
+    assert again.metrics.tpot_ms > once.metrics.tpot_ms
+    assert again.bounds["lower_bound_tpot_ms"] > once.bounds["lower_bound_tpot_ms"]
+    law_12_accounting(again.spans, 1)
 
 
 SHARES = st.lists(st.floats(0, 1), min_size=1, max_size=5).map(lambda shares: tuple(sorted(shares, reverse=True)))
@@ -103,10 +135,10 @@ SHARES = st.lists(st.floats(0, 1), min_size=1, max_size=5).map(lambda shares: tu
 @given(st.integers(1, 40), SHARES, st.integers(0, 2**32))
 def test_the_answer_has_its_length_and_every_token_is_kept_once(answer: int, shares: Any, seed: int) -> None:
     steps = verifying_steps(decode_of(answer), answer, shares, seed)
-    kept = [row for step in steps for row in step.rows[: 1 + step.accepted].tolist()]
+    kept = [row for step in steps for row in step.rows[: step.generated].tolist()]
     assert kept == [100 + token for token in range(answer)]
     assert all(len(step.rows) == step.tokens[0] == 1 + step.drafted for step in steps)
-    assert all(step.accepted <= step.drafted <= len(shares) for step in steps)
+    assert all(step.generated - 1 <= step.drafted <= len(shares) for step in steps)
     assert steps == [] or facts(verifying_steps(decode_of(answer), answer, shares, seed)) == facts(steps)
 
 
@@ -145,7 +177,7 @@ def test_drafts_that_are_all_accepted_and_cost_nothing_are_faster_where_reading_
 
 def test_sequences_and_seeds_of_draws_are_long_enough_for_the_answer() -> None:
     scenario = Scenario(**MINI, **DRAFTS, policy="fiddler", generated_tokens=64)
-    made = [sum(1 + s.accepted for s in prepare(draw).steps if s.phase == "decode") for draw in draws_of(scenario, 3)]
+    made = [sum(s.generated for s in prepare(draw).steps if s.phase == "decode") for draw in draws_of(scenario, 3)]
     assert made == [64, 64, 64]
     assert "drafts of 3 tokens (mtp; 2.60 tokens a step expected)" in describe(scenario)
 
@@ -160,7 +192,7 @@ def test_the_weights_of_steps_of_several_tokens_sum_to_the_answer(made: list[int
 def test_few_steps_stand_for_a_long_answer() -> None:
     scenario = Scenario(**MINI, **DRAFTS, policy="fiddler", generated_tokens=500, sampled_steps=20)
     prepared = prepare(scenario)
-    made = [1 + s.accepted for s in prepared.steps if s.phase == "decode"]
+    made = [s.generated for s in prepared.steps if s.phase == "decode"]
     assert 20 <= sum(made) <= 23, "the last step is not cut short"
     assert all(s.drafted == 3 for s in prepared.steps if s.phase == "decode")
     run = play(prepared)
@@ -217,7 +249,7 @@ d2h:
 
 
 def test_a_step_that_verifies_two_drafts_worked_out_by_hand() -> None:
-    demand = step({0: 3, 1: 3}, {1: 3, 2: 3})._replace(context=(9,), drafted=2, accepted=1)
+    demand = step({0: 3, 1: 3}, {1: 3, 2: 3})._replace(context=(9,), drafted=2, generated=2)
     placed = Placed(((0, 1), (1, 2)))
     costs = replace(uniform_costs(LAYERS), draft=DraftWork(1, 2))
     policy = replace(registered("on-demand"), placement=placed)

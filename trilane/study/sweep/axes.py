@@ -50,6 +50,7 @@ _LABELS: Mapping[str, str] = {
     "draft_tokens": "drafts a step (tokens)",
     "draft_acceptance": "acceptance of drafts",
     "draft_layers": "layers that draft",
+    "draft_again": "tokens computed again",
     "draft_ns": "a draft (ns)",
 }
 _UNITS = {"_bytes_per_s": "bytes/s", "_flops_per_s": "FLOP/s", "_bytes": "bytes", "_ns": "ns", "_permille": "permille",
