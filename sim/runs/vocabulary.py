@@ -55,6 +55,7 @@ class SpanKind(StrEnum):
     COMBINE = "combine"
     SPECULATE = "speculate"
     PRECOMPUTE = "precompute"
+    DEFERRED = "deferred"
     DEMAND = "demand"
     PREFETCH = "prefetch"
     SWAP = "swap"

@@ -100,7 +100,7 @@ def _own_times(log: Log, layer: Layer, span: Span, costs: CostTable) -> list[int
         case "expert":
             return [costs.experts[span.layer].gpu_ns[span.tokens]]
         case "combine":
-            read = costs.result_path == "direct" and any(s.lane == "cpu" for s in log.computed(layer))
+            read = costs.result_path == "direct" and bool(log.joining(layer))
             return [step.combine_ns + (step.result_ns if read else 0)]
         case kind:
             return [getattr(step, f"{kind}_ns")]
