@@ -1,8 +1,9 @@
 """Bounds of a prediction: a lower bound that no policy beats, and the null model (``null_model``).
 
-The lower bound holds for every policy that runs the experts that the router chose, each on its own layer's input
-(so not for changed routing, nor for results precomputed on an earlier layer's), under the rules of the time model,
-and for clairvoyant policies too. It is the larger of two bounds, for the prefill and for all decode steps together.
+The lower bound holds for every policy that runs the experts that the router chose, each on its own layer's input and
+for its own layer's output (so not for changed routing, nor for results that are precomputed on an earlier layer's or
+added to a later one's), under the rules of the time model, and for clairvoyant policies too. It is the larger of two
+bounds, for the prefill and for all decode steps together.
 
 *Chain.* A step is a chain, since each link needs the one before: drafts, launch, dense layers, then for every layer
 attention, gate, routing to the host, synchronisation, experts, combine; then head, tokens to the host, synchronisation;

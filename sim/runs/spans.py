@@ -22,7 +22,8 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
         combine      its launch, the CPU's result, and the copies of experts that come with their layer though no token
                      was routed to them (a streamed layer). Where the GPU reads results in place
                      (result_path "direct") that is the end of the last CPU expert, and combine lasts as much longer
-                     as reading takes; where they queue ("h2d") it is the end of `result`
+                     as reading takes; where they queue ("h2d") it is the end of `result`. The CPU experts of a combine
+                     are those of its layer, those precomputed for it, and those that the layer before has deferred
   d2h   routing      end of `gate`; a second one (target_layer set) if the GPU computes forecasts: end of the last
                      `speculate`
         activations  once a layer, if the CPU computes anything of it: end of `plan` (or of `foresee`, if only for
@@ -30,9 +31,11 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
         writeback    the start of the copy that displaces the expert, where the policy writes victims back
   cpu   expert       end of `activations`, in the plan's order; the first of a layer lasts first_cpu_ns longer
         precompute   the same, for target_layer
+        deferred     the same, after the layer's other CPU experts (the first lasts first_cpu_ns longer only if there
+                     are none); the combine of the next layer waits for them, that of their own does not
   h2d   demand       end of the `plan` that asked for it, and a free staging slot if it goes there
         swap         end of the layer that asked for it; prefetch: end of `foresee`; both after every queued demand
-        result       end of the layer's last CPU expert; goes before every copy that has not started
+        result       end of the last CPU expert of the layer's combine; goes before every copy that has not started
 
 "Its launch", on gpu: the lead, after which the GPU can start, is over. The span lasts at least a tail longer than the
 launch (``sim.engine.launching``).

@@ -104,7 +104,7 @@ def _own_times(log: Log, layer: Layer, span: Span, costs: CostTable) -> list[int
         case "draft":
             return [span.tokens * costs.draft_costs(1).gpu_ns]
         case "combine":
-            read = costs.result_path == "direct" and any(s.lane == "cpu" for s in log.computed(layer))
+            read = costs.result_path == "direct" and bool(log.joining(layer))
             return [step.combine_ns + (step.result_ns if read else 0)]
         case kind:
             return [getattr(step, f"{kind}_ns")]
