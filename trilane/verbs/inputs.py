@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,9 +149,8 @@ def describe(scenario: Scenario) -> str:
     elif scenario.gpu_memory_gb is not None:
         memory = f"{scenario.gpu_memory_gb:g} GB of GPU memory"
     routing = f"routing of {trace_in_words(scenario.trace, trace)}"
-    about = f"{model} on {scenario.hardware}, {memory}, batch {scenario.batch}, {routing}"
-    if scenario.engine != "pytorch":
-        about += f", engine {scenario.engine}"
+    lengths = _lengths(scenario, trace)
+    about = f"{model} on {scenario.hardware}, {memory}, {lengths}, {routing}, engine {scenario.engine}"
     if scenario.sampled_steps is not None:
         about += f", at most {scenario.sampled_steps} decode steps simulated"
     if scenario.sampled_prompt_tokens is not None:
@@ -158,3 +158,18 @@ def describe(scenario: Scenario) -> str:
     if scenario.noisy_forecast_recall is None:
         return about
     return f"{about}; where it lacks forecasts, {NoisyForecasts(scenario.noisy_forecast_recall)}"
+
+
+def _lengths(scenario: Scenario, trace: Trace) -> str:
+    """The batch with its prompts and answers, such as ``batch 1, a prompt of 64 tokens and 32 generated``."""
+    from sim.runs.sampling import steps_of
+
+    steps, repeats, generated = steps_of(scenario, trace)
+    tokens: Counter[int] = Counter()  # of each sequence's prompt
+    for step in steps:
+        if step.phase == "prefill":
+            tokens.update(dict(zip(step.sequences, step.tokens, strict=True)))
+    shortest, longest = (scenario.prompt_tokens or repeats * end(tokens.values(), default=0) for end in (min, max))
+    length = f"{shortest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
+    prompts = "a prompt" if scenario.batch == 1 else "prompts"
+    return f"batch {scenario.batch}, {prompts} of {length} tokens and {generated:,} generated"
