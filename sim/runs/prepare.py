@@ -288,7 +288,7 @@ def with_recall(scenario: Scenario, trace: Trace) -> Scenario:
 
 
 def _costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:
-    return costs_on(hardware, shape, max_tokens, scenario.engine, scenario.batch)
+    return costs_on(hardware, shape, max_tokens, scenario.engine)
 
 
 def check_needs(policy: str, needs: Needs, prepared: Prepared) -> None:
