@@ -42,6 +42,8 @@ def launch_of(log: Log, layer: Layer, span: Span) -> Span:
     launches = [s for s in log.of(layer, "launch") if s.expert < 0]  # attention and so on, combine, late forecasts
     if span.kind == "combine":
         return launches[1]
+    if span.layer < 0 and span.kind != "draft":
+        return launches[-1]  # of the head
     if span.kind == "speculate":
         place = log.of(layer, "speculate")[::-1].index(span)
         return launches[-1 - place if place < len(launches) - 2 else 0]  # those from a partial forward pass come last
@@ -101,8 +103,10 @@ def _own_times(log: Log, layer: Layer, span: Span, costs: CostTable) -> list[int
         case "expert":
             expert = costs.experts[span.layer]
             return [expert.gpu_ns[span.tokens] + extra_ns for extra_ns in _extra_times(log, layer, span, expert)]
+        case "draft":
+            return [span.tokens * costs.draft_costs(1).gpu_ns]
         case "combine":
-            read = costs.result_path == "direct" and any(s.lane == "cpu" for s in log.computed(layer))
+            read = costs.result_path == "direct" and bool(log.joining(layer))
             return [step.combine_ns + (step.result_ns if read else 0)]
         case kind:
             return [getattr(step, f"{kind}_ns")]
