@@ -77,9 +77,7 @@ def decode_time(
     rows = batch * (1 + drafts)
     work = ExpertWork.of(shape, rows) if active is None else ExpertWork(active, max(rows * shape.top_k / active, 1.0))
     costs = _costs(shape, hardware, engine, split, work)
-    step = costs.step(rows, (max(context, 1 + drafts),) * batch)
-    if drafts:
-        step = step._replace(head_ns=costs.step(rows, (1,) * rows).head_ns)
+    step = costs.step(rows, (max(context, 1 + drafts),) * batch, head_rows=rows)
     share = split.gpu_experts / shape.experts
     gpu_ns = cpu_ns = handing_ns = copies_ns = 0.0
     cpu_layers = 0 if hardware.cpu_only else split.cpu_layers

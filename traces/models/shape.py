@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 from traces.models.attention import Attention, Size, Weights, Width
@@ -60,8 +61,8 @@ class ModelShape:
     kv_bits: _Bits | None = None  # bits per element of the KV cache; None: as ``dense_bits``
     expert_bytes: tuple[Annotated[int, between(1, _MOST_BYTES)], ...] = ()
     expert_tensor_bytes: Annotated[int, between(1, _MOST_BYTES)] | None = None  # see ``largest_expert_tensor_bytes``
-    expert_biases: bool = False  # added to the products of routed experts
-    mtp_layers: Size = 0  # that predict further tokens; not among the others
+    expert_biases: bool | None = None  # added to the products of routed experts; None: not known to be
+    mtp_layers: Size | None = None  # that predict further tokens, and are not among the others; None: not known
     attention: tuple[Attention, ...] | None = None  # None: every layer attends to all earlier tokens
     attention_layers: tuple[int, ...] | None = None
     moe_blocks: tuple[Annotated[int, between(0, 4000)], ...] | None = None  # see ``expert_blocks``
@@ -130,7 +131,7 @@ class ModelShape:
         not between them."""
         return (self.moe_blocks or tuple(range(self.dense_layers, self.layers)))[: self.moe_layers]
 
-    @property
+    @cached_property
     def attention_counts(self) -> tuple[tuple[Attention, int], ...]:
         """The kinds of attention, and the number of layers of each."""
         if self.attention is None or self.attention_layers is None:
@@ -152,8 +153,10 @@ class ModelShape:
 
     def expert_bytes_of(self, layer: int) -> int:
         """Bytes of one routed expert of MoE layer ``layer``."""
-        if self.expert_bytes:
-            return self.expert_bytes[layer]
+        return self.expert_bytes[layer] if self.expert_bytes else self._uniform_expert_bytes
+
+    @cached_property
+    def _uniform_expert_bytes(self) -> int:
         return round(self.matrices_per_expert * self.hidden * self.expert_width * self.weight_bits / 8)
 
     @property
@@ -163,7 +166,7 @@ class ModelShape:
         largest = max(self.expert_bytes_of(layer) for layer in range(self.moe_layers)) * self.experts
         return self.expert_tensor_bytes or largest // self.matrices_per_expert
 
-    @property
+    @cached_property
     def routed_bytes(self) -> int:
         """Bytes of all routed experts."""
         return sum(self.expert_bytes_of(layer) * self.experts for layer in range(self.moe_layers))
@@ -193,14 +196,14 @@ class ModelShape:
         expert = self.matrices_per_expert * self.hidden * self.expert_width
         return self.moe_layers * self.experts * expert + self.non_expert_params
 
-    @property
+    @cached_property
     def non_expert_bytes(self) -> int:
         """Bytes of everything that is always on the GPU: all weights but the routed experts'."""
         return round(self.non_expert_params * self.dense_bits / 8)
 
     @property
-    def mtp_layer_bytes(self) -> int:
-        """Bytes of a layer that predicts further tokens: taken for a mean MoE layer with all of its experts."""
+    def moe_layer_bytes(self) -> int:
+        """Bytes of a mean MoE layer with all of its experts."""
         attention = sum(kind.params * layers for kind, layers in self.attention_counts) / self.layers
         others = attention + self.hidden * self.experts + self.shared_params
         return round(others * self.dense_bits / 8 + self.routed_bytes / self.moe_layers)

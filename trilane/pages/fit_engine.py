@@ -61,7 +61,7 @@ def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]
     rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in answer.gains]
     columns = (f"25% better, {answer.engine}", "more tokens/s", "sooner first token")
     run = f"{'run':<{max(len(name) for name, _ in facts) + 1}} {answer.command}"  # not in the table, which is wrapped
-    gains = ["", table(columns, rows)] if rows else []
+    gains: list[Text | Table | str] = ["", table(columns, rows)] if rows else []
     return ["", heading(f"with {answer.engine}: {answer.about}"), pairs(facts), run, *gains]
 
 

@@ -82,7 +82,8 @@ def tune(
     of the memory. With --cpu, cores and memory modules are those of that CPU.
     """
     from trilane.common.schema import to_dict
-    from trilane.pages.tune import check_page, timeline_page, tune_page
+    from trilane.pages.tune import check_page, tune_page
+    from trilane.pages.tune_timeline import timeline_page
     from trilane.study.fit.question import Question
     from trilane.study.tune.check import check, file_to_run
     from trilane.study.tune.question import GOALS, TuneQuestion

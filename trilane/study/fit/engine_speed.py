@@ -66,8 +66,13 @@ class EngineSpeed:
     @cached_property
     def decode(self) -> DecodeTime:
         """A step in the middle of the answer, with a token of each sequence."""
-        context = self.question.context + self.question.generated // 2
+        context = self.middle_tokens
         return decode_time(self.shape, self.hardware, self.engine, self.split, context, self.question.batch)
+
+    @property
+    def middle_tokens(self) -> int:
+        """Tokens in the KV cache of a sequence in the middle of its answer."""
+        return self.question.context + self.question.generated // 2
 
     @cached_property
     def prompt(self) -> PromptTime:

@@ -96,8 +96,8 @@ class SettingSearch:
     def score(self, setting: Setting) -> float:
         """The time that is compared, larger for settings that differ from the engine's own: by what each must give."""
         usual, fewer_bits = self.choices.usual, self.choices.kv.index(setting.kv)
-        others = sum(getattr(setting, name) != getattr(usual, name) for name in ("piece_tokens", "threads", "pinned"))
-        dearer = (1 + WORTH_SETTING) ** others * (1 + WORTH_FEWER_BITS) ** fewer_bits
+        plain = (setting.piece_tokens != usual.piece_tokens, setting.threads != usual.threads, setting.pinned)
+        dearer = float((1 + WORTH_SETTING) ** sum(plain) * (1 + WORTH_FEWER_BITS) ** fewer_bits)
         return self.tuned[setting].cost(self.bench.question.goal) * dearer * (1 + WORTH_CACHING * _cached(setting))
 
     def best_of(self, settings: list[Setting]) -> Setting | None:
