@@ -59,7 +59,7 @@ class Tuning:
     other_kv: Rival | None  # the best one with a KV cache of more bits, or where the best one has the most, of fewer
     usual: Rival | None  # the engine's own settings, with as few layers on the CPU as the memory takes
     other_placement: Rival | None  # the best one with a cache of experts, or without where the best one has one
-    others: tuple[Rival, ...]  # the best settings of other engines
+    others: tuple[Rival, ...]  # the best settings of other engines; none next to times that were measured
     refused: Mapping[str, str]  # other engines that cannot run it
     tried: int
     without_room: int
@@ -136,7 +136,7 @@ def tune(question: TuneQuestion) -> Tuning:
     best = done.tuned[done.best]
     speed = done.bench.speed(done.best)
     gains = ranked(speed.gains())
-    others, refused = _other_engines(question, hardware, shape, engine, best)
+    others, refused = ((), {}) if speed.measured else _other_engines(question, hardware, shape, engine, best)
     regime = regime_of(shape, hardware, engine.name, speed.split)
     return Tuning(
         question=question,
@@ -159,7 +159,7 @@ def tune(question: TuneQuestion) -> Tuning:
         regime=regime,
         error=_error(question, regime, speed, best),
         measured=speed.measured,
-        notes=(*_measured_note(speed), *([PINNED] if best.pinned else []), *hardware.notes),
+        notes=(*_measured_note(speed), *([PINNED] if best.pinned else []), *_tensors_note(best), *hardware.notes),
         memory_known=not hardware.cpu_only or host_memory_of(question.fit, hardware) is not None,
     )
 
@@ -191,6 +191,17 @@ def _measured_note(speed: EngineSpeed) -> list[str]:
     """Where times were measured, what the named parts mean."""
     where = f"the machine on which {speed.engine.name} was measured"
     return [f"times are those of {where}; named parts say what fits, not how fast"] if speed.measured else []
+
+
+def _tensors_note(best: Tuned) -> list[str]:
+    """What single tensors of one more layer on the GPU would save at most: those that there is room for."""
+    if not best.host_layers or best.gpu_experts or best.cache_mib is not None:
+        return []
+    layer_bytes, layer_ms = best.memory.host_bytes / best.host_layers, best.decode_ms["cpu_experts"] / best.host_layers
+    saved_ms = min(-best.memory.missing_bytes / layer_bytes, 1.0) * layer_ms
+    share = saved_ms / best.tpot_ms
+    told = f"single tensors of one more layer (-ot), in the room that is left, save {saved_ms:.2f} ms a token at most"
+    return [f"{told}, {share:.0%}"] if share >= WORTH_SETTING else []
 
 
 def _cached(setting: Setting) -> bool:
