@@ -112,8 +112,8 @@ def _shown(prepared: Prepared, dimension: Dimension, values: Values) -> Values:
 
 def _cell(question: PaysQuestion, played: PlayedMap, at: tuple[float, float], shown: tuple[float, float]) -> Cell:
     idea = question.idea
-    x, y = (value * idea.times.get(axis, 1) for value, axis in zip(at, (idea.x.axis, idea.y.axis), strict=True))
-    return Cell(*shown, played.fastest(idea.without, *at), played.fastest(question.candidates, x, y))
+    without = played.fastest(idea.without, *idea.place_without(*at))
+    return Cell(*shown, without, played.fastest(question.candidates, *idea.place_using(*at)))
 
 
 def _about(prepared: Prepared, question: PaysQuestion) -> str:

@@ -29,8 +29,9 @@ class Idea:
     """An idea, and what it is compared with.
 
     ``subject`` and ``over``: in words, with it and without. ``without`` and ``using``: of these the fastest counts.
-    ``times``: numbers of the machine, by their axes, that the idea multiplies. ``x`` and ``y``: the two numbers that
-    decide. ``worth``: the gain from which on it pays; of what must be bought, some gain is no reason yet.
+    ``x`` and ``y``: the two numbers that decide. By their axes, ``off`` has values that stand for not having the idea,
+    and ``times`` what the idea multiplies. ``worth``: the gain from which on it pays; of what must be bought, some gain
+    is no reason yet.
     """
 
     subject: str
@@ -39,8 +40,17 @@ class Idea:
     using: tuple[Candidate, ...]
     x: Dimension
     y: Dimension
+    off: Mapping[str, float] = field(default_factory=dict)
     times: Mapping[str, float] = field(default_factory=dict)
     worth: float = 0.0
+
+    def place_without(self, x: float, y: float) -> tuple[float, float]:
+        """The values of the axes, at a place of the map, that are played without the idea."""
+        return self.off.get(self.x.axis, x), self.off.get(self.y.axis, y)
+
+    def place_using(self, x: float, y: float) -> tuple[float, float]:
+        """Those that are played with it."""
+        return x * self.times.get(self.x.axis, 1), y * self.times.get(self.y.axis, 1)
 
 
 _SPLIT = Candidate("llama.cpp")
