@@ -10,7 +10,7 @@ from tests.kit.leaderboard_entries import some_entries
 from tests.kit.running import Trilane
 from trilane.study.leaderboard import entries as module
 from trilane.study.leaderboard.entries import Entry, read_entries, write_entries
-from trilane.study.leaderboard.settings import Setting
+from trilane.study.leaderboard.settings import BoardSetting
 
 MINE = (
     "from dataclasses import dataclass\n"
@@ -30,7 +30,7 @@ def test_the_committed_standings(trilane: Trilane) -> None:
 
 
 def test_ones_own_policy_is_played_and_ranked(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
-    def play(setting: Setting, policies: list[str], jobs: int, watch: object) -> list[Entry]:
+    def play(setting: BoardSetting, policies: list[str], jobs: int, watch: object) -> list[Entry]:
         return [some_entries()[0]._replace(**setting._asdict(), policy=policy) for policy in policies]
 
     monkeypatch.setattr(module, "played", play)

@@ -6,9 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from sim.runs.prepare import Prepared
 from trilane.common.errors import TrilaneError
 from trilane.common.names import unknown
-from trilane.study.pays.dimensions import DRAM, LINK, MEMORY, RECALL, SHARE, UPLOAD, Dimension
+from trilane.study.pays.dimensions import (
+    ACCEPTANCE,
+    DEFERRED,
+    DRAFTS,
+    DRAM,
+    LINK,
+    MEMORY,
+    RECALL,
+    SHARE,
+    UPLOAD,
+    Dimension,
+)
 
 PolicyValue = str | Mapping[str, Mapping[str, Any]]  # a name, or a name and parameters, as a sweep takes them
 
@@ -52,9 +64,19 @@ class Idea:
         """Those that are played with it."""
         return x * self.times.get(self.x.axis, 1), y * self.times.get(self.y.axis, 1)
 
+    def own(self, prepared: Prepared, x: float | None, y: float | None) -> tuple[float, float]:
+        """The machine's values: those that are given, otherwise its own."""
+        return _given(x, self.x.own(prepared)), _given(y, self.y.own(prepared))
+
+
+def _given(value: float | None, own: float) -> float:
+    """A value, as a whole number where the own is one."""
+    return own if value is None else int(value) if isinstance(own, int) else value
+
 
 _SPLIT = Candidate("llama.cpp")
 _CACHE = Candidate({"llama-cache-lru": {"start": "popular"}}, "llama.cpp-uploads")  # it has answered before
+_DEFERRAL = Candidate("kt-deferral", "ktransformers")
 _MIX = {"placement": "popular"}
 _ENGINES = {"llama.cpp": "llama.cpp", "llama.cpp@impl": "llama.cpp", "llama.cpp@cache": "llama.cpp-cache"}
 
@@ -67,6 +89,14 @@ IDEAS: Mapping[str, Idea] = {
         "prefetching the next layer's experts", "the same without prefetches",
         without=(Candidate({"mix": {**_MIX, "prefetch": "none"}}, "ideal"),),
         using=(Candidate({"mix": {**_MIX, "prefetch": "forecast"}}, "ideal"),), x=RECALL, y=UPLOAD,
+    ),
+    "deferral": Idea(
+        "deferring experts of low weight to the next layer", "all of a layer's experts awaited",
+        without=(_DEFERRAL,), using=(_DEFERRAL,), x=DEFERRED, y=DRAM, off={"parameters.deferred": 0},
+    ),
+    "speculation": Idea(
+        "speculative decoding with a layer that drafts", "one token a step", without=(_SPLIT,), using=(_SPLIT,),
+        x=ACCEPTANCE, y=DRAFTS, off={"draft_acceptance": 0.0, "draft_tokens": 0},
     ),
     "link": Idea(
         "a link of twice the bandwidth", "the link as it is", without=(_SPLIT, _CACHE), using=(_SPLIT, _CACHE),

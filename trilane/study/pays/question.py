@@ -14,7 +14,7 @@ from traces.models.catalogue import load_model
 from traces.models.names import parted
 from traces.synthesis.named import with_lengths
 from traces.synthesis.nearest import nearest_routing
-from trilane.common.hints import between
+from trilane.common.hints import at_least, between
 from trilane.common.schema import check
 from trilane.study.fit.memory_needed import check_fits, need_of
 from trilane.study.fit.question import Question
@@ -32,13 +32,16 @@ class PaysQuestion:
     """An idea (``pays.ideas``), and the model, the machine and the lengths of ``trilane fit``'s question.
 
     ``draws``: answers, other parts of the routing, over which a gain is a mean with a spread. ``using``: a policy in
-    place of the idea's own. Raises PaysError for an unknown idea.
+    place of the idea's own. ``x`` and ``y``: the machine's values on the two axes; None: its own. Raises PaysError for
+    an unknown idea.
     """
 
     name: str
     fit: Question
     draws: Annotated[int, between(1, 100)] = DRAWS
     using: str | None = None
+    x: Annotated[float, at_least(0)] | None = None
+    y: Annotated[float, at_least(0)] | None = None
 
     def __post_init__(self) -> None:
         check(self, PaysError)

@@ -11,9 +11,9 @@ from sim.simulate import simulate
 from tests.kit.leaderboard_entries import some_entries
 from trilane.study.leaderboard import entries as module
 from trilane.study.leaderboard.entries import ENTRIES, Entry, add_entries, played, read_entries, write_entries
-from trilane.study.leaderboard.settings import LeaderboardError, Setting, all_settings, leaderboard_settings
+from trilane.study.leaderboard.settings import BoardSetting, LeaderboardError, all_settings, leaderboard_settings
 
-CHEAP = Setting("laptop-8gb", "gpt-oss", 1)
+CHEAP = BoardSetting("laptop-8gb", "gpt-oss", 1)
 
 
 def silent(*args: object) -> None:
@@ -47,9 +47,9 @@ def test_every_policy_has_an_entry_in_every_setting() -> None:
 def test_the_file_keeps_entries_and_is_only_played_where_it_lacks_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[Setting, list[str]]] = []
+    asked: list[tuple[BoardSetting, list[str]]] = []
 
-    def play(setting: Setting, policies: list[str], jobs: int, watch: object) -> list[Entry]:
+    def play(setting: BoardSetting, policies: list[str], jobs: int, watch: object) -> list[Entry]:
         asked.append((setting, policies))
         return [Entry(*setting, policy, "", None, None, None, None, None, "no") for policy in policies]
 
