@@ -60,14 +60,17 @@ class Forecast(NamedTuple):
 class ExpertCosts(NamedTuple):
     """The planner's expert times of one layer, in ns: tables by workload (index 0 is 0), and one copy.
 
-    ``cpu_permille`` and ``copy_permille`` are the rates of CPU experts and of copies while both run;
+    ``first_gpu_ns`` and ``first_cpu_ns`` are what the first expert of a layer takes in addition on its device: on the
+    GPU, kernels that the others share. An expert that is copied for the layer runs by itself and takes them, too.
+    ``cpu_permille`` and ``copy_permille`` are the rates of CPU experts and of copies while both run, and
+    ``both_ways_permille`` those of a copy and a write-back;
     ``between_ns`` is the time from the end of one layer's experts to the next plan, and ``exchange_ns`` that of the
     transfers which a CPU with any expert needs, activations there and the result back; both for one token.
     """
 
     gpu_ns: Sequence[int]
     cpu_ns: Sequence[int]
-    first_cpu_ns: int  # extra time of the first CPU expert of a layer
+    first_cpu_ns: int
     copy_ns: int
     expert_bytes: int
     writeback_ns: int = 0  # back to the host, where a policy writes its victims back
@@ -75,6 +78,8 @@ class ExpertCosts(NamedTuple):
     copy_permille: int = 1000
     between_ns: int = 0
     exchange_ns: int = 0
+    first_gpu_ns: int = 0
+    both_ways_permille: int = 1000
 
 
 class LayerInput(NamedTuple):
@@ -87,7 +92,7 @@ class LayerInput(NamedTuple):
     scores: Sequence[Sequence[float]] | None = None  # [tokens][experts] router probabilities
     sequences: Sequence[int] = ()  # the sequence of each token; empty unless the policy needs tokens
     h2d_backlog_ns: int = 0  # the rest of the running copy
-    cpu_backlog_ns: int = 0  # the rest of the precomputations
+    cpu_backlog_ns: int = 0  # the rest of precomputed and deferred experts
 
 
 class ResidencyView(NamedTuple):
@@ -119,13 +124,17 @@ class Assignment(NamedTuple):
 
     ``streamed`` are experts without workload that are copied all the same, before ``loads``, because the layer is
     copied as a whole. Those on the GPU, or in flight already, are left out and not awaited; the layer ends no earlier
-    than the copies of the others."""
+    than the copies of the others.
+
+    ``deferred`` are the last of ``cpu``: experts whose results are added to the output of the next layer, so that this
+    one does not wait for them."""
 
     gpu: tuple[int, ...]
     cpu: tuple[int, ...]
     loads: tuple[int, ...]
     makespan_ns: int
     streamed: tuple[int, ...] = ()
+    deferred: tuple[int, ...] = ()
 
 
 class Commitment(NamedTuple):
@@ -198,3 +207,9 @@ class Plan(NamedTuple):
     resident: tuple[int, ...]  # active experts that were on the GPU when the layer was routed
     makespan_ns: int
     streamed: tuple[int, ...] = ()  # copied before ``loads``, without workload
+    deferred: tuple[int, ...] = ()  # the last of ``cpu``, whose results are added to the next layer's output
+
+    @property
+    def immediate(self) -> tuple[int, ...]:
+        """The experts of ``cpu`` for which the layer waits."""
+        return self.cpu[: len(self.cpu) - len(self.deferred)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 import simpy
@@ -42,7 +43,9 @@ class LayerParts:
         memory, recorder = SharedMemory(env), lanes.host.recorder
         gpu_at_work = Neighbour(costs.cpu_with_gpu_permille, lambda: lanes.gpu.free_ns)
         self.cpu = CpuLane(env, memory, recorder, costs.experts, gpu_at_work, self._cpu_ended)
-        self.h2d = CopyLane(env, memory, recorder, costs.experts, session, self.d2h, self._arrived)
+        self.h2d = CopyLane(
+            env, memory, recorder, costs.experts, session, self.d2h, self.cpu.until_ns, self._arrived
+        )
         self.layer = self._planned = -1
         self.tokens, self.step_costs = 0, costs.step(1, (1,))
         self.hidden_at = 0  # when the layer's hidden states are computed
@@ -50,13 +53,12 @@ class LayerParts:
         self._cpu_until = 0  # when the CPU's share of the layer would end, begun with the plan and not slowed
         self._cpu_later: Plan | None = None  # whose CPU share waits for the GPU's
         self._streamed: set[int] = set()  # experts that the layer waits for without using them
-        self._cpu_batches = 0  # that the layer waits for: its experts, and what was begun ahead
+        self._cpu_batches: defaultdict[int, int] = defaultdict(int)  # not yet ended, by the layer that adds the results
+        self._deferred = False  # whether the layer before has left results to this one
         self._outstanding = 0  # pending and streamed experts, and 1 for the CPU's share
         self._combine = Launch(0, 0)
         self._with_cpu = False
         self._activations_here = -1  # when the CPU has this layer's activations; -1: not sent
-        self._precomputed = False  # whether the CPU has computed, ahead, its whole share of the next layer. (A plan
-        # drops nothing of that: the session puts the committed routing in force, and that holds all of it.)
         self._all_over: simpy.Event | None = None
 
     def begin_step(self, tokens: int, costs: StepCosts) -> None:
@@ -77,27 +79,32 @@ class LayerParts:
         self._cpu_later = plan if plan.cpu and self.costs.serial and self._pending else None
         if plan.cpu and self._cpu_later is None:
             self._start_cpu(plan, planned)
-        self._cpu_batches = bool(plan.cpu) + (bool(plan.precomputed) and not self._precomputed)
-        self._precomputed = False
+        self._cpu_batches[plan.layer] += bool(plan.immediate)
+        self._cpu_batches[plan.layer + 1] += bool(plan.deferred)
         self._streamed = set(plan.streamed)
         self._outstanding = len(self._pending) + len(self._streamed)
-        self._with_cpu = bool(plan.cpu or plan.precomputed)
+        self._with_cpu = bool(plan.immediate or plan.precomputed or self._deferred)
+        self._deferred = bool(plan.deferred)
         if self._with_cpu:
             self._outstanding += 1
-            if not self._cpu_batches:
+            if not self._cpu_batches[plan.layer]:
                 self._cpu_over()
         self.h2d.queued("demand")
 
     def _start_cpu(self, plan: Plan, now: int) -> None:
         """Start the CPU's share; if it is one program's work after another, once the GPU has done its own."""
         ready = self._send_activations(max(now, self._gpu_lane.free_ns) if self.costs.serial else now)
-        self.cpu.add(plan.cpu, plan.routing.workload(), ready, "expert", plan.layer, plan.layer)
+        workload, immediate = plan.routing.workload(), plan.immediate
+        if immediate:
+            self.cpu.add("expert", immediate, workload, ready, plan.layer)
+        if plan.deferred:
+            self.cpu.add("deferred", plan.deferred, workload, ready, plan.layer, follows=bool(immediate))
 
     def precompute(self, commit: Commitment, now: int) -> None:
         """Start experts of the next layer on the CPU, with this layer's activations."""
         ready = max(now, self._send_activations(now))
-        layer = self.layer
-        self.cpu.add(commit.precompute, commit.routing.workload(), ready, "precompute", layer, layer + 1)
+        self._cpu_batches[self.layer + 1] += 1
+        self.cpu.add("precompute", commit.precompute, commit.routing.workload(), ready, self.layer)
 
     def cpu_until_ns(self) -> int:
         """The end of all CPU work, including that of the plan that is being put into effect."""
@@ -125,20 +132,22 @@ class LayerParts:
         gpu.slow_down(planned)
 
     def _launch(self, plan: Plan, planned: int, workload: dict[int, int]) -> None:
-        """Launch the GPU's experts in stream order; those that have not arrived stay pending."""
-        layer, launch_ns, gpu = plan.layer, self.costs.expert_launch_ns, self.gpu
-        gpu_ns, size_bytes = self.costs.experts[layer].gpu_ns, self.costs.experts[layer].expert_bytes
+        """Launch the GPU's experts in stream order: those that are there together; those that are not stay pending."""
+        layer, gpu, costs = plan.layer, self.gpu, self.costs.experts[plan.layer]
+        launch_ns, first_launch_ns = self.costs.expert_launch_ns, self.costs.first_expert_launch_ns
         ids, residency = self.session.residency.ids[layer], self.session.residency
         coming = sum([not residency.holds(ids[e]) for e in plan.awaited])
         here = len(plan.gpu) - len(plan.loads) - coming
         staged = self.session.staged(layer)
         for place, expert in enumerate(plan.gpu):
-            launch = gpu.launch(planned, launch_ns, layer, expert)
+            first = place == 0 or place >= here
+            launch = gpu.launch(planned, launch_ns + first_launch_ns * first, layer, expert)
             tokens = workload[expert]
             if place >= here:
                 self._pending.append((expert, tokens, launch))
                 continue
-            end = gpu.run(launch, gpu_ns[tokens], "expert", layer, expert, tokens, size_bytes)
+            own_ns = costs.gpu_ns[tokens] + costs.first_gpu_ns * first
+            end = gpu.run(launch, own_ns, "expert", layer, expert, tokens, costs.expert_bytes)
             if expert in staged:
                 self.h2d.free_staged_at(end, ids[expert])
         self._combine = gpu.launch(planned, self.costs.combine_launch_ns, layer)
@@ -154,7 +163,8 @@ class LayerParts:
             return
         expert, tokens, launch = self._pending.pop(0)
         costs, here = self.costs.experts[self.layer], launch.after(int(self.env.now))
-        end = self.gpu.run(here, costs.gpu_ns[tokens], "expert", self.layer, expert, tokens, costs.expert_bytes)
+        own_ns = costs.gpu_ns[tokens] + costs.first_gpu_ns
+        end = self.gpu.run(here, own_ns, "expert", self.layer, expert, tokens, costs.expert_bytes)
         if copy.into == "staging":
             self.h2d.free_staged_at(end, copy.key)
         if self._cpu_later is not None and not self._pending:
@@ -173,11 +183,9 @@ class LayerParts:
         return self._activations_here
 
     def _cpu_ended(self, layer: int) -> None:
-        if layer != self._planned:
-            self._precomputed = True
-            return
-        self._cpu_batches -= 1
-        if not self._cpu_batches:
+        """Handle the end of a batch, whose results ``layer`` adds; that layer may not be planned yet."""
+        self._cpu_batches[layer] -= 1
+        if layer == self._planned and not self._cpu_batches[layer]:
             self._cpu_over()
 
     def _cpu_over(self) -> None:

@@ -56,6 +56,7 @@ class SpanKind(StrEnum):
     COMBINE = "combine"
     SPECULATE = "speculate"
     PRECOMPUTE = "precompute"
+    DEFERRED = "deferred"
     DEMAND = "demand"
     PREFETCH = "prefetch"
     SWAP = "swap"

@@ -26,7 +26,7 @@ class Family(NamedTuple):
 
 
 FAMILIES = (
-    Family("expert on GPU or CPU", BLUE, ("expert",)),
+    Family("expert on GPU or CPU", BLUE, ("expert", "deferred")),
     Family("attention, gate, shared experts, combine", "#9A9A9A", ("attention", "gate", "shared", "combine")),
     Family("load that the layer waits for", VERMILLION, ("demand",)),
     Family("prefetch", GREEN, ("prefetch",)),

@@ -74,7 +74,7 @@ def _pieces(log: Log, begin: int, end: int, waiter: Span | None) -> list[tuple[i
         )
         return [(begin, end, "h2d_ns" if copied else "host_ns")]
     layer = (waiter.step, waiter.layer)
-    on_cpu = [s.end_ns for s in log.computed(layer) if s.lane == "cpu" and s.end_ns <= waiter.ready_ns]
+    on_cpu = [s.end_ns for s in log.joining(layer) if s.end_ns <= waiter.ready_ns]
     results = [s.end_ns for s in log.of(layer, "result")]
     demanded = [s.end_ns for s in log.demanded(layer)]
     if waiter.ready_ns not in on_cpu + results + demanded:

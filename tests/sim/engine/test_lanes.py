@@ -105,7 +105,7 @@ def slowed_cpu(gpu_until: int) -> list[tuple[int, int]]:
     memory = SharedMemory(env)
     costs = [ExpertCosts((0, 1), (0, 100), 0, 1, 1)]
     cpu = CpuLane(env, memory, recorder, costs, Neighbour(500, lambda: gpu_until), lambda target: None)
-    cpu.add((0, 1), {0: 1, 1: 1}, 10, "expert", 0, 0)
+    cpu.add("expert", (0, 1), {0: 1, 1: 1}, 10, 0)
     assert cpu.until_ns() == 210  # as far as is known before they start
     env.run()
     return [(span.start_ns, span.end_ns) for span in (Span(*row) for row in recorder.rows)]
@@ -126,7 +126,7 @@ def test_until_when_the_cpu_is_busy_counts_each_batch_from_when_it_is_ready_or_t
     for at in (0, 30, 60, 250):
         _at(env, at, lambda: seen.append(cpu.until_ns()))
     for experts, ready in (((0, 1), 0), ((2,), 50), ((3,), 400)):
-        cpu.add(experts, dict.fromkeys(experts, 1), ready, "expert", 0, 0)
+        cpu.add("expert", experts, dict.fromkeys(experts, 1), ready, 0)
     env.run()
     assert seen == [500] * 4  # 0-200; ready at 50 and done at 300; 400-500
     assert cpu.until_ns() == 500
@@ -140,7 +140,7 @@ def test_each_expert_on_the_cpu_shares_the_dram_as_its_workload_does() -> None:
     cpu = CpuLane(env, memory, recorder, costs, Neighbour(1000, lambda: 0), lambda target: None)
     copied, seen = list[int](), list[int]()
     memory.start(H2D, (100,), copied.extend)
-    cpu.add((0, 1, 2, 3), {0: 4, 1: 4, 2: 1, 3: 2}, 0, "expert", 0, 0)
+    cpu.add("expert", (0, 1, 2, 3), {0: 4, 1: 4, 2: 1, 3: 2}, 0, 0)
     for at in (0, 90):
         _at(env, at, lambda: seen.append(cpu.left_ns()))
     env.run()
@@ -268,6 +268,35 @@ def _copy_each(env: simpy.Environment, memory: SharedMemory, copies: Sequence[tu
 
     next_copy([])
     return copied
+
+
+def written_back(*spans: tuple[int, int], copy_work: int = 0, cpu_work: int = 0) -> dict[int, int]:
+    """When a copy and an expert end that begin at 0, while experts are written back: next to these a copy runs at 0.5
+    of its rate, next to an expert at 0.8; the expert next to either at 0.5."""
+    env, ends = simpy.Environment(), dict[int, int]()
+    memory = SharedMemory(env)
+    for start, end in spans:
+        memory.write_back(start, end, 500)
+    for side, work in ((CPU, cpu_work), (H2D, copy_work)):
+        if work:
+            memory.start(side, (work,), lambda ended, side=side: ends.update({side: ended[-1]}), (500, 800))
+    env.run()
+    return ends
+
+
+def test_a_write_back_slows_down_a_copy_while_it_lasts() -> None:
+    assert written_back((10, 30), copy_work=40) == {H2D: 50}  # 10 alone, 20 ns do 10, the last 20 alone
+    assert written_back((0, 10), (10, 20), copy_work=20) == {H2D: 30}  # one after another
+    assert written_back((40, 60), copy_work=40) == {H2D: 40}
+
+
+def test_a_write_back_takes_from_experts_on_the_cpu_what_a_copy_does() -> None:
+    assert written_back((10, 30), cpu_work=40) == {CPU: 50}
+
+
+def test_three_that_share_the_dram_run_at_the_product_of_their_rates() -> None:
+    # 20 ns: the copy at 0.5 x 0.8 does 8 of 16, the expert at 0.5 x 0.5 does 5 of 30. Then 10 ns at 0.8, and 5 at 0.5
+    assert written_back((0, 20), copy_work=16, cpu_work=30) == {H2D: 30, CPU: 50}
 
 
 def test_full_rates_mean_no_contention() -> None:
