@@ -12,6 +12,7 @@ from policies.registry import policy_names
 from realrun.execution.call_log import LoggedSession
 from sim.runs.prepare import Prepared
 from sim.simulate import play
+from tests.kit.depth import thinned
 from tests.kit.tiny_bench import WatchedBench, bench_for, machine, prepared, run, tiny_setting
 from trilane.study.validation.comparison import Parity
 from trilane.study.validation.parity import answers_of, parity_of, parity_of_repeats, replays
@@ -58,6 +59,7 @@ def test_there_are_policies_of_both_kinds() -> None:
     assert not any(map(timing_plays_no_part, ("dali", "moe-lightning", "quasi-pf")))
 
 
+@thinned(3)
 @pytest.mark.parametrize("policy", policy_names())
 def test_law_10_a_log_replayed_in_a_fresh_session_gives_identical_answers(bench: WatchedBench, policy: str) -> None:
     """And without prefetches and swaps, logs agree by themselves."""
