@@ -292,8 +292,7 @@ def with_header(scenario: Scenario, trace: Trace) -> Scenario:
 
 
 def _costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:
-    rows = scenario.batch + scenario.draft_tokens  # of a decode step
-    costs = costs_on(hardware, shape, max_tokens, scenario.engine, rows)
+    costs = costs_on(hardware, shape, max_tokens, scenario.engine)
     draft = DraftWork(scenario.draft_layers, shape.top_k, scenario.draft_ns) if scenario.draft_tokens else NO_DRAFTS
     return replace(costs, draft=draft)
 

@@ -47,7 +47,7 @@ def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> li
 
 def machine_pages(found: Sequence[Standing]) -> Iterator[Part]:
     """For each machine: tokens a second of all sequences, the lowest and highest draw in brackets."""
-    from trilane.study.leaderboard.settings import leaderboard_settings
+    from trilane.study.leaderboard.settings import Setting, leaderboard_settings
 
     settings = leaderboard_settings()
     for machine, (about, hardware) in settings.machines.items():
@@ -55,7 +55,7 @@ def machine_pages(found: Sequence[Standing]) -> Iterator[Part]:
         models = ", ".join(settings.families[family][machine] for family in settings.families)
         header = [f"{family}\nbatch {batch}" for family, batch in columns]
         lines = [
-            [one.policy, *(_speeds(entries.get((machine, *column))) for column in columns)]
+            [one.policy, *(_speeds(entries.get(Setting(machine, *column))) for column in columns)]
             for one in found if (entries := dict(one.entries))
         ]  # fmt: skip
         yield ""

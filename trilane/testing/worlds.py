@@ -157,7 +157,8 @@ def random_world(policy: str | System, trace: Trace, rng: random.Random, content
     sequences = len(set(trace.sequence.tolist()))
     batch = rng.randint(1, min(sequences, needs.max_batch or sequences))
     costs = random_costs(sizes, rng, rng.random() < 0.5 if contention is None else contention)
-    return World(system, with_forecasts(trace, needs, rng), costs, batch, cache, rng.randrange(1000))
+    world = World(system, with_forecasts(trace, needs, rng), costs, batch, cache, rng.randrange(1000))
+    return replace(world, costs=sharing_costs(costs, rng))
 
 
 def random_costs(sizes: Sequence[int], rng: random.Random, contention: bool) -> CostTable:
@@ -182,6 +183,15 @@ def random_costs(sizes: Sequence[int], rng: random.Random, contention: bool) -> 
     costs = costs.map_experts(lambda expert: expert._replace(cpu_permille=cpu, copy_permille=copy))
     costs.validate()
     return costs
+
+
+def sharing_costs(costs: CostTable, rng: random.Random) -> CostTable:
+    """The same, where the experts of a layer may share kernels and a launch, and write-backs, if CPU experts and copies
+    do, slow copies down."""
+    first_ns, launch_ns = (rng.choice((0, rng.randint(1, 20))) for _ in range(2))
+    both_ways = _rate(rng, costs.experts[0].copy_permille < 1000)
+    shared = costs.map_experts(lambda expert: expert._replace(first_gpu_ns=first_ns, both_ways_permille=both_ways))
+    return replace(shared, first_expert_launch_ns=launch_ns)
 
 
 def _rate(rng: random.Random, contended: bool) -> int:

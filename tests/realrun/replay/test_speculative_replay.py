@@ -14,7 +14,7 @@ from sim.costs.engine_costs import costs_on
 from sim.runs.prepare import Prepared, prepare
 from sim.simulate import play
 from tests.kit.tiny_bench import bench_for, check_outputs, machine, tiny_setting
-from tests.realrun.test_laws_on_lanes import check_laws
+from tests.realrun.execution.test_laws_on_lanes import check_laws
 from trilane.study.validation.parity import answers_of, parity_of, replays
 
 pytestmark = pytest.mark.timeout(120)
