@@ -84,7 +84,7 @@ class CopyLane:
                 self._slot_since[quota] = int(self._env.now)
             self._slots[quota] = free
         (layer, expert), now = staged, int(self._env.now)
-        self._recorder.instant(now, "release", layer, -1, expert, self._costs[layer].expert_bytes)
+        self._recorder.instant(now, "release", layer, -1, expert, self._costs[layer].of(expert).expert_bytes)
 
     def free_staged_at(self, end: int, staged: ExpertId) -> None:
         """Free the slot of a staged expert at ``end``, when the GPU span that uses it ends."""
@@ -102,13 +102,14 @@ class CopyLane:
         self._busy = True
         now, recorder = int(self._env.now), self._recorder
         for victim in copy.victims:
-            (layer, expert), costs = victim, self._costs[victim.layer]
+            (layer, expert), costs = victim, self._costs[victim.layer].of(victim.expert)
             recorder.instant(now, "evict", layer, -1, expert, costs.expert_bytes)
             if self._session.policy.writes_back:
                 self._back.reserve(now, costs.writeback_ns, "writeback", layer, expert, 0, costs.expert_bytes)
         self._copy, self._begin = copy, (self._ready(copy), now, recorder.step, recorder.phase)
         self._resting = False
-        self._memory.start(SharedMemory.H2D, (self._costs[copy.key.layer].copy_ns,), self._copied)
+        copy_ns = self._costs[copy.key.layer].of(copy.key.expert).copy_ns
+        self._memory.start(SharedMemory.H2D, (copy_ns,), self._copied)
 
     def _ready(self, copy: Copy) -> int:
         """When the copy, which starts now, could have started."""

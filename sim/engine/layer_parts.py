@@ -132,7 +132,7 @@ class LayerParts:
     def _launch(self, plan: Plan, planned: int, workload: dict[int, int]) -> None:
         """Launch the GPU's experts in stream order; those that have not arrived stay pending."""
         layer, launch_ns, gpu = plan.layer, self.costs.expert_launch_ns, self.gpu
-        gpu_ns, size_bytes = self.costs.experts[layer].gpu_ns, self.costs.experts[layer].expert_bytes
+        costs = self.costs.experts[layer]
         ids, residency = self.session.residency.ids[layer], self.session.residency
         coming = sum([not residency.holds(ids[e]) for e in plan.awaited])
         here = len(plan.gpu) - len(plan.loads) - coming
@@ -143,7 +143,8 @@ class LayerParts:
             if place >= here:
                 self._pending.append((expert, tokens, launch))
                 continue
-            end = gpu.run(launch, gpu_ns[tokens], "expert", layer, expert, tokens, size_bytes)
+            own = costs.of(expert)
+            end = gpu.run(launch, own.gpu_ns[tokens], "expert", layer, expert, tokens, own.expert_bytes)
             if expert in staged:
                 self.h2d.free_staged_at(end, ids[expert])
         self._combine = gpu.launch(planned, self.costs.combine_launch_ns, layer)
@@ -158,7 +159,7 @@ class LayerParts:
         if not self._pending or copy.key.layer != self.layer or copy.key.expert != self._pending[0][0]:
             return
         expert, tokens, launch = self._pending.pop(0)
-        costs, here = self.costs.experts[self.layer], launch.after(int(self.env.now))
+        costs, here = self.costs.experts[self.layer].of(expert), launch.after(int(self.env.now))
         end = self.gpu.run(here, costs.gpu_ns[tokens], "expert", self.layer, expert, tokens, costs.expert_bytes)
         if copy.into == "staging":
             self.h2d.free_staged_at(end, copy.key)

@@ -20,6 +20,7 @@ from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
 from sim.costs.cost_table import CostTable
 from sim.costs.engine_costs import costs_on
+from sim.costs.narrow_copies import with_narrow_copies
 from sim.machine.hardware import Hardware, load_hardware
 from sim.runs.bounds import LowerBounds, bounds_of
 from sim.runs.calibration import calibration_name, check_calibration, load_calibration
@@ -118,7 +119,7 @@ class Prepared:
     def session_of(self, kind: Callable[[Composition, Budget, Sequence[ExpertCosts]], S]) -> S:
         """The same, of a class that also logs or times its calls."""
         self.checked()
-        return kind(self.compose(), self._budget, self._planned_experts)
+        return kind(self.compose(), self._budget, self._with_narrow_copies(self._planned).experts)
 
     def compose(self) -> Composition:
         """A composition with parts of its own, for one play."""
@@ -127,19 +128,33 @@ class Prepared:
         policy, shape = self.scenario.policy, self.shape
         context = BuildContext(
             model=shape.name, layers=shape.moe_layers, experts=shape.experts, top_k=shape.top_k,
-            batch=self.scenario.batch, seed=self.scenario.seed, costs=self._planned_experts,
+            batch=self.scenario.batch, seed=self.scenario.seed, costs=self._planned.experts,
             calibration=self._calibration, future=self._future if system(policy).needs.future else None,
             norm_topk=shape.norm_topk,
         )  # fmt: skip
         return compose(policy, self.scenario.parameters, context=context)
 
     @property
-    def _planned_experts(self) -> Sequence[ExpertCosts]:
+    def _planned(self) -> CostTable:
         """The planner's costs."""
         planned = self.costs if self.planner is None else self.planner
         one = planned.step(1, (1,))
         exchange_ns = one.activations_ns + one.result_ns
-        return planned.map_experts(lambda expert: expert._replace(exchange_ns=exchange_ns)).experts
+        return planned.map_experts(lambda expert: expert._replace(exchange_ns=exchange_ns))
+
+    @property
+    def played_costs(self) -> CostTable:
+        """The machine's costs, with those of narrow copies if the policy has any."""
+        return self._with_narrow_copies(self.costs)
+
+    def _with_narrow_copies(self, costs: CostTable) -> CostTable:
+        share, hardware = self.needs.narrow_share, self.hardware
+        if share is None:
+            return costs
+        bytes_per_ns, latency_ns = hardware.gpu.read_bytes_per_s / 1e9, hardware.link.h2d_latency_ns
+        return with_narrow_copies(
+            costs, self.shape.experts, share, latency_ns=latency_ns, bytes_per_ns=bytes_per_ns
+        )  # fmt: skip
 
     @cached_property
     def _future(self) -> Future:

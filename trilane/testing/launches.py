@@ -98,7 +98,7 @@ def _own_times(log: Log, layer: Layer, span: Span, costs: CostTable) -> list[int
             partial = _alone(log, layer, span)
             return [step.attention_ns + step.speculate_ns] if partial else [step.speculate_ns, step.estimator_ns]
         case "expert":
-            return [costs.experts[span.layer].gpu_ns[span.tokens]]
+            return [costs.experts[span.layer].of(span.expert).gpu_ns[span.tokens]]
         case "combine":
             read = costs.result_path == "direct" and bool(log.joining(layer))
             return [step.combine_ns + (step.result_ns if read else 0)]

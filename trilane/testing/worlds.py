@@ -15,6 +15,7 @@ from policies.mechanism.views import Assignment, ExpertCosts, LayerView
 from policies.protocols import Assigner, Budget, Composition, Needs
 from policies.registry import SYSTEMS, BuildContext, System
 from sim.costs.cost_table import CostTable, StepCosts
+from sim.costs.narrow_copies import with_narrow_copies
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from sim.machine.plan_costs import PlanCost, PlanCosts
@@ -99,7 +100,7 @@ def play_policy(
     sizes = tuple(costs.expert_bytes for costs in world.costs.experts)
     budget = Budget(world.trace.shape.experts, sizes, world.cache_bytes, popularity)
     session = RecordingSession(policy, budget, world.costs.experts)
-    routing_errors = RoutingErrors() if policy.needs.changes_routing else None
+    routing_errors = RoutingErrors(experts=world.trace.shape.experts) if policy.needs.changes_routing else None
     engine = Engine(session, world.costs, demand, TokenBytes(16, 8), routing_errors)
     session.clock = lambda: engine.env.now
     engine.run()
@@ -152,6 +153,7 @@ def random_world(policy: str | System, trace: Trace, rng: random.Random, content
     sequences = len(set(trace.sequence.tolist()))
     batch = rng.randint(1, min(sequences, needs.max_batch or sequences))
     costs = random_costs(sizes, rng, rng.random() < 0.5 if contention is None else contention)
+    costs = costs_with_copies(costs, needs, shape.experts)
     return World(system, with_forecasts(trace, needs, rng), costs, batch, cache, rng.randrange(1000))
 
 
@@ -177,6 +179,11 @@ def random_costs(sizes: Sequence[int], rng: random.Random, contention: bool) -> 
     costs = costs.map_experts(lambda expert: expert._replace(cpu_permille=cpu, copy_permille=copy))
     costs.validate()
     return costs
+
+
+def costs_with_copies(costs: CostTable, needs: Needs, experts: int) -> CostTable:
+    """The costs, with those of narrow copies of ``experts`` a layer if a policy needs them."""
+    return costs if needs.narrow_share is None else with_narrow_copies(costs, experts, needs.narrow_share)
 
 
 def _rate(rng: random.Random, contended: bool) -> int:
