@@ -58,7 +58,10 @@ class Forecast(NamedTuple):
 class ExpertCosts(NamedTuple):
     """The planner's expert times of one layer, in ns: tables by workload (index 0 is 0), and one copy.
 
-    ``cpu_permille`` and ``copy_permille`` are the rates of CPU experts and of copies while both run;
+    ``first_gpu_ns`` and ``first_cpu_ns`` are what the first expert of a layer takes in addition on its device: on the
+    GPU, kernels that the others share. An expert that is copied for the layer runs by itself and takes them, too.
+    ``cpu_permille`` and ``copy_permille`` are the rates of CPU experts and of copies while both run, and
+    ``both_ways_permille`` those of a copy and a write-back;
     ``between_ns`` is the time from the end of one layer's experts to the next plan, and ``exchange_ns`` that of the
     transfers which a CPU with any expert needs, activations there and the result back; both for one token.
     ``narrow``: what differs for copies of fewer bits, if there are any. They have expert numbers of their own.
@@ -66,7 +69,7 @@ class ExpertCosts(NamedTuple):
 
     gpu_ns: Sequence[int]
     cpu_ns: Sequence[int]
-    first_cpu_ns: int  # extra time of the first CPU expert of a layer
+    first_cpu_ns: int
     copy_ns: int
     expert_bytes: int
     writeback_ns: int = 0  # back to the host, where a policy writes its victims back
@@ -74,6 +77,8 @@ class ExpertCosts(NamedTuple):
     copy_permille: int = 1000
     between_ns: int = 0
     exchange_ns: int = 0
+    first_gpu_ns: int = 0
+    both_ways_permille: int = 1000
     narrow: NarrowCopies | None = None
 
     def of(self, expert: int) -> ExpertCosts:

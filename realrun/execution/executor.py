@@ -125,13 +125,15 @@ class Executor:
         self.recorder.end_step()
 
     @contextmanager
-    def waiting(self, completion: Completion, layer: int, target_layer: int = -1) -> Iterator[None]:
+    def waiting(
+        self, completion: Completion, layer: int, target_layer: int = -1, tokens: int = 0
+    ) -> Iterator[None]:  # fmt: skip
         """The host waits for a transfer, until ``completion`` has ended, and reads the result in the block."""
         began = self.machine.now_ns()
         completion.wait()
         yield
         waited = Waited(began, completion, self.machine.now_ns())
-        self.recorder.add("host", waited, "wait", layer, target_layer=target_layer)
+        self.recorder.add("host", waited, "wait", layer, tokens=tokens, target_layer=target_layer)
 
     def launched(self, layer: int, since_ns: int) -> None:
         """Record that the host has launched work outside the routed experts."""

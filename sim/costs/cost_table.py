@@ -17,7 +17,7 @@ from trilane.common.schema import check, from_dict
 Ns = Annotated[int, at_least(0)]
 LAUNCHES = (
     "attention_launch_ns", "gate_launch_ns", "shared_launch_ns", "expert_launch_ns", "combine_launch_ns",
-    "head_launch_ns", "dense_launch_ns",
+    "head_launch_ns", "dense_launch_ns", "first_expert_launch_ns",
 )  # fmt: skip
 EXPERT_RATES = ("cpu_permille", "copy_permille")
 RATES = ("gpu_permille", "gpu_with_cpu_permille", "cpu_with_gpu_permille")
@@ -41,6 +41,25 @@ class StepCosts(NamedTuple):
     routing_ns: int  # d2h copy of the routing
     activations_ns: int  # d2h copy of the hidden states of all tokens of the step, 16-bit
     result_ns: int  # h2d copy of the summed result of the CPU experts
+
+
+class DraftWork(NamedTuple):
+    """What drafting a token takes: ``layers`` like the model's MoE layers, with so many ``experts`` each, all on the
+    GPU, and the head; or ``ns`` of the GPU. No layers and no ``ns``: nothing."""
+
+    layers: float = 0.0
+    experts: int = 0
+    ns: int | None = None
+
+
+class DraftCosts(NamedTuple):
+    """Of one token that is drafted, in ns."""
+
+    gpu_ns: int
+    launch_ns: int
+
+
+NO_DRAFTS = DraftWork()
 
 
 @runtime_checkable
@@ -73,6 +92,7 @@ class CostTable:
     result_path: ResultPath
     plan_costs: PlanCosts = field(default_factory=PlanCosts)
     plan_factor: float = 1.0
+    first_expert_launch_ns: Ns = 0  # in addition, for the experts that share one launch
     gpu_permille: Permille = 1000  # rate of the GPU while a copy runs: less where it shares memory with them
     gpu_with_cpu_permille: Permille = 1000  # rate of the GPU while CPU experts run: less where a core of the same
     cpu_with_gpu_permille: Permille = 1000  # processor stands in for the GPU; and of CPU experts while it runs
@@ -80,15 +100,32 @@ class CostTable:
     tail_ns: Ns = 0  # what the GPU needs after the last kernel of a group has been launched
     layer_ns: Ns = 0  # of the host between two layers: once one has ended, before anything of the next is launched
     serial: bool = False  # the CPU's experts of a layer wait for the GPU's, and for their copies
+    draft: DraftWork = NO_DRAFTS
     scale: int = 1  # factor of the tables' unit of time; steps and plan costs apply it when they are read
 
-    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+    def step(self, tokens: int, context: Sequence[int], head_rows: int | None = None) -> StepCosts:
         """Costs of one step.
 
         ``tokens``: tokens of the step over the whole batch. ``context``: one entry per sequence, its KV-cache length
         once the step's tokens are in it, so a prefill of n tokens has context n, and decoding the next one n + 1.
+        ``head_rows``: of the LM head; None: one a sequence.
         """
-        return StepCosts(*(ns * self.scale for ns in self.steps.step(tokens, context)))
+        costs = self.steps.step(tokens, context)
+        if head_rows is not None and head_rows != len(context):
+            costs = costs._replace(head_ns=self.steps.step(head_rows, (1,) * head_rows).head_ns)
+        return StepCosts(*(ns * self.scale for ns in costs))
+
+    def draft_costs(self, context: int) -> DraftCosts:
+        """Costs of drafting one token in a sequence of ``context`` tokens."""
+        layers, experts, ns = self.draft
+        if ns is not None or not layers:
+            return DraftCosts(ns or 0, 0)
+        one, expert = self.step(1, (context,)), max(self.experts, key=lambda expert: expert.gpu_ns[1])
+        experts_ns = expert.first_gpu_ns + experts * expert.gpu_ns[1]
+        layer_ns = one.attention_ns + one.gate_ns + one.shared_ns + one.combine_ns + experts_ns
+        launch_ns = self.launch_ns + self.combine_launch_ns + self.first_expert_launch_ns
+        launch_ns += experts * self.expert_launch_ns
+        return DraftCosts(round(layers * layer_ns) + one.head_ns, round(layers * launch_ns) + self.head_launch_ns)
 
     def plan_ns(self, policy: str, active: int) -> int:
         """Host time of ``plan_layer`` with ``active`` experts active."""
@@ -144,8 +181,8 @@ def _check_expert(costs: ExpertCosts, layer: int, max_tokens: int) -> None:
                 f"expected {max(max_tokens, 1) + 1}, got {len(table)}"
             )
         _check_table(table, f"cost table, layer {layer}: {name}")
-    numbers = {"first_cpu_ns": Ns, "copy_ns": Count, "expert_bytes": Count, "writeback_ns": Ns}
-    for name, hint in (numbers | dict.fromkeys(EXPERT_RATES, Permille)).items():
+    times = {"first_cpu_ns": Ns, "first_gpu_ns": Ns, "copy_ns": Count, "expert_bytes": Count, "writeback_ns": Ns}
+    for name, hint in (times | dict.fromkeys((*EXPERT_RATES, "both_ways_permille"), Permille)).items():
         from_dict(hint, getattr(costs, name), f"cost table, layer {layer}: {name}", CostError)
 
 

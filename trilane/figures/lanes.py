@@ -33,7 +33,7 @@ FAMILIES = (
     Family("cache swap, write-back", PURPLE, ("swap", "writeback")),
     Family("routing, activations, results", SKY, ("routing", "activations", "result")),
     Family("planning", ORANGE, ("plan", "foresee", "observe")),
-    Family("speculation", "#F0E442", ("speculate", "precompute")),
+    Family("speculation", "#F0E442", ("speculate", "precompute", "draft")),
     Family("launch", "#C8C8C8", ("launch", "program")),
     Family("host waits for the routing", "#EDEDED", ("wait",)),
 )

@@ -106,7 +106,10 @@ def _inputs_before_layer(log: Log, layer: Layer) -> None:
     if place:
         _after(attention, [log.one((step, place - 1), "combine")], "a layer needs the one before")
     elif (step - 1, -1) in log.layers:
-        _after(attention, [log.one((step - 1, -1), "wait")], "a step needs the one before")
+        for first in (attention, *log.of((step, -1), "draft")):
+            _after(first, [log.one((step - 1, -1), "wait")], "a step needs the one before")
+    if not place:
+        _after(attention, log.of((step, -1), "draft"), "what is verified is drafted before")
     if (step, place + 1) not in log.layers:
         _after(log.one((step, -1), "attention"), [log.one(layer, "combine")], "the head needs the last layer")
 

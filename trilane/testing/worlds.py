@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from policies.mechanism.views import Assignment, ExpertCosts, LayerView
 from policies.protocols import Assigner, Budget, Composition, Needs
 from policies.registry import SYSTEMS, BuildContext, System
-from sim.costs.cost_table import CostTable, StepCosts
+from sim.costs.cost_table import CostTable, DraftWork, StepCosts
 from sim.costs.narrow_copies import with_narrow_copies
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
@@ -22,6 +22,7 @@ from sim.machine.plan_costs import PlanCost, PlanCosts
 from sim.runs.demand import StepDemand, demand_of, future_of
 from sim.runs.routing_error import RoutingErrors
 from sim.runs.spans import spans_frame
+from sim.runs.speculation import verifying_steps
 from traces.batches import compose as compose_batch
 from traces.layout import ForecastKey
 from traces.models.shape import ModelShape
@@ -45,6 +46,7 @@ class World:
     seed: int = 0
     prefill_chunk_tokens: int | None = None
     parameters: Mapping[str, object] = field(default_factory=dict)
+    draft_shares: tuple[float, ...] = ()  # accepted, by position, of drafts that decode steps verify; batch 1
 
     def __repr__(self) -> str:
         """What a failing example prints."""
@@ -62,6 +64,9 @@ class World:
     def demand(self, needs: Needs) -> list[StepDemand]:
         """The demand of the trace, with what a policy needs."""
         steps = compose_batch(self.trace, batch=self.batch, prefill_chunk_tokens=self.prefill_chunk_tokens)
+        if self.draft_shares:
+            prefill, decode = ([s for s in steps if s.phase == phase] for phase in ("prefill", "decode"))
+            steps = [*prefill, *verifying_steps(decode, len(decode), self.draft_shares, self.seed, again=True)]
         return demand_of(self.trace, steps, needs)
 
     @property
@@ -153,8 +158,8 @@ def random_world(policy: str | System, trace: Trace, rng: random.Random, content
     sequences = len(set(trace.sequence.tolist()))
     batch = rng.randint(1, min(sequences, needs.max_batch or sequences))
     costs = random_costs(sizes, rng, rng.random() < 0.5 if contention is None else contention)
-    costs = costs_with_copies(costs, needs, shape.experts)
-    return World(system, with_forecasts(trace, needs, rng), costs, batch, cache, rng.randrange(1000))
+    world = World(system, with_forecasts(trace, needs, rng), costs, batch, cache, rng.randrange(1000))
+    return replace(world, costs=costs_with_copies(sharing_costs(costs, rng), needs, shape.experts))
 
 
 def random_costs(sizes: Sequence[int], rng: random.Random, contention: bool) -> CostTable:
@@ -184,6 +189,15 @@ def random_costs(sizes: Sequence[int], rng: random.Random, contention: bool) -> 
 def costs_with_copies(costs: CostTable, needs: Needs, experts: int) -> CostTable:
     """The costs, with those of narrow copies of ``experts`` a layer if a policy needs them."""
     return costs if needs.narrow_share is None else with_narrow_copies(costs, experts, needs.narrow_share)
+
+
+def sharing_costs(costs: CostTable, rng: random.Random) -> CostTable:
+    """The same, where the experts of a layer may share kernels and a launch, and write-backs, if CPU experts and copies
+    do, slow copies down."""
+    first_ns, launch_ns = (rng.choice((0, rng.randint(1, 20))) for _ in range(2))
+    both_ways = _rate(rng, costs.experts[0].copy_permille < 1000)
+    shared = costs.map_experts(lambda expert: expert._replace(first_gpu_ns=first_ns, both_ways_permille=both_ways))
+    return replace(shared, first_expert_launch_ns=launch_ns)
 
 
 def _rate(rng: random.Random, contended: bool) -> int:
@@ -217,6 +231,12 @@ def with_forecasts(trace: Trace, needs: Needs, rng: random.Random) -> Trace:
         ids[:, reach:] = -1
         tensors |= {key.ids_name: ids, key.scores_name: scores}
     return Trace.from_tensors(shape, tensors, trace.provenance)
+
+
+def with_drafts(world: World) -> World:
+    """The world with a batch of 1, of which steps verify two drafts, and compute tokens again where one is rejected."""
+    costs = replace(world.costs, draft=DraftWork(1, world.trace.shape.top_k))
+    return replace(world, batch=1, costs=costs, draft_shares=(0.7, 0.4))
 
 
 # --- fixed worlds -----------------------------------------------------------------------------------------------------

@@ -136,12 +136,13 @@ def trace_in_words(name: str, trace: Trace) -> str:
 
 def describe(scenario: Scenario) -> str:
     """A scenario in one line."""
-    from sim.runs.prepare import with_recall
+    from sim.runs.prepare import with_header
+    from sim.runs.speculation import tokens_per_step
     from traces.library import load_trace
     from traces.noise import NoisyForecasts
 
     trace = load_trace(scenario.trace)
-    scenario = with_recall(scenario, trace)
+    scenario = with_header(scenario, trace)
     model = scenario.model or trace.shape.name
     memory = "the card's own memory"
     if scenario.cached_share is not None:
@@ -155,6 +156,9 @@ def describe(scenario: Scenario) -> str:
         about += f", at most {scenario.sampled_steps} decode steps simulated"
     if scenario.sampled_prompt_tokens is not None:
         about += f", prompts from the routing of at most {scenario.sampled_prompt_tokens} tokens"
+    if scenario.draft_tokens and scenario.draft_acceptance is not None:
+        mean = tokens_per_step(scenario.draft_tokens, scenario.draft_acceptance, scenario.draft_again)
+        about += f", drafts of {scenario.draft_tokens} tokens (mtp; {mean:.2f} tokens a step expected)"
     if scenario.noisy_forecast_recall is None:
         return about
     return f"{about}; where it lacks forecasts, {NoisyForecasts(scenario.noisy_forecast_recall)}"
