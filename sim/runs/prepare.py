@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from policies.calibration import Calibration
+from policies.mechanism.narrow_copies import with_narrow_copies
 from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertCosts, PolicyError
 from policies.parts.future import Future
@@ -20,7 +21,6 @@ from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
 from sim.costs.cost_table import NO_DRAFTS, CostTable, DraftWork
 from sim.costs.engine_costs import costs_on
-from sim.costs.narrow_copies import with_narrow_copies
 from sim.machine.hardware import Hardware, load_hardware
 from sim.runs.bounds import LowerBounds, bounds_of
 from sim.runs.calibration import calibration_name, check_calibration, load_calibration
@@ -148,13 +148,11 @@ class Prepared:
         return self._with_narrow_copies(self.costs)
 
     def _with_narrow_copies(self, costs: CostTable) -> CostTable:
-        share, hardware = self.needs.narrow_share, self.hardware
-        if share is None:
+        if (share := self.needs.narrow_share) is None:
             return costs
-        bytes_per_ns, latency_ns = hardware.gpu.read_bytes_per_s / 1e9, hardware.link.h2d_latency_ns
-        return with_narrow_copies(
-            costs, self.shape.experts, share, latency_ns=latency_ns, bytes_per_ns=bytes_per_ns
-        )  # fmt: skip
+        rate, latency_ns = self.hardware.gpu.read_bytes_per_s / 1e9, self.hardware.link.h2d_latency_ns
+        made = with_narrow_copies(costs.experts, self.shape.experts, share, latency_ns=latency_ns, bytes_per_ns=rate)
+        return replace(costs, experts=made)
 
     @cached_property
     def _future(self) -> Future:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from policies.mechanism.narrow_copies import with_narrow_copies
 from policies.mechanism.views import Assignment, ExpertCosts, LayerView
 from policies.protocols import Assigner, Budget, Composition, Needs
 from policies.registry import SYSTEMS, BuildContext, System
 from sim.costs.cost_table import CostTable, DraftWork, StepCosts
-from sim.costs.narrow_copies import with_narrow_copies
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from sim.machine.plan_costs import PlanCost, PlanCosts
@@ -188,7 +188,9 @@ def random_costs(sizes: Sequence[int], rng: random.Random, contention: bool) -> 
 
 def costs_with_copies(costs: CostTable, needs: Needs, experts: int) -> CostTable:
     """The costs, with those of narrow copies of ``experts`` a layer if a policy needs them."""
-    return costs if needs.narrow_share is None else with_narrow_copies(costs, experts, needs.narrow_share)
+    if needs.narrow_share is None:
+        return costs
+    return replace(costs, experts=with_narrow_copies(costs.experts, experts, needs.narrow_share))
 
 
 def sharing_costs(costs: CostTable, rng: random.Random) -> CostTable:

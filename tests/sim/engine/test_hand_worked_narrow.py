@@ -7,15 +7,19 @@ layer 1.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from policies.mechanism.narrow_copies import with_narrow_copies
 from policies.mechanism.views import PolicyError
-from sim.costs.narrow_copies import with_narrow_copies
 from sim.runs.demand import StepDemand
 from tests.kit.hand_worked import EXPERTS, LAYERS, lines, play, registered, step, told
 from trilane.testing.costs import uniform_costs
 
-COSTS = with_narrow_copies(uniform_costs(LAYERS), EXPERTS, 0.25)
+COSTS = replace(
+    uniform_costs(LAYERS), experts=with_narrow_copies(uniform_costs(LAYERS).experts, EXPERTS, 0.25)
+)  # fmt: skip
 
 
 def demand() -> StepDemand:

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import pytest
 
+from policies.mechanism.narrow_copies import with_narrow_copies
 from policies.mechanism.views import ExpertCosts, NarrowCopies
-from sim.costs.narrow_copies import with_narrow_copies
 from sim.costs.roofline_costs import roofline
 from sim.machine.hardware import load_hardware
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from traces.models.catalogue import load_model
-from trilane.testing.costs import uniform_costs
 
 WIDE = ExpertCosts((0, 100, 100, 130, 300), (0, 10, 20, 30, 40), 5, 1010, 4000, 400, 900, 800, 7, 8)
 
 
 def narrow(latency_ns: int = 0, bytes_per_ns: float | None = None) -> ExpertCosts:
-    costs = uniform_costs(layers=2).map_experts(lambda _: WIDE)
-    table = with_narrow_copies(costs, 64, 0.25, latency_ns=latency_ns, bytes_per_ns=bytes_per_ns)
-    [copies] = {expert.narrow for expert in table.experts}
+    layers = with_narrow_copies([WIDE, WIDE], 64, 0.25, latency_ns=latency_ns, bytes_per_ns=bytes_per_ns)
+    [copies] = {costs.narrow for costs in layers}
     assert isinstance(copies, NarrowCopies)
     assert copies.first == 64
-    assert [expert._replace(narrow=None) for expert in table.experts] == [WIDE, WIDE]
+    assert [costs._replace(narrow=None) for costs in layers] == [WIDE, WIDE]
     return copies.costs
 
 
@@ -53,7 +51,7 @@ def test_on_a_roofline_one_token_costs_what_an_expert_of_so_few_bytes_costs(mode
     shape, hardware = load_model(model), load_hardware("rtx3090-ddr4")
     machine = {"latency_ns": hardware.link.h2d_latency_ns, "bytes_per_ns": hardware.gpu.read_bytes_per_s / 1e9}
     wide = roofline(shape, hardware, 4)
-    copies = with_narrow_copies(wide, shape.experts, 0.25, **machine).experts[0].narrow  # type: ignore[arg-type]
+    copies = with_narrow_copies(wide.experts, shape.experts, 0.25, **machine)[0].narrow  # type: ignore[arg-type]
     assert copies is not None
     size = wide.experts[0].expert_bytes // 4
     assert copies.costs.expert_bytes == size
