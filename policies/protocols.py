@@ -104,7 +104,7 @@ class Prefetcher(Protocol):
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """Experts to copy while the link is free, now that ``plan`` is in effect; the session drops those that are on
-        the GPU already."""
+        the GPU already. Without staging slots also of layers that are done, for the next step."""
         ...
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:

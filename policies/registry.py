@@ -39,6 +39,7 @@ MODULES = (  # a module's policies are listed in the order of their definition
     "policies.papers.adapmoe",
     "policies.papers.pre_gated",
     "policies.papers.specmd",
+    "policies.papers.seqmoe",
     "policies.papers.fiddler",
     "policies.papers.dali.system",
     "policies.papers.hybrimoe.system",

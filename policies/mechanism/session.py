@@ -119,8 +119,9 @@ class Session:
         self._staying = self._pinned | self._protected
         assert self._assignment is not None
         ranked = policy.prefetcher.rank(view, forecasts, self._assignment)
+        staged = policy.prefetcher.into == "staging" or policy.prefetch_slots > 0
         for key in ranked:
-            if not self._layer < key.layer < len(self.costs):
+            if not (self._layer if staged else -1) < key.layer < len(self.costs):
                 raise PolicyError(f"policy {policy.name!r} prefetches {key} while layer {self._layer} is at work")
         queued, withdrawn = self._copies.replace_prefetches(ranked)
         return Foresight(queued, commit, self._protected), withdrawn

@@ -44,7 +44,8 @@ class Forecast(NamedTuple):
     They follow from the k best of each token; ties go to the expert that ranks higher in some token's choice, then to
     the lower id (an oracle's to the lower id). ``token_ids`` and ``token_scores`` ([tokens][m], descending, m >= 2k or
     all experts) are there for policies that need tokens; scores only where the forecast has any.
-    A forecast of the kind ``token`` was made by the token before: it is given again at every layer before its own.
+    A forecast of the kind ``token`` was made by the token before: it is given again at every layer before its own. One
+    that is about a later step (``steps_ahead``) is given once, with the first layer.
     """
 
     layer: int
@@ -53,6 +54,7 @@ class Forecast(NamedTuple):
     tokens: tuple[int, ...]
     token_ids: Sequence[Sequence[int]] = ()
     token_scores: Sequence[Sequence[float]] = ()
+    steps_ahead: int = 0
 
 
 class ExpertCosts(NamedTuple):

@@ -27,6 +27,7 @@ NEEDS = {
         changes_routing=True, narrow_share=0.25,
     ),
     "least-stale": Needs(forecasts=GATE, gpu_only=True),
+    "seqmoe": Needs(forecasts=(("token", 1), ("token", 2)), gpu_only=True),
     "pre-gated": Needs(forecasts=(("oracle", 1),), future=True, gpu_only=True),
     "on-demand deepspeed mixtral-offloading@impl moe-infinity@impl": Needs(gpu_only=True),
     "ktransformers moe-lightning fiddler fiddler@impl": Needs(calibration=True),
