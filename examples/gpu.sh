@@ -80,7 +80,7 @@ smoke() {
   once smoke $trilane smoke --lanes "$lanes" --json "$out/smoke.json"
   if $python -c 'import pytest, hypothesis' 2>/dev/null; then
     once device-tests $python -m pytest -p no:cacheprovider -c "$root/pyproject.toml" --rootdir "$root" --device $device \
-      "$root"/tests/realrun/test_cuda_*.py
+      "$root"/tests/realrun/*/test_cuda_*.py
   else
     say "the tests of CUDA lanes are left out: pytest or hypothesis is not installed"
   fi

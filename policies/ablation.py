@@ -100,7 +100,7 @@ def without(composition: Composition, parts: Collection[str]) -> Composition:
     less = replace(composition, **off)
     if "cache" in off and less.prefetcher is not None and less.prefetcher.into == "cache":
         less = replace(less, prefetcher=StagedPrefetcher(less.prefetcher))
-    needs = _needs(less)
+    needs = _needs(composition, less)
     return replace(
         less, needs=needs, prefetch_slots=_prefetch_slots(less), decision_cost=_decision_cost(composition, less, needs)
     )
@@ -121,12 +121,15 @@ def _idle_assigner(composition: Composition) -> type[LoadAll | ResidentOrCpu]:
     return LoadAll if composition.needs.gpu_only else ResidentOrCpu
 
 
-def _needs(less: Composition) -> Needs:
-    """Forecasts are for the prefetcher, and for routers that commit to them. Only a router changes the routing."""
+def _needs(whole: Composition, less: Composition) -> Needs:
+    """Forecasts are for the prefetcher, and for routers that commit to them. It is the router that changes the routing
+    or, where that is the model's own, the assigner (which defers experts)."""
     needs = less.needs
     if less.prefetcher is None and not less.router.looks_ahead:
         needs = replace(needs, forecasts=())
-    return replace(needs, changes_routing=needs.changes_routing and type(less.router) is not TrueRouter)
+    part = "assigner" if type(whole.router) is TrueRouter else "router"
+    kept = type(getattr(less, part)) is type(getattr(whole, part))
+    return replace(needs, changes_routing=needs.changes_routing and kept)
 
 
 def _prefetch_slots(less: Composition) -> int:

@@ -30,6 +30,8 @@ class StepRows:
     sequences: tuple[int, ...]
     tokens: tuple[int, ...]  # rows of each sequence in this step
     context: tuple[int, ...]  # tokens that each sequence has in its KV cache before this step
+    drafted: int = 0  # of a step that verifies drafts: its tokens but the first
+    generated: int = 1  # tokens by which the step lengthens each answer: 1, and the drafts that are accepted
 
 
 def compose(

@@ -24,9 +24,11 @@ from trilane.verbs.compare import compare
 from trilane.verbs.engines import engines
 from trilane.verbs.fit import fit
 from trilane.verbs.inputs import command_line
+from trilane.verbs.leaderboard import leaderboard
 from trilane.verbs.measure import measure
 from trilane.verbs.options import help_of
 from trilane.verbs.papers import papers
+from trilane.verbs.pays import pays
 from trilane.verbs.plot import plot
 from trilane.verbs.profile import profile
 from trilane.verbs.simulate import simulate
@@ -53,8 +55,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (tune, compare, simulate, whatif, fit, accuracy, papers, ablate, sweep, plot, cache_curve, smoke, profile,
-             measure, validate, policies, models, hardware, engines):  # fmt: skip
+for verb in (tune, compare, simulate, whatif, pays, fit, accuracy, papers, leaderboard, ablate, sweep, plot,
+             cache_curve, smoke, profile, measure, validate, policies, models, hardware, engines):  # fmt: skip
     app.command(verb.__name__.replace("_", "-"), help=help_of(verb))(verb)
 app.add_typer(trace, name="trace")
 

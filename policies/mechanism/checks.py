@@ -9,7 +9,8 @@ from policies.mechanism.views import INFINITE_NS, Assignment, LayerView, PolicyE
 
 def check_assignment(policy: str, view: LayerView, assignment: Assignment, experts: int) -> None:
     """Every active expert once, on one device; loads are exactly the absent experts of the GPU's share;
-    streamed experts are not active, and among the layer's ``experts``."""
+    streamed experts are not active, and among the layer's ``experts``; deferred ones are the last of the CPU's share,
+    and not of the last layer."""
     gpu, cpu, loads, streamed = assignment.gpu, assignment.cpu, assignment.loads, assignment.streamed
     active = view.routing.active
     chosen = set(gpu)
@@ -22,6 +23,11 @@ def check_assignment(policy: str, view: LayerView, assignment: Assignment, exper
         raise _error(policy, view, f"loads {loads}; expected the absent experts among its gpu share, {absent}")
     if streamed and not (len(set(streamed)) == len(streamed) and set(range(experts)) - chosen >= set(streamed)):
         raise _error(policy, view, f"streams {streamed}; expected experts of {experts} without workload, each once")
+    deferred = assignment.deferred
+    if deferred and view.layer == len(view.costs) - 1:
+        raise _error(policy, view, f"defers {deferred}; expected none in the last layer")
+    if deferred and deferred != cpu[-len(deferred) :]:
+        raise _error(policy, view, f"defers {deferred}; expected the last ones of its cpu share, {cpu}")
 
 
 def check_update(policy: str, update: Swap | Upload, resident: Sequence[Collection[int]]) -> None:

@@ -97,6 +97,10 @@ class Session:
         precomputed, view = self._leave_out_precomputed(routed)
         assignment = policy.assigner.assign(view)
         check_assignment(policy.name, view, assignment, len(self.residency.ids[given.layer]))
+        if assignment.deferred and not policy.needs.changes_routing:
+            raise PolicyError(
+                f"policy {policy.name!r} defers experts, which changes the output: declare Needs(changes_routing=True)"
+            )
         self._view, self._assignment = view, assignment
         return self._put_in_force(view, assignment, routed.routing, precomputed, swaps)
 
@@ -206,7 +210,7 @@ class Session:
         order = (*there, *awaited, *loads)
         return Plan(
             layer, routing, order, assignment.cpu, loads, awaited, precomputed, withdrawn, released, swaps, resident,
-            assignment.makespan_ns, streamed,
+            assignment.makespan_ns, streamed, assignment.deferred,
         )  # fmt: skip
 
     def _queue_loads(self, layer: int, streamed: tuple[int, ...], loads: tuple[int, ...]) -> None:

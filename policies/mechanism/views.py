@@ -85,7 +85,7 @@ class LayerInput(NamedTuple):
     scores: Sequence[Sequence[float]] | None = None  # [tokens][experts] router probabilities
     sequences: Sequence[int] = ()  # the sequence of each token; empty unless the policy needs tokens
     h2d_backlog_ns: int = 0  # the rest of the running copy
-    cpu_backlog_ns: int = 0  # the rest of the precomputations
+    cpu_backlog_ns: int = 0  # the rest of precomputed and deferred experts
 
 
 class ResidencyView(NamedTuple):
@@ -117,13 +117,17 @@ class Assignment(NamedTuple):
 
     ``streamed`` are experts without workload that are copied all the same, before ``loads``, because the layer is
     copied as a whole. Those on the GPU, or in flight already, are left out and not awaited; the layer ends no earlier
-    than the copies of the others."""
+    than the copies of the others.
+
+    ``deferred`` are the last of ``cpu``: experts whose results are added to the output of the next layer, so that this
+    one does not wait for them."""
 
     gpu: tuple[int, ...]
     cpu: tuple[int, ...]
     loads: tuple[int, ...]
     makespan_ns: int
     streamed: tuple[int, ...] = ()
+    deferred: tuple[int, ...] = ()
 
 
 class Commitment(NamedTuple):
@@ -196,3 +200,9 @@ class Plan(NamedTuple):
     resident: tuple[int, ...]  # active experts that were on the GPU when the layer was routed
     makespan_ns: int
     streamed: tuple[int, ...] = ()  # copied before ``loads``, without workload
+    deferred: tuple[int, ...] = ()  # the last of ``cpu``, whose results are added to the next layer's output
+
+    @property
+    def immediate(self) -> tuple[int, ...]:
+        """The experts of ``cpu`` for which the layer waits."""
+        return self.cpu[: len(self.cpu) - len(self.deferred)]

@@ -39,6 +39,7 @@ class Executor:
         """``kernels``: see ``LayerExecution``; ``sizes``: of the largest step's buffers."""
         self.session, self.machine, self.recorder = session, machine, MachineRecorder()
         self.copying = Copying(session, machine, store, slots, self.recorder)
+        sizes = sizes._replace(defers=session.policy.needs.changes_routing)
         self.layers = LayerExecution(machine, self.copying, store, slots, kernels, self.recorder, sizes)
         self._store, self._slots = store, slots
         self._layer = -1
@@ -80,7 +81,7 @@ class Executor:
         self._layer = given.layer
         with copying.lock:
             began = self.machine.now_ns()
-            ahead_ns = self.layers.ahead_ns(session.costs[given.layer])
+            ahead_ns = self.layers.ahead_ns(session.costs)
             plan = session.plan_layer(given._replace(h2d_backlog_ns=copying.left_ns(), cpu_backlog_ns=ahead_ns))
             futures = copying.expect(self._copied_for(plan))
             staged = frozenset(session.staged(plan.layer)) | {expert_id.expert for expert_id in futures}
@@ -124,13 +125,15 @@ class Executor:
         self.recorder.end_step()
 
     @contextmanager
-    def waiting(self, completion: Completion, layer: int, target_layer: int = -1) -> Iterator[None]:
+    def waiting(
+        self, completion: Completion, layer: int, target_layer: int = -1, tokens: int = 0
+    ) -> Iterator[None]:  # fmt: skip
         """The host waits for a transfer, until ``completion`` has ended, and reads the result in the block."""
         began = self.machine.now_ns()
         completion.wait()
         yield
         waited = Waited(began, completion, self.machine.now_ns())
-        self.recorder.add("host", waited, "wait", layer, target_layer=target_layer)
+        self.recorder.add("host", waited, "wait", layer, tokens=tokens, target_layer=target_layer)
 
     def launched(self, layer: int, since_ns: int) -> None:
         """Record that the host has launched work outside the routed experts."""

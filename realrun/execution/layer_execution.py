@@ -15,7 +15,7 @@ from torch import Tensor
 from policies.mechanism.views import Commitment, ExpertCosts, ExpertId, Plan
 from realrun.execution.copy_future import CopyFuture
 from realrun.execution.copying import Copying
-from realrun.execution.layer_state import ActiveLayer, CpuShare, LayerSizes, RoutedInput, Rows
+from realrun.execution.layer_state import ActiveLayer, CpuShare, LayerSizes, RoutedInput, Rows, addresses_of
 from realrun.execution.recorder import MachineRecorder, Timed
 from realrun.execution.routed_tokens import RoutedTokens
 from realrun.experts.ffn import Choices, addressed, compute_into, weighted_ffn
@@ -30,9 +30,10 @@ Finish = Callable[[Tensor], Tensor]  # partial results [N, k, H] -> output of th
 class LayerExecution:
     """Plays plans, one layer at a time. ``kernels``: one for each layer, see ``realrun.experts.ffn``.
 
-    There are two host buffers of each kind, used in turn by layer. A layer's activations are also read by experts that
-    are computed ahead for the next layer, whose results are written before that layer starts. Two buffers are enough,
-    since a layer starts only after the layer before it has ended, when the buffers of the one before that are free.
+    There are two host buffers of each kind, used in turn by layer. A layer's activations are also read by its deferred
+    experts and by those that are computed ahead for the next layer; the results of both are rows of the next layer's
+    buffer. Two buffers are enough, since a layer starts only after the layer before it has ended, when the buffers of
+    the one before that are free.
     """
 
     def __init__(
@@ -42,10 +43,11 @@ class LayerExecution:
         self._machine, self._copying, self._store, self._slots = machine, copying, store, slots
         self._kernels, self._recorder = kernels, recorder
         activations, results = (sizes.tokens, sizes.hidden), (sizes.tokens * sizes.top_k, sizes.hidden)
+        on_cpu = (sizes.cpu_rows, sizes.hidden)
         self._parts = machine.gpu_tensor(results, sizes.sum_dtype)
         self._sent = [machine.host_tensor(activations, sizes.dtype) for _ in range(2)]
-        self._results = [machine.host_tensor(results, sizes.sum_dtype) for _ in range(2)]
-        self._arrived = machine.gpu_tensor(results, sizes.sum_dtype)  # results that were copied over the link
+        self._results = [machine.host_tensor(on_cpu, sizes.sum_dtype) for _ in range(2)]
+        self._arrived = machine.gpu_tensor(on_cpu, sizes.sum_dtype)  # results that were copied over the link
         self._in_place = [machine.readable(each) for each in self._results] if machine.result_path == "direct" else []
         self._ahead = CpuShare()  # of the next layer
         self._now: ActiveLayer
@@ -63,14 +65,15 @@ class LayerExecution:
         on_gpu = _upload(tokens, self._machine.device)
         pending = [e for e in plan.gpu if ExpertId(plan.layer, e) in futures]
         self._now = ActiveLayer(plan, tokens, inputs, futures, staged, share, on_gpu, pending, since_ns)
-        if not tokens.complete:
+        if not tokens.complete or plan.deferred:
             count = tokens.tokens * tokens.top_k
             self._machine.gpu.submit(lambda: self._parts[:count].zero_())
         for expert in plan.gpu:
             if expert not in pending:
                 self._compute(expert, ())
         if plan.cpu:
-            self._on_cpu(plan.cpu, tokens, "expert", plan.layer, share)
+            self._on_cpu(plan.immediate, tokens, "expert", plan.layer, share)
+            self._on_cpu(plan.deferred, tokens, "deferred", plan.layer, self._ahead)
 
     def so_far(self) -> Tensor:
         """Work for the GPU: partial results [N, k, H] of experts that did not wait for copies, zero for all others."""
@@ -87,12 +90,13 @@ class LayerExecution:
         """Let the CPU compute experts of the next layer, on this layer's activations."""
         self._on_cpu(commit.precompute, tokens, "precompute", self._now.plan.layer + 1, self._ahead)
 
-    def ahead_ns(self, costs: ExpertCosts) -> int:
-        """The rest of the experts that are computed ahead, ns, by the planner's ``costs`` for their layer."""
-        now_ns, left_ns, first_ns = self._machine.now_ns(), 0, costs.first_cpu_ns
-        for rows in self._ahead.rows.values():
-            left_ns += rows.left_ns(costs.cpu_ns[len(rows.choices)] + first_ns, now_ns)
-            first_ns = 0
+    def ahead_ns(self, costs: Sequence[ExpertCosts]) -> int:
+        """The rest of experts that are computed ahead, or were deferred, ns, by the planner's ``costs`` by layer."""
+        now_ns, left_ns, first = self._machine.now_ns(), 0, True
+        for (layer, _), rows in self._ahead.rows.items():
+            first_ns = costs[layer].first_cpu_ns if first else 0
+            left_ns += rows.left_ns(costs[layer].cpu_ns[len(rows.choices)] + first_ns, now_ns)
+            first = False
         return left_ns
 
     def combine(self, finish: Finish, keep: Callable[[Tensor], None]) -> Completion:
@@ -102,16 +106,18 @@ class LayerExecution:
         for expert in now.pending:
             self._compute(expert, (now.futures[ExpertId(layer, expert)],))
         streamed = [now.futures[ExpertId(layer, e)] for e in now.plan.streamed]
-        rows = [now.cpu.rows[e] for e in (*now.plan.precomputed, *now.plan.cpu)]
-        source, after = self._source(rows)
-        choices = upload(torch.cat([row.choices for row in rows]), self._machine.device) if rows else None
-        places = _places(rows, self._machine.device) if rows else None
+        rows = [now.cpu.rows[ExpertId(layer, e)] for e in (*now.plan.precomputed, *now.plan.immediate)]
+        late = [row for expert_id, row in now.cpu.rows.items() if expert_id.layer < layer]
+        source, after = self._source([*rows, *late])
         parts = self._parts[: now.tokens.tokens * now.tokens.top_k]
         shape = (now.tokens.tokens, now.tokens.top_k, -1)
+        own, added = (addresses_of(some, self._machine.device) for some in (rows, late))
 
         def add_up() -> None:
-            if choices is not None and places is not None:
-                parts[choices] = source[places]
+            if own is not None:
+                parts[own.choices] = source[own.places]
+            if added is not None:
+                parts[added.choices] += source[added.places]
             keep(finish(parts.view(shape)))
 
         completion = self._machine.gpu.submit(add_up, (*after, *streamed))
@@ -149,20 +155,24 @@ class LayerExecution:
     def _on_cpu(
         self, experts: Iterable[int], tokens: RoutedTokens, kind: str, layer: int, share: CpuShare
     ) -> None:  # fmt: skip
-        """Submit experts of ``layer`` to the CPU, on the activations of the present layer."""
+        """Submit experts of ``layer`` to the CPU, on the activations of the present layer.
+
+        ``share``: of the present layer, or that of the next one, ``_ahead``, which adds the results."""
         sent, here = self._send_activations(), self._now.plan.layer
-        target = layer if layer != here else -1
+        target, results = layer if layer != here else -1, self._results[(here + (share is self._ahead)) % 2]
         for expert in experts:
-            rows = share.take(expert, tokens.choices[expert])
-            rows.completion = self._machine.cpu.submit(self._cpu_work(layer, expert, rows, tokens), (sent,))
+            rows = share.take(ExpertId(layer, expert), tokens.choices[expert])
+            out = results[rows.begin : rows.begin + len(rows.choices)]
+            rows.completion = self._machine.cpu.submit(self._cpu_work(layer, expert, rows, tokens, out), (sent,))
             self._recorder.add(
                 "cpu", rows.completion, kind, here, expert, len(rows.choices), self._bytes(layer), target_layer=target
             )
 
-    def _cpu_work(self, layer: int, expert: int, rows: Rows, tokens: RoutedTokens) -> Callable[[], None]:
+    def _cpu_work(
+        self, layer: int, expert: int, rows: Rows, tokens: RoutedTokens, results: Tensor
+    ) -> Callable[[], None]:  # fmt: skip
         kernel, weights = self._kernels[layer], self._store.layouts[layer].views(self._store.buffer(layer, expert))
         hidden = self._sent[self._now.plan.layer % 2]
-        results = self._results[layer % 2][rows.begin : rows.begin + len(rows.choices)]
 
         def work() -> None:
             rows.began_ns = self._machine.now_ns()
@@ -220,12 +230,3 @@ def _upload(tokens: RoutedTokens, device: torch.device) -> Mapping[int, Choices]
         return found
     there = torch.split(upload(torch.cat(list(lists.values())), device), list(map(len, lists.values())))
     return found | dict(zip(lists, there, strict=True))
-
-
-def _places(rows: Sequence[Rows], device: torch.device) -> Choices:
-    """The places of the results of ``rows``, at least one, in the host buffer: a slice if they are adjacent."""
-    ends = [row.begin + len(row.choices) for row in rows]
-    if all(row.begin == end for row, end in zip(rows[1:], ends, strict=False)):
-        return slice(rows[0].begin, ends[-1])
-    places = [torch.arange(row.begin, end) for row, end in zip(rows, ends, strict=True)]
-    return upload(torch.cat(places), device)

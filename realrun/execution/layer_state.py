@@ -1,8 +1,8 @@
-"""The state of the layer that is being executed, and the sizes of its buffers."""
+"""The state of the layer that is being executed, the sizes of its buffers, and where they hold the CPU's results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from policies.mechanism.views import ExpertId, Plan
 from realrun.execution.copy_future import CopyFuture
 from realrun.execution.routed_tokens import RoutedTokens
 from realrun.experts.ffn import Choices
+from realrun.machine.cuda_memory import upload
 from realrun.machine.lanes import Completion
 
 
@@ -37,12 +38,12 @@ class Rows:
 class CpuShare:
     """The CPU's share of one layer."""
 
-    rows: dict[int, Rows] = field(default_factory=dict)  # by expert
+    rows: dict[ExpertId, Rows] = field(default_factory=dict)  # also of experts that the layer before has deferred
     filled: int = 0  # used rows of the layer's result buffer
 
-    def take(self, expert: int, choices: Tensor) -> Rows:
+    def take(self, expert_id: ExpertId, choices: Tensor) -> Rows:
         """Reserve rows for another expert's results."""
-        rows = self.rows[expert] = Rows(choices, self.filled)
+        rows = self.rows[expert_id] = Rows(choices, self.filled)
         self.filled += len(choices)
         return rows
 
@@ -66,7 +67,7 @@ class ActiveLayer:
     inputs: RoutedInput
     futures: Mapping[ExpertId, CopyFuture]
     staged: Set[int]  # experts whose slots may be free after they have been computed
-    cpu: CpuShare  # includes what was computed ahead
+    cpu: CpuShare  # includes what was computed ahead, and what the layer before has deferred
     on_gpu: Mapping[int, Choices]  # by expert
     pending: list[int]  # GPU experts that wait for copies
     since_ns: int  # when the host began to prepare its next launch
@@ -77,10 +78,39 @@ class ActiveLayer:
 
 class LayerSizes(NamedTuple):
     """The largest content of a layer's buffers: N = ``tokens`` with ``top_k`` choices each, hidden states [N, H] of
-    ``dtype``, and weighted results of ``sum_dtype``."""
+    ``dtype``, and weighted results of ``sum_dtype``. ``defers``: with results that the layer before has deferred."""
 
     tokens: int
     top_k: int
     hidden: int
     dtype: torch.dtype
     sum_dtype: torch.dtype
+    defers: bool = False
+
+    @property
+    def cpu_rows(self) -> int:
+        """Results of CPU experts, each of one choice."""
+        return self.tokens * self.top_k * (2 if self.defers else 1)
+
+
+class Addresses(NamedTuple):
+    """Results of CPU experts: their places in the host buffer, and the choices that they are of."""
+
+    places: Choices
+    choices: Tensor
+
+
+def addresses_of(rows: Sequence[Rows], device: torch.device) -> Addresses | None:
+    """Of the results of ``rows``; None if there are none."""
+    if not rows:
+        return None
+    return Addresses(places_of(rows, device), upload(torch.cat([row.choices for row in rows]), device))
+
+
+def places_of(rows: Sequence[Rows], device: torch.device) -> Choices:
+    """The places of the results of ``rows``, at least one, in the host buffer: a slice if they are adjacent."""
+    ends = [row.begin + len(row.choices) for row in rows]
+    if all(row.begin == end for row, end in zip(rows[1:], ends, strict=False)):
+        return slice(rows[0].begin, ends[-1])
+    places = [torch.arange(row.begin, end) for row, end in zip(rows, ends, strict=True)]
+    return upload(torch.cat(places), device)

@@ -74,6 +74,8 @@ class GenerateRequest:
         for name in simulated:
             if getattr(scenario, name) is not None:
                 raise RefusedError(f"generate: {name} is for simulations only; leave it out")
+        if scenario.draft_tokens:
+            raise RefusedError("generate: expected draft_tokens 0, no model drafts here; simulate or replay drafts")
         if self.generated_tokens < 0 or not self.prompts:
             raise RefusedError(
                 f"generate: expected prompts and generated_tokens >= 0, got {len(self.prompts)} and "

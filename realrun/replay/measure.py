@@ -96,11 +96,16 @@ class ReplayBench:
 
 
 def room_for(prepared: Sequence[Prepared]) -> Room:
-    """The room for all of these runs. Raises RefusedError for sampled steps or prompts."""
+    """The room for all of these runs. Raises RefusedError for sampled steps or prompts, and drafts that take time."""
     if any(each.scenario.sampled for each in prepared):
         raise RefusedError(
             "replay: a real machine plays every step and every prompt token: leave out sampled_steps and "
             "sampled_prompt_tokens"
+        )
+    if any(step.drafted and each.costs.draft_costs(1).gpu_ns for each in prepared for step in each.steps):
+        raise RefusedError(
+            "replay: the steps that verify drafts are played, the drafting is not: set draft_layers to 0, and "
+            "draft_ns to null, for drafts that cost nothing"
         )
     return Room(
         batch=max(each.scenario.batch for each in prepared),

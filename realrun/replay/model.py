@@ -140,10 +140,11 @@ class ReplayModel:
         routed = parts.view(len(residual), top_k, -1).sum(1).to(residual.dtype)
         return (routed if shared is None else routed + shared) + residual
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Next tokens int64 [sequences]: norm, product and argmax for the last row of ``hidden`` of every sequence."""
-        last = torch.cat([hidden[row : row + 1] for row in self._places.last_rows])
-        return functional.linear(normalised(last, self._norm), self._head).argmax(-1)
+    def head(self, hidden: Tensor, *, every: bool = False) -> Tensor:
+        """Next tokens int64 [sequences]: norm, product and argmax for the last row of ``hidden`` of every sequence;
+        ``every``: of all rows, [T], as in a step that verifies drafts."""
+        rows = hidden if every else torch.cat([hidden[row : row + 1] for row in self._places.last_rows])
+        return functional.linear(normalised(rows, self._norm), self._head).argmax(-1)
 
 
 def _estimator(shape: ModelShape, weights: RandomWeights) -> Estimator:

@@ -89,7 +89,7 @@ class Replay:
                 launched = self._launch(layer + 1)
         chosen = self._launch_head()
         executor.end_layer()
-        with self._reading(chosen, -1):
+        with self._reading(chosen, -1, tokens=max(demand.generated - 1, 0)):
             pass
         executor.end_step()
 
@@ -189,7 +189,7 @@ class Replay:
 
         def head() -> Tensor:
             assert self._hidden is not None
-            return self._model.head(self._hidden).unsqueeze(-1)
+            return self._model.head(self._hidden, every=bool(self._demand.drafted)).unsqueeze(-1)
 
         pending = self._choose(head, "attention", -1)
         self._executor.launched(-1, began)
@@ -217,9 +217,9 @@ class Replay:
         return pending
 
     @contextmanager
-    def _reading(self, pending: PendingIds, layer: int, target_layer: int = -1) -> Iterator[None]:
+    def _reading(self, pending: PendingIds, layer: int, target_layer: int = -1, tokens: int = 0) -> Iterator[None]:
         """Wait for ids, which are in ``_here`` in the block."""
-        with self._executor.waiting(self._bring(pending, layer, target_layer), layer, target_layer):
+        with self._executor.waiting(self._bring(pending, layer, target_layer), layer, target_layer, tokens):
             yield
 
     def _bring(self, pending: PendingIds, layer: int, target_layer: int = -1) -> Completion:
@@ -231,7 +231,8 @@ class Replay:
         def bring() -> None:
             self._here[: pending.ids.numel()].view_as(pending.ids).copy_(pending.ids, non_blocking=True)
 
-        completion, tokens = self._machine.d2h.submit(bring, (pending.completion,)), self._demand.tokens
+        demand, completion = self._demand, self._machine.d2h.submit(bring, (pending.completion,))
+        tokens = demand.tokens if demand.generated or layer >= 0 else 0
         size = tokens * (self._top_k * ROUTING_BYTES if layer >= 0 else 4)
         self._recorder.add("d2h", completion, "routing", layer, -1, tokens, size, target_layer)
         return completion

@@ -43,6 +43,25 @@ class StepCosts(NamedTuple):
     result_ns: int  # h2d copy of the summed result of the CPU experts
 
 
+class DraftWork(NamedTuple):
+    """What drafting a token takes: ``layers`` like the model's MoE layers, with so many ``experts`` each, all on the
+    GPU, and the head; or ``ns`` of the GPU. No layers and no ``ns``: nothing."""
+
+    layers: float = 0.0
+    experts: int = 0
+    ns: int | None = None
+
+
+class DraftCosts(NamedTuple):
+    """Of one token that is drafted, in ns."""
+
+    gpu_ns: int
+    launch_ns: int
+
+
+NO_DRAFTS = DraftWork()
+
+
 @runtime_checkable
 class StepModel(Protocol):
     """A source of step costs: a roofline or a measured profile."""
@@ -80,15 +99,30 @@ class CostTable:
     tail_ns: Ns = 0  # what the GPU needs after the last kernel of a group has been launched
     layer_ns: Ns = 0  # of the host between two layers: once one has ended, before anything of the next is launched
     serial: bool = False  # the CPU's experts of a layer wait for the GPU's, and for their copies
+    draft: DraftWork = NO_DRAFTS
     scale: int = 1  # factor of the tables' unit of time; steps and plan costs apply it when they are read
 
-    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+    def step(self, tokens: int, context: Sequence[int], head_rows: int | None = None) -> StepCosts:
         """Costs of one step.
 
         ``tokens``: tokens of the step over the whole batch. ``context``: one entry per sequence, its KV-cache length
         once the step's tokens are in it, so a prefill of n tokens has context n, and decoding the next one n + 1.
+        ``head_rows``: of the LM head; None: one a sequence.
         """
-        return StepCosts(*(ns * self.scale for ns in self.steps.step(tokens, context)))
+        costs = self.steps.step(tokens, context)
+        if head_rows is not None and head_rows != len(context):
+            costs = costs._replace(head_ns=self.steps.step(head_rows, (1,) * head_rows).head_ns)
+        return StepCosts(*(ns * self.scale for ns in costs))
+
+    def draft_costs(self, context: int) -> DraftCosts:
+        """Costs of drafting one token in a sequence of ``context`` tokens."""
+        layers, experts, ns = self.draft
+        if ns is not None or not layers:
+            return DraftCosts(ns or 0, 0)
+        one, expert_ns = self.step(1, (context,)), max(expert.gpu_ns[1] for expert in self.experts)
+        layer_ns = one.attention_ns + one.gate_ns + one.shared_ns + one.combine_ns + experts * expert_ns
+        launch_ns = self.launch_ns + self.combine_launch_ns + experts * self.expert_launch_ns
+        return DraftCosts(round(layers * layer_ns) + one.head_ns, round(layers * launch_ns) + self.head_launch_ns)
 
     def plan_ns(self, policy: str, active: int) -> int:
         """Host time of ``plan_layer`` with ``active`` experts active."""

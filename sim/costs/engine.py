@@ -81,6 +81,8 @@ class CpuWork(NamedTuple):
     thread_flops_per_s: Sourced[Rate]
     ceiling_flops_per_s: Sourced[Rate]
     attention_factor: Sourced[Factor]  # time of attention's products over that of as many others
+    every_layer: Sourced[bool] | None = None  # whether it takes its turn in every layer, after the GPU's experts and
+    # also without any of its own: ``layer_ns`` is then a wait of every layer
 
 
 class PromptWork(NamedTuple):
@@ -164,6 +166,11 @@ class InferenceEngine:
     def fitted(self) -> bool:
         """Whether its times are those of whole layers."""
         return self.gpu is not None
+
+    @property
+    def cpu_in_turn(self) -> bool:
+        """Whether the CPU takes its turn in every layer, after the GPU."""
+        return bool(self.cpu and self.cpu.every_layer and self.cpu.every_layer.value)
 
     def runs_on(self, vendor: Vendor) -> bool:
         """Whether it runs on GPUs of a vendor."""

@@ -58,12 +58,15 @@ def fitted_costs(
     experts = _Experts(shape, hardware, engine, main, cpu)
     by_size = {size: experts.of(size, max_tokens) for size in sorted(set(sizes))}
     sync_ns = engine.spin_ns.value if engine.decides and engine.spin_ns else 0
+    if engine.cpu_in_turn:
+        sync_ns += round(engine.cpu.layer_ns.value)
     return CostTable(
         experts=tuple(by_size[size] for size in sizes),
         steps=FittedSteps(shape, hardware, engine, main),
         attention_launch_ns=0, gate_launch_ns=0, shared_launch_ns=0, expert_launch_ns=0, combine_launch_ns=0,
         head_launch_ns=0, dense_launch_ns=0,
         sync_ns=sync_ns,
+        serial=engine.cpu_in_turn,
         result_path=hardware.link.result_path,
         plan_costs=hardware.plan_costs if engine.decides else PlanCosts(),
         plan_factor=hardware.host.plan_factor,
@@ -90,10 +93,11 @@ class _Experts:
         assert self.engine.prompt is not None
         rows, flops = np.arange(max_tokens + 1), 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width
         copies_per_s = copy_bytes_per_s(self.hardware, self.engine.prompt)
+        no_visit = self.hardware.cpu_only or self.engine.cpu_in_turn  # of the first expert: a wait of every layer then
         return ExpertCosts(
             gpu_ns=_table(self.main.expert_ns(size, shape.weight_bits, flops, rows)),
             cpu_ns=_table(self.cpu.expert_ns(size, shape.weight_bits, flops, rows)),
-            first_cpu_ns=0 if self.hardware.cpu_only else round(self.engine.cpu.layer_ns.value),
+            first_cpu_ns=0 if no_visit else round(self.engine.cpu.layer_ns.value),
             copy_ns=_ns(link.h2d_latency_ns + size / copies_per_s * 1e9),
             expert_bytes=size,
             writeback_ns=_ns(link.d2h_latency_ns + size / link.d2h_bytes_per_s * 1e9),

@@ -18,21 +18,26 @@ from policies.mechanism.views import ExpertCosts
 from sim.engine.lanes import Neighbour, SharedMemory
 from sim.runs.spans import SpanRecorder
 
+# By kind of batch: how far ahead of the layer at work are the layer of its experts, and the one that adds the results.
+_AHEAD = {"expert": (0, 0), "precompute": (1, 1), "deferred": (0, 1)}
+
 
 class CpuBatch(NamedTuple):
-    """Experts of one layer, ready when its activations have arrived; ``target`` is the layer whose result they are."""
+    """Experts of the layer ``target``, ready when the activations of ``layer`` have arrived; the output of the layer
+    ``joins`` adds their results."""
 
     ready: int
     kind: str
     layer: int
     target: int
+    joins: int
     experts: Sequence[int]
     tokens: list[int]
     works_ns: list[int]
 
 
 class CpuLane:
-    """Serves batches in order; ``ended(target)`` is called at the end of each."""
+    """Serves batches in order; ``ended(joins)`` is called at the end of each."""
 
     def __init__(
         self, env: simpy.Environment, memory: SharedMemory, recorder: SpanRecorder, costs: Sequence[ExpertCosts],
@@ -47,12 +52,16 @@ class CpuLane:
         self._ends: list[int] = []  # of the running batch
 
     def add(
-        self, experts: Sequence[int], workload: dict[int, int], ready: int, kind: str, layer: int, target: int
+        self, kind: str, experts: Sequence[int], workload: dict[int, int], ready: int, layer: int, follows: bool = False
     ) -> None:
-        """Queue one batch of experts in order, one at least; the first of a batch takes ``first_cpu_ns`` longer."""
+        """Queue one batch of experts in order, one at least, while ``layer`` is at work. The first of them takes
+        ``first_cpu_ns`` longer, unless the batch ``follows`` another one of its layer."""
+        target, joins = (layer + ahead for ahead in _AHEAD[kind])
         tokens = [workload[expert] for expert in experts]
         works_ns = self.works_ns(tokens, target)
-        self._batches.append(CpuBatch(ready, kind, layer, target, experts, tokens, works_ns))
+        if follows:
+            works_ns[0] -= self._costs[target].first_cpu_ns
+        self._batches.append(CpuBatch(ready, kind, layer, target, joins, experts, tokens, works_ns))
         if self._running is None:
             self._wait_for(ready)
 
@@ -123,7 +132,7 @@ class CpuLane:
         batch, recorder, ends = self._running, self._recorder, self._ends
         assert batch is not None
         self._running = None
-        ready, kind, layer, target, experts, counts, _ = batch
+        ready, kind, layer, target, joins, experts, counts, _ = batch
         phase, step, size_bytes = recorder.phase, recorder.step, self._costs[target].expert_bytes
         ahead = target if target != layer else -1
         starts = [self._start, *ends[:-1]]
@@ -132,4 +141,4 @@ class CpuLane:
              for start, end, expert, tokens in zip(starts, ends, experts, counts, strict=True)]
         )  # fmt: skip
         self._serve()
-        self._ended(target)
+        self._ended(joins)

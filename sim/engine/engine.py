@@ -70,10 +70,12 @@ class Engine:
         for step in self.demand:
             self.recorder.step, self.recorder.phase = step.index, step.phase
             self.session.begin_step(step.index)
-            self.parts.begin_step(step.tokens, self.costs.step(step.tokens, step.context))
+            self.parts.begin_step(step.tokens, self.costs.step(step.tokens, step.context, step.head_rows))
+            if step.drafted:
+                self._draft(step)
             for layer in range(len(step.routings)):
                 yield from self._play_layer(step, layer)
-            yield self.env.timeout(self._head() - self.env.now)
+            yield self.env.timeout(self._head(step) - self.env.now)
             self._update_cache(self.session.end_step())
 
     def _play_layer(self, step: StepDemand, layer: int) -> Events:
@@ -195,10 +197,18 @@ class Engine:
         self.h2d.asked(updates.queued)
         self.h2d.wake()
 
-    def _head(self) -> int:
+    def _draft(self, step: StepDemand) -> None:
+        """Draft the tokens that the step verifies, one after the other."""
+        gpu_ns, launch_ns = self.costs.draft_costs(step.context[0])
+        if gpu_ns:
+            launch = self.gpu.launch(self.host.free_ns, step.drafted * launch_ns, -1)
+            self.gpu.run(launch, step.drafted * gpu_ns, "draft", -1, -1, step.drafted)
+
+    def _head(self, step: StepDemand) -> int:
         """LM head, and the copy of the chosen tokens to the host; returns when they have arrived."""
         costs, tokens = self.parts.step_costs, self.parts.tokens
         launch = self.gpu.launch(self.host.free_ns, self.costs.head_launch_ns, -1)
         computed = self.gpu.run(launch, costs.head_ns, "attention", -1, -1, tokens)
+        tokens = tokens if step.generated else 0
         here = self.d2h.reserve(computed, costs.routing_ns, "routing", -1, -1, tokens, tokens * 4)
-        return self.host.reserve(here, self.costs.sync_ns, "wait", -1)
+        return self.host.reserve(here, self.costs.sync_ns, "wait", -1, -1, max(step.generated - 1, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 import simpy
@@ -50,13 +51,12 @@ class LayerParts:
         self._cpu_until = 0  # when the CPU's share of the layer would end, begun with the plan and not slowed
         self._cpu_later: Plan | None = None  # whose CPU share waits for the GPU's
         self._streamed: set[int] = set()  # experts that the layer waits for without using them
-        self._cpu_batches = 0  # that the layer waits for: its experts, and what was begun ahead
+        self._cpu_batches: defaultdict[int, int] = defaultdict(int)  # not yet ended, by the layer that adds the results
+        self._deferred = False  # whether the layer before has left results to this one
         self._outstanding = 0  # pending and streamed experts, and 1 for the CPU's share
         self._combine = Launch(0, 0)
         self._with_cpu = False
         self._activations_here = -1  # when the CPU has this layer's activations; -1: not sent
-        self._precomputed = False  # whether the CPU has computed, ahead, its whole share of the next layer. (A plan
-        # drops nothing of that: the session puts the committed routing in force, and that holds all of it.)
         self._all_over: simpy.Event | None = None
 
     def begin_step(self, tokens: int, costs: StepCosts) -> None:
@@ -77,27 +77,32 @@ class LayerParts:
         self._cpu_later = plan if plan.cpu and self.costs.serial and self._pending else None
         if plan.cpu and self._cpu_later is None:
             self._start_cpu(plan, planned)
-        self._cpu_batches = bool(plan.cpu) + (bool(plan.precomputed) and not self._precomputed)
-        self._precomputed = False
+        self._cpu_batches[plan.layer] += bool(plan.immediate)
+        self._cpu_batches[plan.layer + 1] += bool(plan.deferred)
         self._streamed = set(plan.streamed)
         self._outstanding = len(self._pending) + len(self._streamed)
-        self._with_cpu = bool(plan.cpu or plan.precomputed)
+        self._with_cpu = bool(plan.immediate or plan.precomputed or self._deferred)
+        self._deferred = bool(plan.deferred)
         if self._with_cpu:
             self._outstanding += 1
-            if not self._cpu_batches:
+            if not self._cpu_batches[plan.layer]:
                 self._cpu_over()
         self.h2d.queued("demand")
 
     def _start_cpu(self, plan: Plan, now: int) -> None:
         """Start the CPU's share; if it is one program's work after another, once the GPU has done its own."""
         ready = self._send_activations(max(now, self._gpu_lane.free_ns) if self.costs.serial else now)
-        self.cpu.add(plan.cpu, plan.routing.workload(), ready, "expert", plan.layer, plan.layer)
+        workload, immediate = plan.routing.workload(), plan.immediate
+        if immediate:
+            self.cpu.add("expert", immediate, workload, ready, plan.layer)
+        if plan.deferred:
+            self.cpu.add("deferred", plan.deferred, workload, ready, plan.layer, follows=bool(immediate))
 
     def precompute(self, commit: Commitment, now: int) -> None:
         """Start experts of the next layer on the CPU, with this layer's activations."""
         ready = max(now, self._send_activations(now))
-        layer = self.layer
-        self.cpu.add(commit.precompute, commit.routing.workload(), ready, "precompute", layer, layer + 1)
+        self._cpu_batches[self.layer + 1] += 1
+        self.cpu.add("precompute", commit.precompute, commit.routing.workload(), ready, self.layer)
 
     def cpu_until_ns(self) -> int:
         """The end of all CPU work, including that of the plan that is being put into effect."""
@@ -173,11 +178,9 @@ class LayerParts:
         return self._activations_here
 
     def _cpu_ended(self, layer: int) -> None:
-        if layer != self._planned:
-            self._precomputed = True
-            return
-        self._cpu_batches -= 1
-        if not self._cpu_batches:
+        """Handle the end of a batch, whose results ``layer`` adds; that layer may not be planned yet."""
+        self._cpu_batches[layer] -= 1
+        if layer == self._planned and not self._cpu_batches[layer]:
             self._cpu_over()
 
     def _cpu_over(self) -> None:

@@ -26,7 +26,8 @@ class HostCores:
         """The section ``cpu`` of the machine."""
         numbers = {
             "name": given(self.cpu.title), "sockets": given(self.built.sockets), "cores": self.cores,
-            "dram_bytes_per_s": self.theory, "read_bytes_per_s": self.expert_read, "flops_per_s": self.flops,
+            "dram_bytes_per_s": self.theory, "read_bytes_per_s": self.expert_read,
+            "read_ceiling_bytes_per_s": self._of_experts(self.ceiling), "flops_per_s": self.flops,
             "first_expert_ns": self.rules.first_expert_ns,
         }  # fmt: skip
         ram = self.built.ram_bytes
@@ -67,11 +68,15 @@ class HostCores:
 
     @property
     def read(self) -> Number:
-        """What all cores together can read: the least of the memory's share, the chip's ceiling and the cores' rate."""
+        """What all cores together can read: the memory's share, or less where they cannot."""
+        return min(self._over_sockets(self._filled()), self.ceiling, key=lambda number: float(number.value))
+
+    @property
+    def ceiling(self) -> Number:
+        """The most that they read of any memory: the chip's ceiling, or the cores' rate."""
         cores, rule = self.cores, self.rules
         usual = rule.server_core_read_bytes_per_s if self.cpu.server else rule.core_read_bytes_per_s
         limits = [
-            self._over_sockets(self._filled()),
             *([self._over_sockets(most)] if (most := self.cpu.read_ceiling_bytes_per_s) else []),
             product(f"{cores.value} cores", cores, self.cpu.core_read_bytes_per_s or usual),
         ]
@@ -93,7 +98,11 @@ class HostCores:
     @property
     def expert_read(self) -> Number:
         """What an expert's matrix-vector product reads."""
-        read, fraction = self.read, self._expert_fraction()
+        return self._of_experts(self.read)
+
+    def _of_experts(self, read: Number) -> Number:
+        """The share of a rate that an expert's matrix-vector product reaches."""
+        fraction = self._expert_fraction()
         return product(f"{fraction.value:.3g} of a read of {read.value / GB:.1f} GB/s", fraction, read)
 
     def _expert_fraction(self) -> Number:

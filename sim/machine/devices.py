@@ -54,6 +54,7 @@ class Cpu:
     flops_per_s: float  # effective, by an expert's matrix-matrix product
     first_expert_ns: int  # extra time of the first CPU expert of a layer
     ram_bytes: int | None = None  # host memory; None: unknown
+    read_ceiling_bytes_per_s: float | None = None  # of ``read_bytes_per_s``, whatever the memory; None: unknown
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ LIMITS: Mapping[str, Limit] = {
     "cpu.sockets": Limit(1, 8, "sockets", "processor packages whose memory is read"),
     "cpu.dram_bytes_per_s": Limit(5e9, 8e12, "bytes/s", "channels x MT/s x 8 bytes, all sockets"),
     "cpu.read_bytes_per_s": Limit(1e8, 8e12, "bytes/s", "what an expert GEMV reads, all sockets"),
+    "cpu.read_ceiling_bytes_per_s": Limit(1e8, 1e14, "bytes/s", "what its cores read of any memory, all sockets"),
     "cpu.flops_per_s": Limit(1e10, 2e14, "flop/s", "AVX2 desktops give about 1, AMX servers about 30 TFLOP/s"),
     "cpu.ram_bytes": Limit(1e9, 1e14, "bytes", "the memory of the whole machine"),
     "cpu.first_expert_ns": Limit(100, 1e7, "ns", "wake-up of the threads", zero=True),

@@ -1,14 +1,15 @@
 """Bounds of a prediction: a lower bound that no policy beats, and the null model (``null_model``).
 
-The lower bound holds for every policy that runs the experts that the router chose, each on its own layer's input
-(so not for changed routing, nor for results precomputed on an earlier layer's), under the rules of the time model,
-and for clairvoyant policies too. It is the larger of two bounds, for the prefill and for all decode steps together.
+The lower bound holds for every policy that runs the experts that the router chose, each on its own layer's input and
+for its own layer's output (so not for changed routing, nor for results that are precomputed on an earlier layer's or
+added to a later one's), under the rules of the time model, and for clairvoyant policies too. It is the larger of two
+bounds, for the prefill and for all decode steps together.
 
-*Chain.* A step is a chain, since each link needs the one before: launch, dense layers, then for every layer attention,
-gate, routing to the host, synchronisation, experts, combine; then head, tokens to the host, synchronisation; only then
-the host launches the next step. The GPU can start as soon as a launch's lead is over, and is not done before its tail
-(``sim.engine.launching``). Suppose every expert is resident and planning is free, and let t be the time from the end of
-a layer's gate. With n of its N experts on the GPU,
+*Chain.* A step is a chain, since each link needs the one before: drafts, launch, dense layers, then for every layer
+attention, gate, routing to the host, synchronisation, experts, combine; then head, tokens to the host, synchronisation;
+only then the host launches the next step. The GPU can start as soon as a launch's lead is over, and is not done before
+its tail (``sim.engine.launching``). Suppose every expert is resident and planning is free, and let t be the time from
+the end of a layer's gate. With n of its N experts on the GPU,
 
 - the GPU is done no earlier than max(shared, t_sync + lead) + the n shortest GPU times, nor before n - 1 launches, a
   lead and one expert after them, nor before the n-th launch and its tail;
@@ -45,7 +46,7 @@ from sim.costs.cost_table import CostTable, StepCosts
 from sim.machine.hardware import Hardware
 from sim.runs.demand import StepDemand
 from sim.runs.null_model import null_model, step_bytes
-from sim.runs.sampling import one_by_one, weights_of
+from sim.runs.sampling import weights_of
 from traces.models.shape import ModelShape
 
 
@@ -92,10 +93,12 @@ class LowerBounds:
     def __init__(self, demand: Sequence[StepDemand], costs: CostTable, answer_tokens: int | None = None) -> None:
         prefill = [step for step in demand if step.phase == "prefill"]
         decode = [step for step in demand if step.phase == "decode"]
-        self._answer = answer_tokens or len(decode)
-        first, later = one_by_one(len(decode), self._answer), weights_of([s.index for s in decode], self._answer).later
+        made = [step.generated for step in decode]
+        self._answer = answer_tokens or sum(made)
+        weights = weights_of([step.index for step in decode], self._answer, made)
         self._prefill = [_BoundedSteps(prefill, costs)] if prefill else []
-        parts = ((decode[:first], 1), (decode[first:], later))
+        alone = sum(step.index < weights.late_step for step in decode)
+        parts = ((decode[:alone], 1), (decode[alone:], weights.later))
         self._decode = [(_BoundedSteps(steps, costs), weight) for steps, weight in parts if steps]
         self._known: dict[int, LowerBound] = {}
 
@@ -126,10 +129,10 @@ def _chain_ns(steps: Sequence[StepDemand], costs: CostTable) -> int:
     known: dict[tuple[int, tuple[int, ...], StepCosts, int], list[_Split]] = {}  # most layers repeat a workload
     total = 0
     for step in steps:
-        step_costs = costs.step(step.tokens, step.context)
+        step_costs = costs.step(step.tokens, step.context, step.head_rows)
         alike = step_costs._replace(attention_ns=0, dense_ns=0)
         gated, headed = _next_gate(step_costs, costs), _head(step_costs, costs)
-        total += _first_gate_ns(step_costs, costs) + step_costs.routing_ns + costs.sync_ns
+        total += _first_gate_ns(step, step_costs, costs) + step_costs.routing_ns + costs.sync_ns
         for layer, (expert_costs, routing) in enumerate(zip(costs.experts, step.routings, strict=True), 1):
             after = gated if layer < len(costs.experts) else headed
             key = (id(expert_costs), routing.tokens, alike, after.launch_ns)
@@ -165,11 +168,20 @@ def _head(step: StepCosts, costs: CostTable) -> _After:
     return _After(costs.head_launch_ns, step.head_ns, costs.head_launch_ns + costs.tail_of(step.head_ns))
 
 
-def _first_gate_ns(step: StepCosts, costs: CostTable) -> int:
-    """From the beginning of a step to the end of its first gate."""
+def _first_gate_ns(demand: StepDemand, step: StepCosts, costs: CostTable) -> int:
+    """From the beginning of a step to the end of its first gate, drafts included."""
     gate, dense_launch_ns = _next_gate(step, costs), costs.dense_launch_ns
-    first = costs.lead_of(dense_launch_ns + gate.launch_ns)
-    return max(first + step.dense_ns + gate.gpu_ns, dense_launch_ns + gate.launched_ns)
+    drafted_ns, launched_ns = _drafted(demand, costs)
+    first = max(drafted_ns, launched_ns + costs.lead_of(dense_launch_ns + gate.launch_ns))
+    return max(first + step.dense_ns + gate.gpu_ns, launched_ns + dense_launch_ns + gate.launched_ns)
+
+
+def _drafted(demand: StepDemand, costs: CostTable) -> tuple[int, int]:
+    """From the beginning of a step to the end of its drafts on the GPU, and to the end of their launch."""
+    if not demand.drafted:
+        return 0, 0
+    gpu_ns, launch_ns = (ns * demand.drafted for ns in costs.draft_costs(demand.context[0]))
+    return costs.lead_of(launch_ns) + gpu_ns, launch_ns
 
 
 def _splits(
@@ -234,9 +246,10 @@ def _traffic_ns(steps: Sequence[StepDemand], costs: CostTable, capacity_bytes: i
 
 def _fixed_ns(step: StepDemand, costs: CostTable) -> int:
     """A step's chain without its experts."""
-    c = costs.step(step.tokens, step.context)
-    synced = c.routing_ns + costs.sync_ns
-    once = costs.lead_of(costs.launch_ns + costs.dense_launch_ns) + c.dense_ns + c.head_ns + synced
+    c = costs.step(step.tokens, step.context, step.head_rows)
+    synced, (drafted_ns, launched_ns) = c.routing_ns + costs.sync_ns, _drafted(step, costs)
+    first = max(drafted_ns, launched_ns + costs.lead_of(costs.launch_ns + costs.dense_launch_ns))
+    once = first + c.dense_ns + c.head_ns + synced
     return once + (c.attention_ns + c.gate_ns + synced + c.combine_ns) * len(costs.experts)
 
 

@@ -30,6 +30,13 @@ class StepDemand(NamedTuple):
     forecasts: tuple[tuple[Forecast, ...], ...]  # by layer at which they are known
     scores: np.ndarray | None  # [tokens, layers, experts]
     sequences: tuple[int, ...] = ()  # of each token; empty unless the policy needs tokens
+    drafted: int = 0  # tokens that the step verifies (``sim.runs.speculation``)
+    generated: int = 1  # tokens by which the step lengthens each answer
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of the LM head: one a sequence, and one for each draft."""
+        return len(self.context) + self.drafted
 
 
 KnownDemand: TypeAlias = dict[tuple[Hashable, ...], list[StepDemand]]  # by all that it depends on
@@ -98,7 +105,7 @@ def _step(trace: Trace, step: StepRows, needs: Needs, noisy: NoisyForecasts | No
     context = tuple(before + tokens for before, tokens in zip(step.context, step.tokens, strict=True))
     return StepDemand(
         step.index, step.phase, len(step.rows), context, tuple(routings),
-        tuple(tuple(f) for f in by_layer), scores, _owners(step) if needs.tokens else (),
+        tuple(tuple(f) for f in by_layer), scores, _owners(step) if needs.tokens else (), step.drafted, step.generated,
     )  # fmt: skip
 
 
@@ -141,7 +148,8 @@ def _forecasts(
     kind, lookahead = key
     if kind == "oracle":
         return [_oracle(layer, routing) for layer, routing in enumerate(routings) if layer >= lookahead]
-    held, scores, rows = trace.forecasts.get(key), None, _made_at(trace, step, key)
+    held, scores, about = trace.forecasts.get(key), None, _foreseen_rows(step, key)
+    rows = _made_at(trace, step, key, about)
     if not len(rows):
         return []
     if held is not None:
@@ -149,7 +157,7 @@ def _forecasts(
         scores = None if held.scores is None else np.asarray(held.scores[rows])
     else:
         assert noisy is not None
-        ids = noisy.ids(trace, step.rows, key)
+        ids = noisy.ids(trace, about, key)
     chosen, experts = ids[:, :, : trace.shape.top_k], trace.shape.experts
     split = _split(count_experts(chosen, experts), best_ranks(chosen, experts))
     ahead = key.layers_ahead
@@ -169,13 +177,19 @@ def _known_at(forecast: Forecast, key: ForecastKey) -> Sequence[int]:
     return range(forecast.layer) if key.by_token else (forecast.layer - key.lookahead,)
 
 
-def _made_at(trace: Trace, step: StepRows, key: ForecastKey) -> Rows:
+def _foreseen_rows(step: StepRows, key: ForecastKey) -> Rows:
+    """The rows that a step's forecasts are about: the first alone where an earlier token makes them, since that of the
+    others is in the same step."""
+    return step.rows[:1] if key.by_token and max(step.tokens) > 1 else step.rows
+
+
+def _made_at(trace: Trace, step: StepRows, key: ForecastKey, about: Rows) -> Rows:
     """The rows that hold a step's forecasts. Those by token are made by tokens before a decode step's; there are none
     where a sequence has no such token.
     """
     if not key.by_token:
-        return step.rows
-    before = rows_apart(trace, -key.lookahead)[step.rows]
+        return about
+    before = rows_apart(trace, -key.lookahead)[about]
     return before[:0] if step.phase == "prefill" or (before < 0).any() else before
 
 

@@ -71,7 +71,7 @@ def memory_of(c: Columns, cells: Cells) -> Occupancy:
 def uses_of(c: Columns, cells: Cells) -> Uses:
     """Every active expert of every layer, from the spans that computed it (ahead or not)."""
     # Of each expert the first counts: a precomputation that was dropped was computed again
-    computed = np.concatenate([np.flatnonzero(c.of(kind)) for kind in ("expert", "precompute")])
+    computed = np.concatenate([np.flatnonzero(c.of(kind)) for kind in ("expert", "deferred", "precompute")])
     key, first = np.unique(cells.use(c.step[computed], c.home[computed], c.expert[computed]), return_index=True)
     used = c.where(computed[first])
     routed = routed_at(c, cells)[cells.layer(used.step, used.home)]

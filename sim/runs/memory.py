@@ -20,7 +20,7 @@ class MemoryPlan:
 
     gpu_memory_bytes: int
     reserve_bytes: int  # context, workspace
-    non_expert_bytes: int  # attention, gates, shared experts, dense layers, embeddings
+    non_expert_bytes: int  # attention, gates, shared experts, dense layers, embeddings; layers that draft
     kv_bytes: int
     staging_bytes: int
     cache_bytes: int  # room that cached experts take or may take
@@ -46,23 +46,26 @@ def plan_memory(
     demand_slots: int = 2,
     prefetch_slots: int = 0,
     cached_share: float | None = None,
+    draft_layers: float = 0,
 ) -> MemoryPlan:
     """Divide the GPU memory.
 
     ``memory``: a machine, or bytes without any reserve. ``tokens``: prompt + generated, of a sequence.
     ``demand_slots`` and ``prefetch_slots``: staging slots, each of the largest expert. ``cached_share``: cache
-    round(share x layers x experts) slots instead of as many as fit.
+    round(share x layers x experts) slots instead of as many as fit. ``draft_layers``: MoE layers that draft tokens, all
+    of which is on the GPU (their KV cache is left out).
     Raises BudgetError saying how many GB are missing.
     """
     _check(batch, tokens, demand_slots, prefetch_slots, cached_share)
     total, reserve = _given(memory)
     kv = batch * shape.cache_bytes(tokens)
     staging = (demand_slots + prefetch_slots) * max(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
-    room = total - reserve - shape.non_expert_bytes - kv - staging
+    non_expert = shape.non_expert_bytes + round(draft_layers * shape.moe_layer_bytes)
+    room = total - reserve - non_expert - kv - staging
     if room < 0:
-        raise _too_small(total, reserve, shape.non_expert_bytes, kv, staging)
+        raise _too_small(total, reserve, non_expert, kv, staging)
     cache, slots = _cache(shape, room, cached_share)
-    return MemoryPlan(total, reserve, shape.non_expert_bytes, kv, staging, cache, slots)
+    return MemoryPlan(total, reserve, non_expert, kv, staging, cache, slots)
 
 
 def _given(memory: Hardware | int) -> tuple[int, int]:

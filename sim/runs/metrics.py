@@ -34,12 +34,13 @@ class Metrics:
     """
 
     ttft_ms: float | None  # end of the last prefill step
-    tpot_ms: float | None  # mean decode step
+    tpot_ms: float | None  # decode window / tokens of the answer: the mean decode step, unless drafts are accepted
     tokens_per_s: float | None  # 1 / TPOT: per sequence
     throughput_tokens_per_s: float | None  # batch / TPOT
     makespan_ms: float  # last end of any span
     steps: int
     decode_steps: int
+    tokens_per_step: float | None  # of each sequence, in decode steps: 1 and the drafts accepted
 
     resident_hit_rate: float | None  # active experts resident when routed / active; whole run
     token_hit_rate: float | None  # the same, weighted by workload
@@ -64,7 +65,7 @@ class Metrics:
 
     busy_share: ByLane  # busy time / window
     run_busy_share: ByLane  # the same over the whole run
-    stall_ms: ByLane  # a decode step, by the lane that the GPU waited for; see sim.runs.stalls
+    stall_ms: ByLane  # a token of the answer, by the lane that the GPU waited for; see sim.runs.stalls
     stall_share: ByLane  # of the window
     plan_overhead_share: float | None  # plan and foresee / window
 
@@ -101,24 +102,26 @@ def metrics_of(
 ) -> Metrics:
     """Metrics of a run of ``batch`` sequences, from its spans (columns as in :class:`sim.runs.spans.Span`).
 
-    ``answer_tokens``: decode steps that those that were played stand for; None: themselves. ``whole_prompt``: False for
-    a prompt that was not played at its length, and says nothing about the time to first token.
+    ``answer_tokens``: of the answer that the decode steps which were played stand for; None: those that they make.
+    ``whole_prompt``: False for a prompt that was not played at its length, and says nothing about the time to first
+    token.
     """
     c = columns_of(spans)
     cells = cells_of(c)
     makespan = int(c.end.max()) if len(c.end) else 0
     steps = _steps(c)
-    decode = steps.step[steps.decode].tolist()
-    weights = weights_of(decode, answer_tokens or len(decode))
-    answer = _Answer(steps.windows(weights), answer_tokens or len(decode))
+    decode, made = steps.step[steps.decode].tolist(), steps.generated[steps.decode].tolist()
+    weights = weights_of(decode, answer_tokens or sum(made), made)
+    answer = _Answer(steps.windows(weights), answer_tokens or sum(made))
     uses = uses_of(c, cells)
     prefetches = prefetches_of(c, cells, uses)
     values: dict[str, Any] = {
         **_times(steps, answer, batch, whole_prompt),
         "makespan_ms": makespan / 1e6, "steps": len(steps.end), "decode_steps": len(decode),
+        "tokens_per_step": share(sum(made), len(decode)),
         **_hits(uses, weights),
         **_prefetches(c, prefetches),
-        **_link(c, prefetches, weights, (answer_tokens or len(decode)) * batch),
+        **_link(c, prefetches, weights, answer.tokens * batch),
         "busy_share": answer.busy(c), "run_busy_share": _Answer([_Stretch(0, makespan, 1)], 1).busy(c),
         **answer.stalls(gaps_of(c, cells)),
         "plan_overhead_share": answer.share_of(c.where(c.of("plan", "foresee"))),
@@ -167,7 +170,7 @@ class _Answer(NamedTuple):
         return {lane: share(busy_ns, self.duration_ns) for lane, busy_ns in ns.items()}
 
     def stalls(self, gaps: Gaps) -> dict[str, ByLane]:
-        """Idle time of the GPU, a decode step and as a share of the duration."""
+        """Idle time of the GPU, a token of the answer and as a share of the duration."""
         found = [(gaps.within(begin, end), weight) for begin, end, weight in self.windows]
         ns = {lane: sum(stalls[i] * weight for stalls, weight in found) for i, lane in enumerate(STALL_LANES)}
         return {
@@ -181,6 +184,7 @@ class _Steps(NamedTuple):
     decode: Bools
     start: Ints
     end: Ints
+    generated: Ints  # tokens of each sequence
 
     def windows(self, weights: Weights) -> list[_Stretch]:
         """The decode steps that stand for themselves, and those that stand for more; either may be missing."""
@@ -195,7 +199,8 @@ def _steps(c: Columns) -> _Steps:
     """Steps by their last wait."""
     waits = c.where(c.of("wait") & (c.layer == -1))
     start = np.concatenate([[0], waits.end[:-1]]).astype(np.int64)[: len(waits.end)]
-    return _Steps(waits.step, waits.decode, start, waits.end)
+    idle = c.step[c.of("routing") & (c.layer == -1) & (c.tokens == 0)]  # steps that choose no token
+    return _Steps(waits.step, waits.decode, start, waits.end, 1 + waits.tokens - np.isin(waits.step, idle))
 
 
 def _times(steps: _Steps, answer: _Answer, batch: int, whole_prompt: bool) -> dict[str, float | None]:

@@ -18,7 +18,7 @@ from policies.mechanism.views import ExpertCosts, PolicyError
 from policies.parts.future import Future
 from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
-from sim.costs.cost_table import CostTable
+from sim.costs.cost_table import NO_DRAFTS, CostTable, DraftWork
 from sim.costs.engine_costs import costs_on
 from sim.machine.hardware import Hardware, load_hardware
 from sim.runs.bounds import LowerBounds, bounds_of
@@ -173,7 +173,8 @@ class Prepared:
     @property
     def weights(self) -> Weights:
         """How many steps of the answer each decode step stands for."""
-        return weights_of([step.index for step in self.demand if step.phase == "decode"], self.answer_tokens)
+        decode = [step for step in self.demand if step.phase == "decode"]
+        return weights_of([s.index for s in decode], self.answer_tokens, [s.generated for s in decode])
 
     @property
     def _noisy(self) -> NoisyForecasts | None:
@@ -196,8 +197,8 @@ class Prepared:
         policy, scenario = self.composition, self.scenario
         return plan_memory(
             self.shape, self.hardware, batch=scenario.batch, tokens=self.tokens_per_sequence,
-            demand_slots=policy.demand_slots, prefetch_slots=policy.prefetch_slots,
-            cached_share=scenario.cached_share,
+            demand_slots=policy.demand_slots, prefetch_slots=policy.prefetch_slots, cached_share=scenario.cached_share,
+            draft_layers=scenario.draft_layers if scenario.draft_tokens else 0,
         )  # fmt: skip
 
     @property
@@ -237,6 +238,8 @@ class Prepared:
             labels.append(Label.CHOSEN_SCORES.value)
         if not self.whole_prompt:
             labels.append(Label.SHORT_PROMPT.value)
+        if self.scenario.draft_tokens:
+            labels.append(Label.SPECULATIVE.value)
         return tuple(labels)
 
     @cached_property
@@ -268,7 +271,7 @@ def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
     BatchError, ShapeError or HardwareError; what a policy is refused for: see ``Prepared.checked``.
     """
     trace = load_trace(scenario.trace) if trace is None else trace
-    scenario = with_recall(scenario, trace)
+    scenario = with_header(scenario, trace)
     shape = trace.shape if scenario.model is None else load_model(scenario.model)
     _check_topology(scenario, trace.shape, shape)
     overrides = dict(scenario.hardware_overrides)
@@ -281,14 +284,18 @@ def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
     return Prepared(scenario, trace, shape, hardware, steps, costs, repeats, answer_tokens)
 
 
-def with_recall(scenario: Scenario, trace: Trace) -> Scenario:
-    """The scenario with the recall of noisy forecasts that the trace's header states, unless it states its own."""
-    recall = scenario.noisy_forecast_recall or trace.provenance.get("noisy_forecast_recall")
-    return scenario.with_(noisy_forecast_recall=recall)
+def with_header(scenario: Scenario, trace: Trace) -> Scenario:
+    """The scenario with what the trace's header states of noisy forecasts and drafts, unless it states its own."""
+    names = ("noisy_forecast_recall", "draft_acceptance")
+    stated = {name: trace.provenance.get(name) for name in names if getattr(scenario, name) is None}
+    return scenario.with_(**stated)
 
 
 def _costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:
-    return costs_on(hardware, shape, max_tokens, scenario.engine, scenario.batch)
+    rows = scenario.batch + scenario.draft_tokens  # of a decode step
+    costs = costs_on(hardware, shape, max_tokens, scenario.engine, rows)
+    draft = DraftWork(scenario.draft_layers, shape.top_k, scenario.draft_ns) if scenario.draft_tokens else NO_DRAFTS
+    return replace(costs, draft=draft)
 
 
 def check_needs(policy: str, needs: Needs, prepared: Prepared) -> None:

@@ -9,6 +9,7 @@ with those that run instead by descending weight. Why a pair is not what the mod
   dropped             lost; no expert runs instead
   added               one more expert runs than were routed
   stale               run, but on the activations of the layer before: stand-ins and the router's own experts alike
+  deferred            run, but the result is added to the output of the next layer
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from policies.mechanism.views import Forecast, Phase, Plan, PolicyError, Routing
 from sim.runs.sampling import EQUAL_WEIGHTS, Weights
 
 LOSSES = ("substituted", "speculated_wrongly", "degraded", "dropped")
-CAUSES = (*LOSSES, "added", "stale")
+CAUSES = (*LOSSES, "added", "stale", "deferred")
 TOTALS = (
     "approximated_token_share", "approximated_weight_share", *(f"{loss}_weight_share" for loss in LOSSES),
-    "stale_weight_share", "stale_pair_share",
+    "stale_weight_share", "stale_pair_share", "deferred_weight_share",
 )  # fmt: skip
 _BASES = {"token": "tokens", "pair": "pairs", "weight": "weight"}  # what a share is a share of
 _SHARES = ("approximated_token", "approximated_weight", *(f"{cause}_{base}" for cause in CAUSES for base in _BASES))
@@ -60,7 +61,10 @@ class RoutingErrors:
         tokens = zip(routed.token_ids, routed.token_weights, plan.routing.token_ids, strict=True)
         for token, (true, weights, run) in enumerate(tokens):
             forecast = None if forecasts is None else _first_of(forecasts, plan.layer, token, len(true))
-            changes = [*_losses(true, run, forecast), *(("stale", e) for e in run if e in plan.precomputed)]
+            changes = [
+                *_losses(true, run, forecast), *(("stale", e) for e in run if e in plan.precomputed),
+                *(("deferred", e) for e in run if e in plan.deferred),
+            ]  # fmt: skip
             count["tokens"] += times
             count["pairs"] += times * len(true)
             count["weight"] += times * sum(weights)
@@ -71,7 +75,7 @@ class RoutingErrors:
         whole answer, and for each cause the shares of them that it concerns.
 
         ``approximated_token_share``: tokens that any cause concerns; ``approximated_weight_share``: routing weight of
-        pairs that are lost or stale.
+        pairs that are lost, stale or deferred.
         """
         ordered = sorted(self._counts.items(), key=lambda item: (item[0][0] == "decode", item[0][1]))
         rows = [

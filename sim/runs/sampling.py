@@ -16,12 +16,16 @@ from a few hundred tokens on, a prefill uses every expert of a layer, and in the
 is that of P tokens repeated n times: the same active experts, n times their workloads. Scores of the P tokens stand for
 all of them, since policies read their mean. Attention, KV cache and copies see all n x P tokens, which is N but for a
 remainder below n. A policy that reads every token plays the P tokens alone; its run has no time to first token.
+
+With drafts (``sim.runs.speculation``) a step makes several tokens: S are the tokens that are played.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -29,7 +33,8 @@ from numpy.typing import NDArray
 
 from policies.mechanism.views import Forecast, Routing
 from sim.runs.demand import StepDemand
-from sim.runs.scenario import Scenario
+from sim.runs.scenario import Scenario, ScenarioError
+from sim.runs.speculation import accepted_shares, verifying_steps
 from traces.batches import StepRows, compose
 from traces.trace import Trace
 
@@ -77,9 +82,12 @@ class SampledSteps(NamedTuple):
 
 
 def steps_of(scenario: Scenario, trace: Trace) -> SampledSteps:
-    """The steps that a scenario plays. Raises BatchError for a batch that the trace cannot fill."""
+    """The steps that a scenario plays. Raises BatchError for a batch that the trace cannot fill, and ScenarioError for
+    drafts whose acceptance is not stated."""
+    shares = _accepted_shares(scenario)
     prompt, answer, repeats = scenario.prompt_tokens, scenario.generated_tokens, 1
-    played, whole_prompt = answer, prompt
+    played = composed = answer
+    whole_prompt = prompt
     if scenario.sampled:
         recorded = _recorded_tokens(scenario, trace)
         if scenario.sampled_prompt_tokens is not None:
@@ -89,18 +97,32 @@ def steps_of(scenario: Scenario, trace: Trace) -> SampledSteps:
         if scenario.sampled_steps is not None:
             answer = recorded[1] if answer is None else answer
             played = min(answer, scenario.sampled_steps, recorded[1])
+            composed = min(answer, played + len(shares), recorded[1])  # what the last steps draft is recorded too
     steps = compose(
-        trace, batch=scenario.batch, prompt_tokens=prompt, generated_tokens=played, sequences=scenario.sequences,
+        trace, batch=scenario.batch, prompt_tokens=prompt, generated_tokens=composed, sequences=scenario.sequences,
         prefill_chunk_tokens=scenario.prefill_chunk_tokens,
     )  # fmt: skip
     decode = [step for step in steps if step.phase == "decode"]
-    answer = len(decode) if answer is None else answer
+    del steps[len(steps) - len(decode) :]
+    played, answer = len(decode) if played is None else played, len(decode) if answer is None else answer
     if scenario.sampled:
-        places = zip(decode, answer_places(len(decode), answer), strict=True)
-        moved = [_moved(step, number, place, (whole_prompt or 0) - (prompt or 0))
-                 for number, (step, place) in enumerate(places)]  # fmt: skip
-        steps = [*steps[: len(steps) - len(decode)], *moved]
-    return SampledSteps(tuple(steps), repeats, answer)
+        for number, place in enumerate(answer_places(played, answer)):
+            decode[number] = _moved(decode[number], number, place, (whole_prompt or 0) - (prompt or 0))
+    if shares:
+        decode = verifying_steps(decode, played, shares, scenario.seed, scenario.draft_again)
+    return SampledSteps((*steps, *decode), repeats, answer)
+
+
+def _accepted_shares(scenario: Scenario) -> tuple[float, ...]:
+    """By position of the drafts of a step. Raises ScenarioError where they are not stated."""
+    drafts, acceptance = scenario.draft_tokens, scenario.draft_acceptance
+    shares = () if acceptance is None else accepted_shares(drafts, acceptance)
+    if len(shares) < drafts:
+        raise ScenarioError(
+            f"draft_tokens {drafts}: expected the acceptance of each of these drafts, got {len(shares)}; state it, "
+            f"such as `--set draft_acceptance=0.8`, each after the one before, or a list by position"
+        )
+    return shares
 
 
 def _recorded_tokens(scenario: Scenario, trace: Trace) -> tuple[int, int]:
@@ -147,7 +169,7 @@ def one_by_one(played: int, answer: int) -> int:
 
 
 class Weights(NamedTuple):
-    """How many steps of the answer each decode step stands for: 1, and ``later`` from step ``late_step`` on."""
+    """How often each decode step counts in the answer: 1, and ``later`` from step ``late_step`` on."""
 
     late_step: int
     later: float
@@ -160,10 +182,12 @@ class Weights(NamedTuple):
 EQUAL_WEIGHTS = Weights(0, 1)  # each step stands for itself
 
 
-def weights_of(decode_steps: Sequence[int], answer: int) -> Weights:
-    """``decode_steps``: the numbers of the decode steps that are played, in order."""
-    played = len(decode_steps)
-    first = one_by_one(played, answer)
-    if first == played:
+def weights_of(decode_steps: Sequence[int], answer: int, generated: Sequence[int] | None = None) -> Weights:
+    """``decode_steps``: the numbers of the decode steps that are played, in order; ``generated``: the tokens that each
+    makes (None: one)."""
+    made = [0, *accumulate(generated or [1] * len(decode_steps))]
+    first = one_by_one(made[-1], answer)
+    if first == made[-1]:
         return EQUAL_WEIGHTS
-    return Weights(decode_steps[first], (answer - first) / (played - first))
+    late = min(bisect_left(made, first), len(decode_steps) - 1)
+    return Weights(decode_steps[late], (answer - made[late]) / (made[-1] - made[late]))

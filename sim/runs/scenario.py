@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from sim.costs.engine_costs import PLAIN
 from trilane.common.errors import TrilaneError
-from trilane.common.hints import NOT_EMPTY, Count, Name, Share, above, at_most
+from trilane.common.hints import NOT_EMPTY, Count, Name, Share, above, at_least, at_most, between
 from trilane.common.schema import check, from_dict, to_dict
 from trilane.common.yaml_files import read_yaml
 
@@ -28,7 +28,10 @@ class Scenario:
     forecasts, which replace those that a policy needs and the trace lacks (default: that of the trace's header, if it
     has one). ``engine``: the software, by name or file (``sim.costs.engine``). ``sampled_steps`` and
     ``sampled_prompt_tokens``: a long answer from few decode steps, and a long prompt from the routing of few tokens;
-    then both may be longer than the trace (``sim.runs.sampling``).
+    then both may be longer than the trace (``sim.runs.sampling``). ``draft_tokens``: speculative decoding of one
+    sequence, of which every decode step verifies so many drafts; ``draft_acceptance``: the share accepted at each
+    position, or one number (``sim.runs.speculation``; default: that of the trace's header). A draft is made by
+    ``draft_layers`` layers like the model's, whose experts are all on the GPU, and its head, or takes ``draft_ns``.
     """
 
     trace: str = "mini-deepseek"
@@ -50,9 +53,14 @@ class Scenario:
     seed: int = 0
     sampled_steps: Count | None = None  # decode steps that are played at most; None: all
     sampled_prompt_tokens: Count | None = None  # tokens of each prompt that are routed one by one at most; None: all
+    draft_tokens: Annotated[int, between(0, 64)] = 0
+    draft_acceptance: Share | Annotated[tuple[Share, ...], NOT_EMPTY] | None = None
+    draft_layers: Annotated[float, at_least(0), at_most(1000)] = 1.0  # 0: looked up in the text, which costs nothing
+    draft_again: bool = False  # kept tokens are computed again after a rejected draft: states cannot be rolled back
+    draft_ns: Annotated[int, at_least(0)] | None = None  # of the GPU, a draft; None: what ``draft_layers`` take
 
     def __post_init__(self) -> None:
-        for name in ("sequences", "noisy_forecast_recall"):
+        for name in ("sequences", "noisy_forecast_recall", "draft_acceptance"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
         check(self, ScenarioError)
@@ -60,6 +68,13 @@ class Scenario:
             raise ScenarioError("give gpu_memory_gb or cached_share, not both")
         if self.prefill_chunk_tokens is not None and self.sampled_prompt_tokens is not None:
             raise ScenarioError("give prefill_chunk_tokens or sampled_prompt_tokens, not both")
+        if self.draft_tokens and self.batch > 1:
+            raise ScenarioError(f"draft_tokens: expected batch 1, whose drafts a step verifies, got {self.batch}")
+        if isinstance(shares := self.draft_acceptance, tuple) and list(shares) != sorted(shares, reverse=True):
+            raise ScenarioError(
+                f"draft_acceptance: expected shares that do not rise from one position to the next, since a draft is "
+                f"accepted only if all before it are, got {', '.join(f'{share:g}' for share in shares)}"
+            )
 
     @property
     def sampled(self) -> bool:

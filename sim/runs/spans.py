@@ -22,7 +22,8 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
         combine      its launch, the CPU's result, and the copies of experts that come with their layer though no token
                      was routed to them (a streamed layer). Where the GPU reads results in place
                      (result_path "direct") that is the end of the last CPU expert, and combine lasts as much longer
-                     as reading takes; where they queue ("h2d") it is the end of `result`
+                     as reading takes; where they queue ("h2d") it is the end of `result`. The CPU experts of a combine
+                     are those of its layer, those precomputed for it, and those that the layer before has deferred
   d2h   routing      end of `gate`; a second one (target_layer set) if the GPU computes forecasts: end of the last
                      `speculate`
         activations  once a layer, if the CPU computes anything of it: end of `plan` (or of `foresee`, if only for
@@ -30,9 +31,11 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
         writeback    the start of the copy that displaces the expert, where the policy writes victims back
   cpu   expert       end of `activations`, in the plan's order; the first of a layer lasts first_cpu_ns longer
         precompute   the same, for target_layer
+        deferred     the same, after the layer's other CPU experts (the first lasts first_cpu_ns longer only if there
+                     are none); the combine of the next layer waits for them, that of their own does not
   h2d   demand       end of the `plan` that asked for it, and a free staging slot if it goes there
         swap         end of the layer that asked for it; prefetch: end of `foresee`; both after every queued demand
-        result       end of the layer's last CPU expert; goes before every copy that has not started
+        result       end of the last CPU expert of the layer's combine; goes before every copy that has not started
 
 "Its launch", on gpu: the lead, after which the GPU can start, is over. The span lasts at least a tail longer than the
 launch (``sim.engine.launching``).
@@ -45,7 +48,9 @@ when the host is free and the layer before has ended.
 
 A layer ends with `combine`, or with `foresee` if that ends later; the next layer's `launch` may be earlier than that.
 After the last layer a step ends with spans of layer -1: `launch`, the LM head (an `attention`), a `routing` copy of
-the chosen tokens, and a `wait`, whose end is the step's end. The next step's first `launch` comes after it.
+the chosen tokens, and a `wait`, whose end is the step's end. The next step's first `launch` comes after it. A step that
+verifies drafts begins with two more, `launch` and `draft` (on gpu: all of them, one after the other); the tokens of its
+last `wait` are the drafts that it accepts. One that computes tokens again chooses none: its last `routing` has none.
 While a CPU expert and a copy run at the same time, each runs at its contended rate (``SharedMemory``). Where the GPU
 shares their memory or cores, as on host lanes, its spans are longer by what they overlap with copies and with CPU
 experts (``GpuLane``), and CPU experts by what they overlap with work that the GPU has been given (``CpuLane``).

@@ -98,22 +98,24 @@ def _copy_ends_at(c: Columns, cells: Cells, waiter: Columns) -> Bools:
 def _cpu_part(c: Columns, cells: Cells, combine: Columns) -> tuple[Ints, Ints]:
     """For each combine: the last end of its CPU experts, and of any part that came without a span on the GPU; else -1.
 
-    Only what ended by the combine's ``ready_ns`` counts: it did not wait for anything later (a dropped precomputation).
+    Deferred experts are those of the next layer's combine. Only what ended by the combine's ``ready_ns`` counts: it did
+    not wait for anything later (a dropped precomputation).
     """
     place = np.argsort(cells.layer(combine.step, combine.layer), kind="stable")
     layers = cells.layer(combine.step, combine.layer)[place]
     cpu_end, part_end = np.full((2, len(layers)), -1, dtype=np.int64)
     ready = combine.ready[place]
-    _latest(cpu_end, layers, ready, c.where(c.on("cpu")), cells)
-    _latest(part_end, layers, ready, c.where(c.of("result", "demand")), cells)
+    on_cpu, copied = c.where(c.on("cpu")), c.where(c.of("result", "demand"))
+    _latest(cpu_end, layers, ready, on_cpu, cells.layer(on_cpu.step, on_cpu.home) + on_cpu.of("deferred"))
+    _latest(part_end, layers, ready, copied, cells.layer(copied.step, copied.home))
     part_end = np.maximum(part_end, cpu_end)
     back = np.argsort(place, kind="stable")
     return cpu_end[back], part_end[back]
 
 
-def _latest(into: Ints, layers: Ints, ready: Ints, spans: Columns, cells: Cells) -> None:
-    """Raise ``into`` to the last end of ``spans`` of each of the sorted ``layers``, not later than ``ready``."""
-    keys = cells.layer(spans.step, spans.home)
+def _latest(into: Ints, layers: Ints, ready: Ints, spans: Columns, keys: Ints) -> None:
+    """Raise ``into`` to the last end of ``spans`` of each of the sorted ``layers``, not later than ``ready``; ``keys``
+    are the layers of the spans."""
     place = np.minimum(first_at_or_after(layers, keys), len(layers) - 1)
     mine = (layers[place] == keys) & (spans.end <= ready[place])
     np.maximum.at(into, place[mine], spans.end[mine])

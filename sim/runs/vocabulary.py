@@ -48,6 +48,7 @@ class SpanKind(StrEnum):
     FORESEE = "foresee"
     OBSERVE = "observe"
     WAIT = "wait"
+    DRAFT = "draft"
     ATTENTION = "attention"
     GATE = "gate"
     SHARED = "shared"
@@ -55,6 +56,7 @@ class SpanKind(StrEnum):
     COMBINE = "combine"
     SPECULATE = "speculate"
     PRECOMPUTE = "precompute"
+    DEFERRED = "deferred"
     DEMAND = "demand"
     PREFETCH = "prefetch"
     SWAP = "swap"
@@ -88,6 +90,7 @@ class Label(StrEnum):
     SYNTHETIC_PROMPTS = "synthetic prompts"
     CHOSEN_SCORES = "scores of the chosen experts alone"
     SHORT_PROMPT = "short prompt"  # not played at its length: no time to first token
+    SPECULATIVE = "speculative decoding"  # a step makes more than one token
 
 
 _OF_KIND = {PolicyKind.CLAIRVOYANT: Label.CLAIRVOYANT, PolicyKind.CHANGES: Label.CHANGES_ROUTING}

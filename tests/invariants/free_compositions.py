@@ -66,17 +66,23 @@ class FreePrefetcher:
 
 
 class FreeAssigner:
-    """Each expert anywhere, in any order; sometimes with a few that nobody uses, be they there, on their way or not."""
+    """Each expert anywhere, in any order; sometimes with a few that nobody uses, be they there, on their way or not,
+    and with CPU experts that join the next layer."""
 
-    def __init__(self, rng: random.Random, experts: int, gpu_only: bool, streams: float) -> None:
-        self.rng, self.experts, self.gpu_only, self.streams = rng, experts, gpu_only, streams
+    def __init__(self, rng: random.Random, experts: int, gpu_only: bool, streams: float, defers: bool) -> None:
+        self.rng, self.experts, self.gpu_only, self.streams, self.defers = rng, experts, gpu_only, streams, defers
 
     def assign(self, view: LayerView) -> Assignment:
         found = settle(view, [self.gpu_only or self.rng.random() < 0.5 for _ in view.routing.active])
         loads, cpu = list(found.loads), list(found.cpu)
         self.rng.shuffle(loads)
         self.rng.shuffle(cpu)
-        return found._replace(loads=tuple(loads), cpu=tuple(cpu), streamed=self._idle(view))
+        made = found._replace(loads=tuple(loads), cpu=tuple(cpu), streamed=self._idle(view))
+        return made._replace(deferred=self._later(view, made.cpu)) if self.defers else made
+
+    def _later(self, view: LayerView, cpu: tuple[int, ...]) -> tuple[int, ...]:
+        """Some of the CPU's share, from its end."""
+        return () if view.layer == len(view.costs) - 1 else cpu[self.rng.randint(0, len(cpu)) :]
 
     def _idle(self, view: LayerView) -> tuple[int, ...]:
         idle = [expert for expert in range(self.experts) if expert not in view.routing.active]
@@ -132,14 +138,15 @@ def free_composition(rng: random.Random, seed: int, experts: int) -> Composition
     inner: Cache = rng.choice((LruCache(), LfuCache(rng.random() < 0.5), RandomCache(seed)))
     free = [FreeRouter(rng, experts, commits, substitutes) for commits, substitutes in ((0.5, 0), (0.5, 0.5), (1, 0))]
     router: Router = rng.choice((TrueRouter(), *free))
+    defers = type(router) is TrueRouter and seed % 2 == 0  # others do not say whose experts a token has
     prefetcher: Prefetcher | None = rng.choice(
         (None, FreePrefetcher(rng, experts, "cache"), FreePrefetcher(rng, experts, "staging"))
     )
     return Composition(
         name="free", placement=rng.choice((PoolPlacement(), NoPlacement(), RandomPlacement(seed))), router=router,
-        assigner=FreeAssigner(rng, experts, rng.random() < 0.3, rng.choice((0, 0.3, 1))), prefetcher=prefetcher,
+        assigner=FreeAssigner(rng, experts, rng.random() < 0.3, rng.choice((0, 0.3, 1)), defers), prefetcher=prefetcher,
         cache=FreeCache(rng, experts, inner) if rng.random() < 0.7 else inner,
-        needs=Needs(forecasts=rng.choice(FORECASTS)),
+        needs=Needs(forecasts=rng.choice(FORECASTS), tokens=defers, changes_routing=defers),
         swaps_before_prefetches=rng.random() < 0.5, writes_back=rng.random() < 0.5, demand_slots=rng.randint(1, 3),
         prefetch_slots=rng.randint(0, 3),
     )  # fmt: skip

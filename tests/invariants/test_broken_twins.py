@@ -11,15 +11,19 @@ import pytest
 
 from policies.mechanism.residency import Residency
 from policies.mechanism.session import Session
-from policies.mechanism.views import Assignment, ExpertId, Forecast, LayerView, PolicyError, Routing, Updates
+from policies.mechanism.views import Assignment, ExpertId, Forecast, LayerView, Plan, PolicyError, Routing, Updates
+from policies.parts.assigners import LoadAll, ResidentOrCpu
 from sim.costs.cost_table import LAUNCHES
+from sim.engine import cpu_lane
 from sim.engine.copy_lane import CopyLane
 from sim.engine.cpu_lane import CpuLane
 from sim.engine.lanes import Lane, Neighbour
 from sim.engine.launching import Launch, Launching
+from sim.engine.layer_parts import LayerParts
 from trilane.testing.background import law_5_background_copies
 from trilane.testing.costs import ConstantSteps
 from trilane.testing.laws import check_all, law_1_conservation, law_5_work_conservation, routings_of
+from trilane.testing.recording import PlayedWorld
 from trilane.testing.worlds import SpoiltAssigner, World, fixed_world, part, play
 
 
@@ -101,11 +105,61 @@ def test_a_broken_gpu_next_to_its_neighbours_is_caught(
 def test_a_broken_cpu_that_does_not_wait_for_activations_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = CpuLane.add
 
-    def hasty(self: CpuLane, experts: Any, workload: Any, ready: int, *rest: Any) -> None:
-        sound(self, experts, workload, ready - 5, *rest)
+    def hasty(self: CpuLane, kind: str, experts: Any, workload: Any, ready: int, *rest: Any, **named: Any) -> None:
+        sound(self, kind, experts, workload, ready - 5, *rest, **named)
 
     monkeypatch.setattr(CpuLane, "add", hasty)
     _caught("law 2: the CPU needs the activations")
+
+
+def _deferring(assign: Callable[[LayerView], Assignment] | None = None) -> PlayedWorld:
+    """A world in which the CPU takes long, and layers defer experts: as ``kt-deferral`` does, or as ``assign`` does."""
+    world = fixed_world("kt-deferral")
+    slow = world.costs.map_experts(lambda costs: costs._replace(cpu_ns=[500 * tokens for tokens in range(33)]))
+    world = replace(world, costs=slow, cache_bytes=0)
+    inner = part(world, "assigner")
+    spoilt = {"assigner": SpoiltAssigner(inner, lambda view, _: assign(view))} if assign else None
+    played = play(world, spoilt)
+    check_all(played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs)
+    return played
+
+
+def _first_layer_later(view: LayerView) -> Assignment:
+    """The CPU computes the first layer, which leaves all of it to the second, and the GPU the others."""
+    made = (LoadAll() if view.layer else ResidentOrCpu()).assign(view)
+    return made._replace(deferred=made.cpu)
+
+
+def test_a_layer_that_waits_for_what_it_defers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = LayerParts.start
+
+    def waits(self: LayerParts, plan: Plan, planned: int) -> None:
+        sound(self, plan, planned)
+        if plan.deferred:
+            self._cpu_batches[plan.layer] += 1
+            self._cpu_batches[plan.layer + 1] -= 1
+
+    assert "deferred" in set(_deferring().spans.kind)
+    monkeypatch.setattr(LayerParts, "start", waits)
+    monkeypatch.setitem(cpu_lane._AHEAD, "deferred", (0, 0))
+    with pytest.raises(AssertionError, match=r"law 5: .*kind='combine'.* could have started at"):
+        _deferring()
+
+
+def test_a_layer_that_does_not_wait_for_what_the_one_before_has_deferred_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "deferred" in set(_deferring(_first_layer_later).spans.kind)
+    sound = LayerParts.start
+
+    def hasty(self: LayerParts, plan: Plan, planned: int) -> None:
+        sound(self, plan, planned)
+        self._cpu_batches[plan.layer + 1] -= bool(plan.deferred)
+
+    monkeypatch.setattr(LayerParts, "start", hasty)
+    monkeypatch.setitem(cpu_lane._AHEAD, "deferred", (0, 99))
+    with pytest.raises(AssertionError, match=r"law [12]: "):
+        _deferring(_first_layer_later)
 
 
 def test_a_broken_memory_with_too_many_slots_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,8 @@ def decode_spans(copy: float = 8, attention: float = 4, late: float = 0) -> list
 def _span(lane: str, kind: str, ready: float, start: float, end: float, layer: int, expert: int, step: int) -> Span:
     times = (round(ready * MS), round(start * MS), round(end * MS))
     size = 100 if kind == "demand" else 0
-    return Span(lane, *times, kind, "decode" if step else "prefill", step, layer, -1, expert, 1, size)
+    tokens = int(kind != "wait")  # that of a step counts accepted drafts
+    return Span(lane, *times, kind, "decode" if step else "prefill", step, layer, -1, expert, tokens, size)
 
 
 def run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -173,18 +173,27 @@ def check_outputs(bench: WatchedBench) -> None:
     for played in (replace(each, hidden=each.hidden.cpu(), parts=each.parts.cpu()) for each in bench.played):
         stale = before.hidden if before is not None and played.plan.precomputed else played.hidden
         expected = expected_output(bench.store, played, stale)
+        if before is not None and before.step == played.step:
+            expected += output_of(bench.store, before, before.plan.deferred, before.hidden)
         where = f"step {played.step}, layer {played.plan.layer}: {played.plan}"
         torch.testing.assert_close(played.parts.sum(1), expected, rtol=1e-4, atol=1e-5, msg=lambda m, w=where: w + m)
         before = played
 
 
 def expected_output(store: ExpertStore, played: Played, stale: Tensor) -> Tensor:
-    """Token by token, choice by choice; precomputed experts see the ``stale`` activations of the layer before."""
-    plan, output = played.plan, torch.zeros_like(played.hidden)
+    """Precomputed experts see the ``stale`` activations of the layer before, and deferred ones are left out."""
+    plan = played.plan
+    own = set(plan.routing.active) - {*plan.precomputed, *plan.deferred}
+    return output_of(store, played, own, played.hidden) + output_of(store, played, plan.precomputed, stale)
+
+
+def output_of(store: ExpertStore, played: Played, experts: Collection[int], hidden: Tensor) -> Tensor:
+    """What some of a layer's experts give for ``hidden`` [N, H]: token by token, choice by choice."""
+    output = torch.zeros_like(hidden)
     for token, choices in enumerate(choices_of(played)):
         for expert, weight in choices:
-            hidden = (stale if expert in plan.precomputed else played.hidden)[token]
-            output[token] += weight * by_hand(store, ExpertId(plan.layer, expert), hidden)
+            if expert in experts:
+                output[token] += weight * by_hand(store, ExpertId(played.plan.layer, expert), hidden[token])
     return output
 
 

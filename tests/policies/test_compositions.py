@@ -32,6 +32,12 @@ COMPOSITIONS = {
         "placement": "PopularityPlacement(uniform=False, popularity=None)",
         "assigner": "ByPhase(prefill=LoadAll(), decode=ResidentOrCpu())", "cache": "StaticCache()",
     },
+    "kt-deferral": {
+        "placement": "PopularityPlacement(uniform=False, popularity=None)",
+        "assigner": "ByPhase(prefill=ByPhase(prefill=LoadAll(), decode=ResidentOrCpu()), "
+            "decode=DeferLowest(assigner=ResidentOrCpu(), deferred=None, immediate=2))",
+        "cache": "StaticCache()",
+    },
     "moe-lightning": {
         "placement": "SearchedPlacement(steps=400, most=4)", "assigner": "FixedAssigner()",
         "prefetcher": "PipelinedPrefetcher(into='staging')", "cache": "StaticCache()", "prefetch_slots": "4",

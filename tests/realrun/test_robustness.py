@@ -27,7 +27,7 @@ from realrun.machine.host_lanes import HostLanes  # noqa: E402
 from realrun.machine.pinned import Pinned  # noqa: E402
 from tests.kit.depth import DEEP, thinned  # noqa: E402
 from tests.kit.tiny_bench import WatchedBench, bench_for, machine, prepared, run, tiny_setting  # noqa: E402
-from tests.realrun.test_pinned import FakeCudart  # noqa: E402
+from tests.realrun.machine.test_pinned import FakeCudart  # noqa: E402
 from trilane.cli import app  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)

@@ -197,6 +197,13 @@ class ModelShape:
         return round(self.non_expert_params * self.dense_bits / 8)
 
     @property
+    def moe_layer_bytes(self) -> int:
+        """Bytes of a mean MoE layer with all of its experts."""
+        attention = sum(kind.params * layers for kind, layers in self.attention_counts) / self.layers
+        others = attention + self.hidden * self.experts + self.shared_params
+        return round(others * self.dense_bits / 8 + self.routed_bytes / self.moe_layers)
+
+    @property
     def embedding_bytes(self) -> int:
         """Bytes of the table of embeddings, of which a token reads one row."""
         return round(self.vocab * self.hidden * (self.embedding_bits or self.dense_bits) / 8)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher, get_close_matches
 from textwrap import shorten
 
 from trilane.common.quoting import quoted
@@ -14,16 +14,26 @@ _MOST = 600  # characters of a list of names
 def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> str:
     """The message for a ``name`` that no ``kind`` of thing has: the closest known name, then all of them.
 
-    ``listed_by``: a command that lists the names; it is named instead of them where there are too many.
+    A list that is too long is cut, and begins with the names that are most like ``name``. ``listed_by``: a command that
+    lists the names; it is named instead of them where there are too many.
     """
     by_form = {_form(each): each for each in known}
     close = get_close_matches(_form(name), by_form, n=1)
     meant = f"did you mean {by_form[close[0]]!r}? " if close else ""
-    names = shorten(", ".join(by_form.values()), _MOST, placeholder=" ...") or "none"
+    names = _listed(name, by_form) or "none"
     choice = f"{'Choose' if close else 'choose'} from {names}"
     if listed_by:
         choice = f"`{listed_by}` lists them all"
     return f"there is no {kind} {quoted(name)}; {meant}{choice}"
+
+
+def _listed(name: str, by_form: Mapping[str, str]) -> str:
+    """The known names; of too many the first, those most like ``name`` before the others."""
+    names = ", ".join(by_form.values())
+    if len(names) > _MOST:
+        nearest = sorted(by_form, key=lambda form: SequenceMatcher(None, _form(name), form).ratio(), reverse=True)
+        names = ", ".join(by_form[form] for form in nearest)
+    return shorten(names, _MOST, placeholder=" ...")
 
 
 def _form(name: str) -> str:

@@ -19,6 +19,8 @@ of a study
 - ``plot_engine(rows)``: predicted against measured times of an engine (``trilane validate --engine``);
 - ``plot_accuracy(scores)``: predicted against measured speeds of other people's machines (``trilane accuracy``);
 - ``plot_papers(board)``: simulated against published figures (``trilane papers``);
+- ``plot_leaderboard(standings)``: every policy in every setting (``trilane leaderboard``), as a ``Picture``;
+- ``plot_pays(found)``: what an idea gains and where its break-even is (``trilane pays``), as a ``Picture``;
 - ``plot_measured_timeline(pairing)``: one decode step, measured and predicted, lane by lane;
 
 of a sweep, from ``means_of(results)``, with ``results`` of ``trilane.sweep`` or ``trilane.read_results``
@@ -28,9 +30,10 @@ of a sweep, from ``means_of(results)``, with ``results`` of ``trilane.sweep`` or
 - ``plot_speedup_bars(means, baseline)``: speed-up of each policy over one of them;
 - ``plot_hit_lines(means)``: hit rate against cache size, a line for each policy.
 
-Functions of the first two groups return a matplotlib ``Figure``, which ``save_figure`` writes; those of a sweep return
-a ``Picture`` of a figure and the frame that it draws, which ``save_picture`` writes. What cannot be drawn raises
-``PictureError``. Names are imported when they are first used, so that ``import trilane.figures`` costs nothing.
+Functions of the first two groups return a matplotlib ``Figure``, which ``save_figure`` writes; those of a sweep,
+``plot_pays`` and ``plot_leaderboard`` return a ``Picture`` of a figure and the frame that it draws, which
+``save_picture`` writes. What cannot be drawn raises ``PictureError``. Names are imported when they are first used, so
+that ``import trilane.figures`` costs nothing.
 """
 
 from __future__ import annotations
@@ -54,8 +57,10 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from trilane.figures.hit_rate_curve import plot_hit_rate_curve as plot_hit_rate_curve
     from trilane.figures.ladder import plot_ladder as plot_ladder
     from trilane.figures.lanes import median_decode_step as median_decode_step
+    from trilane.figures.leaderboard import plot_leaderboard as plot_leaderboard
     from trilane.figures.measured_timeline import plot_measured_timeline as plot_measured_timeline
     from trilane.figures.papers import plot_papers as plot_papers
+    from trilane.figures.pays_map import plot_pays as plot_pays
     from trilane.figures.perfetto import write_perfetto as write_perfetto
     from trilane.figures.speedup_bars import plot_speedup_bars as plot_speedup_bars
     from trilane.figures.sweep_means import means_of as means_of

@@ -16,7 +16,7 @@ from trilane.figures.lanes import LANE_NAMES, StepSpans, busy_ns, draw_spans, fa
 from trilane.figures.style import legend_of, page
 
 _IDLE = "#FBE3D6"  # the GPU does nothing, which is what offloading policies try to avoid
-_NUMBERED = ("expert", "demand", "prefetch", "swap", "precompute")
+_NUMBERED = ("expert", "deferred", "demand", "prefetch", "swap", "precompute")
 _LETTER = 1 / 150  # of a panel's width: one letter on a bar
 
 

@@ -26,14 +26,14 @@ class Family(NamedTuple):
 
 
 FAMILIES = (
-    Family("expert on GPU or CPU", BLUE, ("expert",)),
+    Family("expert on GPU or CPU", BLUE, ("expert", "deferred")),
     Family("attention, gate, shared experts, combine", "#9A9A9A", ("attention", "gate", "shared", "combine")),
     Family("load that the layer waits for", VERMILLION, ("demand",)),
     Family("prefetch", GREEN, ("prefetch",)),
     Family("cache swap, write-back", PURPLE, ("swap", "writeback")),
     Family("routing, activations, results", SKY, ("routing", "activations", "result")),
     Family("planning", ORANGE, ("plan", "foresee", "observe")),
-    Family("speculation", "#F0E442", ("speculate", "precompute")),
+    Family("speculation", "#F0E442", ("speculate", "precompute", "draft")),
     Family("launch", "#C8C8C8", ("launch", "program")),
     Family("host waits for the routing", "#EDEDED", ("wait",)),
 )

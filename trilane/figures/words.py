@@ -35,12 +35,15 @@ _NULLS: Mapping[str, tuple[str, str]] = {  # what null means: as a value next to
     "sequences": ("from the first", "sequences from the first"),
     "calibration": ("the bundled one", "the bundled calibration"),
     "noisy_forecast_recall": ("the trace's own", "the trace's own forecasts"),
+    "draft_acceptance": ("the trace's own", "the trace's own acceptance of drafts"),
+    "draft_ns": ("by its layers", "drafts as long as their layers take"),
     "parameters": ("default", "default parameters"),
 }
 _MEMORY = ("cached_share", "gpu_memory_gb", "gpu.memory_bytes")  # axes that set the memory for experts
 _LENGTHS = ("prompt_tokens", "generated_tokens")
 _UNUSUAL = (  # named where they differ from the default
-    "engine", "prefill_chunk_tokens", "noisy_forecast_recall", "sampled_steps", "sampled_prompt_tokens"
+    "engine", "prefill_chunk_tokens", "noisy_forecast_recall", "sampled_steps", "sampled_prompt_tokens",
+    "draft_tokens", "draft_acceptance", "draft_layers", "draft_again", "draft_ns",
 )  # fmt: skip
 _DEFAULT = Scenario()
 
@@ -205,6 +208,7 @@ def sampled(played: int, answer: int, batch: int) -> str:
 
 def sampled_in(results: pd.DataFrame) -> str:
     """``sampled`` of the run of a sweep with the fewest decode steps, and of these with the smallest batch."""
-    runs = results[results["decode_steps"] < results["generated_tokens"]].sort_values(["decode_steps", "batch"])
+    fewer = results["sampled_steps"].notna() & (results["decode_steps"] < results["generated_tokens"])
+    runs = results[fewer].sort_values(["decode_steps", "batch"])
     lengths = runs[["decode_steps", "generated_tokens", "batch"]].astype(int)
     return "" if runs.empty else sampled(*lengths.iloc[0].tolist())

@@ -27,7 +27,7 @@ _LANES = {"h2d": "copies", "cpu": "the CPU's experts", "host": "launches and dec
 _WORSE = -0.02  # a smaller loss may be the error of a few steps (trilane.study.fit.warm_window)
 _DISAGREE = 0.005  # less is told as 0%
 _BADLY = "(the policy uses it badly)"
-_NEAR = 256  # tokens: --context max comes so near the length that a model was trained for
+_NEAR = 256  # tokens: --prompt max comes so near the length that a model was trained for
 _OTHER, _EQUAL = "+", "="
 _COLUMNS = ("policy", "TTFT s", "TPOT ms", "tokens/s", "answer s", "hit rate", "PCIe MiB/tok", "host GB")
 _LEGEND = {

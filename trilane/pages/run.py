@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sim.machine.units import MIB
+from sim.runs.vocabulary import Label
 from trilane.pages.output import heading, note, number, pairs, percent
 
 if TYPE_CHECKING:
@@ -31,8 +32,13 @@ def _times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("time per output token", _ms(row["tpot_ms"], row.get("lower_bound_tpot_ms"))),
         *_null_model(row.get("null_model_tpot_ms")),
         ("tokens/s", f"{number(row['tokens_per_s'])} per sequence, {number(row['throughput_tokens_per_s'])} in all"),
-        ("steps", f"{row['steps']} ({row['decode_steps']} decode)"),
+        ("steps", f"{row['steps']} ({row['decode_steps']} decode{_tokens_of(row)})"),
     ]
+
+
+def _tokens_of(row: Mapping[str, Any]) -> str:
+    """How many tokens a decode step makes, where it verifies drafts."""
+    return f" of {number(row['tokens_per_step'], 2)} tokens" if Label.SPECULATIVE in row["labels"] else ""
 
 
 def _null_model(ms: float | None) -> list[tuple[str, str]]:
@@ -43,7 +49,7 @@ def _approximation(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """How much of the model's own routing was not followed; nothing if the run keeps the routing."""
     if row["approximated_weight_share"] is None:
         return []
-    shares = {cause: row[f"{cause}_weight_share"] for cause in (*LOSSES, "stale")}
+    shares = {cause: row[f"{cause}_weight_share"] for cause in (*LOSSES, "stale", "deferred")}
     causes = ", ".join(f"{cause.replace('_', ' ')} {percent(share, 1)}" for cause, share in shares.items() if share)
     tokens = percent(row["approximated_token_share"], 1)
     weight = percent(row["approximated_weight_share"], 1)

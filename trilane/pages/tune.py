@@ -12,6 +12,8 @@ from sim.machine.units import GB, MIB, in_gb
 from trilane.pages.fit_engine import PARTS, duration, error_told, milliseconds, parts_told, seconds, speed
 from trilane.pages.output import heading, number, pairs, percent, signed_percent, table
 from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES
+from trilane.study.fit.question import KV_BITS
+from trilane.study.tune.tune import WORTH_CACHING, WORTH_FEWER_BITS, WORTH_SETTING
 
 if TYPE_CHECKING:
     from trilane.study.tune.check import Checked
@@ -98,13 +100,38 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
 
 
 def _rivals(tuning: Tuning) -> list[Text | Table | str]:
-    named = {"runner-up": tuning.runner_up, "engine's own": tuning.usual, _placement(tuning): tuning.other_placement}
-    rivals = [(name, rival) for name, rival in named.items() if rival is not None]
     about = f"chosen from {tuning.tried} settings, {tuning.without_room} of them without room, {_by(tuning.question)}"
-    rows = [[name, *_numbers(rival.tuned), _loss(rival), _changed(tuning.best, rival.tuned)] for name, rival in rivals]
+    rows = [
+        [name, *_numbers(rival.tuned), _loss(tuning.best, rival), _changed(tuning.best, rival.tuned)]
+        for name, rival in _named(tuning).items()
+    ]
     best = ["best", *_numbers(tuning.best), "", ""]
     columns = ("setting", "tokens/s", "first token s", "why it lost", "its arguments")
-    return ["", heading(about), _table(columns, [best, *rows])]
+    return ["", heading(about), _table(columns, [best, *rows]), "", _rule(tuning)]
+
+
+def _named(tuning: Tuning) -> dict[str, Rival]:
+    """The settings that lost, by what is said of them; each once."""
+    named = {
+        "runner-up": tuning.runner_up, "engine's own": tuning.usual, _kv(tuning): tuning.other_kv,
+        _placement(tuning): tuning.other_placement,
+    }  # fmt: skip
+    found: dict[str, Rival] = {}
+    for name, rival in named.items():
+        if rival is not None and all(rival.tuned != other.tuned for other in found.values()):
+            found[name] = rival
+    return found
+
+
+def _kv(tuning: Tuning) -> str:
+    return f"KV in {tuning.other_kv.tuned.kv}" if tuning.other_kv else ""
+
+
+def _rule(tuning: Tuning) -> str:
+    """What a setting must give to be chosen."""
+    bits = f", a KV cache of fewer bits {percent(WORTH_FEWER_BITS)}" if tuning.other_kv else ""
+    cache = f", a cache of experts {percent(WORTH_CACHING)}" if tuning.other_placement else ""
+    return f"chosen where it saves enough of that time: a setting {percent(WORTH_SETTING)}{bits}{cache}"
 
 
 def _table(columns: tuple[str, ...], rows: list[list[str]]) -> Table:
@@ -127,11 +154,12 @@ def _numbers(tuned: Tuned) -> list[str]:
     return [number(1000 / tuned.tpot_ms), seconds(tuned.ttft_ms)]
 
 
-def _loss(rival: Rival) -> str:
+def _loss(best: Tuned, rival: Rival) -> str:
     """By how much it is slower, and the part of the time that grows most."""
     reason = rival.reason
     if reason.slower < -_SAME:
-        return f"{_faster(reason.slower)}, which is too little to rely on"
+        fewer_bits = KV_BITS[rival.tuned.kv] < KV_BITS[best.kv] and rival.tuned.cache_mib is None
+        return f"{_faster(reason.slower)}, which is too little {'for fewer bits' if fewer_bits else 'to rely on'}"
     if reason.slower < _SAME or reason.part is None or reason.part_ms is None:
         return "as fast"
     unit = milliseconds if reason.phase == "decode" else duration

@@ -63,11 +63,11 @@ def _long_enough(setting: Prepared) -> list[int]:
     """Sequences with the prompt and decode tokens that are played; with any, if the scenario states no number."""
     scenario, trace, steps = setting.scenario, setting.trace, setting.steps
     prompts, decodes = (Counter(trace.sequence[trace.phase == phase].tolist()) for phase in (PREFILL, DECODE))
-    decode_steps = sum(step.phase == "decode" for step in steps)
+    decode_tokens = sum(step.generated for step in steps if step.phase == "decode")
     prompt = scenario.prompt_tokens or 0
     if scenario.sampled_prompt_tokens:
         prompt = min(steps[0].tokens) if steps[0].phase == "prefill" else 0
-    decode = decode_steps if scenario.generated_tokens or scenario.sampled_steps else min(decode_steps, 1)
+    decode = decode_tokens if scenario.generated_tokens or scenario.sampled_steps else min(decode_tokens, 1)
     return [
         sequence
         for sequence in dict.fromkeys(trace.sequence.tolist())

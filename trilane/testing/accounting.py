@@ -35,7 +35,8 @@ def law_12_accounting(spans: Spans, batch: int) -> None:
         same = given[name] == value if value is None or given[name] is None else math.isclose(given[name] or 0, value)
         assert same, f"law 12: {name} is {given[name]}, worked out anew {value}"
     moved = sum(s.bytes for s in log.lanes["h2d"] if s.kind in COPIES and s.phase == "decode")
-    counted = (given["pcie_bytes_per_token"] or 0) * (given["decode_steps"] or 0) * batch
+    made = (given["decode_steps"] or 0) * (given["tokens_per_step"] or 0)
+    counted = (given["pcie_bytes_per_token"] or 0) * made * batch
     assert math.isclose(counted, moved) or not given["decode_steps"], f"law 12: {moved} bytes moved, {counted} counted"
 
 
@@ -73,7 +74,7 @@ def _pieces(log: Log, begin: int, end: int, waiter: Span | None) -> list[tuple[i
         )
         return [(begin, end, "h2d_ns" if copied else "host_ns")]
     layer = (waiter.step, waiter.layer)
-    on_cpu = [s.end_ns for s in log.computed(layer) if s.lane == "cpu" and s.end_ns <= waiter.ready_ns]
+    on_cpu = [s.end_ns for s in log.joining(layer) if s.end_ns <= waiter.ready_ns]
     results = [s.end_ns for s in log.of(layer, "result")]
     demanded = [s.end_ns for s in log.demanded(layer)]
     if waiter.ready_ns not in on_cpu + results + demanded:
@@ -90,21 +91,23 @@ def slow_metrics(log: Log, batch: int) -> dict[str, Value]:
     waits = [s for s in log.lanes["host"] if s.kind == "wait" and s.layer == -1]
     prefills = [s.end_ns for s in waits if s.phase == "prefill"]
     decodes = [s.end_ns for s in waits if s.phase == "decode"]
+    idle = {s.step for s in log.lanes["d2h"] if s.kind == "routing" and s.layer == -1 and not s.tokens}
+    tokens = sum((s.step not in idle) + s.tokens for s in waits if s.phase == "decode")
     before = [s.end_ns for s in waits[: len(waits) - len(decodes)]]
     begin, end = ((before[-1] if before else 0), decodes[-1]) if decodes else (0, 0)
     makespan = max((s.end_ns for s in log.spans), default=0)
-    tpot = _share((end - begin) / 1e6, len(decodes))
+    tpot = _share((end - begin) / 1e6, tokens)
     values: dict[str, Value] = {
         "ttft_ms": prefills[-1] / 1e6 if prefills else None, "tpot_ms": tpot,
         "tokens_per_s": _share(1000, tpot or 0), "throughput_tokens_per_s": _share(1000 * batch, tpot or 0),
         "makespan_ms": makespan / 1e6, "steps": len(waits), "decode_steps": len(decodes),
-        **_hits(log), **_prefetches(log, len(decodes) * batch),
+        "tokens_per_step": _share(tokens, len(decodes)), **_hits(log), **_prefetches(log, tokens * batch),
     }  # fmt: skip
     for prefix, (a, b) in {"": (begin, end), "run_": (0, makespan)}.items():
         values |= {f"{prefix}{lane}_busy_share": _share(_busy(log, lane, a, b), b - a) for lane in LANES}
     for name, ns in stall_times(log, begin, end).items():
         cause = name.removesuffix("_ns")
-        values |= {f"stall_{cause}_ms": _share(ns / 1e6, len(decodes)), f"stall_{cause}_share": _share(ns, end - begin)}
+        values |= {f"stall_{cause}_ms": _share(ns / 1e6, tokens), f"stall_{cause}_share": _share(ns, end - begin)}
     planning = [s for s in log.lanes["host"] if s.kind in ("plan", "foresee") and s.phase == "decode"]
     return values | {"plan_overhead_share": _share(sum(s.end_ns - s.start_ns for s in planning), end - begin)}
 

@@ -41,6 +41,8 @@ def launch_of(log: Log, layer: Layer, span: Span) -> Span:
     launches = [s for s in log.of(layer, "launch") if s.expert < 0]  # attention and so on, combine, late forecasts
     if span.kind == "combine":
         return launches[1]
+    if span.layer < 0 and span.kind != "draft":
+        return launches[-1]  # of the head
     if span.kind == "speculate":
         place = log.of(layer, "speculate")[::-1].index(span)
         return launches[-1 - place if place < len(launches) - 2 else 0]  # those from a partial forward pass come last
@@ -99,8 +101,10 @@ def _own_times(log: Log, layer: Layer, span: Span, costs: CostTable) -> list[int
             return [step.attention_ns + step.speculate_ns] if partial else [step.speculate_ns, step.estimator_ns]
         case "expert":
             return [costs.experts[span.layer].gpu_ns[span.tokens]]
+        case "draft":
+            return [span.tokens * costs.draft_costs(1).gpu_ns]
         case "combine":
-            read = costs.result_path == "direct" and any(s.lane == "cpu" for s in log.computed(layer))
+            read = costs.result_path == "direct" and bool(log.joining(layer))
             return [step.combine_ns + (step.result_ns if read else 0)]
         case kind:
             return [getattr(step, f"{kind}_ns")]

@@ -83,10 +83,12 @@ def law_2_causality(spans: Spans) -> None:
     for layer in log.routed_layers():
         _inputs_before_layer(log, layer)
         _chain_within_layer(log, layer)
-        for span in log.of(layer, "expert", "precompute"):
+        for span in log.of(layer, "expert", "deferred", "precompute"):
             _expert_after_inputs(log, stays, layer, span)
+        if log.of(layer, "deferred"):
+            assert (layer[0], layer[1] + 1) in log.layers, f"law 2: step, layer {layer}, the last one, defers experts"
     for span in log.lanes["cpu"]:
-        assert span.kind in ("expert", "precompute"), f"law 2: {span.kind} on the cpu lane"
+        assert span.kind in ("expert", "deferred", "precompute"), f"law 2: {span.kind} on the cpu lane"
 
 
 def _after(later: Span, earlier: Iterable[Span], why: str) -> None:
@@ -104,7 +106,10 @@ def _inputs_before_layer(log: Log, layer: Layer) -> None:
     if place:
         _after(attention, [log.one((step, place - 1), "combine")], "a layer needs the one before")
     elif (step - 1, -1) in log.layers:
-        _after(attention, [log.one((step - 1, -1), "wait")], "a step needs the one before")
+        for first in (attention, *log.of((step, -1), "draft")):
+            _after(first, [log.one((step - 1, -1), "wait")], "a step needs the one before")
+    if not place:
+        _after(attention, log.of((step, -1), "draft"), "what is verified is drafted before")
     if (step, place + 1) not in log.layers:
         _after(log.one((step, -1), "attention"), [log.one(layer, "combine")], "the head needs the last layer")
 
@@ -136,9 +141,10 @@ def _chain_within_layer(log: Log, layer: Layer) -> None:
     for span in forecast:
         _after(span, log.of(layer, "attention", "gate", "speculate")[:2], "a forecast is copied once it is computed")
     combine = log.one(layer, "combine")
-    _after(combine, log.computed(layer) + log.of(layer, "shared", "result"), "combining needs all parts")
+    on_gpu = [s for s in log.computed(layer) if s.lane == "gpu"]
+    _after(combine, on_gpu + log.joining(layer) + log.of(layer, "shared", "result"), "combining needs all parts")
     for span in log.of(layer, "result"):
-        _after(span, [s for s in log.computed(layer) if s.lane == "cpu"], "a result is copied once it is computed")
+        _after(span, log.joining(layer), "a result is copied once it is computed")
 
 
 def _own_wait(log: Log, layer: Layer) -> Span:

@@ -36,6 +36,7 @@ from trilane.testing.worlds import SpoiltAssigner, World, digest, fixed_world, p
 def check_run(world: World, played: PlayedWorld) -> None:
     """Laws 1 to 5 and 12."""
     law_1_routing(played)
+    law_1_deferred(played)
     check_all(played.log, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs)
     law_5_background_copies(played.log, played.session)
     law_12_hits(played)
@@ -51,6 +52,13 @@ def law_1_routing(played: PlayedWorld) -> None:
                 _check_routing(routing, step.tokens, experts, f"law 1: step {step.index}, layer {layer}")
             else:
                 assert routing == true, f"law 1: step {step.index}, layer {layer}: the routing is changed, undeclared"
+
+
+def law_1_deferred(played: PlayedWorld) -> None:
+    """The experts that plans defer are those that are computed as such."""
+    for place, plan in played.session.plans.items():
+        spans = sorted(span.expert for span in played.log.of(place, "deferred"))
+        assert spans == sorted(plan.deferred), f"law 1: step, layer {place}: {spans} are deferred, not {plan.deferred}"
 
 
 def _check_routing(routing: Routing, tokens: int, experts: int, where: str) -> None:

@@ -73,7 +73,13 @@ class Log:
         """What computed the experts of a layer: on the GPU, on the CPU, or ahead of it."""
         step, place = layer
         ahead = [s for s in self.of((step, place - 1), "precompute") if home(s) == place]
-        return self.of(layer, "expert") + ahead
+        return self.of(layer, "expert", "deferred") + ahead
+
+    def joining(self, layer: Layer) -> list[Span]:
+        """What the CPU computed whose results the layer's combine adds: with what the layer before has deferred."""
+        step, place = layer
+        own = [s for s in self.computed(layer) if s.lane == "cpu" and s.kind != "deferred"]
+        return own + self.of((step, place - 1), "deferred")
 
     def demanded(self, layer: Layer) -> list[Span]:
         """The copies that a layer has waited for, including streamed experts that were not used."""

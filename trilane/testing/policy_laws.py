@@ -38,7 +38,7 @@ from trilane.testing.laws_of_runs import (
     other_future,
 )
 from trilane.testing.sizes import ORDINARY, SIZES, Size, unsuited
-from trilane.testing.worlds import composition_of, digest, fixed_world, play, play_composition, worlds
+from trilane.testing.worlds import composition_of, digest, fixed_world, play, play_composition, with_drafts, worlds
 
 few = settings(
     max_examples=6, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck),
@@ -91,6 +91,13 @@ class PolicyLaws:
             except Exception as error:
                 error.add_note(f"policy {entry.name!r} with {choice}")
                 raise
+
+    def test_laws_1_to_5_8_and_12_with_drafts(self, entry: System) -> None:
+        """Where decode steps verify drafts of speculative decoding."""
+        world = with_drafts(fixed_world(entry))
+        check_run(world, play(world))
+        if not entry.needs.changes_routing:
+            law_8_bound(world, lower_bound)
 
     def test_law_6_determinism(self, entry: System) -> None:
         law_6_determinism(entry)

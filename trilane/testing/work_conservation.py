@@ -52,7 +52,7 @@ def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span, 
         case "gpu", "expert":
             return max(first_ns(launch_of(log, layer, span), costs), _stay_at(stays, layer, span).readable)
         case "gpu", "combine":
-            parts = log.of(layer, "result") or [s for s in log.computed(layer) if s.lane == "cpu"]
+            parts = log.of(layer, "result") or log.joining(layer)
             used = {s.expert for s in log.computed(layer)}
             streamed = [s for s in log.demanded(layer) if s.expert not in used]
             return max([first_ns(launches[1], costs), *(s.end_ns for s in [*parts, *streamed])])
@@ -86,13 +86,14 @@ def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span, 
                 made = made[: len(made) - len(launches) + 2]
             return max(s.end_ns for s in made)
         case "d2h", "activations":
-            return max(end("attention"), end("plan" if log.of(layer, "expert", lane="cpu") else "foresee"))
+            own = log.of(layer, "expert", "deferred", lane="cpu")
+            return max(end("attention"), end("plan" if own else "foresee"))
         case "cpu", "precompute":
             return end("activations", "foresee")
-        case "cpu", "expert":
+        case "cpu", "expert" | "deferred":
             return end("activations")
         case "h2d", "result":
-            return max([end("plan"), *(s.end_ns for s in log.computed(layer) if s.lane == "cpu")])
+            return max([end("plan"), *(s.end_ns for s in log.joining(layer))])
     return None
 
 

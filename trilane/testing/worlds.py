@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from policies.mechanism.views import Assignment, ExpertCosts, LayerView
 from policies.protocols import Assigner, Budget, Composition, Needs
 from policies.registry import SYSTEMS, BuildContext, System
-from sim.costs.cost_table import CostTable, StepCosts
+from sim.costs.cost_table import CostTable, DraftWork, StepCosts
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from sim.machine.plan_costs import PlanCost, PlanCosts
 from sim.runs.demand import StepDemand, demand_of, future_of
 from sim.runs.routing_error import RoutingErrors
 from sim.runs.spans import spans_frame
+from sim.runs.speculation import verifying_steps
 from traces.batches import compose as compose_batch
 from traces.layout import ForecastKey
 from traces.models.shape import ModelShape
@@ -44,6 +45,7 @@ class World:
     seed: int = 0
     prefill_chunk_tokens: int | None = None
     parameters: Mapping[str, object] = field(default_factory=dict)
+    draft_shares: tuple[float, ...] = ()  # accepted, by position, of drafts that decode steps verify; batch 1
 
     def __repr__(self) -> str:
         """What a failing example prints."""
@@ -61,6 +63,9 @@ class World:
     def demand(self, needs: Needs) -> list[StepDemand]:
         """The demand of the trace, with what a policy needs."""
         steps = compose_batch(self.trace, batch=self.batch, prefill_chunk_tokens=self.prefill_chunk_tokens)
+        if self.draft_shares:
+            prefill, decode = ([s for s in steps if s.phase == phase] for phase in ("prefill", "decode"))
+            steps = [*prefill, *verifying_steps(decode, len(decode), self.draft_shares, self.seed, again=True)]
         return demand_of(self.trace, steps, needs)
 
     @property
@@ -210,6 +215,12 @@ def with_forecasts(trace: Trace, needs: Needs, rng: random.Random) -> Trace:
         ids[:, reach:] = -1
         tensors |= {key.ids_name: ids, key.scores_name: scores}
     return Trace.from_tensors(shape, tensors, trace.provenance)
+
+
+def with_drafts(world: World) -> World:
+    """The world with a batch of 1, of which steps verify two drafts, and compute tokens again where one is rejected."""
+    costs = replace(world.costs, draft=DraftWork(1, world.trace.shape.top_k))
+    return replace(world, batch=1, costs=costs, draft_shares=(0.7, 0.4))
 
 
 # --- fixed worlds -----------------------------------------------------------------------------------------------------

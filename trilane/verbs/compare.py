@@ -95,7 +95,7 @@ def compare(
         note(f"left out {name}: {reason}")
     rows = found.rows()
     remark = _tuned(found)
-    remarks = [f"\n{text}" for text in (_sampled(found), remark) if text]
+    remarks = [f"\n{text}" for text in (_sampled(found), _speculative(found), remark) if text]
     show(json, heading(about), *tabulate(COLUMNS, rows), *remarks)
     write_json({"scenario": found.scenario, "runs": rows, "refused": found.refused}, json)
     if out:
@@ -115,7 +115,23 @@ def _sampled(found: Comparison) -> str:
     from trilane.figures.words import sampled
 
     scenario = found.scenario
+    if scenario["sampled_steps"] is None:
+        return ""
     return sampled(found.runs[0].metrics.decode_steps, scenario["generated_tokens"] or 0, scenario["batch"])
+
+
+def _speculative(found: Comparison) -> str:
+    """A remark where steps make more than one token."""
+    from sim.runs.vocabulary import Label
+
+    run = found.runs[0]
+    if Label.SPECULATIVE not in run.labels:
+        return ""
+    metrics = run.metrics
+    return (
+        f"times are of accepted tokens: in the first draw {metrics.decode_steps} steps of "
+        f"{metrics.tokens_per_step:.2f} tokens; rejected drafts are computed with the experts of the recorded tokens"
+    )
 
 
 def _draw(runs: Sequence[Run], rows: Sequence[Row], folder: Path, about: str, remark: str) -> None:

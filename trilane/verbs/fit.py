@@ -30,7 +30,7 @@ def fit(
         typer.Option(metavar="NAME", help="Format of weights, such as bf16, q8_0, q4_k_m. Default: q4_k_m, or as "
                                           "published if that has fewer than 16 bits."),
     ] = None,
-    context: Annotated[
+    prompt: Annotated[
         str, typer.Option(metavar="N|max", help="Tokens of the prompt; max: the most that the memory takes.")
     ] = "4096",
     generated: Annotated[int, typer.Option(metavar="N", help="Tokens of the answer.")] = 256,
@@ -85,9 +85,9 @@ def fit(
 
     names = None if policies is None else tuple(policies_in(policies))
     check_targets(json, inputs=(trace, calibration, parts.machine, *policy_files()))
-    longest = context.lower() == "max"
+    longest = prompt.lower() == "max"
     question = Question(
-        model=model, **parts.given(), weights=weights, context=1 if longest else _tokens(context),
+        model=model, **parts.given(), weights=weights, context=1 if longest else _tokens(prompt),
         generated=generated, batch=batch, trace=trace, calibration=calibration, policies=names,
         policy_engine=policy_engine, engine=engine, threads=threads, kv=cast("KvFormat | None", kv),
         n_cpu_moe=n_cpu_moe, ubatch=ubatch,
@@ -98,8 +98,8 @@ def fit(
     write_json(found.to_dict(), json)
 
 
-def _tokens(context: str) -> int:
+def _tokens(prompt: str) -> int:
     """A number of tokens. Raises OptionError."""
-    if not context.isdigit():
-        raise OptionError(f"--context: expected a number of tokens, or max, got {quoted(context)}")
-    return int(context)
+    if not prompt.isdigit() or int(prompt) < 1:
+        raise OptionError(f"--prompt: expected a number of tokens from 1 on, or max, got {quoted(prompt)}")
+    return int(prompt)

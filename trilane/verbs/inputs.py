@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,12 +136,13 @@ def trace_in_words(name: str, trace: Trace) -> str:
 
 def describe(scenario: Scenario) -> str:
     """A scenario in one line."""
-    from sim.runs.prepare import with_recall
+    from sim.runs.prepare import with_header
+    from sim.runs.speculation import tokens_per_step
     from traces.library import load_trace
     from traces.noise import NoisyForecasts
 
     trace = load_trace(scenario.trace)
-    scenario = with_recall(scenario, trace)
+    scenario = with_header(scenario, trace)
     model = scenario.model or trace.shape.name
     memory = "the card's own memory"
     if scenario.cached_share is not None:
@@ -148,13 +150,30 @@ def describe(scenario: Scenario) -> str:
     elif scenario.gpu_memory_gb is not None:
         memory = f"{scenario.gpu_memory_gb:g} GB of GPU memory"
     routing = f"routing of {trace_in_words(scenario.trace, trace)}"
-    about = f"{model} on {scenario.hardware}, {memory}, batch {scenario.batch}, {routing}"
-    if scenario.engine != "pytorch":
-        about += f", engine {scenario.engine}"
+    lengths = _lengths(scenario, trace)
+    about = f"{model} on {scenario.hardware}, {memory}, {lengths}, {routing}, engine {scenario.engine}"
     if scenario.sampled_steps is not None:
         about += f", at most {scenario.sampled_steps} decode steps simulated"
     if scenario.sampled_prompt_tokens is not None:
         about += f", prompts from the routing of at most {scenario.sampled_prompt_tokens} tokens"
+    if scenario.draft_tokens and scenario.draft_acceptance is not None:
+        mean = tokens_per_step(scenario.draft_tokens, scenario.draft_acceptance, scenario.draft_again)
+        about += f", drafts of {scenario.draft_tokens} tokens (mtp; {mean:.2f} tokens a step expected)"
     if scenario.noisy_forecast_recall is None:
         return about
     return f"{about}; where it lacks forecasts, {NoisyForecasts(scenario.noisy_forecast_recall)}"
+
+
+def _lengths(scenario: Scenario, trace: Trace) -> str:
+    """The batch with its prompts and answers, such as ``batch 1, a prompt of 64 tokens and 32 generated``."""
+    from sim.runs.sampling import steps_of
+
+    steps, repeats, generated = steps_of(scenario, trace)
+    tokens: Counter[int] = Counter()  # of each sequence's prompt
+    for step in steps:
+        if step.phase == "prefill":
+            tokens.update(dict(zip(step.sequences, step.tokens, strict=True)))
+    shortest, longest = (scenario.prompt_tokens or repeats * end(tokens.values(), default=0) for end in (min, max))
+    length = f"{shortest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
+    prompts = "a prompt" if scenario.batch == 1 else "prompts"
+    return f"batch {scenario.batch}, {prompts} of {length} tokens and {generated:,} generated"

@@ -59,8 +59,8 @@ def measure(
         Literal["replay", "generate"],
         typer.Option(help="replay: the trace's routing on kernels of the model's shape, with random weights. generate: "
                           "a Hugging Face model, end to end: trace and model of the scenario are ignored, and its "
-                          "sequences, prefill_chunk_tokens, noisy_forecast_recall, sampled_steps and "
-                          "sampled_prompt_tokens are refused."),
+                          "sequences, prefill_chunk_tokens, noisy_forecast_recall, sampled_steps, "
+                          "sampled_prompt_tokens and draft_tokens are refused."),
     ] = "replay",
     lanes: Annotated[
         LaneKind,

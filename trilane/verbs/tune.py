@@ -31,10 +31,10 @@ def tune(
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Tokens for which the KV cache is to have room (-c). Default: those of prompt "
-                                       "and answer."),
+        typer.Option(min=1, metavar="N", help="Tokens for which the KV cache is to have room (-c). Default: those of "
+                                              "prompt and answer."),
     ] = None,
-    prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of a prompt.")] = 4096,
+    prompt: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens of a prompt.")] = 4096,
     generated: Annotated[int, typer.Option(metavar="N", help="Tokens of an answer.")] = 256,
     batch: Annotated[int, typer.Option(metavar="N", help="Sequences that run together.")] = 1,
     goal: Annotated[

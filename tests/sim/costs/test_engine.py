@@ -14,7 +14,8 @@ from traces.models.catalogue import load_model
 
 FITTED = (
     "llama.cpp", "llama.cpp-2025", "llama.cpp-2026-02", "llama.cpp-vulkan", "llama.cpp-rocm", "llama.cpp-metal",
-    "llama.cpp-cache", "ik_llama.cpp", "ik_llama.cpp-2025", "ik_llama.cpp-2026-02", "ktransformers",
+    "llama.cpp-cache", "llama.cpp-uploads", "ik_llama.cpp", "ik_llama.cpp-2025", "ik_llama.cpp-2026-02",
+    "ktransformers",
 )  # fmt: skip
 
 

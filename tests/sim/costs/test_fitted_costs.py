@@ -12,6 +12,7 @@ from sim.costs.engine import EngineError, load_engine
 from sim.costs.fitted_costs import copy_bytes_per_s, fitted_costs
 from sim.costs.processors import CpuProcessor, saturated
 from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.sourced import Sourced
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 
@@ -58,6 +59,16 @@ def test_a_token_reads_weights_at_the_engine_s_share_of_the_data_sheet() -> None
     assert costs.experts[0].copy_ns == round(EXPERT_BYTES / 5e9 * 1e9)
     assert step.head_ns == round(1_024_000 * 2 * 1e9 / 50e9) + 5000
     assert (costs.launch_ns, costs.sync_ns, costs.plan_ns("dali", 8), step.routing_ns) == (0, 0, 0, 0)
+
+
+def test_a_cpu_that_takes_its_turn_in_every_layer_is_waited_for_in_all_of_them() -> None:
+    assert ENGINE.cpu is not None
+    turn = replace(ENGINE, cpu=ENGINE.cpu._replace(every_layer=Sourced(True, "as the code does", "high")))
+    own, turns = (fitted_costs(SHAPE, machine(), engine, 1) for engine in (ENGINE, turn))
+    assert (own.experts[0].first_cpu_ns, own.sync_ns, own.serial) == (7000, 0, False)
+    assert (turns.experts[0].first_cpu_ns, turns.sync_ns, turns.serial) == (0, 7000, True)
+    assert turns.experts[0].cpu_ns == own.experts[0].cpu_ns
+    assert turns.plan_ns("dali", 8) == 0  # nothing is decided on the host
 
 
 def test_rows_take_their_products_in_addition_to_reading_the_weights() -> None:

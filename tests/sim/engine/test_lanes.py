@@ -105,7 +105,7 @@ def slowed_cpu(gpu_until: int) -> list[tuple[int, int]]:
     memory = SharedMemory(env)
     costs = [ExpertCosts((0, 1), (0, 100), 0, 1, 1)]
     cpu = CpuLane(env, memory, recorder, costs, Neighbour(500, lambda: gpu_until), lambda target: None)
-    cpu.add((0, 1), {0: 1, 1: 1}, 10, "expert", 0, 0)
+    cpu.add("expert", (0, 1), {0: 1, 1: 1}, 10, 0)
     assert cpu.until_ns() == 210  # as far as is known before they start
     env.run()
     return [(span.start_ns, span.end_ns) for span in (Span(*row) for row in recorder.rows)]
@@ -126,7 +126,7 @@ def test_until_when_the_cpu_is_busy_counts_each_batch_from_when_it_is_ready_or_t
     for at in (0, 30, 60, 250):
         _at(env, at, lambda: seen.append(cpu.until_ns()))
     for experts, ready in (((0, 1), 0), ((2,), 50), ((3,), 400)):
-        cpu.add(experts, dict.fromkeys(experts, 1), ready, "expert", 0, 0)
+        cpu.add("expert", experts, dict.fromkeys(experts, 1), ready, 0)
     env.run()
     assert seen == [500] * 4  # 0-200; ready at 50 and done at 300; 400-500
     assert cpu.until_ns() == 500
@@ -140,7 +140,7 @@ def test_each_expert_on_the_cpu_shares_the_dram_as_its_workload_does() -> None:
     cpu = CpuLane(env, memory, recorder, costs, Neighbour(1000, lambda: 0), lambda target: None)
     copied, seen = list[int](), list[int]()
     memory.start(H2D, (100,), copied.extend)
-    cpu.add((0, 1, 2, 3), {0: 4, 1: 4, 2: 1, 3: 2}, 0, "expert", 0, 0)
+    cpu.add("expert", (0, 1, 2, 3), {0: 4, 1: 4, 2: 1, 3: 2}, 0, 0)
     for at in (0, 90):
         _at(env, at, lambda: seen.append(cpu.left_ns()))
     env.run()

@@ -71,6 +71,16 @@ def test_no_expert_is_read_faster_than_the_memory() -> None:
     assert machine.cpu.read_bytes_per_s == pytest.approx(0.82 * 89.6 * GB, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("parts", "ceiling"),
+    [("ddr5-6000+ryzen-7-7800x3d", 64), ("ddr5-5600+16-cores", 16 * 30), ("ddr4-3200-ecc+8-cores", 8 * 12)],
+    ids=["the chip", "cores", "cores of a server"],
+)
+def test_the_most_that_is_read_of_any_memory_is_the_chips_ceiling_or_the_cores_rate(parts: str, ceiling: int) -> None:
+    source = load_hardware(f"rtx-4090+{parts}").origins["cpu.read_ceiling_bytes_per_s"].source
+    assert f" of a read of {ceiling:.1f} GB/s" in source
+
+
 def test_more_than_two_channels_make_a_server_of_a_machine_without_a_cpu() -> None:
     assert load_hardware("rtx-4090+ddr4-3200").cpu.name == "generic desktop CPU"
     assert load_hardware("rtx-4090+ddr4-3200+8-channels").cpu.name == "generic server CPU"

@@ -34,9 +34,9 @@ def routing(ids: Ids, weights: Sequence[Sequence[float]] = ()) -> Routing:
     return Routing(active, tuple(map(flat.count, active)), ids, weights or equal)
 
 
-def planned(ids: Ids, precomputed: tuple[int, ...] = (), layer: int = 1) -> Plan:
+def planned(ids: Ids, precomputed: tuple[int, ...] = (), layer: int = 1, deferred: tuple[int, ...] = ()) -> Plan:
     """A plan of which only the routing in force matters here."""
-    return Plan(layer, routing(ids), (), (), (), None, precomputed, (), (), (), (), 0)
+    return Plan(layer, routing(ids), (), (), (), None, precomputed, (), (), (), (), 0, deferred=deferred)
 
 
 def forecast_of(layer: int, ids: Ids) -> Forecast:
@@ -97,6 +97,21 @@ def test_every_cause(
     assert told == ({} if causes is None else expected(**causes))
 
 
+@pytest.mark.parametrize(
+    ("run", "deferred", "causes"),
+    [
+        ([4, 7, 2], (2, 7), {"deferred": (2, 0.5)}),
+        ([4, 7, 2], (9,), None),  # another token's
+        ([4, 5, 2], (5,), {"substituted": (1, 0.3), "deferred": (1, 0)}),  # 7's weight is lost once
+    ],
+)
+def test_experts_whose_results_join_later(
+    run: list[int], deferred: tuple[int, ...], causes: dict[str, tuple[int, float]] | None
+) -> None:
+    told = shares(TOKEN, planned([run], deferred=deferred))
+    assert told == ({} if causes is None else expected(**causes))
+
+
 def test_shares_are_of_all_tokens_of_the_layer() -> None:
     """Four tokens of two experts; one loses its second (weight 0.25 of 4), another drops it (0.5 of 4)."""
     true = routing([[0, 1], [0, 1], [2, 3], [2, 3]], [[0.75, 0.25], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])
@@ -151,23 +166,29 @@ def test_a_slow_recount_of_random_routings_agrees(seed: int) -> None:
         weights = [sorted((rng.random() for _ in token), reverse=True) for token in draw[0]]
         forecast = draw[2] if rng.random() < 0.6 else None
         early = tuple(e for e in range(experts) if rng.random() < 0.3) if forecast else ()
+        late = tuple(e for e in range(experts) if e not in early and rng.random() < 0.2)
         made = None if forecast is None else [forecast_of(layer, forecast), forecast_of(layer + 1, draw[3])]
-        seen.observe(0, phase, routing(draw[0], weights), planned(run, early, layer), made)
+        seen.observe(0, phase, routing(draw[0], weights), planned(run, early, layer, late), made)
         per_token = zip(draw[0], weights, run, forecast or [None] * tokens, strict=True)
-        log += [(phase, layer, *each, early) for each in per_token]
+        log += [(phase, layer, *each, early, late) for each in per_token]
     for row in seen.frame().to_dict("records"):
         mine = [token[2:] for token in log if token[:2] == (row["phase"], row["layer"])]
         for name, value in recount(mine).items():
             assert row[name] == pytest.approx(value), name
 
 
-def recount(tokens: Sequence[tuple[list[int], list[float], list[int], list[int] | None, tuple[int, ...]]]) -> Counts:
+Early = Late = tuple[int, ...]
+
+
+def recount(tokens: Sequence[tuple[list[int], list[float], list[int], list[int] | None, Early, Late]]) -> Counts:
     """Expert by expert: what became of the pair with the n-th largest lost weight is told by the n-th stand-in."""
     whole = sum(sum(weights) for _, weights, *_ in tokens)
     pairs = sum(len(true) for true, *_ in tokens)
     found: dict[str, list[tuple[int, float]]] = {cause: [] for cause in CAUSES}  # (token, weight) of each pair
-    for token, (true, weights, run, forecast, early) in enumerate(tokens):
+    for token, (true, weights, run, forecast, early, late) in enumerate(tokens):
         stand_ins = [expert for expert in run if not true.count(expert)]
+        weight_of = dict(zip(true, weights, strict=True))
+        found["deferred"] += [(token, weight_of.get(expert, 0)) for expert in run if expert in late]
         for expert, weight in zip(true, weights, strict=True):
             if run.count(expert):
                 if expert in early:

@@ -32,6 +32,13 @@ def test_without_any_names() -> None:
     assert unknown("trace", "x", []) == "there is no trace 'x'; choose from none"
 
 
+def test_a_list_that_is_cut_begins_with_the_names_that_are_most_alike() -> None:
+    known = [*(f"deepseek-{number}" for number in range(100)), "qwen3-30b-a3b", "qwen3-next-80b-a3b"]
+    assert unknown("model", "qwen3", known).startswith(
+        "there is no model 'qwen3'; choose from qwen3-30b-a3b, qwen3-next-80b-a3b, deepseek-"
+    )
+
+
 def test_a_list_of_names_ends() -> None:
     message = unknown("axis", "xyz", [f"name-{number}" for number in range(1000)])
     assert message.startswith("there is no axis 'xyz'; choose from name-0, name-1, ")

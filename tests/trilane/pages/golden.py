@@ -22,7 +22,7 @@ COMMANDS = {  # by the name of the page
     "ablate": f"ablate dali {_SMALL} --draws 2 --jobs 1",
     "cache-curve": "cache-curve phone.csv --pool 2KB,4KB,8KB",
     "compare": f"compare --policies fiddler,dali,daop,best-exact,oracle {_SMALL} --draws 2 --jobs 1",
-    "fit": "fit -m deepseek-v2-lite --gpu rtx-3050 --ram ddr4-3200 --context 64 --generated 8 --policies dali --jobs 1",
+    "fit": "fit -m deepseek-v2-lite --gpu rtx-3050 --ram ddr4-3200 --prompt 64 --generated 8 --policies dali --jobs 1",
     "hardware": "hardware",
     "models": "models mixtral-8x7b --quantisations",
     "policies": "policies",

@@ -20,7 +20,7 @@ from trilane.study.fit.question import Question
 from trilane.study.fit.sensitivity import Gain
 
 MINI = ("fit", "--model", "deepseek-v2-lite", "--trace", "mini-deepseek", "--weights", "bf16", "--gpu", "rtx-3060",
-        "--ram", "ddr4-3200", "--context", "64", "--policies", "fiddler,on-demand", "--jobs", "1")  # fmt: skip
+        "--ram", "ddr4-3200", "--prompt", "64", "--policies", "fiddler,on-demand", "--jobs", "1")  # fmt: skip
 
 
 def facts(done: Result) -> dict[str, str]:
@@ -62,7 +62,7 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
 
 
 def test_a_best_policy_that_played_a_short_prompt_has_no_time_to_first_token(trilane: Trilane) -> None:
-    done = trilane(*MINI, "--context", "600", "--generated", "16", "--policies", "moe-infinity")
+    done = trilane(*MINI, "--prompt", "600", "--generated", "16", "--policies", "moe-infinity")
     assert facts(done)["time to first token"].startswith("not simulated")
 
 
@@ -174,7 +174,7 @@ def test_made_up_routing_says_so(trilane: Trilane) -> None:
         (("--machine", "rtx3090-ddr4", "--cores", "4"), "got machine 'rtx3090-ddr4' and cores"),
         (("--machine", "rtx3090-ddr4", "--weights", "q4"), "there is no quantisation 'q4'; did you mean"),
         (("--machine", "rtx3090-ddr4", "--ram-gb", "8", "--weights", "bf16"), "16 GiB would do; these weights fit: "),
-        (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--context", "many"), "number of tokens, or max, got 'many'"),
+        (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--prompt", "many"), "number of tokens, or max, got 'many'"),
         (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--kv", "q5_0"), "kv: expected"),
         (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--engine", "pytorch"), "`trilane fit --policy-engine pytorch`"),
         (
@@ -192,7 +192,7 @@ def test_what_cannot_be_answered_is_a_sentence(trilane: Trilane, arguments: tupl
 
 
 def test_a_preset_is_a_machine_and_json_can_be_printed(trilane: Trilane) -> None:
-    done = trilane(*MINI[:7], "--machine", "rtx3090-ddr4", "--context", "64", "--policies", "fiddler", "--json", "-")
+    done = trilane(*MINI[:7], "--machine", "rtx3090-ddr4", "--prompt", "64", "--policies", "fiddler", "--json", "-")
     assert done.json["machine"] == "rtx3090-ddr4"
     assert done.json["policies"]["best"]["policy"] == "fiddler"
 

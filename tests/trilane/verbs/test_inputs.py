@@ -75,6 +75,13 @@ def test_a_scenario_is_described_with_what_was_sampled() -> None:
     assert "at most" not in describe(Scenario())
 
 
+def test_a_scenario_is_described_with_its_lengths_and_its_engine() -> None:
+    short = Scenario(prompt_tokens=4, generated_tokens=3)
+    assert ", batch 1, a prompt of 4 tokens and 3 generated, " in describe(short)
+    assert ", batch 2, prompts of 4 tokens and 3 generated, " in describe(short.with_(batch=2))
+    assert describe(short).endswith(", engine pytorch")
+
+
 SAMPLED = ("--set", "generated_tokens=60", "--set", "sampled_steps=2", "--set", "prompt_tokens=4")
 ERROR = "2 of 60 decode steps were played: error of TPOT from 24 steps at batch 1, measured in 24 runs: 3.8% on average"
 

@@ -114,7 +114,7 @@ def test_its_cache_is_replayed(trilane: Trilane) -> None:
 
 
 def test_fit(trilane: Trilane) -> None:
-    machine = ("--gpu", "rtx-4080", "--ram", "ddr5-5600", "--context", "16", "--generated", "2")
+    machine = ("--gpu", "rtx-4080", "--ram", "ddr5-5600", "--prompt", "16", "--generated", "2")
     done = trilane("fit", "-m", "olmoe-1b-7b", *machine, "--policies", f"{FILE}:Mine", "--jobs", "2", "--json", "-")
     assert '"mine"' in done.out
 

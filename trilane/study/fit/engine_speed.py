@@ -8,18 +8,17 @@ from functools import cached_property
 
 from sim.costs.engine import InferenceEngine
 from sim.costs.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
-from sim.machine.dials import scaled_numbers
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.study.fit.command_line import command_words
 from trilane.study.fit.question import FitError, Question
-from trilane.study.fit.sensitivity import BETTER, PARTS, Gain
+from trilane.study.fit.sensitivity import BETTER, CPU_READS, PARTS, Gain, better_numbers, reads_all_it_can
 from trilane.study.fit.split_memory import Splitter
 
 _CORES = "CPU cores"
 _ON_GPU = ("GPU memory", "GPU bandwidth", "GPU compute", "PCIe")
 _SCALED: Mapping[str, tuple[str, tuple[str, ...]]] = {  # owner, and keys of the machine
-    **{part.name: (part.owner, part.keys) for part in PARTS if part.name in (*_ON_GPU, "DRAM")},
+    **{part.name: (part.owner, part.keys) for part in PARTS if part.name in (*_ON_GPU, "DRAM", CPU_READS)},
     "GPU compute": ("the GPU's arithmetic", ("gpu.flops_per_s", "gpu.integer_ops_per_s")),
     _CORES: ("the CPU's cores", ("cpu.cores",)),
 }
@@ -83,8 +82,9 @@ class EngineSpeed:
 
     def gains(self) -> Iterator[EngineGain]:
         """From each part of the machine 25 % better, with the split that it then has."""
+        at_ceiling = reads_all_it_can(self.hardware)
         for part, (owner, keys) in _SCALED.items():
-            if self.hardware.cpu_only and part in _ON_GPU:
+            if (self.hardware.cpu_only and part in _ON_GPU) or (part == CPU_READS and not at_ceiling):
                 continue
             better = self._with(keys)
             yield EngineGain(
@@ -99,5 +99,5 @@ class EngineSpeed:
         known = [key for key in keys if key in self.hardware.flat()]
         threads = self.question.threads
         more = round(threads * BETTER) if threads and "cpu.cores" in keys else threads
-        hardware = self.hardware.with_numbers(scaled_numbers(self.hardware, known, BETTER))
+        hardware = self.hardware.with_numbers(better_numbers(self.hardware, known))
         return replace(self, hardware=hardware, question=replace(self.question, threads=more))

@@ -14,6 +14,7 @@ _DOUBT = {"high": 0.1, "medium": 0.5, "low": 1.0}  # by confidence; affects the 
 _NUMBERS = {  # on which the effect of a part rests
     "PCIe": ("link.h2d_bytes_per_s",),
     "DRAM": ("cpu.read_bytes_per_s",),
+    "CPU reads": ("cpu.read_bytes_per_s",),
     "CPU compute": ("cpu.flops_per_s",),
     "GPU bandwidth": ("gpu.bandwidth_bytes_per_s", "gpu.bandwidth_fraction"),
     "GPU compute": ("gpu.flops_per_s", "gpu.flops_fraction"),

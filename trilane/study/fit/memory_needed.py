@@ -20,7 +20,7 @@ from trilane.study.fit.question import FitError, Question, with_weights
 HOST_RESERVE_BYTES = 4_000_000_000  # estimate: operating system, the program, its buffers
 STAGED = 2  # slots with which ktransformers and best-exact stage experts
 RAM_SIZES_GIB = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # as machines have them
-ROUND = 1024  # tokens; a longer context is advised in whole 256
+ROUND = 1024  # tokens; a longer prompt is advised in whole 256
 
 
 class Need(NamedTuple):
@@ -103,7 +103,7 @@ def need_of(shape: ModelShape, hardware: Hardware, batch: int, tokens: int) -> N
 
 
 def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> None:
-    """Raises FitError saying which memory is short, by how many GB, and which weights, context or memory would do."""
+    """Raises FitError saying which memory is short, by how many GB, and which weights, prompt or memory would do."""
     memory, host = hardware.gpu.memory_bytes, host_memory_of(question, hardware)
     need = need_of(shape, hardware, question.batch, question.tokens)
     on_gpu, on_host = need.missing(memory, host)
@@ -151,13 +151,16 @@ def _parts(shape: ModelShape, hardware: Hardware, question: Question) -> str:
 
 
 def _help(shape: ModelShape, hardware: Hardware, question: Question) -> str:
-    """What helps: smaller weights by name, a shorter context."""
+    """What helps: smaller weights by name, a shorter prompt."""
     smaller = _weights_that_fit(shape, hardware, question)
     ways = [f"these weights fit: {', '.join(smaller)}"] if smaller else []
-    shorter = longest_context(lambda n: surely_runs(shape, hardware, replace(question, context=n)), question.context)
+    shorter = longest_context(
+        lambda n: surely_runs(shape, hardware, replace(question, context=n, window=None)),
+        question.tokens - question.generated,
+    )
     if shorter:
-        ways.append(f"a context of {shorter:,} tokens fits with these weights")
-    return "; ".join(ways) or "no smaller weights and no shorter context help: it takes more memory"
+        ways.append(f"a prompt of {shorter:,} tokens fits with these weights")
+    return "; ".join(ways) or "no smaller weights and no shorter prompt help: it takes more memory"
 
 
 def _weights_that_fit(shape: ModelShape, hardware: Hardware, question: Question) -> list[str]:

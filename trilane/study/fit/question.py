@@ -82,7 +82,7 @@ class Question:
         check(self, FitError)
         if parted(self.model).weights is not None and self.weights is not None:
             raise FitError(
-                f"fit: model {quoted(self.model)} with weights {quoted(self.weights)} names its weights twice"
+                f"model {quoted(self.model)} with weights {quoted(self.weights)} names its weights twice"
             )
         parts = [
             name
@@ -91,13 +91,13 @@ class Question:
         ]
         if self.machine is not None and parts:
             raise FitError(
-                f"fit: expected a machine or its parts, got machine {quoted(self.machine)} and {_and(parts)}"
+                f"expected a machine or its parts, got machine {quoted(self.machine)} and {_and(parts)}"
             )
         if self.machine is None and self.gpu and not self.ram and self.gpu != NO_GPU and not self._unified:
             part("gpu", self.gpu)
         if self.machine is None and not (self.gpu and (self.ram or self._unified)):
             raise FitError(
-                "fit: expected gpu and ram (such as rtx-4080 and ddr5-5600), or machine, a preset or a profile's file"
+                "expected gpu and ram (such as rtx-4080 and ddr5-5600), or machine, a preset or a profile's file"
             )
 
     @property

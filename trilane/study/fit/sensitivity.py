@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import LAUNCHES, CostTable
 from sim.machine.dials import DIALS, scaled_numbers
+from sim.machine.hardware import Hardware
 from sim.runs.prepare import Prepared
 from trilane.common.gc_paused import gc_paused
 from trilane.study.fit.prepared_question import on_machine
@@ -18,6 +19,7 @@ from trilane.study.pool import WorkerPool
 
 BETTER = 1.25
 WORTH_NAMING = 0.02  # the least gain that counts as a limit
+_NEARLY = 0.999
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,16 @@ class ScaledPart:
             return prepared.with_costs(costs.map_experts(partial(_shorter, self.tables)))
         if self.program:
             return prepared.with_costs(quicker(costs, self.program, 1 / BETTER))
-        more, less = scaled_numbers(hardware, self.keys, BETTER), scaled_numbers(hardware, self.shrinking, 1 / BETTER)
+        more, less = better_numbers(hardware, self.keys), scaled_numbers(hardware, self.shrinking, 1 / BETTER)
         return on_machine(prepared, hardware.with_numbers({**more, **less}))
 
 
+_READ, _CEILING = "cpu.read_bytes_per_s", "cpu.read_ceiling_bytes_per_s"
+CPU_READS = "CPU reads"  # a part where they are the limit, and faster memory would not be read faster
 PARTS = (
     ScaledPart("PCIe", "the link", DIALS["pcie_gbps"].keys, tables=("copy_ns",), steers=True),
     ScaledPart("DRAM", "the CPU's memory", DIALS["dram_gbps"].keys, tables=("cpu_ns", "first_cpu_ns"), steers=True),
+    ScaledPart(CPU_READS, "what the CPU reads of any memory", (_READ, _CEILING), steers=True),
     ScaledPart("CPU compute", "the CPU's arithmetic", DIALS["cpu_gflops"].keys, steers=True),
     ScaledPart("GPU bandwidth", "the GPU's memory bandwidth", DIALS["gpu_gbps"].keys, tables=("gpu_ns",)),
     ScaledPart("GPU compute", "the GPU's arithmetic", DIALS["gpu_tflops"].keys),
@@ -59,7 +64,7 @@ PARTS = (
     ScaledPart("synchronisation", "the host program, which waits for the GPU", program=("sync_ns",)),
     ScaledPart("decisions", "the host program, which decides", program=("plan_factor",)),
 )  # fmt: skip
-_NOT_IN_TABLES = ("CPU compute", "GPU compute", "GPU kernels")
+_NOT_IN_TABLES = (CPU_READS, "CPU compute", "GPU compute", "GPU kernels")
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,24 @@ def gains_of(policy: str, window: WarmWindow, pool: WorkerPool[Prepared]) -> Ite
 
 def parts_of(prepared: Prepared) -> list[ScaledPart]:
     """All parts; of a measured profile, without those that its tables do not tell apart."""
-    measured = prepared.hardware.measured
-    return [part for part in PARTS if not (measured and part.name in _NOT_IN_TABLES)]
+    hardware = prepared.hardware
+    parts = [part for part in PARTS if not (hardware.measured and part.name in _NOT_IN_TABLES)]
+    return [part for part in parts if part.name != CPU_READS or reads_all_it_can(hardware)]
+
+
+def reads_all_it_can(hardware: Hardware) -> bool:
+    """Whether the CPU itself, rather than its memory, limits what it reads."""
+    ceiling = hardware.cpu.read_ceiling_bytes_per_s
+    return ceiling is not None and hardware.cpu.read_bytes_per_s >= _NEARLY * ceiling
+
+
+def better_numbers(hardware: Hardware, keys: Iterable[str]) -> dict[str, float]:
+    """Some numbers of a machine 25 % better, by dotted key. Of faster memory the CPU reads no more than it can."""
+    numbers = scaled_numbers(hardware, keys, BETTER)
+    most = numbers.get(_CEILING, hardware.cpu.read_ceiling_bytes_per_s)
+    if _READ in numbers and most is not None:
+        numbers[_READ] = min(numbers[_READ], max(most, hardware.cpu.read_bytes_per_s))
+    return numbers
 
 
 def _gain(policy: str, window: WarmWindow, prepared: Prepared, part: ScaledPart) -> Gain:

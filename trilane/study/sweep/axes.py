@@ -47,6 +47,11 @@ _LABELS: Mapping[str, str] = {
     "sampled_steps": "sampled decode steps",
     "sampled_prompt_tokens": "sampled prompt (tokens)",
     "noisy_forecast_recall": "recall of synthetic forecasts",
+    "draft_tokens": "drafts a step (tokens)",
+    "draft_acceptance": "acceptance of drafts",
+    "draft_layers": "layers that draft",
+    "draft_again": "tokens computed again",
+    "draft_ns": "a draft (ns)",
 }
 _UNITS = {"_bytes_per_s": "bytes/s", "_flops_per_s": "FLOP/s", "_bytes": "bytes", "_ns": "ns", "_permille": "permille",
           "_w": "W", "_tokens": "tokens"}  # fmt: skip

@@ -52,7 +52,7 @@ _FILLED = (  # in every row
     "labels", "trilane_version", "trace_checksum", "error",
 )  # fmt: skip
 _SIGNED = ("seed",)
-_JSON = ("hardware_overrides", "parameters", "sequences", "noisy_forecast_recall")
+_JSON = ("hardware_overrides", "parameters", "sequences", "noisy_forecast_recall", "draft_acceptance")
 
 
 def cell(kind: pa.DataType, value: Any) -> Any:

@@ -20,7 +20,7 @@ POINTS = 8  # of a range that does not say how many
 MOST_POINTS = 10_000
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"\s*({_NUMBER})\s*\.\.\s*({_NUMBER})\s*(?:/\s*(\d+)\s*)?")
-_EVEN = ("_share", "_fraction", "_permille", "_recall")  # names of what is spread evenly, not by ratio
+_EVEN = ("_share", "_fraction", "_permille", "_recall", "_acceptance")  # names of what is spread evenly, not by ratio
 
 
 def values_in(name: str, text: str) -> tuple[Any, ...]:

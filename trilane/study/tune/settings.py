@@ -64,25 +64,26 @@ class SettingSpace:
         """All settings with the engine's own number of threads and no cache of experts."""
         return [Setting(kv, piece, self.threads[0]) for kv, piece in product(self.kv, self.piece_tokens)]
 
-    def departures(self, setting: Setting) -> int:
-        """How many settings differ from what the engine does by itself."""
-        return sum(mine != own for mine, own in zip(setting, self.usual, strict=True))
-
 
 def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engine: InferenceEngine) -> SettingSpace:
     """Of an engine. What the question fixes is not chosen."""
     asked, of_experts = question.fit, engine.splits == "experts"
     return SettingSpace(
-        kv=("f16",) if of_experts else _kv(question, shape),
+        kv=("f16",) if of_experts else _kv(question, shape, measured=hardware.cpu_only and engine.kernels is not None),
         piece_tokens=_pieces(asked, engine),
         threads=(asked.threads,) if asked.threads else _threads(hardware),
         cached_layers=(None, *_cached_layers(shape, hardware, engine)),
     )
 
 
-def _kv(question: TuneQuestion, shape: ModelShape) -> tuple[KvFormat, ...]:
-    """Those that a head's keys and values can have. Raises FitError if none is left."""
-    found = tuple(kv for kv in question.kv if KV_BITS[kv] == 16 or shape.head_dim % KV_BLOCK == 0)
+def _kv(question: TuneQuestion, shape: ModelShape, *, measured: bool) -> tuple[KvFormat, ...]:
+    """Those that a head's keys and values can have. Raises FitError if none is left.
+
+    ``measured``: by an engine's file with measured kernels, which knows the times of 16 bits alone.
+    """
+    found = tuple(kv for kv in question.kv if KV_BITS[kv] == 16 or (shape.head_dim % KV_BLOCK == 0 and not measured))
+    if not found and measured:
+        raise FitError(f"tune: kv: expected f16, with which the engine was measured, got {', '.join(question.kv)}")
     if not found:
         raise FitError(f"tune: kv: expected f16 for heads of {shape.head_dim}, others take whole blocks of {KV_BLOCK}")
     return found

@@ -26,6 +26,7 @@ from trilane.study.tune.settings import Setting, SettingSpace, choices
 from trilane.study.tune.tuned import Tuned, Workbench
 
 WORTH_SETTING = 0.01  # of the time that is compared: what gives less stays as the engine has it
+WORTH_FEWER_BITS = 0.05  # a KV cache of fewer bits changes what the model writes
 WORTH_CACHING = 0.1  # a cache of experts is experimental, and its costs are estimates; losses: docs/tune.md
 LEADING = 3  # settings that a check runs
 AS_FAST = 0.005  # of the time that is compared: settings nearer to the best are no runners-up
@@ -50,6 +51,7 @@ class Tuning:
     best: Tuned
     leading: tuple[Tuned, ...]  # the best one and the next two that differ in more than their threads
     runner_up: Rival | None  # the next one, slower and different in more than its threads
+    other_kv: Rival | None  # the best one with a KV cache of more bits, or where the best one has the most, of fewer
     usual: Rival | None  # the engine's own settings, with as few layers on the CPU as the memory takes
     other_placement: Rival | None  # the best one with a cache of experts, or without where the best one has one
     others: tuple[Rival, ...]  # the best settings of other engines
@@ -79,17 +81,17 @@ class SettingSearch:
 
     @cached_property
     def best(self) -> Setting:
-        """The best one, where a setting that gives little stays as the engine has it. Raises FitError for none."""
+        """The best one, by ``score``. Raises FitError for none."""
         if not self.tuned:
             raise FitError(next(iter(self.refused.values())))
         return min(self.tuned, key=self.score)
 
     def score(self, setting: Setting) -> float:
-        """The time that is compared, larger for settings that differ from the engine's own."""
-        cached = _cached(setting)
-        departures = self.choices.departures(setting) - cached
-        dearer = (1 + WORTH_SETTING) ** departures * (1 + WORTH_CACHING * cached)
-        return self.tuned[setting].cost(self.bench.question.goal) * dearer
+        """The time that is compared, larger for settings that differ from the engine's own: by what each must give."""
+        usual, fewer_bits = self.choices.usual, self.choices.kv.index(setting.kv)
+        others = (setting.piece_tokens != usual.piece_tokens) + (setting.threads != usual.threads)
+        dearer = (1 + WORTH_SETTING) ** others * (1 + WORTH_FEWER_BITS) ** fewer_bits
+        return self.tuned[setting].cost(self.bench.question.goal) * dearer * (1 + WORTH_CACHING * _cached(setting))
 
     def best_of(self, settings: list[Setting]) -> Setting | None:
         """The best among some."""
@@ -137,6 +139,7 @@ def tune(question: TuneQuestion) -> Tuning:
         best=best,
         leading=tuple(done.tuned[setting] for setting in done.leading),
         runner_up=done.rival(done.best_of([one for one in done.tuned if done.is_behind(one)])),
+        other_kv=done.rival(done.best_of([one for one in done.tuned if one.kv != done.best.kv])),
         usual=done.rival(done.choices.usual if done.choices.usual in done.tuned else None),
         other_placement=done.rival(done.best_of([one for one in done.tuned if _cached(one) != _cached(done.best)])),
         others=others,

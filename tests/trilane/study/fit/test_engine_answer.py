@@ -80,7 +80,7 @@ def test_without_a_gpu_there_is_the_engines_answer_alone() -> None:
     found = fit(Question("deepseek-v2-lite:4", gpu="none", ram="ddr5-5600", cpu="ryzen-9-7950x", context=64))
     assert found.policies is None
     assert found.engine is not None
-    assert {gain.part for gain in found.engine.gains} == {"DRAM", "CPU cores"}
+    assert {gain.part for gain in found.engine.gains} == {"DRAM", "CPU reads", "CPU cores"}
     assert " -ngl 0 " in found.engine.command
     assert "gpu_experts" not in found.engine.decode_ms
     with pytest.raises(FitError, match=r"does not run on none\+ddr5-5600\+64gb: with all experts it .* GB of memory"):
@@ -91,6 +91,15 @@ def test_one_memory_holds_everything() -> None:
     one = answered(model="gpt-oss-120b", gpu="gb10")
     assert (one.cpu_layers, one.memory.host_bytes) == (0, 0)
     assert one.memory.gpu_bytes == 128 * GIB
+
+
+def test_faster_memory_gives_nothing_where_the_cpu_reads_all_it_can() -> None:
+    """One chiplet reads 64 GB/s at most; dual-channel DDR5-6000 gives 79."""
+    chiplet = {**QWEN, "ram": "ddr5-6000", "cpu": "ryzen-7-7800x3d", "cores": 8}
+    gains = {gain.part: gain.tpot for gain in answered(**chiplet).gains}
+    assert gains["DRAM"] == 0
+    assert gains["CPU reads"] > 0
+    assert "CPU reads" not in {gain.part for gain in answered(**QWEN).gains}
 
 
 def test_a_better_part_is_never_slower_and_the_first_gain_is_the_limit() -> None:

@@ -41,7 +41,7 @@ def test_every_expert_may_be_on_the_gpu() -> None:
 
 
 def test_a_context_that_the_gpu_cannot_hold_is_refused_with_the_longest_that_it_can() -> None:
-    with pytest.raises(FitError, match=r"RTX 3060 12GB.*: 7\.7 GB are missing; .*a context of ") as error:
+    with pytest.raises(FitError, match=r"RTX 3060 12GB.*: 7\.7 GB are missing; .*a prompt of ") as error:
         check_fits(*qwen(context=184_000))
     longest = advised(error.value)
     check_fits(*qwen(context=longest))
@@ -51,14 +51,14 @@ def test_a_context_that_the_gpu_cannot_hold_is_refused_with_the_longest_that_it_
 
 def advised(error: object) -> int:
     """The context that a refusal advises."""
-    return int(str(error).rpartition("a context of ")[2].split()[0].replace(",", ""))
+    return int(str(error).rpartition("a prompt of ")[2].split()[0].replace(",", ""))
 
 
 @pytest.mark.parametrize("ram_gb", [64, None])
 def test_an_advised_context_runs(ram_gb: int | None) -> None:
     """Experts are staged, and slots are whole: what leaves no room for that is not advised."""
     more: dict[str, Any] = {"gpu": "rtx-4090", "ram": "ddr5-5600", "ram_gb": ram_gb, "generated": 4}
-    with pytest.raises(FitError, match=r"23\.0 GB are missing; a context of ") as error:
+    with pytest.raises(FitError, match=r"23\.0 GB are missing; a prompt of ") as error:
         fit(Question("llama-4-scout", **more, context=800_000))
     assert str(error.value).endswith(" tokens fits with these weights")
     found = fit(Question("llama-4-scout", **more, context=advised(error.value))).policies
@@ -88,7 +88,7 @@ def test_weights_that_the_host_cannot_hold_are_refused_with_those_that_it_can() 
 
 
 def test_what_no_weights_help_says_so() -> None:
-    with pytest.raises(FitError, match="no smaller weights and no shorter context help"):
+    with pytest.raises(FitError, match="no smaller weights and no shorter prompt help"):
         check_fits(*told(Question("qwen3-235b-a22b", weights="q2_k", gpu="rtx-3060", ram="ddr4-3200", ram_gb=8)))
 
 

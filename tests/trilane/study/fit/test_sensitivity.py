@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,17 +16,21 @@ from trilane.study.fit.prepared_question import on_machine, prepared_for
 from trilane.study.fit.question import Question
 from trilane.study.fit.sensitivity import (
     BETTER,
+    CPU_READS,
     PARTS,
     Gain,
     ScaledPart,
+    better_numbers,
     gain_of,
     limit_of,
     parts_of,
     ranked,
+    reads_all_it_can,
 )
 from trilane.study.fit.warm_window import warm_window
 
 HARDWARE = load_hardware("rtx-4080+ddr5-5600")
+[DRAM] = [part.keys for part in PARTS if part.name == "DRAM"]
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
@@ -61,6 +66,28 @@ def test_whole_numbers_stay_whole() -> None:
 )
 def test_the_sentence_names_the_first_part_and_what_the_second_gives(gains: list[Gain], sentence: str) -> None:
     assert limit_of(gains) == sentence
+
+
+@pytest.mark.parametrize(
+    ("read", "ceiling", "faster_memory", "at_ceiling"),
+    [(40e9, None, 50e9, False), (40e9, 60e9, 50e9, False), (40e9, 44e9, 44e9, False), (40e9, 40e9, 40e9, True)],
+    ids=["no ceiling known", "far below it", "near it", "at it"],
+)
+def test_of_faster_memory_the_cpu_reads_no_more_than_it_can(
+    read: float, ceiling: float | None, faster_memory: float, at_ceiling: bool
+) -> None:
+    cpu = replace(HARDWARE.cpu, read_bytes_per_s=read, read_ceiling_bytes_per_s=ceiling)
+    hardware = replace(HARDWARE, cpu=cpu)
+    assert better_numbers(hardware, DRAM)["cpu.read_bytes_per_s"] == faster_memory
+    assert reads_all_it_can(hardware) == at_ceiling
+
+
+def test_a_cpu_that_reads_more_has_a_higher_ceiling() -> None:
+    hardware = replace(HARDWARE, cpu=replace(HARDWARE.cpu, read_bytes_per_s=40e9, read_ceiling_bytes_per_s=40e9))
+    [part] = [part for part in PARTS if part.name == CPU_READS]
+    assert better_numbers(hardware, part.keys) == {
+        "cpu.read_bytes_per_s": 50e9, "cpu.read_ceiling_bytes_per_s": 50e9,
+    }  # fmt: skip
 
 
 def test_a_profiles_tables_shrink_where_it_has_no_numbers() -> None:

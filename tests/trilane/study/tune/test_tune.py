@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from sim.costs.engine import load_engine
 from sim.machine.hardware import write_hardware
 from sim.machine.units import MIB
 from tests.kit.hand_measured import toy_machine
+from tests.kit.overlay import ROOT
 from trilane.study.fit.engine_choice import engine_of
 from trilane.study.fit.question import FitError, Question
 from trilane.study.tune import search as searching
@@ -46,8 +48,8 @@ def search_of(asked: TuneQuestion) -> SettingSearch:
 
 def test_the_line_has_every_argument_that_the_answer_rests_on() -> None:
     assert tuned(**QWEN, window=16384).best.command == (
-        "llama-server -m qwen3-30b-a3b-q4_k_m.gguf -ngl 99 --n-cpu-moe 29 -c 16384 -fa on -b 4096 -ub 4096 -t 6 "
-        "-ctk q8_0 -ctv q8_0 -np 1"
+        "llama-server -m qwen3-30b-a3b-q4_k_m.gguf -ngl 99 --n-cpu-moe 31 -c 16384 -fa on -b 4096 -ub 4096 -t 6 "
+        "-ctk f16 -ctv f16 -np 1"
     )
 
 
@@ -133,6 +135,38 @@ def test_nothing_that_can_run_is_better(asked: dict[str, Any], goal: Any) -> Non
     best = found.best
     assert scores[best] <= 1.01**3 * 1.1 * min(scores.values())
     assert found.score(best) == min(found.score(setting) for setting in scores)
+
+
+@pytest.mark.parametrize(
+    ("q8_0_ms", "chosen"), [(100 / 1.05 - 0.1, "q8_0"), (100 / 1.05 + 0.1, "f16")], ids=["enough", "too little"]
+)
+def test_a_kv_cache_of_fewer_bits_must_save_5_percent(q8_0_ms: float, chosen: str) -> None:
+    done = search_of(question(**SMALL, ubatch=512, threads=8))
+    costs = {Setting("f16", 512, 8): 100.0, Setting("q8_0", 512, 8): q8_0_ms}
+    done = replace(done, tuned={one: replace(done.tuned[one], answer_ms=ms) for one, ms in costs.items()})
+    assert done.best.kv == chosen
+
+
+def test_fewer_bits_are_taken_where_more_have_no_room() -> None:
+    """96 KiB a token of Qwen3-30B: 6.4 GB of cache in 16 bits do not go with the rest into 8 GB, half of it does."""
+    found = tuned(**{**QWEN, "gpu": "rtx-3050"}, window=65_536)
+    assert (found.best.kv, found.other_kv) == ("q8_0", None)
+
+
+def test_the_best_setting_with_another_kv_cache_is_named_though_it_is_a_little_faster() -> None:
+    found = tuned(**QWEN, window=16_384)
+    assert found.best.kv == "f16"
+    assert found.other_kv is not None
+    assert found.other_kv.tuned.kv == "q8_0"
+    assert -0.05 < found.other_kv.reason.slower < 0
+
+
+def test_measured_kernels_know_the_times_of_16_bits_alone() -> None:
+    measured = load_engine(str(ROOT / "docs/validation/llama.cpp/engine.yaml"))
+    asked, other = (question(**CPU_ONLY, kv=kv) for kv in (("f16", "q8_0"), ("q8_0",)))
+    assert choices(asked, asked.shape_with("f16"), asked.hardware, measured).kv == ("f16",)
+    with pytest.raises(FitError, match="expected f16, with which the engine was measured, got q8_0"):
+        choices(other, other.shape_with("q8_0"), other.hardware, measured)
 
 
 def test_a_sample_comes_near_the_best_of_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor
 from policies.mechanism.views import Commitment, ExpertCosts, ExpertId, Plan, Routing
 from realrun.errors import LaneError
 from realrun.execution.copy_future import CopyFuture
-from realrun.execution.layer_execution import LayerExecution, _places
-from realrun.execution.layer_state import CpuShare, LayerSizes, RoutedInput, Rows
+from realrun.execution.layer_execution import LayerExecution
+from realrun.execution.layer_state import CpuShare, LayerSizes, RoutedInput, Rows, places_of
 from realrun.execution.recorder import MachineRecorder
 from realrun.execution.routed_tokens import RoutedTokens, rerouted, routed, routing_of
 from realrun.experts.ffn import SwiGlu
@@ -52,7 +52,7 @@ class Lab:
         copying: Any = SimpleNamespace(used=self.use, expert_bytes=lambda layer: 100, send_result=self.send)
         self.parts = LayerExecution(
             lanes, copying, self.store, self.slots, [SwiGlu()] * LAYERS, self.recorder,
-            LayerSizes(4, 2, HIDDEN, torch.float32, torch.float32),
+            LayerSizes(4, 2, HIDDEN, torch.float32, torch.float32, defers=True),
         )  # fmt: skip
         self.hidden = [torch.randn(2, HIDDEN, generator=torch.Generator().manual_seed(n)) for n in range(LAYERS)]
 
@@ -130,9 +130,9 @@ def test_it_does_not_matter_who_computes_what(lab: Lab, gpu: tuple[int, ...], cp
 def test_results_are_found_by_a_slice_where_they_are_adjacent_and_by_a_list_elsewhere(order: tuple[int, ...]) -> None:
     share, results = CpuShare(), torch.arange(10)
     for expert, count in ((0, 2), (1, 1), (2, 3)):  # at 0, 2 and 3
-        share.take(expert, torch.zeros(count, dtype=torch.int64))
-    rows = [share.rows[expert] for expert in order]
-    places = _places(rows, torch.device("cpu"))
+        share.take(ExpertId(0, expert), torch.zeros(count, dtype=torch.int64))
+    rows = [share.rows[ExpertId(0, expert)] for expert in order]
+    places = places_of(rows, torch.device("cpu"))
     expected = [place for expert in order for place in {0: (0, 1), 1: (2,), 2: (3, 4, 5)}[expert]]
     assert results[places].tolist() == expected
     assert isinstance(places, slice) == (order in {(0, 1), (1, 2), (1,)})
@@ -189,8 +189,36 @@ def test_a_layer_that_is_computed_ahead_as_a_whole_needs_no_activations_of_its_o
     assert [span.layer for span in lab.spans("activations")] == [0]
 
 
+def test_deferred_experts_join_the_next_layer(lab: Lab) -> None:
+    """Which has CPU experts of its own, some of them computed ahead."""
+    lab.start(plan_of(gpu=(1,), cpu=(2, 0), deferred=(0,)), own())
+    lab.parts.precompute(Commitment(routing_of(own()), (0,)), own())
+    late = lab.expected() * torch.from_numpy(IDS == 0).unsqueeze(-1)
+    close(lab.combine(), lab.expected() - late)
+    parts = lab.play(plan_of(1, cpu=(1, 2), precomputed=(0,)), own())
+    close(parts.sum(1), (lab.expected(1, (0,)) + late).sum(1))
+    close(lab.play(plan_of(cpu=(1, 2), gpu=(0,)), own()), lab.expected())  # and no other
+    told = [(span.layer, span.target_layer, span.expert) for span in lab.spans("deferred")]
+    assert told == [(0, -1, 0)]
+
+
+def test_a_layer_that_defers_all_of_its_experts_gives_nothing(lab: Lab) -> None:
+    lab.play(plan_of(1, gpu=(0, 1, 2)), own())  # leaves its results in the buffer
+    assert not lab.play(plan_of(cpu=(0, 1, 2), deferred=(0, 1, 2)), own()).any()
+    close(lab.play(plan_of(1, gpu=(0, 1, 2)), own()).sum(1), (lab.expected(1) + lab.expected()).sum(1))
+
+
+def test_what_is_left_of_deferred_experts_counts_as_what_is_computed_ahead(lab: Lab) -> None:
+    gate, costs = threading.Event(), [ExpertCosts((0,), (0, 10**12, 2 * 10**12), 7, 0, 0)] * LAYERS
+    lab.lanes.cpu.submit(gate.wait)
+    lab.start(plan_of(gpu=(1,), cpu=(0, 2), deferred=(2,)), own())
+    assert lab.parts.ahead_ns(costs) == 2 * 10**12 + 7
+    gate.set()
+    lab.combine()
+
+
 def test_what_is_left_of_experts_computed_ahead_goes_by_the_planners_costs(lab: Lab) -> None:
-    gate, costs = threading.Event(), ExpertCosts((0,), (0, 10**12, 2 * 10**12), 7, 0, 0)
+    gate, costs = threading.Event(), [ExpertCosts((0,), (0, 10**12, 2 * 10**12), 7, 0, 0)] * LAYERS
     lab.start(plan_of(gpu=(0, 1, 2)), own())
     assert lab.parts.ahead_ns(costs) == 0
     lab.lanes.cpu.submit(gate.wait)

@@ -24,7 +24,7 @@ from realrun.machine.native_ffn import SOURCE, NativeFfn, loaded  # noqa: E402
 from realrun.machine.native_library import NotCompiledError, find_compiler  # noqa: E402
 from realrun.replay.measure import ReplayBench, room_for  # noqa: E402
 from tests.kit.tiny_bench import machine, tiny_setting  # noqa: E402
-from tests.realrun.test_expert_shape import TOY  # noqa: E402
+from tests.realrun.experts.test_shape import TOY  # noqa: E402
 
 VARIANTS: dict[str, Sequence[str]] = {
     "this processor": (),

@@ -13,8 +13,8 @@ from realrun.machine.host_lanes import HostLanes  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
 from tests.kit.family_models import build, families, left_out  # noqa: E402
 from tests.kit.generating import CPU, request  # noqa: E402
-from tests.realrun import families as tool  # noqa: E402
-from tests.realrun.families import ATTEMPTS, PAGE, Row, line, tried  # noqa: E402
+from tests.realrun.generation import families as tool  # noqa: E402
+from tests.realrun.generation.families import ATTEMPTS, PAGE, Row, line, tried  # noqa: E402
 from traces.capture.record import LayerRecord, RouterRecorder  # noqa: E402
 from traces.capture.scores import scoring_rule  # noqa: E402
 

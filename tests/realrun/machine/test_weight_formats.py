@@ -18,7 +18,7 @@ from realrun.experts.layout import ExpertLayout  # noqa: E402
 from realrun.experts.store import random_store  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
 from realrun.machine.weight_formats import BLOCK, FORMATS, Q4_0, Q8_0, BlockFormat  # noqa: E402
-from tests.realrun.test_native_ffn import VARIANTS, needs_compiler, variant  # noqa: E402
+from tests.realrun.machine.test_native_ffn import VARIANTS, needs_compiler, variant  # noqa: E402
 
 HALF = torch.tensor([0.5], dtype=torch.float16).view(torch.uint8)  # two bytes
 

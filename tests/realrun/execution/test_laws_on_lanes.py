@@ -115,20 +115,24 @@ def test_the_experts_of_every_layer_give_what_they_must_and_the_laws_hold(
     check_laws(measured, batch=1)
 
 
-@pytest.mark.parametrize("policy", ["on-demand", "naive-cpu", "dali", "hybrimoe", "daop", "smoe", "oracle"])
+@pytest.mark.parametrize(
+    "policy", ["on-demand", "naive-cpu", "dali", "hybrimoe", "daop", "smoe", "oracle", "kt-deferral"]
+)
 def test_the_same_holds_for_batches(bench: WatchedBench, policy: str) -> None:
     measured = run(bench, tiny_setting(0.3, batch=2), policy)
     check_outputs(bench)
     check_laws(measured, batch=2)
 
 
-@pytest.mark.parametrize("policy", ["naive-cpu", "fiddler", "daop", "dali"])
+@pytest.mark.parametrize("policy", ["naive-cpu", "fiddler", "daop", "dali", "kt-deferral"])
 def test_results_of_the_cpu_may_queue_on_the_link(over_the_link: WatchedBench, policy: str) -> None:
     measured = run(over_the_link, tiny_setting(0.3), policy)
     check_outputs(over_the_link)
     check_laws(measured, batch=1)
     results = measured.run.spans[measured.run.spans.kind == "result"]
-    with_cpu = sum(bool(plan.cpu or plan.precomputed) for plan in measured.session.plans().values())
+    plans = measured.session.plans()
+    late = {(step, layer + 1) for (step, layer), plan in plans.items() if plan.deferred}
+    with_cpu = sum(bool(plan.immediate or plan.precomputed) or at in late for at, plan in plans.items())
     assert len(results) == with_cpu > 0
 
 
@@ -180,7 +184,7 @@ def free() -> Callable[[int], tuple[WatchedBench, Measurement]]:
         def composed() -> Prepared:
             it = free_composition(random.Random(seed), seed, shape.experts)
             router = FreeTokenRouter(seed, shape.experts, shape.top_k) if routers else TrueRouter()
-            needs = replace(it.needs, tokens=True, changes_routing=routers)
+            needs = replace(it.needs, tokens=True, changes_routing=routers or it.needs.changes_routing)
             return setting.with_composition(replace(it, router=router, needs=needs))
 
         with machine(kind, link_latency_ns=rng.choice((0, 200_000))) as lanes:
@@ -212,6 +216,15 @@ def test_daop_computes_ahead_with_activations_of_the_layer_before(bench: Watched
     assert any(plan.precomputed for plan in plans_of(bench, policy, first_predicted_block=2).values())
     assert any(played.plan.routing is not played.true for played in bench.played)
     check_outputs(bench)
+
+
+def test_deferred_experts_join_the_next_layer_and_no_other(bench: WatchedBench) -> None:
+    plans = plans_of(bench, "kt-deferral", deferred=1)
+    assert any(plan.deferred for plan in plans.values())
+    check_outputs(bench)
+    bench.played[:] = [replace(played, plan=played.plan._replace(deferred=())) for played in bench.played]
+    with pytest.raises(AssertionError, match="not close"):  # as if nothing were deferred
+        check_outputs(bench)
 
 
 def test_adapmoe_drops_experts_of_some_tokens(bench: WatchedBench) -> None:

@@ -25,11 +25,11 @@ from realrun.machine.native_ffn import CHOICE, SOURCE, NativeFfn, check, cpu_ker
 from realrun.machine.native_library import NotCompiledError, cache_folder, compiled  # noqa: E402
 from tests.kit.depth import thinned  # noqa: E402
 from tests.kit.tiny_bench import machine  # noqa: E402
-from tests.realrun.test_expert_shape import TOY  # noqa: E402
-from tests.realrun.test_native_ffn import needs_compiler  # noqa: E402
+from tests.realrun.experts.test_shape import TOY  # noqa: E402
+from tests.realrun.machine.test_native_ffn import needs_compiler  # noqa: E402
 from trilane.common.files import ASIDE  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 QUICK = ("-O1",)  # to compile
 
 

@@ -22,7 +22,7 @@ from realrun.replay.model import ReplayModel  # noqa: E402
 from realrun.replay.recorded_model import FixedStep, RecordedModel  # noqa: E402
 from tests.kit.fake_cuda import FakeCuda  # noqa: E402
 from tests.kit.fake_torch import fake_machine  # noqa: E402
-from tests.realrun.test_replay_model import GROUPED, LATENT  # noqa: E402
+from tests.realrun.replay.test_model import GROUPED, LATENT  # noqa: E402
 from traces.models.catalogue import load_model  # noqa: E402
 from traces.models.shape import ModelShape  # noqa: E402
 

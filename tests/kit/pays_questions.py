@@ -1,0 +1,60 @@
+"""Questions of ``trilane pays`` that are quickly answered, and a map made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from trilane.study.fit.question import Question
+from trilane.study.pays.dimensions import Dimension, Values
+from trilane.study.pays.gain_map import Cell, GainMap
+from trilane.study.pays.ideas import Idea
+from trilane.study.pays.played_map import FACTS, PlayedSide
+from trilane.study.pays.question import PaysQuestion
+
+MACHINE = {"gpu": "gtx-1650-super", "ram": "ddr4-3200"}  # a card that holds 4 of the 16 experts
+MODEL, WEIGHTS = "mixtral-8x7b:2", "bf16"
+WORDS = ("--model", MODEL, "--weights", WEIGHTS, *(f"--{name}={part}" for name, part in MACHINE.items()))
+
+
+def small_question(idea: str = "cache", draws: int = 1, using: str | None = None, **changes: Any) -> PaysQuestion:
+    """An idea, asked of two layers of large experts and a small card."""
+    fields: dict[str, Any] = {"model": MODEL, "weights": WEIGHTS, "context": 64, "generated": 8, **MACHINE, **changes}
+    return PaysQuestion(idea, Question(**fields), draws, using)
+
+
+def narrowed(idea: Idea) -> Idea:
+    """The same with the values next to the machine's own alone."""
+    return replace(idea, x=_narrowed(idea.x), y=_narrowed(idea.y))
+
+
+def _narrowed(dimension: Dimension) -> Dimension:
+    return replace(dimension, around=_next_to_own(dimension.around))
+
+
+def _next_to_own(around: Callable[[float], Values]) -> Callable[[float], Values]:
+    def values(own: float) -> Values:
+        place = around(own).index(own)
+        return around(own)[max(place - 1, 0) : place + 2]
+
+    return values
+
+
+def hand_made_map() -> GainMap:
+    """A cache that pays where uploads take 100 us, with half of the experts, and not where they take 300."""
+
+    def side(policy: str, *speeds: float, reason: str = "") -> PlayedSide:
+        facts = dict.fromkeys(FACTS, 0.5)
+        return PlayedSide(policy, speeds, facts, reason)
+
+    split = side("llama.cpp", 10.0, 20.0)
+    cells = [
+        [side("mine", 11.0, 22.0), side("mine", 12.0, 28.0)],
+        [side("mine", reason="too small"), side("mine", 9.0, 18.0)],
+    ]
+    rows = tuple(
+        tuple(Cell(x, y, split, using) for x, using in zip((0.25, 0.5), sides, strict=True))
+        for y, sides in zip((100.0, 300.0), cells, strict=True)
+    )
+    return GainMap(small_question("cache", draws=2), "model on machine", rows, (1, 0))

@@ -1,0 +1,48 @@
+"""The map of an idea: every cell has its gain, a line parts those that pay, a frame is around the machine's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.kit.pays_questions import hand_made_map
+from tests.kit.reading import texts
+from trilane.figures.pays_map import plot_pays
+
+
+def test_cells_axes_and_the_machine() -> None:
+    figure = plot_pays(hand_made_map()).figure
+    ax = figure.axes[0]
+    [image] = ax.images
+    gains = np.ma.asarray(image.get_array())
+    assert gains[0].tolist() == pytest.approx([0.1, 0.3])
+    assert gains[1].tolist() == [None, pytest.approx(-0.1)]
+    assert [text.get_text() for text in ax.texts] == [
+        "+10%", "+10 to +10", "+30%", "+20 to +40", "cannot run", "-10%", "-10 to -10", "your machine"
+    ]  # fmt: skip
+    assert figure.get_suptitle() == "A cache of experts on the GPU pays here: +30%"
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["25%", "50%"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["100", "300"]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("experts on the GPU (share of all)", "upload of an expert (us)")
+    [frame] = ax.patches
+    assert frame.get_bbox().bounds == (0.5, -0.5, 1.0, 1.0)
+
+
+def test_the_break_even_line_is_drawn_where_there_is_one() -> None:
+    found = hand_made_map()
+    assert "break-even: it pays on the blue side" in texts(plot_pays(found).figure)
+    everywhere = replace(found, rows=found.rows[:1])
+    assert "no break-even on this map" in texts(plot_pays(everywhere).figure)
+
+
+def test_the_data_behind_it_whole() -> None:
+    assert plot_pays(hand_made_map()).frame.to_csv(index=False).splitlines() == [
+        "experts on the GPU (share of all),upload of an expert (us),gain,gain_min,gain_max,without,"
+        "without_tokens_per_s,using,using_tokens_per_s,here,reason",
+        "0.25,100.0,0.1,0.10000000000000009,0.10000000000000009,llama.cpp,15.0,mine,16.5,False,",
+        "0.5,100.0,0.3,0.19999999999999996,0.3999999999999999,llama.cpp,15.0,mine,20.0,True,",
+        "0.25,300.0,,,,llama.cpp,15.0,mine,,False,too small",
+        "0.5,300.0,-0.1,-0.09999999999999998,-0.09999999999999998,llama.cpp,15.0,mine,13.5,False,",
+    ]

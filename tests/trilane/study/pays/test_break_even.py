@@ -1,0 +1,31 @@
+"""Where an idea begins to pay along a line of a map, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from trilane.study.pays.break_even import Range, paying
+
+
+@pytest.mark.parametrize(
+    ("gains", "ranges"),
+    [
+        ([1.0, 1.0, 1.0], [Range(None, None)]),
+        ([-1.0, 0.0, -1.0], []),
+        ([-1.0, 1.0, 1.0], [Range(15.0, None)]),
+        ([3.0, -1.0, -1.0], [Range(None, 17.5)]),
+        ([-1.0, 1.0, -3.0], [Range(15.0, 22.5)]),
+        ([1.0, -1.0, 1.0], [Range(None, 15.0), Range(25.0, None)]),
+        ([-1.0, None, 1.0], [Range(20.0, None)]),
+        ([None, None, None], []),
+    ],
+)
+def test_lines_between_values_cross_the_break_even_where_a_gain_is_nothing(
+    gains: list[float | None], ranges: list[Range]
+) -> None:
+    assert paying([10.0, 20.0, 30.0], gains, 0.0) == ranges
+
+
+def test_what_must_be_bought_pays_from_a_gain_on() -> None:
+    assert paying([10.0, 20.0], [0.0, 0.1], 0.05) == [Range(15.0, None)]
+    assert paying([10.0, 20.0], [0.0, 0.05], 0.05) == []

@@ -1,0 +1,108 @@
+"""The map of an idea: its places, the machine's own among them, and what is simulated at each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from policies.registry import ChoiceError
+from sim.simulate import simulate
+from tests.kit.pays_questions import narrowed, small_question
+from trilane.study.pays import ideas
+from trilane.study.pays.gain_map import GainMap, gain_map
+from trilane.study.pays.ideas import PaysError
+from trilane.study.pays.question import PaysQuestion, prepared_with_idea
+from trilane.study.sweep.axes import vary
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_maps() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ideas, "IDEAS", {name: narrowed(idea) for name, idea in ideas.IDEAS.items()})
+        yield
+
+
+@pytest.fixture(scope="module")
+def cache() -> GainMap:
+    return gain_map(small_question("cache"))
+
+
+def tokens_per_s(question: PaysQuestion, policy: object, engine: str) -> float:
+    """On the machine as it is, simulated on its own."""
+    scenario = question.scenario().with_(engine=engine, cached_share=0.25)
+    return simulate(vary(scenario, "policy", policy)).metrics.throughput_tokens_per_s or 0.0
+
+
+def test_the_machine_s_own_cell_is_what_the_two_policies_do_there(cache: GainMap) -> None:
+    without = tokens_per_s(cache.question, "llama.cpp", "llama.cpp")
+    using = tokens_per_s(cache.question, {"llama-cache-lru": {"start": "popular"}}, "llama.cpp-uploads")
+    assert cache.cell.x == 0.25  # of 16 experts, 4 fit
+    assert cache.cell.without.tokens_per_s == (without,)
+    assert cache.cell.using.tokens_per_s == (using,)
+    assert cache.cell.gains == (using / without - 1,)
+
+
+def test_values_ascend_as_they_are_shown_and_an_upload_is_shown_in_us(cache: GainMap) -> None:
+    xs, ys = [cell.x for cell in cache.rows[0]], [row[0].y for row in cache.rows]
+    assert xs == sorted(xs)
+    assert ys == sorted(ys)
+    costs = prepared_with_idea(cache.question).costs
+    assert cache.cell.y == costs.experts[0].copy_ns / 1e3
+
+
+def test_the_slower_the_link_the_less_a_cache_gains(cache: GainMap) -> None:
+    gains = [cell.gain for cell in cache.own_column if cell.gain is not None]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_a_link_of_twice_the_bandwidth_is_the_next_place_of_the_map() -> None:
+    found = gain_map(small_question("link"))
+    for row, faster in zip(found.rows[:-1], found.rows[1:], strict=True):
+        assert [cell.using.tokens_per_s for cell in row] == [cell.without.tokens_per_s for cell in faster]
+
+
+def test_more_memory_holds_more_layers() -> None:
+    found = gain_map(small_question("memory"))
+    assert found.cell.using.facts["decode_served_hit_rate"] == 0.5
+    assert found.cell.gain is not None
+    assert found.cell.gain > found.question.idea.worth
+
+
+def test_forecasts_of_every_recall_are_asked_of_routing_that_has_none() -> None:
+    question = small_question("prefetch")
+    assert prepared_with_idea(question).trace.forecasts == {}
+    found = gain_map(question)
+    assert all(cell.gains for cell in found.own_row)
+    assert found.cell.x == question.recalls[0]
+
+
+def test_another_policy_may_have_the_idea() -> None:
+    found = gain_map(small_question("cache", using="llama.cpp@cache"))
+    assert found.cell.using.policy == "llama.cpp@cache"
+    using = tokens_per_s(found.question, "llama.cpp@cache", "llama.cpp-cache")
+    assert found.cell.using.tokens_per_s == (using,)
+
+
+def test_every_draw_is_a_gain_of_its_own() -> None:
+    found = gain_map(small_question("cache", draws=2))
+    assert len(found.cell.gains) == 2
+    assert found.cell.gain == pytest.approx(sum(found.cell.gains) / 2, abs=5e-4)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_pays_where_nothing_is_offloaded() -> None:
+    with pytest.raises(PaysError, match=r"all experts of mixtral-8x7b@bf16:2, 5\.6 GB, fit the memory of the GPU"):
+        gain_map(small_question(gpu="rtx-3090"))
+    with pytest.raises(PaysError, match="no GPU with memory of its own"):
+        gain_map(replace(small_question(), fit=small_question(gpu="gb10", ram=None).fit))
+
+
+def test_an_unknown_idea_and_a_policy_that_cannot_run() -> None:
+    with pytest.raises(PaysError, match="there is no idea 'cahce'; did you mean 'cache'"):
+        small_question("cahce")
+    with pytest.raises(ChoiceError, match="there is no policy 'nobody'"):
+        gain_map(small_question("cache", using="nobody"))

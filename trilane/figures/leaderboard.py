@@ -1,0 +1,88 @@
+"""The leaderboard: a row a policy, a column a setting, and how fast each is next to the fastest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.ticker import PercentFormatter
+
+from policies.protocols import PolicyKind
+from trilane.figures.figure_files import Picture, PictureError, default_settings
+from trilane.figures.marks import marked
+from trilane.figures.style import INK, kinds_in_words, page
+from trilane.study.leaderboard.settings import Setting, all_settings, leaderboard_settings
+from trilane.study.leaderboard.standings import TIE, Standing
+
+_COLOURS = colormaps["viridis"]  # readable in grey, and with any colour vision; dark is slow
+_DARK = 0.45  # of the scale, below which text is white
+_ROW = 0.27  # inches
+
+
+@default_settings
+def plot_leaderboard(found: Sequence[Standing]) -> Picture:
+    """Speeds over that of the fastest policy which keeps the routing, as colours and percentages; the best policy at
+    the top. The frame has a row a policy and setting. Raises PictureError without a policy that runs."""
+    shown, settings = [one for one in found if one.relative], all_settings()
+    if not shown:
+        raise PictureError("expected a policy that runs in some setting, there is none")
+    figure, part = page(14, 2.6 + _ROW * len(shown), _headline(shown), _about(),
+                        "; ".join(kinds_in_words({PolicyKind(one.kind) for one in shown})))  # fmt: skip
+    ax = part.subplots()
+    values = np.array([[one.relative.get(setting, np.nan) for setting in settings] for one in shown])
+    norm = Normalize(0.0, 1.0)
+    ax.imshow(np.ma.masked_invalid(np.minimum(values, 1.0)), cmap=_COLOURS, norm=norm, aspect="auto")
+    for row, column in np.argwhere(~np.isnan(values)).tolist():
+        _write(ax, values[row, column], (column, row))
+    _style(ax, shown, settings)
+    bar = part.colorbar(ScalarMappable(norm, _COLOURS), ax=ax, pad=0.01, aspect=40, format=PercentFormatter(1.0))
+    bar.set_label("speed over that of the fastest policy that keeps the routing")
+    return Picture(figure, frame_of(shown))
+
+
+def frame_of(found: Sequence[Standing]) -> pd.DataFrame:
+    """The entries, with the score of their policy and the relative speed."""
+    return pd.DataFrame(
+        {**entry._asdict(), "relative": one.relative.get(setting), "score": one.score}
+        for one in found for setting, entry in one.entries.items()
+    )  # fmt: skip
+
+
+def _headline(shown: Sequence[Standing]) -> str:
+    """The policies that are best most often, of those that keep the routing."""
+    best = Counter({one.policy: one.best_in for one in shown if one.kind == PolicyKind.KEEPS and one.best_in})
+    named = [f"{policy} in {count}" for policy, count in best.most_common(3)]
+    return f"Fastest, or within {TIE:.0%} of it, of {len(all_settings())} settings: {', '.join(named)}"
+
+
+def _about() -> str:
+    settings = leaderboard_settings()
+    return (
+        "time per token of policies that keep the routing is compared with the fastest of them; "
+        f"synthetic routing, engine {settings.scenario['engine']}, {settings.draws} draws"
+    )
+
+
+def _write(ax: Axes, value: float, place: tuple[int, int]) -> None:
+    ax.annotate(f"{100 * value:.0f}", place, ha="center", va="center", fontsize=8,
+                color="white" if value < _DARK else "black")  # fmt: skip
+
+
+def _style(ax: Axes, shown: Sequence[Standing], settings: Sequence[Setting]) -> None:
+    machines = leaderboard_settings().machines
+    ax.set_yticks(range(len(shown)), [marked(one.policy, PolicyKind(one.kind)) for one in shown], fontsize=9)
+    ax.set_xticks(range(len(settings)), [f"{one.family}\nbatch {one.batch}" for one in settings], fontsize=8.5)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    each = len(settings) // len(machines)
+    for place, machine in enumerate(machines.values()):
+        ax.annotate(machine.about, (place * each + (each - 1) / 2, 1), xycoords=("data", "axes fraction"),
+                    xytext=(0, 6), textcoords="offset points", ha="center", fontweight="bold", color=INK)  # fmt: skip
+        if place:
+            ax.axvline(place * each - 0.5, color="white", linewidth=4)

@@ -1,0 +1,108 @@
+"""The map of an idea: what it gains over the two numbers that decide, the break-even line, and the machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import PercentFormatter
+
+from trilane.figures.figure_files import Picture, default_settings
+from trilane.figures.style import BLUE, INK, VERMILLION, legend_of, page
+from trilane.study.pays.gain_map import Cell, GainMap
+from trilane.study.pays.words import shown_text, verdict_of
+
+_COLOURS = LinearSegmentedColormap.from_list("pays", [VERMILLION, "#FFFFFF", BLUE])
+_LEAST = 0.2  # gain that has a full colour, at least: small ones are to look small
+_STRONG = 0.7  # of a colour, from which on its text is white
+_CELL = (1.25, 0.75)  # inches
+
+
+@default_settings
+def plot_pays(found: GainMap) -> Picture:
+    """Gains as colours and numbers, blue where the idea pays; cells are of equal size, whatever the distances of their
+    values. The frame has a row a cell."""
+    idea, rows = found.question.idea, found.rows
+    gains = np.array([[np.nan if cell.gain is None else cell.gain for cell in cells] for cells in rows])
+    strongest = max(_LEAST, float(np.nanmax(np.abs(gains - idea.worth))))
+    norm = Normalize(idea.worth - strongest, idea.worth + strongest)
+    figure, part = page(2.6 + _CELL[0] * len(rows[0]), 2.4 + _CELL[1] * len(rows), verdict_of(found), found.about)
+    ax = part.subplots()
+    ax.imshow(np.ma.masked_invalid(gains), cmap=_COLOURS, norm=norm, origin="lower", aspect="auto")
+    for up, cells in enumerate(rows):
+        for across, cell in enumerate(cells):
+            _write(ax, cell, (across, up), abs(gains[up, across] - idea.worth) > _STRONG * strongest)
+    drawn = _break_even(ax, gains, idea.worth)
+    _machine(ax, found.here)
+    _style(ax, found)
+    bar = part.colorbar(ScalarMappable(norm, _COLOURS), ax=ax, pad=0.02, aspect=30, format=PercentFormatter(1.0))
+    bar.set_label(f"gain in tokens/s over {idea.over}")
+    legend_of(part, _handles(drawn, idea.worth))
+    return Picture(figure, frame_of(found))
+
+
+def frame_of(found: GainMap) -> pd.DataFrame:
+    """A row a cell: the two numbers, the gain with its lowest and highest draw, and the speeds."""
+    idea = found.question.idea
+    return pd.DataFrame(
+        {
+            idea.x.label: cell.x, idea.y.label: cell.y, "gain": cell.gain,
+            "gain_min": min(cell.gains, default=None), "gain_max": max(cell.gains, default=None),
+            "without": cell.without.policy, "without_tokens_per_s": cell.without.mean_tokens_per_s or None,
+            "using": cell.using.policy, "using_tokens_per_s": cell.using.mean_tokens_per_s or None,
+            "here": (across, up) == found.here, "reason": cell.without.reason or cell.using.reason,
+        }
+        for up, cells in enumerate(found.rows) for across, cell in enumerate(cells)
+    )  # fmt: skip
+
+
+def _write(ax: Axes, cell: Cell, place: tuple[int, int], strong: bool) -> None:
+    """The gain, and below it the lowest and the highest of the draws."""
+    if cell.gain is None:
+        ax.annotate("cannot run", place, ha="center", va="center", color=INK, fontsize=8)
+        return
+    ink = "white" if strong else "black"
+    ax.annotate(f"{100 * cell.gain:+.0f}%", place, ha="center", va="center", color=ink, fontsize=11, fontweight="bold")
+    spread = f"{100 * min(cell.gains):+.0f} to {100 * max(cell.gains):+.0f}"
+    ax.annotate(spread, place, xytext=(0, -13), textcoords="offset points", ha="center", va="center", color=ink,
+                fontsize=7.5)  # fmt: skip
+
+
+def _break_even(ax: Axes, gains: np.ndarray, worth: float) -> bool:
+    """The line between the cells that pay and those that do not; whether there is one."""
+    known = gains[~np.isnan(gains)]
+    if min(gains.shape) < 2 or known.min() > worth or known.max() <= worth:
+        return False
+    for colour, width in (("white", 5.0), ("black", 2.5)):
+        ax.contour(np.ma.masked_invalid(gains), levels=[worth], colors=colour, linewidths=width)
+    return True
+
+
+def _machine(ax: Axes, here: tuple[int, int]) -> None:
+    """A frame around the machine's cell."""
+    left, foot = here[0] - 0.5, here[1] - 0.5
+    ax.add_patch(Rectangle((left, foot), 1, 1, fill=False, edgecolor="black", linewidth=3, zorder=5))
+    ax.annotate("your machine", (here[0], here[1] + 0.5), xytext=(0, -8), textcoords="offset points", ha="center",
+                va="center", fontsize=8.5, fontweight="bold", zorder=6,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})  # fmt: skip
+
+
+def _style(ax: Axes, found: GainMap) -> None:
+    idea = found.question.idea
+    ax.set_xticks(range(len(found.rows[0])), [shown_text(idea.x, cell.x) for cell in found.rows[0]])
+    ax.set_yticks(range(len(found.rows)), [shown_text(idea.y, cells[0].y) for cells in found.rows])
+    ax.set_xlabel(idea.x.label)
+    ax.set_ylabel(idea.y.label)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+
+
+def _handles(line: bool, worth: float) -> list[Line2D]:
+    """The legend: the break-even line, if there is one."""
+    what = "break-even" if not worth else f"gain of {worth:.0%}"
+    text = f"{what}: it pays on the blue side" if line else "no break-even on this map"
+    return [Line2D([], [], color="black" if line else "none", linewidth=2.5, label=text)]

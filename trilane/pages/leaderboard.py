@@ -1,0 +1,69 @@
+"""The page of ``trilane leaderboard``: standings over all settings, and the speeds on each machine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from policies.protocols import PolicyKind
+from trilane.pages.output import heading, legend, number, percent, table
+
+if TYPE_CHECKING:
+    from trilane.study.leaderboard.entries import Entry
+    from trilane.study.leaderboard.standings import Standing
+
+Part = Text | Table | str
+_MEANINGS = {
+    "score": "speed over that of the fastest policy of the setting that keeps the routing: geometric mean",
+    "lowest": "the same in the setting that suits the policy least",
+    "best in": "settings in which no policy that keeps the routing is more than 2 % faster",
+    "runs in": "settings; the others refuse it (batches that it does not take, forecasts that the routing lacks)",
+}
+
+
+def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> list[Part]:
+    """All policies, the best first; ``own`` are marked."""
+    from trilane.figures.marks import marked, meanings
+    from trilane.study.leaderboard.settings import all_settings, leaderboard_settings
+
+    settings, lines = leaderboard_settings(), []
+    for place, one in enumerate(found, 1):
+        name = f"{marked(one.policy, PolicyKind(one.kind)) if one.kind else one.policy}{' <' * (one.policy in own)}"
+        shares = [percent(one.score), percent(one.lowest)]
+        lines.append([str(place), name, *shares, str(one.best_in), str(len(one.relative))])
+    about = f"{len(settings.machines)} machines x {len(settings.families)} families of routing x batch " + " and ".join(
+        map(str, settings.batches)
+    )
+    marks = meanings({PolicyKind(one.kind) for one in found if one.kind})
+    return [
+        heading(f"{len(found)} policies in {len(all_settings())} settings: {about}, {settings.draws} draws each"),
+        table(["", "policy", "score", "lowest", "best in", "runs in"], lines, text_columns=2),
+        legend({**_MEANINGS, **marks, **({"<": "yours"} if own else {})}),
+    ]
+
+
+def machine_pages(found: Sequence[Standing]) -> Iterator[Part]:
+    """For each machine: tokens a second of all sequences, the lowest and highest draw in brackets."""
+    from trilane.study.leaderboard.settings import Setting, leaderboard_settings
+
+    settings = leaderboard_settings()
+    for machine, (about, hardware) in settings.machines.items():
+        columns = [(family, batch) for family in settings.families for batch in settings.batches]
+        models = ", ".join(settings.families[family][machine] for family in settings.families)
+        header = [f"{family}\nbatch {batch}" for family, batch in columns]
+        lines = [
+            [one.policy, *(_speeds(entries.get(Setting(machine, *column))) for column in columns)]
+            for one in found if (entries := dict(one.entries))
+        ]  # fmt: skip
+        yield ""
+        yield heading(f"{about}: {hardware}; {models}; tokens/s")
+        yield table(["policy", *header], lines)
+
+
+def _speeds(entry: Entry | None) -> str:
+    if entry is None or entry.tokens_per_s is None:
+        return "-"
+    return f"{number(entry.tokens_per_s)} [{number(entry.lowest)}-{number(entry.highest)}]"

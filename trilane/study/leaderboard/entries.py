@@ -1,0 +1,128 @@
+"""Entries of the leaderboard: a policy in a setting, simulated; and the file that keeps them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from policies.protocols import PolicyKind
+from sim.machine.units import MIB
+from sim.runs.vocabulary import kind_of
+from trilane.common.files import atomic_path
+from trilane.study.leaderboard.settings import LeaderboardError, Setting, all_settings, leaderboard_settings
+from trilane.study.sweep.grid import Grid
+from trilane.study.sweep.sweep import Progress, sweep
+
+ENTRIES = Path(__file__).with_name("entries.csv")
+Watch = Callable[[Setting, Progress], None]
+
+
+class Entry(NamedTuple):
+    """A policy in a setting: tokens a second of all sequences, as mean, lowest and highest of the draws; the share of
+    the experts that were on the GPU when they were needed; MiB copied for a token. ``reason``: why it cannot run."""
+
+    machine: str
+    family: str
+    batch: int
+    policy: str
+    kind: str
+    tokens_per_s: float | None
+    lowest: float | None
+    highest: float | None
+    hit_rate: float | None
+    copied_mib: float | None
+    reason: str
+
+    @property
+    def setting(self) -> Setting:
+        """Its column."""
+        return Setting(self.machine, self.family, self.batch)
+
+
+def played(setting: Setting, policies: Sequence[str], jobs: int, watch: Watch) -> list[Entry]:
+    """Simulate policies in a setting. Raises ChoiceError for an unknown policy, and one that other processes lack."""
+    grid = Grid(setting.scenario(), ({"policy": tuple(policies)},), leaderboard_settings().draws, clairvoyant=False)
+    table = sweep(grid, jobs=jobs, watch=lambda now: watch(setting, now))
+    rows: dict[str, list[Mapping[Any, Any]]] = {}
+    for row in table.to_dict("records"):
+        rows.setdefault(str(row["policy"]), []).append(row)
+    return [_entry(setting, policy, mine) for policy, mine in rows.items()]
+
+
+def _entry(setting: Setting, policy: str, rows: Sequence[Mapping[Any, Any]]) -> Entry:
+    reason = next((row["error"].partition(": ")[2] for row in rows if row["error"]), "")
+    if reason:
+        return Entry(*setting, policy, "", None, None, None, None, None, reason)
+    speeds = [row["throughput_tokens_per_s"] for row in rows]
+    hits = [row["decode_served_hit_rate"] for row in rows]
+    return Entry(
+        *setting, policy, kind_of(json.loads(rows[0]["labels"])), fmean(speeds), min(speeds), max(speeds),
+        hit_rate=None if any(rate != rate for rate in hits) else fmean(hits),
+        copied_mib=fmean(row["pcie_bytes_per_token"] for row in rows) / MIB, reason="",
+    )  # fmt: skip
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def add_entries(path: Path, policies: Sequence[str], jobs: int, watch: Watch) -> list[Entry]:
+    """Simulate what a file lacks, setting by setting, and keep each as it is done, so that an interrupted run can go
+    on. Returns all entries of the file. Raises what ``read_entries`` and ``played`` raise."""
+    entries = read_entries(path) if path.exists() else []
+    for setting in all_settings():
+        if missing := lacking(entries, setting, policies):
+            entries = [*entries, *played(setting, missing, jobs, watch)]
+            write_entries(entries, path)
+    return entries
+
+
+def with_played(entries: Sequence[Entry], policies: Sequence[str], jobs: int, watch: Watch) -> list[Entry]:
+    """Entries, and those of policies that they lack, which are simulated and kept nowhere."""
+    more = [entry for setting in all_settings() if (missing := lacking(entries, setting, policies))
+            for entry in played(setting, missing, jobs, watch)]  # fmt: skip
+    return [*entries, *more]
+
+
+def lacking(entries: Collection[Entry], setting: Setting, policies: Sequence[str]) -> list[str]:
+    """The policies without an entry in a setting."""
+    there = {entry.policy for entry in entries if entry.setting == setting}
+    return [policy for policy in policies if policy not in there]
+
+
+def read_entries(path: Path = ENTRIES) -> list[Entry]:
+    """The entries of a file. Raises LeaderboardError."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [_read(row) for row in csv.DictReader(file, strict=True)]
+    except (OSError, UnicodeDecodeError, csv.Error, KeyError, TypeError, ValueError) as error:
+        raise LeaderboardError(
+            f"{path}: expected the entries of a leaderboard, as `trilane leaderboard --play` writes them: {error}"
+        ) from None
+
+
+def _read(row: Mapping[str, str]) -> Entry:
+    texts = {name: row[name] for name in Entry._fields}
+    numbers = {name: float(texts[name]) if texts[name] else None for name in _NUMBERS}
+    kind = PolicyKind(texts["kind"]) if texts["kind"] else ""
+    values: dict[str, Any] = {**texts, **numbers, "batch": int(texts["batch"]), "kind": kind}
+    return Entry(**values)
+
+
+def write_entries(entries: Sequence[Entry], path: Path) -> None:
+    """The whole file, or nothing."""
+    with atomic_path(path) as aside, aside.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Entry._fields)
+        for entry in entries:
+            writer.writerow([_cell(value) for value in entry])
+
+
+def _cell(value: object) -> object:
+    return f"{value:.5g}" if isinstance(value, float) else value
+
+
+_NUMBERS = ("tokens_per_s", "lowest", "highest", "hit_rate", "copied_mib")

@@ -1,0 +1,78 @@
+"""The settings of the leaderboard: machine classes x families of routing x batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sim.runs.scenario import Scenario
+from traces.library import calibration_of
+from traces.models.names import parted
+from traces.synthesis.named import with_lengths
+from trilane.common.errors import TrilaneError
+from trilane.common.hints import Count
+from trilane.common.schema import from_dict
+from trilane.common.yaml_files import read_yaml
+from trilane.study.fit.routing import CALIBRATION
+
+FORECASTS = ("gate@1", "gate@2", "gate@3", "residual@1", "quasi_hidden@1", "estimator@1", "partial@1",
+             "token@1")  # fmt: skip
+
+
+class LeaderboardError(TrilaneError):
+    """A file of entries that cannot be read, or a setting that there is not."""
+
+
+class MachineClass(NamedTuple):
+    """A machine that stands for many."""
+
+    about: str
+    hardware: str
+
+
+@dataclass(frozen=True)
+class LeaderboardSettings:
+    """The file ``settings.yaml``. ``families``: the model of each machine."""
+
+    scenario: Mapping[str, Any]
+    draws: Count
+    batches: tuple[Count, ...]
+    machines: Mapping[str, MachineClass]
+    families: Mapping[str, Mapping[str, str]]
+
+
+class Setting(NamedTuple):
+    """One column of the leaderboard."""
+
+    machine: str
+    family: str
+    batch: int
+
+    def scenario(self) -> Scenario:
+        """Of a policy that is still to be chosen; the trace has sequences for all draws."""
+        settings = leaderboard_settings()
+        model = settings.families[self.family][self.machine]
+        name, common = f"synthetic:{parted(model).model}", settings.scenario
+        lengths = common["sampled_prompt_tokens"], common["sampled_steps"]
+        return Scenario(
+            trace=with_lengths(name, self.batch * settings.draws, *lengths, FORECASTS), model=model, batch=self.batch,
+            hardware=settings.machines[self.machine].hardware,
+            calibration=with_lengths(f"{calibration_of(name)}", *CALIBRATION, FORECASTS), **common,
+        )  # fmt: skip
+
+
+@cache
+def leaderboard_settings() -> LeaderboardSettings:
+    """Those that come with the program."""
+    path = Path(__file__).with_name("settings.yaml")
+    return from_dict(LeaderboardSettings, read_yaml(path, LeaderboardError), path.name, LeaderboardError)
+
+
+def all_settings() -> list[Setting]:
+    """The columns, machine by machine."""
+    settings = leaderboard_settings()
+    return [Setting(machine, family, batch) for machine in settings.machines for family in settings.families
+            for batch in settings.batches]  # fmt: skip

@@ -1,0 +1,93 @@
+"""Numbers that decide whether an idea pays: an axis of a sweep, a machine's own value, and the values of a map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from sim.machine.dials import DIALS
+from sim.machine.units import GB
+from sim.runs.prepare import Prepared
+
+Values = tuple[float, ...]
+_NEAR = 0.4  # of a step: values that are nearer to the machine's own are left out
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One of the two numbers that decide.
+
+    ``axis``: its name in a sweep. ``label``: what is shown, with its unit. ``own``: the machine's value, of a question
+    that is prepared with the idea. ``around``: the values of a map, ascending as they are shown, with the machine's own
+    among them. ``shown``: a value as it is shown, of the question prepared with it. ``is_share``: shown in percent.
+    """
+
+    axis: str
+    label: str
+    own: Callable[[Prepared], float]
+    around: Callable[[float], Values]
+    shown: Callable[[Prepared, float], float] = lambda prepared, value: value
+    is_share: bool = False
+
+
+def with_own(values: Values, own: float) -> Values:
+    """Fixed values and the machine's own, without those next to it."""
+    step = (values[-1] - values[0]) / (len(values) - 1)
+    return tuple(sorted([own, *(value for value in values if abs(value - own) > _NEAR * step)]))
+
+
+def multiples(ratio: float, below: int, above: int, own: float) -> Values:
+    """The own value times powers of ``ratio``."""
+    return tuple(own * ratio**power for power in range(-below, above + 1))
+
+
+# --- own values -------------------------------------------------------------------------------------------------------
+
+
+def _dial(name: str, prepared: Prepared) -> float:
+    """The machine's value of a dial."""
+    dial = DIALS[name]
+    return float(prepared.hardware.flat()[dial.keys[0]]) / dial.unit
+
+
+def _share(prepared: Prepared) -> float:
+    """The share of the experts that fit the GPU's memory, rounded down so that they do."""
+    return prepared.memory.slots * 1000 // (prepared.shape.moe_layers * prepared.shape.experts) / 1000
+
+
+def _recall(prepared: Prepared) -> float:
+    """Of forecasts of the next layer."""
+    recalls = prepared.scenario.noisy_forecast_recall
+    assert recalls is not None  # a question states them
+    return recalls[0]
+
+
+def _memory(prepared: Prepared) -> float:
+    return prepared.hardware.gpu.memory_bytes / GB
+
+
+def _upload_us(prepared: Prepared, value: float) -> float:
+    """Copy of the mean expert at this rate of the link."""
+    experts = prepared.costs.experts
+    return sum(expert.copy_ns for expert in experts) / len(experts) / 1e3
+
+
+# --- the dimensions ---------------------------------------------------------------------------------------------------
+
+SHARE = Dimension(
+    "cached_share", "experts on the GPU (share of all)", _share, partial(with_own, (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)),
+    is_share=True,
+)  # fmt: skip
+LINK = Dimension("pcie_gbps", "link, host to GPU (GB/s)", partial(_dial, "pcie_gbps"), partial(multiples, 2.0, 2, 2))
+UPLOAD = Dimension(
+    "pcie_gbps", "upload of an expert (us)", partial(_dial, "pcie_gbps"), partial(multiples, 0.5, 1, 4), _upload_us
+)
+DRAM = Dimension(
+    "dram_gbps", "DRAM bandwidth of CPU experts (GB/s)", partial(_dial, "dram_gbps"), partial(multiples, 2**0.5, 3, 3)
+)
+MEMORY = Dimension("gpu_memory_gb", "GPU memory (GB)", _memory, partial(multiples, 1.25, 3, 3))
+RECALL = Dimension(
+    "noisy_forecast_recall", "recall of forecasts (share of the experts)", _recall,
+    partial(with_own, (0.2, 0.4, 0.6, 0.8, 1.0)), is_share=True,
+)  # fmt: skip

@@ -1,0 +1,127 @@
+"""The map of an idea: what it gains over the two numbers that decide, and where the machine is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from sim.runs.prepare import Prepared, prepare
+from trilane.common.schema import to_dict
+from trilane.study.pays.break_even import Range, paying
+from trilane.study.pays.dimensions import Dimension, Values
+from trilane.study.pays.ideas import PaysError
+from trilane.study.pays.played_map import PlayedMap, PlayedSide, play_map
+from trilane.study.pays.question import PaysQuestion, prepared_with_idea
+from trilane.study.sweep.axes import vary
+from trilane.study.sweep.sweep import Progress
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A place of a map: ``x`` and ``y`` as they are shown, and both sides there."""
+
+    x: float
+    y: float
+    without: PlayedSide
+    using: PlayedSide
+
+    @property
+    def gains(self) -> tuple[float, ...]:
+        """Speed with the idea over that without, minus 1, of each draw; none if one of the two cannot run."""
+        pairs = zip(self.using.tokens_per_s, self.without.tokens_per_s, strict=False)
+        return tuple(using / without - 1 for using, without in pairs)
+
+    @property
+    def gain(self) -> float | None:
+        """The mean over the draws, in thousandths: less is no gain."""
+        return round(fmean(self.gains), 3) + 0.0 if self.gains else None
+
+
+@dataclass(frozen=True)
+class GainMap:
+    """The answer of ``trilane pays``. ``rows``: cells, from the lowest ``y`` on. ``here``: column and row of the
+    machine."""
+
+    question: PaysQuestion
+    about: str
+    rows: tuple[tuple[Cell, ...], ...]
+    here: tuple[int, int]
+
+    @property
+    def cell(self) -> Cell:
+        """The machine's."""
+        return self.rows[self.here[1]][self.here[0]]
+
+    @property
+    def own_row(self) -> tuple[Cell, ...]:
+        """The cells with the machine's ``y``."""
+        return self.rows[self.here[1]]
+
+    @property
+    def own_column(self) -> tuple[Cell, ...]:
+        """The cells with the machine's ``x``."""
+        return tuple(row[self.here[0]] for row in self.rows)
+
+    @property
+    def paying_x(self) -> list[Range]:
+        """Where the idea pays along the own row."""
+        return paying([cell.x for cell in self.own_row], [cell.gain for cell in self.own_row], self.question.idea.worth)
+
+    @property
+    def paying_y(self) -> list[Range]:
+        """Where the idea pays along the own column."""
+        cells = self.own_column
+        return paying([cell.y for cell in cells], [cell.gain for cell in cells], self.question.idea.worth)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        cells = [{**to_dict(cell), "gains": cell.gains} for row in self.rows for cell in row]
+        idea = self.question.idea
+        return {
+            "question": to_dict(self.question), "about": self.about, "x": idea.x.label, "y": idea.y.label,
+            "worth": idea.worth, "cells": cells, "here": {"x": self.cell.x, "y": self.cell.y},
+        }  # fmt: skip
+
+
+def gain_map(question: PaysQuestion, jobs: int = 1, watch: Callable[[Progress], None] | None = None) -> GainMap:
+    """Simulate the map. Raises what ``prepared_with_idea`` and ``play_map`` raise, and PaysError if one of the two
+    sides cannot run on the machine itself."""
+    prepared, idea = prepared_with_idea(question), question.idea
+    xs, ys = (dimension.around(dimension.own(prepared)) for dimension in (idea.x, idea.y))
+    played = play_map(question, prepared, xs, ys, jobs, watch)
+    shown = [_shown(prepared, dimension, values) for dimension, values in ((idea.x, xs), (idea.y, ys))]
+    rows = tuple(
+        tuple(_cell(question, played, (x, y), (at_x, at_y)) for x, at_x in zip(xs, shown[0], strict=True))
+        for y, at_y in zip(ys, shown[1], strict=True)
+    )
+    here = xs.index(idea.x.own(prepared)), ys.index(idea.y.own(prepared))
+    found = GainMap(question, _about(prepared, question), rows, here)
+    if found.cell.gain is None:
+        raise PaysError(f"pays: {found.cell.without.reason or found.cell.using.reason}")
+    return found
+
+
+def _shown(prepared: Prepared, dimension: Dimension, values: Values) -> Values:
+    return tuple(
+        dimension.shown(prepare(vary(prepared.scenario, dimension.axis, value), prepared.trace), value)
+        for value in values
+    )
+
+
+def _cell(question: PaysQuestion, played: PlayedMap, at: tuple[float, float], shown: tuple[float, float]) -> Cell:
+    idea = question.idea
+    x, y = (value * idea.times.get(axis, 1) for value, axis in zip(at, (idea.x.axis, idea.y.axis), strict=True))
+    return Cell(*shown, played.fastest(idea.without, *at), played.fastest(question.candidates, x, y))
+
+
+def _about(prepared: Prepared, question: PaysQuestion) -> str:
+    """What was played."""
+    asked = question.fit
+    batch = "" if asked.batch == 1 else f", batch {asked.batch}"
+    routing = "synthetic" if prepared.trace.provenance.get("synthetic") else "recorded"
+    return (
+        f"{prepared.shape.name} on {prepared.hardware.name}{batch}: answers of {asked.generated:,} tokens after "
+        f"{asked.context:,}, {routing} routing, {question.draws} draws"
+    )

@@ -1,0 +1,94 @@
+"""The question of ``trilane pays``: does an idea pay for this model on that machine?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from sim.machine.hardware import load_hardware
+from sim.machine.units import in_gb
+from sim.runs.prepare import Prepared, prepare
+from sim.runs.scenario import Scenario
+from traces.library import calibration_of
+from traces.models.catalogue import load_model
+from traces.models.names import parted
+from traces.synthesis.named import with_lengths
+from traces.synthesis.nearest import nearest_routing
+from trilane.common.hints import between
+from trilane.common.schema import check
+from trilane.study.fit.memory_needed import check_fits, need_of
+from trilane.study.fit.question import Question
+from trilane.study.fit.routing import CALIBRATION
+from trilane.study.pays.ideas import Candidate, Idea, PaysError, candidate_of, idea_named
+from trilane.study.sweep.axes import vary
+
+STEPS = 48  # decode steps that are played of an answer, at most
+PROMPT_ROWS = 32  # prompt tokens that are routed one by one, of each sequence
+DRAWS = 3
+
+
+@dataclass(frozen=True)
+class PaysQuestion:
+    """An idea (``pays.ideas``), and the model, the machine and the lengths of ``trilane fit``'s question.
+
+    ``draws``: answers, other parts of the routing, over which a gain is a mean with a spread. ``using``: a policy in
+    place of the idea's own. Raises PaysError for an unknown idea.
+    """
+
+    name: str
+    fit: Question
+    draws: Annotated[int, between(1, 100)] = DRAWS
+    using: str | None = None
+
+    def __post_init__(self) -> None:
+        check(self, PaysError)
+        idea_named(self.name)
+
+    @property
+    def idea(self) -> Idea:
+        """The idea."""
+        return idea_named(self.name)
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Those with the idea."""
+        return self.idea.using if self.using is None else (candidate_of(self.using, self.idea),)
+
+    @property
+    def recalls(self) -> tuple[float, ...]:
+        """Of gates one to three layers ahead, of this model or the nearest that was measured."""
+        known = nearest_routing(self.fit.model_shape).forecast_accuracy
+        return tuple(known[name] for name in ("gate@1", "gate@2", "gate@3") if name in known)
+
+    def scenario(self) -> Scenario:
+        """With the last of the candidates, and the machine's own memory. Raises TraceError."""
+        model, _, layers = parted(load_model(self.fit.model).name)  # of a folder, the file in it
+        cut = "" if layers is None else f":{layers}"
+        name = f"synthetic:{model}"
+        played = with_lengths(name, self.fit.batch * self.draws, PROMPT_ROWS, STEPS, ())
+        calibration = with_lengths(f"{calibration_of(name)}", *CALIBRATION, ())
+        scenario = self.fit.scenario(self.fit.trace or f"{played}{cut}", self.fit.calibration or f"{calibration}{cut}")
+        asked = scenario.with_(
+            sampled_steps=STEPS, sampled_prompt_tokens=PROMPT_ROWS, noisy_forecast_recall=self.recalls
+        )
+        policy, engine = self.candidates[-1]
+        return vary(asked.with_(engine=engine), "policy", policy)
+
+
+def prepared_with_idea(question: PaysQuestion) -> Prepared:
+    """The question, prepared with the idea on the machine as it is.
+
+    Raises FitError for a model that the machine cannot run, PaysError where nothing is offloaded, and what ``prepare``
+    raises.
+    """
+    asked = question.fit
+    shape, hardware = asked.model_shape, load_hardware(asked.hardware)
+    if hardware.one_memory:
+        raise PaysError(f"pays: {hardware.name} has no GPU with memory of its own, so that nothing is offloaded")
+    check_fits(shape, hardware, asked)
+    if need_of(shape, hardware, asked.batch, asked.tokens).all_on_gpu:
+        raise PaysError(
+            f"pays: all experts of {shape.name}, {in_gb(shape.routed_bytes)} GB, fit the memory of the GPU, so that "
+            f"nothing is offloaded; name a larger model or a smaller GPU"
+        )
+    return prepare(question.scenario()).checked()

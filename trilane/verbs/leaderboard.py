@@ -1,0 +1,72 @@
+"""``trilane leaderboard``: every policy on four machines, and where one's own would stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trilane.pages.output import JsonOption, check_picture, check_targets, note, show, working, write_json
+from trilane.verbs.inputs import policies_in, policy_files
+from trilane.verbs.options import OWN_POLICY, JobsOption, processes
+
+if TYPE_CHECKING:
+    from trilane.study.leaderboard.entries import Entry
+
+
+def leaderboard(
+    policies: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help=f"Simulate these where they have no entry yet. {OWN_POLICY}. Default: with "
+                                         "--play all, else none."),
+    ] = None,
+    play: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.csv", help="Simulate what this file lacks, and add it there; without it, the "
+                                              "entries that come with the program are shown."),
+    ] = None,
+    details: Annotated[bool, typer.Option("--details", help="The speeds on each machine, too.")] = False,
+    jobs: JobsOption = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Draw the standings (.png, .svg or .pdf); a CSV with the same data goes next "
+                                          "to it."),
+    ] = None,
+    json: JsonOption = None,
+) -> None:  # fmt: skip
+    """Rank policies over machines of four classes, two families of routing, and batches of 1 and 8.
+
+    Each setting plays the same texts for every policy, on the engine [bold]ideal[/].
+    """
+    from trilane.common.schema import to_dict
+    from trilane.pages.leaderboard import leaderboard_page, machine_pages
+    from trilane.study.leaderboard.standings import standings
+
+    names = [] if policies is None else policies_in(policies)
+    data = None if plot is None else str(Path(plot).with_suffix(".csv"))
+    check_picture(plot)
+    check_targets(json, plot, data, play, inputs=policy_files())
+    found = standings(_entries(names, play, processes(jobs)))
+    show(json, *leaderboard_page(found, names), *(machine_pages(found) if details else ()))
+    write_json([{"policy": one.policy, "kind": one.kind, "score": one.score, "lowest": one.lowest,
+                 "best_in": one.best_in, "entries": [to_dict(entry) for entry in one.entries.values()]}
+                for one in found], json)  # fmt: skip
+    if plot is not None:
+        from trilane.figures import plot_leaderboard, save_picture
+
+        note(f"picture: {plot}, and what it draws: {save_picture(plot_leaderboard(found), plot)}")
+
+
+def _entries(names: list[str], play: str | None, jobs: int) -> list[Entry]:
+    from policies.registry import policy_names
+    from trilane.study.leaderboard.entries import add_entries, read_entries, with_played
+
+    with working("simulating") as say:
+
+        def watch(setting: tuple[str, str, int], now: tuple[int, int, int, int]) -> None:
+            say(f"simulating, {', '.join(map(str, setting))}: {now[2]} of {now[0]}")
+
+        if play is not None:
+            return add_entries(Path(play), names or policy_names(), jobs, watch)
+        return with_played(read_entries(), names, jobs, watch)

@@ -1,0 +1,82 @@
+"""``trilane pays``: does an idea pay for this model on that machine?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trilane.pages.output import JsonOption, check_picture, check_targets, note, show, working, write_json
+from trilane.verbs.inputs import policy_files, policy_named
+from trilane.verbs.machine_parts import MachineParts
+from trilane.verbs.options import OWN_POLICY, JobsOption, grouped, processes
+
+
+@grouped
+def pays(
+    idea: Annotated[
+        str,
+        typer.Argument(metavar="IDEA", help="cache: a cache of experts on the GPU; prefetch: of the next layer's "
+                                            "experts; link: one of twice the bandwidth; memory: a GPU with a quarter "
+                                            "more."),
+    ],
+    *,
+    model: Annotated[
+        str,
+        typer.Option("--model", "-m", metavar="NAME|FILE", help="Model; see [bold]trilane models[/]. Or a config.json, "
+                                                                "or a GGUF file."),
+    ],
+    parts: MachineParts,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Format of weights, such as bf16, q8_0, q4_k_m. Default: q4_k_m, or as "
+                                          "published if that has fewer than 16 bits."),
+    ] = None,
+    context: Annotated[int, typer.Option(metavar="N", help="Tokens of the prompt.")] = 4096,
+    generated: Annotated[int, typer.Option(metavar="N", help="Tokens of the answer.")] = 256,
+    batch: Annotated[int, typer.Option(metavar="N", help="Sequences that run together.")] = 1,
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=f"Policy that has the idea, in place of the usual one. {OWN_POLICY}."),
+    ] = None,
+    trace: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="Recorded routing. Default: synthetic, like the model's.")
+    ] = None,
+    draws: Annotated[int, typer.Option(metavar="N", help="Answers over which each gain is a mean.")] = 3,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Draw the map (.png, .svg or .pdf); a CSV with the same data goes next to "
+                                          "it."),
+    ] = None,
+    jobs: JobsOption = None,
+    json: JsonOption = None,
+) -> None:  # fmt: skip
+    """Does an idea pay here, and where is the break-even?
+
+    Simulates decoding without the idea and with it, over the two numbers that decide: whether it pays on the machine
+    that was named, by how much, and from which values of these numbers on it would.
+    """
+    from trilane.pages.pays import pays_page
+    from trilane.study.fit.question import Question
+    from trilane.study.pays.gain_map import gain_map
+    from trilane.study.pays.question import PaysQuestion
+
+    check_picture(out)
+    using = None if policy is None else policy_named(policy)
+    data = None if out is None else str(Path(out).with_suffix(".csv"))
+    check_targets(json, out, data, inputs=(trace, parts.machine, *policy_files()))
+    asked = Question(
+        model=model, **parts.given(), weights=weights, context=context, generated=generated, batch=batch, trace=trace
+    )  # fmt: skip
+    with working("simulating") as say:
+        found = gain_map(
+            PaysQuestion(idea, asked, draws, using), processes(jobs),
+            lambda now: say(f"simulating, {now.done} of {now.total}"),
+        )  # fmt: skip
+    show(json, *pays_page(found))
+    write_json(found.to_dict(), json)
+    if out is not None:
+        from trilane.figures import plot_pays, save_picture
+
+        note(f"picture: {out}, and what it draws: {save_picture(plot_pays(found), out)}")
