@@ -69,8 +69,9 @@ COMPOSITIONS = {
     },
     "edgemoe": {
         "placement": "Pooled(placement=PopularityPlacement(uniform=False))", "assigner": "LoadAll()",
-        "prefetcher": "StatisticalPrefetcher(size=2, among_all=True, into='cache')",
-        "cache": "LayerWeightedLfuCache()",
+        "prefetcher": "ProfilePrefetcher(profile=ActivationProfile(), size=2, among_all=True, routing=None, "
+        "into='cache')",
+        "cache": "DistanceLfuCache()",
     },
     "adapmoe": {
         "placement": "SlotsByMissesFull(slots=SlotsByMisses())", "assigner": "LoadAll()",

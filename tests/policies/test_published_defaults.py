@@ -55,7 +55,6 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     ("edgemoe", "prefetch", None, "open: top-k of the model"),
     ("edgemoe", "among", "all", "open"),
     ("edgemoe", "pool", True, "open"),
-    ("edgemoe", "favour", 0.1, "unpublished"),
     ("adapmoe", "prefetch", 1, "src/linear_cache.py: one expert of the next layer"),
     ("adapmoe", "drop_below", None, "ours: off, since it changes the routing"),
     ("adapmoe", "start", "popular", "silent"),
