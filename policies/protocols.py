@@ -172,6 +172,7 @@ class Needs:
     uniform_sizes: bool = False
     gpu_only: bool = False  # every expert runs on the GPU, so at least one staging slot is needed
     changes_routing: bool = False
+    narrow_share: float | None = None  # bytes of a narrow copy of an expert over the expert's; None: there are none
     max_batch: int | None = None
 
     @property
