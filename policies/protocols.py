@@ -175,6 +175,11 @@ class Needs:
     max_batch: int | None = None
 
     @property
+    def live(self) -> bool:
+        """Whether a model that runs can give all of it: not the future, nor forecasts of later tokens."""
+        return not self.future and all(kind != "token" for kind, _ in self.forecasts)
+
+    @property
     def kind(self) -> PolicyKind:
         """A clairvoyant policy counts as that alone."""
         if self.future:

@@ -63,9 +63,10 @@ class GenerateRequest:
     def check(self) -> None:
         """Raises RefusedError for requests that no model can fulfil."""
         scenario = self.scenario
-        if system(scenario.policy).needs.future:
+        if not system(scenario.policy).needs.live:
+            later = "layers" if system(scenario.policy).needs.future else "tokens"
             raise RefusedError(
-                f"policy {scenario.policy!r} needs the routing of later layers, which is not known while a model runs; "
+                f"policy {scenario.policy!r} needs the routing of later {later}, not known while a model runs: "
                 "generate with another policy, and simulate this one on the resulting trace"
             )
         simulated = (
