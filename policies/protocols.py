@@ -172,12 +172,14 @@ class Needs:
     uniform_sizes: bool = False
     gpu_only: bool = False  # every expert runs on the GPU, so at least one staging slot is needed
     changes_routing: bool = False
+    narrow_share: float | None = None  # bytes of a narrow copy of an expert over the expert's; None: there are none
     max_batch: int | None = None
 
     @property
     def live(self) -> bool:
-        """Whether a model that runs can give all of it: not the future, nor forecasts of later tokens."""
-        return not self.future and all(kind != "token" for kind, _ in self.forecasts)
+        """Whether a model that runs can give all of it: not the future, forecasts of later tokens, or narrow copies."""
+        later = self.future or any(kind == "token" for kind, _ in self.forecasts)
+        return not later and self.narrow_share is None
 
     @property
     def kind(self) -> PolicyKind:

@@ -50,6 +50,7 @@ MODULES = (  # a module's policies are listed in the order of their definition
     "policies.papers.speculating_experts",
     "policies.papers.cache_prior",
     "policies.papers.buddymoe",
+    "policies.papers.hobbit",
     "policies.baselines.best",
     "policies.mix",
     "policies.baselines.oracle",

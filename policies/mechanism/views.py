@@ -66,6 +66,7 @@ class ExpertCosts(NamedTuple):
     ``both_ways_permille`` those of a copy and a write-back;
     ``between_ns`` is the time from the end of one layer's experts to the next plan, and ``exchange_ns`` that of the
     transfers which a CPU with any expert needs, activations there and the result back; both for one token.
+    ``narrow``: what differs for copies of fewer bits, if there are any. They have expert numbers of their own.
     """
 
     gpu_ns: Sequence[int]
@@ -80,6 +81,19 @@ class ExpertCosts(NamedTuple):
     exchange_ns: int = 0
     first_gpu_ns: int = 0
     both_ways_permille: int = 1000
+    narrow: NarrowCopies | None = None
+
+    def of(self, expert: int) -> ExpertCosts:
+        """The costs of an expert by its number, which may be that of a narrow copy."""
+        return self if self.narrow is None or expert < self.narrow.first else self.narrow.costs
+
+
+class NarrowCopies(NamedTuple):
+    """Copies of a layer's experts in fewer bits: number ``first`` + e is that of expert e < ``first``. To the mechanism
+    they are experts, smaller than the others, which are computed where a routing names them."""
+
+    first: int
+    costs: ExpertCosts
 
 
 class LayerInput(NamedTuple):

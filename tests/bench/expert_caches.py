@@ -1,5 +1,5 @@
-"""Expert caches in patched llama.cpp, and drafts with experts on the CPU, as others measured them, next to the same
-played here: ``python -m tests.bench.expert_caches [--write]``. Two minutes on one core.
+"""Expert caches in patched llama.cpp as others measured them, next to the same played here: ``python -m
+tests.bench.expert_caches [--write]``. Two minutes on one core.
 
 ``expert_caches.csv`` has what was measured, a row with its source; ``expert_caches.yaml`` how it is played.
 """
@@ -61,7 +61,7 @@ def scenarios() -> Iterator[tuple[str, str, Scenario]]:
     common = settings()["setting"]
     for machine, about in settings()["machines"].items():
         for method, given in about["methods"].items():
-            fields = {**common, "engine": str(HERE / common["engine"]), **about["setting"], **given}
+            fields = {**common, **about["setting"], **given}
             slots, pageable = fields.pop("slots"), fields.pop("pageable", False)
             fields["cached_share"] = slots / about["experts"]
             fields["hardware_overrides"] = {

@@ -39,6 +39,7 @@ _FAMILIES: Mapping[str, tuple[str, ...]] = {
     PURPLE: (
         "smoe", "daop", "quasi-pf", "router-pf", "est-pf", "hybrid-pf", "daop@impl", "quasi-pf@impl", "quasi-pf@exact",
         "router-pf@exact", "est-pf@exact", "hybrid-pf@exact", "cache-prior", "buddy", "kt-deferral",
+        "hobbit",
     ),
 }  # fmt: skip
 _LOOKS = {
