@@ -44,7 +44,8 @@ class Forecast(NamedTuple):
     They follow from the k best of each token; ties go to the expert that ranks higher in some token's choice, then to
     the lower id (an oracle's to the lower id). ``token_ids`` and ``token_scores`` ([tokens][m], descending, m >= 2k or
     all experts) are there for policies that need tokens; scores only where the forecast has any.
-    A forecast of the kind ``token`` was made by the token before: it is given again at every layer before its own.
+    A forecast of the kind ``token`` was made by the token before: it is given again at every layer before its own. One
+    that is about a later step (``steps_ahead``) is given once, with the first layer.
     """
 
     layer: int
@@ -53,19 +54,24 @@ class Forecast(NamedTuple):
     tokens: tuple[int, ...]
     token_ids: Sequence[Sequence[int]] = ()
     token_scores: Sequence[Sequence[float]] = ()
+    steps_ahead: int = 0
 
 
 class ExpertCosts(NamedTuple):
     """The planner's expert times of one layer, in ns: tables by workload (index 0 is 0), and one copy.
 
-    ``cpu_permille`` and ``copy_permille`` are the rates of CPU experts and of copies while both run;
+    ``first_gpu_ns`` and ``first_cpu_ns`` are what the first expert of a layer takes in addition on its device: on the
+    GPU, kernels that the others share. An expert that is copied for the layer runs by itself and takes them, too.
+    ``cpu_permille`` and ``copy_permille`` are the rates of CPU experts and of copies while both run, and
+    ``both_ways_permille`` those of a copy and a write-back;
     ``between_ns`` is the time from the end of one layer's experts to the next plan, and ``exchange_ns`` that of the
     transfers which a CPU with any expert needs, activations there and the result back; both for one token.
+    ``narrow``: what differs for copies of fewer bits, if there are any. They have expert numbers of their own.
     """
 
     gpu_ns: Sequence[int]
     cpu_ns: Sequence[int]
-    first_cpu_ns: int  # extra time of the first CPU expert of a layer
+    first_cpu_ns: int
     copy_ns: int
     expert_bytes: int
     writeback_ns: int = 0  # back to the host, where a policy writes its victims back
@@ -73,6 +79,21 @@ class ExpertCosts(NamedTuple):
     copy_permille: int = 1000
     between_ns: int = 0
     exchange_ns: int = 0
+    first_gpu_ns: int = 0
+    both_ways_permille: int = 1000
+    narrow: NarrowCopies | None = None
+
+    def of(self, expert: int) -> ExpertCosts:
+        """The costs of an expert by its number, which may be that of a narrow copy."""
+        return self if self.narrow is None or expert < self.narrow.first else self.narrow.costs
+
+
+class NarrowCopies(NamedTuple):
+    """Copies of a layer's experts in fewer bits: number ``first`` + e is that of expert e < ``first``. To the mechanism
+    they are experts, smaller than the others, which are computed where a routing names them."""
+
+    first: int
+    costs: ExpertCosts
 
 
 class LayerInput(NamedTuple):

@@ -49,7 +49,10 @@ class LayerModel:
     def __init__(self, costs: ExpertCosts, popularity: Sequence[float], top_k: int, batch: int) -> None:
         self._costs = costs
         uses = [_use(min(1.0, top_k * share), batch, len(costs.gpu_ns) - 1) for share in popularity]
-        self._gpu = [0, *accumulate(chance * costs.gpu_ns[tokens] for chance, tokens in uses)]
+        unused = accumulate((ONE - chance for chance, _ in uses), _both, initial=ONE)
+        first = (costs.first_gpu_ns * (ONE - chance) for chance in unused)
+        each = accumulate((chance * costs.gpu_ns[tokens] for chance, tokens in uses), initial=0)
+        self._gpu = [sum(parts) for parts in zip(first, each, strict=True)]
         cpu = list(accumulate((chance * costs.cpu_ns[tokens] for chance, tokens in reversed(uses)), initial=0))
         read = list(accumulate((chance * costs.cpu_ns[1] for chance, _ in reversed(uses)), initial=0))
         idle = list(accumulate((ONE - chance for chance, _ in reversed(uses)), _both, initial=ONE))

@@ -48,7 +48,8 @@ class InExpertOrder:
     def assign(self, view: LayerView) -> Assignment:
         """All active experts to the GPU, ascending."""
         gpu_ns, _ = durations(view)
-        return assignment_of(view, range(len(gpu_ns)), [True] * len(gpu_ns), sum(gpu_ns))
+        expected = view.costs[view.layer].first_gpu_ns + sum(gpu_ns)
+        return assignment_of(view, range(len(gpu_ns)), [True] * len(gpu_ns), expected)
 
 
 class BufferPrefetcher(NoProtection):

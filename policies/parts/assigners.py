@@ -19,7 +19,8 @@ def by_tokens(view: LayerView) -> list[int]:
 def settle(view: LayerView, on_gpu: list[bool]) -> Assignment:
     """A choice made expert by expert, run by descending workload, with its makespan in the shared objective."""
     gpu_ns, cpu_ns = durations(view)
-    expected = makespan(gpu_ns, cpu_ns, on_gpu, view.costs[view.layer].first_cpu_ns)
+    costs = view.costs[view.layer]
+    expected = makespan(gpu_ns, cpu_ns, on_gpu, costs.first_cpu_ns, costs.first_gpu_ns)
     return assignment_of(view, by_tokens(view), on_gpu, expected)
 
 
@@ -75,10 +76,10 @@ def sooner_on_gpu(view: LayerView) -> list[bool]:
     """For every active expert, by itself: would the GPU finish it before the CPU?"""
     active, tokens = view.routing.active, view.routing.tokens
     costs = view.costs[view.layer]
-    gpu_ns, cpu_ns, copy_ns = costs.gpu_ns, costs.cpu_ns, costs.copy_ns
+    gpu_ns, cpu_ns, load_ns = costs.gpu_ns, costs.cpu_ns, costs.copy_ns + costs.first_gpu_ns
     ready = view.ready_ns
     return [
-        ready[expert] != INFINITE_NS or copy_ns + gpu_ns[workload] < cpu_ns[workload]
+        ready[expert] != INFINITE_NS or load_ns + gpu_ns[workload] < cpu_ns[workload]
         for expert, workload in zip(active, tokens, strict=True)
     ]
 
@@ -110,8 +111,8 @@ class ThresholdAssigner:
 
 def break_even(costs: ExpertCosts) -> int:
     """The largest workload that, like all smaller ones, the CPU finishes no later than copy + GPU would."""
-    workloads = range(1, len(costs.cpu_ns))
-    pays = (tokens for tokens in workloads if costs.copy_ns + costs.gpu_ns[tokens] < costs.cpu_ns[tokens])
+    workloads, load_ns = range(1, len(costs.cpu_ns)), costs.copy_ns + costs.first_gpu_ns
+    pays = (tokens for tokens in workloads if load_ns + costs.gpu_ns[tokens] < costs.cpu_ns[tokens])
     return next(pays, len(costs.cpu_ns)) - 1
 
 

@@ -21,31 +21,34 @@ from policies.mechanism.views import Assignment, LayerView
 from policies.parts.assigners import by_tokens
 from policies.parts.objective import assignment_of, durations, makespan
 
-Solver = Callable[[Sequence[int], Sequence[int], int], list[bool]]
+Solver = Callable[[Sequence[int], Sequence[int], int, int], list[bool]]
 State = tuple[int, int, int]  # T_gpu, T_cpu, bits of the experts that changed sides
 Rate = tuple[int, int]  # t_gpu, t_cpu of one expert
 
 
-def solve(gpu_ns: Sequence[int], cpu_ns: Sequence[int], first_cpu_ns: int) -> list[bool]:
+def solve(gpu_ns: Sequence[int], cpu_ns: Sequence[int], first_cpu_ns: int, first_gpu_ns: int = 0) -> list[bool]:
     """Which experts to put on the GPU so that ``objective.makespan`` is least. Deterministic; ties are arbitrary."""
     count = len(gpu_ns)
     ratios = [(cpu << 64) // gpu if gpu else cpu << 128 for gpu, cpu in zip(gpu_ns, cpu_ns, strict=True)]
     ranked = sorted(range(count), key=ratios.__getitem__, reverse=True)
-    split = _best_split(gpu_ns, cpu_ns, first_cpu_ns, ranked)
-    start = (sum(gpu_ns[i] for i in ranked[:split]), first_cpu_ns + sum(cpu_ns[i] for i in ranked[split:]), 0)
-    all_gpu = sum(gpu_ns)
-    changed = _search(gpu_ns, cpu_ns, ranked, split, start, all_gpu)
+    all_gpu, all_cpu = first_gpu_ns + sum(gpu_ns), first_cpu_ns + sum(cpu_ns)
+    split = _best_split(gpu_ns, cpu_ns, first_gpu_ns, all_cpu, ranked)
+    on_gpu_ns, moved_ns = (sum(times[i] for i in ranked[:split]) for times in (gpu_ns, cpu_ns))
+    start = (first_gpu_ns + on_gpu_ns, all_cpu - moved_ns, 0)
+    changed = _search(gpu_ns, cpu_ns, ranked, split, start, min(all_gpu, all_cpu + 1))
     if changed is None:
-        return [True] * count
+        return [all_gpu <= all_cpu] * count
     on_gpu = [False] * count
     for place, i in enumerate(ranked):
         on_gpu[i] = (place < split) != bool(changed >> i & 1)
     return on_gpu
 
 
-def _best_split(gpu_ns: Sequence[int], cpu_ns: Sequence[int], first_cpu_ns: int, ranked: Sequence[int]) -> int:
+def _best_split(
+    gpu_ns: Sequence[int], cpu_ns: Sequence[int], first_gpu_ns: int, all_cpu: int, ranked: Sequence[int]
+) -> int:
     """How many of ``ranked`` to put on the GPU, if they go there in this order."""
-    t_gpu, t_cpu = 0, first_cpu_ns + sum(cpu_ns)
+    t_gpu, t_cpu = first_gpu_ns, all_cpu
     for place, i in enumerate(ranked):
         if t_gpu + gpu_ns[i] > t_cpu - cpu_ns[i]:
             better = max(t_gpu + gpu_ns[i], t_cpu - cpu_ns[i]) < t_cpu
@@ -110,26 +113,29 @@ def _promising(states: list[State], best: int, leaving: Rate | None, entering: R
     return kept
 
 
-def solve_with_highs(gpu_ns: Sequence[int], cpu_ns: Sequence[int], first_cpu_ns: int) -> list[bool]:
+def solve_with_highs(
+    gpu_ns: Sequence[int], cpu_ns: Sequence[int], first_cpu_ns: int, first_gpu_ns: int = 0
+) -> list[bool]:
     """The same programme by HiGHS (scipy.optimize.milp), without a gap; exact within its tolerance of 1e-6.
 
-    Variables: x_i (expert i on the GPU), y (any expert on the CPU), T; minimise T. Raises RuntimeError if HiGHS gives
-    up.
+    Variables: x_i (expert i on the GPU), y (any expert on the CPU), z (any on the GPU), T; minimise T. Raises
+    RuntimeError if HiGHS gives up.
     """
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     count = len(gpu_ns)
-    rows = np.zeros((count + 2, count + 2))
-    rows[0, :count], rows[0, -1] = gpu_ns, -1.0  # T_gpu <= T
-    rows[1, :count], rows[1, -2:] = -np.asarray(cpu_ns, float), (first_cpu_ns, -1.0)  # T_cpu <= T
-    rows[2:, :count], rows[2:, -2] = -np.eye(count), -1.0  # y >= 1 - x_i
-    most = np.array([0.0, -float(sum(cpu_ns)), *[-1.0] * count])
+    rows = np.zeros((2 * count + 2, count + 3))
+    rows[0, :count], rows[0, -3:] = gpu_ns, (0, first_gpu_ns, -1.0)  # T_gpu <= T
+    rows[1, :count], rows[1, -3:] = -np.asarray(cpu_ns, float), (first_cpu_ns, 0, -1.0)  # T_cpu <= T
+    rows[2 : count + 2, :count], rows[2 : count + 2, -3] = -np.eye(count), -1.0  # y >= 1 - x_i
+    rows[count + 2 :, :count], rows[count + 2 :, -2] = np.eye(count), -1.0  # z >= x_i
+    most = np.array([0.0, -float(sum(cpu_ns)), *[-1.0] * count, *[0.0] * count])
     result = milp(
-        np.eye(count + 2)[-1],
+        np.eye(count + 3)[-1],
         constraints=LinearConstraint(rows, ub=most),
-        integrality=np.array([1] * (count + 1) + [0]),
-        bounds=Bounds(0, np.array([1.0] * (count + 1) + [np.inf])),
+        integrality=np.array([1] * (count + 2) + [0]),
+        bounds=Bounds(0, np.array([1.0] * (count + 2) + [np.inf])),
         options={"mip_rel_gap": 0.0},
     )
     if result.x is None:
@@ -149,6 +155,6 @@ class ExactAssigner:
     def assign(self, view: LayerView) -> Assignment:
         """Solve the layer; run by descending workload."""
         gpu_ns, cpu_ns = durations(view)
-        first_cpu_ns = view.costs[view.layer].first_cpu_ns
-        on_gpu = self._solve(gpu_ns, cpu_ns, first_cpu_ns)
-        return assignment_of(view, by_tokens(view), on_gpu, makespan(gpu_ns, cpu_ns, on_gpu, first_cpu_ns))
+        first = view.costs[view.layer].first_cpu_ns, view.costs[view.layer].first_gpu_ns
+        on_gpu = self._solve(gpu_ns, cpu_ns, *first)
+        return assignment_of(view, by_tokens(view), on_gpu, makespan(gpu_ns, cpu_ns, on_gpu, *first))

@@ -2,8 +2,8 @@
 
 T_gpu and T_cpu are sums over the experts on that device. An expert occupies the GPU for max(transfer, compute): the
 transfer is 0 if it is resident, the rest of its copy if that is in flight (our reading: the paper does not say), and a
-whole copy if it is absent. The CPU's first expert of a layer costs ``first_cpu_ns`` more. Active experts always run
-somewhere (our reading of Eq. 7). All times are integer nanoseconds.
+whole copy if it is absent. The first expert of a layer costs ``first_gpu_ns`` more on the GPU, ``first_cpu_ns`` on the
+CPU. Active experts always run somewhere (our reading of Eq. 7). All times are integer nanoseconds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ def durations(view: LayerView) -> tuple[list[int], list[int]]:
     active, tokens = view.routing.active, view.routing.tokens
     costs = view.costs[view.layer]
     gpu_ns, cpu_ns, copy_ns = costs.gpu_ns, costs.cpu_ns, costs.copy_ns
-    ready = view.ready_ns
+    ready, narrow = view.ready_ns, costs.narrow is not None
     on_gpu = []
     for expert, workload in zip(active, tokens, strict=True):
+        if narrow:
+            gpu_ns, copy_ns = costs.of(expert).gpu_ns, costs.of(expert).copy_ns
         duration, transfer = gpu_ns[workload], ready[expert]
         if transfer:
             if transfer == INFINITE_NS:
@@ -32,9 +34,11 @@ def durations(view: LayerView) -> tuple[list[int], list[int]]:
     return on_gpu, [cpu_ns[workload] for workload in tokens]
 
 
-def makespan(gpu_ns: Sequence[int], cpu_ns: Sequence[int], on_gpu: Sequence[bool], first_cpu_ns: int) -> int:
+def makespan(
+    gpu_ns: Sequence[int], cpu_ns: Sequence[int], on_gpu: Sequence[bool], first_cpu_ns: int, first_gpu_ns: int = 0
+) -> int:
     """max(T_cpu, T_gpu) in ns of a choice: ``on_gpu[i]`` puts expert i, of durations ``gpu_ns[i]``, ``cpu_ns[i]``."""
-    t_gpu, t_cpu = 0, first_cpu_ns if False in on_gpu else 0
+    t_gpu, t_cpu = first_gpu_ns if True in on_gpu else 0, first_cpu_ns if False in on_gpu else 0
     for chosen, gpu, cpu in zip(on_gpu, gpu_ns, cpu_ns, strict=True):
         if chosen:
             t_gpu += gpu

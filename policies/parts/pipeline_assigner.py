@@ -5,7 +5,8 @@ With experts of one size, the loads of least makespan are the largest absent wor
 takes over, if any, are the smallest: no other choice of the same numbers relieves either side more. So only numbers are
 searched: how many residents stay on the GPU, and how many absent experts are loaded. An expert is taken to
 compute on the GPU no longer than its copy takes, and the CPU's experts to share the DRAM as their mean does. (Copies
-are slowed least by the experts of most tokens; that is not searched.)
+are slowed least by the experts of most tokens; that is not searched.) An expert that is copied runs by itself; those
+that are there share the kernels of ``first_gpu_ns``.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ def _choose(
 ) -> Choice:
     """The best numbers; ``awaited`` is in flight, ``left`` is in flight too and runs on the CPU all the same."""
     tokens, costs = view.routing.tokens, view.costs[view.layer]
-    gpu_ns, cpu_ns = costs.gpu_ns, costs.cpu_ns
-    gpu = sum([gpu_ns[tokens[i]] for i in (*here, *awaited)])
+    gpu_ns, cpu_ns, alone_ns = costs.gpu_ns, costs.cpu_ns, costs.first_gpu_ns
+    gpu = sum([gpu_ns[tokens[i]] for i in (*here, *awaited)]) + len(awaited) * alone_ns
     cpu = sum([cpu_ns[tokens[i]] for i in (*absent, *left)])
-    last_ns = gpu_ns[tokens[awaited[0]]] if awaited else None
+    last_ns = gpu_ns[tokens[awaited[0]]] + alone_ns if awaited else None
     experts = len(absent) + len(left)  # that the CPU computes
     best, floor = _with_loads(view, len(here), gpu, cpu, experts, absent, last_ns)
     for stay in range(len(here) - 1, -1, -1):
@@ -77,11 +78,12 @@ def _with_loads(
 ) -> tuple[Choice, int]:
     """The best number of loads, and the least makespan in ns that a GPU which computes in no time would allow.
 
-    Without any load, the GPU works for ``gpu`` ns, the last ``last_ns`` of them on the expert in flight (None: there is
-    none), and the CPU for ``cpu`` ns on ``experts``.
+    Without any load, the GPU works for ``gpu`` ns in addition to kernels that residents share, the last ``last_ns`` of
+    them on the expert in flight (None: there is none), and the CPU for ``cpu`` ns on ``experts``.
     """
     tokens, costs = view.routing.tokens, view.costs[view.layer]
     start, copies = view.cpu_backlog_ns + costs.exchange_ns + costs.first_cpu_ns, view.h2d_backlog_ns
+    gpu += costs.first_gpu_ns if stay else 0
     cpu_end, arrived = _together(costs, start, cpu, experts, copies)
     floor = max(cpu_end, 0 if last_ns is None else arrived + last_ns)
     best = Choice(max(gpu, floor), stay, 0)
@@ -90,9 +92,10 @@ def _with_loads(
         copies += costs.copy_ns
         if copies >= best.makespan_ns:
             break  # too late even without contention
-        gpu += costs.gpu_ns[tokens[i]]
+        run_ns = costs.gpu_ns[tokens[i]] + costs.first_gpu_ns
+        gpu += run_ns
         cpu_end, arrived = _together(costs, start, cpu, experts - loads, copies)
-        others = max(cpu_end, arrived + costs.gpu_ns[tokens[i]])
+        others = max(cpu_end, arrived + run_ns)
         floor = min(floor, others)
         if max(gpu, others) < best.makespan_ns:
             best = Choice(max(gpu, others), stay, loads)

@@ -72,6 +72,7 @@ def _not_measured(machine: RealMachine, memory_chosen: bool) -> dict[str, Origin
         "gpu.flops_fraction": rates, "cpu.sockets": Origin("assumed: not determined", "low"), "cpu.cores": setting,
         "link.theory_bytes_per_s": Origin("assumed: the fastest measured copy in either direction", "low"),
         "link.copies": setting, "link.result_path": setting,
+        "link.both_ways_share": Origin("assumed: not measured", "low"),
         "host.plan_factor": Origin("assumed: decisions were timed on this host", "low"),
     }  # fmt: skip
     if on_host:

@@ -17,7 +17,7 @@ from trilane.common.schema import check, from_dict
 Ns = Annotated[int, at_least(0)]
 LAUNCHES = (
     "attention_launch_ns", "gate_launch_ns", "shared_launch_ns", "expert_launch_ns", "combine_launch_ns",
-    "head_launch_ns", "dense_launch_ns",
+    "head_launch_ns", "dense_launch_ns", "first_expert_launch_ns",
 )  # fmt: skip
 EXPERT_RATES = ("cpu_permille", "copy_permille")
 RATES = ("gpu_permille", "gpu_with_cpu_permille", "cpu_with_gpu_permille")
@@ -92,6 +92,7 @@ class CostTable:
     result_path: ResultPath
     plan_costs: PlanCosts = field(default_factory=PlanCosts)
     plan_factor: float = 1.0
+    first_expert_launch_ns: Ns = 0  # in addition, for the experts that share one launch
     gpu_permille: Permille = 1000  # rate of the GPU while a copy runs: less where it shares memory with them
     gpu_with_cpu_permille: Permille = 1000  # rate of the GPU while CPU experts run: less where a core of the same
     cpu_with_gpu_permille: Permille = 1000  # processor stands in for the GPU; and of CPU experts while it runs
@@ -119,9 +120,11 @@ class CostTable:
         layers, experts, ns = self.draft
         if ns is not None or not layers:
             return DraftCosts(ns or 0, 0)
-        one, expert_ns = self.step(1, (context,)), max(expert.gpu_ns[1] for expert in self.experts)
-        layer_ns = one.attention_ns + one.gate_ns + one.shared_ns + one.combine_ns + experts * expert_ns
-        launch_ns = self.launch_ns + self.combine_launch_ns + experts * self.expert_launch_ns
+        one, expert = self.step(1, (context,)), max(self.experts, key=lambda expert: expert.gpu_ns[1])
+        experts_ns = expert.first_gpu_ns + experts * expert.gpu_ns[1]
+        layer_ns = one.attention_ns + one.gate_ns + one.shared_ns + one.combine_ns + experts_ns
+        launch_ns = self.launch_ns + self.combine_launch_ns + self.first_expert_launch_ns
+        launch_ns += experts * self.expert_launch_ns
         return DraftCosts(round(layers * layer_ns) + one.head_ns, round(layers * launch_ns) + self.head_launch_ns)
 
     def plan_ns(self, policy: str, active: int) -> int:
@@ -178,8 +181,8 @@ def _check_expert(costs: ExpertCosts, layer: int, max_tokens: int) -> None:
                 f"expected {max(max_tokens, 1) + 1}, got {len(table)}"
             )
         _check_table(table, f"cost table, layer {layer}: {name}")
-    numbers = {"first_cpu_ns": Ns, "copy_ns": Count, "expert_bytes": Count, "writeback_ns": Ns}
-    for name, hint in (numbers | dict.fromkeys(EXPERT_RATES, Permille)).items():
+    times = {"first_cpu_ns": Ns, "first_gpu_ns": Ns, "copy_ns": Count, "expert_bytes": Count, "writeback_ns": Ns}
+    for name, hint in (times | dict.fromkeys((*EXPERT_RATES, "both_ways_permille"), Permille)).items():
         from_dict(hint, getattr(costs, name), f"cost table, layer {layer}: {name}", CostError)
 
 

@@ -5,8 +5,9 @@ kernel serves all of the layer's experts. For models of small experts that is mo
 
 - attention, gate and shared experts of a layer are one graph: one launch in place of 15 to 20; so are all experts of a
   layer that run on the GPU, and so on. The GPU starts when the replay has ended.
-- the experts of a layer share their kernels: each takes its share of their fixed time. In all that is 15 us per layer;
-  17 to 39 us were measured (vLLM's fused experts; ai-dynamo/aiconfigurator's MoE tables).
+- the experts of a layer that are on the GPU share their kernels, however few they are: the first bears the fixed time.
+  That is 15 us per layer; 17 to 39 us were measured (vLLM's fused experts; ai-dynamo/aiconfigurator's MoE tables). An
+  expert that is copied for the layer runs when it has arrived, by itself, in a graph and with kernels of its own.
 - the host waits for a stream by spinning.
 
 Reading of weights, arithmetic, copies and decisions take the same time in both. Systems of papers: see
@@ -32,14 +33,13 @@ PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
 
 
 def costs_on(
-    hardware: Hardware, shape: ModelShape, max_tokens: int, engine: str | InferenceEngine = PLAIN, batch: int = 1
+    hardware: Hardware, shape: ModelShape, max_tokens: int, engine: str | InferenceEngine = PLAIN
 ) -> CostTable:
     """The cost table of ``shape`` on ``hardware`` for workloads 0..``max_tokens``.
 
-    ``engine``: its name or file. ``batch``: sequences of a decode step, whose experts share kernels in graphs. Raises
-    CostError for ``max_tokens`` < 1 or above ``MOST_TOKENS``, HardwareError for a model that a profile lacks or has
-    with other sizes, and EngineError for an unknown engine, and for a profile with another than ``pytorch``, in which
-    it was measured.
+    ``engine``: its name or file. Raises CostError for ``max_tokens`` < 1 or above ``MOST_TOKENS``, HardwareError for a
+    model that a profile lacks or has with other sizes, and EngineError for an unknown engine, and for a profile with
+    another than ``pytorch``, in which it was measured.
     """
     if max_tokens > MOST_TOKENS:
         raise CostError(
@@ -60,25 +60,22 @@ def costs_on(
         costs = roofline(shape, hardware, max_tokens)
     else:
         costs = software_costs(shape, hardware, used.software, max_tokens)
-    sharing = min(shape.top_k * batch, shape.experts)
-    return costs if used.starts == "kernels" else graph_costs(costs, hardware, used, sharing)
+    return costs if used.starts == "kernels" else graph_costs(costs, hardware, used)
 
 
-def graph_costs(costs: CostTable, hardware: Hardware, engine: InferenceEngine, sharing: int) -> CostTable:
-    """The cost table with recorded graphs. ``sharing``: experts of a layer that share their kernels in a decode step.
-
-    Meant for data sheets: a profile's tables are of the engine that was measured.
-    """
-    saved_ns = round(EXPERT_KERNELS * hardware.gpu.kernel_ns * (1 - 1 / sharing))
+def graph_costs(costs: CostTable, hardware: Hardware, engine: InferenceEngine) -> CostTable:
+    """The cost table with recorded graphs. For data sheets: a profile's tables are of the engine that was measured."""
+    kernels_ns = EXPERT_KERNELS * hardware.gpu.kernel_ns
     assert engine.replay_ns is not None
     assert engine.spin_ns is not None
     replay_ns, spin_ns = engine.replay_ns.value, engine.spin_ns.value
     return replace(
-        costs.map_experts(lambda expert: _shared(expert, saved_ns)),
+        costs.map_experts(lambda expert: _shared(expert, kernels_ns)),
         attention_launch_ns=min(replay_ns, costs.launch_ns),
         gate_launch_ns=0,
         shared_launch_ns=0,
-        expert_launch_ns=min(replay_ns, costs.expert_launch_ns) // sharing,
+        expert_launch_ns=0,
+        first_expert_launch_ns=min(replay_ns, costs.expert_launch_ns),
         combine_launch_ns=min(replay_ns, costs.combine_launch_ns),
         head_launch_ns=min(replay_ns, costs.head_launch_ns),
         dense_launch_ns=min(replay_ns, costs.dense_launch_ns),
@@ -87,7 +84,7 @@ def graph_costs(costs: CostTable, hardware: Hardware, engine: InferenceEngine, s
     )
 
 
-def _shared(expert: ExpertCosts, saved_ns: int) -> ExpertCosts:
-    """An expert that shares its kernels with others."""
-    first, *rest = expert.gpu_ns
-    return expert._replace(gpu_ns=(first, *(max(ns - saved_ns, 1) for ns in rest)))
+def _shared(expert: ExpertCosts, kernels_ns: int) -> ExpertCosts:
+    """An expert whose kernels are those of the layer's first one."""
+    none, *rest = expert.gpu_ns
+    return expert._replace(gpu_ns=(none, *(max(ns - kernels_ns, 1) for ns in rest)), first_gpu_ns=kernels_ns)

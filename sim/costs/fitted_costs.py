@@ -104,6 +104,7 @@ class _Experts:
             cpu_permille=self.hardware.contention.cpu_permille,
             copy_permille=self.hardware.contention.copy_permille,
             between_ns=0,
+            both_ways_permille=self.hardware.both_ways_permille,
         )
 
 

@@ -95,6 +95,7 @@ def _expert_costs(shape: ModelShape, hardware: Hardware, size: int, max_tokens: 
         cpu_permille=hardware.contention.cpu_permille,
         copy_permille=hardware.contention.copy_permille,
         between_ns=between_ns,
+        both_ways_permille=hardware.both_ways_permille,
     )
 
 

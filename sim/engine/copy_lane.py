@@ -8,23 +8,24 @@ import simpy
 
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertCosts, ExpertId, Swap, Upload
-from sim.engine.lanes import Lane, SharedMemory
+from sim.engine.lanes import Lane, Neighbour, SharedMemory
 from sim.runs.spans import SpanRecorder
 
 
 class CopyLane:
     """Serves the session's copies; ``arrived(copy)`` is called at the end of each.
 
-    Victims that a policy writes back take the lane ``back``. A copy could have started when it was queued or, where the
-    lane had to rest until a slot came free or a pin was lifted, when that happened.
+    Victims that a policy writes back take the lane ``back``, longer by what they overlap with copies and, until
+    ``cpu_until_ns()``, with CPU experts, as far as these are known when the copy starts. A copy could have started when
+    it was queued or, where the lane had to rest until a slot came free or a pin was lifted, when that happened.
     """
 
     def __init__(
         self, env: simpy.Environment, memory: SharedMemory, recorder: SpanRecorder, costs: Sequence[ExpertCosts],
-        session: Session, back: Lane, arrived: Callable[[Copy], None],
+        session: Session, back: Lane, cpu_until_ns: Callable[[], int], arrived: Callable[[Copy], None],
     ) -> None:  # fmt: skip
         self._env, self._memory, self._recorder, self._costs = env, memory, recorder, costs
-        self._session, self._back, self._arrived = session, back, arrived
+        self._session, self._back, self._cpu_until_ns, self._arrived = session, back, cpu_until_ns, arrived
         self._result: tuple[int, int, int, int, Callable[[], None]] | None = None
         self._busy = False
         self._demand_may_start = True
@@ -84,7 +85,7 @@ class CopyLane:
                 self._slot_since[quota] = int(self._env.now)
             self._slots[quota] = free
         (layer, expert), now = staged, int(self._env.now)
-        self._recorder.instant(now, "release", layer, -1, expert, self._costs[layer].expert_bytes)
+        self._recorder.instant(now, "release", layer, -1, expert, self._costs[layer].of(expert).expert_bytes)
 
     def free_staged_at(self, end: int, staged: ExpertId) -> None:
         """Free the slot of a staged expert at ``end``, when the GPU span that uses it ends."""
@@ -102,13 +103,25 @@ class CopyLane:
         self._busy = True
         now, recorder = int(self._env.now), self._recorder
         for victim in copy.victims:
-            (layer, expert), costs = victim, self._costs[victim.layer]
-            recorder.instant(now, "evict", layer, -1, expert, costs.expert_bytes)
+            size_bytes = self._costs[victim.layer].of(victim.expert).expert_bytes
+            recorder.instant(now, "evict", victim.layer, -1, victim.expert, size_bytes)
             if self._session.policy.writes_back:
-                self._back.reserve(now, costs.writeback_ns, "writeback", layer, expert, 0, costs.expert_bytes)
+                self._write_back(victim, now, self._costs[copy.key.layer].of(copy.key.expert).copy_ns)
         self._copy, self._begin = copy, (self._ready(copy), now, recorder.step, recorder.phase)
         self._resting = False
-        self._memory.start(SharedMemory.H2D, (self._costs[copy.key.layer].copy_ns,), self._copied)
+        copy_ns = self._costs[copy.key.layer].of(copy.key.expert).copy_ns
+        self._memory.start(SharedMemory.H2D, (copy_ns,), self._copied)
+
+    def _write_back(self, victim: ExpertId, now: int, copy_ns: int) -> None:
+        """Reserve the lane back from ``now`` on, when a copy of ``copy_ns`` starts."""
+        (layer, expert), costs = victim, self._costs[victim.layer].of(victim.expert)
+        rate = costs.both_ways_permille
+        copies_until = now + copy_ns * 1000 // rate + self._session.queued_copies * copy_ns
+        copies, experts = Neighbour(rate, lambda: copies_until), Neighbour(costs.copy_permille, self._cpu_until_ns)
+        start = max(now, self._back.free_ns)
+        duration = experts.slowed(copies.slowed(costs.writeback_ns, start), start)
+        end = self._back.reserve(now, duration, "writeback", layer, expert, 0, costs.expert_bytes)
+        self._memory.write_back(start, end, rate)
 
     def _ready(self, copy: Copy) -> int:
         """When the copy, which starts now, could have started."""

@@ -129,10 +129,12 @@ class Side:
 
 
 class SharedMemory:
-    """The DRAM under the CPU experts and the host-to-device copies: a fluid pair.
+    """The DRAM under the CPU experts and the host-to-device copies: a fluid pair. Write-backs slow down both.
 
     Each side runs at most one series of jobs. Alone it moves 1000 work units a nanosecond, together with the other side
-    its own contended rate. Work is an integer; a series is re-timed whenever the other side starts or ends.
+    its own contended rate. Work is an integer; a series is re-timed whenever the other side, or a write-back, starts or
+    ends. A write-back takes as much of the DRAM as a copy does, and leaves a copy the rate of a link that is busy both
+    ways. Next to two others, a side runs at the product of the rates next to each.
     """
 
     CPU, H2D = 0, 1
@@ -140,6 +142,7 @@ class SharedMemory:
     def __init__(self, env: simpy.Environment) -> None:
         self._env = env
         self._together = (1000, 1000)
+        self._both_ways = 0  # the rate of copies while an expert is written back; 0: none is
         self._sides = (Side(), Side())
 
     def start(
@@ -156,11 +159,20 @@ class SharedMemory:
         mine.left = works_ns[0] * 1000
         if len(works_ns) > 1:
             mine.following.extend([work_ns * 1000 for work_ns in works_ns[1:]])
-        if self._sides[other].done is None:
-            self._time(side, 1000)
-        else:
-            self._time(side, self._together[side])
+        self._time(side, self._rate(side))
+        if self._sides[other].done is not None:
             self._retime(other, mine.since)
+
+    def write_back(self, start_ns: int, end_ns: int, both_ways_permille: int) -> None:
+        """Slow down both sides from ``start_ns`` to ``end_ns``, copies to ``both_ways_permille``."""
+        for at_ns, rate in ((start_ns, both_ways_permille), (end_ns, 0)):
+            self._env.timeout(at_ns - int(self._env.now), rate).callbacks.append(self._set_both_ways)
+
+    def _set_both_ways(self, event: simpy.Event) -> None:
+        self._both_ways = cast(int, event.value)
+        for side in (self.CPU, self.H2D):
+            if self._sides[side].done is not None:
+                self._retime(side, int(self._env.now))
 
     def left_ns(self, side: int) -> int:
         """What is left of the job of ``side``, in ns at the present rate, and of those that follow, in ns alone."""
@@ -170,10 +182,16 @@ class SharedMemory:
         mine.advance(int(self._env.now))
         return -(-mine.left // mine.rate) + sum(mine.following) // 1000
 
-    def _retime(self, side: int, now: int) -> None:
-        """Set a new timer if the other side's start or end has changed this one's rate."""
-        mine = self._sides[side]
+    def _rate(self, side: int) -> int:
+        """The rate of a side next to what runs now."""
         rate = 1000 if self._sides[1 - side].done is None else self._together[side]
+        if self._both_ways:
+            rate = max(rate * (self._both_ways if side == self.H2D else self._together[side]) // 1000, 1)
+        return rate
+
+    def _retime(self, side: int, now: int) -> None:
+        """Set a new timer if a start or an end has changed this side's rate."""
+        mine, rate = self._sides[side], self._rate(side)
         if rate != mine.rate:
             mine.advance(now)
             self._time(side, rate)

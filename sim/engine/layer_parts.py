@@ -43,7 +43,9 @@ class LayerParts:
         memory, recorder = SharedMemory(env), lanes.host.recorder
         gpu_at_work = Neighbour(costs.cpu_with_gpu_permille, lambda: lanes.gpu.free_ns)
         self.cpu = CpuLane(env, memory, recorder, costs.experts, gpu_at_work, self._cpu_ended)
-        self.h2d = CopyLane(env, memory, recorder, costs.experts, session, self.d2h, self._arrived)
+        self.h2d = CopyLane(
+            env, memory, recorder, costs.experts, session, self.d2h, self.cpu.until_ns, self._arrived
+        )
         self.layer = self._planned = -1
         self.tokens, self.step_costs = 0, costs.step(1, (1,))
         self.hidden_at = 0  # when the layer's hidden states are computed
@@ -130,20 +132,23 @@ class LayerParts:
         gpu.slow_down(planned)
 
     def _launch(self, plan: Plan, planned: int, workload: dict[int, int]) -> None:
-        """Launch the GPU's experts in stream order; those that have not arrived stay pending."""
-        layer, launch_ns, gpu = plan.layer, self.costs.expert_launch_ns, self.gpu
-        gpu_ns, size_bytes = self.costs.experts[layer].gpu_ns, self.costs.experts[layer].expert_bytes
+        """Launch the GPU's experts in stream order: those that are there together; those that are not stay pending."""
+        layer, gpu, costs = plan.layer, self.gpu, self.costs.experts[plan.layer]
+        launch_ns, first_launch_ns = self.costs.expert_launch_ns, self.costs.first_expert_launch_ns
         ids, residency = self.session.residency.ids[layer], self.session.residency
         coming = sum([not residency.holds(ids[e]) for e in plan.awaited])
         here = len(plan.gpu) - len(plan.loads) - coming
         staged = self.session.staged(layer)
         for place, expert in enumerate(plan.gpu):
-            launch = gpu.launch(planned, launch_ns, layer, expert)
+            first = place == 0 or place >= here
+            launch = gpu.launch(planned, launch_ns + first_launch_ns * first, layer, expert)
             tokens = workload[expert]
             if place >= here:
                 self._pending.append((expert, tokens, launch))
                 continue
-            end = gpu.run(launch, gpu_ns[tokens], "expert", layer, expert, tokens, size_bytes)
+            own = costs.of(expert)
+            own_ns = own.gpu_ns[tokens] + costs.first_gpu_ns * first
+            end = gpu.run(launch, own_ns, "expert", layer, expert, tokens, own.expert_bytes)
             if expert in staged:
                 self.h2d.free_staged_at(end, ids[expert])
         self._combine = gpu.launch(planned, self.costs.combine_launch_ns, layer)
@@ -158,8 +163,9 @@ class LayerParts:
         if not self._pending or copy.key.layer != self.layer or copy.key.expert != self._pending[0][0]:
             return
         expert, tokens, launch = self._pending.pop(0)
-        costs, here = self.costs.experts[self.layer], launch.after(int(self.env.now))
-        end = self.gpu.run(here, costs.gpu_ns[tokens], "expert", self.layer, expert, tokens, costs.expert_bytes)
+        costs, here = self.costs.experts[self.layer].of(expert), launch.after(int(self.env.now))
+        own_ns = costs.gpu_ns[tokens] + costs.first_gpu_ns
+        end = self.gpu.run(here, own_ns, "expert", self.layer, expert, tokens, costs.expert_bytes)
         if copy.into == "staging":
             self.h2d.free_staged_at(end, copy.key)
         if self._cpu_later is not None and not self._pending:

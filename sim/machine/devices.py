@@ -59,7 +59,10 @@ class Cpu:
 
 @dataclass(frozen=True)
 class HostLink:
-    """Host to device and back. A copy takes latency + bytes / rate; copies of one direction queue."""
+    """Host to device and back. A copy takes latency + bytes / rate; copies of one direction queue.
+
+    While both directions are busy, each runs at ``both_ways_share`` of its rate; 1.0 where that is not stated.
+    """
 
     theory_bytes_per_s: float  # one direction, after line coding
     h2d_bytes_per_s: float  # large copies from pinned memory
@@ -69,6 +72,7 @@ class HostLink:
     copies: Literal["pinned", "pageable"]  # host memory from which experts are copied
     pageable_fraction: float  # of ``h2d_bytes_per_s``, reached from pageable memory
     result_path: ResultPath  # CPU results: read in place by the GPU, or queued on h2d behind expert copies
+    both_ways_share: float = 1.0
 
     @property
     def expert_bytes_per_s(self) -> float:

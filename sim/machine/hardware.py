@@ -58,6 +58,14 @@ class Hardware(Devices):
         """Whether its times come from the tables of a profile rather than from data sheets."""
         return self.profile is not None
 
+    @property
+    def both_ways_permille(self) -> int:
+        """Rate of a copy of experts while another runs the other way, and of that one: what the link leaves, or the
+        host's memory, which one of them reads and the other writes."""
+        link = self.link
+        in_memory = self.cpu.read_bytes_per_s / (link.expert_bytes_per_s + link.d2h_bytes_per_s)
+        return max(1, int(1000 * min(link.both_ways_share, in_memory)))
+
     def measured_profile(self) -> Profile:
         """The profile. Raises HardwareError for a machine that was not measured."""
         if self.profile is None:

@@ -56,6 +56,7 @@ LIMITS: Mapping[str, Limit] = {
     "link.h2d_bytes_per_s": Limit(1e8, 4.6e11, "bytes/s", "PCIe 4.0 x16 gives 25 GB/s, PCIe 5.0 x16 55 GB/s"),
     "link.d2h_bytes_per_s": Limit(1e8, 4.6e11, "bytes/s", "PCIe 4.0 x16 gives 25 GB/s, PCIe 5.0 x16 55 GB/s"),
     "link.pageable_fraction": Limit(0.02, 1.0, "fraction", "of the pinned rate; 0.35 to 0.75 is seen"),
+    "link.both_ways_share": Limit(0.02, 1.0, "fraction", "of each rate while both ways are busy; 0.5 to 1 is seen"),
     "link.h2d_latency_ns": Limit(100, 1e7, "ns", "3 to 20 us is seen, nothing above 10 ms"),
     "link.d2h_latency_ns": Limit(100, 1e7, "ns", "3 to 40 us is seen, nothing above 10 ms"),
     "host.launch_ns": Limit(100, 1e7, "ns", "2.5 us from CUDA, 5 to 25 us from eager PyTorch", zero=True),

@@ -11,12 +11,13 @@ only then the host launches the next step. The GPU can start as soon as a launch
 its tail (``sim.engine.launching``). Suppose every expert is resident and planning is free, and let t be the time from
 the end of a layer's gate. With n of its N experts on the GPU,
 
-- the GPU is done no earlier than max(shared, t_sync + lead) + the n shortest GPU times, nor before n - 1 launches, a
-  lead and one expert after them, nor before the n-th launch and its tail;
+- the GPU is done no earlier than max(shared, t_sync + lead) + the first expert's extra time + the n shortest GPU times,
+  nor, for n > 1, before n - 1 launches, a lead and one expert after them, nor before the n-th launch and its tail;
 - the CPU is done no earlier than t_sync + activations + first-expert time + the N - n shortest CPU times (+ result);
 - with both at work, no earlier than the fractional split of all experts that balances the two (a linear programme,
   whose optimum gives the GPU the experts with the least GPU time per ns of CPU time that it saves);
-- the launches take t_sync + n experts + combine, and the lead of the next layer's own launch, or the head's, follows.
+- the launches take t_sync + n experts (the first with its extra time) + combine, and the lead of the next layer's own
+  launch, or the head's, follows.
 
 The latest of these is when the next attention, or the head, starts at the earliest. The end of the next gate, or of the
 head, is also no earlier than its launch and a tail after the launch of combine. The least over n of the later of the
@@ -191,18 +192,19 @@ def _splits(
     gpu, cpu = ([table[w] for w in tokens] for table in (expert.gpu_ns, expert.cpu_ns))
     synced = step.routing_ns + costs.sync_ns
     on_link = costs.result_path == "h2d"
-    each, lead = costs.expert_launch_ns, costs.lead_of(costs.expert_launch_ns)
-    gpu_from = max(step.shared_ns, synced + lead)
+    each, first = costs.expert_launch_ns, costs.expert_launch_ns + costs.first_expert_launch_ns
+    gpu_from = max(step.shared_ns, synced + costs.lead_of(first)) + expert.first_gpu_ns
     cpu_from = synced + step.activations_ns + expert.first_cpu_ns + step.result_ns * on_link
     split = _fractional_split(gpu, cpu, gpu_from, cpu_from)
     gpu_sums, cpu_sums = _prefix_sums(gpu), _prefix_sums(cpu)
     splits = []
     for n, gpu_sum in enumerate(gpu_sums):
         on_cpu = len(gpu) - n
-        launched, done = synced + n * each, step.shared_ns
+        launched, done = synced, step.shared_ns
         if n:
-            last = max(lead - each + gpu_sums[1], costs.tail_of(gpu_sums[1]))
-            done = max(gpu_from + gpu_sum, launched + last)
+            launched += first + (n - 1) * each
+            last = costs.lead_of(each) - each + gpu_sums[1] if n > 1 else 0
+            done = max(gpu_from + gpu_sum, launched + max(last, costs.tail_of(gpu_sums[1])))
         if on_cpu:
             done = max(done, cpu_from + cpu_sums[on_cpu], split if n else 0)
         combine = step.combine_ns + step.result_ns * (on_cpu > 0 and not on_link)

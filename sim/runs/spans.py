@@ -18,7 +18,8 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
   gpu   attention    its launch (layer 0 carries the model's dense layers too), also after the layer before has ended
         gate, speculate (one per forecast computed on the GPU; target_layer set), shared: the same launch.
                      A forecast from a partial forward pass has its own launch, after the experts that are here
-        expert       its launch; one that is copied for this layer: its launch and the end of its copy
+        expert       its launch; one that is copied for this layer: its launch and the end of its copy. The first of
+                     those that are there lasts first_gpu_ns longer, and each that is copied
         combine      its launch, the CPU's result, and the copies of experts that come with their layer though no token
                      was routed to them (a streamed layer). Where the GPU reads results in place
                      (result_path "direct") that is the end of the last CPU expert, and combine lasts as much longer
@@ -37,6 +38,8 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
         swap         end of the layer that asked for it; prefetch: end of `foresee`; both after every queued demand
         result       end of the last CPU expert of the layer's combine; goes before every copy that has not started
 
+An expert number that is no less than the number of experts in a layer is that of a narrow copy (``NarrowCopies``).
+
 "Its launch", on gpu: the lead, after which the GPU can start, is over. The span lasts at least a tail longer than the
 launch (``sim.engine.launching``).
 
@@ -51,9 +54,10 @@ After the last layer a step ends with spans of layer -1: `launch`, the LM head (
 the chosen tokens, and a `wait`, whose end is the step's end. The next step's first `launch` comes after it. A step that
 verifies drafts begins with two more, `launch` and `draft` (on gpu: all of them, one after the other); the tokens of its
 last `wait` are the drafts that it accepts. One that computes tokens again chooses none: its last `routing` has none.
-While a CPU expert and a copy run at the same time, each runs at its contended rate (``SharedMemory``). Where the GPU
-shares their memory or cores, as on host lanes, its spans are longer by what they overlap with copies and with CPU
-experts (``GpuLane``), and CPU experts by what they overlap with work that the GPU has been given (``CpuLane``).
+While a CPU expert, a copy and a write-back run at the same time, each runs at its contended rate (``SharedMemory``).
+Where the GPU shares their memory or cores, as on host lanes, its spans are longer by what they overlap with copies and
+with CPU experts (``GpuLane``), and CPU experts by what they overlap with work that the GPU has been given
+(``CpuLane``).
 
 Zero-length spans on h2d say what became of memory: `place` (resident before the first token: step -1; later: a cache
 update found the expert in a staging slot that was free again, and no copy is needed), `evict`

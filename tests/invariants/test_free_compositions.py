@@ -64,7 +64,9 @@ def test_writeback_follows_every_eviction_by_a_copy(seed: int) -> None:
     ]
     for span in written:
         costs = world.costs.experts[span.layer]
-        assert (span.bytes, span.end_ns - span.start_ns) == (costs.expert_bytes, costs.writeback_ns)
+        throughout_ns = costs.writeback_ns * 10**6 / (costs.both_ways_permille * costs.copy_permille)  # slowed by both
+        assert costs.writeback_ns <= span.end_ns - span.start_ns <= throughout_ns
+        assert span.bytes == costs.expert_bytes
 
 
 def _evicted_by_copies(on_link: Sequence[Span]) -> list[Span]:

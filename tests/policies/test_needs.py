@@ -22,7 +22,12 @@ NEEDS = {
     "kt-deferral": Needs(tokens=True, calibration=True, changes_routing=True),
     "cache-prior": Needs(scores=True, tokens=True, gpu_only=True, changes_routing=True),
     "buddy": Needs(tokens=True, forecasts=GATE, calibration=True, gpu_only=True, changes_routing=True),
+    "hobbit": Needs(
+        tokens=True, forecasts=(("gate", 1), ("gate", 2), ("gate", 3)), forecast_phases=("decode",), gpu_only=True,
+        changes_routing=True, narrow_share=0.25,
+    ),
     "least-stale": Needs(forecasts=GATE, gpu_only=True),
+    "seqmoe": Needs(forecasts=(("token", 1), ("token", 2)), gpu_only=True),
     "pre-gated": Needs(forecasts=(("oracle", 1),), future=True, gpu_only=True),
     "on-demand deepspeed mixtral-offloading@impl moe-infinity@impl": Needs(gpu_only=True),
     "ktransformers moe-lightning fiddler fiddler@impl": Needs(calibration=True),

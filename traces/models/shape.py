@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 from traces.models.attention import Attention, Size, Weights, Width
@@ -128,7 +129,7 @@ class ModelShape:
         not between them."""
         return (self.moe_blocks or tuple(range(self.dense_layers, self.layers)))[: self.moe_layers]
 
-    @property
+    @cached_property
     def attention_counts(self) -> tuple[tuple[Attention, int], ...]:
         """The kinds of attention, and the number of layers of each."""
         if self.attention is None or self.attention_layers is None:
@@ -150,8 +151,10 @@ class ModelShape:
 
     def expert_bytes_of(self, layer: int) -> int:
         """Bytes of one routed expert of MoE layer ``layer``."""
-        if self.expert_bytes:
-            return self.expert_bytes[layer]
+        return self.expert_bytes[layer] if self.expert_bytes else self._uniform_expert_bytes
+
+    @cached_property
+    def _uniform_expert_bytes(self) -> int:
         return round(self.matrices_per_expert * self.hidden * self.expert_width * self.weight_bits / 8)
 
     @property
@@ -161,7 +164,7 @@ class ModelShape:
         largest = max(self.expert_bytes_of(layer) for layer in range(self.moe_layers)) * self.experts
         return self.expert_tensor_bytes or largest // self.matrices_per_expert
 
-    @property
+    @cached_property
     def routed_bytes(self) -> int:
         """Bytes of all routed experts."""
         return sum(self.expert_bytes_of(layer) * self.experts for layer in range(self.moe_layers))
@@ -191,7 +194,7 @@ class ModelShape:
         expert = self.matrices_per_expert * self.hidden * self.expert_width
         return self.moe_layers * self.experts * expert + self.non_expert_params
 
-    @property
+    @cached_property
     def non_expert_bytes(self) -> int:
         """Bytes of everything that is always on the GPU: all weights but the routed experts'."""
         return round(self.non_expert_params * self.dense_bits / 8)

@@ -29,7 +29,9 @@ def uniform_costs(
     gpu_ns: int = 5,  # an expert, the same for every workload
     cpu_ns: int = 7,  # an expert, per token
     first_cpu_ns: int = 0,
+    first_gpu_ns: int = 0,
     copy_ns: int = 20,
+    writeback_ns: int = 0,
     expert_bytes: int = 100,
     attention_ns: int = 10,
     dense_ns: int = 0,
@@ -46,6 +48,7 @@ def uniform_costs(
     gate_launch_ns: int = 0,
     shared_launch_ns: int = 0,
     expert_launch_ns: int = 1,
+    first_expert_launch_ns: int = 0,
     combine_launch_ns: int = 1,
     head_launch_ns: int = 1,
     dense_launch_ns: int = 0,
@@ -54,6 +57,7 @@ def uniform_costs(
     foresee_ns: int = 1,
     cpu_permille: int = 1000,
     copy_permille: int = 1000,
+    both_ways_permille: int = 1000,
     gpu_permille: int = 1000,
     gpu_with_cpu_permille: int = 1000,
     cpu_with_gpu_permille: int = 1000,
@@ -65,7 +69,8 @@ def uniform_costs(
     workloads = range(max_tokens + 1)
     expert = ExpertCosts(
         tuple(gpu_ns * (w > 0) for w in workloads), tuple(cpu_ns * w for w in workloads), first_cpu_ns, copy_ns,
-        expert_bytes, cpu_permille=cpu_permille, copy_permille=copy_permille,
+        expert_bytes, cpu_permille=cpu_permille, copy_permille=copy_permille, first_gpu_ns=first_gpu_ns,
+        both_ways_permille=both_ways_permille, writeback_ns=writeback_ns,
     )  # fmt: skip
     steps = ConstantSteps(
         StepCosts(
@@ -77,6 +82,7 @@ def uniform_costs(
     costs = CostTable(
         (expert,) * layers, steps, attention_launch_ns, gate_launch_ns, shared_launch_ns, expert_launch_ns,
         combine_launch_ns, head_launch_ns, dense_launch_ns, sync_ns, result_path, decisions,
+        first_expert_launch_ns=first_expert_launch_ns,
         gpu_permille=gpu_permille, gpu_with_cpu_permille=gpu_with_cpu_permille,
         cpu_with_gpu_permille=cpu_with_gpu_permille, lead_ns=lead_ns, tail_ns=tail_ns,
     )  # fmt: skip
@@ -94,6 +100,7 @@ def scaled(costs: CostTable, c: int) -> CostTable:
         gate_launch_ns=costs.gate_launch_ns * c,
         shared_launch_ns=costs.shared_launch_ns * c,
         expert_launch_ns=costs.expert_launch_ns * c,
+        first_expert_launch_ns=costs.first_expert_launch_ns * c,
         combine_launch_ns=costs.combine_launch_ns * c,
         head_launch_ns=costs.head_launch_ns * c,
         dense_launch_ns=costs.dense_launch_ns * c,
@@ -107,10 +114,13 @@ def scaled(costs: CostTable, c: int) -> CostTable:
 
 
 def _scaled_expert(costs: ExpertCosts, c: int) -> ExpertCosts:
+    narrow = costs.narrow
     return costs._replace(
+        narrow=None if narrow is None else narrow._replace(costs=_scaled_expert(narrow.costs, c)),
         gpu_ns=tuple(ns * c for ns in costs.gpu_ns),
         cpu_ns=tuple(ns * c for ns in costs.cpu_ns),
         first_cpu_ns=costs.first_cpu_ns * c,
+        first_gpu_ns=costs.first_gpu_ns * c,
         copy_ns=costs.copy_ns * c,
         writeback_ns=costs.writeback_ns * c,
         between_ns=costs.between_ns * c,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts
-from sim.runs.spans import Span
-from trilane.testing.log import Layer, Log, Spans, log_of
+from sim.runs.spans import COPIES, Span
+from trilane.testing.log import Layer, Log, Spans, home, log_of
 
 
 def law_2_launches(spans: Spans, costs: CostTable) -> None:
@@ -62,7 +63,7 @@ def _on_gpu(log: Log) -> list[tuple[Layer, Span]]:
 def _ends(
     log: Log, layer: Layer, span: Span, costs: CostTable, taken_ns: Callable[[int, CostTable], int] = lambda ns, _: ns
 ) -> list[int]:
-    """When a span can have ended: one of them, since a forecast does not say which kind it is.
+    """When a span can have ended: one of them, where it does not say of which kind it is.
 
     ``taken_ns``: how long the GPU takes for work that takes it so long by itself.
     """
@@ -100,7 +101,8 @@ def _own_times(log: Log, layer: Layer, span: Span, costs: CostTable) -> list[int
             partial = _alone(log, layer, span)
             return [step.attention_ns + step.speculate_ns] if partial else [step.speculate_ns, step.estimator_ns]
         case "expert":
-            return [costs.experts[span.layer].gpu_ns[span.tokens]]
+            expert = costs.experts[span.layer].of(span.expert)
+            return [expert.gpu_ns[span.tokens] + extra_ns for extra_ns in _extra_times(log, layer, span, expert)]
         case "draft":
             return [span.tokens * costs.draft_costs(1).gpu_ns]
         case "combine":
@@ -108,3 +110,14 @@ def _own_times(log: Log, layer: Layer, span: Span, costs: CostTable) -> list[int
             return [step.combine_ns + (step.result_ns if read else 0)]
         case kind:
             return [getattr(step, f"{kind}_ns")]
+
+
+def _extra_times(log: Log, layer: Layer, span: Span, costs: ExpertCosts) -> list[int]:
+    """What an expert takes for kernels that others share: all of it if it came first, or after the plan; in the very ns
+    in which that took effect, the one or the other."""
+    first, planned = log.of(layer, "expert", lane="gpu")[0], log.planned(layer)
+    came = [s.end_ns for s in log.lanes["h2d"] if (home(s), s.expert) == (span.layer, span.expert) and s.kind in COPIES]
+    here = max([end_ns for end_ns in came if end_ns <= span.start_ns], default=0)
+    if span == first or here > planned:
+        return [costs.first_gpu_ns]
+    return [0, costs.first_gpu_ns] if here == planned else [0]

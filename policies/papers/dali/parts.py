@@ -17,17 +17,17 @@ from policies.protocols import When
 class GreedyAssigner:
     """Algorithm 1: by descending |t_gpu - t_cpu|, each expert to the device that would finish it first.
 
-    Ties go to the GPU, equal differences to the lower id. T_cpu starts at the first CPU expert's extra time, which is 0
-    in the paper's profile. As in the listing, no expert is forced to the CPU by a limit on transient memory (Eq. 9),
-    which is not offered: a load waits for its staging slot.
+    Ties go to the GPU, equal differences to the lower id. Both times start at the extra time of a first expert, which
+    is 0 in the paper's profile. As in the listing, no expert is forced to the CPU by a limit on transient memory
+    (Eq. 9), which is not offered: a load waits for its staging slot.
     """
 
     def assign(self, view: LayerView) -> Assignment:
         """Assign every active expert in one pass over the sorted list."""
         gpu_ns, cpu_ns = durations(view)
         order = by_difference(gpu_ns, cpu_ns)
-        first_cpu_ns = view.costs[view.layer].first_cpu_ns
-        t_gpu, t_cpu = 0, first_cpu_ns
+        costs = view.costs[view.layer]
+        t_gpu, t_cpu = costs.first_gpu_ns, costs.first_cpu_ns
         on_gpu = [False] * len(order)
         for i in order:
             gpu, cpu = t_gpu + gpu_ns[i], t_cpu + cpu_ns[i]
@@ -36,7 +36,8 @@ class GreedyAssigner:
                 t_gpu = gpu
             else:
                 t_cpu = cpu
-        return assignment_of(view, order, on_gpu, max(t_gpu, t_cpu) if False in on_gpu else t_gpu)
+        expected = makespan(gpu_ns, cpu_ns, on_gpu, costs.first_cpu_ns, costs.first_gpu_ns)
+        return assignment_of(view, order, on_gpu, expected)
 
 
 class BeamAssigner:
@@ -52,8 +53,8 @@ class BeamAssigner:
         """Branch every kept state to GPU and CPU, expert by expert."""
         gpu_ns, cpu_ns = durations(view)
         order = by_difference(gpu_ns, cpu_ns)
-        first_cpu_ns = view.costs[view.layer].first_cpu_ns
-        states = [(0, first_cpu_ns, 0)]  # T_gpu, T_cpu, bits of those on the GPU
+        first_cpu_ns, first_gpu_ns = view.costs[view.layer].first_cpu_ns, view.costs[view.layer].first_gpu_ns
+        states = [(first_gpu_ns, first_cpu_ns, 0)]  # T_gpu, T_cpu, bits of those on the GPU
         for i in order:
             gpu, cpu, bit = gpu_ns[i], cpu_ns[i], 1 << i
             branches = {(g + gpu, c): bits | bit for g, c, bits in reversed(states)}
@@ -61,7 +62,8 @@ class BeamAssigner:
             best = sorted(branches, key=lambda state: (max(state), sum(state), state))[: self.width]
             states = [(*state, branches[state]) for state in best]
         on_gpu = [bool(states[0][2] >> i & 1) for i in range(len(order))]
-        return assignment_of(view, order, on_gpu, makespan(gpu_ns, cpu_ns, on_gpu, first_cpu_ns))
+        expected = makespan(gpu_ns, cpu_ns, on_gpu, first_cpu_ns, first_gpu_ns)
+        return assignment_of(view, order, on_gpu, expected)
 
 
 def by_difference(gpu_ns: Sequence[int], cpu_ns: Sequence[int]) -> list[int]:

@@ -2,7 +2,8 @@
 
 The GPU runs cached experts, the busiest first; the CPU runs absent ones, the idlest first, and when none are left
 may take cached ones, again the idlest first; the link copies absent ones, the busiest first. The next operation is
-always that of the earliest timeline. All times are integer nanoseconds.
+always that of the earliest timeline. The GPU's begins when it has run the kernels that a layer's experts share. All
+times are integer nanoseconds.
 
 Times depend on workloads alone, so the simulation represents an expert by its tokens. Experts stand in descending order
 (equal workloads: the lower id first): the GPU and the link take from the front, the CPU from the back. What the CPU and
@@ -60,13 +61,13 @@ class Schedule:
         divide = self._by_finish if self.rule == "finish" else self._by_clock
         loaded, busy_ns, last_ns = divide(costs, absent, link_ns, cpu_ns)
         first_ns = costs.first_cpu_ns if loaded == len(absent) else 0
-        copy_ns, gpu_ns = costs.copy_ns, costs.gpu_ns
+        copy_ns, gpu_ns, start_ns = costs.copy_ns, costs.gpu_ns, costs.first_gpu_ns
         arrivals = [(link_ns + copy_ns * (place + 1), tokens) for place, tokens in enumerate(absent[:loaded])]
         if self.guard:
-            gpu_end = _finish(gpu_ns, 0, cached, sorted([*coming, *arrivals]) if coming else arrivals)
+            gpu_end = _finish(gpu_ns, start_ns, cached, sorted([*coming, *arrivals]) if coming else arrivals)
             if not cached or busy_ns + first_ns + costs.cpu_ns[cached[-1]] > gpu_end:
                 return SimulatedLayer(gpu_end if gpu_end > busy_ns else busy_ns, loaded, 0)
-        gpu = _Gpu(gpu_ns, cached, coming, self)
+        gpu = _Gpu(gpu_ns, start_ns, cached, coming, self)
         for arrival in arrivals:
             gpu.advance(self._load_key(costs, arrival))
             gpu.coming.append(arrival)
@@ -132,8 +133,10 @@ class Schedule:
 class _Gpu:
     """The GPU's timeline: its clock, and the experts that wait for it (``cached`` workloads ascending)."""
 
-    def __init__(self, gpu_ns: Sequence[int], cached: Sequence[int], coming: Sequence[Coming], rules: Schedule) -> None:
-        self.now = 0
+    def __init__(
+        self, gpu_ns: Sequence[int], now: int, cached: Sequence[int], coming: Sequence[Coming], rules: Schedule
+    ) -> None:
+        self.now = now
         self.cached = list(reversed(cached))
         self.coming = list(coming)
         self._gpu_ns = gpu_ns

@@ -31,7 +31,7 @@ class HssAssigner:
         costs, ready = view.costs[view.layer], view.ready_ns
         workload = view.routing.workload()
         row = sorted(workload, key=lambda expert: (ready[expert], -workload[expert], expert))
-        gpu_ns, cpu_ns, link_ns = 0, view.cpu_backlog_ns, view.h2d_backlog_ns
+        gpu_ns, cpu_ns, link_ns = costs.first_gpu_ns, view.cpu_backlog_ns, view.h2d_backlog_ns
         first_ns = costs.first_cpu_ns
         front, back = 0, len(row)
         while front < back:

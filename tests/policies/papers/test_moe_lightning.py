@@ -88,13 +88,14 @@ def slow_search(
 
 
 def _slow_time(costs: ExpertCosts, shares: list[float], top_k: int, batch: int, gpu: int, streamed: int) -> float:
-    on_gpu, on_cpu, reads, unused = 0.0, 0.0, 0.0, []
+    on_gpu, on_cpu, reads, unused, idle = 0.0, 0.0, 0.0, [], 1.0
     for place, share in enumerate(shares):
         chosen = min(1, share * top_k)
         used = 1 - (1 - chosen) ** batch
         tokens = min(round(batch * chosen / used) if used else 0, len(costs.gpu_ns) - 1)
         if place < gpu:
             on_gpu += used * costs.gpu_ns[tokens]
+            idle *= 1 - used
         else:
             on_cpu += used * costs.cpu_ns[tokens]
             reads += used * costs.cpu_ns[1]
@@ -103,6 +104,7 @@ def _slow_time(costs: ExpertCosts, shares: list[float], top_k: int, batch: int, 
     on_cpu, reads, copies = on_cpu + first, reads + first, streamed * costs.copy_ns
     cpu_rate, copy_rate = (rate / 1000 for rate in rates_together(costs, round(on_cpu * ONE), round(reads * ONE)))
     shared = min(on_cpu / cpu_rate, copies / copy_rate)  # one of them is done
+    on_gpu += costs.first_gpu_ns * (1 - idle)
     return max(on_gpu, shared + on_cpu - shared * cpu_rate, shared + copies - shared * copy_rate)
 
 

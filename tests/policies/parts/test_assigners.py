@@ -36,6 +36,8 @@ def test_makespan_charges_the_first_cpu_expert_once() -> None:
     assert makespan((10, 70), (40, 80), (False, False), 5) == 125
     assert makespan((10, 70), (40, 80), (True, False), 5) == 85
     assert makespan((10, 70), (40, 80), (True, True), 5) == 80
+    assert makespan((10, 70), (40, 80), (True, True), 5, 3) == 83  # kernels that the GPU's experts share
+    assert makespan((10, 70), (40, 80), (False, False), 5, 300) == 125
 
 
 def test_load_all_loads_the_largest_workload_first_after_what_is_there_or_coming() -> None:

@@ -13,6 +13,7 @@ from policies.mechanism.views import LayerView
 from policies.papers.dali.parts import GreedyAssigner
 from policies.parts.exact_assignment import ExactAssigner, solve, solve_with_highs
 from policies.parts.objective import makespan
+from tests.kit.depth import examples
 from tests.kit.views_for_tests import costs, view, views
 
 Items = list[tuple[int, int]]
@@ -25,33 +26,39 @@ def items(most: int, longest_ns: int) -> st.SearchStrategy[Items]:
     return st.one_of(few, st.lists(pair, max_size=most))
 
 
-def value(drawn: Items, first_cpu_ns: int, on_gpu: list[bool]) -> int:
-    return makespan([g for g, _ in drawn], [c for _, c in drawn], on_gpu, first_cpu_ns)
+def firsts(longest_ns: int) -> st.SearchStrategy[tuple[int, int]]:
+    """What the first expert takes in addition, on the CPU and on the GPU."""
+    extra_ns = st.one_of(st.just(0), st.integers(0, longest_ns))
+    return st.tuples(extra_ns, extra_ns)
 
 
-def solved(drawn: Items, first_cpu_ns: int) -> int:
-    return value(drawn, first_cpu_ns, solve([g for g, _ in drawn], [c for _, c in drawn], first_cpu_ns))
+def value(drawn: Items, first_ns: tuple[int, int], on_gpu: list[bool]) -> int:
+    return makespan([g for g, _ in drawn], [c for _, c in drawn], on_gpu, *first_ns)
 
 
-@settings(max_examples=300)
-@given(items(10, 10**9), st.integers(0, 10**9))
-def test_is_the_minimum_over_all_assignments(drawn: Items, first_cpu_ns: int) -> None:
+def solved(drawn: Items, first_ns: tuple[int, int]) -> int:
+    return value(drawn, first_ns, solve([g for g, _ in drawn], [c for _, c in drawn], *first_ns))
+
+
+@settings(max_examples=examples(100))
+@given(items(10, 10**9), firsts(10**9))
+def test_is_the_minimum_over_all_assignments(drawn: Items, first_ns: tuple[int, int]) -> None:
     every = ([bool(bits >> i & 1) for i in range(len(drawn))] for bits in range(1 << len(drawn)))
-    assert solved(drawn, first_cpu_ns) == min(value(drawn, first_cpu_ns, on_gpu) for on_gpu in every)
+    assert solved(drawn, first_ns) == min(value(drawn, first_ns, on_gpu) for on_gpu in every)
 
 
 @settings(max_examples=10)
-@given(items(12, 30), st.integers(0, 30))
-def test_is_the_minimum_of_twelve_experts_of_small_costs(drawn: Items, first_cpu_ns: int) -> None:
+@given(items(12, 30), firsts(30))
+def test_is_the_minimum_of_twelve_experts_of_small_costs(drawn: Items, first_ns: tuple[int, int]) -> None:
     every = ([bool(bits >> i & 1) for i in range(len(drawn))] for bits in range(1 << len(drawn)))
-    assert solved(drawn, first_cpu_ns) == min(value(drawn, first_cpu_ns, on_gpu) for on_gpu in every)
+    assert solved(drawn, first_ns) == min(value(drawn, first_ns, on_gpu) for on_gpu in every)
 
 
 @settings(max_examples=60)
-@given(items(40, 2000), st.integers(0, 2000))
-def test_agrees_with_highs(drawn: Items, first_cpu_ns: int) -> None:
-    highs = solve_with_highs([g for g, _ in drawn], [c for _, c in drawn], first_cpu_ns)
-    assert solved(drawn, first_cpu_ns) == value(drawn, first_cpu_ns, highs)
+@given(items(40, 2000), firsts(2000))
+def test_agrees_with_highs(drawn: Items, first_ns: tuple[int, int]) -> None:
+    highs = solve_with_highs([g for g, _ in drawn], [c for _, c in drawn], *first_ns)
+    assert solved(drawn, first_ns) == value(drawn, first_ns, highs)
 
 
 @settings(max_examples=20)
@@ -73,6 +80,12 @@ def test_nobody_to_assign() -> None:
 def test_avoids_the_cpu_when_its_first_expert_costs_more_than_it_saves() -> None:
     assert solve([5, 5], [4, 4], 0).count(True) == 1
     assert solve([5, 5], [4, 4], 7) == [True, True]
+
+
+def test_avoids_the_gpu_when_its_first_expert_costs_more_than_it_saves() -> None:
+    assert solve([1, 1], [4, 4], 0) == [True, True]
+    assert solve([1, 1], [4, 4], 0, 9) == [False, False]
+    assert solve([1, 1], [4, 4], 8, 9) == [True, True]  # one on each: 10 and 12
 
 
 def test_beats_greedy_where_algorithm_1_is_short_sighted() -> None:

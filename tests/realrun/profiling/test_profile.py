@@ -127,7 +127,8 @@ def test_every_number_says_where_it_is_from(found: Findings) -> None:
         "reported": {"cpu.name"},
         "assumed": {
             "gpu.bandwidth_fraction", "gpu.flops_fraction", "gpu.reserve_bytes", "cpu.sockets",
-            "link.theory_bytes_per_s", "link.copies", "link.pageable_fraction", "host.plan_factor",
+            "link.theory_bytes_per_s", "link.both_ways_share", "link.copies", "link.pageable_fraction",
+            "host.plan_factor",
         },
     }  # fmt: skip
     assert {"link.h2d_bytes_per_s", "cpu.read_bytes_per_s", "host.sync_ns"} < by_word["measured"]

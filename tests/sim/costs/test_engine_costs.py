@@ -8,32 +8,30 @@ import pytest
 
 from sim.costs.cost_table import CostError
 from sim.costs.engine import EngineError, engine_names, load_engine
-from sim.costs.engine_costs import MOST_TOKENS, costs_on, graph_costs
-from sim.machine.hardware import load_hardware
+from sim.costs.engine_costs import MOST_TOKENS, graph_costs
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
-from traces.models.catalogue import load_model
 
 IDEAL = load_engine("ideal")
 REPLAY_NS, SPIN_NS = (number.value for number in IDEAL.flat().values())
 SHORT = Scenario(policy="on-demand", prompt_tokens=8, generated_tokens=4, cached_share=0.5)
 CHANGED = {
     "experts", "attention_launch_ns", "gate_launch_ns", "shared_launch_ns", "expert_launch_ns", "combine_launch_ns",
-    "head_launch_ns", "dense_launch_ns", "sync_ns", "lead_ns",
+    "head_launch_ns", "dense_launch_ns", "sync_ns", "lead_ns", "first_expert_launch_ns",
 }  # fmt: skip
 
 
 def test_launches_are_replays_and_experts_share_their_kernels() -> None:
     setting = prepare(SHORT)
     eager, hardware = setting.costs, setting.hardware
-    graphs = graph_costs(eager, hardware, IDEAL, sharing=6)
-    assert (graphs.launch_ns, graphs.expert_launch_ns, graphs.sync_ns) == (REPLAY_NS, REPLAY_NS // 6, SPIN_NS)
+    graphs = graph_costs(eager, hardware, IDEAL)
+    assert (graphs.launch_ns, graphs.sync_ns) == (REPLAY_NS, SPIN_NS)
+    assert (graphs.first_expert_launch_ns, graphs.expert_launch_ns) == (REPLAY_NS, 0)  # one graph for a layer's experts
     assert graphs.attention_launch_ns == graphs.lead_of(graphs.launch_ns) == REPLAY_NS  # then the GPU has all of it
-    saved = round(5 * hardware.gpu.kernel_ns * 5 / 6)  # five kernels an expert, a sixth of them its own
-    assert [a - b for a, b in zip(eager.experts[0].gpu_ns[1:], graphs.experts[0].gpu_ns[1:], strict=True)] == [
-        saved
-    ] * (len(eager.experts[0].gpu_ns) - 1)
+    own, shared = eager.experts[0], graphs.experts[0]
+    assert (own.first_gpu_ns, shared.first_gpu_ns) == (0, 5 * hardware.gpu.kernel_ns)
+    assert own.gpu_ns[1:] == tuple(ns + shared.first_gpu_ns for ns in shared.gpu_ns[1:])  # an expert by itself
     assert graphs.experts[0].cpu_ns == eager.experts[0].cpu_ns
     assert graphs.experts[0].copy_ns == eager.experts[0].copy_ns
     same = {field.name for field in fields(eager)} - CHANGED
@@ -47,12 +45,6 @@ def test_the_engine_is_a_key_of_a_scenario() -> None:
     assert graphs < eager
     with pytest.raises(EngineError, match=r"no engine or file 'vulkan'; engines: .*ideal, ik_llama\.cpp"):
         prepare(Scenario(engine="vulkan"))
-
-
-def test_a_batch_shares_kernels_up_to_all_experts() -> None:
-    hardware, shape = load_hardware("rtx3090-ddr4"), load_model("deepseek-v2-lite")
-    costs = [costs_on(hardware, shape, 16, "ideal", batch) for batch in (1, 11, 100)]
-    assert [table.expert_launch_ns for table in costs] == [REPLAY_NS // 6, REPLAY_NS // 64, REPLAY_NS // 64]
 
 
 def test_a_profile_keeps_the_engine_that_it_measured() -> None:

@@ -1,6 +1,7 @@
-"""A whole timeline worked out by hand: evicted experts written back to the host. Notation: ``hand_worked``.
+"""Whole timelines worked out by hand: evicted experts written back to the host. Notation: ``hand_worked``.
 
-A write-back lasts 45 here, so that it holds up what comes over the same lane after it: routing and chosen tokens.
+In the first a write-back lasts 45 and slows nothing down, but holds up what comes over the same lane after it: routing
+and chosen tokens. In the second the link carries half as much each way while both are busy.
 """
 
 from __future__ import annotations
@@ -107,3 +108,56 @@ def test_without_writing_back_the_first_step_ends_sooner() -> None:
     # layer 1's routing here at 55, planned 57, 0 loaded 77, computed 82, combined 83, head 87, here 88, waited 89
     assert max(span.end_ns for span in spans) == 89
     assert not [span for span in spans if span.kind == "writeback"]
+
+
+BOTH_WAYS = """
+h2d, step -1:
+  0-0    place L0 E1
+  0-0    place L0 E2
+  0-0    place L1 E1
+  0-0    place L1 E2
+host:
+  0-1    launch L0
+  14-15  wait L0
+  15-16  plan L0
+  16-17  launch L0 E1
+  17-18  launch L0 E0
+  18-19  launch L0
+  19-20  launch L1
+  75-76  wait L1
+  76-77  plan L1
+  77-78  launch L1 E2
+  78-79  launch L1 E0
+  79-80  launch L1
+  80-81  launch L-1
+  128-129 wait L-1
+gpu:
+  1-11   attention L0
+  11-13  gate L0
+  17-22  expert L0 E1
+  56-61  expert L0 E0
+  61-62  combine L0
+  62-72  attention L1
+  72-74  gate L1
+  78-83  expert L1 E2
+  117-122 expert L1 E0
+  122-123 combine L1
+  123-127 attention L-1
+h2d:
+  16-16  evict L0 E2
+  16-56  demand L0 E0         # 20 by itself
+  77-77  evict L1 E1
+  77-117 demand L1 E0
+d2h:
+  13-14  routing L0
+  16-66  writeback L0 E2      # 40 of these 50 next to the copy, which do 20 of 30
+  74-75  routing L1
+  77-127 writeback L1 E1
+  127-128 routing L-1
+"""
+
+
+def test_a_copy_and_the_write_back_that_makes_room_for_it_slow_each_other_down() -> None:
+    costs = uniform_costs(writeback_ns=30, both_ways_permille=500)
+    spans = play(registered("mixtral-offloading@impl"), DEMAND[0], cache_bytes=400, costs=costs)
+    assert told(spans, BOTH_WAYS) == lines(BOTH_WAYS)

@@ -270,6 +270,35 @@ def _copy_each(env: simpy.Environment, memory: SharedMemory, copies: Sequence[tu
     return copied
 
 
+def written_back(*spans: tuple[int, int], copy_work: int = 0, cpu_work: int = 0) -> dict[int, int]:
+    """When a copy and an expert end that begin at 0, while experts are written back: next to these a copy runs at 0.5
+    of its rate, next to an expert at 0.8; the expert next to either at 0.5."""
+    env, ends = simpy.Environment(), dict[int, int]()
+    memory = SharedMemory(env)
+    for start, end in spans:
+        memory.write_back(start, end, 500)
+    for side, work in ((CPU, cpu_work), (H2D, copy_work)):
+        if work:
+            memory.start(side, (work,), lambda ended, side=side: ends.update({side: ended[-1]}), (500, 800))
+    env.run()
+    return ends
+
+
+def test_a_write_back_slows_down_a_copy_while_it_lasts() -> None:
+    assert written_back((10, 30), copy_work=40) == {H2D: 50}  # 10 alone, 20 ns do 10, the last 20 alone
+    assert written_back((0, 10), (10, 20), copy_work=20) == {H2D: 30}  # one after another
+    assert written_back((40, 60), copy_work=40) == {H2D: 40}
+
+
+def test_a_write_back_takes_from_experts_on_the_cpu_what_a_copy_does() -> None:
+    assert written_back((10, 30), cpu_work=40) == {CPU: 50}
+
+
+def test_three_that_share_the_dram_run_at_the_product_of_their_rates() -> None:
+    # 20 ns: the copy at 0.5 x 0.8 does 8 of 16, the expert at 0.5 x 0.5 does 5 of 30. Then 10 ns at 0.8, and 5 at 0.5
+    assert written_back((0, 20), copy_work=16, cpu_work=30) == {H2D: 30, CPU: 50}
+
+
 def test_full_rates_mean_no_contention() -> None:
     log = ends_of((0, H2D, 41, "copy"), (3, CPU, 17, "expert"), (21, CPU, 5, "next"), cpu=1000, copy=1000)
     assert log == [(20, "expert"), (26, "next"), (41, "copy")]

@@ -139,7 +139,8 @@ def _decode_costs(prepared: Prepared) -> tuple[object, ...]:
     costs, batch = prepared.costs, prepared.scenario.batch
     expert = costs.experts[0]
     return (
-        expert.gpu_ns[: batch + 1], expert.cpu_ns[: batch + 1], expert.copy_ns, costs.sync_ns, costs.launch_ns,
+        expert.gpu_ns[: batch + 1], expert.first_gpu_ns, expert.cpu_ns[: batch + 1], expert.copy_ns, costs.sync_ns,
+        costs.launch_ns,
         costs.lead_ns, costs.tail_ns, costs.combine_launch_ns, costs.plan_factor,
         costs.step(batch, (prepared.tokens_per_sequence,) * batch), prepared.hardware.gpu.memory_bytes,
     )  # fmt: skip

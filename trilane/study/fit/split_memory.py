@@ -6,14 +6,14 @@ others a layer: 4,353 MiB were logged where a layer's experts take 4,228 (GLM-5 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from sim.costs.engine import InferenceEngine
 from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import Hardware
 from sim.machine.units import in_gb
 from traces.models.shape import ModelShape
-from trilane.study.fit.load_memory import Copied, LoadSetting, load_memory
+from trilane.study.fit.load_memory import Copied, LoadMemory, LoadSetting, load_memory
 from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES, host_memory_of, short_host
 from trilane.study.fit.question import FitError, Question
 
@@ -49,6 +49,7 @@ class Splitter:
     shape: ModelShape
     hardware: Hardware
     engine: InferenceEngine
+    _known: dict[int, LoadMemory] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def piece_tokens(self) -> int:
@@ -75,14 +76,9 @@ class Splitter:
 
     def memory(self, split: StaticSplit) -> SplitMemory:
         """What a split takes."""
-        shape, tokens = self.shape, self.question.tokens
-        sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
-        host = sum(sizes[: split.cpu_layers]) * (shape.experts - split.gpu_experts)
-        setting = LoadSetting(
-            context_tokens=self.question.batch * tokens, sequences=self.question.batch, ubatch_tokens=self.piece_tokens,
-            cpu_layers=split.cpu_layers, gpu=not self.hardware.cpu_only, copied=self._copied,
-        )  # fmt: skip
-        own, all_on_gpu = load_memory(shape, setting), load_memory(shape, replace(setting, cpu_layers=0))
+        shape, all_on_gpu = self.shape, self._loaded(0)
+        host = sum(map(shape.expert_bytes_of, range(split.cpu_layers))) * (shape.experts - split.gpu_experts)
+        own = self._loaded(split.cpu_layers)
         return SplitMemory(
             gpu_bytes=self.hardware.gpu.memory_bytes,
             every_token_bytes=all_on_gpu.weights_bytes - shape.routed_bytes,
@@ -94,6 +90,17 @@ class Splitter:
             host_table_bytes=all_on_gpu.host_weights_bytes,
             host_compute_bytes=own.host_compute_bytes,
         )
+
+    def _loaded(self, cpu_layers: int) -> LoadMemory:
+        """What is allocated with the experts of so many layers on the host."""
+        if cpu_layers not in self._known:
+            setting = LoadSetting(
+                context_tokens=self.question.batch * self.question.tokens, sequences=self.question.batch,
+                ubatch_tokens=self.piece_tokens, cpu_layers=cpu_layers, gpu=not self.hardware.cpu_only,
+                copied=self._copied,
+            )  # fmt: skip
+            self._known[cpu_layers] = load_memory(self.shape, setting)
+        return self._known[cpu_layers]
 
     def _splits(self) -> list[StaticSplit]:
         """All of them, most experts on the GPU first."""

@@ -33,7 +33,7 @@ def small(prepared: Prepared) -> Prepared:
 def test_an_engine_has_its_costs() -> None:
     for engine in ("ideal", "pytorch"):
         prepared = small(of(engine))
-        costs = costs_on(prepared.hardware, prepared.shape, prepared.costs.max_tokens, engine, 2)
+        costs = costs_on(prepared.hardware, prepared.shape, prepared.costs.max_tokens, engine)
         assert prepared.costs == costs
 
 
