@@ -44,7 +44,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs the package xllamacpp: make test-llama"))
 
 
+def pytest_sessionstart() -> None:
+    """Collection keeps nearly all that it makes: garbage is looked for once, at its end."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
+    gc.enable()
     _freeze()
 
 

@@ -35,10 +35,12 @@ _FAMILIES: Mapping[str, tuple[str, ...]] = {
     SKY: (
         "mixtral-offloading", "on-demand", "moe-infinity", "edgemoe", "adapmoe", "deepspeed", "mixtral-offloading@impl",
         "moe-infinity@impl", "moe-lightning@impl", "llama.cpp@cache", "pre-gated", "least-stale",
+        "seqmoe",
     ),
     PURPLE: (
         "smoe", "daop", "quasi-pf", "router-pf", "est-pf", "hybrid-pf", "daop@impl", "quasi-pf@impl", "quasi-pf@exact",
         "router-pf@exact", "est-pf@exact", "hybrid-pf@exact", "cache-prior", "buddy", "kt-deferral",
+        "hobbit",
     ),
 }  # fmt: skip
 _LOOKS = {
