@@ -9,9 +9,22 @@ from pathlib import Path
 
 from traces.models.gguf_header import read_gguf_header
 from traces.models.gguf_tensors import Tensor
-from traces.models.quantisation import WeightBlocks
+from traces.models.names import parted
+from traces.models.quantisation import WeightBlocks, weight_blocks
+from traces.models.shape import ModelShape
 
 _ROUTER = "ffn_gate_inp"
+
+
+def blocks_of(shape: ModelShape) -> WeightBlocks:
+    """The blocks of a model: of its GGUF file, or of the weight format of its name; 16 bits without one.
+
+    Raises ShapeError.
+    """
+    name = parted(shape.name)
+    if name.model.lower().endswith(".gguf"):
+        return gguf_blocks(Path(name.model))
+    return weight_blocks(shape, name.weights or "bf16")
 
 
 def gguf_blocks(path: Path) -> WeightBlocks:
