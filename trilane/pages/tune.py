@@ -170,8 +170,10 @@ def _loss(best: Tuned, rival: Rival) -> str:
 
 
 def _changed(best: Tuned, other: Tuned) -> str:
-    """The arguments that the best setting does not have."""
-    return " ".join(word for word in other.arguments if word not in best.arguments)
+    """The arguments that the best setting does not have, or that it alone has."""
+    more = " ".join(word for word in other.arguments if word not in best.arguments)
+    less = " ".join(word for word in best.arguments if word not in other.arguments)
+    return more or (f"without {less}" if less else "")
 
 
 # --- other engines, better parts --------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def tune(question: TuneQuestion) -> Tuning:
         regime=regime,
         error=_error(question, regime, speed, best),
         measured=speed.measured,
-        notes=(*_measured_note(speed), *([PINNED] if best.pinned else []), *_tensors_note(best), *hardware.notes),
+        notes=(*_measured_note(speed), *([PINNED] if best.pinned else []), *tensors_note(best), *hardware.notes),
         memory_known=not hardware.cpu_only or host_memory_of(question.fit, hardware) is not None,
     )
 
@@ -193,7 +193,7 @@ def _measured_note(speed: EngineSpeed) -> list[str]:
     return [f"times are those of {where}; named parts say what fits, not how fast"] if speed.measured else []
 
 
-def _tensors_note(best: Tuned) -> list[str]:
+def tensors_note(best: Tuned) -> list[str]:
     """What single tensors of one more layer on the GPU would save at most: those that there is room for."""
     if not best.host_layers or best.gpu_experts or best.cache_mib is not None:
         return []

@@ -21,7 +21,7 @@ from trilane.study.fit.question import FitError, Question
 from trilane.study.tune import search as searching
 from trilane.study.tune.question import GOALS, TuneQuestion
 from trilane.study.tune.settings import Setting, choices, may_be_pinned
-from trilane.study.tune.tune import AS_FAST, SettingSearch, Tuning, searched, tune
+from trilane.study.tune.tune import AS_FAST, SettingSearch, Tuning, searched, tensors_note, tune
 
 QWEN: dict[str, Any] = {
     "model": "qwen3-30b-a3b", "gpu": "rtx-3060", "ram": "ddr4-3200", "cpu": "ryzen-5-5600", "ram_gb": 32,
@@ -78,6 +78,19 @@ def test_a_cache_of_experts_has_its_size_in_mib_and_the_number_of_layers_for_whi
               tried.best._replace(cached_layers=None) and one.cache_mib is not None]  # fmt: skip
     assert len(others) > 3
     assert found.n_cpu_moe == min(others, key=lambda one: one.tpot_ms).n_cpu_moe
+
+
+def test_single_tensors_would_save_what_there_is_room_for() -> None:
+    """2/3 of a layer's bytes are left, of which the CPU needs 0.6 ms a token: 0.4 of 20 ms."""
+    found = tuned(**QWEN).best
+    layers, missing = found.host_layers, found.memory.missing_bytes
+    memory = replace(found.memory, host_bytes=3 * layers * 10**8)
+    memory = replace(memory, experts_bytes=memory.experts_bytes - 2 * 10**8 - missing)
+    best = replace(found, memory=memory, tpot_ms=20.0, decode_ms={"cpu_experts": 0.6 * layers})
+    [note] = tensors_note(best)
+    assert note.endswith("save 0.40 ms a token at most, 2%")
+    assert tensors_note(replace(best, tpot_ms=50.0)) == []
+    assert tensors_note(replace(best, host_layers=0)) == []
 
 
 def test_several_sequences_have_their_slots() -> None:
