@@ -15,7 +15,7 @@ from trilane.common.hints import Count, above, at_most, between
 
 @register(
     "seqmoe",
-    "forecasts of whole tokens: probabilistic Belady, prefetches over the end of a step",
+    "forecasts of whole tokens: probabilistic Belady, prefetches over a step's end",
     source="SeqMoE (arXiv 2609.12978)",
 )
 @dataclass(frozen=True)

@@ -79,9 +79,9 @@ def _deferred(prepared: Prepared) -> int:
     return max(min(top_k * 3 // 4, top_k - 2), 1)
 
 
-def _up_to(own: float) -> Values:
-    """All whole numbers up to one more than the own."""
-    return tuple(range(1, round(own) + 2))
+def _counted(own: float) -> Values:
+    """Whole numbers from 1, or six below the own, to one more than that."""
+    return tuple(range(max(round(own) - 6, 1), round(own) + 2))
 
 
 def _memory(prepared: Prepared) -> float:
@@ -117,4 +117,4 @@ ACCEPTANCE = Dimension(
     partial(with_own, (0.2, 0.4, 0.6, 0.8, 0.95)), is_share=True,
 )  # fmt: skip
 DRAFTS = Dimension("draft_tokens", "drafts a step", _drafts, partial(with_own, (1, 2, 4, 6, 8)))
-DEFERRED = Dimension("parameters.deferred", "deferred experts of a token", _deferred, _up_to)
+DEFERRED = Dimension("parameters.deferred", "deferred experts of a token", _deferred, _counted)

@@ -14,7 +14,7 @@ from traces.models.catalogue import load_model
 from traces.models.names import parted
 from traces.synthesis.named import with_lengths
 from traces.synthesis.nearest import nearest_routing
-from trilane.common.hints import at_least, between
+from trilane.common.hints import between
 from trilane.common.schema import check
 from trilane.study.fit.memory_needed import check_fits, need_of
 from trilane.study.fit.question import Question
@@ -41,8 +41,8 @@ class PaysQuestion:
     fit: Question
     draws: Annotated[int, between(1, 100)] = DRAWS
     using: str | None = None
-    x: Annotated[float, at_least(0)] | None = None
-    y: Annotated[float, at_least(0)] | None = None
+    x: Annotated[float, between(0, 1e6)] | None = None
+    y: Annotated[float, between(0, 1e6)] | None = None
 
     def __post_init__(self) -> None:
         check(self, PaysError)
