@@ -5,6 +5,7 @@ Each number has a value for every number of threads that was measured; others ha
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple
@@ -46,6 +47,9 @@ class BlockRates(NamedTuple):
 class AttentionTimes(NamedTuple):
     """Of one layer: ``cache_byte_ns`` for each byte of keys and values; for each pair of a query and a key, and every
     head, ``pair_ns``, and ``width_ns`` for each element of key and value; in tiles from ``tile_rows`` tokens on.
+
+    The cache is seen in blocks of ``cell_block`` cells, the last one not full. From ``split_cells`` on, each thread has
+    an equal part of the cells of a single token.
     """
 
     cache_byte_ns: Sourced[ByThreads]
@@ -54,6 +58,21 @@ class AttentionTimes(NamedTuple):
     tile_pair_ns: Sourced[ByThreads]
     tile_width_ns: Sourced[ByThreads]
     tile_rows: Sourced[Count]
+    split_cells: Sourced[Count]
+    cell_block: Sourced[Count]
+
+
+def longest_share(keys: float, threads: int, split_cells: int, cell_block: int) -> float:
+    """What the thread with the most of a token's ``keys`` has of them, over an equal share: see ``AttentionTimes``."""
+    cells = math.ceil(keys / cell_block) * cell_block
+    return 1.0 if cells < split_cells else min(math.ceil(cells / threads), keys) * threads / keys
+
+
+class ChoiceTimes(NamedTuple):
+    """What each chosen expert takes apart from its products: in a layer, and for each element of a token's output."""
+
+    slot_ns: Sourced[ByThreads]
+    element_ns: Sourced[ByThreads]
 
 
 class Kernels(NamedTuple):
@@ -62,6 +81,7 @@ class Kernels(NamedTuple):
     threads: Annotated[tuple[Count, ...], NOT_EMPTY, ASCENDING]  # that were measured
     products: Mapping[str, BlockRates]  # by block
     attention: AttentionTimes
+    choices: ChoiceTimes
     layer_ns: Mapping[str, Sourced[ByThreads]]  # of "grouped" and "latent" attention
     token_ns: Mapping[str, Sourced[ByThreads]]
     step_ns: Sourced[ByThreads]

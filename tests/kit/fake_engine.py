@@ -9,7 +9,7 @@ from pathlib import Path
 
 from realrun.llama_cpp.bench_engine import BenchContext, BenchSettings, OpenModel
 from sim.costs.kernel_costs import KernelSteps
-from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates
+from sim.costs.kernels import AttentionTimes, BlockRates, ChoiceTimes, Kernels, ProductRates
 from sim.machine.sourced import Sourced
 from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape
@@ -24,9 +24,10 @@ def known_kernels(blocks: tuple[str, ...]) -> Kernels:
         for place, block in enumerate(blocks)
     }
     router = _rates(ROUTER, 8e9)
-    times = AttentionTimes(*(_both(ns) for ns in (0.05, 30.0, 0.04, 3.0, 0.02)), _of(64))
+    times = AttentionTimes(*(_both(ns) for ns in (0.05, 30.0, 0.04, 3.0, 0.02)), _of(64), _of(512), _of(256))
+    choices = ChoiceTimes(_both(3000.0), _both(2.0))
     layer, token = ({"grouped": _both(ns), "latent": _both(2 * ns)} for ns in (5e4, 4e3))
-    return Kernels((1, 2), {**products, "f32": BlockRates(router, router)}, times, layer, token, _both(2e5))
+    return Kernels((1, 2), {**products, "f32": BlockRates(router, router)}, times, choices, layer, token, _both(2e5))
 
 
 def _of(value: object) -> Sourced:  # type: ignore[type-arg]

@@ -9,11 +9,12 @@ import pytest
 
 from sim.costs.engine import load_engine
 from sim.costs.kernel_costs import KernelSteps, kernel_costs, kernel_steps
-from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates
-from sim.costs.split_speed import StaticSplit, decode_time
+from sim.costs.kernels import AttentionTimes, BlockRates, ChoiceTimes, Kernels, ProductRates, longest_share
+from sim.costs.split_speed import StaticSplit, decode_time, prompt_time
 from sim.machine.hardware import load_hardware
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced
+from traces.models.attention import Attention
 from traces.models.shape import ModelShape
 
 SHAPE = ModelShape(
@@ -33,7 +34,10 @@ def rates(*flops_per_s: tuple[float, ...]) -> BlockRates:
 KERNELS = Kernels(
     threads=(1, 4),
     products={"q8_0": rates((1e9, 2e9), (4e9, 8e9)), "f32": rates((1e9,), (4e9,))},
-    attention=AttentionTimes(of((1.0, 0.5)), of((10.0, 5.0)), of((1.0, 0.5)), of((4.0, 2.0)), of((0.5, 0.25)), of(8)),
+    attention=AttentionTimes(
+        of((1.0, 0.5)), of((10.0, 5.0)), of((1.0, 0.5)), of((4.0, 2.0)), of((0.5, 0.25)), of(8), of(64), of(16)
+    ),
+    choices=ChoiceTimes(of((20.0, 10.0)), of((0.5, 0.25))),
     layer_ns={"grouped": of((700.0, 100.0))},
     token_ns={"grouped": of((30.0, 10.0))},
     step_ns=of((900.0, 300.0)),
@@ -49,12 +53,35 @@ def test_a_token_reads_its_weights_its_cache_and_pairs_with_every_key() -> None:
     step = steps().step(1, (10,))
     assert step.attention_ns == 2000 + 160 + 360 + 700 + 30
     assert (step.gate_ns, step.shared_ns, step.dense_ns) == (256, 0, 0)
+    assert step.combine_ns == 2 * (20 + 32 * 0.5)  # two experts, whose outputs have 32 elements
     assert step.head_ns == 6400 + 900
 
 
 def test_four_threads_have_their_own_numbers_and_three_those_of_one() -> None:
     assert steps(4).step(1, (10,)).attention_ns == 500 + 80 + 180 + 100 + 10
     assert steps(3).step(1, (10,)) == steps(1).step(1, (10,))
+
+
+def test_a_thread_has_a_share_of_the_cells_of_which_the_last_block_is_not_full() -> None:
+    """65 keys are 80 cells, 20 for each of 4 threads, and 20 of 65 keys are 80 / 65 of an equal share; 48 are few."""
+    short, long = (steps(4).step(1, (keys,)).attention_ns for keys in (48, 65))
+    pairs = lambda keys: keys * 16 * 0.5 + 2 * keys * (5 + 8 * 0.5)  # noqa: E731
+    assert short == 500 + pairs(48) + 100 + 10
+    assert long == 500 + round(80 / 65 * pairs(65)) + 100 + 10
+    assert steps(1).step(1, (65,)).attention_ns == 2000 + 65 * 16 + 2 * 65 * 18 + 700 + 30
+
+
+def test_threads_that_have_more_cells_than_keys_are_done_earlier() -> None:
+    """Of 17 keys in 32 cells the first of two threads has 16; of 17 in 64, all; fewer cells than 128 are not split."""
+    assert longest_share(17, 2, 32, 16) == 32 / 17
+    assert longest_share(17, 2, 64, 64) == 2
+    assert longest_share(17, 2, 128, 64) == 1
+
+
+def test_the_keys_of_a_window_are_not_shared_out() -> None:
+    window = Attention("window", 1000, heads=2, head_dim=4, kv_width=8, span=65)
+    shape = replace(SHAPE, attention=(window,), attention_layers=(0, 0))
+    assert kernel_steps(shape, KERNELS, 4).step(1, (90,)).attention_ns == 500 + 65 * 16 * 0.5 + 2 * 65 * 9 + 110
 
 
 def test_a_product_of_more_rows_takes_the_time_between_those_measured() -> None:
@@ -73,7 +100,8 @@ def test_the_last_layer_goes_on_with_one_token() -> None:
     costs, one = steps().step(8, (8,)), steps().step(1, (1,))
     active = 4 * (1 - 0.5**8)  # experts that any of the 8 tokens chooses
     of_all, of_one = active * steps().expert_ns(np.array([16 / active]))[0], 2 * steps().expert_ns(np.array([1.0]))[0]
-    wanted = 2 * costs.attention_ns + costs.gate_ns + one.gate_ns + of_all + of_one + costs.head_ns
+    gates = costs.gate_ns + costs.combine_ns + one.gate_ns + one.combine_ns
+    wanted = 2 * costs.attention_ns + gates + of_all + of_one + costs.head_ns
     assert steps().piece_ns(8, 8) == pytest.approx(wanted)
 
 
@@ -92,6 +120,12 @@ def test_an_engine_with_kernels_answers_for_a_machine_without_a_gpu() -> None:
     assert found.gpu_experts_ns == 2 * 2 * round(steps(4).expert_ns(np.array([1.0]))[0])
     alone = decode_time(SHAPE, machine, engine, StaticSplit(0, threads=1), 10)
     assert alone.attention_ns == 2 * steps(1).step(1, (10,)).attention_ns
+
+
+def test_a_prompt_on_such_a_machine_is_the_pieces_of_the_kernels() -> None:
+    engine, machine = replace(load_engine("llama.cpp"), kernels=KERNELS), load_hardware("none+ddr5-4800+4-cores")
+    found = prompt_time(SHAPE, machine, engine, StaticSplit(0, piece_tokens=8), 16)
+    assert found.total_ns == pytest.approx(steps(4).piece_ns(8, 8) + steps(4).piece_ns(8, 16), rel=1e-3)
 
 
 def test_the_engine_of_the_committed_validation_is_read_and_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sim.costs.kernel_costs import KernelSteps, kernel_costs, kernel_steps
-from sim.costs.kernels import AttentionTimes, BlockRates, ByThreads, Kernels, ProductRates
+from sim.costs.kernels import AttentionTimes, BlockRates, ByThreads, ChoiceTimes, Kernels, ProductRates
 from sim.machine.hardware import load_hardware
 from sim.machine.plan_costs import PlanCosts
 from sim.machine.sourced import Sourced
@@ -29,6 +29,7 @@ CACHE_BYTE, PAIR, WIDTH, TILE_PAIR, TILE_WIDTH = (0.9, 0.3), (7.0, 2.0), (0.06, 
 LAYER = {"grouped": (70_000.0, 20_000.0), "latent": (90_000.0, 30_000.0)}
 TOKEN = {"grouped": (800.0, 300.0), "latent": (1100.0, 400.0)}
 STEP = (500_000.0, 200_000.0)
+SLOT, ELEMENT = (3_000.0, 2_000.0), (2.5, 0.75)
 TILE_ROWS = 80  # the step of 80 tokens is the first in tiles
 
 
@@ -44,8 +45,10 @@ KERNELS = Kernels(
     threads=THREADS,
     products={name: block(name) for name in RATES},
     attention=AttentionTimes(
-        *map(sourced, (CACHE_BYTE, PAIR, WIDTH, TILE_PAIR, TILE_WIDTH)), Sourced(TILE_ROWS, "made up", "low")
+        *map(sourced, (CACHE_BYTE, PAIR, WIDTH, TILE_PAIR, TILE_WIDTH)),
+        *(Sourced(count, "made up", "low") for count in (TILE_ROWS, 1, 1)),
     ),
+    choices=ChoiceTimes(sourced(SLOT), sourced(ELEMENT)),
     layer_ns={name: sourced(values) for name, values in LAYER.items()},
     token_ns={name: sourced(values) for name, values in TOKEN.items()},
     step_ns=sourced(STEP),
@@ -88,6 +91,11 @@ def attention(kind: Attention, rows: int, context: tuple[int, ...], place: int) 
     return product(kind.params, rows, place) + read + attended + LAYER[name][place] + rows * TOKEN[name][place]
 
 
+def choices(rows: int, place: int) -> float:
+    """Two experts of a token, whose outputs have 1,024 elements."""
+    return 2 * (SLOT[place] + rows * 1024 * ELEMENT[place])
+
+
 def times(rows: int, context: tuple[int, ...], place: int) -> dict[str, float]:
     layers = (LATENT, LINEAR, WINDOW, LINEAR)  # the dense one first
     mean = sum(attention(kind, rows, context, place) for kind in layers) / 4
@@ -97,7 +105,8 @@ def times(rows: int, context: tuple[int, ...], place: int) -> dict[str, float]:
         "gate_ns": product(1024 * 8, rows, place, f32=1),
         "shared_ns": product(3 * 1024 * 500, rows, place),
         "head_ns": product(5000 * 1024, len(context), place, q6_k=1) + STEP[place],
-        "speculate_ns": 1, "estimator_ns": 1, "combine_ns": 1, "routing_ns": 0, "activations_ns": 1, "result_ns": 1,
+        "combine_ns": choices(rows, place),
+        "speculate_ns": 1, "estimator_ns": 1, "routing_ns": 0, "activations_ns": 1, "result_ns": 1,
     }  # fmt: skip
 
 
@@ -125,7 +134,7 @@ def test_a_piece_of_a_prompt(tokens: int) -> None:
     def mixture(rows: int) -> float:
         active = 8 * (1 - (3 / 4) ** rows)
         routed = active * expert(max(rows * 2 / active, 1), 1)
-        return product(1024 * 8, rows, 1, f32=1) + product(3 * 1024 * 500, rows, 1) + routed
+        return product(1024 * 8, rows, 1, f32=1) + product(3 * 1024 * 500, rows, 1) + routed + choices(rows, 1)
 
     part = times(tokens, (context,), 1)
     expected = 3 * part["attention_ns"] + 2 * mixture(tokens) + mixture(1) + part["dense_ns"] + part["head_ns"]

@@ -61,6 +61,9 @@ class EngineRow:
         return (self.high_ms - self.low_ms) / 2 / self.measured_ms
 
 
+COLUMNS = (*(field.name for field in fields(EngineRow)), "error")  # of rows.csv
+
+
 def row_of(
     scenario: EngineScenario, times: Sequence[int], shape: ModelShape, hardware: Hardware, engine: InferenceEngine
 ) -> EngineRow:
@@ -128,9 +131,8 @@ def _of_work(rows: Sequence[EngineRow], work: str) -> tuple[int, float, float]:
 def write_rows(rows: Iterable[EngineRow], path: Path) -> None:
     """The table as CSV, whole or not at all."""
     text = StringIO()
-    names = [field.name for field in fields(EngineRow)]
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*names, "error"])
-    writer.writerows([*(getattr(row, name) for name in names), f"{row.error:.4f}"] for row in rows)
+    writer.writerow(COLUMNS)
+    writer.writerows([*(getattr(row, name) for name in COLUMNS[:-1]), f"{row.error:.4f}"] for row in rows)
     with atomic_path(path) as aside:
         aside.write_text(text.getvalue(), encoding="ascii")
