@@ -1,8 +1,9 @@
 """Search the mixes of parts for better compositions, then hold the winners against everybody on other scenarios.
 
 ``python notebooks/search_compositions.py search`` writes ``data/search.csv``: every mix that was tried, with its mean
-over the tuning scenarios. ``... evaluate`` writes ``data/held_out.csv``: every registered policy on the held-out
-scenarios. The notebook ``better_compositions.ipynb`` reads both.
+over the tuning scenarios. ``... evaluate`` writes ``data/held_out.csv``: the mix that the search found and every
+registered policy on the held-out scenarios. ``... improve`` writes ``data/better_parts.csv``: both compositions
+there, on machines with a part 25 % better. The notebook ``better_compositions.ipynb`` reads all three.
 """
 
 from __future__ import annotations
@@ -20,18 +21,25 @@ from statistics import fmean, geometric_mean
 from typing import Any
 
 from policies.registry import policy_names, system
-from policies.system import ChoiceError
-from sim.runs.memory import BudgetError
 from sim.runs.prepare import Prepared, prepare
-from sim.runs.scenario import Scenario, ScenarioError
+from sim.runs.scenario import Scenario
 from sim.simulate import play as simulated
+from trilane.common.errors import TrilaneError
 from trilane.common.files import atomic_path
+from trilane.study.fit.sensitivity import PARTS
 
 DATA = Path(__file__).parent / "data"
-TRACES = {"mini-deepseek": "deepseek-v2-lite", "mini-moe": "phi-3.5-moe:8"}
+TRACES = {  # recorded and fitted routing, flat (DeepSeek) and skewed; 12 layers of each
+    "mini-deepseek:12": "deepseek-v2-lite:12",
+    "synthetic:deepseek-v2-lite:12": "deepseek-v2-lite@q4_k_m:12",
+    "gpt-oss-20b:12": "gpt-oss-20b@mxfp4:12",
+    "synthetic:qwen3-30b-a3b:12": "qwen3-30b-a3b@q4_k_m:12",
+}
+UNSEEN_TRACES = {"mini-moe": "phi-3.5-moe:8"}
+WITHOUT_SCORES = ("gpt-oss-20b:12",)  # of experts that were not chosen: nothing can be substituted by score
 TUNED_ON = ("rtx3090-ddr4", "rtx4090-ddr5", "a6000-xeon5220r")
 MACHINES = (*TUNED_ON, "rtx3090-epyc7532", "a6000-i9-10980xe", "a100-xeon6326")
-SHARES, BATCHES = (0.25, 0.4, 0.6), (1, 4)
+LOADS = ((0.25, 1), (0.4, 4), (0.25, 4), (0.6, 1), (0.4, 1), (0.6, 4))  # share of the experts cached, batch
 TUNING_SEQUENCES, HELD_OUT_SEQUENCES = range(10), range(10, 20)
 DIVERGENCE = 0.05  # share of the routing weight that best-approx may change, on average over the tuning scenarios
 DEFAULTS = {name: default for name, _, default in system("mix").parameter_table()}
@@ -53,13 +61,16 @@ AXES: Mapping[str, Sequence[Mapping[str, Any]]] = {
 SUBSTITUTIONS = [{"substitution": alpha} for alpha in (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)]
 
 
-def scenarios(machines: Iterable[str], sequences: Sequence[int]) -> list[Scenario]:
-    """Both traces on the machines, at every share and batch, each with other sequences."""
+def scenarios(
+    traces: Mapping[str, str], machines: Sequence[str], sequences: Sequence[int], loads: int
+) -> list[Scenario]:
+    """Every trace on every machine, at some of the loads, in turn, and each with other sequences."""
     found = []
-    for place, (trace, machine, share, batch) in enumerate(product(TRACES, machines, SHARES, BATCHES)):
-        chosen = tuple(sequences[(3 * place + n) % len(sequences)] for n in range(batch))
+    for (row, trace), (column, machine), turn in product(enumerate(traces), enumerate(machines), range(loads)):
+        share, batch = LOADS[(loads * (row + column + row // 3) + turn) % len(LOADS)]
+        chosen = tuple(sequences[(3 * len(found) + n) % len(sequences)] for n in range(batch))
         found.append(Scenario(
-            trace=trace, model=TRACES[trace], hardware=machine, cached_share=share, batch=batch, sequences=chosen,
+            trace=trace, model=traces[trace], hardware=machine, cached_share=share, batch=batch, sequences=chosen,
             prompt_tokens=32, generated_tokens=32,
         ))  # fmt: skip
     return found
@@ -75,32 +86,41 @@ def play(task: tuple[str, str, str]) -> dict[str, Any]:
     scenario, policy, parameters = task
     try:
         row = simulated(_prepared(scenario).with_policy(policy, json.loads(parameters))).to_dict()
-    except (BudgetError, ChoiceError, ScenarioError) as error:
-        return {"policy": policy, "tpot_ms": None, "error": str(error)}
+    except TrilaneError as error:
+        return {"tpot_ms": None, "error": str(error)}
     keys = ("tpot_ms", "ttft_ms", "approximated_weight_share", "lower_bound_tpot_ms", "null_model_tpot_ms")
-    return {"policy": policy, **{key: row.get(key) for key in keys}, "labels": "; ".join(row["labels"])}
+    return {**{key: row.get(key) for key in keys}, "labels": "; ".join(row["labels"])}
+
+
+def improved(task: tuple[str, str, str]) -> dict[str, float]:
+    """TPOT in ms of one policy in one scenario on the machine ("") and with each part 25 % better."""
+    scenario, policy, parameters = task
+    prepared = _prepared(scenario).with_policy(policy, json.loads(parameters))
+    machines = {"": prepared, **{part.name: part.better(prepared) for part in PARTS}}
+    return {name: simulated(machine).to_dict()["tpot_ms"] for name, machine in machines.items()}
 
 
 class Search:
     """Coordinate descent: axis after axis takes the choice of least mean TPOT, until a round changes nothing."""
 
-    def __init__(self, pool: ProcessPoolExecutor, writer: Any) -> None:
+    def __init__(self, pool: ProcessPoolExecutor, writer: Any, tuning: Iterable[Scenario]) -> None:
         self.pool, self.writer = pool, writer
-        self.tuning = [json.dumps(s.to_dict()) for s in scenarios(TUNED_ON, TUNING_SEQUENCES)]
+        self.tuning = [json.dumps(s.to_dict()) for s in tuning]
         self.known: dict[str, tuple[float, float]] = {}
 
     def measure(self, mix: Mapping[str, Any]) -> tuple[float, float]:
         """(geometric mean of TPOT in ms, mean share of the routing weight that is approximated)."""
         name = json.dumps(mix, sort_keys=True)
         if name not in self.known:
-            rows = list(self.pool.map(play, [(s, "mix", name) for s in self.tuning], chunksize=3))
+            rows = list(self.pool.map(play, [(s, "mix", name) for s in self.tuning], chunksize=2))
             if any(row["tpot_ms"] is None for row in rows):
                 self.known[name] = (float("inf"), 0.0)
             else:
                 tpot = geometric_mean(row["tpot_ms"] for row in rows)
                 self.known[name] = (tpot, fmean(row["approximated_weight_share"] or 0.0 for row in rows))
-            self.writer.writerow([f"{self.known[name][0]:.4f}", f"{self.known[name][1]:.4f}", name])
-            print(f"{self.known[name][0]:9.3f} {self.known[name][1]:7.4f} {name}", flush=True)
+            tpot, approximated = self.known[name]
+            self.writer.writerow([len(rows), f"{tpot:.4f}", f"{approximated:.4f}", name])
+            print(f"{tpot:9.3f} {approximated:7.4f} {name}", flush=True)
         return self.known[name]
 
     def descend(self, mix: dict[str, Any], axes: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -120,30 +140,62 @@ class Search:
 
 def search(pool: ProcessPoolExecutor) -> None:
     """First among mixes that keep the routing, then among those that may approximate a little."""
+    tuning = scenarios(TRACES, TUNED_ON, TUNING_SEQUENCES, loads=2)
     with atomic_path(DATA / "search.csv") as path, path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["mean_tpot_ms", "approximated_weight_share", "mix"])
-        at_work = Search(pool, writer)
-        exact = at_work.descend({"prefetch": "none"}, AXES)
-        close = at_work.descend(exact, {"substitution": SUBSTITUTIONS})
+        writer.writerow(["scenarios", "mean_tpot_ms", "approximated_weight_share", "mix"])
+        exact = Search(pool, writer, tuning).descend({"prefetch": "none"}, AXES)
+        scored = [s for s in tuning if s.trace not in WITHOUT_SCORES]
+        close = Search(pool, writer, scored).descend(exact, {"substitution": SUBSTITUTIONS})
     print("best-exact", json.dumps(exact), "\nbest-approx", json.dumps(close))
+
+
+def found() -> str:
+    """The mix of least mean TPOT among those that keep the routing, of ``data/search.csv``."""
+    with (DATA / "search.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    everywhere = max(int(row["scenarios"]) for row in rows)
+    return min((float(r["mean_tpot_ms"]), r["mix"]) for r in rows if int(r["scenarios"]) == everywhere)[1]
 
 
 def evaluate(pool: ProcessPoolExecutor) -> None:
     """Everybody on every machine, with sequences that the search has not seen."""
-    held_out = scenarios(MACHINES, HELD_OUT_SEQUENCES)
-    tasks = [(s, name, "{}") for s in held_out for name in policy_names()]
-    rows = pool.map(play, [(json.dumps(s.to_dict()), name, given) for s, name, given in tasks], chunksize=8)
+    policies = [("found", "mix", found()), *((name, name, "{}") for name in policy_names())]
+    tasks = [(s, label, name, given) for s in held_out() for label, name, given in policies]
+    rows = pool.map(play, [(json.dumps(s.to_dict()), name, given) for s, _, name, given in tasks], chunksize=8)
     columns = (
-        "trace", "hardware", "cached_share", "batch", "policy", "tpot_ms", "ttft_ms", "approximated_weight_share",
-        "lower_bound_tpot_ms", "null_model_tpot_ms", "labels", "error",
+        "tpot_ms", "ttft_ms", "approximated_weight_share", "lower_bound_tpot_ms", "null_model_tpot_ms", "labels",
+        "error",
     )  # fmt: skip
-    with atomic_path(DATA / "held_out.csv") as path, path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+    _write("held_out.csv", columns, ((s, label, row) for (s, label, *_), row in zip(tasks, rows, strict=True)))
+
+
+def improve(pool: ProcessPoolExecutor) -> None:
+    """What the search found, and what is registered, on machines that are better in one part."""
+    policies = [("found", "mix", found()), ("best-exact", "best-exact", "{}")]
+    tasks = [(s, label, name, given) for s in held_out() for label, name, given in policies]
+    rows = pool.map(improved, [(json.dumps(s.to_dict()), name, given) for s, _, name, given in tasks], chunksize=2)
+    columns = ("part", "tpot_ms")
+    _write("better_parts.csv", columns, (
+        (s, label, {"part": part, "tpot_ms": tpot})
+        for (s, label, *_), row in zip(tasks, rows, strict=True) for part, tpot in row.items()
+    ))  # fmt: skip
+
+
+def held_out() -> list[Scenario]:
+    """All traces on all machines, with sequences that the search has not seen."""
+    return scenarios({**TRACES, **UNSEEN_TRACES}, MACHINES, HELD_OUT_SEQUENCES, loads=1)
+
+
+def _write(name: str, columns: Sequence[str], rows: Iterable[tuple[Scenario, str, Mapping[str, Any]]]) -> None:
+    """A table in ``data``: where, which policy, and these columns."""
+    place = ("trace", "hardware", "cached_share", "batch")
+    with atomic_path(DATA / name) as path, path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, (*place, "policy", *columns), restval="", lineterminator="\n")
         writer.writeheader()
-        for (scenario, _, _), row in zip(tasks, rows, strict=True):
-            place = {name: getattr(scenario, name) for name in columns[:4]}
-            writer.writerow({**place, **{key: _short(value) for key, value in row.items()}})
+        for scenario, policy, row in rows:
+            where = {key: getattr(scenario, key) for key in place}
+            writer.writerow({**where, "policy": policy, **{key: _short(value) for key, value in row.items()}})
 
 
 def _short(value: Any) -> Any:
@@ -153,4 +205,4 @@ def _short(value: Any) -> Any:
 if __name__ == "__main__":
     DATA.mkdir(exist_ok=True)
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as workers:
-        {"search": search, "evaluate": evaluate}[sys.argv[1]](workers)
+        {"search": search, "evaluate": evaluate, "improve": improve}[sys.argv[1]](workers)

@@ -104,7 +104,7 @@ class Prefetcher(Protocol):
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """Experts to copy while the link is free, now that ``plan`` is in effect; the session drops those that are on
-        the GPU already."""
+        the GPU already. Without staging slots also of layers that are done, for the next step."""
         ...
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
@@ -172,7 +172,14 @@ class Needs:
     uniform_sizes: bool = False
     gpu_only: bool = False  # every expert runs on the GPU, so at least one staging slot is needed
     changes_routing: bool = False
+    narrow_share: float | None = None  # bytes of a narrow copy of an expert over the expert's; None: there are none
     max_batch: int | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether a model that runs can give all of it: not the future, forecasts of later tokens, or narrow copies."""
+        later = self.future or any(kind == "token" for kind, _ in self.forecasts)
+        return not later and self.narrow_share is None
 
     @property
     def kind(self) -> PolicyKind:

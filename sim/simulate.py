@@ -45,8 +45,8 @@ class _Played(NamedTuple):
 def _played(prepared: Prepared, session: Session) -> _Played:
     shape = prepared.shape
     token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
-    errors = RoutingErrors(prepared.weights) if prepared.needs.changes_routing else None
-    engine = Engine(session, prepared.costs, prepared.demand, token_bytes, errors)
+    errors = RoutingErrors(prepared.weights, shape.experts) if prepared.needs.changes_routing else None
+    engine = Engine(session, prepared.played_costs, prepared.demand, token_bytes, errors)
     engine.run()
     rows, engine.recorder.rows = engine.recorder.rows, []  # an engine is a cycle, and would keep them
     return _Played(rows, errors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import TypeAlias
 
 from policies.mechanism.checks import check_update
@@ -62,18 +62,18 @@ class CopyQueue:
         Returns the victims: they stay until their copies start, and no other copy may displace them.
         """
         residency = self._residency
-        copies, size = [residency.ids[layer][expert] for expert in loads], residency.expert_bytes[layer]
+        copies, size_of = [residency.ids[layer][expert] for expert in loads], residency.size_of
         free = residency.free(layer)
         slots = self._slots_for(copies, pinned)
-        if residency.pooled and not residency.uniform and len(slots) > 1:
-            slots = victims_in_time(slots, copies, free, residency.expert_bytes)
+        if not residency.uniform and len(slots) > 1:
+            slots = victims_in_time(slots, copies, free, size_of)
         for key in copies:
             victims = slots[key]
             if victims is None:
                 self._check_staging(key)
-                self._demand.append(Copy(key, "demand", "staging", (), size))
+                self._demand.append(Copy(key, "demand", "staging", (), size_of(key)))
             else:
-                self._demand.append(Copy(key, "demand", "cache", victims, size))
+                self._demand.append(Copy(key, "demand", "cache", victims, size_of(key)))
         return [victim for victims in slots.values() for victim in victims or ()]
 
     def _slots_for(self, copies: Sequence[ExpertId], pinned: Set[ExpertId]) -> Slots:
@@ -107,7 +107,7 @@ class CopyQueue:
             key = self._residency.ids[layer][expert]
             self._check_staging(key)
             self._swaps.pop(key, None)
-            self._demand.append(Copy(key, "demand", "staging", (), self._residency.expert_bytes[layer]))
+            self._demand.append(Copy(key, "demand", "staging", (), self._residency.size_of(key)))
 
     def take_prefetches_of(self, layer: int, loads: Sequence[int]) -> tuple[ExpertId, ...]:
         """Drop what is queued for ``layer``: ``loads`` become demand loads, the others (returned) are withdrawn."""
@@ -193,18 +193,18 @@ class CopyQueue:
             return None
         self._prefetches.pop(0)
         if victims is None:
-            return Copy(key, "prefetch", "staging", (), residency.expert_bytes[key.layer])
-        return Copy(key, "prefetch", "cache", victims, residency.expert_bytes[key.layer])
+            return Copy(key, "prefetch", "staging", (), residency.size_of(key))
+        return Copy(key, "prefetch", "cache", victims, residency.size_of(key))
 
     def _overcommitted(self) -> bool:
-        """Whether victims of queued loads still hold memory that counts as free (only if sizes differ in a pool).
+        """Whether victims of queued loads still hold memory that counts as free (only if sizes differ in a group).
 
         They do where, from some load on, the victims are larger than what replaces them: until then there is less room.
         """
-        sizes, more = self._residency.expert_bytes, 0
+        size_of, more = self._residency.size_of, 0
         for load in reversed(self._demand):
             if load.into == "cache":
-                more += load.expert_bytes - sum([sizes[victim.layer] for victim in load.victims])
+                more += load.expert_bytes - sum([size_of(victim) for victim in load.victims])
                 if more < 0:
                     return True
         return False
@@ -220,7 +220,7 @@ class CopyQueue:
                 victims = self._victims_of(swap, pinned)
                 if victims is not None:
                     del self._swaps[key]
-                    return Copy(key, "swap", "cache", victims, residency.expert_bytes[layer])
+                    return Copy(key, "swap", "cache", victims, residency.size_of(key))
         return None
 
     def _gone(self, key: ExpertId) -> bool:
@@ -233,10 +233,12 @@ class CopyQueue:
         return None if self._overcommitted() else self._residency.promise(swap.incoming, pinned, requested=True)
 
 
-def victims_in_time(slots: Slots, copies: Sequence[ExpertId], free: int, sizes: Sequence[int]) -> Slots:
+def victims_in_time(
+    slots: Slots, copies: Sequence[ExpertId], free: int, size_of: Callable[[ExpertId], int]
+) -> Slots:  # fmt: skip
     """The same slots, with victims moved to earlier ``copies`` where these would start before there is room.
 
-    In a pool of experts of different size, the first one served may evict more than it takes, and another that is
+    In a group of experts of different size, the first one served may evict more than it takes, and another that is
     copied sooner may have been promised the rest.
     """
     pending = [victim for victims in slots.values() for victim in victims or ()]
@@ -246,11 +248,11 @@ def victims_in_time(slots: Slots, copies: Sequence[ExpertId], free: int, sizes: 
             continue
         mine = [victim for victim in slots[key] or () if victim in pending]
         others = (victim for victim in pending if victim not in mine)
-        free -= sizes[key.layer] - sum(sizes[victim.layer] for victim in mine)
+        free -= size_of(key) - sum(size_of(victim) for victim in mine)
         while free < 0:
             victim = next(others)
             mine.append(victim)
-            free += sizes[victim.layer]
+            free += size_of(victim)
         pending = [victim for victim in pending if victim not in mine]
         timely[key] = tuple(mine)
     return timely

@@ -23,15 +23,18 @@ class Residency:
     """Slots of the cache and of the staging area, and the experts in them."""
 
     def __init__(
-        self, budget: Budget, placement: InitialPlacement, cache: Cache, demand_slots: int = 0, prefetch_slots: int = 0
-    ) -> None:
+        self, budget: Budget, placement: InitialPlacement, cache: Cache, demand_slots: int = 0, prefetch_slots: int = 0,
+        narrow_bytes: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """``narrow_bytes``: of a narrow copy, by layer; empty if there are none."""
         self.expert_bytes = budget.expert_bytes
-        self.ids = expert_ids(budget.layers, budget.experts)
+        self._experts, self._narrow_bytes = budget.experts, narrow_bytes
+        self.ids = expert_ids(budget.layers, budget.experts * (2 if narrow_bytes else 1))
         self.resident: list[set[int]] = [set() for _ in self.expert_bytes]
         self.staged: list[set[int]] = [set() for _ in self.expert_bytes]
         self.view = ResidencyView(self.resident, self.staged)
         self.pooled = placement.slots is None
-        self.uniform = len(set(self.expert_bytes)) == 1
+        self.uniform = not narrow_bytes and (not self.pooled or len(set(self.expert_bytes)) == 1)  # within each group
         self.staging = {"demand": demand_slots, "prefetch": prefetch_slots}  # free staging slots
         self._intact: dict[str, list[ExpertId]] = {"demand": [], "prefetch": []}  # in free staging slots, oldest first
         self._quota: dict[ExpertId, str] = {}  # staged or staging expert -> the quota its slot is from
@@ -53,6 +56,11 @@ class Residency:
         self._free[group] -= len(experts) * size
         self._room[group] -= len(experts) * size
 
+    def size_of(self, key: ExpertId) -> int:
+        """Bytes of an expert, or of its narrow copy."""
+        layer, expert = key
+        return self.expert_bytes[layer] if expert < self._experts else self._narrow_bytes[layer]
+
     def group(self, layer: int) -> int:
         """The group of slots that a layer's experts compete for."""
         return 0 if self.pooled else layer
@@ -72,7 +80,7 @@ class Residency:
 
         ``blocked`` experts stay. ``requested``: the cache itself has asked for the copy.
         """
-        cache, group, size = self._cache, self.group(key.layer), self.expert_bytes[key.layer]
+        cache, group, size = self._cache, self.group(key.layer), self.size_of(key)
         if not (cache.admits or requested):
             return None
         free = self._free[group]
@@ -83,7 +91,7 @@ class Residency:
                 return None
             self._check_victim(victim, group, blocked)
             victims.append(victim)
-            free += self.expert_bytes[victim.layer]
+            free += self.size_of(victim)
             if free < size:
                 blocked = {*blocked, victim}
         for victim in victims:
@@ -96,7 +104,7 @@ class Residency:
         """A swap: ``incoming`` takes the slot of ``outgoing``."""
         group = self.group(incoming.layer)
         self._cache.evicted(outgoing, group)
-        self._free[group] += self.expert_bytes[outgoing.layer] - self.expert_bytes[incoming.layer]
+        self._free[group] += self.size_of(outgoing) - self.size_of(incoming)
         self._cache.admitted(incoming, group)
         return (outgoing,)
 
@@ -104,8 +112,8 @@ class Residency:
         """A swap without a copy, if ``incoming`` is still in a free staging slot: the two exchange their slots."""
         if outgoing.expert not in self.resident[outgoing.layer]:
             return False  # another swap has taken its slot
-        if self.expert_bytes[incoming.layer] < max(self.expert_bytes):
-            return False  # a cache slot of this layer is too small to become a staging slot
+        if self.size_of(incoming) < max(self.expert_bytes):
+            return False  # a cache slot of that size is too small to become a staging slot
         for intact in self._intact.values():
             if incoming in intact:
                 intact.remove(incoming)
@@ -117,7 +125,7 @@ class Residency:
         """Leave the slot of ``key`` free, if it is resident."""
         if key.expert not in self.resident[key.layer]:
             return False
-        group, size = self.group(key.layer), self.expert_bytes[key.layer]
+        group, size = self.group(key.layer), self.size_of(key)
         self._cache.evicted(key, group)
         self.resident[key.layer].remove(key.expert)
         self._free[group] += size
@@ -129,8 +137,8 @@ class Residency:
         group = self.group(key.layer)
         for victim in victims:
             self.resident[victim.layer].remove(victim.expert)
-            self._room[group] += self.expert_bytes[victim.layer]
-        self._room[group] -= self.expert_bytes[key.layer]
+            self._room[group] += self.size_of(victim)
+        self._room[group] -= self.size_of(key)
         self.resident[key.layer].add(key.expert)
 
     def start(self, copy: Copy) -> None:
@@ -138,9 +146,9 @@ class Residency:
         group = self.group(copy.key.layer)
         for victim in copy.victims:
             self.resident[victim.layer].remove(victim.expert)
-            self._room[group] += self.expert_bytes[victim.layer]
+            self._room[group] += self.size_of(victim)
         if copy.into == "cache":
-            self._room[group] -= self.expert_bytes[copy.key.layer]
+            self._room[group] -= self.size_of(copy.key)
             if self._room[group] < 0:
                 raise PolicyError(f"no room for the copy of {copy.key}: {-self._room[group]} bytes are missing")
         if copy.into == "staging":

@@ -61,7 +61,10 @@ class Session:
         self.costs = costs
         self.looks_ahead = policy.prefetcher is not None or bool(policy.needs.forecasts)
         placement = policy.placement.place(budget)
-        self.residency = Residency(budget, placement, policy.cache, policy.demand_slots, policy.prefetch_slots)
+        narrow = [layer.narrow.costs.expert_bytes for layer in costs if layer.narrow is not None]
+        if policy.needs.narrow_share is not None and not narrow:
+            raise PolicyError(f"policy {policy.name!r} needs narrow copies of experts: expected costs that have them")
+        self.residency = Residency(budget, placement, policy.cache, policy.demand_slots, policy.prefetch_slots, narrow)
         self._copies = CopyQueue(policy, self.residency)
         self._pinned: set[ExpertId] = set()
         self._protected: frozenset[ExpertId] = frozenset()
@@ -116,8 +119,9 @@ class Session:
         self._staying = self._pinned | self._protected
         assert self._assignment is not None
         ranked = policy.prefetcher.rank(view, forecasts, self._assignment)
+        staged = policy.prefetcher.into == "staging" or policy.prefetch_slots > 0
         for key in ranked:
-            if not self._layer < key.layer < len(self.costs):
+            if not (self._layer if staged else -1) < key.layer < len(self.costs):
                 raise PolicyError(f"policy {policy.name!r} prefetches {key} while layer {self._layer} is at work")
         queued, withdrawn = self._copies.replace_prefetches(ranked)
         return Foresight(queued, commit, self._protected), withdrawn
@@ -244,7 +248,7 @@ class Session:
         for copy in reversed(self._copies.in_flight):  # the last of them arrives at the end of the backlog
             if copy.key.layer == layer and copy.key.expert in ready:
                 ready[copy.key.expert] = max(backlog_ns, 0)
-            backlog_ns -= self.costs[copy.key.layer].copy_ns
+            backlog_ns -= self.costs[copy.key.layer].of(copy.key.expert).copy_ns
         return ready
 
     def _leave_out_precomputed(self, view: LayerView) -> tuple[tuple[int, ...], LayerView]:

@@ -44,7 +44,8 @@ class Forecast(NamedTuple):
     They follow from the k best of each token; ties go to the expert that ranks higher in some token's choice, then to
     the lower id (an oracle's to the lower id). ``token_ids`` and ``token_scores`` ([tokens][m], descending, m >= 2k or
     all experts) are there for policies that need tokens; scores only where the forecast has any.
-    A forecast of the kind ``token`` was made by the token before: it is given again at every layer before its own.
+    A forecast of the kind ``token`` was made by the token before: it is given again at every layer before its own. One
+    that is about a later step (``steps_ahead``) is given once, with the first layer.
     """
 
     layer: int
@@ -53,6 +54,7 @@ class Forecast(NamedTuple):
     tokens: tuple[int, ...]
     token_ids: Sequence[Sequence[int]] = ()
     token_scores: Sequence[Sequence[float]] = ()
+    steps_ahead: int = 0
 
 
 class ExpertCosts(NamedTuple):
@@ -64,6 +66,7 @@ class ExpertCosts(NamedTuple):
     ``both_ways_permille`` those of a copy and a write-back;
     ``between_ns`` is the time from the end of one layer's experts to the next plan, and ``exchange_ns`` that of the
     transfers which a CPU with any expert needs, activations there and the result back; both for one token.
+    ``narrow``: what differs for copies of fewer bits, if there are any. They have expert numbers of their own.
     """
 
     gpu_ns: Sequence[int]
@@ -78,6 +81,19 @@ class ExpertCosts(NamedTuple):
     exchange_ns: int = 0
     first_gpu_ns: int = 0
     both_ways_permille: int = 1000
+    narrow: NarrowCopies | None = None
+
+    def of(self, expert: int) -> ExpertCosts:
+        """The costs of an expert by its number, which may be that of a narrow copy."""
+        return self if self.narrow is None or expert < self.narrow.first else self.narrow.costs
+
+
+class NarrowCopies(NamedTuple):
+    """Copies of a layer's experts in fewer bits: number ``first`` + e is that of expert e < ``first``. To the mechanism
+    they are experts, smaller than the others, which are computed where a routing names them."""
+
+    first: int
+    costs: ExpertCosts
 
 
 class LayerInput(NamedTuple):

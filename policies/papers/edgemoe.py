@@ -1,136 +1,193 @@
-"""EdgeMoE: statistical prefetching, and a cache by frequency that favours the earlier layers."""
+"""EdgeMoE: prefetches by the experts of the layers before, and a cache by frequency and distance of the layer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies.calibration import Counts, Floats
-from policies.mechanism.views import Assignment, ExpertId, Forecast, LayerView
+from policies.mechanism.views import Assignment, ExpertId, Forecast, LayerView, Routing
 from policies.parts.assigners import LoadAll
-from policies.parts.caches import RankedCache
+from policies.parts.caches import DemandCache
 from policies.parts.placements import NoPlacement, Pooled, PoolPlacement, PopularityPlacement
 from policies.protocols import Composition, Needs, Placement
 from policies.system import BuildContext, NonNegative, Policy, register
-from trilane.common.hints import Count, Share
+from trilane.common.hints import Count
+
+TokenIds: TypeAlias = Sequence[Sequence[int]]  # [tokens][k]
+_TOGETHER = 256  # tokens that are looked up at a time, which bounds the memory that a long prompt takes
 
 
-def decayed_counts(activations: Counts) -> Floats:
-    """[layers, experts]: tokens of the past sequences ``activations`` [sequences, layers, experts], those of a sequence
-    halved at the start of each later one, and of the one that begins now."""
-    ages = np.arange(len(activations), 0, -1)
-    return np.tensordot(0.5**ages, activations, axes=1)
+class ActivationProfile:
+    """Section III-C: how likely a token uses each expert of a layer, given those that it used in the two layers before.
+
+    ``ids`` [tokens, layers, k]: what was counted. The paper's dictionary has the experts of two consecutive layers as
+    key, one of each. Here a token with k experts in each has all k x k pairs for keys, which count alike (ours).
+    """
+
+    def __init__(self, ids: NDArray[np.int16], experts: int) -> None:
+        used = np.zeros((ids.shape[1], len(ids), experts), np.float32)  # [layers, tokens, experts]
+        np.put_along_axis(used, ids.transpose(1, 0, 2).astype(np.intp), 1.0, axis=2)
+        self._used = used
+
+    def workloads(self, layer: int, before: TokenIds, earlier: TokenIds | None = None) -> Floats:
+        """[experts]: expected tokens of each expert of ``layer``. ``before``: what the tokens used in the layer before
+        it; ``earlier``: in the one before that, if there is one. Tokens without a known key expect nothing."""
+        total: Floats = np.zeros(self._used.shape[2])
+        for start in range(0, len(before), _TOGETHER):
+            some = slice(start, start + _TOGETHER)
+            keys = self._in_common(layer - 1, before[some])
+            if earlier is not None:
+                keys *= self._in_common(layer - 2, earlier[some])
+            seen = keys.sum(axis=1, keepdims=True, dtype=np.float64)
+            total += ((keys @ self._used[layer]) / np.maximum(seen, 1)).sum(axis=0)
+        return total
+
+    def _in_common(self, layer: int, ids: TokenIds) -> NDArray[np.float32]:
+        """[tokens, counted tokens]: experts of the layer that both use."""
+        experts = np.zeros((len(ids), self._used.shape[2]), np.float32)
+        np.put_along_axis(experts, np.asarray(ids, np.intp), 1.0, axis=1)
+        return np.asarray(experts @ self._used[layer].T)
 
 
-def layer_weights(layers: int, favour: float) -> Floats:
-    """[layers]: 1 in the first, falling evenly, by ``favour`` over a whole pass: 0 all alike, 1 as layers - layer."""
-    return np.asarray(1 - favour * np.arange(layers) / layers)
+class ProfilePrefetcher:
+    """The next layer's ``size`` experts of most expected tokens.
 
-
-class LayerWeightedLfuCache(RankedCache):
-    """Evicts the least of frequency x weight of the layer: of two experts of equal frequency the one in the earlier
-    layer stays, since every pass needs it sooner. Frequencies are tokens, and start at ``counts`` [layers, experts];
-    ``weights`` [layers] fall. Ties go to the lower id."""
-
-    def __init__(self, counts: Floats, weights: Floats) -> None:
-        super().__init__()
-        self._weights: list[float] = weights.tolist()
-        self._ranks: list[list[float]] = (counts * weights[:, None]).tolist()
-
-    def observe(self, view: LayerView) -> None:
-        """Count the tokens of every active expert."""
-        layer, ranks, weight = view.layer, self._ranks[view.layer], self._weights[view.layer]
-        for expert, tokens in zip(view.routing.active, view.routing.tokens, strict=True):
-            ranks[expert] += tokens * weight
-            self.rerank((layer, expert))
-
-    def rank_of(self, key: ExpertId) -> float:
-        """Weighted frequency, counted outside of the cache too."""
-        return self._ranks[key.layer][key.expert]
-
-
-class StatisticalPrefetcher:
-    """The next layer's ``size`` experts of highest ``frequency`` [layers, experts], whatever the present tokens are.
-
-    ``among`` "all": those of them that are absent; "absent": the most frequent of the absent ones. The
-    ``size`` most frequent are not displaced meanwhile.
+    ``among`` "all": those of them that are absent; "absent": the first of the absent ones. The ``size`` first are not
+    displaced meanwhile. Needs tokens.
     """
 
     into: Literal["cache", "staging"] = "cache"
 
-    def __init__(self, frequency: Floats, size: int, among: Literal["all", "absent"] = "all") -> None:
-        self.size = size
+    def __init__(self, profile: ActivationProfile, size: int, among: Literal["all", "absent"] = "all") -> None:
+        self.profile, self.size = profile, size
         self._among_all = among == "all"
-        by_frequency = np.argsort(-frequency, axis=1, kind="stable").tolist()
-        self._ranked = [[ExpertId(layer, e) for e in row] for layer, row in enumerate(by_frequency)]
-        self._predicted = [frozenset(row[:size]) for row in self._ranked]
+        self._routing: Routing | None = None  # for which was predicted last, in this layer of this step
+        self._place = (-1, -1)
+        self._ranked: list[ExpertId] = []
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
-        """Absent experts of the next layer, the most frequent first."""
-        layer = view.layer + 1
-        there = view.residency.resident[layer]
-        ranked = self._ranked[layer][: self.size] if self._among_all else self._ranked[layer]
-        return [key for key in ranked if key.expert not in there][: self.size]
+        """Absent experts of the next layer, the likeliest first."""
+        ranked = self._predicted(view)
+        there = view.residency.resident[view.layer + 1]
+        first = ranked[: self.size] if self._among_all else ranked
+        return [key for key in first if key.expert not in there][: self.size]
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
         """The predicted experts."""
-        return self._predicted[view.layer + 1]
+        return frozenset(self._predicted(view)[: self.size])
+
+    def _predicted(self, view: LayerView) -> list[ExpertId]:
+        """Experts of the next layer by descending expected tokens, ties to the lower id; those of none are left out."""
+        routing, layer = view.routing, view.layer + 1
+        if routing is not self._routing:
+            follows = self._routing is not None and self._place == (view.step, view.layer - 1)
+            earlier = self._routing.token_ids if self._routing is not None and follows else None
+            expected = self.profile.workloads(layer, routing.token_ids, earlier)
+            order = np.argsort(-expected, kind="stable")
+            self._ranked = [ExpertId(layer, expert) for expert in order[expected[order] > 0].tolist()]
+            self._routing, self._place = routing, (view.step, view.layer)
+        return self._ranked
+
+
+class DistanceLfuCache(DemandCache):
+    """Evicts the member of least frequency / distance, where the distance of an expert is how many layers on from the
+    one at work its own comes (a whole pass for the layer at work). Frequencies are tokens, and start at ``counts``
+    [layers, experts]. Ties go to the lower id.
+
+    The printed formula divides by (S - i + I) mod S for layer i, with I at work of S, which is least for the layer that
+    was at work last; the text gives "priority to the eviction of experts [...] whose layers are farther away", and is
+    followed here.
+    """
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts: Floats = counts.astype(np.float64)
+        self._groups: dict[int, NDArray[np.bool_]] = {}  # [layers, experts]: members
+        self._distances = self._from(0)
+
+    def _from(self, layer: int) -> Floats:
+        """[layers, 1]: how far each layer is from the one at work."""
+        layers = len(self._counts)
+        return np.asarray((np.arange(layers) - layer - 1) % layers + 1, np.float64)[:, None]
+
+    def observe(self, view: LayerView) -> None:
+        """Count the tokens of every active expert."""
+        self._distances = self._from(view.layer)
+        self._counts[view.layer, list(view.routing.active)] += view.routing.tokens
+
+    def admitted(self, key: ExpertId, group: int) -> None:
+        """A new member."""
+        self._groups.setdefault(group, np.zeros(self._counts.shape, np.bool_))[key] = True
+
+    def evicted(self, key: ExpertId, group: int) -> None:
+        """No longer a member; it is counted on."""
+        self._groups[group][key] = False
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        """The member of least rank that is not blocked."""
+        if group not in self._groups:
+            return None
+        layers, experts = np.nonzero(self._groups[group])
+        order = np.argsort((self._counts / self._distances)[layers, experts], kind="stable")
+        ranked = (ExpertId(int(layers[i]), int(experts[i])) for i in order)
+        return next((key for key in ranked if key not in blocked), None)
 
 
 @register(
     "edgemoe",
-    "prefetches the popular; LFU favours earlier layers",
-    source="EdgeMoE (arXiv 2308.14352), as read in docs/readings.md#edgemoe",
+    "profiled pairs of layers prefetch; LFU by distance",
+    source="EdgeMoE (arXiv 2308.14352), Section III-C",
 )
 @dataclass(frozen=True)
 class EdgeMoe(Policy):
     """EdgeMoE, as read in docs/readings.md.
 
     prefetch: experts of the next layer that are predicted, 0 for none. None: the model's top-k.
-    among: "all" predicts the most frequent experts and copies the absent ones of them; "absent" copies as many of the
-        most frequent absent ones (DALI's reading of its own prefetch, Section 4.2).
-    pool: one cache over all layers, which is what makes the weight of a layer matter; False: slots by layer (ours).
-    favour: by what share the weight of a layer falls over a whole pass (ours; all that is said is that earlier layers
-        come first). 1 is the strong reading, layers - layer, with which the last layers' experts are evicted whatever
-        their frequency; 0 gives all layers the same weight.
-    start: which experts are in the cache at first: the best "ranked" by calibrated frequency and layer, or none,
-        "empty" (ours).
+    among: "all" predicts the likeliest experts and copies the absent ones of them; "absent" copies as many of the
+        likeliest absent ones (DALI's reading of its own prefetch, Section 4.2).
+    pool: one cache over all layers, which is what makes the distance of a layer matter; False: slots by layer (ours).
+    start: which experts are in the cache at first: the most frequent ("ranked"), or none, "empty" (ours).
     demand_slots: staging slots for loads of an event that is larger than the cache (ours).
 
-    A run plays one batch of sequences. Counts are halved per sequence: those of the calibration's sequences one after
-    the other and then once more, as the run begins; they are not halved within it. Expert-wise bit-widths are not
-    modelled: all experts of a layer have one size.
+    Activations are profiled on the decode tokens of the calibration, frequencies on all its tokens. Expert-wise
+    bit-widths are not modelled: all experts of a layer have one size.
     """
-
-    needs = Needs(calibration=True, gpu_only=True)
 
     prefetch: NonNegative | None = None
     among: Literal["all", "absent"] = "all"
     pool: bool = True
-    favour: Share = 0.1
     start: Literal["ranked", "empty"] = "ranked"
     demand_slots: Count = 2
 
+    @property
+    def needs(self) -> Needs:
+        """The experts of each token, unless nothing is prefetched."""
+        return Needs(tokens=self.prefetch != 0, calibration=True, gpu_only=True)
+
     def compose(self, context: BuildContext) -> Composition:
-        """Calibrated frequencies predict and evict."""
+        """Calibrated activations predict, and calibrated frequencies evict."""
         calibration = context.required_calibration()
         size = context.top_k if self.prefetch is None else self.prefetch
-        counts, weights = decayed_counts(calibration.activations), layer_weights(context.layers, self.favour)
+        counts: Counts = calibration.activations.sum(axis=0)
         return Composition(
-            placement=self._placement(counts * weights[:, None]),
+            placement=self._placement(counts.astype(np.float64)),
             assigner=LoadAll(),
-            prefetcher=StatisticalPrefetcher(calibration.popularity, size, self.among) if size else None,
-            cache=LayerWeightedLfuCache(counts, weights),
+            prefetcher=self._prefetcher(calibration.decode_ids, context.experts, size) if size else None,
+            cache=DistanceLfuCache(counts),
             demand_slots=self.demand_slots,
             parameters={"prefetch": size},
         )
 
-    def _placement(self, ranks: Floats) -> Placement:
+    def _prefetcher(self, ids: NDArray[np.int16], experts: int, size: int) -> ProfilePrefetcher:
+        return ProfilePrefetcher(ActivationProfile(ids, experts), size, self.among)
+
+    def _placement(self, counts: Floats) -> Placement:
         if self.start == "empty":
             return PoolPlacement() if self.pool else NoPlacement()
         if self.pool:
-            return Pooled(PopularityPlacement(popularity=ranks))
-        return PopularityPlacement(uniform=True, popularity=ranks)
+            return Pooled(PopularityPlacement(popularity=counts))
+        return PopularityPlacement(uniform=True, popularity=counts)

@@ -19,9 +19,11 @@ def durations(view: LayerView) -> tuple[list[int], list[int]]:
     active, tokens = view.routing.active, view.routing.tokens
     costs = view.costs[view.layer]
     gpu_ns, cpu_ns, copy_ns = costs.gpu_ns, costs.cpu_ns, costs.copy_ns
-    ready = view.ready_ns
+    ready, narrow = view.ready_ns, costs.narrow is not None
     on_gpu = []
     for expert, workload in zip(active, tokens, strict=True):
+        if narrow:
+            gpu_ns, copy_ns = costs.of(expert).gpu_ns, costs.of(expert).copy_ns
         duration, transfer = gpu_ns[workload], ready[expert]
         if transfer:
             if transfer == INFINITE_NS:

@@ -13,6 +13,8 @@ from typing import Literal
 from torch import Tensor
 
 from policies.mechanism.views import Copy, ExpertId, Swap
+from policies.protocols import Needs
+from realrun.errors import RefusedError
 from sim.runs.prepare import Prepared
 
 Group = Literal["cache", "demand", "prefetch"]
@@ -89,7 +91,17 @@ class GpuSlots:
             self._free[group].appendleft((buffer, None))
 
 
+def check_one_width(policy: str, needs: Needs) -> None:
+    """Raises RefusedError for a policy with narrow copies of experts: slots and kernels are for one width."""
+    if needs.narrow_share is not None:
+        raise RefusedError(
+            f"policy {policy!r} needs copies of experts in fewer bits, which the executor does not have; simulate it, "
+            "or choose another policy"
+        )
+
+
 def slots_needed(prepared: Prepared) -> int:
-    """The number of a run's cache and staging slots on the GPU."""
+    """The number of a run's cache and staging slots on the GPU. Raises RefusedError for narrow copies."""
+    check_one_width(prepared.composition.name, prepared.needs)
     size, policy = prepared.shape.expert_bytes_of(0), prepared.composition
     return prepared.memory.cache_bytes // size + policy.demand_slots + policy.prefetch_slots

@@ -17,7 +17,7 @@ from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
 from realrun.execution.layer_state import LayerSizes
-from realrun.experts.gpu_slots import GpuSlots, slots_needed
+from realrun.experts.gpu_slots import GpuSlots, check_one_width, slots_needed
 from realrun.generation.generated_trace import blank_trace
 from realrun.generation.hf_experts import computed_in_place, routed_through
 from realrun.generation.hosted_model import HostedModel
@@ -63,9 +63,11 @@ class GenerateRequest:
     def check(self) -> None:
         """Raises RefusedError for requests that no model can fulfil."""
         scenario = self.scenario
-        if system(scenario.policy).needs.future:
+        check_one_width(scenario.policy, system(scenario.policy).needs)
+        if not system(scenario.policy).needs.live:
+            later = "layers" if system(scenario.policy).needs.future else "tokens"
             raise RefusedError(
-                f"policy {scenario.policy!r} needs the routing of later layers, which is not known while a model runs; "
+                f"policy {scenario.policy!r} needs the routing of later {later}, not known while a model runs: "
                 "generate with another policy, and simulate this one on the resulting trace"
             )
         simulated = (

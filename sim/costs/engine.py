@@ -104,7 +104,8 @@ class PromptWork(NamedTuple):
 class Software(NamedTuple):
     """What a system's own program makes of a machine, where kernels are counted; what is absent is the machine's.
 
-    With up to ``small_batch_tokens`` tokens an expert on the CPU reaches ``small_batch_flops_share`` of the arithmetic.
+    With up to ``small_batch_tokens`` tokens an expert on the CPU takes ``cpu_token_ns`` more for each of them, and
+    reaches ``small_batch_flops_share`` of the arithmetic.
     """
 
     first_cpu_ns: Sourced[Ns] | None = None  # extra time of a layer's first CPU expert, in place of the machine's
@@ -112,6 +113,7 @@ class Software(NamedTuple):
     cpu_share: Sourced[Factor] | None = None  # of the CPU's rates, of memory and arithmetic
     small_batch_tokens: Sourced[Annotated[int, at_least(1)]] | None = None
     small_batch_flops_share: Sourced[Share] | None = None
+    cpu_token_ns: Sourced[Ns] | None = None
     copy_ns: Sourced[Ns] | None = None  # fixed time that the copy of an expert takes in addition
     copies: Sourced[Copies] | None = None  # host memory from which experts are copied
     layer_ns: Sourced[Ns] | None = None  # of the host before each layer, while nothing is launched
@@ -159,6 +161,8 @@ class InferenceEngine:
             raise EngineError(
                 f"engine {self.name!r}: software: expected small_batch_tokens and small_batch_flops_share together"
             )
+        if small and small.cpu_token_ns and small.small_batch_tokens is None:
+            raise EngineError(f"engine {self.name!r}: software: expected small_batch_tokens with cpu_token_ns")
 
     @property
     def fitted(self) -> bool:

@@ -2,11 +2,11 @@
 
 The published times of DALI, HybriMoE and DAOP are those of programs whose experts on the CPU are 4 to 20 times slower
 than the machine's memory and arithmetic allow, where an expert has few tokens: threads are woken for each expert, and
-weights are unpacked anew for each token. With w the tokens of an expert, s ``cpu_share`` and k
-``small_batch_flops_share`` (``sim.costs.engine.Software``; B and F as in ``sim.costs.roofline_costs``):
+weights are unpacked anew for each token. With w the tokens of an expert, s ``cpu_share``, k ``small_batch_flops_share``
+and T ``cpu_token_ns`` (``sim.costs.engine.Software``; B and F as in ``sim.costs.roofline_costs``):
 
 ====================  ==============================================================================================
-expert, CPU, few w    ``cpu_expert_ns`` + max(bytes / sB, flops x w / skF)
+expert, CPU, few w    ``cpu_expert_ns`` + w T + max(bytes / sB, flops x w / skF)
 expert, CPU, more w   ``cpu_expert_ns`` + max(bytes / sB, flops x w / sF), never less than with few
 copy                  the machine's, from ``copies`` memory + ``copy_ns``
 layer                 the machine's, after ``layer_ns`` of the host in which nothing is launched
@@ -61,7 +61,8 @@ def _few_tokens(shape: ModelShape, machine: Hardware, software: Software, max_to
         return {shape.expert_bytes_of(layer): (0,) for layer in range(shape.moe_layers)}
     cpu = replace(machine.cpu, flops_per_s=machine.cpu.flops_per_s * share.value)
     experts = roofline(shape, replace(machine, cpu=cpu), min(most.value, max_tokens)).experts
-    return {expert.expert_bytes: expert.cpu_ns for expert in experts}
+    token_ns = _ns(software.cpu_token_ns)
+    return {expert.expert_bytes: [ns + w * token_ns for w, ns in enumerate(expert.cpu_ns)] for expert in experts}
 
 
 def _expert(expert: ExpertCosts, few: Sequence[int], software: Software) -> ExpertCosts:

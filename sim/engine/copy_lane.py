@@ -85,7 +85,7 @@ class CopyLane:
                 self._slot_since[quota] = int(self._env.now)
             self._slots[quota] = free
         (layer, expert), now = staged, int(self._env.now)
-        self._recorder.instant(now, "release", layer, -1, expert, self._costs[layer].expert_bytes)
+        self._recorder.instant(now, "release", layer, -1, expert, self._costs[layer].of(expert).expert_bytes)
 
     def free_staged_at(self, end: int, staged: ExpertId) -> None:
         """Free the slot of a staged expert at ``end``, when the GPU span that uses it ends."""
@@ -103,16 +103,18 @@ class CopyLane:
         self._busy = True
         now, recorder = int(self._env.now), self._recorder
         for victim in copy.victims:
-            recorder.instant(now, "evict", victim.layer, -1, victim.expert, self._costs[victim.layer].expert_bytes)
+            size_bytes = self._costs[victim.layer].of(victim.expert).expert_bytes
+            recorder.instant(now, "evict", victim.layer, -1, victim.expert, size_bytes)
             if self._session.policy.writes_back:
-                self._write_back(victim, now, self._costs[copy.key.layer].copy_ns)
+                self._write_back(victim, now, self._costs[copy.key.layer].of(copy.key.expert).copy_ns)
         self._copy, self._begin = copy, (self._ready(copy), now, recorder.step, recorder.phase)
         self._resting = False
-        self._memory.start(SharedMemory.H2D, (self._costs[copy.key.layer].copy_ns,), self._copied)
+        copy_ns = self._costs[copy.key.layer].of(copy.key.expert).copy_ns
+        self._memory.start(SharedMemory.H2D, (copy_ns,), self._copied)
 
     def _write_back(self, victim: ExpertId, now: int, copy_ns: int) -> None:
         """Reserve the lane back from ``now`` on, when a copy of ``copy_ns`` starts."""
-        (layer, expert), costs = victim, self._costs[victim.layer]
+        (layer, expert), costs = victim, self._costs[victim.layer].of(victim.expert)
         rate = costs.both_ways_permille
         copies_until = now + copy_ns * 1000 // rate + self._session.queued_copies * copy_ns
         copies, experts = Neighbour(rate, lambda: copies_until), Neighbour(costs.copy_permille, self._cpu_until_ns)

@@ -54,7 +54,7 @@ class Engine:
         """Play the whole demand."""
         for layer, experts in enumerate(self.session.residency.resident):
             for expert in sorted(experts):
-                self.recorder.instant(0, "place", layer, -1, expert, self.costs.experts[layer].expert_bytes)
+                self.recorder.instant(0, "place", layer, -1, expert, self._bytes(layer, expert))
         self.env.process(self._steps())
         self.env.run()
 
@@ -190,12 +190,15 @@ class Engine:
         """Perform cache updates: some exchange slots at once, the others wait for the link."""
         now = int(self.env.now)
         for layer, old in updates.evicted:
-            self.recorder.instant(now, "evict", layer, -1, old, self.costs.experts[layer].expert_bytes)
+            self.recorder.instant(now, "evict", layer, -1, old, self._bytes(layer, old))
         for (layer, new), (_, old) in updates.adopted:
-            self.recorder.instant(now, "evict", layer, -1, old, self.costs.experts[layer].expert_bytes)
-            self.recorder.instant(now, "place", layer, -1, new, self.costs.experts[layer].expert_bytes)
+            self.recorder.instant(now, "evict", layer, -1, old, self._bytes(layer, old))
+            self.recorder.instant(now, "place", layer, -1, new, self._bytes(layer, new))
         self.h2d.asked(updates.queued)
         self.h2d.wake()
+
+    def _bytes(self, layer: int, expert: int) -> int:
+        return self.costs.experts[layer].of(expert).expert_bytes
 
     def _draft(self, step: StepDemand) -> None:
         """Draft the tokens that the step verifies, one after the other."""

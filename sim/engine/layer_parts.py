@@ -146,8 +146,9 @@ class LayerParts:
             if place >= here:
                 self._pending.append((expert, tokens, launch))
                 continue
-            own_ns = costs.gpu_ns[tokens] + costs.first_gpu_ns * first
-            end = gpu.run(launch, own_ns, "expert", layer, expert, tokens, costs.expert_bytes)
+            own = costs.of(expert)
+            own_ns = own.gpu_ns[tokens] + costs.first_gpu_ns * first
+            end = gpu.run(launch, own_ns, "expert", layer, expert, tokens, own.expert_bytes)
             if expert in staged:
                 self.h2d.free_staged_at(end, ids[expert])
         self._combine = gpu.launch(planned, self.costs.combine_launch_ns, layer)
@@ -162,7 +163,7 @@ class LayerParts:
         if not self._pending or copy.key.layer != self.layer or copy.key.expert != self._pending[0][0]:
             return
         expert, tokens, launch = self._pending.pop(0)
-        costs, here = self.costs.experts[self.layer], launch.after(int(self.env.now))
+        costs, here = self.costs.experts[self.layer].of(expert), launch.after(int(self.env.now))
         own_ns = costs.gpu_ns[tokens] + costs.first_gpu_ns
         end = self.gpu.run(here, own_ns, "expert", self.layer, expert, tokens, costs.expert_bytes)
         if copy.into == "staging":

@@ -148,7 +148,7 @@ def _forecasts(
     kind, lookahead = key
     if kind == "oracle":
         return [_oracle(layer, routing) for layer, routing in enumerate(routings) if layer >= lookahead]
-    held, scores, about = trace.forecasts.get(key), None, _foreseen_rows(step, key)
+    held, scores, about = trace.forecasts.get(key), None, _foreseen_rows(trace, step, key)
     rows = _made_at(trace, step, key, about)
     if not len(rows):
         return []
@@ -161,7 +161,10 @@ def _forecasts(
     chosen, experts = ids[:, :, : trace.shape.top_k], trace.shape.experts
     split = _split(count_experts(chosen, experts), best_ranks(chosen, experts))
     ahead = key.layers_ahead
-    forecasts = [Forecast(layer + ahead, kind, *split[layer]) for layer in range(ids.shape[1] - ahead)]
+    later = key.lookahead - 1 if key.by_token else 0
+    forecasts = [
+        Forecast(layer + ahead, kind, *split[layer], steps_ahead=later) for layer in range(ids.shape[1] - ahead)
+    ]
     if not by_token:
         return forecasts
     return [
@@ -173,24 +176,30 @@ def _forecasts(
 
 
 def _known_at(forecast: Forecast, key: ForecastKey) -> Sequence[int]:
-    """The layers with which a forecast is given: that which makes it; all before its own if an earlier token does."""
+    """The layers with which a forecast is given: that which makes it; all before its own if an earlier token does, the
+    first if it is about a later step."""
+    if forecast.steps_ahead:
+        return (0,)
     return range(forecast.layer) if key.by_token else (forecast.layer - key.lookahead,)
 
 
-def _foreseen_rows(step: StepRows, key: ForecastKey) -> Rows:
-    """The rows that a step's forecasts are about: the first alone where an earlier token makes them, since that of the
-    others is in the same step."""
-    return step.rows[:1] if key.by_token and max(step.tokens) > 1 else step.rows
+def _foreseen_rows(trace: Trace, step: StepRows, key: ForecastKey) -> Rows:
+    """The rows that a step's forecasts are about, -1 where there is none: those of later tokens, if earlier tokens make
+    them. Of several tokens of a sequence only the first has one that was made before the step."""
+    if not key.by_token:
+        return step.rows
+    first = step.rows[:1] if max(step.tokens) > 1 else step.rows
+    return rows_apart(trace, key.lookahead - 1)[first] if key.lookahead > 1 else first
 
 
 def _made_at(trace: Trace, step: StepRows, key: ForecastKey, about: Rows) -> Rows:
-    """The rows that hold a step's forecasts. Those by token are made by tokens before a decode step's; there are none
-    where a sequence has no such token.
+    """The rows that hold a step's forecasts. Those by token are made by the token before a decode step; there are none
+    where a sequence has no such token, or no later one.
     """
     if not key.by_token:
         return about
     before = rows_apart(trace, -key.lookahead)[about]
-    return before[:0] if step.phase == "prefill" or (before < 0).any() else before
+    return before[:0] if step.phase == "prefill" or (about < 0).any() or (before < 0).any() else before
 
 
 def _oracle(layer: int, routing: Routing) -> Forecast:

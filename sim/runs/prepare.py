@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from policies.calibration import Calibration
+from policies.mechanism.narrow_copies import with_narrow_copies
 from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertCosts, PolicyError
 from policies.parts.future import Future
@@ -118,7 +119,7 @@ class Prepared:
     def session_of(self, kind: Callable[[Composition, Budget, Sequence[ExpertCosts]], S]) -> S:
         """The same, of a class that also logs or times its calls."""
         self.checked()
-        return kind(self.compose(), self._budget, self._planned_experts)
+        return kind(self.compose(), self._budget, self._with_narrow_copies(self._planned).experts)
 
     def compose(self) -> Composition:
         """A composition with parts of its own, for one play."""
@@ -127,19 +128,31 @@ class Prepared:
         policy, shape = self.scenario.policy, self.shape
         context = BuildContext(
             model=shape.name, layers=shape.moe_layers, experts=shape.experts, top_k=shape.top_k,
-            batch=self.scenario.batch, seed=self.scenario.seed, costs=self._planned_experts,
+            batch=self.scenario.batch, seed=self.scenario.seed, costs=self._planned.experts,
             calibration=self._calibration, future=self._future if system(policy).needs.future else None,
             norm_topk=shape.norm_topk,
         )  # fmt: skip
         return compose(policy, self.scenario.parameters, context=context)
 
     @property
-    def _planned_experts(self) -> Sequence[ExpertCosts]:
+    def _planned(self) -> CostTable:
         """The planner's costs."""
         planned = self.costs if self.planner is None else self.planner
         one = planned.step(1, (1,))
         exchange_ns = one.activations_ns + one.result_ns
-        return planned.map_experts(lambda expert: expert._replace(exchange_ns=exchange_ns)).experts
+        return planned.map_experts(lambda expert: expert._replace(exchange_ns=exchange_ns))
+
+    @property
+    def played_costs(self) -> CostTable:
+        """The machine's costs, with those of narrow copies if the policy has any."""
+        return self._with_narrow_copies(self.costs)
+
+    def _with_narrow_copies(self, costs: CostTable) -> CostTable:
+        if (share := self.needs.narrow_share) is None:
+            return costs
+        rate, latency_ns = self.hardware.gpu.read_bytes_per_s / 1e9, self.hardware.link.h2d_latency_ns
+        made = with_narrow_copies(costs.experts, self.shape.experts, share, latency_ns=latency_ns, bytes_per_ns=rate)
+        return replace(costs, experts=made)
 
     @cached_property
     def _future(self) -> Future:

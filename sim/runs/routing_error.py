@@ -10,6 +10,7 @@ with those that run instead by descending weight. Why a pair is not what the mod
   added               one more expert runs than were routed
   stale               run, but on the activations of the layer before: stand-ins and the router's own experts alike
   deferred            run, but the result is added to the output of the next layer
+  narrowed            run, but with a narrow copy of the expert's weights
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from policies.mechanism.views import Forecast, Phase, Plan, PolicyError, Routing
 from sim.runs.sampling import EQUAL_WEIGHTS, Weights
 
 LOSSES = ("substituted", "speculated_wrongly", "degraded", "dropped")
-CAUSES = (*LOSSES, "added", "stale", "deferred")
+CAUSES = (*LOSSES, "added", "stale", "deferred", "narrowed")
 TOTALS = (
     "approximated_token_share", "approximated_weight_share", *(f"{loss}_weight_share" for loss in LOSSES),
     "stale_weight_share", "stale_pair_share", "deferred_weight_share",
+    "narrowed_weight_share",
 )  # fmt: skip
 _BASES = {"token": "tokens", "pair": "pairs", "weight": "weight"}  # what a share is a share of
 _SHARES = ("approximated_token", "approximated_weight", *(f"{cause}_{base}" for cause in CAUSES for base in _BASES))
@@ -37,11 +39,12 @@ _SHARES = ("approximated_token", "approximated_weight", *(f"{cause}_{base}" for 
 class RoutingErrors:
     """Counts what a run changes, as a backend plays it, layer by layer.
 
-    ``weights``: how often each decode step counts (``sim.runs.sampling``).
+    ``weights``: how often each decode step counts (``sim.runs.sampling``). ``experts``: of a layer; numbers from there
+    on are those of narrow copies. None: there are no such copies.
     """
 
-    def __init__(self, weights: Weights = EQUAL_WEIGHTS) -> None:
-        self._weights = weights
+    def __init__(self, weights: Weights = EQUAL_WEIGHTS, experts: int | None = None) -> None:
+        self._weights, self._experts = weights, experts
         self._counts: dict[tuple[Phase, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
 
     def observe(
@@ -62,20 +65,26 @@ class RoutingErrors:
         for token, (true, weights, run) in enumerate(tokens):
             forecast = None if forecasts is None else _first_of(forecasts, plan.layer, token, len(true))
             changes = [
-                *_losses(true, run, forecast), *(("stale", e) for e in run if e in plan.precomputed),
+                *_losses(true, [self._wide(e) for e in run], forecast),
+                *(("stale", e) for e in run if e in plan.precomputed),
                 *(("deferred", e) for e in run if e in plan.deferred),
-            ]  # fmt: skip
+                *(("narrowed", self._wide(e)) for e in run if e != self._wide(e)),
+            ]
             count["tokens"] += times
             count["pairs"] += times * len(true)
             count["weight"] += times * sum(weights)
             _add(count, changes, dict(zip(true, weights, strict=True)), times)
+
+    def _wide(self, expert: int) -> int:
+        """The expert itself, for a narrow copy of it."""
+        return expert if self._experts is None else expert % self._experts
 
     def frame(self) -> pd.DataFrame:
         """One row a phase and layer, prefill first: ``tokens``, ``pairs`` and ``weight`` of the true routing of the
         whole answer, and for each cause the shares of them that it concerns.
 
         ``approximated_token_share``: tokens that any cause concerns; ``approximated_weight_share``: routing weight of
-        pairs that are lost, stale or deferred.
+        pairs that are lost, stale, deferred or narrowed.
         """
         ordered = sorted(self._counts.items(), key=lambda item: (item[0][0] == "decode", item[0][1]))
         rows = [

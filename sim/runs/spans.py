@@ -38,6 +38,8 @@ starts when it is ready and its lane free). ``layer`` is the layer at work, ``ta
         swap         end of the layer that asked for it; prefetch: end of `foresee`; both after every queued demand
         result       end of the last CPU expert of the layer's combine; goes before every copy that has not started
 
+An expert number that is no less than the number of experts in a layer is that of a narrow copy (``NarrowCopies``).
+
 "Its launch", on gpu: the lead, after which the GPU can start, is over. The span lasts at least a tail longer than the
 launch (``sim.engine.launching``).
 

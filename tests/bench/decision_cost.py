@@ -126,7 +126,7 @@ def measure(folder: Path, policies: Iterable[str] = (), write: bool = False) -> 
         rows += [_row(policy, name, points, cases, line) for name, line in zip(SECTIONS, lines, strict=True)]
         targets += _targets(policy, points)
     if write:
-        write_table(fits, TABLE)
+        write_table(fits, TABLE, usual=not policies)
         notes.append(f"written to {TABLE.name}")
     columns = ("policy", "decision", *(f"us, {case}" for case in cases), "base us", "us / active expert", "worst error")
     return Section("Decision cost", columns, rows, targets, notes)
@@ -177,8 +177,11 @@ def _targets(policy: str, points: Mapping[str, Point]) -> list[Target]:
     return targets
 
 
-def write_table(fits: Mapping[str, tuple[Line, ...]], path: Path) -> None:
-    """Put the fits into the planning cost table. Rows that were not measured stay, an oracle decides for free."""
+def write_table(fits: Mapping[str, tuple[Line, ...]], path: Path, usual: bool = True) -> None:
+    """Put the fits into the planning cost table. Rows that were not measured stay, an oracle decides for free.
+
+    ``usual``: their medians are those of a policy without a row, too; not so of a few policies.
+    """
     text = path.read_text(encoding="utf-8")
     document = yaml.safe_load(text)
     source = f"measured by make bench on {cpu_model()}, {date.today().isoformat()}, Python {platform.python_version()}"
@@ -187,9 +190,9 @@ def write_table(fits: Mapping[str, tuple[Line, ...]], path: Path) -> None:
         for policy, line in measured.items():
             silent = not line.base and not line.per_active
             document[section][policy] = _entry(line, "it forecasts nothing" if silent else source, silent)
-        usual = [line for policy, line in measured.items() if policy not in VARIANTS and line.base + line.per_active]
-        if usual:
-            typical = Line(median(line.base for line in usual), median(line.per_active for line in usual), 0.0)
+        known = [line for policy, line in measured.items() if policy not in VARIANTS and line.base + line.per_active]
+        if known and usual:
+            typical = Line(median(line.base for line in known), median(line.per_active for line in known), 0.0)
             document[section]["default"] = _entry(typical, f"median of the policies {source}", False, "low")
     header = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     body = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=1000)

@@ -61,7 +61,7 @@ def scenarios() -> Iterator[tuple[str, str, Scenario]]:
     common = settings()["setting"]
     for machine, about in settings()["machines"].items():
         for method, given in about["methods"].items():
-            fields = {**common, **about["setting"], **given, "engine": str(HERE / common["engine"])}
+            fields = {**common, **about["setting"], **given}
             slots, pageable = fields.pop("slots"), fields.pop("pageable", False)
             fields["cached_share"] = slots / about["experts"]
             fields["hardware_overrides"] = {

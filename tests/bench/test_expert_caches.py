@@ -8,7 +8,7 @@ import pytest
 
 from policies.registry import SYSTEMS
 from sim.costs.engine import load_engine
-from tests.bench.expert_caches import HERE, PAGE, RESULTS, Row, page, right_way, rows, scenarios, settings
+from tests.bench.expert_caches import PAGE, RESULTS, Row, page, right_way, rows, scenarios
 
 
 def test_each_measurement_is_played_and_has_a_source() -> None:
@@ -19,9 +19,10 @@ def test_each_measurement_is_played_and_has_a_source() -> None:
     assert known == {(row.machine, method) for row in rows() for method in (row.method, row.over) if method}
 
 
-def test_scenarios_name_policies_and_an_engine_that_there_are() -> None:
-    assert all(scenario.policy in SYSTEMS for _, _, scenario in scenarios())
-    assert load_engine(str(HERE / settings()["setting"]["engine"])).about.startswith("llama.cpp with uploads")
+def test_caches_are_played_on_the_patched_engine_and_whole_layers_on_the_plain_one() -> None:
+    engines = {(scenario.policy, load_engine(scenario.engine).cpu_in_turn) for _, _, scenario in scenarios()}
+    assert {policy for policy, _ in engines} <= set(SYSTEMS)
+    assert all(in_turn == policy.startswith("llama-cache") for policy, in_turn in engines)
 
 
 def test_ratios_follow_from_the_measured_speeds() -> None:

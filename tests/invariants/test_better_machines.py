@@ -45,7 +45,7 @@ def tpot_ms(model: str, part: str, factor: float) -> float:
     return decode_steps_of(spans_of(better), prepared.answer_tokens).mean_ms
 
 
-@thinned(3)
+@thinned(5)
 @pytest.mark.parametrize("part", ["dram_gbps", "pcie_gbps"])
 @pytest.mark.parametrize("model", MACHINES)
 def test_a_better_part_makes_no_answer_slower(model: str, part: str) -> None:

@@ -20,24 +20,8 @@ from sim.runs.bounds import lower_bound
 from tests.kit.depth import examples
 from trilane.testing.background import law_5_background_copies
 from trilane.testing.costs import scaled
-from trilane.testing.launches import law_2_launches
-from trilane.testing.laws import (
-    check_all,
-    law_1_conservation,
-    law_2_causality,
-    law_3_exclusivity,
-    law_4_capacity,
-    law_5_work_conservation,
-    law_12_accounting,
-)
-from trilane.testing.laws_of_runs import (
-    law_1_routing,
-    law_7_no_foresight,
-    law_8_bound,
-    law_8_exact,
-    law_9_scaling,
-    law_12_hits,
-)
+from trilane.testing.laws import check_all
+from trilane.testing.laws_of_runs import check_run, law_7_no_foresight, law_8_bound, law_8_exact, law_9_scaling
 from trilane.testing.log import log_of
 from trilane.testing.recording import PlayedWorld
 from trilane.testing.worlds import World, play, worlds
@@ -51,53 +35,10 @@ some = settings(max_examples=examples(62), derandomize=True, suppress_health_che
 # --- what spans show --------------------------------------------------------------------------------------------------
 
 
-@some
+@settings(some, max_examples=examples(125))
 @given(worlds())
-def test_law_1_conservation(world: World) -> None:
-    played = play(world)
-    law_1_conservation(played.spans, played.routings)
-    law_1_routing(played)
-
-
-@some
-@given(worlds())
-def test_law_2_causality(world: World) -> None:
-    played = play(world)
-    law_2_causality(played.spans)
-    law_2_launches(played.spans, world.costs)
-
-
-@some
-@given(worlds())
-def test_law_3_exclusivity(world: World) -> None:
-    law_3_exclusivity(play(world).spans)
-
-
-@some
-@given(worlds())
-def test_law_4_capacity(world: World) -> None:
-    played = play(world)
-    law_4_capacity(played.spans, played.budget_bytes)
-
-
-@some
-@given(worlds())
-def test_law_5_work_conservation(world: World) -> None:
-    played = play(world)
-    law_5_work_conservation(played.spans, played.demand_slots, played.costs)
-    law_5_background_copies(played.spans, played.session)
-
-
-@some
-@given(worlds())
-def test_law_12_accounting(world: World) -> None:
-    law_12_accounting(play(world).spans, world.batch)
-
-
-@some
-@given(worlds())
-def test_law_12_hits_counted_from_spans_are_those_that_the_session_saw(world: World) -> None:
-    law_12_hits(play(world))
+def test_laws_1_to_5_and_12(world: World) -> None:
+    check_run(world, play(world))
 
 
 @some

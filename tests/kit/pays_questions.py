@@ -18,10 +18,13 @@ MODEL, WEIGHTS = "mixtral-8x7b:2", "bf16"
 WORDS = ("--model", MODEL, "--weights", WEIGHTS, *(f"--{name}={part}" for name, part in MACHINE.items()))
 
 
-def small_question(idea: str = "cache", draws: int = 1, using: str | None = None, **changes: Any) -> PaysQuestion:
+def small_question(
+    idea: str = "cache", draws: int = 1, using: str | None = None, x: float | None = None, y: float | None = None,
+    **changes: Any,
+) -> PaysQuestion:  # fmt: skip
     """An idea, asked of two layers of large experts and a small card."""
     fields: dict[str, Any] = {"model": MODEL, "weights": WEIGHTS, "context": 64, "generated": 8, **MACHINE, **changes}
-    return PaysQuestion(idea, Question(**fields), draws, using)
+    return PaysQuestion(idea, Question(**fields), draws, using, x, y)
 
 
 def narrowed(idea: Idea) -> Idea:

@@ -69,8 +69,9 @@ COMPOSITIONS = {
     },
     "edgemoe": {
         "placement": "Pooled(placement=PopularityPlacement(uniform=False))", "assigner": "LoadAll()",
-        "prefetcher": "StatisticalPrefetcher(size=2, among_all=True, into='cache')",
-        "cache": "LayerWeightedLfuCache()",
+        "prefetcher": "ProfilePrefetcher(profile=ActivationProfile(), size=2, among_all=True, routing=None, "
+        "into='cache')",
+        "cache": "DistanceLfuCache()",
     },
     "adapmoe": {
         "placement": "SlotsByMissesFull(slots=SlotsByMisses())", "assigner": "LoadAll()",
@@ -155,6 +156,15 @@ COMPOSITIONS = {
         "assigner": "ByPhase(prefill=StreamLayer(), decode=InExpertOrder())",
         "prefetcher": "LayerPrefetcher(into='staging', whole=NextLayer(into='staging'))", "cache": "StaticCache()",
         "demand_slots": "4", "prefetch_slots": "128",
+    },
+    "hobbit": {
+        "placement": "PoolPlacement()",
+        "router": "MixedWidthRouter(thresholds=Thresholds(narrow=0.6, skip=0.9), copies=Copies(experts=64))",
+        "assigner": "LoadAll()",
+        "prefetcher": "AdaptivePrefetcher(thresholds=Thresholds(narrow=0.6, skip=0.9), copies=Copies(experts=64), "
+            "top_k=2, into='cache')",
+        "cache": "FourScoresCache(thresholds=Thresholds(narrow=0.6, skip=0.9), copies=Copies(experts=64), recent=0.25, "
+            "frequent=0.25, precise=0.25, near=0.25, layers=8, step=1)",
     },
     "best-exact": {
         "placement": "Pooled(placement=PopularityPlacement(uniform=False, popularity=None))",

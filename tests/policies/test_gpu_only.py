@@ -11,6 +11,7 @@ from policies.parts.caches import StaticCache
 from policies.protocols import Budget, Cache
 from policies.registry import BuildContext, ChoiceError, compose
 from policies.testing.cache_laws import CacheLaws, CacheScenario
+from tests.kit.depth import examples
 from tests.kit.hand_worked import lane, lines, registered, step, told
 from tests.kit.hand_worked import play as play_by_hand
 from tests.kit.views_for_tests import costs, view
@@ -125,7 +126,7 @@ def test_mixtral_offloading_by_hand() -> None:
     assert max(span.end_ns for span in spans) == 61  # head 59, routing 60, wait
 
 
-some = settings(max_examples=60, derandomize=True, suppress_health_check=list(HealthCheck))
+some = settings(max_examples=examples(30), derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @some

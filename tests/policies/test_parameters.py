@@ -37,6 +37,7 @@ WITH: Mapping[tuple[str, str], Mapping[str, object]] = {
 VALUES: Mapping[tuple[str, str], list[object]] = {
     **{(policy, "threshold"): [1.5, 3.0] for policy in ("daop", "daop@impl")},
     ("llama-cache-heat", "margin"): [1.25, 3.0],
+    ("hobbit", "skip_above"): [0.75, 1.0],  # at least narrow_above
     ("buddy", "buddies"): [1, 2],  # of the few that were used together
 }
 

@@ -14,7 +14,7 @@ import pytest
 
 from policies.baselines.oracle import Oracle
 from policies.mechanism.session import Session
-from policies.mechanism.views import ExpertCosts, Forecast, LayerInput, PolicyError, Routing
+from policies.mechanism.views import ExpertCosts, Forecast, LayerInput, NarrowCopies, PolicyError, Routing
 from policies.papers.dali.system import Dali
 from policies.papers.fiddler import Fiddler
 from policies.parts.exact_assignment import ExactAssigner
@@ -66,7 +66,7 @@ def test_every_system_says_what_it_is_and_builds_what_it_says(name: str) -> None
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("dahli", "there is no policy 'dahli'; did you mean 'dali'? Choose from on-demand, layer-wise, "),
+        ("dahli", "there is no policy 'dahli'; did you mean 'dali'? Choose from dali, dali-ilp, "),
         ("On_Demand", "did you mean 'on-demand'"),
         ("xyzzy", "there is no policy 'xyzzy'; choose from"),
     ],
@@ -153,7 +153,10 @@ def test_parameters_choose_parts() -> None:
 def run(policy: Composition) -> list[object]:
     """Every plan of a run on a machine whose copies take no time."""
     popularity = np.arange(LAYERS * EXPERTS, dtype=float).reshape(LAYERS, EXPERTS)
-    session = Session(policy, Budget(EXPERTS, (1,) * LAYERS, 12, popularity), [COST] * LAYERS)
+    copies = None if policy.needs.narrow_share is None else NarrowCopies(EXPERTS, COST)
+    session = Session(
+        policy, Budget(EXPERTS, (1,) * LAYERS, 12, popularity), [COST._replace(narrow=copies)] * LAYERS
+    )  # fmt: skip
     trace, plans = events(), []
     for place, (step, layer, active) in enumerate(trace):
         if layer == 0:

@@ -25,7 +25,7 @@ from torch import Tensor  # noqa: E402
 from policies.mechanism.views import Plan  # noqa: E402
 from realrun.machine.host_lanes import HostLanes  # noqa: E402
 from realrun.machine.pinned import Pinned  # noqa: E402
-from tests.kit.depth import DEEP, thinned  # noqa: E402
+from tests.kit.depth import DEEP, deep, thinned  # noqa: E402
 from tests.kit.tiny_bench import WatchedBench, bench_for, machine, prepared, run, tiny_setting  # noqa: E402
 from tests.realrun.machine.test_pinned import FakeCudart  # noqa: E402
 from trilane.cli import app  # noqa: E402
@@ -95,8 +95,8 @@ def complete(folder: Path) -> set[str]:
     return there
 
 
+@deep
 @pytest.mark.parametrize("seconds", [1.5, 0.5, 2.5])
-@thinned(3)
 def test_a_run_killed_at_any_time_leaves_no_half_written_file(
     tmp_path: Path, options: list[str], seconds: float
 ) -> None:

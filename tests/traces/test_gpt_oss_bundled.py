@@ -10,6 +10,7 @@ import pytest
 
 from sim.runs.calibration import check_other_prompts
 from sim.runs.scenario import Scenario
+from tests.kit.depth import thinned
 from traces.library import calibration_of, load_trace
 from traces.models.catalogue import load_model
 from traces.statistics import token_overlap
@@ -138,6 +139,7 @@ def events_of(trace: Trace) -> Iterator[Event]:
 POLICIES: Mapping[str, Rank] = {"lru": least_recent, "belady": farthest_use}
 
 
+@thinned(5)
 @pytest.mark.parametrize("share", [0.125, 0.25, 0.5])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_hit_rates_over_capacity_are_those_of_a_replay_written_here(policy: str, share: float) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "measuring_llama", "extending", "papers", "tune")
+PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "measuring_llama", "extending", "papers", "tune",
+              "pays")  # fmt: skip
 PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in PAGE_NAMES))
 PICTURES = ("tpot.png", "gantt-dali.png", "cache.png", "accuracy.png", "papers.png")
 ACCURACY = "trilane accuracy --plot"

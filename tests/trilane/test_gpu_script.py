@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 from examples.pack_results import LIMIT_BYTES, pack
+from tests.kit.depth import deep
 from tests.kit.running import ROOT
 from tests.kit.waiting import wait_until
 from traces.models.catalogue import load_model
@@ -273,6 +274,7 @@ def test_make_gpu_runs_it() -> None:
 # --- for real ---------------------------------------------------------------------------------------------------------
 
 
+@deep
 def test_the_smallest_stages_for_real(tmp_path: Path) -> None:
     """One small file of the tests of CUDA lanes, on the fake, and packing; ``trilane smoke`` has tests of its own."""
     environment = {**os.environ, "TRILANE": "true", "PYTHON": sys.executable, "LANES": "host-lanes",

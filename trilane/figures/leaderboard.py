@@ -17,7 +17,7 @@ from policies.protocols import PolicyKind
 from trilane.figures.figure_files import Picture, PictureError, default_settings
 from trilane.figures.marks import marked
 from trilane.figures.style import INK, kinds_in_words, page
-from trilane.study.leaderboard.settings import Setting, all_settings, leaderboard_settings
+from trilane.study.leaderboard.settings import BoardSetting, all_settings, leaderboard_settings
 from trilane.study.leaderboard.standings import TIE, Standing
 
 _COLOURS = colormaps["viridis"]  # readable in grey, and with any colour vision; dark is slow
@@ -74,7 +74,7 @@ def _write(ax: Axes, value: float, place: tuple[int, int]) -> None:
                 color="white" if value < _DARK else "black")  # fmt: skip
 
 
-def _style(ax: Axes, shown: Sequence[Standing], settings: Sequence[Setting]) -> None:
+def _style(ax: Axes, shown: Sequence[Standing], settings: Sequence[BoardSetting]) -> None:
     machines = leaderboard_settings().machines
     ax.set_yticks(range(len(shown)), [marked(one.policy, PolicyKind(one.kind)) for one in shown], fontsize=9)
     ax.set_xticks(range(len(settings)), [f"{one.family}\nbatch {one.batch}" for one in settings], fontsize=8.5)

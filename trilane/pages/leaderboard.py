@@ -47,17 +47,14 @@ def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> li
 
 def machine_pages(found: Sequence[Standing]) -> Iterator[Part]:
     """For each machine: tokens a second of all sequences, the lowest and highest draw in brackets."""
-    from trilane.study.leaderboard.settings import Setting, leaderboard_settings
+    from trilane.study.leaderboard.settings import BoardSetting, leaderboard_settings
 
     settings = leaderboard_settings()
     for machine, (about, hardware) in settings.machines.items():
-        columns = [(family, batch) for family in settings.families for batch in settings.batches]
+        columns = [BoardSetting(machine, family, batch) for family in settings.families for batch in settings.batches]
         models = ", ".join(settings.families[family][machine] for family in settings.families)
-        header = [f"{family}\nbatch {batch}" for family, batch in columns]
-        lines = [
-            [one.policy, *(_speeds(entries.get(Setting(machine, *column))) for column in columns)]
-            for one in found if (entries := dict(one.entries))
-        ]  # fmt: skip
+        header = [f"{column.family}\nbatch {column.batch}" for column in columns]
+        lines = [[one.policy, *(_speeds(one.entries.get(column)) for column in columns)] for one in found]
         yield ""
         yield heading(f"{about}: {hardware}; {models}; tokens/s")
         yield table(["policy", *header], lines)

@@ -49,7 +49,7 @@ def _approximation(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """How much of the model's own routing was not followed; nothing if the run keeps the routing."""
     if row["approximated_weight_share"] is None:
         return []
-    shares = {cause: row[f"{cause}_weight_share"] for cause in (*LOSSES, "stale", "deferred")}
+    shares = {cause: row[f"{cause}_weight_share"] for cause in (*LOSSES, "stale", "deferred", "narrowed")}
     causes = ", ".join(f"{cause.replace('_', ' ')} {percent(share, 1)}" for cause, share in shares.items() if share)
     tokens = percent(row["approximated_token_share"], 1)
     weight = percent(row["approximated_weight_share"], 1)

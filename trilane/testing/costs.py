@@ -114,7 +114,9 @@ def scaled(costs: CostTable, c: int) -> CostTable:
 
 
 def _scaled_expert(costs: ExpertCosts, c: int) -> ExpertCosts:
+    narrow = costs.narrow
     return costs._replace(
+        narrow=None if narrow is None else narrow._replace(costs=_scaled_expert(narrow.costs, c)),
         gpu_ns=tuple(ns * c for ns in costs.gpu_ns),
         cpu_ns=tuple(ns * c for ns in costs.cpu_ns),
         first_cpu_ns=costs.first_cpu_ns * c,

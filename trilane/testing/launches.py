@@ -101,7 +101,7 @@ def _own_times(log: Log, layer: Layer, span: Span, costs: CostTable) -> list[int
             partial = _alone(log, layer, span)
             return [step.attention_ns + step.speculate_ns] if partial else [step.speculate_ns, step.estimator_ns]
         case "expert":
-            expert = costs.experts[span.layer]
+            expert = costs.experts[span.layer].of(span.expert)
             return [expert.gpu_ns[span.tokens] + extra_ns for extra_ns in _extra_times(log, layer, span, expert)]
         case "draft":
             return [span.tokens * costs.draft_costs(1).gpu_ns]

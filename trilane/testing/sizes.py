@@ -9,7 +9,7 @@ import numpy as np
 
 from policies.registry import System
 from trilane.testing.strategies import toy_shape
-from trilane.testing.worlds import World, composition_of, random_costs, scored_trace, with_forecasts
+from trilane.testing.worlds import World, composition_of, costs_with_copies, random_costs, scored_trace, with_forecasts
 
 SLOT = 100  # bytes of an expert, where all are alike
 
@@ -44,8 +44,9 @@ class Size:
         sizes = [self.expert_bytes[layer % len(self.expert_bytes)] for layer in range(self.layers)]
         cache = sum(sizes) * self.experts if self.cache_bytes is None else self.cache_bytes
         trace = scored_trace(np.random.default_rng(1), shape, self.sequences, self.prompt, self.decode)
+        costs = costs_with_copies(random_costs(sizes, rng, rng.random() < 0.5), system.needs, self.experts)
         world = World(
-            system, trace, random_costs(sizes, rng, rng.random() < 0.5), self.sequences, cache,
+            system, trace, costs, self.sequences, cache,
             prefill_chunk_tokens=self.chunk, parameters=parameters,
         )  # fmt: skip
         return replace(world, trace=with_forecasts(trace, composition_of(world).needs, rng))

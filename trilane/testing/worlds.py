@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from policies.mechanism.narrow_copies import with_narrow_copies
 from policies.mechanism.views import Assignment, ExpertCosts, LayerView
 from policies.protocols import Assigner, Budget, Composition, Needs
 from policies.registry import SYSTEMS, BuildContext, System
@@ -104,7 +105,7 @@ def play_policy(
     sizes = tuple(costs.expert_bytes for costs in world.costs.experts)
     budget = Budget(world.trace.shape.experts, sizes, world.cache_bytes, popularity)
     session = RecordingSession(policy, budget, world.costs.experts)
-    routing_errors = RoutingErrors() if policy.needs.changes_routing else None
+    routing_errors = RoutingErrors(experts=world.trace.shape.experts) if policy.needs.changes_routing else None
     engine = Engine(session, world.costs, demand, TokenBytes(16, 8), routing_errors)
     session.clock = lambda: engine.env.now
     engine.run()
@@ -158,7 +159,7 @@ def random_world(policy: str | System, trace: Trace, rng: random.Random, content
     batch = rng.randint(1, min(sequences, needs.max_batch or sequences))
     costs = random_costs(sizes, rng, rng.random() < 0.5 if contention is None else contention)
     world = World(system, with_forecasts(trace, needs, rng), costs, batch, cache, rng.randrange(1000))
-    return replace(world, costs=sharing_costs(costs, rng))
+    return replace(world, costs=costs_with_copies(sharing_costs(costs, rng), needs, shape.experts))
 
 
 def random_costs(sizes: Sequence[int], rng: random.Random, contention: bool) -> CostTable:
@@ -183,6 +184,13 @@ def random_costs(sizes: Sequence[int], rng: random.Random, contention: bool) -> 
     costs = costs.map_experts(lambda expert: expert._replace(cpu_permille=cpu, copy_permille=copy))
     costs.validate()
     return costs
+
+
+def costs_with_copies(costs: CostTable, needs: Needs, experts: int) -> CostTable:
+    """The costs, with those of narrow copies of ``experts`` a layer if a policy needs them."""
+    if needs.narrow_share is None:
+        return costs
+    return replace(costs, experts=with_narrow_copies(costs.experts, experts, needs.narrow_share))
 
 
 def sharing_costs(costs: CostTable, rng: random.Random) -> CostTable:

@@ -107,6 +107,7 @@ def _needs(needs: Needs) -> str:
 def _other_needs(needs: Needs) -> list[str]:
     flags = ("scores", "tokens", "calibration", "future", "uniform_sizes")
     words = [flag.replace("_", " ") for flag in flags if getattr(needs, flag)]
+    words += ["narrow copies"] if needs.narrow_share is not None else []
     return words + ([f"batch <= {needs.max_batch}"] if needs.max_batch else [])
 
 

@@ -18,8 +18,8 @@ def pays(
     idea: Annotated[
         str,
         typer.Argument(metavar="IDEA", help="cache: a cache of experts on the GPU; prefetch: of the next layer's "
-                                            "experts; link: one of twice the bandwidth; memory: a GPU with a quarter "
-                                            "more."),
+                                            "experts; deferral: to the next layer; speculation: drafts; link: one of "
+                                            "twice the bandwidth; memory: a GPU with a quarter more."),
     ],
     *,
     model: Annotated[
@@ -39,6 +39,17 @@ def pays(
     policy: Annotated[
         str | None,
         typer.Option(metavar="NAME", help=f"Policy that has the idea, in place of the usual one. {OWN_POLICY}."),
+    ] = None,
+    x: Annotated[
+        float | None,
+        typer.Option("--x", metavar="X", help="The machine's value of the first of the two numbers, as sweeps take it: "
+                                              "cached_share (cache, link), noisy_forecast_recall, deferred, "
+                                              "draft_acceptance, gpu_memory_gb. Default: its own; drafts: 0.7."),
+    ] = None,
+    y: Annotated[
+        float | None,
+        typer.Option("--y", metavar="Y", help="The same of the second: pcie_gbps (cache, prefetch, link), dram_gbps "
+                                              "(deferral, memory), draft_tokens. Default: its own; drafts: 3."),
     ] = None,
     trace: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="Recorded routing. Default: synthetic, like the model's.")
@@ -71,7 +82,7 @@ def pays(
     )  # fmt: skip
     with working("simulating") as say:
         found = gain_map(
-            PaysQuestion(idea, asked, draws, using), processes(jobs),
+            PaysQuestion(idea, asked, draws, using, x, y), processes(jobs),
             lambda now: say(f"simulating, {now.done} of {now.total}"),
         )  # fmt: skip
     show(json, *pays_page(found))

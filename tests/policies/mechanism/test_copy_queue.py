@@ -322,7 +322,8 @@ def test_in_a_pool_a_victim_leaves_before_the_first_copy_that_takes_its_room() -
     the 60 that are left and the 40 that were free, is copied first."""
     first, second, victim = ExpertId(1, 4), ExpertId(1, 5), ExpertId(0, 0)
     slots: dict[ExpertId, tuple[ExpertId, ...] | None] = {second: (victim,), first: ()}
-    assert victims_in_time(slots, [first, second], 40, (160, 100)) == {first: (victim,), second: ()}
-    assert victims_in_time(slots, [second, first], 40, (160, 100)) == slots
+    size_of = lambda key: (160, 100)[key.layer]  # noqa: E731
+    assert victims_in_time(slots, [first, second], 40, size_of) == {first: (victim,), second: ()}
+    assert victims_in_time(slots, [second, first], 40, size_of) == slots
     declined: dict[ExpertId, tuple[ExpertId, ...] | None] = {second: (victim,), first: None}
-    assert victims_in_time(declined, [first, second], 40, (160, 100)) == declined
+    assert victims_in_time(declined, [first, second], 40, size_of) == declined

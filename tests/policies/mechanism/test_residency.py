@@ -73,6 +73,20 @@ def test_no_slot_at_all_is_legal() -> None:
     assert it.promise(e(0, 0), set()) is None
 
 
+def test_narrow_copies_are_experts_of_their_own_size() -> None:
+    """Experts of 100 bytes; numbers 4 to 7 are their narrow copies, of 30. In a layer's 200 bytes: one and three."""
+    budget = Budget(4, (100, 100), 400)
+    it = Residency(budget, InitialPlacement((2, 2), ((0,), ())), LruCache(), narrow_bytes=(30, 30))
+    assert [it.size_of(e(0, expert)) for expert in (3, 4, 7)] == [100, 30, 30]
+    assert not it.uniform
+    for expert in (4, 5, 6):
+        assert it.promise(e(0, expert), set()) == ()
+        bring(it, e(0, expert), ())
+    assert it.free(0) == 10
+    assert it.promise(e(0, 7), {e(0, 0)}) == (e(0, 4),)
+    assert it.promise(e(0, 1), {e(0, 7)}) == (e(0, 0),)  # the least recent, whose 100 bytes are enough with 10 more
+
+
 # --- promises ---------------------------------------------------------------------------------------------------------
 
 

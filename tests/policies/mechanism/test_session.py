@@ -191,6 +191,18 @@ def test_prefetches_are_for_later_layers_that_there_are(id: ExpertId) -> None:
         it.foresee(())
 
 
+def test_a_prefetch_into_the_cache_may_be_for_the_next_step_and_outlasts_this_one() -> None:
+    """Of the layer at work, once it is over; not where it could go to a staging slot."""
+    wants = Wants()
+    wants.into = "cache"
+    it = session(prefetcher=wants, prefetch_slots=0)
+    begin(it, 0)
+    wants.now = [e(0, 2)]
+    foresight, withdrawn = it.foresee(())
+    assert (foresight.prefetches, withdrawn) == ((e(0, 2),), ())
+    assert it.queued_copies == 1
+
+
 @pytest.mark.parametrize(
     "swap", [Swap(e(0, 1), e(0, 0)), Swap(e(0, 2), e(0, 3)), Swap(e(1, 2), e(0, 0))],
     ids=["incoming resident", "outgoing absent", "another layer"],

@@ -26,11 +26,13 @@ def test_a_layer_on_idle_lanes() -> None:
 
 def test_decisions_about_no_expert() -> None:
     assert Assignment((), (), (), 0).streamed == Plan(0, ROUTING, *((),) * 9, 0).streamed == ()
+    assert Assignment((), (), (), 0).deferred == Plan(0, ROUTING, *((),) * 9, 0).deferred == ()
     assert (Commitment(ROUTING).precompute, Foresight(), Updates()) == ((), ((), None, frozenset()), ((), (), ()))
 
 
 def test_a_policy_that_declares_nothing_needs_nothing() -> None:
     nothing = {"forecasts": (), "forecast_layers": {}, "forecast_phases": ("prefill", "decode"), "max_batch": None}
+    nothing["narrow_share"] = None
     flags = ("scores", "tokens", "future", "calibration", "uniform_sizes", "gpu_only", "changes_routing")
     assert asdict(Needs()) == nothing | dict.fromkeys(flags, False)
 

@@ -28,6 +28,7 @@ from policies.parts.assigners import ResidentOrCpu
 from policies.protocols import Budget
 from policies.registry import BuildContext, compose
 from policies.testing.cache_laws import EXPERTS, CacheLaws, CacheScenario
+from tests.kit.depth import examples
 from tests.kit.scripted_session import Placed, pass_through
 from tests.kit.views_for_tests import costs, view
 from trilane.testing.background import law_5_background_copies
@@ -290,7 +291,7 @@ def test_blocks_1_to_4_route_themselves(name: str, predicted: set[int]) -> None:
 # --- laws, where every layer but the first is predicted ---------------------------------------------------------------
 
 
-@settings(max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(50), derandomize=True, suppress_health_check=list(HealthCheck))
 @given(worlds(["daop", "daop@impl"], min_decode=1))
 def test_laws_1_to_5_and_12_hold_under_prediction(world: World) -> None:
     """The registry's worlds have fewer layers than DAOP leaves to their own gates."""

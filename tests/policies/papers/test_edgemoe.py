@@ -1,8 +1,11 @@
-"""EdgeMoE: statistical prefetching, decayed counts, and a cache that favours the earlier layers."""
+"""EdgeMoE: prefetching by the experts of the layers before, and a cache by frequency and distance."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from itertools import product
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.calibration import Calibration
-from policies.mechanism.views import ExpertId
-from policies.papers.edgemoe import LayerWeightedLfuCache, StatisticalPrefetcher, decayed_counts, layer_weights
+from policies.mechanism.views import ExpertId, LayerView
+from policies.papers.edgemoe import ActivationProfile, DistanceLfuCache, ProfilePrefetcher
 from policies.protocols import Budget, Cache
 from policies.registry import BuildContext, ChoiceError, compose
 from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
@@ -21,27 +24,51 @@ from trilane.testing.strategies import toy_calibration
 from trilane.testing.worlds import World, play_policy, worlds
 
 COST = costs((10,) * 9, (30,) * 9)
-FREQUENCY = np.array([[0.5, 0.2, 0.3, 0.0], [0.1, 0.4, 0.1, 0.4]])
 
 
-def test_counts_are_halved_once_a_sequence() -> None:
-    # three past sequences: at the start of the run the first is three sequences old, the last one
-    activations = np.array([[[8, 0]], [[4, 4]], [[0, 6]]])
-    assert decayed_counts(activations).tolist() == [[8 / 8 + 4 / 4, 4 / 4 + 6 / 2]]
+def test_an_expert_is_as_likely_as_after_the_same_pairs() -> None:
+    # two calibrated tokens, one expert each in three layers: 0 -> 1 -> 2 and 0 -> 2 -> 3
+    profile = ActivationProfile(ids([[0], [1], [2]], [[0], [2], [3]]), 4)
+    assert profile.workloads(1, [[0]]).tolist() == [0, 0.5, 0.5, 0]  # of layer 0 alone
+    assert profile.workloads(2, [[1]], [[0]]).tolist() == [0, 0, 1, 0]
+    assert profile.workloads(2, [[1], [2], [2]], [[0], [0], [0]]).tolist() == [0, 0, 1, 2]  # of a batch: tokens
+    assert profile.workloads(2, [[1], [3]], [[1], [0]]).tolist() == [0, 0, 0, 0]  # no such pair was seen
 
 
-@given(st.lists(st.lists(st.integers(0, 99), min_size=3, max_size=3), min_size=1, max_size=6))
-def test_counts_are_what_halving_step_by_step_gives(past: list[list[int]]) -> None:
-    counts = [0.0, 0.0, 0.0]
-    for sequence in past:
-        counts = [count / 2 + tokens for count, tokens in zip(counts, sequence, strict=True)]
-    assert decayed_counts(np.array(past)[:, None]).tolist() == [[count / 2 for count in counts]]
+def test_all_pairs_of_a_token_count_alike() -> None:
+    profile = ActivationProfile(ids([[0, 1], [0, 1], [2, 3]], [[0, 2], [0, 3], [1, 2]]), 4)
+    # the first token shares all four pairs, the second one, 0 and 0
+    assert profile.workloads(2, [[0, 1]], [[0, 1]]).tolist() == [0, 1 / 5, 1, 4 / 5]
 
 
-def test_weights_of_layers() -> None:
-    assert layer_weights(4, 1).tolist() == [1, 0.75, 0.5, 0.25]  # as 4, 3, 2, 1
-    assert layer_weights(4, 0.5).tolist() == [1, 0.875, 0.75, 0.625]
-    assert layer_weights(3, 0).tolist() == [1, 1, 1]
+@given(st.data())
+def test_workloads_are_those_of_a_dictionary(data: st.DataObject) -> None:
+    """The reference: a dictionary by pairs, as the paper has it, asked pair by pair."""
+    chosen = st.lists(st.integers(0, 4), min_size=2, max_size=2, unique=True)
+    tokens = st.lists(st.lists(chosen, min_size=3, max_size=3), min_size=1, max_size=8)
+    seen, asked = data.draw(tokens), data.draw(tokens)
+    counts: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for one in seen:
+        for pair in product(one[0], one[1]):
+            counts[pair] += one[2]
+    expected = np.zeros(5)
+    for one in asked:
+        found = [e for pair in product(one[0], one[1]) for e in counts[pair]]
+        for expert in found:
+            expected[expert] += 2 / len(found)
+    profile = ActivationProfile(np.array(seen, np.int16), 5)
+    got = profile.workloads(2, [one[1] for one in asked], [one[0] for one in asked])
+    assert got.tolist() == pytest.approx(expected.tolist())
+
+
+def test_a_long_prompt_is_looked_up_piece_by_piece() -> None:
+    profile = ActivationProfile(ids([[0], [1]]), 2)
+    assert profile.workloads(1, [[0]] * 1000).tolist() == [0, 1000]
+
+
+def ids(*tokens: list[list[int]]) -> np.ndarray:
+    """[tokens, layers, k]."""
+    return np.array(tokens, np.int16)
 
 
 def fill(cache: Cache, *ids: tuple[int, int]) -> Cache:
@@ -65,66 +92,81 @@ def leavers(cache: Cache, count: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("favour", "expected"),
+    ("at_work", "expected"),
     [
-        (1.0, [(2, 0), (0, 0), (2, 1), (1, 0)]),  # x 3, 2, 1: 6, 8, 4, 7
-        (0.1, [(0, 0), (2, 0), (1, 0), (2, 1)]),  # of equally busy experts that of the later layer first
-        (0.0, [(0, 0), (1, 0), (2, 0), (2, 1)]),
+        (0, [(0, 0), (2, 0), (2, 1), (1, 0)]),  # 2 / 3, 4 / 2, 7 / 2, 4
+        (1, [(0, 0), (1, 0), (2, 0), (2, 1)]),  # 2 / 2, 4 / 3, 4, 7
+        (2, [(2, 0), (0, 0), (1, 0), (2, 1)]),  # 4 / 3, 2, 4 / 2, 7 / 3
     ],
 )
-def test_who_leaves_first_by_how_much_the_earlier_layers_are_favoured(
-    favour: float, expected: list[tuple[int, int]]
-) -> None:
-    counts = np.array([[2.0, 0], [4, 0], [4, 7]])
-    cache = fill(LayerWeightedLfuCache(counts, layer_weights(3, favour)), (0, 0), (1, 0), (2, 0), (2, 1))
+def test_who_leaves_first_by_the_layer_at_work(at_work: int, expected: list[tuple[int, int]]) -> None:
+    cache = fill(DistanceLfuCache(np.array([[2, 0], [4, 0], [4, 7]])), (0, 0), (1, 0), (2, 0), (2, 1))
+    use(cache, at_work, {})
     assert leavers(cache, 4) == expected
 
 
 def test_tokens_of_the_run_count_on_top_of_the_calibrated_ones() -> None:
-    cache = LayerWeightedLfuCache(np.array([[1.5, 0.5], [3.5, 0]]), layer_weights(2, 1))
-    fill(cache, (0, 0), (0, 1), (1, 0))
-    assert leavers(cache, 3) == [(0, 1), (0, 0), (1, 0)]  # 0.5, 1.5, 3.5 / 2
-    use(cache, 0, {1: 2})  # 2.5
-    assert leavers(cache, 3) == [(0, 0), (1, 0), (0, 1)]
-    use(cache, 1, {1: 9})  # absent: it counts, too
+    cache = fill(DistanceLfuCache(np.array([[2, 1], [5, 0]])), (0, 0), (0, 1), (1, 0))
+    use(cache, 1, {})
+    assert leavers(cache, 3) == [(0, 1), (0, 0), (1, 0)]  # 1, 2, 5 / 2
+    use(cache, 0, {1: 4})  # 5 / 2; 2 / 2, 5
+    assert leavers(cache, 3) == [(0, 0), (0, 1), (1, 0)]
+    use(cache, 1, {1: 99})  # absent: it counts, too
     cache.admitted(ExpertId(1, 1), 0)
     assert leavers(cache, 4)[-1] == (1, 1)
 
 
-class TestLayerWeightedLfuLaws(CacheLaws):
+def test_nobody_leaves_an_empty_cache() -> None:
+    assert DistanceLfuCache(np.array([[1, 2]])).victim(ExpertId(0, 0), 0, ()) is None
+
+
+class TestDistanceLfuLaws(CacheLaws):
     def fresh(self, scenario: CacheScenario) -> Cache:
-        counts = decayed_counts(toy_calibration(LAYERS, EXPERTS, 2).activations)
-        return LayerWeightedLfuCache(counts, layer_weights(LAYERS, 0.1))
+        return DistanceLfuCache(toy_calibration(LAYERS, EXPERTS, 2).activations.sum(axis=0))
+
+
+LIKELY = ids([[0], [1], [0]], [[0], [1], [0]], [[0], [3], [0]], [[0], [3], [1]], [[0], [3], [1]], [[0], [0], [2]])
 
 
 @pytest.mark.parametrize(
     ("size", "among", "resident", "expected"),
     [
-        (2, "all", (), [(1, 1), (1, 3)]),
+        (2, "all", (), [(1, 3), (1, 1)]),
         (2, "all", (1,), [(1, 3)]),
         (2, "all", (1, 3), []),
         (2, "absent", (1,), [(1, 3), (1, 0)]),
-        (3, "all", (), [(1, 1), (1, 3), (1, 0)]),
+        (4, "all", (), [(1, 3), (1, 1), (1, 0)]),  # no token used expert 2
     ],
 )
-def test_prefetches_the_most_frequent_experts_of_the_next_layer(
-    size: int, among: str, resident: tuple[int, ...], expected: list[tuple[int, int]]
+def test_prefetches_the_likeliest_experts_of_the_next_layer(
+    size: int, among: Literal["all", "absent"], resident: tuple[int, ...], expected: list[tuple[int, int]]
 ) -> None:
-    prefetcher = StatisticalPrefetcher(FREQUENCY, size, among)  # type: ignore[arg-type]
-    here = view({0: 1}, COST, resident=[(), resident])
+    prefetcher = ProfilePrefetcher(ActivationProfile(LIKELY, 4), size, among)
+    here = at_layer(0, [0], resident)
     assert prefetcher.rank(here, (), NO_PLAN) == expected
-    assert prefetcher.protect(here, ()) == {ExpertId(1, e) for e in (1, 3, 0)[:size]}
+    assert prefetcher.protect(here, ()) == {ExpertId(1, e) for e in (3, 1, 0)[:size]}
+
+
+def test_two_layers_of_the_same_step_are_the_key() -> None:
+    prefetcher = ProfilePrefetcher(ActivationProfile(LIKELY, 4), 1)
+    prefetcher.rank(at_layer(0, [0]), (), NO_PLAN)
+    assert prefetcher.rank(at_layer(1, [1]), (), NO_PLAN) == [(2, 0)]
+    assert prefetcher.rank(at_layer(1, [3]), (), NO_PLAN) == [(2, 1)]  # another step: of the layer before alone
+
+
+def at_layer(layer: int, experts: list[int], resident: tuple[int, ...] = ()) -> LayerView:
+    """One token."""
+    here = view(dict.fromkeys(experts, 1), COST, layer=layer, resident=[(), resident, ()])
+    return here._replace(routing=here.routing._replace(token_ids=[experts]))
 
 
 def test_edgemoe_predicts_as_many_as_the_model_chooses() -> None:
     context = BuildContext("toy", 8, 3, 2, calibration=toy_calibration(3, 8, 2))
     built = compose("edgemoe", context=context)
     assert built.parameters["prefetch"] == 2
-    assert isinstance(built.prefetcher, StatisticalPrefetcher)
+    assert isinstance(built.prefetcher, ProfilePrefetcher)
     assert built.prefetcher.size == 2
     assert compose("edgemoe", {"prefetch": 0}, context=context).prefetcher is None
-    with pytest.raises(ChoiceError, match=r"favour: expected a number from 0 to 1, got 1\.5"):
-        compose("edgemoe", {"favour": 1.5}, context=context)
     with pytest.raises(ChoiceError, match="'edgemoe' needs calibration"):
         compose("edgemoe", context=BuildContext("toy", 8, 3))
 
@@ -132,8 +174,7 @@ def test_edgemoe_predicts_as_many_as_the_model_chooses() -> None:
 @pytest.mark.parametrize(
     ("parameters", "slots", "residents"),
     [
-        ({}, None, ((), (0, 1))),  # 6, 4 and 8, 7, halved, x 1 and 0.95
-        ({"favour": 1.0}, None, ((0, 1), ())),  # x 1 and 0.5
+        ({}, None, ((), (0, 1))),  # of 6, 4 and 8, 7
         ({"pool": False}, (1, 1), ((0,), (0,))),
         ({"start": "empty"}, None, ((), ())),
         ({"start": "empty", "pool": False}, (1, 1), ((), ())),
@@ -150,7 +191,7 @@ def test_the_cache_starts_with_the_best_by_its_own_rank(
 
 
 VARIANTS: tuple[dict[str, object], ...] = (
-    {}, {"pool": False}, {"among": "absent", "prefetch": 3}, {"start": "empty", "favour": 1.0},
+    {}, {"pool": False}, {"among": "absent", "prefetch": 3}, {"start": "empty"},
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from policies.papers.hybrimoe.prefetch import ImpactPrefetcher
 from policies.papers.hybrimoe.schedule import Schedule, SimulationAssigner
 from policies.papers.hybrimoe.system import CacheScorePrefetcher
 from policies.parts.assigners import ResidentOrCpu
+from tests.kit.depth import examples
 from tests.kit.scripted_session import Placed, session, start
 from tests.kit.views_for_tests import NO_PLAN, costs, view
 from tests.policies.papers.test_hybrimoe_schedule import UNITS, listing
@@ -179,7 +180,7 @@ def looks_ahead(draw: st.DrawFn) -> tuple[LayerView, list[Forecast]]:
 
 
 @pytest.mark.parametrize("rule", ["finish", "device_free"])
-@settings(max_examples=300)
+@settings(max_examples=examples(75))
 @given(drawn=looks_ahead(), size=st.integers(1, 6), halves=st.booleans(), arrival=st.booleans())
 def test_picks_what_a_plain_search_picks(
     drawn: tuple[LayerView, list[Forecast]], size: int, halves: bool, arrival: bool, rule: Any

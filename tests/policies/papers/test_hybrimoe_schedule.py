@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from policies.mechanism.views import INFINITE_NS, Assignment, LayerView
 from policies.papers.hybrimoe.schedule import Rule, Schedule, SimulationAssigner
 from policies.papers.hybrimoe.system import HssAssigner
+from tests.kit.depth import examples
 from tests.kit.views_for_tests import costs, view, views
 
 UNITS = costs(gpu_ns=(1,) * 9, cpu_ns=tuple(range(1, 10)), copy_ns=3)  # as in Fig. 5: GPU 1, CPU as the load, copy 3
@@ -79,7 +80,7 @@ def end_of(queue: dict[int, int], now: int, layer: LayerView) -> int:
 
 @pytest.mark.parametrize("rule", ["finish", "device_free"])
 @pytest.mark.parametrize("guard", [True, False])
-@settings(max_examples=400)
+@settings(max_examples=examples(100))
 @given(layer=views(most=14, longest_ns=40), link=st.integers(0, 60), cpu=st.integers(0, 60))
 def test_is_the_listing(layer: LayerView, link: int, cpu: int, rule: Rule, guard: bool) -> None:
     layer = layer._replace(h2d_backlog_ns=link, cpu_backlog_ns=cpu)
@@ -87,7 +88,7 @@ def test_is_the_listing(layer: LayerView, link: int, cpu: int, rule: Rule, guard
     assert got._replace(gpu=tuple(sorted(got.gpu))) == expected
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(75))
 @given(data=st.data(), rule=st.sampled_from(["finish", "device_free"]))
 def test_is_the_listing_where_many_are_cached(data: Any, rule: Rule) -> None:
     """Tables that grow, and a CPU fast enough to take cached experts."""

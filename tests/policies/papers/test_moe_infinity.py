@@ -17,6 +17,7 @@ from policies.parts.caches import LfuCache
 from policies.protocols import Budget, Cache
 from policies.registry import BuildContext, ChoiceError, compose
 from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
+from tests.kit.depth import examples
 from tests.kit.views_for_tests import NO_PLAN, costs, view
 from trilane.testing.laws import check_all
 from trilane.testing.strategies import toy_calibration
@@ -240,7 +241,7 @@ def test_only_prefetches_are_declined() -> None:
         assert cache.victim(ExpertId(0, EXPERTS - 1), 0, others) == (0, spared)
 
 
-@settings(max_examples=60, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(30), derandomize=True, suppress_health_check=list(HealthCheck))
 @given(worlds(["moe-infinity", "moe-infinity@impl"]))
 def test_laws_hold(world: World) -> None:
     played = play(world)

@@ -17,6 +17,7 @@ from policies.parts.belady import BeladyBypassCache, BeladyCache
 from policies.parts.caches import LfuCache, LruCache, RandomCache, StaticCache
 from policies.parts.future import NEVER, Future
 from policies.protocols import Budget, Cache, InitialPlacement
+from tests.kit.depth import examples
 from tests.kit.views_for_tests import costs, view
 
 Events = list[frozenset[int]]  # of one layer
@@ -79,7 +80,7 @@ def runs(draw: st.DrawFn, experts: int, most: int) -> tuple[Events, int, frozens
     return events, slots, draw(st.frozensets(expert, max_size=slots))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 @given(runs(experts=5, most=9))
 def test_bypass_has_the_fewest_misses_there_can_be(run: tuple[Events, int, frozenset[int]]) -> None:
     events, slots, residents = run
@@ -97,7 +98,7 @@ OTHERS: dict[str, Callable[[Future], Cache]] = {
 }
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(75))
 @given(runs(experts=8, most=60))
 def test_law_8_belady_with_bypass_never_has_more_misses_than_any_cache(
     run: tuple[Events, int, frozenset[int]],

@@ -13,6 +13,7 @@ from policies.mechanism.views import LayerView
 from policies.papers.dali.parts import GreedyAssigner
 from policies.parts.exact_assignment import ExactAssigner, solve, solve_with_highs
 from policies.parts.objective import makespan
+from tests.kit.depth import examples
 from tests.kit.views_for_tests import costs, view, views
 
 Items = list[tuple[int, int]]
@@ -39,7 +40,7 @@ def solved(drawn: Items, first_ns: tuple[int, int]) -> int:
     return value(drawn, first_ns, solve([g for g, _ in drawn], [c for _, c in drawn], *first_ns))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 @given(items(10, 10**9), firsts(10**9))
 def test_is_the_minimum_over_all_assignments(drawn: Items, first_ns: tuple[int, int]) -> None:
     every = ([bool(bits >> i & 1) for i in range(len(drawn))] for bits in range(1 << len(drawn)))

@@ -39,7 +39,7 @@ from traces.capture.settings import CaptureSettings
 from traces.capture.vectors import Vectors, write_vectors
 from traces.file import read_trace
 
-PRESERVING = [name for name, entry in SYSTEMS.items() if not (entry.needs.changes_routing or entry.needs.future)]
+PRESERVING = [name for name, entry in SYSTEMS.items() if entry.needs.live and not entry.needs.changes_routing]
 SIZES = ("none", "one", "some", "all")
 ONLY_TWO = ("phimoe",)  # its sparse mixer has two experts a token
 
@@ -51,7 +51,7 @@ def slots(model: HostedModel, size: str) -> int:
 # --- every policy at every cache size ---------------------------------------------------------------------------------
 
 
-@thinned(5)
+@thinned(9)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("policy", PRESERVING)
 def test_law_11_on_trained_weights(policy: str, size: str, inline_lanes: HostLanes) -> None:
@@ -87,6 +87,7 @@ def _vectors(folder: Path) -> Vectors:
 TRAINED = [name for name in PRESERVING if any(kind == "estimator" for kind, _ in SYSTEMS[name].needs.forecasts)]
 
 
+@thinned(2)
 @pytest.mark.parametrize("policy", [name for name in PRESERVING if name not in TRAINED])
 def test_law_11_with_four_experts_a_token(policy: str, calibrated: tuple[Path, Path], inline_lanes: HostLanes) -> None:
     model, (trace, vectors) = hosted("deepseek_v3", FOUR), calibrated
@@ -110,13 +111,14 @@ def changes_of(family: str) -> Changes:
     return tuple((name, 4) for name in {"num_experts_per_tok", names.get(family, "num_experts_per_tok")})
 
 
+@thinned(5)
+@pytest.mark.parametrize(("policy", "size"), WITHOUT_PREPARATION)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_law_11_for_every_family(family: str, inline_lanes: HostLanes) -> None:
+def test_law_11_for_every_family(family: str, policy: str, size: str, inline_lanes: HostLanes) -> None:
     changes = changes_of(family)
     model, as_this = hosted(family, changes), expected(family, changes, generated=2)
     assert model.shape.top_k == (2 if family in ONLY_TWO else 4)
-    for policy, size in WITHOUT_PREPARATION:
-        assert_says_the_same(model, request(policy, slots(model, size), generated=2), inline_lanes, as_this)
+    assert_says_the_same(model, request(policy, slots(model, size), generated=2), inline_lanes, as_this)
 
 
 # --- from a folder to text --------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from policies.registry import SYSTEMS
 from realrun.generation.hosted_model import look_at, taken_apart
-from realrun.generation.model_output import output_of_executor, output_of_library
+from realrun.generation.model_output import ModelOutput, output_of_executor, output_of_library
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
 from tests.kit.flips import flips_against_library, following
@@ -62,6 +63,13 @@ FOUR = (("num_experts_per_tok", 4),)
 LEARNT = {"calibration": "mini-moe-calibration", "vectors": MINI_VECTORS}
 
 
+@cache
+def all_resident(family: str, lanes: HostLanes) -> ModelOutput:
+    """What a family says with all experts on the GPU."""
+    model = hosted(family, () if family == "mini-moe" else FOUR, HALF)
+    return output_of_executor(model, request("llama.cpp", every_slot(model)), lanes)
+
+
 @pytest.mark.parametrize(
     ("family", "policy"),
     [
@@ -75,7 +83,7 @@ def test_bit_by_bit_what_the_run_with_all_experts_resident_says(
     """On host lanes GPU and CPU compute an expert alike, and sums do not depend on the order."""
     bundled = family == "mini-moe"
     model = hosted(family, () if bundled else FOUR, HALF)
-    resident = output_of_executor(model, request("llama.cpp", every_slot(model)), inline_lanes)
+    resident = all_resident(family, inline_lanes)
     asked = request(policy, every_slot(model) // 4, **(LEARNT if bundled else {}))  # type: ignore[arg-type]
     said = output_of_executor(model, asked, inline_lanes, following(resident.tokens))
     assert said.logits.dtype == HALF

@@ -28,6 +28,11 @@ def test_the_future(inline_lanes: HostLanes) -> None:
         generate_hosted(hosted("mixtral"), request("oracle", 4), inline_lanes)
 
 
+def test_copies_in_fewer_bits(inline_lanes: HostLanes) -> None:
+    with pytest.raises(RefusedError, match=r"'hobbit' needs copies of experts in fewer bits.*simulate it"):
+        generate_hosted(hosted("mixtral"), request("hobbit", 4), inline_lanes)
+
+
 def test_prompts_of_several_lengths(inline_lanes: HostLanes) -> None:
     asked = request("on-demand", 4, prompts=((1, 2, 3), (4, 5)))
     with pytest.raises(RefusedError, match=r"prompts of one length, got \[2, 3\] tokens"):

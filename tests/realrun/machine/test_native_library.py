@@ -43,6 +43,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     native.native_ffn.cache_clear()
 
 
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A C file that is compiled in no time."""
+    return written(tmp_path / "source", "int one(void) { return 1; }")
+
+
+def written(folder: Path, text: str) -> Path:
+    folder.mkdir()
+    (folder / "one.c").write_text(text)
+    return folder / "one.c"
+
+
 class TestChoice:
     @needs_compiler
     def test_is_the_native_kernel_and_a_fact_of_the_machine(self, cache: Path) -> None:
@@ -123,30 +135,32 @@ class TestCheck:
 
 @needs_compiler
 class TestCache:
-    def test_keeps_one_library_for_the_next_time(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        path = compiled(SOURCE, QUICK)
+    def test_keeps_one_library_for_the_next_time(self, cache: Path, source: Path) -> None:
+        path = compiled(source)
         assert [path] == list(cache.iterdir())
         assert stat.S_IMODE(cache.stat().st_mode) == 0o700
         built = path.stat().st_mtime_ns
-        assert compiled(SOURCE, QUICK) == path
+        assert compiled(source) == path
         assert path.stat().st_mtime_ns == built
 
-    def test_does_not_keep_what_was_left_by_a_kill(self, cache: Path) -> None:
-        (cache / f".ffn-0.so.abc{ASIDE}").mkdir(parents=True)
-        path = compiled(SOURCE, QUICK)
+    def test_does_not_keep_what_was_left_by_a_kill(self, cache: Path, source: Path) -> None:
+        (cache / f".one-0.so.abc{ASIDE}").mkdir(parents=True)
+        path = compiled(source)
         (cache / f".{path.name}.abc{ASIDE}").mkdir()
-        compiled(SOURCE, QUICK)
+        compiled(source)
         assert [path] == list(cache.iterdir())
 
-    def test_tells_sources_flags_and_processors_apart(
-        self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_tells_sources_headers_flags_and_processors_apart(
+        self, cache: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        other, processor = changed(tmp_path / "other", "steps.h", "once", "once\n"), tmp_path / "cpuinfo"
-        paths = [compiled(SOURCE, QUICK), compiled(SOURCE, ("-O1", "-g")), compiled(other, QUICK)]
+        other, processor = written(tmp_path / "other", "int one(void) { return 2; }"), tmp_path / "cpuinfo"
+        paths = [compiled(source), compiled(source, QUICK), compiled(other)]
+        (other.parent / "steps.h").write_text("")
+        paths.append(compiled(other))
         processor.write_text("processor\t: 0\nmodel name\t: Another\nflags\t\t: sse2\n")
         monkeypatch.setattr(library, "CPU_LIST", processor)
-        paths.append(compiled(SOURCE, QUICK))
-        assert len(set(paths)) == 4
+        paths.append(compiled(source))
+        assert len(set(paths)) == 5
 
     def test_builds_a_damaged_library_anew(self, cache: Path) -> None:
         path = compiled(SOURCE, QUICK)
@@ -154,14 +168,15 @@ class TestCache:
         assert loaded(SOURCE, QUICK).name.startswith("native-")
 
     def test_serves_processes_that_ask_at_once(self, cache: Path) -> None:
-        code = "from realrun.machine.native_ffn import cpu_kernel; print(cpu_kernel())"
-        asking = [
-            subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-            for _ in range(2)
-        ]  # fmt: skip
-        names = [process.communicate()[0].strip() for process in asking]
-        assert names[0] == names[1] == loaded().name
-        assert [path.suffix for path in cache.iterdir()] == [".so"]
+        code = (
+            "import sys; from pathlib import Path; from realrun.machine.native_library import compiled\n"
+            "print(compiled(Path(sys.argv[1]), sys.argv[2:]))"
+        )
+        command = [sys.executable, "-c", code, str(SOURCE), *QUICK]
+        asking = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
+        paths = [Path(process.communicate()[0].strip()) for process in asking]
+        assert paths[0] == paths[1]
+        assert list(cache.iterdir()) == paths[:1]
 
     def test_keeps_nothing_of_what_does_not_compile(self, cache: Path, tmp_path: Path) -> None:
         broken = changed(tmp_path / "other", "ffn.c", "return KERNEL", "return wrong")

@@ -19,7 +19,7 @@ POLICIES = ("on-demand", "fiddler", "hybrimoe", "dali", "daop", "mixtral-offload
 
 
 class ReplayLaws:
-    @thinned(5)
+    @thinned(8)
     @pytest.mark.parametrize("policy", POLICIES)
     def test_every_layer_gives_what_it_must(self, bench: WatchedBench, policy: str) -> None:
         setting = tiny_setting(policy=policy)

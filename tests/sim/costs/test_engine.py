@@ -19,7 +19,10 @@ FITTED = (
 )  # fmt: skip
 
 
-PAPERS = ("daop-2024", "dali-2025", "dali-2025-ktransformers", "fiddler-2024", "hybrimoe-2025", "se-2025", "smoe-2025")
+PAPERS = (
+    "daop-2024", "dali-2025", "dali-2025-ktransformers", "dali-2025-llama.cpp", "fiddler-2024", "hybrimoe-2025",
+    "se-2025", "smoe-2025",
+)  # fmt: skip
 
 
 def test_the_engines_are_those_that_people_run_two_whose_kernels_are_counted_and_those_of_papers() -> None:
@@ -59,6 +62,10 @@ def test_a_file_states_what_differs_from_another_engine(tmp_path: Path) -> None:
         (
             "like: pytorch\nsoftware: {small_batch_tokens: {value: 5, source: x, confidence: low}}\n",
             "software: expected small_batch_tokens and small_batch_flops_share together",
+        ),
+        (
+            "like: pytorch\nsoftware: {cpu_token_ns: {value: 5, source: x, confidence: low}}\n",
+            "software: expected small_batch_tokens with cpu_token_ns",
         ),
         ("like: llama.cpp\nfast: true\n", "fast"),
     ],

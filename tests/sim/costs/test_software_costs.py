@@ -20,7 +20,10 @@ from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 
 SHAPE = load_model("mini-moe")
-PAPERS = ("daop-2024", "dali-2025", "dali-2025-ktransformers", "fiddler-2024", "hybrimoe-2025", "se-2025", "smoe-2025")
+PAPERS = (
+    "daop-2024", "dali-2025", "dali-2025-ktransformers", "dali-2025-llama.cpp", "fiddler-2024", "hybrimoe-2025",
+    "se-2025", "smoe-2025",
+)  # fmt: skip
 MOST = 40
 
 
@@ -54,6 +57,8 @@ def test_few_tokens_are_slow_and_many_as_fast_as_the_machine() -> None:
     small = {"small_batch_tokens": 8, "small_batch_flops_share": 0.25}
     assert cpu_ns(**small) == [0, 2000, 4000, 8000, 16_000, 16_000, 16_000, 20_000]
     assert cpu_ns(cpu_expert_ns=300, **small)[1:] == [2300, 4300, 8300, 16_300, 16_300, 16_300, 20_300]
+    # and 100 ns more for each of the 8
+    assert cpu_ns(cpu_token_ns=100, **small) == [0, 2100, 4200, 8400, 16_800, 16_800, 16_800, 20_000]
     assert cpu_ns(cpu_share=0.5) == [0, 2000, 2000, 4000, 8000, 9000, 16_000, 40_000]
 
 
@@ -94,9 +99,9 @@ def test_nothing_is_launched_while_the_host_works_between_layers() -> None:
     st.sampled_from((0.1, 1.0)),
 )  # fmt: skip
 def test_more_tokens_never_take_less_time(
-    most: int, few: int, flops_share: float, expert_ns: int, share: float
+    most: int, few: int, flops_share: float, fixed_ns: int, share: float
 ) -> None:
-    numbers = {"cpu_expert_ns": expert_ns, "cpu_share": share}
+    numbers = {"cpu_expert_ns": fixed_ns, "cpu_token_ns": fixed_ns // 7, "cpu_share": share}
     costs = costs_on(
         machine(), SHAPE, most, engine(**numbers, small_batch_tokens=few, small_batch_flops_share=flops_share)
     )

@@ -112,6 +112,21 @@ def test_experts_whose_results_join_later(
     assert told == ({} if causes is None else expected(**causes))
 
 
+@pytest.mark.parametrize(
+    ("run", "causes"),
+    [
+        ([4, 17, 2], {"narrowed": (1, 0.3)}),  # of 10 experts, number 17 is the narrow copy of 7
+        ([14, 17], {"narrowed": (2, 0.8), "dropped": (1, 0.2)}),
+        ([4, 15, 2], {"substituted": (1, 0.3), "narrowed": (1, 0)}),  # 7's weight is lost once
+    ],
+)
+def test_experts_that_run_with_narrow_copies(run: list[int], causes: dict[str, tuple[int, float]]) -> None:
+    seen = RoutingErrors(experts=10)
+    seen.observe(0, "decode", TOKEN, planned([run]), None)
+    (row,) = seen.frame().to_dict("records")
+    assert {name: value for name, value in row.items() if str(name).endswith("_share") and value} == expected(**causes)
+
+
 def test_shares_are_of_all_tokens_of_the_layer() -> None:
     """Four tokens of two experts; one loses its second (weight 0.25 of 4), another drops it (0.5 of 4)."""
     true = routing([[0, 1], [0, 1], [2, 3], [2, 3]], [[0.75, 0.25], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])

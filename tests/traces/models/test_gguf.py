@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.kit.depth import examples
 from tests.traces.models.gguf_files import (
     F16,
     MXFP4,
@@ -337,7 +338,7 @@ def test_a_dense_model_is_refused(tmp_path: Path) -> None:
     assert words == "expected a model with experts, this one, 'llama', has none"
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_damage_anywhere_gives_a_shape_or_a_shape_error(tmp_path: Path, data: st.DataObject) -> None:
     """Bytes replaced, bits of counts and lengths among them, and the file cut."""

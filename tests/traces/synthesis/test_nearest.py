@@ -67,7 +67,7 @@ def test_every_model_of_the_catalogue_has_routing_of_its_shape(model: str) -> No
     assert (routing.moe_layers, routing.experts, routing.top_k) == (shape.moe_layers, shape.experts, shape.top_k)
 
 
-@thinned(6)
+@thinned(11)
 @pytest.mark.parametrize("model", model_names())
 def test_every_model_of_the_catalogue_has_a_synthetic_trace(model: str) -> None:
     trace = load_trace(f"synthetic:{model}{SMALL}")

@@ -24,12 +24,8 @@ KINDS = ("png", "svg", "pdf")
 ROOT = Path(__file__).parents[3]
 DRAWN = """
 import sys
-from tests.kit.reading import row
-from trilane.figures.figure_files import save_figure
-from trilane.figures.style import drawable
-from trilane.figures.tpot_bars import plot_tpot_bars
-for path in sys.argv[1:]:
-    save_figure(plot_tpot_bars([row("mine", 10.0, null_model_tpot_ms=8.0), row("other", 20.0)], about="$5"), path)
+from tests.trilane.figures.test_figure_files import draw
+draw(*sys.argv[1:])
 """
 
 
@@ -40,12 +36,17 @@ def test_pictures_are_the_same_every_time(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)
 
 
+def draw(*paths: str) -> None:
+    for path in paths:
+        save_figure(plot_tpot_bars([row("mine", 10.0, null_model_tpot_ms=8.0), row("other", 20.0)], about="$5"), path)
+
+
 def test_pictures_are_the_same_in_every_process(tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        paths = [str(tmp_path / f"{name}.{kind}") for kind in KINDS]
-        subprocess.run([sys.executable, "-c", DRAWN, *paths], cwd=ROOT, check=True)
-    for kind in KINDS:
-        assert (tmp_path / f"one.{kind}").read_bytes() == (tmp_path / f"other.{kind}").read_bytes()
+    here, there = ([str(tmp_path / f"{name}.{kind}") for kind in KINDS] for name in ("here", "there"))
+    draw(*here)
+    subprocess.run([sys.executable, "-c", DRAWN, *there], cwd=ROOT, check=True)
+    for one, other in zip(here, there, strict=True):
+        assert Path(one).read_bytes() == Path(other).read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])

@@ -128,7 +128,7 @@ def test_nothing_to_draw(rows: list[dict[str, Any]]) -> None:
 def test_every_policy_can_be_drawn(tmp_path: Path) -> None:
     """One bar each; and a Gantt chart of each that has a kind of span that none before had."""
     scenario = Scenario(trace="mini-moe", model=None, prompt_tokens=4, generated_tokens=2, cached_share=0.25)
-    found = compare(scenario, draws=2)
+    found = compare(scenario, draws=1)
     save_figure(plot_tpot_bars(found.rows()), tmp_path / "tpot.png")
     seen: set[str] = set()
     for run in found.runs:

@@ -96,6 +96,13 @@ def _wait_for(folder: Path, files: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.fixture(scope="module")
+def workers() -> Iterator[WorkerPool[dict[str, object]]]:
+    """Two processes next to this one, for tests that leave them alive."""
+    with WorkerPool[dict[str, object]](2, dict, caller_works=False) as pool:
+        yield pool
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_results_come_in_the_order_of_items_and_every_process_makes_its_state_once(jobs: int) -> None:
     with WorkerPool(jobs, Counter) as pool:
@@ -153,9 +160,9 @@ def test_an_error_comes_in_its_turn_wherever_it_happened() -> None:
             next(results)
 
 
-def test_an_error_of_a_worker_says_where_it_was_raised() -> None:
-    with WorkerPool(2, dict, caller_works=False) as pool, pytest.raises(ValueError, match="not 1") as raised:
-        pool.submit(refuse_odd, 1).result()
+def test_an_error_of_a_worker_says_where_it_was_raised(workers: WorkerPool[object]) -> None:
+    with pytest.raises(ValueError, match="not 1") as raised:
+        workers.submit(refuse_odd, 1).result()
     assert "in refuse_odd" in raised.value.__notes__[0]
 
 
@@ -174,10 +181,11 @@ def test_a_worker_that_is_killed_costs_one_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("function", [unsendable, give_renamed])
-def test_a_result_that_cannot_be_sent_is_an_error_and_no_hang(function: Callable[[object, object], object]) -> None:
-    with WorkerPool(2, dict, caller_works=False) as pool:
-        error = pool.submit(function, 1).exception()
-        assert pool.submit(refuse_odd, 2).result() == 2
+def test_a_result_that_cannot_be_sent_is_an_error_and_no_hang(
+    workers: WorkerPool[object], function: Callable[[object, object], object]
+) -> None:
+    error = workers.submit(function, 1).exception()
+    assert workers.submit(refuse_odd, 2).result() == 2
     assert isinstance(error, WorkerError)
     assert "pickle" in str(error)
     assert "cannot be sent" in str(error)
@@ -193,11 +201,12 @@ def test_a_result_that_cannot_be_sent_is_an_error_and_no_hang(function: Callable
         ("RecursionError", RuntimeError, "KeyError: "),
     ],
 )
-def test_an_error_that_cannot_be_sent_comes_as_text(kind: str, becomes: type[Exception], says: str) -> None:
+def test_an_error_that_cannot_be_sent_comes_as_text(
+    workers: WorkerPool[object], kind: str, becomes: type[Exception], says: str
+) -> None:
     """Once, the worker died of it, or every other task failed with the error of reading it."""
-    with WorkerPool(2, dict, caller_works=False) as pool:
-        error = pool.submit(raise_one, kind).exception()
-        assert [future.result() for future in [pool.submit(refuse_odd, 2) for _ in range(4)]] == [2] * 4
+    error = workers.submit(raise_one, kind).exception()
+    assert [future.result() for future in [workers.submit(refuse_odd, 2) for _ in range(4)]] == [2] * 4
     assert type(error) is becomes
     assert says in str(error)
     assert "in raise_one" in error.__notes__[0]

@@ -20,6 +20,7 @@ from realrun.profiling.lab import Points
 from realrun.profiling.profile import profile
 from realrun.profiling.timing import Effort
 from sim.machine.hardware import load_hardware, write_hardware
+from tests.kit.depth import deep
 from tests.kit.measuring import LOCKED, as_if_quiet
 from tests.kit.running import ROOT, Trilane
 from tests.kit.waiting import wait_until
@@ -116,6 +117,7 @@ def measured_runs() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path("out/journal").glob("run-*.parquet")}
 
 
+@deep
 def test_after_kill_9_the_same_command_goes_on_and_measures_nothing_twice(
     trilane: Trilane, plan: str, profiled: Path
 ) -> None:

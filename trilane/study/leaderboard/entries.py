@@ -13,12 +13,12 @@ from policies.protocols import PolicyKind
 from sim.machine.units import MIB
 from sim.runs.vocabulary import kind_of
 from trilane.common.files import atomic_path
-from trilane.study.leaderboard.settings import LeaderboardError, Setting, all_settings, leaderboard_settings
+from trilane.study.leaderboard.settings import BoardSetting, LeaderboardError, all_settings, leaderboard_settings
 from trilane.study.sweep.grid import Grid
 from trilane.study.sweep.sweep import Progress, sweep
 
 ENTRIES = Path(__file__).with_name("entries.csv")
-Watch = Callable[[Setting, Progress], None]
+Watch = Callable[[BoardSetting, Progress], None]
 
 
 class Entry(NamedTuple):
@@ -38,12 +38,12 @@ class Entry(NamedTuple):
     reason: str
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> BoardSetting:
         """Its column."""
-        return Setting(self.machine, self.family, self.batch)
+        return BoardSetting(self.machine, self.family, self.batch)
 
 
-def played(setting: Setting, policies: Sequence[str], jobs: int, watch: Watch) -> list[Entry]:
+def played(setting: BoardSetting, policies: Sequence[str], jobs: int, watch: Watch) -> list[Entry]:
     """Simulate policies in a setting. Raises ChoiceError for an unknown policy, and one that other processes lack."""
     grid = Grid(setting.scenario(), ({"policy": tuple(policies)},), leaderboard_settings().draws, clairvoyant=False)
     table = sweep(grid, jobs=jobs, watch=lambda now: watch(setting, now))
@@ -53,7 +53,7 @@ def played(setting: Setting, policies: Sequence[str], jobs: int, watch: Watch) -
     return [_entry(setting, policy, mine) for policy, mine in rows.items()]
 
 
-def _entry(setting: Setting, policy: str, rows: Sequence[Mapping[Any, Any]]) -> Entry:
+def _entry(setting: BoardSetting, policy: str, rows: Sequence[Mapping[Any, Any]]) -> Entry:
     reason = next((row["error"].partition(": ")[2] for row in rows if row["error"]), "")
     if reason:
         return Entry(*setting, policy, "", None, None, None, None, None, reason)
@@ -87,7 +87,7 @@ def with_played(entries: Sequence[Entry], policies: Sequence[str], jobs: int, wa
     return [*entries, *more]
 
 
-def lacking(entries: Collection[Entry], setting: Setting, policies: Sequence[str]) -> list[str]:
+def lacking(entries: Collection[Entry], setting: BoardSetting, policies: Sequence[str]) -> list[str]:
     """The policies without an entry in a setting."""
     there = {entry.policy for entry in entries if entry.setting == setting}
     return [policy for policy in policies if policy not in there]

@@ -44,7 +44,7 @@ class LeaderboardSettings:
     families: Mapping[str, Mapping[str, str]]
 
 
-class Setting(NamedTuple):
+class BoardSetting(NamedTuple):
     """One column of the leaderboard."""
 
     machine: str
@@ -71,8 +71,8 @@ def leaderboard_settings() -> LeaderboardSettings:
     return from_dict(LeaderboardSettings, read_yaml(path, LeaderboardError), path.name, LeaderboardError)
 
 
-def all_settings() -> list[Setting]:
+def all_settings() -> list[BoardSetting]:
     """The columns, machine by machine."""
     settings = leaderboard_settings()
-    return [Setting(machine, family, batch) for machine in settings.machines for family in settings.families
+    return [BoardSetting(machine, family, batch) for machine in settings.machines for family in settings.families
             for batch in settings.batches]  # fmt: skip

@@ -8,7 +8,7 @@ from statistics import geometric_mean
 
 from policies.protocols import PolicyKind
 from trilane.study.leaderboard.entries import Entry
-from trilane.study.leaderboard.settings import Setting, all_settings
+from trilane.study.leaderboard.settings import BoardSetting, all_settings
 
 TIE = 0.02  # less is within what draws differ
 
@@ -20,8 +20,8 @@ class Standing:
 
     policy: str
     kind: str
-    entries: Mapping[Setting, Entry]
-    relative: Mapping[Setting, float]
+    entries: Mapping[BoardSetting, Entry]
+    relative: Mapping[BoardSetting, float]
 
     @property
     def score(self) -> float | None:
@@ -54,7 +54,7 @@ def standings(entries: Sequence[Entry]) -> list[Standing]:
     return sorted(found, key=lambda one: (-len(one.relative), -(one.score or 0.0), one.policy))
 
 
-def _fastest(entries: Sequence[Entry], setting: Setting) -> float | None:
+def _fastest(entries: Sequence[Entry], setting: BoardSetting) -> float | None:
     """The highest speed of a setting."""
     speeds = [entry.tokens_per_s for entry in entries
               if entry.setting == setting and entry.kind == PolicyKind.KEEPS and entry.tokens_per_s]  # fmt: skip

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from policies.mechanism.views import Forecast, Routing
+from policies.papers.edgemoe import ActivationProfile, ProfilePrefetcher
 from sim.runs.demand import StepDemand
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run
@@ -81,26 +82,28 @@ def _costs(prepared: Prepared) -> Facts:
 
 def _forecasts(prepared: Prepared) -> dict[str, float | None]:
     """How often the experts with most forecast tokens are those with most tokens, in decode, and the mean recall of a
-    token's experts. A policy without forecasts of the next layer is asked for the busiest experts so far."""
+    token's experts."""
     hits: dict[int, list[float]] = {1: [], 2: []}
-    counts = np.zeros((prepared.shape.moe_layers, prepared.shape.experts), np.int64)
-    for step in prepared.demand:
-        for layer, routing in enumerate(step.routings):
-            guess = _guess(step, layer, counts)
-            if step.phase == "decode" and guess is not None:
+    prefetcher = prepared.composition.prefetcher
+    profile = prefetcher.profile if isinstance(prefetcher, ProfilePrefetcher) else None
+    for step in (step for step in prepared.demand if step.phase == "decode"):
+        for layer in range(1, len(step.routings)):
+            guess = _guess(step, layer, profile)
+            if guess is not None:
                 for top, found in hits.items():
-                    found.append(len(set(guess[:top]) & set(_busiest(routing)[:top])) / top)
-            counts[layer, list(routing.active)] += routing.tokens
+                    found.append(len(set(guess[:top]) & set(_busiest(step.routings[layer])[:top])) / top)
     return {f"top{top}_accuracy": fmean(found) if found else None for top, found in hits.items()} | {
         "recall": _recall(prepared.demand)
     }
 
 
-def _guess(step: StepDemand, layer: int, counts: np.ndarray) -> Sequence[int] | None:
-    """Experts of a layer by descending forecast."""
-    if not any(step.forecasts):
-        return [int(expert) for expert in np.argsort(-counts[layer], kind="stable")[:2]]
-    made = _next_layers(step.forecasts[layer - 1], layer) if layer else None
+def _guess(step: StepDemand, layer: int, profile: ActivationProfile | None) -> Sequence[int] | None:
+    """Experts of a layer by descending forecast, or the two that a profile expects to be busiest."""
+    if profile is not None:
+        earlier = step.routings[layer - 2].token_ids if layer > 1 else None
+        expected = profile.workloads(layer, step.routings[layer - 1].token_ids, earlier)
+        return [int(expert) for expert in np.argsort(-expected, kind="stable")[:2]]
+    made = _next_layers(step.forecasts[layer - 1], layer) if any(step.forecasts) else None
     return made and made.active
 
 

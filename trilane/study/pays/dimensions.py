@@ -20,14 +20,15 @@ class Dimension:
 
     ``axis``: its name in a sweep. ``label``: what is shown, with its unit. ``own``: the machine's value, of a question
     that is prepared with the idea. ``around``: the values of a map, ascending as they are shown, with the machine's own
-    among them. ``shown``: a value as it is shown, of the question prepared with it. ``is_share``: shown in percent.
+    among them. ``shown``: what is shown of the question prepared with a value; None: the value. ``is_share``: in
+    percent.
     """
 
     axis: str
     label: str
     own: Callable[[Prepared], float]
     around: Callable[[float], Values]
-    shown: Callable[[Prepared, float], float] = lambda prepared, value: value
+    shown: Callable[[Prepared], float] | None = None
     is_share: bool = False
 
 
@@ -63,12 +64,32 @@ def _recall(prepared: Prepared) -> float:
     return recalls[0]
 
 
+def _acceptance(prepared: Prepared) -> float:
+    """Assumed: 42 % were measured (ik_llama.cpp issue 2369), 85 to 90 % published (DeepSeek-V3, Section 5.4.3)."""
+    return 0.7
+
+
+def _drafts(prepared: Prepared) -> int:
+    return 3
+
+
+def _deferred(prepared: Prepared) -> int:
+    """Three of four, as KTransformers' artefact has it for quantised weights (docs/readings.md), of which two stay."""
+    top_k = prepared.shape.top_k
+    return max(min(top_k * 3 // 4, top_k - 2), 1)
+
+
+def _counted(own: float) -> Values:
+    """Whole numbers from 1, or six below the own, to one more than that."""
+    return tuple(range(max(round(own) - 6, 1), round(own) + 2))
+
+
 def _memory(prepared: Prepared) -> float:
     return prepared.hardware.gpu.memory_bytes / GB
 
 
-def _upload_us(prepared: Prepared, value: float) -> float:
-    """Copy of the mean expert at this rate of the link."""
+def _upload_us(prepared: Prepared) -> float:
+    """Copy of the mean expert."""
     experts = prepared.costs.experts
     return sum(expert.copy_ns for expert in experts) / len(experts) / 1e3
 
@@ -91,3 +112,9 @@ RECALL = Dimension(
     "noisy_forecast_recall", "recall of forecasts (share of the experts)", _recall,
     partial(with_own, (0.2, 0.4, 0.6, 0.8, 1.0)), is_share=True,
 )  # fmt: skip
+ACCEPTANCE = Dimension(
+    "draft_acceptance", "acceptance of a draft, if those before it were", _acceptance,
+    partial(with_own, (0.2, 0.4, 0.6, 0.8, 0.95)), is_share=True,
+)  # fmt: skip
+DRAFTS = Dimension("draft_tokens", "drafts a step", _drafts, partial(with_own, (1, 2, 4, 6, 8)))
+DEFERRED = Dimension("parameters.deferred", "deferred experts of a token", _deferred, _counted)

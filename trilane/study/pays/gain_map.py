@@ -89,31 +89,31 @@ def gain_map(question: PaysQuestion, jobs: int = 1, watch: Callable[[Progress], 
     """Simulate the map. Raises what ``prepared_with_idea`` and ``play_map`` raise, and PaysError if one of the two
     sides cannot run on the machine itself."""
     prepared, idea = prepared_with_idea(question), question.idea
-    xs, ys = (dimension.around(dimension.own(prepared)) for dimension in (idea.x, idea.y))
+    own = idea.own(prepared, question.x, question.y)
+    xs, ys = idea.x.around(own[0]), idea.y.around(own[1])
     played = play_map(question, prepared, xs, ys, jobs, watch)
     shown = [_shown(prepared, dimension, values) for dimension, values in ((idea.x, xs), (idea.y, ys))]
     rows = tuple(
         tuple(_cell(question, played, (x, y), (at_x, at_y)) for x, at_x in zip(xs, shown[0], strict=True))
         for y, at_y in zip(ys, shown[1], strict=True)
     )
-    here = xs.index(idea.x.own(prepared)), ys.index(idea.y.own(prepared))
-    found = GainMap(question, _about(prepared, question), rows, here)
+    found = GainMap(question, _about(prepared, question), rows, (xs.index(own[0]), ys.index(own[1])))
     if found.cell.gain is None:
         raise PaysError(f"pays: {found.cell.without.reason or found.cell.using.reason}")
     return found
 
 
 def _shown(prepared: Prepared, dimension: Dimension, values: Values) -> Values:
-    return tuple(
-        dimension.shown(prepare(vary(prepared.scenario, dimension.axis, value), prepared.trace), value)
-        for value in values
-    )
+    if dimension.shown is None:
+        return values
+    scenarios = [vary(prepared.scenario, dimension.axis, value) for value in values]
+    return tuple(dimension.shown(prepare(scenario, prepared.trace)) for scenario in scenarios)
 
 
 def _cell(question: PaysQuestion, played: PlayedMap, at: tuple[float, float], shown: tuple[float, float]) -> Cell:
     idea = question.idea
-    x, y = (value * idea.times.get(axis, 1) for value, axis in zip(at, (idea.x.axis, idea.y.axis), strict=True))
-    return Cell(*shown, played.fastest(idea.without, *at), played.fastest(question.candidates, x, y))
+    without = played.fastest(idea.without, *idea.place_without(*at))
+    return Cell(*shown, without, played.fastest(question.candidates, *idea.place_using(*at)))
 
 
 def _about(prepared: Prepared, question: PaysQuestion) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import pandas as pd
 from sim.runs.prepare import Prepared
 from sim.runs.scenario import Scenario
 from trilane.study.pays.dimensions import Values
-from trilane.study.pays.ideas import Candidate
+from trilane.study.pays.ideas import Candidate, Idea
 from trilane.study.pays.question import PaysQuestion
 from trilane.study.sweep.axes import policy_in
 from trilane.study.sweep.grid import Grid, canonical, points
@@ -64,16 +65,21 @@ def play_map(
 
 
 def _grid(question: PaysQuestion, prepared: Prepared, xs: Values, ys: Values) -> Grid:
+    """Both sides at every place; what is the same at several of them is one point."""
     idea = question.idea
-    names = idea.x.axis, idea.y.axis
-    without = dict(zip(names, (xs, ys), strict=True))
-    using = {name: tuple(value * idea.times.get(name, 1) for value in values) for name, values in without.items()}
+    places = list(product(xs, ys))
+    sides = ((idea.without, idea.place_without), (question.candidates, idea.place_using))
     axes = [
-        {"policy": (candidate.policy,), "engine": (candidate.engine,), **places}
-        for candidates, places in ((idea.without, without), (question.candidates, using))
+        {"policy": (candidate.policy,), "engine": (candidate.engine,), **_axes(idea, [played(*at) for at in places])}
+        for candidates, played in sides
         for candidate in candidates
     ]
     return Grid(_scenario(prepared, idea.x.axis), tuple(axes), question.draws, clairvoyant=False)
+
+
+def _axes(idea: Idea, places: Sequence[tuple[float, float]]) -> dict[str, tuple[float, ...]]:
+    xs, ys = zip(*places, strict=True)
+    return {idea.x.axis: tuple(dict.fromkeys(xs)), idea.y.axis: tuple(dict.fromkeys(ys))}
 
 
 def _scenario(prepared: Prepared, axis: str) -> Scenario:

@@ -22,7 +22,8 @@ from trilane.study.fit.routing import CALIBRATION
 from trilane.study.pays.ideas import Candidate, Idea, PaysError, candidate_of, idea_named
 from trilane.study.sweep.axes import vary
 
-STEPS = 48  # decode steps that are played of an answer, at most
+MOST_STEPS, FEWEST_STEPS = 48, 20  # decode steps that are played of an answer: fewer of models with more layers
+USUAL_LAYERS = 48
 PROMPT_ROWS = 32  # prompt tokens that are routed one by one, of each sequence
 DRAWS = 3
 
@@ -32,13 +33,16 @@ class PaysQuestion:
     """An idea (``pays.ideas``), and the model, the machine and the lengths of ``trilane fit``'s question.
 
     ``draws``: answers, other parts of the routing, over which a gain is a mean with a spread. ``using``: a policy in
-    place of the idea's own. Raises PaysError for an unknown idea.
+    place of the idea's own. ``x`` and ``y``: the machine's values on the two axes; None: its own. Raises PaysError for
+    an unknown idea.
     """
 
     name: str
     fit: Question
     draws: Annotated[int, between(1, 100)] = DRAWS
     using: str | None = None
+    x: Annotated[float, between(0, 1e6)] | None = None
+    y: Annotated[float, between(0, 1e6)] | None = None
 
     def __post_init__(self) -> None:
         check(self, PaysError)
@@ -55,6 +59,12 @@ class PaysQuestion:
         return self.idea.using if self.using is None else (candidate_of(self.using, self.idea),)
 
     @property
+    def steps(self) -> int:
+        """The decode steps that are played."""
+        layers = self.fit.model_shape.moe_layers
+        return max(MOST_STEPS * USUAL_LAYERS // max(layers, USUAL_LAYERS), FEWEST_STEPS)
+
+    @property
     def recalls(self) -> tuple[float, ...]:
         """Of gates one to three layers ahead, of this model or the nearest that was measured."""
         known = nearest_routing(self.fit.model_shape).forecast_accuracy
@@ -65,11 +75,11 @@ class PaysQuestion:
         model, _, layers = parted(load_model(self.fit.model).name)  # of a folder, the file in it
         cut = "" if layers is None else f":{layers}"
         name = f"synthetic:{model}"
-        played = with_lengths(name, self.fit.batch * self.draws, PROMPT_ROWS, STEPS, ())
+        played = with_lengths(name, self.fit.batch * self.draws, PROMPT_ROWS, self.steps, ())
         calibration = with_lengths(f"{calibration_of(name)}", *CALIBRATION, ())
         scenario = self.fit.scenario(self.fit.trace or f"{played}{cut}", self.fit.calibration or f"{calibration}{cut}")
         asked = scenario.with_(
-            sampled_steps=STEPS, sampled_prompt_tokens=PROMPT_ROWS, noisy_forecast_recall=self.recalls
+            sampled_steps=self.steps, sampled_prompt_tokens=PROMPT_ROWS, noisy_forecast_recall=self.recalls
         )
         policy, engine = self.candidates[-1]
         return vary(asked.with_(engine=engine), "policy", policy)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.depth import thinned
 from tests.kit.loadable_ggufs import FAMILIES, write_loadable
 from traces.models.attention import Attention
 from traces.models.gguf_model import read_gguf_model
@@ -114,6 +115,7 @@ def test_llama_cpp_plans_as_much(family: str, gpu: bool, cpu_layers: int, tmp_pa
         assert ours.compute_bytes / 2**20 == pytest.approx(said["compute"][0], rel=WORST.get(case, 0.03)), asked
 
 
+@thinned(3)
 @pytest.mark.llama
 @pytest.mark.parametrize("family", ["olmoe", "gpt-oss", "deepseek2"])
 def test_llama_cpp_loads_as_many_weights(family: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.units import GIB
+from tests.kit.depth import thinned
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 from trilane.study.fit.fit import fit
@@ -54,6 +55,7 @@ def advised(error: object) -> int:
     return int(str(error).rpartition("a prompt of ")[2].split()[0].replace(",", ""))
 
 
+@thinned(2)
 @pytest.mark.parametrize("ram_gb", [64, None])
 def test_an_advised_context_runs(ram_gb: int | None) -> None:
     """Experts are staged, and slots are whole: what leaves no room for that is not advised."""

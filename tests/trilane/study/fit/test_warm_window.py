@@ -11,6 +11,7 @@ import pytest
 from policies.parts.placements import NoPlacement
 from policies.protocols import Budget
 from sim.runs.prepare import Prepared
+from tests.kit.depth import thinned
 from trilane.study.fit.policy_result import PlayedPolicy, play_policy
 from trilane.study.fit.prepared_question import on_machine, prepared_for
 from trilane.study.fit.question import Question
@@ -37,6 +38,7 @@ def test_an_answer_ends_with_the_experts_that_the_next_run_begins_with() -> None
     assert [len(experts) for experts in played.residents] == [len(experts) for experts in placed]
 
 
+@thinned(2)
 @pytest.mark.parametrize("policy", [ADAPTIVE, STATIC, "dali", "best-exact"])
 def test_a_few_warm_steps_tell_what_half_of_the_answer_does(policy: str) -> None:
     """Of parts by which no policy decides what to copy; to two in a hundred of TPOT."""

@@ -29,9 +29,9 @@ def cache() -> GainMap:
     return gain_map(small_question("cache"))
 
 
-def tokens_per_s(question: PaysQuestion, policy: object, engine: str) -> float:
+def tokens_per_s(question: PaysQuestion, policy: object, engine: str, share: float | None = 0.25) -> float:
     """On the machine as it is, simulated on its own."""
-    scenario = question.scenario().with_(engine=engine, cached_share=0.25)
+    scenario = question.scenario().with_(engine=engine, cached_share=share)
     return simulate(vary(scenario, "policy", policy)).metrics.throughput_tokens_per_s or 0.0
 
 
@@ -76,6 +76,20 @@ def test_forecasts_of_every_recall_are_asked_of_routing_that_has_none() -> None:
     found = gain_map(question)
     assert all(cell.gains for cell in found.own_row)
     assert found.cell.x == question.recalls[0]
+
+
+def test_drafts_are_compared_with_one_token_a_step() -> None:
+    found = gain_map(small_question("speculation", x=0.5, y=2, gpu="gtx-1660-super"))
+    assert (found.cell.x, found.cell.y) == (0.5, 2)
+    assert {cell.without.tokens_per_s for row in found.rows for cell in row} == {found.cell.without.tokens_per_s}
+    assert [cell.gain for cell in found.own_row] == sorted(cell.gain or 0.0 for cell in found.own_row)
+
+
+def test_deferral_is_compared_with_a_layer_that_waits_for_all_of_its_experts() -> None:
+    found = gain_map(small_question("deferral"))
+    waits = tokens_per_s(found.question, "ktransformers", "ktransformers", share=None)
+    assert found.cell.without.tokens_per_s == (waits,)
+    assert found.cell.x == 1  # of two
 
 
 def test_another_policy_may_have_the_idea() -> None:

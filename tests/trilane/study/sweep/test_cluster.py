@@ -12,6 +12,7 @@ import dask
 import pytest
 from distributed import LocalCluster
 
+from tests.kit.depth import deep
 from tests.kit.small_sweeps import GRID, Deadly, kept_points
 from trilane.study.sweep import cluster
 from trilane.study.sweep.axes import SweepError
@@ -78,6 +79,7 @@ def test_a_scheduler_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         sweep(GRID, dask=str(local.scheduler_address))
 
 
+@deep
 def test_a_scheduler_that_is_killed_is_said_and_the_sweep_goes_on_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
+from tests.kit.depth import examples
 from tests.kit.small_sweeps import GRID, SMALL, keep, kept_points
 from trilane.study.sweep import sweep as sweep_file
 from trilane.study.sweep.axes import SweepError
@@ -72,7 +73,7 @@ def test_a_grid_may_be_a_file_a_mapping_or_itself(whole: Whole, tmp_path: Path) 
         pd.testing.assert_frame_equal(sweep(grid), whole.frame)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(8))
 @given(data=st.data())
 def test_any_order_of_finishing_gives_the_same_table(
     data: st.DataObject, whole: Whole, tmp_path_factory: pytest.TempPathFactory
@@ -85,7 +86,7 @@ def test_any_order_of_finishing_gives_the_same_table(
     assert output.read_bytes() == whole.bytes
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(8))
 @given(data=st.data())
 def test_any_rows_that_were_kept_are_not_played_again_and_the_whole_is_the_same(
     data: st.DataObject, whole: Whole, tmp_path_factory: pytest.TempPathFactory

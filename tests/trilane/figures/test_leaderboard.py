@@ -1,0 +1,34 @@
+"""The leaderboard as a picture: a row a policy, a column a setting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.kit.leaderboard_entries import entries_of, some_entries
+from trilane.figures.figure_files import PictureError
+from trilane.figures.leaderboard import plot_leaderboard
+from trilane.study.leaderboard.standings import standings
+
+
+def test_rows_columns_and_speeds() -> None:
+    picture = plot_leaderboard(standings(some_entries()))
+    ax = picture.figure.axes[0]
+    [image] = ax.images
+    values = np.ma.asarray(image.get_array())
+    assert values.shape == (3, 16)
+    assert values[:, :3].tolist() == [[1.0, 1.0, 1.0], [1.0, 1.0, 0.5], [0.5, None, 1.0]]  # at most 1 in colour
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["wild ~", "steady", "quick"]
+    assert [text.get_text() for text in ax.texts][:8] == ["200", "200", "100", "100", "100", "50", "50", "100"]
+    assert picture.figure.get_suptitle() == "Fastest, or within 2% of it, of 16 settings: steady in 2, quick in 1"
+
+
+def test_the_data_behind_it() -> None:
+    frame = plot_leaderboard(standings(some_entries())).frame
+    assert len(frame) == 9
+    assert frame[frame["policy"] == "quick"]["relative"].tolist()[::2] == [0.5, 1.0]
+
+
+def test_nothing_to_draw() -> None:
+    with pytest.raises(PictureError, match="expected a policy that runs"):
+        plot_leaderboard(standings(entries_of("never", None)))
