@@ -14,9 +14,10 @@ import numpy as np
 from realrun.llama_cpp.bench_engine import BenchPoint
 from realrun.llama_cpp.benchmark_models import DEPTH, ROWS, STEPS, TILED, UNTILED, attention_models, router_pair
 from realrun.llama_cpp.nonnegative_fit import Equations, solved
+from realrun.llama_cpp.piece_time import piece_ns
 from realrun.llama_cpp.product_times import Samples, product_times
 from sim.costs.kernel_costs import KernelSteps
-from sim.costs.kernels import AttentionTimes, BlockRates, ChoiceTimes, Kernels, ProductRates, longest_share
+from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates, longest_share
 from sim.machine.plausibility import LIMITS
 from sim.machine.sourced import Confidence, Sourced
 from traces.models.quantisation import WeightBlocks
@@ -24,10 +25,7 @@ from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
 
 _CONFIDENCE: Confidence = "medium"
-_OPS = "ggml-org/llama.cpp ggml/src/ggml-cpu/ops.cpp"
-_SPLIT_CELLS = Sourced(512, f"use_split_kv_path of {_OPS}", "high")
-_CELL_BLOCK = Sourced(256, "llama_kv_cache::get_n_kv of ggml-org/llama.cpp src/llama-kv-cache.cpp", "high")
-_FROM_SOURCE = (Sourced(64, f"GGML_FA_TILE_Q of {_OPS}", "high"), _SPLIT_CELLS, _CELL_BLOCK)
+_TILE_ROWS = Sourced(64, "GGML_FA_TILE_Q of ggml-org/llama.cpp ggml/src/ggml-cpu/ops.cpp", "high")
 _FREE = 1e18  # operations a second: takes no time
 _STEPS = (1, UNTILED, TILED)
 
@@ -50,15 +48,15 @@ class KernelNumbers:
         none = self._sourced(tuple(0.0 for _ in self.threads), "")
         kinds = {"grouped": none, "latent": none}
         free = self._sourced(ProductRates((1,), tuple((_FREE,) for _ in self.threads)), "")
-        measured, choices = self._products()
+        measured, chosen = self._products()
         products = {**measured, "f32": BlockRates(free, free)}
-        bare = Kernels(self.threads, products, self._attention(), choices, kinds, kinds, none)
+        bare = Kernels(self.threads, products, self._attention(), chosen, kinds, kinds, none)
         router = self._router(bare)
         return self._with_fixed(bare._replace(products={**products, "f32": BlockRates(router, router)}))
 
     # --- products -----------------------------------------------------------------------------------------------------
 
-    def _products(self) -> tuple[dict[str, BlockRates], ChoiceTimes]:
+    def _products(self) -> tuple[dict[str, BlockRates], Sourced[tuple[float, ...]]]:
         found_ns = product_times(self.samples, self.blocks, self.threads)
         found = {}
         for block in self.blocks:
@@ -67,9 +65,8 @@ class KernelNumbers:
                 self._rates(ROWS, experts, "models of 4 and 12 experts a token, of 32"),
                 self._rates(tuple(STEPS), others, "models of 1 and 12 shared experts"),
             )
-        slots, elements = zip(*(times.choice for times in found_ns), strict=True)
         how = "models of 4 and 12 experts a token of 1,024 rows, and of 16 of 256"
-        return found, ChoiceTimes(self._sourced(slots, how), self._sourced(elements, how))
+        return found, self._sourced(tuple(times.chosen for times in found_ns), how)
 
     def _router(self, bare: Kernels) -> Sourced[ProductRates]:
         """What the larger router adds to a step, beyond the experts that it spreads the rows over."""
@@ -122,7 +119,7 @@ class KernelNumbers:
         columns = (*zip(*rows, strict=True), *zip(*tiles, strict=True))
         how = f"models of {len(_attending())} widths and groups, at {DEPTH:,} tokens and at none"
         byte, pair, width, tile_pair, tile_width = (self._sourced(tuple(each), how) for each in columns)
-        return AttentionTimes(byte, pair, width, tile_pair, tile_width, *_FROM_SOURCE)
+        return AttentionTimes(byte, pair, width, tile_pair, tile_width, _TILE_ROWS)
 
     def _attention_added(self, threads: int, steps: Sequence[int]) -> Equations:
         """What many tokens in the cache add: unknown times of a byte, of a pair, and of an element of its width."""
@@ -176,7 +173,7 @@ class KernelNumbers:
     def _left(self, name: str, shape: ModelShape, bare: Kernels, threads: int, tokens: int) -> float:
         """The time of a step less that of its products and attention; 0 if these take longer."""
         steps = KernelSteps(shape, WeightBlocks.uniform("q4_0"), bare, bare.place(threads))
-        return max(self.samples[name][BenchPoint(threads, 0, tokens)] - steps.piece_ns(tokens, tokens), 0.0)
+        return max(self.samples[name][BenchPoint(threads, 0, tokens)] - piece_ns(steps, tokens, tokens), 0.0)
 
     def _sourced(self, value: object, how: str) -> Sourced:  # type: ignore[type-arg]
         return Sourced(value, f"{self.where}: {how}", _CONFIDENCE)
@@ -191,6 +188,6 @@ def _added(shape: ModelShape, tokens: int, threads: int) -> tuple[float, float, 
     """What ``DEPTH`` tokens more in the cache add to a step: bytes, pairs, and the width of a pair."""
     [(kind, layers)] = shape.attention_counts
     width = 2 * (kind.kv_width if kind.latent else kind.head_dim)
-    share = longest_share(DEPTH + 1, threads, _SPLIT_CELLS.value, _CELL_BLOCK.value) if tokens == 1 else 1.0
+    share = longest_share(DEPTH + 1, threads) if tokens == 1 else 1.0
     tokens_read = layers * DEPTH * share
     return tokens_read * kind.kv_width * 2.0, tokens_read * kind.heads * tokens, float(width)

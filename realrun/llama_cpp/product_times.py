@@ -22,11 +22,11 @@ Samples = Mapping[str, Mapping[BenchPoint, float]]  # ns, by model
 
 
 class ProductTimes(NamedTuple):
-    """In ns: of an operation with experts' weights, by ``ROWS``, and with others, by ``STEPS``, of each block; of a
-    chosen expert, and of an element of its output."""
+    """In ns: of an operation with experts' weights, by ``ROWS``, and with others, by ``STEPS``, of each block; of an
+    element of a chosen expert's output."""
 
     blocks: Mapping[str, tuple[list[float], list[float]]]
-    choice: tuple[float, float]
+    chosen: float
 
 
 def product_times(samples: Samples, blocks: Sequence[str], threads: Sequence[int]) -> list[ProductTimes]:
@@ -36,7 +36,7 @@ def product_times(samples: Samples, blocks: Sequence[str], threads: Sequence[int
     return [
         ProductTimes(
             {block: _of_block(times[place * width : (place + 1) * width]) for place, block in enumerate(blocks)},
-            (times[width * len(blocks)], times[width * len(blocks) + 1]),
+            times[width * len(blocks)],
         )
         for times in found
     ]
@@ -47,19 +47,19 @@ def _of_block(times: list[float]) -> tuple[list[float], list[float]]:
 
 
 def _equations(samples: Samples, blocks: Sequence[str], threads: int) -> Equations:
-    """Unknowns: those of each block, of experts by ``ROWS`` and of others by ``STEPS``; of a chosen expert and an
-    element of its output; of a step's rest by ``STEPS``."""
+    """Unknowns: those of each block, of experts by ``ROWS`` and of others by ``STEPS``; of an element of a chosen
+    expert's output; of a step's rest by ``STEPS``."""
     width = len(ROWS) + len(STEPS)
     matrix, times = [], []
     for place, block in enumerate(blocks):
         for name, shape in _models_of(block).items():
             for step, tokens in enumerate(STEPS):
-                equation = np.zeros(width * len(blocks) + 2 + len(STEPS))
+                equation = np.zeros(width * len(blocks) + 1 + len(STEPS))
                 of_block, rest = equation[place * width :], equation[width * len(blocks) :]
                 of_block[: len(ROWS)], of_tokens, of_one = _operations(shape, tokens)
                 of_block[len(ROWS) + step] += of_tokens
                 of_block[len(ROWS)] += of_one
-                rest[:2], rest[2 + step] = _choices(shape, tokens), 1.0
+                rest[0], rest[1 + step] = _chosen_elements(shape, tokens), 1.0
                 matrix.append(equation)
                 times.append(samples[name][BenchPoint(threads, 0, tokens)])
     return Equations(np.array(matrix), np.array(times))
@@ -85,9 +85,9 @@ def _operations(shape: ModelShape, tokens: int) -> tuple[Floats, float, float]:
     return experts, of_tokens, 2.0 * (shape.shared_params + shape.vocab * shape.hidden)
 
 
-def _choices(shape: ModelShape, tokens: int) -> tuple[float, float]:
-    """Experts that a token chooses, in all layers, and the elements of their outputs for all tokens."""
-    return shape.moe_layers * shape.top_k, ((shape.moe_layers - 1) * tokens + 1) * shape.top_k * shape.hidden
+def _chosen_elements(shape: ModelShape, tokens: int) -> float:
+    """Elements of the outputs of all experts that a step's tokens choose."""
+    return ((shape.moe_layers - 1) * tokens + 1) * shape.top_k * shape.hidden
 
 
 def _near_rows(rows: float) -> Floats:

@@ -34,7 +34,6 @@ Ns = Annotated[float, between(0, 1e12)]
 Cached = Literal["grouped", "latent"]
 LayerKind = Literal["grouped", "latent", "state"]
 PromptExperts = Literal["copied", "copied ahead", "computed"]
-LastLayer = Literal["all tokens", "one token"]
 Copies = Literal["pinned", "pageable"]
 _PARTS = ("gpu", "cpu", "prompt", "software", "kernels")
 
@@ -98,7 +97,6 @@ class PromptWork(NamedTuple):
     staging_bytes_per_s: Sourced[Rate]  # of the driver's thread that puts them into pinned memory first
     repacked_thread_flops_per_s: Sourced[Rate] | None = None  # of weights in the CPU's own order of rows
     repacked_ceiling_flops_per_s: Sourced[Rate] | None = None
-    last_layer: Sourced[LastLayer] | None = None  # what it goes on with after its attention; None: all tokens
 
 
 class Software(NamedTuple):
@@ -173,12 +171,6 @@ class InferenceEngine:
     def cpu_in_turn(self) -> bool:
         """Whether the CPU takes its turn in every layer, after the GPU."""
         return bool(self.cpu and self.cpu.every_layer and self.cpu.every_layer.value)
-
-    @property
-    def last_layer_of_one(self) -> bool:
-        """Whether the last layer goes on with the last token of a piece alone, after its attention."""
-        last = None if self.prompt is None else self.prompt.last_layer
-        return last is not None and last.value == "one token"
 
     def runs_on(self, vendor: Vendor) -> bool:
         """Whether it runs on GPUs of a vendor."""

@@ -5,7 +5,6 @@ Each number has a value for every number of threads that was measured; others ha
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple
@@ -19,6 +18,7 @@ from trilane.common.hints import ASCENDING, NOT_EMPTY, Count, above, at_most, be
 Floats = npt.NDArray[np.float64]
 ByThreads = Annotated[tuple[Annotated[float, between(0, 1e12)], ...], NOT_EMPTY]
 _Rates = Annotated[tuple[Annotated[float, above(0), at_most(1e18)], ...], NOT_EMPTY]
+_SPLIT_CELLS, _CELL_BLOCK = 512, 256  # ggml-org/llama.cpp: use_split_kv_path of ops.cpp, llama_kv_cache::get_n_kv
 
 
 class ProductRates(NamedTuple):
@@ -47,9 +47,6 @@ class BlockRates(NamedTuple):
 class AttentionTimes(NamedTuple):
     """Of one layer: ``cache_byte_ns`` for each byte of keys and values; for each pair of a query and a key, and every
     head, ``pair_ns``, and ``width_ns`` for each element of key and value; in tiles from ``tile_rows`` tokens on.
-
-    The cache is seen in blocks of ``cell_block`` cells, the last one not full. From ``split_cells`` on, each thread has
-    an equal part of the cells of a single token.
     """
 
     cache_byte_ns: Sourced[ByThreads]
@@ -58,21 +55,12 @@ class AttentionTimes(NamedTuple):
     tile_pair_ns: Sourced[ByThreads]
     tile_width_ns: Sourced[ByThreads]
     tile_rows: Sourced[Count]
-    split_cells: Sourced[Count]
-    cell_block: Sourced[Count]
 
 
-def longest_share(keys: float, threads: int, split_cells: int, cell_block: int) -> float:
-    """What the thread with the most of a token's ``keys`` has of them, over an equal share: see ``AttentionTimes``."""
-    cells = math.ceil(keys / cell_block) * cell_block
-    return 1.0 if cells < split_cells else min(math.ceil(cells / threads), keys) * threads / keys
-
-
-class ChoiceTimes(NamedTuple):
-    """What each chosen expert takes apart from its products: in a layer, and for each element of a token's output."""
-
-    slot_ns: Sourced[ByThreads]
-    element_ns: Sourced[ByThreads]
+def longest_share(keys: int, threads: int) -> float:
+    """What the thread with the most of a token's ``keys`` has of them, over an equal share: cells are shared out."""
+    cells = -(-keys // _CELL_BLOCK) * _CELL_BLOCK
+    return 1.0 if cells < _SPLIT_CELLS else min(-(-cells // threads), keys) * threads / keys
 
 
 class Kernels(NamedTuple):
@@ -81,7 +69,7 @@ class Kernels(NamedTuple):
     threads: Annotated[tuple[Count, ...], NOT_EMPTY, ASCENDING]  # that were measured
     products: Mapping[str, BlockRates]  # by block
     attention: AttentionTimes
-    choices: ChoiceTimes
+    chosen_ns: Sourced[ByThreads]  # of an element of a chosen expert's output, apart from its products
     layer_ns: Mapping[str, Sourced[ByThreads]]  # of "grouped" and "latent" attention
     token_ns: Mapping[str, Sourced[ByThreads]]
     step_ns: Sourced[ByThreads]

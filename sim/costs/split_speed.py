@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.costs.cost_table import CostTable, StepCosts
+from sim.costs.cost_table import CostTable
 from sim.costs.engine import EngineError, InferenceEngine
 from sim.costs.expert_work import ExpertWork
 from sim.costs.fitted_costs import fitted_costs
@@ -89,7 +89,7 @@ def decode_time(
             handing_ns += costs.sync_ns + step.routing_ns
             copies_ns += (1 - cached.hit_rate) * work.active * expert.copy_ns
     layers = shape.moe_layers
-    others = layers * (step.gate_ns + step.shared_ns + step.combine_ns) + step.dense_ns + step.head_ns
+    others = layers * step.mixture_ns + step.dense_ns + step.head_ns
     return DecodeTime(
         layers * step.attention_ns, others, round(gpu_ns), round(cpu_ns), round(handing_ns), round(copies_ns)
     )
@@ -151,47 +151,38 @@ class _Pieces:
         """The parts of ``PromptTime``, of pieces after which the KV cache holds so many tokens each."""
         steps, layers = [self.costs.step(self.tokens, (end,)) for end in ends], self.shape.moe_layers
         attention = sum(layers * step.attention_ns for step in steps)
-        others = sum((layers - 1) * _mixture_ns(step) + step.dense_ns + step.head_ns for step in steps)
-        others += sum(_mixture_ns(self.costs.step(self._of_last_layer, (end,))) for end in ends)
-        gpu_ns, cpu_ns, copies_ns = (len(ends) * ns for ns in self._experts())
+        last = 1 if self.engine.kernels is not None and self.hardware.cpu_only else self.tokens  # of the last layer
+        others = sum((layers - 1) * step.mixture_ns + step.dense_ns + step.head_ns for step in steps)
+        others += sum(self.costs.step(last, (end,)).mixture_ns for end in ends)
+        gpu_ns, cpu_ns, copies_ns = (len(ends) * ns for ns in self._experts(ExpertWork.of(self.shape, last)))
         if self.engine.prompt is not None and self.engine.prompt.experts.value == "copied ahead":
             copies_ns = max(copies_ns - attention - others - gpu_ns, 0.0)
         return [attention, others, gpu_ns, cpu_ns, copies_ns]
 
-    def _experts(self) -> tuple[float, float, float]:
-        """Experts on the GPU, on the CPU, and copies."""
-        *before, last = range(len(self.costs.experts))
-        layers = [self._experts_of(layer, self.tokens, self.work) for layer in before]
-        layers.append(self._experts_of(last, self._of_last_layer, ExpertWork.of(self.shape, self._of_last_layer)))
-        gpu_ns, cpu_ns, copies_ns = (sum(parts) for parts in zip(*layers, strict=True))
+    def _experts(self, last: ExpertWork) -> tuple[float, float, float]:
+        """Experts on the GPU, on the CPU, and copies; ``last``: the work of the last layer."""
+        share = self.split.gpu_experts / self.shape.experts
+        host = 1 - (share if self.split.cache is None else self.split.cache.held)
+        gpu_ns = cpu_ns = copies_ns = 0.0
+        computed, cpu_layers = self._computed, 0 if self.hardware.cpu_only else self.split.cpu_layers
+        for layer, expert in enumerate(self.costs.experts):
+            work = self.work if layer < self.shape.moe_layers - 1 else last
+            if layer >= cpu_layers:
+                gpu_ns += work.ns(expert.gpu_ns)
+            elif computed:
+                gpu_ns += share * work.ns(expert.gpu_ns)
+                cpu_ns += (1 - share) * work.ns(expert.cpu_ns)
+            else:
+                gpu_ns += work.ns(expert.gpu_ns)
+                copies_ns += host * work.active * expert.copy_ns
         return gpu_ns, cpu_ns, copies_ns
 
-    def _experts_of(self, layer: int, tokens: int, work: ExpertWork) -> tuple[float, float, float]:
-        """Those of one layer."""
-        expert, share = self.costs.experts[layer], self.split.gpu_experts / self.shape.experts
-        if layer >= (0 if self.hardware.cpu_only else self.split.cpu_layers):
-            return work.ns(expert.gpu_ns), 0.0, 0.0
-        if self._computed(tokens):
-            return share * work.ns(expert.gpu_ns), (1 - share) * work.ns(expert.cpu_ns), 0.0
-        host = 1 - (share if self.split.cache is None else self.split.cache.held)
-        return work.ns(expert.gpu_ns), 0.0, host * work.active * expert.copy_ns
-
     @property
-    def _of_last_layer(self) -> int:
-        """Tokens for which the last layer computes what follows its attention."""
-        return 1 if self.engine.last_layer_of_one else self.tokens
-
-    def _computed(self, tokens: int) -> bool:
-        """Whether experts that the host holds are computed there."""
+    def _computed(self) -> bool:
         prompt = self.engine.prompt
         if self.split.repacked or prompt is None:
             return True
-        return prompt.experts.value == "computed" or tokens < prompt.copies_from_tokens.value
-
-
-def _mixture_ns(step: StepCosts) -> int:
-    """A layer's gate and shared experts, and putting the experts together."""
-    return step.gate_ns + step.shared_ns + step.combine_ns
+        return prompt.experts.value == "computed" or self.tokens < prompt.copies_from_tokens.value
 
 
 def _costs(

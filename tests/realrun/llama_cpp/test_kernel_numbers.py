@@ -41,9 +41,7 @@ def test_rates_of_products_come_out(found: Kernels) -> None:
 
 
 def test_times_of_chosen_experts_come_out(found: Kernels) -> None:
-    known = known_kernels(BLOCKS).choices
-    assert found.choices.slot_ns.value == pytest.approx(known.slot_ns.value, rel=0.1)
-    assert found.choices.element_ns.value == pytest.approx(known.element_ns.value, rel=0.1)
+    assert found.chosen_ns.value == pytest.approx(known_kernels(BLOCKS).chosen_ns.value, rel=0.1)
 
 
 def test_times_of_attention_come_out(found: Kernels) -> None:
@@ -51,7 +49,7 @@ def test_times_of_attention_come_out(found: Kernels) -> None:
     for name in ("cache_byte_ns", "pair_ns", "width_ns", "tile_pair_ns", "tile_width_ns"):
         measured = getattr(found.attention, name).value
         assert measured == pytest.approx(getattr(known, name).value, rel=0.03), name
-    assert [number.value for number in found.attention[-3:]] == [64, 512, 256]
+    assert found.attention.tile_rows.value == 64
 
 
 def test_what_is_left_of_steps_comes_out(found: Kernels) -> None:

@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.kernel_costs import KernelSteps, kernel_costs, kernel_steps
-from sim.costs.kernels import AttentionTimes, BlockRates, ByThreads, ChoiceTimes, Kernels, ProductRates
+from sim.costs.kernels import AttentionTimes, BlockRates, ByThreads, Kernels, ProductRates
 from sim.machine.hardware import load_hardware
 from sim.machine.plan_costs import PlanCosts
 from sim.machine.sourced import Sourced
@@ -29,7 +30,7 @@ CACHE_BYTE, PAIR, WIDTH, TILE_PAIR, TILE_WIDTH = (0.9, 0.3), (7.0, 2.0), (0.06, 
 LAYER = {"grouped": (70_000.0, 20_000.0), "latent": (90_000.0, 30_000.0)}
 TOKEN = {"grouped": (800.0, 300.0), "latent": (1100.0, 400.0)}
 STEP = (500_000.0, 200_000.0)
-SLOT, ELEMENT = (3_000.0, 2_000.0), (2.5, 0.75)
+ELEMENT = (2.5, 0.75)
 TILE_ROWS = 80  # the step of 80 tokens is the first in tiles
 
 
@@ -45,10 +46,9 @@ KERNELS = Kernels(
     threads=THREADS,
     products={name: block(name) for name in RATES},
     attention=AttentionTimes(
-        *map(sourced, (CACHE_BYTE, PAIR, WIDTH, TILE_PAIR, TILE_WIDTH)),
-        *(Sourced(count, "made up", "low") for count in (TILE_ROWS, 1, 1)),
+        *map(sourced, (CACHE_BYTE, PAIR, WIDTH, TILE_PAIR, TILE_WIDTH)), Sourced(TILE_ROWS, "made up", "low")
     ),
-    choices=ChoiceTimes(sourced(SLOT), sourced(ELEMENT)),
+    chosen_ns=sourced(ELEMENT),
     layer_ns={name: sourced(values) for name, values in LAYER.items()},
     token_ns={name: sourced(values) for name, values in TOKEN.items()},
     step_ns=sourced(STEP),
@@ -93,7 +93,7 @@ def attention(kind: Attention, rows: int, context: tuple[int, ...], place: int) 
 
 def choices(rows: int, place: int) -> float:
     """Two experts of a token, whose outputs have 1,024 elements."""
-    return 2 * (SLOT[place] + rows * 1024 * ELEMENT[place])
+    return 2 * rows * 1024 * ELEMENT[place]
 
 
 def times(rows: int, context: tuple[int, ...], place: int) -> dict[str, float]:
@@ -138,7 +138,7 @@ def test_a_piece_of_a_prompt(tokens: int) -> None:
 
     part = times(tokens, (context,), 1)
     expected = 3 * part["attention_ns"] + 2 * mixture(tokens) + mixture(1) + part["dense_ns"] + part["head_ns"]
-    assert steps().piece_ns(tokens, context) == pytest.approx(expected, rel=1e-7)
+    assert piece_ns(steps(), tokens, context) == pytest.approx(expected, rel=1e-7)
 
 
 def test_every_cost_of_an_expert_and_no_launch() -> None:

@@ -13,6 +13,7 @@ import pytest
 from realrun.llama_cpp.bench_engine import BenchPoint, time_points
 from realrun.llama_cpp.benchmark_models import bench_models
 from realrun.llama_cpp.kernel_engine import write_engine
+from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.engine import load_engine
 from sim.costs.kernel_costs import kernel_steps
 from sim.machine.sourced import Sourced
@@ -44,9 +45,9 @@ def test_measure_prints_tokens_and_a_prompt(
     measure_llama(LlamaRun("model.gguf", threads=2, depth=32, prompt=16, repeats=3), str(tmp_path / "m.json"))
     steps = kernel_steps(SHAPE, KERNELS, 2)
     found = json.loads((tmp_path / "m.json").read_text())
-    assert found["decode at 32 tokens"]["median_ms"] == pytest.approx(steps.piece_ns(1, 33) / 1e6, rel=1e-6)
+    assert found["decode at 32 tokens"]["median_ms"] == pytest.approx(piece_ns(steps, 1, 33) / 1e6, rel=1e-6)
     assert found["decode at 32 tokens"]["repeats"] == 12
-    assert found["prompt of 16"]["tokens_per_s"] == pytest.approx(16e9 / steps.piece_ns(16, 16), rel=1e-6)
+    assert found["prompt of 16"]["tokens_per_s"] == pytest.approx(16e9 / piece_ns(steps, 16, 16), rel=1e-6)
     assert found["prompt of 16"]["spread"] == 0
     assert "all on the CPU, 2 threads, pieces of 512, keys and values in f16" in capsys.readouterr().out
 

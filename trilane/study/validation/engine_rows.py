@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from realrun.llama_cpp.bench_engine import BenchPoint, quartiles
+from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.engine import EngineError, InferenceEngine
 from sim.costs.kernel_costs import kernel_steps
 from sim.costs.split_speed import StaticSplit
@@ -82,7 +83,7 @@ def predicted_ns(shape: ModelShape, engine: InferenceEngine, point: BenchPoint) 
     if engine.kernels is None:
         raise EngineError(f"engine {engine.name!r}: expected kernels, measured by trilane profile --engine llama.cpp")
     steps = kernel_steps(shape, engine.kernels, point.threads)
-    return round(steps.piece_ns(point.tokens, point.depth + point.tokens))
+    return round(piece_ns(steps, point.tokens, point.depth + point.tokens))
 
 
 def null_ns(shape: ModelShape, hardware: Hardware, point: BenchPoint) -> float:
