@@ -35,7 +35,7 @@ TRACES = {  # recorded and fitted routing, flat (DeepSeek) and skewed; 12 layers
     "gpt-oss-20b:12": "gpt-oss-20b@mxfp4:12",
     "synthetic:qwen3-30b-a3b:12": "qwen3-30b-a3b@q4_k_m:12",
 }
-UNSEEN_TRACES = {"mini-moe": "phi-3.5-moe:8", "synthetic:gemma-4-26b-a4b:12": "gemma-4-26b-a4b@q4_k_m:12"}
+UNSEEN_TRACES = {"mini-moe": "phi-3.5-moe:8"}
 WITHOUT_SCORES = ("gpt-oss-20b:12",)  # of experts that were not chosen: nothing can be substituted by score
 TUNED_ON = ("rtx3090-ddr4", "rtx4090-ddr5", "a6000-xeon5220r")
 MACHINES = (*TUNED_ON, "rtx3090-epyc7532", "a6000-i9-10980xe", "a100-xeon6326")

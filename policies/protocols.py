@@ -176,6 +176,12 @@ class Needs:
     max_batch: int | None = None
 
     @property
+    def live(self) -> bool:
+        """Whether a model that runs can give all of it: not the future, forecasts of later tokens, or narrow copies."""
+        later = self.future or any(kind == "token" for kind, _ in self.forecasts)
+        return not later and self.narrow_share is None
+
+    @property
     def kind(self) -> PolicyKind:
         """A clairvoyant policy counts as that alone."""
         if self.future:

@@ -43,6 +43,7 @@ MODULES = (  # a module's policies are listed in the order of their definition
     "policies.papers.fiddler",
     "policies.papers.dali.system",
     "policies.papers.hybrimoe.system",
+    "policies.papers.prescope",
     "policies.papers.dali.controls",
     "policies.papers.smoe.system",
     "policies.papers.daop",

@@ -8,14 +8,14 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.kit.depth import examples, left_out
+from tests.kit.depth import DEEP, left_out
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors on shared cores: more threads only wait for each other
 
 # No example fails for the time that it took: the machine may be busy. In CI all runs draw the same ones.
 settings.register_profile(
     "trilane", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow],
-    max_examples=examples(50),
+    max_examples=200 if DEEP else 30,
 )  # fmt: skip
 settings.load_profile("trilane")
 

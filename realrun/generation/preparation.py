@@ -64,9 +64,10 @@ class GenerateRequest:
         """Raises RefusedError for requests that no model can fulfil."""
         scenario = self.scenario
         check_one_width(scenario.policy, system(scenario.policy).needs)
-        if system(scenario.policy).needs.future:
+        if not system(scenario.policy).needs.live:
+            later = "layers" if system(scenario.policy).needs.future else "tokens"
             raise RefusedError(
-                f"policy {scenario.policy!r} needs the routing of later layers, which is not known while a model runs; "
+                f"policy {scenario.policy!r} needs the routing of later {later}, not known while a model runs: "
                 "generate with another policy, and simulate this one on the resulting trace"
             )
         simulated = (

@@ -35,7 +35,7 @@ def generation_checks(machine: Machine, policies: Iterable[str] = tuple(SYSTEMS)
     [(model, truth)] = made
     for policy in policies:
         needs = SYSTEMS[policy].needs
-        if not needs.future and needs.narrow_share is None:
+        if needs.live:
             check = _runs if needs.changes_routing else _is_exact
             yield checked(f"mini-moe under {policy}", partial(check, policy, model, machine, truth))
 

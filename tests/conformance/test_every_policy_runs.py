@@ -38,7 +38,7 @@ def refusal(policy: str, asked: Prepared) -> tuple[type[Exception], str] | None:
         return MissingFromTraceError, "the policy needs the scores of all experts, the trace has none"
     for key in lacking(asked.trace, needs):
         if asked.scenario.noisy_forecast_recall is None or (needs.tokens and key.kind == "partial"):
-            return MissingFromTraceError, f"the policy needs the forecast {key}, the trace has none"
+            return MissingFromTraceError, f"the policy needs the forecast {key}, the trace has "
     return None
 
 

@@ -38,6 +38,7 @@ NEEDS = {
     "dali dali-ilp dali-beam": Needs(forecasts=(("residual", 1),)),
     "hybrimoe": Needs(scores=True, forecasts=(("gate", 1), ("gate", 2), ("gate", 3))),
     "hybrimoe@impl": Needs(scores=True),
+    "prescope": Needs(forecasts=(("gate", 1), ("gate", 2))),
     "static-threshold": Needs(scores=True, forecasts=GATE, calibration=True),
     "smoe": Needs(scores=True, tokens=True, forecasts=(("partial", 1),), changes_routing=True),
     "daop daop@impl": DAOP,

@@ -25,7 +25,7 @@ _FAMILIES: Mapping[str, tuple[str, ...]] = {
     BLUE: ("dali", "dali-beam", "dali-ilp", "random-prefetch"),
     VERMILLION: (
         "hybrimoe", "hybrimoe@impl", "static-threshold", "llama-cache-lru", "llama-cache-lru@impl", "llama-cache-heat",
-        "llama-cache-pool",
+        "llama-cache-pool", "prescope",
     ),
     GREEN: ("best-exact", "best-approx", "mix"),
     ORANGE: (
@@ -34,8 +34,7 @@ _FAMILIES: Mapping[str, tuple[str, ...]] = {
     ),
     SKY: (
         "mixtral-offloading", "on-demand", "moe-infinity", "edgemoe", "adapmoe", "deepspeed", "mixtral-offloading@impl",
-        "moe-infinity@impl", "moe-lightning@impl", "llama.cpp@cache", "pre-gated", "least-stale",
-        "seqmoe",
+        "moe-infinity@impl", "moe-lightning@impl", "llama.cpp@cache", "pre-gated", "least-stale", "seqmoe",
     ),
     PURPLE: (
         "smoe", "daop", "quasi-pf", "router-pf", "est-pf", "hybrid-pf", "daop@impl", "quasi-pf@impl", "quasi-pf@exact",

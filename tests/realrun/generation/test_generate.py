@@ -39,7 +39,7 @@ from traces.capture.settings import CaptureSettings
 from traces.capture.vectors import Vectors, write_vectors
 from traces.file import read_trace
 
-PRESERVING = [name for name, entry in SYSTEMS.items() if not (entry.needs.changes_routing or entry.needs.future)]
+PRESERVING = [name for name, entry in SYSTEMS.items() if entry.needs.live and not entry.needs.changes_routing]
 SIZES = ("none", "one", "some", "all")
 ONLY_TWO = ("phimoe",)  # its sparse mixer has two experts a token
 

@@ -34,7 +34,7 @@ from trilane.testing.laws import (
     routings_of,
 )
 
-LIVE = [name for name, entry in SYSTEMS.items() if not entry.needs.future and entry.needs.narrow_share is None]
+LIVE = [name for name, entry in SYSTEMS.items() if entry.needs.live]
 
 
 def made(policy: str, trace: Path, lanes: HostLanes) -> Generated:

@@ -66,9 +66,7 @@ def test_every_policy_that_can_generate_is_checked(inline_lanes: HostLanes, monk
     monkeypatch.setattr(generation_checks, "_is_exact", lambda policy, *_: policy)
     monkeypatch.setattr(generation_checks, "_runs", lambda policy, *_: policy)
     checks = list(generation_checks.generation_checks(inline_lanes))
-    assert [check.figure for check in checks[1:]] == [
-        name for name, entry in SYSTEMS.items() if not entry.needs.future and entry.needs.narrow_share is None
-    ]
+    assert [check.figure for check in checks[1:]] == [name for name, entry in SYSTEMS.items() if entry.needs.live]
 
 
 def test_both_halves_run_each_on_lanes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

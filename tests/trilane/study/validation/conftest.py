@@ -24,13 +24,13 @@ from trilane.study.validation.stopping import Stop
 from trilane.study.validation.validate import Validated, validate
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lanes() -> Iterator[HostLanes]:
     with machine(link_bytes_per_s=4e9) as made:
         yield made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def profiled(lanes: HostLanes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("profile") / "here.yaml"
     points = Points(batches=(1,), contexts=(4, 6), prompts=(4,))

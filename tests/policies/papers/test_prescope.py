@@ -1,0 +1,130 @@
+"""PreScope: the time of several layers in one cost, and what the link does for which of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.mechanism.views import Assignment, ExpertId, Forecast
+from policies.papers.prescope import (
+    CrossLayerAssigner,
+    CrossLayerPrefetcher,
+    Horizon,
+    LayerWork,
+    best_copies,
+    best_loads,
+    later_ns,
+)
+from sim.runs.scenario import Scenario
+from sim.simulate import simulate
+from tests.kit.views_for_tests import costs, view
+
+# An expert takes 2 ns on the GPU, 30 a token on the CPU, a copy 20; layers are 5 apart.
+COST = costs([2, 2, 2], [30, 60, 90], copy_ns=20)._replace(between_ns=5)
+
+
+def work(here: Sequence[int], absent: Sequence[int], arrives_ns: int = 0) -> LayerWork:
+    return LayerWork(COST, here, absent, arrives_ns)
+
+
+@pytest.mark.parametrize(
+    ("loads", "link_ns", "copied", "ns"),
+    [
+        (0, 0, 0, 90),  # 60 + 30 on the CPU
+        (1, 0, 0, 30),  # the expert of two tokens is here at 22, the other is computed until 30
+        (2, 0, 0, 42),  # copies until 40
+        (1, 50, 0, 72),
+        (0, 0, 1, 30),
+        (0, 0, 2, 6),  # three experts of 2 ns on the GPU
+    ],
+)
+def test_a_layer_takes_as_long_as_its_slowest_side(loads: int, link_ns: int, copied: int, ns: int) -> None:
+    assert work([1], [2, 1]).takes_ns(loads, link_ns, copied) == ns
+
+
+def test_what_is_on_its_way_is_waited_for() -> None:
+    assert work([1], [], arrives_ns=17).takes_ns(0, 0) == 17
+
+
+def test_copies_ahead_end_before_the_next_layer_is_routed() -> None:
+    assert work([], [2, 1]).copies_ahead(90, loads=0, link_ns=0) == 4  # in 95
+    assert work([], [2, 1]).copies_ahead(30, loads=1, link_ns=0) == 0  # the load takes 20 of 35
+    assert work([], [2, 1]).copies_ahead(30, loads=2, link_ns=0) == 0
+
+
+def test_later_layers_take_over_what_the_link_has_left() -> None:
+    first, second = work([1], [1]), work([1], [3])
+    assert later_ns([first], copied=0) == 22  # a load
+    assert later_ns([first], copied=1) == 4
+    assert later_ns([first, second], copied=0) == 22 + 22
+    assert later_ns([first, second], copied=2) == 4 + 4
+    assert later_ns([first, second], copied=2, link_ns=13) == 15 + 4  # the first one's copy is late
+
+
+def test_a_layer_leaves_the_link_to_the_next_one_where_that_gains_more() -> None:
+    """Alone it would load its expert of one token (22 ns for 30); but then nothing arrives for the next layer in time,
+    whose three tokens take 22 ns in place of 4."""
+    assert best_loads(work([1], [1]), [], 0) == 1
+    assert best_loads(work([1], [1]), [work([1], [3])], 0) == 0
+
+
+def test_copies_that_come_in_time_are_those_that_shorten_the_layers_to_come() -> None:
+    now = work([], [3])  # on the CPU for 90: the link could carry four copies
+    assert best_copies(now, [work([1], [2, 1]), work([1], [1])], 0, 0) == 3
+    assert best_copies(now, [work([1], [])], 0, 0) == 0
+
+
+WORKLOADS = st.lists(st.integers(1, 3), max_size=4).map(lambda some: sorted(some, reverse=True))
+WORKS = st.builds(work, st.lists(st.integers(1, 3), max_size=3), WORKLOADS)
+
+
+@given(WORKS, st.lists(WORKS, max_size=2), st.integers(0, 60))
+def test_the_loads_are_the_best_of_all_numbers_of_loads(first: LayerWork, later: list[LayerWork], link_ns: int) -> None:
+    """Tried one by one, without leaving out those that are plainly too late."""
+
+    def total_ns(loads: int) -> int:
+        takes_ns = first.takes_ns(loads, link_ns)
+        return takes_ns + later_ns(later, first.copies_ahead(takes_ns, loads, link_ns))
+
+    chosen = best_loads(first, later, link_ns)
+    assert total_ns(chosen) == min(map(total_ns, range(len(first.absent) + 1)))
+
+
+# --- the parts --------------------------------------------------------------------------------------------------------
+
+
+def test_the_assigner_plans_with_the_forecasts_of_the_layer_before() -> None:
+    horizon = Horizon(2)
+    before = view({0: 1}, COST, layer=0, resident=((0,), (), (5,)))
+    now = view({0: 1, 1: 1}, COST, ready={0: 0}, layer=1, resident=((), (0,), (5,)))
+    now = now._replace(costs=(COST,) * 3)
+    assert CrossLayerAssigner(horizon).assign(now) == Assignment((0, 1), (), (1,), 22)
+    told = [Forecast(1, "gate", (0,), (1,)), Forecast(2, "gate", (4, 5), (3, 1))]
+    horizon.learn(before._replace(costs=(COST,) * 3), told)
+    assert CrossLayerAssigner(horizon).assign(now) == Assignment((0,), (1,), (), 30)
+
+
+def test_the_prefetcher_copies_for_the_next_layer_first_and_protects_it() -> None:
+    now = view({0: 3}, COST, layer=0, resident=((), (5,), ()))._replace(costs=(COST,) * 3)
+    told = [Forecast(1, "gate", (6, 5), (2, 1)), Forecast(2, "gate", (7, 8), (2, 1))]
+    prefetcher = CrossLayerPrefetcher(Horizon(2))
+    assert prefetcher.rank(now, told, Assignment((), (0,), (), 90)) == [ExpertId(1, 6), ExpertId(2, 7), ExpertId(2, 8)]
+    assert prefetcher.rank(now, told, Assignment((0,), (), (0,), 22)) == [ExpertId(1, 6)]
+    assert prefetcher.protect(now, told) == {ExpertId(1, 5), ExpertId(1, 6)}
+
+
+def test_forecasts_of_another_step_are_not_those_of_this_one() -> None:
+    horizon, now = Horizon(1), view({0: 1}, COST, layer=0, step=3)
+    horizon.learn(now, [Forecast(1, "gate", (6,), (1,))])
+    assert [forecast.layer for forecast in horizon.layers(now)] == [1]
+    assert horizon.layers(view({0: 1}, COST, layer=0, step=4)) == []
+    assert horizon.layers(view({0: 1}, COST, layer=1, step=3)) == []
+
+
+def test_looking_ahead_pays_in_the_reference_question() -> None:
+    short = Scenario(policy="prescope", engine="ideal", prompt_tokens=16, generated_tokens=16)
+    tpot_ms = [simulate(short.with_(policy=policy)).metrics.tpot_ms for policy in ("prescope", "fiddler", "on-demand")]
+    assert tpot_ms[0] == min(tpot_ms)
