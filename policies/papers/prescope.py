@@ -53,11 +53,11 @@ class LayerWork:
         return max((takes_ns + self.costs.between_ns - link_ns) // self.costs.copy_ns - loads, 0)
 
 
-class Copies(NamedTuple):
+class Least(NamedTuple):
     """A time, and the number of copies that gives it; the fewest among equals."""
 
     ns: int
-    count: int
+    copies: int
 
 
 def later_ns(layers: Sequence[LayerWork], copied: int, link_ns: int = 0) -> int:
@@ -75,39 +75,39 @@ def later_ns(layers: Sequence[LayerWork], copied: int, link_ns: int = 0) -> int:
     return total
 
 
-def _shortest(work: LayerWork, copied: int, link_ns: int) -> Copies:
+def _shortest(work: LayerWork, copied: int, link_ns: int) -> Least:
     """The loads of one layer by itself."""
-    best = Copies(work.takes_ns(0, link_ns, copied), 0)
+    best = Least(work.takes_ns(0, link_ns, copied), 0)
     for loads in range(1, len(work.absent) - copied + 1):
         if link_ns + loads * work.costs.copy_ns >= best.ns:
             break
-        best = min(best, Copies(work.takes_ns(loads, link_ns, copied), loads))
+        best = min(best, Least(work.takes_ns(loads, link_ns, copied), loads))
     return best
 
 
 def best_loads(work: LayerWork, later: Sequence[LayerWork], link_ns: int) -> int:
     """The loads of a layer for which it and the later ones take the least time together."""
-    best = Copies(INFINITE_NS, 0)
+    best = Least(INFINITE_NS, 0)
     for loads in range(len(work.absent) + 1):
         if link_ns + loads * work.costs.copy_ns >= best.ns:
             break
         takes_ns = work.takes_ns(loads, link_ns)
         after_ns = later_ns(later, work.copies_ahead(takes_ns, loads, link_ns))
-        best = min(best, Copies(takes_ns + after_ns, loads))
-    return best.count
+        best = min(best, Least(takes_ns + after_ns, loads))
+    return best.copies
 
 
 def best_copies(work: LayerWork, later: Sequence[LayerWork], loads: int, link_ns: int) -> int:
     """The copies ahead, next to ``loads``, for which this layer and the later ones take the least time together; one of
     them may end too late, since the next layer decides anew."""
-    best = Copies(INFINITE_NS, 0)
+    best = Least(INFINITE_NS, 0)
     for ahead in range(sum(len(each.absent) for each in later) + 1):
         takes_ns = work.takes_ns(loads, link_ns, ahead=ahead)
         late_ns = max(link_ns + (loads + ahead) * work.costs.copy_ns - takes_ns - work.costs.between_ns, 0)
-        best = min(best, Copies(takes_ns + later_ns(later, ahead, late_ns), ahead))
+        best = min(best, Least(takes_ns + later_ns(later, ahead, late_ns), ahead))
         if late_ns:
             break
-    return best.count
+    return best.copies
 
 
 class Horizon:

@@ -12,6 +12,7 @@ from realrun.generation.preparation import GenerateRequest
 from realrun.replay.measure import room_for
 from sim.costs.engine_costs import costs_on
 from sim.runs.prepare import Prepared, prepare
+from sim.runs.scenario import Scenario
 from sim.simulate import play
 from tests.kit.tiny_bench import bench_for, check_outputs, machine, tiny_setting
 from tests.realrun.execution.test_laws_on_lanes import check_laws
@@ -56,6 +57,6 @@ def test_drafting_itself_is_refused(drafts: dict[str, Any]) -> None:
 
 
 def test_no_model_drafts_while_it_generates() -> None:
-    request = GenerateRequest("x", ("a",), drafted("on-demand").scenario.with_(sequences=None))
+    request = GenerateRequest("x", ("a",), Scenario(**FREE))
     with pytest.raises(RefusedError, match="generate: expected draft_tokens 0"):
         request.check()
