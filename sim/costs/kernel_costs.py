@@ -15,8 +15,8 @@ from sim.machine.plan_costs import PlanCosts
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced
 from traces.models.attention import Attention
-from traces.models.names import parted
-from traces.models.quantisation import WeightBlocks, weight_blocks
+from traces.models.gguf_blocks import blocks_of
+from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape
 from trilane.common.names import unknown
 
@@ -42,9 +42,8 @@ def kernel_costs(shape: ModelShape, hardware: Hardware, kernels: Kernels, max_to
 
 
 def kernel_steps(shape: ModelShape, kernels: Kernels, threads: int) -> KernelSteps:
-    """The steps of a model in the weight format of its name, in 16 bits without one."""
-    blocks = weight_blocks(shape, parted(shape.name).weights or "bf16")
-    return KernelSteps(shape, blocks, kernels, kernels.place(threads))
+    """The steps of a model in the blocks of its weights."""
+    return KernelSteps(shape, blocks_of(shape), kernels, kernels.place(threads))
 
 
 @dataclass(frozen=True)

@@ -66,15 +66,18 @@ class DecodeTime:
 
 
 def decode_time(
-    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, context: int, batch: int = 1
-) -> DecodeTime:
+    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, context: int, batch: int = 1,
+    *, drafts: int = 0, active: float | None = None,
+) -> DecodeTime:  # fmt: skip
     """The time of a step of ``batch`` sequences, a token each, with ``context`` tokens of each in the KV cache.
 
-    Raises what ``fitted_costs`` raises.
+    ``drafts``: further tokens of each sequence that the step verifies. ``active``: experts of a layer that any of its
+    tokens chooses; None: of tokens that choose independently. Raises what ``fitted_costs`` raises.
     """
-    work = ExpertWork.of(shape, batch)
+    rows = batch * (1 + drafts)
+    work = ExpertWork.of(shape, rows) if active is None else ExpertWork(active, max(rows * shape.top_k / active, 1.0))
     costs = _costs(shape, hardware, engine, split, work)
-    step = costs.step(batch, (max(context, 1),) * batch)
+    step = costs.step(rows, (max(context, 1 + drafts),) * batch, head_rows=rows)
     share = split.gpu_experts / shape.experts
     gpu_ns = cpu_ns = handing_ns = copies_ns = 0.0
     cpu_layers = 0 if hardware.cpu_only else split.cpu_layers

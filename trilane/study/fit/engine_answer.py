@@ -50,6 +50,7 @@ class EngineAnswer:
     limited_by: str
     regime: Regime
     error: RegimeAccuracy | None  # of decode speeds that others measured in the regime; None: of too few, or of batches
+    measured: bool  # times are those of kernels that were measured on one machine
 
 
 def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> EngineAnswer:
@@ -79,7 +80,8 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         gains=gains,
         limited_by=limit_of(gains),
         regime=regime,
-        error=regime_error(regime, speed.engine.name) if question.batch == 1 else None,
+        error=regime_error(regime, speed.engine.name) if question.batch == 1 and not speed.measured else None,
+        measured=speed.measured,
     )
 
 

@@ -20,7 +20,7 @@ from trilane.study.fit.engine_choice import engine_of
 from trilane.study.fit.question import FitError, Question
 from trilane.study.tune import search as searching
 from trilane.study.tune.question import GOALS, TuneQuestion
-from trilane.study.tune.settings import Setting, choices
+from trilane.study.tune.settings import Setting, choices, may_be_pinned
 from trilane.study.tune.tune import AS_FAST, SettingSearch, Tuning, searched, tune
 
 QWEN: dict[str, Any] = {
@@ -55,7 +55,7 @@ def searched_for(goal: Any) -> SettingSearch:
 def test_the_line_has_every_argument_that_the_answer_rests_on() -> None:
     assert tuned(**QWEN, window=16384).best.command == (
         "llama-server -m qwen3-30b-a3b-q4_k_m.gguf -ngl 99 --n-cpu-moe 31 -c 16384 -fa on -b 4096 -ub 4096 -t 6 "
-        "-ctk f16 -ctv f16 -np 1"
+        "-ctk f16 -ctv f16 --load-mode none -np 1"
     )
 
 
@@ -133,8 +133,9 @@ def test_a_model_without_room_is_refused_with_the_missing_memory() -> None:
 def test_nothing_that_can_run_is_better(asked: dict[str, Any], goal: Any) -> None:
     found = search_of(question(goal, **asked, ubatch=512))
     scores = {}
-    for values in product(*found.choices.grid.values()):
-        setting = Setting(*values)
+    whole = [Setting(*values) for values in product(*found.choices.grid.values())]
+    read = [each._replace(pinned=True) for each in whole if each.cached_layers is None]
+    for setting in (*whole, *(read if asked["gpu"] != "none" else [])):
         try:
             scores[setting] = found.bench.tuned(setting).cost(goal)
         except FitError:
@@ -167,6 +168,27 @@ def test_the_best_setting_with_another_kv_cache_is_named_though_it_is_a_little_f
     assert found.other_kv is not None
     assert found.other_kv.tuned.kv == "q8_0"
     assert -0.05 < found.other_kv.reason.slower < 0
+
+
+def test_experts_in_pinned_memory_reach_the_gpu_sooner_and_decode_alike() -> None:
+    tried = search_of(question(**QWEN))
+    mapped = Setting("f16", 4096, 6)
+    before, after = tried.tuned[mapped], tried.tuned[mapped._replace(pinned=True)]
+    assert after.prompt_ms["copies"] < before.prompt_ms["copies"]
+    assert {**after.prompt_ms, "copies": 0} == {**before.prompt_ms, "copies": 0}
+    assert (after.decode_ms, after.memory) == (before.decode_ms, before.memory)
+    assert {*after.arguments} - {*before.arguments} == {"--load-mode none"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "engine"),
+    [(CPU_ONLY, "llama.cpp"), (QWEN, "ik_llama.cpp"), (QWEN, "ktransformers"), (QWEN, "llama.cpp-2025")],
+)
+def test_a_file_is_read_whole_where_copies_come_from_a_mapped_one_and_the_option_is_known(
+    asked: dict[str, Any], engine: str
+) -> None:
+    assert may_be_pinned(question(**QWEN).hardware, load_engine("llama.cpp"))
+    assert not may_be_pinned(question(**asked).hardware, load_engine(engine))
 
 
 def test_measured_kernels_know_the_times_of_16_bits_alone() -> None:
