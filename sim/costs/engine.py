@@ -123,7 +123,8 @@ class Software(NamedTuple):
 class InferenceEngine:
     """One engine. ``gpu``, ``cpu`` and ``prompt`` are absent where kernels are counted, ``software`` elsewhere.
 
-    ``starts``: how the host starts kernels; ``graphs`` need ``replay_ns`` and ``spin_ns``, and let the experts of a
+    ``copied_run``: whether an expert that is copied for its layer runs as soon as it is there, in a graph of its own, or in
+    the kernels of all. ``starts``: how the host starts kernels; ``graphs`` need ``replay_ns`` and ``spin_ns``, and let the experts of a
     layer share kernels. ``decides``: whether the host waits for the routing and decides in every layer.
     ``splits``: whether the GPU has all experts of some layers, or some experts of every layer. ``set_by``: published
     figures, by their ids in ``trilane papers``, from which numbers of the engine or of its machine were taken.
@@ -136,6 +137,7 @@ class InferenceEngine:
     starts: Literal["kernels", "graphs"]
     decides: bool
     splits: Literal["layers", "experts"] = "layers"
+    copied_run: Literal["alone", "together"] = "alone"
     replay_ns: Sourced[Annotated[int, at_least(0)]] | None = None  # host time to start one graph
     spin_ns: Sourced[Annotated[int, at_least(0)]] | None = None  # to wait for a stream
     gpu: GpuWork | None = None
