@@ -11,12 +11,12 @@ from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.engine import load_engine
 from sim.costs.kernel_costs import KernelSteps, kernel_costs, kernel_steps
 from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates, longest_share
-from sim.costs.split_speed import StaticSplit, decode_time, prompt_time
 from sim.machine.hardware import load_hardware
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
+from trilane.study.split_speed import StaticSplit, decode_time, prompt_time
 
 SHAPE = ModelShape(
     name="toy@q8_0", moe_layers=2, dense_layers=0, experts=4, top_k=2, hidden=32, expert_width=32, heads=2, kv_heads=1,

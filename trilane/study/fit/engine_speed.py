@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sim.costs.engine import InferenceEngine
-from sim.costs.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.study.fit.command_line import command_words
 from trilane.study.fit.question import FitError, Question
 from trilane.study.fit.sensitivity import BETTER, CPU_READS, PARTS, Gain, better_numbers, reads_all_it_can
 from trilane.study.fit.split_memory import Splitter
+from trilane.study.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
 
 _CORES = "CPU cores"
 _ON_GPU = ("GPU memory", "GPU bandwidth", "GPU compute", "PCIe")

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from sim.costs.cost_table import DraftWork
 from sim.costs.fitted_costs import fitted_costs
-from sim.costs.split_speed import decode_time
 from sim.runs.speculation import tokens_per_step
 from trilane.study.fit.engine_speed import EngineSpeed
+from trilane.study.split_speed import decode_time
 
 _CLOSE = 1e-4  # of an acceptance
 

@@ -13,11 +13,11 @@ from realrun.llama_cpp.bench_engine import BenchPoint, quartiles
 from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.engine import EngineError, InferenceEngine
 from sim.costs.kernel_costs import kernel_steps
-from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.files import atomic_path
 from trilane.study.accuracy.closed_forms import token_bytes, weights_of_others
+from trilane.study.split_speed import StaticSplit
 from trilane.study.validation.engine_plan import EngineScenario
 
 MEDIAN_AIM, WORST_AIM = 0.06, 0.15
