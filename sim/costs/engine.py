@@ -123,9 +123,10 @@ class Software(NamedTuple):
 class InferenceEngine:
     """One engine. ``gpu``, ``cpu`` and ``prompt`` are absent where kernels are counted, ``software`` elsewhere.
 
-    ``copied_run``: whether an expert that is copied for its layer runs once it is there, or in the kernels of all.
-    ``starts``: how the host starts kernels; ``graphs`` need ``replay_ns`` and ``spin_ns``, and let the experts of a
-    layer share kernels. ``decides``: whether the host waits for the routing and decides in every layer.
+    ``copied_run``: whether an expert that is copied for its layer runs as soon as it is there, in a graph of its own,
+    or in the kernels of all. ``starts``: how the host starts kernels; ``graphs`` need ``replay_ns`` and ``spin_ns``,
+    and let the experts of a layer share kernels. ``decides``: whether the host waits for the routing and decides in
+    every layer.
     ``splits``: whether the GPU has all experts of some layers, or some experts of every layer. ``set_by``: published
     figures, by their ids in ``trilane papers``, from which numbers of the engine or of its machine were taken.
     ``vendors``: those of GPUs that it runs on; None: any. ``reads``: files of weights (``traces.models.quantisation``);

@@ -37,6 +37,7 @@ TABLE = Path(sim.simulate.__file__).parent / "machine" / "presets" / "plan_costs
 SECTIONS = ("plan", "foresee", "observe")
 VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {"dali-ilp@highs": ("dali-ilp", {"solver": "highs"})}
 SLOW = ("dali-ilp@highs",)  # milliseconds a decision: fewer of them
+RECALLS = (0.8, 0.8, 0.8)  # of forecasts that the trace lacks
 MICROSECONDS = {  # (policy, case): plan and foresee together
     ("hybrimoe", "64/6, batch 1"): 150,
     ("hybrimoe", "64/6, batch 32"): 2000,
@@ -141,9 +142,8 @@ def _point(policy: str, scenario: Scenario) -> Point:
         raise ValueError(f"takes batches of at most {limit}")
     TimedSession.plans, TimedSession.foresees, TimedSession.observes = [], [], []
     with patch.object(sim.runs.prepare, "Session", TimedSession):
-        sim.simulate.simulate(
-            scenario.with_(policy=name, parameters=parameters, prompt_tokens=prompt, generated_tokens=generated)
-        )
+        played = scenario.with_(prompt_tokens=prompt, generated_tokens=generated, noisy_forecast_recall=RECALLS)
+        sim.simulate.simulate(played.with_(policy=name, parameters=parameters))
     active, plans = zip(*TimedSession.plans, strict=True)
     foresees, observes = median(TimedSession.foresees or [0]), median(TimedSession.observes)
     return Point(sum(active) / len(active), median(plans), foresees, observes)

@@ -120,8 +120,9 @@ def _about(prepared: Prepared, question: PaysQuestion) -> str:
     """What was played."""
     asked = question.fit
     batch = "" if asked.batch == 1 else f", batch {asked.batch}"
+    draws = f"{question.draws} draw{'s' * (question.draws > 1)}"
     routing = "synthetic" if prepared.trace.provenance.get("synthetic") else "recorded"
     return (
         f"{prepared.shape.name} on {prepared.hardware.name}{batch}: answers of {asked.generated:,} tokens after "
-        f"{asked.context:,}, {routing} routing, {question.draws} draws"
+        f"{asked.context:,}, {routing} routing, {draws}"
     )
