@@ -102,8 +102,8 @@ class PromptWork(NamedTuple):
 class Software(NamedTuple):
     """What a system's own program makes of a machine, where kernels are counted; what is absent is the machine's.
 
-    With up to ``small_batch_tokens`` tokens an expert on the CPU takes ``cpu_token_ns`` more for each of them, and
-    reaches ``small_batch_flops_share`` of the arithmetic.
+    Up to ``small_batch_tokens`` tokens an expert on the CPU takes ``cpu_token_ns`` for each, and reaches
+    ``small_batch_flops_share`` of the arithmetic.
     """
 
     first_cpu_ns: Sourced[Ns] | None = None  # extra time of a layer's first CPU expert, in place of the machine's
@@ -158,12 +158,11 @@ class InferenceEngine:
         if self.fitted and self.software is not None:
             raise EngineError(f"engine {self.name!r}: expected no software, whose times are in gpu, cpu and prompt")
         small = self.software
-        if small and (small.small_batch_tokens is None) != (small.small_batch_flops_share is None):
+        few = (small.small_batch_tokens, small.small_batch_flops_share) if small else ()
+        if small and None in few and any((*few, small.cpu_token_ns)):
             raise EngineError(
                 f"engine {self.name!r}: software: expected small_batch_tokens and small_batch_flops_share together"
             )
-        if small and small.cpu_token_ns and small.small_batch_tokens is None:
-            raise EngineError(f"engine {self.name!r}: software: expected small_batch_tokens with cpu_token_ns")
 
     @property
     def fitted(self) -> bool:
